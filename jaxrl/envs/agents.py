@@ -56,10 +56,10 @@ def joint_env(env: Env) -> Env:
         ended = jnp.broadcast_to(jnp.asarray(out.terminated, bool), (count,)) & state.alive
         alive = state.alive & ~ended
         scalars = {name: x for name, x in out.info.items() if jnp.ndim(x) == 0 or jnp.shape(x) == (count,)}
-        own = dict(zip(PER_AGENT, (reward, ended, state.alive), strict=True))
+        per_agent = dict(zip(PER_AGENT, (reward, ended, state.alive), strict=True))
         truncated = jnp.any(jnp.asarray(out.truncated, bool))
         score = env.score(reward, state.alive)
-        return Game(after, alive), TimeStep(out.obs, score, ~alive.any(), truncated, {**scalars, **own})
+        return Game(after, alive), TimeStep(out.obs, score, ~alive.any(), truncated, {**scalars, **per_agent})
 
     render = env.render
     return env._replace(
@@ -153,7 +153,7 @@ def _step(games: VecEnv, count: int, state: VecEnvState, action: PyTree, key: Ke
     length = jnp.maximum(state.episode_length, 0) + alive
     invalid = each(jnp.asarray(inner.episode_length == INVALID_RESET)) & over
     length_after = jnp.where(invalid, INVALID_RESET, jnp.where(over, 0, length))
-    own = {
+    scalars = {
         name: flatten_agents(x) if x.ndim == 2 else each(x) for name, x in played.info.items() if name not in PER_AGENT
     }
     step = Step(
@@ -164,7 +164,7 @@ def _step(games: VecEnv, count: int, state: VecEnvState, action: PyTree, key: Ke
         truncated=truncated,
         final_obs=flatten_agents(played.final_obs),
         obs=flatten_agents(played.obs),
-        info={**own, "episode_return": total, "episode_length": length},
+        info={**scalars, "episode_return": total, "episode_length": length},
         valid=valid,
         obs_valid=jnp.where(over, ~invalid, alive & ~done),
         present=alive,

@@ -45,8 +45,8 @@ def brax_env(name: str, **params: Any) -> Env:
 
 def _defaults(kind: type) -> dict[str, Any]:
     """Return the arguments of an environment's constructor with their defaults."""
-    own = inspect.signature(kind).parameters.values()
-    named = {p.name: p.default for p in own if p.default is not p.empty}
+    parameters = inspect.signature(kind).parameters.values()
+    named = {p.name: p.default for p in parameters if p.default is not p.empty}
     return {"backend": "mjx", "n_frames": 1, **named, "episode_length": EPISODE_LENGTH}
 
 

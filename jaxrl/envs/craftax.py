@@ -42,17 +42,17 @@ def craftax_env(name: str, **params: Any) -> Env:
     defaults = {word: value for word, value in vars(env.default_params).items() if isinstance(value, int | float)}
     given = convert_like_defaults(name, params, defaults)
     limit = given.get("max_timesteps", defaults["max_timesteps"])
-    own = env.default_params.replace(**{**given, "max_timesteps": NEVER})
+    env_params = env.default_params.replace(**{**given, "max_timesteps": NEVER})
     pixels = "-Pixels-" in id_
-    obs, like = jax.eval_shape(env.reset_env, KEY, own)
+    obs, like = jax.eval_shape(env.reset_env, KEY, env_params)
     seen = jax.eval_shape(partial(_convert_obs, pixels=pixels), obs)
     space = Box(0, 255, seen.shape, "uint8") if pixels else make_box(seen)
     room = "craftax.craftax_classic" if "-Classic-" in id_ else "craftax.craftax"
     feats = [feat.name.lower() for feat in importlib.import_module(f"{room}.constants").Achievement]
     return Env(
         spec=EnvSpec(name, space, Discrete(env.num_actions), limit),
-        reset=partial(_reset, env, own, pixels, like),
-        step=partial(_step, env, own, pixels, like, feats),
+        reset=partial(_reset, env, env_params, pixels, like),
+        step=partial(_step, env, env_params, pixels, like, feats),
         render=partial(_render, room),
         settings={"env": name, "env_args": dict(params)},
     )

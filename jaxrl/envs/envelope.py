@@ -48,8 +48,8 @@ def envelope_env(env: Any, *, name: str | None = None, time_limit: int | None = 
         return object_env(
             ObjectFns(
                 name,
-                lambda key, own: _convert_step(_with_fields(envelope, bare, own).init(key)),
-                lambda state, action, own: _convert_step(_with_fields(envelope, bare, own).step(state, action)),
+                lambda key, drawn: _convert_step(_with_fields(envelope, bare, drawn).init(key)),
+                lambda state, action, drawn: _convert_step(_with_fields(envelope, bare, drawn).step(state, action)),
                 bare.observation_space,
                 _action_space(bare.action_space),
                 _leaf_space,

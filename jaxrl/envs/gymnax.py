@@ -91,9 +91,9 @@ def _import_lazily(package: str) -> None:
     module = importlib.util.module_from_spec(spec)
     module.__getattr__ = partial(_get_attribute, module)  # type: ignore[method-assign]
     sys.modules[package] = module
-    parent, _, own = package.rpartition(".")
+    parent, _, child = package.rpartition(".")
     if parent:
-        setattr(sys.modules[parent], own, module)
+        setattr(sys.modules[parent], child, module)
 
 
 def _get_attribute(module: ModuleType, name: str) -> Any:

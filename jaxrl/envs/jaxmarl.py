@@ -54,8 +54,8 @@ def jaxmarl_env(name: str, *, time_limit: Any = None, **params: Any) -> Env:
     """Return JaxMARL's environment `name` (with or without `jaxmarl:`), whose agents share one policy.
 
     `params` replace the environment's own, as far as they are numbers or flags, such as `num_agents`. Episodes are
-    truncated after `time_limit` steps; without it, after as many as the suite allows. Where the suite tells which
-    actions are legal, observations are dicts: `observation` and `action_mask`.
+    truncated after `time_limit` steps; by default after as many as the suite allows. If the suite has legal actions,
+    observations are dicts: `observation` and `action_mask`.
 
     Raises:
       SettingsError: JaxMARL is not installed, a name or a parameter is unknown or does not fit, or the agents differ.
@@ -67,11 +67,11 @@ def jaxmarl_env(name: str, *, time_limit: Any = None, **params: Any) -> Env:
     name, given = PREFIX + id_, {**params, **({} if time_limit is None else {"time_limit": time_limit})}
     kind = _get_kind(name, id_)
     env = _make(registration.make, name, id_, params)
-    own = _suite_limit(env, kind)
-    limit = own if time_limit is None else check_int(f"{name}: time_limit", time_limit)
-    if own is not None and not (kind.timed or kind.rounds):
+    suite_limit = _suite_limit(env, kind)
+    limit = suite_limit if time_limit is None else check_int(f"{name}: time_limit", time_limit)
+    if suite_limit is not None and not (kind.timed or kind.rounds):
         env.max_steps = NEVER
-    reset, step = partial(_reset, env, kind), partial(_step, env, kind, own)
+    reset, step = partial(_reset, env, kind), partial(_step, env, kind, suite_limit)
     _, obs = jax.eval_shape(reset, KEY)
     actions = _action_space(env)
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)

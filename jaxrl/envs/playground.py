@@ -42,13 +42,13 @@ def playground_env(name: str, *, randomise: Any = None, randomiser: Randomiser |
         _check_robots(name)
     defaults = _flatten_config(registry.get_default_config(id_).to_dict())
     given = convert_like_defaults(name, params, defaults)
-    jax_unless_asked = {"impl": "jax"} if "impl" in defaults else {}
+    default_impl = {"impl": "jax"} if "impl" in defaults else {}
     share = _get_share(name, randomise, randomiser)
     draws = randomiser if share is None else randomiser or _get_randomiser(name, registry.get_domain_randomizer, id_)
     plain = randomiser is None and not callable(share)
     args = dict(params) if share is None else {**params, "randomise": share}
     try:
-        env = registry.load(id_, config_overrides={**jax_unless_asked, **given})
+        env = registry.load(id_, config_overrides={**default_impl, **given})
         if env.n_substeps < 1:
             raise ValueError(f"ctrl_dt is {env.dt:g}; expected at least sim_dt, {env.sim_dt:g}")
         config, settings = env._config, {"env": name, "env_args": args}

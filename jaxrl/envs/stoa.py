@@ -49,8 +49,8 @@ def stoa_env(env: Any, *, name: str | None = None, time_limit: int | None = None
     stoa = require_object("stoa", env)
     limits = [time_limit, *_find_limits(stoa, env)]
     name = name or type(env.unwrapped).__name__
-    reset = lambda key, own: _convert_step(env.reset(key, params if own is None else own))
-    step = lambda state, action, own: _convert_step(env.step(state, action, params if own is None else own))
+    reset = lambda key, drawn: _convert_step(env.reset(key, params if drawn is None else drawn))
+    step = lambda state, action, drawn: _convert_step(env.step(state, action, params if drawn is None else drawn))
     limit = min((limit for limit in limits if limit is not None), default=None)
     with as_settings_error(name):
         seen, actions = env.observation_space(params), _action_space(env.action_space(params))
