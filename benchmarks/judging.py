@@ -27,7 +27,7 @@ from jaxrl.cli import cache_compilations
 from jaxrl.config import parse
 from jaxrl.outside import admit
 from jaxrl.presets import PRESETS
-from jaxrl.registry import suited
+from jaxrl.registry import matching_presets
 from jaxrl.strategies.base import Strategy
 from jaxrl.train import trainer_config
 from jaxrl.training import Trainer
@@ -141,7 +141,7 @@ def run(task: Task, seed: int) -> Row:
         "algo": algo,
         "env": env,
         "seed": seed,
-        "preset": bool(suited(PRESETS[algo], env)),
+        "preset": bool(matching_presets(PRESETS[algo], env)),
         "flags": task.flags,
         "eval_episodes": task.episodes,
         "env_steps": report.env_steps,

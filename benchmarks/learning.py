@@ -25,7 +25,7 @@ from jaxrl.config import parse
 from jaxrl.errors import JaxrlError
 from jaxrl.outside import admit
 from jaxrl.presets import PRESETS
-from jaxrl.registry import names_of, suite_of, suited
+from jaxrl.registry import algorithm_names, matching_presets, split_suite
 from jaxrl.strategies.base import Strategy
 from jaxrl.train import trainer_config
 from jaxrl.training import Result, Trainer
@@ -82,7 +82,7 @@ BLINES = {
 def main() -> None:
     """Parse, train, judge, print, write."""
     parser = argparse.ArgumentParser("python -m benchmarks.learning", description=__doc__, allow_abbrev=False)
-    known = names_of("off_policy", "on_policy")
+    known = algorithm_names("off_policy", "on_policy")
     parser.add_argument("--algo", nargs="+", choices=known, default=known, help="algorithms (default: all)")
     parser.add_argument("--env", nargs="+", help="environments (default: those that have a preset by name)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4], help="seeds (default: 0 to 4)")
@@ -117,7 +117,7 @@ def learn(algo: str, env: str, seed: int, flags: Sequence[str] = ()) -> Row:
         "algo": algo,
         "env": env,
         "seed": seed,
-        "preset": bool(suited(PRESETS[algo], env)),
+        "preset": bool(matching_presets(PRESETS[algo], env)),
         "flags": list(flags),
         "reference": reference(algo, env),
     }
@@ -135,7 +135,7 @@ def learn(algo: str, env: str, seed: int, flags: Sequence[str] = ()) -> Row:
     return {
         **about,
         **judged(strategy, result, sampled=config.eval_actions == "sampled"),
-        **steadiness([score for _, score in curve], GOOD.get(suite_of(env)[1])),
+        **steadiness([score for _, score in curve], GOOD.get(split_suite(env)[1])),
         "curve": curve,
         "env_steps": result.summary["env_steps"],
         "opt_steps": result.summary["opt_steps"],
@@ -179,7 +179,7 @@ def steadiness(scores: Sequence[float], good: float | None) -> Row:
 
 def reference(algo: str, env: str) -> tuple[float, int] | None:
     """Return mean return and environment steps that others have published for this algorithm, if known."""
-    name = suite_of(env)[1]
+    name = split_suite(env)[1]
     return BLINES.get(name) if algo == "ppo" and name in BLINES else ZOO.get(algo, {}).get(name)
 
 

@@ -49,9 +49,9 @@ def main() -> None:
 
 
 def _refuse(args: Sequence[str]) -> int:
-    from jaxrl.errors import SettingsError, nearest
+    from jaxrl.errors import SettingsError, suggest
 
-    raise SettingsError(f"unknown command {args[0]!r}; {nearest(args[0], COMMANDS)}")
+    raise SettingsError(f"unknown command {args[0]!r}; {suggest(args[0], COMMANDS)}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from jaxrl.processors import (
     reward_clip,
     reward_scale,
 )
-from jaxrl.registry import ALGORITHMS, GENERAL, config_of, maker
+from jaxrl.registry import ALGORITHMS, DEFAULT_SETTINGS, algorithm_maker, config_class
 from jaxrl.strategies import ActorsConfig, Strategy, off_policy, offline, on_policy
 from jaxrl.training.data.files import load_dataset
 from jaxrl.training.settings import TrainerConfig
@@ -109,9 +109,9 @@ class EnvRun(ActorsConfig, TrainerConfig):
 class OffPolicyRun(EnvRun, Generic[AgentConfig]):
     """Train off-policy, from a replay buffer."""
 
-    num_envs: int = GENERAL["off_policy"]["num_envs"]
+    num_envs: int = DEFAULT_SETTINGS["off_policy"]["num_envs"]
     """Number of parallel environments."""
-    opt_interval: int = GENERAL["off_policy"]["opt_interval"]
+    opt_interval: int = DEFAULT_SETTINGS["off_policy"]["opt_interval"]
     """Environment steps per optimisation step; a multiple of num_envs, or a divisor of it."""
     updates: int = 1
     """Optimisation steps taken each time one is due."""
@@ -136,11 +136,11 @@ class OnPolicyRun(EnvRun, Generic[AgentConfig]):
 
     num_envs: int = 8
     """Number of parallel environments."""
-    rollout: int = GENERAL["on_policy"]["rollout"]
+    rollout: int = DEFAULT_SETTINGS["on_policy"]["rollout"]
     """Steps of each environment in a rollout."""
-    epochs: int = GENERAL["on_policy"]["epochs"]
+    epochs: int = DEFAULT_SETTINGS["on_policy"]["epochs"]
     """Passes over each rollout."""
-    minibatches: int = GENERAL["on_policy"]["minibatches"]
+    minibatches: int = DEFAULT_SETTINGS["on_policy"]["minibatches"]
     """Minibatches per epoch, one optimisation step each; must divide the number of steps in a rollout (with a recurrent
     core, of environments)."""
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)
@@ -179,7 +179,7 @@ class OfflineRun(TrainerConfig, Generic[AgentConfig]):
 def build(algo: str, config: Any) -> Strategy:
     """Build the strategy that `config` describes; raise `SettingsError` for settings that cannot work."""
     _, make = KINDS[ALGORITHMS[algo].kind]
-    strategy = make(maker(algo)(config.agent), config)
+    strategy = make(algorithm_maker(algo)(config.agent), config)
     return judged_elsewhere(strategy, config) if isinstance(config, EnvRun) else strategy
 
 
@@ -203,13 +203,13 @@ def judged_elsewhere(strategy: Strategy, config: EnvRun) -> Strategy:
 def run_type(algo: str) -> Any:
     """Return the type of a run's settings, such as `OffPolicyRun[DQNConfig]`."""
     run, _ = KINDS[ALGORITHMS[algo].kind]
-    return run[config_of(algo)]
+    return run[config_class(algo)]
 
 
 def general(algo: str) -> Any:
     """Return the default settings of a run, before presets, files and flags apply."""
     row = ALGORITHMS[algo]
-    config = run_type(algo)(agent=config_of(algo)(), env=row.env)
+    config = run_type(algo)(agent=config_class(algo)(), env=row.env)
     parts = {
         name: replace(getattr(config, name), **value) if isinstance(value, dict) else value
         for name, value in row.settings.items()

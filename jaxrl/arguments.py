@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from jaxrl.errors import SettingsError
 from jaxrl.hints import SAME
-from jaxrl.written import number
+from jaxrl.parsing import parse_float
 
 REPEATABLE = ("--sweep",)
 """Flags that may stand more than once: each names further settings."""
@@ -84,7 +84,7 @@ def _following(words: Sequence[str], at: int) -> list[str]:
 
 def is_flag(word: str) -> bool:
     """Return whether a word is a flag, and no number below 0."""
-    return word.startswith("-") and number(word) is None
+    return word.startswith("-") and parse_float(word) is None
 
 
 def value_of(words: Sequence[str], flag: str) -> str | None:

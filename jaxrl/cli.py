@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import jaxrl
 from jaxrl.arguments import command, normalise, refuse_repeats
-from jaxrl.errors import FULL, JaxrlError, SettingsError, StorageError, safe_str, say
+from jaxrl.errors import DISK_ERRORS, JaxrlError, SettingsError, StorageError, print_stderr, safe_str
 from jaxrl.hush import hushed
 from jaxrl.opening import stage
 from jaxrl.paths import local
@@ -28,7 +28,7 @@ def run_main(main: Callable[[Sequence[str]], int], args: Sequence[str] | None = 
 
     Errors that a user can cause, and warnings, are printed as one line on standard error, never as a traceback.
     """
-    warnings.showwarning = lambda message, *where: say(f"warning: {safe_str(message)}")
+    warnings.showwarning = lambda message, *where: print_stderr(f"warning: {safe_str(message)}")
     warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # a failed save's own error says more
     with hushed():
         code = _run(main, sys.argv[1:] if args is None else args)
@@ -45,10 +45,10 @@ def _run(main: Callable[[Sequence[str]], int], args: Sequence[str]) -> int:
         print(end="", flush=True)
     except JaxrlError as error:
         stage.clear()
-        say(f"error: {error}")
+        print_stderr(f"error: {error}")
         return error.exit_code
     except OSError as error:
-        if error.filename is not None or error.errno not in (errno.EPIPE, *FULL):
+        if error.filename is not None or error.errno not in (errno.EPIPE, *DISK_ERRORS):
             raise
         # The reader of standard output is gone, perhaps before the end, or its disk is full.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -75,7 +75,7 @@ def require_temporary_directory() -> None:
     try:
         tempfile.gettempdir()
     except OSError as error:
-        say(
+        print_stderr(
             f"error: temporary files can be written nowhere: {error.strerror}; make room there, or lift the limit on "
             "the size of files, or set TMPDIR to a directory that can be written"
         )

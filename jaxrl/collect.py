@@ -5,7 +5,7 @@ from jaxrl.cli import Parser, cache_compilations, place, require_devices, run_ma
 # isort: split
 from collections.abc import Sequence
 
-from jaxrl.buffers import summary_of
+from jaxrl.buffers import summarise
 from jaxrl.envs import HostEnv
 from jaxrl.errors import SettingsError, check_between, print_line
 from jaxrl.evaluate import add_env_options, add_which, env_of, load_named
@@ -52,7 +52,7 @@ def main(args: Sequence[str]) -> int:
         num_envs=options.num_envs,
     )
     save_dataset(options.out, data)
-    print_line(f"{options.out}: {summary_of(data)}")
+    print_line(f"{options.out}: {summarise(data)}")
     return 0
 
 

@@ -25,16 +25,16 @@ from jaxrl.arguments import (
     translate,
     value_of,
 )
-from jaxrl.envs.registry import env_names, require_plain
-from jaxrl.errors import SettingsError, nearest
+from jaxrl.envs.registry import check_plain_args, env_names
+from jaxrl.errors import SettingsError, suggest
 from jaxrl.help_page import all_settings, filled, first_page, settings_of
-from jaxrl.lengths import names_in, opts_within, scale
+from jaxrl.parsing import as_int, parse_float, parse_value, split_list
 from jaxrl.paths import CONFIG, local
+from jaxrl.preset_scaling import count_opt_steps, flatten_names, scale_to_length
 from jaxrl.presets import PRESETS
-from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, listed, suited
+from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, join_names, matching_presets
 from jaxrl.strategies.search import in_full, read_search
 from jaxrl.training.storage.run_dir import read_yaml, require_run
-from jaxrl.written import number, pieces, read_value, whole
 
 
 class Request(NamedTuple):
@@ -77,13 +77,13 @@ def parse(args: Sequence[str]) -> Request:
             from_file.pop(other, None)
     for name in ("env_args", "eval_env_args"):
         if resume and name in from_file and f"--{name.replace('_', '-')}" not in args:
-            require_plain(from_file[name], f"{file}")
+            check_plain_args(from_file[name], f"{file}")
     settings = {k: v for k, v in from_file.items() if k not in ("algo", "custom")}
     chosen = {word.partition("=")[0][2:].replace("-", "_") for word in args if word.startswith("--")}
     of_preset = preset(algo, env if isinstance(env, str) else None)
     config = _flags(algo, from_plain(of_preset, settings, file), args)
     if not resume:
-        fixed = chosen | names_in(settings) | ({"eval_interval"} if "pbt" in (members or {}) else set())
+        fixed = chosen | flatten_names(settings) | ({"eval_interval"} if "pbt" in (members or {}) else set())
         config, notes = _fit_length(algo, config, of_preset, fixed, notes, 1 if members else 2)
     if resume and not source.from_step and config.run_dir not in (None, resume):
         raise SettingsError(
@@ -153,9 +153,9 @@ def _algorithm(args: list[str], source: _Source, from_file: Mapping[str, Any]) -
             raise SettingsError(
                 f"{resume or file} names the algorithm {algo!r}, which is not known here; code of your own is imported "
                 f"only where you name it, as in: train my_package.algos:make {'--resume' if resume else '--config'} "
-                f"{resume or file} (known here: {listed(ALGORITHMS)})"
+                f"{resume or file} (known here: {join_names(ALGORITHMS)})"
             )
-        raise SettingsError(f"unknown algorithm {algo!r}; {nearest(algo, ALGORITHMS)}")
+        raise SettingsError(f"unknown algorithm {algo!r}; {suggest(algo, ALGORITHMS)}")
     if resume and ALGORITHMS[algo] is not ALGORITHMS.get(from_file.get("algo", "")):
         raise SettingsError(f"{resume} is a run of {from_file.get('algo')}, not of {algo}")
     return algo
@@ -186,11 +186,11 @@ def _fit_length(
     Other libraries count environment steps alone: by their name for these, `max_opts` becomes `room` times as many as
     that takes, so that the run can be prolonged by one flag.
     """
-    steps = opts_within(config, config.max_env_steps) if config.max_env_steps > 0 else None
+    steps = count_opt_steps(config, config.max_env_steps) if config.max_env_steps > 0 else None
     if steps is not None and "max_opts" not in chosen and any("taken as --max-env-steps" in note for note in notes):
         config = replace(config, max_opts=max(config.max_opts, room * steps))
-    own = set().union(*map(names_in, suited(PRESETS.get(algo, {}), of_preset.env)))
-    config, note = scale(config, of_preset, own, chosen)
+    own = set().union(*map(flatten_names, matching_presets(PRESETS.get(algo, {}), of_preset.env)))
+    config, note = scale_to_length(config, of_preset, own, chosen)
     return config, (*notes, note) if note else notes
 
 
@@ -232,7 +232,7 @@ def _answer(args: Sequence[str]) -> None:
     """Answer `--list-envs`, which needs no run, and exit the process."""
     if "--list-envs" in args:
         print("\n".join(env_names()))
-        print(f"\nas well as {listed(f'{suite}:NAME' for suite in SUITES)} for environments of other libraries")
+        print(f"\nas well as {join_names(f'{suite}:NAME' for suite in SUITES)} for environments of other libraries")
         raise SystemExit(0)
 
 
@@ -240,7 +240,7 @@ def preset(algo: str, env: str | None = None) -> Any:
     """Return the settings of `algo` that suit `env`, or its default environment."""
     config = general(algo)
     env = config.env if env is None else env
-    for settings in suited(PRESETS.get(algo, {}), env):
+    for settings in matching_presets(PRESETS.get(algo, {}), env):
         config = from_plain(config, settings)
     return replace(config, env=env)
 
@@ -259,7 +259,7 @@ def from_plain(config: Any, settings: Mapping[str, Any], source: str | None = No
         settings = with_schedules(settings, config.schedules)
     for name, value in settings.items():
         if name not in known:
-            raise SettingsError(f"{where}unknown setting {prefix}{name}; {nearest(str(name), known, settings=True)}")
+            raise SettingsError(f"{where}unknown setting {prefix}{name}; {suggest(str(name), known, settings=True)}")
         old = getattr(config, name)
         if is_dataclass(old) and isinstance(value, Mapping):
             changes[name] = from_plain(old, value, source, f"{prefix}{name}.")
@@ -286,9 +286,9 @@ def as_type(name: str, value: Any, hint: Any) -> Any:
         return None
     kind = options[0]
     origin = typing.get_origin(kind) or kind
-    value = whole(value) if origin is int else value
+    value = as_int(value) if origin is int else value
     if origin is tuple and isinstance(value, str) and typing.get_args(kind)[0] is not str:
-        value = pieces(value)
+        value = split_list(value)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(as_type(name, item, typing.get_args(kind)[0]) for item in value)
     if origin is dict and isinstance(value, Mapping):
@@ -309,7 +309,7 @@ def _plain(name: str, value: Any) -> Any:
         return [_plain(name, item) for item in value]
     if isinstance(value, str):
         # YAML reads `1e-3` as text.
-        return value if value.strip().isdecimal() or number(value) is None else number(value)
+        return value if value.strip().isdecimal() or parse_float(value) is None else parse_float(value)
     if isinstance(value, int | float):
         return value
     raise SettingsError(f"{name} is {reprlib.repr(value)[:80]}; expected a number, text, true, false or a list")
@@ -390,7 +390,7 @@ def _unknown(algo: str, word: str, config: Any) -> str:
         return (
             f"unexpected argument {word!r} after {algo}; the algorithm comes first, then flags, as in: {algo} --seed 1"
         )
-    return f"unknown argument {word}; {nearest(word.split('=')[0], flags_of(config), settings=True)}"
+    return f"unknown argument {word}; {suggest(word.split('=')[0], flags_of(config), settings=True)}"
 
 
 def flags_of(config: Any) -> list[str]:
@@ -442,7 +442,7 @@ def _named_values(args: list[str], flag: str, default: Mapping[str, Any]) -> dic
     """Take `flag NAME VALUE NAME VALUE` out of `args`; return what it says, or else the default."""
     if not (words := take_words(args, flag, "gravity 9.8")):
         return dict(default)
-    named = {name: read_value(value) for name, value in parse_pairs(flag, words).items()}
+    named = {name: parse_value(value) for name, value in parse_pairs(flag, words).items()}
     return {name: _plain(f"{flag.removeprefix('--').replace('-', '_')}.{name}", value) for name, value in named.items()}
 
 
@@ -452,7 +452,7 @@ def _values(flag: str, given: list[str], kind: Any) -> list[str]:
         raise SettingsError(f"{flag} needs a value")
     if typing.get_origin(kind) is tuple and typing.get_args(kind)[0] is not str:
         item = typing.get_args(kind)[0]
-        return [_value(flag, word, item) for word in pieces(" ".join(given))] or [_value(flag, "", item)]
+        return [_value(flag, word, item) for word in split_list(" ".join(given))] or [_value(flag, "", item)]
     return given if typing.get_origin(kind) is not None else [_value(flag, given[0], kind)]
 
 
@@ -460,10 +460,10 @@ def _value(flag: str, word: str, kind: Any) -> str:
     """Return one number as tyro reads it."""
     if word == "None":
         return word
-    if kind is int and isinstance(whole(word), int):
-        return str(whole(word))
-    if kind is float and number(word) is not None:
-        return str(number(word))
+    if kind is int and isinstance(as_int(word), int):
+        return str(as_int(word))
+    if kind is float and parse_float(word) is not None:
+        return str(parse_float(word))
     if kind in (int, float):
         raise SettingsError(f"{flag} is {word!r}; expected {_WANTED[kind]}")
     return word

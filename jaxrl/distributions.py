@@ -1,7 +1,7 @@
-"""Action distributions, parametrised by a network's outputs `[..., K]`, and the map from samples to the environment.
+"""Action distributions, parametrised by a network's outputs `[..., K]`, and the map from samples to actions.
 
-Sampling and densities concern the raw action: one number, several numbers, or a point of the Gaussian before it is
-squashed or clipped. Only `Head.to_env` turns it into an element of the action space, so densities are always exact.
+Samples and densities are those of raw actions: indices, or points of the Gaussian before squashing or clipping.
+`Head.to_env` maps them to the action space as a last step, so densities are always exact.
 """
 
 import math
@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import SettingsError
-from jaxrl.masks import masked
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds, from_box, span_of, to_box
+from jaxrl.masks import apply_mask
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds, box_span, from_box, to_box
 from jaxrl.trees import Array, Key
 from jaxrl.xla.short import argmax, entry, log_softmax, total
 
@@ -44,7 +44,7 @@ class Distribution(Protocol):
 
 
 class Categorical(NamedTuple):
-    """One of the numbers `0 .. A-1`."""
+    """Distribution over `0 .. A-1`."""
 
     logits: Array
     """`[..., A]`"""
@@ -64,7 +64,7 @@ class Categorical(NamedTuple):
 
 
 class MultiCategorical(NamedTuple):
-    """Vectors of independent numbers, entry `i` from `0 .. n[i]-1`."""
+    """Vectors of independent categorical variables, entry `i` from `0 .. n[i]-1`."""
 
     logits: Array
     """`[..., sum(n)]`"""
@@ -107,15 +107,15 @@ class Gaussian(NamedTuple):
         return self.mean + jnp.exp(self.log_std) * deviation
 
     def log_prob(self, action: Array) -> Array:
-        apart = (action - self.mean) * jnp.exp(-self.log_std)
-        return -total(0.5 * jnp.square(apart) + self.log_std + 0.5 * math.log(2 * math.pi))
+        z = (action - self.mean) * jnp.exp(-self.log_std)
+        return -total(0.5 * jnp.square(z) + self.log_std + 0.5 * math.log(2 * math.pi))
 
     def entropy(self) -> Array:
         return total(self.log_std + 0.5 * math.log(2 * math.pi * math.e))
 
 
 class TanhGaussian(NamedTuple):
-    """`tanh` of independent normal variables; densities are the squashed action's, as functions of the raw one."""
+    """`tanh` of independent normal variables; densities are those of the squashed action, given the raw one."""
 
     base: Gaussian
 
@@ -130,15 +130,17 @@ class TanhGaussian(NamedTuple):
         return self.base.at(deviation)
 
     def log_prob(self, action: Array) -> Array:
-        return self.base.log_prob(action) - total(log_slope(action))
+        # Change of variables: p(tanh u) = p(u) / |d tanh u / du|.
+        return self.base.log_prob(action) - total(log_tanh_slope(action))
 
     def entropy(self) -> Array:
-        """Return the Gaussian's entropy plus the mean of `log_slope`, computed by the trapezoidal rule.
+        """Return the Gaussian's entropy plus the mean of `log_tanh_slope`, computed by the trapezoidal rule.
 
-        For a wide Gaussian, evenly spaced points resolve the bend of `log_slope` better than Gauss-Hermite quadrature.
+        For a wide Gaussian, evenly spaced points resolve the bend of `log_tanh_slope` better than Gauss-Hermite
+        quadrature.
         """
         mean, std = self.base.mean[..., None], jnp.exp(self.base.log_std)[..., None]
-        slope = log_slope(mean + std * jnp.asarray(_NODES, jnp.float32).reshape((1,) * (mean.ndim - 1) + (-1,)))
+        slope = log_tanh_slope(mean + std * jnp.asarray(_NODES, jnp.float32).reshape((1,) * (mean.ndim - 1) + (-1,)))
         return self.base.entropy() + jnp.sum(slope @ jnp.asarray(_WEIGHTS, jnp.float32), axis=-1)
 
 
@@ -151,69 +153,69 @@ _NODES = np.linspace(-5.0, 5.0, 33, dtype=np.float32)
 _WEIGHTS = np.exp(-np.square(_NODES) / 2) / np.exp(-np.square(_NODES) / 2).sum()
 
 
-def log_slope(u: Array) -> Array:
-    """Return `log(1 - tanh(u)^2)`, computed without cancellation where `u` is large."""
+def log_tanh_slope(u: Array) -> Array:
+    """Return `log(1 - tanh(u)^2)`, the log-derivative of `tanh`, without cancellation for large `u`."""
     return 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))
 
 
-def restricted(distribution: Distribution, mask: Array | None) -> Distribution:
-    """Return `distribution`, of numbers, given that the action is allowed by `mask` `[..., A]`; `None` allows all.
+def mask_distribution(distribution: Distribution, mask: Array | None) -> Distribution:
+    """Condition a categorical distribution on the actions allowed by `mask` `[..., A]`; `None` allows all.
 
-    Forbidden actions have the probability 0, and add nothing to entropies and gradients.
+    Forbidden actions have probability 0 and contribute nothing to entropies and gradients.
     """
     if mask is None:
         return distribution
     if isinstance(distribution, Categorical):
-        return Categorical(masked(distribution.logits, mask))
-    assert isinstance(distribution, MultiCategorical), "a mask is for numbers"
+        return Categorical(apply_mask(distribution.logits, mask))
+    assert isinstance(distribution, MultiCategorical), "a mask needs discrete actions"
     ends = np.cumsum(distribution.n)[:-1]
     pairs = zip(*(jnp.split(x, ends, axis=-1) for x in (distribution.logits, mask)), strict=True)
-    return distribution._replace(logits=jnp.concatenate([masked(*pair) for pair in pairs], axis=-1))
+    return distribution._replace(logits=jnp.concatenate([apply_mask(*pair) for pair in pairs], axis=-1))
 
 
-COLDEST = 1e-6
-"""Least temperature at which actions are drawn; one of 0 stands for it."""
+MIN_TEMPERATURE = 1e-6
+"""Lower bound of the sampling temperature; 0 means this."""
 
 
-def tempered(distribution: Distribution, temperature: Array | tuple[()]) -> Distribution:
-    """Return `distribution` with logits divided by `temperature`, or scales multiplied; `()` leaves it as it is."""
+def apply_temperature(distribution: Distribution, temperature: Array | tuple[()]) -> Distribution:
+    """Divide logits by `temperature`, or multiply scales by it; `()`: no temperature."""
     if isinstance(temperature, tuple):
         return distribution
-    temperature = jnp.maximum(temperature, COLDEST)
+    temperature = jnp.maximum(temperature, MIN_TEMPERATURE)
     if isinstance(distribution, TanhGaussian):
-        return TanhGaussian(_widened(distribution.base, temperature))
+        return TanhGaussian(_scale_std(distribution.base, temperature))
     if isinstance(distribution, Gaussian):
-        return _widened(distribution, temperature)
+        return _scale_std(distribution, temperature)
     assert isinstance(distribution, Categorical | MultiCategorical)
     return distribution._replace(logits=distribution.logits / temperature)
 
 
-def _widened(distribution: Gaussian, factor: Array) -> Gaussian:
+def _scale_std(distribution: Gaussian, factor: Array) -> Gaussian:
     return Gaussian(distribution.mean, distribution.log_std + jnp.log(factor))
 
 
 class Head(NamedTuple):
-    """Maps a network's outputs to action distributions, and samples to actions of a space."""
+    """Maps network outputs to action distributions, and raw actions to the action space."""
 
     outputs: int
     """Number of network outputs per observation."""
-    of: Callable[[Array], Distribution]
+    distribution: Callable[[Array], Distribution]
     """`[..., outputs]` -> distributions `[...]`"""
     to_env: Callable[[Array], Array]
     """Raw actions `[N, ...]` -> elements of the action space `[N, ...]`"""
     scales: int = 0
     """Number of outputs, the last ones, that are log-scales."""
-    raw_of: Callable[[Array], Array] = lambda action: action
-    """Elements of the action space `[N, ...]` -> raw actions; the inverse of `to_env`, as far as there is one."""
-    log_reach: float = 0.0
-    """How much larger an action is than a raw one (or its `tanh`): the log of the product of the half-widths."""
+    to_raw: Callable[[Array], Array] = lambda action: action
+    """Elements of the action space `[N, ...]` -> raw actions; the inverse of `to_env` up to clipping."""
+    log_half_width: float = 0.0
+    """Log of the product of half-widths, by which `to_env` scales: the log-density of an action is smaller by this."""
 
 
-def head_of(spec: EnvSpec, squash: bool = False) -> Head:
+def make_head(spec: EnvSpec, squash: bool = False) -> Head:
     """Return the head for the action space of `spec`: categorical, multi-categorical or Gaussian.
 
-    A bounded action space is rescaled, so that raw actions from -1 to 1 span it; those beyond are clipped, or with
-    `squash` mapped inside by `tanh`.
+    A bounded action space is rescaled to raw actions from -1 to 1. Those beyond are clipped, or with `squash` mapped
+    inside by `tanh`.
 
     Raises:
       SettingsError: actions are dicts, tuples or whole-number boxes, or `squash` is set without bounds.
@@ -234,24 +236,24 @@ def head_of(spec: EnvSpec, squash: bool = False) -> Head:
             f"agent.squash needs bounds, but actions of {spec.name} have none; set agent.squash to false"
         )
     to_env = (lambda raw: to_box(space, jnp.tanh(raw))) if squash else partial(to_box, space)
-    reach = np.log(np.where(span_of(space)[1] > 0, span_of(space)[1], 1)).sum()
+    reach = np.log(np.where(box_span(space)[1] > 0, box_span(space)[1], 1)).sum()
     return Head(
         2 * size,
         partial(_gaussian, squash),
         to_env,
         size,
-        partial(_raw_of, space, squash),
+        partial(_to_raw, space, squash),
         float(reach),
     )
 
 
-INSIDE = 1 - 1e-6
-"""Largest action, of those from -1 to 1, whose raw action is finite in float32; one at a bound counts as this."""
+MAX_SQUASHED = 1 - 1e-6
+"""Largest squashed action for `arctanh`, which is infinite at 1; actions at a bound are moved here."""
 
 
-def _raw_of(space: Box, squash: bool, action: Array) -> Array:
+def _to_raw(space: Box, squash: bool, action: Array) -> Array:
     unit = from_box(space, action)
-    return jnp.arctanh(jnp.clip(unit, -INSIDE, INSIDE)) if squash else unit
+    return jnp.arctanh(jnp.clip(unit, -MAX_SQUASHED, MAX_SQUASHED)) if squash else unit
 
 
 def _multi(n: tuple[int, ...], outputs: Array) -> MultiCategorical:

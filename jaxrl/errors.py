@@ -1,4 +1,4 @@
-"""The errors that a user can cause, each with the exit code of the command line."""
+"""Errors that a user can cause, with their exit codes, and helpers for messages."""
 
 import contextlib
 import difflib
@@ -12,102 +12,105 @@ from typing import Any
 
 from jaxrl.hints import Hint, elsewhere, hint_of
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Error numbers of the system that mean a full or failing disk."""
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Values of `errno` for a full or failing disk."""
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-"""What libraries put around their warnings; without its first character, the rest would be shown."""
+_ANSI_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""Colour codes in warnings of libraries. Removing only the unprintable escape character would leave the rest."""
 
 
-def say(line: str) -> None:
+def print_stderr(line: str) -> None:
     """Print one line on standard error, if it is still open."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(one_line(line), file=sys.stderr, flush=True)
 
 
 def print_line(*parts: object) -> None:
-    """Print one line on standard output. The front doors print text from a run directory only by this or `say`."""
+    """Print one line on standard output.
+
+    Text from a run directory is printed only by this function or `print_stderr`, which strip control characters.
+    """
     print(*map(one_line, parts), flush=True)
 
 
 def one_line(text: object) -> str:
-    """Return `text` without line breaks, colours and control characters, which a terminal would obey."""
-    return "".join(c for c in " ".join(_COLOURS.sub("", safe_str(text)).split()) if c.isprintable())
+    """Return `text` on one line, without colours and control characters that a terminal would interpret."""
+    return "".join(c for c in " ".join(_ANSI_COLOURS.sub("", safe_str(text)).split()) if c.isprintable())
 
 
 def safe_str(value: object) -> str:
-    """Return `str(value)`, or its `repr` or the name of its type where the methods of a user's class raise."""
+    """Return `str(value)`, or its `repr` or the name of its type if these methods of a user's class raise."""
     for convert in (str, repr):
         with contextlib.suppress(Exception, SystemExit, GeneratorExit):
-            return str.__str__(convert(value))  # of a subclass of `str`, the plain text
+            return str.__str__(convert(value))  # a plain `str` even if a subclass is returned
     return type(value).__name__
 
 
-def reason_of(error: BaseException) -> str:
-    """Return the text of an error in one line, or the name of its type if it has none."""
+def error_text(error: BaseException) -> str:
+    """Return the message of an error on one line, or the name of its type if it has none."""
     return one_line(error) or type(error).__name__
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type and the text of an error in one line, as in `ValueError: no such key`."""
-    name, text = type(error).__name__, reason_of(error)
+    """Return type and message of an error on one line, such as `ValueError: no such key`."""
+    name, text = type(error).__name__, error_text(error)
     return text if text == name or text.startswith(f"{name}(") else f"{name}: {text}"
 
 
 class JaxrlError(Exception):
-    """Say in one line what came, what was expected, and how to mend it."""
+    """Base class. Messages are one line: what was given, what is expected, and how to fix it."""
 
     exit_code = 1
 
 
 class SettingsError(JaxrlError, ValueError):
-    """Refuse bad usage or settings, before anything compiles."""
+    """Invalid usage or settings, raised before anything compiles."""
 
     exit_code = 2
 
 
 class RunDirTakenError(SettingsError):
-    """Refuse to begin a run in a directory that holds one already."""
+    """A new run in a directory that already has one."""
 
 
 class ActorError(JaxrlError):
-    """Report an actor that failed or hangs."""
+    """An actor failed or hangs."""
 
 
 class DivergedError(JaxrlError):
-    """Report training that no longer makes finite updates."""
+    """Training diverged: updates are no longer finite."""
 
     exit_code = 3
 
 
 class RunDirInUseError(JaxrlError):
-    """Refuse a run directory that another process is writing."""
+    """Another process is writing the run directory."""
 
     exit_code = 4
 
 
 class StorageError(JaxrlError):
-    """Report a checkpoint that could not be written."""
+    """A checkpoint could not be written."""
 
     exit_code = 5
 
 
 class NoCheckpointError(JaxrlError):
-    """Refuse to resume where no valid checkpoint is left."""
+    """No valid checkpoint is left to resume from."""
 
     exit_code = 6
 
 
 class ProcessError(JaxrlError):
-    """Report that another process of the same run is gone or has failed."""
+    """Another process of the same run has died or failed."""
 
     exit_code = 7
 
 
 def require_extra(module: str, what: str, extra: str = "") -> Any:
-    """Import the optional `module`, which `what` needs; raise `SettingsError` with the command that installs it.
+    """Import the optional `module` that `what` needs; raise `SettingsError` with the command that installs it.
 
-    `extra` is the extra of jaxrl that brings the module, if it has another name.
+    `extra` is the extra of jaxrl that installs the module, if it has another name.
     """
     try:
         return importlib.import_module(module)
@@ -116,50 +119,49 @@ def require_extra(module: str, what: str, extra: str = "") -> Any:
         raise SettingsError(f"{what} need the extra `{extra}`: pip install 'jaxrl[{extra}]'") from None
 
 
-SHOWN = 12
-"""Number of names of a longer list that a message shows."""
+MAX_SHOWN = 12
+"""Largest number of names that a message lists."""
 
 
-def nearest(word: str, known: Iterable[str], settings: bool = False) -> str:
-    """Return a hint with the entries of `known` that `word` may have meant, or with some of them if none is close.
+def suggest(word: str, known: Iterable[str], settings: bool = False) -> str:
+    """Return a suggestion for an unknown `word`: similar entries of `known`, or else the first of them.
 
-    For names of `settings`, `word` may also be another library's name for one of them.
+    With `settings`, names of other libraries for a setting are translated too.
     """
     known = sorted(known)
-    if settings and (hint := hint_of(word)) is not None and (translated := _translated(hint, known)):
+    if settings and (hint := hint_of(word)) is not None and (translated := _translate(hint, known)):
         return translated
-    close = close_to(word, known)
+    close = close_matches(word, known)
     if close:
         return "did you mean " + " or ".join(close) + "?"
     if settings and known and known[0].startswith("--"):
         return "--help shows all flags"
-    more = len(known) - SHOWN
-    return "known: " + ", ".join(known if more <= 1 else [*known[:SHOWN], f"and {more} more"])
+    more = len(known) - MAX_SHOWN
+    return "known: " + ", ".join(known if more <= 1 else [*known[:MAX_SHOWN], f"and {more} more"])
 
 
-def close_to(word: str, known: Iterable[str]) -> list[str]:
-    """Return up to three entries of `known` that resemble `word`, the closest first; dashes and case are ignored."""
-    plain = _plain(word)
+def close_matches(word: str, known: Iterable[str]) -> list[str]:
+    """Return up to three entries of `known` similar to `word`, the closest first; dashes and case are ignored."""
+    plain = _normalise(word)
 
-    def likeness(name: str) -> float:
-        whole = _plain(name)
-        last = whole.rpartition(".")[2]
-        if len(plain) > 3 and whole.startswith(plain):
-            return 1.0 if whole == plain else 0.99
-        return max(difflib.SequenceMatcher(None, plain, part).ratio() for part in (whole, last))
+    def similarity(name: str) -> float:
+        full = _normalise(name)
+        last = full.rpartition(".")[2]
+        if len(plain) > 3 and full.startswith(plain):
+            return 1.0 if full == plain else 0.99
+        return max(difflib.SequenceMatcher(None, plain, part).ratio() for part in (full, last))
 
-    ranked = sorted(((likeness(name), name) for name in known), reverse=True)
+    ranked = sorted(((similarity(name), name) for name in known), reverse=True)
     return [name for ratio, name in ranked[:3] if ratio >= max(0.65, ranked[0][0] - 0.15)]
 
 
-def _plain(name: str) -> str:
+def _normalise(name: str) -> str:
     return name.lstrip("-").replace("-", "_").lower()
 
 
-def _translated(hint: Hint, known: list[str]) -> str:
-    """Return jaxrl's name for another library's setting, spelled as in `known`: as a flag or a name, with or without
-    path."""
-    spelt = {_plain(name): name for name in known}
+def _translate(hint: Hint, known: list[str]) -> str:
+    """Translate another library's setting to jaxrl's, spelled as in `known`: a flag or name, with or without path."""
+    spelt = {_normalise(name): name for name in known}
     for name in hint.names:
         found = spelt.get(name) or spelt.get(name.rpartition(".")[2])
         if found is not None:

@@ -10,14 +10,14 @@ from jaxrl import loading
 from jaxrl.arguments import parse_pairs
 from jaxrl.envs import Env, HostEnv, make_env
 from jaxrl.envs.base import require_same_spaces
-from jaxrl.errors import check_between, check_count, print_line, say
+from jaxrl.errors import check_between, check_count, print_line, print_stderr
 from jaxrl.loading import load_policy
 from jaxrl.outside import admit, admit_algorithm
+from jaxrl.parsing import parse_value
 from jaxrl.training import GreedyPolicy
 from jaxrl.training.evaluator import Evaluation, evaluator_for
 from jaxrl.training.storage.members import resolve
 from jaxrl.trees import make_key
-from jaxrl.written import read_value
 
 
 def main(args: Sequence[str]) -> int:
@@ -101,7 +101,9 @@ def load_named(options: Namespace) -> GreedyPolicy:
     admit_algorithm(options.algo)
     policy = load_policy(options.run_dir, member=options.member, step=options.step)
     if options.step is None and policy.facts["kept_as"] != "best":
-        say(f"{options.run_dir} has no best policy: the latest is used, of checkpoint {policy.facts['opt_steps']}")
+        print_stderr(
+            f"{options.run_dir} has no best policy: the latest is used, of checkpoint {policy.facts['opt_steps']}"
+        )
     return policy
 
 
@@ -123,7 +125,7 @@ def env_of(policy: GreedyPolicy, env: str | None = None, env_args: Sequence[str]
     Raises:
       SettingsError: its spaces are not the policy's, or it was made by hand and none is named.
     """
-    given = {name: read_value(value) for name, value in parse_pairs("--env-args", env_args).items()}
+    given = {name: parse_value(value) for name, value in parse_pairs("--env-args", env_args).items()}
     admit([env])
     settings = policy.facts["settings"]
     if env is None or (env == settings.get("env") and "env" not in settings.get("custom", [])):

@@ -14,7 +14,7 @@ import jaxrl.training.processes as processes
 from jaxrl.arguments import switch, take
 from jaxrl.cli import divide_cpu, join_by_cpu
 from jaxrl.config import TOGETHER, as_type
-from jaxrl.errors import JaxrlError, SettingsError, reason_of, say
+from jaxrl.errors import JaxrlError, SettingsError, error_text, print_stderr
 from jaxrl.opening import stage
 
 HEARTBEAT_S = 50
@@ -73,7 +73,7 @@ def join(how: Mapping[str, Any], devices: int) -> None:
     try:
         jax.distributed.initialize(**how, heartbeat_timeout_seconds=HEARTBEAT_S, shutdown_timeout_seconds=SHUTDOWN_S)
     except (ValueError, TypeError, RuntimeError) as error:
-        reason = reason_of(error)[:200]
+        reason = error_text(error)[:200]
         raise SettingsError(
             f"--distributed: this process cannot join the others ({reason}); where JAX does not find them by itself, "
             "give --coordinator-address HOST:PORT of process 0, --num-processes N, and --process-id 0 to N - 1"
@@ -108,7 +108,7 @@ def _leave(code: int, line: str = "") -> NoReturn:
     """End this process without waiting for others."""
     stage.clear()
     if line:
-        say(line)
+        print_stderr(line)
     sys.stdout.flush()
     os._exit(code)
 

@@ -10,11 +10,12 @@ import jax
 from jaxrl.agents.base import Agent
 from jaxrl.algos import ProcessorConfig, build_processor, general
 from jaxrl.config import from_plain
-from jaxrl.envs.registry import module_in, require_plain
+from jaxrl.envs.registry import check_plain_args, module_to_import
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.nn import Network
+from jaxrl.parsing import as_int
 from jaxrl.processors import Processor
-from jaxrl.registry import ALGORITHMS, maker
+from jaxrl.registry import ALGORITHMS, algorithm_maker
 from jaxrl.spaces import EnvSpec, space_zeros, spec_from_plain, spec_to_plain
 from jaxrl.strategies import Policy, Strategy
 from jaxrl.strategies.interaction import bind
@@ -26,7 +27,6 @@ from jaxrl.training.storage.leaves import describe_leaf, like_leaves, mismatch, 
 from jaxrl.training.storage.members import resolve
 from jaxrl.training.storage.run_dir import read_metadata
 from jaxrl.trees import make_key
-from jaxrl.written import whole
 
 NAMED_STEPS = ("best", "latest", "final")
 ENDED = ("max_opts", "max_env_steps", "stop_reward", "patience", "stop")
@@ -83,7 +83,7 @@ def load_policy(
 
 def which_step(step: int | str | None) -> int | str | None:
     """Return `step` as a name or a whole number; raise `SettingsError` if it is neither."""
-    number = whole(step)
+    number = as_int(step)
     if number is None or number in NAMED_STEPS or (type(number) is int and number >= 0):
         return number
     raise SettingsError(f"step is {step!r}; expected {', '.join(NAMED_STEPS)} or a number of optimisation steps")
@@ -196,7 +196,7 @@ def _policy_in(
     else:
         policy, agent, processor = _parts(facts, made, run_dir)
         shapes = _learner_shapes(agent, processor, policy.spec)
-        if "driven" in facts["settings"] and jax.tree.leaves(processor.learnt(shapes.processor)):
+        if "driven" in facts["settings"] and jax.tree.leaves(processor.get_stats(shapes.processor)):
             raise SettingsError(f"{run_dir} is a session whose processor learns; of such only the best can be loaded")
     taken = policy.judging if critics and policy.judging is not None else policy.params
     like, paths = _leaves_of(taken, shapes)
@@ -251,7 +251,7 @@ def env_in(settings: Mapping[str, Any], given: Collection[str] = ()) -> tuple[st
         raise SettingsError(f"the policy's environment is {name!r}; expected a name")
     if isinstance(params, Mapping):
         params = {param: value for param, value in params.items() if param not in given}
-    return name, require_plain(params, "the policy")
+    return name, check_plain_args(params, "the policy")
 
 
 def _policy_of(strategy: Strategy) -> Policy:
@@ -277,7 +277,7 @@ def _parts(facts: Mapping[str, Any], made: Mapping[str, Any], run_dir: str | Pat
     settings = facts["settings"]
     custom = set(settings.get("custom", []))
     by_hand = {"agent", "processor", "strategy"} & custom
-    if settings.get("algo") not in ALGORITHMS and (module := module_in(str(settings.get("algo")))):
+    if settings.get("algo") not in ALGORITHMS and (module := module_to_import(str(settings.get("algo")))):
         raise SettingsError(
             f"{run_dir} was trained by {settings['algo']}; code of your own is imported only where you name it, by "
             f"--algo {settings['algo']} (in Python, import {module} and call register_algorithm)"
@@ -297,6 +297,6 @@ def _parts(facts: Mapping[str, Any], made: Mapping[str, Any], run_dir: str | Pat
     algo = settings["algo"]
     processor = build_processor(from_plain(ProcessorConfig(), settings["processor"]))
     spec = spec_from_plain(facts["spec"])
-    agent = maker(algo)(from_plain(general(algo).agent, settings["agent"]), **made)
+    agent = algorithm_maker(algo)(from_plain(general(algo).agent, settings["agent"]), **made)
     processor, bound = bind(agent, processor, spec)
     return make_policy(bound, processor, spec), bound, processor

@@ -1,8 +1,8 @@
-"""Parts of an observation with a meaning of their own: which actions are allowed, and what only critics may see.
+"""Special entries of observations: masks of allowed actions, and privileged state for critics.
 
-An observation that is a dict may have the entry `action_mask`, true for each allowed action, and the entry
-`privileged_state`. No network sees the mask; policies, and values that policies are made of, do not see the privileged
-state. Which entries there are is known from the space, so an observation without them costs nothing.
+A dict observation may have the entries `action_mask`, true for each allowed action, and `privileged_state`. No network
+sees the mask; policies, and action values that act as policies, do not see the privileged state. The space says which
+entries there are, so programs without them do no extra work.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,57 +15,57 @@ import numpy as np
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, sample_space
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Remembered
+from jaxrl.types import RecurrentObs
 from jaxrl.xla.short import argmax
 
 MASK = "action_mask"
-"""Entry that says which actions are allowed: `[n]` for `Discrete(n)`; for `MultiDiscrete` `[n1 + n2 + ...]`, or, of `k`
-numbers below the same `n`, also `[k, n]`."""
+"""Entry for allowed actions: `[n]` for `Discrete(n)`; `[n1 + n2 + ...]` for `MultiDiscrete`, or `[k, n]` if all `k`
+entries have the same `n`."""
 PRIVILEGED = "privileged_state"
 """Entry that only critics see."""
 
-# --- who sees what ----------------------------------------------------------------------------------------------
+# --- views of observations --------------------------------------------------------------------------------------
 
 
 def for_policy(tree: PyTree) -> PyTree:
-    """Return an observation, or its space, as policies see it: without the mask and the privileged state."""
-    return _without(tree, MASK, PRIVILEGED)
+    """Return the policy's view of an observation or its space: without mask and privileged state."""
+    return _drop_entries(tree, MASK, PRIVILEGED)
 
 
 def for_critic(tree: PyTree) -> PyTree:
-    """Return an observation, or its space, as critics see it: without the mask."""
-    return _without(tree, MASK)
+    """Return the critic's view of an observation or its space: without mask."""
+    return _drop_entries(tree, MASK)
 
 
-def _without(tree: PyTree, *names: str) -> PyTree:
-    if isinstance(tree, Remembered):
-        return tree._replace(obs=_without(tree.obs, *names))
-    if not any(has(tree, name) for name in names):
+def _drop_entries(tree: PyTree, *names: str) -> PyTree:
+    if isinstance(tree, RecurrentObs):
+        return tree._replace(obs=_drop_entries(tree.obs, *names))
+    if not any(has_entry(tree, name) for name in names):
         return tree
     return {name: part for name, part in tree.items() if name not in names}
 
 
-def has(tree: PyTree, name: str) -> bool:
-    """Return whether an observation, or its space, has the entry `name`."""
+def has_entry(tree: PyTree, name: str) -> bool:
+    """Return whether an observation or its space has the entry `name`."""
     return isinstance(tree, Mapping) and name in tree
 
 
-def viewed(spec: EnvSpec, view: Callable[[PyTree], PyTree]) -> EnvSpec:
-    """Return `spec` with the observations of `view`, `for_policy` or `for_critic`."""
+def view_spec(spec: EnvSpec, view: Callable[[PyTree], PyTree]) -> EnvSpec:
+    """Return `spec` with its observation space mapped by `view`: `for_policy` or `for_critic`."""
     return spec._replace(observation_space=view(spec.observation_space))
 
 
-def blinded(obs: PyTree) -> PyTree:
-    """Return `obs` with zeros in place of the privileged state."""
+def zero_privileged(obs: PyTree) -> PyTree:
+    """Return `obs` with the privileged state set to zeros."""
     return {**obs, PRIVILEGED: jax.tree.map(jnp.zeros_like, obs[PRIVILEGED])}
 
 
-def completed(struct: PyTree, obs: PyTree) -> PyTree:
-    """Add zeros as the privileged state to an observation, or a batch of them, that was given without.
+def fill_privileged(struct: PyTree, obs: PyTree) -> PyTree:
+    """Add a privileged state of zeros to observations without one, single or batched, for acting outside training.
 
-    `struct` are the shapes of one complete observation.
+    `struct` has the shapes of one complete observation.
     """
-    if not (has(struct, PRIVILEGED) and isinstance(obs, Mapping)) or PRIVILEGED in obs:
+    if not (has_entry(struct, PRIVILEGED) and isinstance(obs, Mapping)) or PRIVILEGED in obs:
         return obs
     name = next((name for name in for_critic(struct) if name in obs), None)
     first, parts = cast(Any, jax.tree.flatten(struct.get(name)))
@@ -74,30 +74,30 @@ def completed(struct: PyTree, obs: PyTree) -> PyTree:
     try:
         given = np.shape(parts.flatten_up_to(obs[name])[0])  # a list is one array
     except ValueError:
-        return obs  # its structure is another one, which is told where it is read
+        return obs  # another structure; the error is raised where it is read
     batch = given[: len(given) - len(first[0].shape)]
     return {**obs, PRIVILEGED: jax.tree.map(lambda x: np.zeros((*batch, *x.shape), x.dtype), struct[PRIVILEGED])}
 
 
-def map_but_mask(function: Callable[..., Any], *trees: PyTree, **options: Any) -> PyTree:
-    """Map `function` over the leaves of observations, or of their spaces; the mask is that of the last of them."""
+def map_except_mask(function: Callable[..., Any], *trees: PyTree, **options: Any) -> PyTree:
+    """Map `function` over leaves of observations or spaces, except the mask, which is that of the last tree."""
     mapped = jax.tree.map(function, *map(for_critic, trees), **options)
-    return {**mapped, MASK: trees[-1][MASK]} if has(trees[-1], MASK) else mapped
+    return {**mapped, MASK: trees[-1][MASK]} if has_entry(trees[-1], MASK) else mapped
 
 
 # --- masks ------------------------------------------------------------------------------------------------------
 
 
-def check_parts(spec: EnvSpec) -> None:
-    """Raise `SettingsError` if observations of `spec` have a mask that does not fit the actions, or nothing else."""
+def check_observation_entries(spec: EnvSpec) -> None:
+    """Raise `SettingsError` if the mask does not fit the actions, or observations have nothing for policies."""
     space: Any = spec.observation_space
-    if not has(space, MASK) and not has(space, PRIVILEGED):
+    if not has_entry(space, MASK) and not has_entry(space, PRIVILEGED):
         return
     if not jax.tree.leaves(for_policy(space), is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete)):
         raise SettingsError(
-            f"observations of {spec.name} are {', '.join(space)}, of which a policy sees nothing; add an entry"
+            f"observations of {spec.name} are {', '.join(space)}, none of which a policy sees; add an entry"
         )
-    if has(space, MASK):
+    if has_entry(space, MASK):
         _check_mask(spec, space[MASK])
 
 
@@ -108,7 +108,7 @@ def _check_mask(spec: EnvSpec, mask: Space) -> None:
             f"observations of {spec.name} have an {MASK}, but its actions are {type(actions).__name__}; a mask is for "
             "Discrete and MultiDiscrete actions: leave it out"
         )
-    sizes = sizes_of(actions)
+    sizes = action_sizes(actions)
     shapes = {(sum(sizes),)} | ({(len(sizes), sizes[0])} if actions.shape and len({*sizes}) == 1 else set())
     if isinstance(mask, Discrete) or not isinstance(mask, Box | MultiDiscrete) or mask.shape not in shapes:
         came = mask if isinstance(mask, Mapping | tuple) else list(mask.shape)
@@ -120,57 +120,59 @@ def _check_mask(spec: EnvSpec, mask: Space) -> None:
         raise SettingsError(f"the {MASK} of {spec.name} is {mask.dtype}; expected bool")
 
 
-def sizes_of(space: Discrete | MultiDiscrete) -> tuple[int, ...]:
-    """Return the number of choices for each number of an action."""
+def action_sizes(space: Discrete | MultiDiscrete) -> tuple[int, ...]:
+    """Return the number of choices for each entry of an action."""
     return (space.n,) if isinstance(space, Discrete) else tuple(space.n)
 
 
-def mask_of(obs: PyTree, axes: int = 1) -> Array | None:
-    """Return which actions `obs` allows, bool `[B, A]`, the numbers of a `MultiDiscrete` side by side; or `None`.
+def get_mask(obs: PyTree, axes: int = 1) -> Array | None:
+    """Return the mask of allowed actions, bool `[B, A]`, entries of a `MultiDiscrete` concatenated; `None` without one.
 
-    `axes` is the number of axes before those of one observation; all are kept.
+    `axes` is the number of leading axes; all are kept.
     """
-    obs = obs.obs if isinstance(obs, Remembered) else obs
-    if not has(obs, MASK):
+    obs = obs.obs if isinstance(obs, RecurrentObs) else obs
+    if not has_entry(obs, MASK):
         return None
     mask = jnp.asarray(obs[MASK])
     return mask.reshape(*mask.shape[:axes], -1).astype(bool)
 
 
-def allowed(mask: Array) -> Array:
-    """Return `mask` `[..., A]` with all actions allowed in rows that allow none."""
+def unmask_empty_rows(mask: Array) -> Array:
+    """Allow all actions in rows of `mask` `[..., A]` that allow none."""
     return mask | ~mask.any(axis=-1, keepdims=True)
 
 
-def masked(x: Array, mask: Array | None) -> Array:
-    """Return values or logits `[..., A]` with the smallest finite number in place of those of forbidden actions.
+def apply_mask(x: Array, mask: Array | None) -> Array:
+    """Set values or logits `[..., A]` of forbidden actions to the smallest finite number.
 
-    Finite, so that their probabilities and gradients are 0 and never NaN. Rows that allow nothing stay as they are.
+    With infinity, probabilities and gradients could be NaN; with a finite number they are 0. Rows that allow nothing
+    are unchanged.
     """
-    return x if mask is None else jnp.where(allowed(mask), x, jnp.finfo(x.dtype).min)
+    return x if mask is None else jnp.where(unmask_empty_rows(mask), x, jnp.finfo(x.dtype).min)
 
 
-def best(space: Discrete | MultiDiscrete, scores: Array, mask: Array | None) -> Array:
-    """Return the allowed actions `[N, ...]` of the highest scores; `scores` `[N, A]` are those of all choices."""
+def greedy_actions(space: Discrete | MultiDiscrete, scores: Array, mask: Array | None) -> Array:
+    """Return the allowed actions `[N, ...]` with the highest `scores` `[N, A]`."""
     if isinstance(space, Discrete):
-        return argmax(masked(scores, mask)).astype(space.dtype)
+        return argmax(apply_mask(scores, mask)).astype(space.dtype)
     ends = np.cumsum(space.n)[:-1]
     masks = [None] * len(space.n) if mask is None else jnp.split(mask, ends, axis=-1)
     pairs = zip(jnp.split(scores, ends, axis=-1), masks, strict=True)
-    return jnp.stack([argmax(masked(*pair)) for pair in pairs], axis=-1).astype(space.dtype)
+    return jnp.stack([argmax(apply_mask(*pair)) for pair in pairs], axis=-1).astype(space.dtype)
 
 
 def random_action(spec: EnvSpec, key: Key, obs: PyTree) -> PyTree:
-    """Draw actions `[N, ...]`, uniform among those that `obs` `[N, ...]` allows; the key is consumed."""
+    """Draw uniform actions `[N, ...]` among those allowed by `obs` `[N, ...]`; the key is consumed."""
     space, num_envs = _masked_space(spec), jax.tree.leaves(obs)[0].shape[0]
     if space is None:
         return sample_space(spec.action_space, key, num_envs)
-    # The scores are drawn whatever the mask is, so that nothing carried decides on what is drawn.
-    scores = jax.random.uniform(key, (num_envs, sum(sizes_of(space))), jnp.float32)
-    return best(space, scores, mask_of(obs))
+    # The maximum of uniform scores is a uniform choice. The scores do not depend on the mask, so that they can be drawn
+    # ahead of a loop.
+    scores = jax.random.uniform(key, (num_envs, sum(action_sizes(space))), jnp.float32)
+    return greedy_actions(space, scores, get_mask(obs))
 
 
 def _masked_space(spec: EnvSpec) -> Discrete | MultiDiscrete | None:
-    """Return the action space, if observations have a mask for it."""
+    """Return the action space if observations have a mask, otherwise `None`."""
     space = spec.action_space
-    return space if has(spec.observation_space, MASK) and isinstance(space, Discrete | MultiDiscrete) else None
+    return space if has_entry(spec.observation_space, MASK) and isinstance(space, Discrete | MultiDiscrete) else None

@@ -1,4 +1,4 @@
-"""Metrics: measurements and event counts, with summaries that can be merged."""
+"""Metrics: mergeable summaries of measurements, and event counts."""
 
 import functools
 import math
@@ -22,17 +22,17 @@ class Stat(NamedTuple):
 
 
 class Total(NamedTuple):
-    """A number of events; totals add up."""
+    """Number of events; merged by addition."""
 
     count: Array  # type: ignore[assignment]
 
 
 Metrics = Mapping[str, Array | Stat | Total]
-"""Metrics that a training step reports, by name; a plain scalar counts as one measurement."""
+"""Metrics of a training step by name; a plain scalar is one measurement."""
 
 
 def stat(values: Array, where: Array | bool = True) -> Stat:
-    """Summarise the entries of `values` where `where`, of the same shape, is true."""
+    """Summarise the entries of `values` where `where`, broadcast to its shape, is true."""
     values = jnp.asarray(values, jnp.float32)
     where = jnp.broadcast_to(where, values.shape)
     return Stat(
@@ -44,13 +44,13 @@ def stat(values: Array, where: Array | bool = True) -> Stat:
 
 
 def stats(values: Mapping[str, Array], where: Array | bool = True) -> dict[str, Stat]:
-    """Summarise several arrays of one shape, as `stat` does each; together they take as few kernels as one."""
+    """Apply `stat` to several arrays of one shape, with as few kernels as for one."""
     columns = of_each(functools.partial(stat, where=where), [jnp.asarray(x, jnp.float32) for x in values.values()])
     return {name: jax.tree.map(lambda x, i=i: x[i], columns) for i, name in enumerate(values)}
 
 
 def totals(events: Mapping[str, Array]) -> dict[str, Total]:
-    """Count the true entries of each of several arrays of one shape, all in one reduction."""
+    """Apply `total` to several arrays of one shape, in one reduction."""
     counts = jax.vmap(total)(jnp.stack(list(events.values()))).count
     return {name: Total(counts[i]) for i, name in enumerate(events)}
 
@@ -69,14 +69,14 @@ def as_stat(metric: Array | Stat | Total) -> Stat:
     return stat(metric)
 
 
-def columns_of(metrics: Metrics) -> Stat:
-    """Stack metrics into one `Stat` with fields `[M]`, sorted by name."""
+def stack_metrics(metrics: Metrics) -> Stat:
+    """Stack metrics, sorted by name, into one `Stat` with fields `[M]`: four arrays in place of four per metric."""
     each = [as_stat(metric) for _, metric in sorted(metrics.items())]
     return Stat(*(column(scalars) for scalars in zip(*each, strict=True)))
 
 
-def metrics_of(columns: Stat, like: Metrics) -> Metrics:
-    """Invert `columns_of`, for metrics with the names and kinds of `like`."""
+def unstack_metrics(columns: Stat, like: Metrics) -> Metrics:
+    """Invert `stack_metrics`, for metrics with the names and kinds of `like`."""
     made: dict[str, Stat | Total] = {}
     for i, (name, metric) in enumerate(sorted(like.items())):
         one = jax.tree.map(lambda x, i=i: x[i], columns)

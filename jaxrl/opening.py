@@ -6,11 +6,11 @@ from typing import Any
 
 import jaxrl
 from jaxrl.arguments import normalise, refuse_repeats, value_of
-from jaxrl.errors import JaxrlError, one_line, say
+from jaxrl.errors import JaxrlError, one_line, print_stderr
 from jaxrl.leaving import say_how_far
 from jaxrl.paths import local, require_new
 from jaxrl.presets import PRESETS
-from jaxrl.registry import ALGORITHMS, suited
+from jaxrl.registry import ALGORITHMS, matching_presets
 from jaxrl.terminal import Stage, print_folded
 
 SILENT = {"--quiet", "--help", "-h", "--list-envs"}
@@ -33,7 +33,7 @@ def greet(args: Sequence[str]) -> None:
     try:
         _refuse_at_once(args)
     except JaxrlError as error:
-        say(f"error: {error}")
+        print_stderr(f"error: {error}")
         raise SystemExit(error.exit_code) from None
     other = value_of(args, "--process-id") not in (None, "0")  # of several processes, the first speaks
     line = None if other or SILENT & set(args) else first_line(args)
@@ -92,7 +92,7 @@ def tell(line: str) -> None:
 
 def _generic(algo: str, env: Any, settings: Mapping[str, Any]) -> bool:
     """Return whether only the generic settings of `algo` are in use; a settings file has its own."""
-    return not settings and isinstance(env, str) and not suited(PRESETS.get(algo, {}), env)
+    return not settings and isinstance(env, str) and not matching_presets(PRESETS.get(algo, {}), env)
 
 
 def _settings(path: str) -> dict[str, Any]:

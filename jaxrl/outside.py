@@ -15,9 +15,9 @@ from typing import Any
 from jaxrl.agents.outside import register_algorithm
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_envs, gymnasium_spec
-from jaxrl.envs.objects import KINDS, adopted, missing_kind
-from jaxrl.envs.registry import module_in, register_env, registered
-from jaxrl.errors import SettingsError, describe_error, nearest, reason_of
+from jaxrl.envs.objects import LIBRARIES, adapt_object, install_hint
+from jaxrl.envs.registry import module_to_import, register_env, registered_envs
+from jaxrl.errors import SettingsError, describe_error, error_text, suggest
 from jaxrl.registry import ALGORITHMS, SUITES
 
 
@@ -28,8 +28,8 @@ def admit(names: Iterable[str | None]) -> None:
       SettingsError: there is no such module or function, or importing it failed.
     """
     for name in names:
-        module = None if name is None else module_in(name)
-        if name is not None and module is not None and name not in registered():
+        module = None if name is None else module_to_import(name)
+        if name is not None and module is not None and name not in registered_envs():
             found = _import(name, module)
             if not name.startswith(PREFIX):
                 register_env(name, partial(_make, name, _function(name, found)))
@@ -43,7 +43,7 @@ def admit_algorithm(name: str | None) -> None:
     Raises:
       SettingsError: there is no such module or function, importing it failed, or the function makes no algorithm.
     """
-    module = None if name is None else module_in(name)
+    module = None if name is None else module_to_import(name)
     if name is None or module is None or name in ALGORITHMS:
         return
     function = _function(name, _import(name, module))
@@ -63,7 +63,7 @@ def _import(name: str, module: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise SettingsError(
-                f"{name}: importing {module} failed: {reason_of(error)}{missing_kind(error)}"
+                f"{name}: importing {module} failed: {error_text(error)}{install_hint(error)}"
             ) from error
         raise SettingsError(
             f"{name}: there is no module {error.name}; start where it lies, or install it (known suites: "
@@ -78,7 +78,7 @@ def _function(name: str, module: Any) -> Any:
     found = getattr(module, function, None)
     if not callable(found):
         makers = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise SettingsError(f"{name}: {module.__name__} has no function {function}; {nearest(function, makers)}")
+        raise SettingsError(f"{name}: {module.__name__} has no function {function}; {suggest(function, makers)}")
     return found
 
 
@@ -87,11 +87,11 @@ def _make(name: str, function: Any, /, **params: Any) -> Env | HostEnv:
     try:
         made = function(**params)
     except Exception as error:
-        reason = f"{describe_error(error)}{missing_kind(error)}"
+        reason = f"{describe_error(error)}{install_hint(error)}"
         raise SettingsError(f"{name} failed with {dict(params)}: {reason}") from error
     if isinstance(made, Env | HostEnv):
         return made
-    if (theirs := adopted(made, name)) is not None:
+    if (theirs := adapt_object(made, name)) is not None:
         return theirs
     if hasattr(made, "observation_space") and hasattr(made, "action_space"):
         spec = gymnasium_spec(made)._replace(name=name)
@@ -99,5 +99,5 @@ def _make(name: str, function: Any, /, **params: Any) -> Env | HostEnv:
         return gymnasium_envs(spec, partial(function, **params))
     raise SettingsError(
         f"{name} returned {type(made).__name__}; expected a jaxrl.Env, or an environment of Gymnasium, "
-        f"{' or '.join(KINDS)}"
+        f"{' or '.join(LIBRARIES)}"
     )

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import IO, TypeVar
 
-from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, reason_of
+from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, error_text
 
 CONFIG, LOCK = "config.yaml", ".lock"
 IN_PYTHON = (
@@ -105,4 +105,4 @@ def _short(path: str | Path) -> str:
 
 def reason_of_path(error: BaseException) -> str:
     """Return why a path or its file cannot be used, without the path."""
-    return getattr(error, "strerror", None) or reason_of(error)
+    return getattr(error, "strerror", None) or error_text(error)

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from jaxrl.envs import Env, HostEnv
-from jaxrl.errors import NoCheckpointError, SettingsError, print_line, say
+from jaxrl.errors import NoCheckpointError, SettingsError, print_line, print_stderr
 from jaxrl.evaluate import add_env_options, add_episodes, add_which, check_episodes, env_of, judged, load_named
 from jaxrl.exporting.again import Judged, portable, repeat
 from jaxrl.exporting.card import card, results, trained_in, weights
@@ -82,7 +82,7 @@ def _film(env: Env | HostEnv, policy: GreedyPolicy) -> bytes:
         try:
             write_film(play(env, policy, 0, 500)[0], path, FPS, "gif")
         except SettingsError as error:
-            say(f"without a picture: {error}")
+            print_stderr(f"without a picture: {error}")
             return b""
         return path.read_bytes()
 

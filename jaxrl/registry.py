@@ -1,7 +1,7 @@
-"""The tables of algorithms, suites of environments and recorders, one row for each.
+"""Tables of algorithms, environment suites and recorders, with one row each.
 
-Rows hold only names, so that reading them imports nothing. A new algorithm needs a file and a row here: the command
-line, its help and messages, the public names and the tests all follow from the table.
+Rows hold only names, so that reading them imports nothing. A new algorithm needs a file and a row here; command line,
+help, messages, public names and tests follow from the table.
 """
 
 import importlib
@@ -18,33 +18,33 @@ ANY: tuple[Actions, ...] = ("discrete", "multidiscrete", "bounded", "unbounded")
 
 
 class Algorithm(NamedTuple):
-    """An algorithm. Its maker is the function of the same name in its module, unless it is from outside."""
+    """An algorithm. Its maker is the function of the same name in its module, unless it is registered by a user."""
 
     title: str
-    """Its name in a sentence."""
+    """Name for text."""
     module: str
     config: str
-    """Name of its settings dataclass, which that module defines or imports."""
+    """Name of its settings dataclass in that module."""
     kind: Kind
     """What it learns from: replay, its own rollouts, or data."""
     actions: tuple[Actions, ...]
-    """The action spaces that it supports."""
+    """Supported action spaces."""
     env: str | None = "CartPole-v1"
     """Default environment."""
     settings: Mapping[str, Any] = {}
-    """Settings of a run that differ from the defaults of its kind, nested by name."""
+    """Defaults of a run that differ from those of its kind, nested by name."""
     make: Callable[..., Any] | None = None
-    """The maker of an algorithm from outside, see `jaxrl.register_algorithm`."""
+    """Maker of an algorithm registered by a user, see `jaxrl.register_algorithm`."""
     config_type: type | None = None
-    """The settings dataclass of one from outside."""
+    """Settings dataclass of an algorithm registered by a user."""
 
 
-GENERAL: dict[Kind, Mapping[str, Any]] = {
+DEFAULT_SETTINGS: dict[Kind, Mapping[str, Any]] = {
     "off_policy": {"num_envs": 10, "opt_interval": 10},
     "on_policy": {"rollout": 128, "epochs": 4, "minibatches": 4},
     "offline": {},
 }
-"""Settings of a run that an algorithm may have others of, for one that has none."""
+"""Defaults of a run by kind, which `Algorithm.settings` may replace."""
 
 _BOXES: Mapping[str, Any] = {
     "num_envs": 1,
@@ -53,7 +53,7 @@ _BOXES: Mapping[str, Any] = {
 }
 """Settings of off-policy runs with continuous actions: one update per step, on large batches."""
 _SCALED: Mapping[str, Any] = {"processor": {"normalise_reward": True}}
-"""Settings of policy gradients; with them, one learning rate suits rewards of any size."""
+"""Settings of policy gradients; normalised rewards make one learning rate suit rewards of any scale."""
 _ONE_UPDATE: Mapping[str, Any] = {"epochs": 1, "minibatches": 1, **_SCALED}
 _SHORT: Mapping[str, Any] = {"rollout": 16, **_ONE_UPDATE}
 _RAINBOW: Mapping[str, Any] = {"buffer": {"prioritised": True, "alpha": 0.5}, "processor": {"n_step": 3}}
@@ -83,7 +83,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 class Suite(NamedTuple):
-    """Environments of another library, named `suite:NAME`. `make(NAME, **params)` of `module` builds one."""
+    """Environments of another library, named `suite:NAME` and built by `make(NAME, **params)` of `module`."""
 
     module: str
     make: str
@@ -104,16 +104,16 @@ SUITES: dict[str, Suite] = {
 
 
 class RecorderRow(NamedTuple):
-    """A recorder by name: `maker()` of `module` makes one."""
+    """A recorder by name, built by `maker()` of `module`."""
 
     module: str
     maker: str
     about: str
-    """Where the rows go, in a few words."""
+    """Destination of the rows, for the help."""
     package: str | None = None
-    """Module that it needs; the extra of the same name installs it."""
+    """Required optional package; the extra has the same name."""
     anywhere: bool = False
-    """Whether it needs no run directory."""
+    """Whether it works without a run directory."""
 
 
 RECORDERS: dict[str, RecorderRow] = {
@@ -128,26 +128,26 @@ RECORDERS: dict[str, RecorderRow] = {
 }
 
 
-def named(module: str, name: str) -> Callable[..., Any]:
-    """Import what a row names."""
+def import_name(module: str, name: str) -> Callable[..., Any]:
+    """Import `name` from `module`."""
     found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found
 
 
-def maker(algo: str) -> Callable[..., Any]:
+def algorithm_maker(algo: str) -> Callable[..., Any]:
     """Return the function that makes the agent of an algorithm, such as `jaxrl.dqn`."""
     row = ALGORITHMS[algo]
-    return row.make or named(row.module, algo)
+    return row.make or import_name(row.module, algo)
 
 
-def config_of(algo: str) -> Any:
+def config_class(algo: str) -> Any:
     """Return the settings dataclass of an algorithm, such as `jaxrl.DQNConfig`."""
     row = ALGORITHMS[algo]
-    return row.config_type or named(row.module, row.config)
+    return row.config_type or import_name(row.module, row.config)
 
 
-def names_of(*kinds: Kind, actions: Actions | None = None) -> list[str]:
-    """Return the algorithms of these kinds (of all kinds, if none is given) that support these actions."""
+def algorithm_names(*kinds: Kind, actions: Actions | None = None) -> list[str]:
+    """Return the names of the algorithms of `kinds` (default: all) that support `actions` (default: any)."""
     return [
         name
         for name, row in ALGORITHMS.items()
@@ -155,30 +155,30 @@ def names_of(*kinds: Kind, actions: Actions | None = None) -> list[str]:
     ]
 
 
-def usual(name: str, kind: Kind) -> Mapping[str, Any]:
-    """Return the settings of a run that suit an algorithm, where nothing else is asked for; `name` may be unknown."""
+def defaults_for(name: str, kind: Kind) -> Mapping[str, Any]:
+    """Return the default settings of a run with algorithm `name`, which may be unknown."""
     row = ALGORITHMS.get(name)
-    return {**GENERAL[kind], **(row.settings if row is not None and row.kind == kind else {})}
+    return {**DEFAULT_SETTINGS[kind], **(row.settings if row is not None and row.kind == kind else {})}
 
 
-def listed(names: Iterable[str], last: str = "and") -> str:
-    """Join names as in a sentence: `a, b and c`."""
+def join_names(names: Iterable[str], last: str = "and") -> str:
+    """Join names for a sentence: `a, b and c`."""
     *most, end = names
     return f"{', '.join(most)} {last} {end}" if most else end
 
 
-def suite_of(env: str) -> tuple[Suite | None, str]:
-    """Return the suite in an environment's name, if any, and the rest of the name."""
+def split_suite(env: str) -> tuple[Suite | None, str]:
+    """Split the name of an environment into its suite, if any, and the rest."""
     prefix, colon, rest = env.partition(":")
     return (SUITES[prefix], rest) if colon and prefix in SUITES else (None, env)
 
 
-def suited(presets: Mapping[str, Mapping[str, Any]], env: str | None) -> Sequence[Mapping[str, Any]]:
-    """Return the presets whose name or family matches an environment, whatever suite it comes from.
+def matching_presets(presets: Mapping[str, Mapping[str, Any]], env: str | None) -> Sequence[Mapping[str, Any]]:
+    """Return the presets whose name or pattern matches environment `env`, with or without its suite's prefix.
 
-    A preset whose own name has a suite's prefix is for that suite alone.
+    So a preset named without a prefix applies to all suites, and one with a prefix to that suite alone.
     """
     if env is None:
         return []
-    names = (env, suite_of(env)[1])
-    return [found for family, found in presets.items() if any(fnmatchcase(name, family) for name in names)]
+    names = (env, split_suite(env)[1])
+    return [preset for pattern, preset in presets.items() if any(fnmatchcase(name, pattern) for name in names)]

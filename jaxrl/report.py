@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jaxrl.errors import SettingsError, print_line, say
+from jaxrl.errors import SettingsError, print_line, print_stderr
 from jaxrl.reports.exports import require_outside, to_aggregate_csv, to_csv, to_marl_eval, write
 from jaxrl.reports.groups import Group, count, grouped, remarks
 from jaxrl.reports.page import page, plotly
@@ -79,7 +79,7 @@ def read(paths: Sequence[str], remarked: set[str]) -> tuple[list[Group], list[st
     lines = remarks(groups)
     for line in lines:
         if line not in remarked:
-            say(f"warning: {line}")
+            print_stderr(f"warning: {line}")
     remarked |= set(lines)
     return groups, lines
 

@@ -1,9 +1,11 @@
-"""Numbers over all shards of a run, for functions that see only one of them.
+"""Reductions over the shards of a run.
 
-A run may be spread over `V` shards, each with environments, a replay and batches of its own, see
-`jaxrl.strategies.shards`. What is written for one set of environments stays written for one: it is traced under the
-named axis `shards`, and where it adds over environments it adds over that axis as well, by the functions below. Without
-the axis, in a run that is not spread, they return what they are given.
+A run may consist of `V` shards, each with its own environments, replay and batches, see `jaxrl.strategies.shards`. Code
+written for one shard is traced under the named axis `shards`; where it reduces over environments, it also reduces over
+that axis by the functions below. Outside of the axis, in a run without shards, they return their arguments.
+
+Unlike `jax.lax.psum`, they reduce in the order of the shards, so that results have the same bits on any number of
+devices.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,26 +16,26 @@ from functools import reduce
 import jax
 import jax.numpy as jnp
 
-from jaxrl.metrics import Metrics, Stat, columns_of, metrics_of
+from jaxrl.metrics import Metrics, Stat, stack_metrics, unstack_metrics
 from jaxrl.trees import Array, Key, PyTree
 
 AXIS = "shards"
-_across: ContextVar[str | None] = ContextVar("across", default=None)
-"""An axis of devices over which `AXIS`, of the shards of one device, is continued."""
+_device_axis: ContextVar[str | None] = ContextVar("device_axis", default=None)
+"""Axis of devices outside of `AXIS`, which is then the axis of shards on one device."""
 
 
 @contextmanager
-def across(devices: str | None) -> Iterator[None]:
-    """Take the axis `devices` for the outer part of `AXIS`, inside a `with` block; `None` for `AXIS` alone."""
-    token = _across.set(devices)
+def outer_axis(devices: str | None) -> Iterator[None]:
+    """Extend `AXIS` by the outer axis `devices` inside a `with` block; `None`: `AXIS` alone."""
+    token = _device_axis.set(devices)
     try:
         yield
     finally:
-        _across.reset(token)
+        _device_axis.reset(token)
 
 
-def spread() -> bool:
-    """Say whether what is being traced is one shard of several."""
+def is_sharded() -> bool:
+    """Return whether the code being traced runs under the axis of shards."""
     return axis_size(AXIS) is not None
 
 
@@ -41,67 +43,67 @@ def axis_size(name: str) -> int | None:
     """Return the size of a named axis, or `None` outside of it."""
     try:
         return int(jax.lax.axis_size(name))
-    except Exception:  # a NameError, of which JAX's documentation says nothing
+    except Exception:  # a NameError today, but JAX does not document it
         return None
 
 
-def number() -> Array:
-    """Return the number of this shard."""
-    place, devices = jax.lax.axis_index(AXIS), _across.get()
+def shard_index() -> Array:
+    """Return the index of this shard, int32."""
+    place, devices = jax.lax.axis_index(AXIS), _device_axis.get()
     return place if devices is None else jax.lax.axis_index(devices) * jax.lax.axis_size(AXIS) + place
 
 
-def count() -> int:
-    """Return how many shards there are."""
-    devices = _across.get()
+def num_shards() -> int:
+    """Return the number of shards."""
+    devices = _device_axis.get()
     return (axis_size(AXIS) or 1) * ((devices and axis_size(devices)) or 1)
 
 
-def own(key: Key) -> Key:
-    """Return the key of this shard; without shards, the same key."""
-    return jax.random.fold_in(key, number()) if spread() else key
+def shard_key(key: Key) -> Key:
+    """Return the key of this shard; without shards, `key` itself."""
+    return jax.random.fold_in(key, shard_index()) if is_sharded() else key
 
 
-def total(tree: PyTree) -> PyTree:
-    """Add over all shards, in their order: a sum in floating point is then the same wherever the shards are."""
-    return _over_shards(jnp.add, tree)
+def psum(tree: PyTree) -> PyTree:
+    """Return the sum over all shards, added in their order."""
+    return _reduce(jnp.add, tree)
 
 
-def mean(tree: PyTree) -> PyTree:
+def pmean(tree: PyTree) -> PyTree:
     """Return the mean over all shards."""
-    if not spread():
+    if not is_sharded():
         return tree
-    return jax.tree.map(lambda x: x / count(), total(tree))
+    return jax.tree.map(lambda x: x / num_shards(), psum(tree))
 
 
-def least(x: Array) -> Array:
-    """Return the smallest over all shards, entry by entry."""
-    return _over_shards(jnp.minimum, x)
+def pmin(x: Array) -> Array:
+    """Return the elementwise minimum over all shards."""
+    return _reduce(jnp.minimum, x)
 
 
-def largest(x: Array) -> Array:
-    """Return the largest over all shards, entry by entry."""
-    return _over_shards(jnp.maximum, x)
+def pmax(x: Array) -> Array:
+    """Return the elementwise maximum over all shards."""
+    return _reduce(jnp.maximum, x)
 
 
-def merged(metrics: Metrics) -> Metrics:
-    """Return metrics of all shards: totals are added, measurements count once for each shard."""
-    if not spread():
+def merge_metrics(metrics: Metrics) -> Metrics:
+    """Merge the metrics of all shards: totals add up, and each shard contributes its measurements."""
+    if not is_sharded():
         return metrics
-    each = columns_of(metrics)
-    columns = Stat(total(each.count), total(each.sum), least(each.min), largest(each.max))
-    return metrics_of(columns, metrics)
+    each = stack_metrics(metrics)
+    columns = Stat(psum(each.count), psum(each.sum), pmin(each.min), pmax(each.max))
+    return unstack_metrics(columns, metrics)
 
 
-def _over_shards(combine: Callable[[Array, Array], Array], tree: PyTree) -> PyTree:
-    if not spread():
+def _reduce(combine: Callable[[Array, Array], Array], tree: PyTree) -> PyTree:
+    if not is_sharded():
         return tree
-    devices = _across.get()
+    devices = _device_axis.get()
 
     def one(x: Array) -> Array:
         rows = jax.lax.all_gather(jnp.asarray(x), AXIS)
         if devices is not None:
             rows = jax.lax.all_gather(rows, devices, tiled=True)
-        return reduce(combine, [rows[i] for i in range(count())])
+        return reduce(combine, [rows[i] for i in range(num_shards())])
 
     return jax.tree.map(one, tree)

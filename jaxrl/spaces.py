@@ -1,4 +1,4 @@
-"""Spaces of observations and actions, described in plain numbers that a settings file can hold."""
+"""Spaces of observations and actions, in plain numbers that can be written to a settings file."""
 
 import math
 import operator
@@ -17,10 +17,10 @@ from jaxrl.xla.shuffle import below
 
 @dataclass(frozen=True)
 class Discrete:
-    """The whole numbers `start .. start + n - 1`.
+    """The integers `start .. start + n - 1`.
 
-    Environments written in JAX start at 0, and so do agents, networks and buffers. Another start is that of an
-    environment elsewhere, whose numbers it counts in: sessions, loaded policies and data sets are given and give those.
+    Environments written in JAX, agents, networks and buffers count from 0. Another `start` is that of an environment
+    outside JAX: sessions, loaded policies and data sets take and return its numbers.
     """
 
     n: int
@@ -29,9 +29,9 @@ class Discrete:
     start: int = 0
 
     def __post_init__(self) -> None:
-        n, start = _count("Discrete", self.n), _start("Discrete", self.start)
-        _set(self, n=n, start=start, dtype=_dtype("Discrete", self.dtype))
-        _require_room("Discrete", self.dtype, n, start)
+        n, start = _check_n("Discrete", self.n), _check_start("Discrete", self.start)
+        _set_fields(self, n=n, start=start, dtype=_dtype_name("Discrete", self.dtype))
+        _check_range("Discrete", self.dtype, n, start)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -40,27 +40,28 @@ class Discrete:
 
 @dataclass(frozen=True)
 class MultiDiscrete:
-    """A vector of whole numbers, entry `i` from `start[i] .. start[i] + n[i] - 1`; `start` as for `Discrete`."""
+    """Vectors of integers, entry `i` from `start[i] .. start[i] + n[i] - 1`; `start` as for `Discrete`."""
 
     n: tuple[int, ...]
     """May also be given as a list or an array."""
     dtype: str = "int32"
     start: int | tuple[int, ...] = 0
-    """One for all entries, or one for each, as a list or an array too; stored as one where all are equal."""
+    """One number, or one per entry (tuple, list or array); stored as one number if all are equal."""
 
     def __post_init__(self) -> None:
         if np.ndim(self.n) != 1:
             raise SettingsError(f"MultiDiscrete: n is {self.n!r}; expected one whole number for each entry")
-        n = tuple(_count("MultiDiscrete", n) for n in self.n)
+        n = tuple(_check_n("MultiDiscrete", n) for n in self.n)
         if np.shape(self.start) not in ((), (len(n),)):
             raise SettingsError(
-                f"MultiDiscrete: start is {short(self.start)}; expected one whole number, or one for each of {len(n)}"
+                f"MultiDiscrete: start is {short_repr(self.start)}; expected one whole number, or one for each of "
+                f"{len(n)}"
             )
-        starts = [_start("MultiDiscrete", start) for start in np.broadcast_to(self.start, len(n)).tolist()]
+        starts = [_check_start("MultiDiscrete", start) for start in np.broadcast_to(self.start, len(n)).tolist()]
         start = starts[0] if len(set(starts)) == 1 else tuple(starts)
-        _set(self, n=n, start=start if n else 0, dtype=_dtype("MultiDiscrete", self.dtype))
+        _set_fields(self, n=n, start=start if n else 0, dtype=_dtype_name("MultiDiscrete", self.dtype))
         for pair in zip(n, starts, strict=True):
-            _require_room("MultiDiscrete", self.dtype, *pair)
+            _check_range("MultiDiscrete", self.dtype, *pair)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,17 +82,17 @@ class Box:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        shape = _shape(self.shape)
-        low, high = _bound("low", self.low, shape), _bound("high", self.high, shape)
+        shape = _check_shape(self.shape)
+        low, high = _flatten_bound("low", self.low, shape), _flatten_bound("high", self.high, shape)
         if np.any(np.asarray(low) > np.asarray(high)):
-            raise SettingsError(f"Box: low {short(low)} is above high {short(high)}; swap them")
-        dtype = _dtype("Box", self.dtype)
-        if np.dtype(self.dtype).itemsize > np.dtype(dtype).itemsize and not _holds(dtype, low, high):
+            raise SettingsError(f"Box: low {short_repr(low)} is above high {short_repr(high)}; swap them")
+        dtype = _dtype_name("Box", self.dtype)
+        if np.dtype(self.dtype).itemsize > np.dtype(dtype).itemsize and not _fits(dtype, low, high):
             raise SettingsError(
-                f"Box: bounds {short(low)} to {short(high)} do not fit {dtype}, in which JAX holds "
+                f"Box: bounds {short_repr(low)} to {short_repr(high)} do not fit {dtype}, in which JAX holds "
                 f"{np.dtype(self.dtype)}; use float32"
             )
-        _set(self, low=low, high=high, shape=shape, dtype=dtype)
+        _set_fields(self, low=low, high=high, shape=shape, dtype=dtype)
 
 
 Space = Discrete | MultiDiscrete | Box | Mapping[str, Any] | tuple
@@ -101,19 +102,19 @@ _LEAVES = (Discrete, MultiDiscrete, Box)
 
 
 def is_leaf(x: Any) -> TypeGuard[Discrete | MultiDiscrete | Box]:
-    """Return whether `x` is a space of its own, and no dict or tuple of spaces."""
+    """Return whether `x` is one of the three spaces and no dict or tuple."""
     return isinstance(x, _LEAVES)
 
 
 # --- plain numbers ------------------------------------------------------------------------------------------------
 
 
-def _set(space: Any, **fields: Any) -> None:
+def _set_fields(space: Any, **fields: Any) -> None:
     for name, value in fields.items():
         object.__setattr__(space, name, value)
 
 
-def _count(kind: str, n: Any) -> int:
+def _check_n(kind: str, n: Any) -> int:
     try:
         count = -1 if isinstance(n, bool) else operator.index(n)
     except TypeError:
@@ -123,7 +124,7 @@ def _count(kind: str, n: Any) -> int:
     return count
 
 
-def _start(kind: str, start: Any) -> int:
+def _check_start(kind: str, start: Any) -> int:
     try:
         if isinstance(start, bool):
             raise TypeError
@@ -132,16 +133,16 @@ def _start(kind: str, start: Any) -> int:
         raise SettingsError(f"{kind}: start is {start!r}; expected a whole number") from None
 
 
-def _require_room(kind: str, dtype: str, n: int, start: int) -> None:
-    """Raise `SettingsError` unless `dtype` holds the numbers from `start` on, and from 0 on, as they are counted in."""
-    least, most = _range(dtype)
+def _check_range(kind: str, dtype: str, n: int, start: int) -> None:
+    """Raise `SettingsError` unless `dtype` holds `n` numbers both from `start` and from 0."""
+    least, most = _integer_range(dtype)
     if start < least or max(start, 0) + n - 1 > most:
         of = f"n is {n}" + (f" with start {start}" if start else "")
         raise SettingsError(f"{kind}: {of}, but {dtype} holds {least} to {most}; use fewer, or a wider dtype")
 
 
-def _range(dtype: str) -> tuple[int, int]:
-    """Return the least and the largest of the whole numbers that `dtype` holds without a gap."""
+def _integer_range(dtype: str) -> tuple[int, int]:
+    """Return the smallest and largest integer up to which `dtype` represents all integers exactly."""
     made = jnp.dtype(dtype)
     if made == np.bool_:
         return 0, 1
@@ -151,17 +152,17 @@ def _range(dtype: str) -> tuple[int, int]:
     return -most, most
 
 
-def _holds(dtype: str, low: Any, high: Any) -> bool:
-    """Return whether `dtype` holds finite bounds; those that are not finite bound nothing."""
+def _fits(dtype: str, low: Any, high: Any) -> bool:
+    """Return whether `dtype` represents the finite ones among the bounds; infinity means no bound."""
     if not jnp.issubdtype(jnp.dtype(dtype), jnp.integer):
         return True
-    least, most = _range(dtype)
+    least, most = _integer_range(dtype)
     ends = np.concatenate([np.ravel(low), np.ravel(high)]).astype(np.float64)
     return not np.any(np.isfinite(ends) & ((ends < least) | (ends > most)))
 
 
-def _dtype(kind: str, dtype: Any) -> str:
-    """Return the name of the dtype that JAX uses for `dtype`; by default it has no 64-bit types."""
+def _dtype_name(kind: str, dtype: Any) -> str:
+    """Return the name of JAX's dtype for `dtype`; without x64 mode, JAX has no 64-bit types."""
     try:
         made = None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
     except TypeError:
@@ -171,7 +172,7 @@ def _dtype(kind: str, dtype: Any) -> str:
     return str(made.name)
 
 
-def _shape(shape: Any) -> tuple[int, ...]:
+def _check_shape(shape: Any) -> tuple[int, ...]:
     try:
         whole = tuple(operator.index(size) for size in (shape if np.ndim(shape) else [shape]))
     except TypeError:
@@ -181,7 +182,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return whole
 
 
-def _bound(name: str, bound: Any, shape: tuple[int, ...]) -> float | tuple[float, ...]:
+def _flatten_bound(name: str, bound: Any, shape: tuple[int, ...]) -> float | tuple[float, ...]:
     """Return a bound as one number, or as one number per entry, flat."""
     try:
         array = np.asarray(bound)
@@ -189,9 +190,9 @@ def _bound(name: str, bound: Any, shape: tuple[int, ...]) -> float | tuple[float
             raise TypeError
         array = array.astype(np.float64)
     except (TypeError, ValueError):
-        raise SettingsError(f"Box: {name} is {short(bound)}; expected a number, or one an entry") from None
+        raise SettingsError(f"Box: {name} is {short_repr(bound)}; expected a number, or one an entry") from None
     if np.isnan(array).any():
-        raise SettingsError(f"Box: {name} is {short(bound)}; expected numbers, or infinity for none")
+        raise SettingsError(f"Box: {name} is {short_repr(bound)}; expected numbers, or infinity for none")
     if array.ndim == 0:
         return float(array)
     try:
@@ -204,19 +205,19 @@ def _bound(name: str, bound: Any, shape: tuple[int, ...]) -> float | tuple[float
     return flat[0] if alike else tuple(flat)
 
 
-def short(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Return `repr(value)` on one line, of at most 60 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-# --- spaces of others ---------------------------------------------------------------------------------------------
+# --- conversion of other libraries' spaces ------------------------------------------------------------------------
 
 
-def space_of(name: str, space: Any) -> Space:
-    """Convert `space`, of environment `name`, to ours: from Gymnasium's, or a dict or tuple of such.
+def convert_space(name: str, space: Any) -> Space:
+    """Convert `space` of environment `name`: one of Gymnasium, or a dict or tuple of such, to jaxrl's.
 
-    Whole numbers that JAX holds in fewer bits than the environment become float32 where their bounds do not fit.
+    A `Box` of integers becomes float32 if its bounds do not fit the dtype that JAX has for it.
 
     Raises:
       SettingsError: `space` is none of these.
@@ -225,31 +226,31 @@ def space_of(name: str, space: Any) -> Space:
     if is_leaf(space):
         return space
     if isinstance(space, Mapping) or kind == "Dict":
-        return {key: space_of(name, part) for key, part in _named(name, getattr(space, "spaces", space))}
+        return {key: convert_space(name, part) for key, part in _check_keys(name, getattr(space, "spaces", space))}
     if isinstance(space, tuple) and hasattr(space, "_fields"):
-        parts: list[Any] = [space_of(name, part) for part in space]
+        parts: list[Any] = [convert_space(name, part) for part in space]
         return type(space)(*parts)
     if isinstance(space, tuple | list) or kind == "Tuple":
-        return tuple(space_of(name, part) for part in getattr(space, "spaces", space))
+        return tuple(convert_space(name, part) for part in getattr(space, "spaces", space))
     try:
-        leaf = _leaf_of(kind, space)
+        leaf = _convert_leaf(kind, space)
     except SettingsError as error:
-        raise SettingsError(f"environment {name} has a space {short(space)}: {error}") from error
+        raise SettingsError(f"environment {name} has a space {short_repr(space)}: {error}") from error
     if leaf is None:
         raise SettingsError(
-            f"environment {name} has a space {short(space)}; expected Box, Discrete, MultiDiscrete, Dict or Tuple"
+            f"environment {name} has a space {short_repr(space)}; expected Box, Discrete, MultiDiscrete, Dict or Tuple"
         )
     return leaf
 
 
-def _named(name: str, parts: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
+def _check_keys(name: str, parts: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
     for key in parts:
         if not isinstance(key, str):
             raise SettingsError(f"environment {name} has a dict of spaces with the key {key!r}; expected names")
     return parts.items()
 
 
-def _leaf_of(kind: str, space: Any) -> Discrete | MultiDiscrete | Box | None:
+def _convert_leaf(kind: str, space: Any) -> Discrete | MultiDiscrete | Box | None:
     if kind == "Discrete":
         return Discrete(int(space.n), start=int(getattr(space, "start", 0)))
     if kind == "MultiDiscrete" and space.nvec.ndim == 1:
@@ -258,7 +259,7 @@ def _leaf_of(kind: str, space: Any) -> Discrete | MultiDiscrete | Box | None:
         return MultiDiscrete((2,) * space.shape[0])
     if kind == "Box":
         low, high, dtype = np.asarray(space.low), np.asarray(space.high), np.dtype(space.dtype)
-        if dtype.kind in "iu" and not _holds(_dtype("Box", dtype), low, high):
+        if dtype.kind in "iu" and not _fits(_dtype_name("Box", dtype), low, high):
             dtype = np.dtype(np.float32)  # networks see float32 anyway, and nothing wraps
         return Box(low, high, space.shape, dtype)  # type: ignore[arg-type]
     return None
@@ -266,39 +267,39 @@ def _leaf_of(kind: str, space: Any) -> Discrete | MultiDiscrete | Box | None:
 
 # --- images with channels first -----------------------------------------------------------------------------------
 
-CHANNELS = 16
-"""Largest number of channels of an image that is recognised, by its shape, as having channels first."""
+MAX_CHANNELS = 16
+"""Largest number of channels for which an image is recognised by its shape as channels-first."""
 
 
-def channels_last(space: Space) -> Space:
+def to_channels_last(space: Space) -> Space:
     """Return the space with all images in channels-last layout, as convolutions expect.
 
     An image counts as channels-first if it is a `Box` `[C, H, W]` of bytes with at most 16 channels, both sides longer
     than that and at least 8, and neither more than twice the other, like EnvPool's frames `[4, 84, 84]`.
     """
 
-    def turned(leaf: Discrete | MultiDiscrete | Box) -> Discrete | MultiDiscrete | Box:
+    def convert(leaf: Discrete | MultiDiscrete | Box) -> Discrete | MultiDiscrete | Box:
         if not (isinstance(leaf, Box) and leaf.dtype == "uint8" and _channels_first(leaf.shape)):
             return leaf
-        low, high = (_turned_bound(bound, leaf.shape) for bound in (leaf.low, leaf.high))
+        low, high = (_transpose_bound(bound, leaf.shape) for bound in (leaf.low, leaf.high))
         return Box(low, high, (*leaf.shape[1:], leaf.shape[0]), leaf.dtype)
 
-    turned_all: Space = jax.tree.map(turned, space, is_leaf=is_leaf)
-    return turned_all
+    converted: Space = jax.tree.map(convert, space, is_leaf=is_leaf)
+    return converted
 
 
 def _channels_first(shape: tuple[int, ...]) -> bool:
     if len(shape) != 3:
         return False
     channels, (short, long) = shape[0], sorted(shape[1:])
-    return 0 < channels <= CHANNELS and short >= max(channels + 1, 8) and long <= 2 * short
+    return 0 < channels <= MAX_CHANNELS and short >= max(channels + 1, 8) and long <= 2 * short
 
 
-def _turned_bound(bound: Any, shape: tuple[int, ...]) -> Any:
+def _transpose_bound(bound: Any, shape: tuple[int, ...]) -> Any:
     return np.moveaxis(np.reshape(bound, shape), 0, -1) if np.size(bound) > 1 else bound
 
 
-def as_shape(x: Any, shape: tuple[int, ...]) -> Any:
+def match_image_layout(x: Any, shape: tuple[int, ...]) -> Any:
     """Transpose images `[..., C, H, W]` to `[..., H, W, C]` if that gives the required `shape`."""
     if not _channels_first(x.shape[-3:]) or tuple(shape) != (*x.shape[-2:], x.shape[-3]):
         return x
@@ -309,7 +310,7 @@ def as_shape(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def space_struct(space: Space) -> PyTree:
-    """Return the `jax.ShapeDtypeStruct` of one element of `space`, leaf by leaf."""
+    """Return the tree of `jax.ShapeDtypeStruct`s of one element of `space`."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), space, is_leaf=is_leaf)
 
 
@@ -320,22 +321,22 @@ def space_zeros(space: Space, count: int | None = None) -> PyTree:
 
 
 def to_dtype(what: str, array: np.ndarray, dtype: Any) -> np.ndarray:
-    """Return `array` as `dtype`; raise `SettingsError`, naming `what`, rather than wrap whole numbers."""
+    """Cast `array` to `dtype`; raise `SettingsError`, naming `what`, if integers would wrap around."""
     dtype = np.dtype(dtype)
     if array.dtype.kind in "iu" and dtype.kind in "iu" and array.size and not np.can_cast(array.dtype, dtype):
         info, ends = np.iinfo(dtype), (int(array.min()), int(array.max()))
         for end in ends:
             if not info.min <= end <= info.max:
                 raise SettingsError(f"{what} holds {end}; {dtype.name} holds {info.min} to {info.max}")
-    with np.errstate(over="ignore"):  # beyond float32 is infinite, and found where infinities are
+    with np.errstate(over="ignore"):  # overflow to infinity is handled with other non-finite values
         return np.asarray(array, dtype)
 
 
 def sample_space(space: Space, key: Key, count: int | None = None) -> PyTree:
     """Draw a uniform element of `space`, or `count` of them `[count, ...]`; the key is consumed.
 
-    Whole numbers are indices, from 0 on. Entries of a `Box` without both bounds are drawn from a normal distribution
-    around `span_of`'s centre, and clipped.
+    Discrete values are indices from 0. Entries of a `Box` without both bounds are drawn from a normal distribution
+    around the centre of `box_span`, and clipped.
     """
     leaves, treedef = jax.tree.flatten(space, is_leaf=is_leaf)
     keys = jax.random.split(key, len(leaves)) if len(leaves) > 1 else [key]
@@ -361,7 +362,7 @@ def _sample_leaf(space: Discrete | MultiDiscrete | Box, key: Key, shape: tuple[i
 def box_bounds(space: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return `low` and `high` of every entry, and which entries have both bounds; `space.shape` each.
 
-    Bounds whose distance float32 cannot represent do not count as bounds, nor does its largest number.
+    Bounds whose distance overflows float32 count as none, and so does the largest float32.
     """
     low, high = (
         np.broadcast_to(np.reshape(bound, space.shape if np.size(bound) > 1 else ()), space.shape).astype(np.float64)
@@ -373,25 +374,25 @@ def box_bounds(space: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def to_box(space: Box, x: Array) -> Array:
     """Rescale `x` `[N, D]` so that -1 to 1 spans the bounds of `space`, and clip it to them; `[N, *space.shape]`.
 
-    An entry with one bound is open on the other side: see `span_of`.
+    For entries without both bounds see `box_span`.
     """
     low, high, _ = box_bounds(space)
-    middle, reach = span_of(space)
+    middle, reach = box_span(space)
     within = jnp.clip(middle + reach * x, low.reshape(1, -1).astype(np.float32), high.reshape(1, -1).astype(np.float32))
     return within.reshape(-1, *space.shape).astype(space.dtype)
 
 
 def from_box(space: Box, action: Array) -> Array:
     """Invert `to_box`: elements of `space` `[N, ...]` -> `[N, D]`, from -1 to 1 within bounds."""
-    middle, reach = span_of(space)
+    middle, reach = box_span(space)
     return (action.reshape(action.shape[0], -1).astype(jnp.float32) - middle) / np.where(reach > 0, reach, 1)
 
 
-def span_of(space: Box) -> tuple[np.ndarray, np.ndarray]:
+def box_span(space: Box) -> tuple[np.ndarray, np.ndarray]:
     """Return centre and half-width `[1, D]` of the bounds.
 
-    Of an entry without both bounds the half-width is 1, and the centre the number nearest to 0 that lies at least 1
-    within the bound that there is.
+    For an entry without both bounds the half-width is 1, and the centre is the number nearest to 0 with a distance of
+    at least 1 from its bound, if it has one.
     """
     low, high, bounded = (x.reshape(1, -1) for x in box_bounds(space))
     bottom, top = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
@@ -413,7 +414,7 @@ def space_to_plain(space: Space) -> Any:
 
 
 def space_from_plain(plain: Any) -> Space:
-    """Read back what `space_to_plain` wrote."""
+    """Invert `space_to_plain`."""
     ((kind, value),) = plain.items()
     if kind == "dict":
         return {name: space_from_plain(part) for name, part in value.items()}
@@ -441,31 +442,31 @@ class _EnvSpec(NamedTuple):
     observation_space: Space
     action_space: Space
     time_limit: int | None = None
-    """Number of environment steps after which an episode is truncated; `None`: never."""
+    """Environment steps after which an episode is truncated; `None`: no limit."""
 
 
 class EnvSpec(_EnvSpec):
     """The static description of an environment: its name, spaces and time limit.
 
-    Gymnasium's spaces are converted to ours.
+    Gymnasium's spaces are converted to jaxrl's.
 
     Raises:
-      SettingsError: a space is neither Gymnasium's nor ours, or the time limit is no number of steps.
+      SettingsError: a space is neither Gymnasium's nor jaxrl's, or the time limit is no number of steps.
     """
 
     __slots__ = ()
 
     def __new__(cls, name: str, observation_space: Any, action_space: Any, time_limit: int | None = None) -> "EnvSpec":
         """Create a spec, converting Gymnasium's spaces."""
-        seen, done = (space_of(name, space) for space in (observation_space, action_space))
-        return super().__new__(cls, name, seen, done, _limit(name, time_limit))
+        observations, actions = (convert_space(name, space) for space in (observation_space, action_space))
+        return super().__new__(cls, name, observations, actions, _check_time_limit(name, time_limit))
 
     @classmethod
     def _make(cls, iterable: Iterable[Any]) -> "EnvSpec":  # type: ignore[override]
         return cls(*iterable)
 
 
-def _limit(name: str, limit: Any) -> int | None:
+def _check_time_limit(name: str, limit: Any) -> int | None:
     if limit is None:
         return None
     try:
@@ -473,7 +474,7 @@ def _limit(name: str, limit: Any) -> int | None:
     except TypeError:
         steps = 0
     if steps < 1 or isinstance(limit, bool):
-        raise SettingsError(f"environment {name}: time_limit is {short(limit)}; expected at least 1 step, or None")
+        raise SettingsError(f"environment {name}: time_limit is {short_repr(limit)}; expected at least 1 step, or None")
     return steps
 
 
@@ -484,54 +485,54 @@ def spec_to_plain(spec: EnvSpec) -> dict[str, Any]:
 
 
 def spec_from_plain(plain: Mapping[str, Any]) -> EnvSpec:
-    """Read back what `spec_to_plain` wrote."""
+    """Invert `spec_to_plain`."""
     spaces = {name: space_from_plain(plain[name]) for name in ("observation_space", "action_space")}
     return EnvSpec(**{**plain, "name": str(plain["name"]), **spaces})
 
 
-# --- whole numbers: indices counted from 0, as agents have them, and elements, as an environment does ---------------
+# --- indices counted from 0, for agents, and elements counted from `start`, for environments ------------------------
 
 
-def starts_of(space: Space) -> list[Any]:
-    """Return the start of each leaf: whole numbers, one for each entry of the leaf where they differ; 0 of a `Box`."""
+def space_starts(space: Space) -> list[Any]:
+    """Return the `start` of each leaf: one integer, or one per entry if they differ; 0 for a `Box`."""
     return [getattr(leaf, "start", 0) for leaf in jax.tree.leaves(space, is_leaf=is_leaf)]
 
 
 def to_indices(space: Space, elements: PyTree) -> PyTree:
-    """Return elements of `space` `[..., *shape]` as indices: whole numbers counted from 0, all else as it is."""
-    return _shifted(space, elements, -1)
+    """Convert elements of `space` `[..., *shape]` to indices: discrete values counted from 0, boxes unchanged."""
+    return _shift(space, elements, -1)
 
 
 def to_elements(space: Space, indices: PyTree) -> PyTree:
     """Invert `to_indices`."""
-    return _shifted(space, indices, 1)
+    return _shift(space, indices, 1)
 
 
-def _shifted(space: Space, tree: PyTree, sign: int) -> PyTree:
-    starts = starts_of(space)
+def _shift(space: Space, tree: PyTree, sign: int) -> PyTree:
+    starts = space_starts(space)
     if not any(map(np.any, starts)):
         return tree
     leaves, treedef = jax.tree.flatten(tree)
-    moved = (_moved(x, sign, np.asarray(start, x.dtype)) for start, x in zip(starts, leaves, strict=True))
+    moved = (_shift_leaf(x, sign, np.asarray(start, x.dtype)) for start, x in zip(starts, leaves, strict=True))
     return jax.tree.unflatten(treedef, moved)
 
 
-def _moved(x: Array, sign: int, start: np.ndarray) -> Array:
+def _shift_leaf(x: Array, sign: int, start: np.ndarray) -> Array:
     return x + sign * start.reshape((1,) * (x.ndim - start.ndim) + start.shape) if np.any(start) else x
 
 
-def from_0(spec: EnvSpec) -> EnvSpec:
-    """Return `spec` with all whole numbers counted from 0."""
+def to_zero_based(spec: EnvSpec) -> EnvSpec:
+    """Return `spec` with all discrete spaces starting at 0."""
     unshifted = lambda leaf: leaf if isinstance(leaf, Box) else replace(leaf, start=0)
-    seen, done = (jax.tree.map(unshifted, space, is_leaf=is_leaf) for space in spec[1:3])
-    return spec._replace(observation_space=seen, action_space=done)
+    observations, actions = (jax.tree.map(unshifted, space, is_leaf=is_leaf) for space in spec[1:3])
+    return spec._replace(observation_space=observations, action_space=actions)
 
 
-def require_indices(name: str, space: Space) -> None:
-    """Raise `SettingsError` if whole numbers of `space`, of an environment `name` in JAX, start elsewhere than at 0."""
-    for leaf, start in zip(jax.tree.leaves(space, is_leaf=is_leaf), starts_of(space), strict=True):
+def check_zero_based(name: str, space: Space) -> None:
+    """Raise `SettingsError` unless discrete parts of `space`, of an environment `name` written in JAX, start at 0."""
+    for leaf, start in zip(jax.tree.leaves(space, is_leaf=is_leaf), space_starts(space), strict=True):
         if np.any(start):
             raise SettingsError(
-                f"environment {name} has a space {short(leaf)}, but whole numbers of an environment in JAX count "
+                f"environment {name} has a space {short_repr(leaf)}, but whole numbers of an environment in JAX count "
                 "from 0; leave start out, and add it in the environment"
             )

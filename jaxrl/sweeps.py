@@ -6,7 +6,8 @@ from typing import Any
 
 from jaxrl.algos import EnvRun, build
 from jaxrl.config import flag_types, from_plain
-from jaxrl.errors import SettingsError, nearest
+from jaxrl.errors import SettingsError, suggest
+from jaxrl.parsing import as_int, parse_float
 from jaxrl.strategies import Strategy
 from jaxrl.strategies.population import (
     Population,
@@ -22,7 +23,6 @@ from jaxrl.strategies.population import (
 )
 from jaxrl.strategies.search import search_of
 from jaxrl.training.settings import TrainerConfig
-from jaxrl.written import number, whole
 
 OF_ENV = "env_args."
 """How the names of swept parameters of the environment begin."""
@@ -78,7 +78,7 @@ def build_population(algo: str, config: Any, asked: PopulationConfig) -> Populat
       SettingsError: a setting that cannot be swept, a value that it cannot have, numbers that do not fit.
     """
     sweep = {name: _values(config, name, values) for name, values in (asked.sweep or {}).items()}
-    seeds = whole(asked.seeds)
+    seeds = as_int(asked.seeds)
     combined = combinations(sweep, seeds, asked.members, asked.draw_seed)
     configs = [from_plain(config, changed_settings(_kept(config, swept), swept)) for swept in combined]
     for one in configs:
@@ -119,7 +119,7 @@ def _of_env(config: Any, name: str, given: Any) -> Sequence[Any] | Range:
     own = name.removeprefix(OF_ENV)
     numbers = [OF_ENV + known for known, value in config.env_args.items() if type(value) in (int, float)]
     if not isinstance(config, EnvRun) or name not in numbers:
-        hint = nearest(name, numbers) if numbers else f"give it a number first, as in --env-args {own} 1"
+        hint = suggest(name, numbers) if numbers else f"give it a number first, as in --env-args {own} 1"
         raise SettingsError(f"{name!r} cannot be swept; {hint}")
     if config.eval_env is None and own not in config.eval_env_args:
         raise SettingsError(
@@ -129,7 +129,7 @@ def _of_env(config: Any, name: str, given: Any) -> Sequence[Any] | Range:
     found = read_values(given) if isinstance(given, str) else given
     if isinstance(found, Range):
         return found
-    typed = [number(str(value)) for value in found] if isinstance(found, list | tuple) else []
+    typed = [parse_float(str(value)) for value in found] if isinstance(found, list | tuple) else []
     if not typed or None in typed or len(set(typed)) < len(typed):
         raise SettingsError(f"sweep of {name} is {given!r}; expected a list of numbers, none twice, or a range")
     return typed
@@ -144,7 +144,7 @@ def _values(config: Any, name: str, given: Any) -> Sequence[Any] | Range:
     able = {known: kind for known, kind in kinds.items() if known not in of_trainer and kind in (int, float, bool, str)}
     able.pop("env", None)  # scores of different environments cannot be compared
     if name not in able:
-        hint = "give --seeds" if name == "seed" else nearest(name, able, settings=True)
+        hint = "give --seeds" if name == "seed" else suggest(name, able, settings=True)
         raise SettingsError(f"{name!r} cannot be swept; {hint}")
     found = read_values(given) if isinstance(given, str) else given
     if isinstance(found, Range):

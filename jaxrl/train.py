@@ -18,8 +18,8 @@ if __name__ == "__main__":
 from jaxrl.algos import build, part_of
 from jaxrl.arguments import command, normalise, quote, refuse_repeats, value_of
 from jaxrl.config import Request, algorithm_named, parse
-from jaxrl.envs.registry import module_in
-from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, nearest, one_line, print_line
+from jaxrl.envs.registry import module_to_import
+from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, one_line, print_line, suggest
 from jaxrl.finished import nothing_left
 from jaxrl.joining import join, joining, together
 from jaxrl.leaving import say_how_far
@@ -142,7 +142,7 @@ def population_config(given: Mapping[str, Any] | None) -> PopulationConfig | Non
     known = PopulationConfig.__dataclass_fields__
     for name in given:
         if not isinstance(name, str) or name not in known:
-            raise SettingsError(f"unknown setting population.{name}; {nearest(str(name), known)}")
+            raise SettingsError(f"unknown setting population.{name}; {suggest(str(name), known)}")
     sweep = given.get("sweep") or {}
     words = isinstance(sweep, list) and all(isinstance(word, str) for word in sweep)
     if not words and not (isinstance(sweep, Mapping) and all(isinstance(name, str) for name in sweep)):
@@ -152,8 +152,8 @@ def population_config(given: Mapping[str, Any] | None) -> PopulationConfig | Non
 
 def _named_again(algo: str, env: str | None) -> str:
     """Return the flags without which no command would import a user's own algorithm and environment."""
-    algorithm = f" --algo {quote(algo)}" if module_in(algo) else ""
-    return algorithm + (f" --env {quote(env)}" if env is not None and module_in(env) else "")
+    algorithm = f" --algo {quote(algo)}" if module_to_import(algo) else ""
+    return algorithm + (f" --env {quote(env)}" if env is not None and module_to_import(env) else "")
 
 
 def show_population(result: PopulationResult, run_dir: str, again: str = "") -> None:

@@ -16,9 +16,9 @@ PyTree = Any
 
 
 def make_key(seed: int | Array) -> Key:
-    """Return the key of a seed, of the generator that every sampler of `jax.random` works with: Threefry-2x32.
+    """Return the Threefry-2x32 key of a seed, whatever `jax_default_prng_impl` is set to.
 
-    Whatever `jax_default_prng_impl` is set to, so that the numbers of a run depend on its seed alone.
+    So the random numbers of a run depend on its seed alone.
     """
     return jax.random.key(seed, impl="threefry2x32")
 
@@ -29,9 +29,9 @@ def is_key(leaf: Any) -> bool:
 
 
 def key_impl(keys: Any) -> str:
-    """Return the name of the generator of typed keys, which may be a `ShapeDtypeStruct`."""
+    """Return the name of the PRNG implementation of typed keys, which may be a `ShapeDtypeStruct`."""
     found: list[str] = []
-    # `key_impl` takes arrays alone; while a function is traced, a shape stands for one.
+    # `jax.random.key_impl` does not take a `ShapeDtypeStruct`; inside a trace it becomes an array.
     jax.eval_shape(lambda keys: found.append(str(jax.random.key_impl(keys))), keys)
     return found[0]
 
@@ -47,12 +47,12 @@ def tree_where(condition: Array, new: PyTree, old: PyTree) -> PyTree:
 
 
 def row_struct(tree: PyTree) -> PyTree:
-    """Return the shapes of one row of leaves `[rows, ...]`."""
+    """Return the `ShapeDtypeStruct`s of one row of leaves `[rows, ...]`."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
 
 
 def tree_bytes(tree: PyTree) -> int:
-    """Return the total bytes of all leaves, which may be arrays, `ShapeDtypeStruct`s or keys."""
+    """Return the size in bytes of all leaves, which may be arrays, `ShapeDtypeStruct`s or keys."""
 
     def leaf_bytes(leaf: Any) -> int:
         itemsize = 16 if is_key(leaf) else np.dtype(leaf.dtype).itemsize
@@ -62,7 +62,7 @@ def tree_bytes(tree: PyTree) -> int:
 
 
 def require_same(what: str, tree: PyTree, other: str, expected: PyTree) -> None:
-    """Raise `SettingsError`, naming the first leaf of `tree` whose path, shape or dtype differs from `expected`."""
+    """Raise `SettingsError`, naming the first leaf of `tree` that differs from `expected` in path, shape or dtype."""
     came, wanted = (dict(jax.tree_util.tree_flatten_with_path(t)[0]) for t in (tree, expected))
     for path in sorted({*came, *wanted}, key=str):
         where = jax.tree_util.keystr(path) or "the array"

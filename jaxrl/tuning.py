@@ -1,7 +1,7 @@
-"""Settings that live in a training state as arrays: programs that differ in them alone are one program.
+"""Hyperparameters as arrays in the training state, so that runs that differ only in them share one compiled program.
 
-Agents and processors put such settings into their states by `tunable`. A population gives its members other values by
-`given`, around the function that makes the state.
+Agents and processors put such settings into their states by `tunable`. A population overrides them for its members by
+`override` around the function that makes the state.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,47 +15,48 @@ import jax.numpy as jnp
 from jaxrl.trees import Array
 
 
-class Swap(NamedTuple):
-    """A value to be put in place of another."""
+class Override(NamedTuple):
+    """A new value for a hyperparameter."""
 
     old: float
+    """The value that is replaced."""
     new: Any
-    """A number, or a float32 scalar array, which may be traced."""
+    """A number or a float32 scalar array, which may be a tracer."""
 
 
-_swaps: ContextVar[Mapping[str, Swap] | None] = ContextVar("swaps", default=None)
+_swaps: ContextVar[Mapping[str, Override] | None] = ContextVar("swaps", default=None)
 _seen: ContextVar[dict[str, float] | None] = ContextVar("seen", default=None)
 
 
 def tunable(name: str, value: float) -> Array:
-    """Return the setting `name` as the float32 scalar that a state holds; what is `given` in place of `value`, if any.
+    """Return `value`, or its override, as a float32 scalar for a state.
 
-    `name` is that of the setting in a run, as `agent.lr`.
+    `name` is the name of the setting in a run, such as `agent.lr`.
     """
     seen, swaps = _seen.get(), _swaps.get()
     if seen is not None:
         seen[name] = value
     swap = swaps.get(name) if swaps is not None else None
-    # A processor may have two discounts, of which the setting is one.
+    # Two parts of a processor may use one name with different values (discounts); only the setting's is replaced.
     return jnp.float32(value) if swap is None or swap.old != value else jnp.asarray(swap.new, jnp.float32)
 
 
 @contextmanager
-def given(swaps: Mapping[str, Swap]) -> Iterator[None]:
-    """Put other values into the states that are made inside a `with` block, by the names of their settings."""
-    token = _swaps.set({**swaps, **(_swaps.get() or {})})  # what stands further out has the last word
+def override(swaps: Mapping[str, Override]) -> Iterator[None]:
+    """Override hyperparameters by name in states made inside a `with` block."""
+    token = _swaps.set({**swaps, **(_swaps.get() or {})})  # outer overrides take precedence
     try:
         yield
     finally:
         _swaps.reset(token)
 
 
-def traced(make: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, float]]:
-    """Return the shapes of `make(*args)`, and the settings that live in it, with their values; nothing is computed."""
+def trace_hyperparams(make: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, float]]:
+    """Return the shapes of `make(*args)`, and its hyperparameters with their values, by tracing."""
     found: dict[str, float] = {}
     token = _seen.set(found)
     try:
-        # A function of its own, lest JAX remember an earlier trace of `make`, in which nobody listened.
+        # A new function, because JAX caches traces by function: a cached one of `make` would call no `tunable`.
         return jax.eval_shape(lambda *args: make(*args), *args), dict(sorted(found.items()))
     finally:
         _seen.reset(token)

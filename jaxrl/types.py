@@ -1,4 +1,4 @@
-"""The data that flow through a training step: steps, transitions, rollouts, batches.
+"""Data of a training step: steps, transitions, rollouts and batches.
 
 Shape legend, used in all docstrings: `N` environments, `T` time, `B` minibatch, `P` population, `D` devices.
 """
@@ -19,24 +19,24 @@ class Step(NamedTuple):
     terminated: Array
     """The episode ended by itself."""
     truncated: Array
-    """The episode was cut off from outside, for example by a time limit; never true together with `terminated`."""
+    """The episode was cut off from outside, for example by a time limit; exclusive with `terminated`."""
     final_obs: PyTree
     """The true successor, before any reset."""
     obs: PyTree
-    """What the policy sees next: `final_obs`, or the first observation of a new episode."""
+    """The next observation of the policy: `final_obs`, or the first one of a new episode."""
     info: Mapping[str, Array] = {}
     valid: Array | bool = True
-    """False where the environment returned a non-finite observation or reward; such a step must not be learnt from."""
+    """False where the environment returned a non-finite observation or reward; such a step gets weight 0."""
     obs_valid: Array | tuple[()] = ()
-    """False where a first observation was not finite: zeros replace it in `obs`, and it must not enter any statistics.
-    `()` if all are finite."""
+    """False where a first observation was not finite. `obs` is then zeros, and must not enter any statistics. `()`: all
+    are finite."""
     present: Array | tuple[()] = ()
-    """False where there was nobody to take a step, as in the row of an agent that is dead: such a row is not valid, and
-    no episode or scalar of it is counted. `()` if all are."""
+    """False for rows without a step, such as those of dead agents: they are not valid, and neither episodes nor scalars
+    of them are counted. `()`: all are present."""
 
 
 class Transition(NamedTuple):
-    """The item that agents learn from. Past the processor, `discount` replaces `done`."""
+    """The item that agents learn from. From the processor on, `discount` replaces `done`."""
 
     obs: PyTree
     action: PyTree
@@ -47,50 +47,49 @@ class Transition(NamedTuple):
     next_obs: PyTree
     extras: PyTree = ()
     weight: Array | float = 1.0
-    """1, or 0 for a row that must not be learnt from."""
+    """1, or 0 for a row that must be ignored in losses."""
     is_first: Array | tuple[()] = ()
-    """Bool: an episode begins with this step, the first of several. `()` in replay of single items, data and
-    demonstrations, which have no order."""
+    """Bool: this step (the first one of an n-step transition) starts an episode. `()` for items without an order, as in
+    replay of single items, data sets and demonstrations."""
     is_last: Array | tuple[()] = ()
-    """Bool: the episode ends with this step, or with the last of several. It was truncated, and its successor's value
-    counts, unless `discount` is 0. `()` as for `is_first`. A loop outside may cut an episode after its last step was
-    learnt from: then only `is_first` of the next one says so."""
+    """Bool: this step (the last one of an n-step transition) ends the episode. If `discount` is not 0 it was truncated,
+    and the successor's value is bootstrapped. `()` as for `is_first`. A session may cut an episode after its last step
+    was pushed: then only `is_first` of the next step marks it."""
 
 
-class Remembered(NamedTuple):
-    """The observation of a recurrent agent: the environment's, and the agent's memory of the episode so far."""
+class RecurrentObs(NamedTuple):
+    """Observation of a recurrent agent: that of the environment, and the recurrent state before the step."""
 
     obs: PyTree
     memory: PyTree
 
 
-class Window(NamedTuple):
-    """The sequences in which an agent learns from replay: steps of one environment, in order."""
+class SequenceSpec(NamedTuple):
+    """Sequences for learning from replay: consecutive steps of one environment."""
 
     length: int
-    """Steps `L` of a sequence."""
+    """Number of steps `L`."""
     interval: int = 1
-    """Steps from the start of one to that of the next."""
+    """Steps between the starts of consecutive sequences."""
 
 
 class GoalFn(Protocol):
     def __call__(self, achieved: PyTree, desired: PyTree, /) -> tuple[Array, Array | bool]:
-        """Return the reward of a step that led to `achieved` where `desired` was wanted, and whether it terminates.
+        """Return reward and termination of a step that achieved `achieved` with the goal `desired`: two scalars.
 
-        Pure, for one step: two scalars. All of the reward must follow from these two.
+        A pure function for one step; the reward must depend on nothing else.
         """
         ...
 
 
 class Rollout(NamedTuple):
-    """`T` steps of `N` environments, in order."""
+    """`T` consecutive steps of `N` environments."""
 
     items: Transition
     """One-step transitions, leaves `[T, N, ...]`."""
     last: Array
-    """`[T, N]` bool: no later step may count towards this one, because the episode ends here (`items.is_last`), another
-    begins with the next step, or that step must not be learnt from. The rest of the return is `discount` times the
-    value of `next_obs`."""
+    """`[T, N]` bool: returns stop here and are bootstrapped with `discount` times the value of `next_obs`, because the
+    episode ends (`items.is_last`), a new one begins with the next step, or the next step has weight 0."""
 
 
 class Batch(NamedTuple):

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from jaxrl.algos import build
 from jaxrl.config import parse
-from jaxrl.envs.registry import module_in
-from jaxrl.errors import JaxrlError, NoCheckpointError, print_line, say
+from jaxrl.envs.registry import module_to_import
+from jaxrl.errors import JaxrlError, NoCheckpointError, print_line, print_stderr
 from jaxrl.outside import admit_algorithm
 from jaxrl.registry import ALGORITHMS
 from jaxrl.strategies import Strategy
@@ -52,7 +52,7 @@ def main(args: Sequence[str]) -> int:
     found = options.member is None and len(runs) < (expected if type(expected) is int else 0)
     if found or not runs:
         found = True
-        say(f"{options.run_dir} has {len(runs)} members of {expected}")
+        print_stderr(f"{options.run_dir} has {len(runs)} members of {expected}")
     for run_dir in runs:
         if run_dir != Path(options.run_dir):
             print_line(f"member {int(run_dir.name)}")
@@ -75,7 +75,7 @@ def _verify(run_dir: Path, replayed: bool) -> bool:
             problems.found |= not equal
             pairs += 1
         if not pairs:
-            say("no two checkpoints were trained in one go under the present settings")
+            print_stderr("no two checkpoints were trained in one go under the present settings")
     return problems.found
 
 
@@ -88,17 +88,19 @@ class Problems:
     def add(self, line: str) -> None:
         """Print a problem and remember that there was one."""
         self.found = True
-        say(shortened(line))
+        print_stderr(shortened(line))
 
 
 def rebuilt(run_dir: Path, problems: Problems) -> Strategy | None:
     """Build the strategy that `config.yaml` describes; `None` if it has parts made in Python, or is damaged."""
     try:
         if read_yaml(run_dir / CONFIG).get("custom"):
-            say("the run has parts made in Python: shapes are not compared with its settings")
+            print_stderr("the run has parts made in Python: shapes are not compared with its settings")
             return None
-        if (algo := read_yaml(run_dir / CONFIG).get("algo")) not in ALGORITHMS and module_in(str(algo)):
-            say(f"the run's algorithm is code of your own: give --algo {algo} to compare shapes with its settings")
+        if (algo := read_yaml(run_dir / CONFIG).get("algo")) not in ALGORITHMS and module_to_import(str(algo)):
+            print_stderr(
+                f"the run's algorithm is code of your own: give --algo {algo} to compare shapes with its settings"
+            )
             return None
         request = parse(["--resume", str(run_dir)])
         return build(request.algo, request.config)

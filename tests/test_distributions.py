@@ -13,8 +13,8 @@ from jaxrl.distributions import (
     Gaussian,
     MultiCategorical,
     TanhGaussian,
-    head_of,
-    log_slope,
+    log_tanh_slope,
+    make_head,
 )
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, from_box, to_box
@@ -32,7 +32,7 @@ def spec_of(action_space):
 
 
 def to_env(space, raw, squash=False):
-    return head_of(spec_of(space), squash).to_env(jnp.asarray(raw, jnp.float32))
+    return make_head(spec_of(space), squash).to_env(jnp.asarray(raw, jnp.float32))
 
 
 def normal(mean, log_std):
@@ -41,11 +41,11 @@ def normal(mean, log_std):
 
 def drawn(space, outputs, squash=False, count=DRAWS):
     """Actions of the space, one an environment, all of the same outputs of a network."""
-    head = head_of(spec_of(space), squash)
+    head = make_head(spec_of(space), squash)
 
     def draw(key):
         rows = jnp.broadcast_to(jnp.array(outputs, jnp.float32), (count, len(outputs)))
-        return head.to_env(head.of(rows).sample(key))
+        return head.to_env(head.distribution(rows).sample(key))
 
     return np.asarray(jax.jit(draw)(jax.random.key(0)))
 
@@ -238,9 +238,9 @@ def test_the_mode_of_a_gaussian_is_its_mean_before_squashing():
 
 
 def test_outputs_of_a_network_are_a_mean_and_a_logarithm_of_a_scale_held_within_bounds():
-    head = head_of(spec_of(Box(-1.0, 1.0, (2,))))
+    head = make_head(spec_of(Box(-1.0, 1.0, (2,))))
     assert (head.outputs, head.scales) == (4, 2)
-    distribution = head.of(jnp.array([0.5, -0.5, 100.0, -100.0]))
+    distribution = head.distribution(jnp.array([0.5, -0.5, 100.0, -100.0]))
     np.testing.assert_array_equal(distribution.mode(), [0.5, -0.5])
     low, high = LOG_STD
     np.testing.assert_allclose(distribution.at(jnp.ones(2)), [0.5 + math.exp(high), -0.5 + math.exp(low)], rtol=1e-6)
@@ -248,14 +248,14 @@ def test_outputs_of_a_network_are_a_mean_and_a_logarithm_of_a_scale_held_within_
 
 @pytest.mark.parametrize("u", [-30.0, 30.0, -1000.0, 1000.0])
 def test_log_slope_and_its_gradient_are_right_far_out(u):
-    value, slope = jax.value_and_grad(log_slope)(jnp.float32(u))
+    value, slope = jax.value_and_grad(log_tanh_slope)(jnp.float32(u))
     np.testing.assert_allclose(value, 2 * (math.log(2) - abs(u)), rtol=1e-6)
     np.testing.assert_allclose(slope, -2 * math.copysign(1.0, u), rtol=1e-6)
 
 
 @pytest.mark.parametrize("u", [-3.0, -0.5, 0.0, 0.01, 2.0])
 def test_log_slope_is_the_logarithm_of_the_slope_of_tanh(u):
-    value, slope = jax.value_and_grad(log_slope)(jnp.float32(u))
+    value, slope = jax.value_and_grad(log_tanh_slope)(jnp.float32(u))
     np.testing.assert_allclose(value, math.log(1 - math.tanh(u) ** 2), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(slope, -2 * math.tanh(u), rtol=1e-5, atol=1e-6)
 
@@ -281,11 +281,11 @@ SPACES = {
 @pytest.mark.parametrize("name", SPACES)
 def test_outputs_may_have_any_leading_axes(name):
     space, squash, action = SPACES[name]
-    head = head_of(spec_of(space), squash)
+    head = make_head(spec_of(space), squash)
 
     @jax.jit
     def look(outputs):
-        distribution = head.of(outputs)
+        distribution = head.distribution(outputs)
         mode = distribution.mode()
         return mode, distribution.log_prob(mode), distribution.entropy()
 
@@ -300,8 +300,8 @@ def test_outputs_may_have_any_leading_axes(name):
 @pytest.mark.parametrize("name", SPACES)
 def test_samples_differ_from_one_environment_to_the_next_and_repeat_with_the_key(name):
     space, squash, _ = SPACES[name]
-    head = head_of(spec_of(space), squash)
-    distribution = head.of(jnp.zeros((50, head.outputs)))
+    head = make_head(spec_of(space), squash)
+    distribution = head.distribution(jnp.zeros((50, head.outputs)))
     one, same, other = (distribution.sample(jax.random.key(seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one, same)
     assert (one != other).any()
@@ -321,7 +321,7 @@ def test_samples_differ_from_one_environment_to_the_next_and_repeat_with_the_key
     ],
 )
 def test_whole_numbers_reach_the_environment_unchanged_and_as_its_dtype(space, raw):
-    action = head_of(spec_of(space)).to_env(jnp.array(raw, jnp.int32))
+    action = make_head(spec_of(space)).to_env(jnp.array(raw, jnp.int32))
     assert action.dtype == space.dtype
     np.testing.assert_array_equal(action, raw)
 
@@ -333,8 +333,8 @@ def test_numbers_reach_the_environment_as_its_dtype(dtype, squash):
 
 
 def test_a_network_puts_out_a_number_for_each_choice():
-    assert head_of(spec_of(Discrete(5))).outputs == 5
-    assert head_of(spec_of(MultiDiscrete((2, 3)))).outputs == 5
+    assert make_head(spec_of(Discrete(5))).outputs == 5
+    assert make_head(spec_of(MultiDiscrete((2, 3)))).outputs == 5
 
 
 def test_bounded_actions_are_rescaled_and_clipped_beyond():
@@ -373,7 +373,7 @@ def test_actions_have_the_shape_of_the_space(shape):
     size = math.prod(shape)
     raw = np.arange(3 * size, dtype=np.float32).reshape(3, size)
     space = Box(-INF, INF, shape)
-    assert head_of(spec_of(space)).outputs == 2 * size
+    assert make_head(spec_of(space)).outputs == 2 * size
     np.testing.assert_array_equal(to_env(space, raw), raw.reshape(3, *shape))
 
 
@@ -401,8 +401,8 @@ def test_squashed_actions_stay_within_their_bounds(low, high):
 def test_squashing_needs_bounds_of_every_entry(low, high):
     space = Box(low, high, (2,))
     with pytest.raises(SettingsError, match=r"agent\.squash.*Toy"):
-        head_of(spec_of(space), squash=True)
-    head_of(spec_of(space), squash=False)
+        make_head(spec_of(space), squash=True)
+    make_head(spec_of(space), squash=False)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_squashing_needs_bounds_of_every_entry(low, high):
 @pytest.mark.parametrize("squash", [False, True])
 def test_other_actions_are_refused_by_name(space, squash):
     with pytest.raises(SettingsError, match=r"Toy has actions .* expected Discrete, MultiDiscrete or a Box"):
-        head_of(spec_of(space), squash)
+        make_head(spec_of(space), squash)
 
 
 # --- and back -----------------------------------------------------------------------------------------------------

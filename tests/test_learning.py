@@ -11,7 +11,7 @@ from toys_masks import minefield
 import jaxrl
 from benchmarks import learning, learnt, masks, offline
 from jaxrl.presets import PRESETS
-from jaxrl.registry import names_of
+from jaxrl.registry import algorithm_names
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,12 @@ def test_every_algorithm_has_a_picture_of_what_it_learnt_on_its_page() -> None:
             assert f"]({name})" in page.read_text()
             assert [algo for algo in algos.split() if f">{algo}<" not in (docs / name).read_text()] == []
             drawn += algos.split()
-    assert sorted(drawn) == sorted(names_of())
+    assert sorted(drawn) == sorted(algorithm_names())
 
 
 def test_the_result_file_has_every_offline_agent() -> None:
     (file,) = (Path(__file__).parents[1] / "benchmarks" / "results").glob("*-offline.json")
-    assert {row["algo"] for row in json.loads(file.read_text())["rows"]} == {*names_of("offline")}
+    assert {row["algo"] for row in json.loads(file.read_text())["rows"]} == {*algorithm_names("offline")}
     row = {"algo": "bc", "env": "CartPole-v1"}
     told = offline.documented([{**row, "last": 1.0}, {**row, "last": 3.0}])
     assert told.splitlines()[2:] == ["| CartPole-v1 | `bc` | 2 | 2.0 ± 1.0 | 1.0 |"]

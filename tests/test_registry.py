@@ -9,7 +9,7 @@ from jaxrl.algos import general
 from jaxrl.envs.registry import make_env
 from jaxrl.errors import SettingsError
 from jaxrl.presets import PRESETS
-from jaxrl.registry import ALGORITHMS, listed, maker, names_of, suite_of, suited
+from jaxrl.registry import ALGORITHMS, algorithm_maker, algorithm_names, join_names, matching_presets, split_suite
 
 SPACES = {
     "discrete": jaxrl.Discrete(3),
@@ -25,10 +25,10 @@ def test_an_agent_takes_the_actions_of_its_row_and_refuses_others_by_naming_agen
     for kind, space in SPACES.items():
         spec = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (3,)), space)
         if kind in row.actions:
-            assert maker(name)()(spec).name == name
+            assert algorithm_maker(name)()(spec).name == name
             continue
         with pytest.raises(SettingsError, match=name) as refused:
-            maker(name)()(spec)
+            algorithm_maker(name)()(spec)
         suggested = str(refused.value).split(";")[1]
         others = [
             other for other in ALGORITHMS if f" {other}," in f"{suggested} ,".replace(" and", ",").replace(" ,", ",")
@@ -40,12 +40,12 @@ def test_an_agent_takes_the_actions_of_its_row_and_refuses_others_by_naming_agen
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_row_has_a_public_maker_settings_presets_and_a_usual_environment_that_it_takes(name: str) -> None:
     row = ALGORITHMS[name]
-    assert getattr(jaxrl, name) is getattr(agents, name) is maker(name)
+    assert getattr(jaxrl, name) is getattr(agents, name) is algorithm_maker(name)
     assert getattr(jaxrl, row.config) is getattr(agents, row.config) is type(general(name).agent)
     assert PRESETS[name]
     assert general(name).env == row.env
     if row.env is not None:
-        maker(name)()(make_env(row.env).spec)
+        algorithm_maker(name)()(make_env(row.env).spec)
     assert (row.env is None) == (row.kind == "offline")
 
 
@@ -54,32 +54,32 @@ def test_tables_have_no_rows_beside_one_another() -> None:
 
 
 def test_names_are_chosen_by_kind_and_by_actions_and_listed_as_in_a_sentence() -> None:
-    assert names_of("on_policy", actions="unbounded") == ["ppo", "a2c", "reinforce", "impala"]
-    assert names_of(actions="multidiscrete") == ["ppo", "a2c", "reinforce", "impala", "bc"]
-    assert set(names_of()) == set(ALGORITHMS)
-    assert [listed("a"), listed("ab"), listed("abc", "or")] == ["a", "a and b", "a, b or c"]
+    assert algorithm_names("on_policy", actions="unbounded") == ["ppo", "a2c", "reinforce", "impala"]
+    assert algorithm_names(actions="multidiscrete") == ["ppo", "a2c", "reinforce", "impala", "bc"]
+    assert set(algorithm_names()) == set(ALGORITHMS)
+    assert [join_names("a"), join_names("ab"), join_names("abc", "or")] == ["a", "a and b", "a, b or c"]
 
 
 def test_the_name_of_a_suite_is_told_from_a_name_with_a_colon() -> None:
-    suite, name = suite_of("gymnasium:CartPole-v1")
+    suite, name = split_suite("gymnasium:CartPole-v1")
     assert (suite and suite.make, name) == ("gymnasium_env", "CartPole-v1")
-    assert suite_of("CartPole-v1") == (None, "CartPole-v1")
-    assert suite_of("mine:CartPole-v1") == (None, "mine:CartPole-v1")
+    assert split_suite("CartPole-v1") == (None, "CartPole-v1")
+    assert split_suite("mine:CartPole-v1") == (None, "mine:CartPole-v1")
 
 
 def test_presets_of_a_name_and_of_a_family_come_together_whatever_the_suite() -> None:
     presets = {"Catch-*": {"num_envs": 4}, "Catch-v1": {"seed": 1}, "Pong": {"seed": 2}}
-    assert suited(presets, "gymnasium:Catch-v1") == [{"num_envs": 4}, {"seed": 1}]
-    assert suited(presets, "My-Catch-v1") == suited(presets, None) == []
+    assert matching_presets(presets, "gymnasium:Catch-v1") == [{"num_envs": 4}, {"seed": 1}]
+    assert matching_presets(presets, "My-Catch-v1") == matching_presets(presets, None) == []
     # A name with a suite's prefix is for that suite alone.
     own = {"brax:*": {"num_envs": 8}, "ant": {"seed": 3}}
-    assert suited(own, "brax:ant") == [{"num_envs": 8}, {"seed": 3}]
-    assert suited(own, "ant") == [{"seed": 3}]
+    assert matching_presets(own, "brax:ant") == [{"num_envs": 8}, {"seed": 3}]
+    assert matching_presets(own, "ant") == [{"seed": 3}]
 
 
 @pytest.mark.parametrize(("space", "said"), [(jaxrl.Box(0, 9, (2,), "int32"), "Box actions of int32"), ({}, "dict")])
 @pytest.mark.parametrize("name", ["dqn", "sac", "td3", "iql"])
 def test_spaces_of_no_kind_are_refused_with_one_clear_message(name: str, space: object, said: str) -> None:
     with pytest.raises(SettingsError, match=rf"^{name} takes .* but Toy has {said}") as refused:
-        maker(name)()(jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (3,)), space))
+        algorithm_maker(name)()(jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (3,)), space))
     assert "\n" not in str(refused.value)

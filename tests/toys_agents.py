@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jaxrl
 from jaxrl.agents import Agent
 from jaxrl.spaces import sample_space
-from jaxrl.types import Batch, Remembered, Rollout, Transition
+from jaxrl.types import Batch, RecurrentObs, Rollout, Transition
 
 OBS = jaxrl.Box(-1.0, 1.0, (3,))
 ACTIONS = 4
@@ -31,7 +31,7 @@ def transitions(agent: Agent, spec: jaxrl.EnvSpec, state: Any, *shape: int) -> T
     obs, next_obs = (sample_space(spec.observation_space, jax.random.key(seed), rows) for seed in (1, 2))
     if agent.memory is not None:
         blank = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x), (rows, *jnp.shape(x))), agent.memory)
-        obs, next_obs = Remembered(obs, blank), Remembered(next_obs, blank)
+        obs, next_obs = RecurrentObs(obs, blank), RecurrentObs(next_obs, blank)
     action, extras = agent.act(state, obs, KEY, jnp.uint32(0), "explore")
     reward = jax.random.normal(jax.random.key(3), (rows,))
     no = jnp.zeros(rows, bool)

@@ -16,7 +16,7 @@ from jaxrl.types import Step
 
 def forget_envs(prefix: str) -> None:
     """Take back what was registered under names that begin with `prefix`."""
-    for name in [name for name in registry.registered() if name.startswith(prefix)]:
+    for name in [name for name in registry.registered_envs() if name.startswith(prefix)]:
         del registry._REGISTERED[name]
 
 

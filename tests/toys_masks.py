@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.envs import Env, TimeStep
-from jaxrl.masks import sizes_of
+from jaxrl.masks import action_sizes
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from jaxrl.trees import Array, Key
 
@@ -28,7 +28,7 @@ def minefield(actions: Any = None, shape: tuple[int, ...] | None = None, time_li
     `shape` is that of the mask.
     """
     space = actions or Discrete(3)
-    sizes = sizes_of(space)
+    sizes = action_sizes(space)
     shape = shape or (sum(sizes),)
     spec = EnvSpec(
         "Minefield", {"action_mask": Box(0, 1, shape, bool), "seen": Box(-1.0, 1.0, (2,))}, space, time_limit
@@ -62,7 +62,7 @@ def _some(key: Key, size: int) -> Array:
 
 def is_allowed(space: Discrete | MultiDiscrete, mask: Array, action: Array) -> Array:
     """Return for each of `action` `[N, ...]` whether `mask` `[N, A]` allows it."""
-    sizes = sizes_of(space)
+    sizes = action_sizes(space)
     parts = action.reshape(len(action), -1)
     begins = [sum(sizes[:i]) for i in range(len(sizes))]
     each = [jnp.take_along_axis(mask, begin + parts[:, i : i + 1], axis=1)[:, 0] for i, begin in enumerate(begins)]

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl.agents import Agent
 from jaxrl.spaces import Box, Discrete
-from jaxrl.types import Batch, Remembered, Transition
+from jaxrl.types import Batch, RecurrentObs, Transition
 
 KEY = jax.random.key(0)
 B, BURN, T, WIDTH = 4, 2, 5, 4
@@ -33,7 +33,7 @@ def batch_of(agent: Agent, actions: Discrete | Box) -> Batch:
         action = np.asarray(rng.uniform(actions.low, actions.high, (*shape, *actions.shape)), np.float32)
     discount = np.where(terminated, 0.0, 0.9).astype(np.float32)
     ends = np.concatenate([begins[:, 1:], np.zeros((B, 1), bool)], axis=1)
-    now, then = Remembered(draw(2), kept()), Remembered(draw(2), kept())
+    now, then = RecurrentObs(draw(2), kept()), RecurrentObs(draw(2), kept())
     items = Transition(now, action, draw(), discount, then, (), weight, begins, ends)
     return jax.tree.map(jnp.asarray, Batch(items, np.arange(B, dtype=np.int32), np.array([1.0, 0.5, 1.0, 0.25])))
 

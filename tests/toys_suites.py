@@ -14,7 +14,7 @@ from jaxrl.algos import build
 from jaxrl.config import preset
 from jaxrl.envs import Env, make_env, vectorise
 from jaxrl.presets import PRESETS
-from jaxrl.registry import suited
+from jaxrl.registry import matching_presets
 from jaxrl.spaces import sample_space, space_struct
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.types import Step
@@ -72,7 +72,7 @@ def resumes_to_the_same_bits(name: str, path: Path, **params: Any) -> None:
 
 def presets_fit(name: str) -> None:
     """Assert that PPO has a preset for `name`, of which a run can be made and comes out even."""
-    assert suited(PRESETS["ppo"], name)
+    assert matching_presets(PRESETS["ppo"], name)
     config = preset("ppo", name)
     config.check()
     with jax.numpy_rank_promotion("allow"):

@@ -17,7 +17,7 @@ from benchmarks.pixels import catching
 from jaxrl.algos import build
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.config import preset
-from jaxrl.registry import ALGORITHMS, maker
+from jaxrl.registry import ALGORITHMS, algorithm_maker
 from jaxrl.spaces import space_zeros
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.evaluator import run_episodes
@@ -105,7 +105,7 @@ def _offline(algo: str) -> Strategy:
     )
     ends = np.arange(1, STEPS + 1) % 100 == 0
     data = Dataset(env.spec, obs, action, np.zeros(STEPS, np.float32), obs, ends, np.zeros(STEPS, bool))
-    return jaxrl.offline(data, maker(algo)(), env=env)
+    return jaxrl.offline(data, algorithm_maker(algo)(), env=env)
 
 
 def _dqn(num_envs: int) -> Program:

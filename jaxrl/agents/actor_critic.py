@@ -36,14 +36,23 @@ from jaxrl.agents.own import (
     observations,
 )
 from jaxrl.agents.returns import gae, lambda_returns, vtrace
-from jaxrl.distributions import Distribution, Head, head_of, restricted, tempered
+from jaxrl.distributions import Distribution, Head, apply_temperature, make_head, mask_distribution
 from jaxrl.errors import SettingsError
-from jaxrl.masks import PRIVILEGED, blinded, check_parts, for_critic, for_policy, has, mask_of, viewed
+from jaxrl.masks import (
+    PRIVILEGED,
+    check_observation_entries,
+    for_critic,
+    for_policy,
+    get_mask,
+    has_entry,
+    view_spec,
+    zero_privileged,
+)
 from jaxrl.metrics import Metrics, Stat, stat
-from jaxrl.nn import ActorCritic, Network, check_torso, no_memory, unroll
+from jaxrl.nn import ActorCritic, Network, check_torso, initial_memory, unroll
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, Remembered, Rollout
+from jaxrl.types import Batch, RecurrentObs, Rollout
 
 LARGEST_RATIO = 1e6
 """Probability ratio above which the reported KL divergence is no longer exact."""
@@ -225,10 +234,10 @@ def _check(config: PPOConfig, parts: Mapping[str, Any]) -> None:
 
 
 def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
-    check_parts(spec)
-    spec = viewed(spec, for_critic)
-    privileged = has(spec.observation_space, PRIVILEGED)
-    head, memory = head_of(spec, config.squash), no_memory(config.core, config.core_features)
+    check_observation_entries(spec)
+    spec = view_spec(spec, for_critic)
+    privileged = has_entry(spec.observation_space, PRIVILEGED)
+    head, memory = make_head(spec, config.squash), initial_memory(config.core, config.core_features)
     usual, outputs = partial(_network, config, spec, head), (choices(head), ONE_VALUE)
     network = network_of(own, "make_network", (spec, head), usual, (observations(spec),), outputs)
     blinds = privileged and "make_network" in own.makers
@@ -273,14 +282,14 @@ def _network(config: PPOConfig, spec: EnvSpec, head: Head) -> Network:
         config.core_features,
         config.channels,
         config.dtype,
-        spec.observation_space if has(spec.observation_space, PRIVILEGED) else None,
+        spec.observation_space if has_entry(spec.observation_space, PRIVILEGED) else None,
     )
 
 
 def _init(parts: _Parts, key: Key) -> ActorCriticState:
     obs = space_zeros(parts.spec.observation_space, 1)
     if parts.memory is not None:
-        obs = Remembered(obs, jax.tree.map(lambda x: x[None], parts.memory))
+        obs = RecurrentObs(obs, jax.tree.map(lambda x: x[None], parts.memory))
     params = parts.network.init(key, obs)
     off = {*TEMPERATURE, *(() if parts.config.rho_clip else ("rho_clip", "c_clip"))}
     names = [name for name in Hyper._fields if name not in off]
@@ -312,7 +321,9 @@ def _act(
 def _chosen_from(parts: _Parts, state: ActorCriticState, obs: PyTree) -> tuple[Distribution, PyTree]:
     """Return the distributions of raw actions, and the memory after the step."""
     outputs, _, memory = _look(parts, state.params, obs)
-    return restricted(tempered(parts.head.of(outputs), state.hyper.exploration), mask_of(obs)), memory
+    return mask_distribution(
+        apply_temperature(parts.head.distribution(outputs), state.hyper.exploration), get_mask(obs)
+    ), memory
 
 
 def _choice(parts: _Parts, state: ActorCriticState, obs: PyTree, opt_step: Array) -> Distribution:
@@ -325,7 +336,7 @@ def _look(parts: _Parts, params: PyTree, obs: PyTree) -> tuple[Array, Array, PyT
     obs = for_critic(obs)
     outputs, value, *memory = cast(tuple, parts.network.apply(params, obs))
     if parts.blinds:
-        outputs = cast(tuple, parts.network.apply(params, blinded(obs)))[0]
+        outputs = cast(tuple, parts.network.apply(params, zero_privileged(obs)))[0]
     return outputs, by_row(value), memory[0] if memory else ()
 
 
@@ -333,20 +344,22 @@ def _judge(parts: _Parts, params: PyTree, sample: Sample) -> tuple[Distribution,
     """Return action distributions and values for steps `[B]`, or for sequences `[B, T]` from their initial memory."""
     if parts.memory is None:
         outputs, value, _ = _look(parts, params, sample.obs)
-        return restricted(parts.head.of(outputs), mask_of(sample.obs)), value
+        return mask_distribution(parts.head.distribution(outputs), get_mask(sample.obs)), value
     assert not isinstance(sample.is_first, tuple)
     rows, steps = sample.is_first.shape
     flat = lambda x: x.reshape(rows * steps, *x.shape[2:])
     apply = partial(cast(Any, parts.network).apply, params)
-    hidden, critic = apply(jax.tree.map(flat, for_critic(sample.obs)), method="see")
+    hidden, critic = apply(jax.tree.map(flat, for_critic(sample.obs)), method="apply_torso")
     by_time = lambda x: jnp.moveaxis(x.reshape(rows, steps, *x.shape[1:]), 1, 0)
 
-    advance = partial(apply, method="advance")
+    advance = partial(apply, method="step_core")
     _, hidden = unroll(advance, parts.memory, sample.memory, by_time(hidden), sample.is_first.T)
     hidden = flat(jnp.moveaxis(hidden, 0, 1))
-    critic = critic if has(parts.spec.observation_space, PRIVILEGED) else hidden
-    outputs, value = cast(tuple[Array, Array], apply(hidden, critic, method="judge"))
-    distribution = restricted(parts.head.of(outputs.reshape(rows, steps, -1)), mask_of(sample.obs, axes=2))
+    critic = critic if has_entry(parts.spec.observation_space, PRIVILEGED) else hidden
+    outputs, value = cast(tuple[Array, Array], apply(hidden, critic, method="apply_heads"))
+    distribution = mask_distribution(
+        parts.head.distribution(outputs.reshape(rows, steps, -1)), get_mask(sample.obs, axes=2)
+    )
     return distribution, value.reshape(rows, steps)
 
 
@@ -414,11 +427,11 @@ def standardise(x: Array, weight: Array) -> Array:
 
     A single one stays as it is: normalised it would be 0, whatever it says.
     """
-    count, counts = jnp.maximum(shards.total(weight.sum()), 1.0), weight > 0
+    count, counts = jnp.maximum(shards.psum(weight.sum()), 1.0), weight > 0
     # Select instead of multiplying by the weight: an entry of weight 0 may be NaN.
-    mean = shards.total(jnp.where(counts, x, 0.0).sum()) / count
+    mean = shards.psum(jnp.where(counts, x, 0.0).sum()) / count
     apart = jnp.where(counts, x - jnp.where(count > 1, mean, 0.0), 0.0)
-    variance = shards.total(jnp.square(apart).sum()) / count
+    variance = shards.psum(jnp.square(apart).sum()) / count
     return apart * jax.lax.rsqrt(jnp.where(count > 1, variance + 1e-8, 1.0))
 
 
@@ -436,8 +449,8 @@ def explained_variance(value: Array, target: Array, weight: Array) -> Stat:
     counts, target = weight > 0, target.astype(jnp.float32)
     columns = jnp.stack([target, target - value.astype(jnp.float32)]).reshape(2, -1)
     # Select instead of multiplying by the weight: an entry of weight 0 may be NaN.
-    total = lambda x: shards.total(jnp.where(counts.ravel(), x, 0.0).sum(1))
-    count = jnp.maximum(shards.total(counts.sum()), 1)
+    total = lambda x: shards.psum(jnp.where(counts.ravel(), x, 0.0).sum(1))
+    count = jnp.maximum(shards.psum(counts.sum()), 1)
     mean = total(columns) / count
     variance = total(jnp.square(columns - mean[:, None])) / count  # in two passes: the mean may be far from 0
     varies = variance[0] > jnp.square(ROUNDING * mean[0])

@@ -7,10 +7,10 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from jaxrl.distributions import Distribution, Head
 from jaxrl.metrics import Metrics
+from jaxrl.parsing import format_repr, format_settings
 from jaxrl.spaces import EnvSpec
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, Rollout, Window
-from jaxrl.written import brief, settings_in_brief
+from jaxrl.types import Batch, Rollout, SequenceSpec
 
 Mode = Literal["explore", "exploit"]
 
@@ -119,9 +119,9 @@ class Agent(NamedTuple):
     offline: bool = False
     """Whether the agent is meant for offline learning, from a fixed data set."""
     memory: PyTree | None = None
-    """For a recurrent agent: its memory at the start of an episode, for one environment. Its `act` takes a `Remembered`
-    as observation, and returns the next memory in `extras["memory"]`."""
-    window: Window | None = None
+    """For a recurrent agent: its memory at the start of an episode, for one environment. Its `act` takes a
+    `RecurrentObs` as observation, and returns the next memory in `extras["memory"]`."""
+    window: SequenceSpec | None = None
     """The sequences of replay that a recurrent agent learns from; its batches are then `[B, L, ...]`. `None`: single
     items."""
     behave: ActFn | None = None
@@ -144,7 +144,7 @@ class Agent(NamedTuple):
     """Metrics of a rollout beside those of its updates; they cannot make an update be skipped."""
 
     def __repr__(self) -> str:
-        return brief("Agent", self.name, settings_in_brief(self.settings))
+        return format_repr("Agent", self.name, format_settings(self.settings))
 
 
 @runtime_checkable
@@ -164,7 +164,7 @@ class Maker(partial[Agent]):
         usual, name = type(config)(), type(config).__name__.removesuffix("Config").lower()
         given = {field.name: getattr(config, field.name) for field in fields(config)}
         changed = {name: value for name, value in given.items() if value != getattr(usual, name)}
-        return brief(self.args[0] if isinstance(self.args[0], str) else name, settings_in_brief(changed))
+        return format_repr(self.args[0] if isinstance(self.args[0], str) else name, format_settings(changed))
 
 
 class AgentMaker(Protocol):

@@ -22,7 +22,7 @@ from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step
 from jaxrl.agents.own import ExtraLoss, MakePolicy, Own, agent_maker, choices, extra_term, network_of, observations
 from jaxrl.agents.regression import act, choice, cloning_head, regress, taken
 from jaxrl.distributions import Head
-from jaxrl.masks import for_policy, viewed
+from jaxrl.masks import for_policy, view_spec
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Network, PolicyNetwork, check_torso
 from jaxrl.spaces import EnvSpec, space_zeros
@@ -101,7 +101,7 @@ def bc(
 def _bind(name: str, config: BCConfig, own: Own, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
     head = cloning_head(spec)
-    seen = viewed(spec, for_policy)
+    seen = view_spec(spec, for_policy)
     usual = partial(_network, config, seen, head)
     network = network_of(own, "make_network", (seen, head), usual, (observations(seen),), (choices(head),))
     parts = _Parts(config, network, gradient_step(own.optimizer), spec, head, own.extra_loss)

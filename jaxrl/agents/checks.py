@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from jaxrl.agents.fields import rules_of
 from jaxrl.agents.schedules import ALIASES, schedules_in, with_schedules
-from jaxrl.errors import SettingsError, nearest
-from jaxrl.masks import check_parts
-from jaxrl.registry import ALGORITHMS, Actions, Kind, listed, names_of
+from jaxrl.errors import SettingsError, suggest
+from jaxrl.masks import check_observation_entries
+from jaxrl.registry import ALGORITHMS, Actions, Kind, algorithm_names, join_names
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, box_bounds
 from jaxrl.tuning import tunable
 
@@ -27,7 +27,7 @@ def changed(name: str, config: Config, settings: Mapping[str, Any]) -> Config:
     settings = with_schedules(settings, cast(Any, config).schedules)
     for word in settings:
         if word not in known:
-            raise SettingsError(f"{name} has no setting {word!r}; {nearest(word, known, settings=True)}")
+            raise SettingsError(f"{name} has no setting {word!r}; {suggest(word, known, settings=True)}")
     config = replace(config, **settings)  # type: ignore[type-var]
     checked, kind = {}, cast(Any, type(config))
     for word, (rule, optional) in rules_of(kind).items():
@@ -46,7 +46,7 @@ def _scheduled(name: str, config: Any) -> dict[str, Any]:
     for word, schedule in schedules.items():
         for field in ALIASES.get(word, (word,)):
             if field not in rules:
-                raise SettingsError(f"{name} has no setting {word!r} for a schedule; {nearest(word, rules)}")
+                raise SettingsError(f"{name} has no setting {word!r} for a schedule; {suggest(word, rules)}")
             for value in (schedule.start, schedule.end, *([0.0] if schedule.warmup else [])):
                 rules[field][0].check(f"agent.{field}, in its schedule,", value)
             decided[field] = schedule.peak
@@ -57,21 +57,22 @@ def _scheduled(name: str, config: Any) -> dict[str, Any]:
 
 def check_actions(name: str, spec: EnvSpec) -> None:
     """Raise `SettingsError` unless the agent `name` supports the action space of `spec`, and its mask if it has one."""
-    check_parts(spec)
+    check_observation_entries(spec)
     space, row = spec.action_space, ALGORITHMS[name]
     kind = _actions_of(space)
     if kind in row.actions:
         return
     alike: tuple[Kind, ...] = ("offline",) if row.kind == "offline" else ("off_policy", "on_policy")
-    others = names_of(*alike, actions=kind) or names_of("off_policy", "on_policy", actions=kind)
+    others = algorithm_names(*alike, actions=kind) or algorithm_names("off_policy", "on_policy", actions=kind)
     if kind == "unbounded" and "bounded" in row.actions:
         raise SettingsError(
-            f"{name} needs actions with a bound on both sides, but {spec.name} has {space}; use {listed(others, 'or')}"
+            f"{name} needs actions with a bound on both sides, but {spec.name} has {space}; "
+            f"use {join_names(others, 'or')}"
         )
-    takes = listed([word for word in ("continuous", "discrete") if _WORDS[word] & {*row.actions}], "or")
+    takes = join_names([word for word in ("continuous", "discrete") if _WORDS[word] & {*row.actions}], "or")
     raise SettingsError(
         f"{name} takes {takes} actions, but {spec.name} has {type(space).__name__} actions"
-        f"{f' of {space.dtype}' if isinstance(space, Box) else ''}; agents for other actions: {listed(others)}"
+        f"{f' of {space.dtype}' if isinstance(space, Box) else ''}; agents for other actions: {join_names(others)}"
     )
 
 

@@ -23,24 +23,24 @@ from jaxrl.agents.optimizers import GradientStep, Learnt, learn
 from jaxrl.agents.own import ONE_VALUE, ExtraLoss, Own, choices, extra_term, network_of, observations, values_of
 from jaxrl.agents.sequences import Memories, Views, learnt_rows, memories_of, remembering
 from jaxrl.distributions import Head
-from jaxrl.masks import PRIVILEGED, for_critic, for_policy, has, mask_of, masked, viewed
+from jaxrl.masks import PRIVILEGED, apply_mask, for_critic, for_policy, get_mask, has_entry, view_spec
 from jaxrl.metrics import Metrics
 from jaxrl.nn import (
     Critic,
-    EachWithMemory,
     Ensemble,
     Network,
     PolicyNetwork,
     Recurrent,
-    WithMemory,
+    RecurrentEnsemble,
+    RecurrentNetwork,
+    check_network,
     check_torso,
     ensemble,
-    require_network,
 )
-from jaxrl.nn.own import ROWS
+from jaxrl.nn.custom import ROWS
 from jaxrl.spaces import Box, Discrete, EnvSpec, box_bounds, from_box, space_zeros
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, Remembered, Transition
+from jaxrl.types import Batch, RecurrentObs, Transition
 from jaxrl.xla.short import entry
 
 
@@ -92,23 +92,23 @@ class Parts(NamedTuple):
 
 def build_networks(config: CriticConfig, own: Own, spec: EnvSpec, head: Head) -> Networks:
     """Build the networks that `config` describes, or those made in Python; raise `SettingsError` if they do not fit."""
-    space, seen = spec.action_space, viewed(spec, for_policy)
+    space, seen = spec.action_space, view_spec(spec, for_policy)
     usual = lambda: PolicyNetwork(seen.observation_space, head.outputs, **_options(config, seen))
     policy = network_of(own, "make_policy", (seen, head), usual, (observations(seen),), (choices(head),))
-    spec = viewed(spec, for_critic)
+    spec = view_spec(spec, for_critic)
     obs = observations(spec)
     if "make_critic" not in own.makers:
         options = {**_options(config, spec), "layer_norm": config.layer_norm}
         outputs = space.n if isinstance(space, Discrete) else 1
         return Networks(policy, ensemble(config.num_critics, spec.observation_space, outputs=outputs, **options))
     args, values = ((obs,), values_of(spec)) if isinstance(space, Discrete) else ((obs, _actions(space)), ONE_VALUE)
-    member = require_network(own.made("make_critic", spec), "make_critic", args, (values,))
+    member = check_network(own.made("make_critic", spec), "make_critic", args, (values,))
     return Networks(policy, Ensemble(member, config.num_critics))
 
 
 def value_network(config: CriticConfig, own: Own, spec: EnvSpec) -> Network:
     """Build the state-value network; arguments are as for `build_networks`."""
-    spec = viewed(spec, for_critic)
+    spec = view_spec(spec, for_critic)
     usual = lambda: Critic(spec.observation_space, 1, layer_norm=config.layer_norm, **_options(config, spec))
     return network_of(own, "make_value", (spec,), usual, (observations(spec),), (ONE_VALUE,))
 
@@ -127,17 +127,17 @@ def recurrent_networks(config: Any, spec: EnvSpec, head: Head) -> Networks:
     behind = 0 if isinstance(space, Discrete) else 1
     outputs = space.n if isinstance(space, Discrete) else 1
 
-    def core(head: Any, spec: EnvSpec, features: tuple[int, ...], **more: Any) -> WithMemory:
+    def core(head: Any, spec: EnvSpec, features: tuple[int, ...], **more: Any) -> RecurrentNetwork:
         options = {**_options(config, spec), "features": features, **more}
-        return WithMemory(Recurrent(head, spec.observation_space, config.core, config.core_features, **options))
+        return RecurrentNetwork(Recurrent(head, spec.observation_space, config.core, config.core_features, **options))
 
     policy = PolicyNetwork(hidden, head.outputs, "mlp", ())
     before, last = config.features[: len(config.features) - behind], config.features[len(config.features) - behind :]
     critic = Critic(hidden, outputs, "mlp", last, config.activation, config.layer_norm, dtype=config.dtype)
-    seen, judged = viewed(spec, for_policy), viewed(spec, for_critic)
+    seen, judged = view_spec(spec, for_policy), view_spec(spec, for_critic)
     return Networks(
         core(policy, seen, config.features),
-        EachWithMemory(core(critic, judged, before, layer_norm=config.layer_norm), config.num_critics),
+        RecurrentEnsemble(core(critic, judged, before, layer_norm=config.layer_norm), config.num_critics),
     )
 
 
@@ -150,7 +150,7 @@ def init_networks(networks: Networks, spec: EnvSpec, key: Key, memory: Memories 
     policy_key, critic_key = jax.random.split(key)
     obs = space_zeros(spec.observation_space, 1)
     if memory is not None:
-        obs = Remembered(obs, jax.tree.map(lambda x: jnp.asarray(x)[None], memory))
+        obs = RecurrentObs(obs, jax.tree.map(lambda x: jnp.asarray(x)[None], memory))
     space = spec.action_space
     action = (jnp.zeros((1, space_size(space)), jnp.float32),) if isinstance(space, Box) else ()
     policy = networks.policy.init(policy_key, to_policy(obs))
@@ -164,26 +164,26 @@ def space_size(space: Box) -> int:
 
 def to_policy(obs: PyTree) -> PyTree:
     """Return what policies see of an observation: with the memory of their core, but without that of noise."""
-    if isinstance(obs, Remembered) and isinstance(obs.memory, Memories):
-        return Remembered(for_policy(obs.obs), obs.memory.policy)
-    return for_policy(obs.obs if isinstance(obs, Remembered) else obs)
+    if isinstance(obs, RecurrentObs) and isinstance(obs.memory, Memories):
+        return RecurrentObs(for_policy(obs.obs), obs.memory.policy)
+    return for_policy(obs.obs if isinstance(obs, RecurrentObs) else obs)
 
 
 def to_critic(obs: PyTree) -> PyTree:
     """Return what critics see of an observation: with the memories of their cores, but without that of noise."""
-    if isinstance(obs, Remembered) and isinstance(obs.memory, Memories):
-        return Remembered(for_critic(obs.obs), obs.memory.critic)
-    return for_critic(obs.obs if isinstance(obs, Remembered) else obs)
+    if isinstance(obs, RecurrentObs) and isinstance(obs.memory, Memories):
+        return RecurrentObs(for_critic(obs.obs), obs.memory.critic)
+    return for_critic(obs.obs if isinstance(obs, RecurrentObs) else obs)
 
 
 # --- the memories of recurrent networks -------------------------------------------------------------------------
 
 
-def memories_after(parts: Parts, obs: Remembered, policy: PyTree, critic: PyTree) -> Memories:
+def memories_after(parts: Parts, obs: RecurrentObs, policy: PyTree, critic: PyTree) -> Memories:
     """Return the memories `[N, ...]` of policy and critics after a step; those of critics stay without parameters."""
     networks: Any = parts.networks
-    of_critics = networks.critic.after(critic, to_critic(obs)) if jax.tree.leaves(critic) else obs.memory.critic
-    return Memories(networks.policy.after(policy, to_policy(obs)), of_critics)
+    of_critics = networks.critic.next_memory(critic, to_critic(obs)) if jax.tree.leaves(critic) else obs.memory.critic
+    return Memories(networks.policy.next_memory(policy, to_policy(obs)), of_critics)
 
 
 def seen_now(parts: Parts, obs: PyTree, is_first: PyTree, policy: PyTree = (), critic: PyTree = ()) -> PyTree:
@@ -212,7 +212,7 @@ def rows_of(parts: Parts, batch: Batch) -> Batch:
 
 
 def _memories(
-    parts: Parts, obs: Remembered, is_first: PyTree, policy: PyTree, critic: PyTree
+    parts: Parts, obs: RecurrentObs, is_first: PyTree, policy: PyTree, critic: PyTree
 ) -> tuple[Memories, Memories]:
     """Return the memories before and after each learnt step of sequences; `()` of a network without parameters."""
     assert parts.memory is not None
@@ -317,7 +317,7 @@ def extra_policy_term(parts: Parts, policy: PyTree, items: Transition, outputs: 
 def _gap(critic: Network, params: PyTree, obs: PyTree, sampled: SampledActions, out: Array, q: Array) -> Array:
     """Return by how much the values of the rivals exceed `q` `[K, B]` of the data's actions; `[K, B]`."""
     if isinstance(sampled.action, tuple):
-        counted = jax.vmap(masked, in_axes=(0, None))(out, mask_of(obs))
+        counted = jax.vmap(apply_mask, in_axes=(0, None))(out, get_mask(obs))
         return jax.vmap(jax.vmap(conservative_gap))(counted, jnp.zeros_like(out), q)
     rows, several, _ = sampled.action.shape
     again = jax.tree.map(lambda x: jnp.repeat(x, several, axis=0), to_critic(obs))
@@ -340,7 +340,7 @@ def lowest(critic: Network, params: PyTree, obs: PyTree, *action: Array) -> Arra
 
 def judging(parts: Parts, choice: ChoiceFn | str, keep: StripFn) -> Insight:
     """Return what an agent with critics tells: the lowest of their values, of every action or of the given ones."""
-    return Insight(choice, partial(_told, parts), parts.head, has(parts.spec.observation_space, PRIVILEGED), keep)
+    return Insight(choice, partial(_told, parts), parts.head, has_entry(parts.spec.observation_space, PRIVILEGED), keep)
 
 
 def _told(parts: Parts, state: Any, obs: PyTree, action: PyTree) -> Array:

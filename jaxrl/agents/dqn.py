@@ -48,13 +48,13 @@ from jaxrl.agents.values import (
 )
 from jaxrl.distributions import Distribution, gumbel_like
 from jaxrl.errors import SettingsError
-from jaxrl.masks import best, for_policy, mask_of, masked, viewed
+from jaxrl.masks import apply_mask, for_policy, get_mask, greedy_actions, view_spec
 from jaxrl.metrics import Metrics
-from jaxrl.nn import Network, QNetwork, Recurrent, check_torso, no_memory
-from jaxrl.nn.own import ROWS
+from jaxrl.nn import Network, QNetwork, Recurrent, check_torso, initial_memory
+from jaxrl.nn.custom import ROWS
 from jaxrl.spaces import Box, Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree, make_key
-from jaxrl.types import Batch, Remembered, Transition
+from jaxrl.types import Batch, RecurrentObs, Transition
 from jaxrl.xla.flat import elementwise
 from jaxrl.xla.short import argmax, entry, largest
 
@@ -233,7 +233,7 @@ def _tells_outside(config: DQNConfig) -> bool:
 
 def _bind(name: str, config: DQNConfig, own: Own, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
-    seen = viewed(spec, for_policy)
+    seen = view_spec(spec, for_policy)
     network = network_of(
         own,
         "make_network",
@@ -250,7 +250,7 @@ def _bind(name: str, config: DQNConfig, own: Own, spec: EnvSpec) -> Agent:
         spec,
         {},
         own.extra_loss,
-        no_memory(config.core, config.core_features),
+        initial_memory(config.core, config.core_features),
     )
     parts = blank._replace(noise=jax.eval_shape(lambda: _begin(blank, make_key(0))).get("noise", {}))
     return Agent(
@@ -308,7 +308,7 @@ def _begin(parts: _Parts, key: Key) -> PyTree:
     """Initialise the network's variables."""
     obs = space_zeros(for_policy(parts.spec.observation_space), 1)
     if parts.memory is not None:
-        obs = Remembered(obs, jax.tree.map(lambda x: x[None], parts.memory))
+        obs = RecurrentObs(obs, jax.tree.map(lambda x: x[None], parts.memory))
     return parts.network.init(key, obs, *_taus(parts, 1))
 
 
@@ -339,13 +339,13 @@ def _act(
     assert isinstance(space, Discrete)
     if key is None or mode == "exploit":
         q, memory = _means(parts, state, obs, ())
-        return best(space, q, mask_of(obs)), () if parts.memory is None else {"memory": memory}
+        return greedy_actions(space, q, get_mask(obs)), () if parts.memory is None else {"memory": memory}
     coin_key, noise_key, gumbel_key = jax.random.split(key, 3)
     q, memory = _means(parts, state, obs, _draw_noise(parts, noise_key))  # one noise that all environments share
     if parts.config.boltzmann:  # the largest of values with Gumbel noise is drawn from their softmax
         q = q / state.hyper.boltzmann + gumbel_like(gumbel_key, q)
     action = epsilon_greedy(
-        parts.spec, best(space, q, mask_of(obs)), coin_key, _epsilon(parts, state.hyper, opt_step), obs
+        parts.spec, greedy_actions(space, q, get_mask(obs)), coin_key, _epsilon(parts, state.hyper, opt_step), obs
     )
     return action, () if parts.memory is None else {"memory": memory}
 
@@ -461,7 +461,7 @@ def _loss(
         _views(parts, params, sampled.items, noise.noise_tm1),
         _views(parts, target, sampled.items, noise.noise_t),
     )
-    mask_tm1, mask_t = mask_of(items.obs), mask_of(items.next_obs)
+    mask_tm1, mask_t = get_mask(items.obs), get_mask(items.next_obs)
     apply, mean = partial(_outputs, parts), jax.vmap(values.mean)
     out_tm1 = apply(params, online.now, noise.noise_tm1, *_given(taus_tm1))
     out_t = apply(target, aim.then, noise.noise_t, *_given(taus_t))
@@ -478,7 +478,7 @@ def _loss(
         if config.double:
             fixed, then = jax.lax.stop_gradient((params, online.then))
             select = apply(fixed, then, noise.noise_select, *_taus(parts, reward.shape[0]))
-        policy = jax.nn.one_hot(argmax(masked(mean(select), mask_t)), select.shape[1], dtype=jnp.float32)
+        policy = jax.nn.one_hot(argmax(apply_mask(mean(select), mask_t)), select.shape[1], dtype=jnp.float32)
     after = BootstrapTarget(reward, items.discount, out_t, policy, penalty)
     if parts.memory is not None:
         after = several_steps(after, sampled.items, config)
@@ -486,13 +486,13 @@ def _loss(
     loss, error = jax.vmap(values.loss)(jax.vmap(chosen_row)(out_tm1, items.action), taus, after)
     if config.cql:
         q = mean(out_tm1)
-        allowed = masked(q, mask_tm1)
+        allowed = apply_mask(q, mask_tm1)
         gap = jax.vmap(conservative_gap)(allowed, jnp.zeros_like(q), jax.vmap(entry)(q, items.action))
         loss = loss + cql * gap
     if parts.extra_loss is not None:
         loss = loss + extra_term(parts.extra_loss, params, items, mean(out_tm1), weight)
     outside = jax.vmap(values.outside)(after) * items.weight if values.outside and _tells_outside(config) else ()
-    return jnp.mean(weight * loss), (error * items.weight, largest(masked(mean(out_tm1), mask_tm1)), outside)
+    return jnp.mean(weight * loss), (error * items.weight, largest(apply_mask(mean(out_tm1), mask_tm1)), outside)
 
 
 def _steps_of(parts: _Parts, sampled: Batch, *taus: PyTree) -> tuple[Transition, PyTree, PyTree, Array]:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.distributions import Categorical
-from jaxrl.masks import allowed, mask_of, masked, random_action
+from jaxrl.masks import apply_mask, get_mask, random_action, unmask_empty_rows
 from jaxrl.spaces import EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.xla.short import argmax
@@ -31,9 +31,9 @@ def explored(q: Array, epsilon: Array, obs: PyTree, temperature: Array | None = 
 
     With a `temperature`, it draws from the softmax of the values in place of the greedy action.
     """
-    mask = mask_of(obs)
-    may = jnp.ones(q.shape, bool) if mask is None else allowed(mask)
-    q = masked(q, mask)
+    mask = get_mask(obs)
+    may = jnp.ones(q.shape, bool) if mask is None else unmask_empty_rows(mask)
+    q = apply_mask(q, mask)
     likely = (
         jax.nn.one_hot(argmax(q), q.shape[-1], dtype=q.dtype)
         if temperature is None
@@ -44,5 +44,5 @@ def explored(q: Array, epsilon: Array, obs: PyTree, temperature: Array | None = 
 
 def told_values(q: Array, obs: PyTree) -> Array:
     """Return action values `[N, A]` with minus infinity in place of those of actions that `obs` forbids."""
-    mask = mask_of(obs)
-    return q if mask is None else jnp.where(allowed(mask), q, -jnp.inf)
+    mask = get_mask(obs)
+    return q if mask is None else jnp.where(unmask_empty_rows(mask), q, -jnp.inf)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, NamedTuple, Protocol
 
-from jaxrl.errors import SettingsError, check_between, check_count, nearest
+from jaxrl.errors import SettingsError, check_between, check_count, suggest
 from jaxrl.nn import ACTIVATIONS, DTYPES, TORSOS
-from jaxrl.written import whole
+from jaxrl.parsing import as_int
 
 
 class Rule(Protocol):
@@ -32,7 +32,7 @@ class AtLeast(NamedTuple):
     least: int
 
     def check(self, name: str, value: Any) -> Any:
-        return check_count(name, whole(value), self.least, 2**31 - 1)
+        return check_count(name, as_int(value), self.least, 2**31 - 1)
 
 
 class OneOf(NamedTuple):
@@ -42,7 +42,7 @@ class OneOf(NamedTuple):
 
     def check(self, name: str, value: Any) -> Any:
         if value not in self.names:
-            raise SettingsError(f"unknown {name} {value!r}; {nearest(str(value), self.names)}")
+            raise SettingsError(f"unknown {name} {value!r}; {suggest(str(value), self.names)}")
         return value
 
 
@@ -54,7 +54,7 @@ class EachAtLeast(NamedTuple):
     def check(self, name: str, value: Any) -> Any:
         if not isinstance(value, tuple | list):
             raise SettingsError(f"{name} is {value!r}; expected a width for each layer, as in (120, 84)")
-        return tuple(check_count(name, whole(width), self.least) for width in value)
+        return tuple(check_count(name, as_int(width), self.least) for width in value)
 
 
 Rate = Annotated[float, Between(0.0, 1e3)]

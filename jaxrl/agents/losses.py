@@ -7,7 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxrl.masks import allowed, masked
+from jaxrl.masks import apply_mask, unmask_empty_rows
 from jaxrl.trees import Array
 
 
@@ -60,9 +60,9 @@ def munchausen(q: Array, temperature: float, mask: Array | None = None) -> tuple
     https://arxiv.org/abs/2007.14430, section 3.
     """
     chex.assert_rank(q, 1)
-    log_p = jax.nn.log_softmax(masked(q / temperature, mask))
+    log_p = jax.nn.log_softmax(apply_mask(q / temperature, mask))
     policy, scaled = jnp.exp(log_p), temperature * log_p
-    return policy, scaled if mask is None else jnp.where(allowed(mask), scaled, 0.0)
+    return policy, scaled if mask is None else jnp.where(unmask_empty_rows(mask), scaled, 0.0)
 
 
 def clipped_surrogate(ratio: Array, advantage: Array, clip: Array | float) -> Array:

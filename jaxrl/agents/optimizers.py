@@ -13,8 +13,8 @@ import optax
 from jaxrl import shards
 from jaxrl.agents.checks import pieces
 from jaxrl.agents.fields import OptimizerConfig
-from jaxrl.errors import SettingsError, nearest
-from jaxrl.registry import listed
+from jaxrl.errors import SettingsError, suggest
+from jaxrl.registry import join_names
 from jaxrl.trees import Array, PyTree, tree_bytes
 from jaxrl.xla import reverse_mode
 from jaxrl.xla.flat import elementwise, ravel, unravel
@@ -45,12 +45,12 @@ def optimizer_of(config: OptimizerConfig) -> Optimizer:
     """
     name, given = config.optimizer, settings_given(config)
     if name not in OPTIMIZERS:
-        raise SettingsError(f"unknown optimizer {name!r}; {nearest(name, OPTIMIZERS)}")
+        raise SettingsError(f"unknown optimizer {name!r}; {suggest(name, OPTIMIZERS)}")
     for setting in given:
         able = [n for n, make in OPTIMIZERS.items() if _SETTINGS[setting] in signature(make).parameters]
         if name not in able:
             raise SettingsError(
-                f"agent.{setting} is set, which {name} does not have; optimizers that do: {listed(able)}"
+                f"agent.{setting} is set, which {name} does not have; optimizers that do: {join_names(able)}"
             )
     arguments: dict[str, Any] = {_SETTINGS[setting]: value for setting, value in given.items()}
     if "weight_decay" in arguments:
@@ -152,7 +152,7 @@ def learn(
     """
     parts = pieces(config.accumulate, jax.tree.leaves(batch)[0].shape[0])
     value, aux, grads = accumulate(loss, params, batch, parts)
-    value, gradient = shards.mean((value, ravel(grads)))
+    value, gradient = shards.pmean((value, ravel(grads)))
     lr = decayed(lr, config.lr_decay, opt_step)
     new, opt_state, norm = gradient_step.step(params, gradient, opt_state, lr, max_norm)
     return Learnt(new, opt_state, value, norm, aux)

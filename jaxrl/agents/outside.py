@@ -10,7 +10,7 @@ from typing import Any, get_args
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.agents.checks import check_actions
 from jaxrl.errors import SettingsError, describe_error
-from jaxrl.registry import ALGORITHMS, ANY, Actions, Algorithm, Kind, listed
+from jaxrl.registry import ALGORITHMS, ANY, Actions, Algorithm, Kind, join_names
 from jaxrl.spaces import EnvSpec
 
 
@@ -48,7 +48,7 @@ def register_algorithm(
         raise SettingsError(f"an algorithm is already registered as {name!r}; choose another name")
     for what, given, known in (("kind", (kind,), get_args(Kind)), ("actions", actions, get_args(Actions))):
         if odd := [x for x in given if x not in known]:
-            raise SettingsError(f"{what} of {name} is {odd[0]!r}; expected {listed(known, 'or')}")
+            raise SettingsError(f"{what} of {name} is {odd[0]!r}; expected {join_names(known, 'or')}")
     config = settings_class(name, make) if config is None else config
     try:
         config()

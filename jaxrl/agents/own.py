@@ -12,8 +12,8 @@ from jaxrl.agents.fields import OptimizerConfig
 from jaxrl.agents.optimizers import Optimizer, optimizer_of, settings_given
 from jaxrl.distributions import Distribution, Head
 from jaxrl.errors import SettingsError, describe_error
-from jaxrl.nn import Network, require_network
-from jaxrl.nn.own import ROWS, Output
+from jaxrl.nn import Network, check_network
+from jaxrl.nn.custom import ROWS, Output
 from jaxrl.spaces import Discrete, EnvSpec, space_struct
 from jaxrl.trees import Array, PyTree
 
@@ -37,7 +37,8 @@ ExtraLoss = Callable[[PyTree, Any, Any], Array]
 
 `params` are the network's variables, and `sample` the steps that are learnt from: of actor-critics `Sample`, of `pqn`
 `Target`, of all others `Transition`. With a recurrent core, the steps of sequences of replay stand one after the other
-as `[B]`, and observations are `Remembered`, with the memories that were stored. What `outputs` is depends on the loss:
+as `[B]`, and observations are `RecurrentObs`, with the memories that were stored. What `outputs` is depends on the
+loss:
 
 - of actor-critics `Outputs`; with a memory it and the sample are `[B, T]`;
 - of the DQN family and `pqn` the values `[B, A]` of the actions;
@@ -160,14 +161,14 @@ def network_of(
 ) -> Network:
     """Return the network that the argument `name` makes from `given`, or the `usual` one.
 
-    `args`, `outputs` and `kept` are as for `require_network`.
+    `args`, `outputs` and `kept` are as for `check_network`.
 
     Raises:
       SettingsError: the result is no network, or not one of this kind.
     """
     if name not in own.makers:
         return usual()
-    return require_network(own.made(name, *given), name, args, outputs, kept)
+    return check_network(own.made(name, *given), name, args, outputs, kept)
 
 
 def observations(spec: EnvSpec) -> PyTree:

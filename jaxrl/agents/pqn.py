@@ -23,7 +23,7 @@ from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, lear
 from jaxrl.agents.own import ExtraLoss, MakeNetwork, Own, agent_maker, extra_term, network_of, observations, values_of
 from jaxrl.agents.returns import lambda_returns
 from jaxrl.distributions import Distribution
-from jaxrl.masks import best, for_policy, mask_of, masked, viewed
+from jaxrl.masks import apply_mask, for_policy, get_mask, greedy_actions, view_spec
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Network, QNetwork, check_torso
 from jaxrl.spaces import Discrete, EnvSpec, space_zeros
@@ -123,7 +123,7 @@ def pqn(
 
 def _bind(name: str, config: PQNConfig, own: Own, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
-    seen = viewed(spec, for_policy)
+    seen = view_spec(spec, for_policy)
     usual, outputs = partial(_network, config, seen), (values_of(spec),)
     network = network_of(own, "make_network", (seen,), usual, (observations(seen),), outputs)
     parts = _Parts(config, network, gradient_step(own.optimizer), spec, own.extra_loss)
@@ -178,7 +178,7 @@ def _epsilon(parts: _Parts, hyper: PQNHyper, opt_step: Array) -> Array:
 def _act(
     parts: _Parts, state: PQNState, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode
 ) -> tuple[Array, tuple]:
-    greedy = best(cast(Discrete, parts.spec.action_space), _q(parts, state.params, obs), mask_of(obs))
+    greedy = greedy_actions(cast(Discrete, parts.spec.action_space), _q(parts, state.params, obs), get_mask(obs))
     if key is None or mode == "exploit":
         return greedy, ()
     return epsilon_greedy(parts.spec, greedy, key, _epsilon(parts, state.hyper, opt_step), obs), ()
@@ -194,7 +194,7 @@ def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
     items, last = rollout.items, rollout.last
     flat = lambda x: x.reshape(last.size, *x.shape[2:])
     params, next_obs = state.params, jax.tree.map(flat, items.next_obs)
-    v_t = largest(masked(_q(parts, params, next_obs), mask_of(next_obs))).reshape(last.shape)
+    v_t = largest(apply_mask(_q(parts, params, next_obs), get_mask(next_obs))).reshape(last.shape)
     returns = jax.vmap(partial(lambda_returns, lambda_=state.hyper.q_lambda), in_axes=1, out_axes=1)
     target = returns(items.reward, items.discount, last, v_t)
     return jax.tree.map(flat, Target(items.obs, items.action, target, jnp.asarray(items.weight)))
@@ -231,4 +231,4 @@ def _loss(parts: _Parts, params: PyTree, items: Target) -> tuple[Array, tuple[Ar
     loss = squared(error)
     if parts.extra_loss is not None:
         loss = loss + extra_term(parts.extra_loss, params, items, q, items.weight)
-    return jnp.mean(items.weight * loss), (items.weight * error, largest(masked(q, mask_of(items.obs))))
+    return jnp.mean(items.weight * loss), (items.weight * error, largest(apply_mask(q, get_mask(items.obs))))

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxrl.agents.base import Mode
 from jaxrl.agents.critics import unit_actions
 from jaxrl.agents.optimizers import GradientStep, Learnt, Schedule, learn
-from jaxrl.distributions import Distribution, Gaussian, Head, head_of, restricted, tempered
-from jaxrl.masks import for_policy, mask_of
+from jaxrl.distributions import Distribution, Gaussian, Head, apply_temperature, make_head, mask_distribution
+from jaxrl.masks import for_policy, get_mask
 from jaxrl.nn import Network
 from jaxrl.spaces import Box, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
@@ -24,8 +24,8 @@ FORBIDDEN = -1e30
 
 def cloning_head(spec: EnvSpec) -> Head:
     """Return the head of a policy that assigns a likelihood to the data's actions, as `taken` returns them."""
-    head = head_of(spec)
-    return head._replace(of=_bounded) if isinstance(spec.action_space, Box) else head
+    head = make_head(spec)
+    return head._replace(distribution=_bounded) if isinstance(spec.action_space, Box) else head
 
 
 def _bounded(outputs: Array) -> Distribution:
@@ -44,7 +44,7 @@ def taken(spec: EnvSpec, action: Array) -> Array:
 def choice(network: Network, head: Head, policy: PyTree, obs: PyTree, temperature: PyTree = ()) -> Distribution:
     """Return the action distributions for `obs` `[B, ...]`, at a `temperature` of an actor's own."""
     outputs = cast(Array, network.apply(policy, for_policy(obs)))
-    return restricted(tempered(head.of(outputs), temperature), mask_of(obs))
+    return mask_distribution(apply_temperature(head.distribution(outputs), temperature), get_mask(obs))
 
 
 def act(
@@ -79,7 +79,7 @@ def regress(
         obs, action, weight, worth, items = batch
         distribution = choice(network, head, params, obs)
         log_prob = distribution.log_prob(action)
-        log_prob = log_prob if mask_of(obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
+        log_prob = log_prob if get_mask(obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
         each = -worth * log_prob
         if extra is not None:
             each = each + extra(params, items, distribution, weight)

@@ -53,13 +53,13 @@ from jaxrl.agents.sequences import (
     several_steps,
     window_of,
 )
-from jaxrl.distributions import Distribution, TanhGaussian, head_of, restricted, tempered
+from jaxrl.distributions import Distribution, TanhGaussian, apply_temperature, make_head, mask_distribution
 from jaxrl.errors import SettingsError
-from jaxrl.masks import allowed, mask_of
+from jaxrl.masks import get_mask, unmask_empty_rows
 from jaxrl.metrics import Metrics
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, Remembered, Transition
+from jaxrl.types import Batch, RecurrentObs, Transition
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
             f"agent.noise_memory is {config.noise_memory}, but {spec.name} has Discrete actions, each drawn "
             "afresh; set it to 0"
         )
-    head = head_of(spec, squash=True)
+    head = make_head(spec, squash=True)
     memories = initial_memories(config, config.num_critics)
     networks = build_networks(config, own, spec, head) if memories is None else recurrent_networks(config, spec, head)
     step = gradient_step(own.optimizer)
@@ -286,16 +286,16 @@ def _target_entropy(parts: Parts, usual: Array, obs: PyTree) -> Array:
 
     Whether it is the default is told by the state, where a population puts the values of its members.
     """
-    mask = mask_of(obs)
+    mask = get_mask(obs)
     if mask is None or parts.config.target_entropy or mask.shape[-1] == 1:
         return usual
-    share = jnp.log(allowed(mask).sum(axis=-1)) / math.log(mask.shape[-1])
+    share = jnp.log(unmask_empty_rows(mask).sum(axis=-1)) / math.log(mask.shape[-1])
     return jnp.where(usual == jnp.float32(_usual_entropy(parts.spec)), usual * share, usual)
 
 
 def _policy(parts: Parts, params: PyTree, obs: PyTree, temperature: PyTree = ()) -> Distribution:
     outputs = cast(Array, parts.networks.policy.apply(params, to_policy(obs)))
-    return restricted(tempered(parts.head.of(outputs), temperature), mask_of(obs))
+    return mask_distribution(apply_temperature(parts.head.distribution(outputs), temperature), get_mask(obs))
 
 
 def _act(parts: Parts, state: SACState, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
@@ -305,8 +305,8 @@ def _act(parts: Parts, state: SACState, obs: PyTree, key: Key | None, opt_step: 
         memories = memories_after(parts, obs, state.policy, state.critic if state.critic else ())
         return parts.head.to_env(raw), {"memory": memories}
     if key is None or mode == "exploit":
-        return parts.head.to_env(distribution.mode()), {"memory": obs.memory} if isinstance(obs, Remembered) else ()
-    if not isinstance(obs, Remembered):
+        return parts.head.to_env(distribution.mode()), {"memory": obs.memory} if isinstance(obs, RecurrentObs) else ()
+    if not isinstance(obs, RecurrentObs):
         return parts.head.to_env(distribution.sample(key)), ()
     # Each action is still distributed as the policy says; only successive actions of an episode are correlated.
     after = lasting(state.hyper.noise_memory, obs.memory, jax.random.normal(key, obs.memory.shape, jnp.float32))
@@ -367,7 +367,7 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
     if config.learn_temperature:
         # The gradient of temperature * (entropy - target) with respect to the log-temperature.
         wanted = _target_entropy(parts, hyper.target_entropy, rows.items.obs)
-        slope = temperature * shards.mean(jnp.mean((entropy - wanted) * rows.items.weight))
+        slope = temperature * shards.pmean(jnp.mean((entropy - wanted) * rows.items.weight))
         log_temperature, opt_state, _ = ADAM.step(
             log_temperature,
             [slope[None]],
@@ -423,7 +423,7 @@ def _sampled_actions(parts: Parts, policy: PyTree, seen: Views, key: Key) -> Sam
     actions, densities = [uniform], [jnp.full(shape[:2], -size * math.log(2), jnp.float32)]
     for obs, key in zip(seen, keys, strict=True):
         outputs = cast(Array, parts.networks.policy.apply(policy, to_policy(obs)))
-        distribution = cast(TanhGaussian, parts.head.of(outputs[:, None]))
+        distribution = cast(TanhGaussian, parts.head.distribution(outputs[:, None]))
         raw = distribution.at(jax.random.normal(key, shape, jnp.float32))
         actions.append(jnp.tanh(raw))
         densities.append(distribution.log_prob(raw))

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, Mode, Tunable
 from jaxrl.agents.exploration import EPSILONS
-from jaxrl.errors import SettingsError, check_between, check_count, nearest
+from jaxrl.errors import SettingsError, check_between, check_count, suggest
 from jaxrl.metrics import Metrics
+from jaxrl.parsing import as_int, parse_float
 from jaxrl.trees import Array, Key, PyTree, make_key
 from jaxrl.types import Batch
-from jaxrl.written import number, whole
 
 KINDS = ("linear", "cosine", "exponential", "constant")
 ALIASES = {"epsilon": EPSILONS}
@@ -96,8 +96,8 @@ def constant(value: float, warmup: int = 0) -> Schedule:
 def _checked(schedule: Schedule) -> Schedule:
     kind = schedule.kind
     start, end = (check_between(f"{kind}: {name}", getattr(schedule, name), -1e30, 1e30) for name in ("start", "end"))
-    steps = check_count(f"{kind}: steps", whole(schedule.steps), least=0 if kind == "constant" else 1)
-    warmup = check_count(f"{kind}: warmup", whole(schedule.warmup), least=0)
+    steps = check_count(f"{kind}: steps", as_int(schedule.steps), least=0 if kind == "constant" else 1)
+    warmup = check_count(f"{kind}: warmup", as_int(schedule.warmup), least=0)
     if kind == "exponential" and not start * end > 0:
         raise SettingsError(f"exponential from {start:g} to {end:g}; expected both above 0, or both below it")
     return Schedule(kind, float(start), float(end), steps, warmup)
@@ -120,14 +120,14 @@ def read_schedule(text: str) -> Schedule:
     kind, _, rest = text.strip().partition("(")
     words = [word.strip() for word in rest.removesuffix(")").split(",")]
     warmup = words.pop().removeprefix("warmup=") if words[-1].startswith("warmup=") else "0"
-    values = [number(word) for word in words]
+    values = [parse_float(word) for word in words]
     if kind not in KINDS or not rest.endswith(")") or len(values) != (1 if kind == "constant" else 3) or None in values:
         raise SettingsError(
             f"cannot read the schedule {text!r}; expected linear(START,END,STEPS), cosine(START,END,STEPS), "
             "exponential(START,END,STEPS) or constant(VALUE), each also with warmup=STEPS at its end"
         )
     start, end, steps = (values[0], values[0], 0.0) if kind == "constant" else values
-    return _checked(Schedule(kind, start, end, steps, whole(warmup)))  # type: ignore[arg-type]
+    return _checked(Schedule(kind, start, end, steps, as_int(warmup)))  # type: ignore[arg-type]
 
 
 def name_of(line: str) -> str:
@@ -225,4 +225,4 @@ def _require_known(agent: Agent, schedules: Mapping[str, Schedule]) -> None:
     known += [name for name, fields in ALIASES.items() if set(fields) <= {*known}]
     for name in schedules:
         if name not in known:
-            raise SettingsError(f"agent.{name} of {agent.name} cannot follow a schedule; {nearest(name, known)}")
+            raise SettingsError(f"agent.{name} of {agent.name} cannot follow a schedule; {suggest(name, known)}")

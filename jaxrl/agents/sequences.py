@@ -16,9 +16,9 @@ from jaxrl.agents.fields import SequenceConfig
 from jaxrl.agents.returns import last_steps, steps_ahead
 from jaxrl.errors import SettingsError
 from jaxrl.masks import for_policy
-from jaxrl.nn import Network, no_memory, unroll
+from jaxrl.nn import Network, initial_memory, unroll
 from jaxrl.trees import Array, PyTree
-from jaxrl.types import Batch, Remembered, Transition, Window
+from jaxrl.types import Batch, RecurrentObs, SequenceSpec, Transition
 
 Future = TypeVar("Future", bound=NamedTuple)
 
@@ -43,15 +43,15 @@ def initial_memories(config: SequenceConfig, critics: int) -> Memories | None:
 
     Each has a core of its own; `None` without cores.
     """
-    memory = no_memory(config.core, config.core_features)
+    memory = initial_memory(config.core, config.core_features)
     if memory is None:
         return None
     return Memories(memory, jax.tree.map(lambda x: np.broadcast_to(x, (critics, *x.shape)), memory))
 
 
-def window_of(config: SequenceConfig) -> Window | None:
+def window_of(config: SequenceConfig) -> SequenceSpec | None:
     """Return the sequences to be sampled; `None` without a core."""
-    return None if config.core == "none" else Window(config.burn_in + config.sequence, config.sequence_interval)
+    return None if config.core == "none" else SequenceSpec(config.burn_in + config.sequence, config.sequence_interval)
 
 
 def check_core(config: SequenceConfig, **makers: object) -> None:
@@ -85,9 +85,9 @@ def views_of(network: Network, variables: PyTree, blank: PyTree, items: Transiti
     return Views(remembering(items.obs, before, burn_in), remembering(items.next_obs, after, burn_in))
 
 
-def remembering(obs: Remembered, memory: PyTree, burn_in: int) -> Remembered:
+def remembering(obs: RecurrentObs, memory: PyTree, burn_in: int) -> RecurrentObs:
     """Return the learnt steps of `obs` `[B, L, ...]` with other memories `[R, ...]`."""
-    return Remembered(learnt_steps(obs.obs, burn_in), memory)
+    return RecurrentObs(learnt_steps(obs.obs, burn_in), memory)
 
 
 def memories_of(
@@ -113,10 +113,10 @@ def _follow(
     """Run the core over `seen` `[B, T]`; return its last memory, and those before and after each step, `[T, B, ...]`"""
     rows, steps = is_first.shape
     apply = partial(cast(Any, network).apply, variables)
-    hidden = apply(jax.tree.map(_flat, seen), method="see")
+    hidden = apply(jax.tree.map(_flat, seen), method="apply_torso")
 
     def advance(memory: PyTree, hidden: Array) -> tuple[PyTree, PyTree]:
-        after = apply(memory, hidden, method="advance")
+        after = apply(memory, hidden, method="step_core")
         return after, (memory, after)
 
     by_time = jnp.moveaxis(hidden.reshape(rows, steps, -1), 1, 0)

@@ -37,7 +37,7 @@ from jaxrl.distributions import Head
 from jaxrl.metrics import Metrics
 from jaxrl.spaces import Box, EnvSpec, to_box
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, Remembered
+from jaxrl.types import Batch, RecurrentObs
 
 
 @dataclass(frozen=True)
@@ -234,15 +234,15 @@ def _init(parts: Parts, key: Key) -> TD3State:
 
 def _policy(parts: Parts, params: PyTree, obs: PyTree) -> Array:
     """Return the policy's actions, from -1 to 1, `[B, D]`."""
-    return cast(Array, parts.head.of(parts.networks.policy.apply(params, to_policy(obs))))
+    return cast(Array, parts.head.distribution(parts.networks.policy.apply(params, to_policy(obs))))
 
 
 def _act(parts: Parts, state: TD3State, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
     action, to_env = _policy(parts, state.policy, obs), parts.head.to_env
     if key is None or mode == "exploit":
-        return to_env(action), {"memory": obs.memory} if isinstance(obs, Remembered) else ()
+        return to_env(action), {"memory": obs.memory} if isinstance(obs, RecurrentObs) else ()
     noise = jax.random.normal(key, action.shape, jnp.float32)
-    if not isinstance(obs, Remembered):
+    if not isinstance(obs, RecurrentObs):
         return to_env(action + state.hyper.noise * noise), ()
     after = lasting(state.hyper.noise_memory, obs.memory, noise)
     return to_env(action + state.hyper.noise * after), {"memory": after}
@@ -301,7 +301,7 @@ def _value(parts: Parts, critic: PyTree, policy: PyTree, obs: PyTree) -> tuple[A
 
 def value_weight(q: Array, weight: Array, alpha: Array) -> Array:
     """Return `alpha` divided by the weighted mean of `|q|` `[B]` (equation 5 of TD3+BC)."""
-    count, size = shards.total((jnp.sum(weight), jnp.sum(weight * jnp.abs(q))))
+    count, size = shards.psum((jnp.sum(weight), jnp.sum(weight * jnp.abs(q))))
     return alpha * count / jnp.maximum(size, 1e-6)
 
 

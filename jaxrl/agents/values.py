@@ -71,7 +71,7 @@ def widened(reach: Reach, items: Transition) -> Reach:
     """
     rest = jnp.where(items.discount < 1, 1 - items.discount, ENDLESS)
     bound = jnp.where(jnp.asarray(items.weight) > 0, items.reward / rest, 0.0)
-    low, high = shards.least(bound.min()), shards.largest(bound.max())
+    low, high = shards.pmin(bound.min()), shards.pmax(bound.max())
     return Reach(jnp.minimum(reach.low, low), jnp.maximum(reach.high, high))
 
 

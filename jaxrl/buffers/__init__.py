@@ -1,8 +1,8 @@
 """Buffers store transitions and sample batches from them."""
 
 from jaxrl.buffers.base import Buffer
-from jaxrl.buffers.beside import beside
-from jaxrl.buffers.dataset import Dataset, Summary, summary_of
+from jaxrl.buffers.dataset import Dataset, Summary, summarise
 from jaxrl.buffers.hindsight import hindsight
+from jaxrl.buffers.mixed import mix
 from jaxrl.buffers.prioritised import prioritised
 from jaxrl.buffers.uniform import uniform

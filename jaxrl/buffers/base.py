@@ -3,30 +3,30 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from jaxrl.parsing import format_repr, format_settings
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, GoalFn, Window
-from jaxrl.written import brief, settings_in_brief
+from jaxrl.types import Batch, GoalFn, SequenceSpec
 
 
 class BufferInit(Protocol):
     def __call__(self, example: PyTree, rows: int, lag: int = 0, stride: int = 0, /) -> PyTree:
-        """Make an empty buffer for blocks of `rows` items like `example`, which is one item or its `ShapeDtypeStruct`.
+        """Return an empty buffer for blocks of `rows` items like `example`, one item or its `ShapeDtypeStruct`.
 
-        `lag` is how many places later an item's `next_obs` recurs as the observation of another item, unless the
-        episode ends in between; 0: unknown. `stride` is how many places later the same environment's next step lies.
+        `lag` is the distance in rows from an item to the one whose observation equals its `next_obs`, unless the
+        episode ends in between; 0: unknown. `stride` is the distance from a step of an environment to its next.
         """
         ...
 
 
 class PushFn(Protocol):
     def __call__(self, state: PyTree, items: PyTree, pushes: Array, /) -> PyTree:
-        """Write one block, leaves `[rows, ...]`, after `pushes` earlier blocks."""
+        """Write one block of items, leaves `[rows, ...]`; `pushes` blocks were written before."""
         ...
 
 
 class SampleFn(Protocol):
     def __call__(self, state: PyTree, key: Key, pushes: Array, opt_step: Array, /) -> Batch:
-        """Return a batch of `B` items for optimisation step number `opt_step` (from 0), after `pushes` blocks.
+        """Return a batch of `B` items for optimisation step `opt_step` (from 0); `pushes` blocks have been written.
 
         The key is consumed.
         """
@@ -35,46 +35,56 @@ class SampleFn(Protocol):
 
 class ReprioritiseFn(Protocol):
     def __call__(self, state: PyTree, index: Array, priority: Array, /) -> PyTree:
-        """Set the priorities of the items at `index` `[B]` to `priority` `[B]`; a negative one means unknown."""
+        """Set the priorities `[B]` of the items at `index` `[B]`; a negative priority leaves the old one."""
         ...
 
 
-class Windowed(Protocol):
-    def __call__(self, window: Window, stride: int, /) -> "Buffer":
-        """Return the same buffer, but of sequences: batches are `[B, L, ...]`, and an index is that of their first row.
+class SequenceBufferFn(Protocol):
+    def __call__(self, window: SequenceSpec, stride: int, /) -> "Buffer":
+        """Return the same buffer with sequences as items: batches are `[B, L, ...]`, indexed by the first row.
 
-        A block pushed holds whole vector steps of `stride` environments, one after the other. Priorities are those of
-        sequences. Raise `SettingsError` where the buffer is too small.
+        Blocks hold whole vector steps of `stride` environments, in order. Priorities belong to sequences.
+
+        Raises:
+          SettingsError: the buffer is too small to always hold one sequence.
         """
         ...
 
 
-class WithGoal(Protocol):
+class WithGoalFn(Protocol):
     def __call__(self, goal: GoalFn | None, name: str, /) -> "Buffer":
-        """Return the buffer for the environment `name`, whose field `goal` is given; raise `SettingsError` if not."""
+        """Return the buffer with the goal function of environment `name`, its field `Env.goal`.
+
+        Raises:
+          SettingsError: neither the environment nor the buffer has one.
+        """
         ...
 
 
 class Buffer(NamedTuple):
-    """Pure functions over a buffer's state. The number of blocks written (`pushes`) is an argument, never part of the
-    state: a population of buffers shares it, and its pushes stay contiguous."""
+    """A buffer as pure functions on its state.
+
+    The number of blocks written so far (`pushes`) is an argument and not part of the state. Under `vmap` it stays
+    unbatched, so that a population writes one contiguous slice instead of a scatter per member.
+    """
 
     init: BufferInit
     push: PushFn
     sample: SampleFn
     reprioritise: ReprioritiseFn
     capacity: Any
-    """`rows -> int`: the number of items that the buffer holds when they are written in blocks of `rows`."""
+    """`rows -> int`: number of items held when they are written in blocks of `rows`."""
     batch_size: int
     settings: Mapping[str, Any] | None = None
-    windowed: Windowed | None = None
-    """How sequences are sampled from it; `None` where they cannot be."""
-    with_goal: WithGoal | None = None
-    """How a buffer that replaces goals is told what they pay; `None` for one that replaces none, or has been told."""
-    window: Window | None = None
-    """The sequences in its batches; `None`: single items."""
-    part: "Callable[[int], Buffer] | None" = None
-    """`(shards) -> buffer`: one of so many that share its capacity and batches; `None` where it cannot be divided."""
+    """Settings that rebuild the buffer; `None` for one made by hand."""
+    as_sequence_buffer: SequenceBufferFn | None = None
+    """Makes a buffer of sequences; `None` if they are not supported."""
+    with_goal_fn: WithGoalFn | None = None
+    """Sets the goal function of a buffer that relabels goals; `None` if it relabels none, or has its function."""
+    window: SequenceSpec | None = None
+    """Length and spacing of the sequences in a batch; `None`: batches of single items."""
+    shard: "Callable[[int], Buffer] | None" = None
+    """`(shards) -> buffer`: one shard, with its share of capacity and batch; `None` if it cannot be divided."""
 
     def __repr__(self) -> str:
-        return brief("Buffer", settings_in_brief(self.settings) or f"batch_size={self.batch_size}")
+        return format_repr("Buffer", format_settings(self.settings) or f"batch_size={self.batch_size}")

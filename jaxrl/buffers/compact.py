@@ -1,4 +1,8 @@
-"""Transitions that store each observation once: most successors are the observation of a later transition."""
+"""A ring of transitions that stores each observation once.
+
+The successor of a transition is usually the observation of a later one, so only successors at ends of episodes need
+room of their own.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,12 +20,11 @@ from jaxrl.xla.packing import Layout, Rows, as_read, empty, layout_of, pack
 
 
 class Tail(NamedTuple):
-    """The contents of a row apart from its observation."""
+    """A row without its observations."""
 
     link: PyTree
-    """Int32, where to find the successor of the row `lag` before this one: 0 if it is this row's observation, as it is
-    for most, otherwise 1 plus the index of an end. It is stored here because it is known only once this row is
-    written."""
+    """Int32, location of the successor of the row `lag` before this one: 0 if it is this row's observation (the usual
+    case), otherwise 1 plus the index of an end. Stored with this row, because only its observation decides it."""
     item: Transition
     """Without `obs` and `next_obs`."""
 
@@ -33,24 +36,24 @@ class Tail(NamedTuple):
 )
 @dataclass(frozen=True)
 class CompactRows:
-    """A ring of `R` transitions. The newest wait for their successors to be written as observations.
+    """A ring of `R` transitions, in which the successors of the newest `lag` rows are pending.
 
-    The successor of a row is the observation of the row `lag` later, unless the episode ended in between. Comparing
-    their bits tells which. If they differ, the successor is stored as an end; the newest `M` ends are kept.
+    The successor of a row is the observation of the row `lag` later, unless the episode ended in between. The two are
+    compared bit by bit; if they differ, the successor is stored as an end. The newest `M` ends are kept.
     """
 
     tails: Rows
-    """`R` tails. They must be the first field: a buffer's first leaf determines how many items it holds."""
+    """`R` tails. They must be the first field: the length of a buffer is read off its first leaf."""
     seen: Rows | Frames
-    """`R + lag + M` observations: those of the rows, the successors of the newest `lag` rows, and the ends. If rows are
-    stored frame by frame, the latter two are stored separately."""
+    """`R + lag + M` observations: of the rows, pending successors of the newest `lag` rows, and ends. With frames, the
+    last two parts are in `seen.apart`."""
     waiting: dict[str, Array]
-    """A second copy of the successors of the newest rows, `[lag, W]`. If they were read from `seen` before it is
-    written, XLA would copy all of `seen`."""
+    """A second copy of the pending successors, `[lag, W]`. Reading them from `seen` before it is written would make XLA
+    copy all of `seen`."""
     owner: Array
-    """`[M]` int32, the row whose link refers to each end; a link from any other row is stale."""
+    """`[M]` int32, the row whose link refers to each end; links of other rows to it are stale."""
     newest: Array
-    """Int32 scalar, index of the row written last."""
+    """Int32 scalar, index of the last row written."""
     next_end: Array
     """Int32 scalar, index of the end to write next."""
     lag: int
@@ -59,42 +62,41 @@ class CompactRows:
 
     @property
     def block(self) -> int:
-        """How many rows are written at once."""
+        """Rows per write."""
         return self.tails.block
 
     @property
     def items(self) -> PyTree:
-        """The items as they were given, leaves `[R, ...]`."""
+        """All items, leaves `[R, ...]`."""
         return self.read(jnp.arange(len(self), dtype=jnp.int32))
 
     def __len__(self) -> int:
         return len(self.tails)
 
     def write(self, items: Transition, start: Array) -> "CompactRows":
-        """Write a block from row `start` on, directly after the block written last.
+        """Write a block at row `start`, directly after the previous block.
 
-        Whether a row's successor needs room of its own is known `lag` rows later, when the observation arrives that it
-        should equal. So each write settles as many older successors as it brings rows. Those still waiting, followed by
-        the block's own, are `lag + rows` successors in the order of their rows. The first `rows` of them belong to the
-        rows `lag` before the block's, and are compared with its observations: equal ones are dropped, others become
-        ends. The last `lag` wait for the next block.
+        A successor is decided `lag` rows later, when the observation that it should equal arrives. So a write of `rows`
+        rows decides as many older successors: pending ones followed by the block's own are `lag + rows` successors in
+        the order of their rows. The first `rows` are compared with the block's observations; equal ones are dropped,
+        the others become ends. The last `lag` are pending until the next write.
         """
         layout = self._whole.layout
-        now, then = pack(layout, items.obs), pack(layout, items.next_obs)
-        rows = next(iter(now.values())).shape[0]
-        waited = {w: jnp.concatenate([x, then[w]]) for w, x in self.waiting.items()}
-        settled, waiting = ({w: x[part] for w, x in waited.items()} for part in (slice(rows), slice(rows, None)))
-        link, place = self._ends(settled, now)
-        tails = self.tails.write(Tail(link, _without_obs(items)), start)
-        # Whole observations lie in one array, `[rows | waiting | ends]`, so that each part is written in place and a
-        # sample is a single gather. `first` is where the waiting ones begin. Frames hold the rows elsewhere.
+        obs, next_obs = pack(layout, items.obs), pack(layout, items.next_obs)
+        rows = next(iter(obs.values())).shape[0]
+        successors = {w: jnp.concatenate([x, next_obs[w]]) for w, x in self.waiting.items()}
+        decided, waiting = ({w: x[part] for w, x in successors.items()} for part in (slice(rows), slice(rows, None)))
+        link, place = self._place_ends(decided, obs)
+        tails = self.tails.write(Tail(link, _drop_obs(items)), start)
+        # One array holds `[rows | pending | ends]`, so that each part is written in place and a sample is a single
+        # gather. `first` is the start of the pending part. With frames the rows are stored elsewhere.
         words, first = {}, len(self._whole) - self.lag - self.owner.shape[0]
         for w, held in self._whole.words.items():
             if not isinstance(self.seen, Frames):
-                held = jax.lax.dynamic_update_slice_in_dim(held, now[w], start, axis=0)
+                held = jax.lax.dynamic_update_slice_in_dim(held, obs[w], start, axis=0)
             held = jax.lax.dynamic_update_slice_in_dim(held, waiting[w], first, axis=0)
-            at = held.at[first + self.lag + place]  # out of bounds where there is no end, and dropped
-            words[w] = at.set(settled[w], mode="drop", unique_indices=True)
+            at = held.at[first + self.lag + place]  # rows without an end point out of bounds and are dropped
+            words[w] = at.set(decided[w], mode="drop", unique_indices=True)
         whole = replace(self._whole, words=words)
         if isinstance(self.seen, Frames):
             seen: Rows | Frames = replace(self.seen.write(items.obs, start), apart=whole)
@@ -112,90 +114,96 @@ class CompactRows:
 
     @property
     def _whole(self) -> Rows:
-        """The observations that are stored whole; the last ones are the successors of the newest rows and the ends."""
+        """Observations stored whole; the last parts are pending successors and ends."""
         return self.seen.apart if isinstance(self.seen, Frames) else self.seen
 
     def _observations(self, index: Array, place: Array) -> tuple[PyTree, PyTree, Array]:
-        """Return the observations of rows `index` `[B]`, those at `place` `[B]` among the `R + lag + M`, and whether
-        both are known."""
+        """Return observations at rows `index` `[B]` and at `place` `[B]` of all `R + lag + M`, and whether both are
+        known."""
         size = len(index)
         if not isinstance(self.seen, Frames):
-            both = self.seen.read(jnp.concatenate([index, place]))
-            return *_halves(both, size), jnp.ones(place.shape, bool)
+            both = self.seen.read(jnp.concatenate([index, place]))  # one gather instead of two
+            return *_split_rows(both, size), jnp.ones(place.shape, bool)
         rows, apart = len(self), place >= len(self)
         both, known = self.seen.read(jnp.concatenate([index, jnp.where(apart, 0, place)]), self.newest)
-        obs, stacks = _halves(both, size)
-        known, known_after = _halves(known, size)
+        obs, stacks = _split_rows(both, size)
+        known, known_after = _split_rows(known, size)
         whole = self.seen.apart.read(jnp.where(apart, place - rows, 0))
         return obs, tree_where(apart, whole, stacks), known & (known_after | apart)
 
     def _links(self, index: Array) -> Array:
-        # The first leaf of a tail is its first word.
+        # `link` is the first leaf of a tail, so it is the first word of its row; no need to unpack the rest.
         return self.tails.words["uint32"].at[index, 0].get(mode="promise_in_bounds").astype(jnp.int32)
 
-    def _ends(self, settled: dict[str, Array], now: dict[str, Array]) -> tuple[Array, Array]:
-        """Return the links of a block, and the end that each successor of `settled` goes to; `M` or more means none."""
+    def _place_ends(self, successors: dict[str, Array], obs: dict[str, Array]) -> tuple[Array, Array]:
+        """Return the links of a block, and the index of the end for each successor; `M` or more: it needs none."""
         size = self.owner.shape[0]
-        ended = jnp.any(jnp.stack([(settled[w] != now[w]).any(axis=1) for w in now]), axis=0)
+        ended = jnp.any(jnp.stack([(successors[w] != obs[w]).any(axis=1) for w in obs]), axis=0)
         count = jnp.cumsum(ended, dtype=jnp.int32)
         place = (self.next_end + count - 1) % size
-        # If there are more ends than room, the last ones are kept. All places differ, so the order of writes does not
-        # matter.
-        stays = ended & (count > count[-1] - size)
+        # With more ends than room, only the last `M` are written. All indices differ, also those out of bounds, which
+        # `unique_indices` requires.
+        kept = ended & (count > count[-1] - size)
         beyond = size + jnp.arange(len(ended), dtype=jnp.int32)
-        return jnp.where(ended, place + 1, 0), jnp.where(stays, place, beyond)
+        return jnp.where(ended, place + 1, 0), jnp.where(kept, place, beyond)
 
     def read(self, index: Array) -> Transition:
-        """Return the items at `index` `[B]`.
+        """Return the items at rows `index` `[B]`.
 
-        An item whose end was overwritten gets its own observation as successor, and weight 0 unless its discount is 0
-        anyway.
+        An item whose end has been overwritten has its own observation as successor, and weight 0 unless its discount is
+        0, in which case the successor does not matter.
         """
         rows = len(self)
         age, after = (self.newest - index) % rows, (index + self.lag) % rows
         link = self._links(after)
-        waits, ended = age < self.lag, link > 0
-        lost = ~waits & ended & (self.owner.at[jnp.maximum(link - 1, 0)].get(mode="promise_in_bounds") != after)
+        pending, ended = age < self.lag, link > 0
+        # Rows are reused, so an end is valid only if it still belongs to the row that links to it.
+        lost = ~pending & ended & (self.owner.at[jnp.maximum(link - 1, 0)].get(mode="promise_in_bounds") != after)
         place = jnp.where(ended, rows + self.lag + link - 1, after)
-        place = jnp.where(waits, rows + self.lag - 1 - age, jnp.where(lost, index, place))
+        place = jnp.where(pending, rows + self.lag - 1 - age, jnp.where(lost, index, place))
         obs, next_obs, known = self._observations(index, place)
         item = self.tails.read(index).item
-        worthless = (lost & (item.discount != 0)) | ~known
-        weight = jnp.where(worthless, jnp.zeros_like(item.weight), item.weight)
+        unusable = (lost & (item.discount != 0)) | ~known
+        weight = jnp.where(unusable, jnp.zeros_like(item.weight), item.weight)
         return as_read(self.layout, item._replace(obs=obs, next_obs=next_obs, weight=weight))
 
 
-def _halves(both: PyTree, size: int) -> tuple[PyTree, PyTree]:
-    """Return the first `size` rows of every leaf, and the others."""
+def _split_rows(both: PyTree, size: int) -> tuple[PyTree, PyTree]:
+    """Split the leaves after the first `size` rows."""
     return jax.tree.map(lambda x: x[:size], both), jax.tree.map(lambda x: x[size:], both)
 
 
 def empty_compact(
     example: PyTree, rows: int, lag: int, ends: float, frames: int = 1, block: int = 1, stride: int = 0
 ) -> CompactRows:
-    """Return `rows` transitions, all zeros, with room for `ends * rows` ends.
+    """Return a ring of `rows` transitions, all zeros, with room for `ends * rows` ends.
 
-    If `frames` is above 1, observations are stacks and are stored frame by frame. `stride` is the distance in rows from
-    one step of an environment to its next; `block` rows are written at once.
+    With `frames` above 1, observations are stacks and are stored frame by frame. `stride` is the distance in rows from
+    one step of an environment to its next; `block` is the number of rows per write.
 
     Raises:
-      SettingsError: `example` is not a `Transition` whose `next_obs` is like its `obs`, or `lag` is not below `rows`.
+      SettingsError: `example` is no `Transition`, its `obs` and `next_obs` differ in layout, or `lag` is not below
+        `rows`.
     """
     if not isinstance(example, Transition):
         raise SettingsError(f"buffer.compact: items are {type(example).__name__}; expected Transition")
     obs = layout_of(example.obs)
     if layout_of(example.next_obs) != obs or not obs.fields:
-        raise SettingsError("buffer.compact: next_obs of the items is not like their obs; set buffer.compact to False")
+        raise SettingsError(
+            "buffer.compact: next_obs and obs of the items differ in layout; set buffer.compact to False"
+        )
     if not 0 < lag < rows:
         raise SettingsError(
-            f"buffer.compact: a successor lies {lag} items after its own, but buffer.capacity holds {rows}; "
+            f"buffer.compact: a successor lies {lag} items after its transition, but buffer.capacity holds {rows}; "
             f"raise it above {lag}, or set buffer.compact to False"
         )
     size = max(1, math.ceil(ends * rows))
     if 3 * rows + size >= 2**31:  # room also for a block of indices past the end, where dropped writes go
-        raise SettingsError(f"buffer.capacity is {rows}; a compact buffer must be below 2^29, for indices are int32")
+        raise SettingsError(
+            f"buffer.capacity is {rows}; a compact buffer must be below 2^29, because indices are int32"
+        )
     zero = jnp.int32(0)
-    tails = empty(layout_of(Tail(jax.ShapeDtypeStruct((), jnp.int32), _without_obs(example))), rows, block)
+    tails = empty(layout_of(Tail(jax.ShapeDtypeStruct((), jnp.int32), _drop_obs(example))), rows, block)
     seen: Rows | Frames = empty(obs, rows + lag + size)
     if frames > 1:
         seen = empty_frames(example.obs, frames, rows, block, stride, lag + size)
@@ -203,5 +211,5 @@ def empty_compact(
     return CompactRows(tails, seen, waiting, jnp.zeros(size, jnp.int32), zero, zero, lag, layout_of(example))
 
 
-def _without_obs(items: Transition) -> Transition:
+def _drop_obs(items: Transition) -> Transition:
     return items._replace(obs=(), next_obs=())

@@ -12,9 +12,9 @@ from jaxrl.trees import PyTree
 
 
 class Dataset(NamedTuple):
-    """`R` steps in one environment, in the order in which they were taken, episode after episode; on the host.
+    """`R` steps in one environment, in temporal order, episode after episode; NumPy arrays on the host.
 
-    Whole numbers count as the spaces of `spec` say, from their `start` on.
+    Discrete values count from the `start` of their spaces.
     """
 
     spec: EnvSpec
@@ -26,14 +26,13 @@ class Dataset(NamedTuple):
     reward: np.ndarray
     """Float32 `[R]`."""
     next_obs: PyTree
-    """`[R, ...]`, the true successors; at an episode's end not the start of the next."""
+    """`[R, ...]`, the true successors; at the end of an episode not the start of the next."""
     terminated: np.ndarray
     """Bool `[R]`: the episode terminated."""
     truncated: np.ndarray
-    """Bool `[R]`: the episode was cut off. The last step is either terminated or truncated."""
+    """Bool `[R]`: the episode was truncated. The last step of the set is one of the two."""
     settings: Mapping[str, Any] | None = None
-    """Settings that load the set again, `data` and `data_sha256`; `None` if it was made by hand, or changed after
-    loading."""
+    """Settings that reload the set, `data` and `data_sha256`; `None` if made by hand or changed after loading."""
 
     @property
     def rows(self) -> int:
@@ -47,13 +46,13 @@ class Dataset(NamedTuple):
         return np.concatenate([[0], np.cumsum(done)[:-1]]).astype(np.int32)
 
     def where(self, rows: np.ndarray) -> "Dataset":
-        """Return the steps where `rows` `[R]` is true. It must select whole episodes."""
+        """Return the steps where `rows` `[R]` is true, which must be complete episodes."""
         kept: Any = jax.tree.map(lambda x: x[rows], self[1:-1])
         return Dataset(self.spec, *kept)._replace(settings=self.settings)
 
 
-def split(data: Dataset, share: float) -> tuple[Dataset, Dataset | None]:
-    """Hold out `share` of the episodes, evenly spread over the set; return the rest and the held-out ones, or `None`.
+def split_holdout(data: Dataset, share: float) -> tuple[Dataset, Dataset | None]:
+    """Split off `share` of the episodes, evenly spread; return the training set and the held-out one, or `None`.
 
     Raises:
       SettingsError: `share` is outside `[0, 0.9]`, or there are too few episodes.
@@ -63,17 +62,18 @@ def split(data: Dataset, share: float) -> tuple[Dataset, Dataset | None]:
         return data, None
     episode = data.episode
     numbers = np.arange(episode[-1] + 1)
+    # Episode `i` is held out where `floor(i * share)` steps up: evenly spread and without randomness.
     held = np.floor((numbers + 1) * share + 1e-9) > np.floor(numbers * share + 1e-9)
     if not held.any():
         raise SettingsError(
-            f"holdout is {share:g}, but the data set has {len(numbers)} episodes, and none is to spare; raise holdout, "
-            "or set it to 0 and name an env to be judged in"
+            f"holdout is {share:g}, but of {len(numbers)} episodes that is none; raise holdout, "
+            "or set it to 0 and name an env to evaluate in"
         )
     return data.where(~held[episode]), data.where(held[episode])
 
 
 class Summary(NamedTuple):
-    """A summary of a data set."""
+    """Counts and return statistics of a data set."""
 
     transitions: int
     episodes: int
@@ -93,8 +93,8 @@ class Summary(NamedTuple):
         )
 
 
-def summary_of(data: Dataset) -> Summary:
-    """Summarise `data`."""
+def summarise(data: Dataset) -> Summary:
+    """Return the summary of `data`."""
     episode = data.episode
     returns = np.bincount(episode, weights=data.reward.astype(np.float64))
     return Summary(data.rows, len(returns), int(data.terminated.sum()), returns, np.bincount(episode))

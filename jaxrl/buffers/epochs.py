@@ -1,4 +1,4 @@
-"""Batches of fixed data without replacement: epochs, each a new random order of all items."""
+"""Batches of fixed data without replacement: every epoch is a new permutation of all items."""
 
 import jax
 import jax.numpy as jnp
@@ -7,27 +7,26 @@ from jaxrl.trees import Array, Key
 from jaxrl.xla.shuffle import permuted
 
 
-def batch_of_epochs(key: Key, opt_step: Array, batch_size: int, rows: int) -> Array:
-    """Return the items `[B]` that optimisation step `opt_step` (from 0) learns from, of `rows`, at least `B`.
+def epoch_indices(key: Key, opt_step: Array, batch_size: int, rows: int) -> Array:
+    """Return the indices `[B]` of the batch of optimisation step `opt_step` (from 0), out of `rows >= B` items.
 
-    The orders of all epochs are laid end to end and cut into batches, so that every batch is whole: one that an epoch's
-    end falls into takes the rest of it, and the first items of the next. It is a pure function of its arguments;
-    nothing has to be kept from step to step.
+    The permutations of all epochs are concatenated and cut into batches, so a batch may span two epochs. The result
+    depends on the arguments alone: there is no state to keep, and a resumed run gets the same batches.
     """
-    epoch, first = whole_and_rest(opt_step, batch_size, rows)
+    epoch, first = mul_divmod(opt_step, batch_size, rows)
     place = first + jnp.arange(batch_size, dtype=jnp.uint32)
     inside = place < rows
     now = permuted(jax.random.fold_in(key, epoch), jnp.where(inside, place, 0), rows)
-    if rows % batch_size == 0:  # no batch has two epochs in it
+    if rows % batch_size == 0:  # no batch spans two epochs
         return now
     then = permuted(jax.random.fold_in(key, epoch + 1), jnp.where(inside, 0, place - rows), rows)
     return jnp.where(inside, now, then)
 
 
-def whole_and_rest(count: Array, size: int, rows: int) -> tuple[Array, Array]:
-    """Return `count * size` divided by `rows`, and the rest, uint32, where the product has more than 32 bits.
+def mul_divmod(count: Array, size: int, rows: int) -> tuple[Array, Array]:
+    """Return quotient and remainder of `count * size / rows` as uint32, though the product may exceed 32 bits.
 
-    `size` is at most `rows`, and that is below 2^31. This is long division, a bit of `count` at a time.
+    Long division, one bit of `count` at a time; requires `size <= rows < 2^31`, so that a doubled remainder fits.
     """
     count = jnp.asarray(count, jnp.uint32)
 

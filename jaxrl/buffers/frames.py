@@ -1,4 +1,4 @@
-"""Observations that are stacks of frames, with each frame stored once."""
+"""Stacked observations with each frame stored once."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError
-from jaxrl.masks import MASK, has
+from jaxrl.masks import MASK, has_entry
 from jaxrl.trees import Array, PyTree, row_struct
 from jaxrl.xla.packing import Rows, empty, layout_of, pack
 
@@ -19,49 +19,53 @@ from jaxrl.xla.packing import Rows, empty, layout_of, pack
 )
 @dataclass(frozen=True)
 class Frames:
-    """The observations of `R` rows, each a stack of `count` frames along the last axis, and others stored separately.
+    """Observations of `R` rows, each a stack of `count` frames along the last axis, and others stored whole.
 
-    An observation is put together from the frame of its own row and those of earlier rows, `stride` apart: as many as
-    belong to the same episode, its `depth`. Before these, the episode's first frame is repeated, as `frame_stack` does.
-    The depth is found by comparing an observation's bits with those of the one before.
+    An observation is assembled from the frame of its row and the frames of earlier rows, `stride` apart. Its `depth` is
+    how many earlier frames belong to the same episode; older ones repeat the episode's first frame, as `frame_stack`
+    does. The depth follows from comparing an observation bit by bit with the previous one.
     """
 
     single: Rows
-    """The newest frame of each row, for `R` rows and as many earlier ones as a stack can reach back to."""
+    """The newest frame of each row: `R` rows and as many earlier ones as a stack extends back."""
     depth: Array
-    """`[R]` int32; below `-count` if no row holds the older frames, because what was pushed is not a stack."""
+    """`[R]` int32; below `-count` if the older frames are in no row, because the observation was no stack."""
     apart: Rows
     """Observations stored whole."""
     last: PyTree
-    """The newest `stride` observations and their depths."""
+    """The newest observations, leaves `[stride, ...]`."""
     last_depth: Array
+    """Their depths, `[stride]`."""
     head: Array
-    """Int32 scalar, index in `single` of the row written last."""
+    """Int32 scalar, index in `single` of the last frame written."""
     count: int
     rows: int
 
     def write(self, obs: PyTree, start: Array) -> "Frames":
-        """Write a block of observations from row `start` on, directly after the block written last."""
+        """Write a block of observations at row `start`, directly after the previous block."""
         size, stride = jax.tree.leaves(obs)[0].shape[0], self.last_depth.shape[0]
+        # A stack follows the previous one if its frames but the newest are the previous ones but the oldest, and begins
+        # an episode if all its frames are the same.
         before = jax.tree.map(lambda old, new: jnp.concatenate([old, new])[: len(new)], self.last, obs)
-        follows = same(_frames(obs, self.count, 0, -1), _frames(before, self.count, 1, None))
-        begins = same(_frames(obs, self.count, 0, -1), _frames(obs, self.count, 1, None))
+        follows = rows_equal(_slice_frames(obs, self.count, 0, -1), _slice_frames(before, self.count, 1, None))
+        begins = rows_equal(_slice_frames(obs, self.count, 0, -1), _slice_frames(obs, self.count, 1, None))
         depths, depth = [], self.last_depth
+        # One vector step at a time: a depth is computed from that of the same environment one step before.
         for i in range(0, size, stride):
-            depth = self._deeper(depth, follows[i : i + stride], begins[i : i + stride])
+            depth = self._next_depth(depth, follows[i : i + stride], begins[i : i + stride])
             depths.append(depth)
         held = len(self.single)
         return replace(
             self,
-            single=self.single.write(_frames(obs, self.count, -1, None), (self.head + 1) % held),
+            single=self.single.write(_slice_frames(obs, self.count, -1, None), (self.head + 1) % held),
             depth=jax.lax.dynamic_update_slice_in_dim(self.depth, jnp.concatenate(depths), start, axis=0),
             last=jax.tree.map(lambda x: x[-stride:], obs),
             last_depth=depth,
             head=(self.head + size) % held,
         )
 
-    def _deeper(self, depth: Array, follows: Array, begins: Array) -> Array:
-        """Return the depth of the observations that follow those of depth `depth`."""
+    def _next_depth(self, depth: Array, follows: Array, begins: Array) -> Array:
+        """Return the depths of the observations one step after those with depths `depth`."""
         known = jnp.minimum(depth + 1, self.count - 1)
         # After an observation that is not a stack, it takes `count` more until all frames of a stack are known.
         unknown = jnp.minimum(depth + 1, -self.count - 1)
@@ -69,9 +73,10 @@ class Frames:
         return jnp.where(begins, 0, jnp.where(follows, after, -2 * self.count))
 
     def read(self, index: Array, newest: Array) -> tuple[PyTree, Array]:
-        """Return the observations of rows `index` `[B]`, and whether they are known; row `newest` was written last."""
+        """Return the observations at rows `index` `[B]` and which are known; `newest` is the last row written."""
         depth = self.depth.at[index].get(mode="promise_in_bounds")
         reach = jnp.where(depth < 0, self.count - 1, depth)
+        # Distances in rows from the newest frame, oldest first; clipping to `reach` repeats the episode's first frame.
         back = (
             jnp.minimum(jnp.arange(self.count - 1, -1, -1, dtype=jnp.int32)[None], reach[:, None])
             * self.last_depth.shape[0]
@@ -79,40 +84,40 @@ class Frames:
         age = (newest - index) % self.rows
         place = (self.head - age[:, None] - back) % len(self.single)
         frames = self.single.read(place.reshape(-1))
-        return jax.tree.map(partial(_stack, self.count), frames), depth >= -self.count - 1
+        return jax.tree.map(partial(_join_frames, self.count), frames), depth >= -self.count - 1
 
 
-def _stack(count: int, frames: Array) -> Array:
-    """Join frames `[B * count, ..., C]` to `[B, ..., count * C]`."""
-    apart = jnp.moveaxis(frames.reshape(-1, count, *frames.shape[1:]), 1, -2)
-    return apart.reshape(*apart.shape[:-2], -1)
+def _join_frames(count: int, frames: Array) -> Array:
+    """Join frames `[B * count, ..., C]` to stacks `[B, ..., count * C]`."""
+    split = jnp.moveaxis(frames.reshape(-1, count, *frames.shape[1:]), 1, -2)
+    return split.reshape(*split.shape[:-2], -1)
 
 
-def _frames(obs: PyTree, count: int, start: int, stop: int | None) -> PyTree:
-    """Return frames `start` to `stop` of each observation's stack."""
+def _slice_frames(obs: PyTree, count: int, start: int, stop: int | None) -> PyTree:
+    """Return frames `start:stop` of each observation's stack."""
 
     def cut(x: Array) -> Array:
-        apart = x.reshape(*x.shape[:-1], count, x.shape[-1] // count)[..., start:stop, :]
-        return apart.reshape(*x.shape[:-1], -1)
+        frames = x.reshape(*x.shape[:-1], count, x.shape[-1] // count)[..., start:stop, :]
+        return frames.reshape(*x.shape[:-1], -1)
 
     return jax.tree.map(cut, obs)
 
 
-def same(a: PyTree, b: PyTree) -> Array:
-    """Return for each row whether all its bits agree, `[rows]`."""
+def rows_equal(a: PyTree, b: PyTree) -> Array:
+    """Compare two trees row by row, bit by bit; `[rows]` bool. Unlike `==`, NaN equals itself."""
     layout = layout_of(row_struct(a))
     pairs = [(x != y).any(axis=1) for x, y in zip(pack(layout, a).values(), pack(layout, b).values(), strict=True)]
     return ~jnp.any(jnp.stack(pairs), axis=0)
 
 
 def empty_frames(example: PyTree, count: int, rows: int, block: int, stride: int, apart: int) -> Frames:
-    """Return observations of `rows` rows, all zeros, for blocks of `block`, with room for `apart` more stored whole.
+    """Return storage for `rows` rows in blocks of `block`, all zeros, and for `apart` observations stored whole.
 
     Raises:
-      SettingsError: an observation cannot be a stack of `count` frames, or the position of the one before is unknown.
+      SettingsError: an observation cannot be a stack of `count` frames, or the row of the previous one is unknown.
     """
-    if has(example, MASK):
-        raise SettingsError(f"buffer.frames is {count}, but the {MASK} of an observation is no stack; set it to 1")
+    if has_entry(example, MASK):
+        raise SettingsError(f"buffer.frames is {count}, but the {MASK} of an observation is not stacked; set it to 1")
     for leaf in jax.tree.leaves(example):
         if not leaf.shape or leaf.shape[-1] % count:
             raise SettingsError(
@@ -120,9 +125,12 @@ def empty_frames(example: PyTree, count: int, rows: int, block: int, stride: int
                 "many; set buffer.frames to what processor.frame_stack is"
             )
     if stride < 1 or block % stride:
-        raise SettingsError("buffer.frames: it is not known where the frame before one lies; set it to 1")
+        raise SettingsError("buffer.frames: the position of the previous frame is unknown; set it to 1")
+    # Whole blocks, so that a block of frames is written in one piece and never wraps around the end of the ring.
     reach = -(-(count - 1) * stride // block) * block
-    single = jax.eval_shape(lambda: _frames(jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), example), count, -1, None))
+    single = jax.eval_shape(
+        lambda: _slice_frames(jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), example), count, -1, None)
+    )
     frame = jax.tree.map(lambda x, like: jax.ShapeDtypeStruct(x.shape[1:], like.dtype), single, example)
     last = jax.tree.map(lambda x: jnp.zeros((stride, *x.shape), x.dtype), example)
     return Frames(

@@ -1,7 +1,7 @@
-"""Hindsight: learn of a step also what it would have been worth, had its episode's later outcome been the goal (HER).
+"""Hindsight experience replay: relabel transitions with goals achieved later in the episode (HER).
 
-Andrychowicz et al. 2017, https://arxiv.org/abs/1707.01495, with the strategy `future`. Nothing more is stored than the
-age of each step in its episode; goals are replaced as batches are sampled.
+Andrychowicz et al. 2017, https://arxiv.org/abs/1707.01495, with the strategy `future`. Goals are replaced when a batch
+is sampled; besides the ring, only the age of each step in its episode is stored.
 """
 
 from collections.abc import Mapping
@@ -12,30 +12,30 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.buffers.base import Buffer
-from jaxrl.buffers.frames import same
+from jaxrl.buffers.frames import rows_equal
 from jaxrl.buffers.prioritised import PrioritisedState
 from jaxrl.errors import SettingsError, check_between
 from jaxrl.trees import Array, Key, PyTree, tree_where
-from jaxrl.types import Batch, GoalFn, Remembered, Transition
+from jaxrl.types import Batch, GoalFn, RecurrentObs, Transition
 
 GOALS = ("observation", "achieved_goal", "desired_goal")
-"""Entries of an observation with a goal, as in Gymnasium-Robotics."""
+"""Entries of a goal-conditioned observation, as in Gymnasium-Robotics."""
 
 
 class HindsightState(NamedTuple):
-    """A ring of `R` rows, and to which episode each belongs."""
+    """A ring of `R` rows, with the place of each in its episode."""
 
     ring: PyTree
     age: Array
-    """`[R]` int32, steps since the episode began, or since the ring first saw it."""
+    """`[R]` int32, steps since the start of the episode, or since its first step in the ring."""
     last: Transition
-    """The observations and successors of the newest vector step, and its discounts."""
+    """Successors and discounts of the newest vector step, `[stride, ...]`; other fields are empty."""
     last_age: Array
-    """Its ages, `[stride]`."""
+    """Ages of the newest vector step, `[stride]`."""
     newest: Array
-    """Int32 scalar, the place of the newest vector step."""
+    """Int32 scalar, index of the newest vector step in the ring."""
     discount: Array
-    """Scalar float32, the discount of steps that do not terminate."""
+    """Float32 scalar, the discount of steps that do not terminate."""
 
 
 class _Parts(NamedTuple):
@@ -45,18 +45,17 @@ class _Parts(NamedTuple):
 
 
 def hindsight(ring: Buffer, share: float = 0.8, goal: GoalFn | None = None) -> Buffer:
-    """Return a buffer that gives a `share` of the steps in each batch the goal that their episode reached later.
+    """Relabel a `share` of the steps in each batch of `ring` with a goal achieved later in the same episode.
 
     Observations are dicts with `observation`, `achieved_goal` and `desired_goal`. The new goal of a step is the
-    `achieved_goal` after a step drawn uniformly from those of the same episode that `ring` holds, from itself on; so
-    never one of another episode. Reward and discount are then those that `goal` gives. All else stays, also which steps
-    are sampled, and their priorities.
+    `achieved_goal` after a step drawn uniformly from itself and the later steps of its episode in the ring. Reward and
+    discount are recomputed by `goal`; which steps are sampled, and their priorities, do not change.
 
     Args:
-      ring: what `jaxrl.uniform(...)` or `jaxrl.prioritised(...)` returns.
-      share: share of the steps that get another goal; 0.8 is four for each left as it is (`k` = 4 in the paper).
-      goal: function of `achieved_goal` and `desired_goal`, for one step, that returns its reward and whether it
-        terminates. Left out, it is the environment's own, its field `goal`.
+      ring: a buffer made by `jaxrl.uniform(...)` or `jaxrl.prioritised(...)`.
+      share: fraction of relabelled steps; 0.8 relabels four for each one kept (`k` = 4 in the paper).
+      goal: maps `achieved_goal` and `desired_goal` of one step to its reward and whether it terminates; `None`: the
+        field `goal` of the environment.
 
     Raises:
       SettingsError: `share` is not between 0 and 1, or `ring` is a buffer of another kind.
@@ -64,25 +63,25 @@ def hindsight(ring: Buffer, share: float = 0.8, goal: GoalFn | None = None) -> B
     check_between("buffer.hindsight", share, 0.0, 1.0)
     settings = {**(ring.settings or {}), "hindsight": float(share)}
     if "capacity" not in settings or "hindsight" in (ring.settings or {}):
-        raise SettingsError("hindsight takes what jaxrl.uniform(...) or jaxrl.prioritised(...) returns")
+        raise SettingsError("hindsight expects a buffer made by jaxrl.uniform(...) or jaxrl.prioritised(...)")
     return ring._replace(
         settings=settings if goal is None else None,
-        windowed=None,
-        with_goal=partial(_with_goal, ring, share, goal),
-        part=partial(_part, ring, share, goal),
+        as_sequence_buffer=None,
+        with_goal_fn=partial(_bind_goal, ring, share, goal),
+        shard=partial(_shard, ring, share, goal),
     )
 
 
-def _part(ring: Buffer, share: float, goal: GoalFn | None, shards: int) -> Buffer:
-    assert ring.part is not None  # as of all that `hindsight` takes
-    return hindsight(ring.part(shards), share, goal)
+def _shard(ring: Buffer, share: float, goal: GoalFn | None, shards: int) -> Buffer:
+    assert ring.shard is not None  # true of all buffers that `hindsight` accepts
+    return hindsight(ring.shard(shards), share, goal)
 
 
-def _with_goal(ring: Buffer, share: float, given: GoalFn | None, own: GoalFn | None, name: str) -> Buffer:
-    goal = own if given is None else given
+def _bind_goal(ring: Buffer, share: float, given: GoalFn | None, env_goal: GoalFn | None, name: str) -> Buffer:
+    goal = env_goal if given is None else given
     if goal is None:
         raise SettingsError(
-            f"buffer.hindsight replaces goals, but {name} does not tell what a goal pays: give the function, as in "
+            f"buffer.hindsight replaces goals, but {name} has no goal function: give one, as in "
             "jaxrl.hindsight(buffer, goal=...), or leave buffer.hindsight at 0"
         )
     parts = _Parts(ring, share, goal)
@@ -91,7 +90,7 @@ def _with_goal(ring: Buffer, share: float, given: GoalFn | None, own: GoalFn | N
         push=partial(_push, parts),
         sample=partial(_sample, parts),
         reprioritise=lambda state, index, priority: state._replace(ring=ring.reprioritise(state.ring, index, priority)),
-        windowed=None,
+        as_sequence_buffer=None,
         settings={**(ring.settings or {}), "hindsight": float(share)} if given is None else None,
     )
 
@@ -101,12 +100,13 @@ def _init(parts: _Parts, example: PyTree, rows: int, lag: int = 0, stride: int =
         raise SettingsError(f"buffer.hindsight: items are {type(example).__name__}; expected Transition")
     _check_goals(example)
     if lag != stride or stride < 1:
+        # A relabelled reward is a function of one step's achieved goal; a sum over several steps cannot be recomputed.
         raise SettingsError("buffer.hindsight: a transition over several steps has no goal; set processor.n_step to 1")
     zeros = jax.tree.map(lambda x: jnp.zeros((stride, *x.shape), x.dtype), example)
     return HindsightState(
         ring=parts.ring.init(example, rows, lag, stride),
         age=jnp.zeros(parts.ring.capacity(rows), jnp.int32),
-        last=_kept(zeros),
+        last=_link_fields(zeros),
         last_age=jnp.zeros(stride, jnp.int32),
         newest=jnp.int32(0),
         discount=jnp.float32(0.0),
@@ -114,21 +114,21 @@ def _init(parts: _Parts, example: PyTree, rows: int, lag: int = 0, stride: int =
 
 
 def _check_goals(example: Transition) -> None:
-    seen: Any = _seen(example.obs)
-    there = list(seen) if isinstance(seen, Mapping) else type(seen).__name__
-    if not isinstance(seen, Mapping) or any(name not in seen for name in GOALS):
-        raise SettingsError(f"buffer.hindsight wants observations with {', '.join(GOALS)}, but they are {there}")
-    shapes = [jax.tree.map(lambda x: (x.shape, str(x.dtype)), seen[name]) for name in GOALS[1:]]
+    obs: Any = _env_obs(example.obs)
+    found = list(obs) if isinstance(obs, Mapping) else type(obs).__name__
+    if not isinstance(obs, Mapping) or any(name not in obs for name in GOALS):
+        raise SettingsError(f"buffer.hindsight needs observations with {', '.join(GOALS)}, but they are {found}")
+    shapes = [jax.tree.map(lambda x: (x.shape, str(x.dtype)), obs[name]) for name in GOALS[1:]]
     if shapes[0] != shapes[1]:
         raise SettingsError(f"buffer.hindsight: achieved_goal is {shapes[0]}, but desired_goal {shapes[1]}")
 
 
-def _seen(obs: PyTree) -> PyTree:
-    return obs.obs if isinstance(obs, Remembered) else obs
+def _env_obs(obs: PyTree) -> PyTree:
+    return obs.obs if isinstance(obs, RecurrentObs) else obs
 
 
-def _kept(items: Transition) -> Transition:
-    """Return of transitions what tells whether those that follow belong to the same episodes."""
+def _link_fields(items: Transition) -> Transition:
+    """Return the fields that decide whether the next transitions continue the same episodes."""
     return Transition((), (), (), items.discount, items.next_obs, (), ())  # type: ignore[arg-type]
 
 
@@ -138,11 +138,12 @@ def _push(parts: _Parts, state: HindsightState, items: Transition, pushes: Array
     age, last = state.last_age, state.last
     for i in range(0, rows, stride):
         now = jax.tree.map(lambda x, i=i: x[i : i + stride], items)
-        # As in a compact buffer: a step whose successor is the next observation, bit for bit, goes on.
-        goes_on = same(last.next_obs, now.obs) & (last.discount > 0)
-        age = jnp.where(goes_on, age + 1, 0)
+        # As in a compact buffer: an episode continues if the next observation is the successor, bit by bit. A truncated
+        # one does not, because the next observation is that of a new episode.
+        continues = rows_equal(last.next_obs, now.obs) & (last.discount > 0)
+        age = jnp.where(continues, age + 1, 0)
         ages.append(age)
-        last = _kept(now)
+        last = _link_fields(now)
     held = state.age.shape[0]
     start = jnp.asarray(pushes % (held // rows), jnp.int32) * rows
     return HindsightState(
@@ -151,6 +152,7 @@ def _push(parts: _Parts, state: HindsightState, items: Transition, pushes: Array
         last=last,
         last_age=age,
         newest=start // stride + rows // stride - 1,
+        # Read off the items: the processor's discount is a setting that a sweep may vary.
         discount=jnp.where(jnp.any(items.discount > 0), items.discount.max(), state.discount),
     )
 
@@ -159,53 +161,55 @@ def _sample(parts: _Parts, state: HindsightState, key: Key, pushes: Array, opt_s
     ring_key, coin_key, later_key = jax.random.split(key, 3)
     batch = parts.ring.sample(state.ring, ring_key, pushes, opt_step)
     coin, later_share = (jax.random.uniform(k, batch.index.shape, jnp.float32) for k in (coin_key, later_key))
-    count = steps_after(state, batch.index) + 1
+    count = count_later_steps(state, batch.index) + 1
+    # `later_share` times `count` may round up to `count`, one step too far.
     steps = jnp.minimum((later_share * count).astype(jnp.int32), count - 1)
     ring = state.ring.rows if isinstance(state.ring, PrioritisedState) else state.ring
-    later: Transition = ring.read(_row(state, batch.index, steps))
-    new = _with(batch.items, _seen(later.next_obs)["achieved_goal"], state.discount, parts.goal)
+    later: Transition = ring.read(_later_row(state, batch.index, steps))
+    new = _relabel(batch.items, _env_obs(later.next_obs)["achieved_goal"], state.discount, parts.goal)
     return batch._replace(items=tree_where(coin < parts.share, new, batch.items))
 
 
-def steps_after(state: HindsightState, index: Array) -> Array:
-    """Return how many steps of the same episode the ring holds after those of the rows `index` `[B]`, int32.
+def count_later_steps(state: HindsightState, index: Array) -> Array:
+    """Return how many later steps of the same episode the ring holds, for rows `index` `[B]`; int32.
 
-    Ages rise by one with every step of an episode, and are lower from its end on: so a search by halves finds the end.
+    A row `k` steps later belongs to the same episode if and only if its age is higher by `k`. That holds up to the end
+    of the episode and nowhere beyond it, so a binary search finds the end.
     """
     stride, steps = state.last_age.shape[0], state.age.shape[0] // state.last_age.shape[0]
-    most, own = (state.newest - index // stride) % steps, state.age.at[index].get(mode="promise_in_bounds")
+    most, start = (state.newest - index // stride) % steps, state.age.at[index].get(mode="promise_in_bounds")
     found = jnp.zeros_like(index)
     for bit in reversed(range(steps.bit_length())):
         tried = found + (1 << bit)
-        age = state.age.at[_row(state, index, tried)].get(mode="promise_in_bounds")
-        found = jnp.where((tried <= most) & (age == own + tried), tried, found)
+        age = state.age.at[_later_row(state, index, tried)].get(mode="promise_in_bounds")
+        found = jnp.where((tried <= most) & (age == start + tried), tried, found)
     return found
 
 
-def _row(state: HindsightState, index: Array, steps: Array) -> Array:
-    """Return the rows so many steps of the same environment after `index`."""
+def _later_row(state: HindsightState, index: Array, steps: Array) -> Array:
+    """Return the rows of the same environments `steps` `[B]` steps after rows `index` `[B]`."""
     return (index + steps * state.last_age.shape[0]) % state.age.shape[0]
 
 
-def _with(items: Transition, goal: PyTree, discount: Array, pays: GoalFn) -> Transition:
-    """Return what the steps `items` `[B]` would have been if `goal` `[B]` had been wanted.
+def _relabel(items: Transition, goal: PyTree, discount: Array, goal_fn: GoalFn) -> Transition:
+    """Return the steps `items` `[B]` as if their goals had been `goal` `[B]`.
 
-    A step that terminated, though not because the goal it had was reached, terminates under any goal.
+    A step that terminated for another reason than its goal terminates under any goal.
     """
-    reached = _seen(items.next_obs)["achieved_goal"]
-    of_goal = cast(Any, jax.vmap(pays))
-    _, ended = of_goal(reached, _seen(items.obs)["desired_goal"])
-    reward, ends = of_goal(reached, goal)
-    ends = jnp.asarray(ends, bool) | ((items.discount == 0) & ~jnp.asarray(ended, bool))
+    achieved = _env_obs(items.next_obs)["achieved_goal"]
+    evaluate = cast(Any, jax.vmap(goal_fn))
+    _, ended_by_goal = evaluate(achieved, _env_obs(items.obs)["desired_goal"])
+    reward, ends = evaluate(achieved, goal)
+    ends = jnp.asarray(ends, bool) | ((items.discount == 0) & ~jnp.asarray(ended_by_goal, bool))
     return items._replace(
-        obs=_wanting(items.obs, goal),
-        next_obs=_wanting(items.next_obs, goal),
+        obs=_replace_goal(items.obs, goal),
+        next_obs=_replace_goal(items.next_obs, goal),
         reward=jnp.asarray(reward, items.reward.dtype),
         discount=jnp.where(ends, 0.0, discount),
     )
 
 
-def _wanting(obs: PyTree, goal: PyTree) -> PyTree:
-    if isinstance(obs, Remembered):
-        return obs._replace(obs=_wanting(obs.obs, goal))
+def _replace_goal(obs: PyTree, goal: PyTree) -> PyTree:
+    if isinstance(obs, RecurrentObs):
+        return obs._replace(obs=_replace_goal(obs.obs, goal))
     return {**obs, "desired_goal": goal}

@@ -15,34 +15,34 @@ import optax
 
 from jaxrl import shards
 from jaxrl.buffers.base import Buffer
+from jaxrl.buffers.sequences import SequenceLayout, completed_sequences, read_items, sequence_layout
 from jaxrl.buffers.uniform import Ring, block_start, uniform
-from jaxrl.buffers.windows import Lanes, completed, lanes_of, read
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, Window
+from jaxrl.types import Batch, SequenceSpec
 
 FANOUT = 8
-"""Children per node. More children mean fewer levels, each a kernel or two, but more numbers to sum per node."""
-LEAST, MOST = 1e-30, 1e28
-"""Bounds of a priority to the power of `alpha`: sums of 2^31 such numbers neither vanish nor overflow."""
+"""Children per node. More of them mean fewer levels, each a kernel or two, but longer sums."""
+MIN_PRIORITY, MAX_PRIORITY = 1e-30, 1e28
+"""Bounds of a priority to the power of `alpha`: sums of 2^31 such numbers neither underflow nor overflow."""
 
 Tree = tuple[Array, ...]
-"""One number per item, then one per group of `FANOUT` items (their sum or minimum), and so on up to a single group."""
+"""Levels, bottom up: a number per item, then the sum or minimum of each group of `FANOUT`, up to a single group."""
 
 
 class PrioritisedState(NamedTuple):
-    """Items and their priorities to the power of `alpha`; 0 for a place that is not written yet."""
+    """Items, and trees of their priorities to the power of `alpha`; 0 for rows not written yet."""
 
     rows: Ring
     sums: Tree
     least: Tree
-    """Minima of the numbers above 0; empty unless weights are normalised over all items."""
+    """Minima, infinity for rows not written yet; empty unless weights are normalised over all items."""
     highest: Array
-    """The highest priority so far, which new items get."""
+    """Float32 scalar, the highest priority so far, assigned to new items."""
 
     @property
     def items(self) -> PyTree:
-        """The items as they were given, leaves `[R, ...]`."""
+        """All items, leaves `[R, ...]`."""
         return self.rows.items
 
 
@@ -53,7 +53,7 @@ class _Settings(NamedTuple):
     beta_steps: int
     over_all: bool
     epsilon: float
-    lanes: Lanes | None = None
+    sequences: SequenceLayout | None = None
     """How sequences lie in the ring; `None`: single items are sampled."""
 
 
@@ -70,11 +70,11 @@ def prioritised(
     ends: float = 0.125,
     frames: int = 1,
 ) -> Buffer:
-    """Keep the newest `capacity` items and sample batches of `batch_size` from them, with replacement.
+    """Keep the newest `capacity` items and sample batches of `batch_size` by priority, with replacement.
 
-    An item with `p = (priority + epsilon)^alpha` is drawn with a probability proportional to `p`, exact up to float32's
-    rounding of sums of `FANOUT` numbers. Its weight is `(least p / p)^beta`: the importance weight divided by the
-    largest one. New items get the highest priority so far. The time to push, sample and reprioritise grows with the
+    An item with `p = (priority + epsilon)^alpha` is drawn with a probability proportional to `p`, exact up to float32
+    rounding of sums of `FANOUT` numbers. Its weight is `(min p / p)^beta`, the importance weight divided by the largest
+    one. New items get the highest priority so far. Push, sample and reprioritise take time proportional to the
     logarithm of the capacity to base `FANOUT`.
 
     Args:
@@ -83,7 +83,7 @@ def prioritised(
       alpha: exponent of priorities; 0: uniform sampling.
       beta: exponent of importance weights at the first optimisation step; 1 corrects the bias of sampling fully.
       beta_steps: optimisation steps over which `beta` rises linearly to 1; 0: constant.
-      normalise: whether the least `p` is that of the `batch` or of `all` items.
+      normalise: take the minimum of `p` over the `batch` or over `all` items.
       epsilon: constant added to every priority.
       compact: store observations once, as in `uniform`.
       ends: room for the ends of episodes, as a share of the capacity.
@@ -100,12 +100,12 @@ def prioritised(
     if normalise not in ("batch", "all"):
         raise SettingsError(f"buffer.normalise is {normalise!r}; expected batch or all")
     if alpha > 0 and epsilon == 0:
-        raise SettingsError("buffer.epsilon is 0, so that items of priority 0 would never be seen again; raise it")
-    return _made(_Settings(ring, alpha, beta, beta_steps, normalise == "all", epsilon))
+        raise SettingsError("buffer.epsilon is 0, so items of priority 0 would never be sampled again; raise it")
+    return _make(_Settings(ring, alpha, beta, beta_steps, normalise == "all", epsilon))
 
 
-def _made(settings: _Settings) -> Buffer:
-    buffer = _bound(settings, settings.ring)._replace(
+def _make(settings: _Settings) -> Buffer:
+    buffer = _with_priority_fns(settings, settings.ring)._replace(
         settings={
             **(settings.ring.settings or {}),
             "prioritised": True,
@@ -115,18 +115,18 @@ def _made(settings: _Settings) -> Buffer:
             "normalise": "all" if settings.over_all else "batch",
             "epsilon": settings.epsilon,
         },
-        part=partial(_part, settings),
+        shard=partial(_shard, settings),
     )
-    return buffer._replace(windowed=partial(_windowed, settings, buffer))
+    return buffer._replace(as_sequence_buffer=partial(_as_sequence_buffer, settings, buffer))
 
 
-def _part(settings: _Settings, shards: int) -> Buffer:
-    assert settings.ring.part is not None  # as of what `uniform` returns
-    return _made(settings._replace(ring=settings.ring.part(shards)))
+def _shard(settings: _Settings, shards: int) -> Buffer:
+    assert settings.ring.shard is not None  # true of what `uniform` returns
+    return _make(settings._replace(ring=settings.ring.shard(shards)))
 
 
-def _bound(settings: _Settings, buffer: Buffer) -> Buffer:
-    """Return `buffer` with the functions that go by priorities under `settings`."""
+def _with_priority_fns(settings: _Settings, buffer: Buffer) -> Buffer:
+    """Return `buffer` with functions that use priorities."""
     return buffer._replace(
         init=partial(_init, settings),
         push=partial(_push, settings),
@@ -135,18 +135,20 @@ def _bound(settings: _Settings, buffer: Buffer) -> Buffer:
     )
 
 
-def _windowed(settings: _Settings, buffer: Buffer, window: Window, stride: int) -> Buffer:
-    """Return the buffer of sequences; a first row has the priority of its sequence, or 0 until that is whole."""
-    assert settings.ring.windowed is not None
-    ring = settings.ring.windowed(window, stride)
-    lanes = lanes_of(window, stride, (buffer.settings or {})["capacity"])
-    return _bound(settings._replace(ring=ring, lanes=lanes), buffer)._replace(windowed=None, window=window)
+def _as_sequence_buffer(settings: _Settings, buffer: Buffer, window: SequenceSpec, stride: int) -> Buffer:
+    """Return the buffer of sequences; a first row has the priority of its sequence, or 0 until that is complete."""
+    assert settings.ring.as_sequence_buffer is not None
+    ring = settings.ring.as_sequence_buffer(window, stride)
+    sequences = sequence_layout(window, stride, (buffer.settings or {})["capacity"])
+    return _with_priority_fns(settings._replace(ring=ring, sequences=sequences), buffer)._replace(
+        as_sequence_buffer=None, window=window
+    )
 
 
 def _init(settings: _Settings, example: PyTree, rows: int, lag: int = 0, stride: int = 0) -> PrioritisedState:
     held = settings.ring.init(example, rows, lag, stride)
-    least = _tree(len(held), math.inf) if settings.over_all else ()
-    return PrioritisedState(held, _tree(len(held), 0.0), least, jnp.float32(1.0))
+    least = _init_tree(len(held), math.inf) if settings.over_all else ()
+    return PrioritisedState(held, _init_tree(len(held), 0.0), least, jnp.float32(1.0))
 
 
 def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: Array) -> PrioritisedState:
@@ -154,19 +156,21 @@ def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: A
     rows = jax.tree.leaves(items)[0].shape[0]
     start = block_start(len(held), rows, pushes)
     new = jnp.broadcast_to(state.highest, (rows,))
+    # Groups that the block touches; a block not aligned to groups touches up to two more than it fills.
     groups = jnp.minimum(start // FANOUT + jnp.arange(rows // FANOUT + 2, dtype=jnp.int32), (len(held) - 1) // FANOUT)
     put = lambda leaves, new: jax.lax.dynamic_update_slice_in_dim(leaves, new, start, axis=0)
-    if settings.lanes is not None:
-        # No sequence that starts with one of the new rows is whole, nor any longer those that started where they lie.
-        index, whole = completed(settings.lanes, len(held), rows, pushes)
+    if settings.sequences is not None:
+        # No sequence that starts in the new rows is complete yet, and those that started in the overwritten rows are
+        # gone: all get `blank`. `index` are the starts whose sequences this block may complete.
+        index, whole = completed_sequences(settings.sequences, len(held), rows, pushes)
         groups = jnp.concatenate([groups, index // FANOUT])
 
     def write(tree: Tree, combine: Callable[..., Array], blank: float) -> Tree:
-        if settings.lanes is None:
+        if settings.sequences is None:
             leaves = put(tree[0], new)
         else:
             leaves = put(tree[0], jnp.full(rows, blank, jnp.float32)).at[index].set(jnp.where(whole, new, blank))
-        return _refresh((leaves, *tree[1:]), groups, combine)
+        return _recompute((leaves, *tree[1:]), groups, combine)
 
     sums, least = write(state.sums, jnp.sum, 0.0), state.least and write(state.least, jnp.min, math.inf)
     return state._replace(rows=held, sums=sums, least=least)
@@ -174,44 +178,44 @@ def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: A
 
 def _sample(settings: _Settings, state: PrioritisedState, key: Key, pushes: Array, opt_step: Array) -> Batch:
     # Descend from the top, with a fresh random number for each level. A single number, reduced by the sums passed over,
-    # would be rounded at every level and could end at a neighbour of the right item.
+    # would be rounded at every level and could end at a neighbouring item, even one of priority 0.
     levels = jax.random.uniform(key, (len(state.sums), settings.ring.batch_size), jnp.float32)
     index = jnp.zeros(levels.shape[1:], jnp.int32)
     for numbers, u in zip(reversed(state.sums), levels, strict=True):
         children = numbers.reshape(-1, FANOUT).at[index].get(mode="promise_in_bounds")
-        index = index * FANOUT + _pick(children, u)
-    own = state.sums[0].at[index].get(mode="promise_in_bounds")
-    least = state.least[-1].min() if settings.over_all else own.min()
-    if shards.spread():  # each draws from its own items, so they are as likely as their share in it
-        whole = state.sums[-1].sum()
-        own, least = own / whole, shards.least(least / whole)
+        index = index * FANOUT + _choose_child(children, u)
+    p = state.sums[0].at[index].get(mode="promise_in_bounds")
+    least = state.least[-1].min() if settings.over_all else p.min()
+    if shards.is_sharded():  # each shard samples its own items, so probabilities are relative to the shard's sum
+        total = state.sums[-1].sum()
+        p, least = p / total, shards.pmin(least / total)
     beta = settings.beta
     if settings.beta_steps:
         beta = optax.linear_schedule(beta, 1.0, settings.beta_steps)(opt_step)
-    return Batch(read(state.rows, settings.lanes, index), index, (least / own) ** beta)
+    return Batch(read_items(state.rows, settings.sequences, index), index, (least / p) ** beta)
 
 
-def _pick(numbers: Array, u: Array) -> Array:
-    """Choose a place in each row of `[B, FANOUT]` with a probability proportional to its number; never one with 0."""
-    # Running sums added one by one never fall, and stay bitwise the same where a number is 0, so such a place is never
+def _choose_child(numbers: Array, u: Array) -> Array:
+    """Choose an entry of each row of `[B, FANOUT]` with a probability proportional to it; never one that is 0."""
+    # Running sums added one by one never decrease, and stay bitwise the same at an entry of 0, which is thus never
     # chosen. `cumsum` guarantees neither, and takes ten times as long.
     sums = list(itertools.accumulate(numbers[:, i] for i in range(FANOUT)))
-    # Stays below the last sum: `u` is at most 1 - 2^-23, and a float32 times that is a smaller float32.
+    # Below the last sum: `u` is at most 1 - 2^-23, and a float32 times that is a smaller float32.
     reached = u * sums[-1]
     return sum(((reached >= s).astype(jnp.int32) for s in sums[:-1]), jnp.zeros(u.shape, jnp.int32))
 
 
 def _reprioritise(settings: _Settings, state: PrioritisedState, index: Array, priority: Array) -> PrioritisedState:
     known = priority >= 0
-    powers = jnp.clip((priority + settings.epsilon) ** settings.alpha, LEAST, MOST)
+    powers = jnp.clip((priority + settings.epsilon) ** settings.alpha, MIN_PRIORITY, MAX_PRIORITY)
     new = jnp.where(known, powers, state.sums[0].at[index].get(mode="promise_in_bounds"))
 
     def write(tree: Tree, combine: Callable[..., Array]) -> Tree:
-        # If the batch holds an item more than once, its highest priority counts, on every device alike. The 0 written
-        # first is computed from `new`, so that it waits for the reads of the leaves that `new` needs. Otherwise XLA
-        # would copy all leaves to let this write go ahead.
+        # If the batch holds an item more than once, its highest priority counts: unlike `set`, `max` is deterministic.
+        # The 0 written first is computed from `new`, so that it is ordered after the reads of the leaves that `new`
+        # needs. Otherwise XLA would copy all leaves to let this write go ahead.
         leaves = tree[0].at[index].set(jnp.minimum(new, 0.0)).at[index].max(new)
-        return _refresh((leaves, *tree[1:]), index // FANOUT, combine)
+        return _recompute((leaves, *tree[1:]), index // FANOUT, combine)
 
     return state._replace(
         sums=write(state.sums, jnp.sum),
@@ -223,22 +227,23 @@ def _reprioritise(settings: _Settings, state: PrioritisedState, index: Array, pr
 # --- trees ------------------------------------------------------------------------------------------------------
 
 
-def _sizes(items: int) -> tuple[int, ...]:
-    """Return the size of each level over `items`, in whole groups, from the items up to a single group."""
+def _level_sizes(items: int) -> tuple[int, ...]:
+    """Return the size of each level for `items` items, bottom up, each a multiple of `FANOUT`."""
     sizes = [-(-items // FANOUT) * FANOUT]
     while sizes[-1] > FANOUT:
         sizes.append(-(-sizes[-1] // FANOUT**2) * FANOUT)
     return tuple(sizes)
 
 
-def _tree(items: int, blank: float) -> Tree:
-    return tuple(jnp.full(size, blank, jnp.float32) for size in _sizes(items))
+def _init_tree(items: int, blank: float) -> Tree:
+    return tuple(jnp.full(size, blank, jnp.float32) for size in _level_sizes(items))
 
 
-def _refresh(tree: Tree, groups: Array, combine: Callable[..., Array]) -> Tree:
-    """Recompute `combine` over `groups` of the items, then over the groups of these, up to the top.
+def _recompute(tree: Tree, groups: Array, combine: Callable[..., Array]) -> Tree:
+    """Recompute `combine` over `groups` of items, then over the groups that contain these, up to the top.
 
-    It always combines all numbers of a group, so that no error builds up. A group named twice is computed twice, alike.
+    A group is recomputed from all its numbers, not by adding differences, so that rounding errors do not accumulate. A
+    group listed twice is computed twice, with the same result.
     """
     levels = [tree[0]]
     for above in tree[1:]:

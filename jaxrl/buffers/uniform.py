@@ -8,16 +8,16 @@ import jax.numpy as jnp
 
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.compact import CompactRows, empty_compact
-from jaxrl.buffers.windows import Lanes, draw_starts, lanes_of, read
+from jaxrl.buffers.sequences import SequenceLayout, read_items, sample_starts, sequence_layout
 from jaxrl.errors import SettingsError, check_between, check_count
+from jaxrl.parsing import as_int
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, Window
-from jaxrl.written import whole
+from jaxrl.types import Batch, SequenceSpec
 from jaxrl.xla.packing import Rows, check_items, empty, layout_of
 from jaxrl.xla.shuffle import below
 
 Ring = Rows | CompactRows
-"""Both write blocks and read items; they differ in memory layout."""
+"""The two storages of items; both write blocks and read rows."""
 
 
 def uniform(
@@ -28,17 +28,16 @@ def uniform(
     ends: float = 0.125,
     frames: int = 1,
 ) -> Buffer:
-    """Keep the newest `capacity` items and sample batches of `batch_size` from them uniformly.
+    """Keep the newest `capacity` items and sample batches of `batch_size` uniformly, with replacement.
 
     Items are written in blocks, each one contiguous update, so the capacity is rounded up to whole blocks
     (`buffer.capacity(rows)` returns the result).
 
-    A `compact` buffer samples the same bits, and for large observations takes little more than half the memory. It
-    stores `next_obs` only for the newest items and for those next to an episode's end, `n` per episode for transitions
-    over `n` steps; elsewhere `next_obs` is the `obs` of a later item. There is room for `ends * capacity` items next to
-    an end. Older ones beyond that are no longer learnt from (`weight` 0), unless their episode terminated: then the
-    successor has no value, and `obs` stands in for `next_obs`. Nothing is lost if episodes are longer than `n / ends`
-    steps on average.
+    A `compact` buffer samples the same bits and, for large observations, takes little more than half the memory. It
+    stores `next_obs` only for the newest items and at ends of episodes, `n` per episode for `n`-step transitions;
+    elsewhere `next_obs` is the `obs` of a later item. There is room for `ends * capacity` of them. If more are needed,
+    the oldest are dropped: their items get `weight` 0, unless the episode terminated, in which case the successor has
+    no value and `obs` takes its place. Nothing is dropped if episodes are longer than `n / ends` steps on average.
 
     Args:
       capacity: number of items.
@@ -50,7 +49,7 @@ def uniform(
     Raises:
       SettingsError: a count is below 1, the capacity is below the batch size, or `ends` is outside `[0, 1]`.
     """
-    capacity, batch_size = whole(capacity), whole(batch_size)
+    capacity, batch_size = as_int(capacity), as_int(batch_size)
     check_count("buffer.capacity", capacity)
     check_count("buffer.batch_size", batch_size)
     if capacity >= 2**31 - batch_size:
@@ -68,7 +67,7 @@ def uniform(
         push=_push,
         sample=partial(_sample, batch_size),
         reprioritise=lambda state, index, priority: state,
-        capacity=partial(_rounded, capacity),
+        capacity=partial(_round_up, capacity),
         batch_size=batch_size,
         settings={
             "capacity": capacity,
@@ -81,36 +80,37 @@ def uniform(
     )
     make = partial(uniform, compact=compact, ends=ends, frames=frames)
     return buffer._replace(
-        windowed=partial(_windowed, buffer, capacity, frames), part=partial(_part, make, capacity, batch_size)
+        as_sequence_buffer=partial(_as_sequence_buffer, buffer, capacity, frames),
+        shard=partial(_shard, make, capacity, batch_size),
     )
 
 
-def _part(make: Callable[[int, int], Buffer], capacity: int, batch_size: int, shards: int) -> Buffer:
+def _shard(make: Callable[[int, int], Buffer], capacity: int, batch_size: int, shards: int) -> Buffer:
     return make(-(-capacity // shards), batch_size // shards)
 
 
-def _windowed(buffer: Buffer, capacity: int, frames: int, window: Window, stride: int) -> Buffer:
+def _as_sequence_buffer(buffer: Buffer, capacity: int, frames: int, window: SequenceSpec, stride: int) -> Buffer:
     if frames > 1:
         raise SettingsError(
-            f"buffer.frames is {frames}, but what is stored with each step is also a memory, which is no stack; "
+            f"buffer.frames is {frames}, but steps are stored with a recurrent memory, which is not stacked; "
             "set it to 1"
         )
-    lanes = lanes_of(window, stride, capacity)
+    sequences = sequence_layout(window, stride, capacity)
     return buffer._replace(
-        sample=partial(_sample_windows, buffer.batch_size, lanes),
-        windowed=None,
+        sample=partial(_sample_sequences, buffer.batch_size, sequences),
+        as_sequence_buffer=None,
         window=window,
     )
 
 
-def _rounded(capacity: int, rows: int) -> int:
+def _round_up(capacity: int, rows: int) -> int:
     return -(-capacity // rows) * rows
 
 
 def _init(
     capacity: int, ends: float | None, frames: int, example: PyTree, rows: int, lag: int = 0, stride: int = 0
 ) -> Ring:
-    held = _rounded(capacity, rows)
+    held = _round_up(capacity, rows)
     if ends is None:
         return empty(layout_of(example), held, rows)
     return empty_compact(example, held, lag, ends, frames, rows, stride)
@@ -128,23 +128,25 @@ def _push(ring: Ring, items: PyTree, pushes: Array) -> Ring:
 
 
 def block_start(held: int, rows: int, pushes: Array) -> Array:
-    """Return the first of the `rows` places, out of `held`, that push number `pushes` (from 0) fills."""
+    """Return the first row that push number `pushes` (from 0) of `rows` rows writes, in a ring of `held` rows."""
     return jnp.asarray(pushes % (held // rows), jnp.int32) * rows
 
 
-def size(ring: Ring, pushes: Array) -> Array:
-    """Return how many items a ring holds after `pushes` blocks, int32."""
+def num_items(ring: Ring, pushes: Array) -> Array:
+    """Return the number of items in a ring after `pushes` blocks, int32."""
     return jnp.minimum(pushes, len(ring) // ring.block).astype(jnp.int32) * ring.block
 
 
 def _sample(batch_size: int, ring: Ring, key: Key, pushes: Array, opt_step: Array) -> Batch:
-    return batch_at(ring, below(key, (batch_size,), size(ring, pushes)).astype(jnp.int32))
+    return read_batch(ring, below(key, (batch_size,), num_items(ring, pushes)).astype(jnp.int32))
 
 
-def _sample_windows(batch_size: int, lanes: Lanes, ring: Ring, key: Key, pushes: Array, opt_step: Array) -> Batch:
-    return batch_at(ring, draw_starts(lanes, key, batch_size, pushes, ring.block, len(ring)), lanes)
+def _sample_sequences(
+    batch_size: int, sequences: SequenceLayout, ring: Ring, key: Key, pushes: Array, opt_step: Array
+) -> Batch:
+    return read_batch(ring, sample_starts(sequences, key, batch_size, pushes, ring.block, len(ring)), sequences)
 
 
-def batch_at(ring: Ring, index: Array, lanes: Lanes | None = None) -> Batch:
-    """Return the batch of the items at `index` `[B]`, or with `lanes` of the sequences that start there."""
-    return Batch(read(ring, lanes, index), index, jnp.ones(index.shape, jnp.float32))
+def read_batch(ring: Ring, index: Array, sequences: SequenceLayout | None = None) -> Batch:
+    """Return the batch of items at `index` `[B]`, or of the sequences that start there, with weight 1."""
+    return Batch(read_items(ring, sequences, index), index, jnp.ones(index.shape, jnp.float32))

@@ -1,4 +1,4 @@
-"""Environments: the interface of one, `N` of them with auto-reset, adapters, and a check for the user's own."""
+"""Environments: the interface, vectorisation with auto-reset, adapters for other libraries, and `check_env`."""
 
 from jaxrl.envs.base import Env, TimeStep, VecEnv, vectorise
 from jaxrl.envs.check import check_env

@@ -1,9 +1,8 @@
-"""Several agents in one environment, folded into the axis of environments: each is a row, and all share one policy.
+"""Multi-agent environments: agents are rows of the environment axis, and all share one policy.
 
-An environment of `A` agents is an `Env` with `agents=A`. Its spec describes one agent; its observations, actions,
-rewards and ends have a leading axis `[A]`. An agent that terminated is dead until the game is over: nothing that
-happens in its row is learnt from or counted. A game is over when all its agents have terminated, or when it is
-truncated.
+An environment of `A` agents is an `Env` with `agents=A`. Its spec describes one agent; observations, actions, rewards
+and terminations have a leading axis `[A]`. A game ends when all its agents have terminated, or when it is truncated. An
+agent that terminated earlier is dead until then: its row is neither learnt from nor counted.
 """
 
 from functools import partial
@@ -13,33 +12,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs.base import SPOILT, Env, TimeStep, VecEnv, VecEnvState, vectorise
+from jaxrl.envs.base import INVALID_RESET, Env, TimeStep, VecEnv, VecEnvState, vectorise
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, box_bounds
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
 
-OWN = ("agents/reward", "agents/ended", "agents/alive")
-"""What a step of a game tells of its agents, `[A]`: reward, whether the agent ended, whether it was alive before."""
+PER_AGENT = ("agents/reward", "agents/ended", "agents/alive")
+"""Names in `info` of a game of what agents have each, `[A]`: reward, terminated, alive before the step."""
 
 
 class Game(NamedTuple):
-    """The state of an environment with several agents."""
+    """State of an environment with several agents."""
 
     env: PyTree
     alive: Array
     """Bool `[A]`: the agent has not terminated yet."""
 
 
-def as_one(env: Env) -> Env:
-    """Return an environment as one that is stepped as a whole: with several agents, the game that they play."""
-    return env if env.agents is None else game(env)
+def as_single_env(env: Env) -> Env:
+    """Return `env` as a single-agent environment: itself, or `joint_env(env)` if it has several agents."""
+    return env if env.agents is None else joint_env(env)
 
 
-def game(env: Env) -> Env:
-    """Return an environment of `A` agents as one of a single player who moves them all.
+def joint_env(env: Env) -> Env:
+    """Return an environment of `A` agents as a single-agent one whose action is that of all agents.
 
-    Its reward is the reduction `env.score` of the agents' rewards. It terminates with its last agent.
+    Its reward is `env.score` of the agents' rewards. It terminates with its last agent.
     """
     count = env.agents or 1
 
@@ -51,22 +50,22 @@ def game(env: Env) -> Env:
         after, out = env.step(state.env, action, key)
         if jnp.shape(out.reward) != (count,):
             raise SettingsError(
-                f"{env.spec.name}: reward is {list(jnp.shape(out.reward))}; expected [{count}], one an agent"
+                f"{env.spec.name}: reward is {list(jnp.shape(out.reward))}; expected [{count}], one per agent"
             )
         reward = jnp.where(state.alive, jnp.asarray(out.reward, jnp.float32), 0.0)
         ended = jnp.broadcast_to(jnp.asarray(out.terminated, bool), (count,)) & state.alive
         alive = state.alive & ~ended
         scalars = {name: x for name, x in out.info.items() if jnp.ndim(x) == 0 or jnp.shape(x) == (count,)}
-        own = dict(zip(OWN, (reward, ended, state.alive), strict=True))
+        per_agent = dict(zip(PER_AGENT, (reward, ended, state.alive), strict=True))
         truncated = jnp.any(jnp.asarray(out.truncated, bool))
         score = env.score(reward, state.alive)
-        return Game(after, alive), TimeStep(out.obs, score, ~alive.any(), truncated, {**scalars, **own})
+        return Game(after, alive), TimeStep(out.obs, score, ~alive.any(), truncated, {**scalars, **per_agent})
 
     render = env.render
     return env._replace(
         spec=env.spec._replace(
-            observation_space=_several(env.spec.observation_space, count),
-            action_space=_several(env.spec.action_space, count),
+            observation_space=_stack_space(env.spec.observation_space, count),
+            action_space=_stack_space(env.spec.action_space, count),
         ),
         reset=reset,
         step=step,
@@ -75,7 +74,7 @@ def game(env: Env) -> Env:
     )
 
 
-def _several(space: Space, count: int) -> Any:
+def _stack_space(space: Space, count: int) -> Any:
     """Return the space of `count` elements of a space, `[A, ...]`."""
 
     box: Any = Box  # which takes arrays as bounds
@@ -90,34 +89,36 @@ def _several(space: Space, count: int) -> Any:
     return jax.tree.map(leaf, space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
 
 
-def of_one_agent(env: Env, what: str) -> Env:
-    """Return `env`; raise `SettingsError` if it has several agents, with which `what` cannot be."""
+def require_single_agent(env: Env, what: str) -> Env:
+    """Return `env`; raise `SettingsError`, naming `what`, if it has several agents."""
     if env.agents is not None:
-        raise SettingsError(f"{env.spec.name} has {env.agents} agents in one environment, with which {what} cannot be")
+        raise SettingsError(
+            f"{env.spec.name} has {env.agents} agents in one environment, which is unsupported with {what}"
+        )
     return env
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
 
 
-def rows_of(tree: PyTree) -> Any:
+def flatten_agents(tree: PyTree) -> Any:
     """Return leaves `[G, A, ...]` as `[G A, ...]`."""
     return jax.tree.map(lambda x: jnp.reshape(x, (-1, *jnp.shape(x)[2:])), tree)
 
 
-def games_of(tree: PyTree, count: int) -> Any:
-    """Return leaves `[G A, ...]` of `count` agents a game as `[G, A, ...]`."""
+def unflatten_agents(tree: PyTree, count: int) -> Any:
+    """Return leaves `[G A, ...]`, of `count` agents per game, as `[G, A, ...]`."""
     return jax.tree.map(lambda x: jnp.reshape(x, (-1, count, *jnp.shape(x)[1:])), tree)
 
 
-def folded(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
+def vectorise_agents(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
     """Run `num_envs / A` games at once; row `g A + a` is agent `a` of game `g`.
 
-    The episode of a row ends with its agent, or with the game. The rows of the dead are neither `valid` nor `present`
-    until the next game begins.
+    The episode of a row ends when its agent terminates, or with the game. Rows of dead agents are neither `valid` nor
+    `present` until the next game.
 
     Raises:
-      SettingsError: `num_envs` is no multiple of the agents, or the environment is not as it says.
+      SettingsError: `num_envs` is no multiple of the number of agents, or the environment fails `check_signatures`.
     """
     check_count("num_envs", num_envs)
     count = check_count(f"environment {env.spec.name}: agents", env.agents)
@@ -128,7 +129,7 @@ def folded(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
             f"num_envs is {num_envs}, but {env.spec.name} has {count} agents, each of which takes the place of an "
             f"environment; set it to {near}"
         )
-    games = vectorise(game(env), num_envs // count, resets)
+    games = vectorise(joint_env(env), num_envs // count, resets)
     step = partial(_step, games, count)
     return games._replace(spec=env.spec, num_envs=num_envs, reset=partial(_reset, games, count), step=step)
 
@@ -136,34 +137,36 @@ def folded(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
 def _reset(games: VecEnv, count: int, key: Key) -> tuple[VecEnvState, PyTree]:
     state, obs = games.reset(key)
     length = jnp.repeat(state.episode_length, count)
-    return VecEnvState(state, jnp.zeros(length.shape, jnp.float32), length, (), state.values), rows_of(obs)
+    return VecEnvState(state, jnp.zeros(length.shape, jnp.float32), length, (), state.values), flatten_agents(obs)
 
 
 def _step(games: VecEnv, count: int, state: VecEnvState, action: PyTree, key: Key) -> tuple[VecEnvState, Step]:
-    inner, played = games.step(state.env._replace(values=state.values), games_of(action, count), key)
+    inner, played = games.step(state.env._replace(values=state.values), unflatten_agents(action, count), key)
     each = partial(jnp.repeat, repeats=count)
-    reward, ended, alive = (rows_of(played.info[name]) for name in OWN)
+    reward, ended, alive = (flatten_agents(played.info[name]) for name in PER_AGENT)
     valid, over = each(jnp.asarray(played.valid)) & alive, each(played.terminated | played.truncated)
     terminated = ended & valid
-    truncated = over & ~terminated  # also of the dead, so that nothing of this game reaches into the next
+    truncated = over & ~terminated  # dead agents too, so that no return extends into the next game
     done = terminated | truncated
     reward = jnp.where(valid, reward, 0.0)
     total = state.episode_return + reward
     length = jnp.maximum(state.episode_length, 0) + alive
-    spoilt = each(jnp.asarray(inner.episode_length == SPOILT)) & over
-    length_after = jnp.where(spoilt, SPOILT, jnp.where(over, 0, length))
-    own = {name: rows_of(x) if x.ndim == 2 else each(x) for name, x in played.info.items() if name not in OWN}
+    invalid = each(jnp.asarray(inner.episode_length == INVALID_RESET)) & over
+    length_after = jnp.where(invalid, INVALID_RESET, jnp.where(over, 0, length))
+    scalars = {
+        name: flatten_agents(x) if x.ndim == 2 else each(x) for name, x in played.info.items() if name not in PER_AGENT
+    }
     step = Step(
         action=action,
         extras=(),
         reward=reward,
         terminated=terminated,
         truncated=truncated,
-        final_obs=rows_of(played.final_obs),
-        obs=rows_of(played.obs),
-        info={**own, "episode_return": total, "episode_length": length},
+        final_obs=flatten_agents(played.final_obs),
+        obs=flatten_agents(played.obs),
+        info={**scalars, "episode_return": total, "episode_length": length},
         valid=valid,
-        obs_valid=jnp.where(over, ~spoilt, alive & ~done),
+        obs_valid=jnp.where(over, ~invalid, alive & ~done),
         present=alive,
     )
     return VecEnvState(inner, jnp.where(over, 0.0, total), length_after, (), inner.values), step

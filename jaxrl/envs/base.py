@@ -8,17 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs.resets import Resets, Starts, resets_of
+from jaxrl.envs.resets import Resets, Starts, make_resets
 from jaxrl.errors import SettingsError, check_count
-from jaxrl.spaces import EnvSpec, require_indices, space_struct, starts_of
+from jaxrl.parsing import format_repr
+from jaxrl.spaces import EnvSpec, check_zero_based, space_starts, space_struct
 from jaxrl.trees import Array, Key, PyTree, make_key, require_same, tree_where
 from jaxrl.tuning import tunable
 from jaxrl.types import GoalFn, Step
-from jaxrl.written import brief
 from jaxrl.xla.short import every
 
-SPOILT = -1
-"""Episode length that marks an episode to be cut at its first step, because its first observation was not finite."""
+INVALID_RESET = -1
+"""Episode length that marks a non-finite first observation; the episode is truncated at its first step."""
 
 
 class TimeStep(NamedTuple):
@@ -28,18 +28,18 @@ class TimeStep(NamedTuple):
     """The true successor. An environment must not reset itself inside a step."""
     reward: Array | float
     terminated: Array | bool
-    """The episode ended by itself: nothing follows, so nothing is bootstrapped."""
+    """The episode ended by itself, so its value is not bootstrapped."""
     truncated: Array | bool = False
-    """The episode was cut off from outside. `vectorise` applies the limit `EnvSpec.time_limit`."""
+    """The episode was cut off from outside. `vectorise` adds the limit `EnvSpec.time_limit`."""
     info: Mapping[str, Array] = {}
-    """Scalars to record: over all steps, or over ends of episodes alone where the name begins with `episode_`."""
+    """Scalars to record at every step, or only at the end of an episode if the name begins with `episode_`."""
 
 
 class ResetFn(Protocol):
     def __call__(self, key: Key, /, *values: PyTree) -> tuple[PyTree, PyTree]:
         """Start an episode; return its state and first observation. The key is consumed.
 
-        Where `Env.values` are any, a dict of these numbers may follow the key.
+        An environment with `Env.values` takes a dict of these numbers as optional second argument.
         """
         ...
 
@@ -52,7 +52,7 @@ class StepFn(Protocol):
 
 class ScoreFn(Protocol):
     def __call__(self, reward: Array, alive: Array, /) -> Array:
-        """Reduce the rewards `[A]` of a step to the score of the game; those of agents that are not `alive` are 0."""
+        """Reduce the rewards `[A]` of a step to a score; rewards of agents that are not `alive` are 0."""
         ...
 
 
@@ -63,7 +63,7 @@ class RenderFn(Protocol):
 
 
 def mean_reward(reward: Array, alive: Array) -> Array:
-    """Return the mean over all agents, so that a game's score is the mean of its agents' returns."""
+    """Return the mean over all agents, so that the score of an episode is the mean of the agents' returns."""
     del alive
     return reward.mean()
 
@@ -78,19 +78,19 @@ class Env(NamedTuple):
     settings: Mapping[str, Any] | None = None
     """Arguments with which `make_env` rebuilds it; `None` for an environment made by hand."""
     goal: GoalFn | None = None
-    """What a goal pays, where observations have `achieved_goal` and `desired_goal`; for `jaxrl.hindsight`."""
+    """Reward and termination for a goal, for `jaxrl.hindsight`; needs `achieved_goal` and `desired_goal` observed."""
     values: Mapping[str, Any] = {}
-    """Numbers by name, or schedules of them, that `reset` takes as an optional second argument; see `randomise`."""
+    """Numbers or schedules by name that `reset` takes as optional second argument, see `randomise`."""
     agents: int | None = None
-    """How many agents share one policy, if observations, actions, rewards and ends have a leading axis `[A]`; the spec
-    is then that of one of them. See `jaxrl.envs.agents`."""
+    """Number of agents that share one policy. Observations, actions, rewards and terminations then have a leading axis
+    `[A]`, and the spec describes one agent. See `jaxrl.envs.agents`."""
     score: ScoreFn = mean_reward
-    """What evaluations add up of the rewards of several agents."""
+    """Reduces the rewards of several agents to the score that evaluations sum up."""
     deterministic: bool = False
-    """Whether `reset` and `step` are meant to ignore their keys, for `check_env`."""
+    """Whether `reset` and `step` intentionally ignore their keys, for `check_env`."""
 
     def __repr__(self) -> str:
-        return brief("Env", self.spec.name, f"actions {self.spec.action_space}")
+        return format_repr("Env", self.spec.name, f"actions {self.spec.action_space}")
 
 
 class VecEnvState(NamedTuple):
@@ -100,11 +100,11 @@ class VecEnvState(NamedTuple):
     episode_return: Array
     """Float32, sum of raw rewards of the current episode."""
     episode_length: Array
-    """Int32, steps of the current episode; `SPOILT` at its start if its first observation was not finite."""
+    """Int32, steps of the current episode; `INVALID_RESET` if its first observation was not finite."""
     starts: PyTree = ()
-    """What the resets hold in store: a pool's `[K, ...]`, otherwise nothing."""
+    """State of the source of resets: the pool `[K, ...]`, otherwise empty."""
     values: PyTree = ()
-    """Float32 scalars by name, under which episodes begin; nothing where `Env.values` are none."""
+    """Current `Env.values`, float32 scalars by name; empty if there are none."""
 
 
 class VecEnv(NamedTuple):
@@ -116,38 +116,38 @@ class VecEnv(NamedTuple):
     step: Any
     """`(state, action, key) -> (state, Step)`; the key is consumed."""
     resets: str
-    """Where episodes begin, as `vectorise` takes it, such as `pool:64`; never `auto`."""
+    """The argument `resets` of `vectorise`, resolved: such as `pool:64`, never `auto`."""
     values: Mapping[str, Any] = {}
-    """Those of `Env`."""
+    """`Env.values`."""
 
 
 def vectorise(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
-    """Run `num_envs` copies of `env` in parallel; when an episode ends, the next one starts in the same step.
+    """Run `num_envs` copies of `env` in parallel, with auto-reset: the next episode starts in the step that ends one.
 
-    The returned `step` yields a `Step` whose `final_obs` is the true successor and whose `obs` is what the policy sees
-    next. `info` holds the environment's own scalars, plus `episode_return` and `episode_length`, which cover the whole
-    episode if the step ended one. A non-finite observation or reward truncates its episode; the step is marked
-    `valid=False`, and its values are replaced by zeros. If a first observation is not finite, the policy sees zeros,
-    and the one step taken from them is the invalid one.
+    The returned `step` yields a `Step` with the true successor in `final_obs` and the next observation of the policy in
+    `obs`. `info` has the environment's scalars, plus `episode_return` and `episode_length` up to and including the
+    step. A non-finite observation or reward truncates its episode; the step is marked `valid=False`, and its values are
+    replaced by zeros. If a first observation is not finite, the policy sees zeros, and the step taken from them is
+    invalid.
 
-    Of an environment with several agents, each is one of the `num_envs`.
+    Each agent of a multi-agent environment counts as one of the `num_envs`.
 
-    `resets` says where episodes begin: `fresh`, `pool`, `pool:K`, `optimistic`, `optimistic:R`, or `auto`, which is
-    `fresh` where a reset is cheap and `pool` elsewhere; see `jaxrl.envs.resets`. All but `optimistic` use every reset
-    state once.
+    `resets` is the source of initial states: `fresh`, `pool`, `pool:K`, `optimistic`, `optimistic:R`, or `auto`, which
+    selects `fresh` if a reset is cheap and `pool` otherwise; see `jaxrl.envs.resets`. All but `optimistic` use every
+    initial state once.
 
     Raises:
       SettingsError: `reset` and `step` of `env` disagree on a shape, a dtype or a structure, or `resets` is unknown.
     """
     if env.agents is not None:
-        from jaxrl.envs.agents import folded
+        from jaxrl.envs.agents import vectorise_agents
 
-        return folded(env, num_envs, resets)
+        return vectorise_agents(env, num_envs, resets)
     check_count("num_envs", num_envs)
     if env.spec.time_limit is not None:
         check_count(f"environment {env.spec.name}: time_limit", env.spec.time_limit, most=2**31 - 1)
-    check_stable(env)
-    source = resets_of(resets, partial(_start, env), num_envs)
+    check_signatures(env)
+    source = make_resets(resets, partial(_start, env), num_envs)
     return VecEnv(
         spec=env.spec,
         num_envs=num_envs,
@@ -159,63 +159,66 @@ def vectorise(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
 
 
 def _reset(env: Env, num_envs: int, source: Resets, key: Key) -> tuple[VecEnvState, PyTree]:
-    values = _first_values(env.values)
-    state, obs, length = _start(env, jax.random.split(key, num_envs), *_given(values))
-    store = source.init(jax.random.fold_in(key, num_envs), *_given(values))
+    values = _initial_values(env.values)
+    state, obs, length = _start(env, jax.random.split(key, num_envs), *_reset_args(values))
+    store = source.init(jax.random.fold_in(key, num_envs), *_reset_args(values))
     return VecEnvState(state, jnp.zeros(num_envs, jnp.float32), length, store, values), obs
 
 
-def last_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return numbers by name, of those that follow a schedule the last."""
+def final_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `values` with the final number of each schedule."""
     return {name: getattr(value, "end", value) for name, value in values.items()}
 
 
-def _first_values(values: Mapping[str, Any]) -> PyTree:
-    """Return what `VecEnvState` holds of `values` at first; those without a schedule may be swept."""
+def _initial_values(values: Mapping[str, Any]) -> PyTree:
+    """Return the initial `VecEnvState.values`; a number without a schedule can be swept."""
     begin = lambda name, x: x(jnp.uint32(0)) if callable(x) else tunable(f"env_args.{name}", x)
     return {name: begin(name, value) for name, value in values.items()} if values else ()
 
 
-def _given(values: PyTree) -> tuple[PyTree, ...]:
+def _reset_args(values: PyTree) -> tuple[PyTree, ...]:
+    """Return the arguments of `Env.reset` after the key: without values, a `reset` may take the key alone."""
     return (values,) if values else ()
 
 
-def timed(env: VecEnv, state: VecEnvState, opt_step: Array) -> VecEnvState:
-    """Set the values that follow schedules to those after `opt_step` optimisation steps."""
+def apply_schedules(env: VecEnv, state: VecEnvState, opt_step: Array) -> VecEnvState:
+    """Update the values with a schedule to optimisation step `opt_step`."""
     now = {name: value(opt_step) for name, value in env.values.items() if callable(value)}
     return state._replace(values={**state.values, **now}) if now else state
 
 
 def obs_valid(state: VecEnvState) -> Array:
-    """Return whether the current observations are genuine, not zeros in place of a non-finite first one; `[N]` bool."""
-    return state.episode_length != SPOILT
+    """Return whether the current observations are real, not zeros in place of a non-finite first one; `[N]` bool."""
+    return state.episode_length != INVALID_RESET
 
 
 def _start(env: Env, keys: Array, *given: PyTree) -> Starts:
-    """Reset one environment per key; return states, first observations made finite, and initial episode lengths.
+    """Reset one environment per key; return states, observations with non-finite ones zeroed, and episode lengths.
 
-    Weak types are removed, so that states keep their types from step to step.
+    Weak types are removed: a step would turn them into strong ones, and the carry of a loop must not change its types.
     """
     state, obs = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), jax.vmap(lambda key: env.reset(key, *given))(keys))
     finite = finite_rows(obs)
-    return state, zeros_unless(finite, obs), jnp.where(finite, jnp.int32(0), jnp.int32(SPOILT))
+    return state, zero_invalid_rows(finite, obs), jnp.where(finite, jnp.int32(0), jnp.int32(INVALID_RESET))
 
 
 def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, key: Key) -> tuple[VecEnvState, Step]:
     step_key, reset_key = jax.random.split(key)
     step_keys = jax.random.split(step_key, state.episode_length.shape[0])
     env_state, out = jax.vmap(env.step)(state.env, action, step_keys)
-    length = jnp.maximum(state.episode_length, 0) + 1
+    length = jnp.maximum(state.episode_length, 0) + 1  # `INVALID_RESET` counts as 0
     valid = finite_rows((out.obs, out.reward)) & obs_valid(state)
     reward = jnp.where(valid, jnp.asarray(out.reward, jnp.float32), 0.0)
     total = state.episode_return + reward
+    # An invalid step truncates and never terminates, so that no value of 0 is bootstrapped from it.
     terminated = jnp.asarray(out.terminated, bool) & valid
     truncated = (jnp.asarray(out.truncated, bool) | ~valid) & ~terminated
     if env.spec.time_limit is not None:
         truncated = truncated | ((length >= env.spec.time_limit) & ~terminated)
     done = terminated | truncated
-    final_obs = zeros_unless(valid, out.obs)
-    given = _given(state.values)
+    final_obs = zero_invalid_rows(valid, out.obs)
+    given = _reset_args(state.values)
+    # Resets are computed whether or not an episode ended; `source` decides how many of them there are.
     starts, (fresh_state, fresh_obs, fresh_length) = source.take(state.starts, done, reset_key, *given)
     length_after = jnp.where(done, fresh_length, length)
     step = Step(
@@ -226,9 +229,9 @@ def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, key: Key
         truncated=truncated,
         final_obs=final_obs,
         obs=tree_where(done, fresh_obs, final_obs),
-        info={**out.info, **_told(state.values, reward), "episode_return": total, "episode_length": length},
+        info={**out.info, **_value_scalars(state.values, reward), "episode_return": total, "episode_length": length},
         valid=valid,
-        obs_valid=length_after != SPOILT,
+        obs_valid=length_after != INVALID_RESET,
     )
     state = VecEnvState(
         env=tree_where(done, fresh_state, env_state),
@@ -240,17 +243,17 @@ def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, key: Key
     return state, step
 
 
-def _told(values: PyTree, like: Array) -> dict[str, Array]:
+def _value_scalars(values: PyTree, like: Array) -> dict[str, Array]:
     return {f"values/{name}": jnp.broadcast_to(value, like.shape) for name, value in dict(values).items()}
 
 
-def zeros_unless(finite: Array, tree: PyTree) -> PyTree:
-    """Return leaves `[N, ...]` with zeros in the rows that are not `finite` `[N]`."""
+def zero_invalid_rows(finite: Array, tree: PyTree) -> PyTree:
+    """Replace the rows of leaves `[N, ...]` that are not `finite` `[N]` by zeros."""
     return tree_where(finite, tree, jax.tree.map(jnp.zeros_like, tree))
 
 
 def finite_rows(tree: PyTree) -> Array:
-    """Return for each of `N` rows whether all its floating-point entries are finite; `[N]` bool."""
+    """Return which rows of leaves `[N, ...]` are finite in all floating-point entries; `[N]` bool."""
     leaves = jax.tree.leaves(tree)
     valid = jnp.ones(leaves[0].shape[0], bool)
     for leaf in leaves:
@@ -263,23 +266,23 @@ def require_same_spaces(one: EnvSpec, other: EnvSpec) -> None:
     """Raise `SettingsError` unless a policy for `other` can act in `one`."""
     for what in ("observation_space", "action_space"):
         mine, theirs = getattr(one, what), getattr(other, what)
-        alike = [(space_struct(space), getattr(space, "n", 0), starts_of(space)) for space in (mine, theirs)]
+        alike = [(space_struct(space), getattr(space, "n", 0), space_starts(space)) for space in (mine, theirs)]
         if alike[0] != alike[1]:
             raise SettingsError(
                 f"{one.name} has the {what.replace('_', ' ')} {mine}; expected that of {other.name}, {theirs}"
             )
 
 
-# --- the contract of an environment, checked by tracing only ----------------------------------------------------
+# --- signatures, checked by tracing only ------------------------------------------------------------------------
 
 _KEY = jax.eval_shape(lambda: make_key(0))
 
 
-def check_stable(env: Env) -> None:
-    """Raise `SettingsError` unless `reset`, `step` and the spec agree, leaf by leaf."""
+def check_signatures(env: Env) -> None:
+    """Raise `SettingsError` unless `reset`, `step` and the spec agree in structure, shapes and dtypes."""
     name = env.spec.name
     for space in (env.spec.observation_space, env.spec.action_space):
-        require_indices(name, space)
+        check_zero_based(name, space)
     first = jax.eval_shape(env.reset, _KEY)
     if not (isinstance(first, tuple) and len(first) == 2):
         raise SettingsError(f"environment {name}: reset returned {type(first).__name__}; expected (state, observation)")

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl.envs.base import Env, check_stable
-from jaxrl.envs.physics import physics_env, picture
-from jaxrl.envs.suites import check_id, like_defaults
-from jaxrl.errors import SettingsError, reason_of, require_extra
+from jaxrl.envs.base import Env, check_signatures
+from jaxrl.envs.physics import physics_env, render_picture
+from jaxrl.envs.suites import check_id, convert_like_defaults
+from jaxrl.errors import SettingsError, error_text, require_extra
 from jaxrl.trees import PyTree
 
 PREFIX = "brax:"
 """Prefix of the names of Brax's environments, as in `brax:ant`."""
 EPISODE_LENGTH = 1000
-"""Steps after which Brax cuts an episode where nothing else is said (`brax.envs.create`)."""
+"""Default episode length of Brax (`brax.envs.create`)."""
 
 
 def brax_env(name: str, **params: Any) -> Env:
@@ -32,28 +32,28 @@ def brax_env(name: str, **params: Any) -> Env:
 
     id_ = check_id(PREFIX, name, envs._envs)
     name = PREFIX + id_
-    given = like_defaults(name, params, _defaults(envs._envs[id_]))
+    given = convert_like_defaults(name, params, _defaults(envs._envs[id_]))
     limit = given.pop("episode_length", EPISODE_LENGTH)
     try:
         env = envs.get_environment(id_, **given)
         made = physics_env(name, env, limit, {"env": name, "env_args": dict(params)}, _drawer(name, env))
-        check_stable(made)  # Brax is no longer maintained: some of it does not run with every JAX
+        check_signatures(made)  # Brax is unmaintained: some environments fail with recent JAX
         return made
     except Exception as error:
-        raise SettingsError(f"Brax cannot make {id_}: {reason_of(error)}") from error
+        raise SettingsError(f"Brax cannot make {id_}: {error_text(error)}") from error
 
 
 def _defaults(kind: type) -> dict[str, Any]:
-    """Return the arguments that an environment may be made with, each with its default."""
-    own = inspect.signature(kind).parameters.values()
-    named = {p.name: p.default for p in own if p.default is not p.empty}
+    """Return the arguments of an environment's constructor with their defaults."""
+    parameters = inspect.signature(kind).parameters.values()
+    named = {p.name: p.default for p in parameters if p.default is not p.empty}
     return {"backend": "mjx", "n_frames": 1, **named, "episode_length": EPISODE_LENGTH}
 
 
 def _drawer(name: str, env: Any) -> Any:
-    """Return what draws a state of `env`; `None` for one without bodies, such as `fast`."""
+    """Return a function that renders a state of `env`; `None` if it has no bodies, such as `fast`."""
     return partial(_render, name, env) if "sys" in vars(env) else None
 
 
 def _render(name: str, env: Any, state: PyTree) -> np.ndarray:
-    return picture(name, lambda: env.render([state.pipeline_state])[0])
+    return render_picture(name, lambda: env.render([state.pipeline_state])[0])

@@ -7,38 +7,38 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs.agents import as_one
-from jaxrl.envs.base import Env, TimeStep, check_stable, vectorise
+from jaxrl.envs.agents import as_single_env
+from jaxrl.envs.base import Env, TimeStep, check_signatures, vectorise
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, sample_space
 from jaxrl.trees import Array, Key, PyTree, is_key, make_key
 from jaxrl.xla.hoist import hoist
 
 RESETS = 32
-"""Number of resets from which the check learns the range of reset states."""
+"""Number of resets that determine the range of initial states."""
 
 
 class _Walk(NamedTuple):
-    """A run of random actions in one environment, reset by the check itself; leaves `[T, ...]`."""
+    """A trajectory of random actions in one environment; leaves `[T, ...]`."""
 
     before: PyTree
     after: PyTree
     out: TimeStep
     length: Array
     fresh: PyTree
-    """First observations, of one reset drawn at each step."""
+    """First observations of one reset per step."""
 
 
 def check_env(env: Env, steps: int = 1000, seed: int = 0) -> list[str]:
-    """Run `steps` random actions in `env` and list its mistakes, one line each; an empty list is good.
+    """Run `steps` random actions in `env` and return its mistakes, one line each; an empty list means none were found.
 
-    It looks for states, observations or rewards that change structure, shape or dtype; values that are non-finite (in
-    resets too) or out of bounds; keys that are ignored or never advance; episodes that never end, or report their time
-    limit as termination; and a reset hidden inside a step. What fails as training traces it fails here too.
+    Checks that states, observations and rewards keep structure, shape and dtype; that values are finite (in resets too)
+    and within bounds; that keys are used and advance; that episodes end, and a time limit is not reported as
+    termination; and that no reset is hidden inside a step. Errors of tracing it as training does are raised.
     """
-    env = as_one(env)
+    env = as_single_env(env)
     try:
-        check_stable(env)
+        check_signatures(env)
     except SettingsError as error:
         return [str(error)]
     _trace_as_training(env)
@@ -54,7 +54,7 @@ def check_env(env: Env, steps: int = 1000, seed: int = 0) -> list[str]:
 
 
 def _trace_as_training(env: Env) -> None:
-    """Trace a loop over steps of several environments, with what they draw taken out of it."""
+    """Trace a loop over steps with random numbers hoisted out of it, as training does; raise what fails."""
     envs = vectorise(env, 2)
 
     def body(state: PyTree, key: Key, t: Array) -> PyTree:
@@ -83,6 +83,7 @@ def _walk(env: Env, steps: int, key: Key) -> _Walk:
         if env.spec.time_limit is not None:
             done = done | (length + 1 >= env.spec.time_limit)
         fresh, first = env.reset(reset_key)
+        # Reset by hand and not by `vectorise`: the check needs the state after the end of an episode.
         following = jax.tree.map(lambda a, b: jnp.where(done, a, b), fresh, after)
         return (following, jnp.where(done, 0, length + 1)), _Walk(state, after, out, length + 1, first)
 
@@ -121,7 +122,7 @@ def _check_keys(env: Env, resets: PyTree, walk: _Walk, key: Key) -> list[str]:
                 where = jax.tree_util.keystr(path)
                 found.append(
                     f"the key in the state at {where} does not advance: every step draws the same numbers; "
-                    "use the key that step is given instead"
+                    "use the key that is passed to step instead"
                 )
     if _all_same(resets) and not _reset_is_constant(env):
         found.append("reset uses its key but returns the same state for every key; draw from the key you are given")
@@ -134,12 +135,12 @@ def _check_keys(env: Env, resets: PyTree, walk: _Walk, key: Key) -> list[str]:
 
 
 def _reset_is_constant(env: Env) -> bool:
-    jaxpr = jax.make_jaxpr(env.reset)(make_key(0)).jaxpr
+    jaxpr = jax.make_jaxpr(env.reset)(make_key(0)).jaxpr  # does any equation read the key, the first input?
     return not any(var is jaxpr.invars[0] for eqn in jaxpr.eqns for var in eqn.invars)
 
 
 def _step_is_blind(env: Env, key: Key) -> bool:
-    """Return whether `step` reads nothing of its key."""
+    """Return whether `step` ignores its key."""
     state, _ = env.reset(key)
     action = sample_space(env.spec.action_space, key)
     jaxpr = jax.make_jaxpr(lambda key, state, action: env.step(state, action, key))(key, state, action).jaxpr
@@ -169,7 +170,7 @@ def _check_ends(env: Env, steps: int, walk: _Walk) -> list[str]:
 
 
 def _check_hidden_reset(reset_state: PyTree, walk: _Walk) -> list[str]:
-    """Compare the states at episode ends with the range of reset states, to find a reset hidden inside a step."""
+    """Find a reset inside `step`: states at ends of episodes then lie in the range of initial states, others do not."""
     done = np.asarray(walk.out.terminated | walk.out.truncated)
     like_reset = np.ones(len(done), bool)
     for fresh, after in zip(jax.tree.leaves(reset_state), jax.tree.leaves(walk.after), strict=True):
@@ -179,7 +180,7 @@ def _check_hidden_reset(reset_state: PyTree, walk: _Walk) -> list[str]:
         like_reset &= ((after >= fresh.min(0)) & (after <= fresh.max(0))).all(axis=1)
     if done.any() and like_reset[done].all() and not like_reset[~done].all():
         return [
-            "the state after an episode's end looks like a fresh one: step resets by itself; "
+            "the state after an episode's end looks like an initial one: step resets by itself; "
             "return the true successor, vectorise does the reset"
         ]
     return []

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep
-from jaxrl.envs.suites import KEY, box_of, check_id, copy_containers, like_defaults, stored
+from jaxrl.envs.suites import KEY, cast_like, check_id, convert_like_defaults, copy_containers, make_box
 from jaxrl.errors import require_extra
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
@@ -26,8 +26,8 @@ TILE = 16
 def craftax_env(name: str, **params: Any) -> Env:
     """Return Craftax's environment `name` (with or without `craftax:`).
 
-    `params` replace its own, such as `max_timesteps`, after which an episode is truncated; Craftax itself would end it.
-    Pixels are uint8 `[H, W, 3]`. What was achieved in an episode is recorded at its end, in percent:
+    `params` replace its defaults, such as `max_timesteps`, after which an episode is truncated (Craftax itself would
+    terminate it). Pixels are uint8 `[H, W, 3]`. Achievements are recorded at the end of an episode, in percent:
     `episode_achievements/...`.
 
     Raises:
@@ -40,19 +40,19 @@ def craftax_env(name: str, **params: Any) -> Env:
     name = PREFIX + id_
     env = make_craftax_env_from_name(id_, auto_reset=False)
     defaults = {word: value for word, value in vars(env.default_params).items() if isinstance(value, int | float)}
-    given = like_defaults(name, params, defaults)
+    given = convert_like_defaults(name, params, defaults)
     limit = given.get("max_timesteps", defaults["max_timesteps"])
-    own = env.default_params.replace(**{**given, "max_timesteps": NEVER})
+    env_params = env.default_params.replace(**{**given, "max_timesteps": NEVER})
     pixels = "-Pixels-" in id_
-    obs, like = jax.eval_shape(env.reset_env, KEY, own)
-    seen = jax.eval_shape(partial(_seen, pixels=pixels), obs)
-    space = Box(0, 255, seen.shape, "uint8") if pixels else box_of(seen)
+    obs, like = jax.eval_shape(env.reset_env, KEY, env_params)
+    seen = jax.eval_shape(partial(_convert_obs, pixels=pixels), obs)
+    space = Box(0, 255, seen.shape, "uint8") if pixels else make_box(seen)
     room = "craftax.craftax_classic" if "-Classic-" in id_ else "craftax.craftax"
     feats = [feat.name.lower() for feat in importlib.import_module(f"{room}.constants").Achievement]
     return Env(
         spec=EnvSpec(name, space, Discrete(env.num_actions), limit),
-        reset=partial(_reset, env, own, pixels, like),
-        step=partial(_step, env, own, pixels, like, feats),
+        reset=partial(_reset, env, env_params, pixels, like),
+        step=partial(_step, env, env_params, pixels, like, feats),
         render=partial(_render, room),
         settings={"env": name, "env_args": dict(params)},
     )
@@ -60,7 +60,7 @@ def craftax_env(name: str, **params: Any) -> Env:
 
 def _reset(env: Any, params: Any, pixels: bool, like: PyTree, key: Key) -> tuple[PyTree, Array]:
     obs, state = env.reset_env(key, params)
-    return stored(state, like), _seen(obs, pixels)
+    return cast_like(state, like), _convert_obs(obs, pixels)
 
 
 def _step(
@@ -69,10 +69,10 @@ def _step(
     obs, state, reward, done, _ = env.step_env(key, copy_containers(state), action, params)
     achieved = state.achievements * 100.0
     info = {f"episode_achievements/{feat}": achieved[i] for i, feat in enumerate(feats)}
-    return stored(state, like), TimeStep(_seen(obs, pixels), reward, done, False, info)
+    return cast_like(state, like), TimeStep(_convert_obs(obs, pixels), reward, done, False, info)
 
 
-def _seen(obs: Array, pixels: bool) -> Array:
+def _convert_obs(obs: Array, pixels: bool) -> Array:
     return jnp.round(obs * 255.0).astype(jnp.uint8) if pixels else obs
 
 
@@ -82,6 +82,6 @@ def _render(room: str, state: PyTree) -> np.ndarray:
 
 @functools.cache
 def _renderer(room: str) -> Any:
-    """Return what draws states, compiled; the first one of all builds its textures, which are kept."""
+    """Return the compiled renderer; the first one builds the textures, which are cached."""
     make = importlib.import_module(f"{room}.renderer").make_craftax_pixel_renderer
     return jax.jit(make(TILE))

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.envs.host import HostEnv, Stepped, like_spec, to_host, whole_where_so
-from jaxrl.envs.scalars import scalars_in
-from jaxrl.errors import SettingsError, nearest, reason_of, require_extra
-from jaxrl.spaces import EnvSpec, channels_last, space_of
+from jaxrl.envs.host import HostEnv, HostStep, convert_action, convert_obs, floats_to_ints
+from jaxrl.envs.scalars import vector_scalars
+from jaxrl.errors import SettingsError, error_text, require_extra, suggest
+from jaxrl.spaces import EnvSpec, convert_space, to_channels_last
 from jaxrl.trees import PyTree
 
 PREFIX = "envpool:"
@@ -25,28 +25,29 @@ def envpool_env(name: str, /, **kwargs: Any) -> HostEnv:
     envpool, id_ = require_extra("envpool", "environments of EnvPool"), name.removeprefix(PREFIX)
     known = envpool.list_all_envs()
     if id_ not in known:
-        raise SettingsError(f"unknown environment {name!r}; {nearest(name, [PREFIX + other for other in known])}")
-    make = partial(envpool.make_gymnasium, id_, **whole_where_so(kwargs))
+        raise SettingsError(f"unknown environment {name!r}; {suggest(name, [PREFIX + other for other in known])}")
+    make = partial(envpool.make_gymnasium, id_, **floats_to_ints(kwargs))
     try:
         one = make(num_envs=1)
     except Exception as error:
-        raise SettingsError(f"EnvPool cannot make {id_}: {reason_of(error)}") from error
-    observations, actions = (space_of(PREFIX + id_, space) for space in (one.observation_space, one.action_space))
-    spec = EnvSpec(PREFIX + id_, channels_last(observations), actions)
+        raise SettingsError(f"EnvPool cannot make {id_}: {error_text(error)}") from error
+    observations, actions = (convert_space(PREFIX + id_, space) for space in (one.observation_space, one.action_space))
+    spec = EnvSpec(PREFIX + id_, to_channels_last(observations), actions)
     env = HostEnv(spec, partial(_EnvPool, make, spec), settings={"env": PREFIX + id_, "env_args": dict(kwargs)})
-    return _of_atari(env, make, one.spec.config) if "episodic_life" in one.spec.config._fields else env
+    return _atari_env(env, make, one.spec.config) if "episodic_life" in one.spec.config._fields else env
 
 
-def _of_atari(env: HostEnv, make: Any, config: Any) -> HostEnv:
-    """Return a game of Atari with its limit; policies are evaluated by whole games and their own rewards.
+def _atari_env(env: HostEnv, make: Any, config: Any) -> HostEnv:
+    """Return a game of Atari with its time limit; evaluation uses whole games and unclipped rewards.
 
-    Lives are episodes as in `jaxrl.envs.atari`: EnvPool itself begins a new game whenever it is told to reset.
+    With `episodic_life`, lives are episodes as in `jaxrl.envs.atari`; EnvPool's own option starts a new game at every
+    reset.
     """
     spec = env.spec._replace(time_limit=config.max_episode_steps)
     played = partial(make, episodic_life=False)
     whole = env._replace(spec=spec, open=partial(_EnvPool, partial(played, reward_clip=False), spec))
     lives = env._replace(spec=spec, open=partial(_EnvPool, played, spec, lives=config.episodic_life))
-    return lives._replace(judged=whole) if config.episodic_life or config.reward_clip else lives
+    return lives._replace(eval_env=whole) if config.episodic_life or config.reward_clip else lives
 
 
 class _EnvPool:
@@ -59,37 +60,37 @@ class _EnvPool:
         self._lives = lives
         self._left = np.zeros(num_envs, np.int32)
         self._over = np.ones(num_envs, bool)
-        """Whether an environment is to be reset, where a life may end without."""
+        """Whether the game is over, so that an environment must be reset; with lives, an episode may end earlier."""
 
     def reset(self, which: np.ndarray | None = None) -> PyTree:
         if which is None:
             obs, info = self._env.reset()
-            self._obs = like_spec(self._name, self._space, obs)
+            self._obs = convert_obs(self._name, self._space, obs)
             self._left = info["lives"] if self._lives else self._left
             return self._obs
         ids = np.flatnonzero(which & self._over).astype(np.int32)
         if ids.size:
             obs, info = self._env.reset(ids)
-            self._obs = _put(self._obs, ids, like_spec(self._name, self._space, obs))
-            self._left = _put(self._left, ids, info["lives"]) if self._lives else self._left
+            self._obs = _scatter(self._obs, ids, convert_obs(self._name, self._space, obs))
+            self._left = _scatter(self._left, ids, info["lives"]) if self._lives else self._left
         return self._obs
 
-    def step(self, action: PyTree) -> Stepped:
-        obs, reward, terminated, truncated, info = self._env.step(to_host(self._env.action_space, action))
-        self._obs = like_spec(self._name, self._space, obs)
+    def step(self, action: PyTree) -> HostStep:
+        obs, reward, terminated, truncated, info = self._env.step(convert_action(self._env.action_space, action))
+        self._obs = convert_obs(self._name, self._space, obs)
         if self._lives:
             self._over = terminated | truncated
             terminated = terminated | ((info["lives"] < self._left) & ~truncated)
             self._left = info["lives"]
-        return Stepped(self._obs, reward, terminated, truncated, scalars_in(info, len(reward)))
+        return HostStep(self._obs, reward, terminated, truncated, vector_scalars(info, len(reward)))
 
     def close(self, kill: bool = False) -> None:
         if not kill:
             self._env.close()
 
 
-def _put(obs: PyTree, ids: np.ndarray, fresh: PyTree) -> PyTree:
-    """Return `obs` `[N, ...]` with `fresh` `[K, ...]` at `ids`."""
+def _scatter(obs: PyTree, ids: np.ndarray, fresh: PyTree) -> PyTree:
+    """Return `obs` `[N, ...]` with rows `ids` `[K]` replaced by `fresh` `[K, ...]`."""
 
     def put(old: np.ndarray, new: np.ndarray) -> np.ndarray:
         new_rows = old.copy()

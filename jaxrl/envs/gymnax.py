@@ -1,7 +1,7 @@
 """Environments of gymnax 1.0 (https://github.com/RobertTLange/gymnax), imported on demand.
 
-Where gymnax allows it, only the module of the requested environment is imported. All of gymnax brings matplotlib,
-seaborn, pandas and SciPy with it, which takes longer than all other imports.
+Where possible, only the module of the requested environment is imported. All of gymnax imports matplotlib, seaborn,
+pandas and SciPy, which takes longer than all other imports together.
 """
 
 import importlib
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep
-from jaxrl.errors import SettingsError, nearest, reason_of
+from jaxrl.errors import SettingsError, error_text, suggest
 from jaxrl.spaces import Box, Discrete, EnvSpec, Space
 from jaxrl.trees import Array, Key, PyTree, make_key
 
@@ -26,7 +26,7 @@ TIME_LIMIT = "max_steps_in_episode"
 """The parameter that every gymnax environment has."""
 FLOAT_MAX = float(np.finfo(np.float32).max)
 
-_HOMES = {
+_MODULES = {
     "CartPole-v1": "classic_control.cartpole:CartPole",
     "Pendulum-v1": "classic_control.pendulum:Pendulum",
     "Acrobot-v1": "classic_control.acrobot:Acrobot",
@@ -59,17 +59,17 @@ def names() -> list[str]:
     return list(registered_envs)
 
 
-def knows(name: str) -> bool:
-    """Return whether gymnax registers `name`; all of gymnax is imported only for a rare one."""
-    return name in _HOMES or name in names()
+def is_registered(name: str) -> bool:
+    """Return whether gymnax registers `name`; names that are not in `_MODULES` import all of gymnax."""
+    return name in _MODULES or name in names()
 
 
-def _made(name: str) -> tuple[Any, Any]:
+def _make(name: str) -> tuple[Any, Any]:
     """Return the environment `name` and its parameters, as `gymnax.make` does."""
-    if name in _HOMES and "gymnax.registration" not in sys.modules:
-        module, _, kind = _HOMES[name].partition(":")
+    if name in _MODULES and "gymnax.registration" not in sys.modules:
+        module, _, kind = _MODULES[name].partition(":")
         for package in ("gymnax", "gymnax.environments", f"gymnax.environments.{module.split('.')[0]}"):
-            _open_lazily(package)
+            _import_lazily(package)
         env = getattr(importlib.import_module(f"gymnax.environments.{module}"), kind)()
         return env, env.default_params
     import gymnax
@@ -78,10 +78,10 @@ def _made(name: str) -> tuple[Any, Any]:
     return env, defaults
 
 
-def _open_lazily(package: str) -> None:
-    """Register the package so that its modules can be imported; its own code runs once any other attribute is needed.
+def _import_lazily(package: str) -> None:
+    """Register a package without running its code, so that its modules can be imported.
 
-    Later imports see the complete package, with the same module objects.
+    Its code runs when any other attribute is read. Later imports see the complete package, with the same modules.
     """
     if package in sys.modules:
         return
@@ -89,15 +89,15 @@ def _open_lazily(package: str) -> None:
     if spec is None or spec.loader is None:
         raise ImportError(f"there is no package {package}")
     module = importlib.util.module_from_spec(spec)
-    module.__getattr__ = partial(_attribute, module)  # type: ignore[method-assign]
+    module.__getattr__ = partial(_get_attribute, module)  # type: ignore[method-assign]
     sys.modules[package] = module
-    parent, _, own = package.rpartition(".")
+    parent, _, child = package.rpartition(".")
     if parent:
-        setattr(sys.modules[parent], own, module)
+        setattr(sys.modules[parent], child, module)
 
 
-def _attribute(module: ModuleType, name: str) -> Any:
-    """Return an attribute that `module` still lacks: a submodule, or one that its own code defines, which then runs."""
+def _get_attribute(module: ModuleType, name: str) -> Any:
+    """Return a missing attribute of `module`: a submodule, or one defined by the package's code, which then runs."""
     path = f"{module.__name__}.{name}"
     if path in sys.modules:
         return sys.modules[path]
@@ -124,13 +124,13 @@ def make(name: str, /, **params: Any) -> Env:
       SettingsError: the environment has no such parameter, or gymnax cannot make it on this machine.
     """
     try:
-        env, defaults = _made(name)
+        env, defaults = _make(name)
     except Exception as error:
-        raise SettingsError(f"gymnax cannot make {name}: {reason_of(error)}") from error
+        raise SettingsError(f"gymnax cannot make {name}: {error_text(error)}") from error
     unknown = set(params) - set(vars(defaults))
     if unknown:
         word = sorted(unknown)[0]
-        raise SettingsError(f"{name} has no parameter {word!r}; {nearest(word, vars(defaults))}")
+        raise SettingsError(f"{name} has no parameter {word!r}; {suggest(word, vars(defaults))}")
     for word, value in params.items():
         _check_number(f"{name}: {word}", value, 0 if word == TIME_LIMIT else vars(defaults)[word])
     return wrap(name, env, defaults.replace(**params), {"env": name, "env_args": dict(params)})
@@ -182,7 +182,7 @@ def _reset(env: Any, params: Any, key: Key) -> tuple[PyTree, PyTree]:
 def _step(
     env: Any, params: Any, uses_key: bool, like: PyTree, state: PyTree, action: PyTree, key: Key
 ) -> tuple[PyTree, TimeStep]:
-    """Step without gymnax's own auto-reset, in the dtypes of the reset (several environments change theirs)."""
+    """Step without gymnax's auto-reset, in the dtypes of the reset (several environments change theirs)."""
     key = key if uses_key else make_key(0)
     obs, state, reward, terminated, _ = env.step_env(key, state, action, params)
     obs, state = jax.tree.map(lambda x, leaf: jnp.asarray(x, leaf.dtype), (obs, state), like)
@@ -191,7 +191,7 @@ def _step(
 
 
 def _uses_key(env: Any, params: Any, state: PyTree) -> bool:
-    """Return whether a step reads its key at all; if not, it is given a constant one."""
+    """Return whether a step reads its key; if not, it is given a constant one."""
     action = jax.eval_shape(env.action_space(params).sample, make_key(0))
     jaxpr = jax.make_jaxpr(lambda *args: env.step_env(*args, params))(make_key(0), state, action).jaxpr
     key = jaxpr.invars[0]
@@ -205,7 +205,10 @@ def _space(space: Any) -> Space:
         return Discrete(int(space.n), np.dtype(space.dtype).name)
     if isinstance(space, spaces.Box):
         return Box(
-            _bound(space.low, space.shape), _bound(space.high, space.shape), tuple(space.shape), _name(space.dtype)
+            _bound(space.low, space.shape),
+            _bound(space.high, space.shape),
+            tuple(space.shape),
+            _dtype_name(space.dtype),
         )
     if isinstance(space, spaces.Dict):
         return {name: _space(part) for name, part in space.spaces.items()}
@@ -219,17 +222,17 @@ def _observation_space(env: Any, params: Any, obs: PyTree) -> Space:
     except (NotImplementedError, AttributeError, TypeError):
         declared = None
     if isinstance(declared, Discrete) and obs.shape == ():
-        return Discrete(declared.n, _name(obs.dtype))
+        return Discrete(declared.n, _dtype_name(obs.dtype))
 
     def leaf_space(leaf: Any) -> Box:
         if isinstance(declared, Box) and declared.shape == leaf.shape:
-            return Box(declared.low, declared.high, leaf.shape, _name(leaf.dtype))
-        return Box(-math.inf, math.inf, leaf.shape, _name(leaf.dtype))
+            return Box(declared.low, declared.high, leaf.shape, _dtype_name(leaf.dtype))
+        return Box(-math.inf, math.inf, leaf.shape, _dtype_name(leaf.dtype))
 
     return jax.tree.map(leaf_space, obs)
 
 
-def _name(dtype: Any) -> str:
+def _dtype_name(dtype: Any) -> str:
     return np.dtype(dtype).name
 
 

@@ -1,6 +1,6 @@
 """Environments stepped on the host: those of Gymnasium (https://gymnasium.farama.org), imported on demand.
 
-An environment written in JAX can be put on the host too: actors then step it there, or on another device.
+Environments written in JAX can be stepped by actors too, on the host or on another device: see `on_host`.
 """
 
 import importlib
@@ -17,20 +17,20 @@ import numpy as np
 
 from jaxrl.env_process import EnvMaker
 from jaxrl.envs.base import Env
-from jaxrl.envs.scalars import is_number, numbers_in, scalars_in
-from jaxrl.errors import ActorError, SettingsError, nearest, reason_of, require_extra
+from jaxrl.envs.scalars import is_number, scalar_info, vector_scalars
+from jaxrl.errors import ActorError, SettingsError, error_text, require_extra, suggest
 from jaxrl.spaces import (
     Box,
     Discrete,
     EnvSpec,
     MultiDiscrete,
     Space,
-    as_shape,
-    channels_last,
+    convert_space,
     is_leaf,
-    short,
-    space_of,
+    match_image_layout,
+    short_repr,
     space_zeros,
+    to_channels_last,
     to_dtype,
 )
 from jaxrl.supervisor import END
@@ -39,13 +39,13 @@ from jaxrl.types import Step
 
 PREFIX = "gymnasium:"
 """Prefix of the names of Gymnasium's environments, as in `gymnasium:CartPole-v1`."""
-NEEDS = "environments of Gymnasium"
-ENDING_S = 5.0
-"""Seconds given to a process to end itself and those that its environment has begun."""
+PURPOSE = "environments of Gymnasium"
+TERMINATION_TIMEOUT_S = 5.0
+"""Seconds in which a process must end itself and its children before it is killed."""
 
 
-class Stepped(NamedTuple):
-    """What one step of `N` environments on the host led to; every leaf begins with `[N]`."""
+class HostStep(NamedTuple):
+    """Result of a step of `N` environments on the host; leaves `[N, ...]`."""
 
     obs: PyTree
     """True successors."""
@@ -53,26 +53,26 @@ class Stepped(NamedTuple):
     terminated: np.ndarray
     truncated: np.ndarray
     info: Mapping[str, np.ndarray]
-    """Scalars to record, NaN where an environment does not tell one; the names may differ from step to step."""
+    """Scalars to record, NaN where an environment lacks one; the names may differ from step to step."""
 
 
 class HostVector(Protocol):
     """`N` environments that never reset themselves.
 
-    Observations are NumPy arrays `[N, ...]` of the spec's dtypes. Whole numbers of observations and actions count from
-    0, whatever the environment's own start.
+    Observations are NumPy arrays `[N, ...]` of the spec's dtypes. Discrete observations and actions count from 0,
+    whatever the `start` of the environment's spaces.
     """
 
     def reset(self, which: np.ndarray | None = None) -> PyTree:
-        """Start an episode where `which` `[N]` is true, or everywhere; return the observations of all environments."""
+        """Start episodes where `which` `[N]` is true, or everywhere; return the observations of all environments."""
         ...
 
-    def step(self, action: PyTree) -> "Stepped":
+    def step(self, action: PyTree) -> HostStep:
         """Advance all environments, and reset none."""
         ...
 
     def close(self, kill: bool = False) -> None:
-        """Release all resources; with `kill`, without waiting for a step that hangs."""
+        """Release all resources; with `kill`, without waiting for a hanging step."""
         ...
 
 
@@ -81,15 +81,15 @@ class HostEnv(NamedTuple):
 
     spec: EnvSpec
     open: Callable[[int, int, bool], HostVector]
-    """`(num_envs, seed, processes)`: open a vector of environments, with `processes` each in its own process."""
-    film: Callable[[], Any] | None = None
-    """`()`: open one that can render, with `reset`, `step` and `render` as in Gymnasium."""
+    """`(num_envs, seed, processes)`: open a vector of environments, each in a process of its own if `processes`."""
+    make_renderable: Callable[[], Any] | None = None
+    """`()`: make one environment that can render, with Gymnasium's `reset`, `step` and `render`."""
     settings: Mapping[str, Any] | None = None
     """Arguments with which `make_env` rebuilds it; `None` for an environment made by hand."""
     compiled: bool = False
     """Whether opening it compiles programs, which can take arbitrarily long."""
-    judged: "HostEnv | None" = None
-    """The environment that policies are evaluated in, if not this one: whole games where an episode is a life."""
+    eval_env: "HostEnv | None" = None
+    """The environment for evaluation, if it differs: whole games if training episodes are lives, for example."""
 
 
 class HostVectorEnv:
@@ -102,49 +102,50 @@ class HostVectorEnv:
         self._returns = np.zeros(num_envs, np.float32)
         self._lengths = np.zeros(num_envs, np.int32)
         self._all, self._none = np.ones(num_envs, bool), np.zeros(num_envs, bool)
-        self._all.flags.writeable = self._none.flags.writeable = False  # for they are given out
-        self.spoilt = self._none
-        """Whether the current episode's first observation was not finite and no step has been taken since."""
+        self._all.flags.writeable = self._none.flags.writeable = False  # because they are returned
+        self.invalid_reset = self._none
+        """Whether the latest first observation of an episode was not finite, and no step has been taken since."""
 
     def reset(self) -> PyTree:
         """Reset all environments; return first observations, with zeros in place of non-finite ones."""
         self._returns[:], self._lengths[:] = 0.0, 0
-        return self._begun(self.vector.reset(), np.ones(self.num_envs, bool))
+        return self._mark_invalid(self.vector.reset(), np.ones(self.num_envs, bool))
 
-    def _begun(self, obs: PyTree, where: np.ndarray) -> PyTree:
-        """Record which first observations are not finite; return them made finite."""
-        self.spoilt = where & ~_finite_rows(obs)
-        return _zeros_where(self.spoilt, obs)
+    def _mark_invalid(self, obs: PyTree, where: np.ndarray) -> PyTree:
+        """Set `invalid_reset` for the first observations in `where`; return `obs` with non-finite ones zeroed."""
+        self.invalid_reset = where & ~_finite_rows(obs)
+        return _zeros_where(self.invalid_reset, obs)
 
     def step(self, action: PyTree) -> Step:
         """Advance all environments, in NumPy; when an episode ends, the next one starts in the same step.
 
-        The result is as for `vectorise`: `final_obs` is the true successor, and `obs` what the policy sees next. A
-        non-finite observation or reward truncates its episode; the step is marked `valid=False`, and its values are
-        replaced by zeros. For a non-finite first observation, that is the step taken from it. In `info`, NaN stands
-        where an environment does not tell a scalar, and the names may differ from step to step.
+        The result is as for `vectorise`: `final_obs` is the true successor, and `obs` the next observation of the
+        policy. A non-finite observation or reward truncates its episode; the step is marked `valid=False`, and its
+        values are replaced by zeros. After a non-finite first observation, that is the step taken from it. In `info`,
+        NaN marks a scalar that an environment lacks, and the names may differ from step to step.
         """
         successor, reward, terminated, truncated, scalars = self.vector.step(action)  # type: Any, Any, Any, Any, Any
         with np.errstate(over="ignore"):  # a reward beyond float32 is infinite, and found below
             reward = np.asarray(reward, np.float32)
         valid: Any = self._all
-        if np.count_nonzero(self.spoilt) or not all(map(_all_finite, [reward, *_floats(successor)])):
-            valid = np.isfinite(reward) & _finite_rows(successor) & ~self.spoilt
+        # In the common case all is finite, and the selects below are skipped.
+        if np.count_nonzero(self.invalid_reset) or not all(map(_all_finite, [reward, *_floats(successor)])):
+            valid = np.isfinite(reward) & _finite_rows(successor) & ~self.invalid_reset
             reward, successor = np.where(valid, reward, 0.0), _zeros_where(~valid, successor)
             terminated, truncated = terminated & valid, truncated | ~valid
         self._returns, self._lengths = self._returns + reward, self._lengths + 1
         if self.spec.time_limit:
             truncated = truncated | (self._lengths >= self.spec.time_limit)
         info: Any = {**scalars, "episode_return": self._returns, "episode_length": self._lengths}
-        self.spoilt = self._none
+        self.invalid_reset = self._none
         obs, seen = successor, self._all  # type: Any, Any
         done = terminated | truncated
         if np.count_nonzero(done):
             truncated = truncated & ~terminated
-            fresh = self._begun(self.vector.reset(done), done)
-            obs = jax.tree.map(lambda new, old: np.where(_like(done, new), new, old), fresh, successor)
+            fresh = self._mark_invalid(self.vector.reset(done), done)
+            obs = jax.tree.map(lambda new, old: np.where(_expand_mask(done, new), new, old), fresh, successor)
             self._returns, self._lengths = np.where(done, 0, self._returns), np.where(done, 0, self._lengths)
-            seen = ~self.spoilt
+            seen = ~self.invalid_reset
         return Step(action, (), reward, terminated, truncated, successor, obs, info, valid, seen)
 
     def close(self, kill: bool = False) -> None:
@@ -152,12 +153,12 @@ class HostVectorEnv:
         self.vector.close(kill)
 
 
-def _like(mask: np.ndarray, x: np.ndarray) -> np.ndarray:
+def _expand_mask(mask: np.ndarray, x: np.ndarray) -> np.ndarray:
     return mask.reshape(mask.shape + (1,) * (x.ndim - 1))
 
 
-def _zeros_where(spoilt: np.ndarray, tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: np.where(_like(spoilt, x), np.zeros_like(x), x), tree)
+def _zeros_where(mask: np.ndarray, tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: np.where(_expand_mask(mask, x), np.zeros_like(x), x), tree)
 
 
 def _finite_rows(tree: PyTree) -> Any:
@@ -187,15 +188,15 @@ def gymnasium_env(name: str, /, **kwargs: Any) -> HostEnv:
     """
     from jaxrl.envs.atari import ATARI, atari_env
 
-    gymnasium = require_extra("gymnasium", NEEDS)
+    gymnasium = require_extra("gymnasium", PURPOSE)
     if name.removeprefix(PREFIX).startswith(ATARI):
         return atari_env(name, **kwargs)
-    id_ = check_name(name)
-    return gymnasium_host(id_, partial(gymnasium.make, id_, **whole_where_so(kwargs)), kwargs)
+    id_ = check_gymnasium_id(name)
+    return make_gymnasium_host(id_, partial(gymnasium.make, id_, **floats_to_ints(kwargs)), kwargs)
 
 
-def gymnasium_host(id_: str, make: Callable[..., Any], given: Mapping[str, Any]) -> HostEnv:
-    """Return the environment of Gymnasium that `make()` makes; `make_env` rebuilds it by the arguments `given`.
+def make_gymnasium_host(id_: str, make: Callable[..., Any], given: Mapping[str, Any]) -> HostEnv:
+    """Return the Gymnasium environment `make()` as a `HostEnv`; `make_env` rebuilds it with the arguments `given`.
 
     Raises:
       SettingsError: it cannot be made on this machine.
@@ -203,7 +204,7 @@ def gymnasium_host(id_: str, make: Callable[..., Any], given: Mapping[str, Any])
     try:
         one = make()
     except Exception as error:
-        raise SettingsError(f"Gymnasium cannot make {id_}: {reason_of(error)}") from error
+        raise SettingsError(f"Gymnasium cannot make {id_}: {error_text(error)}") from error
     spec = gymnasium_spec(one)._replace(name=PREFIX + id_)
     one.close()
     settings = {"env": PREFIX + id_, "env_args": dict(given)}
@@ -218,15 +219,15 @@ def gymnasium_names() -> list[str]:
         return []
 
 
-UNFELT = tuple(f":{name}" for name in ("HumanRendering", "RecordEpisodeStatistics", "RecordVideo"))
-"""Gymnasium's wrappers that do not change an episode, by the ends of their paths."""
+PASSIVE_WRAPPERS = tuple(f":{name}" for name in ("HumanRendering", "RecordEpisodeStatistics", "RecordVideo"))
+"""Gymnasium's wrappers that do not change episodes, as suffixes of their paths."""
 
 
-def gymnasium_made(env: Any) -> dict[str, Any] | None:
+def gymnasium_settings(env: Any) -> dict[str, Any] | None:
     """Return the arguments with which `make_env` rebuilds a Gymnasium environment, or one of a vector of them.
 
-    They are its name and plain numbers only. The result is `None` if another process could not rebuild it from these:
-    it is not Gymnasium's own, is wrapped by hand, or was made with arguments other than numbers.
+    These are its name and plain numbers. The result is `None` if another process could not rebuild it from them: it is
+    not one of Gymnasium's, is wrapped by hand, or was made with arguments other than numbers.
     """
     spec: Any = getattr(env, "spec", None)
     registry = getattr(sys.modules.get("gymnasium"), "registry", {})
@@ -237,61 +238,61 @@ def gymnasium_made(env: Any) -> dict[str, Any] | None:
     while hasattr(env, "single_action_space") and env is not env.unwrapped:
         wrappers.append(f"{type(env).__module__}:{type(env).__name__}")
         env = env.env
-    if not all(path.startswith("gymnasium.wrappers.") and path.endswith(UNFELT) for path in wrappers):
+    if not all(path.startswith("gymnasium.wrappers.") and path.endswith(PASSIVE_WRAPPERS) for path in wrappers):
         return None
     kwargs = {"max_episode_steps": spec.max_episode_steps, **spec.kwargs}
     as_known = {"max_episode_steps": known.max_episode_steps, **known.kwargs}
     for name in ("render_mode", "num_envs", "vectorization_mode", "vector_kwargs"):
         kwargs.pop(name, None)
-    other = {name: x for name, x in kwargs.items() if name not in as_known or not same_plain(x, as_known[name])}
+    other = {name: x for name, x in kwargs.items() if name not in as_known or not is_same_value(x, as_known[name])}
     numbers = all(isinstance(x, int | float) for x in other.values())
     return {"env": PREFIX + spec.id, "env_args": other} if numbers else None
 
 
-def same_plain(a: Any, b: Any) -> bool:
+def is_same_value(a: Any, b: Any) -> bool:
     """Return whether two values are the same number or string, or both `None`."""
     return isinstance(a, int | float | str | None) and type(a) is type(b) and a == b
 
 
-def whole_where_so(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters with whole numbers as integers; the command line passes all numbers as floats."""
+def floats_to_ints(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters with integral floats as `int`; the command line passes all numbers as floats."""
     return {key: int(x) if isinstance(x, float) and x.is_integer() else x for key, x in numbers.items()}
 
 
 def gymnasium_envs(spec: EnvSpec, make: Callable[[], Any]) -> HostEnv:
-    """Return a host environment of the user's own; `make()` returns a `gymnasium.Env` with the spaces of `spec`."""
-    spec = spec._replace(observation_space=channels_last(spec.observation_space))
+    """Return a host environment from `make()`, which returns a `gymnasium.Env` with the spaces of `spec`."""
+    spec = spec._replace(observation_space=to_channels_last(spec.observation_space))
     return HostEnv(spec, partial(_Gymnasium, make, spec))
 
 
-def _checked(make: Callable[[], Any]) -> Any:
-    """Make an environment whose steps are refused where they are none, and whose `info` holds numbers alone.
+def _make_checked(make: Callable[[], Any]) -> Any:
+    """Make an environment that checks rewards and flags of its steps, and keeps only the numbers of `info`.
 
-    A vector of Gymnasium takes "5" for a reward and None for an end, and stumbles over what is no number in `info`.
+    Gymnasium's vectors accept "5" as a reward and None as a flag, and fail on anything in `info` that is no number.
     """
-    gymnasium, env = require_extra("gymnasium", NEEDS), make()
+    gymnasium, env = require_extra("gymnasium", PURPOSE), make()
     name = type(env.unwrapped).__name__
 
     class Checked(gymnasium.Wrapper):  # type: ignore[name-defined]
         def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
             obs, info = self.env.reset(**options)
-            return obs, numbers_in(info)
+            return obs, scalar_info(info)
 
         def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
             obs, reward, terminated, truncated, info = self.env.step(action)
-            if not (is_number(reward) or _is_one(reward, "biuf")):
-                raise SettingsError(f"{name}.step returned the reward {short(reward)}; expected a number")
+            if not (is_number(reward) or _is_single_number(reward, "biuf")):
+                raise SettingsError(f"{name}.step returned the reward {short_repr(reward)}; expected a number")
             for word, flag in (("terminated", terminated), ("truncated", truncated)):
-                if not (isinstance(flag, bool | np.bool_) or (_is_one(flag, "biu") and flag in (0, 1))):
-                    raise SettingsError(f"{name}.step returned {word} {short(flag)}; expected True or False")
+                if not (isinstance(flag, bool | np.bool_) or (_is_single_number(flag, "biu") and flag in (0, 1))):
+                    raise SettingsError(f"{name}.step returned {word} {short_repr(flag)}; expected True or False")
             reward, ends = np.asarray(reward).item(), [bool(flag) for flag in (terminated, truncated)]
-            return obs, reward, *ends, numbers_in(info)
+            return obs, reward, *ends, scalar_info(info)
 
     return Checked(env)
 
 
-def _is_one(value: Any, kinds: str) -> bool:
-    """Return whether `value` is or holds one number, as an array of one entry does."""
+def _is_single_number(value: Any, kinds: str) -> bool:
+    """Return whether `value` is one number or an array of one, of dtype kinds `kinds`."""
     if isinstance(value, str | bytes | None):
         return False
     array = np.asarray(value)
@@ -300,14 +301,14 @@ def _is_one(value: Any, kinds: str) -> bool:
 
 class _Gymnasium:
     def __init__(self, make: Callable[[], Any], spec: EnvSpec, num_envs: int, seed: int, processes: bool) -> None:
-        gymnasium = require_extra("gymnasium", NEEDS)
+        gymnasium = require_extra("gymnasium", PURPOSE)
         vector = gymnasium.vector
         mode = {"autoreset_mode": vector.AutoresetMode.DISABLED}
-        # Spawned, because a fork of a process in which JAX runs threads may hang.
+        # Spawned, because a forked process may hang if JAX runs threads.
         self._env = (
-            vector.AsyncVectorEnv([EnvMaker(partial(_checked, make))] * num_envs, context="spawn", **mode)
+            vector.AsyncVectorEnv([EnvMaker(partial(_make_checked, make))] * num_envs, context="spawn", **mode)
             if processes
-            else vector.SyncVectorEnv([partial(_checked, make)] * num_envs, **mode)
+            else vector.SyncVectorEnv([partial(_make_checked, make)] * num_envs, **mode)
         )
         self._seed: int | None = seed
         self._killing = threading.Lock()
@@ -316,14 +317,14 @@ class _Gymnasium:
     def reset(self, which: np.ndarray | None = None) -> PyTree:
         options = None if which is None else {"reset_mask": which}
         seed, self._seed = self._seed, None
-        obs = self._ask(partial(self._env.reset, seed=seed, options=options))[0]
-        return like_spec(self._name, self._space, obs)
+        obs = self._call(partial(self._env.reset, seed=seed, options=options))[0]
+        return convert_obs(self._name, self._space, obs)
 
-    def step(self, action: PyTree) -> Stepped:
-        actions = to_host(self._env.single_action_space, action)
-        obs, reward, terminated, truncated, info = self._ask(partial(self._env.step, actions))
-        scalars = scalars_in(info, self._env.num_envs)
-        return Stepped(like_spec(self._name, self._space, obs), reward, terminated, truncated, scalars)
+    def step(self, action: PyTree) -> HostStep:
+        actions = convert_action(self._env.single_action_space, action)
+        obs, reward, terminated, truncated, info = self._call(partial(self._env.step, actions))
+        scalars = vector_scalars(info, self._env.num_envs)
+        return HostStep(convert_obs(self._name, self._space, obs), reward, terminated, truncated, scalars)
 
     def close(self, kill: bool = False) -> None:
         if kill:
@@ -331,51 +332,51 @@ class _Gymnasium:
         else:
             self._env.close()
 
-    def _ask(self, question: Callable[[], Any]) -> Any:
-        """Call all environments and return their answer; raise `ActorError` if one of their processes is gone."""
+    def _call(self, function: Callable[[], Any]) -> Any:
+        """Call `function` on the environments; raise `ActorError` if one of their processes has died."""
         try:
-            return question()
+            return function()
         except (EOFError, ConnectionError) as error:
             self._kill()
             raise ActorError("a process that steps its environments has ended: killed, or out of memory?") from error
 
     def _kill(self) -> None:
-        """End the processes, and all that they have begun. Left alone they would keep this process from ending."""
-        with self._killing:  # else the one of two threads that learns of a death might be ended before it says so
+        """End the processes and their children, which would otherwise keep this process from exiting."""
+        with self._killing:  # of two threads, the one that notices a death must not be ended before it reports it
             processes = getattr(self._env, "processes", ())
             if processes:
-                self._env.closed = True  # so that Gymnasium waits for nobody
+                self._env.closed = True  # so that Gymnasium does not wait for replies
             for process in processes:
                 if process.is_alive():
                     os.kill(process.pid, END)
             for process in processes:
-                process.join(ENDING_S)
-                process.kill()  # one that has stopped does not hear of its end
+                process.join(TERMINATION_TIMEOUT_S)
+                process.kill()  # a stopped process does not receive `END`
                 process.join()
 
 
-def like_spec(name: str, space: Space, obs: PyTree) -> PyTree:
-    """Return observations `[N, ...]` of environment `name` with the containers, dtypes and shapes of `space`.
+def convert_obs(name: str, space: Space, obs: PyTree) -> PyTree:
+    """Convert observations `[N, ...]` of environment `name` to the containers, dtypes and shapes of `space`.
 
-    Whole numbers then count from 0. Images may have their channels first or last.
+    Discrete values then count from 0, and images have channels last.
 
     Raises:
-      SettingsError: whole numbers that the dtype of `space` does not hold.
+      SettingsError: integers that do not fit the dtype of `space`.
     """
     if isinstance(obs, np.ndarray) and is_leaf(space):
-        return _like_leaf(name, space, obs)
+        return _convert_leaf(name, space, obs)
     flat = jax.tree.leaves(obs if not isinstance(obs, dict) else dict(obs))
     like, treedef = jax.tree.flatten(space, is_leaf=is_leaf)
-    return jax.tree.unflatten(treedef, [_like_leaf(name, s, x) for s, x in zip(like, flat, strict=True)])
+    return jax.tree.unflatten(treedef, [_convert_leaf(name, s, x) for s, x in zip(like, flat, strict=True)])
 
 
-def _like_leaf(name: str, space: Box | Discrete | MultiDiscrete, x: Any) -> np.ndarray:
+def _convert_leaf(name: str, space: Box | Discrete | MultiDiscrete, x: Any) -> np.ndarray:
     array = to_dtype(f"an observation of {name}", np.asarray(x), space.dtype)
     if not isinstance(space, Box) and np.any(space.start):
         array = array - np.asarray(space.start, array.dtype)
     if array.shape[1:] == space.shape:
         return array
-    array = as_shape(array, space.shape)
+    array = match_image_layout(array, space.shape)
     return array.reshape(len(array), *space.shape)
 
 
@@ -383,7 +384,7 @@ def _like_leaf(name: str, space: Box | Discrete | MultiDiscrete, x: Any) -> np.n
 
 
 def on_host(env: Env, device: Any = None) -> HostEnv:
-    """Put an environment written in JAX on the host, where actors step it on `device`, or on JAX's first device."""
+    """Return an environment written in JAX as a `HostEnv`, stepped on `device` (default: JAX's first device)."""
     return HostEnv(env.spec, partial(_Jax, env, device), settings=env.settings, compiled=True)
 
 
@@ -399,7 +400,7 @@ class _Jax:
         self._compile(env, num_envs)
 
     def _compile(self, env: Env, num_envs: int) -> None:
-        """Call every program once, so that none compiles while an actor waits; the results are dropped."""
+        """Call every program once, so that none compiles while an actor waits; the results are discarded."""
         action = jax.tree.map(np.asarray, space_zeros(env.spec.action_space, num_envs))
         with jax.default_device(self._device):
             fresh, _ = self._fresh(self._key)
@@ -412,10 +413,10 @@ class _Jax:
             self._state = state if which is None else self._mix(which, state, self._state)
         return jax.tree.map(np.asarray, obs)
 
-    def step(self, action: PyTree) -> Stepped:
+    def step(self, action: PyTree) -> HostStep:
         with jax.default_device(self._device):
             self._state, out = self._step(self._state, action, self._next_key())
-        return Stepped(*jax.tree.map(np.asarray, out))
+        return HostStep(*jax.tree.map(np.asarray, out))
 
     def close(self, kill: bool = False) -> None:
         self._state = None
@@ -439,36 +440,36 @@ def gymnasium_spec(env: Any) -> EnvSpec:
     """Describe a Gymnasium environment, or one of a vector of them; raise `SettingsError` for an unsupported space.
 
     The spec has no time limit: the environment itself reports where it truncates an episode. Images with channels first
-    are described as `[H, W, C]` (see `channels_last`), and their observations are transposed to match.
+    are described as `[H, W, C]` (see `to_channels_last`), and their observations are transposed to match.
     """
     single = "single_" if hasattr(env, "single_action_space") else ""
     observations, actions = getattr(env, f"{single}observation_space"), getattr(env, f"{single}action_space")
     spec = getattr(env, "spec", None)
     name = PREFIX + (spec.id if spec is not None else type(getattr(env, "unwrapped", env)).__name__)
-    return EnvSpec(name, channels_last(space_of(name, observations)), space_of(name, actions))
+    return EnvSpec(name, to_channels_last(convert_space(name, observations)), convert_space(name, actions))
 
 
-def to_host(space: Any, action: PyTree) -> PyTree:
-    """Return actions `[N, ...]`, counted from 0, as Gymnasium's space of single actions counts them."""
+def convert_action(space: Any, action: PyTree) -> PyTree:
+    """Convert actions `[N, ...]`, counted from 0, to elements of Gymnasium's `space` of one action."""
     kind = type(space).__name__
     if kind == "Dict":
-        return {key: to_host(part, action[key]) for key, part in space.spaces.items()}
+        return {key: convert_action(part, action[key]) for key, part in space.spaces.items()}
     if kind == "Tuple":
-        return tuple(to_host(part, x) for part, x in zip(space.spaces, action, strict=True))
+        return tuple(convert_action(part, x) for part, x in zip(space.spaces, action, strict=True))
     array = np.asarray(action)
     return array + space.start if kind in ("Discrete", "MultiDiscrete") else array.astype(space.dtype)
 
 
-def check_name(name: str) -> str:
-    """Return the Gymnasium id in `name`, which begins with `PREFIX`; raise `SettingsError` with the nearest names."""
-    registry = require_extra("gymnasium", NEEDS).registry
+def check_gymnasium_id(name: str) -> str:
+    """Return the Gymnasium id in `name`, with or without `PREFIX`; raise `SettingsError` if it is unknown."""
+    registry = require_extra("gymnasium", PURPOSE).registry
     id_ = name.removeprefix(PREFIX)
     module, colon, rest = id_.rpartition(":")
     if colon and module not in sys.modules:
         raise SettingsError(
-            f"{name} asks to import {module}, which happens only where you name it: --env {name} on the command line, "
+            f"{name} would import {module}, which happens only where you name it: --env {name} on the command line, "
             "or import it first, in Python"
         )
     if rest not in registry:
-        raise SettingsError(f"unknown environment {name!r}; {nearest(name, [PREFIX + known for known in registry])}")
+        raise SettingsError(f"unknown environment {name!r}; {suggest(name, [PREFIX + known for known in registry])}")
     return id_

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep, mean_reward
-from jaxrl.envs.suites import KEY, as_kinds, boxes_of, check_id, check_whole
-from jaxrl.errors import SettingsError, reason_of, require_extra
+from jaxrl.envs.suites import KEY, check_id, check_int, convert_params, make_boxes
+from jaxrl.errors import SettingsError, error_text, require_extra
 from jaxrl.masks import MASK
 from jaxrl.spaces import Box, Discrete, EnvSpec, Space
 from jaxrl.trees import Array, Key, PyTree
@@ -24,16 +24,16 @@ NEVER = np.iinfo(np.int32).max
 
 
 class Kind(NamedTuple):
-    """What is known of some environments of the suite."""
+    """Properties of environments of the suite."""
 
     timed: bool = False
-    """The time limit is seen by the agents or read elsewhere: it is left as it is, and an end there is a truncation."""
+    """Agents observe the time limit, or the suite reads it: it stays, and an end at the limit is a truncation."""
     masked: str | None = None
-    """The method that tells legal actions, if there is one."""
+    """The method that returns legal actions, if there is one."""
     team: bool = False
-    """All agents get the reward of the team, the dead too: the score is what those that live get."""
+    """All agents, also dead ones, get the reward of the team: the score is the mean over living agents."""
     rounds: bool = False
-    """Episodes are so many rounds of so many steps, and end by their number alone."""
+    """Episodes are a fixed number of rounds of fixed length, and end only by truncation."""
 
 
 KINDS = {
@@ -47,79 +47,79 @@ KINDS = {
     "coin_game": Kind(rounds=True),
     "jaxnav": Kind(timed=True),
 }
-"""Those whose agents see and do the same kind of things, by name."""
+"""Environments whose agents have equal spaces, by name."""
 
 
 def jaxmarl_env(name: str, *, time_limit: Any = None, **params: Any) -> Env:
     """Return JaxMARL's environment `name` (with or without `jaxmarl:`), whose agents share one policy.
 
     `params` replace the environment's own, as far as they are numbers or flags, such as `num_agents`. Episodes are
-    truncated after `time_limit` steps; without it, after as many as the suite allows. Where the suite tells which
-    actions are legal, observations are dicts: `observation` and `action_mask`.
+    truncated after `time_limit` steps; by default after as many as the suite allows. If the suite has legal actions,
+    observations are dicts: `observation` and `action_mask`.
 
     Raises:
       SettingsError: JaxMARL is not installed, a name or a parameter is unknown or does not fit, or the agents differ.
     """
-    with contextlib.redirect_stdout(io.StringIO()):  # on which it tells what else it looked for
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints which optional packages are missing
         require_extra("jaxmarl", "environments of JaxMARL")
         from jaxmarl import registration
     id_ = check_id(PREFIX, name, registration.registered_envs)
     name, given = PREFIX + id_, {**params, **({} if time_limit is None else {"time_limit": time_limit})}
-    kind = _kind(name, id_)
-    env = _made(registration.make, name, id_, params)
-    own = _own_limit(env, kind)
-    limit = own if time_limit is None else check_whole(f"{name}: time_limit", time_limit)
-    if own is not None and not (kind.timed or kind.rounds):
+    kind = _get_kind(name, id_)
+    env = _make(registration.make, name, id_, params)
+    suite_limit = _suite_limit(env, kind)
+    limit = suite_limit if time_limit is None else check_int(f"{name}: time_limit", time_limit)
+    if suite_limit is not None and not (kind.timed or kind.rounds):
         env.max_steps = NEVER
-    reset, step = partial(_reset, env, kind), partial(_step, env, kind, own)
+    reset, step = partial(_reset, env, kind), partial(_step, env, kind, suite_limit)
     _, obs = jax.eval_shape(reset, KEY)
-    actions = _actions(env)
+    actions = _action_space(env)
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
     return Env(
-        EnvSpec(name, boxes_of(one), actions, limit),
+        EnvSpec(name, make_boxes(one), actions, limit),
         reset,
         step,
         settings={"env": name, "env_args": given},
         agents=env.num_agents,
-        score=_team if kind.team else mean_reward,
+        score=_team_score if kind.team else mean_reward,
     )
 
 
-def _kind(name: str, id_: str) -> Kind:
-    """Return what is known of an environment; raise `SettingsError` if its agents cannot share a policy."""
+def _get_kind(name: str, id_: str) -> Kind:
+    """Return the properties of an environment; raise `SettingsError` if its agents cannot share a policy."""
     if id_ not in KINDS:
         raise SettingsError(
-            f"{name} does not work here, for its agents differ, or it needs more than JaxMARL; those that do: "
+            f"{name} is not supported: its agents differ, or it needs more than JaxMARL; supported ones: "
             f"{', '.join(KINDS)}"
         )
     return KINDS[id_]
 
 
-def _made(make: Any, name: str, id_: str, params: Mapping[str, Any]) -> Any:
-    """Make the suite's environment with `params`, each checked by the constructors that take it."""
+def _make(make: Any, name: str, id_: str, params: Mapping[str, Any]) -> Any:
+    """Make the suite's environment with `params`, checked against the parameters of its constructors."""
     env = make(id_)
     if not params:
         return env
-    kinds = {word: kind for ancestor in type(env).__mro__[:-1] for word, kind in _numbers(ancestor).items()}
-    checked = as_kinds(name, params, kinds)
+    kinds = {word: kind for ancestor in type(env).__mro__[:-1] for word, kind in _numeric_params(ancestor).items()}
+    checked = convert_params(name, params, kinds)
     try:
         return make(id_, **checked)
     except (AssertionError, TypeError, ValueError) as error:
-        raise SettingsError(f"{name} cannot be made with {dict(params)}: {reason_of(error)}") from error
+        raise SettingsError(f"{name} cannot be made with {dict(params)}: {error_text(error)}") from error
 
 
-def _numbers(maker: type) -> dict[str, type]:
-    """Return the parameters of a constructor whose defaults are numbers or flags, each with its type."""
+def _numeric_params(maker: type) -> dict[str, type]:
+    """Return the parameters of a constructor with numbers or flags as defaults, with their types."""
     found = inspect.signature(maker).parameters.values()
     return {p.name: type(p.default) for p in found if isinstance(p.default, bool | int | float)}
 
 
-def _own_limit(env: Any, kind: Kind) -> int | None:
-    """Return after how many steps the suite ends an episode, `None` for those that last as long as they do."""
+def _suite_limit(env: Any, kind: Kind) -> int | None:
+    """Return the number of steps after which the suite ends an episode; `None`: no limit."""
     return env.num_inner_steps * env.num_outer_steps if kind.rounds else getattr(env, "max_steps", None)
 
 
-def _actions(env: Any) -> Space:
+def _action_space(env: Any) -> Space:
     space = env.action_space(env.agents[0])
     choices = getattr(space, "n", None)
     if choices is not None:
@@ -127,22 +127,22 @@ def _actions(env: Any) -> Space:
     return Box(np.asarray(space.low), np.asarray(space.high), space.shape)  # type: ignore[arg-type]
 
 
-def _stacked(env: Any, values: Mapping[str, PyTree]) -> Any:
-    """Return what is told of each agent by its name as one tree, `[A, ...]`."""
+def _stack_agents(env: Any, values: Mapping[str, PyTree]) -> Any:
+    """Stack a dict of one value per agent to `[A, ...]`."""
     return jax.tree.map(lambda *x: jnp.stack(x), *(values[agent] for agent in env.agents))
 
 
-def _seen(env: Any, kind: Kind, state: PyTree, obs: Mapping[str, PyTree]) -> PyTree:
-    seen = _stacked(env, obs)
+def _convert_obs(env: Any, kind: Kind, state: PyTree, obs: Mapping[str, PyTree]) -> PyTree:
+    seen = _stack_agents(env, obs)
     if kind.masked is None:
         return seen
     legal = getattr(env, kind.masked)(state)
-    return {"observation": seen, MASK: _stacked(env, legal).astype(bool)}
+    return {"observation": seen, MASK: _stack_agents(env, legal).astype(bool)}
 
 
 def _reset(env: Any, kind: Kind, key: Key) -> tuple[PyTree, PyTree]:
     obs, state = env.reset(key)
-    return state, _seen(env, kind, state, obs)
+    return state, _convert_obs(env, kind, state, obs)
 
 
 def _step(env: Any, kind: Kind, limit: int | None, state: Any, action: Array, key: Key) -> tuple[PyTree, TimeStep]:
@@ -151,12 +151,12 @@ def _step(env: Any, kind: Kind, limit: int | None, state: Any, action: Array, ke
     after = jax.tree.map(lambda x, like: jnp.asarray(x, jnp.asarray(like).dtype), after, state)
     over = jnp.asarray(dones["__all__"], bool)
     late = over if kind.rounds else over & (after.step >= limit) if kind.timed else jnp.zeros((), bool)
-    ended = (_stacked(env, dones).astype(bool) | over) & ~late
-    reward = _stacked(env, rewards).astype(jnp.float32)
+    ended = (_stack_agents(env, dones).astype(bool) | over) & ~late
+    reward = _stack_agents(env, rewards).astype(jnp.float32)
     values = {word: jnp.asarray(x, jnp.float32) for word, x in info.items() if not isinstance(x, Mapping)}
-    return after, TimeStep(_seen(env, kind, after, obs), reward, ended, late, values)
+    return after, TimeStep(_convert_obs(env, kind, after, obs), reward, ended, late, values)
 
 
-def _team(reward: Array, alive: Array) -> Array:
-    """Return the mean reward of those that live."""
+def _team_score(reward: Array, alive: Array) -> Array:
+    """Return the mean reward of living agents."""
     return reward.sum() / jnp.maximum(alive.sum(), 1)

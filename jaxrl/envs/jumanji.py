@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep
-from jaxrl.envs.suites import KEY, as_kinds, box_of, check_id, plain_params, reads_key
-from jaxrl.errors import SettingsError, reason_of, require_extra
+from jaxrl.envs.suites import KEY, check_id, convert_params, make_box, numeric_params, reads_key
+from jaxrl.errors import SettingsError, error_text, require_extra
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, space_struct
 from jaxrl.trees import Key, PyTree, make_key
 
 PREFIX = "jumanji:"
 """Prefix of the names of Jumanji's environments, as in `jumanji:Snake-v1`."""
 CATEGORIES = 64
-"""Whole numbers with at most so many values count as categories; others, such as a count of steps, as numbers."""
+"""Integers with at most this many values are categorical; others, such as step counts, are numeric."""
 NEVER = int(np.iinfo(np.int32).max)
 
 
@@ -39,12 +39,12 @@ def jumanji_env(name: str, **params: Any) -> Env:
         _check_levels(name)
     try:
         env = jumanji.make(id_)
-        kinds = plain_params(type(env).__init__)
-        env = jumanji.make(id_, **as_kinds(name, params, kinds)) if params else env
+        kinds = numeric_params(type(env).__init__)
+        env = jumanji.make(id_, **convert_params(name, params, kinds)) if params else env
     except SettingsError:
         raise
     except Exception as error:
-        raise SettingsError(f"Jumanji cannot make {id_}: {reason_of(error)}") from error
+        raise SettingsError(f"Jumanji cannot make {id_}: {error_text(error)}") from error
     limit = getattr(env, "time_limit", None)
     if limit is not None:
         env.time_limit = NEVER
@@ -52,7 +52,7 @@ def jumanji_env(name: str, **params: Any) -> Env:
     if first.reward.shape:
         raise SettingsError(f"{name} has rewards of {first.reward.shape[0]} agents; expected one reward a step")
     space = _space(env.observation_spec, first.observation)
-    actions = _actions(name, env.action_spec, getattr(first.observation, "action_mask", None))
+    actions = _action_space(name, env.action_spec, getattr(first.observation, "action_mask", None))
     state, _ = jax.eval_shape(partial(_reset, env), KEY)
     keyed = reads_key(partial(_step, env, True), state, space_struct(actions))
     made = Env(
@@ -61,19 +61,19 @@ def jumanji_env(name: str, **params: Any) -> Env:
         partial(_step, env, keyed),
         settings={"env": name, "env_args": dict(params)},
     )
-    return _as_one_choice(made) if _is_joint(made.spec) else made
+    return _flatten_choices(made) if _is_joint(made.spec) else made
 
 
 def _is_joint(spec: EnvSpec) -> bool:
-    """Say whether the mask has an entry for each combination of choices, not for the values of each by itself."""
+    """Return whether the mask has an entry per combination of choices, not per value of each choice."""
     choices, mask = spec.action_space, spec.observation_space.get("action_mask")  # type: ignore[union-attr]
     if not isinstance(choices, MultiDiscrete) or mask is None:
         return False
     return bool(mask.shape == choices.n) and mask.shape != (len(choices.n), choices.n[0])
 
 
-def _as_one_choice(env: Env) -> Env:
-    """Make one choice of all combinations: several choices that do not see each other could not keep to such a mask."""
+def _flatten_choices(env: Env) -> Env:
+    """Make one `Discrete` choice of all combinations: independent choices could not respect a joint mask."""
     sizes: Any = env.spec.action_space.n  # type: ignore[union-attr]
     count = math.prod(sizes)
 
@@ -94,7 +94,7 @@ def _as_one_choice(env: Env) -> Env:
 
 
 def _check_levels(name: str) -> None:
-    """Raise `SettingsError` unless the levels of Sokoban lie in the cache of Hugging Face already."""
+    """Raise `SettingsError` unless the levels of Sokoban are in the cache of Hugging Face."""
     from huggingface_hub import try_to_load_from_cache
 
     if not isinstance(try_to_load_from_cache("InstaDeepAI/boxoban-levels", "unfiltered-train.npy"), str):
@@ -106,7 +106,7 @@ def _check_levels(name: str) -> None:
 
 def _reset(env: Any, key: Key) -> tuple[PyTree, PyTree]:
     state, first = env.reset(key)
-    return jax.tree.map(jnp.asarray, state.replace(key=())), _dicts(first.observation)
+    return jax.tree.map(jnp.asarray, state.replace(key=())), _to_dicts(first.observation)
 
 
 def _step(env: Any, keyed: bool, state: Any, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
@@ -114,7 +114,7 @@ def _step(env: Any, keyed: bool, state: Any, action: PyTree, key: Key) -> tuple[
     state, out = env.step(state.replace(key=key if keyed else make_key(0)), action)
     terminated = out.last() & (out.discount == 0.0)
     info = {word: jnp.asarray(value, jnp.float32) for word, value in out.extras.items() if jnp.ndim(value) == 0}
-    step = TimeStep(_dicts(out.observation), out.reward, terminated, out.last() & ~terminated, info)
+    step = TimeStep(_to_dicts(out.observation), out.reward, terminated, out.last() & ~terminated, info)
     return state.replace(key=()), step
 
 
@@ -125,9 +125,9 @@ def _fields(node: Any) -> dict[str, Any] | None:
     return dict(vars(node)) if dataclasses.is_dataclass(node) else None
 
 
-def _dicts(node: Any) -> PyTree:
+def _to_dicts(node: Any) -> PyTree:
     fields = _fields(node)
-    return jnp.asarray(node) if fields is None else {word: _dicts(part) for word, part in fields.items()}
+    return jnp.asarray(node) if fields is None else {word: _to_dicts(part) for word, part in fields.items()}
 
 
 def _space(spec: Any, node: Any, word: str = "") -> Space:
@@ -142,19 +142,19 @@ def _space(spec: Any, node: Any, word: str = "") -> Space:
     if isinstance(values, int) and values <= CATEGORIES and node.shape == () and word != "step_count":
         return Discrete(values, node.dtype)
     low, high = getattr(spec, "minimum", -np.inf), getattr(spec, "maximum", np.inf)
-    return box_of(node, low, np.asarray(high) + 1 if values is not None else high)
+    return make_box(node, low, np.asarray(high) + 1 if values is not None else high)
 
 
-def _actions(name: str, spec: Any, mask: Any) -> Space:
-    """Return the space of actions; a box of whole numbers from 0 is as good as several choices.
+def _action_space(name: str, spec: Any, mask: Any) -> Space:
+    """Return the space of actions; a box of integers from 0 becomes several choices.
 
-    There the mask says how many there are: MultiCVRP declares one more than it has.
+    Their number is taken from the mask: MultiCVRP declares one more than it has.
     """
     values = getattr(spec, "num_values", None)
     if values is None and np.issubdtype(spec.dtype, np.integer) and not np.any(spec.minimum):
         values = np.broadcast_to(np.asarray(spec.maximum) + 1 if mask is None else mask.shape[-1], spec.shape)
     if values is None:
-        return box_of(spec, spec.minimum, spec.maximum)
+        return make_box(spec, spec.minimum, spec.maximum)
     if np.ndim(values) > 1:
-        raise SettingsError(f"{name} has actions of shape {np.shape(values)}; expected one choice, or a row of them")
+        raise SettingsError(f"{name} has actions of shape {np.shape(values)}; expected one choice, or a vector of them")
     return MultiDiscrete(values, spec.dtype) if np.ndim(values) else Discrete(int(values), spec.dtype)

@@ -1,6 +1,6 @@
 """Environments of Navix (https://github.com/epignatelli/navix), imported on demand.
 
-Navix brings some sixty packages with it, so that there is no extra for it: whoever wants it installs it by hand.
+There is no extra for Navix, because it depends on some sixty packages: `pip install navix`.
 """
 
 import dataclasses
@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep
-from jaxrl.envs.suites import KEY, as_kinds, box_of, check_flag, check_id, reads_key
-from jaxrl.errors import SettingsError, nearest
+from jaxrl.envs.suites import KEY, check_flag, check_id, convert_params, make_box, reads_key
+from jaxrl.errors import SettingsError, suggest
 from jaxrl.spaces import Box, Discrete, EnvSpec, space_struct
 from jaxrl.trees import Array, Key, PyTree, make_key
 
 PREFIX = "navix:"
 """Prefix of the names of Navix's environments, as in `navix:Navix-DoorKey-5x5-v0`."""
-_FIXED = ("height", "width", "disable_autoreset")
+_FIXED_FIELDS = ("height", "width", "disable_autoreset")
 
 
 def navix_env(name: str, *, observation: str | None = None, one_hot: Any = True, **params: Any) -> Env:
@@ -32,16 +32,20 @@ def navix_env(name: str, *, observation: str | None = None, one_hot: Any = True,
     Raises:
       SettingsError: Navix is not installed, or a name or a parameter is unknown or does not fit.
     """
-    navix = _imported()
+    navix = _import_navix()
     id_ = check_id(PREFIX, name, navix.registry())
     name = PREFIX + id_
     given = {**params, **({} if observation is None else {"observation": observation})}
     given |= {} if one_hot is True else {"one_hot": one_hot}
-    env = navix.make(id_, **({} if observation is None else {"observation_fn": _view(name, observation)}))
-    numbers = {field.name: getattr(env, field.name) for field in dataclasses.fields(env) if field.name not in _FIXED}
+    env = navix.make(id_, **({} if observation is None else {"observation_fn": _get_observation_fn(name, observation)}))
+    numbers = {
+        field.name: getattr(env, field.name) for field in dataclasses.fields(env) if field.name not in _FIXED_FIELDS
+    }
     kinds = {word: type(value) for word, value in numbers.items() if isinstance(value, int | float)}
-    env = env.replace(**as_kinds(name, params, kinds), **({"disable_autoreset": True} if _can_wait(env) else {}))
-    values = _values(env) if check_flag(f"{name}: one_hot", one_hot) else None
+    env = env.replace(
+        **convert_params(name, params, kinds), **({"disable_autoreset": True} if _can_disable_autoreset(env) else {})
+    )
+    values = _count_symbols(env) if check_flag(f"{name}: one_hot", one_hot) else None
     reset = partial(_reset, env, values)
     state, obs = jax.eval_shape(reset, KEY)
     actions = Discrete(int(env.action_space.maximum) + 1)
@@ -55,7 +59,7 @@ def navix_env(name: str, *, observation: str | None = None, one_hot: Any = True,
     )
 
 
-def _imported() -> Any:
+def _import_navix() -> Any:
     try:
         return importlib.import_module("navix")
     except ImportError as error:
@@ -64,26 +68,26 @@ def _imported() -> Any:
         ) from None
 
 
-def _can_wait(env: Any) -> bool:
-    """Return whether this version of Navix can be told not to reset by itself."""
+def _can_disable_autoreset(env: Any) -> bool:
+    """Return whether this version of Navix has a setting that disables auto-reset."""
     return "disable_autoreset" in {field.name for field in dataclasses.fields(env)}
 
 
-def _view(name: str, observation: str) -> Any:
+def _get_observation_fn(name: str, observation: str) -> Any:
     from navix import observations
 
     names = ["categorical", "symbolic", "rgb"]
     names += [f"{word}_first_person" for word in names]
     if observation not in names:
-        raise SettingsError(f"{name}: unknown observation {observation!r}; {nearest(str(observation), names)}")
+        raise SettingsError(f"{name}: unknown observation {observation!r}; {suggest(str(observation), names)}")
     return getattr(observations, observation)
 
 
-def _values(env: Any) -> int | None:
-    """Return how many values a symbol has, or `None` for pixels.
+def _count_symbols(env: Any) -> int | None:
+    """Return the number of values of a symbol, or `None` for pixels.
 
-    Some versions declare fewer than there are kinds of things, whose largest number therefore counts as well; others
-    declare bytes, and that number alone counts.
+    Some versions declare fewer than there are kinds of entities, so the largest of the two counts; others declare
+    bytes, and the number of entities alone counts.
     """
     from navix import observations
     from navix.entities import EntityIds
@@ -96,26 +100,28 @@ def _values(env: Any) -> int | None:
 
 
 def _space(env: Any, obs: Any, values: int | None) -> Box:
-    return box_of(obs, 0, 1 if values else max(255, int(env.observation_space.maximum)))
+    return make_box(obs, 0, 1 if values else max(255, int(env.observation_space.maximum)))
 
 
 def _reset(env: Any, values: int | None, key: Key) -> tuple[PyTree, Array]:
     first = env.reset(key)
-    return (first.t, first.state.replace(key=())), _seen(first.observation, values)
+    return (first.t, first.state.replace(key=())), _convert_obs(first.observation, values)
 
 
 def _step(env: Any, values: int | None, keyed: bool, state: Any, action: Array, key: Key) -> Any:
-    """Step from an episode that goes on, whatever step it is: an ended one Navix would begin anew."""
+    """Step from a time step marked as not the last: Navix would reset after a last one."""
     from navix.environments.environment import Timestep
 
     t, inner = state
     inner = inner.replace(key=key if keyed else make_key(0))
     before = Timestep(t, (), jnp.int32(0), jnp.float32(0), jnp.int32(0), inner, {"return": jnp.float32(0)})
     out = env.step(before, action)
-    return (out.t, out.state.replace(key=())), TimeStep(_seen(out.observation, values), out.reward, out.step_type == 2)
+    return (out.t, out.state.replace(key=())), TimeStep(
+        _convert_obs(out.observation, values), out.reward, out.step_type == 2
+    )
 
 
-def _seen(obs: Array, values: int | None) -> Array:
+def _convert_obs(obs: Array, values: int | None) -> Array:
     if values is None:
         return obs
     return jax.nn.one_hot(obs, values, dtype=jnp.float32).reshape(*obs.shape[:2], -1)

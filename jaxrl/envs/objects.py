@@ -1,6 +1,6 @@
-"""Environments that are objects of another library: which kinds are known, and what their adapters have in common.
+"""Environment objects of other libraries: which libraries are supported, and what their adapters share.
 
-An object has no key for a step: where it needs randomness, it keeps keys in its state.
+Their steps take no key; an object that needs randomness keeps keys in its state.
 """
 
 import contextlib
@@ -15,121 +15,121 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs.base import Env, TimeStep, check_stable
-from jaxrl.envs.suites import KEY, box_of, copy_containers
+from jaxrl.envs.base import Env, TimeStep, check_signatures
+from jaxrl.envs.suites import KEY, copy_containers, make_box
 from jaxrl.errors import SettingsError, check_count, describe_error
 from jaxrl.masks import MASK
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, space_struct
 from jaxrl.trees import Array, Key, PyTree, is_key
 
-SEEN = "observation"
-"""Entry for an observation that is no dict, beside its mask."""
+OBSERVATION = "observation"
+"""Entry of an observation that is no dict, next to its mask."""
 
 
-class Kind(NamedTuple):
-    """A library whose environments are taken as objects, of its class `Environment`."""
+class Library(NamedTuple):
+    """A library whose objects of class `Environment` are accepted."""
 
     maker: str
     """The function of `jaxrl.envs.MODULE` that adapts one."""
     python: tuple[int, int] = (3, 11)
-    """The first version of Python that the library is for."""
+    """Oldest version of Python that the library supports."""
 
 
-KINDS: Mapping[str, Kind] = {"stoa": Kind("stoa_env"), "envelope": Kind("envelope_env", (3, 12))}
-"""Kinds of objects, by the module that they come from; the extra has the same name."""
+LIBRARIES: Mapping[str, Library] = {"stoa": Library("stoa_env"), "envelope": Library("envelope_env", (3, 12))}
+"""Supported libraries by module; the extra has the same name."""
 
 
-def kind_of(given: object) -> str | None:
-    """Return the library that `given` is an environment of, one of `KINDS`; nothing is imported for it."""
-    for module in KINDS:
+def library_of(given: object) -> str | None:
+    """Return the library of an environment object, one of `LIBRARIES`, or `None`; imports nothing."""
+    for module in LIBRARIES:
         base = getattr(sys.modules.get(module), "Environment", None)
         if isinstance(base, type) and isinstance(given, base):
             return module
     return None
 
 
-def adopted(given: object, name: str | None = None) -> Env | None:
-    """Return an environment of one of `KINDS` as an `Env`; `None` for anything else.
+def adapt_object(given: object, name: str | None = None) -> Env | None:
+    """Convert an environment object of one of `LIBRARIES` to an `Env`; return `None` for anything else.
 
     Raises:
-      SettingsError: it is one, but of a form that cannot be used.
+      SettingsError: it is an environment that cannot be used.
     """
-    kind = kind_of(given)
-    if kind is None:
+    library = library_of(given)
+    if library is None:
         return None
-    env: Env = getattr(importlib.import_module(f"jaxrl.envs.{kind}"), KINDS[kind].maker)(given, name=name)
+    env: Env = getattr(importlib.import_module(f"jaxrl.envs.{library}"), LIBRARIES[library].maker)(given, name=name)
     return env
 
 
-def require_kind(module: str) -> Any:
-    """Import one of `KINDS`; raise `SettingsError` with the command that installs it."""
+def require_library(module: str) -> Any:
+    """Import one of `LIBRARIES`; raise `SettingsError` with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise SettingsError(f"environments that speak {module} need it{missing_kind(error)}") from None
+        raise SettingsError(f"environments of {module} need it{install_hint(error)}") from None
 
 
 def require_object(module: str, given: object) -> Any:
-    """Return one of `KINDS`, imported, if `given` is an environment of it; raise `SettingsError` otherwise."""
-    theirs = require_kind(module)
-    if not isinstance(given, theirs.Environment):
+    """Return the library `module` if `given` is an environment of it; raise `SettingsError` otherwise."""
+    library = require_library(module)
+    if not isinstance(given, library.Environment):
         came = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
-        raise SettingsError(f"{KINDS[module].maker} was given {came}; expected an object of {module}.Environment")
-    return theirs
+        raise SettingsError(f"{LIBRARIES[module].maker} was given {came}; expected an object of {module}.Environment")
+    return library
 
 
-def missing_kind(error: BaseException) -> str:
-    """Return what to install where importing one of `KINDS` failed, to be put behind a message; else nothing."""
+def install_hint(error: BaseException) -> str:
+    """Return a suffix for an error message if an import of one of `LIBRARIES` failed: the command that installs it."""
     module = error.name if isinstance(error, ModuleNotFoundError) else None
-    if module is None or module not in KINDS:
+    if module is None or module not in LIBRARIES:
         return ""
-    least = KINDS[module].python
+    least = LIBRARIES[module].python
     other = f"; {module} is for Python {least[0]}.{least[1]} or later" if sys.version_info < least else ""
     return f": pip install 'jaxrl[{module}]'{other}"
 
 
-# --- what adapters have in common -------------------------------------------------------------------------------
+# --- helpers of adapters ----------------------------------------------------------------------------------------
 
 
-class Told(NamedTuple):
-    """What an object tells after its reset or a step."""
+class ObjectStep(NamedTuple):
+    """Result of an object's reset or step."""
 
     obs: PyTree
     reward: Any
     terminated: Any
     truncated: Any
     info: PyTree
-    """Whatever else; the real scalars in it are recorded."""
+    """Anything else; real scalars in it are recorded."""
     mask: Any = None
-    """Which actions are allowed, if it is told beside the observation."""
+    """Allowed actions, if not part of the observation."""
 
 
-class Theirs(NamedTuple):
-    """An object of another library, by what is needed of it."""
+class ObjectFns(NamedTuple):
+    """An object of another library as functions and spaces."""
 
     name: str
-    reset: Callable[[Key, PyTree], tuple[PyTree, Told]]
-    """`(key, params) -> (state, told)`; `params` are those of the episode, or `None`."""
-    step: Callable[[Any, PyTree, PyTree], tuple[PyTree, Told]]
-    """`(state, action, params) -> (state, told)`; it never resets itself."""
+    reset: Callable[[Key, PyTree], tuple[PyTree, ObjectStep]]
+    """`(key, params) -> (state, result)`; `params` are those of the episode, or `None`."""
+    step: Callable[[Any, PyTree, PyTree], tuple[PyTree, ObjectStep]]
+    """`(state, action, params) -> (state, result)`, without auto-reset."""
     observations: Any
-    """Their space."""
+    """The library's space of observations."""
     actions: Space
     leaf: Callable[[Any, Any], Space]
-    """`(their space, struct) -> our space` of an array; their space is `None` if they declare none."""
+    """`(library space, struct) -> space` of an array; the library space is `None` if none is declared."""
     limit: int | None
 
 
-class Held(NamedTuple):
-    """The state of an object, and the parameters of its episode, if it was given any."""
+class ObjectState(NamedTuple):
+    """State of an object, and the parameters of the episode, if any."""
 
     state: PyTree
     params: PyTree = None
 
 
 @contextlib.contextmanager
-def one_line_of(name: str) -> Iterator[None]:
-    """Turn whatever goes wrong inside a user's environment into a `SettingsError`."""
+def as_settings_error(name: str) -> Iterator[None]:
+    """Turn any exception inside a user's environment into a `SettingsError`."""
     try:
         yield
     except SettingsError:
@@ -138,52 +138,56 @@ def one_line_of(name: str) -> Iterator[None]:
         raise SettingsError(f"{name} cannot be used: {describe_error(error)}") from error
 
 
-def object_env(theirs: Theirs) -> Env:
+def object_env(fns: ObjectFns) -> Env:
     """Return an object of another library as an `Env`.
 
     Raises:
-      SettingsError: its reset and its step disagree, or the limit is no whole number.
+      SettingsError: its reset and its step disagree, or the limit is no positive integer.
     """
-    if theirs.limit is not None:
-        check_count(f"{theirs.name}: time_limit", theirs.limit)
-    like, told = jax.eval_shape(lambda key: theirs.reset(key, None), KEY)
-    masked = _masked(theirs, like, told)
-    seen = jax.eval_shape(partial(_seen, masked), told)
-    alone = isinstance(seen, dict) and not isinstance(jax.eval_shape(partial(_seen, False), told), dict)
-    space = _space({SEEN: theirs.observations} if alone else theirs.observations, seen, theirs.leaf)
-    spec = EnvSpec(theirs.name, space, theirs.actions, theirs.limit)
-    env = Env(spec, partial(_reset, theirs, masked), partial(_step, theirs, masked))
-    check_stable(env)
+    if fns.limit is not None:
+        check_count(f"{fns.name}: time_limit", fns.limit)
+    like, result = jax.eval_shape(lambda key: fns.reset(key, None), KEY)
+    masked = _has_mask(fns, like, result)
+    seen = jax.eval_shape(partial(_convert_obs, masked), result)
+    alone = isinstance(seen, dict) and not isinstance(jax.eval_shape(partial(_convert_obs, False), result), dict)
+    space = _space({OBSERVATION: fns.observations} if alone else fns.observations, seen, fns.leaf)
+    spec = EnvSpec(fns.name, space, fns.actions, fns.limit)
+    env = Env(spec, partial(_reset, fns, masked), partial(_step, fns, masked))
+    check_signatures(env)
     return env
 
 
-def _masked(theirs: Theirs, like: PyTree, told: Told) -> bool:
-    """Return whether actions are masked beside the observation; a step must tell what a reset does."""
-    if not isinstance(theirs.actions, Discrete | MultiDiscrete):
+def _has_mask(fns: ObjectFns, like: PyTree, result: ObjectStep) -> bool:
+    """Return whether there is a mask next to the observation, which reset and step must agree on."""
+    if not isinstance(fns.actions, Discrete | MultiDiscrete):
         return False
-    action = space_struct(theirs.actions)
-    _, after = jax.eval_shape(lambda state, action: theirs.step(state, action, None), like, action)
-    if (told.mask is None) != (after.mask is None):
-        raise SettingsError(f"{theirs.name} tells a mask of actions after its reset or after its step alone; tell both")
-    return told.mask is not None
+    action = space_struct(fns.actions)
+    _, after = jax.eval_shape(lambda state, action: fns.step(state, action, None), like, action)
+    if (result.mask is None) != (after.mask is None):
+        raise SettingsError(
+            f"{fns.name} returns an action mask after its reset or after its step alone; return it after both"
+        )
+    return result.mask is not None
 
 
-def _reset(theirs: Theirs, masked: bool, key: Key, params: PyTree = None) -> tuple[PyTree, PyTree]:
-    state, told = theirs.reset(key, params)
-    return Held(_kept(state), params), _seen(masked, told)
+def _reset(fns: ObjectFns, masked: bool, key: Key, params: PyTree = None) -> tuple[PyTree, PyTree]:
+    state, result = fns.reset(key, params)
+    return ObjectState(_to_arrays(state), params), _convert_obs(masked, result)
 
 
-def _step(theirs: Theirs, masked: bool, held: Held, action: PyTree, key: Key) -> tuple[Held, TimeStep]:
+def _step(fns: ObjectFns, masked: bool, held: ObjectState, action: PyTree, key: Key) -> tuple[ObjectState, TimeStep]:
     del key  # the state has its own
-    state, told = theirs.step(copy_containers(held.state), action, held.params)
-    reward = jnp.asarray(told.reward, jnp.float32)
-    ended = jnp.asarray(told.terminated, bool)
-    cut = jnp.asarray(told.truncated, bool) & ~ended
-    return held._replace(state=_kept(state)), TimeStep(_seen(masked, told), reward, ended, cut, scalars(told.info))
+    state, result = fns.step(copy_containers(held.state), action, held.params)
+    reward = jnp.asarray(result.reward, jnp.float32)
+    ended = jnp.asarray(result.terminated, bool)
+    cut = jnp.asarray(result.truncated, bool) & ~ended
+    return held._replace(state=_to_arrays(state)), TimeStep(
+        _convert_obs(masked, result), reward, ended, cut, real_scalars(result.info)
+    )
 
 
-def _kept(state: PyTree) -> PyTree:
-    """Return a state as it is kept: numbers of Python as arrays, and no weak types. No dtype is changed."""
+def _to_arrays(state: PyTree) -> PyTree:
+    """Convert Python numbers in a state to arrays and remove weak types; dtypes stay."""
     strong = lambda x: jax.lax.convert_element_type(y := jnp.asarray(x), y.dtype)
     return jax.tree.map(lambda x: x if _is_key(x) else strong(x), state)
 
@@ -192,30 +196,30 @@ def _is_key(x: Any) -> bool:
     return isinstance(x, jax.Array) and is_key(x)
 
 
-def _seen(masked: bool, told: Told) -> PyTree:
-    """Return the observation as plain dicts, tuples and arrays, with its mask as flags."""
-    obs = plain(told.obs)
+def _convert_obs(masked: bool, result: ObjectStep) -> PyTree:
+    """Return the observation as plain dicts, tuples and arrays, with a bool mask."""
+    obs = to_plain(result.obs)
     if masked and not (isinstance(obs, dict) and MASK in obs):
-        obs = {**(obs if isinstance(obs, dict) else {SEEN: obs}), MASK: told.mask}
+        obs = {**(obs if isinstance(obs, dict) else {OBSERVATION: obs}), MASK: result.mask}
     obs = jax.tree.map(jnp.asarray, obs)
     return {**obs, MASK: obs[MASK].astype(bool)} if isinstance(obs, dict) and MASK in obs else obs
 
 
-def plain(node: Any) -> PyTree:
-    """Return a tree with dicts in place of dataclasses and of tuples with names, which no space describes."""
+def to_plain(node: Any) -> PyTree:
+    """Replace dataclasses and named tuples by dicts, because spaces are dicts and tuples only."""
     if isinstance(node, Mapping):
-        return {word: plain(part) for word, part in node.items()}
+        return {word: to_plain(part) for word, part in node.items()}
     if isinstance(node, tuple) and hasattr(node, "_fields"):
-        return plain(dict(zip(node._fields, node, strict=True)))
+        return to_plain(dict(zip(node._fields, node, strict=True)))
     if isinstance(node, tuple | list):
-        return tuple(map(plain, node))
+        return tuple(map(to_plain, node))
     fields = dataclasses.fields(node) if dataclasses.is_dataclass(node) else None
-    return node if fields is None else {field.name: plain(getattr(node, field.name)) for field in fields}
+    return node if fields is None else {field.name: to_plain(getattr(node, field.name)) for field in fields}
 
 
-def scalars(info: PyTree) -> dict[str, Array]:
-    """Return the real scalars in `info` as float32, those of inner dicts by names with strokes."""
-    paths, _ = jax.tree_util.tree_flatten_with_path(plain(info))
+def real_scalars(info: PyTree) -> dict[str, Array]:
+    """Return the real scalars in `info` as float32; nested ones are named with slashes."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(to_plain(info))
     named = ((jax.tree_util.keystr(path, simple=True, separator="/"), x) for path, x in paths)
     return {name: jnp.asarray(x, jnp.float32) for name, x in named if _is_real(x) and jnp.ndim(x) == 0}
 
@@ -226,16 +230,16 @@ def _is_real(x: Any) -> bool:
 
 
 def _space(declared: Any, node: Any, leaf: Callable[[Any, Any], Space]) -> Space:
-    """Return the space of observations as they are, with what is declared of each array."""
+    """Return the space of an actual observation, with the declared bounds of each array."""
     if isinstance(node, dict):
-        return {word: _space(_part(declared, word), part, leaf) for word, part in node.items()}
+        return {word: _space(_get_part(declared, word), part, leaf) for word, part in node.items()}
     if isinstance(node, tuple):
-        return tuple(_space(_part(declared, place), part, leaf) for place, part in enumerate(node))
+        return tuple(_space(_get_part(declared, place), part, leaf) for place, part in enumerate(node))
     return Box(0, 1, node.shape, "bool") if node.dtype == bool else leaf(declared, node)
 
 
-def _part(declared: Any, word: Any) -> Any:
-    """Return what is declared of one part: an entry, or a field of that name."""
+def _get_part(declared: Any, word: Any) -> Any:
+    """Return the declared space of one part: an entry, or an attribute of that name."""
     parts = getattr(declared, "spaces", getattr(declared, "tree", declared))
     try:
         return parts[word]
@@ -243,8 +247,8 @@ def _part(declared: Any, word: Any) -> Any:
         return getattr(parts, str(word), None)
 
 
-def choices_of(values: Any, struct: Any) -> Space:
-    """Return the space of whole numbers of the shape and dtype of `struct`, each below its own of `values`."""
+def choice_space(values: Any, struct: Any) -> Space:
+    """Return the space of integers `0 .. values - 1`, with the shape and dtype of `struct`."""
     if len(struct.shape) > 1:
-        return box_of(struct, 0, values - 1)
+        return make_box(struct, 0, values - 1)
     return MultiDiscrete(values, struct.dtype) if struct.shape else Discrete(int(values), struct.dtype)

@@ -1,4 +1,4 @@
-"""Give each episode parameters of its own: domain randomisation, and curricula by what it draws from."""
+"""Domain randomisation: draw environment parameters for each episode, from a fixed or scheduled distribution."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -7,58 +7,58 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl.envs.base import Env, TimeStep, last_values
+from jaxrl.envs.base import Env, TimeStep, final_values
 from jaxrl.errors import SettingsError
 from jaxrl.trees import Key, PyTree
 
 
 class Randomised(NamedTuple):
-    """The state of an environment whose episodes have parameters of their own."""
+    """State of an environment with parameters drawn for each episode."""
 
     env: PyTree
     params: PyTree
-    """What was drawn for the episode."""
+    """Parameters of the current episode."""
 
 
 def randomise(env: Env, draw: Callable[..., PyTree], **values: Any) -> Env:
-    """Draw `params` for each episode, and begin it by `env.reset(key, params)` (Tobin et al. 2017).
+    """Draw `params` for each episode and start it with `env.reset(key, params)` (Tobin et al. 2017).
 
-    `env` is one whose `reset` takes parameters beside the key, and keeps in its state what `step` needs of them. They
-    are constant during an episode; those that are scalars are told in `info` as `params/NAME`.
+    The `reset` of `env` takes parameters after the key, and keeps in its state what `step` needs of them. They are
+    constant during an episode; scalars among them are recorded as `params/NAME`.
 
     Args:
       env: the environment, not wrapped yet.
       draw: `(key, **values) -> params`; the key is consumed.
-      **values: numbers that shape the distribution. Each may be a schedule over optimisation steps, such as
-        `jaxrl.linear(0.0, 0.5, 10_000)`; members of a population may differ in them, by the name `env_args.NAME`.
-        Evaluation is under the numbers given, and under the ends of schedules.
+      **values: parameters of the distribution: numbers, or schedules over optimisation steps such as
+        `jaxrl.linear(0.0, 0.5, 10_000)`. Members of a population may differ in them, by the name `env_args.NAME`.
+        Evaluation uses these numbers, and the final ones of schedules.
 
     Raises:
-      SettingsError: a value is no finite number and no schedule, or the environment draws parameters already.
+      SettingsError: a value is neither a finite number nor a schedule, or the environment is randomised already.
     """
     if env.values:
-        raise SettingsError(f"{env.spec.name} draws parameters already; draw all of them at once")
-    for name, value in last_values(values).items():
+        raise SettingsError(f"{env.spec.name} draws parameters already; draw all of them in one randomise")
+    for name, value in final_values(values).items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise SettingsError(f"randomise: {name} is {value!r}; expected a finite number or a schedule of numbers")
-    begin: Any = env.reset
+    env_reset: Any = env.reset
 
     def reset(key: Key, given: Mapping[str, Any] | None = None) -> tuple[PyTree, PyTree]:
-        mine, own = jax.random.split(key)
-        params = draw(mine, **(last_values(values) if given is None else given))
-        state, obs = begin(own, params)
+        draw_key, reset_key = jax.random.split(key)
+        params = draw(draw_key, **(final_values(values) if given is None else given))
+        state, obs = env_reset(reset_key, params)
         return Randomised(state, jax.tree.map(jnp.asarray, params)), obs
 
     def step(state: Randomised, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
         after, out = env.step(state.env, action, key)
-        return Randomised(after, state.params), out._replace(info={**out.info, **_told(state.params)})
+        return Randomised(after, state.params), out._replace(info={**out.info, **_param_scalars(state.params)})
 
     render = env.render
-    draws = None if render is None else lambda state: render(state.env)
-    return env._replace(reset=reset, step=step, render=draws, settings=None, values=dict(values))
+    render_inner = None if render is None else lambda state: render(state.env)
+    return env._replace(reset=reset, step=step, render=render_inner, settings=None, values=dict(values))
 
 
-def _told(params: PyTree) -> dict[str, Any]:
+def _param_scalars(params: PyTree) -> dict[str, Any]:
     paths, _ = jax.tree_util.tree_flatten_with_path(params)
     scalars = [(jax.tree_util.keystr(path, simple=True, separator="/"), x) for path, x in paths if jnp.ndim(x) == 0]
     return {f"params/{name}" if name else "params": x for name, x in scalars}

@@ -5,9 +5,9 @@ from typing import Any
 
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_names
-from jaxrl.envs.wrappers import wrapped, wrappers_in
-from jaxrl.errors import SettingsError, close_to, nearest
-from jaxrl.registry import SUITES, listed, named, suite_of
+from jaxrl.envs.wrappers import apply_wrappers, parse_wrappers
+from jaxrl.errors import SettingsError, close_matches, suggest
+from jaxrl.registry import SUITES, import_name, join_names, split_suite
 
 EnvFactory = Callable[..., Env | HostEnv]
 
@@ -15,7 +15,7 @@ _REGISTERED: dict[str, EnvFactory] = {}
 
 
 def register_env(name: str, factory: EnvFactory) -> None:
-    """Make `factory` answer to `make_env(name)` and `--env name` in this process.
+    """Register `factory` under `name`, for `make_env(name)` and `--env name` in this process.
 
     Raises:
       SettingsError: the name is already taken.
@@ -25,8 +25,8 @@ def register_env(name: str, factory: EnvFactory) -> None:
     _REGISTERED[name] = factory
 
 
-def registered() -> Mapping[str, EnvFactory]:
-    """Return what `register_env` made known."""
+def registered_envs() -> Mapping[str, EnvFactory]:
+    """Return the environments of `register_env`."""
     return _REGISTERED
 
 
@@ -41,56 +41,58 @@ def make_env(name: str, *, wrap: str | Sequence[str] = (), **params: Any) -> Any
     Raises:
       SettingsError: the name (with the nearest known ones), a parameter or a wrapper is unknown.
     """
-    env = _made(name, params)
+    env = _make(name, params)
     if not wrap:
         return env
     if isinstance(env, HostEnv):
         raise SettingsError(f"{name} is stepped on the host; wrap it by Gymnasium's own wrappers in Python")
-    names = wrappers_in(wrap)
+    names = parse_wrappers(wrap)
     given = env.settings and {**env.settings, "env_args": {**env.settings["env_args"], "wrap": names}}
-    return wrapped(env, names)._replace(settings=given)
+    return apply_wrappers(env, names)._replace(settings=given)
 
 
-def _made(name: str, params: Mapping[str, Any]) -> Any:
+def _make(name: str, params: Mapping[str, Any]) -> Any:
     if name in _REGISTERED:
         env = _REGISTERED[name](**params)
         return env._replace(settings={"env": name, "env_args": dict(params)})
-    suite, _ = suite_of(name)
+    suite, _ = split_suite(name)
     if suite is not None:
-        return named(*suite)(name, **params)
+        return import_name(*suite)(name, **params)
     from jaxrl.envs import gymnax
 
-    if not gymnax.knows(name):
-        raise SettingsError(f"unknown environment {name!r}; {_meant(name)}")
+    if not gymnax.is_registered(name):
+        raise SettingsError(f"unknown environment {name!r}; {_suggest_env(name)}")
     return gymnax.make(name, **params)
 
 
-def _meant(name: str) -> str:
-    """Return a hint at known names that an unknown one may have meant, here or in Gymnasium."""
+def _suggest_env(name: str) -> str:
+    """Return a suggestion for an unknown name: known names here or in Gymnasium, or what to install."""
     prefix, _, rest = name.rpartition(":")
     others = gymnasium_names()
     if name in others:
         return f"Gymnasium has it: {PREFIX}{name}"
-    own = close_to(rest.rpartition("/")[2], env_names())
+    close_here = close_matches(rest.rpartition("/")[2], env_names())
     if name.startswith("ALE/"):
-        like = f"; in JAX, there is {' or '.join(own)}" if own else ""
+        like = f"; in JAX, there is {' or '.join(close_here)}" if close_here else ""
         return f"that is one of Atari, in Gymnasium: pip install 'jaxrl[atari]', then {PREFIX}{name}{like}"
-    close = own or [PREFIX + other for other in close_to(rest, others)]
+    close = close_here or [PREFIX + other for other in close_matches(rest, others)]
     if close:
         return "did you mean " + " or ".join(close) + "?"
     if prefix and all(part.isidentifier() for part in prefix.split(".")):
         return (
             f"give --env {name}: a function of your own is imported only where you name it on the command line (in "
             f"Python, call it, or register_env); there is no {prefix}: here, only "
-            f"{listed(f'{suite}:' for suite in SUITES)}"
+            f"{join_names(f'{suite}:' for suite in SUITES)}"
         )
     if prefix:
-        return f"there is no {prefix}: here, only {listed(f'{suite}:' for suite in SUITES)}, as in {PREFIX}Hopper-v5"
-    return f"{nearest(name, env_names())}; --list-envs shows all, and {PREFIX}NAME is one of Gymnasium's"
+        return (
+            f"there is no {prefix}: here, only {join_names(f'{suite}:' for suite in SUITES)}, as in {PREFIX}Hopper-v5"
+        )
+    return f"{suggest(name, env_names())}; --list-envs shows all, and {PREFIX}NAME is one of Gymnasium's"
 
 
-def module_in(name: str) -> str | None:
-    """Return the module that an environment's name asks to import; `None` for a name that asks for none."""
+def module_to_import(name: str) -> str | None:
+    """Return the module in a name such as `package.module:NAME`; `None` if it has none."""
     module, colon, _ = name.removeprefix(PREFIX).rpartition(":")
     named = all(part.isidentifier() for part in module.split("."))
     return module if colon and named and module not in SUITES else None
@@ -103,14 +105,14 @@ def env_names() -> list[str]:
     return [*_REGISTERED, *gymnax.names()]
 
 
-# --- what a run directory may say of an environment ---------------------------------------------------------------
+# --- environments of run directories, which may come from others ---------------------------------------------------
 
 
-def require_plain(env_args: object, source: str) -> Mapping[str, Any]:
-    """Return the parameters of an environment that a run directory holds.
+def check_plain_args(env_args: object, source: str) -> Mapping[str, Any]:
+    """Return `env_args` of a run directory if they are safe to use.
 
     Raises:
-      SettingsError: they are not plain values by name, or a text among them is a path, which a person must type anew.
+      SettingsError: they are not plain values by name, or one is a path, which the user must give explicitly.
     """
     if not isinstance(env_args, Mapping) or not all(isinstance(name, str) for name in env_args):
         raise SettingsError(f"{source} has env_args {env_args!r:.80}; expected names with values")
@@ -125,7 +127,7 @@ def require_plain(env_args: object, source: str) -> Mapping[str, Any]:
 
 
 def is_path(value: object) -> bool:
-    """Return whether a parameter of an environment is a path, or a list with one in it."""
+    """Return whether `value` is a path, or a list that contains one."""
     return any("/" in text or "\\" in text for text in _texts(value))
 
 
@@ -134,7 +136,7 @@ def _plain(value: object) -> bool:
 
 
 def _texts(value: object) -> list[str]:
-    """Return a text, or those in a list."""
+    """Return the strings in `value`."""
     if isinstance(value, list):
         return [text for item in value for text in _texts(item)]
     return [value] if isinstance(value, str) else []

@@ -13,8 +13,7 @@ _PALETTE = np.array(
 
 
 def draw_state(name: str, state: Any, obs: Any) -> np.ndarray:
-    """Draw `state` of the environment `name` as `[H, W, 3]` uint8: with its own sketch, else as a grid, else as
-    bars."""
+    """Draw a state as `[H, W, 3]` uint8: by the sketch of environment `name`, else `obs` as a grid or as bars."""
     sketch = _SKETCHES.get(name)
     if sketch is not None:
         return _on_canvas(sketch, state)

@@ -1,15 +1,14 @@
-"""Where the next episode begins: fresh for each step, out of a pool, or shared (`--resets`).
+"""Sources of initial states for auto-reset: fresh ones at every step, a pool, or shared ones (`--resets`).
 
-An episode may end at any step, and `jit` wants the same work in every one. So a plain loop resets every environment
-at every step, and throws nearly all of it away. That is nothing where a reset is cheap, and most of the time where it
-builds a world. Three ways:
+An episode may end at any step, and a compiled step always does the same work. So a plain loop resets every environment
+at every step and discards nearly all of the results. That costs nothing if a reset is cheap, and most of the time if it
+generates a world. Three sources:
 
 - `fresh`: reset all environments at every step.
-- `pool`: hold reset states in store, hand each out once, and make new ones only when the store runs low: one reset an
-  episode. Starts are as independent as fresh ones.
-- `optimistic`: reset a share of the environments at every step; those that end in the same step share what there is
-  (Matthews et al. 2024, Craftax, section 3.2). Less work in every step where something always ends, at the price of
-  twins: two episodes may begin in the same state.
+- `pool`: keep a pool of initial states, use each once, and refill it when it runs low: one reset per episode. Initial
+  states are as independent as fresh ones.
+- `optimistic`: reset a fraction of the environments at every step; episodes that end in the same step share the results
+  (Matthews et al. 2024, Craftax, section 3.2). Constant work per step, but two episodes may start in the same state.
 """
 
 import math
@@ -19,54 +18,54 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl.errors import SettingsError, check_count, nearest
+from jaxrl.errors import SettingsError, check_count, suggest
 from jaxrl.trees import Array, Key, PyTree, make_key, tree_bytes
 from jaxrl.xla.attempts import attempt
 from jaxrl.xla.equations import work_of
 
 KINDS = ("auto", "fresh", "pool", "optimistic")
 FRESH_BYTES = 4096
-"""Bytes of a state that `auto` calls small."""
+"""Largest state in bytes for which `auto` selects `fresh`."""
 FRESH_WORK = 30_000
-"""Numbers that a reset may work out for `auto` to call it cheap; most environments of gymnax take some hundreds."""
+"""Largest work of a reset, in numbers computed, for which `auto` selects `fresh`; in gymnax it is mostly hundreds."""
 SHARED_BY = 16
-"""Environments that share a reset in `optimistic`, as Craftax's own baselines have it."""
+"""Default number of environments per reset of `optimistic`, as in Craftax's baselines."""
 
 Starts = tuple[PyTree, PyTree, Array]
-"""States and first observations, leaves `[M, ...]`, and what the length of their episodes begins with, `[M]`."""
+"""States and first observations, leaves `[M, ...]`, and initial episode lengths, `[M]`."""
 StartFn = Callable[..., Starts]
-"""From keys `[M]`, and the values under which episodes begin, if an environment has any."""
+"""`(keys [M], *values) -> starts`; `values` are those of `VecEnvState`, if the environment has any."""
 
 
 class Resets(NamedTuple):
-    """A source of starts for `N` environments."""
+    """A source of initial states for `N` environments."""
 
     name: str
-    """What `resets_of` makes it from again, such as `pool:64`."""
+    """Argument of `make_resets` that makes it again, such as `pool:64`."""
     init: Callable[..., PyTree]
-    """`(key, *values) -> store`: what is held in store; the key is consumed."""
+    """`(key, *values) -> store`: the initial state of the source; the key is consumed."""
     take: Callable[..., tuple[PyTree, Starts]]
-    """`(store, done, key, *values) -> (store, starts)`: the starts `[N, ...]`; only rows of `done` `[N]` are meant to
-    be read. The key is consumed."""
+    """`(store, done, key, *values) -> (store, starts)`: starts `[N, ...]`, of which only the rows where `done` `[N]` is
+    true may be used. The key is consumed."""
 
 
-def resets_of(name: str, start: StartFn, num_envs: int) -> Resets:
-    """Return the source that `name` says: `fresh`, `pool[:K]`, `optimistic[:R]`, or `auto`.
+def make_resets(name: str, start: StartFn, num_envs: int) -> Resets:
+    """Return the source called `name`: `fresh`, `pool[:K]`, `optimistic[:R]`, or `auto`.
 
-    `K` is the number of states in a pool (twice the environments, if left out), `R` how many environments share a
-    reset (16). `auto` is `fresh` where a reset is cheap and small, `pool` elsewhere; it goes by the traced program, so
-    it answers the same on every machine. Where starts depend on values, those of a pool are of the values when it was
-    filled.
+    `K` is the size of the pool (default: twice the environments), `R` the number of environments per reset (default:
+    16). `auto` selects `fresh` if a reset is cheap and small, and `pool` otherwise. It decides by the traced program
+    and not by timing, so that runs are the same on every machine. Initial states in a pool depend on the values at the
+    time when it was filled.
 
     Raises:
       SettingsError: the name is unknown, or the number does not fit the environments.
     """
     kind, _, given = name.partition(":")
     if kind not in KINDS:
-        raise SettingsError(f"unknown resets {name!r}; {nearest(kind, KINDS)}")
-    number = _number(name, kind, given)
+        raise SettingsError(f"unknown resets {name!r}; {suggest(kind, KINDS)}")
+    number = _parse_number(name, kind, given)
     if kind == "auto":
-        kind = "fresh" if cheap(start) else "pool"
+        kind = "fresh" if is_cheap(start) else "pool"
     if kind == "fresh":
         return fresh(start, num_envs)
     if kind == "optimistic":
@@ -74,7 +73,7 @@ def resets_of(name: str, start: StartFn, num_envs: int) -> Resets:
     return pool(start, num_envs, 2 * num_envs if number is None else number)
 
 
-def _number(name: str, kind: str, given: str) -> int | None:
+def _parse_number(name: str, kind: str, given: str) -> int | None:
     if not given and not name.endswith(":"):
         return None
     if kind not in ("pool", "optimistic") or not given.isdecimal():
@@ -82,24 +81,25 @@ def _number(name: str, kind: str, given: str) -> int | None:
     return int(given)
 
 
-def note(asked: str, taken: str) -> tuple[str, ...]:
-    """Return what to tell a user about where episodes begin: nothing, if it is what was asked for or the usual."""
-    if asked != "auto" or taken == "fresh":
+def resets_note(requested: str, selected: str) -> tuple[str, ...]:
+    """Return a note for the log if `auto` selected something other than `fresh`; otherwise nothing."""
+    if requested != "auto" or selected == "fresh":
         return ()
-    return (f"resets {taken}: a reset is dear here, so each is made once and kept until an episode needs it",)
+    return (f"resets {selected}: a reset is expensive here, so each is made once and kept until an episode needs it",)
 
 
-def cheap(start: StartFn) -> bool:
-    """Return whether a reset is so small and so little work that each step may make one for every environment."""
+def is_cheap(start: StartFn) -> bool:
+    """Return whether resets are small and cheap enough to compute one per environment at every step."""
     one = jax.eval_shape(lambda: jax.random.split(make_key(0), 1))
     if tree_bytes(jax.eval_shape(start, one)) > FRESH_BYTES:
         return False
+    # Counting work needs JAX internals. Should they change, assume a cheap reset, as in a plain loop.
     return attempt("the work of a reset", lambda: work_of(start, one) <= FRESH_WORK, lambda: True)
 
 
 def fresh(start: StartFn, num_envs: int) -> Resets:
     """Reset all environments at every step."""
-    made = jax.jit(start)  # a function of keys alone is one that can be computed ahead of a loop as a whole
+    made = jax.jit(start)  # as one function of keys it can be hoisted out of the loop as a whole
 
     def take(store: PyTree, done: Array, key: Key, *values: PyTree) -> tuple[PyTree, Starts]:
         return store, made(jax.random.split(key, num_envs), *values)
@@ -108,25 +108,25 @@ def fresh(start: StartFn, num_envs: int) -> Resets:
 
 
 class Pool(NamedTuple):
-    """A ring of `K` starts."""
+    """A ring of `K` initial states."""
 
     starts: Starts
     """Leaves `[K, ...]`."""
     head: Array
-    """Int32: where the next one to be handed out lies."""
+    """Int32, index of the next one to use."""
     left: Array
-    """Int32: how many there are; with fewer than `N`, a step begins by making more."""
+    """Int32, number of unused ones; if fewer than `N`, the next step refills the ring first."""
 
 
 def pool(start: StartFn, num_envs: int, size: int) -> Resets:
-    """Hold `size` starts, hand each out once, and make `size - num_envs` at once when fewer than `num_envs` are left.
+    """Keep `size` initial states, use each once, and make `size - num_envs` more when fewer than `num_envs` are left.
 
     Raises:
-      SettingsError: the pool cannot serve all environments ending at once.
+      SettingsError: the pool is too small for all episodes ending in the same step.
     """
     if size <= num_envs:
         raise SettingsError(
-            f"resets is pool:{size}; expected more than num_envs {num_envs}, since all may end at once, "
+            f"resets is pool:{size}; expected more than num_envs {num_envs}, since all episodes may end at once, "
             f"as in pool:{2 * num_envs}"
         )
     batch = size - num_envs
@@ -135,12 +135,14 @@ def pool(start: StartFn, num_envs: int, size: int) -> Resets:
         return Pool(start(jax.random.split(key, size), *values), jnp.int32(0), jnp.int32(size))
 
     def take(store: Pool, done: Array, key: Key, *values: PyTree) -> tuple[Pool, Starts]:
-        # Refill first: the other way round XLA must keep the old pool for those who read it, and copies it every step.
+        # Refill before reading: the other way round XLA must keep the old pool for the reads, and copies it every step.
+        # A loop with a traced bound in place of a `cond`, which would copy the pool too.
         store = jax.lax.fori_loop(0, _batches(store.left), lambda turn, held: refill(held, key, turn, *values), store)
+        # The k-th episode that ended takes the k-th unused state; other rows get an arbitrary one.
         place = (store.head + jnp.cumsum(done, dtype=jnp.int32) - 1) % size
         count = jnp.sum(done, dtype=jnp.int32)
-        handed = jax.tree.map(lambda leaf: leaf[place], store.starts)
-        return store._replace(head=(store.head + count) % size, left=store.left - count), handed
+        starts = jax.tree.map(lambda leaf: leaf[place], store.starts)
+        return store._replace(head=(store.head + count) % size, left=store.left - count), starts
 
     def _batches(left: Array) -> Array:
         return jnp.maximum(0, (num_envs - left + batch - 1) // batch)
@@ -155,10 +157,10 @@ def pool(start: StartFn, num_envs: int, size: int) -> Resets:
 
 
 def optimistic(start: StartFn, num_envs: int, shared_by: int) -> Resets:
-    """Make one start for `shared_by` environments at every step; the first to end in a step get one each.
+    """Make one initial state per `shared_by` environments at every step, used in turn by the episodes that end.
 
     Raises:
-      SettingsError: `shared_by` is more than the environments.
+      SettingsError: `shared_by` exceeds the number of environments.
     """
     check_count("resets: the number that shares a reset", shared_by, most=num_envs)
     made = math.ceil(num_envs / shared_by)

@@ -1,4 +1,4 @@
-"""What the adapters for environments of other JAX libraries have in common."""
+"""Helpers shared by the adapters for environments of other JAX libraries."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.errors import SettingsError, check_count, close_to, nearest
+from jaxrl.errors import SettingsError, check_count, close_matches, suggest
 from jaxrl.spaces import Box, Space
 from jaxrl.trees import PyTree, is_key, make_key
 
@@ -21,37 +21,37 @@ def check_id(prefix: str, name: str, known: Iterable[str]) -> str:
     id_, known = name.removeprefix(prefix), list(known)
     if id_ in known:
         return id_
-    near = [prefix + other for other in close_to(id_, known)]
-    raise SettingsError(f"unknown environment {prefix + id_!r}; {_meant(near) or nearest(id_, known)}")
+    near = [prefix + other for other in close_matches(id_, known)]
+    raise SettingsError(f"unknown environment {prefix + id_!r}; {_did_you_mean(near) or suggest(id_, known)}")
 
 
-def _meant(near: Sequence[str]) -> str:
+def _did_you_mean(near: Sequence[str]) -> str:
     return "did you mean " + " or ".join(near) + "?" if near else ""
 
 
 def check_params(name: str, params: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise `SettingsError` with the nearest parameters unless environment `name` has all of `params`."""
+    """Raise `SettingsError`, with similar names, unless all `params` of environment `name` are known."""
     known = list(known)
     for word in params:
         if word not in known:
-            raise SettingsError(f"{name} has no parameter {word!r}; {nearest(word, known) if known else 'it has none'}")
+            raise SettingsError(f"{name} has no parameter {word!r}; {suggest(word, known) if known else 'it has none'}")
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Return whether `value`, which may come as a number from the command line, is true."""
+    """Return `value` as a bool; the command line passes 0 or 1."""
     if not isinstance(value, bool | int | float) or value not in (0, 1):
         raise SettingsError(f"{name} is {value!r}; expected true or false (1 or 0)")
     return bool(value)
 
 
-def check_whole(name: str, value: Any, least: int = 1) -> int:
-    """Return `value`, which comes as a float from the command line, as a whole number of at least `least`."""
+def check_int(name: str, value: Any, least: int = 1) -> int:
+    """Return `value` as an int of at least `least`; the command line passes a float."""
     whole = isinstance(value, float) and value.is_integer()
     return check_count(name, int(value) if whole else value, least, np.iinfo(np.int32).max)
 
 
-def plain_params(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the parameters of `function` that are numbers or flags, each with its type."""
+def numeric_params(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the parameters of `function` annotated as numbers or flags, with their types."""
     kinds = {int: int, float: float, bool: bool, int | None: int, float | None: float}
     found = inspect.signature(function, eval_str=True).parameters
     return {word: kinds[p.annotation] for word, p in found.items() if _hashable(p.annotation) in kinds}
@@ -65,66 +65,66 @@ def _hashable(annotation: Any) -> Any:
     return annotation
 
 
-def as_kinds(name: str, params: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
-    """Return `params` of environment `name`, each checked and converted to its type in `kinds`."""
+def convert_params(name: str, params: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
+    """Check `params` of environment `name` and convert them to their types in `kinds`."""
     check_params(name, params, kinds)
-    return {word: _as_kind(f"{name}: {word}", value, kinds[word]) for word, value in params.items()}
+    return {word: _convert_param(f"{name}: {word}", value, kinds[word]) for word, value in params.items()}
 
 
-def _as_kind(name: str, value: Any, kind: type) -> Any:
+def _convert_param(name: str, value: Any, kind: type) -> Any:
     if kind is bool:
         return check_flag(name, value)
     if kind is int:
-        return check_whole(name, value)
+        return check_int(name, value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
         raise SettingsError(f"{name} is {value!r}; expected a finite number")
     return float(value)
 
 
-def like_defaults(name: str, params: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `params` of environment `name`, each checked and converted to the kind of its default.
+def convert_like_defaults(name: str, params: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Check `params` of environment `name` and convert them to the types of their defaults.
 
-    Numbers, flags, texts and rows of numbers are; other values are returned as they are.
+    That holds for numbers, flags, strings and tuples; other values are returned unchanged.
     """
     check_params(name, params, defaults)
-    return {word: _as_default(f"{name}: {word}", value, defaults[word]) for word, value in params.items()}
+    return {word: _convert_like(f"{name}: {word}", value, defaults[word]) for word, value in params.items()}
 
 
-def _as_default(name: str, value: Any, default: Any) -> Any:
+def _convert_like(name: str, value: Any, default: Any) -> Any:
     if isinstance(default, int) and not isinstance(default, bool):
-        return check_whole(name, value, min(1, default))
+        return check_int(name, value, min(1, default))
     if isinstance(default, bool | float):
-        return _as_kind(name, value, type(default))
+        return _convert_param(name, value, type(default))
     if isinstance(default, str) and not isinstance(value, str):
-        raise SettingsError(f"{name} is {value!r}; expected a text, such as {default!r}")
+        raise SettingsError(f"{name} is {value!r}; expected a string, such as {default!r}")
     if isinstance(default, tuple) and np.shape(value) != np.shape(default):
         raise SettingsError(f"{name} is {value!r}; expected {len(default)} values, such as {list(default)}")
     return tuple(value) if isinstance(default, tuple) else value
 
 
-def stored(state: PyTree, like: PyTree) -> Any:
-    """Return the state of a suite as states are kept: in the dtypes of a reset's, `like`."""
+def cast_like(state: PyTree, like: PyTree) -> Any:
+    """Cast `state` to the dtypes of `like`, the state after a reset: several suites change theirs in a step."""
     return jax.tree.map(lambda x, leaf: x if is_key(leaf) else jnp.asarray(x, leaf.dtype), state, like)
 
 
 def copy_containers(state: PyTree) -> Any:
-    """Return a state in new containers: some environments write to the dicts in theirs."""
+    """Return a state with new containers, because some environments mutate the dicts in theirs."""
     return jax.tree.map(lambda x: x, state)
 
 
 def reads_key(step: Callable[[Any, Any, Any], Any], state: PyTree, action: PyTree) -> bool:
-    """Return whether `step(state, action, key)` reads its key at all; if not, it is given a constant one."""
+    """Return whether `step(state, action, key)` reads its key; if not, it can be given a constant one."""
     jaxpr = jax.make_jaxpr(lambda key, state, action: step(state, action, key))(KEY, state, action).jaxpr
     return any(var is jaxpr.invars[0] for eqn in jaxpr.eqns for var in eqn.invars)
 
 
-def box_of(struct: Any, low: Any = -np.inf, high: Any = np.inf) -> Box:
-    """Return the box of arrays of the shape and dtype of `struct`; bounds that do not fit it are left out."""
+def make_box(struct: Any, low: Any = -np.inf, high: Any = np.inf) -> Box:
+    """Return a box with the shape and dtype of `struct`; bounds of another shape are dropped."""
     low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
     fits = all(bound.ndim == 0 or bound.shape == struct.shape for bound in (low, high))
-    return Box(low, high, struct.shape, struct.dtype) if fits else box_of(struct)
+    return Box(low, high, struct.shape, struct.dtype) if fits else make_box(struct)
 
 
-def boxes_of(structs: PyTree) -> Space:
-    """Return the space of arrays of these shapes and dtypes: flags from 0 to 1, all else without bounds."""
-    return jax.tree.map(lambda x: box_of(x, 0, 1) if x.dtype == bool else box_of(x), structs)
+def make_boxes(structs: PyTree) -> Space:
+    """Return a tree of boxes for these shapes and dtypes: bool from 0 to 1, others unbounded."""
+    return jax.tree.map(lambda x: make_box(x, 0, 1) if x.dtype == bool else make_box(x), structs)

@@ -1,8 +1,8 @@
-"""Wrappers: from an environment to another one. They nest in any order, and have names for the command line.
+"""Wrappers of environments, which nest in any order. Some have names for the command line.
 
 `make_env("CartPole-v1", wrap=["sticky_actions:0.25", "time"])` applies them from left to right, as does
 `--env-args wrap "[sticky_actions:0.25,time]"`. What only concerns learning, such as clipped or scaled rewards, stacked
-frames or normalised observations, is for processors: an environment's rewards are what runs are scored by.
+frames or normalised observations, belongs into processors: runs are scored by the rewards of the environment.
 """
 
 import math
@@ -12,24 +12,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl.envs.agents import of_one_agent
+from jaxrl.envs.agents import require_single_agent
 from jaxrl.envs.base import Env, TimeStep
-from jaxrl.errors import SettingsError, check_between, check_count, nearest
+from jaxrl.errors import SettingsError, check_between, check_count, suggest
+from jaxrl.parsing import as_int, parse_float
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, space_zeros
 from jaxrl.trees import Array, Key, PyTree, tree_where
-from jaxrl.written import number, whole
 
 
 def action_repeat(env: Env, times: int) -> Env:
-    """Take each action `times` times, or until the episode ends, and add up the rewards.
+    """Repeat each action `times` times, or until the episode ends, and sum the rewards.
 
-    Of observation and `info`, those of the last step are seen. The time limit becomes the whole number of repeats that
-    it holds, so an episode of 500 steps is cut after 166 repeats of 3.
+    Observation and `info` are those of the last step. The time limit is divided by `times` and rounded down: an episode
+    of 500 steps is truncated after 166 repeats of 3.
 
     Raises:
-      SettingsError: `times` is no positive whole number, or more than the time limit.
+      SettingsError: `times` is no positive integer, or exceeds the time limit.
     """
-    of_one_agent(env, "action_repeat")
+    require_single_agent(env, "action_repeat")
     check_count("action_repeat", times)
     limit = env.spec.time_limit
     if limit is not None and times > limit:
@@ -37,15 +37,16 @@ def action_repeat(env: Env, times: int) -> Env:
 
     def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
         keys = jax.random.split(key, times)
-        begun = _typed(env.step(state, action, keys[0]))
+        first = _to_typed_arrays(env.step(state, action, keys[0]))
 
-        def again(so_far: tuple[PyTree, TimeStep], key: Key) -> tuple[tuple[PyTree, TimeStep], None]:
-            state, out = so_far
-            state_after, next_out = _typed(env.step(state, action, key))
+        # A scan of fixed length: after the end of the episode the remaining steps are computed and discarded.
+        def repeat(carry: tuple[PyTree, TimeStep], key: Key) -> tuple[tuple[PyTree, TimeStep], None]:
+            state, out = carry
+            state_after, next_out = _to_typed_arrays(env.step(state, action, key))
             next_out = next_out._replace(reward=out.reward + next_out.reward)
-            return tree_where(jnp.logical_or(out.terminated, out.truncated), so_far, (state_after, next_out)), None
+            return tree_where(jnp.logical_or(out.terminated, out.truncated), carry, (state_after, next_out)), None
 
-        return jax.lax.scan(again, begun, keys[1:])[0]
+        return jax.lax.scan(repeat, first, keys[1:])[0]
 
     return env._replace(
         spec=env.spec._replace(time_limit=None if limit is None else limit // times),
@@ -55,32 +56,32 @@ def action_repeat(env: Env, times: int) -> Env:
     )
 
 
-def _typed(result: tuple[PyTree, TimeStep]) -> tuple[PyTree, TimeStep]:
-    """Return a result whose fields are arrays of the types that they are recorded in."""
+def _to_typed_arrays(result: tuple[PyTree, TimeStep]) -> tuple[PyTree, TimeStep]:
+    """Return a result with strongly typed arrays, as the carry of a scan needs."""
     state, out = jax.tree.map(lambda x: jnp.asarray(x, jnp.asarray(x).dtype), result)  # none weakly typed
     ends = {name: getattr(out, name).astype(bool) for name in ("terminated", "truncated")}
     return state, out._replace(reward=out.reward.astype(jnp.float32), **ends)
 
 
 class Sticky(NamedTuple):
-    """The state of an environment whose actions stick."""
+    """State of an environment with sticky actions."""
 
     env: PyTree
     action: PyTree
-    """The action taken last."""
+    """The last action taken."""
     begun: Array
-    """Bool: there is one, for the episode has had a step."""
+    """Bool: the episode has had a step, so `action` is valid."""
 
 
 def sticky_actions(env: Env, probability: float) -> Env:
-    """Take the last action again, in place of the one chosen, with a `probability` (Machado et al. 2018, section 5.2).
+    """Repeat the last action instead of the chosen one with a `probability` (Machado et al. 2018, section 5.2).
 
-    An episode's first action never sticks. The agent is not told what was taken.
+    The first action of an episode is never replaced. The agent does not observe which action was taken.
 
     Raises:
       SettingsError: the probability is not between 0 and 1.
     """
-    of_one_agent(env, "sticky_actions")
+    require_single_agent(env, "sticky_actions")
     check_between("sticky_actions", probability, 0, 1)
 
     def reset(key: Key, *values: PyTree) -> tuple[PyTree, PyTree]:
@@ -95,29 +96,29 @@ def sticky_actions(env: Env, probability: float) -> Env:
         after, out = env.step(state.env, taken, step_key)
         return Sticky(after, taken, jnp.ones((), bool)), out
 
-    return _around(env, reset, step, lambda state: state.env)
+    return _wrap(env, reset, step, lambda state: state.env)
 
 
 class Clocked(NamedTuple):
-    """The state of an environment that shows the time."""
+    """State of an environment with the time in its observations."""
 
     env: PyTree
     steps: Array
-    """Int32, the episode's steps so far."""
+    """Int32, steps of the episode so far."""
 
 
 def time(env: Env) -> Env:
-    """Show the share of the episode that is left, as `time` `[1]` from 1 to 0 (Pardo et al. 2018).
+    """Add the remaining fraction of the time limit to observations, as `time` `[1]` from 1 to 0 (Pardo et al. 2018).
 
     Raises:
-      SettingsError: the environment has no time limit, or shows a `time` already.
+      SettingsError: the environment has no time limit, or observations have an entry `time` already.
     """
-    limit = of_one_agent(env, "time").spec.time_limit
+    limit = require_single_agent(env, "time").spec.time_limit
     if limit is None:
-        raise SettingsError(f"{env.spec.name} has no time limit; of no time can the share that is left be shown")
+        raise SettingsError(f"{env.spec.name} has no time limit, so there is no remaining time to observe")
 
     def shown(obs: PyTree, steps: Array) -> PyTree:
-        return _beside(obs, {"time": 1.0 - steps.astype(jnp.float32)[None] / limit})
+        return _add_entries(obs, {"time": 1.0 - steps.astype(jnp.float32)[None] / limit})
 
     def reset(key: Key, *values: PyTree) -> tuple[PyTree, PyTree]:
         state, obs = env.reset(key, *values)
@@ -127,27 +128,27 @@ def time(env: Env) -> Env:
         after, out = env.step(state.env, action, key)
         return Clocked(after, state.steps + 1), out._replace(obs=shown(out.obs, state.steps + 1))
 
-    return _around(env, reset, step, lambda state: state.env, {"time": Box(0.0, 1.0, (1,))})
+    return _wrap(env, reset, step, lambda state: state.env, {"time": Box(0.0, 1.0, (1,))})
 
 
 def previous(env: Env) -> Env:
-    """Show the last action, one-hot if it is a choice, as `previous_action`, and the last reward as `previous_reward`.
+    """Add the last action, one-hot if discrete, and the last reward: `previous_action` and `previous_reward`.
 
-    Both are zeros at the start of an episode. With a recurrent core, an agent can tell by them what its actions do
-    (Wang et al. 2016).
+    Both are zeros at the start of an episode. A recurrent agent can infer from them how the environment reacts (Wang et
+    al. 2016).
 
     Raises:
-      SettingsError: the environment shows them already.
+      SettingsError: observations have these entries already.
     """
-    action_space = of_one_agent(env, "previous").spec.action_space
-    width = _width(action_space)
+    action_space = require_single_agent(env, "previous").spec.action_space
+    width = _action_width(action_space)
     more: dict[str, Space] = {
         "previous_action": Box(-jnp.inf, jnp.inf, (width,)),
         "previous_reward": Box(-jnp.inf, jnp.inf, (1,)),
     }
 
     def shown(obs: PyTree, action: Array, reward: Array) -> PyTree:
-        return _beside(obs, {"previous_action": action, "previous_reward": reward[None]})
+        return _add_entries(obs, {"previous_action": action, "previous_reward": reward[None]})
 
     def reset(key: Key, *values: PyTree) -> tuple[PyTree, PyTree]:
         state, obs = env.reset(key, *values)
@@ -156,13 +157,13 @@ def previous(env: Env) -> Env:
     def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
         after, out = env.step(state, action, key)
         reward = jnp.asarray(out.reward, jnp.float32)
-        return after, out._replace(obs=shown(out.obs, _flat(action_space, action), reward))
+        return after, out._replace(obs=shown(out.obs, _flatten_action(action_space, action), reward))
 
-    return _around(env, reset, step, lambda state: state, more)
+    return _wrap(env, reset, step, lambda state: state, more)
 
 
 def transform_obs(env: Env, function: Callable[[PyTree], PyTree], space: Space) -> Env:
-    """Show `function(observation)`, which lies in `space`, in place of each observation."""
+    """Replace each observation by `function(observation)`, an element of `space`."""
 
     def reset(key: Key, *values: PyTree) -> tuple[PyTree, PyTree]:
         state, obs = env.reset(key, *values)
@@ -177,9 +178,9 @@ def transform_obs(env: Env, function: Callable[[PyTree], PyTree], space: Space) 
 
 
 def transform_reward(env: Env, function: Callable[[PyTree, PyTree, TimeStep], Array]) -> Env:
-    """Pay `function(state, action, step)` in place of the reward; `state` is that before the step.
+    """Replace the reward by `function(state, action, step)`; `state` is that before the step.
 
-    Runs are scored by it too. Let an `Evaluator` judge in the environment as it was, if that is what counts.
+    Runs are scored by the new reward too. To score by the original one, give an `Evaluator` the original environment.
     """
 
     def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
@@ -189,37 +190,35 @@ def transform_reward(env: Env, function: Callable[[PyTree, PyTree, TimeStep], Ar
     return env._replace(step=step, settings=None, goal=None)
 
 
-def _around(
-    env: Env, reset: Any, step: Any, inner: Callable[[Any], PyTree], more: dict[str, Space] | None = None
-) -> Env:
-    """Return `env` with other functions, whose state holds that of `env`, and with `more` beside its observation."""
-    spec = env.spec._replace(observation_space=_beside(env.spec.observation_space, more)) if more else env.spec
+def _wrap(env: Env, reset: Any, step: Any, inner: Callable[[Any], PyTree], more: dict[str, Space] | None = None) -> Env:
+    """Return `env` with these functions; `inner` maps the new state to that of `env`, `more` are observations added."""
+    spec = env.spec._replace(observation_space=_add_entries(env.spec.observation_space, more)) if more else env.spec
     render = env.render
-    draws = None if render is None else lambda state: render(inner(state))
-    return env._replace(spec=spec, reset=reset, step=step, render=draws, settings=None)
+    render_inner = None if render is None else lambda state: render(inner(state))
+    return env._replace(spec=spec, reset=reset, step=step, render=render_inner, settings=None)
 
 
-def _beside(obs: Any, more: dict[str, Any]) -> dict[str, Any]:
-    """Return an observation, or its space, with entries beside it; what was no dict becomes `observation`."""
-    held = obs if isinstance(obs, dict) else {"observation": obs}
-    if taken := sorted(held.keys() & more.keys()):
-        raise SettingsError(f"observations have an entry {taken[0]!r} already; it cannot be shown twice")
-    return {**held, **more}
+def _add_entries(obs: Any, more: dict[str, Any]) -> dict[str, Any]:
+    """Add entries to an observation, or its space; one that is no dict becomes the entry `observation`."""
+    entries = obs if isinstance(obs, dict) else {"observation": obs}
+    if taken := sorted(entries.keys() & more.keys()):
+        raise SettingsError(f"observations have an entry {taken[0]!r} already; it cannot be added twice")
+    return {**entries, **more}
 
 
-def _width(space: Space) -> int:
-    """Return how many numbers an action is shown as."""
+def _action_width(space: Space) -> int:
+    """Return the length of `_flatten_action`."""
     if isinstance(space, Discrete):
         return space.n
     if isinstance(space, MultiDiscrete):
         return sum(space.n)
     if isinstance(space, Box):
         return math.prod(space.shape)
-    raise SettingsError(f"previous shows actions of one space; expected no {type(space).__name__} of them")
+    raise SettingsError(f"previous needs actions of a single space, but they are a {type(space).__name__} of spaces")
 
 
-def _flat(space: Space, action: PyTree) -> Array:
-    """Return an action as `[width]` float32: choices one-hot, numbers as they are."""
+def _flatten_action(space: Space, action: PyTree) -> Array:
+    """Return an action as `[width]` float32, discrete parts one-hot."""
     if isinstance(space, Discrete):
         return jax.nn.one_hot(action, space.n, dtype=jnp.float32)
     if isinstance(space, MultiDiscrete):
@@ -230,37 +229,37 @@ def _flat(space: Space, action: PyTree) -> Array:
 # --- by name --------------------------------------------------------------------------------------------------------
 
 WRAPPERS: dict[str, tuple[Callable[..., Env], Callable[[str], Any] | None]] = {
-    "action_repeat": (action_repeat, whole),
-    "sticky_actions": (sticky_actions, number),
+    "action_repeat": (action_repeat, as_int),
+    "sticky_actions": (sticky_actions, parse_float),
     "time": (time, None),
     "previous": (previous, None),
 }
-"""The wrappers that have names, each with what reads its number, if it takes one."""
+"""Wrappers by name, each with the parser of its number; `None` if it takes none."""
 
 
-def wrapped(env: Env, wrap: str | Sequence[str]) -> Env:
-    """Apply the wrappers that are named, such as `action_repeat:4`, from left to right.
+def apply_wrappers(env: Env, wrap: str | Sequence[str]) -> Env:
+    """Apply wrappers by name, such as `action_repeat:4`, from left to right.
 
     Raises:
-      SettingsError: a name is unknown, or its number is missing, too much, or out of bounds.
+      SettingsError: a name is unknown, or its number is missing, superfluous, or out of bounds.
     """
-    for name in wrappers_in(wrap):
-        env = _by_name(name)(env)
+    for name in parse_wrappers(wrap):
+        env = _parse_wrapper(name)(env)
     return env
 
 
-def wrappers_in(wrap: object) -> list[str]:
-    """Return the names of wrappers as a list; raise `SettingsError` if they are no names."""
+def parse_wrappers(wrap: object) -> list[str]:
+    """Return the names of wrappers as a list; raise `SettingsError` for anything else."""
     names = [wrap] if isinstance(wrap, str) else wrap
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise SettingsError(f"wrap is {wrap!r}; expected names of wrappers, as in ['sticky_actions:0.25', 'time']")
     return list(names)
 
 
-def _by_name(name: str) -> Callable[[Env], Env]:
+def _parse_wrapper(name: str) -> Callable[[Env], Env]:
     kind, colon, given = name.partition(":")
     if kind not in WRAPPERS:
-        raise SettingsError(f"unknown wrapper {kind!r}; {nearest(kind, WRAPPERS)}")
+        raise SettingsError(f"unknown wrapper {kind!r}; {suggest(kind, WRAPPERS)}")
     function, read = WRAPPERS[kind]
     if read is None:
         if colon:

@@ -1,6 +1,6 @@
 """Environments of XLand-MiniGrid (https://github.com/dunnolab/xland-minigrid), imported on demand.
 
-Observations are one-hot, so that networks need not take the number of a tile for a brightness.
+Observations are one-hot, because the index of a tile is no intensity.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep
-from jaxrl.envs.suites import check_flag, check_id, check_params, check_whole
+from jaxrl.envs.suites import check_flag, check_id, check_int, check_params
 from jaxrl.errors import SettingsError, require_extra
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
@@ -44,7 +44,7 @@ def xminigrid_env(name: str, *, one_hot: Any = True, **params: Any) -> Env:
     sizes = [field.name for field in dataclasses.fields(defaults) if isinstance(getattr(defaults, field.name), int)]
     ruled = "ruleset" in vars(defaults)
     check_params(name, params, [*sizes, *(_RULES if ruled else ())])
-    sized = {word: check_whole(f"{name}: {word}", params[word], LEAST.get(word, 1)) for word in sizes if word in params}
+    sized = {word: check_int(f"{name}: {word}", params[word], LEAST.get(word, 1)) for word in sizes if word in params}
     if sized.get("view_size", 3) % 2 == 0:
         raise SettingsError(f"{name}: view_size is {sized['view_size']}; expected an odd number of at least 3")
     rules = {"ruleset": _ruleset(name, **{word: params[word] for word in _RULES if word in params})} if ruled else {}
@@ -78,7 +78,7 @@ def _ruleset(name: str, benchmark: Any = None, ruleset: Any = None, pickles: Any
             f"{name}: the benchmark {benchmark} is a pickle from the internet, which can run any code when it is "
             "loaded; give pickles=True if you trust it"
         )
-    number, loaded = check_whole(f"{name}: ruleset", ruleset, 0), benchmarks.load_benchmark(benchmark)
+    number, loaded = check_int(f"{name}: ruleset", ruleset, 0), benchmarks.load_benchmark(benchmark)
     if number >= loaded.num_rulesets():
         raise SettingsError(f"{name}: ruleset is {number}; {benchmark} has {loaded.num_rulesets()}, counted from 0")
     return loaded.get_ruleset(number)
@@ -94,24 +94,24 @@ def _space(view: int, one_hot: bool) -> Box:
 
 def _reset(env: Any, params: Any, one_hot: bool, key: Key) -> tuple[PyTree, Array]:
     first = env.reset(params, key)
-    return _bare(first.state), _seen(first.observation, one_hot)
+    return _drop_key(first.state), _convert_obs(first.observation, one_hot)
 
 
 def _step(env: Any, params: Any, one_hot: bool, state: PyTree, action: Array, key: Key) -> Any:
-    """Step; what the suite calls the last step of an episode matters only where it ends by itself."""
+    """Step; the suite's flag for a last step includes its time limit, so only a discount of 0 terminates."""
     from xminigrid.types import TimeStep as TheirStep
 
     del key  # the state has its own
     out = env.step(params, TheirStep(state, 1, 0.0, 1.0, ()), action)
-    return _bare(out.state), TimeStep(_seen(out.observation, one_hot), out.reward, out.discount == 0.0)
+    return _drop_key(out.state), TimeStep(_convert_obs(out.observation, one_hot), out.reward, out.discount == 0.0)
 
 
-def _bare(state: Any) -> Any:
-    """Return the state without its key, which no step reads."""
+def _drop_key(state: Any) -> Any:
+    """Remove the key from a state, which no step reads."""
     return state.replace(key=())
 
 
-def _seen(grid: Array, one_hot: bool) -> Array:
+def _convert_obs(grid: Array, one_hot: bool) -> Array:
     from xminigrid.core.constants import NUM_COLORS, NUM_TILES
 
     if not one_hot:

@@ -4,10 +4,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl.envs.registry import env_names, is_path, module_in
-from jaxrl.registry import suite_of
+from jaxrl.envs.registry import env_names, is_path, module_to_import
+from jaxrl.parsing import parse_value
+from jaxrl.registry import split_suite
 from jaxrl.training.data.files import MINARI
-from jaxrl.written import read_value
 
 FILES = "data", "demos"
 """Settings that name files."""
@@ -28,7 +28,7 @@ class Judged(NamedTuple):
     def command(self, run: str, which: Sequence[str], settings: Mapping[str, Any]) -> str:
         """Return the command that judges a policy of `run`, which `which` names, in the same way."""
         trained = settings.get("env")
-        env = self.env or (trained if isinstance(trained, str) and module_in(trained) else None)
+        env = self.env or (trained if isinstance(trained, str) and module_to_import(trained) else None)
         flags = [*which, "--episodes", str(self.episodes), "--seed", str(self.seed)]
         flags += ["--env", env] if env else []
         flags += ["--env-args", *self.args()] if self.env_args else []
@@ -43,7 +43,7 @@ class Judged(NamedTuple):
         trained, known = settings.get("env"), _params(settings, "env_args")
         elsewhere = self.env not in (None, trained)
         pairs = zip(self.env_args[::2], self.env_args[1::2], self.args()[1::2], strict=True)
-        other = [f"{name} {notes}" for name, word, notes in pairs if elsewhere or known.get(name) != read_value(word)]
+        other = [f"{name} {notes}" for name, word, notes in pairs if elsewhere or known.get(name) != parse_value(word)]
         return ", ".join([str(self.env or trained), *other]) if elsewhere or other else None
 
 
@@ -86,7 +86,7 @@ def _obstacle(settings: Mapping[str, Any]) -> str | None:
     if custom := settings.get("custom"):
         return f"Parts of its training were made in Python ({', '.join(map(str, custom))})"
     for env in (settings.get("env"), settings.get("eval_env")):
-        if isinstance(env, str) and not (module_in(env) or suite_of(env)[0] or env in env_names()):
+        if isinstance(env, str) and not (module_to_import(env) or split_suite(env)[0] or env in env_names()):
             return f"Its environment {env} was made known in Python"
     return None
 
@@ -96,7 +96,7 @@ def _missing(settings: Mapping[str, Any]) -> list[str]:
     flags = []
     for name in ("env", "eval_env"):
         env = settings.get(name)
-        flags += [f"--{name}".replace("_", "-"), env] if isinstance(env, str) and module_in(env) else []
+        flags += [f"--{name}".replace("_", "-"), env] if isinstance(env, str) and module_to_import(env) else []
     for name in ENV_ARGS:
         given = _params(settings, name)
         if any(map(is_path, given.values())):
@@ -111,7 +111,7 @@ def _missing(settings: Mapping[str, Any]) -> list[str]:
 def _aside(lines: Sequence[str], envs: Sequence[str]) -> list[str]:
     """Say what the words in capitals stand for, and what is not part of jaxrl."""
     words = {word for line in lines for word in shlex.split(line)}
-    own = sorted({module for env in envs if (module := module_in(env))})
+    own = sorted({module for env in envs if (module := module_to_import(env))})
     notes = [f"The code of the environment, `{module}`, is not part of jaxrl." for module in own]
     notes += ["PATH is a file of the environment's."] * ("PATH" in words)
     notes += ["FILE is what it learnt from; `config.yaml` has the SHA-256 of its arrays."] * ("FILE" in words)

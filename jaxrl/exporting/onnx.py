@@ -6,7 +6,7 @@ import warnings
 from functools import partial
 from typing import Any
 
-from jaxrl.errors import SettingsError, reason_of
+from jaxrl.errors import SettingsError, error_text
 from jaxrl.exporting.function import Function
 from jaxrl.xla import forms
 
@@ -34,7 +34,7 @@ def files(function: Function) -> dict[str, bytes]:
                 output_names=function.results,
             )
         except Exception as error:  # whatever a converter raises of what it does not know
-            raise SettingsError(f"jax2onnx cannot convert this policy: {reason_of(error)[:300]}") from error
+            raise SettingsError(f"jax2onnx cannot convert this policy: {error_text(error)[:300]}") from error
     return {"policy.onnx": model.SerializeToString()}
 
 

@@ -1,10 +1,10 @@
-"""Networks: torsos for any observation space, heads, recurrent cores, and networks of the user's own."""
+"""Networks: torsos for any observation space, heads, recurrent cores, and custom networks."""
 
+from jaxrl.nn.custom import Ensemble, Network, check_network, from_nnx
 from jaxrl.nn.encode import encode
 from jaxrl.nn.layers import ACTIVATIONS, DTYPES, MLP, NoisyDense, dense
 from jaxrl.nn.networks import COSINES, ActorCritic, Critic, PolicyNetwork, QNetwork, ensemble
-from jaxrl.nn.own import Ensemble, Network, from_nnx, require_network
-from jaxrl.nn.recurrent import CORES, EachWithMemory, Recurrent, WithMemory, no_memory, unroll
+from jaxrl.nn.recurrent import CORES, Recurrent, RecurrentEnsemble, RecurrentNetwork, initial_memory, unroll
 from jaxrl.nn.torsos import (
     TORSOS,
     Convolutions,
@@ -29,7 +29,6 @@ __all__ = [
     "ConvTorso",
     "Convolutions",
     "Critic",
-    "EachWithMemory",
     "Ensemble",
     "ImpalaCNN",
     "Joined",
@@ -40,15 +39,16 @@ __all__ = [
     "PolicyNetwork",
     "QNetwork",
     "Recurrent",
-    "WithMemory",
+    "RecurrentEnsemble",
+    "RecurrentNetwork",
+    "check_network",
     "check_torso",
     "dense",
     "encode",
     "ensemble",
     "from_nnx",
+    "initial_memory",
     "make_torso",
-    "no_memory",
-    "require_network",
     "torso_kind",
     "unroll",
 ]

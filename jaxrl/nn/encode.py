@@ -1,4 +1,4 @@
-"""Encode observations for a torso: as float32, with images separate from the rest."""
+"""Encode observations for a torso as float32, with images separate from the rest."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ from jaxrl.trees import Array, PyTree
 def encode(space: Space, obs: PyTree, torso: str = "auto") -> Any:
     """Encode a batch of observations as float32: `[B, H, W, C]` for a convolution, `[B, D]` for dense layers.
 
-    A dict or tuple with images becomes a tuple of the images, `[B, H, W, C]` each, and all other parts as `[B, D]`,
-    unless the torso is `mlp`. Discrete parts become one-hot, whole numbers bounded by 0 and 255 (pictures) are
-    divided by 255, and parts of dicts and tuples are concatenated. A mask of actions is left out.
+    A dict or tuple with images becomes a tuple of images, `[B, H, W, C]` each, and all other parts as `[B, D]`, unless
+    the torso is `mlp`. Discrete parts are encoded one-hot, integers bounded by 0 and 255 (images) are divided by 255,
+    and parts of dicts and tuples are concatenated. Action masks are dropped.
     """
     space, obs = for_critic(space), for_critic(obs)
     spaces = space_leaves(space)
     parts = [_encode_leaf(s, x) for s, x in zip(spaces, jax.tree.leaves(obs), strict=True)]
     flat = lambda parts: [x.reshape(x.shape[0], -1) for x in parts]
-    if torso == "mlp" or not images_of(space):
+    if torso == "mlp" or not image_leaves(space):
         return jnp.concatenate(flat(parts), axis=-1)
     if isinstance(space, Box):
         return parts[0]
@@ -32,23 +32,23 @@ def encode(space: Space, obs: PyTree, torso: str = "auto") -> Any:
 
 
 def space_leaves(space: Space) -> list[Any]:
-    """Return the leaves of a space: the parts that are not dicts or tuples."""
-    # Flatten by type of leaf: Flax turns a dict among a module's attributes into a `FrozenDict`.
+    """Return the leaves of a space, in the order of its elements' leaves."""
+    # Leaves by type, because Flax turns a dict among the attributes of a module into a `FrozenDict`.
     return jax.tree.leaves(space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
 
 
-def images_of(space: Space) -> list[Box]:
-    """Return the parts of a space that are images `[H, W, C]` of at least 3 x 3."""
+def image_leaves(space: Space) -> list[Box]:
+    """Return the leaves of a space that are images `[H, W, C]` of at least 3 x 3."""
     return [leaf for leaf in space_leaves(space) if is_image(leaf)]
 
 
 def is_image(space: Any) -> bool:
-    """Return whether a convolution can take this part of an observation."""
+    """Return whether a leaf is an image that a 3x3 convolution can take."""
     return isinstance(space, Box) and len(space.shape) == 3 and min(space.shape[:2]) >= 3
 
 
 def is_bytes(space: Box) -> bool:
-    """Return whether all entries are whole numbers from 0 to 255, as of pictures; of `uint8` wider bounds are these."""
+    """Return whether entries are integers from 0 to 255, as in images; bounds are clipped to the dtype's range."""
     if not jnp.issubdtype(space.dtype, jnp.integer):
         return False
     low, high, _ = box_bounds(space)

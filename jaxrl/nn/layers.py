@@ -1,4 +1,4 @@
-"""Dense layers, which every network is built from."""
+"""Dense layers, the basis of all networks."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,11 +15,11 @@ from jaxrl.xla.products import dot_general, multiply
 LECUN = nn.initializers.lecun_normal()
 ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "gelu": nn.gelu, "silu": nn.silu, "elu": nn.elu}
 DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}
-"""Types that torsos can compute in, in Flax's notation: `None` means the parameters' own, which is always float32."""
+"""Types of computation of torsos, as Flax takes them: `None` is the type of the parameters, always float32."""
 
 
 class MLP(nn.Module):
-    """Dense layers, each with its activation; `[..., D] -> [..., features[-1]]`."""
+    """Dense layers, each with an activation; `[..., D] -> [..., features[-1]]`."""
 
     features: Sequence[int]
     activation: str = "relu"
@@ -35,12 +35,12 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for width in self.features:
-            x = dense_or_noisy(width, self.noisy, self.orthogonal, self.dtype)(x)
-            x = activated(x, self.activation, self.layer_norm, self.dtype)
+            x = make_dense(width, self.noisy, self.orthogonal, self.dtype)(x)
+            x = activate(x, self.activation, self.layer_norm, self.dtype)
         return x
 
 
-def activated(x: Array, activation: str, layer_norm: bool, dtype: str) -> Array:
+def activate(x: Array, activation: str, layer_norm: bool, dtype: str) -> Array:
     """Apply layer normalisation, if `layer_norm`, and the activation; for use inside a compact module."""
     return ACTIVATIONS[activation](nn.LayerNorm(dtype=DTYPES[dtype])(x) if layer_norm else x)
 
@@ -54,29 +54,31 @@ class NoisyDense(nn.Module):
 
     features: int
     std: float
-    """Initial scale of the noise, before division by the square root of the number of inputs."""
+    """Initial scale of the noise; it is divided by the square root of the number of inputs."""
     dtype: str = "float32"
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         shape, bound = (x.shape[-1], self.features), x.shape[-1] ** -0.5
         middle = lambda key, shape: jax.random.uniform(key, shape, jnp.float32, -bound, bound)
-        spread = nn.initializers.constant(self.std * bound)
+        scale = nn.initializers.constant(self.std * bound)
         zeros = lambda name, size: self.variable("noise", name, jnp.zeros, size, jnp.float32).value
+        # Equations 10 and 11 of the paper: noise of the kernel is the outer product of f(e) = sign(e) sqrt(|e|) of the
+        # inputs' and the outputs' noise.
         before, after = (
             jnp.sign(e) * jnp.sqrt(jnp.abs(e)) for e in (zeros("before", shape[0]), zeros("after", shape[1]))
         )
         kernel = self.param("kernel", middle, shape)
-        kernel_spread = self.param("kernel_spread", spread, shape, jnp.float32)
+        kernel_spread = self.param("kernel_spread", scale, shape, jnp.float32)
         bias = self.param("bias", middle, shape[1:])
-        bias_spread = self.param("bias_spread", spread, shape[1:], jnp.float32)
+        bias_spread = self.param("bias_spread", scale, shape[1:], jnp.float32)
         weights = kernel + kernel_spread * before[:, None] * after[None]
         cast = lambda x: x.astype(DTYPES[self.dtype] or x.dtype)
         product = multiply(cast(x), cast(weights))
         return product + cast(jnp.expand_dims(bias + bias_spread * after, tuple(range(x.ndim - 1))))
 
 
-def dense_or_noisy(width: int, noisy: float, orthogonal: bool = False, dtype: str = "float32") -> nn.Module:
+def make_dense(width: int, noisy: float, orthogonal: bool = False, dtype: str = "float32") -> nn.Module:
     """Return a dense layer, or a `NoisyDense` if `noisy` is above 0."""
     return NoisyDense(width, noisy, dtype) if noisy else dense(width, kernel_init(orthogonal), dtype)
 

@@ -1,4 +1,4 @@
-"""Networks made of a torso and heads. Torsos may compute in bfloat16; heads, and so all outputs, are float32."""
+"""Networks of a torso and heads. Torsos may compute in bfloat16; heads, and so all outputs, are float32."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from jaxrl.masks import for_policy
 from jaxrl.nn.encode import encode
-from jaxrl.nn.layers import MLP, dense, dense_or_noisy, kernel_init
+from jaxrl.nn.layers import MLP, dense, kernel_init, make_dense
 from jaxrl.nn.recurrent import CORES
-from jaxrl.nn.torsos import Joined, check_torso, convolutions, make_torso, torso_kind
+from jaxrl.nn.torsos import Joined, check_torso, make_convolutions, make_torso, torso_kind
 from jaxrl.spaces import Box
 from jaxrl.trees import Array, PyTree
 
@@ -44,13 +44,14 @@ class QNetwork(nn.Module):
         if taus is not None:
             waves = jnp.cos(jnp.pi * jnp.arange(COSINES, dtype=jnp.float32)[None, None] * taus[..., None])
             weight = nn.relu(dense(hidden.shape[-1], dtype=self.dtype)(waves))
+            # `[B, n, F]`: the features, multiplied by an embedding of each level, pass through the last layer.
             hidden = MLP(self.features[-1:], self.activation, **options)(hidden[:, None] * weight)
         hidden = hidden.astype(jnp.float32)
         return self._head(hidden) if taus is None else self._head(hidden).swapaxes(-1, -2)
 
     def _head(self, hidden: Array) -> Array:
         shape = (self.atoms,) if self.atoms else ()
-        values = lambda count: dense_or_noisy(count * max(1, self.atoms), self.noisy)(hidden).reshape(
+        values = lambda count: make_dense(count * max(1, self.atoms), self.noisy)(hidden).reshape(
             *hidden.shape[:-1], count, *shape
         )
         advantage = values(self.num_actions)
@@ -84,7 +85,7 @@ class PolicyNetwork(nn.Module):
 
 
 class Critic(nn.Module):
-    """Values `[B, outputs]` of a batch of observations, or of observations and actions `[B, D]`."""
+    """State values, or values of actions `[B, D]`, for a batch of observations; `[B, outputs]`."""
 
     observation_space: Any
     outputs: int = 1
@@ -104,7 +105,7 @@ class Critic(nn.Module):
         x = encode(self.observation_space, obs, self.torso)
         kind = torso_kind(self.torso, self.observation_space, self.channels)
         if kind != "mlp" and isinstance(self.observation_space, Box):
-            x = convolutions(kind, self.channels, **options)(x)
+            x = make_convolutions(kind, self.channels, **options)(x)
         elif kind != "mlp":
             x = Joined(kind=kind, channels=self.channels, **options)(*x)
         if action is not None:
@@ -125,8 +126,8 @@ class ActorCritic(nn.Module):
     """Policy outputs and values for a batch of observations; with a core, for observations and memory.
 
     `[B, ...] -> [B, outputs]`, `[B]` and the next memory (`()` without a core). Matrices are initialised orthogonal,
-    except a core's input matrices; the policy's last one is small, so that the initial policy hardly prefers any action
-    (Andrychowicz et al. 2021, https://arxiv.org/abs/2006.05990, section 3.2).
+    except the input matrices of a core. The last matrix of the policy is small, so that the initial policy is close to
+    uniform (Andrychowicz et al. 2021, https://arxiv.org/abs/2006.05990, section 3.2).
     """
 
     observation_space: Any
@@ -145,8 +146,8 @@ class ActorCritic(nn.Module):
     channels: Sequence[int] = ()
     dtype: str = "float32"
     critic_space: Any = None
-    """Space of the observations, if the policy sees only a part of them, which `observation_space` describes. The value
-    then has a torso of its own for all of them, beside the features that it may share with the policy."""
+    """Space of complete observations, if `observation_space` is the part that the policy sees. The value function then
+    has a separate torso for complete observations, in addition to features shared with the policy, if any."""
 
     def setup(self) -> None:
         make = lambda space: make_torso(
@@ -171,18 +172,18 @@ class ActorCritic(nn.Module):
 
     @property
     def _joint(self) -> bool:
-        """Whether policy and value share their features."""
+        """Whether policy and value share features."""
         return self.shared or self.core != "none"
 
     def __call__(self, obs: PyTree) -> tuple[Array, Array, PyTree]:
         if self.core == "none":
-            return *self.judge(*self.see(obs)), ()
-        hidden, critic = self.see(obs.obs)
+            return *self.apply_heads(*self.apply_torso(obs)), ()
+        hidden, critic = self.apply_torso(obs.obs)
         memory, hidden = self.cell(obs.memory, hidden)
-        return *self.judge(hidden, hidden if self.critic_space is None else critic), memory
+        return *self.apply_heads(hidden, hidden if self.critic_space is None else critic), memory
 
-    def see(self, obs: PyTree) -> tuple[Array, Array]:
-        """Return the torsos' features for policy and value, each `[B, F]`."""
+    def apply_torso(self, obs: PyTree) -> tuple[Array, Array]:
+        """Return the features of the torsos for policy and value, each `[B, F]`."""
         x = encode(self.observation_space, obs if self.critic_space is None else for_policy(obs), self.torso)
         hidden = self.actor_torso(x).astype(jnp.float32)
         if self.critic_space is not None:
@@ -191,17 +192,17 @@ class ActorCritic(nn.Module):
             return hidden, hidden
         return hidden, self.critic_torso(x).astype(jnp.float32)
 
-    def advance(self, memory: PyTree, hidden: Array) -> tuple[PyTree, Array]:
+    def step_core(self, memory: PyTree, hidden: Array) -> tuple[PyTree, Array]:
         """Advance the core by one step `[B, F]`; return the next memory and the features for policy and value."""
         memory, hidden = self.cell(memory, hidden)
         return memory, hidden
 
-    def judge(self, actor: Array, critic: Array) -> tuple[Array, Array]:
+    def apply_heads(self, actor: Array, critic: Array) -> tuple[Array, Array]:
         """Return the outputs of the policy `[B, outputs]` and values `[B]`."""
         if self.critic_space is not None and self._joint:
             critic = jnp.concatenate([actor, critic], axis=-1)
         outputs = self.policy(actor)
         if self.scales:
-            free = jnp.broadcast_to(self.log_std, (outputs.shape[0], self.scales))
-            outputs = jnp.concatenate([outputs, free], axis=-1)
+            log_std = jnp.broadcast_to(self.log_std, (outputs.shape[0], self.scales))
+            outputs = jnp.concatenate([outputs, log_std], axis=-1)
         return outputs, self.value(critic)[:, 0]

@@ -1,4 +1,4 @@
-"""Recurrent cores: Flax's cells, their initial memory, and a network with one in its middle."""
+"""Recurrent cores: Flax's cells, their initial memory, and networks with a core between torso and head."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,50 +9,50 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.nn.custom import Network
 from jaxrl.nn.encode import encode
 from jaxrl.nn.layers import kernel_init
-from jaxrl.nn.own import Network
 from jaxrl.nn.torsos import make_torso
 from jaxrl.trees import Array, Key, PyTree, tree_where
-from jaxrl.types import Remembered
+from jaxrl.types import RecurrentObs
 
 CORES = {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}
 
 
-def no_memory(core: str, features: int) -> PyTree:
+def initial_memory(core: str, features: int) -> PyTree:
     """Return a core's initial memory; `None` for the core `none`."""
     zeros = np.zeros(features, np.float32)
     return {"none": None, "gru": zeros, "lstm": (zeros, zeros)}[core]
 
 
 def unroll(
-    advance: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
-    blank: PyTree,
+    step_core: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    initial: PyTree,
     memory: PyTree,
-    seen: PyTree,
-    first: Array,
+    inputs: PyTree,
+    is_first: Array,
 ) -> tuple[PyTree, PyTree]:
-    """Run `memory, out = advance(memory, seen[t])` along time; return the last memory and every `out`, `[T, B, ...]`.
+    """Scan `memory, out = step_core(memory, inputs[t])` over time; return the last memory and all `out`, `[T, B, ...]`.
 
-    Where `first` `[T, B]` is true an episode begins, and the memory is `blank`, given for one environment.
+    Where `is_first` `[T, B]` is true, the memory is first reset to `initial`, that of one environment.
     """
 
-    def step(memory: PyTree, now: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
-        seen, first = now
-        fresh = jax.tree.map(lambda x, zero: jnp.broadcast_to(zero, x.shape), memory, blank)
-        return advance(tree_where(first, fresh, memory), seen)
+    def step(memory: PyTree, row: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
+        x, is_first = row
+        fresh = jax.tree.map(lambda old, new: jnp.broadcast_to(new, old.shape), memory, initial)
+        return step_core(tree_where(is_first, fresh, memory), x)
 
-    return jax.lax.scan(step, memory, (seen, first))
+    return jax.lax.scan(step, memory, (inputs, is_first))
 
 
 class Recurrent(nn.Module):
-    """A recurrent core between a torso and a network on its features; `Remembered` -> the outputs and the next memory.
+    """A recurrent core between a torso and a head; `RecurrentObs` -> the outputs and the next memory.
 
     The core's matrices for its own memory are initialised orthogonal.
     """
 
     head: nn.Module
-    """A network for observations `[B, core_features]`; further arguments are passed on to it."""
+    """A network on features `[B, core_features]`, called with any further arguments too."""
     observation_space: Any
     core: str
     core_features: int
@@ -77,22 +77,22 @@ class Recurrent(nn.Module):
         )
         self.cell = CORES[self.core](self.core_features, recurrent_kernel_init=kernel_init(True, 1.0))
 
-    def __call__(self, obs: Remembered, *args: Array) -> tuple[Array, PyTree]:
-        memory, hidden = self.cell(obs.memory, self.see(obs.obs))
+    def __call__(self, obs: RecurrentObs, *args: Array) -> tuple[Array, PyTree]:
+        memory, hidden = self.cell(obs.memory, self.apply_torso(obs.obs))
         return self.head(hidden, *args), memory
 
-    def see(self, obs: PyTree) -> Array:
+    def apply_torso(self, obs: PyTree) -> Array:
         """Return the torso's features `[B, F]`."""
         hidden: Array = self.body(encode(self.observation_space, obs, self.torso)).astype(jnp.float32)
         return hidden
 
-    def advance(self, memory: PyTree, hidden: Array) -> PyTree:
+    def step_core(self, memory: PyTree, hidden: Array) -> PyTree:
         """Return the memory after a step with the torso's features `[B, F]`."""
         return self.cell(memory, hidden)[0]
 
 
-class WithMemory(NamedTuple):
-    """A recurrent network as two functions: what it puts out with a memory that is known, and the memory thereafter."""
+class RecurrentNetwork(NamedTuple):
+    """A recurrent network as two functions: outputs for a given memory, and the next memory."""
 
     core: Network
     """A `Recurrent`."""
@@ -101,37 +101,37 @@ class WithMemory(NamedTuple):
         """Initialise the variables. The key is consumed."""
         return self.core.init(key, *args)
 
-    def apply(self, variables: PyTree, obs: Remembered, /, *args: Any) -> Array:
+    def apply(self, variables: PyTree, obs: RecurrentObs, /, *args: Any) -> Array:
         """Return the outputs `[B, ...]` alone."""
         out: Array = self.core.apply(variables, obs, *args)[0]
         return out
 
-    def after(self, variables: PyTree, obs: Remembered, /) -> PyTree:
+    def next_memory(self, variables: PyTree, obs: RecurrentObs, /) -> PyTree:
         """Return the memory after a step, `[B, ...]`."""
         apply = partial(cast(Any, self.core).apply, variables)
-        return apply(obs.memory, apply(obs.obs, method="see"), method="advance")
+        return apply(obs.memory, apply(obs.obs, method="apply_torso"), method="step_core")
 
 
-class EachWithMemory(NamedTuple):
-    """`size` equal recurrent networks, each with its own parameters and memory: `[size, B, ...]` of them all.
+class RecurrentEnsemble(NamedTuple):
+    """An ensemble of `size` recurrent networks with separate parameters and memories; outputs `[size, B, ...]`.
 
-    Memories are `[B, size, ...]`, as what is kept of each of `B` environments.
+    Memories are `[B, size, ...]`, so that they are stored per environment like observations.
     """
 
-    member: WithMemory
+    member: RecurrentNetwork
     size: int
 
-    def init(self, key: Key, /, obs: Remembered, *args: Any) -> PyTree:
+    def init(self, key: Key, /, obs: RecurrentObs, *args: Any) -> PyTree:
         """Initialise the variables of all members, leaves `[size, ...]`. The key is consumed."""
-        first = Remembered(obs.obs, jax.tree.map(lambda x: x[:, 0], obs.memory))
+        first = RecurrentObs(obs.obs, jax.tree.map(lambda x: x[:, 0], obs.memory))
         return jax.vmap(lambda key: self.member.init(key, first, *args))(jax.random.split(key, self.size))
 
-    def apply(self, variables: PyTree, obs: Remembered, /, *args: Any) -> Array:
+    def apply(self, variables: PyTree, obs: RecurrentObs, /, *args: Any) -> Array:
         """Return the outputs of all members."""
-        one = lambda own, memory: self.member.apply(own, Remembered(obs.obs, memory), *args)
+        one = lambda params, memory: self.member.apply(params, RecurrentObs(obs.obs, memory), *args)
         return jax.vmap(one, in_axes=(0, 1))(variables, obs.memory)
 
-    def after(self, variables: PyTree, obs: Remembered, /) -> PyTree:
+    def next_memory(self, variables: PyTree, obs: RecurrentObs, /) -> PyTree:
         """Return the memories of all members after a step, `[B, size, ...]`."""
-        one = lambda own, memory: self.member.after(own, Remembered(obs.obs, memory))
+        one = lambda params, memory: self.member.next_memory(params, RecurrentObs(obs.obs, memory))
         return jax.vmap(one, in_axes=(0, 1), out_axes=1)(variables, obs.memory)

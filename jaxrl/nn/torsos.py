@@ -1,4 +1,4 @@
-"""Torsos map an encoded observation to features, with dense layers or one of three convolutional networks."""
+"""Torsos: map an encoded observation to features, by dense layers or one of three convolutional networks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jaxrl.errors import SettingsError, nearest
-from jaxrl.nn.encode import images_of
-from jaxrl.nn.layers import DTYPES, MLP, activated, kernel_init
+from jaxrl.errors import SettingsError, suggest
+from jaxrl.nn.encode import image_leaves
+from jaxrl.nn.layers import DTYPES, MLP, activate, kernel_init
 from jaxrl.spaces import Box, Space
 from jaxrl.trees import Array
 from jaxrl.xla.products import convolve
@@ -31,8 +31,8 @@ class Convolutions(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for channels in self.channels:
-            x = conv(channels, 3, 1, "VALID", self.orthogonal, self.dtype)(x)
-            x = activated(x, self.activation, self.layer_norm, self.dtype)
+            x = make_conv(channels, 3, 1, "VALID", self.orthogonal, self.dtype)(x)
+            x = activate(x, self.activation, self.layer_norm, self.dtype)
         return x.reshape(x.shape[0], -1)
 
 
@@ -52,8 +52,8 @@ class NatureCNN(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for channels, (size, stride) in zip(self.channels, NATURE, strict=True):
-            x = conv(channels, size, stride, "VALID", self.orthogonal, self.dtype)(x)
-            x = activated(x, self.activation, self.layer_norm, self.dtype)
+            x = make_conv(channels, size, stride, "VALID", self.orthogonal, self.dtype)(x)
+            x = activate(x, self.activation, self.layer_norm, self.dtype)
         return x.reshape(x.shape[0], -1)
 
 
@@ -73,12 +73,12 @@ class ImpalaCNN(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for channels in self.channels:
-            x = conv(channels, 3, 1, "SAME", self.orthogonal, self.dtype)(x)
+            x = make_conv(channels, 3, 1, "SAME", self.orthogonal, self.dtype)(x)
             x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
             for _ in range(2):
                 block = Residual(channels, self.activation, self.layer_norm, self.orthogonal, self.dtype)
                 x = x + block(x)
-        x = activated(x, self.activation, self.layer_norm, self.dtype)
+        x = activate(x, self.activation, self.layer_norm, self.dtype)
         return x.reshape(x.shape[0], -1)
 
 
@@ -94,12 +94,12 @@ class Residual(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for _ in range(2):
-            x = activated(x, self.activation, self.layer_norm, self.dtype)
-            x = conv(self.channels, 3, 1, "SAME", self.orthogonal, self.dtype)(x)
+            x = activate(x, self.activation, self.layer_norm, self.dtype)
+            x = make_conv(self.channels, 3, 1, "SAME", self.orthogonal, self.dtype)(x)
         return x
 
 
-def conv(channels: int, size: int, stride: int, padding: str, orthogonal: bool, dtype: str) -> nn.Conv:
+def make_conv(channels: int, size: int, stride: int, padding: str, orthogonal: bool, dtype: str) -> nn.Conv:
     """Return a square convolution with the products of `jaxrl.xla.products`."""
     return nn.Conv(
         channels,
@@ -117,7 +117,7 @@ TORSOS = ("auto", "mlp", *CONVOLUTIONS, "conv")
 """Names of torsos; `conv` is the older name of `minatar`."""
 
 
-def convolutions(kind: str, channels: Sequence[int], **options: Any) -> nn.Module:
+def make_convolutions(kind: str, channels: Sequence[int], **options: Any) -> nn.Module:
     """Build the convolutional network `kind`, with its default channels if none are given."""
     given = {"channels": tuple(channels)} if channels else {}
     built: nn.Module = CONVOLUTIONS[kind](**given, **options)
@@ -139,12 +139,12 @@ class ConvTorso(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         options = {"layer_norm": self.layer_norm, "orthogonal": self.orthogonal, "dtype": self.dtype}
-        x = convolutions(self.kind, self.channels, activation=self.activation, **options)(x)
+        x = make_convolutions(self.kind, self.channels, activation=self.activation, **options)(x)
         return MLP(self.features, self.activation, noisy=self.noisy, **options)(x)  # type: ignore[arg-type]
 
 
 class Joined(nn.Module):
-    """Convolutions for each image, their outputs joined with the rest; `([B, H, W, C], ...)` and `[B, D] -> [B, F]`."""
+    """Convolutions for each image, concatenated with the rest; `([B, H, W, C], ...)` and `[B, D] -> [B, F]`."""
 
     activation: str = "relu"
     layer_norm: bool = False
@@ -156,7 +156,7 @@ class Joined(nn.Module):
     @nn.compact
     def __call__(self, images: tuple[Array, ...], rest: Array) -> Array:
         options = {"layer_norm": self.layer_norm, "orthogonal": self.orthogonal, "dtype": self.dtype}
-        make = lambda: convolutions(self.kind, self.channels, activation=self.activation, **options)
+        make = lambda: make_convolutions(self.kind, self.channels, activation=self.activation, **options)
         return jnp.concatenate([*[make()(image) for image in images], rest], axis=-1)
 
 
@@ -173,59 +173,59 @@ class JoinedTorso(nn.Module):
     dtype: str = "float32"
 
     @nn.compact
-    def __call__(self, seen: tuple[tuple[Array, ...], Array]) -> Array:
+    def __call__(self, obs: tuple[tuple[Array, ...], Array]) -> Array:
         options = {"layer_norm": self.layer_norm, "orthogonal": self.orthogonal, "dtype": self.dtype}
-        x = Joined(self.activation, kind=self.kind, channels=self.channels, **options)(*seen)  # type: ignore[arg-type]
+        x = Joined(self.activation, kind=self.kind, channels=self.channels, **options)(*obs)  # type: ignore[arg-type]
         return MLP(self.features, self.activation, noisy=self.noisy, **options)(x)  # type: ignore[arg-type]
 
 
 def torso_kind(torso: str, space: Space, channels: Sequence[int] = ()) -> str:
-    """Return `mlp`, `minatar`, `nature` or `impala`: the given torso, or for `auto` one that suits the observations.
+    """Return `mlp`, `minatar`, `nature` or `impala`: the given torso, or for `auto` one that fits the observations.
 
     `auto` is `mlp` if there are no images, `nature` if that can take all of them, and otherwise `minatar`. `nature`
     cannot take an image with a side below 36, or a number of `channels` other than three.
     """
     if torso != "auto":
         return "minatar" if torso == "conv" else torso
-    images = images_of(space)
+    images = image_leaves(space)
     if not images:
         return "mlp"
-    return "nature" if len(channels) in (0, len(NATURE)) and _side(images) >= NATURE_SIDE else "minatar"
+    return "nature" if len(channels) in (0, len(NATURE)) and _shortest_side(images) >= NATURE_SIDE else "minatar"
 
 
 def check_torso(torso: str, space: Space, channels: Sequence[int] = ()) -> None:
     """Raise `SettingsError` if the torso is unknown, or cannot take these observations with these channels."""
     if torso not in TORSOS:
-        raise SettingsError(f"unknown torso {torso!r}; {nearest(torso, TORSOS)}")
-    kind, images = torso_kind(torso, space, channels), images_of(space)
+        raise SettingsError(f"unknown torso {torso!r}; {suggest(torso, TORSOS)}")
+    kind, images = torso_kind(torso, space, channels), image_leaves(space)
     if kind == "mlp":
         return
     if not images:
         raise SettingsError(
-            f"torso {torso} wants an observation [H, W, C] with H and W of at least 3, or one among others; "
+            f"torso {torso} needs an observation [H, W, C] with H and W of at least 3, or one among others; "
             "use torso mlp"
         )
     if kind == "nature" and channels and len(channels) != len(NATURE):
         raise SettingsError(
             f"agent.channels is {tuple(channels)}; torso nature has three convolutions, as in (32, 64, 64)"
         )
-    side = _side(images)
-    if side < (least := _least(kind, channels)):
-        fits = [other for other in CONVOLUTIONS if other != kind and _least(other, ()) <= side]
+    side = _shortest_side(images)
+    if side < (least := _min_side(kind, channels)):
+        fits = [other for other in CONVOLUTIONS if other != kind and _min_side(other, ()) <= side]
         raise SettingsError(
-            f"torso {torso} wants images with sides of at least {least}"
+            f"torso {torso} needs images with sides of at least {least}"
             f"{f' for {len(channels)} channels' if channels and kind == 'minatar' else ''}, but one has {side}; "
             f"use torso {', '.join(fits)} or mlp"
         )
 
 
-def _side(images: Sequence[Box]) -> int:
+def _shortest_side(images: Sequence[Box]) -> int:
     """Return the shortest side among all images."""
     return min(min(image.shape[:2]) for image in images)
 
 
-def _least(kind: str, channels: Sequence[int]) -> int:
-    """Return the shortest side that the convolutional network `kind` can take."""
+def _min_side(kind: str, channels: Sequence[int]) -> int:
+    """Return the smallest image side that the convolutional network `kind` accepts."""
     return {"minatar": 1 + 2 * (len(channels) or 1), "nature": NATURE_SIDE, "impala": 3}[kind]
 
 
@@ -237,7 +237,7 @@ def make_torso(
     channels: Sequence[int] = (),
     **options: Any,
 ) -> nn.Module:
-    """Build the torso that `torso_kind` chooses; `options` are `layer_norm`, `orthogonal`, `noisy` and `dtype`.
+    """Build the torso chosen by `torso_kind`; `options` are `layer_norm`, `orthogonal`, `noisy` and `dtype`.
 
     Raises:
       SettingsError: the torso is unknown, or cannot take these observations.

@@ -9,111 +9,115 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import SettingsError, check_between, check_count
-from jaxrl.masks import map_but_mask
+from jaxrl.masks import map_except_mask
+from jaxrl.parsing import format_repr, format_settings
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
 from jaxrl.trees import Array, PyTree
 from jaxrl.types import Step, Transition
-from jaxrl.written import brief, settings_in_brief
 
 
 class ProcessorInit(Protocol):
     def __call__(self, obs: PyTree, /) -> PyTree:
-        """Begin at the first observations `[N, ...]`; return the processor's state."""
+        """Return the initial state for the first observations `[N, ...]`."""
         ...
 
 
 class ProcessFn(Protocol):
     def __call__(self, state: PyTree, step: Step, /) -> tuple[PyTree, Any]:
-        """Process a step of `N` environments; return the new state and a `Step`, or a chain's final `Transition`."""
+        """Process a step of `N` environments; return the state and a `Step`, or, last in a chain, a `Transition`."""
         ...
 
 
 class ObserveFn(Protocol):
     def __call__(self, state: PyTree, /) -> PyTree:
-        """Return the policy's current observation, `[N, ...]`: the latest one, processed."""
+        """Return the current observation of the policy, `[N, ...]`: the latest one, processed."""
         ...
 
 
 class SpaceFn(Protocol):
     def __call__(self, space: Space, /) -> Space:
-        """Return the space of the policy's observations, given that of the environment's."""
+        """Map the environment's observation space to that of the policy's observations."""
         ...
 
 
 class Processor(NamedTuple):
-    """Pure functions over `N` environments at once. A processor stores the previous observation itself.
+    """A processor as pure functions over `N` environments at once.
 
-    Two kinds share this interface: those that change a `Step` (frame stack, reward scale and clip), and those that end
-    a chain by turning it into a `Transition` (one-step, n-step).
+    Two kinds share this interface: those that change a `Step` (frame stack, reward scale and clip), and those at the
+    end of a chain that turn it into a `Transition` (one-step, n-step) and so store the previous observation.
     """
 
     init: ProcessorInit
     process: ProcessFn
     observe: ObserveFn
     horizon: int = 0
-    """Number of vector steps before the first complete transition: `n - 1` for n-step."""
+    """Number of vector steps before the first complete transition; `n - 1` for n-step."""
     makes_transitions: bool = False
+    """Whether `process` returns a `Transition`."""
     space: SpaceFn = lambda space: space
     settings: Mapping[str, Any] | None = None
-    """Settings that rebuild the processor, by the names of `ProcessorConfig`; `None` for one made by hand."""
-    learnt: Callable[[PyTree], PyTree] = lambda state: ()
-    """`(state) -> learnt`: what the processor has learnt during a run and the policy needs, such as running means."""
-    frozen: "Callable[[PyTree], Processor] | None" = None
-    """`(learnt) -> processor`: the same processor with `learnt` fixed, for acting; `None` if it learns nothing."""
-
-    joined: Callable[[PyTree, PyTree], PyTree] | None = None
-    """`(learnt, learnt) -> learnt`: what was learnt of both, where actors learn apart, and `learnt` selects leaves of
-    the state; `None`: it cannot be told."""
-    shared: Callable[[PyTree], PyTree] | None = None
-    """`(state) -> learnt`: what actors share, if more than policies need of it; `None`: what `learnt` selects."""
-    later: "Later | None" = None
-    """What differs in replay, which keeps what the environment gave and scales a batch when it is used, by the
-    statistics of then; `None`: the processor learns nothing to scale by, or scales steps as they come."""
+    """Settings that rebuild the processor, named as in `ProcessorConfig`; `None` for one made by hand."""
+    get_stats: Callable[[PyTree], PyTree] = lambda state: ()
+    """`(state) -> stats`: running statistics that the policy needs, such as means. They must be leaves of the state."""
+    with_stats: "Callable[[PyTree], Processor] | None" = None
+    """`(stats) -> processor`: the same processor with constant `stats`, for acting; `None` if it has none."""
+    merge: Callable[[PyTree, PyTree], PyTree] | None = None
+    """`(stats, stats) -> stats`: the statistics of both together, collected by separate actors; `None`: unsupported."""
+    get_shared_stats: Callable[[PyTree], PyTree] | None = None
+    """`(state) -> stats`: statistics that actors share, if more than policies need; `None`: those of `get_stats`."""
+    replay_fns: "ReplayFns | None" = None
+    """Functions that differ with replay, which stores unscaled items and scales a batch when it is used, by the
+    statistics at that time; `None`: the processor has no statistics, or can only scale steps as they come."""
     apply: Callable[[PyTree, Transition], Transition] | None = None
-    """`(state, items) -> items`: scale items by what `state` knows; `None`: they are scaled already."""
+    """`(state, items) -> items`: scale items by the statistics in `state`; `None`: they are scaled already."""
     changes: tuple[str, ...] = ("obs", "reward")
-    """What of a step it changes: a normaliser of the same before it scales steps as they come."""
+    """Parts of a step that it changes. A normaliser of one of them earlier in a chain cannot be deferred to replay."""
 
     @property
     def for_replay(self) -> "Processor":
-        """The processor as replay has it: see `later`."""
-        return self if self.later is None else self._replace(**self.later._asdict(), later=None)
+        """The processor for use with replay, see `replay_fns`."""
+        return self if self.replay_fns is None else self._replace(**self.replay_fns._asdict(), replay_fns=None)
 
     @property
-    def of_actors(self) -> "Processor":
-        """The processor as actors have it, who share all of `learnt`."""
-        return self if self.shared is None else self._replace(learnt=self.shared, shared=None)
+    def for_actors(self) -> "Processor":
+        """The processor for actors: its statistics are all that they share."""
+        return (
+            self
+            if self.get_shared_stats is None
+            else self._replace(get_stats=self.get_shared_stats, get_shared_stats=None)
+        )
 
-    def freeze(self, learnt: PyTree) -> "Processor":
-        """Return the processor with `learnt` fixed."""
-        return self if self.frozen is None else self.frozen(learnt)
+    def freeze(self, stats: PyTree) -> "Processor":
+        """Return the processor with constant `stats`."""
+        return self if self.with_stats is None else self.with_stats(stats)
 
-    def taught(self, state: PyTree, learnt: PyTree) -> PyTree:
-        """Return `state` with `learnt` in place of what it has learnt so far."""
+    def set_stats(self, state: PyTree, stats: PyTree) -> PyTree:
+        """Return `state` with its statistics replaced by `stats`."""
         leaves, treedef = jax.tree.flatten(state)
-        places = jax.tree.leaves(self.learnt(jax.tree.unflatten(treedef, range(len(leaves)))))
-        for place, leaf in zip(places, jax.tree.leaves(learnt), strict=True):
+        # `get_stats` of the leaves' indices says which leaves it selects, whatever the structure of the state.
+        places = jax.tree.leaves(self.get_stats(jax.tree.unflatten(treedef, range(len(leaves)))))
+        for place, leaf in zip(places, jax.tree.leaves(stats), strict=True):
             leaves[place] = leaf
         return jax.tree.unflatten(treedef, leaves)
 
-    def taught_more(self, learnt: PyTree, more: PyTree) -> PyTree:
-        """Return what was learnt of both, see `joined`.
+    def merge_stats(self, stats: PyTree, more: PyTree) -> PyTree:
+        """Merge two statistics, see `merge`.
 
         Raises:
-          SettingsError: something was learnt, and the processor, or one in a chain, does not say how to join it.
+          SettingsError: there are statistics, but the processor, or one in a chain, has no `merge`.
         """
-        if self.joined is not None:
-            return self.joined(learnt, more)
-        if jax.tree.leaves(learnt):
-            raise SettingsError("processor: what it learns cannot be shared by actors; give Processor its field joined")
-        return learnt
+        if self.merge is not None:
+            return self.merge(stats, more)
+        if jax.tree.leaves(stats):
+            raise SettingsError("processor: its statistics cannot be shared by actors; give Processor its field merge")
+        return stats
 
     def __repr__(self) -> str:
-        return brief("Processor", settings_in_brief(self.settings))
+        return format_repr("Processor", format_settings(self.settings))
 
 
-class Later(NamedTuple):
-    """The functions of a processor whose transitions are not scaled yet, of the same state."""
+class ReplayFns(NamedTuple):
+    """Functions of a processor that makes unscaled transitions, on the same state; see `Processor.replay_fns`."""
 
     init: ProcessorInit
     process: ProcessFn
@@ -121,7 +125,7 @@ class Later(NamedTuple):
     apply: Callable[[PyTree, Transition], Transition]
 
 
-OFF = {
+DISABLED = {
     "one_hot": 0,
     "frame_stack": 1,
     "normalise_obs": False,
@@ -129,11 +133,11 @@ OFF = {
     "reward_clip": 0.0,
     "normalise_reward": False,
 }
-"""Values of the settings of parts that a processor leaves out."""
+"""Values of settings that switch a part of the processor off."""
 
 
 def chain(*processors: Processor) -> Processor:
-    """Run `processors` in order, each on the output of the one before; the last one makes the transitions.
+    """Chain `processors`: each takes the output of the previous one, and the last one makes transitions.
 
     Raises:
       SettingsError: the last makes no transitions, or an earlier one does.
@@ -145,27 +149,34 @@ def chain(*processors: Processor) -> Processor:
         )
     if len(processors) == 1:
         return processors[0]
-    made = _chained(processors)
-    if not _scales_later(processors):
+    made = _make_chain(processors)
+    if not _can_defer(processors):
         return made
     raw = tuple(processor.for_replay for processor in processors)
-    later = partial(_init, raw), partial(_process, raw), partial(_observe_now, raw), partial(_apply, raw)
-    return made._replace(later=Later(*later))
+    return made._replace(
+        replay_fns=ReplayFns(
+            partial(_init, raw), partial(_process, raw), partial(_observe_applied, raw), partial(_apply, raw)
+        )
+    )
 
 
-def _scales_later(processors: tuple[Processor, ...]) -> bool:
-    """Return whether all that a chain learns can be applied to its transitions: nothing behind changes the same."""
-    learners = [p for p in processors if p.frozen is not None or p.shared is not None]
-    behind: set[str] = set()
+def _can_defer(processors: tuple[Processor, ...]) -> bool:
+    """Return whether all statistics of a chain can be applied to its transitions instead of its steps.
+
+    That needs that no later processor changes the same part: normalised frames are stacked, for example, so scaling
+    cannot move behind the stack.
+    """
+    learners = [p for p in processors if p.with_stats is not None or p.get_shared_stats is not None]
+    changed: set[str] = set()  # by later processors
     for processor in reversed(processors):
-        if processor.later is None:
-            behind.update(processor.changes)
-        elif not behind.isdisjoint(processor.changes):
+        if processor.replay_fns is None:
+            changed.update(processor.changes)
+        elif not changed.isdisjoint(processor.changes):
             return False
-    return bool(learners) and all(p.later is not None for p in learners)
+    return bool(learners) and all(p.replay_fns is not None for p in learners)
 
 
-def _chained(processors: tuple[Processor, ...]) -> Processor:
+def _make_chain(processors: tuple[Processor, ...]) -> Processor:
     settings = [p.settings for p in processors]
     return Processor(
         init=partial(_init, processors),
@@ -174,10 +185,12 @@ def _chained(processors: tuple[Processor, ...]) -> Processor:
         horizon=sum(p.horizon for p in processors),
         makes_transitions=True,
         space=partial(_space, processors),
-        learnt=lambda states: tuple(p.learnt(state) for p, state in zip(processors, states, strict=True)),
-        shared=lambda states: tuple(p.of_actors.learnt(state) for p, state in zip(processors, states, strict=True)),
-        frozen=lambda learnt: chain(*(p.freeze(x) for p, x in zip(processors, learnt, strict=True))),
-        joined=lambda a, b: tuple(p.taught_more(x, y) for p, x, y in zip(processors, a, b, strict=True)),
+        get_stats=lambda states: tuple(p.get_stats(state) for p, state in zip(processors, states, strict=True)),
+        get_shared_stats=lambda states: tuple(
+            p.for_actors.get_stats(state) for p, state in zip(processors, states, strict=True)
+        ),
+        with_stats=lambda stats: chain(*(p.freeze(x) for p, x in zip(processors, stats, strict=True))),
+        merge=lambda a, b: tuple(p.merge_stats(x, y) for p, x, y in zip(processors, a, b, strict=True)),
         settings=None if None in settings else {k: v for part in settings if part for k, v in part.items()},
     )
 
@@ -188,8 +201,10 @@ def _apply(processors: tuple[Processor, ...], states: tuple[PyTree, ...], items:
     return items
 
 
-def _observe_now(processors: tuple[Processor, ...], states: tuple[PyTree, ...]) -> PyTree:
+def _observe_applied(processors: tuple[Processor, ...], states: tuple[PyTree, ...]) -> PyTree:
+    """Return the current observation scaled by the statistics, as policies see it."""
     obs = _observe(processors, states)
+    # `_apply` takes transitions; only `obs` of this one is read.
     nothing = jnp.zeros(jax.tree.leaves(obs)[0].shape[0], jnp.float32)
     return _apply(processors, states, Transition(obs, (), nothing, nothing, obs)).obs
 
@@ -222,19 +237,20 @@ def _space(processors: tuple[Processor, ...], space: Space) -> Space:
     return space
 
 
-def begin(
+def init_processor(
     processor: Processor, obs: PyTree, action: PyTree, extras: PyTree, obs_valid: Array | tuple[()] = ()
 ) -> PyTree:
-    """Start `processor` at the first observations `[N, ...]`, in a state whose structure later steps keep.
+    """Return a state of `processor` at the first observations `[N, ...]`, with the structure that it keeps.
 
-    The processor first gets a blank step that ends an earlier episode. Nothing is ever learnt from it, but `action` and
-    `extras` (of any value, `[N, ...]`) give the shapes that its windows must hold. `obs_valid` is that of `Step`.
+    `Processor.init` does not know the shapes of actions and extras, which n-step windows hold. So the processor first
+    takes a dummy step that ends an earlier episode, made from `action` and `extras` (any values, `[N, ...]`); it has
+    weight 0. `obs_valid` is that of `Step`.
     """
-    return processor.process(processor.init(obs), blank_step(obs, action, extras, obs_valid))[0]
+    return processor.process(processor.init(obs), dummy_step(obs, action, extras, obs_valid))[0]
 
 
-def blank_step(obs: PyTree, action: PyTree, extras: PyTree, obs_valid: Array | tuple[()] = ()) -> Step:
-    """Return a step that must not be learnt from; it ends an episode and leads to `obs` `[N, ...]`."""
+def dummy_step(obs: PyTree, action: PyTree, extras: PyTree, obs_valid: Array | tuple[()] = ()) -> Step:
+    """Return an invalid step that ends an episode and is followed by `obs` `[N, ...]`."""
     num_envs = jax.tree.leaves(obs)[0].shape[0]
     ended = jnp.ones(num_envs, bool)
     return Step(
@@ -251,7 +267,7 @@ def blank_step(obs: PyTree, action: PyTree, extras: PyTree, obs_valid: Array | t
 
 
 def map_reward(function: Any, settings: Mapping[str, Any] | None = None) -> Processor:
-    """Apply `function` to rewards `[N]` and pass the rest on unchanged; recorded returns stay the environment's."""
+    """Apply `function` to rewards `[N]`; recorded returns are those of the environment."""
     return Processor(
         init=lambda obs: obs,
         process=lambda state, step: (step.obs, step._replace(reward=function(step.reward))),
@@ -278,54 +294,54 @@ def frame_stack(frames: int) -> Processor:
 
     An observation `[N, ..., C]` becomes `[N, ..., frames * C]`. At an episode's start its first observation fills the
     whole stack, so that the previous episode is invisible; the successor of a last step still belongs to the old stack.
-    A mask of actions is not stacked: it is the latest.
+    Action masks are not stacked.
     """
     check_count("frame_stack", frames)
     return Processor(
-        init=lambda obs: _fill(obs, frames),
+        init=lambda obs: _repeat_obs(obs, frames),
         process=partial(_stack, frames),
         observe=lambda state: state,
-        space=partial(_stacked_space, frames),
+        space=partial(_stack_space, frames),
         settings={"frame_stack": frames},
         changes=("obs",),
     )
 
 
-def _stacked_space(frames: int, space: Space) -> Space:
+def _stack_space(frames: int, space: Space) -> Space:
     def stacked(leaf: Box | Discrete | MultiDiscrete) -> Space:
         if not isinstance(leaf, Box):
             return MultiDiscrete(tuple(np.atleast_1d(leaf.n).tolist()) * frames, leaf.dtype)
         shape = leaf.shape or (1,)
-        low, high = (_stacked_bound(bound, shape, frames) for bound in (leaf.low, leaf.high))
+        low, high = (_stack_bound(bound, shape, frames) for bound in (leaf.low, leaf.high))
         return Box(low, high, (*shape[:-1], shape[-1] * frames), leaf.dtype)
 
-    return map_but_mask(stacked, space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
+    return map_except_mask(stacked, space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
 
 
-def _stacked_bound(bound: Any, shape: tuple[int, ...], frames: int) -> Any:
+def _stack_bound(bound: Any, shape: tuple[int, ...], frames: int) -> Any:
     if not isinstance(bound, tuple):
         return bound
     return tuple(np.concatenate([np.reshape(bound, shape)] * frames, axis=-1).ravel().tolist())
 
 
-def _fill(obs: PyTree, frames: int) -> PyTree:
-    return map_but_mask(lambda x: jnp.concatenate([_column(x)] * frames, axis=-1), obs)
+def _repeat_obs(obs: PyTree, frames: int) -> PyTree:
+    return map_except_mask(lambda x: jnp.concatenate([_with_channel(x)] * frames, axis=-1), obs)
 
 
-def _column(obs: Array) -> Array:
+def _with_channel(obs: Array) -> Array:
     """Give scalar observations `[N]` an axis to stack along."""
     return obs[:, None] if obs.ndim == 1 else obs
 
 
 def _stack(frames: int, stack: PyTree, step: Step) -> tuple[PyTree, Step]:
     def push(old: Array, new: Array) -> Array:
-        new = _column(new)
+        new = _with_channel(new)
         return jnp.concatenate([old[..., new.shape[-1] :], new], axis=-1)
 
-    def restart(fresh: Array, going_on: Array) -> Array:
-        done = (step.terminated | step.truncated).reshape(-1, *(1,) * (going_on.ndim - 1))
-        return jnp.where(done, fresh, going_on)
+    def restart(fresh: Array, continued: Array) -> Array:
+        done = (step.terminated | step.truncated).reshape(-1, *(1,) * (continued.ndim - 1))
+        return jnp.where(done, fresh, continued)
 
-    final_obs = map_but_mask(push, stack, step.final_obs)
-    obs = jax.tree.map(restart, _fill(step.obs, frames), final_obs)
+    final_obs = map_except_mask(push, stack, step.final_obs)
+    obs = jax.tree.map(restart, _repeat_obs(step.obs, frames), final_obs)
     return obs, step._replace(final_obs=final_obs, obs=obs)

@@ -1,4 +1,4 @@
-"""Carry a recurrent agent's memory from step to step."""
+"""Carry the memory of a recurrent agent from step to step."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,40 +10,40 @@ import jax.numpy as jnp
 from jaxrl.errors import SettingsError
 from jaxrl.processors.base import Processor
 from jaxrl.trees import Array, PyTree, tree_where
-from jaxrl.types import Remembered, Step, Transition
+from jaxrl.types import RecurrentObs, Step, Transition
 
 
 class MemoryState(NamedTuple):
-    """The state of the wrapped processor, and the agent's memory, leaves `[N, ...]`."""
+    """State of the wrapped processor, and the agent's memory, leaves `[N, ...]`."""
 
     inner: PyTree
     memory: PyTree
 
 
-def remember(processor: Processor, memory: PyTree) -> Processor:
-    """Wrap `processor` so that the policy also observes its memory of the episode.
+def carry_memory(processor: Processor, memory: PyTree) -> Processor:
+    """Add the agent's memory to the observations of `processor`.
 
-    The agent returns its memory after a step in `extras["memory"]`. A step's successor is observed with it, also the
-    last one of an episode; the next episode begins with `memory`, given for one environment.
+    The agent returns its next memory in `extras["memory"]`, which becomes part of the successor's observation, also at
+    the end of an episode. The next episode starts with `memory`, the initial one of one environment.
 
     Raises:
-      SettingsError: `processor` makes transitions over several steps, for which the memory in between is not stored.
+      SettingsError: `processor` makes transitions over several steps, whose intermediate memories are not stored.
     """
     if processor.horizon:
         raise SettingsError("processor: an agent with a memory learns from single steps; set processor.n_step to 1")
     return processor._replace(
-        init=lambda obs: MemoryState(processor.init(obs), _blank(memory, jax.tree.leaves(obs)[0].shape[0])),
+        init=lambda obs: MemoryState(processor.init(obs), _repeat_memory(memory, jax.tree.leaves(obs)[0].shape[0])),
         process=partial(_process, processor, memory),
-        observe=lambda state: Remembered(processor.observe(state.inner), state.memory),
-        learnt=lambda state: processor.learnt(state.inner),
-        shared=lambda state: processor.of_actors.learnt(state.inner),
-        frozen=lambda learnt: remember(processor.freeze(learnt), memory),
-        later=None,
+        observe=lambda state: RecurrentObs(processor.observe(state.inner), state.memory),
+        get_stats=lambda state: processor.get_stats(state.inner),
+        get_shared_stats=lambda state: processor.for_actors.get_stats(state.inner),
+        with_stats=lambda stats: carry_memory(processor.freeze(stats), memory),
+        replay_fns=None,  # `processor` is already the one for replay, if replay is used
         apply=processor.apply and partial(_apply, processor.apply),
     )
 
 
-def _blank(memory: PyTree, num_envs: int) -> PyTree:
+def _repeat_memory(memory: PyTree, num_envs: int) -> PyTree:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_envs, *x.shape)), memory)
 
 
@@ -58,6 +58,6 @@ def _process(processor: Processor, memory: PyTree, state: MemoryState, step: Ste
     inner, transition = processor.process(state.inner, step._replace(extras=extras))
     done: Array = step.terminated | step.truncated
     seen = transition._replace(
-        obs=Remembered(transition.obs, state.memory), next_obs=Remembered(transition.next_obs, after)
+        obs=RecurrentObs(transition.obs, state.memory), next_obs=RecurrentObs(transition.next_obs, after)
     )
-    return MemoryState(inner, tree_where(done, _blank(memory, done.shape[0]), after)), seen
+    return MemoryState(inner, tree_where(done, _repeat_memory(memory, done.shape[0]), after)), seen

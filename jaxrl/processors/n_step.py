@@ -1,8 +1,8 @@
 """Turn steps into transitions over one or several steps.
 
-The n-step return is that of Sutton and Barto, *Reinforcement Learning* (2018), equation 7.1. Environments keep their
-places in the batch, and each yields one transition per step, `n - 1` steps late. So every shape, and every position in
-a buffer, follows from the number of steps alone.
+The n-step return is equation 7.1 of Sutton and Barto, *Reinforcement Learning* (2018). Every environment yields one
+transition per step, `n - 1` steps late, whether an episode ended or not. So shapes and positions in a buffer depend on
+the number of steps alone.
 """
 
 from functools import partial
@@ -19,17 +19,17 @@ from jaxrl.types import Step, Transition
 
 
 class NStepState(NamedTuple):
-    """The current observation, and the `n - 1` transitions that are not yet complete."""
+    """The current observation and the `n - 1` incomplete transitions."""
 
     obs: PyTree
     discount: Array
-    """Scalar float32 gamma: an array, so that a sweep can vary it without recompiling."""
+    """Float32 scalar, gamma: an array, so that a sweep can vary it without recompiling."""
     pending: tuple[Transition, ...]
     """Oldest first, each `[N, ...]`; `discount` is `gamma^k` for the `k` steps accumulated so far."""
     open: tuple[Array, ...]
-    """`[N]` bool for each: its episode still goes on, so the next reward counts towards it."""
+    """`[N]` bool for each pending transition: its episode continues, so the next reward counts towards it."""
     is_first: Array
-    """`[N]` bool: an episode begins with the next step."""
+    """`[N]` bool: the next step is the first of an episode."""
 
 
 def one_step(discount: float = 0.99) -> Processor:
@@ -38,12 +38,12 @@ def one_step(discount: float = 0.99) -> Processor:
 
 
 def n_step(n: int, discount: float = 0.99) -> Processor:
-    """Make a transition over `n` steps from every step and those that follow it.
+    """Make a transition over `n` steps, starting at every step.
 
-    `reward` is the sum of `discount^i` times the `i`-th reward, over `k = n` steps or up to the episode's end if that
-    comes first; it never crosses an end. `next_obs` is the true successor of the last of these steps. The transition's
-    `discount` is `discount^k`, or 0 if that step terminated; a truncation is bootstrapped. `is_first` is that of the
-    first of these steps, and `is_last` of the last.
+    `reward` is the sum of `discount^i` times the `i`-th reward over `k` steps: `n`, or fewer if the episode ends
+    earlier. `next_obs` is the true successor of the last of these steps. `Transition.discount` is `discount^k`, or 0 if
+    the last step terminated; after a truncation the return is bootstrapped. `is_first` is that of the first of these
+    steps, and `is_last` that of the last.
 
     Raises:
       SettingsError: `n` is below 1, or `discount` is outside `[0, 1]`.
@@ -62,7 +62,7 @@ def n_step(n: int, discount: float = 0.99) -> Processor:
 
 
 def _init(n: int, discount: float, obs: PyTree) -> NStepState:
-    # The shape of actions is unknown before the first step: `None` until then (see `base.begin`).
+    # The shape of actions is unknown before the first step: `None` until then (see `base.init_processor`).
     none: tuple[Any, ...] = (None,) * (n - 1)
     first = jnp.ones(jax.tree.leaves(obs)[0].shape[0], bool)
     return NStepState(obs, tunable("processor.discount", discount), none, none, first)
@@ -81,6 +81,8 @@ def _process(state: NStepState, step: Step) -> tuple[NStepState, Transition]:
         is_first=state.is_first,
         is_last=ended,
     )
+    # Extend the pending transitions by this step, then emit the oldest and append the newest. With `n = 1` there are
+    # none pending, and the newest is emitted at once.
     entries = [
         (newest, ~ended) if old is None else (_extend(old, is_open, step, gamma), is_open & ~ended)
         for old, is_open in zip(state.pending, state.open, strict=True)
@@ -90,7 +92,11 @@ def _process(state: NStepState, step: Step) -> tuple[NStepState, Transition]:
 
 
 def _extend(old: Transition, is_open: Array, step: Step, gamma: Array) -> Transition:
-    """Extend a pending transition by one step, in environments whose episode goes on."""
+    """Add one step to a pending transition, in environments where its episode continues.
+
+    With `G_k` and `gamma^k` in `old.reward` and `old.discount`: `G_{k+1} = G_k + gamma^k r`. A termination sets the
+    discount to 0, so that nothing is bootstrapped.
+    """
     longer = old._replace(
         reward=old.reward + old.discount * step.reward,
         discount=jnp.where(step.terminated, 0.0, old.discount * gamma),

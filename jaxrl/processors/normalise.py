@@ -8,13 +8,13 @@ import jax.numpy as jnp
 
 from jaxrl import shards
 from jaxrl.errors import check_between
-from jaxrl.processors.base import Later, Processor
+from jaxrl.processors.base import Processor, ReplayFns
 from jaxrl.trees import Array, PyTree
 from jaxrl.tuning import tunable
 from jaxrl.types import Step, Transition
 
 CLIP = 10.0
-"""Normalised observations and rewards are clipped to this many standard deviations."""
+"""Bound of normalised observations and rewards, in standard deviations."""
 EPSILON = 1e-8
 """Constant added to variances."""
 
@@ -26,7 +26,7 @@ class Moments(NamedTuple):
     mean: Array
     squares: Array
     lost: tuple[Array, Array, Array]
-    """What rounding has added to each (Kahan 1965): without it they would stand still from 2^24 entries on."""
+    """Rounding errors of the three (Kahan 1965). Without compensation the sums would stop growing at 2^24 entries."""
 
     @property
     def variance(self) -> Array:
@@ -34,39 +34,43 @@ class Moments(NamedTuple):
         return jnp.where(self.count > 1, self.squares / jnp.maximum(self.count, 1), 1.0)
 
 
-def no_moments(shape: tuple[int, ...]) -> Moments:
+def init_moments(shape: tuple[int, ...]) -> Moments:
     """Return the moments before the first entry."""
     zeros = lambda shape: jnp.zeros(shape, jnp.float32)
     return Moments(zeros(()), zeros(shape), zeros(shape), (zeros(()), zeros(shape), zeros(shape)))
 
 
-def merge(moments: Moments, entries: Array, where: Array | None = None) -> Moments:
-    """Merge `entries` `[N, ...]` into `moments` at once; with `where` `[N]`, only the rows where it is true.
+def update_moments(moments: Moments, entries: Array, where: Array | None = None) -> Moments:
+    """Add `entries` `[N, ...]` to `moments` at once; with `where` `[N]`, only the rows where it is true.
 
-    The merge is exact up to rounding (Chan, Golub and LeVeque 1979, equation 2.1), whatever the number of rows.
+    Exact up to rounding for any number of rows (Chan, Golub and LeVeque 1979, equation 2.1).
     """
     entries = jnp.asarray(entries, jnp.float32)
     rows = jnp.ones(entries.shape[0], jnp.float32) if where is None else where.astype(jnp.float32)
     weight = rows.reshape(-1, *(1,) * (entries.ndim - 1))
-    new = shards.total(rows.sum())
-    mean = shards.total((entries * weight).sum(0)) / jnp.maximum(new, 1)
-    squares = shards.total((jnp.square(entries - mean[None]) * weight).sum(0))
-    return _joined(moments, new, mean, squares)
+    new = shards.psum(rows.sum())
+    mean = shards.psum((entries * weight).sum(0)) / jnp.maximum(new, 1)
+    squares = shards.psum((jnp.square(entries - mean[None]) * weight).sum(0))
+    return merge_moments(moments, new, mean, squares)
 
 
-def _joined(moments: Moments, new: Array, mean: Array, squares: Array) -> Moments:
-    """Combine `moments` with those of `new` entries of the given mean and sum of squared deviations."""
-    apart = mean - moments.mean
+def merge_moments(moments: Moments, new: Array, mean: Array, squares: Array) -> Moments:
+    """Merge `moments` with those of `new` entries with the given mean and sum of squared deviations.
+
+    With counts `n` and `m`, `d = mean_m - mean_n` and `s = m / (n + m)`: `mean = mean_n + d s` and
+    `squares = squares_n + squares_m + d^2 n s`.
+    """
+    delta = mean - moments.mean
     share = new / jnp.maximum(moments.count + new, 1)
-    more = squares + jnp.square(apart) * moments.count * share
-    count, of_count = _plus(moments.count, moments.lost[0], new)
-    mean, of_mean = _plus(moments.mean, moments.lost[1], apart * share)
-    squares, of_squares = _plus(moments.squares, moments.lost[2], more)
+    more = squares + jnp.square(delta) * moments.count * share
+    count, of_count = _kahan_add(moments.count, moments.lost[0], new)
+    mean, of_mean = _kahan_add(moments.mean, moments.lost[1], delta * share)
+    squares, of_squares = _kahan_add(moments.squares, moments.lost[2], more)
     return Moments(count, mean, squares, (of_count, of_mean, of_squares))
 
 
-def _plus(total: Array, lost: Array, more: Array) -> tuple[Array, Array]:
-    """Add `more` to a sum to which rounding has added `lost`; return both anew."""
+def _kahan_add(total: Array, lost: Array, more: Array) -> tuple[Array, Array]:
+    """Add `more` to `total` with Kahan's compensation `lost`; return the new sum and compensation."""
     more = more - lost
     after = total + more
     return after, (after - total) - more
@@ -83,42 +87,44 @@ def normalise_obs() -> Processor:
     """Normalise observations by their running mean and standard deviation, and clip them to 10 standard deviations.
 
     Every observation that the policy sees counts once, over all environments, except zeros that replace a non-finite
-    one. Whole-number and 8-bit leaves stay unchanged. The statistics belong to the training state and to the policy,
-    and stay fixed during evaluation. Replay keeps observations as they came, and normalises a batch when it is used.
+    one. Integer leaves stay unchanged. The statistics are part of the training state and of the policy, and constant
+    during evaluation. Replay stores observations unscaled and normalises a batch when it is used, by the statistics at
+    that time.
     """
     observe = lambda state: state.obs
     return Processor(
-        init=lambda obs: ObsState(_unseen(obs), _scaled(_unseen(obs), obs)),
+        init=lambda obs: ObsState(_init_obs_moments(obs), _normalise(_init_obs_moments(obs), obs)),
         process=_process_obs,
         observe=observe,
         settings={"normalise_obs": True},
-        learnt=lambda state: state.moments,
-        frozen=_frozen,
-        joined=lambda a, b: tuple(m if m is None else _joined(m, *n[:3]) for m, n in zip(a, b, strict=True)),
-        later=Later(lambda obs: ObsState(_unseen(obs), obs), _count_obs, observe, _apply_obs),
+        get_stats=lambda state: state.moments,
+        with_stats=_freeze_obs,
+        merge=lambda a, b: tuple(m if m is None else merge_moments(m, *n[:3]) for m, n in zip(a, b, strict=True)),
+        replay_fns=ReplayFns(lambda obs: ObsState(_init_obs_moments(obs), obs), _update_obs_stats, observe, _apply_obs),
         changes=("obs",),
     )
 
 
-def _frozen(moments: PyTree) -> Processor:
+def _freeze_obs(moments: PyTree) -> Processor:
     def process(state: PyTree, step: Step) -> tuple[PyTree, Step]:
-        obs, final_obs = _scaled(moments, step.obs), _scaled(moments, step.final_obs)
+        obs, final_obs = _normalise(moments, step.obs), _normalise(moments, step.final_obs)
         return obs, step._replace(obs=obs, final_obs=final_obs)
 
-    return Processor(partial(_scaled, moments), process, lambda state: state)
+    return Processor(partial(_normalise, moments), process, lambda state: state)
 
 
-def _unseen(obs: PyTree) -> tuple[Moments | None, ...]:
+def _init_obs_moments(obs: PyTree) -> tuple[Moments | None, ...]:
+    # A flat tuple in place of a tree: `None` leaves of a tree would vanish from its structure.
     floats = (jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(obs))
-    return tuple(no_moments(x.shape[1:]) if f else None for f, x in zip(floats, jax.tree.leaves(obs), strict=True))
+    return tuple(init_moments(x.shape[1:]) if f else None for f, x in zip(floats, jax.tree.leaves(obs), strict=True))
 
 
-def _scaled(moments: tuple[Moments | None, ...], obs: PyTree) -> PyTree:
+def _normalise(moments: tuple[Moments | None, ...], obs: PyTree) -> PyTree:
     leaves, treedef = jax.tree.flatten(obs)
-    return jax.tree.unflatten(treedef, [_scale(m, x) for m, x in zip(moments, leaves, strict=True)])
+    return jax.tree.unflatten(treedef, [_normalise_leaf(m, x) for m, x in zip(moments, leaves, strict=True)])
 
 
-def _scale(moments: Moments | None, x: Array) -> Array:
+def _normalise_leaf(moments: Moments | None, x: Array) -> Array:
     if moments is None:
         return x
     over = lambda y: y.reshape((1,) * (x.ndim - y.ndim) + y.shape)
@@ -126,89 +132,91 @@ def _scale(moments: Moments | None, x: Array) -> Array:
     return jnp.clip(scaled, -CLIP, CLIP).astype(x.dtype)
 
 
-def _count_obs(state: ObsState, step: Step) -> tuple[ObsState, Step]:
-    """Take a step into the statistics, and pass it on as it is."""
+def _update_obs_stats(state: ObsState, step: Step) -> tuple[ObsState, Step]:
+    """Update the statistics, and pass the step on unchanged."""
     leaves = jax.tree.leaves(step.obs)
-    take_in = merge if isinstance(step.obs_valid, tuple) else partial(_merge_seen, seen=step.obs_valid)
-    moments = tuple(m if m is None else take_in(m, x) for m, x in zip(state.moments, leaves, strict=True))
+    update = update_moments if isinstance(step.obs_valid, tuple) else partial(_update_where, where=step.obs_valid)
+    moments = tuple(m if m is None else update(m, x) for m, x in zip(state.moments, leaves, strict=True))
     return ObsState(moments, step.obs), step
 
 
 def _process_obs(state: ObsState, step: Step) -> tuple[ObsState, Step]:
-    moments = _count_obs(state, step)[0].moments
-    obs, final_obs = _scaled(moments, step.obs), _scaled(moments, step.final_obs)
+    moments = _update_obs_stats(state, step)[0].moments
+    obs, final_obs = _normalise(moments, step.obs), _normalise(moments, step.final_obs)
     return ObsState(moments, obs), step._replace(obs=obs, final_obs=final_obs)
 
 
 def _apply_obs(state: ObsState, items: Transition) -> Transition:
-    scaled = partial(_scaled, state.moments)
+    scaled = partial(_normalise, state.moments)
     return items._replace(obs=scaled(items.obs), next_obs=scaled(items.next_obs))
 
 
-def _merge_seen(moments: Moments, entries: Array, seen: Array) -> Moments:
-    """Merge those of `entries` `[N, ...]` where `seen` `[N]` is true. It uses selects: if `seen` is true everywhere,
-    the moments are bitwise those of a merge without it."""
+def _update_where(moments: Moments, entries: Array, where: Array) -> Moments:
+    """Add `entries` `[N, ...]` where `where` `[N]` is true.
+
+    By selects in place of weights: if `where` is true everywhere, the result is bitwise that of `update_moments`.
+    """
     entries = jnp.asarray(entries, jnp.float32)
-    some = seen.reshape(-1, *(1,) * (entries.ndim - 1))
-    new = shards.total(seen.sum(dtype=jnp.float32))
-    mean = shards.total(jnp.where(some, entries, 0.0).sum(0)) / jnp.maximum(new, 1)
-    squares = shards.total(jnp.square(jnp.where(some, entries - mean[None], 0.0)).sum(0))
-    return _joined(moments, new, mean, squares)
+    mask = where.reshape(-1, *(1,) * (entries.ndim - 1))
+    new = shards.psum(where.sum(dtype=jnp.float32))
+    mean = shards.psum(jnp.where(mask, entries, 0.0).sum(0)) / jnp.maximum(new, 1)
+    squares = shards.psum(jnp.square(jnp.where(mask, entries - mean[None], 0.0)).sum(0))
+    return merge_moments(moments, new, mean, squares)
 
 
 class RewardState(NamedTuple):
-    """Each environment's discounted sum of rewards so far, and the moments of these sums."""
+    """Discounted sums of past rewards, and their moments."""
 
     obs: PyTree
     discount: Array
     returns: Array
-    """`[N]`"""
+    """`[N]`, `R_t = discount R_{t-1} + r_t` since the start of the episode."""
     moments: Moments
 
 
 def normalise_reward(discount: float = 0.99) -> Processor:
     """Divide rewards by the running standard deviation of their discounted sum, and clip them to 10.
 
-    The mean is not subtracted, so that a reward keeps its sign (as in Engstrom et al. 2020,
-    https://arxiv.org/abs/2005.12729, section 3). Recorded returns stay the environment's. Actors share the statistics.
-    Replay keeps rewards as they came, or their sums over several steps, and divides and clips those of a batch when it
+    The mean is not subtracted, so a reward keeps its sign (as in Engstrom et al. 2020,
+    https://arxiv.org/abs/2005.12729, section 3). Recorded returns are those of the environment. Actors share the
+    statistics. Replay stores unscaled rewards, or their sums over several steps, and scales and clips them when a batch
     is used.
     """
     check_between("discount", discount, 0.0, 1.0)
-    init, observe = partial(_no_rewards, discount), lambda state: state.obs
+    init, observe = partial(_init_reward, discount), lambda state: state.obs
     return Processor(
         init=init,
         process=_process_reward,
         observe=observe,
         settings={"normalise_reward": True},
-        joined=lambda moments, more: _joined(moments, *more[:3]),
-        shared=lambda state: state.moments,
-        later=Later(init, _count_reward, observe, _apply_reward),
+        merge=lambda moments, more: merge_moments(moments, *more[:3]),
+        get_shared_stats=lambda state: state.moments,
+        replay_fns=ReplayFns(init, _update_reward_stats, observe, _apply_reward),
         changes=("reward",),
     )
 
 
-def _no_rewards(discount: float, obs: Any) -> RewardState:
+def _init_reward(discount: float, obs: Any) -> RewardState:
     num_envs = jax.tree.leaves(obs)[0].shape[0]
-    return RewardState(obs, tunable("processor.discount", discount), jnp.zeros(num_envs, jnp.float32), no_moments(()))
+    return RewardState(obs, tunable("processor.discount", discount), jnp.zeros(num_envs, jnp.float32), init_moments(()))
 
 
-def _count_reward(state: RewardState, step: Step) -> tuple[RewardState, Step]:
-    """Take a step into the statistics, and pass it on as it is."""
+def _update_reward_stats(state: RewardState, step: Step) -> tuple[RewardState, Step]:
+    """Update the statistics, and pass the step on unchanged."""
     returns = state.discount * state.returns + step.reward
-    moments = merge(state.moments, returns, jnp.broadcast_to(step.valid, returns.shape))
-    going_on = jnp.where(step.terminated | step.truncated, 0.0, returns)
-    return RewardState(step.obs, state.discount, going_on, moments), step
+    moments = update_moments(state.moments, returns, jnp.broadcast_to(step.valid, returns.shape))
+    continued = jnp.where(step.terminated | step.truncated, 0.0, returns)
+    return RewardState(step.obs, state.discount, continued, moments), step
 
 
 def _process_reward(state: RewardState, step: Step) -> tuple[RewardState, Step]:
-    state, step = _count_reward(state, step)
-    return state, step._replace(reward=_divided(state.moments, step.reward))
+    state, step = _update_reward_stats(state, step)
+    return state, step._replace(reward=_scale_reward(state.moments, step.reward))
 
 
 def _apply_reward(state: RewardState, items: Transition) -> Transition:
-    return items._replace(reward=_divided(state.moments, items.reward))
+    return items._replace(reward=_scale_reward(state.moments, items.reward))
 
 
-def _divided(moments: Moments, reward: Array) -> Array:
+def _scale_reward(moments: Moments, reward: Array) -> Array:
     return jnp.clip(reward * jax.lax.rsqrt(moments.variance + EPSILON), -CLIP, CLIP)

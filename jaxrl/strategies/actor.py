@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl.processors.base import begin as begin_processor
+from jaxrl.processors.base import init_processor as begin_processor
 from jaxrl.spaces import space_struct, space_zeros
 from jaxrl.strategies.base import fold
 from jaxrl.strategies.interaction import Acting, StepInfo, choose, interact, open_envs, step_info
@@ -108,10 +108,10 @@ def _standing(acting: Acting, agent: PyTree, learnt: PyTree, obs: PyTree, key: K
     if not jax.tree.leaves(learnt):
         return Standing(begin_processor(processor, obs, *zeros), learnt, *numbers)
     nothing = jax.tree.map(jnp.zeros_like, learnt)
-    knowing = processor._replace(init=lambda obs: processor.taught(processor.init(obs), learnt))
-    blank = processor._replace(init=lambda obs: processor.taught(processor.init(obs), nothing))
+    knowing = processor._replace(init=lambda obs: processor.set_stats(processor.init(obs), learnt))
+    blank = processor._replace(init=lambda obs: processor.set_stats(processor.init(obs), nothing))
     return Standing(
-        begin_processor(knowing, obs, *zeros), processor.learnt(begin_processor(blank, obs, *zeros)), *numbers
+        begin_processor(knowing, obs, *zeros), processor.get_stats(begin_processor(blank, obs, *zeros)), *numbers
     )
 
 
@@ -148,7 +148,9 @@ def taught(acting: Acting, layout: Layout, window: Words, learnt: PyTree) -> Wor
     """Put what was `learnt` by all in place of what the processor has learnt, before another round."""
     standing = _open(layout, window)
     fresh = jax.tree.map(jnp.zeros_like, standing.fresh)
-    return _close(layout, standing._replace(processor=acting.processor.taught(standing.processor, learnt), fresh=fresh))
+    return _close(
+        layout, standing._replace(processor=acting.processor.set_stats(standing.processor, learnt), fresh=fresh)
+    )
 
 
 def _choose(acting: Acting, random: bool, agent: PyTree, standing: Standing, key: Key) -> Choice:
@@ -164,8 +166,8 @@ def _take(acting: Acting, layouts: Layouts, window: Words, choice: Choice, told:
     fresh = standing.fresh
     if jax.tree.leaves(fresh):
         # The same step once more, as if nothing had been learnt but this: of it, nothing else is computed.
-        apart, _ = acting.processor.process(acting.processor.taught(standing.processor, fresh), step)
-        fresh = acting.processor.learnt(apart)
+        apart, _ = acting.processor.process(acting.processor.set_stats(standing.processor, fresh), step)
+        fresh = acting.processor.get_stats(apart)
     processor, items = acting.processor.process(standing.processor, step)
     words = pack(layouts.step, (items, step_info(step)), join_short)
     return standing._replace(processor=processor, fresh=fresh, step=standing.step + 1), words

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jaxrl import shards
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
-from jaxrl.metrics import Metrics, Stat, columns_of, merge_stats, metrics_of, stat
+from jaxrl.metrics import Metrics, Stat, merge_stats, stack_metrics, stat, unstack_metrics
+from jaxrl.parsing import format_repr
 from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.guard import Health
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.tuning import Swap
+from jaxrl.tuning import Override
 from jaxrl.types import Step, Transition
-from jaxrl.written import brief
 from jaxrl.xla import PLATFORMS, shaped_for
 from jaxrl.xla.ahead import drawn_ahead
 from jaxrl.xla.carry import TIED_WITHIN, scan
@@ -79,7 +79,7 @@ class Policy(NamedTuple):
     """`(state) -> params`, with what values need beside; `None`: acting needs all of it."""
 
     def __repr__(self) -> str:
-        return brief("Policy", self.spec.name)
+        return format_repr("Policy", self.spec.name)
 
 
 class EpisodeEnds(NamedTuple):
@@ -186,7 +186,7 @@ class Strategy(NamedTuple):
     the warm-up to them."""
     state_fns: StateFns = StateFns()
     placement: Placement = Placement()
-    values: Mapping[str, Swap] = MappingProxyType({})
+    values: Mapping[str, Override] = MappingProxyType({})
     """Hyperparameters that `init` puts into a state in place of its own, by the names of their settings."""
     collect: CollectFn | None = None
     """The first half of `step`, see `step_of`; `None` where `step` has no halves, as in shards or from data: nothing is
@@ -195,7 +195,7 @@ class Strategy(NamedTuple):
     """The second half, the same wherever the steps were taken; goes with `collect`."""
 
     def __repr__(self) -> str:
-        return brief(
+        return format_repr(
             "Strategy",
             name_of(self),
             f"{self.opt_steps_per_step} optimisation and {self.env_steps_per_step} environment steps an iteration",
@@ -218,7 +218,7 @@ def iteration(
     collect: CollectFn, learn: LearnFn, state: PyTree, key: Key, t: Array, *arrival: PyTree
 ) -> tuple[PyTree, Metrics, EpisodeEnds]:
     """Make iteration `t`: collect, then learn; return also which episodes ended. The key is consumed."""
-    collect_key, learn_key = jax.random.split(shards.own(key))
+    collect_key, learn_key = jax.random.split(shards.shard_key(key))
     state, items, info = collect(state, collect_key, t, *arrival)
     state, metrics = learn(state, items, learn_key, t)
     return state, {**info.metrics, **metrics}, info.episodes
@@ -272,11 +272,11 @@ def repeat(
     def one(carry: tuple[PyTree, Stat], xs: tuple[PyTree, Array]) -> tuple[tuple[PyTree, Stat], None]:
         state, sums = carry
         state, metrics = body(state, *xs)
-        return (state, merge_stats(sums, columns_of(metrics))), None
+        return (state, merge_stats(sums, stack_metrics(metrics))), None
 
     # Summed as they come: stacked, every number of every metric would be written by a kernel of its own.
     xs = (rows, first + jnp.arange(times, dtype=jnp.uint32))
     _, like = jax.eval_shape(body, state, *jax.tree.map(lambda x: x[0], xs))
     nothing = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(like),)), stat(jnp.float32(0), False))
     (state, sums), _ = scan(one, (state, nothing), xs, on=TIED_WITHIN)
-    return state, metrics_of(sums, like)
+    return state, unstack_metrics(sums, like)

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 
 from jaxrl.buffers.base import Buffer
-from jaxrl.buffers.beside import beside
-from jaxrl.buffers.dataset import Dataset, summary_of
+from jaxrl.buffers.dataset import Dataset, summarise
+from jaxrl.buffers.mixed import mix
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError
@@ -37,13 +37,13 @@ def with_demos(buffer: Buffer, demos: Dataset | None, share: float, acting: Acti
             "leave normalise_obs and normalise_reward off, or demos out"
         )
     count = max(1, round(buffer.batch_size * share / (1 - share)))
-    return beside(buffer, partial(transitions, acting.processor, demos), demos.rows, count)
+    return mix(buffer, partial(transitions, acting.processor, demos), demos.rows, count)
 
 
 def learns(acting: Acting, demos: Dataset) -> bool:
     """Return whether the processor learns anything of the steps that it sees."""
     obs = jax.tree.map(lambda x: x[:1], demos.obs)
-    seen = jax.eval_shape(lambda: acting.processor.learnt(acting.processor.init(obs)))
+    seen = jax.eval_shape(lambda: acting.processor.get_stats(acting.processor.init(obs)))
     return bool(jax.tree.leaves(seen))
 
 
@@ -65,4 +65,4 @@ def settings_of_demos(demos: Dataset | None, share: float) -> dict[str, Any]:
 
 def notes_of_demos(demos: Dataset | None, batch: int, ring: int) -> tuple[str, ...]:
     """Say in the log what is learnt from beside the ring's share of a batch."""
-    return () if demos is None else (f"{batch - ring} of {batch} transitions in a batch are from {summary_of(demos)}",)
+    return () if demos is None else (f"{batch - ring} of {batch} transitions in a batch are from {summarise(demos)}",)

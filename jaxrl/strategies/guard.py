@@ -68,7 +68,7 @@ def guarded_update(
     skipped update -1, not known.
     """
     new, metrics, priorities = agent.update(state, batch, key, opt_step)
-    metrics = shards.merged(metrics)
+    metrics = shards.merge_metrics(metrics)
     # A `Stat` without measurements has infinite bounds; its sum tells whether what was measured is finite.
     numbers = {name: m.sum if isinstance(m, Stat) else m for name, m in metrics.items() if not isinstance(m, Total)}
     health, ok = _examine(health, {**numbers, PARAMETERS: jnp.where(still_finite(new, state), 0.0, jnp.nan)}, opt_step)
@@ -84,7 +84,7 @@ def what_returns_are_made_of(items: Transition) -> Metrics:
     """
     counts = jnp.asarray(items.weight) > 0
     sizes = [jnp.where(counts, size, 0.0).ravel() for size in (jnp.abs(items.reward), items.discount)]
-    largest = shards.largest(of_each(jnp.max, sizes))
+    largest = shards.pmax(of_each(jnp.max, sizes))
     return {"largest_reward": largest[0], "largest_discount": largest[1]}
 
 

@@ -64,7 +64,7 @@ def _log_prob(agent: Agent, processor: Processor, params: Any, carry: PyTree, op
     head = _insight_of(agent).head
     if head is None:
         return distribution.log_prob(action)
-    return distribution.log_prob(head.raw_of(action)) - head.log_reach
+    return distribution.log_prob(head.to_raw(action)) - head.log_half_width
 
 
 def _values(agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array, action: PyTree) -> Array:

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.agents.schedules import follow
-from jaxrl.envs.base import Env, VecEnv, VecEnvState, obs_valid, timed, vectorise
+from jaxrl.envs.base import Env, VecEnv, VecEnvState, apply_schedules, obs_valid, vectorise
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.masks import random_action
 from jaxrl.metrics import Metrics, stats, totals
-from jaxrl.processors.base import Processor, begin, blank_step, chain
-from jaxrl.processors.memory import remember
+from jaxrl.processors.base import Processor, chain, dummy_step, init_processor
+from jaxrl.processors.memory import carry_memory
 from jaxrl.processors.n_step import n_step
 from jaxrl.processors.normalise import normalise_reward
-from jaxrl.shards import merged
+from jaxrl.shards import merge_metrics
 from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.base import CollectInfo, EpisodeEnds
 from jaxrl.trees import Array, Key, PyTree, make_key
@@ -111,7 +111,7 @@ def join(bound: Agent, processor: Processor) -> tuple[Processor, Agent]:
             "processor.normalise_reward scales the first rewards by too little for a support to be derived from them; "
             "set agent.v_min and agent.v_max, or leave rewards as they are"
         )
-    return (processor if bound.memory is None else remember(processor, bound.memory)), bound
+    return (processor if bound.memory is None else carry_memory(processor, bound.memory)), bound
 
 
 def usual_processor(settings: Mapping[str, Any]) -> Processor:
@@ -141,7 +141,7 @@ def interact(
     act_key, env_key = jax.random.split(key)
     obs = acting.processor.observe(loop.processor)
     action, extras = choose(acting.agent, acting.env.spec, agent, obs, act_key, opt_step, random)
-    env, step = acting.env.step(timed(acting.env, loop.env, opt_step), action, env_key)
+    env, step = acting.env.step(apply_schedules(acting.env, loop.env, opt_step), action, env_key)
     processor, items = acting.processor.process(loop.processor, step._replace(extras=extras))
     return EnvLoopState(env, processor), (items, step_info(step))
 
@@ -209,7 +209,7 @@ def episode_metrics(seen: StepInfo) -> Metrics:
 
 def info_of(seen: StepInfo, more: Metrics | None = None) -> CollectInfo:
     """Return what is recorded of steps `[T, N]`, with `more` metrics."""
-    metrics: Metrics = {**merged(episode_metrics(seen)), **(more or {})}
+    metrics: Metrics = {**merge_metrics(episode_metrics(seen)), **(more or {})}
     return CollectInfo(metrics, _episode_ends(seen))
 
 
@@ -250,9 +250,9 @@ def open_processor(
 
     def first(state: PyTree, obs: PyTree, key: Key) -> PyTree:
         action, extras = agent.act(state, processor.observe(processor.init(obs)), key, jnp.uint32(0), "explore")
-        started = begin(processor, obs, action, extras)
-        return action, extras, processor.process(started, blank_step(obs, action, extras))[1]
+        started = init_processor(processor, obs, action, extras)
+        return action, extras, processor.process(started, dummy_step(obs, action, extras))[1]
 
     *acted, items = jax.eval_shape(first, state, obs, make_key(0))
     action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), acted)
-    return Opened(begin(processor, obs, action, extras, obs_valid), action, extras, items)
+    return Opened(init_processor(processor, obs, action, extras, obs_valid), action, extras, items)

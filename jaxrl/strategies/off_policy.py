@@ -14,12 +14,13 @@ from jaxrl.buffers.prioritised import prioritised
 from jaxrl.buffers.uniform import uniform
 from jaxrl.envs.base import Env, VecEnvState
 from jaxrl.envs.host import HostEnv
-from jaxrl.envs.resets import note
+from jaxrl.envs.resets import resets_note
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
+from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
-from jaxrl.registry import usual
-from jaxrl.shards import own
+from jaxrl.registry import defaults_for
+from jaxrl.shards import shard_key
 from jaxrl.strategies.base import CollectInfo, Refill, StateFns, Strategy, fold, step_of
 from jaxrl.strategies.demos import notes_of_demos, settings_of_demos, with_demos
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
@@ -49,7 +50,6 @@ from jaxrl.strategies.settings import set_hyperparams, settings_of
 from jaxrl.strategies.shards import sharded
 from jaxrl.trees import Array, Key, PyTree, row_struct
 from jaxrl.types import Transition
-from jaxrl.written import whole
 
 
 class OffPolicyState(NamedTuple):
@@ -124,12 +124,12 @@ def off_policy(
     """
     env, host_actors = stage(env, actors, max_lag=2)
     known = introduce(agent, processor, env.spec)
-    suits = usual(known.name, "off_policy")
+    suits = defaults_for(known.name, "off_policy")
     num_envs, opt_interval = (
-        whole(suits[name] if value is None else value)
+        as_int(suits[name] if value is None else value)
         for name, value in (("num_envs", num_envs), ("opt_interval", opt_interval))
     )
-    updates, warmup, buffer = whole(updates), whole(warmup), usual_buffer(suits) if buffer is None else buffer
+    updates, warmup, buffer = as_int(updates), as_int(warmup), usual_buffer(suits) if buffer is None else buffer
     vector, shards = of_one_shard(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
     acting = Acting(vector, *join(known, (processor or usual_processor(suits)).for_replay))
     ring = _ring_of_one_shard(buffer, acting, env, shards)
@@ -159,7 +159,7 @@ def off_policy(
         policy=make_policy(acting.agent, acting.processor, env.spec),
         notes=(
             *schedule.notes(buffer._replace(window=ring.window), schedule.rows, warmup),
-            *note(resets, acting.env.resets),
+            *resets_note(resets, acting.env.resets),
             *notes_of_demos(demos, learnt_from.batch_size * shards, buffer.batch_size),
         ),
         settings=settings_of(
@@ -227,9 +227,9 @@ def _part_of_buffer(buffer: Buffer, shards: int) -> Buffer:
     """Return the buffer of one of so many `shards`; raise `SettingsError` if it cannot be divided."""
     if shards == 1:
         return buffer
-    if buffer.settings is None or buffer.part is None:
+    if buffer.settings is None or buffer.shard is None:
         raise SettingsError("a buffer of your own cannot be divided into shards; leave shards at 1")
-    return buffer.part(shards)
+    return buffer.shard(shards)
 
 
 # --- the training step ------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def _take_steps(
 def _init(acting: Acting, replay: Replay, key: Key) -> OffPolicyState:
     """Reset, fill the processor's windows, and warm the buffer up."""
     schedule, state = replay.schedule, _begin(acting, replay, key)
-    prime_key, fill_key = map(own, jax.random.split(key, 5)[3:])
+    prime_key, fill_key = map(shard_key, jax.random.split(key, 5)[3:])
     warm_up = partial(_take_steps, acting, opt_step=jnp.uint32(0), random=schedule.random_warmup)
 
     def prime(t: Array, state: OffPolicyState) -> OffPolicyState:
@@ -307,7 +307,7 @@ def _begin(acting: Acting, replay: Replay, key: Key) -> OffPolicyState:
     """Return the state before the warm-up."""
     stream, agent_key, env_key, *_ = jax.random.split(key, 5)
     agent = acting.agent.init(agent_key)
-    loop, items = open_envs(acting, agent, own(env_key))
+    loop, items = open_envs(acting, agent, shard_key(env_key))
     return OffPolicyState(stream, agent, loop.env, loop.processor, empty(replay, items), healthy())
 
 

@@ -9,16 +9,16 @@ import numpy as np
 
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
-from jaxrl.buffers.dataset import Dataset, split, summary_of
-from jaxrl.buffers.epochs import batch_of_epochs
-from jaxrl.buffers.uniform import batch_at, uniform
+from jaxrl.buffers.dataset import Dataset, split_holdout, summarise
+from jaxrl.buffers.epochs import epoch_indices
+from jaxrl.buffers.uniform import read_batch, uniform
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics
-from jaxrl.processors.base import Processor, begin
+from jaxrl.processors.base import Processor, init_processor
 from jaxrl.processors.n_step import one_step
-from jaxrl.registry import listed, names_of
+from jaxrl.registry import algorithm_names, join_names
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, from_box, space_to_plain, to_indices
 from jaxrl.strategies.base import StateFns, Strategy, fold
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
@@ -96,7 +96,7 @@ def offline(
     check_count("batch_size", batch_size, least=0)
     processor = processor or one_step()
     check_env(data, env)
-    train, held = split(data, holdout)
+    train, held = split_holdout(data, holdout)
     bound = _bound(agent, processor, data)
     factor = factor_of(train, scale_rewards_by)
     if factor is not None:
@@ -144,7 +144,9 @@ def _buffer(rows: int, batch_size: int) -> Buffer:
     buffer = uniform(rows, batch_size or rows)
     if batch_size:
         return buffer
-    return buffer._replace(sample=lambda ring, key, pushes, opt_step: batch_at(ring, jnp.arange(rows, dtype=jnp.int32)))
+    return buffer._replace(
+        sample=lambda ring, key, pushes, opt_step: read_batch(ring, jnp.arange(rows, dtype=jnp.int32))
+    )
 
 
 RANGE = 1000.0
@@ -161,7 +163,7 @@ def factor_of(data: Dataset, by: str) -> float | None:
         raise SettingsError(f"scale_rewards_by is {by!r}; expected none, range or std")
     if by == "none":
         return None
-    returns = summary_of(data).returns
+    returns = summarise(data).returns
     spread = float(np.ptp(returns) if by == "range" else returns.std())
     if not spread > 0:
         raise SettingsError(
@@ -174,7 +176,7 @@ def factor_of(data: Dataset, by: str) -> float | None:
 def _notes(parts: _Parts, by: str) -> tuple[str, ...]:
     """Return what is told at the beginning of a run."""
     rows, batch = parts.data.rows, parts.buffer.batch_size
-    notes = [f"learns from {summary_of(parts.data)}"]
+    notes = [f"learns from {summarise(parts.data)}"]
     if parts.factor is not None:
         notes.append(f"rewards are multiplied by {parts.factor:.6g}, by the {by} of the returns in the data")
     if parts.epochs:
@@ -204,7 +206,7 @@ def _bound(agent: AgentMaker, processor: Processor, data: Dataset) -> Agent:
         )
     _, bound = bind(agent, processor, data.spec)
     if bound.prepare is not None:
-        able = listed(names_of("offline"))
+        able = join_names(algorithm_names("offline"))
         raise SettingsError(f"{bound.name} learns from its own rollouts alone; agents for data: {able}")
     check_forgets(bound, "data")
     return bound
@@ -224,7 +226,7 @@ def _step(parts: _Parts, state: OfflineState, key: Key, t: Array) -> tuple[Offli
     first_opt, buffer = jnp.asarray(t, jnp.uint32) * parts.updates, parts.buffer
     if parts.epochs:
         rows, batch, orders = parts.data.rows, buffer.batch_size, fold(state.key, EPOCH_STREAM)
-        in_order = lambda ring, key, pushes, step: batch_at(ring, batch_of_epochs(orders, step, batch, rows))
+        in_order = lambda ring, key, pushes, step: read_batch(ring, epoch_indices(orders, step, batch, rows))
         buffer = buffer._replace(sample=in_order)
     state, metrics = optimise(parts.agent, buffer, state, key, jnp.uint32(1), first_opt, parts.updates)
     if parts.epochs:
@@ -243,7 +245,7 @@ EPOCH_STREAM = 2**32 - 5
 def _init(parts: _Parts, key: Key) -> OfflineState:
     stream, agent_key = jax.random.split(key)
     processor = learnt_from(parts.processor, parts.data)
-    items = transitions(parts.processor.freeze(parts.processor.learnt(processor)), parts.data)
+    items = transitions(parts.processor.freeze(parts.processor.get_stats(processor)), parts.data)
     empty = parts.buffer.init(row_struct(items), parts.data.rows)
     buffer = parts.buffer.push(empty, items, jnp.uint32(0))
     factor: PyTree = () if parts.factor is None else jnp.float32(parts.factor)
@@ -276,8 +278,8 @@ def _steps(data: Dataset) -> tuple[Step, PyTree, PyTree]:
 def learnt_from(processor: Processor, data: Dataset) -> PyTree:
     """Return the state of `processor` once it has seen every observation of `data` once."""
     steps, obs, action = _steps(data)
-    start = begin(processor, obs, action, ())
-    if not jax.tree.leaves(processor.learnt(start)):
+    start = init_processor(processor, obs, action, ())
+    if not jax.tree.leaves(processor.get_stats(start)):
         return start
     # The first observation was seen at the beginning, and a step shows the one that follows.
     before_last = jax.tree.map(lambda x: x[:-1], steps)
@@ -290,7 +292,7 @@ def transitions(processor: Processor, data: Dataset) -> Transition:
     # An n-step transition comes out n - 1 steps late: the last ones are pushed out by steps that belong to no episode.
     blank = jax.tree.map(lambda x: np.repeat(np.zeros_like(x[:1]), processor.horizon, axis=0), steps)
     steps = jax.tree.map(lambda x, y: np.concatenate([x, y]), steps, blank)
-    _, items = jax.lax.scan(processor.process, begin(processor, obs, action, ()), steps)
+    _, items = jax.lax.scan(processor.process, init_processor(processor, obs, action, ()), steps)
     made: Transition = jax.tree.map(lambda x: x[processor.horizon :, 0], items._replace(is_first=(), is_last=()))
     return made
 

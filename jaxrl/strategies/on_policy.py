@@ -12,12 +12,13 @@ from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.agents.returns import last_steps
 from jaxrl.envs.base import Env, VecEnvState
 from jaxrl.envs.host import HostEnv
-from jaxrl.envs.resets import note
+from jaxrl.envs.resets import resets_note
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics, Stat, Total
+from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
-from jaxrl.registry import listed, names_of, usual
-from jaxrl.shards import own
+from jaxrl.registry import algorithm_names, defaults_for, join_names
+from jaxrl.shards import shard_key
 from jaxrl.strategies.base import CollectInfo, StateFns, Strategy, repeat, step_of
 from jaxrl.strategies.guard import Health, guarded_update, health_of, healthy, reseed, what_returns_are_made_of
 from jaxrl.strategies.interaction import (
@@ -36,7 +37,6 @@ from jaxrl.strategies.settings import set_hyperparams, settings_of
 from jaxrl.strategies.shards import sharded
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Rollout, Transition
-from jaxrl.written import whole
 from jaxrl.xla.packing import takers
 from jaxrl.xla.shuffle import random_orders
 
@@ -120,8 +120,8 @@ def on_policy(
     """
     env, host_actors = stage(env, actors, max_lag=1)
     known = introduce(agent, processor, env.spec)
-    suits = usual(known.name, "on_policy")
-    num_envs = whole(suits["num_envs"] if num_envs is None else num_envs)
+    suits = defaults_for(known.name, "on_policy")
+    num_envs = as_int(suits["num_envs"] if num_envs is None else num_envs)
     vector, shards = of_one_shard(env, num_envs, host_actors, resets, shards)
     acting = Acting(vector, *join(known, processor or usual_processor(suits)))
     passes = passes_of(acting.agent, acting.processor, vector.num_envs, rollout, epochs, minibatches)
@@ -135,7 +135,7 @@ def on_policy(
         opt_steps_per_step=passes.updates,
         env=env,
         policy=make_policy(acting.agent, acting.processor, env.spec),
-        notes=note(resets, vector.resets),
+        notes=resets_note(resets, vector.resets),
         settings=settings_of(
             acting.agent,
             acting.processor,
@@ -169,12 +169,15 @@ def passes_of(
       SettingsError: it does not learn from rollouts, or what does not divide (with the nearest settings that do).
     """
     if agent.prepare is None:
-        able = listed(names_of("on_policy"))
+        able = join_names(algorithm_names("on_policy"))
         raise SettingsError(f"{agent.name} does not learn on-policy; agents that do: {able}")
     if processor.horizon:
         raise SettingsError("processor: on-policy agents look ahead by themselves; set processor.n_step to 1")
-    given, suits = {"rollout": rollout, "epochs": epochs, "minibatches": minibatches}, usual(agent.name, "on_policy")
-    counts = {name: whole(suits[name] if value is None else value) for name, value in given.items()}
+    given, suits = (
+        {"rollout": rollout, "epochs": epochs, "minibatches": minibatches},
+        defaults_for(agent.name, "on_policy"),
+    )
+    counts = {name: as_int(suits[name] if value is None else value) for name, value in given.items()}
     for name, value in counts.items():
         check_count(name, value)
     passes = Passes(agent, num_envs, **counts)
@@ -208,7 +211,7 @@ def check_minibatches(units: int, minibatches: int, what: str) -> None:
 def _init(acting: Acting, key: Key) -> OnPolicyState:
     stream, agent_key, env_key = jax.random.split(key, 3)
     agent = acting.agent.init(agent_key)
-    loop, _ = open_envs(acting, agent, own(env_key))
+    loop, _ = open_envs(acting, agent, shard_key(env_key))
     return OnPolicyState(stream, agent, loop.env, loop.processor, healthy())
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, StripFn
-from jaxrl.processors.base import Processor, begin
+from jaxrl.processors.base import Processor, init_processor
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies.base import Policy
 from jaxrl.strategies.insights import told_by
@@ -31,7 +31,7 @@ def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
         seen = frozen.observe(frozen.init(obs))
         shapes = jax.eval_shape(lambda p, o: agent.act(p, o, None, jnp.uint32(0), "exploit"), params.agent, seen)
         action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return begin(frozen, obs, action, extras), extras
+        return init_processor(frozen, obs, action, extras), extras
 
     def act(params: PolicyParams, carry: PyTree) -> tuple[PyTree, PyTree]:
         state, _ = carry
@@ -50,7 +50,7 @@ def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
         return processor.freeze(params.processor).process(state, step._replace(extras=extras))[0], extras
 
     def kept(keep: StripFn, state: Any) -> PolicyParams:
-        return PolicyParams(keep(state.agent), processor.learnt(state.processor))
+        return PolicyParams(keep(state.agent), processor.get_stats(state.processor))
 
     critics = agent.insight and agent.insight.keep
     told = told_by(agent, processor)
@@ -63,7 +63,7 @@ def policy_params_like(agent: Agent, processor: Processor, spec: EnvSpec) -> Pol
 
     def params(key: Key) -> PolicyParams:
         obs = space_zeros(spec.observation_space, 1)
-        return PolicyParams(agent.strip(agent.init(key)), processor.learnt(processor.init(obs)))
+        return PolicyParams(agent.strip(agent.init(key)), processor.get_stats(processor.init(obs)))
 
     like: PolicyParams = jax.eval_shape(params, make_key(0))
     return like

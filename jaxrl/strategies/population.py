@@ -10,12 +10,12 @@ import numpy as np
 
 from jaxrl.agents.fields import rules_of
 from jaxrl.agents.schedules import scheduled_in
-from jaxrl.errors import SettingsError, check_between, check_count, nearest
-from jaxrl.registry import ALGORITHMS, config_of
+from jaxrl.errors import SettingsError, check_between, check_count, suggest
+from jaxrl.parsing import format_repr, format_settings, parse_float
+from jaxrl.registry import ALGORITHMS, config_class
 from jaxrl.strategies.base import Strategy, name_of
 from jaxrl.trees import PyTree, make_key
-from jaxrl.tuning import Swap, given, traced
-from jaxrl.written import brief, number, settings_in_brief
+from jaxrl.tuning import Override, override, trace_hyperparams
 from jaxrl.xla.options import together
 
 DISCOUNT = "processor.discount"
@@ -80,7 +80,9 @@ class Member(NamedTuple):
     strategy: Strategy
 
     def __repr__(self) -> str:
-        return brief("Member", self.number, f"seed={self.seed}", settings_in_brief(self.swept), name_of(self.strategy))
+        return format_repr(
+            "Member", self.number, f"seed={self.seed}", format_settings(self.swept), name_of(self.strategy)
+        )
 
 
 class Layout(NamedTuple):
@@ -103,11 +105,11 @@ class Population(NamedTuple):
     layout: Layout = Layout()
 
     def __repr__(self) -> str:
-        return brief(
+        return format_repr(
             "Population",
             f"{len(self.members)} members",
             name_of(self.members[0].strategy) if self.members else None,
-            settings_in_brief({name: value for name, value in self.settings.items() if value is not None}),
+            format_settings({name: value for name, value in self.settings.items() if value is not None}),
         )
 
 
@@ -118,7 +120,7 @@ def layout_of(name: str, width: int | None, shards: int = 1) -> Layout:
       SettingsError: there is no such layout, it has no width, or takes no shards.
     """
     if name not in LAYOUTS:
-        raise SettingsError(f"layout is {name!r}; {nearest(str(name), LAYOUTS)}")
+        raise SettingsError(f"layout is {name!r}; {suggest(str(name), LAYOUTS)}")
     if name == "together" and shards > 1:
         raise SettingsError(
             f"layout together trains members in one program on one device, and these have {shards} shards, which "
@@ -259,7 +261,7 @@ def read_values(text: str) -> Sequence[str] | Range:
     """
     name, bracket, rest = text.strip().partition("(")
     if bracket and name in ("log_uniform", "between"):
-        bounds = [number(part) for part in rest.removesuffix(")").split(",")]
+        bounds = [parse_float(part) for part in rest.removesuffix(")").split(",")]
         if len(bounds) != 2 or None in bounds or not rest.endswith(")"):
             raise SettingsError(f"cannot read the range {text!r}; expected {name}(LOW,HIGH), as in {name}(1e-5,1e-2)")
         low, high = (float(bound) for bound in bounds if bound is not None)
@@ -275,20 +277,20 @@ def sweepable(strategy: Strategy) -> dict[str, float]:
 
     Those that follow a schedule are not among them.
     """
-    _, found = traced(strategy.init, jax.eval_shape(lambda: make_key(0)))
+    _, found = trace_hyperparams(strategy.init, jax.eval_shape(lambda: make_key(0)))
     scheduled = scheduled_in((strategy.settings or {}).get("agent") or {})
     return {name: value for name, value in found.items() if name not in scheduled and (value or name not in SWITCHES)}
 
 
 def keeps_program(name: str, value: Any, known: Mapping[str, float]) -> bool:
     """Return whether a setting may have another value in the same program, whose `sweepable` settings are `known`."""
-    return name in known and not (name in SWITCHES and number(str(value)) == 0)
+    return name in known and not (name in SWITCHES and parse_float(str(value)) == 0)
 
 
 def require_sweepable(name: str, known: Mapping[str, Any]) -> None:
     """Raise `SettingsError`, with the nearest names and all of them, unless `name` is among the `known`."""
     if name not in known:
-        raise SettingsError(f"{name!r} cannot be swept; {nearest(name, known)}")
+        raise SettingsError(f"{name!r} cannot be swept; {suggest(name, known)}")
 
 
 def with_values(strategy: Strategy, values: Mapping[str, Any], known: Mapping[str, float] | None = None) -> Strategy:
@@ -307,11 +309,11 @@ def with_values(strategy: Strategy, values: Mapping[str, Any], known: Mapping[st
         require_sweepable(name, old)
         if not keeps_program(name, value, old):
             raise SettingsError(f"{name} is {value}, which turns it off; sweep values other than 0")
-    swaps = {name: Swap(old[name], _value(algo, name, value)) for name, value in values.items()}
+    swaps = {name: Override(old[name], _value(algo, name, value)) for name, value in values.items()}
     set_hyperparams = strategy.state_fns.set_hyperparams
 
     def tuned(state: PyTree) -> PyTree:
-        with given(swaps):
+        with override(swaps):
             return set_hyperparams(state) if set_hyperparams else state
 
     new_settings = settings and changed_settings(settings, {name: swap.new for name, swap in swaps.items()})
@@ -330,10 +332,10 @@ def moved(member: Member, state: PyTree, values: Mapping[str, float]) -> PyTree:
     """Return a state of `member` with other values of swept settings, which it was made with."""
     strategy = member.strategy
     was = lambda name: strategy.values[name].old if name in strategy.values else float(member.swept[name])
-    swaps = {name: Swap(was(name), value) for name, value in values.items()}
+    swaps = {name: Override(was(name), value) for name, value in values.items()}
     if strategy.state_fns.set_hyperparams is None:
         raise SettingsError("settings of this strategy cannot change on the way: it has no state_fns.set_hyperparams")
-    with given(swaps):
+    with override(swaps):
         return strategy.state_fns.set_hyperparams(state)
 
 
@@ -342,7 +344,7 @@ def _value(algo: str | None, name: str, value: Any) -> float:
     if name == DISCOUNT:
         return check_between(name, value, 0.0, 1.0)
     part, _, field = name.partition(".")
-    rules = rules_of(config_of(algo)) if part == "agent" and algo in ALGORITHMS else {}
+    rules = rules_of(config_class(algo)) if part == "agent" and algo in ALGORITHMS else {}
     if field in rules:
         return float(rules[field][0].check(name, value))
     return check_between(name, value, -1e30, 1e30)

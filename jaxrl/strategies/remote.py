@@ -16,14 +16,15 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent
 from jaxrl.agents.schedules import Schedule, read_schedule
-from jaxrl.envs.agents import of_one_agent
+from jaxrl.envs.agents import require_single_agent
 from jaxrl.envs.base import Env, TimeStep, VecEnv, vectorise
 from jaxrl.envs.host import HostEnv, on_host
-from jaxrl.envs.objects import KINDS, kind_of
+from jaxrl.envs.objects import LIBRARIES, library_of
 from jaxrl.errors import SettingsError, check_between, check_count, require_extra
 from jaxrl.metrics import Metrics, Total, stat
+from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
-from jaxrl.spaces import EnvSpec, from_0, space_zeros
+from jaxrl.spaces import EnvSpec, space_zeros, to_zero_based
 from jaxrl.strategies import actor
 from jaxrl.strategies.actor import Choice, Words
 from jaxrl.strategies.base import CollectInfo, Strategy, step_of
@@ -31,7 +32,6 @@ from jaxrl.strategies.interaction import Acting, StepInfo, info_of, with_bounds
 from jaxrl.strategies.shards import check_shards
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Transition
-from jaxrl.written import whole
 from jaxrl.xla.packing import Layout, empty, unpack
 
 ENGINES = ("threads", "processes", "ray")
@@ -179,7 +179,7 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tupl
             f"actor_restarts is {config.actor_restarts}, but threads die with their process; set actor_engine to "
             "processes or ray, or leave actor_restarts out"
         )
-    host = on_host(of_one_agent(env, "actors")) if isinstance(env, Env) else env
+    host = on_host(require_single_agent(env, "actors")) if isinstance(env, Env) else env
     count = config.actors or 1
     lag, schedule = max_lag if config.max_lag is None else config.max_lag, config.exploration_schedule
     config = replace(config, actors=count, max_lag=lag, exploration_schedule=schedule and str(schedule))
@@ -195,7 +195,7 @@ def of_one_shard(
       SettingsError: they do not divide among the shards, nor does what else is to be `divided`; shards of environments
         on the host, which are divided among actors; starts that environments on the host do not have.
     """
-    shards, total = whole(shards), num_envs * (host_actors.actors if host_actors else 1)
+    shards, total = as_int(shards), num_envs * (host_actors.actors if host_actors else 1)
     check_shards(shards, num_envs=total, **divided)
     if host_actors is not None and shards > 1:
         raise SettingsError("shards divide environments on the device; use actors for those on the host, or shards 1")
@@ -203,7 +203,7 @@ def of_one_shard(
     if host_actors is None:
         return vectorise(env, total // shards, resets), shards
     # Of environments on the host only the shapes are here; their numbers may start elsewhere.
-    like = env._replace(spec=from_0(env.spec))
+    like = env._replace(spec=to_zero_based(env.spec))
     return vectorise(like, total // shards, resets)._replace(spec=env.spec), shards
 
 
@@ -226,9 +226,9 @@ def require_env(env: object) -> None:
         return
     if isinstance(env, str):
         raise SettingsError(f"env is the name {env!r}; build the environment first, by jaxrl.make_env({env!r})")
-    kind = kind_of(env)
+    kind = library_of(env)
     if kind is not None:
-        raise SettingsError(f"env is {type(env).__name__} of {kind}; give jaxrl.{KINDS[kind].maker}(env) instead")
+        raise SettingsError(f"env is {type(env).__name__} of {kind}; give jaxrl.{LIBRARIES[kind].maker}(env) instead")
     if hasattr(env, "observation_space") and hasattr(env, "step"):
         raise SettingsError(
             f"env is {type(env).__name__} with Gymnasium's interface; give jaxrl.gymnasium_env(NAME) instead, or keep "
@@ -294,10 +294,10 @@ def remote(
 
     `fill` rounds of warm-up come first; `push(state, arrival, t)` takes them up.
     """
-    processor = acting.processor.of_actors
+    processor = acting.processor.for_actors
     acting = acting._replace(processor=processor)
     nothing = nothing_learnt(processor, host_actors)
-    jax.eval_shape(processor.taught_more, nothing, nothing)  # raises where it cannot be done
+    jax.eval_shape(processor.merge_stats, nothing, nothing)  # raises where it cannot be done
     num_envs = acting.env.num_envs // host_actors.actors
     one = acting._replace(env=acting.env._replace(num_envs=num_envs))
     layouts = actor.Layouts(
@@ -327,9 +327,9 @@ def remote(
         next=partial(actor.next, one, layouts),
         last=partial(actor.last, one, layouts),
         taught=partial(actor.taught, one, layouts.window),
-        joined=processor.taught_more,
+        joined=processor.merge_stats,
         learns=bool(jax.tree.leaves(nothing)),
-        publish=lambda state: (sent(state.agent), processor.learnt(state.processor)),
+        publish=lambda state: (sent(state.agent), processor.get_stats(state.processor)),
         push=push,
     )
 
@@ -340,12 +340,12 @@ def _several(words: dict[str, Array], steps: int) -> dict[str, Array]:
 
 def nothing_learnt(processor: Processor, host_actors: HostActors) -> PyTree:
     """Return what `processor` has learnt before the first observation."""
-    return processor.of_actors.learnt(processor.init(space_zeros(host_actors.env.spec.observation_space, 1)))
+    return processor.for_actors.get_stats(processor.init(space_zeros(host_actors.env.spec.observation_space, 1)))
 
 
 def untaught(processor: Processor, state: PyTree, host_actors: HostActors) -> PyTree:
     """Return the `state` of `processor` in the learner, before its actors have seen anything."""
-    return processor.of_actors.taught(state, nothing_learnt(processor, host_actors))
+    return processor.for_actors.set_stats(state, nothing_learnt(processor, host_actors))
 
 
 # --- what the learner makes of it -------------------------------------------------------------------------------
@@ -416,11 +416,11 @@ def learnt_by_all(processor: Processor, state: PyTree, fresh: PyTree) -> PyTree:
     """Return the `state` of `processor` with what each actor has learnt, leaves of `fresh` `[A, ...]`, one by one."""
     if not jax.tree.leaves(fresh):
         return state
-    processor = processor.of_actors
-    learnt = processor.learnt(state)
+    processor = processor.for_actors
+    learnt = processor.get_stats(state)
     for i in range(jax.tree.leaves(fresh)[0].shape[0]):
-        learnt = processor.taught_more(learnt, jax.tree.map(lambda x, i=i: x[i], fresh))
-    return processor.taught(state, learnt)
+        learnt = processor.merge_stats(learnt, jax.tree.map(lambda x, i=i: x[i], fresh))
+    return processor.set_stats(state, learnt)
 
 
 def arrived(acting: Acting, host_actors: HostActors, arrival: Arrival) -> tuple[Transition, StepInfo, Metrics]:

@@ -10,7 +10,7 @@ from jaxrl.agents.base import Agent
 from jaxrl.buffers.base import Buffer
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics
-from jaxrl.processors.base import OFF, Processor
+from jaxrl.processors.base import DISABLED, Processor
 from jaxrl.strategies.base import repeat
 from jaxrl.strategies.guard import guarded_update, what_returns_are_made_of
 from jaxrl.trees import Array, Key, PyTree
@@ -80,12 +80,12 @@ def sampled_for(agent: Agent, buffer: Buffer, num_envs: int) -> Buffer:
     """
     if agent.window is None:
         return buffer
-    if buffer.windowed is None:
+    if buffer.as_sequence_buffer is None:
         raise SettingsError(
             f"{agent.name} with a core learns from sequences, which this buffer cannot sample; use jaxrl.uniform(...) "
             "or jaxrl.prioritised(...)"
         )
-    return buffer.windowed(agent.window, num_envs)
+    return buffer.as_sequence_buffer(agent.window, num_envs)
 
 
 def told_goals(buffer: Buffer, processor: Processor, name: str, goal: GoalFn | None = None) -> Buffer:
@@ -94,16 +94,16 @@ def told_goals(buffer: Buffer, processor: Processor, name: str, goal: GoalFn | N
     Raises:
       SettingsError: nobody tells it, or `processor` changes rewards or observations, of which `goal` knows nothing.
     """
-    if buffer.with_goal is None:
+    if buffer.with_goal_fn is None:
         return buffer
     settings = processor.settings or {}
-    for part, off in OFF.items():
+    for part, off in DISABLED.items():
         if settings.get(part, off) != off:
             raise SettingsError(
                 f"buffer.hindsight goes by goals and rewards as the environment has them; leave processor.{part} at "
                 f"{off}"
             )
-    return buffer.with_goal(goal, name)
+    return buffer.with_goal_fn(goal, name)
 
 
 def least_rows(buffer: Buffer, num_envs: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxrl.errors import SettingsError, check_between, check_count, nearest
+from jaxrl.errors import SettingsError, check_between, check_count, suggest
 from jaxrl.strategies.population import DISCOUNT, Range
 
 SELECTIONS = ("truncation", "tournament")
@@ -190,7 +190,7 @@ class PBT(NamedTuple):
         check_between("pbt: share", self.share, 0.0, 0.5)
         check_between("pbt: resample", self.resample, 0.0, 1.0)
         if self.select not in SELECTIONS:
-            raise SettingsError(f"pbt: select is {self.select!r}; {nearest(str(self.select), SELECTIONS)}")
+            raise SettingsError(f"pbt: select is {self.select!r}; {suggest(str(self.select), SELECTIONS)}")
         if not self.factors or not all(isinstance(x, int | float) and 0 < x < math.inf for x in self.factors):
             raise SettingsError(f"pbt: factors are {self.factors!r}; expected positive numbers, as in (0.8, 1.25)")
         if not sweep:
@@ -228,7 +228,7 @@ def read_search(name: str, given: Any) -> dict[str, Any]:
     known = {field: hint for field, hint in kind.__annotations__.items() if field not in ("sweep", "seed")}
     for key in given:
         if key not in known:
-            raise SettingsError(f"unknown setting {name}.{key}; {nearest(str(key), known)}")
+            raise SettingsError(f"unknown setting {name}.{key}; {suggest(str(key), known)}")
     if main not in given and main not in kind._field_defaults:
         raise SettingsError(f"{name} needs its {main}, as in --{name} 2000")
     return {key: _read(f"{name}.{key}", value, kind._field_defaults.get(key, 0)) for key, value in given.items()}

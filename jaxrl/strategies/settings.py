@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from jaxrl.agents.base import Agent, Tunable
-from jaxrl.processors.base import OFF, Processor
+from jaxrl.processors.base import DISABLED, Processor
 from jaxrl.processors.n_step import NStepState
 from jaxrl.processors.normalise import RewardState
 from jaxrl.spaces import EnvSpec
@@ -58,7 +58,7 @@ def settings_of(
     pieces = {
         "env": made,
         "agent": agent.settings,
-        "processor": processor.settings and {**OFF, **processor.settings},
+        "processor": processor.settings and {**DISABLED, **processor.settings},
         **{name: piece for name, piece in others.items() if name == "buffer"},
         "training": {} if agent.offline == offline else None,
     }

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from jaxrl.errors import say
+from jaxrl.errors import print_stderr
 from jaxrl.terminal import print_folded
 from jaxrl.training.interrupt import raise_signal
 from jaxrl.training.processes import number
@@ -106,7 +106,7 @@ def leave_by_signal(signalled: int, stop: str | None, opt_steps: int, run_dir: s
     where += f", at the end of the run ({stop})" if stop in LIMITS else ""
     again = AGAIN if run_dir is None else _saved(f"Trainer(strategy, ..., run_dir={run_dir!r}, resume=True)")
     if not quiet and not number():
-        say(f"stopped by {name} at {where}; {again}")
+        print_stderr(f"stopped by {name} at {where}; {again}")
     raise_signal(signalled)
 
 
@@ -114,7 +114,7 @@ def leave_population_by_signal(signalled: int, run_dir: str | None, quiet: bool)
     """End the training of a population, as `leave_by_signal` does that of a run."""
     again = AGAIN if run_dir is None else _saved(f"Trainer(population, ..., run_dir={run_dir!r}, resume=True)")
     if not quiet:
-        say(f"stopped by {signal.Signals(signalled).name}; {again}")
+        print_stderr(f"stopped by {signal.Signals(signalled).name}; {again}")
     raise_signal(signalled)
 
 
@@ -123,7 +123,9 @@ def report_exit(error: BaseException | None, terminated: bool, opt_steps: int, r
     if terminated or isinstance(error, KeyboardInterrupt):
         name = "SIGTERM" if terminated else "SIGINT"
         saved = run_dir and _saved(f"Session(..., run_dir={run_dir!r}, resume=True)")
-        say(f"stopped by {name} at {opt_steps:,} optimisation steps; {saved or 'nothing is saved without a run_dir'}")
+        print_stderr(
+            f"stopped by {name} at {opt_steps:,} optimisation steps; {saved or 'nothing is saved without a run_dir'}"
+        )
 
 
 def _saved(continuation: str) -> str:

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs.agents import as_one, games_of, rows_of
-from jaxrl.envs.base import Env, finite_rows, zeros_unless
+from jaxrl.envs.agents import as_single_env, flatten_agents, unflatten_agents
+from jaxrl.envs.base import Env, finite_rows, zero_invalid_rows
 from jaxrl.envs.host import HostEnv, HostVectorEnv
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Policy, Strategy, fold
@@ -238,7 +238,7 @@ class HostEvaluator:
         """Prepare an evaluation; arguments are those of `Evaluator`. Environments are opened for each anew."""
         check_count("eval_episodes", episodes)
         self.actions = "sampled" if sampled else "greedy"
-        self.env, self.episodes = env.judged or env, episodes
+        self.env, self.episodes = env.eval_env or env, episodes
         self.max_steps = max_steps or self.env.spec.time_limit or MAX_STEPS
         chosen = chooser(policy, sampled)
         self._begin, self._act, self._observe = (
@@ -255,8 +255,8 @@ class HostEvaluator:
 
     def _run(self, envs: HostVectorEnv, params: PyTree, key: Key) -> Evaluation:
         carry = self._begin(params, envs.reset())
-        returns, lengths = np.where(envs.spoilt, np.nan, 0.0), np.zeros(self.episodes, np.int32)
-        running, info = ~envs.spoilt, dict[str, Any]()
+        returns, lengths = np.where(envs.invalid_reset, np.nan, 0.0), np.zeros(self.episodes, np.int32)
+        running, info = ~envs.invalid_reset, dict[str, Any]()
         for t in range(self.max_steps):
             if not running.any():
                 break
@@ -309,14 +309,14 @@ def of_agents(one: Chooser, count: int) -> Chooser:
 
     def act(params: PyTree, carry: PyTree, key: Key, t: Array) -> tuple[PyTree, PyTree]:
         carry, action = one.act(params, carry, key, t)
-        return carry, games_of(action, count)
+        return carry, unflatten_agents(action, count)
 
     def observe(params: PyTree, carry: PyTree, step: Step) -> PyTree:
-        action, successor, obs = rows_of((step.action, step.final_obs, step.obs))
+        action, successor, obs = flatten_agents((step.action, step.final_obs, step.obs))
         reward, terminated, truncated = (jnp.repeat(x, count) for x in (step.reward, step.terminated, step.truncated))
         return one.observe(params, carry, Step(action, (), reward, terminated, truncated, successor, obs))
 
-    return Chooser(lambda params, obs: one.begin(params, rows_of(obs)), act, observe)
+    return Chooser(lambda params, obs: one.begin(params, flatten_agents(obs)), act, observe)
 
 
 def evaluator_for(env: Env | HostEnv, policy: Policy, episodes: int, sampled: bool = False) -> EvaluateFn:
@@ -381,7 +381,7 @@ def run_episodes(
 def _asked(env: Env, policy: Policy, sampled: bool) -> tuple[Chooser, Env]:
     """Return how `policy` is asked in `env`, and that as an environment of one agent."""
     asked = chooser(policy, sampled)
-    return (asked, env) if env.agents is None else (of_agents(asked, env.agents), as_one(env))
+    return (asked, env) if env.agents is None else (of_agents(asked, env.agents), as_single_env(env))
 
 
 def begin_episodes(env: Env, asked: Chooser, episodes: int, params: PyTree, reset_key: Key) -> _Episodes:
@@ -392,7 +392,7 @@ def begin_episodes(env: Env, asked: Chooser, episodes: int, params: PyTree, rese
     return _Episodes(
         step=jnp.int32(0),
         env=state,
-        carry=asked.begin(params, zeros_unless(finite, obs)),
+        carry=asked.begin(params, zero_invalid_rows(finite, obs)),
         returns=jnp.where(finite, jnp.float32(0), jnp.float32(jnp.nan)),
         lengths=jnp.zeros(episodes, jnp.int32),
         running=finite,

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from jaxrl.envs import Env, HostEnv
-from jaxrl.envs.agents import as_one
-from jaxrl.envs.host import to_host
-from jaxrl.errors import SettingsError, reason_of
+from jaxrl.envs.agents import as_single_env
+from jaxrl.envs.host import convert_action
+from jaxrl.errors import SettingsError, error_text
 from jaxrl.spaces import to_indices
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Video
@@ -30,12 +30,12 @@ Take = Callable[[], tuple[Sequence[np.ndarray], float]]
 def player(env: Env | HostEnv) -> Player:
     """Return what plays episodes of `env`, compiled once; raise `SettingsError` if it cannot be drawn."""
     if isinstance(env, HostEnv):
-        if env.film is None:
+        if env.make_renderable is None:
             raise SettingsError(f"{env.spec.name} cannot be rendered here")
         return partial(_on_host, env)
     if env.render is None:
         raise SettingsError(f"{env.spec.name} cannot be rendered; give its Env a render function")
-    env = as_one(env)
+    env = as_single_env(env)
     return partial(_on_device, env, jax.jit(env.reset), jax.jit(env.step))
 
 
@@ -57,8 +57,8 @@ def _on_device(
 
 
 def _on_host(env: HostEnv, policy: GreedyPolicy, seed: int, max_steps: int) -> tuple[list[np.ndarray], float]:
-    assert env.film is not None
-    one = env.film()
+    assert env.make_renderable is not None
+    one = env.make_renderable()
     try:
         obs, _ = one.reset(seed=seed)
         policy.reset()
@@ -66,13 +66,13 @@ def _on_host(env: HostEnv, policy: GreedyPolicy, seed: int, max_steps: int) -> t
         for _ in range(max_steps):
             action = jax.tree.map(lambda x: np.asarray(x)[None], policy(obs))
             action = to_indices(env.spec.action_space, action)
-            obs, reward, terminated, truncated, _ = one.step(_first(to_host(one.action_space, action)))
+            obs, reward, terminated, truncated, _ = one.step(_first(convert_action(one.action_space, action)))
             frames.append(one.render())
             total += float(reward)
             if terminated or truncated:
                 break
     except Exception as error:
-        raise SettingsError(f"{env.spec.name} cannot be rendered: {reason_of(error)}") from error
+        raise SettingsError(f"{env.spec.name} cannot be rendered: {error_text(error)}") from error
     finally:
         one.close()
     return frames, total
@@ -123,8 +123,8 @@ def _first_picture(env: Env | HostEnv) -> None:
     """Draw a first state; raise `SettingsError` if that fails."""
     try:
         if isinstance(env, HostEnv):
-            assert env.film is not None
-            one = env.film()
+            assert env.make_renderable is not None
+            one = env.make_renderable()
             try:
                 one.reset(seed=0)
                 picture = one.render()
@@ -134,7 +134,7 @@ def _first_picture(env: Env | HostEnv) -> None:
             assert env.render is not None
             picture = env.render(jax.jit(env.reset)(make_key(0))[0])
     except Exception as error:
-        raise SettingsError(f"{env.spec.name} cannot be rendered: {reason_of(error)}") from error
+        raise SettingsError(f"{env.spec.name} cannot be rendered: {error_text(error)}") from error
     as_picture(picture, env.spec.name)
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-from jaxrl.errors import DivergedError, StorageError, say
+from jaxrl.errors import DivergedError, StorageError, print_stderr
 from jaxrl.terminal import clear_line, end_at_once
 
 try:
@@ -133,7 +133,7 @@ def _acknowledge(number: int) -> None:
     if activity is not None:
         name = signal.Signals(number).name
         clear_line()
-        say(f"{name}: stopping when {activity()} has finished; a second {name} stops at once")
+        print_stderr(f"{name}: stopping when {activity()} has finished; a second {name} stops at once")
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
@@ -256,4 +256,4 @@ def tell_unsaved(error: BaseException, unsaved: StorageError | None) -> None:
     if isinstance(error, SystemExit) and unsaved is not None:
         raise unsaved from error  # an exit code of 0 would say that all is saved
     if isinstance(error, GeneratorExit) and unsaved is not None:
-        say(f"error: {unsaved}")  # no exception can leave a loop that was left
+        print_stderr(f"error: {unsaved}")  # no exception can leave a loop that was left

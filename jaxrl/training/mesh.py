@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxrl.errors import SettingsError, check_count, nearest
-from jaxrl.written import whole
+from jaxrl.errors import SettingsError, check_count, suggest
+from jaxrl.parsing import as_int
 
 EXAMPLE = "members=4,envs=2"
 MOST = 1 << 20
@@ -45,10 +45,10 @@ def read_mesh(text: object) -> MeshShape:
         if not equals or not axis:
             raise SettingsError(f"mesh is {text!r}; expected lengths of its axes, as in {EXAMPLE}")
         if axis not in MeshShape._fields:
-            raise SettingsError(f"mesh has no axis {axis!r}; {nearest(axis, MeshShape._fields)}")
+            raise SettingsError(f"mesh has no axis {axis!r}; {suggest(axis, MeshShape._fields)}")
         if axis in sizes:
             raise SettingsError(f"mesh is {text!r}, which names {axis} twice; expected {EXAMPLE}")
-        sizes[axis] = check_count(f"mesh {axis}", whole(size), most=MOST)
+        sizes[axis] = check_count(f"mesh {axis}", as_int(size), most=MOST)
     return MeshShape(**sizes)
 
 

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.errors import SettingsError, reason_of
-from jaxrl.masks import PRIVILEGED, completed, has
-from jaxrl.spaces import as_shape, space_struct, spec_to_plain, to_dtype, to_elements, to_indices
+from jaxrl.errors import SettingsError, error_text
+from jaxrl.masks import PRIVILEGED, fill_privileged, has_entry
+from jaxrl.parsing import format_repr
+from jaxrl.spaces import match_image_layout, space_struct, spec_to_plain, to_dtype, to_elements, to_indices
 from jaxrl.strategies.base import Policy
 from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
-from jaxrl.written import brief
 from jaxrl.xla.attempts import attempt
 from jaxrl.xla.equations import read, used
 
@@ -43,7 +43,7 @@ class GreedyPolicy:
     def __repr__(self) -> str:
         score, steps = self.facts.get("score"), self.facts.get("opt_steps")
         known = None if score is None else f"score {score:.6g}"
-        return brief(
+        return format_repr(
             "GreedyPolicy", self.policy.spec.name, known, None if steps is None else f"optimisation step {steps:,}"
         )
 
@@ -124,7 +124,7 @@ class GreedyPolicy:
         """
         struct = space_struct(self.policy.spec.observation_space)
         told = self.policy.told
-        if told is not None and told.privileged and has(struct, PRIVILEGED) and not has(obs, PRIVILEGED):
+        if told is not None and told.privileged and has_entry(struct, PRIVILEGED) and not has_entry(obs, PRIVILEGED):
             raise SettingsError(f"the observation has no {PRIVILEGED}, which values are made of; add it")
         return self._ask("values", obs, action)
 
@@ -147,7 +147,7 @@ class GreedyPolicy:
     def _batch(self, obs: PyTree) -> tuple[PyTree, int, bool]:
         """Return `obs` as a batch, its rows, and whether it was a single observation."""
         struct = space_struct(self.policy.spec.observation_space)
-        obs = _as_observation(self.policy.spec.name, struct, completed(struct, obs))
+        obs = _as_observation(self.policy.spec.name, struct, fill_privileged(struct, obs))
         obs = to_indices(self.policy.spec.observation_space, obs)
         single = jnp.ndim(jax.tree.leaves(obs)[0]) == len(jax.tree.leaves(struct)[0].shape)
         batch = jax.tree.map(lambda x: x[None], obs) if single else obs
@@ -162,7 +162,7 @@ class GreedyPolicy:
         try:
             arrays = jax.tree.map(lambda like, x: _array(x, like.dtype), struct, action)
         except (ValueError, TypeError, OverflowError) as error:
-            raise SettingsError(f"the action does not match {name}: {reason_of(error)}") from error
+            raise SettingsError(f"the action does not match {name}: {error_text(error)}") from error
         came = jax.tree.map(jnp.shape, arrays)
         if came != wanted:
             raise SettingsError(f"the action has shape {came}; expected {wanted}, one for each observation of {name}")
@@ -210,9 +210,9 @@ def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:
     if different := entries_apart(struct, obs):
         raise SettingsError(f"the observation does not match {env}: {different}")
     try:
-        arrays = jax.tree.map(lambda like, x: as_shape(_array(x, like.dtype), like.shape), struct, obs)
+        arrays = jax.tree.map(lambda like, x: match_image_layout(_array(x, like.dtype), like.shape), struct, obs)
     except (ValueError, TypeError, OverflowError) as error:
-        raise SettingsError(f"the observation does not match {env}: {reason_of(error)}") from error
+        raise SettingsError(f"the observation does not match {env}: {error_text(error)}") from error
     for like, x in zip(jax.tree.leaves(struct), jax.tree.leaves(arrays), strict=True):
         if x.shape != like.shape and x.shape[1:] != like.shape:
             raise SettingsError(

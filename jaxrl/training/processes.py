@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxrl.errors import JaxrlError, ProcessError, SettingsError, reason_of, say
+from jaxrl.errors import JaxrlError, ProcessError, SettingsError, error_text, print_stderr
 from jaxrl.training.changes import changes
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.trees import PyTree, is_key, key_impl
@@ -190,7 +190,7 @@ def reported() -> Iterator[None]:
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         if isinstance(error, JaxrlError) or not several() or not _is_loss(str(error)):
             raise
-        reason = reason_of(error)[:200]
+        reason = error_text(error)[:200]
         raise LostError(f"{GONE} ({reason})") from error
 
 
@@ -208,7 +208,7 @@ def leave_when_lost(line: str = GONE) -> None:
 
     def aborted(signal: int) -> None:
         del signal
-        say(f"error: {line}")
+        print_stderr(f"error: {line}")
         os._exit(ProcessError.exit_code)
 
     _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted))

@@ -13,12 +13,12 @@ import numpy as np
 
 import jaxrl.training.processes as processes
 from jaxrl.errors import SettingsError
-from jaxrl.metrics import Metrics, Stat, Total, columns_of
+from jaxrl.metrics import Metrics, Stat, Total, stack_metrics
 from jaxrl.strategies.base import EpisodeEnds, Strategy, fold, iterate, iteration
 from jaxrl.training.devices import after_placing, begun, over_devices, placed, whereabouts
 from jaxrl.training.memory import Plan, plan_of, plan_of_state, require_fit
 from jaxrl.trees import Array, Key, PyTree, make_key, require_same
-from jaxrl.tuning import Swap, given, traced
+from jaxrl.tuning import Override, override, trace_hyperparams
 from jaxrl.xla import chosen
 from jaxrl.xla.contexts import bind_context, options_of
 from jaxrl.xla.equations import everywhere
@@ -175,7 +175,7 @@ def _halves_of(strategy: Strategy) -> Callable[..., tuple[PyTree, Metrics, Episo
 
 def add(sums: Sums, metrics: Metrics) -> Sums:
     """Add one iteration's metrics."""
-    return add_up(sums, columns_of(metrics))
+    return add_up(sums, stack_metrics(metrics))
 
 
 def add_up(sums: Sums, new: Stat | Sums) -> Sums:
@@ -333,7 +333,7 @@ def _traced_begin(strategy: Strategy) -> tuple[PyTree, dict[str, float]]:
     """Return the shapes of a training state, and the settings that live in it; traced once for all who ask."""
     made = programs_of(strategy)
     if "begin" not in made:
-        made["begin"] = traced(partial(_begin, strategy), jax.eval_shape(lambda: make_key(0)))
+        made["begin"] = trace_hyperparams(partial(_begin, strategy), jax.eval_shape(lambda: make_key(0)))
     shapes, found = made["begin"]
     return shapes, found
 
@@ -344,7 +344,7 @@ def _begin(strategy: Strategy, key: Array) -> PyTree:
 
 def _init(strategy: Strategy, key: Array, values: Mapping[str, Array] | None = None) -> tuple[PyTree, Sums]:
     old = _traced_begin(strategy)[1] if values else {}
-    with given({name: Swap(old[name], value) for name, value in (values or {}).items()}):
+    with override({name: Override(old[name], value) for name, value in (values or {}).items()}):
         state = _begin(strategy, key)
     return state, zero_sums(len(metric_shapes(strategy, state)))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl.errors import SettingsError, nearest, reason_of, require_extra
+from jaxrl.errors import SettingsError, error_text, require_extra, suggest
 
 FPS = 30
 LONGEST = 1_000
@@ -18,7 +18,7 @@ FORMATS = ("gif", "mp4")
 def check_format(name: str, what: str) -> None:
     """Raise `SettingsError` unless the setting `what` is the name of a format that can be written here."""
     if name not in FORMATS:
-        raise SettingsError(f"unknown {what} {name!r}; {nearest(str(name), FORMATS)}")
+        raise SettingsError(f"unknown {what} {name!r}; {suggest(str(name), FORMATS)}")
     if name == "mp4":
         require_extra("av", "films as MP4", "video")
 
@@ -69,7 +69,7 @@ def kept_film(take: Callable[[], tuple[Sequence[np.ndarray], float]], path: Path
         os.replace(temporary, path)
     except Exception as error:
         temporary.unlink(missing_ok=True)
-        return f"no video: {reason_of(error)}"
+        return f"no video: {error_text(error)}"
     height, width = frames[0].shape[:2]
     return path, total, height, width
 

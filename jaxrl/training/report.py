@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxrl.parsing import format_repr
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Row
 from jaxrl.trees import PyTree
-from jaxrl.written import brief
 
 
 class Report(NamedTuple):
@@ -37,7 +37,9 @@ class Result(NamedTuple):
 
     def __repr__(self) -> str:
         summary = self.summary
-        return brief("Result", summary.get("trained"), *progress_parts(summary), run_dir_part(summary.get("run_dir")))
+        return format_repr(
+            "Result", summary.get("trained"), *progress_parts(summary), run_dir_part(summary.get("run_dir"))
+        )
 
 
 def progress_parts(summary: Mapping[str, Any]) -> list[str]:

@@ -5,14 +5,14 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jaxrl.errors import SettingsError, check_between, check_count, nearest, require_extra
+from jaxrl.errors import SettingsError, check_between, check_count, require_extra, suggest
+from jaxrl.parsing import as_int
 from jaxrl.paths import local
-from jaxrl.registry import RECORDERS, named
+from jaxrl.registry import RECORDERS, import_name
 from jaxrl.strategies.base import Halves, Strategy, has_halves
 from jaxrl.training.mesh import as_text, read_mesh
 from jaxrl.training.reel import FORMATS
 from jaxrl.training.schedule import Schedule, rounded_up
-from jaxrl.written import whole
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def changed(whose: str, config: Config, settings: Mapping[str, Any]) -> Config:
     for name in settings:
         if name not in config.__dataclass_fields__:
             raise SettingsError(
-                f"{whose} has no setting {name!r}; {nearest(name, config.__dataclass_fields__, settings=True)}"
+                f"{whose} has no setting {name!r}; {suggest(name, config.__dataclass_fields__, settings=True)}"
             )
     return replace(config, **{name: _as_declared(config, name, value) for name, value in settings.items()})
 
@@ -265,7 +265,7 @@ def _as_declared(config: Any, name: str, value: Any) -> Any:
     """Return `value` as an `int` if the setting is a whole number, so that `1e5` may be given for one."""
     value = tuple(value) if name in ("recorders", "tags") and isinstance(value, list) else value
     value = as_text(value) if name == "mesh" else value
-    return whole(value) if config.__dataclass_fields__[name].type is int else value
+    return as_int(value) if config.__dataclass_fields__[name].type is int else value
 
 
 def with_recorders(config: Config, given: Sequence[Any] | None) -> tuple[Config, list[Any]]:
@@ -318,13 +318,13 @@ def check_recorders(names: Sequence[str], run_dir: str | None, default: Sequence
             )
         row = RECORDERS.get(name)
         if row is None:
-            raise SettingsError(f"unknown recorder {name!r}; {nearest(name, RECORDERS)}")
+            raise SettingsError(f"unknown recorder {name!r}; {suggest(name, RECORDERS)}")
         if row.package is not None:
             require_extra(row.package, f"runs recorded by {name}")
         if run_dir is None and not row.anywhere and names != default:
             raise SettingsError(f"recorder {name!r} writes into the directory of the run; set run_dir as well")
         if row.package is not None:
-            named(row.module, row.maker)()  # it knows what else it takes, such as a key
+            import_name(row.module, row.maker)()  # it knows what else it takes, such as a key
 
 
 def check_seed(seed: int) -> None:

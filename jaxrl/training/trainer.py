@@ -15,8 +15,9 @@ from typing import Any
 import jax
 
 import jaxrl.training.closing as closing
-from jaxrl.errors import SettingsError, check_count, say
-from jaxrl.registry import named
+from jaxrl.errors import SettingsError, check_count, print_stderr
+from jaxrl.parsing import format_repr
+from jaxrl.registry import import_name
 from jaxrl.strategies.base import Strategy, name_of
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
@@ -56,7 +57,6 @@ from jaxrl.training.taking_up import (
     resumption,
 )
 from jaxrl.trees import PyTree, make_key
-from jaxrl.written import brief
 
 CHUNK_S = 0.25
 """Seconds of training in one call, about: how long a signal waits, and how often progress is shown."""
@@ -71,7 +71,7 @@ class Trainer:
     def __new__(cls, strategy: Any, *args: Any, **settings: Any) -> Any:
         """Make the trainer of a strategy, or of a population."""
         if isinstance(strategy, Population):
-            return named("jaxrl.training.population.trainer", "PopulationTrainer")(strategy, *args, **settings)
+            return import_name("jaxrl.training.population.trainer", "PopulationTrainer")(strategy, *args, **settings)
         return super().__new__(cls)
 
     def __init__(
@@ -147,7 +147,7 @@ class Trainer:
     def __repr__(self) -> str:
         summary = {**self.ledger.summary(self.schedule), "stop": self.stop_reason}
         most, run_dir = f"max_opts={self.config.max_opts}", run_dir_part(self.config.run_dir)
-        return brief("Trainer", name_of(self.strategy), most, *progress_parts(summary), run_dir)
+        return format_repr("Trainer", name_of(self.strategy), most, *progress_parts(summary), run_dir)
 
     @property
     def state(self) -> PyTree:
@@ -435,7 +435,7 @@ class Trainer:
         if sound and self.ledger.t >= self.schedule.last:
             self.stop_reason = reason
             if not self._quiet:
-                say(self.schedule.nothing_left(self.ledger.t))
+                print_stderr(self.schedule.nothing_left(self.ledger.t))
             return False
         if sound and self.config.run_dir is None:
             self.ledger = self.ledger.taken_up(self._wall)

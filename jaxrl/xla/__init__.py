@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jaxrl.errors import SettingsError, nearest
+from jaxrl.errors import SettingsError, suggest
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 CHOICES = ("auto", "plain", *PLATFORMS)
@@ -96,5 +96,5 @@ def _backend() -> str:
 
 def _check(which: str) -> str:
     if which not in CHOICES:
-        raise SettingsError(f"unknown forms {which!r}; {nearest(which, CHOICES)}")
+        raise SettingsError(f"unknown forms {which!r}; {suggest(which, CHOICES)}")
     return which

@@ -118,7 +118,7 @@ def scan(
     They are packed `on` these platforms alone. Where shards learn together the loop over updates stays plain: what is
     the same for all would come to lie in one array with what each has for itself, and be taken for its own.
     """
-    if not shaped_for(*on) or (on == TIED_WITHIN and shards.spread()):
+    if not shaped_for(*on) or (on == TIED_WITHIN and shards.is_sharded()):
         return _scan_vectors(body, carry, xs) if shaped_for("cpu") else jax.lax.scan(body, carry, xs)
     tie, untie = bundle(carry)
     rows, row = rows_of(xs)
@@ -284,7 +284,7 @@ def loop_form(carry: PyTree) -> LoopForm:
     as_it_is = lambda tree: tree
     if not shaped_for(*TIED):
         return LoopForm(as_it_is, as_it_is, jax.lax.fori_loop)
-    if shaped_for("cuda") and not shards.spread():
+    if shaped_for("cuda") and not shards.is_sharded():
         return LoopForm(as_it_is, as_it_is, _counting_within)
     like = jax.eval_shape(lambda: carry)
     tie, untie = bundle(jax.eval_shape(flat.hold, carry))

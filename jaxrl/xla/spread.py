@@ -69,7 +69,7 @@ def _in_one_batch(
 ) -> tuple[PyTree, PyTree]:
     """Run a function for all shards of this device together: what it rounds to then depends on how many there are."""
     axes = [0 if own else None for own in given.each]
-    with shards_of_run.across(DEVICES if _devices() > 1 else None):
+    with shards_of_run.outer_axis(DEVICES if _devices() > 1 else None):
         made = jax.vmap(flat, in_axes=axes, axis_name=AXIS, axis_size=_here(shards))(*given.values)
     flags = own(made)
     return jax.tree.map(lambda x, own: x if own else x[0], made, flags), flags

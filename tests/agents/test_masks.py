@@ -13,17 +13,17 @@ from toys_masks import TEMPTING, is_allowed, minefield
 
 import jaxrl
 from jaxrl.agents import cql_dqn, dqn, pqn, rainbow
-from jaxrl.distributions import Categorical, head_of, restricted
+from jaxrl.distributions import Categorical, make_head, mask_distribution
 from jaxrl.errors import SettingsError
-from jaxrl.masks import mask_of, masked, random_action
-from jaxrl.registry import maker, names_of
+from jaxrl.masks import apply_mask, get_mask, random_action
+from jaxrl.registry import algorithm_maker, algorithm_names
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, sample_space
 from jaxrl.strategies.off_policy import Replay
 from jaxrl.strategies.replay import UpdateSchedule
 from jaxrl.strategies.stepwise import Stepwise, act
 from jaxrl.training.evaluator import run_episodes
 from jaxrl.trees import row_struct
-from jaxrl.types import Batch, Remembered, Rollout, Step, Transition
+from jaxrl.types import Batch, RecurrentObs, Rollout, Step, Transition
 from jaxrl.xla.flat import Flat
 
 MIN = float(jnp.finfo(jnp.float32).min)
@@ -34,13 +34,13 @@ TWO_OF_THREE = jnp.array([True, False, True])
 
 
 def test_a_forbidden_value_is_the_smallest_number_and_a_row_that_allows_nothing_allows_everything() -> None:
-    rows = masked(jnp.array([[1.0, 9.0, 2.0], [1.0, 9.0, 2.0]]), jnp.array([[True, False, True], [False] * 3]))
+    rows = apply_mask(jnp.array([[1.0, 9.0, 2.0], [1.0, 9.0, 2.0]]), jnp.array([[True, False, True], [False] * 3]))
     np.testing.assert_array_equal(rows, [[1.0, MIN, 2.0], [1.0, 9.0, 2.0]])
 
 
 def test_the_entropy_of_two_allowed_actions_of_three_is_log_two_and_its_gradient_is_finite() -> None:
     def entropy(logits: Any) -> Any:
-        return restricted(Categorical(logits), TWO_OF_THREE).entropy()
+        return mask_distribution(Categorical(logits), TWO_OF_THREE).entropy()
 
     value, slope = jax.value_and_grad(entropy)(jnp.array([0.5, 80.0, 0.5]))
     np.testing.assert_allclose(value, math.log(2), rtol=1e-6)
@@ -53,7 +53,7 @@ def test_the_entropy_of_two_allowed_actions_of_three_is_log_two_and_its_gradient
 
 def test_log_probabilities_are_those_among_the_allowed_actions_and_their_gradients_are_finite() -> None:
     def log_prob(logits: Any, action: int) -> Any:
-        return restricted(Categorical(logits), TWO_OF_THREE).log_prob(jnp.int32(action))
+        return mask_distribution(Categorical(logits), TWO_OF_THREE).log_prob(jnp.int32(action))
 
     logits = jnp.array([0.0, 80.0, 0.0])
     np.testing.assert_allclose(log_prob(logits, 2), -math.log(2), rtol=1e-6)
@@ -64,9 +64,9 @@ def test_log_probabilities_are_those_among_the_allowed_actions_and_their_gradien
 
 
 def test_each_number_of_an_action_has_a_mask_of_its_own() -> None:
-    head = head_of(EnvSpec("Toy", Box(0.0, 1.0, (1,)), MultiDiscrete((3, 2))))
+    head = make_head(EnvSpec("Toy", Box(0.0, 1.0, (1,)), MultiDiscrete((3, 2))))
     mask = jnp.array([[True, False, True, False, True], [False, False, False, True, True]])
-    choice = restricted(head.of(jnp.zeros((2, 5)).at[:, 1].set(50.0)), mask)
+    choice = mask_distribution(head.distribution(jnp.zeros((2, 5)).at[:, 1].set(50.0)), mask)
     np.testing.assert_allclose(choice.entropy(), [math.log(2), math.log(2)], rtol=1e-6)
     np.testing.assert_array_equal(choice.mode(), [[0, 1], [1, 0]])
     drawn = jax.vmap(choice.sample)(jax.random.split(KEY, 200))
@@ -189,16 +189,16 @@ def test_a_session_keeps_to_the_mask() -> None:
 
 def spared(space: Any, obs: Any, action: Any) -> bool:
     """Return whether all actions are allowed where any is."""
-    mask = mask_of(obs)
+    mask = get_mask(obs)
     assert mask is not None
     return bool((is_allowed(space, mask, action) | ~mask.any(axis=-1)).all())
 
 
 @pytest.mark.every_day("dqn", "ppo", "sac", "pqn", "bc")
-@pytest.mark.parametrize("name", names_of(actions="discrete"))
+@pytest.mark.parametrize("name", algorithm_names(actions="discrete"))
 def test_every_agent_acts_within_the_mask(name: str) -> None:
     spec = minefield(Discrete(4)).spec
-    agent = maker(name)(features=(8,))(spec)
+    agent = algorithm_maker(name)(features=(8,))(spec)
     obs = sample_space(spec.observation_space, KEY, 64)
 
     def run(key: Any) -> Any:
@@ -213,7 +213,7 @@ def test_every_agent_acts_within_the_mask(name: str) -> None:
 def test_agents_for_data_learn_with_finite_gradients(name: str) -> None:
     # Among the rows there are some that allow nothing.
     spec = minefield(Discrete(4)).spec
-    agent = maker(name)(features=(8,))(spec)
+    agent = algorithm_maker(name)(features=(8,))(spec)
     new, metrics = jax.jit(lambda key: updated(agent, spec, agent.init(key)))(KEY)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((metrics, agent.strip(new))))
 
@@ -382,7 +382,7 @@ def test_stacked_frames_and_normalisation_leave_the_mask_as_it_is() -> None:
 
 
 def test_a_recurrent_observation_has_the_mask_of_what_is_seen() -> None:
-    np.testing.assert_array_equal(mask_of(Remembered(at(0, 1, 0, 1), jnp.zeros((1, 4)))), [TWO_OF_THREE])
+    np.testing.assert_array_equal(get_mask(RecurrentObs(at(0, 1, 0, 1), jnp.zeros((1, 4)))), [TWO_OF_THREE])
 
 
 @pytest.mark.parametrize(
@@ -404,5 +404,5 @@ def test_a_mask_that_does_not_fit_is_refused(mask: Any, actions: Any, said: str)
 
 
 def test_observations_without_anything_to_see_are_refused() -> None:
-    with pytest.raises(SettingsError, match="are action_mask, of which a policy sees nothing"):
+    with pytest.raises(SettingsError, match="are action_mask, none of which a policy sees"):
         jaxrl.dqn()(seeing({"action_mask": Box(0, 1, (4,), bool)}))

@@ -152,7 +152,7 @@ def test_a_module_of_nnx_learns_as_the_same_one_in_linen_does():
         (lambda rngs: nnx.BatchNorm(3, rngs=rngs), "keeps BatchStat beside its Param"),
         (lambda rngs: nnx.Dropout(0.5, rngs=rngs), "keeps RngCount, RngKey beside its Param"),
         (lambda rngs: 3, "expected a module of flax.nnx"),
-        (lambda: None, "from_nnx: no module can be made"),
+        (lambda: None, "from_nnx: the module cannot be made"),
     ],
 )
 def test_what_from_nnx_cannot_take_is_refused(make, said):
@@ -186,37 +186,37 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "values of other actions": (
         jaxrl.dqn,
         with_network(lambda spec: Mine((ACTIONS + 1,))),
-        ["make_network: called with [3, 3]", "puts out [3, 5]", "expected [3, 4]", "a value for each action"],
+        ["make_network: called with [3, 3]", "returns [3, 5]", "expected [3, 4]", "a value for each action"],
     ),
     "values without atoms": (
         jaxrl.rainbow,
         {**values, "atoms": 5},
-        ["puts out [3, 4]", "expected [3, 4, 5]", "agent.atoms"],
+        ["returns [3, 4]", "expected [3, 4, 5]", "agent.atoms"],
     ),
     "no values": (
         jaxrl.ppo,
         with_network(lambda spec, head: Mine((head.outputs,))),
-        ["puts out [3, 4]; expected [3, 4] float32", "and [3] or [3, 1] float32, a value for each observation"],
+        ["returns [3, 4]; expected [3, 4] float32", "and [3] or [3, 1] float32, a value for each observation"],
     ),
     "other outputs": (
         jaxrl.bc,
         with_network(lambda spec, head: Mine((head.outputs + 1,))),
-        ["puts out [3, 5]", "expected [3, 4]", "what the head of the policy takes"],
+        ["returns [3, 5]", "expected [3, 4]", "what the head of the policy takes"],
     ),
     "a critic of other actions": (
         jaxrl.sac,
         {"make_critic": lambda spec: Mine((1,))},
-        ["make_critic", "puts out [3, 1]", "expected [3, 4]"],
+        ["make_critic", "returns [3, 1]", "expected [3, 4]"],
     ),
     "a value too many": (
         jaxrl.iql,
         {"make_value": lambda spec: Mine((2,))},
-        ["make_value", "puts out [3, 2]", "expected [3] or [3, 1]"],
+        ["make_value", "returns [3, 2]", "expected [3] or [3, 1]"],
     ),
     "bfloat16": (
         jaxrl.dqn,
         with_network(lambda spec: Mine((ACTIONS,), jnp.bfloat16)),
-        ["puts out [3, 4] bfloat16", "expected [3, 4] float32"],
+        ["returns [3, 4] bfloat16", "expected [3, 4] float32"],
     ),
     "no module": (jaxrl.dqn, with_network(lambda spec: 3), ["make_network returned int", "Flax Linen module"]),
     "a class": (jaxrl.dqn, with_network(lambda spec: Mine), ["the class Mine itself", "as in Mine()"]),

@@ -15,7 +15,7 @@ from jaxrl.agents.losses import clipped_surrogate, value_loss, weighted_surrogat
 from jaxrl.errors import SettingsError
 from jaxrl.nn import ActorCritic
 from jaxrl.spaces import Box, Discrete, EnvSpec
-from jaxrl.types import Batch, Remembered, Rollout, Transition
+from jaxrl.types import Batch, RecurrentObs, Rollout, Transition
 
 MODES = {"jit": jax.jit, "no jit": lambda f: f}
 CLIP = 0.25
@@ -260,7 +260,7 @@ def test_acting_on_the_device_tells_of_no_probability_and_old_parameters_do(spec
     agent = an_agent(spec, **settings)
     state = jax.eval_shape(agent.init, jax.random.key(0))
     obs = jax.ShapeDtypeStruct((N, 4), jnp.float32)
-    seen = obs if not settings else Remembered(obs, jax.ShapeDtypeStruct((N, 4), jnp.float32))
+    seen = obs if not settings else RecurrentObs(obs, jax.ShapeDtypeStruct((N, 4), jnp.float32))
     noise = jax.eval_shape(lambda: jax.random.key(0))
     kinds = [
         jax.eval_shape(lambda *args: act(*args, jnp.uint32(0), "explore"), state, seen, noise)[1]  # noqa: B023

@@ -12,8 +12,8 @@ from toys_masks import hidden_sign
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.masks import completed, for_policy
-from jaxrl.registry import maker
+from jaxrl.masks import fill_privileged, for_policy
+from jaxrl.registry import algorithm_maker
 from jaxrl.spaces import Box, Discrete, sample_space
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.types import Batch, Rollout
@@ -34,7 +34,7 @@ OFF_POLICY = [("sac", BOX), ("sac", NUMBERS), ("td3", BOX), ("ddpg", BOX)]
 @pytest.mark.every_day("td3-spec2")
 @pytest.mark.parametrize(("name", "spec"), OFF_POLICY, ids=lambda x: getattr(x, "action_space", x))
 def test_only_the_critics_of_replay_see_the_privileged_state(name: str, spec: Any) -> None:
-    agent = maker(name)(**SMALL)(spec)
+    agent = algorithm_maker(name)(**SMALL)(spec)
     state = jax.jit(agent.init)(KEY)
     assert {x.shape[0] for x in jax.tree.leaves(state.policy) if x.ndim == 2} == {2, 8}
     obs = sample_space(spec.observation_space, KEY, ROWS)
@@ -121,7 +121,7 @@ def test_values_are_learnt_from_what_the_policy_does_not_see_and_the_policy_need
 def test_agents_without_a_critic_do_without_it() -> None:
     plain = NUMBERS._replace(observation_space={"seen": Box(-1.0, 1.0, (2,))})
     for name in ("dqn", "pqn", "bc"):
-        make = maker(name)(**SMALL)
+        make = algorithm_maker(name)(**SMALL)
         assert jax.eval_shape(make(NUMBERS).init, KEY) == jax.eval_shape(make(plain).init, KEY)
 
 
@@ -132,7 +132,7 @@ def test_images_may_be_for_critics_alone_and_something_must_be_left_for_the_poli
     policy, critic = jax.eval_shape(lambda key: (agent.init(key).policy, agent.init(key).critic), KEY)
     dims = lambda tree: {x.ndim for x in jax.tree.leaves(tree)}
     assert (dims(policy), dims(critic)) == ({1, 2}, {2, 3, 5})  # of critics there are two, hence an axis more
-    with pytest.raises(SettingsError, match="are privileged_state, of which a policy sees nothing; add an entry"):
+    with pytest.raises(SettingsError, match="are privileged_state, none of which a policy sees; add an entry"):
         jaxrl.td3()(BOX._replace(observation_space={"privileged_state": image}))
 
 
@@ -142,6 +142,6 @@ def test_what_only_critics_see_is_left_out_of_lists_as_of_arrays() -> None:
         "sensor": jax.ShapeDtypeStruct((1,), "float32"),
     }
     for sensor, shape in (([0.5], (2,)), ([[0.5], [0.2]], (2, 2)), (np.zeros((3, 1)), (3, 2))):
-        assert completed(struct, {"sensor": sensor})["privileged_state"].shape == shape
+        assert fill_privileged(struct, {"sensor": sensor})["privileged_state"].shape == shape
     nested = {**struct, "sensor": {"of": struct["sensor"]}}
-    assert "privileged_state" not in completed(nested, {"sensor": 1.0})  # which is refused where it is read
+    assert "privileged_state" not in fill_privileged(nested, {"sensor": 1.0})  # which is refused where it is read

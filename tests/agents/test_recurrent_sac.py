@@ -18,12 +18,12 @@ import jaxrl
 from jaxrl.agents import Agent
 from jaxrl.agents.sac import Bootstrap
 from jaxrl.agents.sequences import Memories, several_steps
-from jaxrl.distributions import head_of
+from jaxrl.distributions import make_head
 from jaxrl.errors import SettingsError
 from jaxrl.nn import Critic, PolicyNetwork, Recurrent
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.training.storage.leaves import state_digest
-from jaxrl.types import Batch, Remembered, Transition
+from jaxrl.types import Batch, RecurrentObs, Transition
 
 OBS = Box(-1.0, 1.0, (2,))
 SPECS = {
@@ -40,7 +40,7 @@ def test_a_return_adds_the_entropies_between_and_ends_where_an_episode_does() ->
     """
     begins = jnp.array([[False, False, False, True, False]])
     ends = jnp.array([[False, False, True, False, False]])
-    obs = Remembered(jnp.zeros((1, 5, 2)), jnp.zeros((1, 5, WIDTH)))
+    obs = RecurrentObs(jnp.zeros((1, 5, 2)), jnp.zeros((1, 5, WIDTH)))
     items = Transition(obs, begins, begins, begins, obs, (), jnp.ones((1, 5)), begins, ends)
     config = jaxrl.agents.SACConfig(core="gru", burn_in=1, sequence=4, n_step=2)
     reward, discount = jnp.array([1.0, 2.0, 4.0, 8.0]), jnp.full(4, 0.5)
@@ -67,8 +67,8 @@ def state_of(agent: Agent) -> Any:
 
 @cache
 def policy_of(name: str, core: str) -> Any:
-    """Return the plain call of the policy's network, `(params, Remembered) -> (outputs, memory)`, compiled."""
-    outputs = head_of(SPECS[name], squash=True).outputs
+    """Return the plain call of the policy's network, `(params, RecurrentObs) -> (outputs, memory)`, compiled."""
+    outputs = make_head(SPECS[name], squash=True).outputs
     head = PolicyNetwork(Box(-jnp.inf, jnp.inf, (WIDTH,)), outputs, "mlp", ())
     return jax.jit(Recurrent(head, OBS, core, WIDTH, features=(5,)).apply)
 
@@ -105,7 +105,7 @@ class Walk:
             self.after.append(memory)
 
     def _call(self, obs: Any, t: int, memory: Any, *action: Any) -> Any:
-        return self.apply(self.params, Remembered(jnp.asarray(obs[self.b, t : t + 1]), memory), *action)
+        return self.apply(self.params, RecurrentObs(jnp.asarray(obs[self.b, t : t + 1]), memory), *action)
 
     def now(self, t: int, *action: Any) -> np.ndarray:
         return np.asarray(self._call(self.items.obs.obs, t, self.before[t], *action)[0][0])
@@ -118,7 +118,7 @@ class Walks:
     """A policy and critics along sequence `b`."""
 
     def __init__(self, name: str, core: str, policy: Any, critic: Any, items: Transition, b: int) -> None:
-        self.discrete, self.head = name == "discrete", head_of(SPECS[name], squash=True)
+        self.discrete, self.head = name == "discrete", make_head(SPECS[name], squash=True)
         memory = jax.tree.map(lambda x: x[b, 0], items.obs.memory)
         action = () if self.discrete else (jnp.zeros((1, 2)),)
         self.policy = Walk(policy_of(name, core), policy, memory.policy, items, b)
@@ -130,7 +130,7 @@ class Walks:
     def value(self, t: int, noise: Any, then: bool) -> tuple[float, float]:
         """Return the value without entropy, and the entropy, before step `t` or after it."""
         look = lambda walk: walk.then if then else walk.now
-        chosen = self.head.of(look(self.policy)(t)[None])
+        chosen = self.head.distribution(look(self.policy)(t)[None])
         if self.discrete:
             q = np.min([look(critic)(t) for critic in self.critics], axis=0)
             share = np.exp(chosen.logits[0]) / np.exp(chosen.logits[0]).sum()
@@ -216,10 +216,10 @@ def test_the_burn_in_makes_the_memories_but_takes_no_gradient() -> None:
         obs, at = batch.items.obs, jax.tree.map(lambda x: x[:, 0], batch.items.obs.memory)
         for t in range(BURN):
             at = anew(batch.items.is_first[:, t], at)
-            policy = policy_of("continuous", "gru")(state.policy, Remembered(obs.obs[:, t], at.policy))[1]
+            policy = policy_of("continuous", "gru")(state.policy, RecurrentObs(obs.obs[:, t], at.policy))[1]
             critic = [
                 critic_of("continuous", "gru")(
-                    one_of(state.critic, k), Remembered(obs.obs[:, t], at.critic[:, k]), zero
+                    one_of(state.critic, k), RecurrentObs(obs.obs[:, t], at.critic[:, k]), zero
                 )[1]
                 for k in range(CRITICS)
             ]
@@ -311,7 +311,7 @@ def test_what_replay_holds_is_the_memory_that_acting_had_and_that_critics_would_
     for t in range(20):
         state = step(state, jnp.uint32(t))
     fresh = jaxrl.sac(**SMALL)(counting().spec)
-    buffer = jaxrl.prioritised(90, batch_size=40).windowed(fresh.window, 3)
+    buffer = jaxrl.prioritised(90, batch_size=40).as_sequence_buffer(fresh.window, 3)
     sample = jax.jit(lambda state: buffer.sample(state, KEY, jnp.uint32(25), jnp.uint32(0)))
     items, act = sample(state.buffer).items, jax.jit(lambda *args: fresh.act(*args, None, jnp.uint32(0), "exploit")[1])
     memory, count = items.obs.memory, items.obs.obs[..., 0]
@@ -319,7 +319,7 @@ def test_what_replay_holds_is_the_memory_that_acting_had_and_that_critics_would_
     assert 0 < np.mean(items.is_first[:, 1:]) < 1
     now = jax.tree.map(lambda x: x[:, 0], memory)
     for t in range(5):
-        after = act(state.agent, Remembered(items.obs.obs[:, t], now))["memory"]
+        after = act(state.agent, RecurrentObs(items.obs.obs[:, t], now))["memory"]
         now = anew(items.is_first[:, t + 1], after)
         for made, held in zip(jax.tree.leaves(now), jax.tree.leaves(memory), strict=True):
             np.testing.assert_allclose(made, held[:, t + 1], rtol=1e-5, atol=1e-6)
@@ -333,7 +333,7 @@ def test_acting_alone_needs_no_critics_and_their_memories_change_nothing() -> No
     agent = agent_of("continuous")
     state = jax.jit(agent.init)(KEY)
     kept = jax.tree.map(lambda x: jnp.full((3, *x.shape), 0.5, x.dtype), agent.memory)
-    seen = Remembered(jnp.array([[0.1, 0.2], [0.3, -0.4], [-0.5, 0.6]]), kept)
+    seen = RecurrentObs(jnp.array([[0.1, 0.2], [0.3, -0.4], [-0.5, 0.6]]), kept)
     whole, alone = (agent.act(s, seen, None, jnp.uint32(0), "exploit") for s in (state, agent.strip(state)))
     np.testing.assert_array_equal(whole[0], alone[0])
     np.testing.assert_array_equal(whole[1]["memory"].policy, alone[1]["memory"].policy)

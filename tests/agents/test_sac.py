@@ -18,7 +18,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.processors import chain, n_step, normalise_obs
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds, sample_space
 from jaxrl.strategies import off_policy
-from jaxrl.types import Batch, Remembered, Transition
+from jaxrl.types import Batch, RecurrentObs, Transition
 from jaxrl.xla.flat import Flat
 
 KEY = jax.random.key(0)
@@ -314,14 +314,14 @@ def test_noise_with_a_memory_keeps_a_share_of_the_noise_before_and_draws_from_th
     obs, rng = batch_of("continuous").items.obs, np.random.default_rng(1)
     before, fresh = jnp.asarray(rng.normal(size=(2, SIZE, 2)), jnp.float32)
     with drawn(normal=[fresh]):
-        action, extras = agent.act(state, Remembered(obs, before), KEY, jnp.uint32(0), "explore")
+        action, extras = agent.act(state, RecurrentObs(obs, before), KEY, jnp.uint32(0), "explore")
     after = 0.8 * np.asarray(before) + 0.6 * np.asarray(fresh)
     np.testing.assert_allclose(extras["memory"], after, rtol=1e-5, atol=1e-6)
     outputs = linear(numbers(state.policy), np.asarray(obs, np.float64))
     raw = outputs[:, :2] + np.exp(outputs[:, 2:]) * after
     np.testing.assert_allclose(unit("continuous", action), np.tanh(raw), atol=1e-5)
     # Evaluation takes the middle, and leaves the memory alone.
-    action, extras = agent.act(state, Remembered(obs, before), None, jnp.uint32(0), "exploit")
+    action, extras = agent.act(state, RecurrentObs(obs, before), None, jnp.uint32(0), "exploit")
     np.testing.assert_allclose(unit("continuous", action), np.tanh(outputs[:, :2]), atol=1e-6)
     assert equal(extras["memory"], before)
 
@@ -335,7 +335,7 @@ def test_noise_with_a_memory_begins_at_nothing_and_leaves_no_trace_where_it_is_o
 def test_the_memory_of_noise_is_not_shown_to_the_networks():
     batch, memory = batch_of("continuous"), jnp.asarray(np.random.default_rng(0).normal(size=(SIZE, 2)), jnp.float32)
     items = batch.items._replace(
-        obs=Remembered(batch.items.obs, memory), next_obs=Remembered(batch.items.next_obs, -memory)
+        obs=RecurrentObs(batch.items.obs, memory), next_obs=RecurrentObs(batch.items.next_obs, -memory)
     )
     for settings in ({}, {"cql": 1.0}):
         state = beginning("continuous", **settings)

@@ -17,7 +17,7 @@ from jaxrl.agents.sequences import priorities_of, several_steps
 from jaxrl.agents.values import BootstrapTarget
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec
-from jaxrl.types import Batch, Remembered, Transition
+from jaxrl.types import Batch, RecurrentObs, Transition
 
 SPEC = EnvSpec("Toy", Box(-1.0, 1.0, (2,)), Discrete(3))
 
@@ -59,7 +59,7 @@ def test_returns_over_several_steps(n: int, discount: Any, last: Any, wanted: An
 def items_of(begins: Any, weight: Any, **leaves: Any) -> Transition:
     """Return sequences of which only what is given matters."""
     begins, weight = jnp.asarray(begins, bool), jnp.asarray(weight, jnp.float32)
-    obs = Remembered(jnp.zeros((*begins.shape, 2)), jnp.zeros((*begins.shape, WIDTH)))
+    obs = RecurrentObs(jnp.zeros((*begins.shape, 2)), jnp.zeros((*begins.shape, WIDTH)))
     ends = jnp.roll(begins, -1, axis=1).at[:, -1].set(False)
     fields = {"action": jnp.zeros(begins.shape, jnp.int32), "reward": weight, "discount": weight, **leaves}
     return Transition(obs, next_obs=obs, weight=weight, is_first=begins, is_last=ends, **fields)
@@ -101,7 +101,7 @@ def state_of(agent: Agent) -> Any:
 
 @cache
 def applied(core: str) -> Any:
-    """Return the plain call of the network, `(params, Remembered) -> (values, memory)`, compiled."""
+    """Return the plain call of the network, `(params, RecurrentObs) -> (values, memory)`, compiled."""
     head = jaxrl.nn.QNetwork(Box(-jnp.inf, jnp.inf, (WIDTH,)), 3, "mlp", ())
     return jax.jit(jaxrl.nn.Recurrent(head, SPEC.observation_space, core, WIDTH, features=(5,)).apply)
 
@@ -115,9 +115,9 @@ def walked(core: str, online: Any, target: Any, blank: Any, batch: Batch) -> tup
         for t in range(L):
             if bool(items.is_first[b, t]):
                 memory = jax.tree.map(lambda x: x[None], blank)
-            q, memory = apply(params, Remembered(items.obs.obs[b, t : t + 1], memory))
+            q, memory = apply(params, RecurrentObs(items.obs.obs[b, t : t + 1], memory))
             now.append(q[0])
-            then.append(apply(params, Remembered(items.next_obs.obs[b, t : t + 1], memory))[0][0])
+            then.append(apply(params, RecurrentObs(items.next_obs.obs[b, t : t + 1], memory))[0][0])
         return np.asarray(now), np.asarray(then)
 
     errors, held = np.zeros((B, T)), np.zeros((B, T))
@@ -161,7 +161,7 @@ def test_the_burn_in_makes_the_memory_but_takes_no_gradient() -> None:
         memory = batch.items.obs.memory[:, 0]
         for t in range(BURN):
             memory = jnp.where(batch.items.is_first[:, t, None], 0.0, memory)
-            memory = applied("gru")(params, Remembered(batch.items.obs.obs[:, t], memory))[1]
+            memory = applied("gru")(params, RecurrentObs(batch.items.obs.obs[:, t], memory))[1]
         return memory
 
     same = state._replace(target=state.params)  # for both networks the memory is then one
@@ -239,7 +239,7 @@ def test_what_replay_holds_is_the_memory_that_acting_had() -> None:
     for t in range(20):
         state = step(state, jnp.uint32(t))
     fresh = jaxrl.dqn(core="gru", core_features=WIDTH, features=(5,), burn_in=2, sequence=4)(counting().spec)
-    buffer = jaxrl.prioritised(90, batch_size=40).windowed(fresh.window, 3)
+    buffer = jaxrl.prioritised(90, batch_size=40).as_sequence_buffer(fresh.window, 3)
     sample = jax.jit(lambda state: buffer.sample(state, KEY, jnp.uint32(25), jnp.uint32(0)))
     batch, act = sample(state.buffer), jax.jit(lambda *args: fresh.act(*args, None, jnp.uint32(0), "exploit")[1])
     items, params, memory = batch.items, state.agent, batch.items.obs.memory
@@ -251,7 +251,7 @@ def test_what_replay_holds_is_the_memory_that_acting_had() -> None:
     assert 0 < np.mean(follows) < 1
     now = jax.tree.map(lambda x: x[:, 0], memory)
     for t in range(5):
-        seen = Remembered(items.obs.obs[:, t], now)
+        seen = RecurrentObs(items.obs.obs[:, t], now)
         after = act(params, seen)["memory"]
         now = jnp.where(items.is_first[:, t + 1, None], 0.0, after)
         np.testing.assert_allclose(now, memory[:, t + 1], rtol=1e-5, atol=1e-6)
@@ -263,7 +263,7 @@ def test_settings_that_cannot_work_are_refused_in_one_line() -> None:
         jaxrl.dqn(core="gru", make_network=lambda spec: None)
     for buffer, said in (
         (jaxrl.uniform(17, batch_size=4), r"buffer\.capacity is 17, too few for a sequence of 6 steps.*at least 18"),
-        (jaxrl.uniform(60, batch_size=4)._replace(windowed=None), "cannot sample; use jaxrl.uniform"),
+        (jaxrl.uniform(60, batch_size=4)._replace(as_sequence_buffer=None), "cannot sample; use jaxrl.uniform"),
     ):
         with pytest.raises(SettingsError, match=said):
             strategy_of(buffer)

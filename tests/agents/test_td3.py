@@ -16,7 +16,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.processors import chain, n_step, normalise_obs, one_step
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds, sample_space
 from jaxrl.strategies import off_policy
-from jaxrl.types import Batch, Remembered, Transition
+from jaxrl.types import Batch, RecurrentObs, Transition
 
 KEY = jax.random.key(0)
 OBS = Box(-1.0, 1.0, (3,))
@@ -340,7 +340,7 @@ def test_evaluation_is_free_of_noise_that_lasts():
 def test_the_memory_of_noise_is_not_shown_to_the_networks():
     agent = agent_of(noise_memory=0.5)
     batch, memory = batch_of(), jnp.asarray(np.random.default_rng(0).normal(size=(SIZE, 2)), jnp.float32)
-    beside = lambda obs: Remembered(obs, memory)
+    beside = lambda obs: RecurrentObs(obs, memory)
     items = batch.items._replace(obs=beside(batch.items.obs), next_obs=beside(batch.items.next_obs))
     plain = update(beginning(), batch, 1)
     assert equal(plain[0]._replace(hyper=()), update(beginning(), batch._replace(items=items), 1)[0]._replace(hyper=()))

@@ -15,12 +15,12 @@ from jaxrl.buffers import Buffer, prioritised, uniform
 from jaxrl.envs import Env, TimeStep
 from jaxrl.errors import SettingsError
 from jaxrl.processors import Processor, chain, frame_stack, n_step
-from jaxrl.processors.base import begin
+from jaxrl.processors.base import init_processor
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.strategies.base import iterate
 from jaxrl.training.memory import plan_of_state
 from jaxrl.trees import PyTree, tree_bytes
-from jaxrl.types import Remembered, Step, Transition
+from jaxrl.types import RecurrentObs, Step, Transition
 from jaxrl.xla import forms
 
 STEP = jnp.uint32(0)
@@ -60,7 +60,7 @@ def steps(envs: int, ending: float, seed: int = 0) -> Iterator[Step]:
 def blocks(processor: Processor, envs: int, vector_steps: int, ending: float) -> Iterator[Transition]:
     """Yield what `processor` makes of `steps`, `vector_steps` of them in a block, environments beside one another."""
     stream, process = steps(envs, ending), jax.jit(processor.process)
-    state = begin(processor, next(stream).obs, jnp.zeros(envs, jnp.int32), ())
+    state = init_processor(processor, next(stream).obs, jnp.zeros(envs, jnp.int32), ())
     for _ in range(processor.horizon):
         state, _ = process(state, next(stream))
     while True:
@@ -139,7 +139,7 @@ def test_one_bit_that_differs_makes_another_successor() -> None:
 
 
 def test_observations_with_a_memory_are_kept_once() -> None:
-    remember = lambda x: x._replace(obs=Remembered(x.obs, x.action), next_obs=Remembered(x.next_obs, x.action + 1))
+    remember = lambda x: x._replace(obs=RecurrentObs(x.obs, x.action), next_obs=RecurrentObs(x.next_obs, x.action + 1))
     stream = map(remember, blocks(n_step(1), 2, 1, 0.2))
     held, push, items = both(20, 0.5, next(stream), 2, 2)
     for t in range(25):
@@ -386,7 +386,7 @@ ITEM: Any = Transition(NUMBER, (), NUMBER, NUMBER, NUMBER, (), NUMBER)
     ("example", "lag", "words"),
     [
         (NUMBER, 2, ["items are ShapeDtypeStruct", "expected Transition"]),
-        (ITEM._replace(next_obs=jax.ShapeDtypeStruct((2,), jnp.float32)), 2, ["next_obs", "not like their obs"]),
+        (ITEM._replace(next_obs=jax.ShapeDtypeStruct((2,), jnp.float32)), 2, ["next_obs", "differ in layout"]),
         (ITEM, 0, ["0 items after"]),
         (ITEM, 8, ["8 items after", "buffer.capacity holds 8", "raise it above 8"]),
     ],

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.buffers.epochs import batch_of_epochs, whole_and_rest
+from jaxrl.buffers.epochs import epoch_indices, mul_divmod
 from jaxrl.xla.shuffle import permuted
 
 KEY = jax.random.key(3)
@@ -38,7 +38,7 @@ def test_units_come_to_lie_anywhere(units: int) -> None:
 @pytest.mark.parametrize(("rows", "batch"), [(12, 4), (10, 4), (7, 7), (70, 32), (101, 3)])
 def test_an_epoch_has_every_item_once_and_the_next_another_order(rows: int, batch: int) -> None:
     steps = jnp.arange(3 * rows, dtype=jnp.uint32)
-    batches = jax.jit(jax.vmap(lambda step: batch_of_epochs(KEY, step, batch, rows)))(steps)
+    batches = jax.jit(jax.vmap(lambda step: epoch_indices(KEY, step, batch, rows)))(steps)
     orders = np.asarray(batches).reshape(-1, rows)  # 3 * batch epochs
     assert [sorted(order) for order in orders] == [list(range(rows))] * (3 * batch)
     assert len({tuple(order) for order in orders}) > min(2 * batch, 20)
@@ -53,5 +53,5 @@ def test_division_is_exact_where_the_product_has_more_than_32_bits() -> None:
         (17_000_000, 256, 999_983),
     ]
     for count, size, rows in cases:
-        whole, rest = jax.jit(whole_and_rest, static_argnums=(1, 2))(jnp.uint32(count), size, rows)
+        whole, rest = jax.jit(mul_divmod, static_argnums=(1, 2))(jnp.uint32(count), size, rows)
         assert (int(whole), int(rest)) == divmod(count * size, rows)

@@ -11,9 +11,9 @@ from toys_draws import drawn
 import jaxrl
 from benchmarks.goals import bit_flipping
 from jaxrl.buffers import Buffer
-from jaxrl.buffers.hindsight import hindsight, steps_after
+from jaxrl.buffers.hindsight import count_later_steps, hindsight
 from jaxrl.errors import SettingsError
-from jaxrl.types import Remembered, Transition
+from jaxrl.types import RecurrentObs, Transition
 
 KEY = jax.random.key(0)
 GAMMA = 0.9
@@ -58,7 +58,7 @@ def block(step: int, steps: int = 1) -> Transition:
 
 
 def made(ring: Buffer | None = None, share: float = 1.0) -> Buffer:
-    return hindsight(ring or jaxrl.uniform(24, batch_size=24), share, pays).with_goal(None, "Walk")
+    return hindsight(ring or jaxrl.uniform(24, batch_size=24), share, pays).with_goal_fn(None, "Walk")
 
 
 def filled(buffer: Buffer, pushes: int, steps: int = 1) -> Any:
@@ -73,7 +73,7 @@ def filled(buffer: Buffer, pushes: int, steps: int = 1) -> Any:
 def test_what_is_left_of_an_episode_is_known_of_every_row(steps: int) -> None:
     buffer = made()
     state = filled(buffer, 12 // steps, steps)
-    left = np.asarray(steps_after(state, jnp.arange(24, dtype=jnp.int32))).reshape(12, 2)
+    left = np.asarray(count_later_steps(state, jnp.arange(24, dtype=jnp.int32))).reshape(12, 2)
     np.testing.assert_array_equal(left[:, 0], [3, 2, 1, 0, 2, 1, 0, 4, 3, 2, 1, 0])
     np.testing.assert_array_equal(left[:, 1], [1, 0, 5, 4, 3, 2, 1, 0, 3, 2, 1, 0])
 
@@ -81,7 +81,7 @@ def test_what_is_left_of_an_episode_is_known_of_every_row(steps: int) -> None:
 def test_it_ends_with_the_newest_step_and_goes_around_the_end_of_the_ring() -> None:
     buffer = made(jaxrl.uniform(16, batch_size=8))
     state = filled(buffer, 11)  # eight vector steps are held, 3 to 10, the newest at place 2
-    left = np.asarray(steps_after(state, jnp.arange(16, dtype=jnp.int32))).reshape(8, 2)
+    left = np.asarray(count_later_steps(state, jnp.arange(16, dtype=jnp.int32))).reshape(8, 2)
     by_step = left[[t % 8 for t in range(3, 11)]]
     np.testing.assert_array_equal(by_step[:, 0], [0, 2, 1, 0, 3, 2, 1, 0])
     np.testing.assert_array_equal(by_step[:, 1], [4, 3, 2, 1, 0, 2, 1, 0])
@@ -120,15 +120,15 @@ def test_rewards_and_ends_are_those_of_the_new_goal() -> None:
 
 def test_what_ended_for_another_reason_ends_under_any_goal_and_what_reached_its_goal_does_not() -> None:
     """Neither happens to the last steps of episodes, whose only later place is their own; so another goal is put in."""
-    from jaxrl.buffers.hindsight import _with
+    from jaxrl.buffers.hindsight import _relabel
 
     items = jax.tree.map(lambda x: x[jnp.array([1, 1, 0])], block(11))  # the crash, twice, and what was cut off
     reached = jax.tree.map(lambda x: x[None, 0], block(6))  # the third step of the second episode reached its goal
     goal = jnp.array([[7.0], [304.0], [7.0]])
-    made = _with(items, goal, jnp.float32(GAMMA), pays)
+    made = _relabel(items, goal, jnp.float32(GAMMA), pays)
     np.testing.assert_array_equal(made.discount, np.float32([0, 0, GAMMA]))
     np.testing.assert_array_equal(made.reward, [-297, 10, -298])
-    again = _with(reached, goal[:1], jnp.float32(GAMMA), pays)
+    again = _relabel(reached, goal[:1], jnp.float32(GAMMA), pays)
     assert (float(again.discount[0]), float(again.reward[0])) == (np.float32(GAMMA), -196)
 
 
@@ -183,7 +183,7 @@ def test_a_share_of_the_batch_alone_is_changed_and_none_where_it_is_nought() -> 
 
 def test_memories_beside_observations_stay_as_they_are() -> None:
     buffer = made()
-    remembered = lambda obs: Remembered(obs, obs["achieved_goal"] * 2)
+    remembered = lambda obs: RecurrentObs(obs, obs["achieved_goal"] * 2)
     beside = lambda items: items._replace(obs=remembered(items.obs), next_obs=remembered(items.next_obs))
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), beside(block(0)))
     state, push = buffer.init(example, 2, 2, 2), jax.jit(buffer.push)
@@ -229,10 +229,10 @@ def test_an_environment_that_tells_what_goals_pay_needs_no_more_and_another_is_g
 
 
 REFUSED = {
-    "no goal": (lambda: strategy_of(jaxrl.make_env("CartPole-v1")), "CartPole-v1 does not tell what a goal pays"),
+    "no goal": (lambda: strategy_of(jaxrl.make_env("CartPole-v1")), "CartPole-v1 has no goal function"),
     "no goals to be seen": (
         lambda: jax.eval_shape(strategy_of(jaxrl.make_env("CartPole-v1")._replace(goal=pays)).init, jax.random.key(0)),
-        r"wants observations with observation, achieved_goal, desired_goal, but they are",
+        r"needs observations with observation, achieved_goal, desired_goal, but they are",
     ),
     "several steps": (
         lambda: jax.eval_shape(strategy_of(processor=jaxrl.n_step(3)).init, jax.random.key(0)),
@@ -244,7 +244,10 @@ REFUSED = {
     ),
     "sequences": (lambda: strategy_of(agent=jaxrl.dqn(core="gru")), "which this buffer cannot sample"),
     "a share that is none": (lambda: jaxrl.hindsight(jaxrl.uniform(9, 3), 1.5), r"buffer\.hindsight is 1\.5"),
-    "twice": (lambda: jaxrl.hindsight(jaxrl.hindsight(jaxrl.uniform(9, 3))), r"hindsight takes what jaxrl\.uniform"),
+    "twice": (
+        lambda: jaxrl.hindsight(jaxrl.hindsight(jaxrl.uniform(9, 3))),
+        r"expects a buffer made by jaxrl\.uniform",
+    ),
 }
 
 

@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from toys_draws import drawn
 
 from jaxrl.buffers import Buffer, prioritised
-from jaxrl.buffers.prioritised import FANOUT, LEAST, MOST, PrioritisedState
+from jaxrl.buffers.prioritised import FANOUT, MAX_PRIORITY, MIN_PRIORITY, PrioritisedState
 from jaxrl.errors import SettingsError
 from jaxrl.trees import tree_bytes
 from jaxrl.types import Batch
@@ -218,8 +218,8 @@ def test_no_priority_is_so_small_or_large_that_sampling_breaks(alpha: float, nor
 
 
 def test_bounds_of_priorities_leave_room_for_the_sum_of_the_largest_buffer() -> None:
-    assert np.isfinite(np.float32(2.0**31 * MOST))
-    assert np.float32(LEAST / 2**10) > 0
+    assert np.isfinite(np.float32(2.0**31 * MAX_PRIORITY))
+    assert np.float32(MIN_PRIORITY / 2**10) > 0
 
 
 @pytest.mark.parametrize("dtype", ["int32", "bfloat16", "float16"])

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import chisquare
 
 from jaxrl.buffers import Buffer, uniform
-from jaxrl.buffers.uniform import batch_at
+from jaxrl.buffers.uniform import read_batch
 from jaxrl.errors import SettingsError
 from jaxrl.trees import tree_bytes
 from jaxrl.xla.packing import Rows
@@ -76,7 +76,7 @@ def test_any_pytree_keeps_its_values_and_dtypes() -> None:
     buffer = uniform(4, 2)
     ring = buffer.init(jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], block)), ROWS)
     ring = buffer.push(ring, block, jnp.int32(1))
-    batch = batch_at(ring, jnp.array([3, 2, 3]))
+    batch = read_batch(ring, jnp.array([3, 2, 3]))
     for leaf, original in zip(jax.tree.leaves(batch.items), jax.tree.leaves(block), strict=True):
         assert leaf.dtype == original.dtype
         np.testing.assert_array_equal(leaf, original[jnp.array([1, 0, 1])])
@@ -100,7 +100,7 @@ def test_only_written_rows_are_sampled(pushes: int) -> None:
     ring, drawn = filled(buffer, pushes), indices(buffer, pushes)
     assert drawn.min() >= 0
     assert drawn.max() < min(pushes * ROWS, 8)
-    assert np.asarray(batch_at(ring, jnp.asarray(drawn.ravel())).items).min() > 0
+    assert np.asarray(read_batch(ring, jnp.asarray(drawn.ravel())).items).min() > 0
 
 
 @pytest.mark.parametrize("pushes", [3, 50])
@@ -119,7 +119,7 @@ def test_the_places_of_a_batch_are_independent() -> None:
 
 def test_a_batch_says_where_its_items_lie_and_weighs_them_equally() -> None:
     buffer = uniform(6, 3)
-    batch = batch_at(filled(buffer, 3), jnp.array([4, 0, 4]))
+    batch = read_batch(filled(buffer, 3), jnp.array([4, 0, 4]))
     assert batch.items.tolist() == [5, 1, 5]
     assert batch.index.tolist() == [4, 0, 4]
     assert batch.weight.tolist() == [1, 1, 1]

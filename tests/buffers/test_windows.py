@@ -12,15 +12,15 @@ from scipy.stats import chisquare
 from jaxrl.buffers import Buffer, prioritised, uniform
 from jaxrl.errors import SettingsError
 from jaxrl.trees import tree_bytes
-from jaxrl.types import Transition, Window
+from jaxrl.types import SequenceSpec, Transition
 
 ENVS = 3
 CASES = {
-    "at every step": (Window(3), 1, 7),
-    "side by side, a ring of no whole number of them": (Window(3, 3), 1, 7),
-    "overlapping by half, several vector steps a push": (Window(4, 2), 2, 10),
-    "a push longer than a sequence": (Window(2), 4, 12),
-    "no room to spare": (Window(4), 2, 4),
+    "at every step": (SequenceSpec(3), 1, 7),
+    "side by side, a ring of no whole number of them": (SequenceSpec(3, 3), 1, 7),
+    "overlapping by half, several vector steps a push": (SequenceSpec(4, 2), 2, 10),
+    "a push longer than a sequence": (SequenceSpec(2), 4, 12),
+    "no room to spare": (SequenceSpec(4), 2, 4),
 }
 """Sequences, vector steps in a push, and vector steps that the ring holds."""
 MAKERS: dict[str, Any] = {"uniform": uniform, "prioritised": prioritised}
@@ -34,7 +34,7 @@ def block(push: int, steps: int) -> jax.Array:
 
 def made(kind: str, case: str, batch_size: int = 4) -> Buffer:
     window, _, held = CASES[case]
-    windowed = MAKERS[kind](held * ENVS, batch_size).windowed
+    windowed = MAKERS[kind](held * ENVS, batch_size).as_sequence_buffer
     return windowed(window, ENVS)
 
 
@@ -127,7 +127,7 @@ def test_priorities_are_those_of_sequences_and_pass_away_with_them() -> None:
 
 
 def test_the_least_weight_of_all_is_that_of_a_whole_sequence() -> None:
-    buffer = prioritised(21, 4, normalise="all", beta_steps=0, beta=1.0).windowed(Window(3), ENVS)
+    buffer = prioritised(21, 4, normalise="all", beta_steps=0, beta=1.0).as_sequence_buffer(SequenceSpec(3), ENVS)
     state = filled(buffer, 1, 9)
     rows = np.flatnonzero(np.asarray(state.sums[0]) > 0)
     assert len(rows) == 5 * ENVS
@@ -140,7 +140,7 @@ def test_the_least_weight_of_all_is_that_of_a_whole_sequence() -> None:
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_compact_ring_offers_the_same_bits(kind: str) -> None:
-    window, steps, pushes = Window(4, 2), 2, 9
+    window, steps, pushes = SequenceSpec(4, 2), 2, 9
 
     def item(push: int) -> Transition:
         reward = block(push, steps)
@@ -151,7 +151,7 @@ def test_a_compact_ring_offers_the_same_bits(kind: str) -> None:
 
     batches = []
     for compact in (False, True):
-        buffer = MAKERS[kind](30, 4, compact=compact, ends=1.0).windowed(window, ENVS)
+        buffer = MAKERS[kind](30, 4, compact=compact, ends=1.0).as_sequence_buffer(window, ENVS)
         state = buffer.init(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), item(0)), 6, ENVS, ENVS)
         push = jax.jit(buffer.push)
         for t in range(pushes):
@@ -163,7 +163,7 @@ def test_a_compact_ring_offers_the_same_bits(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_members_that_share_their_count_hold_what_each_would_alone_and_a_push_copies_nothing(kind: str) -> None:
-    buffer = MAKERS[kind](30_000, 32).windowed(Window(8, 4), ENVS)
+    buffer = MAKERS[kind](30_000, 32).as_sequence_buffer(SequenceSpec(8, 4), ENVS)
     empty = lambda: buffer.init(jax.ShapeDtypeStruct((64,), jnp.float32), ENVS)
     wide = lambda t: jnp.broadcast_to(block(t, 1)[:, None], (ENVS, 64))
     compiled = jax.jit(buffer.push, donate_argnums=0).lower(jax.eval_shape(empty), wide(0), jnp.uint32(0)).compile()
@@ -185,6 +185,6 @@ def test_members_that_share_their_count_hold_what_each_would_alone_and_a_push_co
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_ring_too_small_for_a_sequence_and_stacks_are_refused(kind: str) -> None:
     with pytest.raises(SettingsError, match=r"buffer\.capacity is 9.*sequence of 3 steps.*raise it to at least 12"):
-        MAKERS[kind](9, 4).windowed(Window(3, 2), ENVS)
+        MAKERS[kind](9, 4).as_sequence_buffer(SequenceSpec(3, 2), ENVS)
     with pytest.raises(SettingsError, match=r"buffer\.frames is 2.*set it to 1"):
-        MAKERS[kind](30, 4, compact=True, frames=2).windowed(Window(3), ENVS)
+        MAKERS[kind](30, 4, compact=True, frames=2).as_sequence_buffer(SequenceSpec(3), ENVS)

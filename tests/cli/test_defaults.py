@@ -10,7 +10,7 @@ import pytest
 
 import jaxrl
 from jaxrl.algos import BufferConfig, OfflineRun, OffPolicyRun, OnPolicyRun, ProcessorConfig, build, general
-from jaxrl.registry import names_of
+from jaxrl.registry import algorithm_names
 from jaxrl.training.session.setup import OF_ROLLOUTS
 from jaxrl.training.settings import SessionConfig
 
@@ -70,7 +70,7 @@ def test_a_session_has_the_defaults_of_off_policy_training_but_for_one_environme
 def test_the_settings_of_an_agent_are_the_same_object_on_both_sides() -> None:
     """`jaxrl.dqn()` and `--agent.*` read one dataclass, so that its defaults cannot differ."""
     spec = jaxrl.EnvSpec("x", jaxrl.Box(-1.0, 1.0, (3,)), jaxrl.Discrete(2))
-    for name in names_of(actions="discrete"):
+    for name in algorithm_names(actions="discrete"):
         maker = getattr(jaxrl, name)
         assert maker()(spec).settings == maker(general(name).agent)(spec).settings
 
@@ -99,10 +99,10 @@ def test_the_library_alone_trains_as_the_command_line_without_a_preset() -> None
     assert jax.eval_shape(ours.init, jax.random.key(0)) == jax.eval_shape(whole.init, jax.random.key(0))
 
 
-@pytest.mark.parametrize("name", names_of("on_policy", "off_policy"))
+@pytest.mark.parametrize("name", algorithm_names("on_policy", "off_policy"))
 def test_what_is_left_out_in_python_is_what_the_command_line_leaves_out(name: str) -> None:
     config = general(name)
-    compose = jaxrl.on_policy if name in names_of("on_policy") else jaxrl.off_policy
+    compose = jaxrl.on_policy if name in algorithm_names("on_policy") else jaxrl.off_policy
     ours = compose(jaxrl.make_env(config.env), getattr(jaxrl, name)())
     assert ours.settings == build(name, config).settings
 

@@ -16,7 +16,7 @@ from front_doors import SMALL, Doors, one_error_line
 
 import jaxrl
 from jaxrl import collect, evaluate, export, opening, play, publish, verify
-from jaxrl.errors import say
+from jaxrl.errors import print_stderr
 
 DOORS = {
     "train": [],
@@ -218,7 +218,7 @@ def on_a_terminal(args: Sequence[str], cwd: Path) -> str:
 
 
 def test_a_warning_in_colour_is_told_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
-    say("warning: \x1b[33mWARN: an old\nversion\x1b[0m")
+    print_stderr("warning: \x1b[33mWARN: an old\nversion\x1b[0m")
     assert capsys.readouterr().err == "warning: WARN: an old version\n"
 
 

@@ -14,7 +14,7 @@ from toys_envs import counting
 import jaxrl
 from jaxrl import opening, train
 from jaxrl.config import parse
-from jaxrl.errors import SettingsError, close_to, nearest
+from jaxrl.errors import SettingsError, close_matches, suggest
 from jaxrl.training import memory, trainer
 
 
@@ -113,11 +113,11 @@ def test_a_setting_of_another_library_in_a_file_is_answered_with_ours(tmp_path: 
     ],
 )
 def test_only_what_looks_like_a_word_is_guessed(word: str, known: list[str], close: list[str]) -> None:
-    assert close_to(word, known) == close
+    assert close_matches(word, known) == close
 
 
 def test_a_long_list_of_names_is_cut() -> None:
-    said = nearest("qqq", [f"name-{i:02}" for i in range(40)])
+    said = suggest("qqq", [f"name-{i:02}" for i in range(40)])
     assert "name-00" in said
     assert said.endswith("and 28 more")
 

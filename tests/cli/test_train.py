@@ -26,7 +26,7 @@ from jaxrl.algos import BufferConfig
 from jaxrl.config import parse, preset
 from jaxrl.errors import SettingsError
 from jaxrl.presets import PRESETS
-from jaxrl.registry import ALGORITHMS, suited
+from jaxrl.registry import ALGORITHMS, matching_presets
 from jaxrl.training import Result
 from jaxrl.training.storage.run_dir import RunDir
 
@@ -176,12 +176,12 @@ def test_presets_come_with_the_environment_of_the_flag_not_of_the_file(tmp_path:
     ],
 )
 def test_whether_a_preset_came_along_can_be_asked(env: str | None, there: bool) -> None:
-    assert bool(suited(PRESETS["dqn"], env)) is there
+    assert bool(matching_presets(PRESETS["dqn"], env)) is there
     if env is not None:
         assert (preset("dqn", env).agent.lr == 0.1) is there
     # That of another algorithm is none of this one's.
-    assert suited(PRESETS["ppo"], "CartPole-v1")
-    assert not suited(PRESETS["bc"], "Acrobot-v1")
+    assert matching_presets(PRESETS["ppo"], "CartPole-v1")
+    assert not matching_presets(PRESETS["bc"], "Acrobot-v1")
 
 
 def test_algorithm_comes_first_and_defaults_to_dqn() -> None:

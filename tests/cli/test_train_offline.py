@@ -12,9 +12,9 @@ from jaxrl import collect, train
 from jaxrl.algos import build_processor
 from jaxrl.config import preset
 from jaxrl.presets import PRESETS
-from jaxrl.registry import maker, names_of
+from jaxrl.registry import algorithm_maker, algorithm_names
 
-OFFLINE = names_of("offline")
+OFFLINE = algorithm_names("offline")
 SMALL = (
     *("--agent.features", "8", "--batch-size", "16", "--eval-interval", "20", "--eval-episodes", "3"),
     *("--record-interval", "10", "--save-interval", "20", "--quiet"),
@@ -152,5 +152,5 @@ def test_every_preset_suits_its_agent_and_processor(algo: str) -> None:
         config.check()
         assert config.max_opts % config.updates == 0
         build_processor(config.processor)
-        agent = maker(algo)(config.agent)(jaxrl.make_env(name).spec)
+        agent = algorithm_maker(algo)(config.agent)(jaxrl.make_env(name).spec)
         jax.eval_shape(agent.init, jax.random.key(0))

@@ -14,7 +14,7 @@ from jaxrl.agents import Agent
 from jaxrl.agents.schedules import follow
 from jaxrl.algos import general
 from jaxrl.errors import SettingsError
-from jaxrl.registry import ALGORITHMS, maker, names_of
+from jaxrl.registry import ALGORITHMS, algorithm_maker, algorithm_names
 from jaxrl.spaces import sample_space
 from jaxrl.types import Batch, Rollout, Transition
 
@@ -23,7 +23,7 @@ T, N = 4, 2
 SIZE = T * N
 OBS = jaxrl.Box(-1.0, 1.0, (3,))
 ACTIONS = {"discrete": jaxrl.Discrete(3), "bounded": jaxrl.Box((-1.0, 0.0), (1.0, 4.0), (2,))}
-DISCRETE = {*names_of(actions="discrete")} - {"sac", "a2c", "reinforce", "cql", "iql"}
+DISCRETE = {*algorithm_names(actions="discrete")} - {"sac", "a2c", "reinforce", "cql", "iql"}
 """Those tried with discrete actions; the others with a box, each kind at least once for a family."""
 
 pytestmark = pytest.mark.parametrize("name", ALGORITHMS)
@@ -46,7 +46,7 @@ def spec_of(name: str) -> jaxrl.EnvSpec:
 
 
 def agent_of(name: str, **settings: Any) -> Agent:
-    return maker(name)(**{"features": (5,), "lr": 0.01, "max_grad_norm": 1.0, **settings})(spec_of(name))
+    return algorithm_maker(name)(**{"features": (5,), "lr": 0.01, "max_grad_norm": 1.0, **settings})(spec_of(name))
 
 
 @cache
@@ -185,10 +185,10 @@ def test_members_of_a_population_go_where_each_would_go_alone(name: str) -> None
 def test_settings_rebuild_it_and_those_given_by_name_win(name: str) -> None:
     agent = tried(name).agent
     config = general(name).agent
-    again = maker(name)(type(config)(**agent.settings))(spec_of(name))
+    again = algorithm_maker(name)(type(config)(**agent.settings))(spec_of(name))
     assert again.settings == agent.settings
     assert jax.eval_shape(again.init, KEY) == jax.eval_shape(agent.init, KEY)
-    assert maker(name)(config, lr=0.25)(spec_of(name)).settings["lr"] == 0.25
+    assert algorithm_maker(name)(config, lr=0.25)(spec_of(name)).settings["lr"] == 0.25
 
 
 @pytest.mark.parametrize(
@@ -205,5 +205,5 @@ def test_settings_rebuild_it_and_those_given_by_name_win(name: str) -> None:
 )
 def test_settings_that_make_no_sense_are_refused_in_one_line(name: str, settings: dict, said: str) -> None:
     with pytest.raises(SettingsError, match=said) as refused:
-        maker(name)(**settings)(spec_of(name))
+        algorithm_maker(name)(**settings)(spec_of(name))
     assert "\n" not in str(refused.value)

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 import jaxrl
-from jaxrl.registry import ALGORITHMS, maker, names_of
+from jaxrl.registry import ALGORITHMS, algorithm_maker, algorithm_names
 from jaxrl.strategies.base import iterate
 from jaxrl.xla import forms
 from jaxrl.xla.ahead import block_lengths
 
 ITERATIONS = 200
-DISCRETE = names_of(actions="discrete")
-EXACT = [name for name in names_of("off_policy", "on_policy") if name != "rainbow"]
+DISCRETE = algorithm_names(actions="discrete")
+EXACT = [name for name in algorithm_names("off_policy", "on_policy") if name != "rainbow"]
 """All but Rainbow, whose floats differ from those of the plain loop by a last bit."""
 
 
 def strategy_of(name: str) -> jaxrl.Strategy:
     env = jaxrl.make_env("Catch-bsuite" if name in DISCRETE and name != "sac" else "Pendulum-v1")
-    agent = maker(name)(features=(8,))
+    agent = algorithm_maker(name)(features=(8,))
     if ALGORITHMS[name].kind == "on_policy":
         return jaxrl.on_policy(env, agent, num_envs=2, rollout=4)
     buffer = jaxrl.uniform(64, batch_size=4)

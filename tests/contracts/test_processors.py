@@ -9,7 +9,7 @@ import pytest
 
 import jaxrl
 from jaxrl.algos import ProcessorConfig, build_processor
-from jaxrl.processors import begin
+from jaxrl.processors import init_processor
 from jaxrl.types import Step
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -67,7 +67,7 @@ def run(processor: Any, first: jax.Array, several: Step) -> tuple[Any, Any, Any]
 
     @jax.jit
     def whole(first: jax.Array, several: Step) -> Any:
-        return jax.lax.scan(one, begin(processor, first, several.action[0], ()), several)
+        return jax.lax.scan(one, init_processor(processor, first, several.action[0], ()), several)
 
     state, (out, seen) = whole(first, several)
     return state, out, seen
@@ -116,7 +116,7 @@ def test_what_comes_later_changes_nothing_that_was_said_before(name: str) -> Non
 def test_frozen_it_learns_nothing_more(name: str) -> None:
     processor = processor_of(name)
     state, _, _ = run(processor, *steps(name))
-    learnt = processor.learnt(state)
+    learnt = processor.get_stats(state)
     frozen = processor.freeze(learnt)
     first, several = steps(name, seed=1)
     twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), several)

@@ -149,7 +149,7 @@ def fresh(code: str) -> str:
 
 @pytest.mark.slow
 def test_what_draws_is_not_imported_to_step_a_cart() -> None:
-    made = "; ".join(f"jaxrl.make_env({name!r})" for name in gymnax_adapter._HOMES if name != "Catch-bsuite")
+    made = "; ".join(f"jaxrl.make_env({name!r})" for name in gymnax_adapter._MODULES if name != "Catch-bsuite")
     assert fresh(f"import sys, jaxrl; {made}; print({HEAVY})") == "[]"
 
 
@@ -175,7 +175,7 @@ def test_gymnax_is_complete_for_whoever_imports_it_afterwards() -> None:
 
 
 def test_the_environments_that_are_found_without_gymnax_are_those_that_it_registers() -> None:
-    for name, home in gymnax_adapter._HOMES.items():
+    for name, home in gymnax_adapter._MODULES.items():
         kind = type(gymnax.make(name)[0])
         assert f"gymnax.environments.{home}" == f"{kind.__module__}:{kind.__name__}"
 

@@ -11,10 +11,10 @@ from toys_envs import counting
 from toys_gymnasium import Counting, Frames, Locks, Telling
 
 import jaxrl
-from jaxrl.envs.host import HostEnv, HostVectorEnv, gymnasium_spec, to_host
-from jaxrl.envs.scalars import scalars_in
+from jaxrl.envs.host import HostEnv, HostVectorEnv, convert_action, gymnasium_spec
+from jaxrl.envs.scalars import vector_scalars
 from jaxrl.errors import SettingsError
-from jaxrl.spaces import Box, Discrete, MultiDiscrete, channels_last, space_of
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, convert_space, to_channels_last
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.session.inputs import outside, take_obs
 
@@ -86,7 +86,7 @@ def test_the_numbers_in_info_come_along_where_they_are_told(processes: bool):
 
 def test_what_only_some_environments_tell_is_missing_in_the_others():
     told = {"won": np.array([1, 0]), "_won": np.array([True, False]), "env_id": np.arange(2), "_x": np.array([5, 6])}
-    found = scalars_in(told, 2)
+    found = vector_scalars(told, 2)
     assert found.keys() == {"won", "_x"}
     np.testing.assert_array_equal(found["won"], [1, np.nan])
 
@@ -127,16 +127,16 @@ def test_an_environment_in_jax_on_the_host_does_what_vectorise_does():
 def test_spaces_of_gymnasium_become_ours_and_actions_go_back_from_their_own_start():
     spaces = gymnasium.spaces
     both = spaces.Dict({"a": spaces.Discrete(3, start=2), "b": spaces.Box(-1, np.array([1.0, 2.0]), dtype=np.float64)})
-    assert space_of("x", both) == {"a": Discrete(3, start=2), "b": Box(-1.0, (1.0, 2.0), (2,))}
-    assert space_of("x", spaces.Tuple([spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)])) == (
+    assert convert_space("x", both) == {"a": Discrete(3, start=2), "b": Box(-1.0, (1.0, 2.0), (2,))}
+    assert convert_space("x", spaces.Tuple([spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)])) == (
         MultiDiscrete((2, 3)),
         MultiDiscrete((2, 2)),
     )
-    back = to_host(both, {"a": np.array([0, 2], np.int32), "b": np.zeros((2, 2), np.float32)})
+    back = convert_action(both, {"a": np.array([0, 2], np.int32), "b": np.zeros((2, 2), np.float32)})
     assert back["a"].tolist() == [2, 4]
     assert back["b"].dtype == np.float64
     with pytest.raises(SettingsError, match=r"environment x has a space Text.*expected Box, Discrete"):
-        space_of("x", spaces.Text(3))
+        convert_space("x", spaces.Text(3))
 
 
 def test_observations_count_from_0_and_never_wrap():
@@ -257,10 +257,10 @@ def test_frames_are_taken_either_way_by_a_session_and_by_a_policy():
 )
 def test_channels_are_first_where_few_come_before_two_long_sides(shape: tuple, turned: tuple):
     low = np.arange(np.prod(shape)).reshape(shape) % 7
-    box = channels_last(Box(low, 255, shape, "uint8"))
+    box = to_channels_last(Box(low, 255, shape, "uint8"))
     axes = (0, 1, 2) if shape == turned else (1, 2, 0)
     assert box == Box(low.transpose(axes), 255.0, turned, "uint8")
-    assert channels_last(Box(0, 1, shape)) == Box(0, 1, shape), "numbers other than bytes stay as they are"
+    assert to_channels_last(Box(0, 1, shape)) == Box(0, 1, shape), "numbers other than bytes stay as they are"
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():

@@ -135,7 +135,7 @@ def test_spaces() -> None:
         (toys.make_optimistic, "OptimisticResetVmapWrapper resets episodes, which jaxrl does itself"),
         (toys.Growing, "environment Growing: the state after step has float32[] at .state.place; that after reset has"),
         (toys.Broken, "Broken cannot be used: RuntimeError: no licence"),
-        (toys.MaskedLate, "MaskedLate tells a mask of actions after its reset or after its step alone; tell both"),
+        (toys.MaskedLate, "MaskedLate returns an action mask after its reset or after its step alone"),
         (lambda: toys.Walk, "stoa_env was given the class Walk; expected an object of stoa.Environment"),
         (lambda: 3, "stoa_env was given int; expected an object of stoa.Environment"),
     ],

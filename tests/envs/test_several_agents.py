@@ -11,7 +11,7 @@ from toys_several import LIVES, RETURNS, hidden_target, squad
 
 import jaxrl
 from jaxrl.envs import vectorise
-from jaxrl.envs.wrappers import transform_obs, transform_reward, wrapped
+from jaxrl.envs.wrappers import apply_wrappers, transform_obs, transform_reward
 from jaxrl.errors import SettingsError
 from jaxrl.nn import QNetwork
 from jaxrl.strategies.base import iterate
@@ -181,7 +181,7 @@ def test_parameters_are_shared_and_learnt_and_a_run_goes_on_to_the_same_bits(tmp
 def test_a_game_is_checked_and_filmed_as_one() -> None:
     env = hidden_target()
     assert jaxrl.check_env(env) == []
-    assert jaxrl.check_env(squad()._replace(agents=2)) == ["squad: reward is [3]; expected [2], one an agent"]
+    assert jaxrl.check_env(squad()._replace(agents=2)) == ["squad: reward is [3]; expected [2], one per agent"]
     result = trained(by_ppo(squad()), 4)
     pictures, score = player(squad())(result.policy, 0, 10)
     assert (len(pictures), score) == (5, pytest.approx(41 / 3))
@@ -193,12 +193,12 @@ def test_a_game_is_checked_and_filmed_as_one() -> None:
         (lambda env: vectorise(env, 7), "num_envs is 7, but squad has 3 agents, each .*; set it to 6 or 9"),
         (lambda env: vectorise(env, 2), "num_envs is 2, .*; set it to 3$"),
         (lambda env: vectorise(env._replace(agents=0), 2), "squad: agents is 0; expected a whole number of at least 1"),
-        (lambda env: wrapped(env, "action_repeat:2"), "squad has 3 agents .* action_repeat cannot be"),
-        (lambda env: wrapped(env, "previous"), "squad has 3 agents .* previous cannot be"),
-        (lambda env: gather(env, None, None, None, 10), "squad has 3 agents .* gathering a data set cannot be"),  # type: ignore[arg-type]
+        (lambda env: apply_wrappers(env, "action_repeat:2"), "squad has 3 agents .* unsupported with action_repeat"),
+        (lambda env: apply_wrappers(env, "previous"), "squad has 3 agents .* unsupported with previous"),
+        (lambda env: gather(env, None, None, None, 10), "squad has 3 agents .* unsupported with gathering a data set"),  # type: ignore[arg-type]
         (
             lambda env: jaxrl.on_policy(env, jaxrl.ppo(), actors=jaxrl.ActorsConfig(actors=2)),
-            "squad has 3 agents .* actors cannot be",
+            "squad has 3 agents .* unsupported with actors",
         ),
     ],
 )

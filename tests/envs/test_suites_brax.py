@@ -78,7 +78,7 @@ def test_observations_of_several_parts_stay_apart() -> None:
         ("antt", {}, r"unknown environment 'brax:antt'; did you mean brax:ant\?"),
         ("ant", {"bakend": "mjx"}, r"brax:ant has no parameter 'bakend'; did you mean backend\?"),
         ("ant", {"backend": "bullet"}, "Brax cannot make ant: backend should be in"),
-        ("ant", {"backend": 3}, "brax:ant: backend is 3; expected a text, such as 'generalized'"),
+        ("ant", {"backend": 3}, "brax:ant: backend is 3; expected a string, such as 'generalized'"),
         ("ant", {"episode_length": 0.5}, "episode_length is 0.5; expected a whole number of at least 1"),
         ("ant", {"healthy_z_range": [1.0]}, r"expected 2 values, such as \[0.2, 1.0\]"),
         ("ant", {"terminate_when_unhealthy": 2}, "terminate_when_unhealthy is 2; expected true or false"),

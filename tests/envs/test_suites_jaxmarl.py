@@ -82,7 +82,7 @@ def test_illegal_actions_are_masked_and_the_dead_of_smax_die_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "params", "said"),
     [
-        ("MPE_simple_tag_v3", {}, "MPE_simple_tag_v3 does not work here, for its agents differ"),
+        ("MPE_simple_tag_v3", {}, "MPE_simple_tag_v3 is not supported: its agents differ"),
         ("MPE_simple_spread", {}, r"did you mean jaxmarl:MPE_simple_spread_v3\?"),
         ("MPE_simple_spread_v3", {"num_agent": 2}, r"has no parameter 'num_agent'; did you mean num_agents\?"),
         ("MPE_simple_spread_v3", {"local_ratio": 2}, "cannot be made with .*: local_ratio must be between 0.0 and 1.0"),

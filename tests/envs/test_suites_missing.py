@@ -68,6 +68,6 @@ def test_the_extra_is_named_whatever_the_name_of_its_module(
 @pytest.mark.parametrize("module", ["stoa", "envelope"])
 def test_objects_of_what_is_not_installed_are_answered_with_what_installs_it(module: str, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    said = rf"^environments that speak {module} need it: pip install 'jaxrl\[{module}\]'"
+    said = rf"^environments of {module} need it: pip install 'jaxrl\[{module}\]'"
     with pytest.raises(SettingsError, match=said):
         getattr(jaxrl, f"{module}_env")(3)

@@ -12,8 +12,8 @@ from toys_suites import checked, keeps_its_contract, played, presets_fit, resume
 
 import jaxrl
 from jaxrl.envs import make_env, vectorise
-from jaxrl.envs.physics import _varied
-from jaxrl.envs.playground import PREFIX, _randomiser
+from jaxrl.envs.physics import _find_varied_leaves
+from jaxrl.envs.playground import PREFIX, _get_randomiser
 from jaxrl.errors import SettingsError
 
 playground = pytest.importorskip("mujoco_playground")
@@ -191,10 +191,10 @@ def test_the_suites_own_randomiser_is_taken_for_the_parts_that_it_varies() -> No
     )
     xml = f"<worldbody><geom type='plane' size='1 1 1'/><body><freejoint/><geom size='0.1'/>{legs}</body></worldbody>"
     model = mjx.put_model(mujoco.MjModel.from_xml_string(f"<mujoco>{xml}</mujoco>"), impl="jax")
-    taken = _randomiser("playground:Go1Getup", playground.registry.get_domain_randomizer, "Go1Getup")
+    taken = _get_randomiser("playground:Go1Getup", playground.registry.get_domain_randomizer, "Go1Getup")
     wanted, _ = taken(model, jax.random.key(1)[None])
     leaves, drawn = (jax.tree.leaves(x, is_leaf=lambda x: x is None) for x in (model, wanted))
-    places = _varied(taken, model)
+    places = _find_varied_leaves(taken, model)
     assert [place for place, x in enumerate(leaves) if np.shape(x) != np.shape(drawn[place])] == places
     assert len(places) == 6
     for words in ("geom_friction", "body_mass", "body_ipos", "qpos0", "dof_frictionloss", "dof_armature"):

@@ -12,12 +12,12 @@ import jaxrl
 from jaxrl import SettingsError
 from jaxrl.envs.wrappers import (
     action_repeat,
+    apply_wrappers,
     previous,
     sticky_actions,
     time,
     transform_obs,
     transform_reward,
-    wrapped,
 )
 
 KEY = jax.random.key(0)
@@ -127,12 +127,12 @@ def test_observations_and_rewards_are_transformed() -> None:
 
 
 def test_wrapped_environments_keep_the_contract_and_nest_in_the_order_given() -> None:
-    env = wrapped(walk(end=1e9), ["sticky_actions:0.25", "action_repeat:2", "time", "previous"])
+    env = apply_wrappers(walk(end=1e9), ["sticky_actions:0.25", "action_repeat:2", "time", "previous"])
     assert jaxrl.check_env(env) == []
     assert env.spec.time_limit == 10
     # A step of the clock is one repeat; in the other order, the inner clock would tick twice.
     assert played(env, [1])[0].obs["time"].tolist() == pytest.approx([0.9])
-    other = wrapped(walk(end=1e9), ["time", "action_repeat:2"])
+    other = apply_wrappers(walk(end=1e9), ["time", "action_repeat:2"])
     assert played(other, [1])[0].obs["time"].tolist() == pytest.approx([0.9])
     assert played(other, [1])[0].reward == 1 + 2
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl.agents.actor_critic import PPOConfig, Sample, _judge, _network, _Parts
-from jaxrl.distributions import head_of
+from jaxrl.distributions import make_head
 from jaxrl.errors import SettingsError
 from jaxrl.nn import (
     MLP,
@@ -19,11 +19,11 @@ from jaxrl.nn import (
     PolicyNetwork,
     QNetwork,
     encode,
+    initial_memory,
     make_torso,
-    no_memory,
 )
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, space_zeros
-from jaxrl.types import Remembered
+from jaxrl.types import RecurrentObs
 
 VECTOR = Box(-1.0, 1.0, (6,))
 IMAGE = Box(0, 255, (5, 4, 2), "uint8")
@@ -55,8 +55,8 @@ class Toy(NamedTuple):
 
 
 def toy_of(network, space):
-    obs, memory = space_zeros(space), no_memory(network.core, network.core_features)
-    seen = jax.tree.map(lambda x: x[None], obs if memory is None else Remembered(obs, memory))
+    obs, memory = space_zeros(space), initial_memory(network.core, network.core_features)
+    seen = jax.tree.map(lambda x: x[None], obs if memory is None else RecurrentObs(obs, memory))
     init = jax.jit(lambda key: network.init(key, seen))
     shapes, rng = jax.eval_shape(init, KEY), np.random.default_rng(0)
     drawn = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
@@ -366,7 +366,7 @@ def test_a_dict_without_images_is_seen_as_one_vector():
 
 @pytest.mark.parametrize("name", ["vector", "discrete", "tuple"])
 def test_what_is_not_an_image_cannot_be_convolved(name):
-    with pytest.raises(SettingsError, match="torso conv wants"):
+    with pytest.raises(SettingsError, match="torso conv needs"):
         a_toy(name, torso="conv")
 
 
@@ -385,7 +385,7 @@ class Recurrent:
     def __init__(self, core, name):
         config = PPOConfig(core=core, core_features=WIDTH, features=(8, 5))
         spec = EnvSpec("Toy", SPACES[name], Box(-1.0, 1.0, (2,)))
-        head, self.blank = head_of(spec), no_memory(core, WIDTH)
+        head, self.blank = make_head(spec), initial_memory(core, WIDTH)
         network = _network(config, spec, head)
         toy = toy_of(network, SPACES[name])
         self.apply, self.params = toy.apply, toy.drawn
@@ -408,7 +408,7 @@ class Recurrent:
         for t in range(STEPS):
             memory = jax.tree.map(lambda x, t=t: np.where(FIRST[:, t : t + 1], np.float32(0), x), memory)
             obs = jax.tree.map(lambda x, t=t: x[:, t], self.obs)
-            outputs, value, memory = self.apply(self.params, Remembered(obs, memory))
+            outputs, value, memory = self.apply(self.params, RecurrentObs(obs, memory))
             rows.append((outputs[:, :2], value))
         return [np.stack(column, axis=1) for column in zip(*rows, strict=True)]
 
@@ -472,4 +472,4 @@ def test_a_core_stands_behind_one_torso_for_both(core, gates):
 
 @pytest.mark.parametrize(("core", "blank"), [("none", None), ("gru", [0.0] * 3), ("lstm", ([0.0] * 3, [0.0] * 3))])
 def test_a_core_begins_with_zeros(core, blank):
-    assert jax.tree.map(lambda x: x.tolist(), no_memory(core, 3)) == blank
+    assert jax.tree.map(lambda x: x.tolist(), initial_memory(core, 3)) == blank

@@ -149,7 +149,7 @@ def test_conv_is_another_word_for_minatar():
         ("nature", {"a": ATARI, "b": SMALL}, (), "at least 36, but one has 10"),
         ("nature", ATARI, (16, 32), r"agent.channels is \(16, 32\); torso nature has three convolutions"),
         ("minatar", image(4, 4), (8, 8), "at least 5 for 2 channels, but one has 4"),
-        ("impala", VECTOR, (), "torso impala wants an observation"),
+        ("impala", VECTOR, (), "torso impala needs an observation"),
         ("natur", ATARI, (), "unknown torso 'natur'; did you mean nature"),
     ],
 )
@@ -193,7 +193,7 @@ def test_in_bfloat16_torsos_compute_while_parameters_heads_and_outputs_stay_floa
     seen = lambda net: net.apply(variables, obs, capture_intermediates=True, mutable=["intermediates"])
     out, found = jax.eval_shape(lambda: seen(half))
     assert {x.dtype for x in jax.tree.leaves(out)} == {jnp.dtype("float32")}
-    whole = {"__call__", "see", "judge"}  # of the network itself
+    whole = {"__call__", "apply_torso", "apply_heads"}  # of the network itself
     inner = {part: jax.tree.leaves(x) for part, x in found["intermediates"].items() if part not in whole}
     torsos = {part: {x.dtype for x in leaves} for part, leaves in inner.items() if part not in HEADS}
     assert torsos

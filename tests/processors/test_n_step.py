@@ -10,7 +10,7 @@ from toys_envs import counting, rollout, time_limited
 
 from jaxrl.envs import vectorise
 from jaxrl.errors import SettingsError
-from jaxrl.processors import Processor, begin, n_step, one_step
+from jaxrl.processors import Processor, init_processor, n_step, one_step
 from jaxrl.spaces import Box
 from jaxrl.types import Step, Transition
 
@@ -22,7 +22,7 @@ def transitions(processor: Processor, first: Any, steps: Step) -> Transition:
     """Run `steps`, leaves `[T, N, ...]`, through `processor` in one compiled scan; drop what precedes its horizon."""
 
     def run(first: Any, steps: Step) -> Transition:
-        state = begin(processor, first, steps.action[0], steps.extras)
+        state = init_processor(processor, first, steps.action[0], steps.extras)
         return jax.lax.scan(processor.process, state, steps)[1]
 
     out = jax.jit(run)(first, steps)
@@ -137,7 +137,7 @@ def test_no_window_joins_two_episodes() -> None:
 def test_the_horizon_is_how_late_transitions_come(n: int) -> None:
     processor = n_step(n, GAMMA)
     first, steps = one_env([1.0] * 8)
-    state = begin(processor, first, steps.action[0], ())
+    state = init_processor(processor, first, steps.action[0], ())
     weights = []
     for t in range(8):
         state, out = processor.process(state, jax.tree.map(lambda x, t=t: jnp.asarray(x[t]), steps))
@@ -150,7 +150,7 @@ def test_extras_are_those_of_the_first_step() -> None:
     first, steps = one_env([1, 2, 3, 4])
     steps = steps._replace(extras={"log_prob": steps.reward * 10})
     processor = n_step(2, GAMMA)
-    state = begin(processor, first, steps.action[0], {"log_prob": steps.reward[0]})
+    state = init_processor(processor, first, steps.action[0], {"log_prob": steps.reward[0]})
     _, out = jax.lax.scan(processor.process, state, steps)
     assert column(np.asarray(out.extras["log_prob"])[1:]) == [10, 20, 30]
 
@@ -166,7 +166,7 @@ def test_nothing_is_learnt_from_a_window_with_an_invalid_step() -> None:
 def test_the_discount_may_vary_without_compiling_again() -> None:
     processor = n_step(2, 0.9)
     first, steps = one_env([1, 2, 4])
-    state = begin(processor, first, steps.action[0], ())
+    state = init_processor(processor, first, steps.action[0], ())
     run = jax.jit(lambda state: jax.lax.scan(processor.process, state, steps)[1].reward[1:, 0])
     rewards = [run(state._replace(discount=jnp.float32(gamma))).tolist() for gamma in (0.0, 0.5, 1.0)]
     assert rewards == [[1, 2], [2, 4], [3, 6]]

@@ -11,8 +11,8 @@ from toys_envs import counting, rollout
 
 from jaxrl.agents import Agent
 from jaxrl.envs import Env, TimeStep, vectorise
-from jaxrl.processors import Processor, begin, chain, frame_stack, normalise_obs, normalise_reward, one_step
-from jaxrl.processors.normalise import Moments, merge, no_moments
+from jaxrl.processors import Processor, chain, frame_stack, init_processor, normalise_obs, normalise_reward, one_step
+from jaxrl.processors.normalise import Moments, init_moments, update_moments
 from jaxrl.spaces import Box, EnvSpec
 from jaxrl.strategies import on_policy
 from jaxrl.types import Step
@@ -25,9 +25,9 @@ ROWS = np.random.default_rng(0).normal(3.0, 2.0, (24, 3)).astype(np.float32)
 
 def merged(chunks: list[np.ndarray]) -> Moments:
     """Take in `chunks` one after the other."""
-    moments = no_moments(chunks[0].shape[1:])
+    moments = init_moments(chunks[0].shape[1:])
     for chunk in chunks:
-        moments = merge(moments, jnp.asarray(chunk))
+        moments = update_moments(moments, jnp.asarray(chunk))
     return moments
 
 
@@ -52,8 +52,8 @@ def test_rows_may_be_single_numbers_or_pictures() -> None:
 def test_rows_outside_the_mask_are_left_out() -> None:
     where = np.arange(24) % 3 != 1
     spoilt = np.where(where[:, None], ROWS, 1e9).astype(np.float32)
-    moments = merge(no_moments((3,)), jnp.asarray(spoilt[:10]), jnp.asarray(where[:10]))
-    moments = merge(moments, jnp.asarray(spoilt[10:]), jnp.asarray(where[10:]))
+    moments = update_moments(init_moments((3,)), jnp.asarray(spoilt[:10]), jnp.asarray(where[:10]))
+    moments = update_moments(moments, jnp.asarray(spoilt[10:]), jnp.asarray(where[10:]))
     assert_moments_of(moments, ROWS[where])
 
 
@@ -62,19 +62,19 @@ def test_zeros_in_place_of_a_first_observation_are_not_counted(placeholder: floa
     seen = np.arange(24) % 3 != 1
     rows = np.where(seen[:, None], ROWS, np.float32(placeholder))
     processor, nothing = chain(normalise_obs(), one_step()), jnp.zeros(6)
-    state = begin(processor, jnp.asarray(rows[:6]), nothing, (), jnp.asarray(seen[:6]))
+    state = init_processor(processor, jnp.asarray(rows[:6]), nothing, (), jnp.asarray(seen[:6]))
     for k in range(1, 4):
         here = slice(6 * k, 6 * k + 6)
         obs, no = jnp.asarray(rows[here]), jnp.zeros(6, bool)
         step = Step(nothing, (), nothing, no, ~no, obs, obs, valid=no, obs_valid=jnp.asarray(seen[here]))
         state, _ = processor.process(state, step)
-    assert_moments_of(processor.learnt(state)[0][0], ROWS[seen])
+    assert_moments_of(processor.get_stats(state)[0][0], ROWS[seen])
 
 
 def test_a_mask_without_rows_changes_nothing() -> None:
     before = merged([ROWS])
-    for start in (before, no_moments((3,))):
-        after = merge(start, jnp.asarray(ROWS), jnp.zeros(24, bool))
+    for start in (before, init_moments((3,))):
+        after = update_moments(start, jnp.asarray(ROWS), jnp.zeros(24, bool))
         for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(start), strict=True):
             np.testing.assert_array_equal(a, b)
 
@@ -87,12 +87,14 @@ def test_a_mean_far_from_zero_costs_no_accuracy() -> None:
 
 def test_many_small_merges_stay_exact() -> None:
     rows = np.random.default_rng(1).normal(-5.0, 0.5, (20_000, 4)).astype(np.float32)
-    many, _ = jax.jit(lambda x: jax.lax.scan(lambda m, chunk: (merge(m, chunk), ()), no_moments(()), x))(rows)
+    many, _ = jax.jit(lambda x: jax.lax.scan(lambda m, chunk: (update_moments(m, chunk), ()), init_moments(()), x))(
+        rows
+    )
     assert_moments_of(many, rows.ravel(), rtol=1e-3)
 
 
 def test_the_variance_is_one_before_there_are_two_rows() -> None:
-    np.testing.assert_array_equal(no_moments((3,)).variance, [1, 1, 1])
+    np.testing.assert_array_equal(init_moments((3,)).variance, [1, 1, 1])
     np.testing.assert_array_equal(merged([ROWS[:1]]).variance, [1, 1, 1])
 
 
@@ -125,7 +127,7 @@ def run(processor: Processor, first: Any, steps: Step) -> tuple[Any, Any, Any]:
         return new, (processor.observe(new), out, new)
 
     def scan(first: Any, steps: Step) -> Any:
-        state = begin(processor, first, jax.tree.map(lambda x: x[0], steps.action), steps.extras)
+        state = init_processor(processor, first, jax.tree.map(lambda x: x[0], steps.action), steps.extras)
         _, (seen, out, states) = jax.lax.scan(body, state, steps)
         join = lambda a, b: jnp.concatenate([a[None], b])
         both = (processor.observe(state), state), (seen, states)
@@ -155,7 +157,7 @@ def test_the_policy_sees_observations_scaled_by_the_moments_so_far() -> None:
 def test_all_that_was_seen_so_far_has_mean_zero_and_deviation_one() -> None:
     """In a single vector step over many environments what the policy sees is the whole history."""
     first, _ = random_steps(num_envs=500)
-    seen = OBS_ONLY.observe(begin(OBS_ONLY, jnp.asarray(first), jnp.zeros(500, jnp.int32), ()))
+    seen = OBS_ONLY.observe(init_processor(OBS_ONLY, jnp.asarray(first), jnp.zeros(500, jnp.int32), ()))
     np.testing.assert_allclose(np.mean(seen, 0), [0, 0], atol=1e-5)
     np.testing.assert_allclose(np.std(seen, 0), [1, 1], rtol=1e-5)
 
@@ -181,7 +183,7 @@ def test_the_successor_is_scaled_by_the_same_moments_as_what_the_policy_sees_nex
 def test_every_observation_counts_once_also_the_first() -> None:
     first, steps = random_steps(steps=5, num_envs=3)
     _, _, states = run(OBS_ONLY, first, steps)
-    ((moments,), *_) = OBS_ONLY.learnt(states)
+    ((moments,), *_) = OBS_ONLY.get_stats(states)
     np.testing.assert_array_equal(moments.count, 3 * (np.arange(6) + 1))
     np.testing.assert_allclose(moments.mean[0], first.mean(0), rtol=1e-5)
 
@@ -194,7 +196,7 @@ def test_whole_numbers_pixels_and_flags_stay_as_they_are() -> None:
         "flag": rng.random((4, 2)) < 0.5,
     }
     for name, x in leaf.items():
-        seen = OBS_ONLY.observe(begin(OBS_ONLY, jnp.asarray(x), jnp.zeros(4, jnp.int32), ()))
+        seen = OBS_ONLY.observe(init_processor(OBS_ONLY, jnp.asarray(x), jnp.zeros(4, jnp.int32), ()))
         assert seen.dtype == x.dtype, name
         np.testing.assert_array_equal(seen, x)
 
@@ -220,13 +222,13 @@ def test_what_lies_far_out_is_clipped_at_ten_deviations() -> None:
     """Of 400 rows one can lie at most `sqrt(399)`, about 20, deviations out."""
     for outlier, seen_as in ((1e6, 10.0), (-1e6, -10.0)):
         first = jnp.zeros((400, 1)).at[7].set(outlier)
-        seen = OBS_ONLY.observe(begin(OBS_ONLY, first, jnp.zeros(400, jnp.int32), ()))
+        seen = OBS_ONLY.observe(init_processor(OBS_ONLY, first, jnp.zeros(400, jnp.int32), ()))
         assert float(seen[7, 0]) == seen_as
         assert float(jnp.abs(jnp.delete(seen, 7, axis=0)).max()) < 0.1
 
 
 def test_an_observation_that_never_changes_is_seen_as_zero() -> None:
-    seen = OBS_ONLY.observe(begin(OBS_ONLY, jnp.full((8, 2), 3.5), jnp.zeros(8, jnp.int32), ()))
+    seen = OBS_ONLY.observe(init_processor(OBS_ONLY, jnp.full((8, 2), 3.5), jnp.zeros(8, jnp.int32), ()))
     np.testing.assert_array_equal(seen, np.zeros((8, 2)))
 
 
@@ -241,7 +243,7 @@ def learnt_from(processor: Processor, seed: int = 0) -> tuple[Any, np.ndarray]:
     """Return what `processor` learns of random steps, and all the observations that it was shown."""
     first, steps = random_steps(seed=seed)
     _, _, states = run(processor, first, steps)
-    return processor.learnt(jax.tree.map(lambda x: x[-1], states)), np.concatenate([first[None], steps.obs])
+    return processor.get_stats(jax.tree.map(lambda x: x[-1], states)), np.concatenate([first[None], steps.obs])
 
 
 def test_a_frozen_processor_scales_by_what_was_learnt() -> None:

@@ -56,8 +56,8 @@ def test_each_number_is_the_flag_of_its_value_and_what_is_no_grid_or_row_is_left
 @pytest.mark.parametrize(
     ("values", "space", "said"),
     [
-        (2, SPACE, r"one_hot is 2, but observations have whole numbers up to 2; raise it"),
-        (9, jaxrl.Box(0.0, 1.0, (3,)), r"for grids and rows of whole numbers, of which observations have none"),
+        (2, SPACE, r"one_hot is 2, but observations have integers up to 2; raise it"),
+        (9, jaxrl.Box(0.0, 1.0, (3,)), r"for grids and vectors of integers, but observations have none"),
     ],
 )
 def test_what_it_cannot_show_is_refused(values: int, space: Any, said: str) -> None:

@@ -10,7 +10,16 @@ from toys_envs import counting
 
 from jaxrl.agents import Agent
 from jaxrl.errors import SettingsError
-from jaxrl.processors import Processor, begin, chain, frame_stack, n_step, normalise_obs, one_step, remember
+from jaxrl.processors import (
+    Processor,
+    carry_memory,
+    chain,
+    frame_stack,
+    init_processor,
+    n_step,
+    normalise_obs,
+    one_step,
+)
 from jaxrl.spaces import EnvSpec
 from jaxrl.strategies import on_policy
 from jaxrl.types import Step
@@ -47,7 +56,7 @@ def run(processor: Processor, first: Any, steps: Step) -> tuple[Any, Any]:
 
     def scan(first: Any, steps: Step) -> Any:
         extras = jax.tree.map(lambda x: x[0] * 0, steps.extras)
-        state = begin(processor, first, steps.action[0], extras)
+        state = init_processor(processor, first, steps.action[0], extras)
         _, (seen, out) = jax.lax.scan(body, state, steps)
         return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), processor.observe(state), seen), out
 
@@ -57,14 +66,14 @@ def run(processor: Processor, first: Any, steps: Step) -> tuple[Any, Any]:
 @pytest.fixture(scope="module")
 def ran() -> tuple[Any, Any, Any, Step]:
     first, steps = random_steps()
-    return *run(remember(one_step(0.9), BLANK), first, steps), first, steps
+    return *run(carry_memory(one_step(0.9), BLANK), first, steps), first, steps
 
 
 def test_an_episode_begins_with_the_blank_memory() -> None:
-    processor = remember(one_step(), BLANK)
+    processor = carry_memory(one_step(), BLANK)
     first, steps = random_steps()
     state = processor.init(jnp.asarray(first))
-    started = begin(processor, jnp.asarray(first), steps.action[0], jax.tree.map(lambda x: x[0], steps.extras))
+    started = init_processor(processor, jnp.asarray(first), steps.action[0], jax.tree.map(lambda x: x[0], steps.extras))
     for seen in (processor.observe(state), processor.observe(started)):
         np.testing.assert_array_equal(seen.obs, first)
         np.testing.assert_array_equal(seen.memory, np.broadcast_to(BLANK, (ENVS, 2)))
@@ -105,7 +114,7 @@ def test_all_else_is_as_without_memory(ran: Any) -> None:
 def test_a_memory_may_have_several_parts_of_any_shape() -> None:
     memory = (jnp.zeros(3), {"count": jnp.ones(()), "map": jnp.full((2, 2), 7.0)})
     first, steps = random_steps(memory)
-    seen, out = run(remember(one_step(), memory), first, steps)
+    seen, out = run(carry_memory(one_step(), memory), first, steps)
     done = steps.terminated | steps.truncated
     for part, after, blank in zip(*map(jax.tree.leaves, (seen.memory, steps.extras["memory"], memory)), strict=True):
         np.testing.assert_array_equal(part[1:][~done], after[~done])
@@ -117,7 +126,7 @@ def test_a_memory_may_have_several_parts_of_any_shape() -> None:
 def test_stacked_frames_are_remembered_beside() -> None:
     first, steps = random_steps()
     processor = chain(frame_stack(2), one_step())
-    seen, out = run(remember(processor, BLANK), first, steps)
+    seen, out = run(carry_memory(processor, BLANK), first, steps)
     plain_seen, plain = run(processor, first, steps._replace(extras=()))
     np.testing.assert_array_equal(seen.obs, plain_seen)
     np.testing.assert_array_equal(out.next_obs.obs, plain.next_obs)
@@ -126,11 +135,11 @@ def test_stacked_frames_are_remembered_beside() -> None:
 
 def test_a_frozen_processor_still_remembers() -> None:
     first, steps = random_steps()
-    processor = remember(chain(normalise_obs(), one_step()), BLANK)
+    processor = carry_memory(chain(normalise_obs(), one_step()), BLANK)
     state = processor.init(jnp.asarray(first))
     for t in range(STEPS):
         state, _ = processor.process(state, jax.tree.map(lambda x: jnp.asarray(x[t]), steps))  # noqa: B023
-    learnt = processor.learnt(state)
+    learnt = processor.get_stats(state)
     ((moments,), *_) = jax.tree.map(np.asarray, learnt)
     assert float(moments.count) == STEPS * ENVS
     seen, _ = run(processor.freeze(learnt), first, steps)
@@ -143,7 +152,7 @@ def test_a_frozen_processor_still_remembers() -> None:
 @pytest.mark.parametrize("processor", [n_step(3), n_step(2), chain(frame_stack(2), n_step(3))])
 def test_transitions_over_several_steps_are_refused(processor: Processor) -> None:
     with pytest.raises(SettingsError, match=r"memory learns from single steps; set processor\.n_step to 1"):
-        remember(processor, BLANK)
+        carry_memory(processor, BLANK)
 
 
 def tally(spec: EnvSpec) -> Agent:

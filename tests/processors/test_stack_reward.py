@@ -10,7 +10,7 @@ from toys_envs import counting, rollout, time_limited
 
 from jaxrl.envs import vectorise
 from jaxrl.errors import SettingsError
-from jaxrl.processors import Processor, begin, chain, frame_stack, n_step, one_step, reward_clip, reward_scale
+from jaxrl.processors import Processor, chain, frame_stack, init_processor, n_step, one_step, reward_clip, reward_scale
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, space_struct
 from jaxrl.types import Step
 
@@ -25,7 +25,7 @@ def run(processor: Processor, first: Any, steps: Step) -> tuple[Any, Any, Any]:
     def scan(first: Any, steps: Step) -> tuple[Any, Any, Any]:
         state = processor.init(first)
         if processor.makes_transitions:
-            state = begin(processor, first, jax.tree.map(lambda x: x[0], steps.action), steps.extras)
+            state = init_processor(processor, first, jax.tree.map(lambda x: x[0], steps.action), steps.extras)
         return processor.observe(state), *jax.lax.scan(body, state, steps)[1]
 
     return jax.tree.map(np.asarray, jax.jit(scan)(first, steps))

@@ -10,7 +10,7 @@ import pytest
 
 import jaxrl
 from benchmarks import demos as locks
-from jaxrl.buffers import beside
+from jaxrl.buffers import mix
 from jaxrl.errors import SettingsError
 from jaxrl.types import Transition
 
@@ -41,7 +41,7 @@ def item(rewards: list[float]) -> Transition:
 
 @pytest.mark.parametrize("make", [jaxrl.uniform, jaxrl.prioritised])
 def test_a_batch_is_the_rings_and_then_so_many_demonstrations(make: Any) -> None:
-    buffer = beside(make(8, batch_size=6), lambda: item([10.0, 11.0, 12.0]), rows=3, count=5)
+    buffer = mix(make(8, batch_size=6), lambda: item([10.0, 11.0, 12.0]), rows=3, count=5)
     assert buffer.batch_size == 11
     state = buffer.push(
         buffer.init(jax.tree.map(lambda x: x[0], item([0.0])), 4), item([0.0, 1.0, 2.0, 3.0]), jnp.uint32(0)

@@ -9,14 +9,14 @@ import pytest
 from toys_closed_form import counting_env
 
 import jaxrl
-from jaxrl.processors.base import Processor, begin
+from jaxrl.processors.base import Processor, init_processor
 from jaxrl.strategies.base import step_of
-from jaxrl.types import Step, Window
+from jaxrl.types import SequenceSpec, Step
 
 KEY = jax.random.key(0)
 
 
-def watching(window: Window | None) -> Any:
+def watching(window: SequenceSpec | None) -> Any:
     """Make an agent that tosses a coin, and keeps as its state the last batch that it was given."""
 
     def make(spec: jaxrl.EnvSpec) -> Any:
@@ -52,7 +52,7 @@ def test_sequences_say_of_each_step_whether_an_episode_begins_ends_or_is_cut_wit
     """Episodes end at a count of 7 or, with four steps taken, are cut; all begin at 0, and nothing else is 0."""
     strategy = jaxrl.off_policy(
         counting_env(),
-        watching(Window(6)),
+        watching(SequenceSpec(6)),
         buffer=jaxrl.uniform(120, batch_size=16),
         num_envs=3,
         opt_interval=opt_interval,
@@ -108,7 +108,7 @@ def test_rollouts_of_a_processor_without_these_flags_end_where_the_steps_say_so(
 def test_an_agent_that_learns_from_sequences_needs_them() -> None:
     strategy = jaxrl.off_policy(
         counting_env(),
-        watching(Window(6)),
+        watching(SequenceSpec(6)),
         buffer=jaxrl.uniform(120, batch_size=16),
         processor=silent(),
         num_envs=3,
@@ -145,7 +145,7 @@ def test_a_transition_over_two_steps_begins_with_the_first_and_ends_with_the_las
     def step(ends: bool) -> Step:
         return Step(jnp.zeros(1, jnp.int32), (), jnp.ones(1), flags(False), flags(ends), zero, zero)
 
-    state, made = begin(processor, zero, jnp.zeros(1, jnp.int32), ()), []
+    state, made = init_processor(processor, zero, jnp.zeros(1, jnp.int32), ()), []
     for ends in (False, True, False, False):
         state, item = processor.process(state, step(ends))
         made.append((bool(item.is_first[0]), bool(item.is_last[0])))

@@ -10,7 +10,7 @@ from toys_data import bandit, trained, walk
 
 import jaxrl
 from jaxrl.agents import Agent
-from jaxrl.buffers.dataset import split, summary_of
+from jaxrl.buffers.dataset import split_holdout, summarise
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete
 from jaxrl.strategies.offline import distance, learnt_from, transitions
@@ -46,7 +46,7 @@ def test_returns_and_discounts_never_cross_an_end_and_are_cut_only_where_an_epis
 def test_observations_are_normalised_by_the_mean_and_deviation_of_all_of_them() -> None:
     data = walk()
     processor = jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step())
-    learnt = processor.learnt(learnt_from(processor, data))
+    learnt = processor.get_stats(learnt_from(processor, data))
     made = transitions(processor.freeze(learnt), data)
     mean, deviation = data.obs.mean(), data.obs.std()
     np.testing.assert_allclose(made.obs, (data.obs - mean) / deviation, atol=1e-5)
@@ -180,15 +180,15 @@ def test_distances_are_of_actions_brought_to_their_bounds() -> None:
 
 
 def test_held_out_episodes_are_spread_over_the_set() -> None:
-    train, held = split(walk(lengths=(2,) * 10, terminated=(True,) * 10), 0.2)
+    train, held = split_holdout(walk(lengths=(2,) * 10, terminated=(True,) * 10), 0.2)
     assert held is not None
     np.testing.assert_array_equal(np.unique(held.reward // 10), [4, 9])
     assert (train.rows, held.rows) == (16, 4)
-    assert split(walk(), 0.0)[1] is None
+    assert split_holdout(walk(), 0.0)[1] is None
 
 
 def test_a_summary_tells_returns_lengths_and_ends() -> None:
-    summary = summary_of(walk())
+    summary = summarise(walk())
     np.testing.assert_array_equal(summary.returns, [0 + 1 + 2 + 3, 30 + 3, 100 + 10])
     assert "12 transitions in 3 episodes (2 terminated), return 49.6667 (min 6" in str(summary)
     assert "length 4 (3 to 5)" in str(summary)

@@ -15,7 +15,7 @@ from jaxrl.strategies import on_policy
 from jaxrl.strategies.base import iterate
 from jaxrl.training.program import jit_run, state_shapes
 from jaxrl.trees import tree_bytes
-from jaxrl.types import Remembered, Rollout, Transition
+from jaxrl.types import RecurrentObs, Rollout, Transition
 from jaxrl.xla import ahead
 from jaxrl.xla.shuffle import random_orders
 
@@ -30,7 +30,7 @@ def make(agent, env=None, processor=None, **settings):
 
 def tossed(key, obs):
     """Toss a coin for each environment."""
-    seen = obs.obs if isinstance(obs, Remembered) else obs
+    seen = obs.obs if isinstance(obs, RecurrentObs) else obs
     return jax.random.randint(key, jax.tree.leaves(seen)[0].shape[:1], 0, 2)
 
 

@@ -13,10 +13,19 @@ import pytest
 
 import jaxrl
 from jaxrl.agents import Agent
-from jaxrl.processors import Processor, chain, frame_stack, n_step, normalise_obs, normalise_reward, one_step, remember
-from jaxrl.processors.base import blank_step
+from jaxrl.processors import (
+    Processor,
+    carry_memory,
+    chain,
+    frame_stack,
+    n_step,
+    normalise_obs,
+    normalise_reward,
+    one_step,
+)
+from jaxrl.processors.base import dummy_step
 from jaxrl.spaces import Box, Discrete, EnvSpec
-from jaxrl.types import Remembered, Transition
+from jaxrl.types import RecurrentObs, Transition
 
 SPACES = Box(-1e9, 1e9, (1,)), Discrete(2)
 
@@ -97,7 +106,7 @@ def test_what_is_changed_behind_a_normaliser_is_scaled_as_it_comes() -> None:
         chain(normalise_obs(), frame_stack(2), one_step()),
         chain(normalise_reward(), jaxrl.reward_clip(1.0), one_step()),
     ):
-        assert processor.later is None
+        assert processor.replay_fns is None
         trained(processor, steps=2)
 
 
@@ -141,13 +150,13 @@ def test_demonstrations_are_scaled_as_experience_is() -> None:
 
 
 def test_a_memory_beside_the_observation_stays_as_it_is() -> None:
-    processor = remember(chain(normalise_obs(), one_step()).for_replay, jnp.zeros(2))
+    processor = carry_memory(chain(normalise_obs(), one_step()).for_replay, jnp.zeros(2))
     assert processor.apply is not None
     first = np.random.default_rng(0).normal(5.0, 3.0, (50, 1)).astype(np.float32)
     state = processor.init(jnp.asarray(first))
-    state = processor.process(state, blank_step(first, jnp.zeros(50), {"memory": jnp.ones((50, 2))}))[0]
+    state = processor.process(state, dummy_step(first, jnp.zeros(50), {"memory": jnp.ones((50, 2))}))[0]
     sequence = np.random.default_rng(1).normal(5.0, 3.0, (3, 4, 1)).astype(np.float32)
-    seen = Remembered(sequence, np.full((3, 4, 2), 7.0, np.float32))
+    seen = RecurrentObs(sequence, np.full((3, 4, 2), 7.0, np.float32))
     out = processor.apply(state, Transition(seen, (), jnp.zeros((3, 4)), jnp.zeros((3, 4)), seen))
     np.testing.assert_allclose(out.obs.obs, (sequence - first.mean()) / first.std(), rtol=1e-4)
     np.testing.assert_array_equal(out.next_obs.memory, seen.memory)

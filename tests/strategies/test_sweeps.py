@@ -9,7 +9,7 @@ from toys_trainer import counting, small_dqn
 
 import jaxrl
 from jaxrl.strategies.population import combinations, read_values, with_values
-from jaxrl.tuning import Swap, given, tunable
+from jaxrl.tuning import Override, override, tunable
 
 
 def test_settings_are_outermost_and_every_setting_has_every_seed() -> None:
@@ -23,7 +23,7 @@ def test_settings_are_outermost_and_every_setting_has_every_seed() -> None:
 def test_a_member_begins_with_its_values_and_is_retuned_to_them() -> None:
     strategy = small_dqn()
     changed = with_values(strategy, {"agent.lr": 0.5, "processor.discount": 0.25})
-    with given(changed.values):
+    with override(changed.values):
         state = jax.jit(strategy.init)(jax.random.key(0))
     assert float(state.agent.hyper.lr) == 0.5
     assert float(state.processor.discount) == 0.25
@@ -35,7 +35,7 @@ def test_a_member_begins_with_its_values_and_is_retuned_to_them() -> None:
 
 
 def test_of_two_discounts_the_setting_is_the_one_that_it_was() -> None:
-    with given({"processor.discount": Swap(0.99, 0.5)}):
+    with override({"processor.discount": Override(0.99, 0.5)}):
         assert float(tunable("processor.discount", 0.99)) == 0.5
         assert float(tunable("processor.discount", 0.9)) == np.float32(0.9)
 

@@ -24,7 +24,7 @@ import jaxrl.training.actors.pool
 from jaxrl.agents.schedules import follow
 from jaxrl.algos import build
 from jaxrl.config import parse
-from jaxrl.distributions import Gaussian, TanhGaussian, head_of, tempered
+from jaxrl.distributions import Gaussian, TanhGaussian, apply_temperature, make_head
 from jaxrl.envs.host import gymnasium_spec
 from jaxrl.errors import ActorError, SettingsError
 from jaxrl.nn import ActorCritic, QNetwork
@@ -398,8 +398,8 @@ def test_a_policy_with_a_distribution_is_drawn_from_at_the_temperature_of_the_ac
 def test_continuous_actions_are_spread_wider_by_the_temperature():
     for squash, of in ((False, Gaussian), (True, TanhGaussian)):
         spec = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (1,)), jaxrl.Box(-2.0, 2.0, (1,)))
-        plain = head_of(spec, squash).of(np.float32([[0.5, -1.0]]))
-        wide = tempered(plain, np.float32(3.0))
+        plain = make_head(spec, squash).distribution(np.float32([[0.5, -1.0]]))
+        wide = apply_temperature(plain, np.float32(3.0))
         assert isinstance(wide, of)
         np.testing.assert_allclose(wide.at(np.ones((1, 1))) - wide.mode(), 3 * math.exp(-1.0), rtol=1e-5)
         np.testing.assert_array_equal(wide.mode(), plain.mode())
@@ -433,7 +433,7 @@ def test_settings_that_do_not_fit_actors_are_refused():
         replaying(counter(), exploration=(0.1, 0.2, 0.3))
     with pytest.raises(SettingsError, match="dqn takes discrete actions, but gymnasium:Pendulum-v1 has Box actions"):
         replaying(jaxrl.make_env("gymnasium:Pendulum-v1"))
-    alone = jaxrl.normalise_obs()._replace(joined=None)
+    alone = jaxrl.normalise_obs()._replace(merge=None)
     with pytest.raises(SettingsError, match="cannot be shared by actors; give Processor its field joined"):
         replaying(counter(), processor=jaxrl.chain(alone, jaxrl.one_step()))
 

@@ -17,7 +17,7 @@ from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from jaxrl.strategies.interaction import bind
 from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.training.policy import GreedyPolicy
-from jaxrl.types import Remembered
+from jaxrl.types import RecurrentObs
 
 KEY = jax.random.key(0)
 SEEN = Box(-9.0, 9.0, (1,))
@@ -50,7 +50,7 @@ def policy_of(
     kept = agent.insight.keep if critics else agent.strip
     zeros = jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), obs, is_leaf=lambda x: isinstance(x, Box))
     return GreedyPolicy(
-        policy, PolicyParams(kept(state), processor.learnt(processor.init(zeros))), {"opt_steps": opt_steps}
+        policy, PolicyParams(kept(state), processor.get_stats(processor.init(zeros))), {"opt_steps": opt_steps}
     )
 
 
@@ -280,7 +280,7 @@ def test_critics_with_memories_tell_what_each_of_them_makes_of_the_episode() -> 
     memories = [np.zeros((1, 4), np.float32)] * 2
     for obs in np.random.default_rng(0).normal(size=(3, 1, 3)).astype(np.float32):
         own = [jax.tree.map(lambda x, k=k: x[k], policy.params.agent.critic) for k in range(2)]
-        made = [network.apply(p, Remembered(obs, m)) for p, m in zip(own, memories, strict=True)]
+        made = [network.apply(p, RecurrentObs(obs, m)) for p, m in zip(own, memories, strict=True)]
         memories = [memory for _, memory in made]
         lower = np.min([value[0] for value, _ in made], axis=0)
         np.testing.assert_allclose(policy.values(obs[0]), lower, rtol=1e-4, atol=1e-6)

@@ -16,7 +16,7 @@ import jaxrl
 from jaxrl.algos import build
 from jaxrl.config import from_plain, preset
 from jaxrl.errors import SettingsError, StorageError
-from jaxrl.registry import names_of
+from jaxrl.registry import algorithm_names
 from jaxrl.strategies.population import changed_settings, with_values
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.population.rows import PopulationRows
@@ -61,7 +61,7 @@ def test_members_are_the_runs_that_they_would_be_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", names_of("off_policy", "on_policy"))
+@pytest.mark.parametrize("algo", algorithm_names("off_policy", "on_policy"))
 def test_a_swept_setting_does_what_the_setting_does(algo: str) -> None:
     """Train with every sweepable setting changed: as a member, and built with these settings from the first."""
     small = changed_settings({}, SMALL)

@@ -18,7 +18,7 @@ from toys_trainer import ByStep, counting
 import jaxrl
 from jaxrl.config import parse
 from jaxrl.errors import SettingsError
-from jaxrl.registry import RECORDERS, named
+from jaxrl.registry import RECORDERS, import_name
 from jaxrl.training import trainer as trainer_module
 from jaxrl.training.recorders import RunInfo, ServiceRecorder
 
@@ -47,7 +47,7 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", RECORDERS)
 def test_a_name_is_known_to_help_docs_and_packaging(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     row = RECORDERS[name]
-    assert callable(named(row.module, row.maker))
+    assert callable(import_name(row.module, row.maker))
     assert f"| `{name}` |" in (ROOT / "docs" / "recorders.md").read_text()
     with pytest.raises(SystemExit):
         parse(["ppo", "--help"])

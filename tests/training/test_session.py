@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxrl
-from jaxrl.buffers.uniform import batch_at
+from jaxrl.buffers.uniform import read_batch
 from jaxrl.training.session.inputs import outside, take_obs
 from tests.toys_envs import counting
 from tests.toys_session import SPEC, Script, drive_as_trainer, single, small
@@ -65,7 +65,7 @@ def test_values_of_a_constant_reward_are_learnt() -> None:
     assert summary["episode_return_mean"] == 1.0
     assert summary["td_error_min"] < 0.01
     last = session._now.state
-    batch = batch_at(last.buffer, np.arange(8))
+    batch = read_batch(last.buffer, np.arange(8))
     _, metrics, _ = session._stepwise.agent.update(last.agent, batch, jax.random.key(0), np.uint32(0))
     assert abs(float(metrics["q"]) - 1.0) < 0.02
 

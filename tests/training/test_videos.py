@@ -214,7 +214,7 @@ def test_environments_on_the_host_are_filmed(tmp_path: Path) -> None:
     settings = {**SETTINGS, "max_opts": 8, "quiet": True, "video_interval": 8, "run_dir": str(tmp_path / "run")}
     with pytest.raises(SettingsError, match="Counting cannot be rendered here"):
         jaxrl.Trainer(jaxrl.on_policy(env, jaxrl.ppo(features=(4,)), **parts), **settings)
-    made = jaxrl.on_policy(env._replace(film=Drawn), jaxrl.ppo(features=(4,)), **parts)
+    made = jaxrl.on_policy(env._replace(make_renderable=Drawn), jaxrl.ppo(features=(4,)), **parts)
     jaxrl.Trainer(made, **settings).train()
     with Image.open(tmp_path / "run/videos/8.gif") as picture:
         assert getattr(picture, "n_frames", 1) == 3 + 1  # the first episode terminates after three steps

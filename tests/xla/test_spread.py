@@ -23,7 +23,7 @@ def all_own(made: Any) -> Any:
 
 
 def products(x: Any, w: Any) -> Any:
-    return jnp.tanh(x @ w), shards.total(x @ w), shards.mean(jnp.exp(x))
+    return jnp.tanh(x @ w), shards.psum(x @ w), shards.pmean(jnp.exp(x))
 
 
 def in_turns(x: Any, w: Any) -> Any:
@@ -31,36 +31,36 @@ def in_turns(x: Any, w: Any) -> Any:
 
     def turn(carry: Any, row: Any) -> Any:
         same, own = carry
-        same = same + shards.total(row * own)
+        same = same + shards.psum(row * own)
         return (same, own + row), (same, own * same)
 
     return jax.lax.scan(turn, (jnp.float32(0), jnp.float32(1)), x)
 
 
 def while_it_lasts(x: Any, w: Any) -> Any:
-    body = lambda c: (c[0] + shards.largest(c[1]), c[1] * 2)
+    body = lambda c: (c[0] + shards.pmax(c[1]), c[1] * 2)
     return jax.lax.while_loop(lambda c: c[0] < 100, body, (jnp.float32(0), x.sum()))
 
 
 def where_it_is_due(x: Any, w: Any) -> Any:
     """Shards meet in the branch that is taken; the other leaves to each what is its own."""
-    meet = lambda x, s: (x * shards.mean(x.sum()), shards.total(s * x.sum()))
+    meet = lambda x, s: (x * shards.pmean(x.sum()), shards.psum(s * x.sum()))
     first = jax.lax.cond(w[0] < 0, meet, lambda x, s: (x, s), x, w[1])
     return first, jax.lax.cond(w[0] > 0, meet, lambda x, s: (x, s), x, w[1])
 
 
 def by_place(x: Any, w: Any) -> Any:
-    key = shards.own(jax.random.key(3))
-    return jax.random.normal(key, (2,)), shards.least(x), jax.random.key_data(key)
+    key = shards.shard_key(jax.random.key(3))
+    return jax.random.normal(key, (2,)), shards.pmin(x), jax.random.key_data(key)
 
 
 def ring(x: Any, w: Any) -> Any:
-    held = jax.lax.dynamic_update_slice(x, w[:2] * shards.mean(x.sum()), (1,))
+    held = jax.lax.dynamic_update_slice(x, w[:2] * shards.pmean(x.sum()), (1,))
     return held, jnp.take(held, jnp.array([0, 3])), held.at[jnp.array([2, 2])].max(jnp.array([50.0, x[0]]))
 
 
 def inside_calls(x: Any, w: Any) -> Any:
-    inner = jax.jit(lambda y: shards.total(jax.nn.relu(y - 5)))
+    inner = jax.jit(lambda y: shards.psum(jax.nn.relu(y - 5)))
     return inner(x) * x, jax.jit(lambda a: a + 1)(w)
 
 
@@ -78,14 +78,14 @@ def test_it_means_what_vmap_with_a_named_axis_means(function: Callable[..., Any]
 
 
 def test_shards_do_not_meet_where_each_chooses_by_itself() -> None:
-    alone = lambda x, w: jax.lax.cond(x.sum() > 20, shards.total, lambda x: x, x)
+    alone = lambda x, w: jax.lax.cond(x.sum() > 20, shards.psum, lambda x: x, x)
     with pytest.raises(SettingsError, match="each of them chooses by itself"):
         spread(alone, V, (X, jnp.ones(4)), (True, False), all_own)
 
 
 def test_what_shards_have_in_common_is_told_from_what_is_their_own() -> None:
     def function(x: Any, w: Any) -> Any:
-        return {"own": x * w, "sum": shards.total(x), "same": w + 1, "of the sum": shards.total(x) * w}
+        return {"own": x * w, "sum": shards.psum(x), "same": w + 1, "of the sum": shards.psum(x) * w}
 
     _, own = spread(function, V, (X, jnp.ones(4)), (True, False), all_own)
     assert own == {"own": True, "sum": False, "same": False, "of the sum": False}
@@ -94,9 +94,9 @@ def test_what_shards_have_in_common_is_told_from_what_is_their_own() -> None:
 def test_sums_are_added_in_the_order_of_the_shards() -> None:
     """1e8 + 1 is 1e8 in float32, so that the order shows."""
     x = jnp.float32([1e8, 1.0, -1e8, 1.0])
-    total, _ = spread(shards.total, 4, (x,), (True,), all_own)
+    total, _ = spread(shards.psum, 4, (x,), (True,), all_own)
     assert float(total) == 1.0
-    backwards, _ = spread(shards.total, 4, (x[::-1],), (True,), all_own)
+    backwards, _ = spread(shards.psum, 4, (x[::-1],), (True,), all_own)
     assert float(backwards) == 0.0
 
 
@@ -105,7 +105,7 @@ def test_a_ring_is_never_taken_through_the_loop_over_shards() -> None:
     held = jnp.zeros((2, 100_000))
 
     def push(held: Any, x: Any, place: Any) -> Any:
-        new = jnp.tanh(x) + shards.total(x)
+        new = jnp.tanh(x) + shards.psum(x)
         held = jax.lax.dynamic_update_slice(held, new, (place,))
         return held, jax.lax.dynamic_slice(held, (place - 1,), (4,)).sum()
 
@@ -116,6 +116,6 @@ def test_a_ring_is_never_taken_through_the_loop_over_shards() -> None:
 
 def test_without_shards_nothing_is_added() -> None:
     x = jnp.arange(3.0)
-    assert not shards.spread()
-    for function in (shards.total, shards.mean, shards.least, shards.largest, shards.own):
+    assert not shards.is_sharded()
+    for function in (shards.psum, shards.pmean, shards.pmin, shards.pmax, shards.shard_key):
         assert function(x) is x

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl.envs.scalars import stacked
+from jaxrl.envs.scalars import stack_scalars
 from jaxrl.strategies.interaction import OF_EPISODES, column_of
 from jaxrl.trees import PyTree
 from jaxrl.types import Step
@@ -127,7 +127,7 @@ def apart(step: Step, done: Any) -> tuple[Step, dict[str, np.ndarray]]:
 
 def block_of(words: Sequence[Mapping[str, Any]], infos: list[dict[str, np.ndarray]], fresh: Any = ()) -> Block:
     """Return several steps, packed and with their scalars, as one block, and what was learnt of them."""
-    return Block({word: np.stack([step[word] for step in words]) for word in words[0]}, stacked(infos), fresh)
+    return Block({word: np.stack([step[word] for step in words]) for word in words[0]}, stack_scalars(infos), fresh)
 
 
 class Scalars:

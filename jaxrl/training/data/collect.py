@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.buffers.dataset import Dataset
-from jaxrl.envs.agents import of_one_agent
+from jaxrl.envs.agents import require_single_agent
 from jaxrl.envs.base import Env, VecEnv, vectorise
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.masks import random_action
@@ -66,7 +66,7 @@ def gather(
     check_between("noise", noise, 0.0, 1e3)
     if noise and not isinstance(env.spec.action_space, Box):
         raise SettingsError(f"noise is for continuous actions, which {env.spec.name} does not have; use random")
-    several = vectorise(of_one_agent(env, "gathering a data set"), num_envs)
+    several = vectorise(require_single_agent(env, "gathering a data set"), num_envs)
     run = jax.jit(partial(_run, several, policy, random, noise))
     reset_key, step_key = jax.random.split(key)
     state, obs = jax.jit(several.reset)(reset_key)

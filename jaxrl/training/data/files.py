@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxrl.buffers.dataset import Dataset
-from jaxrl.errors import FULL, SettingsError, StorageError
+from jaxrl.errors import DISK_ERRORS, SettingsError, StorageError
 from jaxrl.paths import local
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, box_bounds, spec_from_plain, spec_to_plain
 from jaxrl.training.data.minari import read_minari
@@ -54,7 +54,7 @@ def save_dataset(path: str | Path, data: Dataset) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        kind = StorageError if error.errno in FULL else SettingsError
+        kind = StorageError if error.errno in DISK_ERRORS else SettingsError
         raise kind(f"cannot write {path}: {error.strerror or error}") from error
 
 

@@ -6,8 +6,17 @@ import jax
 import numpy as np
 
 from jaxrl.envs.host import PREFIX
-from jaxrl.errors import SettingsError, reason_of, require_extra
-from jaxrl.spaces import EnvSpec, as_shape, channels_last, space_of, space_struct, starts_of, to_elements, to_indices
+from jaxrl.errors import SettingsError, error_text, require_extra
+from jaxrl.spaces import (
+    EnvSpec,
+    convert_space,
+    match_image_layout,
+    space_starts,
+    space_struct,
+    to_channels_last,
+    to_elements,
+    to_indices,
+)
 from jaxrl.trees import PyTree
 
 
@@ -25,17 +34,17 @@ def read_minari(name: str, spec: EnvSpec | None = None) -> tuple[dict[str, np.nd
         episodes = [_episode(episode) for episode in found.iterate_episodes()]
     except Exception as error:  # whatever its storage makes of a name that is none, or of a damaged file
         raise SettingsError(
-            f"Minari cannot read {name!r} on this machine ({reason_of(error)}); fetch it with: minari download {name}"
+            f"Minari cannot read {name!r} on this machine ({error_text(error)}); fetch it with: minari download {name}"
         ) from error
     if not episodes:
         raise SettingsError(f"minari:{name} holds no steps; gather some first")
     whole = jax.tree.map(lambda *parts: np.concatenate(parts), *episodes)
     id_ = PREFIX + (found.env_spec.id if found.env_spec is not None else name)
-    seen = channels_last(space_of(id_, found.observation_space))
+    seen = to_channels_last(convert_space(id_, found.observation_space))
     struct = space_struct(seen)
     for name in ("obs", "next_obs"):
-        whole[name] = jax.tree.map(lambda like, x: as_shape(x, like.shape), struct, whole[name])
-    own = EnvSpec(id_, seen, space_of(id_, found.action_space))
+        whole[name] = jax.tree.map(lambda like, x: match_image_layout(x, like.shape), struct, whole[name])
+    own = EnvSpec(id_, seen, convert_space(id_, found.action_space))
     return _flat(whole if spec is None else _recounted(whole, own, spec)), spec or own
 
 
@@ -44,7 +53,7 @@ def _recounted(steps: dict[str, PyTree], own: EnvSpec, spec: EnvSpec) -> dict[st
     recounted = dict(steps)
     for name, what in (("obs", "observation_space"), ("action", "action_space"), ("next_obs", "observation_space")):
         theirs, ours = getattr(own, what), getattr(spec, what)
-        if len(starts_of(theirs)) == len(starts_of(ours)):
+        if len(space_starts(theirs)) == len(space_starts(ours)):
             recounted[name] = to_elements(ours, to_indices(theirs, steps[name]))
     return recounted
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl.errors import StorageError, say
+from jaxrl.errors import StorageError, print_stderr
 from jaxrl.strategies.population import Population
 from jaxrl.strategies.search import PBT, Verdict
 from jaxrl.terminal import Stage, columns, is_terminal, print_folded
@@ -199,7 +199,7 @@ class PopulationRows:
         except OSError as error:
             if self.failure is None:
                 self.failure = StorageError(f"cannot write {self._path}: {error.strerror or error}")
-                say(f"warning: {self.failure}; training goes on, and the members' own logs have it all")
+                print_stderr(f"warning: {self.failure}; training goes on, and the members' own logs have it all")
 
 
 def _listed(members: Sequence[int]) -> str:

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl.errors import SettingsError, nearest
+from jaxrl.errors import SettingsError, suggest
+from jaxrl.parsing import format_repr, format_settings
 from jaxrl.training.report import Result, run_dir_part
-from jaxrl.written import brief, settings_in_brief
 
 HALVED = "halved"
 """The status of a member that halving has ended."""
@@ -87,8 +87,8 @@ class MemberResult(NamedTuple):
     def __repr__(self) -> str:
         score = None if self.best_score is None else f"best score {self.best_score:.6g}"
         run_dir = None if self.result is None else run_dir_part(self.result.summary["run_dir"])
-        return brief(
-            "MemberResult", self.number, settings_in_brief({"seed": self.seed, **self.now}), self.status, score, run_dir
+        return format_repr(
+            "MemberResult", self.number, format_settings({"seed": self.seed, **self.now}), self.status, score, run_dir
         )
 
     @property
@@ -122,7 +122,7 @@ class PopulationResult(NamedTuple):
         trained = next((m.result.summary["trained"] for m in self.members if m.result is not None), None)
         best = f"best score {max(scores):.6g}" if scores else None
         stop = f"stopped by {self.stop}" if self.stop else None
-        return brief("PopulationResult", trained, f"{len(self.members)} members", best, stop, "see .table()")
+        return format_repr("PopulationResult", trained, f"{len(self.members)} members", best, stop, "see .table()")
 
     def by(self, *names: str) -> list[Setting]:
         """Return the members in groups of equal values of the swept settings `names`, of all if none is named.
@@ -136,7 +136,7 @@ class PopulationResult(NamedTuple):
         swept = list(self.members[0].swept)
         for name in names:
             if name not in swept:
-                raise SettingsError(f"{name!r} was not swept; {nearest(name, swept) if swept else 'nothing was'}")
+                raise SettingsError(f"{name!r} was not swept; {suggest(name, swept) if swept else 'nothing was'}")
         groups: dict[tuple[Any, ...], list[MemberResult]] = {}
         for member in self.members:
             groups.setdefault(tuple(member.now[name] for name in names or swept), []).append(member)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
+from jaxrl.parsing import format_repr
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.population import Member, Population, require_stream, with_values
 from jaxrl.strategies.search import PBT, Verdict
@@ -42,7 +43,6 @@ from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, read_metadata
 from jaxrl.training.taking_up import resumption
 from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.trees import make_key
-from jaxrl.written import brief
 from jaxrl.xla.contexts import bind_context
 from jaxrl.xla.options import side_by_side
 
@@ -127,7 +127,7 @@ class PopulationTrainer:
 
     def __repr__(self) -> str:
         most = f"max_opts={self.config.max_opts}"
-        return brief("PopulationTrainer", self.population, most, run_dir_part(self.config.run_dir))
+        return format_repr("PopulationTrainer", self.population, most, run_dir_part(self.config.run_dir))
 
     def train(self, max_opts: int | None = None) -> PopulationResult:
         """Run to the end; return what the members left.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl.registry import RECORDERS, named
+from jaxrl.registry import RECORDERS, import_name
 from jaxrl.training.recorders.base import (
     Histogram,
     Progress,
@@ -42,7 +42,7 @@ def recorders_of(
     if console is not None and console not in given:
         found.append(console)
     if directory is not None:
-        found += [named(RECORDERS[name].module, RECORDERS[name].maker)() for name in names]
+        found += [import_name(RECORDERS[name].module, RECORDERS[name].maker)() for name in names]
     return [*found, *(recorder for recorder in given if not isinstance(recorder, str))]
 
 

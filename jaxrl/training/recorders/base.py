@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxrl.errors import describe_error, say
+from jaxrl.errors import describe_error, print_stderr
 
 Row = Mapping[str, Any]
 """One line of `metrics.jsonl`: `kind`, `opt_steps`, `env_steps`, `wall_s`, and what belongs to the kind."""
@@ -175,7 +175,7 @@ class Recorders:
             self._live.remove(recorder)
             line = f"recorder {type(recorder).__name__} failed and is left out: {describe_error(error)}"
             self.failures.append(line)
-            say(line)
+            print_stderr(line)
 
 
 def _takes_both(recorder: Recorder) -> bool:

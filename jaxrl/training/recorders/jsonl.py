@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl.errors import say
+from jaxrl.errors import print_stderr
 from jaxrl.training.recorders.base import KINDS, Progress, Row
 from jaxrl.training.recorders.log_file import LogFile
 from jaxrl.training.storage.run_dir import plain, write_atomically
@@ -37,7 +37,7 @@ class JSONLRecorder:
         waiting = sum(map(len, self._log.waiting))
         if waiting + len(lines) > max(MOST_WAITING, len(lines)):
             self.lost += lines.count(b"\n")
-            say(f"warning: {self._log.path} cannot be written: {self.lost} of its rows are lost")
+            print_stderr(f"warning: {self._log.path} cannot be written: {self.lost} of its rows are lost")
             lines = b""
         self._log.append(lines)
 
@@ -50,7 +50,7 @@ class JSONLRecorder:
         if damaged := trim(self._log.path, opt_steps):
             lines = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
             said = f"{len(damaged)} of its lines are no rows and left out ({lines})"
-            say(f"warning: {self._log.path} was damaged: {said}")
+            print_stderr(f"warning: {self._log.path} was damaged: {said}")
         waiting = [line for record in self._log.waiting for line in record.splitlines(keepends=True)]
         self._log.waiting = [line for line in waiting if _belongs(line, opt_steps)]
 

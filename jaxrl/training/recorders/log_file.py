@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl.errors import say
+from jaxrl.errors import print_stderr
 
 
 class LogFile:
@@ -28,7 +28,7 @@ class LogFile:
             self._flush()
         except OSError as error:
             if not self._failing:
-                say(f"warning: cannot write {self.path}: {error.strerror}; its rows wait")
+                print_stderr(f"warning: cannot write {self.path}: {error.strerror}; its rows wait")
             self._failing = True
         else:
             self._failing = False

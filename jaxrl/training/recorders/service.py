@@ -11,7 +11,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxrl.errors import describe_error, say
+from jaxrl.errors import describe_error, print_stderr
 from jaxrl.training.recorders.base import KINDS, Histogram, Progress, Row, RunInfo, Video
 from jaxrl.training.recorders.jsonl import rows_of
 from jaxrl.training.storage.run_dir import METRICS, read_json
@@ -120,7 +120,7 @@ class ServiceRecorder:
     def close(self) -> None:
         """Wait until all is told, but not longer than the time limit."""
         if self._worker is not None and not self._worker.end(self._limit_s):
-            say(
+            print_stderr(
                 f"warning: {self._name} has not taken all rows within {self._limit_s:g} s; {METRICS} has them, and "
                 "going on with the run tells them"
             )
@@ -307,7 +307,9 @@ class _Worker:
 
     def _say(self, what: str) -> None:
         if not self._said and not self._abandoned.is_set():
-            say(f"warning: {self._name} does not take rows ({what}); training goes on, and {METRICS} has all of them")
+            print_stderr(
+                f"warning: {self._name} does not take rows ({what}); training goes on, and {METRICS} has all of them"
+            )
         self._said = True
 
 

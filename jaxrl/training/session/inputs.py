@@ -7,18 +7,18 @@ import jax
 import numpy as np
 
 from jaxrl.envs.base import Env
-from jaxrl.envs.host import gymnasium_made, gymnasium_spec, to_host
-from jaxrl.envs.objects import adopted
-from jaxrl.errors import SettingsError, reason_of
+from jaxrl.envs.host import convert_action, gymnasium_settings, gymnasium_spec
+from jaxrl.envs.objects import adapt_object
+from jaxrl.errors import SettingsError, error_text
 from jaxrl.spaces import (
     Box,
     Discrete,
     EnvSpec,
     MultiDiscrete,
     Space,
-    as_shape,
-    channels_last,
-    short,
+    match_image_layout,
+    short_repr,
+    to_channels_last,
     to_dtype,
     to_elements,
 )
@@ -41,7 +41,7 @@ class Outside(NamedTuple):
         """Return actions `[N, ...]` as the environments take them."""
         if self.action_space is None:
             return to_elements(self.spec.action_space, action)
-        return to_host(self.action_space, action)
+        return convert_action(self.action_space, action)
 
 
 def outside(given: Any, num_envs: int) -> Outside:
@@ -52,8 +52,8 @@ def outside(given: Any, num_envs: int) -> Outside:
         resets.
     """
     if isinstance(given, EnvSpec):
-        return Outside(given._replace(observation_space=channels_last(given.observation_space)))
-    given = adopted(given) or given
+        return Outside(given._replace(observation_space=to_channels_last(given.observation_space)))
+    given = adapt_object(given) or given
     if isinstance(given, Env):
         return Outside(given.spec, given.settings)
     if not (hasattr(given, "action_space") and hasattr(given, "observation_space")):
@@ -65,7 +65,7 @@ def outside(given: Any, num_envs: int) -> Outside:
         raise SettingsError(f"num_envs is {num_envs}, but the environment is a vector of {given.num_envs}")
     single = getattr(given, "single_action_space", None)
     resets_itself = single is not None and _resets_itself(given)
-    return Outside(gymnasium_spec(given), gymnasium_made(given), single or given.action_space, resets_itself)
+    return Outside(gymnasium_spec(given), gymnasium_settings(given), single or given.action_space, resets_itself)
 
 
 def _resets_itself(vector: Any) -> bool:
@@ -116,7 +116,7 @@ def take_obs(name: str, space: Space, num_envs: int | None, obs: PyTree) -> Obse
 
 
 def _take_leaf(name: str, space: Box | Discrete | MultiDiscrete, num_envs: int | None, value: Any) -> Observations:
-    came = as_shape(_array(name, value), space.shape)
+    came = match_image_layout(_array(name, value), space.shape)
     single = came.shape == space.shape and num_envs in (None, 1)
     batched = came.ndim == len(space.shape) + 1 and came.shape[1:] == space.shape and num_envs in (None, came.shape[0])
     castable = came.dtype == space.dtype or np.can_cast(came.dtype, space.dtype, "same_kind")
@@ -129,7 +129,7 @@ def _take_leaf(name: str, space: Box | Discrete | MultiDiscrete, num_envs: int |
     if not isinstance(space, Box):
         array = array - np.asarray(space.start, array.dtype) if np.any(space.start) else array
         if not every((array >= 0) & (array < np.asarray(space.n))):
-            raise SettingsError(f"{name} is {short(value)}; expected whole numbers of {space}")
+            raise SettingsError(f"{name} is {short_repr(value)}; expected whole numbers of {space}")
     valid = np.ones(array.shape[0], bool)
     if array.dtype.kind == "f" and not every(finite := np.isfinite(array)):
         valid = finite.reshape(array.shape[0], -1).all(1)
@@ -209,7 +209,7 @@ def _array(name: str, value: Any) -> np.ndarray:
     try:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
-        raise SettingsError(f"{name} is no array: {reason_of(error)}") from error
+        raise SettingsError(f"{name} is no array: {error_text(error)}") from error
 
 
 def shown(outside: Outside, action: PyTree, single: bool) -> Any:

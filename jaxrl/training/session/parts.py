@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.metrics import Metrics, Total, columns_of
+from jaxrl.metrics import Metrics, Total, stack_metrics
 from jaxrl.strategies.stepwise import Learner, PackedProcessor, StepResult, Stepwise, StepwiseState, learn_once
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import Sums, add
@@ -156,7 +156,7 @@ def learn_and_sum(
 
 def _means(metrics: Metrics) -> jax.Array:
     """Return the means of metrics in the order of their sorted names, NaN of nothing; of events their number."""
-    stats = columns_of(metrics)
+    stats = stack_metrics(metrics)
     events = np.array([isinstance(metric, Total) for _, metric in sorted(metrics.items())])
     means = jnp.where(stats.count > 0, stats.sum / jnp.maximum(stats.count, 1), jnp.nan)
     return jnp.where(events, stats.count.astype(jnp.float32), means)

@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
-from jaxrl.errors import DivergedError, SettingsError, say
+from jaxrl.errors import DivergedError, SettingsError, print_stderr
+from jaxrl.parsing import format_repr
 from jaxrl.processors.base import Processor
 from jaxrl.spaces import to_elements, to_indices
 from jaxrl.strategies.stepwise import iterations
@@ -39,7 +40,6 @@ from jaxrl.training.storage.members import require_no_member
 from jaxrl.training.storage.run import Resume, Storage
 from jaxrl.training.taking_up import resumption
 from jaxrl.trees import PyTree
-from jaxrl.written import brief
 
 
 class Session:
@@ -319,7 +319,7 @@ class Session:
         known, name = self.summary(), self._outside.spec.name
         known["stop"] = None if known["stop"] == "running" else known["stop"]
         algo = self.settings().get("algo", "custom")
-        return brief("Session", f"{algo} on {name}", *progress_parts(known), run_dir_part(self.config.run_dir))
+        return format_repr("Session", f"{algo} on {name}", *progress_parts(known), run_dir_part(self.config.run_dir))
 
     def __enter__(self) -> "Session":
         self._termination.begin()
@@ -494,7 +494,7 @@ class Session:
         self._now = recorded(self._now, self._stepper, self._log, self.opt_steps, self.env_steps)
 
     def _report(self, line: str) -> None:
-        say(line)
+        print_stderr(line)
         self._log.event("storage", line)
 
     def _require_going_on(self, what: str) -> None:

@@ -9,7 +9,7 @@ from jaxrl.buffers.base import Buffer
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
-from jaxrl.registry import listed, names_of, usual
+from jaxrl.registry import algorithm_names, defaults_for, join_names
 from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.interaction import introduce, join, usual_processor
 from jaxrl.strategies.off_policy import Replay
@@ -38,13 +38,13 @@ def put_together(
     require_alone("a session")
     known = introduce(agent, processor, spec)
     if known.prepare is None and known.offline:
-        able = listed([*names_of("off_policy"), *names_of("on_policy")], "or")
+        able = join_names([*algorithm_names("off_policy"), *algorithm_names("on_policy")], "or")
         raise SettingsError(f"a session learns from its own steps, and {known.name} from data; use {able}")
     if known.prepare is not None:
         require_default(config, OF_REPLAY, f"{known.name} learns from rollouts, and keeps no replay")
         if buffer is not None:
             raise SettingsError(f"{known.name} learns from rollouts, and keeps no replay; leave buffer out")
-        suits = usual(known.name, "on_policy")
+        suits = defaults_for(known.name, "on_policy")
         return _from_rollouts(config, spec, *join(known, processor or usual_processor(suits)))
     require_default(config, OF_ROLLOUTS, f"{known.name} learns from replay, not from rollouts")
     if buffer is None:

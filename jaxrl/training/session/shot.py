@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl.errors import SettingsError, reason_of
+from jaxrl.errors import SettingsError, error_text
 from jaxrl.training.reel import LONGEST, as_picture, check_format
 
 
@@ -39,7 +39,7 @@ class Shot(NamedTuple):
         try:
             return self._replace(pictures=(*self.pictures, _seen(self.draw())))
         except Exception as error:
-            return self._replace(failed=reason_of(error))
+            return self._replace(failed=error_text(error))
 
     def taken(self) -> tuple[tuple[np.ndarray, ...], float]:
         """Return the pictures and the return; raise `SettingsError` if there is no film."""

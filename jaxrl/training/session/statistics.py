@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from jaxrl.errors import SettingsError, check_count, nearest
+from jaxrl.errors import SettingsError, check_count, suggest
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Statistics:
         self.others, self.window = tuple(others), check_count("window", window)
         for kind in {kind for kinds in (self.others, *self.chosen.values()) for kind in kinds}:
             if kind not in AGGREGATIONS:
-                raise SettingsError(f"unknown aggregation {kind!r}; {nearest(kind, AGGREGATIONS)}")
+                raise SettingsError(f"unknown aggregation {kind!r}; {suggest(kind, AGGREGATIONS)}")
         self.series: dict[str, Series] = {name: Series() for name in self.chosen}
 
     def add(self, values: Mapping[str, Any]) -> "Statistics":

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxrl.errors import NoCheckpointError, SettingsError
+from jaxrl.parsing import as_int
 from jaxrl.paths import local
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.log_sums import LOGS
 from jaxrl.training.storage.members import population_of
 from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, require_run
-from jaxrl.written import whole
 
 BOARD = "tensorboard"
 
@@ -51,7 +51,7 @@ def origin(
         raise SettingsError("from_step is a checkpoint of another run; name that, as in resume='runs/old'")
     if run_dir is None or Path(run_dir).absolute() == source.absolute():
         raise SettingsError(f"from_step begins a new run, and leaves {source} as it is; name a new run_dir for it")
-    step = whole(from_step)
+    step = as_int(from_step)
     if step != "latest" and not (type(step) is int and step >= 0):
         raise SettingsError(f"from_step is {from_step!r}; expected latest or a number of optimisation steps")
     return run_dir, Fork(source, step)

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import yaml
 
-from jaxrl.errors import FULL, JaxrlError, SettingsError, StorageError
+from jaxrl.errors import DISK_ERRORS, JaxrlError, SettingsError, StorageError
 from jaxrl.paths import CONFIG, LOCK, hold, local, reason_of_path, require_empty
 
 FORMAT = 1
@@ -60,7 +60,7 @@ class RunDir:
             reason = getattr(error, "strerror", None) or error
             if isinstance(error, FileNotFoundError):  # as in /proc, where the system's own words would mislead
                 reason = "no directory can be made there"
-            kind = StorageError if getattr(error, "errno", None) in FULL else SettingsError
+            kind = StorageError if getattr(error, "errno", None) in DISK_ERRORS else SettingsError
             raise kind(f"cannot write the run directory {str(path)!r}: {reason}") from error
 
     def __truediv__(self, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Networks of the user's own: their interface, how it is checked, and modules of `flax.nnx`."""
+"""Custom networks: their interface, its check, and an adapter for `flax.nnx`."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
@@ -10,7 +10,7 @@ from jaxrl.errors import SettingsError, safe_str
 from jaxrl.trees import Array, Key, PyTree, make_key
 
 ROWS = 3
-"""Batch size with which a network is checked; an unusual number, so that no other axis is likely to have it."""
+"""Batch size for checking a network; an unusual number, unlikely to be the size of another axis."""
 
 
 class Network(Protocol):
@@ -26,7 +26,7 @@ class Network(Protocol):
 
 
 class Output(NamedTuple):
-    """A float32 output that a network must have."""
+    """A required float32 output of a network."""
 
     what: str
     """A description, such as `a value for each action`."""
@@ -34,22 +34,22 @@ class Output(NamedTuple):
     """Allowed shapes, for `ROWS` observations."""
 
 
-def require_network(
+def check_network(
     made: Any, name: str, args: Sequence[PyTree], outputs: Sequence[Output], kept: Collection[str] = ("params",)
 ) -> Network:
-    """Return the network `made` after tracing it with `args` `[ROWS, ...]`; nothing is computed.
+    """Check the network `made` by tracing it with `args` `[ROWS, ...]`, and return it; nothing is computed.
 
     Args:
-      made: the value that `name` returned.
-      name: the argument that it comes from, such as `make_network`.
-      args: the arguments that the network is called with.
-      outputs: the required outputs: one array, or a tuple of several; a trailing `()` is ignored.
-      kept: the collections of variables that the network may have.
+      made: the return value of the argument `name`.
+      name: name of an agent's argument, such as `make_network`.
+      args: arguments for calling the network.
+      outputs: required outputs: one array, or a tuple of several; a trailing `()` is ignored.
+      kept: allowed collections of variables.
 
     Raises:
-      SettingsError: `made` is no network, rejects `args`, has other outputs, or has other variables.
+      SettingsError: `made` is no network, fails with `args`, or has other outputs or variables.
     """
-    network, taken = _require_functions(made, name), _shown(args)
+    network, taken = _require_functions(made, name), _describe(args)
     try:
         variables = jax.eval_shape(network.init, make_key(0), *args)
         _check_variables(variables, name, kept)
@@ -61,26 +61,26 @@ def require_network(
     found = list(out) if isinstance(out, tuple | list) and len(outputs) > 1 else [out]
     while len(found) > len(outputs) and not jax.tree.leaves(found[-1]):
         found.pop()
-    if len(found) != len(outputs) or not all(map(_is_as, found, outputs)):
-        wanted = " and ".join(f"{' or '.join(map(_listed, x.shapes))} float32, {x.what}" for x in outputs)
-        raise SettingsError(f"{name}: called with {taken}, the network puts out {_shown(found)}; expected {wanted}")
+    if len(found) != len(outputs) or not all(map(_matches, found, outputs)):
+        wanted = " and ".join(f"{' or '.join(map(_format_shape, x.shapes))} float32, {x.what}" for x in outputs)
+        raise SettingsError(f"{name}: called with {taken}, the network returns {_describe(found)}; expected {wanted}")
     return network
 
 
 def _require_functions(made: Any, name: str) -> Network:
     if isinstance(made, type):
         raise SettingsError(
-            f"{name} returned the class {made.__name__} itself; return one of it, as in {made.__name__}()"
+            f"{name} returned the class {made.__name__} itself; return an instance, as in {made.__name__}()"
         )
     if callable(getattr(made, "init", None)) and callable(getattr(made, "apply", None)):
         return cast(Network, made)
     if any(base.__module__.startswith("flax.nnx") for base in type(made).__mro__):
         raise SettingsError(
             f"{name} returned {type(made).__name__}, a module of flax.nnx; "
-            "return jaxrl.nn.from_nnx(lambda rngs: ...), the function making it"
+            "return jaxrl.nn.from_nnx(lambda rngs: ...), with the function that makes it"
         )
     raise SettingsError(
-        f"{name} returned {type(made).__name__}; expected a Flax Linen module, or what else has init and apply"
+        f"{name} returned {type(made).__name__}; expected a Flax Linen module, or an object with init and apply"
     )
 
 
@@ -94,18 +94,18 @@ def _check_variables(variables: Any, name: str, kept: Collection[str]) -> None:
         )
 
 
-def _is_as(found: Any, output: Output) -> bool:
+def _matches(found: Any, output: Output) -> bool:
     return isinstance(found, jax.ShapeDtypeStruct) and found.shape in output.shapes and found.dtype == jnp.float32
 
 
-def _shown(tree: Any) -> str:
-    """Describe shapes, and dtypes other than float32, in words."""
+def _describe(tree: Any) -> str:
+    """Describe shapes, and dtypes other than float32, for a message."""
     leaves = [x if hasattr(x, "shape") else jnp.asarray(x) for x in jax.tree.leaves(tree)]
-    described = [_listed(x.shape) + (f" {x.dtype}" if x.dtype != jnp.float32 else "") for x in leaves]
+    described = [_format_shape(x.shape) + (f" {x.dtype}" if x.dtype != jnp.float32 else "") for x in leaves]
     return " and ".join(described) or "nothing"
 
 
-def _listed(shape: Sequence[int]) -> str:
+def _format_shape(shape: Sequence[int]) -> str:
     return str(list(shape))
 
 
@@ -115,7 +115,7 @@ def _first_line(error: Exception) -> str:
 
 
 class Ensemble(NamedTuple):
-    """An ensemble of `size` equal networks, each with its own parameters; values `[size, B, outputs]`."""
+    """An ensemble of `size` networks of one architecture with separate parameters; values `[size, B, outputs]`."""
 
     member: Network
     """Returns `[B, outputs]`, or `[B]`."""
@@ -127,16 +127,16 @@ class Ensemble(NamedTuple):
 
     def apply(self, variables: PyTree, /, *args: Any) -> Array:
         """Return the outputs of all members."""
-        out = jax.vmap(lambda own: self.member.apply(own, *args))(variables)
+        out = jax.vmap(lambda params: self.member.apply(params, *args))(variables)
         return out if out.ndim == 3 else out[..., None]
 
 
 class FromNNX(NamedTuple):
-    """A network of `flax.nnx` as two pure functions; `from_nnx` makes it."""
+    """A network of `flax.nnx` as two pure functions, made by `from_nnx`."""
 
     make: Callable[[Any], Any]
     graph: Any
-    """The module's static definition, without its parameters."""
+    """Static graph definition of the module, without parameters."""
     names: tuple[str, ...]
     """Names of the parameters, from their paths in the module."""
     treedef: Any
@@ -160,19 +160,19 @@ def from_nnx(make: Callable[[Any], Any]) -> FromNNX:
     """Make a network from a `flax.nnx` module, as in `from_nnx(lambda rngs: MyModule(4, 2, rngs=rngs))`.
 
     Args:
-      make: function from `nnx.Rngs` to the module; called once for each new set of parameters.
+      make: function from `nnx.Rngs` to the module; called for each initialisation.
 
     Raises:
-      SettingsError: the result is no module, or holds more than parameters, such as running means or random states.
+      SettingsError: the result is no module, or has state other than parameters, such as running means or PRNG state.
     """
     from flax import nnx
 
     try:
         module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
     except Exception as error:
-        raise SettingsError(f"from_nnx: no module can be made: {_first_line(error)}") from error
+        raise SettingsError(f"from_nnx: the module cannot be made: {_first_line(error)}") from error
     if not isinstance(module, nnx.Module):
-        raise SettingsError(f"from_nnx: what is made is {type(module).__name__}; expected a module of flax.nnx")
+        raise SettingsError(f"from_nnx: make returned {type(module).__name__}; expected a module of flax.nnx")
     graph, params, rest = cast(Any, nnx.split)(module, nnx.Param, ...)
     if kinds := sorted(
         {type(x).__name__ for x in jax.tree.leaves(rest, is_leaf=lambda x: isinstance(x, nnx.Variable))}

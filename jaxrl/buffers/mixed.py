@@ -1,4 +1,4 @@
-"""Demonstrations beside a ring of experience: a fixed share of every batch comes from them (RLPD).
+"""Mix demonstrations into the batches of a replay buffer, as a fixed share of each batch (RLPD).
 
 Ball et al. 2023, https://arxiv.org/abs/2302.02948, section 4.1, "symmetric sampling" with a share of one half.
 """
@@ -16,8 +16,8 @@ from jaxrl.trees import Array, Key, PyTree, require_same, row_struct
 from jaxrl.types import Batch, Transition
 
 
-class BesideState(NamedTuple):
-    """The ring, and the demonstrations, which stay."""
+class MixedState(NamedTuple):
+    """States of the replay buffer and of the demonstrations; the latter never changes."""
 
     ring: PyTree
     demos: PyTree
@@ -30,17 +30,17 @@ class _Parts(NamedTuple):
     rows: int
 
 
-def beside(ring: Buffer, make: Callable[[], Transition], rows: int, count: int) -> Buffer:
-    """Return a buffer whose batches are those of `ring` and, behind them, `count` of `rows` demonstrations.
+def mix(ring: Buffer, make: Callable[[], Transition], rows: int, count: int) -> Buffer:
+    """Append `count` demonstrations to every batch of `ring`.
 
-    Demonstrations are sampled uniformly with replacement and have weight 1. All else is the ring's: what is pushed, its
-    size and its priorities.
+    Demonstrations are sampled uniformly with replacement and have weight 1. Pushes, capacity and priorities are those
+    of `ring`.
 
     Args:
-      ring: where experience goes.
+      ring: the buffer of experience.
       make: returns the demonstrations as transitions, leaves `[rows, ...]`; called once, by `init`.
-      rows: how many there are.
-      count: how many of them each batch has, which may be more.
+      rows: number of demonstrations.
+      count: demonstrations per batch; may exceed `rows`.
     """
     parts = _Parts(ring, uniform(max(rows, count), count), make, rows)
     return Buffer(
@@ -54,16 +54,17 @@ def beside(ring: Buffer, make: Callable[[], Transition], rows: int, count: int) 
     )
 
 
-def _init(parts: _Parts, example: PyTree, rows: int, lag: int = 0, stride: int = 0) -> BesideState:
+def _init(parts: _Parts, example: PyTree, rows: int, lag: int = 0, stride: int = 0) -> MixedState:
     items = parts.make()
+    # Data sets have no extras. An agent whose losses read none leaves them empty too, in a container of its own.
     if isinstance(example, Transition) and not jax.tree.leaves(example.extras):
         items = items._replace(extras=example.extras)
-    require_same("demos: a transition of theirs", row_struct(items), "one of the environment", example)
+    require_same("demos: a demonstration", row_struct(items), "a transition of the environment", example)
     empty = parts.demos.init(row_struct(items), parts.rows)
-    return BesideState(parts.ring.init(example, rows, lag, stride), parts.demos.push(empty, items, jnp.uint32(0)))
+    return MixedState(parts.ring.init(example, rows, lag, stride), parts.demos.push(empty, items, jnp.uint32(0)))
 
 
-def _sample(parts: _Parts, state: BesideState, key: Key, pushes: Array, opt_step: Array) -> Batch:
+def _sample(parts: _Parts, state: MixedState, key: Key, pushes: Array, opt_step: Array) -> Batch:
     ring_key, demo_key = jax.random.split(key)
     ring = parts.ring.sample(state.ring, ring_key, pushes, opt_step)
     demos = parts.demos.sample(state.demos, demo_key, jnp.uint32(1), opt_step)
@@ -71,6 +72,6 @@ def _sample(parts: _Parts, state: BesideState, key: Key, pushes: Array, opt_step
     return both
 
 
-def _reprioritise(parts: _Parts, state: BesideState, index: Array, priority: Array) -> BesideState:
-    count = parts.ring.batch_size
+def _reprioritise(parts: _Parts, state: MixedState, index: Array, priority: Array) -> MixedState:
+    count = parts.ring.batch_size  # demonstrations come last in a batch, and have no priorities
     return state._replace(ring=parts.ring.reprioritise(state.ring, index[:count], priority[:count]))
