@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_agents import vector_of
 
 import jaxrl
 from benchmarks import cases, harness, hlo, inside, judging, loops, outside, run as benchmarks_run
@@ -262,11 +263,11 @@ def test_a_scan_of_the_parts_trains_as_training_does(kind: str) -> None:
         strategy = rollouts.strategy()
         make = lambda state: scans.on_policy(rollouts, strategy, state)
     training = loops.Training(strategy)
-    scan, before = make(training.state), np.asarray(training.state.agent.params.vector)
+    scan, before = make(training.state), np.asarray(vector_of(training.state.agent.params))
     for loop in (training, scan):
         loop.us(20)
-    after = scan.carry[-1].params.vector
-    np.testing.assert_allclose(after, training.state.agent.params.vector, rtol=1e-4, atol=1e-6)
+    after = vector_of(scan.carry[-1].params)
+    np.testing.assert_allclose(after, vector_of(training.state.agent.params), rtol=1e-4, atol=1e-6)
     assert np.abs(after - before).max() > 1e-3
 
 
@@ -375,7 +376,7 @@ def test_seeds_in_turn_and_at_once_train_the_same() -> None:
     turn, at_once = loops.in_turn(strategy, 3), loops.population(strategy, 3)
     for loop in (turn, at_once):
         loop.us(7)
-    one, other = turn.carry.agent.params.vector, at_once.carry.agent.params.vector
+    one, other = vector_of(turn.carry.agent.params), vector_of(at_once.carry.agent.params)
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
     assert len({tuple(seed.tolist()) for seed in one}) == 3
     counts = [runs(turn.compiled, 3), runs(at_once.compiled)]

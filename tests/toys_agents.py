@@ -50,3 +50,8 @@ def updated(agent: Agent, spec: jaxrl.EnvSpec, state: Any) -> Any:
     batch = Batch(items, jnp.arange(rows), jnp.ones(rows))
     new, metrics, _ = agent.update(state, batch, KEY, jnp.uint32(1))
     return new, metrics
+
+
+def vector_of(tree: Any) -> jax.Array:
+    """Return all numbers of `tree` one after the other."""
+    return jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(tree)])

@@ -14,7 +14,6 @@ from jaxrl.errors import SettingsError
 from jaxrl.nn import QNetwork
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from jaxrl.types import Batch, Transition
-from jaxrl.xla.flat import Flat
 
 SPEC = EnvSpec("Toy", Box(-1.0, 1.0, (4,)), Discrete(3))
 KEY = jax.random.key(0)
@@ -41,12 +40,12 @@ def tabular(**settings):
 
 def table_state(agent, online, target=None):
     state = agent.init(KEY)
-    flat = lambda table: Flat.of({"params": {"q": jnp.array(table, jnp.float32)}})
+    flat = lambda table: {"params": {"q": jnp.array(table, jnp.float32)}}
     return state._replace(params=flat(online), target=state.target if target is None else flat(target))
 
 
 def table_of(params):
-    return np.asarray(params.tree["params"]["q"])
+    return np.asarray(params["params"]["q"])
 
 
 def transitions(obs, action, reward, discount, next_obs, weight=None):

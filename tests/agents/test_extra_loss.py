@@ -7,7 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import pytest
-from toys_agents import KEY, updated
+from toys_agents import KEY, updated, vector_of
 
 import jaxrl
 from jaxrl.errors import SettingsError
@@ -90,7 +90,7 @@ def test_the_penalty_of_cql_may_be_given_as_an_extra_loss_of_the_critics() -> No
     _, usual = moved(jaxrl.cql, cql=0.5)
     _, without = moved(jaxrl.cql, cql=0.0)
     chex.assert_trees_all_close(mine.critic, usual.critic, rtol=1e-5, atol=1e-6)
-    assert float(jnp.abs(mine.critic.vector - without.critic.vector).max()) > 1e-3
+    assert float(jnp.abs(vector_of(mine.critic) - vector_of(without.critic)).max()) > 1e-3
 
 
 @pytest.mark.parametrize("make", [jaxrl.sac, jaxrl.td3, jaxrl.ddpg, jaxrl.td3_bc, jaxrl.awac, jaxrl.iql])
@@ -103,11 +103,11 @@ def test_a_penalty_moves_the_critics_and_another_the_policy_each_by_its_own_slop
     before, plain = moved(make, BOX, **more)
     _, of_critics = moved(make, BOX, **more, extra_loss=half)
     _, of_policy = moved(make, BOX, **more, extra_policy_loss=half)
-    made = of_critics.critic.vector - plain.critic.vector
-    chex.assert_trees_all_close(made, -0.1 * before.critic.vector, rtol=1e-3, atol=1e-5)
-    made = of_policy.policy.vector - plain.policy.vector
-    chex.assert_trees_all_close(made, -0.1 * before.policy.vector, rtol=1e-3, atol=1e-5)
-    chex.assert_trees_all_close(of_policy.critic.vector, plain.critic.vector)
+    made = vector_of(of_critics.critic) - vector_of(plain.critic)
+    chex.assert_trees_all_close(made, -0.1 * vector_of(before.critic), rtol=1e-3, atol=1e-5)
+    made = vector_of(of_policy.policy) - vector_of(plain.policy)
+    chex.assert_trees_all_close(made, -0.1 * vector_of(before.policy), rtol=1e-3, atol=1e-5)
+    chex.assert_trees_all_close(vector_of(of_policy.critic), vector_of(plain.critic))
 
 
 def test_an_entropy_bonus_may_be_given_as_an_extra_loss_of_sacs_policy() -> None:
@@ -118,20 +118,20 @@ def test_an_entropy_bonus_may_be_given_as_an_extra_loss_of_sacs_policy() -> None
     _, usual = moved(jaxrl.sac, **fixed, temperature=0.3)
     _, without = moved(jaxrl.sac, **fixed, temperature=0.2)
     chex.assert_trees_all_close(mine.policy, usual.policy, rtol=1e-5, atol=1e-6)
-    assert float(jnp.abs(mine.policy.vector - without.policy.vector).max()) > 1e-4
+    assert float(jnp.abs(vector_of(mine.policy) - vector_of(without.policy)).max()) > 1e-4
 
 
 def test_a_term_that_is_minus_the_agents_own_leaves_nothing_to_learn() -> None:
     cancel = lambda params, items, outputs: outputs.log_prob(items.action)
     before, after = moved(jaxrl.bc, extra_loss=cancel)
-    chex.assert_trees_all_close(after.policy.vector, before.policy.vector, atol=1e-7)
+    chex.assert_trees_all_close(vector_of(after.policy), vector_of(before.policy), atol=1e-7)
 
     def minus(params: Any, sample: Any, q: jax.Array) -> jax.Array:
         error = sample.target - jnp.take_along_axis(q, sample.action[:, None], axis=-1)[:, 0]
         return -0.5 * error**2
 
     before, after = moved(jaxrl.pqn, extra_loss=minus)
-    chex.assert_trees_all_close(after.params.vector, before.params.vector, atol=1e-7)
+    chex.assert_trees_all_close(vector_of(after.params), vector_of(before.params), atol=1e-7)
 
 
 @pytest.mark.parametrize("make", [on_policy, off_policy])

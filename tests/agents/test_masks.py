@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import DISCRETE, KEY, seeing, updated
+from toys_agents import DISCRETE, KEY, seeing, updated, vector_of
 from toys_masks import TEMPTING, is_allowed, minefield
 
 import jaxrl
@@ -24,7 +24,6 @@ from jaxrl.strategies.stepwise import Stepwise, act
 from jaxrl.training.evaluator import run_episodes
 from jaxrl.trees import row_struct
 from jaxrl.types import Batch, RecurrentObs, Rollout, Step, Transition
-from jaxrl.xla.flat import Flat
 
 MIN = float(jnp.finfo(jnp.float32).min)
 TWO_OF_THREE = jnp.array([True, False, True])
@@ -257,8 +256,8 @@ def at(place: int, *mask: int, rows: int = 1) -> Any:
     return {"action_mask": jnp.tile(jnp.array(mask, bool), (rows, 1)), "place": jnp.full(rows, place)}
 
 
-def flat(table: Any) -> Flat:
-    return Flat.of({"params": {"q": jnp.array(table, jnp.float32)}})
+def flat(table: Any) -> Any:
+    return {"params": {"q": jnp.array(table, jnp.float32)}}
 
 
 def updated_once(agent: Any) -> Any:
@@ -333,7 +332,7 @@ def test_discrete_sac_values_and_its_target_entropy_are_of_allowed_actions() -> 
     zeros = lambda *given: Table((2, 3))
     agent = jaxrl.sac(make_policy=zeros, make_critic=zeros, num_critics=1, temperature=1.0, temperature_lr=0.5)(SPEC)
     state = agent.init(KEY)
-    critic = Flat.of({"params": {"q": jnp.array([TARGET])}})
+    critic = {"params": {"q": jnp.array([TARGET])}}
     items = Transition(
         at(0, 1, 0, 1), jnp.array([0]), jnp.array([1.0]), jnp.array([0.5]), at(1, 1, 0, 1), (), jnp.ones(1)
     )
@@ -347,11 +346,11 @@ def test_discrete_sac_values_and_its_target_entropy_are_of_allowed_actions() -> 
     alone = batch._replace(items=items._replace(obs=at(0, 0, 0, 1)))
     new, metrics, _ = update(state, alone)
     assert metrics["entropy"] == 0.0
-    np.testing.assert_array_equal(new.log_temperature.vector, state.log_temperature.vector)
+    np.testing.assert_array_equal(vector_of(new.log_temperature), vector_of(state.log_temperature))
     # A target that a population gave to its member is meant as it is: Adam's first step towards it is the whole rate.
     swept = state._replace(hyper=state.hyper._replace(target_entropy=jnp.float32(0.6)))
     new, _, _ = update(swept, alone)
-    np.testing.assert_allclose(new.log_temperature.vector, state.log_temperature.vector + 0.5, rtol=1e-5)
+    np.testing.assert_allclose(vector_of(new.log_temperature), vector_of(state.log_temperature) + 0.5, rtol=1e-5)
 
 
 # --- what else sees observations ----------------------------------------------------------------------------------

@@ -11,18 +11,18 @@ import jaxrl
 from jaxrl.agents import DQNConfig
 from jaxrl.agents.optimizers import gradient_step, optimizer_of
 from jaxrl.errors import SettingsError
-from jaxrl.xla.flat import Flat
+from jaxrl.xla.flat import ravel
 
 
 def stepped(gradients: list[float], **settings: Any) -> tuple[float, float]:
     """Return a kernel and a bias, both 1, after a step for each gradient with a learning rate of 0.5."""
     step = gradient_step(optimizer_of(DQNConfig(**settings)))
-    params, lr = Flat.of({"kernel": jnp.ones((1, 1)), "bias": jnp.ones(1)}), jnp.float32(0.5)
+    params, lr = {"kernel": jnp.ones((1, 1)), "bias": jnp.ones(1)}, jnp.float32(0.5)
     state = step.init(params, lr)
     for g in gradients:
-        grads = Flat.of({"kernel": jnp.full((1, 1), g), "bias": jnp.full(1, g)})
+        grads = ravel({"kernel": jnp.full((1, 1), g), "bias": jnp.full(1, g)})
         params, state, _ = step.step(params, grads, state, lr, jnp.float32(1e9))
-    return float(params.tree["kernel"][0, 0]), float(params.tree["bias"][0])
+    return float(params["kernel"][0, 0]), float(params["bias"][0])
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])

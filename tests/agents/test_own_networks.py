@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from toys_agents import ACTIONS, CONTINUOUS, DISCRETE, KEY, ROWS, transitions, updated
+from toys_agents import ACTIONS, CONTINUOUS, DISCRETE, KEY, ROWS, transitions, updated, vector_of
 
 import jaxrl
 from jaxrl.nn import ActorCritic, from_nnx
@@ -74,7 +74,7 @@ def test_every_agent_learns_with_networks_made_in_python(name):
     networks = [x for x in NETWORKS if getattr(state, x, ())]
     assert len(networks) == len(own)
     for entry in networks:
-        before, after = (getattr(s, entry).tree["params"] for s in (state, new))
+        before, after = (getattr(s, entry)["params"] for s in (state, new))
         assert "mine" in before or "layers_0" in before
         pairs = list(zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
         assert all(np.isfinite(moved).all() for _, moved in pairs)
@@ -105,8 +105,8 @@ def test_our_actor_critic_will_do_as_a_network_of_ones_own():
     net = lambda spec, head: ActorCritic(spec.observation_space, head.outputs, features=(5,))
     agents = jaxrl.ppo(features=(5,))(DISCRETE), jaxrl.ppo(make_network=net)(DISCRETE)
     one, other = (agent.init(KEY).params for agent in agents)
-    assert jax.tree.structure(one.tree) == jax.tree.structure(other.tree)
-    assert one.vector.tolist() == other.vector.tolist()
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    assert vector_of(one).tolist() == vector_of(other).tolist()
 
 
 # --- flax.nnx -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_agents import vector_of
 from toys_data import bandit
 from toys_envs import counting
 from toys_goals import places
@@ -151,7 +152,7 @@ def walked(name: str, core: str, state: Any, critic: Any, batch: Batch, noise: A
         policy, weight = state.policy, items.weight[b]
         online = Walks(name, core, policy, state.critic, items, b)
         target = Walks(name, core, policy, state.target, items, b)
-        judges = Walks(name, core, policy, critic.tree, items, b)
+        judges = Walks(name, core, policy, critic, items, b)
         row = lambda noise, t, b=b: () if name == "discrete" else noise[b * T + t - BURN]
         futures = {t: target.value(t, row(noise_t, t), then=True) for t in range(BURN, L)}
         for t in range(BURN, L):
@@ -200,7 +201,7 @@ def test_an_update_sees_what_a_walk_through_the_sequences_finds(name: str, core:
     # The temperature goes down by the gradient of its own loss, to which the step of weight 0 adds nothing.
     target = 0.3 * np.log(3) if name == "discrete" else -2.0
     slope = ((told["entropy"] - target) * np.asarray(batch.items.weight)[:, BURN:]).mean()
-    assert np.sign(new.log_temperature.vector[0] - state.log_temperature.vector[0]) == -np.sign(slope)
+    assert np.sign(vector_of(new.log_temperature)[0] - vector_of(state.log_temperature)[0]) == -np.sign(slope)
 
 
 @pytest.mark.slow
@@ -230,14 +231,14 @@ def test_the_burn_in_makes_the_memories_but_takes_no_gradient() -> None:
     memory = jax.tree.map(lambda x, at: x.at[:, 0].set(at), obs.memory, brought(state))
     late = jax.tree.map(lambda x: x[:, BURN:], batch.items)._replace(obs=obs._replace(memory=memory))
     made, wanted = updating(agent)(state, batch)[0], updating(without)(state, batch._replace(items=late))[0]
-    np.testing.assert_allclose(made.critic.vector, wanted.critic.vector, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(vector_of(made.critic), vector_of(wanted.critic), rtol=1e-5, atol=1e-7)
     # The policy learns from the new critics, whose burn-in comes to another memory than that of the old ones above.
-    assert float(jnp.abs(made.critic.vector - state.critic.vector).max()) > 1e-3
-    assert float(jnp.abs(made.policy.vector - state.policy.vector).max()) > 1e-4
+    assert float(jnp.abs(vector_of(made.critic) - vector_of(state.critic)).max()) > 1e-3
+    assert float(jnp.abs(vector_of(made.policy) - vector_of(state.policy)).max()) > 1e-4
     again = batch.items._replace(reward=batch.items.reward.at[:, :BURN].add(100.0))
     spoilt = updating(agent)(state, batch._replace(items=again))[0]
-    np.testing.assert_array_equal(spoilt.critic.vector, made.critic.vector)
-    np.testing.assert_array_equal(spoilt.policy.vector, made.policy.vector)
+    np.testing.assert_array_equal(vector_of(spoilt.critic), vector_of(made.critic))
+    np.testing.assert_array_equal(vector_of(spoilt.policy), vector_of(made.policy))
 
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -256,15 +257,15 @@ def test_every_variant_learns_keeps_its_shapes_and_nothing_from_rows_of_weight_z
     state, batch = state_of(agent), batch_of(agent, SPECS[name].action_space)
     new, metrics, priorities = updating(agent)(state, batch)
     assert jax.eval_shape(lambda: new) == jax.eval_shape(lambda: state)
-    assert not np.array_equal(new.policy.vector, state.policy.vector)
-    assert not np.array_equal(new.critic.vector, state.critic.vector)
+    assert not np.array_equal(vector_of(new.policy), vector_of(state.policy))
+    assert not np.array_equal(vector_of(new.critic), vector_of(state.critic))
     assert priorities.shape == (B,)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((new.policy, new.critic, metrics)))
     dead, spoilt = with_last_steps_of_no_weight(batch)
     first, told, _ = updating(agent)(state, dead)
     second, again, _ = updating(agent)(state, spoilt)
-    np.testing.assert_array_equal(first.critic.vector, second.critic.vector)
-    np.testing.assert_array_equal(first.policy.vector, second.policy.vector)
+    np.testing.assert_array_equal(vector_of(first.critic), vector_of(second.critic))
+    np.testing.assert_array_equal(vector_of(first.policy), vector_of(second.policy))
     assert float(told["loss"]) == float(again["loss"])
 
 
@@ -274,16 +275,20 @@ def test_pieces_and_members_go_where_the_whole_and_each_alone_would() -> None:
     state, batch = state_of(agent), batch_of(agent, SPECS["continuous"].action_space)
     whole, _, priorities = updating(agent)(state, batch)
     made, _, same = updating(pieces)(state, batch)
-    np.testing.assert_allclose(made.critic.vector, whole.critic.vector, rtol=2e-4, atol=2e-5)
-    np.testing.assert_allclose(made.policy.vector, whole.policy.vector, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(vector_of(made.critic), vector_of(whole.critic), rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(vector_of(made.policy), vector_of(whole.policy), rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(same, priorities, rtol=1e-4)
     other = state._replace(hyper=jax.tree.map(lambda x: x * 0.7, state.hyper))
     both = jax.tree.map(lambda *xs: jnp.stack(xs), state, other)
     together = jax.jit(jax.vmap(lambda s: agent.update(s, batch, KEY, jnp.uint32(3))[0]))(both)
     for i, member in enumerate((state, other)):
         alone = updating(agent)(member, batch)[0]
-        np.testing.assert_allclose(together.critic.vector[i], alone.critic.vector, rtol=2e-4, atol=2e-5)
-        np.testing.assert_allclose(together.policy.vector[i], alone.policy.vector, rtol=2e-4, atol=2e-5)
+        np.testing.assert_allclose(
+            jax.vmap(vector_of)(together.critic)[i], vector_of(alone.critic), rtol=2e-4, atol=2e-5
+        )
+        np.testing.assert_allclose(
+            jax.vmap(vector_of)(together.policy)[i], vector_of(alone.policy), rtol=2e-4, atol=2e-5
+        )
 
 
 # --- in training -------------------------------------------------------------------------------------------------

@@ -1,13 +1,13 @@
 """Soft actor-critic: its losses and targets in NumPy, on linear networks, and what it takes, acts like and refuses."""
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_agents import vector_of
 from toys_draws import drawn
 
 from jaxrl.agents import sac
@@ -19,7 +19,6 @@ from jaxrl.processors import chain, n_step, normalise_obs
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds, sample_space
 from jaxrl.strategies import off_policy
 from jaxrl.types import Batch, RecurrentObs, Transition
-from jaxrl.xla.flat import Flat
 
 KEY = jax.random.key(0)
 OBS = Box(-1.0, 1.0, (3,))
@@ -60,7 +59,7 @@ def beginning(name, **settings):
     """Return a state whose target is not the critic, and whose parameters are all drawn anew."""
     state = jax.jit(agent_of(name, **settings).init)(KEY)
     rng = np.random.default_rng(5)
-    draw = lambda flat: replace(flat, vector=jnp.asarray(rng.normal(0, 0.4, flat.vector.shape), jnp.float32))
+    draw = lambda params: jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.4, x.shape), jnp.float32), params)
     return state._replace(policy=draw(state.policy), critic=draw(state.critic), target=draw(state.target))
 
 
@@ -99,7 +98,7 @@ def weighted(name):
 
 
 def numbers(flat):
-    layer = flat.tree["params"]["Dense_0"]
+    layer = flat["params"]["Dense_0"]
     return np.asarray(layer["kernel"], np.float64), np.asarray(layer["bias"], np.float64)
 
 
@@ -209,10 +208,13 @@ def test_the_temperature_descends_by_how_far_the_entropy_is_from_its_target(name
     _, entropy = soft_value_by_hand(name, policy, critic, TEMPERATURE, batch.items.obs, NOISE[0])
     for target in (-2.0, 0.25, 2.0):
         new, _, _ = update(name, retuned(state, target_entropy=target), batch)
-        moved, slope = float(new.log_temperature.vector[0]) - np.log(TEMPERATURE), (WEIGHT * (entropy - target)).mean()
+        moved, slope = (
+            float(vector_of(new.log_temperature)[0]) - np.log(TEMPERATURE),
+            (WEIGHT * (entropy - target)).mean(),
+        )
         # Adam's first step goes as far as the learning rate says; its moment tells the slope.
         np.testing.assert_allclose(moved, -TEMPERATURE_LR * np.sign(slope), rtol=1e-4)
-        np.testing.assert_allclose(new.opt_state.temperature[0].mu.vector, [0.1 * TEMPERATURE * slope], rtol=1e-4)
+        np.testing.assert_allclose(vector_of(new.opt_state.temperature[0].mu), [0.1 * TEMPERATURE * slope], rtol=1e-4)
 
 
 def test_the_temperature_rises_while_the_entropy_is_too_low_and_falls_while_it_is_too_high(name):
@@ -220,7 +222,7 @@ def test_the_temperature_rises_while_the_entropy_is_too_low_and_falls_while_it_i
         state = retuned(beginning(name), target_entropy=target, policy_lr=0.0)
         for _ in range(3):
             state, metrics, _ = update(name, state, batch_of(name))
-        return float(jnp.exp(state.log_temperature.vector[0])) - TEMPERATURE, float(metrics["entropy"])
+        return float(jnp.exp(vector_of(state.log_temperature)[0])) - TEMPERATURE, float(metrics["entropy"])
 
     up, entropy = moved(9.0)
     down, same = moved(-9.0)
@@ -258,8 +260,8 @@ def test_the_target_moves_by_tau_towards_the_new_critics(name, tau):
     state = beginning(name)
     new, _, _ = update(name, retuned(state, tau=tau), batch_of(name))
     assert not equal(new.critic, state.critic)
-    mixed = tau * np.asarray(new.critic.vector) + (1 - tau) * np.asarray(state.target.vector)
-    np.testing.assert_allclose(new.target.vector, mixed, atol=1e-6)
+    mixed = tau * np.asarray(vector_of(new.critic)) + (1 - tau) * np.asarray(vector_of(state.target))
+    np.testing.assert_allclose(vector_of(new.target), mixed, atol=1e-6)
     if tau == 0:
         assert equal(new.target, state.target)
 
@@ -273,7 +275,7 @@ def test_importance_weights_scale_losses_and_steps_but_not_the_temperature(name)
     half, second, priorities = update(name, state, batch_of(name, importance=np.full(SIZE, 0.5)))
     for part in ("loss", "grad_norm", "policy_loss", "policy_grad_norm"):
         np.testing.assert_allclose(second[part], 0.5 * first[part], rtol=1e-5)
-    moved, less = (np.asarray(s.policy.vector) - np.asarray(state.policy.vector) for s in (one, half))
+    moved, less = (np.asarray(vector_of(s.policy)) - np.asarray(vector_of(state.policy)) for s in (one, half))
     np.testing.assert_allclose(less, 0.5 * moved, atol=1e-6)
     assert equal(one.log_temperature, half.log_temperature)
     assert np.all(np.asarray(priorities) > 0)
@@ -374,7 +376,7 @@ def test_critics_are_given_every_entry_of_an_action_from_minus_1_to_1():
     space = Box(tuple(np.arange(6) - 3.0), tuple(np.arange(6) * 2.0), (2, 3))
     agent = sac(features=(), tau=1.0)(EnvSpec("Toy", OBS, space))
     state = jax.jit(agent.init)(KEY)
-    assert state.critic.vector.shape == (2 * (3 + 6 + 1),)
+    assert vector_of(state.critic).shape == (2 * (3 + 6 + 1),)
     low, high, _ = box_bounds(space)
     action = jnp.asarray(np.stack([low, high, (low + high) / 2]), jnp.float32)
     zeros = jnp.zeros((3, 3))
@@ -385,7 +387,7 @@ def test_critics_are_given_every_entry_of_an_action_from_minus_1_to_1():
         tree = jax.tree.map(jnp.zeros_like, state.critic)
         tree["params"]["Dense_0"]["kernel"] = tree["params"]["Dense_0"]["kernel"].at[:, 3 + entry].set(2.0)
         tree["params"]["Dense_0"]["bias"] = tree["params"]["Dense_0"]["bias"] + 3.0
-        _, _, priorities = update(state._replace(critic=Flat.of(tree)), batch, KEY, jnp.uint32(0))
+        _, _, priorities = update(state._replace(critic=tree), batch, KEY, jnp.uint32(0))
         np.testing.assert_allclose(priorities, [1.0, 5.0, 3.0], atol=1e-6)
 
 
@@ -432,7 +434,7 @@ def test_settings_that_make_no_sense_are_refused(settings, said):
 def test_a_fresh_target_equals_the_critics_without_sharing_their_memory():
     state = jax.jit(agent_of("continuous").init)(KEY)
     assert equal(state.critic, state.target)
-    assert state.critic.vector.unsafe_buffer_pointer() != state.target.vector.unsafe_buffer_pointer()
+    assert vector_of(state.critic).unsafe_buffer_pointer() != vector_of(state.target).unsafe_buffer_pointer()
     first, second = state.critic["params"]["Dense_0"]["kernel"]
     assert not np.array_equal(first, second)
 

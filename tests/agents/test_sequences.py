@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_agents import vector_of
 from toys_envs import counting
 from toys_sequences import BURN, KEY, WIDTH, B, L, T, batch_of, updating, with_last_steps_of_no_weight
 
@@ -168,12 +169,12 @@ def test_the_burn_in_makes_the_memory_but_takes_no_gradient() -> None:
     obs = jax.tree.map(lambda x: x[:, BURN:], batch.items.obs)
     memory = obs.memory.at[:, 0].set(brought(same.params))
     late = jax.tree.map(lambda x: x[:, BURN:], batch.items)._replace(obs=obs._replace(memory=memory))
-    wanted = updating(without)(same, batch._replace(items=late))[0].params.vector
-    made = updating(agent)(same, batch)[0].params.vector
+    wanted = vector_of(updating(without)(same, batch._replace(items=late))[0].params)
+    made = vector_of(updating(agent)(same, batch)[0].params)
     np.testing.assert_allclose(made, wanted, rtol=1e-5, atol=1e-7)
-    assert float(jnp.abs(made - same.params.vector).max()) > 1e-3
+    assert float(jnp.abs(made - vector_of(same.params)).max()) > 1e-3
     again = batch.items._replace(reward=batch.items.reward.at[:, :BURN].add(100.0))
-    np.testing.assert_array_equal(updating(agent)(same, batch._replace(items=again))[0].params.vector, made)
+    np.testing.assert_array_equal(vector_of(updating(agent)(same, batch._replace(items=again))[0].params), made)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -193,13 +194,13 @@ def test_every_variant_learns_keeps_its_shapes_and_nothing_from_rows_of_weight_z
     state, batch = state_of(agent), batch_of(agent, SPEC.action_space)
     new, metrics, priorities = updating(agent)(state, batch)
     assert jax.eval_shape(lambda: new) == jax.eval_shape(lambda: state)
-    assert not np.array_equal(new.params.vector, state.params.vector)
+    assert not np.array_equal(vector_of(new.params), vector_of(state.params))
     assert priorities.shape == (B,)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((new.params, metrics)))
     dead, spoilt = with_last_steps_of_no_weight(batch)
     first, told, _ = updating(agent)(state, dead)
     second, again, _ = updating(agent)(state, spoilt)
-    np.testing.assert_array_equal(first.params.vector, second.params.vector)
+    np.testing.assert_array_equal(vector_of(first.params), vector_of(second.params))
     assert float(told["loss"]) == float(again["loss"])
 
 
@@ -209,14 +210,16 @@ def test_pieces_and_members_go_where_the_whole_and_each_alone_would() -> None:
     state, batch = state_of(agent), batch_of(agent, SPEC.action_space)
     whole, _, priorities = updating(agent)(state, batch)
     made, _, same = updating(pieces)(state, batch)
-    np.testing.assert_allclose(made.params.vector, whole.params.vector, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(vector_of(made.params), vector_of(whole.params), rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(same, priorities, rtol=1e-4)
     other = state._replace(hyper=jax.tree.map(lambda x: x * 0.7, state.hyper))
     both = jax.tree.map(lambda *xs: jnp.stack(xs), state, other)
     together = jax.jit(jax.vmap(lambda s: agent.update(s, batch, KEY, jnp.uint32(3))[0]))(both)
     for i, member in enumerate((state, other)):
         alone = updating(agent)(member, batch)[0]
-        np.testing.assert_allclose(together.params.vector[i], alone.params.vector, rtol=2e-4, atol=2e-5)
+        np.testing.assert_allclose(
+            jax.vmap(vector_of)(together.params)[i], vector_of(alone.params), rtol=2e-4, atol=2e-5
+        )
 
 
 # --- in training -------------------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 """TD3 and DDPG: targets and moves in NumPy, on linear networks; when they move; and how they explore."""
 
 import functools
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_agents import vector_of
 from toys_draws import drawn
 
 from jaxrl.agents import ddpg, td3
@@ -43,7 +43,7 @@ def beginning(name="td3", **settings):
     """Return a state whose targets are not the networks, and whose parameters are all drawn anew."""
     state = jax.jit(agent_of(name, **settings).init)(KEY)
     rng, parts = np.random.default_rng(5), ("policy", "critic", "target_policy", "target_critic")
-    draw = lambda flat: replace(flat, vector=jnp.asarray(rng.normal(0, 0.4, flat.vector.shape), jnp.float32))
+    draw = lambda params: jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.4, x.shape), jnp.float32), params)
     return state._replace(**{part: draw(getattr(state, part)) for part in parts})
 
 
@@ -81,7 +81,7 @@ def equal(a, b):
 
 
 def numbers(flat):
-    layer = flat.tree["params"]["Dense_0"]
+    layer = flat["params"]["Dense_0"]
     return np.asarray(layer["kernel"], np.float64), np.asarray(layer["bias"], np.float64)
 
 
@@ -160,8 +160,8 @@ def test_policy_and_targets_move_at_every_so_manyth_step_and_not_a_bit_between(i
             assert equal(getattr(new, part), getattr(state, part)) != due, (opt_step, part)
         assert equal(new.opt_state.policy, state.opt_state.policy)
         for target, online in (("target_policy", "policy"), ("target_critic", "critic")):
-            was, after = (np.asarray(getattr(s, target).vector) for s in (state, new))
-            mixed = TAU * np.asarray(getattr(new, online).vector) + (1 - TAU) * was
+            was, after = (np.asarray(vector_of(getattr(s, target))) for s in (state, new))
+            mixed = TAU * np.asarray(vector_of(getattr(new, online))) + (1 - TAU) * was
             np.testing.assert_allclose(after, mixed if due else was, atol=1e-6)
         state = new
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_agents import vector_of
 
 import jaxrl
 from jaxrl.agents import Agent
@@ -135,10 +136,10 @@ def test_a_learning_rate_that_follows_a_schedule_is_that_of_the_moment(name: str
     part = next(x for x in ("critic", "params", "policy") if x in state._fields)
     first, (new, metrics, _) = update(jnp.uint32(0))[0], update(OPT_STEP)
     assert float(metrics["lr"]) == float(new.hyper.lr) == np.float32(0.01)
-    assert equal(getattr(first, part).vector, getattr(state, part).vector)
-    wanted = getattr(fixed(state, batch)[0], part).vector
-    np.testing.assert_allclose(getattr(new, part).vector, wanted, rtol=1e-5, atol=1e-7)
-    assert not equal(wanted, getattr(state, part).vector)
+    assert equal(vector_of(getattr(first, part)), vector_of(getattr(state, part)))
+    wanted = vector_of(getattr(fixed(state, batch)[0], part))
+    np.testing.assert_allclose(vector_of(getattr(new, part)), wanted, rtol=1e-5, atol=1e-7)
+    assert not equal(wanted, vector_of(getattr(state, part)))
 
 
 def test_nothing_is_learnt_from_rows_of_weight_zero(name: str) -> None:

@@ -197,8 +197,8 @@ def test_discrete_actions_have_soft_values_and_are_chosen_by_them(name):
     _, state = train(toy.env, agent, updates, members=TEMPERATURES)
     space = toy.env.spec.observation_space
     critic, policy = ensemble(2, space, outputs=2, features=(16,)), PolicyNetwork(space, 2, features=(16,))
-    q = np.asarray(jax.vmap(lambda flat: critic.apply(flat.tree, toy.obs))(state.agent.critic))
-    p = np.asarray(jax.vmap(lambda flat: jax.nn.softmax(policy.apply(flat.tree, toy.obs)))(state.agent.policy))
+    q = np.asarray(jax.vmap(lambda flat: critic.apply(flat, toy.obs))(state.agent.critic))
+    p = np.asarray(jax.vmap(lambda flat: jax.nn.softmax(policy.apply(flat, toy.obs)))(state.agent.policy))
     for member, temperature in enumerate(np.asarray(TEMPERATURES, np.float64)):
         expected = toy.values + temperature * math.log(2) * LATER[name](toy)[:, None]
         np.testing.assert_allclose(q[member], np.broadcast_to(expected[None], q[member].shape), atol=1e-2)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_agents import vector_of
 from toys_closed_form import counting_env
 
 import jaxrl
@@ -101,7 +102,7 @@ def test_rollouts_of_a_processor_without_these_flags_end_where_the_steps_say_so(
         strategy = jaxrl.on_policy(
             counting_env(), agent, processor=processor, num_envs=3, rollout=8, epochs=1, minibatches=1
         )
-        learnt.append(after(strategy, 3)[0].agent.params.vector)
+        learnt.append(vector_of(after(strategy, 3)[0].agent.params))
     np.testing.assert_allclose(*learnt, rtol=1e-6)
 
 

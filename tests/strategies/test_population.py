@@ -106,15 +106,13 @@ def test_members_with_their_own_learning_rates_run_in_one_program_and_learn_what
     network = QNetwork(TOY.env.spec.observation_space, 2, features=(8,))
     halfway = run(start, jnp.uint32(0), jnp.uint32(700))
     end = run(halfway, jnp.uint32(700), jnp.uint32(1_500))
-    values = jax.vmap(lambda params: network.apply(params.tree, TOY.obs))(end.agent.params)
+    values = jax.vmap(lambda params: network.apply(params, TOY.obs))(end.agent.params)
     np.testing.assert_allclose(values, np.broadcast_to(TOY.values, (MEMBERS, 2, 2)), atol=2e-2)
 
     for rates in (lrs, lrs[::-1], jnp.zeros(MEMBERS)):
         state = start._replace(agent=start.agent._replace(hyper=start.agent.hyper._replace(lr=rates)))
         moved = run(state, jnp.uint32(0), jnp.uint32(1))
-        before, after = (
-            jax.vmap(lambda p: p.tree["params"]["Dense_0"]["bias"])(s.agent.params) for s in (start, moved)
-        )
+        before, after = (jax.vmap(lambda p: p["params"]["Dense_0"]["bias"])(s.agent.params) for s in (start, moved))
         # The first step of Adam is as long as the learning rate.
         np.testing.assert_allclose(np.abs(after - before).max(axis=1), rates, rtol=1e-3, atol=1e-9)
     assert run._cache_size() == 1

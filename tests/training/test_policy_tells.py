@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_agents import vector_of
 from toys_data import bandit
 from toys_trainer import small_dqn
 
@@ -225,8 +226,8 @@ def test_critics_are_loaded_from_checkpoints_where_they_are_asked_for(tmp_path: 
     trainer = jaxrl.Trainer(strategy, max_opts=2, eval_interval=2, eval_episodes=1, run_dir=str(tmp_path), quiet=True)
     trainer.train()
     policy = jaxrl.load_policy(tmp_path, strategy, step="latest", critics=True)
-    np.testing.assert_array_equal(policy.params.agent.critic.vector, trainer.state.agent.critic.vector)
-    np.testing.assert_array_equal(policy.params.agent.value.vector, trainer.state.agent.value.vector)
+    np.testing.assert_array_equal(vector_of(policy.params.agent.critic), vector_of(trainer.state.agent.critic))
+    np.testing.assert_array_equal(vector_of(policy.params.agent.value), vector_of(trainer.state.agent.value))
     assert policy.values(ONE).shape == policy.values(ONE, 1).shape == ()
     assert policy(ONE) == jaxrl.load_policy(tmp_path, strategy, step="latest")(ONE)
     with pytest.raises(SettingsError, match=r"kept without the critics of iql.*critics=True"):

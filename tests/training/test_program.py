@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_agents import vector_of
 from toys_trainer import small_dqn
 
 import jaxrl
@@ -90,7 +91,7 @@ def test_a_second_run_of_the_same_strategy_compiles_nothing_and_trains_alike() -
     # Another seed is the same program, another environment another one.
     other = jaxrl.Trainer(strategy, max_opts=30, eval_episodes=3, seed=1, quiet=True).train()
     assert len(compiled) == after_first
-    assert not np.array_equal(other.state.agent.params.vector, first.state.agent.params.vector)
+    assert not np.array_equal(vector_of(other.state.agent.params), vector_of(first.state.agent.params))
     shorter = strategy.env._replace(spec=strategy.env.spec._replace(time_limit=5))
     cut = jaxrl.Trainer(strategy._replace(env=shorter), max_opts=30, eval_episodes=3, quiet=True).train()
     assert len(compiled) > after_first

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toys_agents import vector_of
 
 import jaxrl
 from jaxrl.training.recorders import log_problems
@@ -89,7 +90,7 @@ def test_how_often_rows_are_written_changes_no_bit_of_the_training(whole: Any) -
     other = small(record_interval=7)
     drive(other, Script(), 44)
     agents = [each._now.state.agent.params for each in (session, other)]
-    np.testing.assert_array_equal(*(np.asarray(agent.vector) for agent in agents))
+    np.testing.assert_array_equal(*(np.asarray(vector_of(agent)) for agent in agents))
 
 
 # Within an interval, of 5 and of 9 optimisation steps.
