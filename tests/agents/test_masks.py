@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import DISCRETE, KEY, seeing, updated, vector_of
+from toys_agents import DISCRETE, KEY, seeing, updated
 from toys_masks import TEMPTING, is_allowed, minefield
 
 import jaxrl
@@ -346,11 +346,11 @@ def test_discrete_sac_values_and_its_target_entropy_are_of_allowed_actions() -> 
     alone = batch._replace(items=items._replace(obs=at(0, 0, 0, 1)))
     new, metrics, _ = update(state, alone)
     assert metrics["entropy"] == 0.0
-    np.testing.assert_array_equal(vector_of(new.log_temperature), vector_of(state.log_temperature))
+    np.testing.assert_array_equal(new.log_temperature, state.log_temperature)
     # A target that a population gave to its member is meant as it is: Adam's first step towards it is the whole rate.
     swept = state._replace(hyper=state.hyper._replace(target_entropy=jnp.float32(0.6)))
     new, _, _ = update(swept, alone)
-    np.testing.assert_allclose(vector_of(new.log_temperature), vector_of(state.log_temperature) + 0.5, rtol=1e-5)
+    np.testing.assert_allclose(new.log_temperature, state.log_temperature + 0.5, rtol=1e-5)
 
 
 # --- what else sees observations ----------------------------------------------------------------------------------

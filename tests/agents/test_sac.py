@@ -209,7 +209,7 @@ def test_the_temperature_descends_by_how_far_the_entropy_is_from_its_target(name
     for target in (-2.0, 0.25, 2.0):
         new, _, _ = update(name, retuned(state, target_entropy=target), batch)
         moved, slope = (
-            float(vector_of(new.log_temperature)[0]) - np.log(TEMPERATURE),
+            float(new.log_temperature) - np.log(TEMPERATURE),
             (WEIGHT * (entropy - target)).mean(),
         )
         # Adam's first step goes as far as the learning rate says; its moment tells the slope.
@@ -222,7 +222,7 @@ def test_the_temperature_rises_while_the_entropy_is_too_low_and_falls_while_it_i
         state = retuned(beginning(name), target_entropy=target, policy_lr=0.0)
         for _ in range(3):
             state, metrics, _ = update(name, state, batch_of(name))
-        return float(jnp.exp(vector_of(state.log_temperature)[0])) - TEMPERATURE, float(metrics["entropy"])
+        return float(jnp.exp(state.log_temperature)) - TEMPERATURE, float(metrics["entropy"])
 
     up, entropy = moved(9.0)
     down, same = moved(-9.0)
@@ -434,7 +434,8 @@ def test_settings_that_make_no_sense_are_refused(settings, said):
 def test_a_fresh_target_equals_the_critics_without_sharing_their_memory():
     state = jax.jit(agent_of("continuous").init)(KEY)
     assert equal(state.critic, state.target)
-    assert vector_of(state.critic).unsafe_buffer_pointer() != vector_of(state.target).unsafe_buffer_pointer()
+    for one, other in zip(jax.tree.leaves(state.critic), jax.tree.leaves(state.target), strict=True):
+        assert one.unsafe_buffer_pointer() != other.unsafe_buffer_pointer()
     first, second = state.critic["params"]["Dense_0"]["kernel"]
     assert not np.array_equal(first, second)
 
