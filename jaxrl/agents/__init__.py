@@ -1,7 +1,6 @@
 """Agents turn batches into better parameters."""
 
-from jaxrl.agents.actor_critic import a2c, impala, ppo, reinforce
-from jaxrl.agents.actor_critic_settings import A2CConfig, IMPALAConfig, PPOConfig, REINFORCEConfig
+from jaxrl.agents.actor_critic import A2CConfig, IMPALAConfig, PPOConfig, REINFORCEConfig, a2c, impala, ppo, reinforce
 from jaxrl.agents.advantage import AWACConfig, IQLConfig, awac, iql
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.agents.bc import BCConfig, bc

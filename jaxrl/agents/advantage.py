@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker
+from jaxrl.agents.bc import act, choice, cloning_head, regress, taken
 from jaxrl.agents.checks import check_actions, hyper_of
 from jaxrl.agents.critics import (
     CriticConfig,
@@ -29,12 +30,11 @@ from jaxrl.agents.critics import (
     unit_actions,
     value_network,
 )
+from jaxrl.agents.custom import ExtraLoss, MakeNetwork, MakePolicy, Own, agent_maker, by_row
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Positive, Weight
 from jaxrl.agents.losses import advantage_weight, expectile_loss
 from jaxrl.agents.optimizers import Learnt, Optimizer, gradient_step, learn, polyak_update
-from jaxrl.agents.own import ExtraLoss, MakeNetwork, MakePolicy, Own, agent_maker, by_row
-from jaxrl.agents.regression import act, choice, cloning_head, regress, taken
 from jaxrl.metrics import Metrics
 from jaxrl.spaces import Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
@@ -114,7 +114,7 @@ def awac(
       make_critic: function from an `EnvSpec` to the network of one critic: `[B, ...], [B, D] -> [B]` for observations
         and actions scaled to -1 to 1, `[B, ...] -> [B, A]` for discrete actions.
       extra_loss: a term of the critics' loss for each step beside the agent's own, `(params, items, q) -> [B]`, see
-        `jaxrl.agents.own.ExtraLoss`.
+        `jaxrl.agents.custom.ExtraLoss`.
       extra_policy_loss: a term of the policy's loss, `(params, items, outputs) -> [B]`.
       **settings: fields of `AWACConfig` to change, as in `awac(beta=3.0)`.
 

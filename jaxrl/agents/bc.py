@@ -4,30 +4,27 @@ Policies are categorical, or Gaussians whose mean lies within the bounds. Data a
 such a Gaussian their density is finite, while under a squashed Gaussian it would be unbounded.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
 
-from jaxrl.agents.base import Agent, AgentMaker, Insight
+from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
 from jaxrl.agents.checks import check_actions, hyper_of
+from jaxrl.agents.critics import unit_actions
+from jaxrl.agents.custom import ExtraLoss, MakePolicy, Own, agent_maker, choices, extra_term, network_of, observations
 from jaxrl.agents.exploration import TEMPERATURE
-from jaxrl.agents.fields import (
-    NetworkConfig,
-    OptimizerConfig,
-    Weight,
-)
-from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step
-from jaxrl.agents.own import ExtraLoss, MakePolicy, Own, agent_maker, choices, extra_term, network_of, observations
-from jaxrl.agents.regression import act, choice, cloning_head, regress, taken
-from jaxrl.distributions import Head
-from jaxrl.masks import for_policy, view_spec
+from jaxrl.agents.fields import NetworkConfig, OptimizerConfig, Weight
+from jaxrl.agents.optimizers import GradientStep, Learnt, Optimizer, Schedule, gradient_step, learn
+from jaxrl.distributions import Distribution, Gaussian, Head, apply_temperature, make_head, mask_distribution
+from jaxrl.masks import for_policy, get_mask, view_spec
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Network, PolicyNetwork, check_torso
-from jaxrl.spaces import EnvSpec, space_zeros
+from jaxrl.spaces import Box, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch
+from jaxrl.types import Batch, Transition
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ def bc(
       make_network: function from an `EnvSpec` and the head for its actions to a network
         `[B, ...] -> [B, head.outputs]`.
       extra_loss: a term of the loss for each step beside the agent's own, `(params, items, distributions) -> [B]`, see
-        `jaxrl.agents.own.ExtraLoss`.
+        `jaxrl.agents.custom.ExtraLoss`.
       **settings: fields of `BCConfig` to change, as in `bc(lr=1e-3)`.
 
     Raises:
@@ -165,3 +162,78 @@ def _update(parts: _Parts, state: BCState, batch: Batch, key: Key, opt_step: Arr
     )
     metrics = {"loss": learnt.loss, "log_prob": learnt.aux.mean(), "grad_norm": learnt.norm}
     return BCState(learnt.params, learnt.opt_state, hyper), metrics, -learnt.aux * items.weight
+
+
+# --- weighted regression on actions, shared with AWAC and IQL --------------------------------------------------------
+
+LOG_STD = (-3.0, 0.0)
+"""Bounds on the log-scale. Where the data agree, the scale would otherwise collapse to zero and the loss to minus
+infinity."""
+FORBIDDEN = -1e30
+"""Log-likelihoods below are those of actions that a mask forbids. Data may hold some, and nothing is learnt of them."""
+
+
+def cloning_head(spec: EnvSpec) -> Head:
+    """Return the head of a policy that assigns a likelihood to the data's actions, as `taken` returns them."""
+    head = make_head(spec)
+    return head._replace(distribution=_bounded) if isinstance(spec.action_space, Box) else head
+
+
+def _bounded(outputs: Array) -> Distribution:
+    mean, scale = jnp.split(outputs, 2, axis=-1)
+    # Not clipped: beyond a bound the gradient would be zero.
+    low, high = LOG_STD
+    return Gaussian(jnp.tanh(mean), (low + high) / 2 + (high - low) / 2 * jnp.tanh(scale))
+
+
+def taken(spec: EnvSpec, action: Array) -> Array:
+    """Return actions as a policy represents them: scaled to -1 to 1, `[B, D]`, or unchanged if discrete."""
+    unit = unit_actions(spec, action)
+    return unit[0] if unit else action
+
+
+def choice(network: Network, head: Head, policy: PyTree, obs: PyTree, temperature: PyTree = ()) -> Distribution:
+    """Return the action distributions for `obs` `[B, ...]`, at a `temperature` of an actor's own."""
+    outputs = cast(Array, network.apply(policy, for_policy(obs)))
+    return mask_distribution(apply_temperature(head.distribution(outputs), temperature), get_mask(obs))
+
+
+def act(
+    network: Network, head: Head, state: Any, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode
+) -> tuple[PyTree, tuple[()]]:
+    """Choose the likeliest action for each of `obs` `[N, ...]`, or sample one, as `ActFn`."""
+    distribution = choice(network, head, state.policy, obs, state.hyper.exploration)
+    return head.to_env(distribution.mode() if key is None or mode == "exploit" else distribution.sample(key)), ()
+
+
+def regress(
+    config: Schedule,
+    gradient_step: GradientStep,
+    network: Network,
+    head: Head,
+    extra: Callable[[PyTree, Transition, Distribution, Array], Array] | None,
+    policy: PyTree,
+    opt_state: PyTree,
+    batch: tuple[PyTree, Array, Array, Array, PyTree],
+    lr: Array,
+    max_norm: Array,
+    opt_step: Array,
+) -> Learnt:
+    """Take one gradient step up the weighted log-likelihood of actions.
+
+    `batch` holds observations, actions (see `taken`), loss weights, extra weights on the likelihoods and, for `extra`,
+    the steps. The auxiliary output is the log-likelihoods `[B]`: 0, a constant, for actions that their observation
+    forbids. `extra`, of `(params, items, distributions, weight)`, is a further term of the loss.
+    """
+
+    def loss(params: PyTree, batch: tuple[PyTree, Array, Array, Array, PyTree]) -> tuple[Array, Array]:
+        obs, action, weight, worth, items = batch
+        distribution = choice(network, head, params, obs)
+        log_prob = distribution.log_prob(action)
+        log_prob = log_prob if get_mask(obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
+        each = -worth * log_prob
+        if extra is not None:
+            each = each + extra(params, items, distribution, weight)
+        return jnp.mean(weight * each), log_prob
+
+    return learn(config, gradient_step, loss, policy, opt_state, batch, lr, max_norm, opt_step)

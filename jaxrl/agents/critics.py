@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import ChoiceFn, Insight, StripFn
+from jaxrl.agents.custom import ONE_VALUE, ExtraLoss, Own, choices, extra_term, network_of, observations, values_of
 from jaxrl.agents.exploration import told_values
 from jaxrl.agents.fields import (
     Count,
@@ -20,7 +21,6 @@ from jaxrl.agents.fields import (
 )
 from jaxrl.agents.losses import conservative_gap, squared
 from jaxrl.agents.optimizers import GradientStep, Learnt, learn
-from jaxrl.agents.own import ONE_VALUE, ExtraLoss, Own, choices, extra_term, network_of, observations, values_of
 from jaxrl.agents.sequences import Memories, Views, learnt_rows, memories_of, remembering
 from jaxrl.distributions import Head
 from jaxrl.masks import PRIVILEGED, apply_mask, for_critic, for_policy, get_mask, has_entry, view_spec

@@ -1,9 +1,9 @@
 """The DQN family (Mnih et al. 2015, https://www.nature.com/articles/nature14236), with variants as options."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,7 @@ import numpy as np
 
 from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
 from jaxrl.agents.checks import check_actions, hyper_of
-from jaxrl.agents.dqn_settings import CQLDQNConfig, DQNConfig, RainbowConfig
-from jaxrl.agents.exploration import EPSILONS, NOISY, epsilon_greedy, explored, told_values
-from jaxrl.agents.losses import conservative_gap, munchausen
-from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn, linear, polyak_update
-from jaxrl.agents.own import (
+from jaxrl.agents.custom import (
     ExtraLoss,
     MakeNetwork,
     Own,
@@ -25,15 +21,25 @@ from jaxrl.agents.own import (
     observations,
     values_of,
 )
-from jaxrl.agents.sequences import (
-    Views,
-    check_core,
-    learnt_rows,
-    priorities_of,
-    several_steps,
-    views_of,
-    window_of,
+from jaxrl.agents.exploration import EPSILONS, NOISY, epsilon_greedy, explored, told_values
+from jaxrl.agents.fields import (
+    AtLeast,
+    Between,
+    Count,
+    NetworkConfig,
+    OneOf,
+    OptimizerConfig,
+    Rate,
+    Real,
+    SequenceConfig,
+    Share,
+    Steps,
+    Weight,
+    Widths,
 )
+from jaxrl.agents.losses import conservative_gap, munchausen
+from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn, linear, polyak_update
+from jaxrl.agents.sequences import Views, check_core, learnt_rows, priorities_of, several_steps, views_of, window_of
 from jaxrl.agents.values import (
     BootstrapTarget,
     Values,
@@ -60,6 +66,71 @@ from jaxrl.xla.short import argmax, entry, largest
 
 MUNCHAUSEN_CLIP = -1.0
 """Lower bound on the scaled log-policy that is added to a reward."""
+
+
+@dataclass(frozen=True)
+class DQNConfig(SequenceConfig, NetworkConfig, OptimizerConfig):
+    """Settings of DQN."""
+
+    lr: Rate = 2.5e-4
+    features: Widths = (120, 84)
+    loss: Annotated[str, OneOf(("huber", "squared"))] = "squared"
+    """Loss of the temporal-difference error: squared, or huber, which is linear beyond 1 and suits rewards of that
+    scale."""
+    double: bool = True
+    """Choose the next action with the online network (double Q-learning)."""
+    dueling: bool = False
+    """Split the head into a value and advantages (dueling network)."""
+    epsilon_start: Share = 1.0
+    """Probability of a random action at the first optimisation step."""
+    epsilon_end: Share = 0.05
+    """Probability of a random action after the decay."""
+    epsilon_decay: Steps = 2_500
+    """Optimisation steps over which epsilon decays linearly; 0: epsilon_end from the start."""
+    boltzmann: Weight = 0.0
+    """Temperature of exploration: in place of the greedy action, draw one with probabilities in proportion to
+    exp(value / temperature); 0: off. Random actions by epsilon come on top."""
+    target_interval: Count = 100
+    """Optimisation steps between updates of the target network."""
+    tau: Share = 1.0
+    """Weight of the online network in a target update: 1 copies it (hard update), less averages it in (soft update)."""
+    values: Annotated[str, OneOf(("expected", "c51", "qr", "iqn"))] = "expected"
+    """What to learn of the return: its mean (expected), or its distribution, as probabilities of fixed atoms (c51), as
+    fixed quantiles (qr) or as quantiles at any level (iqn)."""
+    atoms: Annotated[int, AtLeast(2)] = 51
+    """Atoms of c51 or quantiles of qr for each action; for iqn, quantiles sampled for each transition."""
+    v_min: Real | None = None
+    """Lowest return that c51 can represent; unset: the lowest possible under the rewards and discounts learnt from so
+    far."""
+    v_max: Real | None = None
+    """Highest return that c51 can represent; unset: as for `v_min`."""
+    noisy: Weight = 0.0
+    """Initial scale of the parameter noise used to explore (NoisyNet; 0.5 as published, with epsilon 0); 0: off."""
+    munchausen: Weight = 0.0
+    """Weight of the scaled log-policy that is added to rewards (0.9 as published; replaces double); 0: off."""
+    munchausen_temperature: Annotated[float, Between(1e-6, 1e30)] = 0.03
+    """Temperature of the Munchausen policy."""
+    cql: Weight = 0.0
+    """Weight of the conservative (CQL) penalty; 0 turns it off."""
+
+
+@dataclass(frozen=True)
+class RainbowConfig(DQNConfig):
+    """Settings of Rainbow."""
+
+    dueling: bool = True
+    values: Annotated[str, OneOf(("expected", "c51", "qr", "iqn"))] = "c51"
+    noisy: Weight = 0.5
+    epsilon_start: Share = 0.0
+    epsilon_end: Share = 0.0
+    epsilon_decay: Steps = 0
+
+
+@dataclass(frozen=True)
+class CQLDQNConfig(DQNConfig):
+    """Settings of conservative Q-learning for discrete actions."""
+
+    cql: Weight = 1.0
 
 
 class DQNHyper(NamedTuple):
@@ -127,7 +198,7 @@ def dqn(
         ones. For distributions the network returns `[B, A, atoms]`; for iqn it also takes quantile levels `[B, n]`. It
         has no memory: `core` must be none.
       extra_loss: a term of the loss for each step beside the agent's own, `(params, items, q) -> [B]`, see
-        `jaxrl.agents.own.ExtraLoss`.
+        `jaxrl.agents.custom.ExtraLoss`.
       **settings: fields of `DQNConfig` to change, as in `dqn(lr=1e-3, dueling=True)`.
 
     Raises:

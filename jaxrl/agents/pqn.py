@@ -9,6 +9,16 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
 from jaxrl.agents.checks import check_actions, hyper_of
+from jaxrl.agents.custom import (
+    ExtraLoss,
+    MakeNetwork,
+    Own,
+    agent_maker,
+    extra_term,
+    network_of,
+    observations,
+    values_of,
+)
 from jaxrl.agents.exploration import EPSILONS, epsilon_greedy, explored, told_values
 from jaxrl.agents.fields import (
     NetworkConfig,
@@ -20,7 +30,6 @@ from jaxrl.agents.fields import (
 )
 from jaxrl.agents.losses import squared
 from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn, linear
-from jaxrl.agents.own import ExtraLoss, MakeNetwork, Own, agent_maker, extra_term, network_of, observations, values_of
 from jaxrl.agents.returns import lambda_returns
 from jaxrl.distributions import Distribution
 from jaxrl.masks import apply_mask, for_policy, get_mask, greedy_actions, view_spec
@@ -104,7 +113,7 @@ def pqn(
       make_network: function from an `EnvSpec` to a network `[B, ...] -> [B, A]` of action values; replaces the built-in
         ones.
       extra_loss: a term of the loss for each step beside the agent's own, `(params, sample, q) -> [B]`, see
-        `jaxrl.agents.own.ExtraLoss`.
+        `jaxrl.agents.custom.ExtraLoss`.
       **settings: fields of `PQNConfig` to change, as in `pqn(lr=1e-3, q_lambda=0.9)`.
 
     Raises:

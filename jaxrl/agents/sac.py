@@ -40,10 +40,10 @@ from jaxrl.agents.critics import (
     to_policy,
     views_by,
 )
+from jaxrl.agents.custom import ExtraLoss, MakeNetwork, MakePolicy, Own, agent_maker
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Count, Positive, Rate, Real, SequenceConfig, Weight
 from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer, decayed, gradient_step, learn, polyak_update
-from jaxrl.agents.own import ExtraLoss, MakeNetwork, MakePolicy, Own, agent_maker
 from jaxrl.agents.schedules import schedules_in
 from jaxrl.agents.sequences import (
     Views,
@@ -164,7 +164,7 @@ def sac(
       make_critic: function from an `EnvSpec` to the network of one critic: `[B, ...], [B, D] -> [B]` for observations
         and actions scaled to -1 to 1, `[B, ...] -> [B, A]` for discrete actions.
       extra_loss: a term of the critics' loss for each step beside the agent's own, `(params, items, q) -> [B]`, see
-        `jaxrl.agents.own.ExtraLoss`.
+        `jaxrl.agents.custom.ExtraLoss`.
       extra_policy_loss: a term of the policy's loss, `(params, items, outputs) -> [B]`.
       **settings: fields of `SACConfig` to change, as in `sac(lr=1e-3, num_critics=5)`.
 

@@ -30,9 +30,9 @@ from jaxrl.agents.critics import (
     to_policy,
     unit_actions,
 )
+from jaxrl.agents.custom import ExtraLoss, MakeNetwork, MakePolicy, Own, agent_maker
 from jaxrl.agents.fields import Between, Count, Weight
 from jaxrl.agents.optimizers import Optimizer, gradient_step, learn, polyak_update
-from jaxrl.agents.own import ExtraLoss, MakeNetwork, MakePolicy, Own, agent_maker
 from jaxrl.distributions import Head
 from jaxrl.metrics import Metrics
 from jaxrl.spaces import Box, EnvSpec, to_box
@@ -128,7 +128,7 @@ def td3(
       make_critic: function from an `EnvSpec` to the network of one critic, `[B, ...], [B, D] -> [B]`, for observations
         and actions scaled to -1 to 1.
       extra_loss: a term of the critics' loss for each step beside the agent's own, `(params, items, q) -> [B]`, see
-        `jaxrl.agents.own.ExtraLoss`.
+        `jaxrl.agents.custom.ExtraLoss`.
       extra_policy_loss: a term of the policy's loss, `(params, items, outputs) -> [B]`.
       **settings: fields of `TD3Config` to change, as in `td3(lr=1e-3, noise=0.2)`.
 
