@@ -3,6 +3,8 @@
 from .agents import (
     A2CConfig as A2CConfig,
     Agent as Agent,
+    AgentFns as AgentFns,
+    AgentInfo as AgentInfo,
     AgentMaker as AgentMaker,
     AWACConfig as AWACConfig,
     BCConfig as BCConfig,

@@ -2,7 +2,7 @@
 
 from jaxrl.agents.actor_critic import A2CConfig, IMPALAConfig, PPOConfig, REINFORCEConfig, a2c, impala, ppo, reinforce
 from jaxrl.agents.advantage import AWACConfig, IQLConfig, awac, iql
-from jaxrl.agents.base import Agent, AgentMaker
+from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker
 from jaxrl.agents.bc import BCConfig, bc
 from jaxrl.agents.dqn import CQLDQNConfig, DQNConfig, RainbowConfig, cql_dqn, dqn, rainbow
 from jaxrl.agents.outside import register_algorithm

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl import shards
-from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
+from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Insight, Mode
 from jaxrl.agents.checks import hyper_of
 from jaxrl.agents.custom import (
     ONE_VALUE,
@@ -334,19 +334,24 @@ def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
         act=partial(_act, parts),
         update=partial(_update, parts),
         strip=lambda state: state._replace(opt_state=()),
-        settings=asdict(config),
-        custom=own.custom,
-        exploration=TEMPERATURE,
         prepare=partial(_prepare, parts),
-        stop=partial(_stop, config.target_kl) if config.target_kl else None,
-        measure=_measure if config.baseline else None,
         memory=memory,
-        behave=partial(_act, parts, judged=True),
+        apply={"params": lambda params, obs: network.apply(params, for_critic(obs))},
         insight=Insight(
             partial(_choice, parts),
             lambda state, obs, action: _look(parts, state.params, obs)[1],
             head,
             privileged=privileged,
+        ),
+        fns=AgentFns(
+            stop=partial(_stop, config.target_kl) if config.target_kl else None,
+            measure=_measure if config.baseline else None,
+            behave=partial(_act, parts, judged=True),
+        ),
+        info=AgentInfo(
+            settings=asdict(config),
+            custom=own.custom,
+            exploration=TEMPERATURE,
         ),
     )
 

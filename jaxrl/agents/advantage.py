@@ -13,12 +13,13 @@ from typing import Annotated, Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl.agents.base import Agent, AgentMaker
+from jaxrl.agents.base import Agent, AgentInfo, AgentMaker
 from jaxrl.agents.bc import act, choice, cloning_head, regress, taken
 from jaxrl.agents.checks import check_actions, hyper_of
 from jaxrl.agents.critics import (
     CriticConfig,
     Parts,
+    apply_fns,
     build_networks,
     chosen,
     extra_policy_term,
@@ -175,15 +176,18 @@ def _bind(name: str, config: AWACConfig, own: Own, spec: EnvSpec) -> Agent:
         act=partial(act, network, head),
         update=partial(_update_iql if isinstance(config, IQLConfig) else _update_awac, parts),
         strip=lambda state: state._replace(critic=(), target=(), value=(), opt_state=()),
-        settings=asdict(config),
-        custom=own.custom,
-        exploration=TEMPERATURE,
-        offline=True,
+        apply=apply_fns(parts.networks),
         insight=judging(
             parts,
             lambda state, obs, opt_step: choice(network, head, state.policy, obs),
             keep=lambda state: state._replace(target=(), opt_state=()),
         )._replace(unasked=None if networks.value is None else partial(_told_value, parts)),
+        info=AgentInfo(
+            settings=asdict(config),
+            custom=own.custom,
+            exploration=TEMPERATURE,
+            offline=True,
+        ),
     )
 
 

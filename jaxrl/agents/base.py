@@ -1,8 +1,9 @@
 """The interface of an agent."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from jaxrl.distributions import Distribution, Head
@@ -100,51 +101,69 @@ class Insight(NamedTuple):
     given."""
 
 
+class AgentFns(NamedTuple):
+    """Optional functions of an agent."""
+
+    stop: StopFn | None = None
+    measure: MeasureFn | None = None
+    """Metrics of a rollout beside those of its updates; they cannot make an update be skipped."""
+    behave: ActFn | None = None
+    """A variant of `act` that also returns the log-probability `[N]` of the action in `extras["log_prob"]`.
+
+    Actors on the host use it, because their parameters may be older than the learner's; `prepare` then uses these
+    log-probabilities."""
+    publish: StripFn | None = None
+    """For an agent that must keep more than `strip` does to explore, as critics with memories: what actors are sent."""
+
+
+class AgentInfo(NamedTuple):
+    """What strategies and the host need to know of an agent."""
+
+    settings: Mapping[str, Any] | None = None
+    """Settings that rebuild the agent, except its `custom` parts, by the names of its settings dataclass; `None` for an
+    agent made in another way."""
+    custom: tuple[str, ...] = ()
+    """Names of the arguments that supplied parts made in Python, such as `make_network`."""
+    exploration: tuple[str, ...] = ()
+    """Names of the hyperparameters that control exploration; actors set all of them to the same number."""
+    scheduled: tuple[str, ...] = ()
+    """Names of the hyperparameters that follow a schedule, see `jaxrl.agents.schedules`."""
+    offline: bool = False
+    """Whether the agent is meant for offline learning, from a fixed data set."""
+    bounds_returns: bool = False
+    """Whether the agent derives the range of possible returns from rewards and discounts, which requires a discount
+    below 1."""
+
+
 class Agent(NamedTuple):
-    """Pure functions over an agent's state: parameters and, as arrays, the hyperparameters that a sweep can vary."""
+    """Pure functions over an agent's state: parameters and, as arrays, the hyperparameters that a sweep can vary.
+
+    An agent of one's own needs the first five fields.
+    """
 
     name: str
     init: AgentInit
     act: ActFn
     update: UpdateFn
     strip: StripFn
-    settings: Mapping[str, Any] | None = None
-    """Settings that rebuild the agent, except its `custom` parts, by the names of its settings dataclass; `None` for an
-    agent made in another way."""
     prepare: PrepareFn | None = None
     """Given by on-policy agents, and only by them."""
-    stop: StopFn | None = None
-    exploration: tuple[str, ...] = ()
-    """Names of the hyperparameters that control exploration; actors set all of them to the same number."""
-    offline: bool = False
-    """Whether the agent is meant for offline learning, from a fixed data set."""
     memory: PyTree | None = None
     """For a recurrent agent: its memory at the start of an episode, for one environment. Its `act` takes a
     `RecurrentObs` as observation, and returns the next memory in `extras["memory"]`."""
     window: SequenceSpec | None = None
     """The sequences of replay that a recurrent agent learns from; its batches are then `[B, L, ...]`. `None`: single
     items."""
-    behave: ActFn | None = None
-    """A variant of `act` that also returns the log-probability `[N]` of the action in `extras["log_prob"]`.
-
-    Actors on the host use it, because their parameters may be older than the learner's; `prepare` then uses these
-    log-probabilities."""
-    bounds_returns: bool = False
-    """Whether the agent derives the range of possible returns from rewards and discounts, which requires a discount
-    below 1."""
-    custom: tuple[str, ...] = ()
-    """Names of the arguments that supplied parts made in Python, such as `make_network`."""
-    scheduled: tuple[str, ...] = ()
-    """Names of the hyperparameters that follow a schedule, see `jaxrl.agents.schedules`."""
+    apply: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+    """Its networks as pure functions, by the names of the fields of its state that hold their variables, as in
+    `agent.apply["policy"](state.policy, obs)`. They take observations as the agent sees them."""
     insight: Insight | None = None
-    """What loaded policies tell beside actions."""
-    publish: StripFn | None = None
-    """For an agent that must keep more than `strip` does to explore, as critics with memories: what actors are sent."""
-    measure: MeasureFn | None = None
-    """Metrics of a rollout beside those of its updates; they cannot make an update be skipped."""
+    """What loaded policies return beside actions."""
+    fns: AgentFns = AgentFns()
+    info: AgentInfo = AgentInfo()
 
     def __repr__(self) -> str:
-        return format_repr("Agent", self.name, format_settings(self.settings))
+        return format_repr("Agent", self.name, format_settings(self.info.settings))
 
 
 @runtime_checkable

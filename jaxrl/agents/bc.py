@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
 
-from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
+from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Insight, Mode
 from jaxrl.agents.checks import check_actions, hyper_of
 from jaxrl.agents.critics import unit_actions
 from jaxrl.agents.custom import ExtraLoss, MakePolicy, Own, agent_maker, choices, extra_term, network_of, observations
@@ -108,14 +108,17 @@ def _bind(name: str, config: BCConfig, own: Own, spec: EnvSpec) -> Agent:
         act=partial(act, network, head),
         update=partial(_update, parts),
         strip=lambda state: state._replace(opt_state=()),
-        settings=asdict(config),
-        custom=own.custom,
-        exploration=TEMPERATURE,
-        offline=True,
+        apply={"policy": lambda policy, obs: network.apply(policy, for_policy(obs))},
         insight=Insight(
             lambda state, obs, opt_step: choice(network, head, state.policy, obs),
             "learns actions alone, and has no values",
             head,
+        ),
+        info=AgentInfo(
+            settings=asdict(config),
+            custom=own.custom,
+            exploration=TEMPERATURE,
+            offline=True,
         ),
     )
 

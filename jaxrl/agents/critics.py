@@ -1,5 +1,6 @@
 """What actor-critics with a Q-function share: settings, networks, the critic update, and target networks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -10,15 +11,7 @@ import jax.numpy as jnp
 from jaxrl.agents.base import ChoiceFn, Insight, StripFn
 from jaxrl.agents.custom import ONE_VALUE, ExtraLoss, Own, choices, extra_term, network_of, observations, values_of
 from jaxrl.agents.exploration import told_values
-from jaxrl.agents.fields import (
-    Count,
-    NetworkConfig,
-    OptimizerConfig,
-    Rate,
-    Share,
-    Steps,
-    Weight,
-)
+from jaxrl.agents.fields import Count, NetworkConfig, OptimizerConfig, Rate, Share, Steps, Weight
 from jaxrl.agents.losses import conservative_gap, squared
 from jaxrl.agents.optimizers import GradientStep, Learnt, learn
 from jaxrl.agents.sequences import Memories, Views, learnt_rows, memories_of, remembering
@@ -155,6 +148,17 @@ def init_networks(networks: Networks, spec: EnvSpec, key: Key, memory: Memories 
     action = (jnp.zeros((1, space_size(space)), jnp.float32),) if isinstance(space, Box) else ()
     policy = networks.policy.init(policy_key, to_policy(obs))
     return policy, networks.critic.init(critic_key, to_critic(obs), *action)
+
+
+def apply_fns(networks: Networks) -> dict[str, Callable[..., Any]]:
+    """Return the networks as pure functions, as `Agent.apply`."""
+    fns: dict[str, Callable[..., Any]] = {
+        "policy": lambda params, obs: networks.policy.apply(params, to_policy(obs)),
+        "critic": lambda params, obs, *action: networks.critic.apply(params, to_critic(obs), *action),
+    }
+    if (value := networks.value) is not None:
+        fns["value"] = lambda params, obs: value.apply(params, to_critic(obs))
+    return fns
 
 
 def space_size(space: Box) -> int:

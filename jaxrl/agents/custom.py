@@ -49,7 +49,7 @@ loss:
 """
 
 
-LOSSES = ("extra_loss", "extra_policy_loss")
+LOSSES = ("extra_loss", "extra_policy_loss", "target")
 
 
 class Own(NamedTuple):
@@ -62,6 +62,7 @@ class Own(NamedTuple):
     """Names of all such arguments that were given."""
     extra_loss: ExtraLoss | None = None
     extra_policy_loss: ExtraLoss | None = None
+    target: Callable[..., Array] | None = None
 
     def made(self, name: str, *given: Any) -> Any:
         """Call the maker of the argument `name` with `given`; raise `SettingsError` if it fails."""
@@ -109,7 +110,7 @@ def own_parts(config: OptimizerConfig, parts: Mapping[str, Callable[..., Any] | 
     given = {name: made for name, made in parts.items() if made is not None}
     for name, made in given.items():
         if not callable(made) or (hasattr(made, "apply") and not isinstance(made, type)):
-            kind = "a loss" if name in LOSSES else "a function that makes it"
+            kind = "a function of a batch" if name in LOSSES else "a function that makes it"
             raise SettingsError(f"{name} is {type(made).__name__}; expected {kind}, as in {_AS[name]}")
     make_optimizer = given.get("make_optimizer")
     if make_optimizer is not None and (settings := settings_given(config)):
@@ -143,6 +144,7 @@ _AS = {
     "make_optimizer": "lambda lr: optax.adam(lr)",
     "extra_loss": "lambda params, sample, outputs: jnp.zeros(sample.weight.shape)",
     "extra_policy_loss": "lambda params, items, outputs: jnp.zeros(items.weight.shape)",
+    "target": "lambda items, values: items.reward + items.discount * values.target_t.max(axis=1)",
     "make_network": "lambda spec: MyNetwork()",
     "make_policy": "lambda spec, head: MyPolicy(head.outputs)",
     "make_critic": "lambda spec: MyCritic()",

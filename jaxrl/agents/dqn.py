@@ -1,6 +1,6 @@
 """The DQN family (Mnih et al. 2015, https://www.nature.com/articles/nature14236), with variants as options."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
+from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Insight, Mode
 from jaxrl.agents.checks import check_actions, hyper_of
 from jaxrl.agents.custom import (
     ExtraLoss,
@@ -147,6 +147,26 @@ class DQNHyper(NamedTuple):
     """`()` if it is off."""
 
 
+class ActionValues(NamedTuple):
+    """Values `[B, A]` of all actions at the steps that are learnt from.
+
+    Parameters are free of noise. Actions that a mask forbids have the lowest value there is.
+    """
+
+    target_tm1: Array
+    """Of the observation, by the target network."""
+    target_t: Array
+    """Of the next observation, by the target network."""
+    online_t: Array
+    """Of the next observation, by the network that is trained, without a gradient."""
+
+
+TargetFn = Callable[[Transition, ActionValues], Array]
+"""`(items, values) -> [B]`: what the value of the action taken at each step is regressed on.
+
+`items.discount` is 0 where the episode terminated."""
+
+
 class DQNState(NamedTuple):
     """Agent state. `target` and `opt_state` are empty in an acting-only copy."""
 
@@ -177,6 +197,7 @@ class _Parts(NamedTuple):
     noise: PyTree
     """Shapes of the parameter noise; `{}` if there is none."""
     extra_loss: ExtraLoss | None = None
+    target: TargetFn | None = None
     memory: PyTree | None = None
     """With a recurrent core, its memory at the start of an episode."""
 
@@ -187,6 +208,7 @@ def dqn(
     make_optimizer: Optimizer | None = None,
     make_network: MakeNetwork | None = None,
     extra_loss: ExtraLoss | None = None,
+    target: TargetFn | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure a DQN agent; call the result with an `EnvSpec` of discrete actions to build it.
@@ -199,6 +221,8 @@ def dqn(
         has no memory: `core` must be none.
       extra_loss: a term of the loss for each step beside the agent's own, `(params, items, q) -> [B]`, see
         `jaxrl.agents.custom.ExtraLoss`.
+      target: what action values are regressed on, in place of the reward plus the discounted value of the best next
+        action, `(items, values) -> [B]`, see `TargetFn`. For expected values, without a core.
       **settings: fields of `DQNConfig` to change, as in `dqn(lr=1e-3, dueling=True)`.
 
     Raises:
@@ -213,6 +237,7 @@ def dqn(
         make_optimizer=make_optimizer,
         make_network=make_network,
         extra_loss=extra_loss,
+        target=target,
     )
 
 
@@ -222,6 +247,7 @@ def rainbow(
     make_optimizer: Optimizer | None = None,
     make_network: MakeNetwork | None = None,
     extra_loss: ExtraLoss | None = None,
+    target: TargetFn | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure a Rainbow agent (Hessel et al. 2018, https://arxiv.org/abs/1710.02298); arguments are as for `dqn`.
@@ -237,6 +263,7 @@ def rainbow(
         make_optimizer=make_optimizer,
         make_network=make_network,
         extra_loss=extra_loss,
+        target=target,
     )
 
 
@@ -246,6 +273,7 @@ def cql_dqn(
     make_optimizer: Optimizer | None = None,
     make_network: MakeNetwork | None = None,
     extra_loss: ExtraLoss | None = None,
+    target: TargetFn | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure conservative Q-learning for discrete actions, to learn from data.
@@ -261,12 +289,20 @@ def cql_dqn(
         make_optimizer=make_optimizer,
         make_network=make_network,
         extra_loss=extra_loss,
+        target=target,
     )
 
 
 def _check(config: DQNConfig, parts: Mapping[str, Any]) -> None:
     """Raise `SettingsError` for settings that contradict each other."""
     check_core(config, make_network=parts["make_network"])
+    if parts["target"] is not None:
+        for name, usual in {"values": "expected", "core": "none", "munchausen": 0.0}.items():
+            if getattr(config, name) != usual:
+                raise SettingsError(
+                    f"agent.{name} is {getattr(config, name)}, but a target of one's own is that of expected values "
+                    f"without a core; set it to {usual}"
+                )
     if config.values == "c51" and config.v_min is not None and config.v_max is not None:
         reach, apart = max(abs(config.v_min), abs(config.v_max)), (config.v_max - config.v_min) / (config.atoms - 1)
         if not apart > 1e-5 * reach:
@@ -321,6 +357,7 @@ def _bind(name: str, config: DQNConfig, own: Own, spec: EnvSpec) -> Agent:
         spec,
         {},
         own.extra_loss,
+        own.target,
         initial_memory(config.core, config.core_features),
     )
     parts = blank._replace(noise=jax.eval_shape(lambda: _begin(blank, make_key(0))).get("noise", {}))
@@ -330,16 +367,19 @@ def _bind(name: str, config: DQNConfig, own: Own, spec: EnvSpec) -> Agent:
         act=partial(_act, parts),
         update=partial(_update, parts),
         strip=lambda state: state._replace(target=(), opt_state=()),
-        settings=asdict(config),
-        custom=own.custom,
-        exploration=EPSILONS,
-        offline=isinstance(config, CQLDQNConfig),
-        bounds_returns=_derives_support(config),
         memory=parts.memory,
         window=window_of(config),
+        apply={"params": partial(_apply, parts)},
         insight=Insight(
             NOISY if config.noisy else partial(_choice, parts),
             lambda state, obs, action: told_values(_means(parts, state, obs, ())[0], obs),
+        ),
+        info=AgentInfo(
+            settings=asdict(config),
+            custom=own.custom,
+            exploration=EPSILONS,
+            offline=isinstance(config, CQLDQNConfig),
+            bounds_returns=_derives_support(config),
         ),
     )
 
@@ -447,6 +487,11 @@ def _look(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Arra
     return out if out.ndim == 3 else out[..., None], memory
 
 
+def _apply(parts: _Parts, params: PyTree, obs: PyTree, *taus: Array) -> Any:
+    """Return the network's outputs as it makes them, without noise."""
+    return parts.network.apply(_variables(parts, params, ()), for_policy(obs), *taus)
+
+
 def _variables(parts: _Parts, params: PyTree, noise: PyTree) -> PyTree:
     if not parts.noise:
         return params
@@ -551,6 +596,8 @@ def _loss(
             select = apply(fixed, then, noise.noise_select, *_taus(parts, reward.shape[0]))
         policy = jax.nn.one_hot(argmax(apply_mask(mean(select), mask_t)), select.shape[1], dtype=jnp.float32)
     after = BootstrapTarget(reward, items.discount, out_t, policy, penalty)
+    if parts.target is not None:
+        after = after._replace(reward=_custom_target(parts, params, target, items), discount=jnp.zeros_like(reward))
     if parts.memory is not None:
         after = several_steps(after, sampled.items, config)
     taus = taus_tm1 if config.values == "iqn" else _midpoints(reward.shape[0], out_tm1.shape[-1])
@@ -564,6 +611,20 @@ def _loss(
         loss = loss + extra_term(parts.extra_loss, params, items, mean(out_tm1), weight)
     outside = jax.vmap(values.outside)(after) * items.weight if values.outside and _tells_outside(config) else ()
     return jnp.mean(weight * loss), (error * items.weight, largest(apply_mask(mean(out_tm1), mask_tm1)), outside)
+
+
+def _custom_target(parts: _Parts, params: PyTree, target: PyTree, items: Transition) -> Array:
+    """Return what the user's function makes of a batch, `[B]`, without a gradient."""
+    assert parts.target is not None
+    q = lambda params, obs: apply_mask(_outputs(parts, params, obs, ())[..., 0], get_mask(obs))
+    values = ActionValues(q(target, items.obs), q(target, items.next_obs), q(params, items.next_obs))
+    made = jnp.asarray(parts.target(items, jax.lax.stop_gradient(values)))
+    if made.shape != items.reward.shape or not jnp.issubdtype(made.dtype, jnp.floating):
+        raise SettingsError(
+            f"target returned {made.dtype}{list(made.shape)}; expected a number for each step, "
+            f"{items.reward.dtype}{list(items.reward.shape)}"
+        )
+    return jax.lax.stop_gradient(made)
 
 
 def _steps_of(parts: _Parts, sampled: Batch, *taus: PyTree) -> tuple[Transition, PyTree, PyTree, Array]:

@@ -97,4 +97,5 @@ def _bind(name: str, make: Callable[..., AgentMaker], config: Any, spec: EnvSpec
         raise SettingsError(f"{name} failed on {spec.name}: {describe_error(error)}") from error
     if not isinstance(agent, Agent):
         raise SettingsError(f"{name} made {type(agent).__name__} for {spec.name}; expected a jaxrl.Agent")
-    return agent._replace(name=name, settings=asdict(config), offline=ALGORITHMS[name].kind == "offline")
+    info = agent.info._replace(settings=asdict(config), offline=ALGORITHMS[name].kind == "offline")
+    return agent._replace(name=name, info=info)

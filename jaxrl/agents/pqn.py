@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
+from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Insight, Mode
 from jaxrl.agents.checks import check_actions, hyper_of
 from jaxrl.agents.custom import (
     ExtraLoss,
@@ -142,12 +142,15 @@ def _bind(name: str, config: PQNConfig, own: Own, spec: EnvSpec) -> Agent:
         act=partial(_act, parts),
         update=partial(_update, parts),
         strip=lambda state: state._replace(opt_state=()),
-        settings=asdict(config),
-        custom=own.custom,
-        exploration=EPSILONS,
         prepare=partial(_prepare, parts),
+        apply={"params": partial(_q, parts)},
         insight=Insight(
             partial(_choice, parts), lambda state, obs, action: told_values(_q(parts, state.params, obs), obs)
+        ),
+        info=AgentInfo(
+            settings=asdict(config),
+            custom=own.custom,
+            exploration=EPSILONS,
         ),
     )
 

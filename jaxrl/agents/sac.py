@@ -19,12 +19,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl import shards
-from jaxrl.agents.base import Agent, AgentMaker, Mode
+from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Mode
 from jaxrl.agents.checks import check_actions, hyper_of
 from jaxrl.agents.critics import (
     CriticConfig,
     Parts,
     SampledActions,
+    apply_fns,
     build_networks,
     extra_policy_term,
     init_networks,
@@ -242,17 +243,22 @@ def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
         act=partial(_act, parts),
         update=partial(_update, parts),
         strip=lambda state: state._replace(critic=(), target=(), log_temperature=(), opt_state=()),
-        settings=asdict(config),
-        custom=own.custom,
-        exploration=TEMPERATURE,
-        offline=isinstance(config, CQLConfig),
         memory=noise if memories is None else memories,
         window=window_of(config),
-        publish=None if memories is None else with_critics,
+        apply=apply_fns(parts.networks),
         insight=judging(
             parts,
             lambda state, obs, opt_step: _policy(parts, state.policy, obs),
             keep=with_critics,
+        ),
+        fns=AgentFns(
+            publish=None if memories is None else with_critics,
+        ),
+        info=AgentInfo(
+            settings=asdict(config),
+            custom=own.custom,
+            exploration=TEMPERATURE,
+            offline=isinstance(config, CQLConfig),
         ),
     )
 

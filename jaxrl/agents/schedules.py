@@ -183,7 +183,7 @@ def follow(agent: Agent) -> Agent:
     Raises:
       SettingsError: a name is not that of a hyperparameter that lives in the agent's state.
     """
-    schedules = schedules_in((agent.settings or {}).get("schedules", ()))
+    schedules = schedules_in((agent.info.settings or {}).get("schedules", ()))
     if not schedules:
         return agent
     _require_known(agent, schedules)
@@ -197,8 +197,8 @@ def follow(agent: Agent) -> Agent:
         return agent.act(state if mode == "exploit" else at(state, opt_step), obs, key, opt_step, mode)
 
     def behave(state: PyTree, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode) -> tuple[PyTree, PyTree]:
-        assert agent.behave is not None
-        return agent.behave(at(state, opt_step), obs, key, opt_step, mode)
+        assert agent.fns.behave is not None
+        return agent.fns.behave(at(state, opt_step), obs, key, opt_step, mode)
 
     def update(state: PyTree, batch: Batch, key: Key, opt_step: Array) -> tuple[PyTree, Metrics, Array]:
         state, metrics, priorities = agent.update(at(state, opt_step), batch, key, opt_step)
@@ -212,8 +212,8 @@ def follow(agent: Agent) -> Agent:
         init=lambda key: at(agent.init(key), 0),
         act=act,
         update=update,
-        behave=agent.behave and behave,
-        scheduled=tuple(targets),
+        fns=agent.fns._replace(behave=agent.fns.behave and behave),
+        info=agent.info._replace(scheduled=tuple(targets)),
         insight=insight,
     )
 

@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl import shards
-from jaxrl.agents.base import Agent, AgentMaker, Mode
+from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Mode
 from jaxrl.agents.checks import check_actions, hyper_of
 from jaxrl.agents.critics import (
     CriticConfig,
     Parts,
+    apply_fns,
     build_networks,
     extra_policy_term,
     init_networks,
@@ -210,15 +211,18 @@ def _bind(name: str, config: TD3Config, own: Own, spec: EnvSpec) -> Agent:
         act=partial(_act, parts),
         update=partial(_update, parts),
         strip=lambda state: state._replace(critic=(), target_policy=(), target_critic=(), opt_state=()),
-        settings=asdict(config),
-        custom=own.custom,
-        exploration=("noise",),
-        offline=isinstance(config, TD3BCConfig),
         memory=jnp.zeros(size, jnp.float32) if config.noise_memory else None,
+        apply=apply_fns(parts.networks),
         insight=judging(
             parts,
             "takes one action, beside which noise is added; no action has a probability of its own",
             keep=lambda state: state._replace(target_policy=(), target_critic=(), opt_state=()),
+        ),
+        info=AgentInfo(
+            settings=asdict(config),
+            custom=own.custom,
+            exploration=("noise",),
+            offline=isinstance(config, TD3BCConfig),
         ),
     )
 

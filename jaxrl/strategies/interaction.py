@@ -101,12 +101,12 @@ def join(bound: Agent, processor: Processor) -> tuple[Processor, Agent]:
       SettingsError: the agent cannot take the discount.
     """
     settings = processor.settings or {}
-    if bound.bounds_returns and settings.get("discount") == 1:
+    if bound.info.bounds_returns and settings.get("discount") == 1:
         raise SettingsError(
             "processor.discount is 1, under which rewards do not tell how large returns can be; "
             "set agent.v_min and agent.v_max, or a discount below 1"
         )
-    if bound.bounds_returns and settings.get("normalise_reward"):
+    if bound.info.bounds_returns and settings.get("normalise_reward"):
         raise SettingsError(
             "processor.normalise_reward scales the first rewards by too little for a support to be derived from them; "
             "set agent.v_min and agent.v_max, or leave rewards as they are"

@@ -150,7 +150,7 @@ def on_policy(
         state_fns=StateFns(health=health_of, reseed=reseed, set_hyperparams=partial(set_hyperparams, acting)),
     )
     if host_actors is not None:
-        behaving = acting._replace(agent=acting.agent._replace(act=acting.agent.behave or acting.agent.act))
+        behaving = acting._replace(agent=acting.agent._replace(act=acting.agent.fns.behave or acting.agent.act))
         return with_actors(one, behaving, host_actors, steps=passes.rollout, begin=partial(_init, behaving))
     return sharded(one, shards, ("env", "processor"))
 
@@ -235,7 +235,7 @@ def learn(passes: Passes, state: Any, items: Transition, key: Key, t: Array) -> 
     assert passes.agent.prepare is not None
     rollout = Rollout(items, last_steps(items))
     prepared = passes.agent.prepare(state.agent, rollout)  # leaves `[units, ...]`
-    measured = passes.agent.measure(prepared) if passes.agent.measure else {}
+    measured = passes.agent.fns.measure(prepared) if passes.agent.fns.measure else {}
     take = minibatches_of(prepared, passes.minibatches)
 
     def update(carry: tuple[Any, Array], row: tuple[Array, Key], opt_step: Array) -> Any:
@@ -269,9 +269,9 @@ def _update(
     """Make one update, or leave it out where an earlier one on this rollout asked to stop."""
     state, stopped = carry
     new, health, metrics, _ = guarded_update(agent, state.agent, state.health, batch, key, opt_step)
-    if agent.stop is None:
+    if agent.fns.stop is None:
         return (state._replace(agent=new, health=health), stopped), metrics
-    asked = agent.stop(new, metrics)
+    asked = agent.fns.stop(new, metrics)
     kept, metrics = tree_where(stopped, (state.agent, state.health), (new, health)), _left_out(metrics, stopped)
     metrics = {**metrics, "stopped_updates": Total(stopped.astype(jnp.int32))}
     return (state._replace(agent=kept[0], health=kept[1]), stopped | asked), metrics

@@ -253,10 +253,10 @@ def exploration_of(host_actors: HostActors, agent: Agent) -> list[dict[str, floa
     Raises:
       SettingsError: the agent explores by nothing that could be set, or by what follows a schedule of the agent.
     """
-    count, given, names = host_actors.actors, host_actors.config.exploration, agent.exploration
+    count, given, names = host_actors.actors, host_actors.config.exploration, agent.info.exploration
     if given and not names:
         raise SettingsError(f"{agent.name} has no setting by which it explores; leave exploration unset")
-    if given and (both := sorted({*names} & {*agent.scheduled})):
+    if given and (both := sorted({*names} & {*agent.info.scheduled})):
         raise SettingsError(
             f"exploration sets agent.{both[0]} of each actor, which also follows a schedule; keep one: "
             "exploration_schedule is for both"
@@ -306,7 +306,7 @@ def remote(
     words = lambda: _several(empty(layouts.step, acting.env.num_envs).words, steps)
     fresh = jax.tree.map(lambda x: jnp.broadcast_to(x, (host_actors.actors, *x.shape)), nothing)
     arrival = jax.eval_shape(lambda: Arrival(words(), jnp.float32(0), fresh))
-    sent = acting.agent.publish or acting.agent.strip
+    sent = acting.agent.fns.publish or acting.agent.strip
     return Remote(
         env=host_actors.env,
         config=host_actors.config,

@@ -37,7 +37,7 @@ def set_hyperparams_of(agent: Agent, state: PyTree) -> PyTree:
     if not isinstance(state, Tunable):
         return state
     fresh = agent.init(make_key(0)).hyper
-    return state._replace(hyper=fresh._replace(**{name: getattr(state.hyper, name) for name in agent.scheduled}))
+    return state._replace(hyper=fresh._replace(**{name: getattr(state.hyper, name) for name in agent.info.scheduled}))
 
 
 def settings_of(
@@ -57,14 +57,14 @@ def settings_of(
     """
     pieces = {
         "env": made,
-        "agent": agent.settings,
+        "agent": agent.info.settings,
         "processor": processor.settings and {**DISABLED, **processor.settings},
         **{name: piece for name, piece in others.items() if name == "buffer"},
-        "training": {} if agent.offline == offline else None,
+        "training": {} if agent.info.offline == offline else None,
     }
     return {
         "algo": agent.name,
-        "custom": [*agent.custom, *(name for name, piece in pieces.items() if piece is None), *by_hand],
+        "custom": [*agent.info.custom, *(name for name, piece in pieces.items() if piece is None), *by_hand],
         "env": spec and spec.name,
         "env_args": {},
         **(made or {}),

@@ -301,7 +301,7 @@ def test_an_agent_tells_its_settings_and_which_of_its_parts_they_would_not_rebui
     assert dqn(make_optimizer=optax.sgd)(SPEC).custom == ("make_optimizer",)
     assert dqn(make_network=lambda spec: Table())(TABLE_SPEC).custom == ("make_network",)
     agent = dqn(lr=0.5, double=False)(SPEC)
-    assert (agent.settings["lr"], agent.custom) == (0.5, ())
+    assert (agent.info.settings["lr"], agent.info.custom) == (0.5, ())
 
 
 @pytest.mark.parametrize("make", [rainbow, cql_dqn])
@@ -311,7 +311,7 @@ def test_the_kin_of_dqn_take_parts_made_by_hand_as_it_does(make):
     assert state.params["params"]["q"].tolist() == [[0, 0], [0, 0]]
     # Adam, the optimizer by name, keeps moments as large as the parameters; plain descent keeps nothing.
     assert all(leaf.size < 4 for leaf in jax.tree.leaves(state.opt_state))
-    assert agent.custom == ("make_optimizer", "make_network")
+    assert agent.info.custom == ("make_optimizer", "make_network")
 
 
 def test_the_learning_rate_decays_linearly_to_zero():

@@ -143,7 +143,7 @@ def test_one_number_for_all_steps_is_refused(make: Any) -> None:
 
 
 def test_what_is_no_function_is_refused() -> None:
-    with pytest.raises(SettingsError, match="extra_loss is float; expected a loss, as in lambda params"):
+    with pytest.raises(SettingsError, match="extra_loss is float; expected a function of a batch, as in lambda params"):
         on_policy(extra_loss=0.1)
 
 
@@ -154,3 +154,43 @@ def test_a_run_names_it_and_its_policy_does_without(tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     jaxrl.Trainer(strategy, max_opts=8, eval_interval=8, eval_episodes=1, run_dir=run, quiet=True).train()
     assert jaxrl.load_policy(run)([0.0, 0.0, 0.1, 0.5]) in (0, 1)
+
+
+def taken(q: jax.Array, action: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(q, action[:, None], axis=1)[:, 0]
+
+
+def double(items: Any, values: Any) -> jax.Array:
+    return items.reward + items.discount * taken(values.target_t, values.online_t.argmax(axis=1))
+
+
+def munchausen(items: Any, values: Any) -> jax.Array:
+    """Equation 3 of Vieillard et al. 2020."""
+    soft = lambda q: jax.nn.log_softmax(q / 0.03)
+    bonus = jnp.clip(0.03 * taken(soft(values.target_tm1), items.action), -1.0, 0.0)
+    value = jnp.sum(jnp.exp(soft(values.target_t)) * (values.target_t - 0.03 * soft(values.target_t)), axis=1)
+    return items.reward + 0.9 * bonus + items.discount * value
+
+
+@pytest.mark.parametrize(("target", "settings"), [(double, {}), (munchausen, {"munchausen": 0.9})])
+def test_a_target_of_ones_own_may_be_that_of_a_setting(target: Any, settings: dict[str, float]) -> None:
+    mine, metrics = trained(off_policy(target=target, lr=1e-2))
+    usual, same = trained(off_policy(**settings, lr=1e-2))
+    chex.assert_trees_all_close(mine, usual, rtol=1e-4, atol=1e-5)
+    assert float(metrics["loss"].sum) == pytest.approx(float(same["loss"].sum), rel=1e-3)
+    other, _ = trained(off_policy(target=lambda items, values: items.reward, lr=1e-2))
+    assert float(jnp.abs(vector_of(mine) - vector_of(other)).max()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"values": "c51"}, "agent.values is c51, but a target of one's own is that of expected values"),
+        ({"core": "gru"}, "agent.core is gru, but a target of one's own"),
+        ({"target": 1.0}, "target is float; expected a function of a batch, as in lambda items, values"),
+        ({"target": lambda items, values: values.target_t}, r"target returned float32\[16, 2\]; expected a number for"),
+    ],
+)
+def test_a_target_of_ones_own_that_does_not_fit_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        trained(off_policy(**{"target": double, **settings}))

@@ -244,7 +244,7 @@ def test_a_state_that_only_acts_is_the_policy(make):
     assert len(jax.tree.leaves(bare)) == len(jax.tree.leaves((state.policy, state.hyper)))
     action, _ = jax.eval_shape(lambda state: agent.act(state, obs, None, jnp.uint32(0), "exploit"), bare)
     assert action.shape == (SIZE, 2)
-    assert agent.offline
+    assert agent.info.offline
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ NETWORKS = ("params", "policy", "critic", "value")
 def test_every_agent_learns_with_networks_made_in_python(name):
     make, spec, own = CASES[name]
     agent = make(**own, **({"atoms": 5} if name == "rainbow" else {}))(spec)
-    assert agent.custom == tuple(own)
+    assert agent.info.custom == tuple(own)
     state = agent.init(KEY)
     new, metrics = jax.jit(lambda state: updated(agent, spec, state))(state)
     networks = [x for x in NETWORKS if getattr(state, x, ())]
@@ -89,7 +89,7 @@ def test_critics_of_ones_own_are_several_each_with_parameters_of_its_own():
     kernels = agent.init(KEY).critic["params"]["mine"]["kernel"]
     assert kernels.shape == (3, 3 + 2, 5)
     assert len(np.unique(kernels[:, 0, 0])) == 3
-    assert agent.custom == ("make_critic",)  # the policy is that of the settings
+    assert agent.info.custom == ("make_critic",)  # the policy is that of the settings
     assert "MLP_0" in agent.init(KEY).policy["params"]
 
 

@@ -233,7 +233,7 @@ def rollout_of(agent, state):
     """Return a rollout `[T, N]` without an end, as an actor with the parameters of `state` sends it."""
     rng = np.random.default_rng(2)
     obs = rng.normal(size=(T + 1, N, 4)).astype(np.float32)
-    behave = lambda state, obs, key: agent.behave(state, obs, key, jnp.uint32(0), "explore")
+    behave = lambda state, obs, key: agent.fns.behave(state, obs, key, jnp.uint32(0), "explore")
     acted = jax.jit(behave)(state, obs[:-1].reshape(T * N, 4), jax.random.key(3))
     action, extras = jax.tree.map(lambda x: x.reshape(T, N, *x.shape[1:]), acted)
     reward = jnp.asarray(rng.normal(size=(T, N)), jnp.float32)
@@ -265,7 +265,7 @@ def test_acting_on_the_device_tells_of_no_probability_and_old_parameters_do(spec
     noise = jax.eval_shape(lambda: jax.random.key(0))
     kinds = [
         jax.eval_shape(lambda *args: act(*args, jnp.uint32(0), "explore"), state, seen, noise)[1]  # noqa: B023
-        for act in (agent.act, agent.behave)
+        for act in (agent.act, agent.fns.behave)
     ]
     assert kinds[1].keys() - kinds[0].keys() == {"log_prob"}
     assert kinds[1]["log_prob"].shape == (N,)

@@ -186,10 +186,20 @@ def test_members_of_a_population_go_where_each_would_go_alone(name: str) -> None
 def test_settings_rebuild_it_and_those_given_by_name_win(name: str) -> None:
     agent = tried(name).agent
     config = general(name).agent
-    again = algorithm_maker(name)(type(config)(**agent.settings))(spec_of(name))
-    assert again.settings == agent.settings
+    again = algorithm_maker(name)(type(config)(**agent.info.settings))(spec_of(name))
+    assert again.info == agent.info
     assert jax.eval_shape(again.init, KEY) == jax.eval_shape(agent.init, KEY)
-    assert algorithm_maker(name)(config, lr=0.25)(spec_of(name)).settings["lr"] == 0.25
+    assert algorithm_maker(name)(config, lr=0.25)(spec_of(name)).info.settings["lr"] == 0.25
+
+
+def test_its_networks_are_pure_functions_of_what_its_state_holds(name: str) -> None:
+    agent, state, batch, *_ = tried(name)
+    obs, rows = batch.items.obs, len(batch.weight)
+    assert agent.apply
+    for part, apply in agent.apply.items():
+        action = (batch.items.action,) if part == "critic" and spec_of(name) is CONTINUOUS else ()
+        out = jax.tree.leaves(apply(getattr(state, part), obs, *action))
+        assert all(x.shape[x.ndim > 2 and part == "critic"] == rows and jnp.isfinite(x).all() for x in out)
 
 
 @pytest.mark.parametrize(

@@ -499,7 +499,7 @@ def stub(metrics):
     """Make an agent whose every update adds 1 to its state and reports `metrics`."""
     nothing = lambda *args: ()
     update = lambda state, batch, key, opt_step: (state + 1.0, metrics, jnp.ones(2))
-    return Agent("stub", nothing, nothing, update, nothing, nothing, lambda state: state)
+    return Agent("stub", nothing, nothing, update, nothing)
 
 
 BATCH = Batch(Transition(*(jnp.zeros(2),) * 5), jnp.arange(2), jnp.ones(2))

@@ -9,7 +9,7 @@ import pytest
 from toys_data import bandit, trained, walk
 
 import jaxrl
-from jaxrl.agents import Agent
+from jaxrl.agents import Agent, AgentInfo
 from jaxrl.buffers.dataset import split_holdout, summarise
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete
@@ -271,7 +271,7 @@ def counting(data: jaxrl.Dataset) -> Any:
         act=lambda state, obs, key, opt_step, mode: (jnp.zeros(obs.shape[0], jnp.int32), ()),
         update=update,
         strip=lambda state: state,
-        offline=True,
+        info=AgentInfo(offline=True),
     )
 
 

@@ -9,7 +9,7 @@ from toys_agents import vector_of
 from toys_closed_form import TOYS, action_preference, counting_env
 from toys_envs import counting, nan_at
 
-from jaxrl.agents import Agent, dqn, ppo
+from jaxrl.agents import Agent, AgentFns, dqn, ppo
 from jaxrl.errors import SettingsError
 from jaxrl.processors import chain, frame_stack, n_step, one_step, reward_scale
 from jaxrl.strategies import on_policy
@@ -387,7 +387,7 @@ def counter(asks, poison=()):
         return asks(metrics["number"].sum)
 
     init = lambda key: (jnp.int32(0), jnp.float32(0))
-    return lambda spec: coins(spec, init=init, update=update, stop=stop)
+    return lambda spec: coins(spec, init=init, update=update, fns=AgentFns(stop=stop))
 
 
 def thirds(times):

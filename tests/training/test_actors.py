@@ -345,7 +345,7 @@ def test_one_number_spreads_exploration_over_the_actors_as_ape_x_does():
     of_sac = exploration_of(host_actors(0.4), jaxrl.sac()(box))
     assert [round(x["exploration"], 6) for x in of_sac] == [0.4, round(0.4**4.5, 6), round(0.4**8, 6)]
     with pytest.raises(SettingsError, match="mine has no setting by which it explores; leave exploration unset"):
-        exploration_of(host_actors(0.1), agent._replace(name="mine", exploration=()))
+        exploration_of(host_actors(0.1), agent._replace(name="mine", info=agent.info._replace(exploration=())))
     with pytest.raises(SettingsError, match=r"exploration sets agent\.noise of each actor, which also"):
         exploration_of(host_actors(0.1), follow(jaxrl.td3(noise=jaxrl.linear(0.5, 0.1, 100))(box)))
 
@@ -381,7 +381,7 @@ TO_TWO = {
 def test_a_policy_with_a_distribution_is_drawn_from_at_the_temperature_of_the_actor(name: str):
     agent = TO_TWO[name](jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (1,)), jaxrl.Discrete(2)))
     state, obs = jax.jit(agent.init)(jax.random.key(1)), np.ones((4000, 1), np.float32)
-    noise, act = jax.random.key(2), jax.jit(agent.behave or agent.act, static_argnums=4)
+    noise, act = jax.random.key(2), jax.jit(agent.fns.behave or agent.act, static_argnums=4)
 
     def drawn_at(temperature: Any) -> tuple[np.ndarray, Any]:
         hot = state._replace(hyper=state.hyper._replace(exploration=temperature))

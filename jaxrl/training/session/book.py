@@ -45,7 +45,7 @@ def recorded(now: SessionState, stepper: Stepper, log: Logbook, opt_steps: int, 
     wall, ledger = now.ledger.wall, dataclasses.replace(now.ledger)
     own = now.interval.columns(opt_steps, env_steps, now.invalid, wall, now.statistics.chosen)
     columns = {**own, **summarise(stepper.metrics, now.sums)}
-    log.trained(columns, ledger, stepper.stepwise.agent.settings or {}, env_steps - now.interval.env_steps)
+    log.trained(columns, ledger, stepper.stepwise.agent.info.settings or {}, env_steps - now.interval.env_steps)
     begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
     past, sums = stepper.add_up(now.past, now.sums), zero_sums(len(stepper.metrics))
     return now._replace(past=past, sums=sums, interval=begun, ledger=ledger)

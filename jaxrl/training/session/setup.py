@@ -37,7 +37,7 @@ def put_together(
     """
     require_alone("a session")
     known = introduce(agent, processor, spec)
-    if known.prepare is None and known.offline:
+    if known.prepare is None and known.info.offline:
         able = join_names([*algorithm_names("off_policy"), *algorithm_names("on_policy")], "or")
         raise SettingsError(f"a session learns from its own steps, and {known.name} from data; use {able}")
     if known.prepare is not None:

@@ -52,7 +52,7 @@ from jaxrl.training.storage.leaves import (
 from jaxrl.training.storage.run_dir import read_text, sync_dir, write_atomically
 from jaxrl.trees import PyTree
 
-FORMAT = 7
+FORMAT = 8
 MANIFEST, STATE = "manifest.json", "state"
 UNFINISHED, REMOVED = ".unfinished", ".removed"
 """Added to the name of a step that is being written, and of one that is being removed."""
