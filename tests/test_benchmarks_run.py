@@ -77,6 +77,7 @@ SCRIPTS = {
     "learnt": Script("dqn rainbow --out out.svg", made("out.svg")),
     "curves": Script("run --out out.svg", made("out.svg")),
     "recorders": Script("--quick --json out.json"),
+    "walk": Script("dqn", printed("functions in")),
     "reports": Script("100 2", printed("2 runs of 100 rows")),
     "masks": Script("CartPole-v1 --episodes 2 --json out.json"),
 }

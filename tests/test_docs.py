@@ -276,7 +276,7 @@ def test_several_agents_learn_to_heed_their_signs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_agent_a_loss_and_a_buffer_of_ones_own_learn(tmp_path: Path) -> None:
-    for name in ("extend-agent", "extend-loss", "extend-buffer"):
+    for name in ("extend-agent", "extend-loss", "extend-target", "extend-buffer"):
         # Acting at random holds the pole for some 22 steps.
         assert 60 < float(run_alone(block(name), tmp_path)) <= 500, name
 

@@ -286,6 +286,8 @@ def loop_form(carry: PyTree) -> LoopForm:
         return LoopForm(as_it_is, as_it_is, jax.lax.fori_loop)
     if shaped_for("cuda") and not shards.is_sharded():
         return LoopForm(as_it_is, as_it_is, _counting_within)
+    if not shaped_for("cpu"):
+        return LoopForm(*bundle(carry), jax.lax.fori_loop)
     like = jax.eval_shape(lambda: carry)
     tie, untie = bundle(jax.eval_shape(flat.hold, carry))
     return LoopForm(lambda tree: tie(flat.hold(tree)), lambda held: flat.release(untie(held), like), jax.lax.fori_loop)

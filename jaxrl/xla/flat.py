@@ -61,6 +61,8 @@ def unravel(parts: list[Array], like: PyTree) -> PyTree:
 
 def vectors_of(*trees: PyTree) -> list[PyTree]:
     """Return trees of one structure, each network's variables as `ravel` returns them if all were made of vectors."""
+    if _made.get() is None:
+        return list(trees)
 
     def one(*given: PyTree) -> _Each:
         parts = [_known(x) for x in given] if _of_network(given[0]) else [None]
@@ -73,6 +75,8 @@ def vectors_of(*trees: PyTree) -> list[PyTree]:
 
 def trees_of(vectors: PyTree, like: PyTree) -> PyTree:
     """Return the tree shaped like `like` that `vectors_of` made `vectors` of."""
+    if _made.get() is None:
+        return vectors
     tree_of = lambda x, parts: unravel(parts, x) if _of_network(x) and isinstance(parts, list) else parts
     return jax.tree.map(tree_of, like, vectors, is_leaf=_of_network)
 
@@ -126,14 +130,14 @@ def _beside(leaf: Array) -> bool:
 
 def _keep(leaves: list[Array], parts: list[Array]) -> None:
     made = _made.get()
-    if made is not None:
+    if made is not None and leaves:
         made[id(leaves[0])] = leaves, parts
 
 
 def _known(tree: PyTree) -> list[Array] | None:
     """Return what `tree` was made of in the loop being traced; `None` if that is not known."""
     leaves = jax.tree.leaves(tree)
-    made, parts = (_made.get() or {}).get(id(leaves[0]), ((), None))
+    made, parts = (_made.get() or {}).get(id(leaves[0]) if leaves else 0, ((), None))
     same = len(made) == len(leaves) and all(a is b for a, b in zip(made, leaves, strict=True))
     return parts if same else None
 

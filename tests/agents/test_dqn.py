@@ -298,8 +298,8 @@ def test_any_optax_optimizer_moves_the_parameters_as_optax_does(name):
 
 
 def test_an_agent_tells_its_settings_and_which_of_its_parts_they_would_not_rebuild():
-    assert dqn(make_optimizer=optax.sgd)(SPEC).custom == ("make_optimizer",)
-    assert dqn(make_network=lambda spec: Table())(TABLE_SPEC).custom == ("make_network",)
+    assert dqn(make_optimizer=optax.sgd)(SPEC).info.custom == ("make_optimizer",)
+    assert dqn(make_network=lambda spec: Table())(TABLE_SPEC).info.custom == ("make_network",)
     agent = dqn(lr=0.5, double=False)(SPEC)
     assert (agent.info.settings["lr"], agent.info.custom) == (0.5, ())
 

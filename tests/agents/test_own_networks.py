@@ -132,7 +132,7 @@ def test_a_module_of_nnx_learns_as_the_same_one_in_linen_does():
     found = nnx_state.params["params"]
     assert sorted(found) == sorted(f"{layer}/{part}" for layer in names for part in ("kernel", "bias"))
     same = {mine: {part: found[f"{layer}/{part}"] for part in ("kernel", "bias")} for layer, mine in names.items()}
-    params = type(linen_state.params).of({"params": same})
+    params = {"params": same}
     linen_state = linen_state._replace(params=params, target=params)
     batch = transitions(agents[1], DISCRETE, linen_state, ROWS)
     batch = Batch(batch, jnp.arange(ROWS), jnp.ones(ROWS))

@@ -79,7 +79,7 @@ def test_what_does_not_live_in_the_state_cannot_follow_one() -> None:
 
 def test_the_last_word_counts() -> None:
     """A schedule takes the place of a number and of `lr_decay`, a later number that of a schedule."""
-    settings = lambda maker: maker(SPEC).settings
+    settings = lambda maker: maker(SPEC).info.settings
     first = settings(jaxrl.dqn(lr=jaxrl.linear(1e-3, 2e-3, 10), lr_decay=50))
     assert (first["lr"], first["lr_decay"], first["schedules"]) == (2e-3, 0, ("lr=linear(0.001,0.002,10)",))
     config = jaxrl.DQNConfig(schedules=("lr=constant(1e-3)", "tau=linear(0,1,5)"))

@@ -197,9 +197,11 @@ def test_its_networks_are_pure_functions_of_what_its_state_holds(name: str) -> N
     obs, rows = batch.items.obs, len(batch.weight)
     assert agent.apply
     for part, apply in agent.apply.items():
-        action = (batch.items.action,) if part == "critic" and spec_of(name) is CONTINUOUS else ()
-        out = jax.tree.leaves(apply(getattr(state, part), obs, *action))
-        assert all(x.shape[x.ndim > 2 and part == "critic"] == rows and jnp.isfinite(x).all() for x in out)
+        action = (batch.items.action,) if part == "critic" and name not in DISCRETE else ()
+        for out in jax.tree.leaves(apply(getattr(state, part), obs, *action)):
+            critics = (agent.info.settings["num_critics"],) if part == "critic" else ()
+            assert out.shape[: len(critics) + 1] == (*critics, rows)
+            assert jnp.isfinite(out).all()
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_auto_goes_by_the_smallest_image(space, channels, kind):
 
 def test_conv_is_another_word_for_minatar():
     assert torso_kind("conv", ATARI) == torso_kind("minatar", ATARI) == "minatar"
-    assert jaxrl.dqn(torso="conv")(seeing(SMALL)).settings["torso"] == "conv"
+    assert jaxrl.dqn(torso="conv")(seeing(SMALL)).info.settings["torso"] == "conv"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from toys_agents import vector_of
 from toys_closed_form import counting_env
 
 import jaxrl
+from jaxrl.agents import AgentInfo
 from jaxrl.processors.base import Processor, init_processor
 from jaxrl.strategies.base import step_of
 from jaxrl.types import SequenceSpec, Step
@@ -34,7 +35,7 @@ def watching(window: SequenceSpec | None) -> Any:
         shapes = (seen, seen, number(jnp.float32), *flags)
         start = shapes if window else jax.tree.map(lambda x: x[:, 0], shapes)
         return jaxrl.dqn()(spec)._replace(
-            init=lambda key: start, act=toss, update=update, strip=lambda state: state, window=window, settings=None
+            init=lambda key: start, act=toss, update=update, strip=lambda state: state, window=window, info=AgentInfo()
         )
 
     return make

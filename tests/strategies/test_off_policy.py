@@ -3,6 +3,7 @@
 from functools import cache
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -416,7 +417,10 @@ def test_slots_targets_and_exploration_are_right_at_large_iteration_numbers(smal
         count = np.asarray(state.env.env)[:, 0]
         np.testing.assert_array_equal(np.asarray(new.buffer.items.obs).reshape(slots, 2)[slot], count)
         np.testing.assert_array_equal(np.delete(held, slot, 0), np.delete(before, slot, 0))
-        assert same_bits(new.agent.target, new.agent.params if (t + 1) % 5 == 0 else state.agent.target)
+        if (t + 1) % 5 == 0:  # XLA may compute the new parameters twice, and round the last bit of each in its own way
+            chex.assert_trees_all_close(new.agent.target, new.agent.params, rtol=1e-6, atol=1e-7)
+        else:
+            assert same_bits(new.agent.target, state.agent.target)
         assert not same_bits(new.agent.params, state.agent.params)
         np.testing.assert_allclose(np.asarray(metrics["epsilon"].sum), 0.05, rtol=1e-6)
         assert int(metrics["skipped_updates"].count) == 0
