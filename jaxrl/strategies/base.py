@@ -42,7 +42,7 @@ class StrategyStep(Protocol):
         ...
 
 
-class Told(NamedTuple):
+class PolicyOutputs(NamedTuple):
     """What a policy tells beside its action, at the observation that it is to act on.
 
     Each function is `(params, carry, opt_step, action) -> numbers`; where there are none, it raises `SettingsError`.
@@ -73,9 +73,9 @@ class Policy(NamedTuple):
     """`(params, carry, step) -> carry`: take in what the action led to."""
     sample: Callable[[PyTree, PyTree, Key, Array], tuple[PyTree, PyTree]] | None = None
     """`(params, carry, key, opt_step) -> (carry, action)`: choose as in training; the key is consumed."""
-    told: Told | None = None
+    outputs: PolicyOutputs | None = None
     """What it tells of probabilities and values."""
-    judging: Callable[[PyTree], PyTree] | None = None
+    params_with_critic: Callable[[PyTree], PyTree] | None = None
     """`(state) -> params`, with what values need beside; `None`: acting needs all of it."""
 
     def __repr__(self) -> str:
@@ -118,7 +118,7 @@ class LearnFn(Protocol):
         ...
 
 
-class Refill(NamedTuple):
+class BufferRefill(NamedTuple):
     """How a replay buffer is filled again that a checkpoint was saved without."""
 
     blocks: Callable[[int], range]
@@ -138,7 +138,7 @@ class StateFns(NamedTuple):
     """`(state, n) -> state`: the state for try number `n`, with other randomness and healthy; goes with `health`."""
     set_hyperparams: Callable[[PyTree], PyTree] | None = None
     """`(state) -> state`: give those settings that live in a state as arrays their present values."""
-    refill: Refill | None = None
+    refill: BufferRefill | None = None
     """How the field `buffer` of a state is filled again; `None` where checkpoints must hold it."""
     capacity: int | None = None
     """Transitions in that field; `None` without one."""
@@ -189,21 +189,21 @@ class Strategy(NamedTuple):
     values: Mapping[str, Override] = MappingProxyType({})
     """Hyperparameters that `init` puts into a state in place of its own, by the names of their settings."""
     collect: CollectFn | None = None
-    """The first half of `step`, see `step_of`; `None` where `step` has no halves, as in shards or from data: nothing is
-    known of its single episodes."""
+    """First half of `step`, see `compose_step`. `None` where `step` is not composed, as with shards or offline: single
+    episodes are then not recorded."""
     learn: LearnFn | None = None
-    """The second half, the same wherever the steps were taken; goes with `collect`."""
+    """Second half of `step`, the same wherever the steps were taken; goes with `collect`."""
 
     def __repr__(self) -> str:
         return format_repr(
             "Strategy",
-            name_of(self),
+            format_name(self),
             f"{self.opt_steps_per_step} optimisation and {self.env_steps_per_step} environment steps an iteration",
             f"{self.placement.shards} shards" if self.placement.shards > 1 else None,
         )
 
 
-def name_of(strategy: Strategy) -> str:
+def format_name(strategy: Strategy) -> str:
     """Return the algorithm and the environment of a strategy, for a person to read."""
     spec = next((part.spec for part in (strategy.policy, strategy.env) if part is not None), None)
     return f"{(strategy.settings or {}).get('algo', 'custom')} on {'data' if spec is None else spec.name}"
@@ -214,7 +214,7 @@ def fold(key: Key, t: Array | int) -> Key:
     return jax.random.fold_in(key, t)
 
 
-def iteration(
+def run_iteration(
     collect: CollectFn, learn: LearnFn, state: PyTree, key: Key, t: Array, *arrival: PyTree
 ) -> tuple[PyTree, Metrics, EpisodeEnds]:
     """Make iteration `t`: collect, then learn; return also which episodes ended. The key is consumed."""
@@ -225,26 +225,26 @@ def iteration(
 
 
 @dataclass(frozen=True)
-class Halves:
+class ComposedStep:
     """`Strategy.step` made of its two halves."""
 
     collect: CollectFn
     learn: LearnFn
 
     def __call__(self, state: PyTree, key: Key, t: Array, /, *arrival: PyTree) -> tuple[PyTree, Metrics]:
-        state, metrics, _ = iteration(self.collect, self.learn, state, key, t, *arrival)
+        state, metrics, _ = run_iteration(self.collect, self.learn, state, key, t, *arrival)
         return state, metrics
 
 
-def has_halves(strategy: "Strategy") -> bool:
+def is_composed(strategy: "Strategy") -> bool:
     """Return whether the step of `strategy` is its `learn` after its `collect`."""
     halves = strategy.step
-    return isinstance(halves, Halves) and (halves.collect, halves.learn) == (strategy.collect, strategy.learn)
+    return isinstance(halves, ComposedStep) and (halves.collect, halves.learn) == (strategy.collect, strategy.learn)
 
 
-def step_of(collect: CollectFn, learn: LearnFn) -> StrategyStep:
+def compose_step(collect: CollectFn, learn: LearnFn) -> StrategyStep:
     """Return `Strategy.step` of its two halves."""
-    return Halves(collect, learn)
+    return ComposedStep(collect, learn)
 
 
 def iterate(body: Callable[[PyTree, Key, Array], PyTree], key: Key, carry: PyTree, start: Array, stop: Array) -> PyTree:

@@ -12,7 +12,7 @@ from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.interaction import Acting
-from jaxrl.strategies.offline import check_env, check_forgets, transitions
+from jaxrl.strategies.offline import check_env, check_memoryless, make_transitions
 
 
 def with_demos(buffer: Buffer, demos: Dataset | None, share: float, acting: Acting, env: Env | HostEnv) -> Buffer:
@@ -29,18 +29,18 @@ def with_demos(buffer: Buffer, demos: Dataset | None, share: float, acting: Acti
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise SettingsError(f"demo_share is {share}; expected a share above 0 and below 1, as 0.5")
     check_env(demos, env)
-    check_forgets(acting.agent, "demos")
-    scales = learns(acting, demos) or (acting.processor.settings or {}).get("normalise_reward")
+    check_memoryless(acting.agent, "demos")
+    scales = has_stats(acting, demos) or (acting.processor.settings or {}).get("normalise_reward")
     if acting.processor.apply is None and scales:
         raise SettingsError(
             "the processor learns what it scales by as it goes, so demos and experience would be scaled otherwise; "
             "leave normalise_obs and normalise_reward off, or demos out"
         )
     count = max(1, round(buffer.batch_size * share / (1 - share)))
-    return mix(buffer, partial(transitions, acting.processor, demos), demos.rows, count)
+    return mix(buffer, partial(make_transitions, acting.processor, demos), demos.rows, count)
 
 
-def learns(acting: Acting, demos: Dataset) -> bool:
+def has_stats(acting: Acting, demos: Dataset) -> bool:
     """Return whether the processor learns anything of the steps that it sees."""
     obs = jax.tree.map(lambda x: x[:1], demos.obs)
     seen = jax.eval_shape(lambda: acting.processor.get_stats(acting.processor.init(obs)))

@@ -34,12 +34,12 @@ class Health(NamedTuple):
     """Optimisation step of the first of those."""
 
 
-def healthy() -> Health:
+def init_health() -> Health:
     """Return the health of a run that has skipped nothing."""
     return Health(jnp.int32(0), jnp.uint32(0), jnp.int32(0), jnp.uint32(0))
 
 
-def health_of(state: Any) -> Health:
+def get_health(state: Any) -> Health:
     """Return the health in a training state, its field `health`."""
     health: Health = state.health
     return health
@@ -48,10 +48,10 @@ def health_of(state: Any) -> Health:
 def reseed(state: Any, number: int) -> Any:
     """Return a good training state with its failure counters reset, on the random stream of try `number`."""
     key = jax.random.fold_in(jax.random.fold_in(state.key, RETRY_STREAM), number)
-    return state._replace(key=key, health=healthy())
+    return state._replace(key=key, health=init_health())
 
 
-def name_of(code: int, names: Iterable[str]) -> str:
+def find_metric_name(code: int, names: Iterable[str]) -> str:
     """Return which of `names` (or `PARAMETERS`) has the CRC-32 `code`."""
     return next((name for name in (PARAMETERS, *names) if zlib.crc32(name.encode()) == code), "unknown")
 
@@ -71,13 +71,15 @@ def guarded_update(
     metrics = shards.merge_metrics(metrics)
     # A `Stat` without measurements has infinite bounds; its sum tells whether what was measured is finite.
     numbers = {name: m.sum if isinstance(m, Stat) else m for name, m in metrics.items() if not isinstance(m, Total)}
-    health, ok = _examine(health, {**numbers, PARAMETERS: jnp.where(still_finite(new, state), 0.0, jnp.nan)}, opt_step)
+    health, ok = _update_health(
+        health, {**numbers, PARAMETERS: jnp.where(still_finite(new, state), 0.0, jnp.nan)}, opt_step
+    )
     kept = {name: _mask(metric, ok) for name, metric in metrics.items()}
     counted = {**kept, "skipped_updates": Total(1 - ok.astype(jnp.int32))}
     return either(ok, new, state), health, counted, jnp.where(ok, priorities, -1.0)
 
 
-def what_returns_are_made_of(items: Transition) -> Metrics:
+def return_bound_metrics(items: Transition) -> Metrics:
     """Tell the largest size of a reward and the largest discount of transitions; rows of weight 0 do not count.
 
     From them follows how large a return can be.
@@ -88,7 +90,7 @@ def what_returns_are_made_of(items: Transition) -> Metrics:
     return {"largest_reward": largest[0], "largest_discount": largest[1]}
 
 
-def _examine(health: Health, numbers: dict[str, Array], opt_step: Array) -> tuple[Health, Array]:
+def _update_health(health: Health, numbers: dict[str, Array], opt_step: Array) -> tuple[Health, Array]:
     """Take note of an update that told these numbers; say whether all are finite."""
     codes = jnp.asarray([zlib.crc32(name.encode()) for name in numbers], jnp.uint32)
     ok, first = first_bad(list(numbers.values()), codes)

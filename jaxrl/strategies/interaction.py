@@ -41,13 +41,13 @@ class EnvLoopState(NamedTuple):
     processor: PyTree
 
 
-OF_EPISODES = "episode_"
+EPISODE_PREFIX = "episode_"
 """How the names of those scalars begin that are of a whole episode, and are recorded where one ends."""
 
 
-def column_of(scalar: str) -> str:
+def scalar_column(scalar: str) -> str:
     """Return the name of the column that holds a scalar of an environment's `info`."""
-    return scalar if scalar.startswith(OF_EPISODES) else f"info/{scalar}"
+    return scalar if scalar.startswith(EPISODE_PREFIX) else f"info/{scalar}"
 
 
 class StepInfo(NamedTuple):
@@ -61,26 +61,26 @@ class StepInfo(NamedTuple):
     """That of `Step`; where it is false, the flags before are so too."""
 
 
-def assemble(env: Env, agent: AgentMaker, processor: Processor, num_envs: int, resets: str = "auto") -> Acting:
+def make_acting(env: Env, agent: AgentMaker, processor: Processor, num_envs: int, resets: str = "auto") -> Acting:
     """Put `agent` before `num_envs` copies of `env`.
 
     Raises:
       SettingsError: the processor makes no transitions, or the agent cannot take the spaces.
     """
     check_count("num_envs", num_envs)
-    return Acting(vectorise(env, num_envs, resets), *bind(agent, processor, env.spec))
+    return Acting(vectorise(env, num_envs, resets), *build_processor_and_agent(agent, processor, env.spec))
 
 
-def bind(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Processor, Agent]:
+def build_processor_and_agent(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Processor, Agent]:
     """Tell `agent` what it will see of an environment; an agent with a memory gets a processor that keeps it.
 
     Raises:
       SettingsError: the processor makes no transitions, or the agent cannot take the spaces or the discount.
     """
-    return join(introduce(agent, processor, spec), processor)
+    return connect(build_agent(agent, processor, spec), processor)
 
 
-def introduce(agent: AgentMaker, processor: Processor | None, spec: EnvSpec) -> Agent:
+def build_agent(agent: AgentMaker, processor: Processor | None, spec: EnvSpec) -> Agent:
     """Tell `agent` what it will see of an environment: without a processor, what the environment shows.
 
     Raises:
@@ -88,13 +88,13 @@ def introduce(agent: AgentMaker, processor: Processor | None, spec: EnvSpec) -> 
     """
     if processor is not None and not processor.makes_transitions:
         raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
-    require_maker(agent)
+    check_agent_maker(agent)
     if processor is None:
         return follow(agent(spec))
     return follow(agent(spec._replace(observation_space=processor.space(spec.observation_space))))
 
 
-def join(bound: Agent, processor: Processor) -> tuple[Processor, Agent]:
+def connect(bound: Agent, processor: Processor) -> tuple[Processor, Agent]:
     """Put an agent that knows its spaces behind `processor`, which for one with a memory keeps that too.
 
     Raises:
@@ -114,14 +114,14 @@ def join(bound: Agent, processor: Processor) -> tuple[Processor, Agent]:
     return (processor if bound.memory is None else carry_memory(processor, bound.memory)), bound
 
 
-def usual_processor(settings: Mapping[str, Any]) -> Processor:
+def make_default_processor(settings: Mapping[str, Any]) -> Processor:
     """Return the processor of the settings that suit an agent, see `registry.usual`; it leaves observations alone."""
     parts = settings.get("processor", {})
     last = n_step(parts.get("n_step", 1))
     return chain(normalise_reward(), last) if parts.get("normalise_reward") else last
 
 
-def require_maker(agent: object) -> None:
+def check_agent_maker(agent: object) -> None:
     """Raise `SettingsError` unless `agent` may be what `jaxrl.dqn(...)` or another of jaxrl's agents returns."""
     name = getattr(agent, "__name__", type(agent).__name__)
     if isinstance(agent, FunctionType) and agent.__module__.startswith("jaxrl.agents.") and agent.__qualname__ == name:
@@ -140,13 +140,13 @@ def interact(
     """Take one step in all environments; their transitions and what was seen are `[N, ...]`. The key is consumed."""
     act_key, env_key = jax.random.split(key)
     obs = acting.processor.observe(loop.processor)
-    action, extras = choose(acting.agent, acting.env.spec, agent, obs, act_key, opt_step, random)
+    action, extras = select_actions(acting.agent, acting.env.spec, agent, obs, act_key, opt_step, random)
     env, step = acting.env.step(apply_schedules(acting.env, loop.env, opt_step), action, env_key)
     processor, items = acting.processor.process(loop.processor, step._replace(extras=extras))
     return EnvLoopState(env, processor), (items, step_info(step))
 
 
-def choose(
+def select_actions(
     agent: Agent, spec: EnvSpec, state: PyTree, obs: PyTree, key: Key, opt_step: Array, random: bool
 ) -> tuple[PyTree, PyTree]:
     """Return the agent's actions for `obs` `[N, ...]`, or if `random` uniform ones, and extras. The key is consumed."""
@@ -169,10 +169,10 @@ def take_steps(
     else:
         step = partial(interact, acting, agent, opt_step, random)
         loop, (items, seen) = scan_rows(step, loop, keys)
-    return loop, with_bounds(items, seen.terminated | seen.truncated), seen
+    return loop, add_episode_bounds(items, seen.terminated | seen.truncated), seen
 
 
-def with_bounds(items: Transition, ended: Array) -> Transition:
+def add_episode_bounds(items: Transition, ended: Array) -> Transition:
     """Return the transitions of steps `[T, N]` with `is_first` and `is_last`, where a processor of one's own has none.
 
     `ended` `[T, N]` says which steps ended an episode. Whether one begins with the first of them is then not known.
@@ -195,8 +195,8 @@ def step_info(step: Step) -> StepInfo:
 def episode_metrics(seen: StepInfo) -> Metrics:
     """Summarise the episodes that ended, and the environment's own scalars."""
     done = seen.terminated | seen.truncated
-    of_episodes = {name: value for name, value in seen.info.items() if name.startswith(OF_EPISODES)}
-    own = {column_of(name): value for name, value in seen.info.items() if name not in of_episodes}
+    of_episodes = {name: value for name, value in seen.info.items() if name.startswith(EPISODE_PREFIX)}
+    own = {scalar_column(name): value for name, value in seen.info.items() if name not in of_episodes}
     events = {
         "episodes": done,
         "terminated": seen.terminated,
@@ -207,7 +207,7 @@ def episode_metrics(seen: StepInfo) -> Metrics:
     return {**stats(of_episodes, done), **totals(events), **(stats(own, there) if own else {})}
 
 
-def info_of(seen: StepInfo, more: Metrics | None = None) -> CollectInfo:
+def make_collect_info(seen: StepInfo, more: Metrics | None = None) -> CollectInfo:
     """Return what is recorded of steps `[T, N]`, with `more` metrics."""
     metrics: Metrics = {**merge_metrics(episode_metrics(seen)), **(more or {})}
     return CollectInfo(metrics, _episode_ends(seen))

@@ -21,30 +21,30 @@ from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
 from jaxrl.registry import defaults_for
 from jaxrl.shards import shard_key
-from jaxrl.strategies.base import CollectInfo, Refill, StateFns, Strategy, fold, step_of
+from jaxrl.strategies.base import BufferRefill, CollectInfo, StateFns, Strategy, compose_step, fold
 from jaxrl.strategies.demos import notes_of_demos, settings_of_demos, with_demos
-from jaxrl.strategies.guard import Health, health_of, healthy, reseed
+from jaxrl.strategies.guard import Health, get_health, init_health, reseed
 from jaxrl.strategies.interaction import (
     Acting,
     EnvLoopState,
     StepInfo,
-    info_of,
-    introduce,
-    join,
+    build_agent,
+    connect,
+    make_collect_info,
+    make_default_processor,
     open_envs,
     take_steps,
-    usual_processor,
 )
 from jaxrl.strategies.policy import make_policy
-from jaxrl.strategies.remote import ActorsConfig, of_one_shard, settings_of_actors, stage, with_actors
+from jaxrl.strategies.remote import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
 from jaxrl.strategies.replay import (
     UpdateSchedule,
-    applied,
-    least_rows,
+    adapt_buffer,
+    make_replay_transform,
+    make_update_schedule,
+    min_rows,
     optimise,
-    sampled_for,
-    told_goals,
-    update_schedule,
+    set_goal_fn,
 )
 from jaxrl.strategies.settings import set_hyperparams, settings_of
 from jaxrl.strategies.shards import sharded
@@ -122,21 +122,21 @@ def off_policy(
     Raises:
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
     """
-    env, host_actors = stage(env, actors, max_lag=2)
-    known = introduce(agent, processor, env.spec)
+    env, host_actors = split_env(env, actors, max_lag=2)
+    known = build_agent(agent, processor, env.spec)
     suits = defaults_for(known.name, "off_policy")
     num_envs, opt_interval = (
         as_int(suits[name] if value is None else value)
         for name, value in (("num_envs", num_envs), ("opt_interval", opt_interval))
     )
-    updates, warmup, buffer = as_int(updates), as_int(warmup), usual_buffer(suits) if buffer is None else buffer
-    vector, shards = of_one_shard(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
-    acting = Acting(vector, *join(known, (processor or usual_processor(suits)).for_replay))
-    ring = _ring_of_one_shard(buffer, acting, env, shards)
-    learnt_from = with_demos(ring, demos, demo_share, acting, env)
-    schedule = update_schedule(
+    updates, warmup, buffer = as_int(updates), as_int(warmup), make_default_buffer(suits) if buffer is None else buffer
+    vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
+    acting = Acting(vector, *connect(known, (processor or make_default_processor(suits)).for_replay))
+    ring = _make_shard_buffer(buffer, acting, env, shards)
+    replay_buffer = with_demos(ring, demos, demo_share, acting, env)
+    schedule = make_update_schedule(
         horizon=acting.processor.horizon,
-        least=least_rows(ring, vector.num_envs) * shards,
+        least=min_rows(ring, vector.num_envs) * shards,
         num_envs=vector.num_envs * shards,
         opt_interval=opt_interval,
         updates=updates,
@@ -144,12 +144,12 @@ def off_policy(
         random_warmup=random_warmup,
         times=host_actors.config.send if host_actors else 1,
     )
-    replay = Replay(acting.agent, acting.processor, learnt_from, schedule._replace(num_envs=vector.num_envs))
+    replay = Replay(acting.agent, acting.processor, replay_buffer, schedule._replace(num_envs=vector.num_envs))
     taking, learning = partial(collect, acting, replay.schedule), partial(learn, replay)
-    capacity = learnt_from.capacity(replay.schedule.rows)
+    capacity = replay_buffer.capacity(replay.schedule.rows)
     one = Strategy(
         init=partial(_init, acting, replay),
-        step=step_of(taking, learning),
+        step=compose_step(taking, learning),
         collect=taking,
         learn=learning,
         env_steps_per_step=replay.schedule.rows,
@@ -160,7 +160,7 @@ def off_policy(
         notes=(
             *schedule.notes(buffer._replace(window=ring.window), schedule.rows, warmup),
             *resets_note(resets, acting.env.resets),
-            *notes_of_demos(demos, learnt_from.batch_size * shards, buffer.batch_size),
+            *notes_of_demos(demos, replay_buffer.batch_size * shards, buffer.batch_size),
         ),
         settings=settings_of(
             acting.agent,
@@ -179,10 +179,10 @@ def off_policy(
             **settings_of_demos(demos, demo_share),
         ),
         state_fns=StateFns(
-            health=health_of,
+            health=get_health,
             reseed=reseed,
             set_hyperparams=partial(set_hyperparams, acting),
-            refill=Refill(partial(replay.schedule.blocks, capacity), partial(_refill, acting, replay)),
+            refill=BufferRefill(partial(replay.schedule.blocks, capacity), partial(_refill, acting, replay)),
             capacity=capacity,
         ),
     )
@@ -196,17 +196,17 @@ def off_policy(
             fill=schedule.fill,
             random_fill=random_warmup,
             push=partial(push, replay),
-            empty=partial(_emptied, acting, replay),
+            empty=partial(_reset_buffer, acting, replay),
         )
     return sharded(one, shards, ("env", "processor", "buffer"))
 
 
-def _ring_of_one_shard(buffer: Buffer, acting: Acting, env: Env | HostEnv, shards: int) -> Buffer:
+def _make_shard_buffer(buffer: Buffer, acting: Acting, env: Env | HostEnv, shards: int) -> Buffer:
     """Return the buffer of one shard as the agent learns from it."""
     _require_replay(acting.agent)
     goal = env.goal if isinstance(env, Env) else None
-    ring = told_goals(_part_of_buffer(buffer, shards), acting.processor, env.spec.name, goal)
-    return sampled_for(acting.agent, ring, acting.env.num_envs)
+    ring = set_goal_fn(_divide_buffer(buffer, shards), acting.processor, env.spec.name, goal)
+    return adapt_buffer(acting.agent, ring, acting.env.num_envs)
 
 
 def _require_replay(agent: Agent) -> None:
@@ -216,14 +216,14 @@ def _require_replay(agent: Agent) -> None:
         raise SettingsError(f"{name} learns on-policy, without a buffer; compose it by on_policy(env, {name}(...))")
 
 
-def usual_buffer(settings: Mapping[str, Any]) -> Buffer:
+def make_default_buffer(settings: Mapping[str, Any]) -> Buffer:
     """Return the buffer of the settings that suit an agent, see `registry.usual`."""
     parts = dict(settings.get("buffer", {}))
     make = prioritised if parts.pop("prioritised", False) else uniform
     return make(**parts)
 
 
-def _part_of_buffer(buffer: Buffer, shards: int) -> Buffer:
+def _divide_buffer(buffer: Buffer, shards: int) -> Buffer:
     """Return the buffer of one of so many `shards`; raise `SettingsError` if it cannot be divided."""
     if shards == 1:
         return buffer
@@ -239,8 +239,10 @@ def collect(
     acting: Acting, schedule: UpdateSchedule, state: OffPolicyState, key: Key, t: Array
 ) -> tuple[OffPolicyState, Transition, CollectInfo]:
     """Act, step the environments and process, `vector_steps` times; return the transitions `[T, N, ...]`."""
-    state, items, seen = _take_steps(acting, state, key, schedule.vector_steps, _first_opt(schedule, t), random=False)
-    return state, items, info_of(seen)
+    state, items, seen = _take_steps(
+        acting, state, key, schedule.vector_steps, _first_opt_step(schedule, t), random=False
+    )
+    return state, items, make_collect_info(seen)
 
 
 def learn(replay: Replay, state: Any, items: Transition, key: Key, t: Array) -> tuple[Any, Metrics]:
@@ -251,23 +253,23 @@ def learn(replay: Replay, state: Any, items: Transition, key: Key, t: Array) -> 
     pushes = replay.schedule.fill + jnp.asarray(t, jnp.uint32)
     # Push before sampling: the other way round XLA must keep the old buffer, and copies it every iteration.
     state = push(replay, state, items, pushes)
-    statistics = applied(replay.processor, state.processor)
-    first_opt, updates = _first_opt(replay.schedule, t), replay.schedule.updates
+    statistics = make_replay_transform(replay.processor, state.processor)
+    first_opt, updates = _first_opt_step(replay.schedule, t), replay.schedule.updates
     return optimise(replay.agent, replay.buffer, state, key, pushes + 1, first_opt, updates, statistics)
 
 
 def push(replay: Replay, state: Any, items: Transition, pushes: Array) -> Any:
     """Write the transitions `[T, N, ...]` of an iteration, of the warm-up too, after `pushes` earlier ones."""
-    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), _kept(replay.agent, items))
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), _drop_bounds(replay.agent, items))
     return state._replace(buffer=replay.buffer.push(state.buffer, rows, pushes))
 
 
-def _kept(agent: Agent, items: Transition) -> Transition:
+def _drop_bounds(agent: Agent, items: Transition) -> Transition:
     """Return what replay holds of transitions: single items have no order, so nothing tells of the steps around."""
     return items if agent.window is not None else items._replace(is_first=(), is_last=())
 
 
-def _first_opt(schedule: UpdateSchedule, t: Array) -> Array:
+def _first_opt_step(schedule: UpdateSchedule, t: Array) -> Array:
     return jnp.asarray(t, jnp.uint32) * schedule.updates
 
 
@@ -308,30 +310,30 @@ def _begin(acting: Acting, replay: Replay, key: Key) -> OffPolicyState:
     stream, agent_key, env_key, *_ = jax.random.split(key, 5)
     agent = acting.agent.init(agent_key)
     loop, items = open_envs(acting, agent, shard_key(env_key))
-    return OffPolicyState(stream, agent, loop.env, loop.processor, empty(replay, items), healthy())
+    return OffPolicyState(stream, agent, loop.env, loop.processor, init_buffer(replay, items), init_health())
 
 
-def empty(replay: Replay, items: Transition) -> PyTree:
+def init_buffer(replay: Replay, items: Transition) -> PyTree:
     """Return an empty buffer for iterations whose vector steps make transitions like `items`, shapes `[N, ...]`."""
     if replay.agent.window is not None and isinstance(items.is_first, tuple):
         raise SettingsError(
             f"processor: its transitions have no is_first and is_last, and {replay.agent.name} learns from sequences; "
             "set both, as jaxrl.one_step() does"
         )
-    schedule, one = replay.schedule, row_struct(_kept(replay.agent, items))
+    schedule, one = replay.schedule, row_struct(_drop_bounds(replay.agent, items))
     return replay.buffer.init(one, schedule.rows, schedule.lag, schedule.num_envs)
 
 
-def _emptied(acting: Acting, replay: Replay, state: OffPolicyState) -> OffPolicyState:
+def _reset_buffer(acting: Acting, replay: Replay, state: OffPolicyState) -> OffPolicyState:
     """Return `state` with a new buffer."""
     _, items = open_envs(acting, state.agent, state.key)  # its shapes alone are asked for; nothing of it is computed
-    return state._replace(buffer=empty(replay, items))
+    return state._replace(buffer=init_buffer(replay, items))
 
 
 def _refill(acting: Acting, replay: Replay, state: OffPolicyState, first: Array, stop: Array) -> OffPolicyState:
     """Fill a new buffer with what the agent meets as it explores from where its environments stand."""
     schedule, key = replay.schedule, fold(fold(state.key, REFILL_STREAM), stop)
-    opt_step = _first_opt(schedule, jnp.asarray(stop, jnp.uint32) - schedule.fill)
+    opt_step = _first_opt_step(schedule, jnp.asarray(stop, jnp.uint32) - schedule.fill)
 
     def fill(number: Array, state: OffPolicyState) -> OffPolicyState:
         key_now = fold(key, number)
@@ -339,5 +341,5 @@ def _refill(acting: Acting, replay: Replay, state: OffPolicyState, first: Array,
         made: OffPolicyState = push(replay, state, items, number)
         return made
 
-    start = _emptied(acting, replay, state)
+    start = _reset_buffer(acting, replay, state)
     return jax.lax.fori_loop(jnp.asarray(first, jnp.uint32), jnp.asarray(stop, jnp.uint32), fill, start)

@@ -21,8 +21,8 @@ from jaxrl.processors.n_step import one_step
 from jaxrl.registry import algorithm_names, join_names
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, from_box, space_to_plain, to_indices
 from jaxrl.strategies.base import StateFns, Strategy, fold
-from jaxrl.strategies.guard import Health, health_of, healthy, reseed
-from jaxrl.strategies.interaction import bind
+from jaxrl.strategies.guard import Health, get_health, init_health, reseed
+from jaxrl.strategies.interaction import build_processor_and_agent
 from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.strategies.replay import optimise
 from jaxrl.strategies.settings import set_hyperparams_of, settings_of
@@ -97,8 +97,8 @@ def offline(
     processor = processor or one_step()
     check_env(data, env)
     train, held = split_holdout(data, holdout)
-    bound = _bound(agent, processor, data)
-    factor = factor_of(train, scale_rewards_by)
+    bound = _build_agent(agent, processor, data)
+    factor = compute_reward_factor(train, scale_rewards_by)
     if factor is not None:
         train = train._replace(reward=train.reward * np.float32(factor))
     if train.rows < batch_size:
@@ -127,11 +127,11 @@ def offline(
         opt_steps_per_step=updates,
         env=env,
         policy=make_policy(bound, processor, data.spec if env is None else env.spec),
-        judge=held and partial(_judge, parts, held),
+        judge=held and partial(_evaluate_holdout, parts, held),
         notes=_notes(parts, scale_rewards_by),
         settings={**settings, **(data.settings or {}), "custom": [*settings["custom"], *by_hand]},
         state_fns=StateFns(
-            health=health_of,
+            health=get_health,
             reseed=reseed,
             set_hyperparams=partial(_set_hyperparams, parts),
             capacity=parts.buffer.capacity(train.rows),
@@ -153,7 +153,7 @@ RANGE = 1000.0
 """Difference between the largest and the smallest return of rewards scaled by their range (Kostrikov et al. 2021)."""
 
 
-def factor_of(data: Dataset, by: str) -> float | None:
+def compute_reward_factor(data: Dataset, by: str) -> float | None:
     """Return what the rewards of `data` are multiplied by, `None` for nothing; returns are not discounted.
 
     Raises:
@@ -199,20 +199,20 @@ def check_env(data: Dataset, env: Env | HostEnv | None) -> None:
             )
 
 
-def _bound(agent: AgentMaker, processor: Processor, data: Dataset) -> Agent:
+def _build_agent(agent: AgentMaker, processor: Processor, data: Dataset) -> Agent:
     if (processor.settings or {}).get("normalise_reward"):
         raise SettingsError(
             "processor.normalise_reward goes by what was seen so far; use scale_rewards_by, or processor.reward_scale"
         )
-    _, bound = bind(agent, processor, data.spec)
+    _, bound = build_processor_and_agent(agent, processor, data.spec)
     if bound.prepare is not None:
         able = join_names(algorithm_names("offline"))
         raise SettingsError(f"{bound.name} learns from its own rollouts alone; agents for data: {able}")
-    check_forgets(bound, "data")
+    check_memoryless(bound, "data")
     return bound
 
 
-def check_forgets(agent: Agent, what: str) -> None:
+def check_memoryless(agent: Agent, what: str) -> None:
     """Raise `SettingsError` for an agent with a memory, which `what` it is to learn from does not tell."""
     if agent.memory is not None:
         off = "agent.noise_memory to 0" if agent.window is None else "agent.core to none"
@@ -244,12 +244,12 @@ EPOCH_STREAM = 2**32 - 5
 
 def _init(parts: _Parts, key: Key) -> OfflineState:
     stream, agent_key = jax.random.split(key)
-    processor = learnt_from(parts.processor, parts.data)
-    items = transitions(parts.processor.freeze(parts.processor.get_stats(processor)), parts.data)
+    processor = fit_processor(parts.processor, parts.data)
+    items = make_transitions(parts.processor.freeze(parts.processor.get_stats(processor)), parts.data)
     empty = parts.buffer.init(row_struct(items), parts.data.rows)
     buffer = parts.buffer.push(empty, items, jnp.uint32(0))
     factor: PyTree = () if parts.factor is None else jnp.float32(parts.factor)
-    return OfflineState(stream, parts.agent.init(agent_key), processor, buffer, healthy(), factor)
+    return OfflineState(stream, parts.agent.init(agent_key), processor, buffer, init_health(), factor)
 
 
 def _set_hyperparams(parts: _Parts, state: OfflineState) -> OfflineState:
@@ -275,7 +275,7 @@ def _steps(data: Dataset) -> tuple[Step, PyTree, PyTree]:
     return jax.tree.map(lambda x: x[:, None], steps), *first
 
 
-def learnt_from(processor: Processor, data: Dataset) -> PyTree:
+def fit_processor(processor: Processor, data: Dataset) -> PyTree:
     """Return the state of `processor` once it has seen every observation of `data` once."""
     steps, obs, action = _steps(data)
     start = init_processor(processor, obs, action, ())
@@ -286,7 +286,7 @@ def learnt_from(processor: Processor, data: Dataset) -> PyTree:
     return jax.lax.scan(lambda state, step: (processor.process(state, step)[0], None), start, before_last)[0]
 
 
-def transitions(processor: Processor, data: Dataset) -> Transition:
+def make_transitions(processor: Processor, data: Dataset) -> Transition:
     """Return the transitions that `processor` makes of `data`, leaves `[R, ...]`, each in the place of its step."""
     steps, obs, action = _steps(data)
     # An n-step transition comes out n - 1 steps late: the last ones are pushed out by steps that belong to no episode.
@@ -300,25 +300,25 @@ def transitions(processor: Processor, data: Dataset) -> Transition:
 # --- judging without an environment -----------------------------------------------------------------------------
 
 
-def _judge(parts: _Parts, held: Dataset, params: PolicyParams, key: Key) -> tuple[Array, Array, Array]:
+def _evaluate_holdout(parts: _Parts, held: Dataset, params: PolicyParams, key: Key) -> tuple[Array, Array, Array]:
     """Return, of each episode held out, minus the mean distance of the greedy actions from those taken."""
     del key
     episode, lengths = held.episode, np.bincount(held.episode)
-    items = transitions(parts.processor.freeze(params.processor), held)
+    items = make_transitions(parts.processor.freeze(params.processor), held)
     action, _ = parts.agent.act(params.agent, items.obs, None, jnp.uint32(0), "exploit")
-    apart = distance(held.spec.action_space, action, items.action)
+    apart = action_distance(held.spec.action_space, action, items.action)
     sums = jax.ops.segment_sum(apart, episode, len(lengths))
     return -sums / lengths.astype(np.float32), jnp.asarray(lengths, jnp.int32), jnp.ones(len(lengths), bool)
 
 
-def distance(space: Space, a: PyTree, b: PyTree) -> Array:
+def action_distance(space: Space, a: PyTree, b: PyTree) -> Array:
     """Return `[B]`: the share of numbers that differ, or the mean square of how far, of the bounds' half width."""
     leaves = jax.tree.leaves(space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
     pairs = zip(leaves, jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return jnp.stack([_distance(leaf, x, y) for leaf, x, y in pairs]).mean(0)
+    return jnp.stack([_leaf_distance(leaf, x, y) for leaf, x, y in pairs]).mean(0)
 
 
-def _distance(space: Any, a: Array, b: Array) -> Array:
+def _leaf_distance(space: Any, a: Array, b: Array) -> Array:
     if isinstance(space, Box):
         apart = jnp.square(from_box(space, a) - from_box(space, b))
     else:

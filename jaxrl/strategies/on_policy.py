@@ -19,20 +19,20 @@ from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
 from jaxrl.registry import algorithm_names, defaults_for, join_names
 from jaxrl.shards import shard_key
-from jaxrl.strategies.base import CollectInfo, StateFns, Strategy, repeat, step_of
-from jaxrl.strategies.guard import Health, guarded_update, health_of, healthy, reseed, what_returns_are_made_of
+from jaxrl.strategies.base import CollectInfo, StateFns, Strategy, compose_step, repeat
+from jaxrl.strategies.guard import Health, get_health, guarded_update, init_health, reseed, return_bound_metrics
 from jaxrl.strategies.interaction import (
     Acting,
     EnvLoopState,
-    info_of,
-    introduce,
-    join,
+    build_agent,
+    connect,
+    make_collect_info,
+    make_default_processor,
     open_envs,
     take_steps,
-    usual_processor,
 )
 from jaxrl.strategies.policy import make_policy
-from jaxrl.strategies.remote import ActorsConfig, of_one_shard, settings_of_actors, stage, with_actors
+from jaxrl.strategies.remote import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
 from jaxrl.strategies.settings import set_hyperparams, settings_of
 from jaxrl.strategies.shards import sharded
 from jaxrl.trees import Array, Key, PyTree, tree_where
@@ -52,13 +52,13 @@ class OnPolicyState(NamedTuple):
     health: Health
 
 
-OF_ROLLOUTS = ("rollout", "epochs", "minibatches")
+ROLLOUT_SETTINGS = ("rollout", "epochs", "minibatches")
 """Settings of how an agent goes through its rollouts."""
-MOST_STEPS = 2**31 - 1
+MAX_STEPS = 2**31 - 1
 """Steps of a rollout, at most: their places are int32."""
 
 
-class Passes(NamedTuple):
+class MinibatchSchedule(NamedTuple):
     """How an agent goes through its rollouts."""
 
     agent: Agent
@@ -69,7 +69,7 @@ class Passes(NamedTuple):
     minibatches: int
 
     @property
-    def units(self) -> int:
+    def num_items(self) -> int:
         """What is shuffled: steps, or with a memory the environments."""
         return self.num_envs if self.agent.memory is not None else self.rollout * self.num_envs
 
@@ -118,21 +118,21 @@ def on_policy(
     Raises:
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
     """
-    env, host_actors = stage(env, actors, max_lag=1)
-    known = introduce(agent, processor, env.spec)
+    env, host_actors = split_env(env, actors, max_lag=1)
+    known = build_agent(agent, processor, env.spec)
     suits = defaults_for(known.name, "on_policy")
     num_envs = as_int(suits["num_envs"] if num_envs is None else num_envs)
-    vector, shards = of_one_shard(env, num_envs, host_actors, resets, shards)
-    acting = Acting(vector, *join(known, processor or usual_processor(suits)))
-    passes = passes_of(acting.agent, acting.processor, vector.num_envs, rollout, epochs, minibatches)
-    taking, learning = partial(collect, acting, passes), partial(learn, passes)
+    vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards)
+    acting = Acting(vector, *connect(known, processor or make_default_processor(suits)))
+    schedule = make_minibatch_schedule(acting.agent, acting.processor, vector.num_envs, rollout, epochs, minibatches)
+    taking, learning = partial(collect, acting, schedule), partial(learn, schedule)
     one = Strategy(
         init=partial(_init, acting),
-        step=step_of(taking, learning),
+        step=compose_step(taking, learning),
         collect=taking,
         learn=learning,
-        env_steps_per_step=passes.rollout * vector.num_envs,
-        opt_steps_per_step=passes.updates,
+        env_steps_per_step=schedule.rollout * vector.num_envs,
+        opt_steps_per_step=schedule.updates,
         env=env,
         policy=make_policy(acting.agent, acting.processor, env.spec),
         notes=resets_note(resets, vector.resets),
@@ -144,25 +144,25 @@ def on_policy(
             num_envs=num_envs,
             resets=vector.resets,
             **settings_of_actors(host_actors),
-            **settings_of_passes(passes),
+            **settings_of_schedule(schedule),
             shards=shards,
         ),
-        state_fns=StateFns(health=health_of, reseed=reseed, set_hyperparams=partial(set_hyperparams, acting)),
+        state_fns=StateFns(health=get_health, reseed=reseed, set_hyperparams=partial(set_hyperparams, acting)),
     )
     if host_actors is not None:
         behaving = acting._replace(agent=acting.agent._replace(act=acting.agent.behave or acting.agent.act))
-        return with_actors(one, behaving, host_actors, steps=passes.rollout, begin=partial(_init, behaving))
+        return with_actors(one, behaving, host_actors, steps=schedule.rollout, begin=partial(_init, behaving))
     return sharded(one, shards, ("env", "processor"))
 
 
-def passes_of(
+def make_minibatch_schedule(
     agent: Agent,
     processor: Processor,
     num_envs: int,
     rollout: int | None = None,
     epochs: int | None = None,
     minibatches: int | None = None,
-) -> Passes:
+) -> MinibatchSchedule:
     """Return how `agent` goes through rollouts of `num_envs` environments; what is left out is what suits it.
 
     Raises:
@@ -180,30 +180,30 @@ def passes_of(
     counts = {name: as_int(suits[name] if value is None else value) for name, value in given.items()}
     for name, value in counts.items():
         check_count(name, value)
-    passes = Passes(agent, num_envs, **counts)
-    if passes.rollout * num_envs > MOST_STEPS:
+    schedule = MinibatchSchedule(agent, num_envs, **counts)
+    if schedule.rollout * num_envs > MAX_STEPS:
         raise SettingsError(
-            f"a rollout of {passes.rollout} steps in {num_envs} environments has more than {MOST_STEPS} steps, which "
-            f"32 bits can number; lower rollout to at most {MOST_STEPS // num_envs} or num_envs to at most "
-            f"{MOST_STEPS // passes.rollout}"
+            f"a rollout of {schedule.rollout} steps in {num_envs} environments has more than {MAX_STEPS} steps, which "
+            f"32 bits can number; lower rollout to at most {MAX_STEPS // num_envs} or num_envs to at most "
+            f"{MAX_STEPS // schedule.rollout}"
         )
-    check_minibatches(passes.units, passes.minibatches, "steps" if agent.memory is None else "environments")
-    return passes
+    check_minibatches(schedule.num_items, schedule.minibatches, "steps" if agent.memory is None else "environments")
+    return schedule
 
 
-def settings_of_passes(passes: Passes) -> dict[str, Any]:
-    """Return the settings that `passes_of` was given, or took."""
-    return {name: getattr(passes, name) for name in OF_ROLLOUTS}
+def settings_of_schedule(schedule: MinibatchSchedule) -> dict[str, Any]:
+    """Return the settings that `make_minibatch_schedule` was given, or took."""
+    return {name: getattr(schedule, name) for name in ROLLOUT_SETTINGS}
 
 
-def check_minibatches(units: int, minibatches: int, what: str) -> None:
-    """Raise `SettingsError`, naming the nearest settings, unless `minibatches` divides `units`."""
-    if units % minibatches == 0:
+def check_minibatches(num_items: int, minibatches: int, what: str) -> None:
+    """Raise `SettingsError`, naming the nearest settings, unless `minibatches` divides `num_items`."""
+    if num_items % minibatches == 0:
         return
-    below = max(m for m in range(1, minibatches + 1) if units % m == 0)
-    above = min((m for m in range(minibatches, units + 1) if units % m == 0), default=below)
+    below = max(m for m in range(1, minibatches + 1) if num_items % m == 0)
+    above = min((m for m in range(minibatches, num_items + 1) if num_items % m == 0), default=below)
     raise SettingsError(
-        f"minibatches {minibatches} does not divide the {units} {what} of a rollout; "
+        f"minibatches {minibatches} does not divide the {num_items} {what} of a rollout; "
         f"the nearest that does is {' or '.join(map(str, sorted({below, above})))}"
     )
 
@@ -212,53 +212,58 @@ def _init(acting: Acting, key: Key) -> OnPolicyState:
     stream, agent_key, env_key = jax.random.split(key, 3)
     agent = acting.agent.init(agent_key)
     loop, _ = open_envs(acting, agent, shard_key(env_key))
-    return OnPolicyState(stream, agent, loop.env, loop.processor, healthy())
+    return OnPolicyState(stream, agent, loop.env, loop.processor, init_health())
 
 
 # --- the training step ------------------------------------------------------------------------------------------
 
 
 def collect(
-    acting: Acting, passes: Passes, state: OnPolicyState, key: Key, t: Array
+    acting: Acting, schedule: MinibatchSchedule, state: OnPolicyState, key: Key, t: Array
 ) -> tuple[OnPolicyState, Transition, CollectInfo]:
     """Act, step the environments and process, `rollout` times; return the transitions `[T, N, ...]`."""
     loop = EnvLoopState(state.env, state.processor)
-    loop, items, seen = take_steps(acting, state.agent, _first_opt(passes, t), loop, key, passes.rollout)
-    return state._replace(env=loop.env, processor=loop.processor), items, info_of(seen)
+    loop, items, seen = take_steps(acting, state.agent, _first_opt_step(schedule, t), loop, key, schedule.rollout)
+    return state._replace(env=loop.env, processor=loop.processor), items, make_collect_info(seen)
 
 
-def learn(passes: Passes, state: Any, items: Transition, key: Key, t: Array) -> tuple[Any, Metrics]:
+def learn(schedule: MinibatchSchedule, state: Any, items: Transition, key: Key, t: Array) -> tuple[Any, Metrics]:
     """Make all epochs over the rollout of iteration `t`, transitions `[T, N, ...]`.
 
     `state` is a `NamedTuple` with the fields `agent` and `health`. The key is consumed.
     """
-    assert passes.agent.prepare is not None
+    assert schedule.agent.prepare is not None
     rollout = Rollout(items, last_steps(items))
-    prepared = passes.agent.prepare(state.agent, rollout)  # leaves `[units, ...]`
-    measured = passes.agent.measure(prepared) if passes.agent.measure else {}
-    take = minibatches_of(prepared, passes.minibatches)
+    prepared = schedule.agent.prepare(state.agent, rollout)  # leaves `[num_items, ...]`
+    measured = schedule.agent.measure(prepared) if schedule.agent.measure else {}
+    take = make_minibatches(prepared, schedule.minibatches)
 
     def update(carry: tuple[Any, Array], row: tuple[Array, Key], opt_step: Array) -> Any:
         index, key = row
-        return _update(passes.agent, carry, take(index), key, opt_step)
+        return _update(schedule.agent, carry, take(index), key, opt_step)
 
     order_key, update_key = jax.random.split(key)
     # With one minibatch there is no order.
-    order = random_orders(order_key, passes.epochs, passes.units if passes.minibatches > 1 else 1)
-    rows = order.reshape(passes.updates, -1), jax.random.split(update_key, passes.updates)
-    (state, _), metrics = repeat(update, (state, jnp.bool_(False)), rows, _first_opt(passes, t), passes.updates)
-    return state, {**what_returns_are_made_of(items), **measured, **metrics}
+    order = random_orders(order_key, schedule.epochs, schedule.num_items if schedule.minibatches > 1 else 1)
+    rows = order.reshape(schedule.updates, -1), jax.random.split(update_key, schedule.updates)
+    (state, _), metrics = repeat(
+        update, (state, jnp.bool_(False)), rows, _first_opt_step(schedule, t), schedule.updates
+    )
+    return state, {**return_bound_metrics(items), **measured, **metrics}
 
 
-def _first_opt(passes: Passes, t: Array) -> Array:
-    return jnp.asarray(t, jnp.uint32) * passes.updates
+def _first_opt_step(schedule: MinibatchSchedule, t: Array) -> Array:
+    return jnp.asarray(t, jnp.uint32) * schedule.updates
 
 
-def minibatches_of(prepared: PyTree, minibatches: int) -> Callable[[Array], Batch]:
-    """Return what makes a batch of the places `[B]` of items `[units, ...]`; of one minibatch, always all of them."""
-    units = jax.tree.leaves(prepared)[0].shape[0]
+def make_minibatches(prepared: PyTree, minibatches: int) -> Callable[[Array], Batch]:
+    """Return a function that gathers the batch at indices `[B]` of `prepared` items `[R, ...]`.
+
+    With one minibatch it ignores the indices and returns all items, without a gather.
+    """
+    num_items = jax.tree.leaves(prepared)[0].shape[0]
     if minibatches == 1:
-        return lambda index: Batch(prepared, jnp.arange(units, dtype=jnp.int32), jnp.ones(units, jnp.float32))
+        return lambda index: Batch(prepared, jnp.arange(num_items, dtype=jnp.int32), jnp.ones(num_items, jnp.float32))
     take = takers(prepared)
     return lambda index: Batch(take(index), index, jnp.ones(index.shape, jnp.float32))
 
@@ -272,12 +277,12 @@ def _update(
     if agent.stop is None:
         return (state._replace(agent=new, health=health), stopped), metrics
     asked = agent.stop(new, metrics)
-    kept, metrics = tree_where(stopped, (state.agent, state.health), (new, health)), _left_out(metrics, stopped)
+    kept, metrics = tree_where(stopped, (state.agent, state.health), (new, health)), _mask_metrics(metrics, stopped)
     metrics = {**metrics, "stopped_updates": Total(stopped.astype(jnp.int32))}
     return (state._replace(agent=kept[0], health=kept[1]), stopped | asked), metrics
 
 
-def _left_out(metrics: Metrics, stopped: Array) -> Metrics:
+def _mask_metrics(metrics: Metrics, stopped: Array) -> Metrics:
     """Take the metrics of an update out of the count if it was left out."""
     nothing = Stat(jnp.int32(0), jnp.float32(0), jnp.float32(math.inf), jnp.float32(-math.inf))
     blank = lambda m: nothing if isinstance(m, Stat) else Total(jnp.int32(0))

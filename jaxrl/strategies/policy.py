@@ -10,7 +10,7 @@ from jaxrl.agents.base import Agent, StripFn
 from jaxrl.processors.base import Processor, init_processor
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies.base import Policy
-from jaxrl.strategies.insights import told_by
+from jaxrl.strategies.insights import make_policy_outputs
 from jaxrl.trees import Array, Key, PyTree, make_key
 from jaxrl.types import Step
 
@@ -49,13 +49,13 @@ def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
         state, extras = carry
         return processor.freeze(params.processor).process(state, step._replace(extras=extras))[0], extras
 
-    def kept(keep: StripFn, state: Any) -> PolicyParams:
+    def extract(keep: StripFn, state: Any) -> PolicyParams:
         return PolicyParams(keep(state.agent), processor.get_stats(state.processor))
 
     critics = agent.insight and agent.insight.keep
-    told = told_by(agent, processor)
-    judging = critics and partial(kept, critics)
-    return Policy(spec, partial(kept, agent.strip), begin_policy, act, observe, sample, told, judging)
+    outputs = make_policy_outputs(agent, processor)
+    params_with_critic = critics and partial(extract, critics)
+    return Policy(spec, partial(extract, agent.strip), begin_policy, act, observe, sample, outputs, params_with_critic)
 
 
 def policy_params_like(agent: Agent, processor: Processor, spec: EnvSpec) -> PolicyParams:

@@ -13,7 +13,7 @@ from jaxrl.agents.schedules import scheduled_in
 from jaxrl.errors import SettingsError, check_between, check_count, suggest
 from jaxrl.parsing import format_repr, format_settings, parse_float
 from jaxrl.registry import ALGORITHMS, config_class
-from jaxrl.strategies.base import Strategy, name_of
+from jaxrl.strategies.base import Strategy, format_name
 from jaxrl.trees import PyTree, make_key
 from jaxrl.tuning import Override, override, trace_hyperparams
 from jaxrl.xla.options import together
@@ -23,7 +23,7 @@ SWITCHES = tuple(
     f"agent.{name}" for name in ("noise_memory", "cql", "boltzmann", "bc_alpha", "rho_clip", "target_entropy")
 )
 """Settings that at 0 turn something off (a target entropy, back to the usual one), which makes another program."""
-MOST = 100_000
+MAX_MEMBERS = 100_000
 """Members of a population, at most."""
 LAYOUTS = ("auto", "spread", "together")
 """How members train: in calls of their own, spread over cores and devices, or `width` of them in one program."""
@@ -48,15 +48,15 @@ class Range(NamedTuple):
 
 def log_uniform(low: float, high: float) -> Range:
     """Draw a swept setting uniformly in its logarithm, as suits learning rates; `0 < low < high`."""
-    return _checked(Range(low, high, log=True))
+    return _check_range(Range(low, high, log=True))
 
 
 def between(low: float, high: float) -> Range:
     """Draw a swept setting uniformly from `low` to `high`; `low < high`."""
-    return _checked(Range(low, high))
+    return _check_range(Range(low, high))
 
 
-def _checked(range: Range) -> Range:
+def _check_range(range: Range) -> Range:
     """Return `range`; raise `SettingsError` if nothing can be drawn from it."""
     bounds = [x for x in range[:2] if isinstance(x, int | float) and math.isfinite(x)]
     if len(bounds) < 2 or not 0 < range.high - range.low < math.inf or (range.log and range.low <= 0):
@@ -81,11 +81,11 @@ class Member(NamedTuple):
 
     def __repr__(self) -> str:
         return format_repr(
-            "Member", self.number, f"seed={self.seed}", format_settings(self.swept), name_of(self.strategy)
+            "Member", self.number, f"seed={self.seed}", format_settings(self.swept), format_name(self.strategy)
         )
 
 
-class Layout(NamedTuple):
+class PopulationLayout(NamedTuple):
     """How the members of a population train."""
 
     name: str = "spread"
@@ -102,18 +102,18 @@ class Population(NamedTuple):
     """What makes it again, for the settings of the run."""
     search: Any = None
     """A `jaxrl.strategies.search.Search` among the members, if there is one."""
-    layout: Layout = Layout()
+    layout: PopulationLayout = PopulationLayout()
 
     def __repr__(self) -> str:
         return format_repr(
             "Population",
             f"{len(self.members)} members",
-            name_of(self.members[0].strategy) if self.members else None,
+            format_name(self.members[0].strategy) if self.members else None,
             format_settings({name: value for name, value in self.settings.items() if value is not None}),
         )
 
 
-def layout_of(name: str, width: int | None, shards: int = 1) -> Layout:
+def resolve_layout(name: str, width: int | None, shards: int = 1) -> PopulationLayout:
     """Return a checked layout; `auto` is what suits the platform, and for members in several `shards`, `spread`.
 
     Raises:
@@ -129,7 +129,7 @@ def layout_of(name: str, width: int | None, shards: int = 1) -> Layout:
     chosen = ("together" if together() and shards == 1 else "spread") if name == "auto" else name
     if width is not None and check_count("width", width) and chosen == "spread":
         raise SettingsError(f"width is {width}, but members are spread, one in each call; set layout to together")
-    return Layout(chosen, width)
+    return PopulationLayout(chosen, width)
 
 
 def population(
@@ -166,7 +166,7 @@ def population(
         require_sweepable(name, known)
     combined = combinations(sweep or {}, seeds, members, draw_seed)
     variants = [with_values(strategy, swept, known) for swept in combined]
-    return assemble(
+    return make_population(
         variants,
         combined,
         seeds,
@@ -174,11 +174,11 @@ def population(
         members,
         draw_seed,
         search,
-        layout_of(layout, width, strategy.placement.shards),
+        resolve_layout(layout, width, strategy.placement.shards),
     )
 
 
-def assemble(
+def make_population(
     variants: Sequence[Strategy],
     combined: Sequence[Mapping[str, Any]],
     seeds: int,
@@ -186,7 +186,7 @@ def assemble(
     members: int | None,
     draw_seed: int,
     search: Any,
-    layout: Layout,
+    layout: PopulationLayout,
 ) -> Population:
     """Number the members: `seeds` of each of the settings `combined`, whose strategies are `variants`."""
     settings = {**settings_of_sweep(sweep, seeds, members, draw_seed), "layout": layout.name, "width": layout.width}
@@ -217,13 +217,13 @@ def combinations(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) 
     check_count("draw_seed", draw_seed, least=0)
     for name, values in sweep.items():
         if isinstance(values, Range):
-            _checked(values)
+            _check_range(values)
         elif isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
             raise SettingsError(f"sweep of {name} is {values!r}; expected a list of values, or a range to draw from")
     drawn = any(isinstance(values, Range) for values in sweep.values())
     settings = math.prod(1 if isinstance(values, Range) else len(values) for values in sweep.values())
-    if (size := (members or 1) if drawn else settings * seeds) > MOST:
-        raise SettingsError(f"the population has {size} members; at most {MOST}")
+    if (size := (members or 1) if drawn else settings * seeds) > MAX_MEMBERS:
+        raise SettingsError(f"the population has {size} members; at most {MAX_MEMBERS}")
     if not drawn:
         lists = [values for values in sweep.values() if not isinstance(values, Range)]
         combined = [dict(zip(sweep, values, strict=True)) for values in product(*lists)]
@@ -234,11 +234,11 @@ def combinations(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) 
                 "range, as in agent.lr=log_uniform(1e-5,1e-1)"
             )
     else:
-        combined = _draws(sweep, seeds, members, draw_seed)
+        combined = _draw(sweep, seeds, members, draw_seed)
     return combined
 
 
-def _draws(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> list[dict[str, Any]]:
+def _draw(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> list[dict[str, Any]]:
     if members is None:
         raise SettingsError("a range is drawn from, but not how often; set members, the size of the population")
     check_count("members", members)
@@ -253,7 +253,7 @@ def _draws(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> lis
     return [{name: pick(values, rng) for name, values in sweep.items()} for rng in rngs]
 
 
-def read_values(text: str) -> Sequence[str] | Range:
+def parse_values(text: str) -> Sequence[str] | Range:
     """Read the values of a sweep as a person writes them: `1e-4,3e-4`, or `log_uniform(1e-5,1e-2)`.
 
     Raises:
@@ -316,7 +316,7 @@ def with_values(strategy: Strategy, values: Mapping[str, Any], known: Mapping[st
         with override(swaps):
             return set_hyperparams(state) if set_hyperparams else state
 
-    new_settings = settings and changed_settings(settings, {name: swap.new for name, swap in swaps.items()})
+    new_settings = settings and replace_settings(settings, {name: swap.new for name, swap in swaps.items()})
     state_fns = strategy.state_fns._replace(set_hyperparams=tuned)
     return strategy._replace(values={**strategy.values, **swaps}, settings=new_settings, state_fns=state_fns)
 
@@ -328,7 +328,7 @@ def require_stream(strategy: Strategy) -> None:
         raise SettingsError("pbt: the state of this strategy has no field `key`, which a copied member keeps")
 
 
-def moved(member: Member, state: PyTree, values: Mapping[str, float]) -> PyTree:
+def set_values(member: Member, state: PyTree, values: Mapping[str, float]) -> PyTree:
     """Return a state of `member` with other values of swept settings, which it was made with."""
     strategy = member.strategy
     was = lambda name: strategy.values[name].old if name in strategy.values else float(member.swept[name])
@@ -350,7 +350,7 @@ def _value(algo: str | None, name: str, value: Any) -> float:
     return check_between(name, value, -1e30, 1e30)
 
 
-def changed_settings(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def replace_settings(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested `settings` with some of them replaced, by names as `agent.lr`."""
     changed = dict(settings)
     for name, value in values.items():

@@ -26,9 +26,9 @@ from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
 from jaxrl.spaces import EnvSpec, space_zeros, to_zero_based
 from jaxrl.strategies import actor
-from jaxrl.strategies.actor import Choice, Words
-from jaxrl.strategies.base import CollectInfo, Strategy, step_of
-from jaxrl.strategies.interaction import Acting, StepInfo, info_of, with_bounds
+from jaxrl.strategies.actor import Choice, Packed
+from jaxrl.strategies.base import CollectInfo, Strategy, compose_step
+from jaxrl.strategies.interaction import Acting, StepInfo, add_episode_bounds, make_collect_info
 from jaxrl.strategies.shards import check_shards
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Transition
@@ -96,21 +96,21 @@ class Remote(NamedTuple):
     """Whether actions during it are uniformly random."""
     arrival: PyTree
     """Shapes of what the learner is given beside the key: the last argument of `Strategy.step`."""
-    told: Layout
+    result_layout: Layout
     """How an actor tells programs what its environments did: a `Step` of each, as a row of bits."""
-    begin: Callable[[PyTree, PyTree, PyTree, Key], Words]
-    """`(agent, learnt, obs, key) -> window`, which is a `Standing` as one row of bits."""
-    first: Callable[[bool, PyTree, Words, Key, Array], tuple[Words, Choice]]
+    begin: Callable[[PyTree, PyTree, PyTree, Key], Packed]
+    """`(agent, learnt, obs, key) -> window`, which is a `ActorState` as one row of bits."""
+    first: Callable[[bool, PyTree, Packed, Key, Array], tuple[Packed, Choice]]
     """`(random, agent, window, key, place) -> (window, choice)`: begin a round, with `random` of uniform actions; the
     key is the actor's, and `place` uint32: the number of the round, and the optimisation step of the parameters."""
-    next: Callable[[bool, PyTree, Words, Choice, Key, Words], tuple[Words, Choice, Words]]
+    next: Callable[[bool, PyTree, Packed, Choice, Key, Packed], tuple[Packed, Choice, Packed]]
     """`(random, agent, window, choice, key, told) -> (window, choice, words)`: take a step in, and choose for the
     next."""
-    last: Callable[[Words, Choice, Words], tuple[Words, Words, PyTree]]
+    last: Callable[[Packed, Choice, Packed], tuple[Packed, Packed, PyTree]]
     """`(window, choice, told) -> (window, words, fresh)`: take a round's last step in; `fresh` was learnt in it."""
-    taught: Callable[[Words, PyTree], Words]
+    replace_stats: Callable[[Packed, PyTree], Packed]
     """`(window, learnt) -> window`: with what was learnt by all in place of what it has learnt, and nothing fresh."""
-    joined: Callable[[PyTree, PyTree], PyTree]
+    merge_stats: Callable[[PyTree, PyTree], PyTree]
     """`(learnt, fresh) -> learnt`"""
     learns: bool
     """Whether the processor learns anything; what it has learnt is then published also during the warm-up."""
@@ -158,7 +158,7 @@ def settings_of_actors(host_actors: HostActors | None) -> dict[str, Any]:
     return {} if host_actors is None else asdict(host_actors.config)
 
 
-def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tuple[Env, HostActors | None]:
+def split_env(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tuple[Env, HostActors | None]:
     """Return the environment as the learner sees it, and those which actors step, if there are to be any.
 
     `max_lag` is that of actors whose settings leave it unset.
@@ -183,10 +183,10 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tupl
     count = config.actors or 1
     lag, schedule = max_lag if config.max_lag is None else config.max_lag, config.exploration_schedule
     config = replace(config, actors=count, max_lag=lag, exploration_schedule=schedule and str(schedule))
-    return blank(host.spec)._replace(settings=host.settings), HostActors(host, config, count)
+    return placeholder_env(host.spec)._replace(settings=host.settings), HostActors(host, config, count)
 
 
-def of_one_shard(
+def make_shard_envs(
     env: Env, num_envs: int, host_actors: HostActors | None, resets: str, shards: int, **divided: int
 ) -> tuple[VecEnv, int]:
     """Return the environments of one shard, of `num_envs` or of so many for each actor, and the number of shards.
@@ -199,7 +199,7 @@ def of_one_shard(
     check_shards(shards, num_envs=total, **divided)
     if host_actors is not None and shards > 1:
         raise SettingsError("shards divide environments on the device; use actors for those on the host, or shards 1")
-    resets = _resets_here(resets, host_actors)
+    resets = _check_resets(resets, host_actors)
     if host_actors is None:
         return vectorise(env, total // shards, resets), shards
     # Of environments on the host only the shapes are here; their numbers may start elsewhere.
@@ -207,7 +207,7 @@ def of_one_shard(
     return vectorise(like, total // shards, resets)._replace(spec=env.spec), shards
 
 
-def _resets_here(resets: str, host_actors: HostActors | None) -> str:
+def _check_resets(resets: str, host_actors: HostActors | None) -> str:
     """Return where episodes begin on the device; environments on the host begin theirs by themselves.
 
     Raises:
@@ -237,7 +237,7 @@ def require_env(env: object) -> None:
     raise SettingsError(f"env is {type(env).__name__}; expected an environment, as jaxrl.make_env(...) returns it")
 
 
-def blank(spec: EnvSpec) -> Env:
+def placeholder_env(spec: EnvSpec) -> Env:
     """Return an environment of which only the shapes are true."""
     zeros = lambda: space_zeros(spec.observation_space)
     return Env(
@@ -247,7 +247,7 @@ def blank(spec: EnvSpec) -> Env:
     )
 
 
-def exploration_of(host_actors: HostActors, agent: Agent) -> list[dict[str, float]]:
+def resolve_exploration(host_actors: HostActors, agent: Agent) -> list[dict[str, float]]:
     """Return, for each actor, what takes the place of the hyperparameters by which `agent` explores.
 
     Raises:
@@ -270,7 +270,7 @@ def exploration_of(host_actors: HostActors, agent: Agent) -> list[dict[str, floa
 # --- what an actor does -----------------------------------------------------------------------------------------
 
 
-class Arrival(NamedTuple):
+class ActorBatch(NamedTuple):
     """What the learner is given for an iteration."""
 
     words: dict[str, Array]
@@ -281,7 +281,7 @@ class Arrival(NamedTuple):
     """What the processor of each actor has learnt of these steps, leaves `[A, ...]`."""
 
 
-def remote(
+def make_remote(
     acting: Acting,
     host_actors: HostActors,
     *,
@@ -296,22 +296,22 @@ def remote(
     """
     processor = acting.processor.for_actors
     acting = acting._replace(processor=processor)
-    nothing = nothing_learnt(processor, host_actors)
+    nothing = init_stats(processor, host_actors)
     jax.eval_shape(processor.merge_stats, nothing, nothing)  # raises where it cannot be done
     num_envs = acting.env.num_envs // host_actors.actors
     one = acting._replace(env=acting.env._replace(num_envs=num_envs))
     layouts = actor.Layouts(
-        actor.layout_of_steps(acting), actor.layout_of_standing(one, nothing), actor.layout_of_told(one)
+        actor.make_step_layout(acting), actor.make_state_layout(one, nothing), actor.make_result_layout(one)
     )
-    words = lambda: _several(empty(layouts.step, acting.env.num_envs).words, steps)
+    words = lambda: _repeat_steps(empty(layouts.step, acting.env.num_envs).words, steps)
     fresh = jax.tree.map(lambda x: jnp.broadcast_to(x, (host_actors.actors, *x.shape)), nothing)
-    arrival = jax.eval_shape(lambda: Arrival(words(), jnp.float32(0), fresh))
+    arrival = jax.eval_shape(lambda: ActorBatch(words(), jnp.float32(0), fresh))
     sent = acting.agent.publish or acting.agent.strip
     return Remote(
         env=host_actors.env,
         config=host_actors.config,
         actors=host_actors.actors,
-        exploration=tuple(exploration_of(host_actors, acting.agent)),
+        exploration=tuple(resolve_exploration(host_actors, acting.agent)),
         factor=read_schedule(host_actors.config.exploration_schedule)
         if host_actors.config.exploration_schedule
         else None,
@@ -321,31 +321,31 @@ def remote(
         fill=fill,
         random_fill=random_fill,
         arrival=arrival,
-        told=layouts.told,
-        begin=partial(actor.begin, one, layouts.window),
-        first=partial(actor.first, one, layouts.window),
+        result_layout=layouts.result,
+        begin=partial(actor.begin, one, layouts.state),
+        first=partial(actor.first, one, layouts.state),
         next=partial(actor.next, one, layouts),
         last=partial(actor.last, one, layouts),
-        taught=partial(actor.taught, one, layouts.window),
-        joined=processor.merge_stats,
+        replace_stats=partial(actor.replace_stats, one, layouts.state),
+        merge_stats=processor.merge_stats,
         learns=bool(jax.tree.leaves(nothing)),
         publish=lambda state: (sent(state.agent), processor.get_stats(state.processor)),
         push=push,
     )
 
 
-def _several(words: dict[str, Array], steps: int) -> dict[str, Array]:
+def _repeat_steps(words: dict[str, Array], steps: int) -> dict[str, Array]:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (steps, *x.shape)), words)
 
 
-def nothing_learnt(processor: Processor, host_actors: HostActors) -> PyTree:
+def init_stats(processor: Processor, host_actors: HostActors) -> PyTree:
     """Return what `processor` has learnt before the first observation."""
     return processor.for_actors.get_stats(processor.init(space_zeros(host_actors.env.spec.observation_space, 1)))
 
 
-def untaught(processor: Processor, state: PyTree, host_actors: HostActors) -> PyTree:
+def reset_stats(processor: Processor, state: PyTree, host_actors: HostActors) -> PyTree:
     """Return the `state` of `processor` in the learner, before its actors have seen anything."""
-    return processor.for_actors.set_stats(state, nothing_learnt(processor, host_actors))
+    return processor.for_actors.set_stats(state, init_stats(processor, host_actors))
 
 
 # --- what the learner makes of it -------------------------------------------------------------------------------
@@ -377,11 +377,11 @@ def with_actors(
       empty: `(state) -> state`: with an empty buffer, which actors then fill.
     """
     assert strategy.learn is not None
-    taking: Any = partial(_arrive, acting, host_actors)
+    taking: Any = partial(_receive, acting, host_actors)
 
     def init(key: Key) -> PyTree:
         state = begin(key)
-        return state._replace(processor=untaught(acting.processor, state.processor, host_actors))
+        return state._replace(processor=reset_stats(acting.processor, state.processor, host_actors))
 
     def take_up(state: PyTree, arrival: PyTree, t: Array) -> PyTree:
         state, items, _ = taking(state, None, t, arrival)
@@ -393,26 +393,26 @@ def with_actors(
         state_fns = state_fns._replace(refill=state_fns.refill._replace(fill=lambda state, first, stop: empty(state)))
     return strategy._replace(
         init=init,
-        step=step_of(taking, strategy.learn),
+        step=compose_step(taking, strategy.learn),
         collect=taking,
         state_fns=state_fns,
-        remote=remote(
+        remote=make_remote(
             acting, host_actors, steps=steps, fill=fill, random_fill=random_fill, push=take_up if push else None
         ),
     )
 
 
-def _arrive(
-    acting: Acting, host_actors: HostActors, state: Any, key: Key | None, t: Array, arrival: Arrival
+def _receive(
+    acting: Acting, host_actors: HostActors, state: Any, key: Key | None, t: Array, arrival: ActorBatch
 ) -> tuple[Any, Transition, CollectInfo]:
     """Take up what actors have sent, as `CollectFn`."""
-    processor = learnt_by_all(acting.processor, state.processor, arrival.fresh)
-    items, seen, metrics = arrived(acting, host_actors, arrival)
-    items = with_bounds(items, seen.terminated | seen.truncated)
-    return state._replace(processor=processor), items, info_of(seen, metrics)
+    processor = merge_all_stats(acting.processor, state.processor, arrival.fresh)
+    items, seen, metrics = unpack_batch(acting, host_actors, arrival)
+    items = add_episode_bounds(items, seen.terminated | seen.truncated)
+    return state._replace(processor=processor), items, make_collect_info(seen, metrics)
 
 
-def learnt_by_all(processor: Processor, state: PyTree, fresh: PyTree) -> PyTree:
+def merge_all_stats(processor: Processor, state: PyTree, fresh: PyTree) -> PyTree:
     """Return the `state` of `processor` with what each actor has learnt, leaves of `fresh` `[A, ...]`, one by one."""
     if not jax.tree.leaves(fresh):
         return state
@@ -423,9 +423,9 @@ def learnt_by_all(processor: Processor, state: PyTree, fresh: PyTree) -> PyTree:
     return processor.set_stats(state, learnt)
 
 
-def arrived(acting: Acting, host_actors: HostActors, arrival: Arrival) -> tuple[Transition, StepInfo, Metrics]:
+def unpack_batch(acting: Acting, host_actors: HostActors, arrival: ActorBatch) -> tuple[Transition, StepInfo, Metrics]:
     """Unpack what arrived: transitions and what was seen, leaves `[T, N, ...]`, and metrics of each actor."""
-    items, seen = jax.vmap(partial(unpack, actor.layout_of_steps(acting)))(arrival.words)
+    items, seen = jax.vmap(partial(unpack, actor.make_step_layout(acting)))(arrival.words)
     done = seen.terminated | seen.truncated
     metrics: dict[str, Any] = {"staleness": arrival.lag}
     each = acting.env.num_envs // host_actors.actors

@@ -12,7 +12,7 @@ from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import DISABLED, Processor
 from jaxrl.strategies.base import repeat
-from jaxrl.strategies.guard import guarded_update, what_returns_are_made_of
+from jaxrl.strategies.guard import guarded_update, return_bound_metrics
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import GoalFn, Transition
 
@@ -72,7 +72,7 @@ class UpdateSchedule(NamedTuple):
         return tuple(notes)
 
 
-def sampled_for(agent: Agent, buffer: Buffer, num_envs: int) -> Buffer:
+def adapt_buffer(agent: Agent, buffer: Buffer, num_envs: int) -> Buffer:
     """Return `buffer` as `agent` learns from it: of single items, or for a recurrent one of sequences.
 
     Raises:
@@ -88,7 +88,7 @@ def sampled_for(agent: Agent, buffer: Buffer, num_envs: int) -> Buffer:
     return buffer.as_sequence_buffer(agent.window, num_envs)
 
 
-def told_goals(buffer: Buffer, processor: Processor, name: str, goal: GoalFn | None = None) -> Buffer:
+def set_goal_fn(buffer: Buffer, processor: Processor, name: str, goal: GoalFn | None = None) -> Buffer:
     """Return `buffer`, told by the field `goal` of the environment `name` what a goal pays, if it replaces goals.
 
     Raises:
@@ -106,12 +106,12 @@ def told_goals(buffer: Buffer, processor: Processor, name: str, goal: GoalFn | N
     return buffer.with_goal_fn(goal, name)
 
 
-def least_rows(buffer: Buffer, num_envs: int) -> int:
+def min_rows(buffer: Buffer, num_envs: int) -> int:
     """Return how many items `buffer` must have before a batch is sampled from it."""
     return buffer.batch_size if buffer.window is None else buffer.window.length * num_envs
 
 
-def update_schedule(
+def make_update_schedule(
     *,
     horizon: int,
     least: int,
@@ -182,7 +182,7 @@ def optimise(
     return repeat(update, state, jax.random.split(key, updates), first_opt, updates)
 
 
-def applied(processor: Processor, state: PyTree) -> Callable[[Transition], Transition] | None:
+def make_replay_transform(processor: Processor, state: PyTree) -> Callable[[Transition], Transition] | None:
     """Return what scales the items of replay by what `processor` in `state` has learnt; `None` if nothing does."""
     return processor.apply and partial(processor.apply, state)
 
@@ -203,6 +203,6 @@ def _update(
     new, health, metrics, priorities = guarded_update(agent, state.agent, state.health, batch, update_key, opt_step)
     reprioritised = buffer.reprioritise(state.buffer, batch.index, priorities)
     return state._replace(agent=new, health=health, buffer=reprioritised), {
-        **what_returns_are_made_of(batch.items),
+        **return_bound_metrics(batch.items),
         **metrics,
     }

@@ -56,7 +56,7 @@ class Search(Protocol):
         ...
 
 
-def ranking(scores: Mapping[int, float]) -> list[int]:
+def rank(scores: Mapping[int, float]) -> list[int]:
     """Return the members from the best score to the worst: a score that is not finite last, of equals the first."""
     return sorted(scores, key=lambda number: (-_finite(scores[number]), number))
 
@@ -65,7 +65,7 @@ def _finite(score: float) -> float:
     return score if math.isfinite(score) else -math.inf
 
 
-def _due(steps: Sequence[float], max_opts: int, eval_interval: int) -> list[int]:
+def _gate_steps(steps: Sequence[float], max_opts: int, eval_interval: int) -> list[int]:
     """Return the evaluations at or past `steps` that come before the end."""
     whole = [math.ceil(round(step, 6)) for step in steps]  # for a product may be above a number by a last bit
     rounded = {-(-step // eval_interval) * eval_interval for step in whole}
@@ -94,10 +94,10 @@ class Halving(NamedTuple):
         while self.factor ** (rungs + 1) <= members:
             rungs += 1
         first = self.first or self.factor**-rungs
-        return _due([max_opts * first * self.factor**k for k in range(rungs)], max_opts, eval_interval)
+        return _gate_steps([max_opts * first * self.factor**k for k in range(rungs)], max_opts, eval_interval)
 
     def decide(self, gate: int, scores: Mapping[int, float], values: Mapping[int, Mapping[str, Any]]) -> Verdict:
-        return Verdict(ended=tuple(sorted(ranking(scores)[math.ceil(len(scores) / self.factor) :])))
+        return Verdict(ended=tuple(sorted(rank(scores)[math.ceil(len(scores) / self.factor) :])))
 
     def within(self, sweep: Mapping[str, Any], seed: int) -> "Halving":
         check_count("halving: factor", self.factor, least=2)
@@ -151,7 +151,7 @@ class PBT(NamedTuple):
 
     def _parents(self, gate: int, scores: Mapping[int, float]) -> dict[int, int]:
         """Return who takes over from whom; no parent is replaced itself."""
-        order = ranking(scores)
+        order = rank(scores)
         if len(order) < 2 or not math.isfinite(scores[order[0]]):
             return {}
         if self.select == "truncation":
@@ -209,7 +209,7 @@ SEARCHES: dict[str, tuple[type[Halving] | type[PBT], str]] = {"halving": (Halvin
 """Searches by name, with the setting that a bare number on the command line is."""
 
 
-def read_search(name: str, given: Any) -> dict[str, Any]:
+def parse_search(name: str, given: Any) -> dict[str, Any]:
     """Return the settings of a search as a file or a command line has them: a number, `name=value`, or a mapping.
 
     Raises:
@@ -231,10 +231,10 @@ def read_search(name: str, given: Any) -> dict[str, Any]:
             raise SettingsError(f"unknown setting {name}.{key}; {suggest(str(key), known)}")
     if main not in given and main not in kind._field_defaults:
         raise SettingsError(f"{name} needs its {main}, as in --{name} 2000")
-    return {key: _read(f"{name}.{key}", value, kind._field_defaults.get(key, 0)) for key, value in given.items()}
+    return {key: _parse(f"{name}.{key}", value, kind._field_defaults.get(key, 0)) for key, value in given.items()}
 
 
-def _read(name: str, value: Any, default: Any) -> Any:
+def _parse(name: str, value: Any, default: Any) -> Any:
     """Return a value in the type of its default."""
     try:
         if isinstance(default, tuple):
@@ -247,10 +247,10 @@ def _read(name: str, value: Any, default: Any) -> Any:
             return int(found)
         return type(default)(value)
     except (TypeError, ValueError, OverflowError):
-        raise SettingsError(f"{name} is {value!r}; expected {_WANTED[type(default)]}") from None
+        raise SettingsError(f"{name} is {value!r}; expected {_EXPECTED[type(default)]}") from None
 
 
-def in_full(population: Mapping[str, Any]) -> dict[str, Any]:
+def upgrade_settings(population: Mapping[str, Any]) -> dict[str, Any]:
     """Return what makes a population as it is written today, of what any version wrote into the directory of a run."""
     full = {"layout": "spread", "width": None, **population}
     if isinstance(full.get("halving"), Mapping):
@@ -258,10 +258,10 @@ def in_full(population: Mapping[str, Any]) -> dict[str, Any]:
     return full
 
 
-_WANTED = {tuple: "numbers, as in 0.8,1.25", int: "a whole number", float: "a number", str: "a name"}
+_EXPECTED = {tuple: "numbers, as in 0.8,1.25", int: "a whole number", float: "a number", str: "a name"}
 
 
-def search_of(settings: Mapping[str, Any]) -> Halving | PBT | None:
+def make_search(settings: Mapping[str, Any]) -> Halving | PBT | None:
     """Return the search that the settings of a population ask for, if they do.
 
     Raises:
@@ -270,4 +270,4 @@ def search_of(settings: Mapping[str, Any]) -> Halving | PBT | None:
     asked = [name for name in SEARCHES if settings.get(name) is not None]
     if len(asked) > 1:
         raise SettingsError(f"{' and '.join(asked)} are two searches; choose one")
-    return SEARCHES[asked[0]][0](**read_search(asked[0], settings[asked[0]])) if asked else None
+    return SEARCHES[asked[0]][0](**parse_search(asked[0], settings[asked[0]])) if asked else None

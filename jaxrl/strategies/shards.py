@@ -65,36 +65,36 @@ def sharded(one: Strategy, count: int, fields: Sequence[str]) -> Strategy:
     )
 
 
-def _marked(own: bool, tree: PyTree) -> PyTree:
+def _fill_like(own: bool, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda _: own, tree)
 
 
 def _by_shard(parts: _Parts, state: Any) -> Any:
     """Say of each leaf of a training state whether every shard has its own."""
-    marked = {name: _marked(name in parts.fields, part) for name, part in state._asdict().items()}
+    marked = {name: _fill_like(name in parts.fields, part) for name, part in state._asdict().items()}
     return state._replace(**marked)
 
 
 def _init(parts: _Parts, key: Key) -> PyTree:
-    return _settled(parts, *spread(parts.one.init, parts.shards, (key,), (False,), partial(_by_shard, parts)))
+    return _broadcast_fields(parts, *spread(parts.one.init, parts.shards, (key,), (False,), partial(_by_shard, parts)))
 
 
 def _step(parts: _Parts, state: PyTree, key: Key, t: Array) -> tuple[PyTree, Metrics]:
     each = (_by_shard(parts, state), False, False)
-    owned = lambda made: (_by_shard(parts, made[0]), _marked(False, made[1]))
+    owned = lambda made: (_by_shard(parts, made[0]), _fill_like(False, made[1]))
     (state, metrics), (own, measured) = spread(parts.one.step, parts.shards, (state, key, t), each, owned)
-    state = _settled(parts, state, own)
+    state = _broadcast_fields(parts, state, own)
     _require_same("metrics", measured)
     return state, metrics
 
 
 def _set_hyperparams(parts: _Parts, function: Callable[[PyTree], PyTree], state: PyTree) -> PyTree:
-    return _settled(
+    return _broadcast_fields(
         parts, *spread(function, parts.shards, (state,), (_by_shard(parts, state),), partial(_by_shard, parts))
     )
 
 
-def _settled(parts: _Parts, state: PyTree, own: PyTree) -> PyTree:
+def _broadcast_fields(parts: _Parts, state: PyTree, own: PyTree) -> PyTree:
     """Give every shard those fields of a new state that are its own; the others must be the same for all."""
     _require_same("state", own._replace(**dict.fromkeys(parts.fields, ())))
     # Only what belongs to shards can still be missing in some of them.

@@ -16,10 +16,10 @@ from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies.base import Policy, fold
-from jaxrl.strategies.guard import Health, healthy
-from jaxrl.strategies.interaction import choose, open_processor, with_bounds
-from jaxrl.strategies.off_policy import Replay, empty, learn as learn_from_replay, push
-from jaxrl.strategies.on_policy import Passes, learn as learn_from_rollout
+from jaxrl.strategies.guard import Health, init_health
+from jaxrl.strategies.interaction import add_episode_bounds, open_processor, select_actions
+from jaxrl.strategies.off_policy import Replay, init_buffer, learn as learn_from_replay, push
+from jaxrl.strategies.on_policy import MinibatchSchedule, learn as learn_from_rollout
 from jaxrl.strategies.replay import UpdateSchedule
 from jaxrl.trees import Array, Key, PyTree, make_key, tree_where
 from jaxrl.types import Step, Transition
@@ -37,7 +37,7 @@ class Stepwise(NamedTuple):
     processor: Processor
     schedule: UpdateSchedule
     """Of an agent that learns from rollouts, one iteration takes as many vector steps as a rollout has."""
-    learner: Replay | Passes
+    learner: Replay | MinibatchSchedule
     """What learns from the steps of an iteration: replay, or passes over a rollout."""
 
     @property
@@ -46,9 +46,9 @@ class Stepwise(NamedTuple):
         return self.learner.buffer if isinstance(self.learner, Replay) else None
 
     @property
-    def passes(self) -> Passes | None:
+    def passes(self) -> MinibatchSchedule | None:
         """How it learns from rollouts; `None` of an agent that learns from replay."""
-        return self.learner if isinstance(self.learner, Passes) else None
+        return self.learner if isinstance(self.learner, MinibatchSchedule) else None
 
 
 class PackedProcessor(NamedTuple):
@@ -110,33 +110,36 @@ def init(stepwise: Stepwise, key: Key) -> StepwiseState:
     """Return the state before the first observation."""
     num_envs = stepwise.schedule.num_envs
     obs = space_zeros(stepwise.spec.observation_space, num_envs)
-    stream, agent_key = stream_keys(key, stepwise.passes)["train"], jax.random.split(key, _parts(stepwise.passes))[1]
+    stream, agent_key = (
+        stream_keys(key, stepwise.passes)["train"],
+        jax.random.split(key, _num_subkeys(stepwise.passes))[1],
+    )
     agent = stepwise.agent.init(agent_key)
     opened = open_processor(stepwise.agent, stepwise.processor, agent, obs)
     items = jax.eval_shape(_as_rollout, opened.items, jax.ShapeDtypeStruct((num_envs,), bool))
-    result, window = StepResult(jnp.zeros((4, num_envs), jnp.float32), obs), _close(stepwise, opened.processor)
+    result, window = StepResult(jnp.zeros((4, num_envs), jnp.float32), obs), _pack_processor(stepwise, opened.processor)
     return StepwiseState(
         key=stream,
         agent=agent,
         window=window,
         items=jax.tree.map(lambda x: jnp.zeros((stepwise.schedule.vector_steps, *x.shape[1:]), x.dtype), items),
-        buffer=empty(stepwise.learner, opened.items) if isinstance(stepwise.learner, Replay) else (),
-        health=healthy(),
+        buffer=init_buffer(stepwise.learner, opened.items) if isinstance(stepwise.learner, Replay) else (),
+        health=init_health(),
         last=Last(window, opened.action, opened.extras, result),
     )
 
 
-def stream_keys(key: Key, passes: Passes | None = None) -> dict[Phase, Key]:
+def stream_keys(key: Key, passes: MinibatchSchedule | None = None) -> dict[Phase, Key]:
     """Return the stream of randomness of each phase.
 
     The seed's `key` is split as `off_policy` splits it, or with `passes` as `on_policy` does.
     """
-    stream, _, _, *others = jax.random.split(key, _parts(passes))
+    stream, _, _, *others = jax.random.split(key, _num_subkeys(passes))
     phases: tuple[Phase, ...] = ("prime", "fill")
     return {**dict(zip(phases, others, strict=False)), "train": stream}
 
 
-def place_of(schedule: UpdateSchedule, steps: int) -> tuple[Phase, int, int]:
+def locate_step(schedule: UpdateSchedule, steps: int) -> tuple[Phase, int, int]:
     """Return, for the vector step after `steps` of them, its phase, its iteration, and its place in that."""
     if steps < schedule.horizon:
         return "prime", steps, 0
@@ -146,12 +149,12 @@ def place_of(schedule: UpdateSchedule, steps: int) -> tuple[Phase, int, int]:
     )
 
 
-def steps_in(schedule: UpdateSchedule, phase: Phase) -> int:
+def steps_per_iteration(schedule: UpdateSchedule, phase: Phase) -> int:
     """Return the vector steps of one iteration."""
     return 1 if phase == "prime" else schedule.vector_steps
 
 
-def iterations(schedule: UpdateSchedule, steps: int) -> int:
+def count_iterations(schedule: UpdateSchedule, steps: int) -> int:
     """Return how many iterations have come to their end, optimisation and all, after `steps` vector steps."""
     return max(0, steps - schedule.warmup_steps) // schedule.vector_steps
 
@@ -161,10 +164,12 @@ def iterations(schedule: UpdateSchedule, steps: int) -> int:
 
 def begin(stepwise: Stepwise, agent: PyTree, obs: PyTree, obs_valid: Array) -> PackedProcessor:
     """Start the processor at the very first observations; `obs_valid` `[N]` is that of `Step`."""
-    return _close(stepwise, open_processor(stepwise.agent, stepwise.processor, agent, obs, obs_valid).processor)
+    return _pack_processor(
+        stepwise, open_processor(stepwise.agent, stepwise.processor, agent, obs, obs_valid).processor
+    )
 
 
-def begin_again(stepwise: Stepwise, last: Last, obs: PyTree, ended: Array, obs_valid: Array) -> PackedProcessor:
+def restart_processor(stepwise: Stepwise, last: Last, obs: PyTree, ended: Array, obs_valid: Array) -> PackedProcessor:
     """Return the processor after the last step, known that where `ended` `[N]` an episode begins with `obs`.
 
     `obs_valid` `[N]` is that of `Step`.
@@ -175,7 +180,7 @@ def begin_again(stepwise: Stepwise, last: Last, obs: PyTree, ended: Array, obs_v
         obs=tree_where(ended, obs, last.told.next_obs),
         obs_valid=obs_valid,
     )
-    return _close(stepwise, stepwise.processor.process(_open(stepwise, last.before), cut)[0])
+    return _pack_processor(stepwise, stepwise.processor.process(_unpack_processor(stepwise, last.before), cut)[0])
 
 
 def act(
@@ -188,13 +193,13 @@ def act(
     t, step, opt_step = place
     iteration = fold(key, t)
     acting_key = jax.random.split(iteration)[0] if phase == "train" else iteration
-    step_key = jax.random.split(acting_key, steps_in(stepwise.schedule, phase))[step.astype(jnp.int32)]
+    step_key = jax.random.split(acting_key, steps_per_iteration(stepwise.schedule, phase))[step.astype(jnp.int32)]
     random = phase != "train" and stepwise.schedule.random_warmup
     act_key, _ = jax.random.split(step_key)  # the other one is for environments on the device
-    return choose(stepwise.agent, stepwise.spec, agent, shown, act_key, opt_step, random)
+    return select_actions(stepwise.agent, stepwise.spec, agent, shown, act_key, opt_step, random)
 
 
-def take_in(
+def process_step(
     stepwise: Stepwise,
     complete: bool,
     items: Transition,
@@ -209,34 +214,34 @@ def take_in(
     Return the transitions of the iteration and the processor.
     """
     step = _step(action, extras, result)
-    processor, made = stepwise.processor.process(_open(stepwise, window), step)
+    processor, made = stepwise.processor.process(_unpack_processor(stepwise, window), step)
     if complete:
         write = lambda rows, row: jax.lax.dynamic_update_slice_in_dim(
             rows, jnp.asarray(row, rows.dtype), place.astype(jnp.int32), 0
         )
         items = jax.tree.map(write, items, _as_rollout(made, step.terminated | step.truncated))
-    return items, _close(stepwise, processor)
+    return items, _pack_processor(stepwise, processor)
 
 
-def cut(is_last: Array, ended: Array, place: Array) -> Array:
+def mark_ended(is_last: Array, ended: Array, place: Array) -> Array:
     """Return `is_last` `[T, N]` of an iteration, with episodes ended where `ended` `[N]` by its step number `place`."""
     return is_last.at[place].set(is_last[place] | ended)
 
 
 def _as_rollout(items: Transition, ended: Array) -> Transition:
     """Return the transitions of one step, `[N, ...]`, as those of an iteration, `[1, N, ...]`."""
-    return with_bounds(jax.tree.map(lambda x: jnp.asarray(x)[None], items), ended[None])
+    return add_episode_bounds(jax.tree.map(lambda x: jnp.asarray(x)[None], items), ended[None])
 
 
 def fill(stepwise: Stepwise, buffer: PyTree, items: Transition, t: Array) -> PyTree:
     """Write the transitions of iteration `t` of the warm-up; return the buffer."""
     assert isinstance(stepwise.learner, Replay)
-    return push(stepwise.learner, Learner((), buffer, healthy()), items, t).buffer
+    return push(stepwise.learner, Learner((), buffer, init_health()), items, t).buffer
 
 
 def params(stepwise: Stepwise, policy: Policy, agent: PyTree, window: PackedProcessor) -> PyTree:
     """Return the parameters of the greedy `policy`, copied: what they are copied from may be donated."""
-    copied: PyTree = jax.tree.map(jnp.copy, policy.params(_Trained(agent, _open(stepwise, window))))
+    copied: PyTree = jax.tree.map(jnp.copy, policy.params(_Trained(agent, _unpack_processor(stepwise, window))))
     return copied
 
 
@@ -248,7 +253,7 @@ def learn_once(
     `key` is the stream of training.
     """
     learn_key = jax.random.split(fold(key, t))[1]
-    learner = learner._replace(processor=_open(stepwise, window))
+    learner = learner._replace(processor=_unpack_processor(stepwise, window))
     made: tuple[Learner, Metrics]
     if isinstance(stepwise.learner, Replay):
         made = learn_from_replay(stepwise.learner, learner, items, learn_key, t)
@@ -257,7 +262,7 @@ def learn_once(
     return made[0]._replace(processor=()), made[1]
 
 
-def _parts(passes: Passes | None) -> int:
+def _num_subkeys(passes: MinibatchSchedule | None) -> int:
     """Return into how many the key of a seed is split."""
     return 5 if passes is None else 3
 
@@ -274,7 +279,7 @@ class _Trained(NamedTuple):
     processor: PyTree
 
 
-def _layout(stepwise: Stepwise) -> Layout:
+def _processor_layout(stepwise: Stepwise) -> Layout:
     """Return how the processor's state lies in a row."""
     obs = space_zeros(stepwise.spec.observation_space, stepwise.schedule.num_envs)
 
@@ -284,10 +289,10 @@ def _layout(stepwise: Stepwise) -> Layout:
     return layout_of(jax.eval_shape(opened, make_key(0)))
 
 
-def _close(stepwise: Stepwise, processor: PyTree) -> PackedProcessor:
+def _pack_processor(stepwise: Stepwise, processor: PyTree) -> PackedProcessor:
     row = jax.tree.map(lambda x: jnp.asarray(x)[None], processor)
-    return PackedProcessor(pack(_layout(stepwise), row, join_short), stepwise.processor.observe(processor))
+    return PackedProcessor(pack(_processor_layout(stepwise), row, join_short), stepwise.processor.observe(processor))
 
 
-def _open(stepwise: Stepwise, window: PackedProcessor) -> PyTree:
-    return jax.tree.map(lambda x: x[0], unpack(_layout(stepwise), window.words))
+def _unpack_processor(stepwise: Stepwise, window: PackedProcessor) -> PyTree:
+    return jax.tree.map(lambda x: x[0], unpack(_processor_layout(stepwise), window.words))

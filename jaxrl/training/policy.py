@@ -123,21 +123,26 @@ class GreedyPolicy:
             left out of `obs`.
         """
         struct = space_struct(self.policy.spec.observation_space)
-        told = self.policy.told
-        if told is not None and told.privileged and has_entry(struct, PRIVILEGED) and not has_entry(obs, PRIVILEGED):
+        outputs = self.policy.outputs
+        if (
+            outputs is not None
+            and outputs.privileged
+            and has_entry(struct, PRIVILEGED)
+            and not has_entry(obs, PRIVILEGED)
+        ):
             raise SettingsError(f"the observation has no {PRIVILEGED}, which values are made of; add it")
         return self._ask("values", obs, action)
 
     def _ask(self, what: str, obs: PyTree, action: PyTree | None = None) -> Any:
-        """Return what `Told` of this name says at `obs`, as though it came after the calls before."""
-        told = self.policy.told
-        if told is None:
+        """Return what `PolicyOutputs` of this name says at `obs`, as though it came after the calls before."""
+        outputs = self.policy.outputs
+        if outputs is None:
             raise SettingsError(f"the policy was made by hand, and tells no {what}")
         batch, rows, single = self._batch(obs)
         given: PyTree = () if action is None else self._actions(action, rows, single)
         if not self._tell:
             ask = lambda look, *args: _asked(self.policy, look, *args)
-            self._tell.update({name: jax.jit(partial(ask, getattr(told, name))) for name in ASKED})
+            self._tell.update({name: jax.jit(partial(ask, getattr(outputs, name))) for name in ASKED})
         before = () if self._memory is None or self._memory[0] != rows else self._memory[1:]
         answer = self._tell[what](self.params, batch, before, self._opt_steps, given)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(answer)):

@@ -14,7 +14,7 @@ import numpy as np
 import jaxrl.training.processes as processes
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, stack_metrics
-from jaxrl.strategies.base import EpisodeEnds, Strategy, fold, iterate, iteration
+from jaxrl.strategies.base import EpisodeEnds, Strategy, fold, iterate, run_iteration
 from jaxrl.training.devices import after_placing, begun, over_devices, placed, whereabouts
 from jaxrl.training.memory import Plan, plan_of, plan_of_state, require_fit
 from jaxrl.trees import Array, Key, PyTree, make_key, require_same
@@ -170,7 +170,7 @@ def _halves_of(strategy: Strategy) -> Callable[..., tuple[PyTree, Metrics, Episo
     """Return the step of `strategy` that also returns which episodes ended."""
     assert strategy.collect is not None
     assert strategy.learn is not None
-    return partial(iteration, strategy.collect, strategy.learn)
+    return partial(run_iteration, strategy.collect, strategy.learn)
 
 
 def add(sums: Sums, metrics: Metrics) -> Sums:
@@ -367,7 +367,7 @@ def jit_run(strategy: Strategy, tells: bool = False) -> Any:
 
 
 def jit_refill(strategy: Strategy) -> Any:
-    """Return the program `(state, first, stop) -> state` of `Refill.fill`, compiled when first called."""
+    """Return the program `(state, first, stop) -> state` of `BufferRefill.fill`, compiled when first called."""
     assert strategy.state_fns.refill is not None
     program = jax.jit(strategy.state_fns.refill.fill, donate_argnums=0, compiler_options=once_options())
     return programs_of(strategy).setdefault("jit_refill", program)
