@@ -19,8 +19,8 @@ from jaxrl.trees import Array, Key, PyTree
 from jaxrl.tuning import Override
 from jaxrl.types import Step, Transition
 from jaxrl.xla import PLATFORMS, shaped_for
-from jaxrl.xla.ahead import drawn_ahead
-from jaxrl.xla.carry import TIED_WITHIN, scan
+from jaxrl.xla.ahead import iterate_hoisted
+from jaxrl.xla.carry import PACKED_WITHIN, scan
 
 if TYPE_CHECKING:
     from jaxrl.strategies.remote import Remote
@@ -255,7 +255,7 @@ def iterate(body: Callable[[PyTree, Key, Array], PyTree], key: Key, carry: PyTre
     start, stop = (jnp.asarray(t, jnp.uint32) for t in (start, stop))
     if not shaped_for(*PLATFORMS):
         return jax.lax.fori_loop(start, stop, lambda t, carry: body(carry, fold(key, t), t), carry)
-    return drawn_ahead(body, lambda t: fold(key, t), carry, start, stop)
+    return iterate_hoisted(body, lambda t: fold(key, t), carry, start, stop)
 
 
 def repeat(
@@ -278,5 +278,5 @@ def repeat(
     xs = (rows, first + jnp.arange(times, dtype=jnp.uint32))
     _, like = jax.eval_shape(body, state, *jax.tree.map(lambda x: x[0], xs))
     nothing = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(like),)), stat(jnp.float32(0), False))
-    (state, sums), _ = scan(one, (state, nothing), xs, on=TIED_WITHIN)
+    (state, sums), _ = scan(one, (state, nothing), xs, on=PACKED_WITHIN)
     return state, unstack_metrics(sums, like)

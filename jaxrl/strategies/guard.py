@@ -12,8 +12,8 @@ from jaxrl.agents.base import Agent
 from jaxrl.metrics import Metrics, Stat, Total, stat
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Transition
-from jaxrl.xla.columns import of_each
-from jaxrl.xla.verdict import either, first_bad, still_finite
+from jaxrl.xla.finite import find_non_finite, select, stays_finite
+from jaxrl.xla.stacking import stack_summaries
 
 RETRY_STREAM = 2**32 - 1
 """Folded into the key of a run's stream for another try: no iteration has this number."""
@@ -72,11 +72,11 @@ def guarded_update(
     # A `Stat` without measurements has infinite bounds; its sum tells whether what was measured is finite.
     numbers = {name: m.sum if isinstance(m, Stat) else m for name, m in metrics.items() if not isinstance(m, Total)}
     health, ok = _update_health(
-        health, {**numbers, PARAMETERS: jnp.where(still_finite(new, state), 0.0, jnp.nan)}, opt_step
+        health, {**numbers, PARAMETERS: jnp.where(stays_finite(new, state), 0.0, jnp.nan)}, opt_step
     )
     kept = {name: _mask(metric, ok) for name, metric in metrics.items()}
     counted = {**kept, "skipped_updates": Total(1 - ok.astype(jnp.int32))}
-    return either(ok, new, state), health, counted, jnp.where(ok, priorities, -1.0)
+    return select(ok, new, state), health, counted, jnp.where(ok, priorities, -1.0)
 
 
 def return_bound_metrics(items: Transition) -> Metrics:
@@ -86,14 +86,14 @@ def return_bound_metrics(items: Transition) -> Metrics:
     """
     counts = jnp.asarray(items.weight) > 0
     sizes = [jnp.where(counts, size, 0.0).ravel() for size in (jnp.abs(items.reward), items.discount)]
-    largest = shards.pmax(of_each(jnp.max, sizes))
+    largest = shards.pmax(stack_summaries(jnp.max, sizes))
     return {"largest_reward": largest[0], "largest_discount": largest[1]}
 
 
 def _update_health(health: Health, numbers: dict[str, Array], opt_step: Array) -> tuple[Health, Array]:
     """Take note of an update that told these numbers; say whether all are finite."""
     codes = jnp.asarray([zlib.crc32(name.encode()) for name in numbers], jnp.uint32)
-    ok, first = first_bad(list(numbers.values()), codes)
+    ok, first = find_non_finite(list(numbers.values()), codes)
     skipped = jnp.where(ok, 0, health.skipped_in_a_row + 1)
     most = jnp.maximum(health.most_in_a_row, skipped)
     since = jnp.asarray(opt_step, jnp.uint32) + 1 - skipped.astype(jnp.uint32)

@@ -37,7 +37,7 @@ from jaxrl.strategies.settings import set_hyperparams, settings_of
 from jaxrl.strategies.shards import sharded
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Rollout, Transition
-from jaxrl.xla.packing import takers
+from jaxrl.xla.packing import make_gather
 from jaxrl.xla.shuffle import random_orders
 
 
@@ -264,7 +264,7 @@ def make_minibatches(prepared: PyTree, minibatches: int) -> Callable[[Array], Ba
     num_items = jax.tree.leaves(prepared)[0].shape[0]
     if minibatches == 1:
         return lambda index: Batch(prepared, jnp.arange(num_items, dtype=jnp.int32), jnp.ones(num_items, jnp.float32))
-    take = takers(prepared)
+    take = make_gather(prepared)
     return lambda index: Batch(take(index), index, jnp.ones(index.shape, jnp.float32))
 
 

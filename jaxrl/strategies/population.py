@@ -16,7 +16,7 @@ from jaxrl.registry import ALGORITHMS, config_class
 from jaxrl.strategies.base import Strategy, format_name
 from jaxrl.trees import PyTree, make_key
 from jaxrl.tuning import Override, override, trace_hyperparams
-from jaxrl.xla.options import together
+from jaxrl.xla.options import prefers_one_program
 
 DISCOUNT = "processor.discount"
 SWITCHES = tuple(
@@ -126,7 +126,7 @@ def resolve_layout(name: str, width: int | None, shards: int = 1) -> PopulationL
             f"layout together trains members in one program on one device, and these have {shards} shards, which "
             "several devices can share; set layout to spread, or shards to 1"
         )
-    chosen = ("together" if together() and shards == 1 else "spread") if name == "auto" else name
+    chosen = ("together" if prefers_one_program() and shards == 1 else "spread") if name == "auto" else name
     if width is not None and check_count("width", width) and chosen == "spread":
         raise SettingsError(f"width is {width}, but members are spread, one in each call; set layout to together")
     return PopulationLayout(chosen, width)

@@ -15,7 +15,7 @@ from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics
 from jaxrl.strategies.base import Placement, Policy, Strategy
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.xla.spread import everywhere, spread
+from jaxrl.xla.spread import replicate, run_shards
 
 
 class _Parts(NamedTuple):
@@ -76,13 +76,15 @@ def _by_shard(parts: _Parts, state: Any) -> Any:
 
 
 def _init(parts: _Parts, key: Key) -> PyTree:
-    return _broadcast_fields(parts, *spread(parts.one.init, parts.shards, (key,), (False,), partial(_by_shard, parts)))
+    return _broadcast_fields(
+        parts, *run_shards(parts.one.init, parts.shards, (key,), (False,), partial(_by_shard, parts))
+    )
 
 
 def _step(parts: _Parts, state: PyTree, key: Key, t: Array) -> tuple[PyTree, Metrics]:
     each = (_by_shard(parts, state), False, False)
     owned = lambda made: (_by_shard(parts, made[0]), _fill_like(False, made[1]))
-    (state, metrics), (own, measured) = spread(parts.one.step, parts.shards, (state, key, t), each, owned)
+    (state, metrics), (own, measured) = run_shards(parts.one.step, parts.shards, (state, key, t), each, owned)
     state = _broadcast_fields(parts, state, own)
     _require_same("metrics", measured)
     return state, metrics
@@ -90,7 +92,7 @@ def _step(parts: _Parts, state: PyTree, key: Key, t: Array) -> tuple[PyTree, Met
 
 def _set_hyperparams(parts: _Parts, function: Callable[[PyTree], PyTree], state: PyTree) -> PyTree:
     return _broadcast_fields(
-        parts, *spread(function, parts.shards, (state,), (_by_shard(parts, state),), partial(_by_shard, parts))
+        parts, *run_shards(function, parts.shards, (state,), (_by_shard(parts, state),), partial(_by_shard, parts))
     )
 
 
@@ -99,7 +101,7 @@ def _broadcast_fields(parts: _Parts, state: PyTree, own: PyTree) -> PyTree:
     _require_same("state", own._replace(**dict.fromkeys(parts.fields, ())))
     # Only what belongs to shards can still be missing in some of them.
     wanted = _by_shard(parts, state)
-    return everywhere(state, jax.tree.map(lambda has, wants: has or not wants, own, wanted), parts.shards)
+    return replicate(state, jax.tree.map(lambda has, wants: has or not wants, own, wanted), parts.shards)
 
 
 def _require_same(what: str, own: PyTree) -> None:

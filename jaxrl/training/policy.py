@@ -17,8 +17,8 @@ from jaxrl.strategies.base import Policy
 from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
-from jaxrl.xla.attempts import attempt
-from jaxrl.xla.equations import read, used
+from jaxrl.xla.attempts import with_fallback
+from jaxrl.xla.equations import find_dependencies, read
 
 
 class GreedyPolicy:
@@ -205,9 +205,11 @@ def remembers(policy: Policy, params: PyTree, obs: PyTree) -> bool:
 
     def depends() -> bool:
         code = read(traced)
-        return not used(code, code.outs[-len(jax.tree.leaves(action)) :]).isdisjoint(code.ins[before : before + kept])
+        return not find_dependencies(code, code.outs[-len(jax.tree.leaves(action)) :]).isdisjoint(
+            code.ins[before : before + kept]
+        )
 
-    return attempt("what a policy remembers", depends, lambda: True)
+    return with_fallback("what a policy remembers", depends, lambda: True)
 
 
 def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:

@@ -19,9 +19,9 @@ from jaxrl.training.devices import after_placing, begun, over_devices, placed, w
 from jaxrl.training.memory import Plan, plan_of, plan_of_state, require_fit
 from jaxrl.trees import Array, Key, PyTree, make_key, require_same
 from jaxrl.tuning import Override, override, trace_hyperparams
-from jaxrl.xla import chosen
+from jaxrl.xla import current_forms
 from jaxrl.xla.contexts import bind_context, options_of
-from jaxrl.xla.equations import everywhere
+from jaxrl.xla.equations import walk
 from jaxrl.xla.options import compiler_options, graph_options, once_options, product_options, spread_options
 
 KEPT = 8
@@ -298,7 +298,7 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
     facts = [env and _facts(env), strategy.eval_env and _facts(strategy.eval_env)]
     facts += [strategy.env_steps_per_step, strategy.placement.shards]
     try:
-        return _programs((*map(tuple, functions), *facts, *_where(strategy), chosen(), *options_of().values()))
+        return _programs((*map(tuple, functions), *facts, *_where(strategy), current_forms(), *options_of().values()))
     except TypeError:
         return {}
 
@@ -385,7 +385,7 @@ def longest_sum(jaxpr: Any) -> int:
     A product of two vectors is none: XLA makes a sum of it.
     """
     longest = 0
-    for eqn in everywhere(jaxpr):
+    for eqn in walk(jaxpr):
         if eqn.primitive.name == "dot_general":
             (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
             shape = eqn.invars[0].aval.shape

@@ -18,7 +18,7 @@ from jaxrl.errors import SettingsError, suggest
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 CHOICES = ("auto", "plain", *PLATFORMS)
-_chosen: ContextVar[str | None] = ContextVar("forms", default=None)
+_requested: ContextVar[str | None] = ContextVar("forms", default=None)
 _reverse: ContextVar[bool] = ContextVar("reverse", default=False)
 
 
@@ -33,36 +33,36 @@ def forms(which: str) -> Iterator[None]:
     Raises:
       SettingsError: the name is unknown.
     """
-    token = _chosen.set(_check(which))
+    token = _requested.set(_check(which))
     try:
         yield
     finally:
-        _chosen.reset(token)
+        _requested.reset(token)
 
 
-def chosen() -> str:
+def current_forms() -> str:
     """Return the forms in use: `plain`, or the name of a platform.
 
     Raises:
       SettingsError: `JAXRL_FORMS` is none of `CHOICES`.
     """
-    which = _check(asked())
+    which = _check(requested_forms())
     return _backend() if which == "auto" else which
 
 
-def asked() -> str:
+def requested_forms() -> str:
     """Return the forms that were asked for, one of `CHOICES`, for another process to ask for the same."""
-    return _chosen.get() or os.environ.get("JAXRL_FORMS") or "auto"
+    return _requested.get() or os.environ.get("JAXRL_FORMS") or "auto"
 
 
 def shaped_for(*platforms: str) -> bool:
     """Return whether to trace the form for `platforms`, rather than the plain one."""
-    return chosen() in platforms
+    return current_forms() in platforms
 
 
 def by_platform(ours: Callable[..., Any], plain: Callable[..., Any], *args: Any) -> Any:
     """Call `ours` if XLA lowers the program for a CPU, otherwise `plain`; with plain forms, always call `plain`."""
-    if chosen() == "plain":
+    if current_forms() == "plain":
         return plain(*args)
     return jax.lax.platform_dependent(*args, cpu=ours, default=plain)
 
@@ -77,7 +77,7 @@ def reverse_mode() -> Iterator[None]:
         _reverse.reset(token)
 
 
-def only_reversed() -> bool:
+def is_reverse_only() -> bool:
     """Return whether the program being traced is only differentiated in reverse mode."""
     return _reverse.get() and shaped_for(*PLATFORMS)
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.trees import Array, Key, PyTree, tree_bytes
-from jaxrl.xla.carry import loop_form, rows_of
+from jaxrl.xla.carry import loop_form, pack_rows
 from jaxrl.xla.flat import cutting
 from jaxrl.xla.hoist import hoist
 
@@ -34,7 +34,7 @@ def block_lengths() -> Iterator[list[int]]:
         _lengths.reset(token)
 
 
-def drawn_ahead(
+def iterate_hoisted(
     body: Callable[[PyTree, Key, Array], PyTree],
     key_of: Callable[[Array], Key],
     carry: PyTree,
@@ -61,7 +61,7 @@ def drawn_ahead(
         first = index * length
         places = first + jnp.arange(length, dtype=jnp.uint32)
         keys = jax.vmap(key_of)(places)
-        rows, row = rows_of((keys, jax.vmap(hoisted.ahead)(keys, places)))
+        rows, row = pack_rows((keys, jax.vmap(hoisted.ahead)(keys, places)))
 
         def one(t: Array, held: PyTree) -> PyTree:
             # The block ends are below 2^32 because the first of them is at most `stop`.

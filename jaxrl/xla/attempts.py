@@ -1,7 +1,7 @@
 """Rewritings that need more of JAX than its documented interface: tried, and done without where they fail.
 
 The form of a traced program, the names of XLA's options and JAX's distributed store change with releases. So whatever
-reads or rewrites them goes through `attempt`: where it fails, the plain program stands, and the run says so once.
+reads or rewrites them goes through `with_fallback`: where it fails, the plain program stands, and the run says so once.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ T = TypeVar("T")
 _failures: dict[str, str] = {}
 
 
-def attempt(rewriting: str, make: Callable[[], T], otherwise: Callable[[], T]) -> T:
+def with_fallback(rewriting: str, make: Callable[[], T], otherwise: Callable[[], T]) -> T:
     """Return `make()`; where this JAX does not allow it, note that `rewriting` failed and return `otherwise()`.
 
     Errors of jaxrl itself are raised.

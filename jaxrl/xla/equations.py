@@ -91,7 +91,7 @@ def called(equation: Equation) -> Code | None:
     return read(next(_inside(equation.eqn))) if equation.name in CALLS else None
 
 
-def used(code: Code, numbers: Iterable[int]) -> set[int]:
+def find_dependencies(code: Code, numbers: Iterable[int]) -> set[int]:
     """Return the values on which those of `numbers` may depend, these included."""
     needed = set(numbers)
     for equation in reversed(code.equations):
@@ -123,24 +123,24 @@ def _draws(jaxpr: Any, seen: dict[Any, bool]) -> bool:
     return seen[jaxpr]
 
 
-def everywhere(jaxpr: Any) -> Iterator[Any]:
+def walk(jaxpr: Any) -> Iterator[Any]:
     """Yield the equations of a jaxpr, and all that are inside them."""
     for eqn in _open(jaxpr).eqns:
-        yield from equations_in(eqn)
+        yield from walk_equation(eqn)
 
 
-def equations_in(eqn: Any) -> Iterator[Any]:
+def walk_equation(eqn: Any) -> Iterator[Any]:
     """Yield an equation of a jaxpr, and all that are inside it."""
     yield eqn
     for jaxpr in _inside(eqn):
-        yield from everywhere(jaxpr)
+        yield from walk(jaxpr)
 
 
 BITS = 50
 """Numbers that one word of Threefry works out on its way."""
 
 
-def work_of(function: Callable[..., Any], *args: Any) -> int:
+def count_work(function: Callable[..., Any], *args: Any) -> int:
     """Return how many numbers a function works out, by its equations; a `while` counts as one turn.
 
     A coarse measure, but the same on every machine. `args` are arrays or their shapes.
@@ -149,10 +149,10 @@ def work_of(function: Callable[..., Any], *args: Any) -> int:
 
 
 def _work(jaxpr: Any) -> int:
-    return sum(_work_of_one(eqn) for eqn in _open(jaxpr).eqns)
+    return sum(_equation_work(eqn) for eqn in _open(jaxpr).eqns)
 
 
-def _work_of_one(eqn: Any) -> int:
+def _equation_work(eqn: Any) -> int:
     inner = sum(map(_work, _inside(eqn)))
     if inner:
         return inner * eqn.params["length"] if eqn.primitive.name == "scan" else inner
@@ -160,12 +160,12 @@ def _work_of_one(eqn: Any) -> int:
     return made * BITS if eqn.primitive.name in DRAWS else made
 
 
-def counts_of(equation: Equation) -> Counts:
+def scan_counts(equation: Equation) -> Counts:
     """Return what the inputs of a `scan` are; a call is one without carry and rows."""
-    return counts_of_scan(equation.eqn) if equation.name == "scan" else Counts(len(equation.ins), 0)
+    return eqn_scan_counts(equation.eqn) if equation.name == "scan" else Counts(len(equation.ins), 0)
 
 
-def counts_of_scan(eqn: Any) -> Counts:
+def eqn_scan_counts(eqn: Any) -> Counts:
     """Return what the inputs of a `scan` of a jaxpr are; its outputs are the carry and then rows."""
     params = eqn.params
     if "num_consts" in params:

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.trees import Array, PyTree, is_key, tree_bytes
-from jaxrl.xla.attempts import attempt
-from jaxrl.xla.carry import rows_of
-from jaxrl.xla.equations import RANDOM, Code, Equation, Step, arrays, bind, counts_of, equations_in, read, run
+from jaxrl.xla.attempts import with_fallback
+from jaxrl.xla.carry import pack_rows
+from jaxrl.xla.equations import RANDOM, Code, Equation, Step, arrays, bind, read, run, scan_counts, walk_equation
 
 KEY_BYTES = 4096
 """Bytes that are always drawn ahead from one key. More, as the state of a large environment after its reset, is drawn
@@ -83,7 +83,7 @@ def hoist(body: Callable[[PyTree, PyTree, Array], PyTree], carry: PyTree, noise:
     if not any(map(is_key, jax.tree.leaves(noise))):
         return as_it_is
     jaxpr, shape = jax.make_jaxpr(body, return_shape=True)(carry, noise, t)
-    return attempt("hoist", lambda: _hoisted(jaxpr, shape, (carry, noise, t)) or as_it_is, lambda: as_it_is)
+    return with_fallback("hoist", lambda: _hoisted(jaxpr, shape, (carry, noise, t)) or as_it_is, lambda: as_it_is)
 
 
 def _hoisted(jaxpr: Any, shape: PyTree, args: tuple[PyTree, PyTree, Array]) -> Hoisted | None:
@@ -161,7 +161,7 @@ def _kind(level: _Level, equation: Equation, times: int, whole: bool) -> int:
         return FREE
     if equation.body is not None:
         return CARRIED
-    movable = all(_is_movable(eqn, whole or equation.draws) for eqn in equations_in(equation.eqn))
+    movable = all(_is_movable(eqn, whole or equation.draws) for eqn in walk_equation(equation.eqn))
     return DRAWN if movable and _fits(level, equation, times) else CARRIED
 
 
@@ -191,7 +191,7 @@ def _fits(level: _Level, equation: Equation, times: int) -> bool:
 
 def _classify_inside(level: _Level, place: int, times: int, whole: bool) -> list[int] | None:
     """Say what decides what a `scan` or a call makes, if it is to be split, or a call to be made ahead as a whole."""
-    equation, counts = level.code.equations[place], counts_of(level.code.equations[place])
+    equation, counts = level.code.equations[place], scan_counts(level.code.equations[place])
     body, length = equation.body, equation.eqn.params.get("length", 1)
     assert body is not None
     kinds, rows = [level.kinds[i] for i in equation.ins], counts.consts + counts.carry
@@ -297,7 +297,7 @@ class _Loop(NamedTuple):
     params: dict[str, Any]
 
 
-class _Sides(NamedTuple):
+class _Bodies(NamedTuple):
     """A `scan`'s body in two parts, and the places of what each of them carries on."""
 
     parts: _Parts
@@ -310,8 +310,8 @@ def _split_loop(level: _Level, place: int, parts: _Parts) -> None:
     equation, inner = level.code.equations[place], level.loops[place]
     if not (set(equation.outs) & (parts.early | parts.late) or equation.eqn.effects):
         return
-    sides, (_, carry), body = _sides(equation, inner, parts), counts_of(equation), inner.code
-    early, late = (_asked(equation, wanted) for wanted in (parts.early | parts.late, parts.late))
+    sides, (_, carry), body = _split_body(equation, inner, parts), scan_counts(equation), inner.code
+    early, late = (_places_of(equation, wanted) for wanted in (parts.early | parts.late, parts.late))
     passed = [i for i in _before(equation, inner) if inner.kinds[i] == DRAWN and i in sides.parts.late]
     saved = [*dict.fromkeys([*sides.parts.saved, *passed])]
     stacked = [level.code.add(_stacked(equation, body.avals[i])) for i in saved]
@@ -338,12 +338,12 @@ def _split_loop(level: _Level, place: int, parts: _Parts) -> None:
         parts.late.update(ins)
 
 
-def _sides(equation: Equation, inner: _Level, parts: _Parts) -> _Sides:
+def _split_body(equation: Equation, inner: _Level, parts: _Parts) -> _Bodies:
     """Part the body of a `scan`, until each part carries all that it needs of the iteration before."""
-    carry, before, outs = counts_of(equation).carry, _before(equation, inner), inner.code.outs
+    carry, before, outs = scan_counts(equation).carry, _before(equation, inner), inner.code.outs
     drawn = partial(_is_drawn, equation, inner)
-    ahead = {n for n in _asked(equation, parts.early | parts.late) if drawn(n)}
-    behind = {n for n in _asked(equation, parts.late) if not drawn(n)}
+    ahead = {n for n in _places_of(equation, parts.early | parts.late) if drawn(n)}
+    behind = {n for n in _places_of(equation, parts.late) if not drawn(n)}
     while True:
         split = _split(inner, {outs[n] for n in ahead}, {outs[n] for n in behind})
         late = {n for n in range(carry) if before[n] in split.late}
@@ -351,18 +351,18 @@ def _sides(equation: Equation, inner: _Level, parts: _Parts) -> _Sides:
         wanted_behind = {n for n in late if not drawn(n)}
         if wanted_ahead <= ahead and wanted_behind <= behind:
             in_order = lambda places: sorted(n for n in places if n < carry)
-            return _Sides(split, in_order(ahead), in_order(behind))
+            return _Bodies(split, in_order(ahead), in_order(behind))
         ahead |= wanted_ahead
         behind |= wanted_behind
 
 
-def _asked(equation: Equation, wanted: set[int]) -> list[int]:
+def _places_of(equation: Equation, wanted: set[int]) -> list[int]:
     """Return the places of those that are `wanted` of what a `scan` makes."""
     return [n for n, i in enumerate(equation.outs) if i in wanted]
 
 
 def _before(equation: Equation, inner: _Level) -> list[int]:
-    consts, carry = counts_of(equation)
+    consts, carry = scan_counts(equation)
     return inner.code.ins[consts : consts + carry]
 
 
@@ -376,7 +376,7 @@ def _loop(
     equation: Equation, inner: _Level, steps: list[Step], needed: set[int], carried: list[int]
 ) -> tuple[list[int], _Loop]:
     """Return what a part of a `scan` takes from outside, and the part; it needs the values `needed` inside."""
-    (consts, carry), body = counts_of(equation), inner.code
+    (consts, carry), body = scan_counts(equation), inner.code
     fixed = [n for n in range(consts) if body.ins[n] in needed]
     rows = [n for n in range(consts + carry, len(body.ins)) if body.ins[n] in needed]
     outside = [equation.ins[n] for n in [*fixed, *(consts + n for n in carried), *rows]]
@@ -400,7 +400,7 @@ def _run_loop(loop: _Loop, *args: Array) -> list[Array]:
     cuts = [sum(sizes[:n]) for n in range(4)]
     consts, init, rows = (list(args[a:b]) for a, b in pairwise(cuts))
     drawn = list(args[cuts[3] :])
-    tied, untie = rows_of(drawn) if loop.params else (drawn, lambda row: row)
+    tied, untie = pack_rows(drawn) if loop.params else (drawn, lambda row: row)
     known = {**loop.code.given, **dict(zip(loop.consts, consts, strict=True))}
 
     def one(carried: list[Array], row: tuple[list[Array], PyTree]) -> tuple[list[Array], list[Array]]:

@@ -11,19 +11,19 @@ from typing import Any
 import jax
 
 from jaxrl.xla import shaped_for
-from jaxrl.xla.attempts import attempt
+from jaxrl.xla.attempts import with_fallback
 from jaxrl.xla.contexts import NUMBERS, options_of
 
-QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
+FAST_COMPILE: dict[str, Any] = {"xla_backend_optimization_level": 0}
 """Options with which XLA compiles for CPUs quickly rather than well."""
 if jax.__version_info__ < (0, 11):  # later ones have no other way than that
-    QUICKLY["xla_cpu_use_fusion_emitters"] = False
+    FAST_COMPILE["xla_cpu_use_fusion_emitters"] = False
 PASSES = "xla_disable_hlo_passes"
 WIDTH = "xla_cpu_prefer_vector_width"
 GRAPHS = "xla_gpu_enable_command_buffer"
 KINDS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE,CONVOLUTION"
 """What a CUDA graph may hold: all that XLA puts there by default, and loops, conditionals and convolutions."""
-BY_HOST = "dynamic-slice-annotator"
+HOST_SLICES = "dynamic-slice-annotator"
 """The pass by which XLA lets the host say which slice of an array a turn of a loop copies. A graph cannot hold such a
 loop; without the pass a kernel reads the turn's number on the device."""
 
@@ -40,7 +40,7 @@ def compiler_options() -> dict[str, Any] | None:
     `products.py`). By default XLA uses only 256 bits, although the libraries that it calls for matrix products use all
     512. On CUDA they are `graph_options`. What is named in `XLA_FLAGS` takes precedence.
     """
-    return _known({WIDTH: 512}) if shaped_for("cpu") and not _named(WIDTH) else graph_options()
+    return _known({WIDTH: 512}) if shaped_for("cpu") and not _is_in_flags(WIDTH) else graph_options()
 
 
 def graph_options() -> dict[str, Any] | None:
@@ -52,9 +52,9 @@ def graph_options() -> dict[str, Any] | None:
     slices by the device `ppo-gru` 1 and 4 408). XLA leaves loops out where the driver is older than 12.3, and runs them
     as before.
     """
-    if not shaped_for("cuda") or _named(GRAPHS):
+    if not shaped_for("cuda") or _is_in_flags(GRAPHS):
         return None
-    return without_pass(_known({GRAPHS: KINDS, "xla_gpu_graph_min_graph_size": 1}), BY_HOST)
+    return without_pass(_known({GRAPHS: KINDS, "xla_gpu_graph_min_graph_size": 1}), HOST_SLICES)
 
 
 def product_options(longest_sum: Callable[[], int]) -> dict[str, Any]:
@@ -64,9 +64,9 @@ def product_options(longest_sum: Callable[[], int]) -> dict[str, Any]:
     and pads what does not divide. A short sum is not worth the kernels that pad (`dqn-10`: 39
     kernels with, 34 without).
     """
-    if not shaped_for("cuda") or jax.__version_info__ < (0, 11) or _named(SPLIT):
+    if not shaped_for("cuda") or jax.__version_info__ < (0, 11) or _is_in_flags(SPLIT):
         return {}
-    short = attempt("the length of sums", lambda: longest_sum() <= UNCUT, lambda: False)
+    short = with_fallback("the length of sums", lambda: longest_sum() <= UNCUT, lambda: False)
     return _known({SPLIT: 1}) if short else {}
 
 
@@ -78,7 +78,7 @@ def once_options() -> dict[str, Any] | None:
     """
     if not shaped_for("cpu"):
         return graph_options()
-    return _known({name: value for name, value in QUICKLY.items() if not _named(name)})
+    return _known({name: value for name, value in FAST_COMPILE.items() if not _is_in_flags(name)})
 
 
 def spread_options(options: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -92,13 +92,13 @@ def spread_options(options: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def without_pass(options: dict[str, Any] | None, name: str) -> dict[str, Any] | None:
     """Return `options` by which XLA also leaves out the pass `name`, unless `XLA_FLAGS` say which to leave out."""
-    if _named(PASSES):
+    if _is_in_flags(PASSES):
         return options
     others = (options or {}).get(PASSES)
     return {**(options or {}), **_known({PASSES: f"{others},{name}" if others else name})}
 
 
-def side_by_side() -> int:
+def parallel_calls() -> int:
     """Return how many calls of one program run side by side from as many threads: on a CPU one on each core.
 
     Two on two cores take 0.53 of the time of one after the other (`dqn-10`, `ppo-4`); on an accelerator they would wait
@@ -107,13 +107,13 @@ def side_by_side() -> int:
     return len(os.sched_getaffinity(0)) if shaped_for("cpu", "plain") else 1
 
 
-def of_workers() -> dict[str, Any]:
+def worker_options() -> dict[str, Any]:
     """Return what processes that step environments need for programs like those of this process, on a CPU."""
     return {"flags": os.environ.get("XLA_FLAGS", ""), "jax": options_of(NUMBERS)}
 
 
-def take_options(options: dict[str, Any]) -> None:
-    """Make programs as the process that `of_workers` was called in, and on the CPU, before this one makes any.
+def apply_options(options: dict[str, Any]) -> None:
+    """Make programs as the process that `worker_options` was called in, and on the CPU, before this one makes any.
 
     They run in the thread that calls them, which has nothing else to do. JAX would hand them to another one: a vector
     step of five CartPoles then takes 195 us rather than 155.
@@ -125,7 +125,7 @@ def take_options(options: dict[str, Any]) -> None:
         jax.config.update(f"jax_{name}", value)
 
 
-def together() -> bool:
+def prefers_one_program() -> bool:
     """Return whether members of a population train in one program, rather than each in a call of its own.
 
     On accelerators, where launches bound a small program, however wide: on an H200 an iteration of 256 members together
@@ -135,7 +135,7 @@ def together() -> bool:
     return shaped_for("cuda", "tpu")
 
 
-def _named(option: str) -> bool:
+def _is_in_flags(option: str) -> bool:
     return option in os.environ.get("XLA_FLAGS", "")
 
 
@@ -150,4 +150,4 @@ def _is_known(name: str, value: Any) -> bool:
         jax.jit(lambda: 0).lower().compile(compiler_options={name: value})
         return True
 
-    return attempt(f"the compiler's option {name}", compile_with, lambda: False)
+    return with_fallback(f"the compiler's option {name}", compile_with, lambda: False)

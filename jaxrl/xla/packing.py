@@ -221,7 +221,7 @@ def check_items(layout: Layout, items: PyTree) -> None:
             )
 
 
-def takers(items: PyTree) -> Callable[[Array], PyTree]:
+def make_gather(items: PyTree) -> Callable[[Array], PyTree]:
     """Return a function that gathers the items at `[B]` from `items` `[R, ...]`; use it for reading each item once.
 
     On CPUs it gathers rows of bits, in one gather; elsewhere it gathers leaf by leaf. On a TPU, unpacking rows would be

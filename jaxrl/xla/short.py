@@ -49,7 +49,7 @@ def entry(row: Array, index: Array) -> Array:
     return total(row, places == index)
 
 
-def every(x: Array) -> Array:
+def all_true(x: Array) -> Array:
     """Return whether all flags hold, `[..., A] -> [...]`."""
     return functools.reduce(jnp.logical_and, _columns(x)) if _short(x) else x.all(axis=-1)
 

@@ -35,13 +35,13 @@ def random_orders(key: Key, count: int, units: int) -> Array:
     row, column = place // columns, place % columns
     for i, round_key in enumerate(jax.random.split(key, ROUNDS)):
         if i % 2:
-            column = _shifted(round_key, column, columns, row, rows)
+            column = _rotate(round_key, column, columns, row, rows)
         else:
-            row = _shifted(round_key, row, rows, column, columns)
+            row = _rotate(round_key, row, rows, column, columns)
     return row * columns + column
 
 
-def permuted(key: Key, place: Array, units: int) -> Array:
+def permute(key: Key, place: Array, units: int) -> Array:
     """Return what lies at each `place` `[B]` of one random permutation of `0 .. units-1`, int32 `[B]`.
 
     The key is consumed. Few units are sorted. More are laid out as a rectangle, about a square, whose rows and columns
@@ -71,7 +71,7 @@ def permuted(key: Key, place: Array, units: int) -> Array:
     return jax.lax.while_loop(outside, lambda place: jnp.where(place >= units, moved(place), place), first)
 
 
-def _shifted(key: Key, moved: Array, size: int, by: Array, lines: int) -> Array:
+def _rotate(key: Key, moved: Array, size: int, by: Array, lines: int) -> Array:
     """Rotate `moved`, of `0 .. size-1`, by a random number for each of the `lines` that `by` indexes."""
     shift = below(key, (moved.shape[0], lines), size).astype(jnp.int32)
     return (moved + jnp.take_along_axis(shift, by, axis=1, mode="promise_in_bounds")) % size

@@ -18,12 +18,12 @@ import jaxrl.shards as shards_of_run
 from jaxrl.errors import SettingsError
 from jaxrl.shards import AXIS, axis_size
 from jaxrl.trees import Array, PyTree, is_key, key_impl
-from jaxrl.xla.attempts import attempt
-from jaxrl.xla.equations import Code, Equation, Step, arrays, bind, called, counts_of, equations_in, read, run
+from jaxrl.xla.attempts import with_fallback
+from jaxrl.xla.equations import Code, Equation, Step, arrays, bind, called, read, run, scan_counts, walk_equation
 
 DEVICES = "envs"
 """The axis of a mesh over which shards are spread."""
-MEETS = frozenset({"all_gather", "axis_index"})
+COLLECTIVES = frozenset({"all_gather", "axis_index"})
 """Primitives by which a shard learns of the others, or its place among them."""
 PARTS = frozenset({"dynamic_slice", "gather", "dynamic_update_slice", "scatter", "scatter-max", "scatter_max"})
 """Primitives that read or write a part of their first input."""
@@ -38,7 +38,7 @@ class Spread(NamedTuple):
     each: list[bool]
 
 
-def spread(
+def run_shards(
     function: Callable[..., PyTree],
     shards: int,
     args: Sequence[PyTree],
@@ -57,14 +57,14 @@ def spread(
     leaves, form = jax.tree.flatten(tuple(args))
     given = Spread(leaves, jax.tree.leaves(tuple(each)))
     flat = lambda *leaves: function(*jax.tree.unflatten(form, leaves))
-    return attempt(
+    return with_fallback(
         "shards one by one",
-        lambda: _one_by_one(flat, shards, given),
-        lambda: _in_one_batch(flat, shards, given, own),
+        lambda: _run_one_by_one(flat, shards, given),
+        lambda: _run_in_one_batch(flat, shards, given, own),
     )
 
 
-def _in_one_batch(
+def _run_in_one_batch(
     flat: Callable[..., PyTree], shards: int, given: Spread, own: Callable[[PyTree], PyTree]
 ) -> tuple[PyTree, PyTree]:
     """Run a function for all shards of this device together: what it rounds to then depends on how many there are."""
@@ -75,15 +75,15 @@ def _in_one_batch(
     return jax.tree.map(lambda x, own: x if own else x[0], made, flags), flags
 
 
-def _one_by_one(flat: Callable[..., PyTree], shards: int, given: Spread) -> tuple[PyTree, PyTree]:
+def _run_one_by_one(flat: Callable[..., PyTree], shards: int, given: Spread) -> tuple[PyTree, PyTree]:
     local = [_row(x) if own else _like(x) for x, own in zip(given.values, given.each, strict=True)]
     traced, shape = jax.make_jaxpr(flat, axis_env=[(AXIS, shards)], return_shape=True)(*local)
-    made = _interpret(_inlined(read(traced)), given, shards)
+    made = _interpret(_inline(read(traced)), given, shards)
     result = jax.tree.structure(shape)
     return jax.tree.unflatten(result, made.values), jax.tree.unflatten(result, made.each)
 
 
-def everywhere(tree: PyTree, each: PyTree, shards: int) -> PyTree:
+def replicate(tree: PyTree, each: PyTree, shards: int) -> PyTree:
     """Give every shard of this device its own copy of what is the same for all."""
     here = _here(shards)
     return jax.tree.map(lambda x, own: x if own else jnp.broadcast_to(x, (here, *x.shape)), tree, each)
@@ -110,7 +110,7 @@ def _like(x: Any) -> jax.ShapeDtypeStruct:
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-def _inlined(code: Code) -> Code:
+def _inline(code: Code) -> Code:
     """Put the equations of every call in its place."""
     plain = Code(list(code.ins), list(code.outs), [], dict(code.given), code.avals, code.numbers)
     renamed: dict[int, int] = {}
@@ -120,7 +120,7 @@ def _inlined(code: Code) -> Code:
         if inner is None:
             plain.equations.append(equation._replace(ins=ins))
             continue
-        inner = _inlined(inner)
+        inner = _inline(inner)
         place = dict(zip(inner.ins, ins, strict=True))
         for number, aval in inner.avals.items():
             place.setdefault(number, -1)
@@ -133,9 +133,9 @@ def _inlined(code: Code) -> Code:
     return plain._replace(outs=[renamed.get(i, i) for i in plain.outs])
 
 
-def _meets(equation: Equation) -> bool:
+def _has_collective(equation: Equation) -> bool:
     """Say whether shards meet inside an equation, or in it."""
-    return any(eqn.primitive.name in MEETS and AXIS in _axes(eqn) for eqn in equations_in(equation.eqn))
+    return any(eqn.primitive.name in COLLECTIVES and AXIS in _axes(eqn) for eqn in walk_equation(equation.eqn))
 
 
 def _axes(eqn: Any) -> tuple[Any, ...]:
@@ -143,19 +143,19 @@ def _axes(eqn: Any) -> tuple[Any, ...]:
     return name if isinstance(name, tuple) else (name,)
 
 
-def _own(code: Code, each: Sequence[bool]) -> list[bool]:
+def _find_per_shard(code: Code, each: Sequence[bool]) -> list[bool]:
     """Say of each result of a function, given it of the inputs, whether every shard has its own."""
     kinds = dict.fromkeys(code.given, False) | dict(zip(code.ins, each, strict=True))
     for equation in code.equations:
         ins = [kinds[i] for i in equation.ins]
-        if equation.name in MEETS and _meets(equation):
+        if equation.name in COLLECTIVES and _has_collective(equation):
             outs = [equation.name == "axis_index"]
         elif equation.name == "scan":
-            outs = _own_of_scan(equation, ins)
-        elif equation.name == "while" and _meets(equation):
-            outs = _own_of_while(equation, ins)
-        elif equation.name == "cond" and _meets(equation):
-            outs = _own_of_cond(equation, ins)
+            outs = _scan_per_shard(equation, ins)
+        elif equation.name == "while" and _has_collective(equation):
+            outs = _while_per_shard(equation, ins)
+        elif equation.name == "cond" and _has_collective(equation):
+            outs = _cond_per_shard(equation, ins)
         else:
             outs = [any(ins)] * len(equation.outs)
         kinds.update(zip(equation.outs, outs, strict=True))
@@ -163,18 +163,18 @@ def _own(code: Code, each: Sequence[bool]) -> list[bool]:
 
 
 def _body(equation: Equation, name: str = "jaxpr") -> Code:
-    return _inlined(read(equation.eqn.params[name]))
+    return _inline(read(equation.eqn.params[name]))
 
 
-def _own_of_scan(equation: Equation, ins: list[bool]) -> list[bool]:
-    if not _meets(equation):
+def _scan_per_shard(equation: Equation, ins: list[bool]) -> list[bool]:
+    if not _has_collective(equation):
         return [any(ins)] * len(equation.outs)
-    return _settled(_body(equation), ins, *counts_of(equation))
+    return _fixpoint(_body(equation), ins, *scan_counts(equation))
 
 
-def _own_of_while(equation: Equation, ins: list[bool]) -> list[bool]:
+def _while_per_shard(equation: Equation, ins: list[bool]) -> list[bool]:
     consts = equation.eqn.params["cond_nconsts"]
-    return _settled(
+    return _fixpoint(
         _body(equation, "body_jaxpr"),
         ins[consts:],
         equation.eqn.params["body_nconsts"],
@@ -183,19 +183,21 @@ def _own_of_while(equation: Equation, ins: list[bool]) -> list[bool]:
 
 
 def _branches(equation: Equation) -> list[Code]:
-    return [_inlined(read(branch)) for branch in equation.eqn.params["branches"]]
+    return [_inline(read(branch)) for branch in equation.eqn.params["branches"]]
 
 
-def _own_of_cond(equation: Equation, ins: list[bool]) -> list[bool]:
+def _cond_per_shard(equation: Equation, ins: list[bool]) -> list[bool]:
     """Return what the results of a branch are: of each shard if they are in any branch."""
-    return [any(outs) for outs in zip(*(_own(branch, ins[1:]) for branch in _branches(equation)), strict=True)]
+    return [
+        any(outs) for outs in zip(*(_find_per_shard(branch, ins[1:]) for branch in _branches(equation)), strict=True)
+    ]
 
 
-def _settled(body: Code, ins: list[bool], consts: int, carry: int) -> list[bool]:
+def _fixpoint(body: Code, ins: list[bool], consts: int, carry: int) -> list[bool]:
     """Return what the results of a loop are: what is carried on is of each shard as soon as it ever is."""
     ins = list(ins)
     while True:
-        outs = _own(body, ins)
+        outs = _find_per_shard(body, ins)
         carried = [a or b for a, b in zip(ins[consts : consts + carry], outs, strict=False)]
         if carried == ins[consts : consts + carry]:
             return [*carried, *outs[carry:]]
@@ -207,14 +209,14 @@ def _settled(body: Code, ins: list[bool], consts: int, carry: int) -> list[bool]
 
 def _interpret(code: Code, given: Spread, shards: int) -> Spread:
     """Run a function for all shards of this device."""
-    stage = _Stage(code, given, shards)
+    stage = _Interpreter(code, given, shards)
     for place, equation in enumerate(code.equations):
         stage.take(place, equation)
     stage.finish()
     return Spread(arrays(code, stage.values, code.outs), [i in stage.each for i in code.outs])
 
 
-class _Stage:
+class _Interpreter:
     """The values so far, and the equations that wait to be run together.
 
     Some wait to be run for all shards, one after the other, the others to be run once.
@@ -231,9 +233,9 @@ class _Stage:
     def take(self, place: int, equation: Equation) -> None:
         """Run an equation, or have it wait for others."""
         own = [i in self.each for i in equation.ins]
-        if _meets(equation):
+        if _has_collective(equation):
             self._settle(place, equation.ins)
-            self._put(equation, *_meet(equation, self._spread(equation), self.shards))
+            self._put(equation, *_run_collective(equation, self._spread(equation), self.shards))
         elif equation.name in PARTS | FORMS and own[:1] == [True] and not self._waits(True, equation.ins[:1]):
             self._settle(place, equation.ins)
             batched = jax.vmap(partial(bind, equation), in_axes=[0 if x else None for x in own])
@@ -283,12 +285,14 @@ class _Stage:
             run(steps, values)
             return arrays(self.code, values, kept)
 
-        alone = partial(_apart(function), [self.values[i] for i in same])
+        alone = partial(_compile_alone(function), [self.values[i] for i in same])
         given = [self.values[i] for i in rows]
-        self.values.update(zip(kept, _in_turn(alone, given, _here(self.shards)) if each else alone([]), strict=True))
+        self.values.update(
+            zip(kept, _loop_over_shards(alone, given, _here(self.shards)) if each else alone([]), strict=True)
+        )
 
 
-def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
+def _compile_alone(function: Callable[..., Any]) -> Callable[..., Any]:
     """Have XLA compile a function by itself.
 
     A compiler that sees more at once fuses more, and then rounds otherwise: what stands around a function differs with
@@ -300,7 +304,7 @@ def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
     return set_xla_metadata(inlineable="false")(inside)
 
 
-def _in_turn(function: Callable[[list[Any]], list[Any]], rows: list[Any], shards: int) -> list[Any]:
+def _loop_over_shards(function: Callable[[list[Any]], list[Any]], rows: list[Any], shards: int) -> list[Any]:
     """Run a function for one shard after the other; what is given and returned are rows of shards."""
     # XLA would open a loop over a single shard, and lay out what the function is given in another way. So it is not
     # told how many turns there are, and a row is added that is never run.
@@ -322,10 +326,10 @@ def _blank(like: Any, rows: int) -> Array:
     return jax.random.wrap_key_data(jnp.zeros((rows, *data.shape), data.dtype), impl=key_impl(like))
 
 
-def _meet(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:
+def _run_collective(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:
     """Run an equation in which shards meet."""
     if equation.name == "all_gather":
-        return [_gathered(given.values[0], given.each[0], shards)], [False]
+        return [_gather(given.values[0], given.each[0], shards)], [False]
     if equation.name == "axis_index":
         first = jax.lax.axis_index(DEVICES) * _here(shards) if _devices() > 1 else jnp.int32(0)
         return [first + jnp.arange(_here(shards), dtype=jnp.int32)], [True]
@@ -338,17 +342,17 @@ def _meet(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], li
     raise NotImplementedError(f"shards cannot meet inside of {equation.name}")
 
 
-def _gathered(x: Array, own: bool, shards: int) -> Array:
+def _gather(x: Array, own: bool, shards: int) -> Array:
     if not own:
         return jnp.broadcast_to(x, (shards, *x.shape))
     return jax.lax.all_gather(x, DEVICES, tiled=True) if _devices() > 1 else x
 
 
 def _scan(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:
-    (consts, carry), body = counts_of(equation), _body(equation)
-    own = _own_of_scan(equation, given.each)
+    (consts, carry), body = scan_counts(equation), _body(equation)
+    own = _scan_per_shard(equation, given.each)
     begun = Spread(given.values[consts : consts + carry], given.each[consts : consts + carry])
-    first = _everywhere_as(begun, own[:carry], shards)
+    first = _replicate_to(begun, own[:carry], shards)
     fixed, kinds = given.values[:consts], [*given.each[:consts], *own[:carry], *given.each[consts + carry :]]
     # A loop takes rows of time; those of shards come behind.
     turn = lambda xs, flags: [jnp.moveaxis(x, 0, 1) if f else x for x, f in zip(xs, flags, strict=True)]
@@ -356,7 +360,7 @@ def _scan(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], li
 
     def one(carried: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
         made = _interpret(body, Spread([*fixed, *carried, *row], kinds), shards)
-        whole = _everywhere_as(made, own, shards)
+        whole = _replicate_to(made, own, shards)
         return whole[:carry], whole[carry:]
 
     params = {name: equation.eqn.params[name] for name in ("length", "reverse", "unroll")}
@@ -367,9 +371,13 @@ def _scan(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], li
 def _while(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:
     params = equation.eqn.params
     tests, consts = params["cond_nconsts"], params["body_nconsts"]
-    own, body, test = _own_of_while(equation, given.each), _body(equation, "body_jaxpr"), _body(equation, "cond_jaxpr")
+    own, body, test = (
+        _while_per_shard(equation, given.each),
+        _body(equation, "body_jaxpr"),
+        _body(equation, "cond_jaxpr"),
+    )
     tested, fixed = (Spread(given.values[a:b], given.each[a:b]) for a, b in ((0, tests), (tests, tests + consts)))
-    first = _everywhere_as(Spread(given.values[tests + consts :], given.each[tests + consts :]), own, shards)
+    first = _replicate_to(Spread(given.values[tests + consts :], given.each[tests + consts :]), own, shards)
 
     def goes_on(carried: Any) -> Array:
         made = _interpret(test, Spread([*tested.values, *carried], [*tested.each, *own]), shards)
@@ -379,7 +387,7 @@ def _while(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], l
 
     def one(carried: Any) -> Any:
         made = _interpret(body, Spread([*fixed.values, *carried], [*fixed.each, *own]), shards)
-        return _everywhere_as(made, own, shards)
+        return _replicate_to(made, own, shards)
 
     return list(jax.lax.while_loop(goes_on, one, first)), own
 
@@ -387,16 +395,16 @@ def _while(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], l
 def _cond(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:
     if given.each[0]:
         raise SettingsError("shards cannot meet where each of them chooses by itself what to do")
-    own = _own_of_cond(equation, given.each)
+    own = _cond_per_shard(equation, given.each)
 
     def taken(branch: Code, *values: Any) -> list[Any]:
-        return _everywhere_as(_interpret(branch, Spread(list(values), given.each[1:]), shards), own, shards)
+        return _replicate_to(_interpret(branch, Spread(list(values), given.each[1:]), shards), own, shards)
 
     branches = [partial(taken, branch) for branch in _branches(equation)]
     return list(jax.lax.switch(given.values[0], branches, *given.values[1:])), own
 
 
-def _everywhere_as(given: Spread, own: Sequence[bool], shards: int) -> list[Any]:
+def _replicate_to(given: Spread, own: Sequence[bool], shards: int) -> list[Any]:
     """Give every shard its own copy of those values that are to be its own."""
     wanted = zip(given.values, given.each, own, strict=True)
-    return [everywhere(x, has or not wants, shards) for x, has, wants in wanted]
+    return [replicate(x, has or not wants, shards) for x, has, wants in wanted]

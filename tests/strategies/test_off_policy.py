@@ -24,7 +24,7 @@ from jaxrl.strategies.base import iterate
 from jaxrl.strategies.guard import guarded_update, init_health
 from jaxrl.types import Batch, Transition
 from jaxrl.xla import ahead
-from jaxrl.xla.verdict import LARGE
+from jaxrl.xla.finite import LARGE
 
 KEY = jax.random.key(1)
 GAMMA = 0.5

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from jaxrl.trees import Array, PyTree, tree_bytes, tree_where
 from jaxrl.xla import by_platform, shaped_for
-from jaxrl.xla.columns import column
 from jaxrl.xla.flat import trees_of, vectors_of
+from jaxrl.xla.stacking import stack_scalars
 
 LARGE = 1 << 20
 """Bytes of a state from which branching is faster on a CPU: `dqn-conv` takes 0.86 of the time. A branch copies the new
@@ -20,7 +20,7 @@ state over the old one if the update is accepted, while selects read both and ar
 a branch only adds delay, and a GPU would wait for the host."""
 
 
-def first_bad(numbers: Sequence[Array], labels: Array) -> tuple[Array, Array]:
+def find_non_finite(numbers: Sequence[Array], labels: Array) -> tuple[Array, Array]:
     """Return whether all of some scalars are finite, and the label of the first that is not; of `labels` `[M]`.
 
     If all are, it is the first label. On CUDA and TPUs each has a flag of its own: in one array they would be a kernel,
@@ -33,7 +33,7 @@ def first_bad(numbers: Sequence[Array], labels: Array) -> tuple[Array, Array]:
         for i, flag in reversed(list(enumerate(flags))):
             first = jnp.where(flag, first, labels[i])
         return reduce(jnp.logical_and, flags), first
-    fine = jnp.isfinite(column([jnp.asarray(x, jnp.float32) for x in numbers]))
+    fine = jnp.isfinite(stack_scalars([jnp.asarray(x, jnp.float32) for x in numbers]))
     return _all_true(fine), labels[jnp.argmin(fine)]
 
 
@@ -49,7 +49,7 @@ def _all_true(flags: Array) -> Array:
     return jnp.vdot(fine, fine) == len(fine)
 
 
-def still_finite(tree: PyTree, before: PyTree) -> Array:
+def stays_finite(tree: PyTree, before: PyTree) -> Array:
     """Return whether every floating-point entry of `tree` is finite that was so `before`; a scalar bool.
 
     What a state holds without being finite, such as bounds that begin at infinity, may stay so.
@@ -63,11 +63,11 @@ def still_finite(tree: PyTree, before: PyTree) -> Array:
             shape, fine = jnp.shape(leaf), jnp.isfinite(leaf) | ~jnp.isfinite(old)
             finite[shape] = fine & finite[shape] if shape in finite else fine
     flags = list(finite.values())
-    flags = _padded(flags) if shaped_for("cuda") else flags
+    flags = _merge_flags(flags) if shaped_for("cuda") else flags
     return reduce(jnp.logical_and, (jnp.all(x) for x in flags), jnp.bool_(True))
 
 
-def _padded(flags: list[Array]) -> list[Array]:
+def _merge_flags(flags: list[Array]) -> list[Array]:
     """Return flags of several shapes as one vector of them all, as long as the longest, beside single ones.
 
     XLA for CUDA makes each shape a kernel that writes flags, and one that reduces them (`sac` on an H200, with a policy
@@ -79,7 +79,7 @@ def _padded(flags: list[Array]) -> list[Array]:
     return [x for x in flags if x.size == 1] + ([reduce(jnp.logical_and, several)] if several else [])
 
 
-def either(ok: Array, new: PyTree, old: PyTree) -> PyTree:
+def select(ok: Array, new: PyTree, old: PyTree) -> PyTree:
     """Return `new` if the scalar `ok` is true, otherwise `old`."""
     select = lambda ok, new, old: tree_where(ok, new, old)
     branch = lambda ok, new, old: jax.lax.cond(ok, lambda: new, lambda: old)

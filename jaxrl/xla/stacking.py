@@ -14,13 +14,13 @@ import jax.numpy as jnp
 from jaxrl.trees import Array, PyTree
 from jaxrl.xla import shaped_for
 
-SELECTED = ("cpu", "tpu")
+STACKED_BY_SELECT = ("cpu", "tpu")
 """Platforms on which scalars are stacked by selects."""
 
 
-def column(scalars: Sequence[Array]) -> Array:
+def stack_scalars(scalars: Sequence[Array]) -> Array:
     """Stack scalars, `M` times `[]` to `[M]`."""
-    if not shaped_for(*SELECTED):
+    if not shaped_for(*STACKED_BY_SELECT):
         return jnp.stack(scalars)
     place = jnp.arange(len(scalars), dtype=jnp.int32)
     stacked = jnp.broadcast_to(scalars[0], place.shape)
@@ -29,7 +29,7 @@ def column(scalars: Sequence[Array]) -> Array:
     return stacked
 
 
-def of_each(summary: Callable[[Array], PyTree], arrays: Sequence[Array]) -> PyTree:
+def stack_summaries(summary: Callable[[Array], PyTree], arrays: Sequence[Array]) -> PyTree:
     """Return `summary` of each of several arrays of one shape, stacked, as trees of `[M]`.
 
     Plain: `summary` of all of them at once. On TPUs it is taken of each: XLA reads each where it is, and reduces them
