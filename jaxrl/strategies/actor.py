@@ -42,7 +42,7 @@ class ActorState(NamedTuple):
     """Optimisation step at which the parameters were published."""
 
 
-# --- layouts ----------------------------------------------------------------------------------------
+# --- layouts ----------------------------------------------------------------------------------------------------
 
 
 class Layouts(NamedTuple):
@@ -93,7 +93,7 @@ def _pack_state(layout: Layout, state: ActorState) -> Packed:
     return pack(layout, jax.tree.map(lambda x: jnp.asarray(x)[None], state), join_short)
 
 
-# --- the programs -----------------------------------------------------------------------------------------------
+# --- programs ---------------------------------------------------------------------------------------------------
 
 
 def begin(acting: Acting, layout: Layout, agent: PyTree, stats: PyTree, obs: PyTree, key: Key) -> Packed:

@@ -1,4 +1,4 @@
-"""What a policy tells beside its action: probabilities, log-probabilities and values, at the observation it acts on."""
+"""Action probabilities, log-probabilities and values of a policy at the current observation."""
 
 from functools import partial
 from typing import Any
@@ -15,16 +15,16 @@ from jaxrl.strategies.base import PolicyOutputs
 from jaxrl.trees import Array, PyTree
 from jaxrl.xla.short import entry
 
-NO_INSIGHT = "has no field insight, which would tell them"
+NO_INSIGHT = "has no field insight, which would provide them"
 
 
 def _get_insight(agent: Agent) -> Insight:
-    """Return what `agent` tells; of one that was made without it, why it does not."""
+    """Return `agent.insight`, or a stub with the reason why there is none."""
     return Insight(NO_INSIGHT, NO_INSIGHT) if agent.insight is None else agent.insight
 
 
 def make_policy_outputs(agent: Agent, processor: Processor) -> PolicyOutputs:
-    """Return what `agent` behind `processor` tells; both parts of its parameters are those of `make_policy`."""
+    """Return the `PolicyOutputs` of `agent` behind `processor`; `params` are those of `make_policy`."""
     return PolicyOutputs(
         probabilities=partial(_probabilities, agent, processor),
         log_prob=partial(_log_prob, agent, processor),

@@ -1,4 +1,4 @@
-"""Off-policy training: act, step the environments, process, push, sample, update; one pure step of it all."""
+"""Off-policy training: act, step the environments, process, push, sample and update, in one pure step."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -53,10 +53,10 @@ from jaxrl.types import Transition
 
 
 class OffPolicyState(NamedTuple):
-    """The whole truth about a run at the end of an iteration."""
+    """Complete state of a run after an iteration."""
 
     key: Key
-    """The stream of iterations: never advanced, folded with the iteration's number."""
+    """Stream of iterations: folded with the iteration's number, never advanced."""
     agent: PyTree
     env: VecEnvState
     processor: PyTree
@@ -65,11 +65,11 @@ class OffPolicyState(NamedTuple):
 
 
 REFILL_STREAM = 2**32 - 4
-"""Folded into the key of a run's stream to fill its buffer again: no iteration has this number."""
+"""Folded into the stream of a run to refill its buffer; no iteration has this number."""
 
 
 class Replay(NamedTuple):
-    """What learns from replay, wherever the steps are taken."""
+    """The learning half, the same wherever the steps are taken."""
 
     agent: Agent
     processor: Processor
@@ -94,33 +94,34 @@ def off_policy(
     demo_share: float = 0.5,
     shards: int = 1,
 ) -> Strategy:
-    """Compose off-policy training, as of DQN.
+    """Compose off-policy training, as for DQN.
 
     Args:
-      env: one environment; `num_envs` copies of it run side by side.
-      agent: what `jaxrl.dqn(...)` returns.
-      buffer: what `jaxrl.uniform(...)` or `jaxrl.prioritised(...)` returns.
-      processor: what makes transitions of steps.
-      num_envs: environments `N`.
+      env: one environment, of which `num_envs` copies run in parallel.
+      agent: as returned by `jaxrl.dqn(...)` or another off-policy agent.
+      buffer: as returned by `jaxrl.uniform(...)` or `jaxrl.prioritised(...)`.
+      processor: turns steps into transitions.
+      num_envs: number of environments `N`.
       opt_interval: environment steps per optimisation step. At or above `num_envs` it must be a multiple of it (several
         vector steps, then one update); below, it must divide it (one vector step, then several updates).
-        These four, left out, are what suits the agent: `uniform()`, `one_step()`, 10 and 10; for `rainbow` prioritised
-        replay of 3 steps; for `sac`, `td3` and `ddpg` a larger buffer and batch, and an update for every step of one
-        environment.
-      updates: optimisation steps made each time that one is due.
-      warmup: environment steps before the first optimisation; at least those of one batch are taken.
-      random_warmup: whether actions during it are uniformly random, or those of the agent exploring.
-      actors: who steps environments on the host, each `num_envs` of them; left out, an environment in JAX runs on the
-        device, and any other with one actor.
-      resets: where episodes begin, see `jaxrl.vectorise`; in environments on the host always `fresh`.
-      demos: what `jaxrl.load_dataset(...)` returns: steps that others have taken, to be learnt from beside those of the
-        buffer, whose batches stay as large as they are.
-      demo_share: share of `demos` in what is learnt from, above 0 and below 1.
-      shards: parts into which environments, buffer and batches are divided; all learn together, and as many devices can
-        take part in a run as there are shards, without changing a bit of it.
+        The default of these four depends on the agent: `uniform()`, `one_step()`, 10 and 10; for `rainbow` prioritised
+        replay of 3 steps; for `sac`, `td3` and `ddpg` a larger buffer and batch, and one environment with an update for
+        every step.
+      updates: optimisation steps each time that one is due.
+      warmup: environment steps before the first optimisation step, rounded up to at least one batch.
+      random_warmup: whether actions during the warm-up are uniformly random, or those of the exploring agent.
+      actors: settings of actors, which step `num_envs` environments each on the host. By default, an environment in JAX
+        runs on the device, and any other with one actor.
+      resets: how episodes start, see `jaxrl.vectorise`; environments on the host always use `fresh`.
+      demos: demonstrations, as returned by `jaxrl.load_dataset(...)`. They are added to the batches of the buffer,
+        which keep their size.
+      demo_share: share of `demos` in each batch, above 0 and below 1.
+      shards: number of parts into which environments, buffer and batches are divided. A run can use up to as many
+        devices, with the same bits on any number of them.
 
     Raises:
-      SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
+      SettingsError: sizes do not divide (the message has the nearest that do), or the agent does not support the
+        spaces.
     """
     env, host_actors = split_env(env, actors, max_lag=2)
     known = build_agent(agent, processor, env.spec)
@@ -132,8 +133,10 @@ def off_policy(
     updates, warmup, buffer = as_int(updates), as_int(warmup), make_default_buffer(suits) if buffer is None else buffer
     vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
     acting = Acting(vector, *connect(known, (processor or make_default_processor(suits)).for_replay))
+    # The schedule follows from the buffer of one shard before demonstrations are mixed in: those need no warm-up.
     ring = _make_shard_buffer(buffer, acting, env, shards)
     replay_buffer = with_demos(ring, demos, demo_share, acting, env)
+    # Planned for all shards together, since settings count the environments of all; each shard then runs its part.
     schedule = make_update_schedule(
         horizon=acting.processor.horizon,
         least=min_rows(ring, vector.num_envs) * shards,
@@ -202,7 +205,7 @@ def off_policy(
 
 
 def _make_shard_buffer(buffer: Buffer, acting: Acting, env: Env | HostEnv, shards: int) -> Buffer:
-    """Return the buffer of one shard as the agent learns from it."""
+    """Return the buffer of one shard, adapted to the agent and the goals of `env`."""
     _require_replay(acting.agent)
     goal = env.goal if isinstance(env, Env) else None
     ring = set_goal_fn(_divide_buffer(buffer, shards), acting.processor, env.spec.name, goal)
@@ -217,14 +220,14 @@ def _require_replay(agent: Agent) -> None:
 
 
 def make_default_buffer(settings: Mapping[str, Any]) -> Buffer:
-    """Return the buffer of the settings that suit an agent, see `registry.usual`."""
+    """Return the default buffer of an agent, from `registry.defaults_for`."""
     parts = dict(settings.get("buffer", {}))
     make = prioritised if parts.pop("prioritised", False) else uniform
     return make(**parts)
 
 
 def _divide_buffer(buffer: Buffer, shards: int) -> Buffer:
-    """Return the buffer of one of so many `shards`; raise `SettingsError` if it cannot be divided."""
+    """Return the buffer of one of `shards` shards; raise `SettingsError` if it cannot be divided."""
     if shards == 1:
         return buffer
     if buffer.settings is None or buffer.shard is None:
@@ -238,7 +241,7 @@ def _divide_buffer(buffer: Buffer, shards: int) -> Buffer:
 def collect(
     acting: Acting, schedule: UpdateSchedule, state: OffPolicyState, key: Key, t: Array
 ) -> tuple[OffPolicyState, Transition, CollectInfo]:
-    """Act, step the environments and process, `vector_steps` times; return the transitions `[T, N, ...]`."""
+    """Collect the transitions `[T, N, ...]` of iteration `t`, as `CollectFn`."""
     state, items, seen = _take_steps(
         acting, state, key, schedule.vector_steps, _first_opt_step(schedule, t), random=False
     )
@@ -246,12 +249,13 @@ def collect(
 
 
 def learn(replay: Replay, state: Any, items: Transition, key: Key, t: Array) -> tuple[Any, Metrics]:
-    """Push the transitions `[T, N, ...]` of iteration `t`, then sample and update, `schedule.updates` times.
+    """Push the transitions `[T, N, ...]` of iteration `t`, then sample and update `schedule.updates` times.
 
     `state` is a `NamedTuple` with the fields `agent`, `processor`, `buffer` and `health`. The key is consumed.
     """
+    # The warm-up pushed blocks `0 .. fill-1`, so iteration `t` pushes block `fill + t`.
     pushes = replay.schedule.fill + jnp.asarray(t, jnp.uint32)
-    # Push before sampling: the other way round XLA must keep the old buffer, and copies it every iteration.
+    # Push before sampling: in the other order, XLA keeps the old buffer for the reads and copies it every iteration.
     state = push(replay, state, items, pushes)
     statistics = make_replay_transform(replay.processor, state.processor)
     first_opt, updates = _first_opt_step(replay.schedule, t), replay.schedule.updates
@@ -259,13 +263,17 @@ def learn(replay: Replay, state: Any, items: Transition, key: Key, t: Array) -> 
 
 
 def push(replay: Replay, state: Any, items: Transition, pushes: Array) -> Any:
-    """Write the transitions `[T, N, ...]` of an iteration, of the warm-up too, after `pushes` earlier ones."""
+    """Push the transitions `[T, N, ...]` of an iteration or warm-up round, after `pushes` earlier blocks."""
+    # Time-major rows: successive steps of one environment are `N` rows apart, see `UpdateSchedule.lag`.
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), _drop_bounds(replay.agent, items))
     return state._replace(buffer=replay.buffer.push(state.buffer, rows, pushes))
 
 
 def _drop_bounds(agent: Agent, items: Transition) -> Transition:
-    """Return what replay holds of transitions: single items have no order, so nothing tells of the steps around."""
+    """Return `items` without `is_first` and `is_last`, unless the agent learns from sequences.
+
+    Items sampled singly have no neighbours; leaving the two out saves memory.
+    """
     return items if agent.window is not None else items._replace(is_first=(), is_last=())
 
 
@@ -281,17 +289,18 @@ def _take_steps(
     return state._replace(env=loop.env, processor=loop.processor), items, seen
 
 
-# --- the beginning ----------------------------------------------------------------------------------------------
+# --- initialisation ---------------------------------------------------------------------------------------------
 
 
 def _init(acting: Acting, replay: Replay, key: Key) -> OffPolicyState:
-    """Reset, fill the processor's windows, and warm the buffer up."""
+    """Reset the environments, fill the processor's windows, and warm up the buffer."""
     schedule, state = replay.schedule, _begin(acting, replay, key)
+    # `_begin` splits the same key into five and uses the first three.
     prime_key, fill_key = map(shard_key, jax.random.split(key, 5)[3:])
     warm_up = partial(_take_steps, acting, opt_step=jnp.uint32(0), random=schedule.random_warmup)
 
     def prime(t: Array, state: OffPolicyState) -> OffPolicyState:
-        """Take a vector step whose transitions are not complete yet."""
+        """Take a vector step before the first n-step transition is complete."""
         return warm_up(state, fold(prime_key, t), 1)[0]
 
     def fill(t: Array, state: OffPolicyState) -> OffPolicyState:
@@ -301,12 +310,12 @@ def _init(acting: Acting, replay: Replay, key: Key) -> OffPolicyState:
 
     if schedule.horizon:
         state = jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(schedule.horizon), prime, state)
-    # Unlike `iterate`, plain loops: they run once, and compile in half the time.
+    # Plain loops instead of `iterate`: they run once, and compile in half the time.
     return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(schedule.fill), fill, state)
 
 
 def _begin(acting: Acting, replay: Replay, key: Key) -> OffPolicyState:
-    """Return the state before the warm-up."""
+    """Return the state before the warm-up, with an empty buffer."""
     stream, agent_key, env_key, *_ = jax.random.split(key, 5)
     agent = acting.agent.init(agent_key)
     loop, items = open_envs(acting, agent, shard_key(env_key))
@@ -314,7 +323,7 @@ def _begin(acting: Acting, replay: Replay, key: Key) -> OffPolicyState:
 
 
 def init_buffer(replay: Replay, items: Transition) -> PyTree:
-    """Return an empty buffer for iterations whose vector steps make transitions like `items`, shapes `[N, ...]`."""
+    """Return an empty buffer for transitions like `items`, the shapes `[N, ...]` of one vector step."""
     if replay.agent.window is not None and isinstance(items.is_first, tuple):
         raise SettingsError(
             f"processor: its transitions have no is_first and is_last, and {replay.agent.name} learns from sequences; "
@@ -325,14 +334,18 @@ def init_buffer(replay: Replay, items: Transition) -> PyTree:
 
 
 def _reset_buffer(acting: Acting, replay: Replay, state: OffPolicyState) -> OffPolicyState:
-    """Return `state` with a new buffer."""
-    _, items = open_envs(acting, state.agent, state.key)  # its shapes alone are asked for; nothing of it is computed
+    """Return `state` with an empty buffer."""
+    _, items = open_envs(acting, state.agent, state.key)  # used for its shapes alone, so XLA drops it
     return state._replace(buffer=init_buffer(replay, items))
 
 
 def _refill(acting: Acting, replay: Replay, state: OffPolicyState, first: Array, stop: Array) -> OffPolicyState:
-    """Fill a new buffer with what the agent meets as it explores from where its environments stand."""
+    """Fill an empty buffer with blocks `first .. stop-1`, by exploring from the current state of the environments.
+
+    A resumed run thus has as much data as before, though not the same: it comes from the restored agent.
+    """
     schedule, key = replay.schedule, fold(fold(state.key, REFILL_STREAM), stop)
+    # Schedules, such as that of epsilon, stand where the run left off.
     opt_step = _first_opt_step(schedule, jnp.asarray(stop, jnp.uint32) - schedule.fill)
 
     def fill(number: Array, state: OffPolicyState) -> OffPolicyState:

@@ -1,4 +1,4 @@
-"""On-policy training: collect a rollout, prepare it, learn from it for some epochs, and drop it; one pure step."""
+"""On-policy training: collect a rollout, prepare it, and learn from it for some epochs, in one pure step."""
 
 import math
 from collections.abc import Callable
@@ -42,10 +42,10 @@ from jaxrl.xla.shuffle import random_orders
 
 
 class OnPolicyState(NamedTuple):
-    """The whole truth about a run at the end of an iteration, when no rollout is left."""
+    """Complete state of a run after an iteration; rollouts are not kept."""
 
     key: Key
-    """The stream of iterations: never advanced, folded with the iteration's number."""
+    """Stream of iterations: folded with the iteration's number, never advanced."""
     agent: PyTree
     env: VecEnvState
     processor: PyTree
@@ -53,29 +53,29 @@ class OnPolicyState(NamedTuple):
 
 
 ROLLOUT_SETTINGS = ("rollout", "epochs", "minibatches")
-"""Settings of how an agent goes through its rollouts."""
+"""Settings of the minibatch schedule."""
 MAX_STEPS = 2**31 - 1
-"""Steps of a rollout, at most: their places are int32."""
+"""Largest number of steps in a rollout; their indices are int32."""
 
 
 class MinibatchSchedule(NamedTuple):
-    """How an agent goes through its rollouts."""
+    """Size of rollouts, and their division into epochs and minibatches."""
 
     agent: Agent
     num_envs: int
     rollout: int
-    """Steps of all environments in one iteration."""
+    """Vector steps per iteration."""
     epochs: int
     minibatches: int
 
     @property
     def num_items(self) -> int:
-        """What is shuffled: steps, or with a memory the environments."""
+        """Number of items that are shuffled: steps, or environments if the agent has a memory."""
         return self.num_envs if self.agent.memory is not None else self.rollout * self.num_envs
 
     @property
     def updates(self) -> int:
-        """Optimisation steps in one iteration."""
+        """Optimisation steps per iteration."""
         return self.epochs * self.minibatches
 
 
@@ -92,31 +92,32 @@ def on_policy(
     resets: str = "auto",
     shards: int = 1,
 ) -> Strategy:
-    """Compose on-policy training, as of PPO.
+    """Compose on-policy training, as for PPO.
 
-    An iteration takes `rollout` steps in every environment and makes `epochs * minibatches` optimisation steps on them:
-    in each epoch every step is learnt from once, in another order. An agent with a memory learns from whole sequences,
-    so that each minibatch is made of environments.
+    An iteration takes `rollout` steps in every environment and `epochs * minibatches` optimisation steps on them. Each
+    epoch uses every step once, in a new order. An agent with a memory learns from whole sequences, so its minibatches
+    consist of environments.
 
     Args:
-      env: one environment; `num_envs` copies of it run side by side.
-      agent: what `jaxrl.ppo(...)`, `a2c`, `reinforce`, `impala` or `pqn` returns.
-      processor: what makes transitions of single steps. The discount is its. If left out, it is `one_step()`, behind
-        `normalise_reward()` for all agents but `pqn`: how large rewards are then matters little.
-      num_envs: environments `N`.
-      rollout: steps `T` of each environment in an iteration.
-      epochs: times that a rollout is gone through.
-      minibatches: equal parts of an epoch, one optimisation step each; 1 learns from the rollout as a whole.
-        These three, left out, are what suits the agent: 128, 4 and 4 for `ppo` and `pqn`, one update of the whole
-        rollout for `a2c`, `reinforce` and `impala`, which several lead astray.
-      actors: who steps environments on the host, each `num_envs` of them; a rollout is that of all. Left out, an
-        environment in JAX runs on the device, and any other with one actor.
-      resets: where episodes begin, see `jaxrl.vectorise`; in environments on the host always `fresh`.
-      shards: parts into which environments and minibatches are divided; all learn together, and as many devices can
-        take part in a run as there are shards, without changing a bit of it. Steps are shuffled within a shard.
+      env: one environment, of which `num_envs` copies run in parallel.
+      agent: as returned by `jaxrl.ppo(...)`, `a2c`, `reinforce`, `impala` or `pqn`.
+      processor: turns steps into one-step transitions, and sets the discount. By default `one_step()`, for all agents
+        but `pqn` behind `normalise_reward()`, which makes them insensitive to the scale of rewards.
+      num_envs: number of environments `N`.
+      rollout: steps `T` of each environment per iteration.
+      epochs: passes over each rollout.
+      minibatches: equal parts of an epoch, one optimisation step each; 1: the whole rollout.
+        The default of these three depends on the agent: 128, 4 and 4 for `ppo` and `pqn`; one update of the whole
+        rollout for `a2c`, `reinforce` and `impala`, which learn worse with several.
+      actors: settings of actors, which step `num_envs` environments each on the host; a rollout has those of all. By
+        default, an environment in JAX runs on the device, and any other with one actor.
+      resets: how episodes start, see `jaxrl.vectorise`; environments on the host always use `fresh`.
+      shards: number of parts into which environments and minibatches are divided. A run can use up to as many devices,
+        with the same bits on any number of them. Steps are shuffled within a shard.
 
     Raises:
-      SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
+      SettingsError: sizes do not divide (the message has the nearest that do), or the agent does not support the
+        spaces.
     """
     env, host_actors = split_env(env, actors, max_lag=1)
     known = build_agent(agent, processor, env.spec)
@@ -150,6 +151,7 @@ def on_policy(
         state_fns=StateFns(health=get_health, reseed=reseed, set_hyperparams=partial(set_hyperparams, acting)),
     )
     if host_actors is not None:
+        # Parameters of actors lag behind, so `behave` records the log-probability of each action at that time.
         behaving = acting._replace(agent=acting.agent._replace(act=acting.agent.behave or acting.agent.act))
         return with_actors(one, behaving, host_actors, steps=schedule.rollout, begin=partial(_init, behaving))
     return sharded(one, shards, ("env", "processor"))
@@ -163,10 +165,10 @@ def make_minibatch_schedule(
     epochs: int | None = None,
     minibatches: int | None = None,
 ) -> MinibatchSchedule:
-    """Return how `agent` goes through rollouts of `num_envs` environments; what is left out is what suits it.
+    """Return the schedule for rollouts of `num_envs` environments; `None` selects the agent's default.
 
     Raises:
-      SettingsError: it does not learn from rollouts, or what does not divide (with the nearest settings that do).
+      SettingsError: the agent does not learn from rollouts, or sizes do not divide (the message has the nearest).
     """
     if agent.prepare is None:
         able = join_names(algorithm_names("on_policy"))
@@ -192,7 +194,7 @@ def make_minibatch_schedule(
 
 
 def settings_of_schedule(schedule: MinibatchSchedule) -> dict[str, Any]:
-    """Return the settings that `make_minibatch_schedule` was given, or took."""
+    """Return the settings of `schedule`, with the defaults filled in."""
     return {name: getattr(schedule, name) for name in ROLLOUT_SETTINGS}
 
 
@@ -221,19 +223,20 @@ def _init(acting: Acting, key: Key) -> OnPolicyState:
 def collect(
     acting: Acting, schedule: MinibatchSchedule, state: OnPolicyState, key: Key, t: Array
 ) -> tuple[OnPolicyState, Transition, CollectInfo]:
-    """Act, step the environments and process, `rollout` times; return the transitions `[T, N, ...]`."""
+    """Collect the transitions `[T, N, ...]` of iteration `t`, as `CollectFn`."""
     loop = EnvLoopState(state.env, state.processor)
     loop, items, seen = take_steps(acting, state.agent, _first_opt_step(schedule, t), loop, key, schedule.rollout)
     return state._replace(env=loop.env, processor=loop.processor), items, make_collect_info(seen)
 
 
 def learn(schedule: MinibatchSchedule, state: Any, items: Transition, key: Key, t: Array) -> tuple[Any, Metrics]:
-    """Make all epochs over the rollout of iteration `t`, transitions `[T, N, ...]`.
+    """Run all epochs over the rollout of iteration `t`, transitions `[T, N, ...]`.
 
     `state` is a `NamedTuple` with the fields `agent` and `health`. The key is consumed.
     """
     assert schedule.agent.prepare is not None
     rollout = Rollout(items, last_steps(items))
+    # Advantages and targets are computed once, with the parameters of the beginning of the iteration.
     prepared = schedule.agent.prepare(state.agent, rollout)  # leaves `[num_items, ...]`
     measured = schedule.agent.measure(prepared) if schedule.agent.measure else {}
     take = make_minibatches(prepared, schedule.minibatches)
@@ -243,8 +246,9 @@ def learn(schedule: MinibatchSchedule, state: Any, items: Transition, key: Key, 
         return _update(schedule.agent, carry, take(index), key, opt_step)
 
     order_key, update_key = jax.random.split(key)
-    # With one minibatch there is no order.
+    # A single minibatch ignores its indices, so nothing is drawn for their order.
     order = random_orders(order_key, schedule.epochs, schedule.num_items if schedule.minibatches > 1 else 1)
+    # `[epochs, num_items] -> [epochs * minibatches, items per minibatch]`: one row per update.
     rows = order.reshape(schedule.updates, -1), jax.random.split(update_key, schedule.updates)
     (state, _), metrics = repeat(
         update, (state, jnp.bool_(False)), rows, _first_opt_step(schedule, t), schedule.updates
@@ -271,11 +275,12 @@ def make_minibatches(prepared: PyTree, minibatches: int) -> Callable[[Array], Ba
 def _update(
     agent: Agent, carry: tuple[Any, Array], batch: Batch, key: Key, opt_step: Array
 ) -> tuple[tuple[Any, Array], Metrics]:
-    """Make one update, or leave it out where an earlier one on this rollout asked to stop."""
+    """Update the agent, unless an earlier update on this rollout requested a stop, as PPO's `target_kl` does."""
     state, stopped = carry
     new, health, metrics, _ = guarded_update(agent, state.agent, state.health, batch, key, opt_step)
     if agent.stop is None:
         return (state._replace(agent=new, health=health), stopped), metrics
+    # The update that requests the stop still counts. Later ones run too, since shapes are fixed, but are discarded.
     asked = agent.stop(new, metrics)
     kept, metrics = tree_where(stopped, (state.agent, state.health), (new, health)), _mask_metrics(metrics, stopped)
     metrics = {**metrics, "stopped_updates": Total(stopped.astype(jnp.int32))}
@@ -283,7 +288,7 @@ def _update(
 
 
 def _mask_metrics(metrics: Metrics, stopped: Array) -> Metrics:
-    """Take the metrics of an update out of the count if it was left out."""
+    """Return metrics without any measurement if the update was `stopped`."""
     nothing = Stat(jnp.int32(0), jnp.float32(0), jnp.float32(math.inf), jnp.float32(-math.inf))
     blank = lambda m: nothing if isinstance(m, Stat) else Total(jnp.int32(0))
     return {name: tree_where(stopped, blank(m), m) for name, m in metrics.items()}

@@ -1,4 +1,4 @@
-"""The policy of a training state, as a user calls it: an agent behind a processor that learns nothing more."""
+"""The policy of a training state: an agent behind a processor with frozen statistics."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,20 +16,21 @@ from jaxrl.types import Step
 
 
 class PolicyParams(NamedTuple):
-    """What acting greedily needs of a training state."""
+    """The part of a training state that is needed to act greedily."""
 
     agent: PyTree
     processor: PyTree
-    """What the processor has learnt, such as running means; `()` for most."""
+    """Statistics of the processor, such as running means; `()` for most."""
 
 
 def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
-    """Compose the greedy policy of `agent` behind `processor`, which learns nothing more."""
+    """Compose the policy of `agent` behind `processor` with frozen statistics."""
 
     def begin_policy(params: PolicyParams, obs: PyTree) -> PyTree:
         frozen = processor.freeze(params.processor)
         seen = frozen.observe(frozen.init(obs))
         shapes = jax.eval_shape(lambda p, o: agent.act(p, o, None, jnp.uint32(0), "exploit"), params.agent, seen)
+        # A window of past steps starts with zero actions of the right shape; only `eval_shape` calls the agent here.
         action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return init_processor(frozen, obs, action, extras), extras
 
@@ -59,7 +60,7 @@ def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
 
 
 def policy_params_like(agent: Agent, processor: Processor, spec: EnvSpec) -> PolicyParams:
-    """Return the shapes of the parameters of `make_policy`."""
+    """Return the shapes of the parameters of a policy from `make_policy`."""
 
     def params(key: Key) -> PolicyParams:
         obs = space_zeros(spec.observation_space, 1)

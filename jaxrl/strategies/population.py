@@ -1,4 +1,4 @@
-"""Populations: one strategy, several seeds and settings; each member a run of its own, all of them one program."""
+"""Populations: one strategy with several seeds and settings, whose members share programs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,22 +22,22 @@ DISCOUNT = "processor.discount"
 SWITCHES = tuple(
     f"agent.{name}" for name in ("noise_memory", "cql", "boltzmann", "bc_alpha", "rho_clip", "target_entropy")
 )
-"""Settings that at 0 turn something off (a target entropy, back to the usual one), which makes another program."""
+"""Settings for which 0 changes the program: it turns something off (for a target entropy, selects the default)."""
 MAX_MEMBERS = 100_000
-"""Members of a population, at most."""
+"""Largest number of members."""
 LAYOUTS = ("auto", "spread", "together")
-"""How members train: in calls of their own, spread over cores and devices, or `width` of them in one program."""
+"""Ways to train members: one per call, spread over cores and devices, or `width` together in one program."""
 
 
 class Range(NamedTuple):
-    """A distribution of values: uniform from `low` to `high`, or uniform in their logarithm."""
+    """A uniform or log-uniform distribution from `low` to `high`."""
 
     low: float
     high: float
     log: bool = False
 
     def draw(self, rng: np.random.Generator) -> float:
-        """Draw one value."""
+        """Return one random value."""
         if self.log:
             return math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
         return float(rng.uniform(self.low, self.high))
@@ -47,17 +47,17 @@ class Range(NamedTuple):
 
 
 def log_uniform(low: float, high: float) -> Range:
-    """Draw a swept setting uniformly in its logarithm, as suits learning rates; `0 < low < high`."""
+    """Return a log-uniform range for a sweep, such as of learning rates; `0 < low < high`."""
     return _check_range(Range(low, high, log=True))
 
 
 def between(low: float, high: float) -> Range:
-    """Draw a swept setting uniformly from `low` to `high`; `low < high`."""
+    """Return a uniform range for a sweep; `low < high`."""
     return _check_range(Range(low, high))
 
 
 def _check_range(range: Range) -> Range:
-    """Return `range`; raise `SettingsError` if nothing can be drawn from it."""
+    """Return `range`; raise `SettingsError` unless its bounds are finite and in order."""
     bounds = [x for x in range[:2] if isinstance(x, int | float) and math.isfinite(x)]
     if len(bounds) < 2 or not 0 < range.high - range.low < math.inf or (range.log and range.low <= 0):
         least = "0 < " if range.log else ""
@@ -66,17 +66,17 @@ def _check_range(range: Range) -> Range:
 
 
 Sweep = Mapping[str, Sequence[Any] | Range]
-"""Values or a range for each swept setting, by its name, as `agent.lr`."""
+"""Values or a range for each swept setting, by names such as `agent.lr`."""
 
 
 class Member(NamedTuple):
-    """One of a population."""
+    """A member of a population."""
 
     number: int
     seed: int
     """Added to the seed of the run."""
     swept: Mapping[str, Any]
-    """The settings that were swept, by name."""
+    """Its values of the swept settings, by name."""
     strategy: Strategy
 
     def __repr__(self) -> str:
@@ -86,22 +86,22 @@ class Member(NamedTuple):
 
 
 class PopulationLayout(NamedTuple):
-    """How the members of a population train."""
+    """How the members of a population are divided into programs."""
 
     name: str = "spread"
-    """One of `LAYOUTS`, but not `auto`."""
+    """One of `LAYOUTS` except `auto`."""
     width: int | None = None
-    """Members in one program, where they train together; `None` for all that share it."""
+    """Members per program with `together`; `None`: all that share it."""
 
 
 class Population(NamedTuple):
-    """Members, settings outermost: those of the first settings come first, a seed each. `Trainer` trains them."""
+    """Members, ordered by settings and then by seed. `Trainer` trains them."""
 
     members: tuple[Member, ...]
     settings: Mapping[str, Any]
-    """What makes it again, for the settings of the run."""
+    """Settings that rebuild it, for the settings of the run."""
     search: Any = None
-    """A `jaxrl.strategies.search.Search` among the members, if there is one."""
+    """A `jaxrl.strategies.search.Search` among the members, or `None`."""
     layout: PopulationLayout = PopulationLayout()
 
     def __repr__(self) -> str:
@@ -114,10 +114,10 @@ class Population(NamedTuple):
 
 
 def resolve_layout(name: str, width: int | None, shards: int = 1) -> PopulationLayout:
-    """Return a checked layout; `auto` is what suits the platform, and for members in several `shards`, `spread`.
+    """Return a valid layout; `auto` depends on the platform, and is `spread` for members with several `shards`.
 
     Raises:
-      SettingsError: there is no such layout, it has no width, or takes no shards.
+      SettingsError: the layout is unknown, or does not support a width or shards.
     """
     if name not in LAYOUTS:
         raise SettingsError(f"layout is {name!r}; {suggest(str(name), LAYOUTS)}")
@@ -143,23 +143,23 @@ def population(
     layout: str = "auto",
     width: int | None = None,
 ) -> Population:
-    """Make a population: each setting of `sweep` with each of `seeds` seeds.
+    """Create a population: each combination of `sweep` with each of `seeds` seeds.
 
     Args:
-      strategy: what its members have in common.
-      seeds: runs of each setting; their seeds follow that of the run.
-      sweep: values for each swept setting, every combination of which is a setting; or ranges, as `log_uniform`
-        returns them, from which every setting is drawn (and one of the values of each list). It may name what lives in
-        a state as an array, see `sweepable`.
-      members: their number, where a range is to be drawn from; a multiple of `seeds`.
-      draw_seed: seed of these draws.
-      search: how to spend more on the better members: `jaxrl.Halving(...)` or `jaxrl.PBT(...)`.
-      layout: `spread` over cores and devices, each member with the bits that it has alone; `together`, many members in
-        one program by `vmap`, with bits of that program; or `auto`, together on accelerators and spread on a CPU.
-      width: members in one program of those that train together; left out, all that share it. It decides bits.
+      strategy: the strategy of all members, but for swept settings.
+      seeds: number of runs per combination; seeds count up from that of the run.
+      sweep: lists of values, of which all combinations are run; or ranges, as returned by `log_uniform`, from which
+        combinations are drawn (together with values from lists). For the possible names see `sweepable`.
+      members: number of members, required with ranges; a multiple of `seeds`.
+      draw_seed: seed for drawing from ranges.
+      search: a search that favours the better members: `jaxrl.Halving(...)` or `jaxrl.PBT(...)`.
+      layout: `spread` over cores and devices, each member with the bits of a run of its own; `together`, many members
+        in one program by `vmap`, whose bits depend on that program; or `auto`: `together` on accelerators, `spread` on
+        CPUs.
+      width: members per program with `together` (default: all that share it). Results depend on it in their last bits.
 
     Raises:
-      SettingsError: a name that cannot be swept (with the nearest), a value that the setting cannot have, no members.
+      SettingsError: a name cannot be swept (the message has the nearest), a value is invalid, or there are no members.
     """
     known = sweepable(strategy) if sweep else {}
     for name in sweep or {}:
@@ -188,7 +188,7 @@ def make_population(
     search: Any,
     layout: PopulationLayout,
 ) -> Population:
-    """Number the members: `seeds` of each of the settings `combined`, whose strategies are `variants`."""
+    """Build a population of `seeds` members for each of the settings `combined`, whose strategies are `variants`."""
     settings = {**settings_of_sweep(sweep, seeds, members, draw_seed), "layout": layout.name, "width": layout.width}
     if search is not None:
         search = search.within(sweep, draw_seed)
@@ -202,16 +202,16 @@ def make_population(
 
 
 def settings_of_sweep(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> dict[str, Any]:
-    """Return in plain values what makes a population again."""
+    """Return the settings that rebuild a population, in plain values."""
     plain = {name: str(values) if isinstance(values, Range) else list(values) for name, values in sweep.items()}
     return {"seeds": seeds, "sweep": plain, "members": members, "draw_seed": draw_seed}
 
 
 def combinations(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> list[dict[str, Any]]:
-    """Return the settings of a population, each as the values of the swept names.
+    """Return the combinations of a sweep, each as values by name.
 
     Raises:
-      SettingsError: nothing to choose from, or numbers of members and seeds that do not fit.
+      SettingsError: a setting has no values, or the numbers of members and seeds do not fit.
     """
     check_count("seeds", seeds)
     check_count("draw_seed", draw_seed, least=0)
@@ -247,17 +247,17 @@ def _draw(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> list
         raise SettingsError(
             f"members {members} is not a multiple of seeds {seeds}; the nearest that is: {below} or {below + seeds}"
         )
-    # A generator for each setting, so that a larger population begins with the same members.
+    # One generator per combination, so that a larger population starts with the same members.
     rngs = [np.random.default_rng([draw_seed, place]) for place in range(members // seeds)]
     pick = lambda values, rng: values.draw(rng) if isinstance(values, Range) else values[rng.integers(len(values))]
     return [{name: pick(values, rng) for name, values in sweep.items()} for rng in rngs]
 
 
 def parse_values(text: str) -> Sequence[str] | Range:
-    """Read the values of a sweep as a person writes them: `1e-4,3e-4`, or `log_uniform(1e-5,1e-2)`.
+    """Parse the values of a sweep: `1e-4,3e-4`, or `log_uniform(1e-5,1e-2)`.
 
     Raises:
-      SettingsError: a range without two numbers.
+      SettingsError: a range does not have two numbers.
     """
     name, bracket, rest = text.strip().partition("(")
     if bracket and name in ("log_uniform", "between"):
@@ -269,13 +269,13 @@ def parse_values(text: str) -> Sequence[str] | Range:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-# --- what may be swept ------------------------------------------------------------------------------------------
+# --- sweepable settings -----------------------------------------------------------------------------------------
 
 
 def sweepable(strategy: Strategy) -> dict[str, float]:
-    """Return the settings that members of one program may differ in, with their values: arrays in the state.
+    """Return the settings in which members of one program may differ, with their values: arrays of the state.
 
-    Those that follow a schedule are not among them.
+    Scheduled settings are not among them.
     """
     _, found = trace_hyperparams(strategy.init, jax.eval_shape(lambda: make_key(0)))
     scheduled = scheduled_in((strategy.settings or {}).get("agent") or {})
@@ -283,23 +283,23 @@ def sweepable(strategy: Strategy) -> dict[str, float]:
 
 
 def keeps_program(name: str, value: Any, known: Mapping[str, float]) -> bool:
-    """Return whether a setting may have another value in the same program, whose `sweepable` settings are `known`."""
+    """Return whether the program, with `known` sweepable settings, also serves this `value` of a setting."""
     return name in known and not (name in SWITCHES and parse_float(str(value)) == 0)
 
 
 def require_sweepable(name: str, known: Mapping[str, Any]) -> None:
-    """Raise `SettingsError`, with the nearest names and all of them, unless `name` is among the `known`."""
+    """Raise `SettingsError`, with the nearest of the `known` names, unless `name` is one of them."""
     if name not in known:
         raise SettingsError(f"{name!r} cannot be swept; {suggest(name, known)}")
 
 
 def with_values(strategy: Strategy, values: Mapping[str, Any], known: Mapping[str, float] | None = None) -> Strategy:
-    """Return the same strategy with other values for some of what is `sweepable`; its programs stay the same.
+    """Return `strategy` with other values of `sweepable` settings; it shares the programs.
 
-    `known` is what `sweepable(strategy)` returned, for who makes many.
+    `known` is `sweepable(strategy)`; pass it to avoid computing it again.
 
     Raises:
-      SettingsError: a setting cannot have this value, or not in the same program.
+      SettingsError: a value is invalid, or would change the program.
     """
     if not values:
         return strategy
@@ -329,7 +329,7 @@ def require_stream(strategy: Strategy) -> None:
 
 
 def set_values(member: Member, state: PyTree, values: Mapping[str, float]) -> PyTree:
-    """Return a state of `member` with other values of swept settings, which it was made with."""
+    """Return `state` of `member` with other values of the swept settings."""
     strategy = member.strategy
     was = lambda name: strategy.values[name].old if name in strategy.values else float(member.swept[name])
     swaps = {name: Override(was(name), value) for name, value in values.items()}
@@ -340,7 +340,7 @@ def set_values(member: Member, state: PyTree, values: Mapping[str, float]) -> Py
 
 
 def _value(algo: str | None, name: str, value: Any) -> float:
-    """Return a value of a setting; raise `SettingsError` if that of the algorithm cannot have it."""
+    """Return a checked value of a setting; raise `SettingsError` if the algorithm does not allow it."""
     if name == DISCOUNT:
         return check_between(name, value, 0.0, 1.0)
     part, _, field = name.partition(".")
@@ -351,7 +351,7 @@ def _value(algo: str | None, name: str, value: Any) -> float:
 
 
 def replace_settings(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested `settings` with some of them replaced, by names as `agent.lr`."""
+    """Return nested `settings` with `values` replaced, by names such as `agent.lr`."""
     changed = dict(settings)
     for name, value in values.items():
         part, dot, field = name.partition(".")
