@@ -1,6 +1,6 @@
-"""Test whether numbers and states are finite, and select between two states by the result.
+"""Tests whether numbers and states are finite, and selection between two states.
 
-Plain: flags of the numbers in one array, of leaves of one shape in one, `all`, and selects.
+Plain: one array of flags for all numbers, one for all leaves of a shape, `all`, and selects.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ a branch only adds delay, and a GPU would wait for the host."""
 
 
 def find_non_finite(numbers: Sequence[Array], labels: Array) -> tuple[Array, Array]:
-    """Return whether all of some scalars are finite, and the label of the first that is not; of `labels` `[M]`.
+    """Return whether `M` scalars are all finite, and the label, of `labels` `[M]`, of the first that is not.
 
-    If all are, it is the first label. On CUDA and TPUs each has a flag of its own: in one array they would be a kernel,
-    and another would reduce them (`td3` on an H200: 69 kernels an iteration with, 75 without; `dqn-128` on a v5e:
-    124 000 estimated cycles with, 129 000 without).
+    If all are finite, it is the first label. On CUDA and TPUs each scalar has its own flag: an array of flags would
+    take a kernel, and its reduction another (`td3` on an H200: 69 kernels an iteration with, 75 without; `dqn-128` on a
+    v5e: 124 000 estimated cycles with, 129 000 without).
     """
     if shaped_for("cuda", "tpu"):
         flags = [jnp.isfinite(jnp.asarray(x, jnp.float32)) for x in numbers]
@@ -50,12 +50,11 @@ def _all_true(flags: Array) -> Array:
 
 
 def stays_finite(tree: PyTree, before: PyTree) -> Array:
-    """Return whether every floating-point entry of `tree` is finite that was so `before`; a scalar bool.
+    """Return whether all floating-point entries of `tree` that were finite in `before` still are; a scalar bool.
 
-    What a state holds without being finite, such as bounds that begin at infinity, may stay so.
-
-    Leaves of one shape are tested in one pass: parameters, their moments and a target network share one reduction,
-    which is the expensive part on a CPU. On CUDA all leaves do.
+    Entries that were infinite, such as bounds before the first update, may stay so. Leaves of one shape share a
+    reduction, such as parameters, their moments and a target network; it is the expensive part on a CPU. On CUDA all
+    leaves share one.
     """
     finite: dict[tuple[int, ...], Array] = {}
     for leaf, old in zip(*map(jax.tree.leaves, vectors_of(tree, before)), strict=True):
@@ -68,7 +67,7 @@ def stays_finite(tree: PyTree, before: PyTree) -> Array:
 
 
 def _merge_flags(flags: list[Array]) -> list[Array]:
-    """Return flags of several shapes as one vector of them all, as long as the longest, beside single ones.
+    """Return one vector of flags for arrays of all shapes, padded to the longest; scalars stay separate.
 
     XLA for CUDA makes each shape a kernel that writes flags, and one that reduces them (`sac` on an H200, with a policy
     and critics: 61 kernels an iteration with, 63 without). It would cut the reduction of a concatenation in the same

@@ -1,10 +1,10 @@
-"""One shard's function, run for all shards of this device: one after the other, together only where they meet.
+"""The function of one shard, run for all shards of this device in sequence, and together only in collectives.
 
-`jax.vmap` with a named axis says what such a function means. But it runs all shards in one batch, and what a product of
-matrices rounds to depends on the size of its batch, so the bits would depend on how many shards a device has. Here
-everything that a shard computes alone runs in a loop over shards, always in the same shapes; what is the same for all
-is computed once, and what they exchange is gathered from all devices. Parts of large arrays, such as a ring of
-transitions, are read and written in place for all shards together: that moves numbers and rounds none.
+`jax.vmap` with a named axis defines the meaning of such a function. But it runs all shards in one batch, and the
+rounding of a matrix product depends on the size of its batch, so the bits would depend on the number of shards per
+device. Here all computations of a single shard run in a loop over shards, always in the same shapes; replicated values
+are computed once, and collectives gather from all devices. Parts of large arrays, such as a ring of transitions, are
+read and written in place for all shards at once, since this moves numbers without rounding.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,17 +22,17 @@ from jaxrl.xla.attempts import with_fallback
 from jaxrl.xla.equations import Code, Equation, Step, arrays, bind, called, read, run, scan_counts, walk_equation
 
 DEVICES = "envs"
-"""The axis of a mesh over which shards are spread."""
+"""Mesh axis over which shards are distributed."""
 COLLECTIVES = frozenset({"all_gather", "axis_index"})
-"""Primitives by which a shard learns of the others, or its place among them."""
+"""Primitives that depend on other shards or on the index of the shard."""
 PARTS = frozenset({"dynamic_slice", "gather", "dynamic_update_slice", "scatter", "scatter-max", "scatter_max"})
 """Primitives that read or write a part of their first input."""
 FORMS = frozenset({"reshape", "squeeze", "broadcast_in_dim", "bitcast_convert_type", "expand_dims", "copy"})
-"""Primitives that only see their input in another shape."""
+"""Primitives that only change the shape of their input."""
 
 
 class Spread(NamedTuple):
-    """Values, and of each whether every shard has its own, in rows `[V, ...]` of the shards on this device."""
+    """Values, each with a flag: per shard, `[V, ...]` for the shards of this device, or replicated."""
 
     values: list[Any]
     each: list[bool]
@@ -45,14 +45,15 @@ def run_shards(
     each: Sequence[PyTree],
     own: Callable[[PyTree], PyTree],
 ) -> Any:
-    """Run `function(*args)` for all shards of this device; return its result, and a tree that says what is by shard.
+    """Run `function(*args)` for all shards of this device; return its result, and a tree of flags: which leaves are per
+    shard.
 
     Args:
-      function: what one shard computes; the axis `shards` tells it of the others.
-      shards: how many there are on all devices.
-      args: what it is given; what every shard has for itself, in rows `[V, ...]` of the shards on this device.
-      each: trees of bools like `args`: whether every shard has its own.
-      own: returns of a result the same: what to take for each shard's own where that cannot be read from the program.
+      function: the computation of one shard, with the axis `shards`.
+      shards: number of shards on all devices.
+      args: arguments; those per shard are `[V, ...]` for the shards of this device.
+      each: trees of bools like `args`: whether a leaf is per shard.
+      own: `(result) -> bools`: the same for the result, used if the program cannot be analysed.
     """
     leaves, form = jax.tree.flatten(tuple(args))
     given = Spread(leaves, jax.tree.leaves(tuple(each)))
@@ -67,7 +68,7 @@ def run_shards(
 def _run_in_one_batch(
     flat: Callable[..., PyTree], shards: int, given: Spread, own: Callable[[PyTree], PyTree]
 ) -> tuple[PyTree, PyTree]:
-    """Run a function for all shards of this device together: what it rounds to then depends on how many there are."""
+    """Run a function for all shards of this device in one batch; its rounding then depends on their number."""
     axes = [0 if own else None for own in given.each]
     with shards_of_run.outer_axis(DEVICES if _devices() > 1 else None):
         made = jax.vmap(flat, in_axes=axes, axis_name=AXIS, axis_size=_here(shards))(*given.values)
@@ -84,13 +85,13 @@ def _run_one_by_one(flat: Callable[..., PyTree], shards: int, given: Spread) -> 
 
 
 def replicate(tree: PyTree, each: PyTree, shards: int) -> PyTree:
-    """Give every shard of this device its own copy of what is the same for all."""
+    """Return `tree` with a copy of each replicated leaf for every shard of this device."""
     here = _here(shards)
     return jax.tree.map(lambda x, own: x if own else jnp.broadcast_to(x, (here, *x.shape)), tree, each)
 
 
 def _here(shards: int) -> int:
-    """Return how many of the shards are on this device."""
+    """Return the number of shards on this device."""
     return shards // _devices()
 
 
@@ -107,11 +108,11 @@ def _like(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
-# --- reading ----------------------------------------------------------------------------------------------------
+# --- analysis ---------------------------------------------------------------------------------------------------
 
 
 def _inline(code: Code) -> Code:
-    """Put the equations of every call in its place."""
+    """Replace every call by its equations."""
     plain = Code(list(code.ins), list(code.outs), [], dict(code.given), code.avals, code.numbers)
     renamed: dict[int, int] = {}
     for equation in code.equations:
@@ -134,7 +135,7 @@ def _inline(code: Code) -> Code:
 
 
 def _has_collective(equation: Equation) -> bool:
-    """Say whether shards meet inside an equation, or in it."""
+    """Return whether an equation is or contains a collective over shards."""
     return any(eqn.primitive.name in COLLECTIVES and AXIS in _axes(eqn) for eqn in walk_equation(equation.eqn))
 
 
@@ -144,7 +145,7 @@ def _axes(eqn: Any) -> tuple[Any, ...]:
 
 
 def _find_per_shard(code: Code, each: Sequence[bool]) -> list[bool]:
-    """Say of each result of a function, given it of the inputs, whether every shard has its own."""
+    """Return whether each result of a function is per shard, given the same for the inputs."""
     kinds = dict.fromkeys(code.given, False) | dict(zip(code.ins, each, strict=True))
     for equation in code.equations:
         ins = [kinds[i] for i in equation.ins]
@@ -187,14 +188,14 @@ def _branches(equation: Equation) -> list[Code]:
 
 
 def _cond_per_shard(equation: Equation, ins: list[bool]) -> list[bool]:
-    """Return what the results of a branch are: of each shard if they are in any branch."""
+    """Return whether each result is per shard: if it is in any branch."""
     return [
         any(outs) for outs in zip(*(_find_per_shard(branch, ins[1:]) for branch in _branches(equation)), strict=True)
     ]
 
 
 def _fixpoint(body: Code, ins: list[bool], consts: int, carry: int) -> list[bool]:
-    """Return what the results of a loop are: what is carried on is of each shard as soon as it ever is."""
+    """Return whether each result of a loop is per shard; a carried value is, once it is in any iteration."""
     ins = list(ins)
     while True:
         outs = _find_per_shard(body, ins)
@@ -217,9 +218,9 @@ def _interpret(code: Code, given: Spread, shards: int) -> Spread:
 
 
 class _Interpreter:
-    """The values so far, and the equations that wait to be run together.
+    """Values computed so far, and the pending equations.
 
-    Some wait to be run for all shards, one after the other, the others to be run once.
+    Pending equations are compiled together: one group runs in a loop over shards, the other once.
     """
 
     def __init__(self, code: Code, given: Spread, shards: int) -> None:
@@ -231,7 +232,7 @@ class _Interpreter:
         self.last.update(dict.fromkeys(code.outs, len(code.equations)))
 
     def take(self, place: int, equation: Equation) -> None:
-        """Run an equation, or have it wait for others."""
+        """Run an equation, or add it to the pending ones."""
         own = [i in self.each for i in equation.ins]
         if _has_collective(equation):
             self._settle(place, equation.ins)
@@ -246,15 +247,15 @@ class _Interpreter:
             self.each.update(equation.outs if any(own) else ())
 
     def finish(self) -> None:
-        """Run all that waits."""
+        """Run all pending equations."""
         self._settle(len(self.code.equations), self.code.outs)
 
     def _waits(self, each: bool, numbers: Iterable[int]) -> bool:
-        """Say whether some of these are still to be made."""
+        """Return whether some of these values are pending."""
         return not {i for equation in self.waiting[each] for i in equation.outs}.isdisjoint(numbers)
 
     def _settle(self, place: int, numbers: Sequence[int]) -> None:
-        """Make these, before equation number `place` is run."""
+        """Compute these values before equation number `place`."""
         if self._waits(True, numbers):
             if self._waits(False, [i for equation in self.waiting[True] for i in equation.ins]):
                 self._flush(place, False)
@@ -270,7 +271,7 @@ class _Interpreter:
         self.each.update(i for i, x in zip(equation.outs, own, strict=True) if x)
 
     def _flush(self, place: int, each: bool) -> None:
-        """Run what waits for all shards (`each`), or to be run once; keep what is needed from equation `place` on."""
+        """Run the pending equations per shard (`each`) or the others; keep values needed from equation `place` on."""
         equations, self.waiting[each] = self.waiting[each], []
         steps = [Step(partial(bind, equation), equation.ins, equation.outs) for equation in equations]
         made = {i for equation in equations for i in equation.outs}
@@ -293,10 +294,10 @@ class _Interpreter:
 
 
 def _compile_alone(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have XLA compile a function by itself.
+    """Return `function`, compiled by XLA without its surroundings.
 
-    A compiler that sees more at once fuses more, and then rounds otherwise: what stands around a function differs with
-    the number of devices, but what it comes to must not.
+    Inlined, it would be fused with them and round differently: the surroundings depend on the number of devices, while
+    the result must not.
     """
     from jax.experimental.xla_metadata import set_xla_metadata
 
@@ -305,9 +306,9 @@ def _compile_alone(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _loop_over_shards(function: Callable[[list[Any]], list[Any]], rows: list[Any], shards: int) -> list[Any]:
-    """Run a function for one shard after the other; what is given and returned are rows of shards."""
-    # XLA would open a loop over a single shard, and lay out what the function is given in another way. So it is not
-    # told how many turns there are, and a row is added that is never run.
+    """Run a function for one shard after the other; inputs and outputs are rows of shards."""
+    # XLA would unroll a loop over a single shard, and choose another layout for the inputs. So the number of iterations
+    # is hidden by a barrier, and a second row is added that is never run.
     add = (lambda x: jnp.concatenate([x, x])) if shards == 1 else lambda x: x
     rows, turns = [add(x) for x in rows], jax.lax.optimization_barrier(jnp.int32(shards))
 
@@ -327,7 +328,7 @@ def _blank(like: Any, rows: int) -> Array:
 
 
 def _run_collective(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:
-    """Run an equation in which shards meet."""
+    """Run an equation that is or contains a collective."""
     if equation.name == "all_gather":
         return [_gather(given.values[0], given.each[0], shards)], [False]
     if equation.name == "axis_index":
@@ -354,7 +355,7 @@ def _scan(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], li
     begun = Spread(given.values[consts : consts + carry], given.each[consts : consts + carry])
     first = _replicate_to(begun, own[:carry], shards)
     fixed, kinds = given.values[:consts], [*given.each[:consts], *own[:carry], *given.each[consts + carry :]]
-    # A loop takes rows of time; those of shards come behind.
+    # A scan slices the first axis, so the axis of shards is moved behind it.
     turn = lambda xs, flags: [jnp.moveaxis(x, 0, 1) if f else x for x, f in zip(xs, flags, strict=True)]
     rows = turn(given.values[consts + carry :], given.each[consts + carry :])
 
@@ -405,6 +406,6 @@ def _cond(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], li
 
 
 def _replicate_to(given: Spread, own: Sequence[bool], shards: int) -> list[Any]:
-    """Give every shard its own copy of those values that are to be its own."""
+    """Return values with copies per shard where `own` requires them."""
     wanted = zip(given.values, given.each, own, strict=True)
     return [replicate(x, has or not wants, shards) for x, has, wants in wanted]

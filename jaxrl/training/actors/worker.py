@@ -27,7 +27,7 @@ class Order(NamedTuple):
 
     versions: dict[str, str]
     options: dict[str, Any]
-    """See `of_workers`."""
+    """See `worker_options`."""
     forms: str
     remote: bytes
     part: bytes
