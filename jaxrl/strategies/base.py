@@ -173,7 +173,7 @@ class Strategy(NamedTuple):
     env: Env | HostEnv | None = None
     policy: Policy | None = None
     judge: Callable[[PyTree, Key], tuple[Array, Array, Array]] | None = None
-    """`(params, key) -> (returns, lengths, finished)`, each `[E]`: how to judge where there is no `env`. Pure."""
+    """`(params, key) -> (returns, lengths, finished)`, each `[E]`: evaluation without `env`. Pure."""
     eval_env: Any = None
     """The environment to evaluate in, if it is not that of the training."""
     notes: tuple[str, ...] = ()
@@ -204,6 +204,7 @@ class Strategy(NamedTuple):
 
 def format_name(strategy: Strategy) -> str:
     """Return a readable name: algorithm and environment."""
+    # A strategy made by hand may have neither; offline, the policy has the spec of the data.
     spec = next((part.spec for part in (strategy.policy, strategy.env) if part is not None), None)
     return f"{(strategy.settings or {}).get('algo', 'custom')} on {'data' if spec is None else spec.name}"
 
@@ -241,6 +242,7 @@ class ComposedStep:
 
 def is_composed(strategy: "Strategy") -> bool:
     """Return whether `strategy.step` is composed of its `collect` and `learn`."""
+    # A user may have replaced `step`, `collect` or `learn` alone.
     halves = strategy.step
     return isinstance(halves, ComposedStep) and (halves.collect, halves.learn) == (strategy.collect, strategy.learn)
 
@@ -257,6 +259,7 @@ def iterate(body: Callable[[PyTree, Key, Array], PyTree], key: Key, carry: PyTre
     divided into calls.
     """
     start, stop = (jnp.asarray(t, jnp.uint32) for t in (start, stop))
+    # Plain form: one loop, without random numbers drawn ahead.
     if not shaped_for(*PLATFORMS):
         return jax.lax.fori_loop(start, stop, lambda t, carry: body(carry, fold(key, t), t), carry)
     return iterate_hoisted(body, lambda t: fold(key, t), carry, start, stop)
@@ -270,7 +273,7 @@ def repeat(
     times: int,
 ) -> tuple[PyTree, Metrics]:
     """Run `state, metrics = body(state, rows[i], first + i)` for `times` rows, such as keys; merge the metrics."""
-    if times == 1:
+    if times == 1:  # no loop, which would copy its carry
         return body(state, jax.tree.map(lambda x: x[0], rows), first)
 
     def one(carry: tuple[PyTree, Stat], xs: tuple[PyTree, Array]) -> tuple[tuple[PyTree, Stat], None]:
@@ -280,6 +283,7 @@ def repeat(
 
     # Metrics are merged in the carry: stacked as outputs, every number of every metric would need its own kernel.
     xs = (rows, first + jnp.arange(times, dtype=jnp.uint32))
+    # The carry starts without measurements, so the names of the metrics must be known before the loop.
     _, like = jax.eval_shape(body, state, *jax.tree.map(lambda x: x[0], xs))
     nothing = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(like),)), stat(jnp.float32(0), False))
     (state, sums), _ = scan(one, (state, nothing), xs, on=PACKED_WITHIN)

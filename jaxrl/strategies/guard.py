@@ -82,6 +82,7 @@ def guarded_update(
 
 def return_bound_metrics(items: Transition) -> Metrics:
     """Return the largest absolute reward and the largest discount, which bound the returns; skip rows of weight 0."""
+    # Rows of weight 0, such as those of invalid steps, may hold arbitrary numbers.
     counts = jnp.asarray(items.weight) > 0
     sizes = [jnp.where(counts, size, 0.0).ravel() for size in (jnp.abs(items.reward), items.discount)]
     largest = shards.pmax(stack_summaries(jnp.max, sizes))

@@ -89,6 +89,7 @@ def build_agent(agent: AgentMaker, processor: Processor | None, spec: EnvSpec) -
     if processor is not None and not processor.makes_transitions:
         raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
     check_agent_maker(agent)
+    # `follow` sets scheduled hyperparameters before each action and update.
     if processor is None:
         return follow(agent(spec))
     return follow(agent(spec._replace(observation_space=processor.space(spec.observation_space))))
@@ -100,6 +101,7 @@ def connect(bound: Agent, processor: Processor) -> tuple[Processor, Agent]:
     Raises:
       SettingsError: the agent cannot derive bounds of returns with this discount or reward scaling.
     """
+    # Bounds of returns are derived from the largest reward, as `reward / (1 - discount)`.
     settings = processor.settings or {}
     if bound.bounds_returns and settings.get("discount") == 1:
         raise SettingsError(
@@ -117,12 +119,14 @@ def connect(bound: Agent, processor: Processor) -> tuple[Processor, Agent]:
 def make_default_processor(settings: Mapping[str, Any]) -> Processor:
     """Return the default processor of an agent, from `registry.defaults_for`; it does not change observations."""
     parts = settings.get("processor", {})
+    # Rewards are normalised before they are summed over `n` steps.
     last = n_step(parts.get("n_step", 1))
     return chain(normalise_reward(), last) if parts.get("normalise_reward") else last
 
 
 def check_agent_maker(agent: object) -> None:
     """Raise `SettingsError` unless `agent` can be an agent maker, as `jaxrl.dqn(...)` returns it."""
+    # A common mistake is the function itself, `jaxrl.dqn` instead of `jaxrl.dqn()`.
     name = getattr(agent, "__name__", type(agent).__name__)
     if isinstance(agent, FunctionType) and agent.__module__.startswith("jaxrl.agents.") and agent.__qualname__ == name:
         raise SettingsError(f"agent is jaxrl.{name} itself; call it, as in {name}() or {name}(lr=1e-3)")
@@ -141,6 +145,7 @@ def interact(
     act_key, env_key = jax.random.split(key)
     obs = acting.processor.observe(loop.processor)
     action, extras = select_actions(acting.agent, acting.env.spec, agent, obs, act_key, opt_step, random)
+    # Scheduled values of the environment follow the optimisation step, like those of the agent.
     env, step = acting.env.step(apply_schedules(acting.env, loop.env, opt_step), action, env_key)
     processor, items = acting.processor.process(loop.processor, step._replace(extras=extras))
     return EnvLoopState(env, processor), (items, step_info(step))
@@ -189,6 +194,7 @@ def step_info(step: Step) -> StepInfo:
     invalid = jnp.broadcast_to(~jnp.asarray(step.valid), step.reward.shape)
     # Only scalars per environment: images and other arrays in `info` are not logged.
     scalars = {name: value for name, value in step.info.items() if value.ndim == 1}
+    # Where an agent is absent, nothing counts: neither the end of an episode nor an invalid step.
     there = step.present
     if isinstance(there, tuple):
         return StepInfo(step.terminated, step.truncated, invalid, scalars)
@@ -197,6 +203,7 @@ def step_info(step: Step) -> StepInfo:
 
 def episode_metrics(seen: StepInfo) -> Metrics:
     """Return metrics of the episodes that ended, and of the environment's scalars at every step."""
+    # Per-episode scalars are valid where an episode ended, all others at every step.
     done = seen.terminated | seen.truncated
     of_episodes = {name: value for name, value in seen.info.items() if name.startswith(EPISODE_PREFIX)}
     own = {scalar_column(name): value for name, value in seen.info.items() if name not in of_episodes}
@@ -218,6 +225,7 @@ def make_collect_info(seen: StepInfo, more: Metrics | None = None) -> CollectInf
 
 def _episode_ends(seen: StepInfo) -> EpisodeEnds:
     length = jnp.asarray(seen.info["episode_length"], jnp.int32)
+    # The sign marks truncation. A step that is both terminated and truncated counts as terminated.
     length = jnp.where(seen.terminated, length, jnp.where(seen.truncated, -length, 0))
     return EpisodeEnds(length, jnp.asarray(seen.info["episode_return"], jnp.float32))
 

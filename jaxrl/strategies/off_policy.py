@@ -123,16 +123,20 @@ def off_policy(
       SettingsError: sizes do not divide (the message has the nearest that do), or the agent does not support the
         spaces.
     """
+    # With actors, `env` becomes a placeholder with the same spaces, which the learner never steps.
     env, host_actors = split_env(env, actors, max_lag=2)
-    known = build_agent(agent, processor, env.spec)
-    suits = defaults_for(known.name, "off_policy")
+    built = build_agent(agent, processor, env.spec)
+    defaults = defaults_for(built.name, "off_policy")
     num_envs, opt_interval = (
-        as_int(suits[name] if value is None else value)
+        as_int(defaults[name] if value is None else value)
         for name, value in (("num_envs", num_envs), ("opt_interval", opt_interval))
     )
-    updates, warmup, buffer = as_int(updates), as_int(warmup), make_default_buffer(suits) if buffer is None else buffer
+    buffer = make_default_buffer(defaults) if buffer is None else buffer
+    updates, warmup = as_int(updates), as_int(warmup)
+    # Everything from here on is one shard's; `sharded` at the end combines them.
     vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
-    acting = Acting(vector, *connect(known, (processor or make_default_processor(suits)).for_replay))
+    # Replay holds raw items, which are scaled when they are sampled, see `make_replay_transform`.
+    acting = Acting(vector, *connect(built, (processor or make_default_processor(defaults)).for_replay))
     # The schedule follows from the buffer of one shard before demonstrations are mixed in: those need no warm-up.
     ring = _make_shard_buffer(buffer, acting, env, shards)
     replay_buffer = with_demos(ring, demos, demo_share, acting, env)
@@ -148,13 +152,13 @@ def off_policy(
         times=host_actors.config.send if host_actors else 1,
     )
     replay = Replay(acting.agent, acting.processor, replay_buffer, schedule._replace(num_envs=vector.num_envs))
-    taking, learning = partial(collect, acting, replay.schedule), partial(learn, replay)
+    collect_fn, learn_fn = partial(collect, acting, replay.schedule), partial(learn, replay)
     capacity = replay_buffer.capacity(replay.schedule.rows)
     one = Strategy(
         init=partial(_init, acting, replay),
-        step=compose_step(taking, learning),
-        collect=taking,
-        learn=learning,
+        step=compose_step(collect_fn, learn_fn),
+        collect=collect_fn,
+        learn=learn_fn,
         env_steps_per_step=replay.schedule.rows,
         opt_steps_per_step=replay.schedule.updates,
         warmup_env_steps=replay.schedule.warmup_env_steps,
@@ -189,6 +193,7 @@ def off_policy(
             capacity=capacity,
         ),
     )
+    # Actors also take the steps of the warm-up, and refill the buffer of a resumed run.
     if host_actors is not None:
         return with_actors(
             one,
@@ -242,6 +247,7 @@ def collect(
     acting: Acting, schedule: UpdateSchedule, state: OffPolicyState, key: Key, t: Array
 ) -> tuple[OffPolicyState, Transition, CollectInfo]:
     """Collect the transitions `[T, N, ...]` of iteration `t`, as `CollectFn`."""
+    # Schedules of exploration are evaluated once per iteration, at its first optimisation step.
     state, items, seen = _take_steps(
         acting, state, key, schedule.vector_steps, _first_opt_step(schedule, t), random=False
     )
@@ -257,6 +263,7 @@ def learn(replay: Replay, state: Any, items: Transition, key: Key, t: Array) -> 
     pushes = replay.schedule.fill + jnp.asarray(t, jnp.uint32)
     # Push before sampling: in the other order, XLA keeps the old buffer for the reads and copies it every iteration.
     state = push(replay, state, items, pushes)
+    # Statistics include the steps of this iteration, and apply to old and new items alike.
     statistics = make_replay_transform(replay.processor, state.processor)
     first_opt, updates = _first_opt_step(replay.schedule, t), replay.schedule.updates
     return optimise(replay.agent, replay.buffer, state, key, pushes + 1, first_opt, updates, statistics)
@@ -316,6 +323,8 @@ def _init(acting: Acting, replay: Replay, key: Key) -> OffPolicyState:
 
 def _begin(acting: Acting, replay: Replay, key: Key) -> OffPolicyState:
     """Return the state before the warm-up, with an empty buffer."""
+    # The remaining two keys are for the warm-up, see `_init`. Shards have the same agent and different
+    # environments.
     stream, agent_key, env_key, *_ = jax.random.split(key, 5)
     agent = acting.agent.init(agent_key)
     loop, items = open_envs(acting, agent, shard_key(env_key))
@@ -344,6 +353,7 @@ def _refill(acting: Acting, replay: Replay, state: OffPolicyState, first: Array,
 
     A resumed run thus has as much data as before, though not the same: it comes from the restored agent.
     """
+    # `stop` is folded in, so that runs resumed at different iterations draw different steps.
     schedule, key = replay.schedule, fold(fold(state.key, REFILL_STREAM), stop)
     # Schedules, such as that of epsilon, stand where the run left off.
     opt_step = _first_opt_step(schedule, jnp.asarray(stop, jnp.uint32) - schedule.fill)

@@ -71,6 +71,7 @@ class MinibatchSchedule(NamedTuple):
     @property
     def num_items(self) -> int:
         """Number of items that are shuffled: steps, or environments if the agent has a memory."""
+        # A memory is carried from step to step, so the sequence of an environment must stay intact.
         return self.num_envs if self.agent.memory is not None else self.rollout * self.num_envs
 
     @property
@@ -119,19 +120,21 @@ def on_policy(
       SettingsError: sizes do not divide (the message has the nearest that do), or the agent does not support the
         spaces.
     """
+    # On-policy learning tolerates less lag of the actors' parameters than replay, whose default is 2.
     env, host_actors = split_env(env, actors, max_lag=1)
-    known = build_agent(agent, processor, env.spec)
-    suits = defaults_for(known.name, "on_policy")
-    num_envs = as_int(suits["num_envs"] if num_envs is None else num_envs)
+    built = build_agent(agent, processor, env.spec)
+    defaults = defaults_for(built.name, "on_policy")
+    num_envs = as_int(defaults["num_envs"] if num_envs is None else num_envs)
+    # Everything from here on is one shard's; `sharded` at the end combines them.
     vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards)
-    acting = Acting(vector, *connect(known, processor or make_default_processor(suits)))
+    acting = Acting(vector, *connect(built, processor or make_default_processor(defaults)))
     schedule = make_minibatch_schedule(acting.agent, acting.processor, vector.num_envs, rollout, epochs, minibatches)
-    taking, learning = partial(collect, acting, schedule), partial(learn, schedule)
+    collect_fn, learn_fn = partial(collect, acting, schedule), partial(learn, schedule)
     one = Strategy(
         init=partial(_init, acting),
-        step=compose_step(taking, learning),
-        collect=taking,
-        learn=learning,
+        step=compose_step(collect_fn, learn_fn),
+        collect=collect_fn,
+        learn=learn_fn,
         env_steps_per_step=schedule.rollout * vector.num_envs,
         opt_steps_per_step=schedule.updates,
         env=env,
@@ -175,11 +178,11 @@ def make_minibatch_schedule(
         raise SettingsError(f"{agent.name} does not learn on-policy; agents that do: {able}")
     if processor.horizon:
         raise SettingsError("processor: on-policy agents look ahead by themselves; set processor.n_step to 1")
-    given, suits = (
+    given, defaults = (
         {"rollout": rollout, "epochs": epochs, "minibatches": minibatches},
         defaults_for(agent.name, "on_policy"),
     )
-    counts = {name: as_int(suits[name] if value is None else value) for name, value in given.items()}
+    counts = {name: as_int(defaults[name] if value is None else value) for name, value in given.items()}
     for name, value in counts.items():
         check_count(name, value)
     schedule = MinibatchSchedule(agent, num_envs, **counts)
@@ -250,6 +253,7 @@ def learn(schedule: MinibatchSchedule, state: Any, items: Transition, key: Key, 
     order = random_orders(order_key, schedule.epochs, schedule.num_items if schedule.minibatches > 1 else 1)
     # `[epochs, num_items] -> [epochs * minibatches, items per minibatch]`: one row per update.
     rows = order.reshape(schedule.updates, -1), jax.random.split(update_key, schedule.updates)
+    # The flag of a requested stop is carried over the updates of this rollout alone.
     (state, _), metrics = repeat(
         update, (state, jnp.bool_(False)), rows, _first_opt_step(schedule, t), schedule.updates
     )
@@ -268,6 +272,7 @@ def make_minibatches(prepared: PyTree, minibatches: int) -> Callable[[Array], Ba
     num_items = jax.tree.leaves(prepared)[0].shape[0]
     if minibatches == 1:
         return lambda index: Batch(prepared, jnp.arange(num_items, dtype=jnp.int32), jnp.ones(num_items, jnp.float32))
+    # The indices of a minibatch are part of a permutation, hence unique, as `make_gather` requires.
     take = make_gather(prepared)
     return lambda index: Batch(take(index), index, jnp.ones(index.shape, jnp.float32))
 
@@ -281,14 +286,15 @@ def _update(
     if agent.stop is None:
         return (state._replace(agent=new, health=health), stopped), metrics
     # The update that requests the stop still counts. Later ones run too, since shapes are fixed, but are discarded.
-    asked = agent.stop(new, metrics)
+    requested = agent.stop(new, metrics)
     kept, metrics = tree_where(stopped, (state.agent, state.health), (new, health)), _mask_metrics(metrics, stopped)
     metrics = {**metrics, "stopped_updates": Total(stopped.astype(jnp.int32))}
-    return (state._replace(agent=kept[0], health=kept[1]), stopped | asked), metrics
+    return (state._replace(agent=kept[0], health=kept[1]), stopped | requested), metrics
 
 
 def _mask_metrics(metrics: Metrics, stopped: Array) -> Metrics:
     """Return metrics without any measurement if the update was `stopped`."""
+    # No measurement: infinite bounds are neutral when metrics are merged.
     nothing = Stat(jnp.int32(0), jnp.float32(0), jnp.float32(math.inf), jnp.float32(-math.inf))
     blank = lambda m: nothing if isinstance(m, Stat) else Total(jnp.int32(0))
     return {name: tree_where(stopped, blank(m), m) for name, m in metrics.items()}

@@ -297,6 +297,7 @@ def make_remote(
     """
     processor = acting.processor.for_actors
     acting = acting._replace(processor=processor)
+    # Used for its shapes, and to check that the statistics of several actors can be merged.
     nothing = init_stats(processor, host_actors)
     jax.eval_shape(processor.merge_stats, nothing, nothing)  # raises if unsupported
     num_envs = acting.env.num_envs // host_actors.actors
@@ -418,10 +419,11 @@ def merge_all_stats(processor: Processor, state: PyTree, fresh: PyTree) -> PyTre
     if not jax.tree.leaves(fresh):
         return state
     processor = processor.for_actors
-    learnt = processor.get_stats(state)
+    # In the order of the actors: merging in floating point is not associative.
+    stats = processor.get_stats(state)
     for i in range(jax.tree.leaves(fresh)[0].shape[0]):
-        learnt = processor.merge_stats(learnt, jax.tree.map(lambda x, i=i: x[i], fresh))
-    return processor.set_stats(state, learnt)
+        stats = processor.merge_stats(stats, jax.tree.map(lambda x, i=i: x[i], fresh))
+    return processor.set_stats(state, stats)
 
 
 def unpack_batch(acting: Acting, host_actors: HostActors, arrival: ActorBatch) -> tuple[Transition, StepInfo, Metrics]:

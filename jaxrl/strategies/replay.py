@@ -52,6 +52,7 @@ class UpdateSchedule(NamedTuple):
 
     def blocks(self, capacity: int, t: int) -> range:
         """Return the indices of the blocks in a buffer of `capacity` transitions after `t` iterations."""
+        # A ring overwrites its oldest blocks; the warm-up pushed the first `fill`.
         pushed = self.fill + t
         return range(max(0, pushed - capacity // self.rows), pushed)
 
@@ -153,6 +154,7 @@ def check_ratio(num_envs: int, opt_interval: int) -> None:
     large, small = max(num_envs, opt_interval), min(num_envs, opt_interval)
     if large % small == 0:
         return
+    # Multiples of `num_envs` above it, divisors below it.
     if opt_interval > num_envs:
         below = opt_interval // num_envs * num_envs
         fits = [below, below + num_envs]
@@ -201,6 +203,7 @@ def _update(
     key: Key,
     opt_step: Array,
 ) -> tuple[Any, Metrics]:
+    # `pushes` is constant here: all updates of an iteration sample after its push, and change priorities alone.
     sample_key, update_key = jax.random.split(key)
     batch = buffer.sample(state.buffer, sample_key, pushes, opt_step)
     if apply is not None:
