@@ -434,7 +434,7 @@ def test_settings_that_do_not_fit_actors_are_refused():
     with pytest.raises(SettingsError, match="dqn takes discrete actions, but gymnasium:Pendulum-v1 has Box actions"):
         replaying(jaxrl.make_env("gymnasium:Pendulum-v1"))
     alone = jaxrl.normalise_obs()._replace(merge=None)
-    with pytest.raises(SettingsError, match="cannot be shared by actors; give Processor its field joined"):
+    with pytest.raises(SettingsError, match="cannot be shared by actors; give Processor its field merge"):
         replaying(counter(), processor=jaxrl.chain(alone, jaxrl.one_step()))
 
 
