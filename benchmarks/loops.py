@@ -15,8 +15,8 @@ from jaxrl.agents.returns import last_steps
 from jaxrl.buffers import Buffer
 from jaxrl.spaces import sample_space
 from jaxrl.strategies.base import Strategy, iterate
-from jaxrl.strategies.interaction import assemble, open_envs, take_steps
-from jaxrl.strategies.on_policy import minibatches_of
+from jaxrl.strategies.interaction import make_acting, open_envs, take_steps
+from jaxrl.strategies.on_policy import make_minibatches
 from jaxrl.training.program import compile_all
 from jaxrl.trees import Array, PyTree
 from jaxrl.types import Rollout
@@ -237,7 +237,7 @@ def update(agent: Agent, state: PyTree, batches: PyTree) -> Loop:
 
 def rollout_of(env: jaxrl.Env, agent: AgentMaker, num_envs: int, steps: int) -> tuple[Agent, PyTree, Rollout]:
     """Return an agent, a fresh state of it, and a rollout that it took."""
-    acting = assemble(env, agent, jaxrl.one_step(), num_envs)
+    acting = make_acting(env, agent, jaxrl.one_step(), num_envs)
     state = acting.agent.init(jax.random.key(0))
 
     def take(state: PyTree) -> Rollout:
@@ -269,7 +269,7 @@ def shuffling(prepared: PyTree, epochs: int, minibatches: int) -> Loop:
 
     def turn(carry: PyTree, key: Array, t: Array) -> PyTree:
         items = jax.tree.map(lambda x: x + (1e-6 * t).astype(x.dtype), carry[0])
-        take = minibatches_of(items, minibatches)
+        take = make_minibatches(items, minibatches)
         index = random_orders(key, epochs, units).reshape(epochs * minibatches, -1)
 
         def part(seen: Array, index: Array) -> tuple[Array, None]:

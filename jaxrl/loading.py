@@ -18,7 +18,7 @@ from jaxrl.processors import Processor
 from jaxrl.registry import ALGORITHMS, algorithm_maker
 from jaxrl.spaces import EnvSpec, space_zeros, spec_from_plain, spec_to_plain
 from jaxrl.strategies import Policy, Strategy
-from jaxrl.strategies.interaction import bind
+from jaxrl.strategies.interaction import build_processor_and_agent
 from jaxrl.strategies.policy import make_policy, policy_params_like
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import state_shapes
@@ -71,7 +71,7 @@ def load_policy(
     step = which_step(step)
     run_dir = resolve(run_dir, member)
     if step in (None, "best") and (found := _load_best(run_dir, strategy, made)) is not None:
-        if critics and found.policy.judging is not None:
+        if critics and found.policy.params_with_critic is not None:
             raise SettingsError(
                 f"the best policy of {run_dir} is kept without critics; name a checkpoint: step='latest'"
             )
@@ -198,7 +198,7 @@ def _policy_in(
         shapes = _learner_shapes(agent, processor, policy.spec)
         if "driven" in facts["settings"] and jax.tree.leaves(processor.get_stats(shapes.processor)):
             raise SettingsError(f"{run_dir} is a session whose processor learns; of such only the best can be loaded")
-    taken = policy.judging if critics and policy.judging is not None else policy.params
+    taken = policy.params_with_critic if critics and policy.params_with_critic is not None else policy.params
     like, paths = _leaves_of(taken, shapes)
     leaves, _ = store.read(step)
     wanted = like_leaves(like)
@@ -298,5 +298,5 @@ def _parts(facts: Mapping[str, Any], made: Mapping[str, Any], run_dir: str | Pat
     processor = build_processor(from_plain(ProcessorConfig(), settings["processor"]))
     spec = spec_from_plain(facts["spec"])
     agent = algorithm_maker(algo)(from_plain(general(algo).agent, settings["agent"]), **made)
-    processor, bound = bind(agent, processor, spec)
+    processor, bound = build_processor_and_agent(agent, processor, spec)
     return make_policy(bound, processor, spec), bound, processor

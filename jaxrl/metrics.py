@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.trees import Array
-from jaxrl.xla.columns import column, of_each
+from jaxrl.xla.stacking import stack_scalars, stack_summaries
 
 
 class Stat(NamedTuple):
@@ -45,7 +45,9 @@ def stat(values: Array, where: Array | bool = True) -> Stat:
 
 def stats(values: Mapping[str, Array], where: Array | bool = True) -> dict[str, Stat]:
     """Apply `stat` to several arrays of one shape, with as few kernels as for one."""
-    columns = of_each(functools.partial(stat, where=where), [jnp.asarray(x, jnp.float32) for x in values.values()])
+    columns = stack_summaries(
+        functools.partial(stat, where=where), [jnp.asarray(x, jnp.float32) for x in values.values()]
+    )
     return {name: jax.tree.map(lambda x, i=i: x[i], columns) for i, name in enumerate(values)}
 
 
@@ -72,7 +74,7 @@ def as_stat(metric: Array | Stat | Total) -> Stat:
 def stack_metrics(metrics: Metrics) -> Stat:
     """Stack metrics, sorted by name, into one `Stat` with fields `[M]`: four arrays in place of four per metric."""
     each = [as_stat(metric) for _, metric in sorted(metrics.items())]
-    return Stat(*(column(scalars) for scalars in zip(*each, strict=True)))
+    return Stat(*(stack_scalars(scalars) for scalars in zip(*each, strict=True)))
 
 
 def unstack_metrics(columns: Stat, like: Metrics) -> Metrics:

@@ -12,16 +12,16 @@ from jaxrl.strategies import Strategy
 from jaxrl.strategies.population import (
     Population,
     Range,
-    assemble,
-    changed_settings,
     combinations,
     keeps_program,
-    layout_of,
-    read_values,
+    make_population,
+    parse_values,
+    replace_settings,
+    resolve_layout,
     sweepable,
     with_values,
 )
-from jaxrl.strategies.search import search_of
+from jaxrl.strategies.search import make_search
 from jaxrl.training.settings import TrainerConfig
 
 OF_ENV = "env_args."
@@ -64,7 +64,7 @@ def read_sweep(words: Sequence[str]) -> dict[str, Any]:
             raise SettingsError(f"--sweep {word!r}; expected a setting and its values, as in agent.lr=1e-4,3e-4")
         if name in sweep:
             raise SettingsError(f"--sweep names {name} twice; give all its values at once")
-        found = read_values(values)
+        found = parse_values(values)
         sweep[name] = str(found) if isinstance(found, Range) else list(found)
     return sweep
 
@@ -80,7 +80,7 @@ def build_population(algo: str, config: Any, asked: PopulationConfig) -> Populat
     sweep = {name: _values(config, name, values) for name, values in (asked.sweep or {}).items()}
     seeds = as_int(asked.seeds)
     combined = combinations(sweep, seeds, asked.members, asked.draw_seed)
-    configs = [from_plain(config, changed_settings(_kept(config, swept), swept)) for swept in combined]
+    configs = [from_plain(config, replace_settings(_kept(config, swept), swept)) for swept in combined]
     for one in configs:
         one.check()
     built: dict[str, tuple[Strategy, dict[str, float]]] = {}
@@ -100,9 +100,9 @@ def build_population(algo: str, config: Any, asked: PopulationConfig) -> Populat
         # What a strategy was built with needs no other value.
         other = {name: value for name, value in alive.items() if own[name] != value}
         variants.append(with_values(strategy, other, own))
-    search = search_of({"halving": asked.halving, "pbt": asked.pbt})
-    layout = layout_of(asked.layout, asked.width, max(strategy.placement.shards for strategy in variants))
-    return assemble(variants, combined, seeds, sweep, asked.members, asked.draw_seed, search, layout)
+    search = make_search({"halving": asked.halving, "pbt": asked.pbt})
+    layout = resolve_layout(asked.layout, asked.width, max(strategy.placement.shards for strategy in variants))
+    return make_population(variants, combined, seeds, sweep, asked.members, asked.draw_seed, search, layout)
 
 
 def _kept(config: Any, swept: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _of_env(config: Any, name: str, given: Any) -> Sequence[Any] | Range:
             f"a sweep of {name} trains in several environments, whose scores cannot be compared; say in which one all "
             f"are evaluated, as in --eval-env-args {own} {config.env_args[own]}"
         )
-    found = read_values(given) if isinstance(given, str) else given
+    found = parse_values(given) if isinstance(given, str) else given
     if isinstance(found, Range):
         return found
     typed = [parse_float(str(value)) for value in found] if isinstance(found, list | tuple) else []
@@ -146,14 +146,14 @@ def _values(config: Any, name: str, given: Any) -> Sequence[Any] | Range:
     if name not in able:
         hint = "give --seeds" if name == "seed" else suggest(name, able, settings=True)
         raise SettingsError(f"{name!r} cannot be swept; {hint}")
-    found = read_values(given) if isinstance(given, str) else given
+    found = parse_values(given) if isinstance(given, str) else given
     if isinstance(found, Range):
         if able[name] is not float:
             raise SettingsError(f"{name} takes no fractions, so nothing can be drawn from {found}; list its values")
         return found
     if not isinstance(found, list | tuple) or not found:
         raise SettingsError(f"sweep of {name} is {given!r}; expected a list of values, or a range")
-    typed = [_member(from_plain(config, changed_settings({}, {name: _plain(able[name], x)})), name) for x in found]
+    typed = [_member(from_plain(config, replace_settings({}, {name: _plain(able[name], x)})), name) for x in found]
     if len(set(typed)) < len(typed):
         raise SettingsError(f"sweep of {name} names a value twice; --seeds gives several runs of one setting")
     return typed

@@ -11,7 +11,7 @@ import pytest
 
 from jaxrl.training import program
 from jaxrl.xla import attempts
-from jaxrl.xla.options import QUICKLY
+from jaxrl.xla.options import FAST_COMPILE
 
 # The classic bug of losses is `[B]` against `[B, 1]`; NumPy's silent promotion would hide it.
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     gc.set_threshold(100_000, 50, 100)  # tracing makes so many objects that a collection every 700 costs a twentieth
     if not config.getoption("-m"):
-        flags = [f"--{name}={str(value).lower()}" for name, value in QUICKLY.items()]
+        flags = [f"--{name}={str(value).lower()}" for name, value in FAST_COMPILE.items()]
         if jax.__version_info__ < (0, 11):  # of later ones it was not tried
             flags.append("--xla_cpu_parallel_codegen_split_count=1")
         os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *flags])

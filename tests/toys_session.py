@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 import jaxrl
-from jaxrl.strategies.interaction import assemble
-from jaxrl.strategies.stepwise import place_of, steps_in, stream_keys
+from jaxrl.strategies.interaction import make_acting
+from jaxrl.strategies.stepwise import locate_step, steps_per_iteration, stream_keys
 from jaxrl.training.session.setup import schedule_of
 from jaxrl.training.settings import with_recorders
 from jaxrl.training.storage.leaves import state_digest
@@ -92,7 +92,7 @@ def drive(session: jaxrl.Session, script: Script, steps: int, between: Callable[
 def drive_as_trainer(session: jaxrl.Session, env: jaxrl.Env, seed: int, steps: int) -> None:
     """Drive a session through `env` with the randomness that a trainer's run of `seed` would give it."""
     stepwise, config = session._stepwise, session.config
-    actors = assemble(env, lambda spec: stepwise.agent, stepwise.processor, config.num_envs)
+    actors = make_acting(env, lambda spec: stepwise.agent, stepwise.processor, config.num_envs)
     parts = 5 if stepwise.passes is None else 3
     keys, env_key = stream_keys(jax.random.key(seed), stepwise.passes), jax.random.split(jax.random.key(seed), parts)[2]
     state, obs = actors.env.reset(env_key)
@@ -101,11 +101,11 @@ def drive_as_trainer(session: jaxrl.Session, env: jaxrl.Env, seed: int, steps: i
     def key_of(phase: Any, t: int, at: int) -> Any:
         key = jax.random.fold_in(keys[phase], t)
         key = jax.random.split(key)[0] if phase == "train" else key
-        return jax.random.split(jax.random.split(key, steps_in(stepwise.schedule, phase))[at])[1]
+        return jax.random.split(jax.random.split(key, steps_per_iteration(stepwise.schedule, phase))[at])[1]
 
     for v in range(steps):
         actions = session.act(obs)
-        state, out = step(state, actions, key_of(*place_of(stepwise.schedule, v)))
+        state, out = step(state, actions, key_of(*locate_step(stepwise.schedule, v)))
         assert isinstance(out, Step)
         session.observe(out.reward, out.final_obs, out.terminated, out.truncated)
         obs = out.obs

@@ -14,8 +14,8 @@ from benchmarks.cases.shapes import DQN, PPO, SAC, buffer_of
 from benchmarks.loops import Loop
 from jaxrl.agents.returns import last_steps
 from jaxrl.strategies.base import Strategy, iterate
-from jaxrl.strategies.interaction import Acting, EnvLoopState, assemble, take_steps
-from jaxrl.strategies.on_policy import minibatches_of
+from jaxrl.strategies.interaction import Acting, EnvLoopState, make_acting, take_steps
+from jaxrl.strategies.on_policy import make_minibatches
 from jaxrl.trees import Array, PyTree
 from jaxrl.types import Rollout
 from jaxrl.xla.shuffle import random_orders
@@ -55,7 +55,7 @@ def on_policy(shape: PPO, strategy: Strategy, state: PyTree) -> Loop:
         loop, agent = carry
         collect_key, learn_key = jax.random.split(key)
         loop, items, _ = take_steps(acting, agent, t * updates, loop, collect_key, shape.rollout)
-        take = minibatches_of(prepare(agent, Rollout(items, last_steps(items))), shape.minibatches)
+        take = make_minibatches(prepare(agent, Rollout(items, last_steps(items))), shape.minibatches)
         order_key, update_key = jax.random.split(learn_key)
         units = shape.rollout * shape.num_envs if shape.minibatches > 1 else 1
         order = random_orders(order_key, shape.epochs, units).reshape(updates, -1)
@@ -71,7 +71,7 @@ def on_policy(shape: PPO, strategy: Strategy, state: PyTree) -> Loop:
 
 
 def _actors(shape: DQN | SAC | PPO) -> Acting:
-    return assemble(jaxrl.make_env(shape.env), shape.agent(), jaxrl.one_step(), shape.num_envs)
+    return make_acting(jaxrl.make_env(shape.env), shape.agent(), jaxrl.one_step(), shape.num_envs)
 
 
 def _scan(strategy: Strategy, turn: Callable[[PyTree, PyTree, Array], PyTree], state: PyTree, carry: PyTree) -> Loop:

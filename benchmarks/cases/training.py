@@ -10,7 +10,7 @@ from benchmarks import harness, inside, loops, outside, plain_ppo
 from benchmarks.cases import scans
 from benchmarks.cases.shapes import DQN, PPO, SAC, buffer_of, replaying
 from benchmarks.harness import Effort, Row
-from jaxrl.strategies.on_policy import minibatches_of
+from jaxrl.strategies.on_policy import make_minibatches
 from jaxrl.xla.ahead import BLOCK
 from jaxrl.xla.shuffle import random_orders
 
@@ -43,7 +43,7 @@ def ppo(case: str, shape: PPO, effort: Effort) -> list[Row]:
     agent, state, rollout = loops.rollout_of(env, shape.agent(), shape.num_envs, shape.rollout)
     assert agent.prepare is not None
     prepared = jax.jit(agent.prepare)(state, rollout)
-    take = minibatches_of(prepared, shape.minibatches)
+    take = make_minibatches(prepared, shape.minibatches)
     orders = random_orders(jax.random.key(3), 1, strategy.env_steps_per_step).reshape(shape.minibatches, -1)
     batches = jax.jit(jax.vmap(take))(orders)
     parts = {

@@ -18,7 +18,7 @@ from jaxrl.registry import join_names
 from jaxrl.trees import Array, PyTree, tree_bytes
 from jaxrl.xla import reverse_mode
 from jaxrl.xla.flat import elementwise, ravel, unravel
-from jaxrl.xla.products import side_by_side
+from jaxrl.xla.products import num_pieces
 
 Optimizer = Callable[[Any], optax.GradientTransformation]
 """A function from a learning rate, which may be a traced array, to an Optax transformation."""
@@ -185,7 +185,7 @@ def accumulate(
         with reverse_mode():
             return differentiate(params, batch)
 
-    at_once = side_by_side(jax.tree.leaves(batch)[0].shape[0], tree_bytes(params))
+    at_once = num_pieces(jax.tree.leaves(batch)[0].shape[0], tree_bytes(params))
     if parts == 1 and at_once > 1:
         return _gathered(grad, params, batch, at_once)
     if parts == 1:

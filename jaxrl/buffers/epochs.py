@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.trees import Array, Key
-from jaxrl.xla.shuffle import permuted
+from jaxrl.xla.shuffle import permute
 
 
 def epoch_indices(key: Key, opt_step: Array, batch_size: int, rows: int) -> Array:
@@ -16,10 +16,10 @@ def epoch_indices(key: Key, opt_step: Array, batch_size: int, rows: int) -> Arra
     epoch, first = mul_divmod(opt_step, batch_size, rows)
     place = first + jnp.arange(batch_size, dtype=jnp.uint32)
     inside = place < rows
-    now = permuted(jax.random.fold_in(key, epoch), jnp.where(inside, place, 0), rows)
+    now = permute(jax.random.fold_in(key, epoch), jnp.where(inside, place, 0), rows)
     if rows % batch_size == 0:  # no batch spans two epochs
         return now
-    then = permuted(jax.random.fold_in(key, epoch + 1), jnp.where(inside, 0, place - rows), rows)
+    then = permute(jax.random.fold_in(key, epoch + 1), jnp.where(inside, 0, place - rows), rows)
     return jnp.where(inside, now, then)
 
 

@@ -15,7 +15,7 @@ from jaxrl.spaces import EnvSpec, check_zero_based, space_starts, space_struct
 from jaxrl.trees import Array, Key, PyTree, make_key, require_same, tree_where
 from jaxrl.tuning import tunable
 from jaxrl.types import GoalFn, Step
-from jaxrl.xla.short import every
+from jaxrl.xla.short import all_true
 
 INVALID_RESET = -1
 """Episode length that marks a non-finite first observation; the episode is truncated at its first step."""
@@ -258,7 +258,7 @@ def finite_rows(tree: PyTree) -> Array:
     valid = jnp.ones(leaves[0].shape[0], bool)
     for leaf in leaves:
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
-            valid = valid & every(jnp.isfinite(leaf).reshape(valid.shape[0], -1))
+            valid = valid & all_true(jnp.isfinite(leaf).reshape(valid.shape[0], -1))
     return valid
 
 

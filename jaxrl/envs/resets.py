@@ -20,8 +20,8 @@ import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError, check_count, suggest
 from jaxrl.trees import Array, Key, PyTree, make_key, tree_bytes
-from jaxrl.xla.attempts import attempt
-from jaxrl.xla.equations import work_of
+from jaxrl.xla.attempts import with_fallback
+from jaxrl.xla.equations import count_work
 
 KINDS = ("auto", "fresh", "pool", "optimistic")
 FRESH_BYTES = 4096
@@ -94,7 +94,7 @@ def is_cheap(start: StartFn) -> bool:
     if tree_bytes(jax.eval_shape(start, one)) > FRESH_BYTES:
         return False
     # Counting work needs JAX internals. Should they change, assume a cheap reset, as in a plain loop.
-    return attempt("the work of a reset", lambda: work_of(start, one) <= FRESH_WORK, lambda: True)
+    return with_fallback("the work of a reset", lambda: count_work(start, one) <= FRESH_WORK, lambda: True)
 
 
 def fresh(start: StartFn, num_envs: int) -> Resets:

@@ -12,8 +12,8 @@ from jaxrl.errors import SettingsError
 from jaxrl.spaces import space_struct, space_to_plain, to_elements, to_indices
 from jaxrl.training.policy import GreedyPolicy, begin, follow
 from jaxrl.trees import Array, PyTree
-from jaxrl.xla.attempts import attempt
-from jaxrl.xla.equations import read, used
+from jaxrl.xla.attempts import with_fallback
+from jaxrl.xla.equations import find_dependencies, read
 
 Shapes = list[jax.ShapeDtypeStruct]
 
@@ -99,7 +99,9 @@ def _needed(policy: GreedyPolicy, form: Any, memory: Shapes, actions: int, obs: 
     """Return which leaves of what is remembered, the last of them actions, decide on actions, now or later."""
     after = lambda obs, *memory: follow(policy.policy, policy.params, *form.unflatten(memory), obs)
     traced, count = jax.make_jaxpr(after)(obs, *memory), len(memory)
-    return attempt("what a policy remembers", lambda: _deciding(traced, count, actions), lambda: list(range(count)))
+    return with_fallback(
+        "what a policy remembers", lambda: _deciding(traced, count, actions), lambda: list(range(count))
+    )
 
 
 def _deciding(traced: Any, memory: int, actions: int) -> list[int]:
@@ -108,7 +110,7 @@ def _deciding(traced: Any, memory: int, actions: int) -> list[int]:
     inputs = code.ins[-memory:]
     wanted = set(range(memory - actions, memory))
     while True:
-        needed = used(code, [code.outs[i] for i in wanted])
+        needed = find_dependencies(code, [code.outs[i] for i in wanted])
         found = {i for i, number in enumerate(inputs) if number in needed}
         if found <= wanted:
             return sorted(found)

@@ -1,6 +1,7 @@
-"""What an actor computes: few programs, with few arrays in and out, since each costs the host some microseconds.
+"""Programs of an actor, which steps environments on the host.
 
-Between them the environments are asked to do what was chosen; one program takes in what that led to, and chooses again.
+Each call, and each array in or out of it, costs the host some microseconds. So there are few programs, with packed
+arguments: one call processes the last step and selects the next actions.
 """
 
 from typing import Any, NamedTuple
@@ -11,49 +12,49 @@ import jax.numpy as jnp
 from jaxrl.processors.base import init_processor as begin_processor
 from jaxrl.spaces import space_struct, space_zeros
 from jaxrl.strategies.base import fold
-from jaxrl.strategies.interaction import Acting, StepInfo, choose, interact, open_envs, step_info
+from jaxrl.strategies.interaction import Acting, StepInfo, interact, open_envs, select_actions, step_info
 from jaxrl.trees import Array, Key, PyTree, make_key, row_struct
 from jaxrl.types import Step, Transition
 from jaxrl.xla.packing import Layout, join_short, layout_of, pack, unpack
 
-Words = dict[str, Array]
+Packed = dict[str, Array]
 """Items packed as rows of bits, by type of word."""
 
 
 class Choice(NamedTuple):
-    """What an actor's environments are asked to do in a step, `[N, ...]`."""
+    """Actions of one step and the extras that the agent returned with them, `[N, ...]`."""
 
     action: PyTree
     extras: PyTree
 
 
-class Standing(NamedTuple):
-    """Where an actor stands between two programs."""
+class ActorState(NamedTuple):
+    """State of an actor between two calls."""
 
     processor: PyTree
-    fresh: PyTree
-    """What the processor has learnt in this round."""
+    new_stats: PyTree
+    """Statistics of this round's steps alone, which the learner merges with those of other actors."""
     round: Array
     """Number of the round."""
     step: Array
-    """Step in the round that is chosen for next."""
+    """Index in the round of the step whose actions come next."""
     opt_step: Array
-    """Optimisation step of the parameters."""
+    """Optimisation step at which the parameters were published."""
 
 
-# --- how they are packed ----------------------------------------------------------------------------------------
+# --- layouts ----------------------------------------------------------------------------------------------------
 
 
 class Layouts(NamedTuple):
-    """How things are packed for an actor's programs, and by them."""
+    """Layouts of the packed arguments and results."""
 
     step: Layout
-    window: Layout
-    told: Layout
+    state: Layout
+    result: Layout
 
 
-def layout_of_steps(acting: Acting) -> Layout:
-    """Return how a step of one environment is packed: its transition, and what is recorded of it."""
+def make_step_layout(acting: Acting) -> Layout:
+    """Return the layout of one environment's transition and `StepInfo`."""
 
     def one() -> tuple[Transition, StepInfo]:
         agent_key, env_key, key = jax.random.split(make_key(0), 3)
@@ -64,8 +65,8 @@ def layout_of_steps(acting: Acting) -> Layout:
     return layout_of(row_struct(jax.eval_shape(one)), flag="uint32")
 
 
-def layout_of_told(acting: Acting) -> Layout:
-    """Return how an actor tells what a step of one environment led to, without what was chosen."""
+def make_result_layout(acting: Acting) -> Layout:
+    """Return the layout of a host environment's step, without action and extras."""
     obs, flag = space_struct(acting.env.spec.observation_space), jax.ShapeDtypeStruct((), bool)
     number, count = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
     info: Any = {"episode_return": number, "episode_length": count}
@@ -73,54 +74,55 @@ def layout_of_told(acting: Acting) -> Layout:
     return layout_of(Step((), (), *like), flag="uint32")
 
 
-def layout_of_standing(acting: Acting, nothing: PyTree) -> Layout:
-    """Return how a `Standing` is packed."""
+def make_state_layout(acting: Acting, stats: PyTree) -> Layout:
+    """Return the layout of an `ActorState`; `stats` are those of a new processor."""
 
-    def standing(key: Key) -> Standing:
+    def state(key: Key) -> ActorState:
         obs = space_zeros(acting.env.spec.observation_space, acting.env.num_envs)
-        return _standing(acting, acting.agent.init(key), nothing, obs, key)
+        return _init_state(acting, acting.agent.init(key), stats, obs, key)
 
-    return layout_of(jax.eval_shape(standing, make_key(0)), flag="uint32")
-
-
-def _open(layout: Layout, window: Words) -> Standing:
-    standing: Standing = jax.tree.map(lambda x: x[0], unpack(layout, window))
-    return standing
+    return layout_of(jax.eval_shape(state, make_key(0)), flag="uint32")
 
 
-def _close(layout: Layout, standing: Standing) -> Words:
-    return pack(layout, jax.tree.map(lambda x: jnp.asarray(x)[None], standing), join_short)
+def _unpack_state(layout: Layout, packed: Packed) -> ActorState:
+    state: ActorState = jax.tree.map(lambda x: x[0], unpack(layout, packed))
+    return state
 
 
-# --- the programs -----------------------------------------------------------------------------------------------
+def _pack_state(layout: Layout, state: ActorState) -> Packed:
+    return pack(layout, jax.tree.map(lambda x: jnp.asarray(x)[None], state), join_short)
 
 
-def begin(acting: Acting, layout: Layout, agent: PyTree, learnt: PyTree, obs: PyTree, key: Key) -> Words:
-    """Start at the first observations, knowing what all have `learnt`."""
-    return _close(layout, _standing(acting, agent, learnt, obs, key))
+# --- programs ---------------------------------------------------------------------------------------------------
 
 
-def _standing(acting: Acting, agent: PyTree, learnt: PyTree, obs: PyTree, key: Key) -> Standing:
+def begin(acting: Acting, layout: Layout, agent: PyTree, stats: PyTree, obs: PyTree, key: Key) -> Packed:
+    """Return the state at the first observations, with the merged `stats` of all actors."""
+    return _pack_state(layout, _init_state(acting, agent, stats, obs, key))
+
+
+def _init_state(acting: Acting, agent: PyTree, stats: PyTree, obs: PyTree, key: Key) -> ActorState:
     seen = acting.processor.observe(acting.processor.init(obs))
     shapes = jax.eval_shape(lambda: acting.agent.act(agent, seen, key, jnp.uint32(0), "explore"))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     processor, numbers = acting.processor, (jnp.uint32(0),) * 3
-    if not jax.tree.leaves(learnt):
-        return Standing(begin_processor(processor, obs, *zeros), learnt, *numbers)
-    nothing = jax.tree.map(jnp.zeros_like, learnt)
-    knowing = processor._replace(init=lambda obs: processor.set_stats(processor.init(obs), learnt))
-    blank = processor._replace(init=lambda obs: processor.set_stats(processor.init(obs), nothing))
-    return Standing(
-        begin_processor(knowing, obs, *zeros), processor.get_stats(begin_processor(blank, obs, *zeros)), *numbers
+    if not jax.tree.leaves(stats):
+        return ActorState(begin_processor(processor, obs, *zeros), stats, *numbers)
+    # The first observations count both in the merged statistics and in those of this round.
+    zero_stats = jax.tree.map(jnp.zeros_like, stats)
+    with_stats = processor._replace(init=lambda obs: processor.set_stats(processor.init(obs), stats))
+    blank = processor._replace(init=lambda obs: processor.set_stats(processor.init(obs), zero_stats))
+    return ActorState(
+        begin_processor(with_stats, obs, *zeros), processor.get_stats(begin_processor(blank, obs, *zeros)), *numbers
     )
 
 
 def first(
-    acting: Acting, layout: Layout, random: bool, agent: PyTree, window: Words, key: Key, place: Array
-) -> tuple[Words, Choice]:
-    """Choose for the first step of a round; `place` is uint32: the number of the round, and the optimisation step."""
-    standing = _open(layout, window)._replace(round=place[0], step=jnp.uint32(0), opt_step=place[1])
-    return _close(layout, standing), _choose(acting, random, agent, standing, key)
+    acting: Acting, layout: Layout, random: bool, agent: PyTree, packed: Packed, key: Key, place: Array
+) -> tuple[Packed, Choice]:
+    """Begin a round: select the actions of its first step; `place` is uint32: round and optimisation step."""
+    state = _unpack_state(layout, packed)._replace(round=place[0], step=jnp.uint32(0), opt_step=place[1])
+    return _pack_state(layout, state), _select_actions(acting, random, agent, state, key)
 
 
 def next(
@@ -128,46 +130,50 @@ def next(
     layouts: Layouts,
     random: bool,
     agent: PyTree,
-    window: Words,
+    packed: Packed,
     choice: Choice,
     key: Key,
-    told: Words,
-) -> tuple[Words, Choice, Words]:
-    """Take in what a choice led to, and choose for the next step; return also the step taken in, packed `[N, W]`."""
-    standing, words = _take(acting, layouts, window, choice, told)
-    return _close(layouts.window, standing), _choose(acting, random, agent, standing, key), words
+    result: Packed,
+) -> tuple[Packed, Choice, Packed]:
+    """Process the last step and select the next actions; return also the processed step, packed `[N, W]`."""
+    state, words = _process_result(acting, layouts, packed, choice, result)
+    return _pack_state(layouts.state, state), _select_actions(acting, random, agent, state, key), words
 
 
-def last(acting: Acting, layouts: Layouts, window: Words, choice: Choice, told: Words) -> tuple[Words, Words, PyTree]:
-    """Take in what the last choice of a round led to; return also what was learnt in the round."""
-    standing, words = _take(acting, layouts, window, choice, told)
-    return _close(layouts.window, standing), words, standing.fresh
+def last(
+    acting: Acting, layouts: Layouts, packed: Packed, choice: Choice, result: Packed
+) -> tuple[Packed, Packed, PyTree]:
+    """Process the last step of a round; return also the round's statistics."""
+    state, words = _process_result(acting, layouts, packed, choice, result)
+    return _pack_state(layouts.state, state), words, state.new_stats
 
 
-def taught(acting: Acting, layout: Layout, window: Words, learnt: PyTree) -> Words:
-    """Put what was `learnt` by all in place of what the processor has learnt, before another round."""
-    standing = _open(layout, window)
-    fresh = jax.tree.map(jnp.zeros_like, standing.fresh)
-    return _close(
-        layout, standing._replace(processor=acting.processor.set_stats(standing.processor, learnt), fresh=fresh)
+def replace_stats(acting: Acting, layout: Layout, packed: Packed, stats: PyTree) -> Packed:
+    """Put what was `stats` by all in place of what the processor has stats, before another round."""
+    state = _unpack_state(layout, packed)
+    new_stats = jax.tree.map(jnp.zeros_like, state.new_stats)
+    return _pack_state(
+        layout, state._replace(processor=acting.processor.set_stats(state.processor, stats), new_stats=new_stats)
     )
 
 
-def _choose(acting: Acting, random: bool, agent: PyTree, standing: Standing, key: Key) -> Choice:
-    """Choose actions; `key` is the actor's."""
-    step_key = fold(fold(key, standing.round), standing.step)
-    obs = acting.processor.observe(standing.processor)
-    return Choice(*choose(acting.agent, acting.env.spec, agent, obs, step_key, standing.opt_step, random))
+def _select_actions(acting: Acting, random: bool, agent: PyTree, state: ActorState, key: Key) -> Choice:
+    """Select actions; `key` is the actor's stream."""
+    step_key = fold(fold(key, state.round), state.step)
+    obs = acting.processor.observe(state.processor)
+    return Choice(*select_actions(acting.agent, acting.env.spec, agent, obs, step_key, state.opt_step, random))
 
 
-def _take(acting: Acting, layouts: Layouts, window: Words, choice: Choice, told: Words) -> tuple[Standing, Words]:
-    """Take in what a choice led to; return also the step, packed `[N, W]`."""
-    standing, step = _open(layouts.window, window), unpack(layouts.told, told)._replace(**choice._asdict())
-    fresh = standing.fresh
-    if jax.tree.leaves(fresh):
-        # The same step once more, as if nothing had been learnt but this: of it, nothing else is computed.
-        apart, _ = acting.processor.process(acting.processor.set_stats(standing.processor, fresh), step)
-        fresh = acting.processor.get_stats(apart)
-    processor, items = acting.processor.process(standing.processor, step)
+def _process_result(
+    acting: Acting, layouts: Layouts, packed: Packed, choice: Choice, result: Packed
+) -> tuple[ActorState, Packed]:
+    """Process a step; return also its transitions and `StepInfo`, packed `[N, W]`."""
+    state, step = _unpack_state(layouts.state, packed), unpack(layouts.result, result)._replace(**choice._asdict())
+    new_stats = state.new_stats
+    if jax.tree.leaves(new_stats):
+        # Process the step again with the round's statistics alone; XLA drops all but the statistics of this call.
+        round_state, _ = acting.processor.process(acting.processor.set_stats(state.processor, new_stats), step)
+        new_stats = acting.processor.get_stats(round_state)
+    processor, items = acting.processor.process(state.processor, step)
     words = pack(layouts.step, (items, step_info(step)), join_short)
-    return standing._replace(processor=processor, fresh=fresh, step=standing.step + 1), words
+    return state._replace(processor=processor, new_stats=new_stats, step=state.step + 1), words

@@ -1,4 +1,4 @@
-"""The interface of a strategy, the policy that it trains, and the loop over its iterations."""
+"""Strategies, policies and the loop over iterations."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from jaxrl.trees import Array, Key, PyTree
 from jaxrl.tuning import Override
 from jaxrl.types import Step, Transition
 from jaxrl.xla import PLATFORMS, shaped_for
-from jaxrl.xla.ahead import drawn_ahead
-from jaxrl.xla.carry import TIED_WITHIN, scan
+from jaxrl.xla.ahead import iterate_hoisted
+from jaxrl.xla.carry import PACKED_WITHIN, scan
 
 if TYPE_CHECKING:
     from jaxrl.strategies.remote import Remote
@@ -28,71 +28,71 @@ if TYPE_CHECKING:
 
 class StrategyInit(Protocol):
     def __call__(self, key: Key, /) -> PyTree:
-        """Return the training state before iteration 0, warmed up. The key is consumed; `state.key` is the stream's."""
+        """Return the training state after the warm-up. The key is consumed; `state.key` is the stream of iterations."""
         ...
 
 
 class StrategyStep(Protocol):
     def __call__(self, state: PyTree, key: Key, t: Array, /, *arrival: PyTree) -> tuple[PyTree, Metrics]:
-        """Make iteration `t` (uint32); return the new state and its metrics.
+        """Run iteration `t` (uint32); return the new state and the metrics.
 
-        The key is `fold(state.key, t)`, and is consumed. `t` is one scalar, also for a population. With actors, what
-        they have sent follows.
+        The key is `fold(state.key, t)` and is consumed. `t` is a scalar, also in a population. With actors, `arrival`
+        is their batch.
         """
         ...
 
 
-class Told(NamedTuple):
-    """What a policy tells beside its action, at the observation that it is to act on.
+class PolicyOutputs(NamedTuple):
+    """Action probabilities, log-probabilities and values of a policy at the current observation.
 
-    Each function is `(params, carry, opt_step, action) -> numbers`; where there are none, it raises `SettingsError`.
+    Each function is `(params, carry, opt_step, action) -> array`, or raises `SettingsError` if the agent has none.
     """
 
     probabilities: Callable[[PyTree, PyTree, Array, PyTree], PyTree]
-    """`[N, A]`, or for an action of several numbers a tuple of such; `action` is not looked at."""
+    """`[N, A]`, a tuple of these for `MultiDiscrete` actions; ignores `action`."""
     log_prob: Callable[[PyTree, PyTree, Array, PyTree], Array]
-    """`[N]`, of the actions given."""
+    """`[N]`, of `action`."""
     values: Callable[[PyTree, PyTree, Array, PyTree], Array]
-    """`[N, A]` or `[N]`; `()` as action stands for none."""
+    """`[N, A]` or `[N]`; `action` may be `()`."""
     privileged: bool = False
-    """Whether values see the privileged state."""
+    """Whether values need the privileged observation."""
 
 
 class Policy(NamedTuple):
-    """How to act with what a strategy trained, for `N` environments at once."""
+    """Acting with a trained state, in `N` environments at once."""
 
     spec: EnvSpec
-    """The spaces of the environment, not those after processing."""
+    """Spaces of the environment, before processing."""
     params: Callable[[PyTree], PyTree]
-    """`(state) -> params`: the part of a training state that acting greedily needs."""
+    """`(state) -> params`: the part of the training state needed to act greedily."""
     begin: Callable[[PyTree, PyTree], PyTree]
-    """`(params, obs) -> carry`: start at the first observations."""
+    """`(params, obs) -> carry` at the first observations."""
     act: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
-    """`(params, carry) -> (carry, action)`: choose greedily."""
+    """`(params, carry) -> (carry, action)`: act greedily."""
     observe: Callable[[PyTree, PyTree, Step], PyTree]
-    """`(params, carry, step) -> carry`: take in what the action led to."""
+    """`(params, carry, step) -> carry` after a step of the environments."""
     sample: Callable[[PyTree, PyTree, Key, Array], tuple[PyTree, PyTree]] | None = None
-    """`(params, carry, key, opt_step) -> (carry, action)`: choose as in training; the key is consumed."""
-    told: Told | None = None
-    """What it tells of probabilities and values."""
-    judging: Callable[[PyTree], PyTree] | None = None
-    """`(state) -> params`, with what values need beside; `None`: acting needs all of it."""
+    """`(params, carry, key, opt_step) -> (carry, action)`: act as in training; the key is consumed."""
+    outputs: PolicyOutputs | None = None
+    """Probabilities and values; `None` for a policy made by hand."""
+    params_with_critic: Callable[[PyTree], PyTree] | None = None
+    """`(state) -> params` including the critics that values need; `None` if `params` has them."""
 
     def __repr__(self) -> str:
         return format_repr("Policy", self.spec.name)
 
 
 class EpisodeEnds(NamedTuple):
-    """Which steps of an iteration ended an episode; leaves `[T, N]`."""
+    """Episodes that ended in an iteration; leaves `[T, N]`."""
 
     length: Array
-    """Int32: steps of the episode that ended here, negative if it was truncated; 0 where none ended."""
+    """Int32: length of the episode that ended at this step, negative if truncated; 0 if none ended."""
     total: Array
-    """Float32: its return; where none ended, any number."""
+    """Float32: its return; arbitrary if none ended."""
 
 
 class CollectInfo(NamedTuple):
-    """What `collect` reports besides the transitions."""
+    """Metrics and episode ends of collected steps."""
 
     metrics: Metrics
     episodes: EpisodeEnds
@@ -102,67 +102,66 @@ class CollectFn(Protocol):
     def __call__(
         self, state: PyTree, key: Key, t: Array, /, *arrival: PyTree
     ) -> tuple[PyTree, Transition, CollectInfo]:
-        """Act, step the environments and process for iteration `t`; return transitions `[T, N, ...]` in order.
+        """Collect the transitions `[T, N, ...]` of iteration `t`: act, step the environments and process.
 
-        The key is consumed. With actors, what they have sent follows: it is unpacked, and no actions are taken.
+        The key is consumed. With actors, `arrival` is their batch, which is only unpacked.
         """
         ...
 
 
 class LearnFn(Protocol):
     def __call__(self, state: PyTree, items: Transition, key: Key, t: Array, /) -> tuple[PyTree, Metrics]:
-        """Make the optimisation steps of iteration `t`; `items` are the transitions `[T, N, ...]` of its steps.
+        """Run the optimisation steps of iteration `t` with its transitions `items` `[T, N, ...]`.
 
         Does not read the environments in the state. The key is consumed.
         """
         ...
 
 
-class Refill(NamedTuple):
-    """How a replay buffer is filled again that a checkpoint was saved without."""
+class BufferRefill(NamedTuple):
+    """Refilling of a replay buffer that a checkpoint was saved without."""
 
     blocks: Callable[[int], range]
-    """`(t) -> numbers`: which of the blocks pushed so far the buffer holds after `t` iterations."""
+    """`(t) -> range`: indices of the pushed blocks that the buffer holds after `t` iterations."""
     fill: Callable[[PyTree, Array, Array], PyTree]
-    """`(state, first, stop) -> state`: push blocks `first .. stop-1` (uint32) into a new buffer, acting as the agent
-    explores. With `remote` it stays empty: actors fill it."""
+    """`(state, first, stop) -> state`: push blocks `first .. stop-1` (uint32) of new exploration into an empty
+    buffer. With `remote` it stays empty: actors fill it."""
 
 
 class StateFns(NamedTuple):
-    """Optional functions on a training state, by which the host reads and changes it."""
+    """Optional functions with which the host reads and changes a training state."""
 
     health: Callable[[PyTree], Health] | None = None
-    """`(state) -> health`: how updates have been going. A run goes back where too many in a row were skipped; without
-    it, never."""
+    """`(state) -> health`: counters of skipped updates. A run rolls back after too many in a row; without it, never."""
     reseed: Callable[[PyTree, int], PyTree] | None = None
-    """`(state, n) -> state`: the state for try number `n`, with other randomness and healthy; goes with `health`."""
+    """`(state, n) -> state` for retry `n`, with new randomness and reset counters; required with `health`."""
     set_hyperparams: Callable[[PyTree], PyTree] | None = None
-    """`(state) -> state`: give those settings that live in a state as arrays their present values."""
-    refill: Refill | None = None
-    """How the field `buffer` of a state is filled again; `None` where checkpoints must hold it."""
+    """`(state) -> state`: set the hyperparameters that the state holds as arrays to their current values."""
+    refill: BufferRefill | None = None
+    """Refilling of the field `buffer`; `None`: checkpoints must hold it."""
     capacity: int | None = None
-    """Transitions in that field; `None` without one."""
+    """Capacity of the field `buffer` in transitions; `None` without one."""
 
 
 class Placement(NamedTuple):
-    """How the state of a strategy lies on devices, see `jaxrl.strategies.shards`."""
+    """Placement of a training state on devices, see `jaxrl.strategies.shards`."""
 
     shards: int = 1
-    """Parts with environments of their own."""
+    """Number of shards, each with its own environments."""
     by_shard: Callable[[PyTree], PyTree] | None = None
-    """`(state) -> bools`: whether every shard has a leaf for itself, in rows `[V, ...]`; goes with `shards`."""
+    """`(state) -> bools`: whether a leaf is per shard, `[V, ...]`, or replicated; required with `shards`."""
     devices: int = 1
-    """Devices over which shards are spread in a run; they change no bit of it."""
+    """Number of devices for the shards; results do not depend on it."""
     first_device: int = 0
-    """Index of the first of these devices, if they are several; the rest follow it."""
+    """Index of the first device, if there are several; the others follow it."""
 
 
 class Strategy(NamedTuple):
     """One pure training step, composed of environment, processor, buffer and agent.
 
-    A strategy of one's own needs the first four fields; its state must have a field `key`, the key of its stream. What
-    else the host asks of a state, it asks by `state_fns`.
-    Evaluation needs `policy` and either `env` or `judge`, or an evaluator of one's own.
+    A custom strategy needs the first four fields, and a state with a field `key`, the stream of iterations. The host
+    reads the rest of the state only through `state_fns`. Evaluation needs `policy` and either `env` or `judge`, or a
+    custom evaluator.
     """
 
     init: StrategyInit
@@ -174,50 +173,52 @@ class Strategy(NamedTuple):
     env: Env | HostEnv | None = None
     policy: Policy | None = None
     judge: Callable[[PyTree, Key], tuple[Array, Array, Array]] | None = None
-    """`(params, key) -> (returns, lengths, finished)`, each `[E]`: how to judge where there is no `env`. Pure."""
+    """`(params, key) -> (returns, lengths, finished)`, each `[E]`: evaluation without `env`. Pure."""
     eval_env: Any = None
     """The environment to evaluate in, if it is not that of the training."""
     notes: tuple[str, ...] = ()
     """Adjustments made to the settings, for the log."""
     settings: Mapping[str, Any] | None = None
-    """What rebuilds it; parts made by hand are listed under `custom`. `None` for a strategy made by hand."""
+    """Settings that rebuild it; `custom` lists parts made by hand. `None` for a strategy made by hand."""
     remote: "Remote | None" = None
-    """What actors do, where environments are on the host; `step` then also takes what they have sent, and `init` leaves
-    the warm-up to them."""
+    """Programs of actors for environments on the host; `step` then also takes their batch, and `init` leaves the
+    warm-up to them."""
     state_fns: StateFns = StateFns()
     placement: Placement = Placement()
     values: Mapping[str, Override] = MappingProxyType({})
-    """Hyperparameters that `init` puts into a state in place of its own, by the names of their settings."""
+    """Hyperparameters that replace those of `init`, by setting name."""
     collect: CollectFn | None = None
-    """The first half of `step`, see `step_of`; `None` where `step` has no halves, as in shards or from data: nothing is
-    known of its single episodes."""
+    """First half of `step`, see `compose_step`. `None` where `step` is not composed, as with shards or offline: single
+    episodes are then not recorded."""
     learn: LearnFn | None = None
-    """The second half, the same wherever the steps were taken; goes with `collect`."""
+    """Second half of `step`, the same wherever the steps were taken; goes with `collect`."""
 
     def __repr__(self) -> str:
         return format_repr(
             "Strategy",
-            name_of(self),
+            format_name(self),
             f"{self.opt_steps_per_step} optimisation and {self.env_steps_per_step} environment steps an iteration",
             f"{self.placement.shards} shards" if self.placement.shards > 1 else None,
         )
 
 
-def name_of(strategy: Strategy) -> str:
-    """Return the algorithm and the environment of a strategy, for a person to read."""
+def format_name(strategy: Strategy) -> str:
+    """Return a readable name: algorithm and environment."""
+    # A strategy made by hand may have neither; offline, the policy has the spec of the data.
     spec = next((part.spec for part in (strategy.policy, strategy.env) if part is not None), None)
     return f"{(strategy.settings or {}).get('algo', 'custom')} on {'data' if spec is None else spec.name}"
 
 
 def fold(key: Key, t: Array | int) -> Key:
-    """Return the key of iteration `t` of the stream of `key`."""
+    """Return the key of iteration `t` of the stream `key`."""
     return jax.random.fold_in(key, t)
 
 
-def iteration(
+def run_iteration(
     collect: CollectFn, learn: LearnFn, state: PyTree, key: Key, t: Array, *arrival: PyTree
 ) -> tuple[PyTree, Metrics, EpisodeEnds]:
-    """Make iteration `t`: collect, then learn; return also which episodes ended. The key is consumed."""
+    """Run iteration `t`: collect, then learn; return also the episodes that ended. The key is consumed."""
+    # In shards each has its own key: they step different environments and sample different batches.
     collect_key, learn_key = jax.random.split(shards.shard_key(key))
     state, items, info = collect(state, collect_key, t, *arrival)
     state, metrics = learn(state, items, learn_key, t)
@@ -225,37 +226,43 @@ def iteration(
 
 
 @dataclass(frozen=True)
-class Halves:
-    """`Strategy.step` made of its two halves."""
+class ComposedStep:
+    """`Strategy.step` composed of `collect` and `learn`.
+
+    A class rather than a closure, so that `is_composed` can compare the halves with those of a strategy.
+    """
 
     collect: CollectFn
     learn: LearnFn
 
     def __call__(self, state: PyTree, key: Key, t: Array, /, *arrival: PyTree) -> tuple[PyTree, Metrics]:
-        state, metrics, _ = iteration(self.collect, self.learn, state, key, t, *arrival)
+        state, metrics, _ = run_iteration(self.collect, self.learn, state, key, t, *arrival)
         return state, metrics
 
 
-def has_halves(strategy: "Strategy") -> bool:
-    """Return whether the step of `strategy` is its `learn` after its `collect`."""
+def is_composed(strategy: "Strategy") -> bool:
+    """Return whether `strategy.step` is composed of its `collect` and `learn`."""
+    # A user may have replaced `step`, `collect` or `learn` alone.
     halves = strategy.step
-    return isinstance(halves, Halves) and (halves.collect, halves.learn) == (strategy.collect, strategy.learn)
+    return isinstance(halves, ComposedStep) and (halves.collect, halves.learn) == (strategy.collect, strategy.learn)
 
 
-def step_of(collect: CollectFn, learn: LearnFn) -> StrategyStep:
-    """Return `Strategy.step` of its two halves."""
-    return Halves(collect, learn)
+def compose_step(collect: CollectFn, learn: LearnFn) -> StrategyStep:
+    """Compose `Strategy.step` of its two halves."""
+    return ComposedStep(collect, learn)
 
 
 def iterate(body: Callable[[PyTree, Key, Array], PyTree], key: Key, carry: PyTree, start: Array, stop: Array) -> PyTree:
     """Run `carry = body(carry, fold(key, t), t)` for `t` from `start` to `stop`.
 
-    `start` and `stop` are traced: one program runs every length, and how a run is cut into calls changes no bit of it.
+    `start` and `stop` are traced, so one program serves all lengths, and the result does not depend on how a run is
+    divided into calls.
     """
     start, stop = (jnp.asarray(t, jnp.uint32) for t in (start, stop))
+    # Plain form: one loop, without random numbers drawn ahead.
     if not shaped_for(*PLATFORMS):
         return jax.lax.fori_loop(start, stop, lambda t, carry: body(carry, fold(key, t), t), carry)
-    return drawn_ahead(body, lambda t: fold(key, t), carry, start, stop)
+    return iterate_hoisted(body, lambda t: fold(key, t), carry, start, stop)
 
 
 def repeat(
@@ -265,8 +272,8 @@ def repeat(
     first: Array,
     times: int,
 ) -> tuple[PyTree, Metrics]:
-    """Run `state, metrics = body(state, rows[i], first + i)` for each of `times` rows, such as keys."""
-    if times == 1:
+    """Run `state, metrics = body(state, rows[i], first + i)` for `times` rows, such as keys; merge the metrics."""
+    if times == 1:  # no loop, which would copy its carry
         return body(state, jax.tree.map(lambda x: x[0], rows), first)
 
     def one(carry: tuple[PyTree, Stat], xs: tuple[PyTree, Array]) -> tuple[tuple[PyTree, Stat], None]:
@@ -274,9 +281,10 @@ def repeat(
         state, metrics = body(state, *xs)
         return (state, merge_stats(sums, stack_metrics(metrics))), None
 
-    # Summed as they come: stacked, every number of every metric would be written by a kernel of its own.
+    # Metrics are merged in the carry: stacked as outputs, every number of every metric would need its own kernel.
     xs = (rows, first + jnp.arange(times, dtype=jnp.uint32))
+    # The carry starts without measurements, so the names of the metrics must be known before the loop.
     _, like = jax.eval_shape(body, state, *jax.tree.map(lambda x: x[0], xs))
     nothing = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(like),)), stat(jnp.float32(0), False))
-    (state, sums), _ = scan(one, (state, nothing), xs, on=TIED_WITHIN)
+    (state, sums), _ = scan(one, (state, nothing), xs, on=PACKED_WITHIN)
     return state, unstack_metrics(sums, like)

@@ -1,4 +1,4 @@
-"""Demonstrations beside replay: steps that others have taken, as a fixed share of all that is learnt from."""
+"""Demonstrations: recorded transitions as a fixed share of each batch from replay."""
 
 from functools import partial
 from typing import Any
@@ -12,45 +12,46 @@ from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.interaction import Acting
-from jaxrl.strategies.offline import check_env, check_forgets, transitions
+from jaxrl.strategies.offline import check_env, check_memoryless, make_transitions
 
 
 def with_demos(buffer: Buffer, demos: Dataset | None, share: float, acting: Acting, env: Env | HostEnv) -> Buffer:
-    """Return `buffer` with `demos` beside it, if there are any, which make up `share` of each batch.
+    """Return `buffer` mixed with `demos`, which make up `share` of each batch; without `demos`, `buffer` itself.
 
-    They go through the processor as steps in the environment do.
+    The processor turns demonstrations into transitions, as it does steps of the environment.
 
     Raises:
-      SettingsError: demonstrations of another environment, or for an agent or a processor that cannot take them; a
-        share that is none.
+      SettingsError: the demonstrations are of another environment, the agent or the processor does not support them,
+        or `share` is out of range.
     """
     if demos is None:
         return buffer
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise SettingsError(f"demo_share is {share}; expected a share above 0 and below 1, as 0.5")
     check_env(demos, env)
-    check_forgets(acting.agent, "demos")
-    scales = learns(acting, demos) or (acting.processor.settings or {}).get("normalise_reward")
+    check_memoryless(acting.agent, "demos")
+    scales = has_stats(acting, demos) or (acting.processor.settings or {}).get("normalise_reward")
     if acting.processor.apply is None and scales:
         raise SettingsError(
             "the processor learns what it scales by as it goes, so demos and experience would be scaled otherwise; "
             "leave normalise_obs and normalise_reward off, or demos out"
         )
+    # The batch of the buffer keeps its size, and demonstrations are added to it.
     count = max(1, round(buffer.batch_size * share / (1 - share)))
-    return mix(buffer, partial(transitions, acting.processor, demos), demos.rows, count)
+    return mix(buffer, partial(make_transitions, acting.processor, demos), demos.rows, count)
 
 
-def learns(acting: Acting, demos: Dataset) -> bool:
-    """Return whether the processor learns anything of the steps that it sees."""
+def has_stats(acting: Acting, demos: Dataset) -> bool:
+    """Return whether the processor keeps statistics of observations."""
     obs = jax.tree.map(lambda x: x[:1], demos.obs)
     seen = jax.eval_shape(lambda: acting.processor.get_stats(acting.processor.init(obs)))
     return bool(jax.tree.leaves(seen))
 
 
 def settings_of_demos(demos: Dataset | None, share: float) -> dict[str, Any]:
-    """Return what loads the demonstrations again, by the names of a run's settings, and whether they are `by_hand`.
+    """Return the settings of a run that reload the demonstrations, and `by_hand` if they have no file.
 
-    Nothing reads the share alone.
+    Without demonstrations the share is its default, since nothing uses it.
     """
     if demos is None:
         return {"demos": [], "demos_sha256": "", "demo_share": 0.5}
@@ -64,5 +65,5 @@ def settings_of_demos(demos: Dataset | None, share: float) -> dict[str, Any]:
 
 
 def notes_of_demos(demos: Dataset | None, batch: int, ring: int) -> tuple[str, ...]:
-    """Say in the log what is learnt from beside the ring's share of a batch."""
+    """Return a note on the demonstrations in a `batch`, of which `ring` items are from the buffer."""
     return () if demos is None else (f"{batch - ring} of {batch} transitions in a batch are from {summarise(demos)}",)

@@ -1,4 +1,4 @@
-"""An update that cannot poison the agent, and the record of how often one was tried."""
+"""Guarded updates: an update with a non-finite loss, gradient or result is skipped and counted."""
 
 import zlib
 from collections.abc import Iterable
@@ -12,86 +12,88 @@ from jaxrl.agents.base import Agent
 from jaxrl.metrics import Metrics, Stat, Total, stat
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Transition
-from jaxrl.xla.columns import of_each
-from jaxrl.xla.verdict import either, first_bad, still_finite
+from jaxrl.xla.finite import find_non_finite, select, stays_finite
+from jaxrl.xla.stacking import stack_summaries
 
 RETRY_STREAM = 2**32 - 1
-"""Folded into the key of a run's stream for another try: no iteration has this number."""
+"""Folded into the stream of a run for a retry; no iteration has this number."""
 PARAMETERS = "parameters"
-"""Named when every metric of an update was finite, but not what it made of the agent."""
+"""Reported when the metrics are finite but the new agent state is not."""
 
 
 class Health(NamedTuple):
-    """How updates have been going; int32 and uint32 scalars."""
+    """Counters of skipped updates; int32 and uint32 scalars."""
 
     skipped_in_a_row: Array
-    """Updates skipped since the last one that was made."""
+    """Updates skipped since the last accepted one."""
     bad_name: Array
-    """CRC-32 of the name of the first metric that was not finite in the latest row: a name cannot live on a device."""
+    """CRC-32 of the name of the first non-finite metric in the latest series; a device cannot hold the name itself."""
     most_in_a_row: Array
-    """The most that were ever skipped in a row: what happens between two looks is not missed."""
+    """Longest series of skipped updates so far, so that the host, which reads it only now and then, misses none."""
     most_since: Array
-    """Optimisation step of the first of those."""
+    """Optimisation step at which that series began."""
 
 
-def healthy() -> Health:
-    """Return the health of a run that has skipped nothing."""
+def init_health() -> Health:
+    """Return counters for a run without skipped updates."""
     return Health(jnp.int32(0), jnp.uint32(0), jnp.int32(0), jnp.uint32(0))
 
 
-def health_of(state: Any) -> Health:
-    """Return the health in a training state, its field `health`."""
+def get_health(state: Any) -> Health:
+    """Return the field `health` of a training state."""
     health: Health = state.health
     return health
 
 
 def reseed(state: Any, number: int) -> Any:
-    """Return a good training state with its failure counters reset, on the random stream of try `number`."""
+    """Return `state` with its counters reset, on the random stream of retry `number`."""
     key = jax.random.fold_in(jax.random.fold_in(state.key, RETRY_STREAM), number)
-    return state._replace(key=key, health=healthy())
+    return state._replace(key=key, health=init_health())
 
 
-def name_of(code: int, names: Iterable[str]) -> str:
-    """Return which of `names` (or `PARAMETERS`) has the CRC-32 `code`."""
+def find_metric_name(code: int, names: Iterable[str]) -> str:
+    """Return the one of `names`, or `PARAMETERS`, whose CRC-32 is `code`."""
     return next((name for name in (PARAMETERS, *names) if zlib.crc32(name.encode()) == code), "unknown")
 
 
 def guarded_update(
     agent: Agent, state: PyTree, health: Health, batch: Batch, key: Key, opt_step: Array
 ) -> tuple[PyTree, Health, Metrics, Array]:
-    """Make one update, or none where its loss, gradient or result is not finite.
+    """Update the agent; skip the update if its loss, gradient or result is not finite.
 
-    Of the agent's state an entry counts that was finite before: one that keeps bounds may begin them at infinity.
+    Entries of the state that were infinite before are not tested, since bounds may start at infinity. A skipped update
+    leaves the agent's state bitwise unchanged, counts in `skipped_updates` and adds nothing to the other metrics.
 
-    A skipped update leaves the agent's whole state bitwise as it was, is counted in `skipped_updates`, and adds
-    nothing to the other metrics. Returns the agent's state, the health, the metrics, and the priorities `[B]`: after a
-    skipped update -1, not known.
+    Returns:
+      The agent's state, the health, the metrics, and priorities `[B]`, which are -1 (unknown) after a skipped update.
     """
     new, metrics, priorities = agent.update(state, batch, key, opt_step)
     metrics = shards.merge_metrics(metrics)
-    # A `Stat` without measurements has infinite bounds; its sum tells whether what was measured is finite.
+    # A `Stat` without measurements has infinite bounds, so only its sum is tested. Counts are always finite.
     numbers = {name: m.sum if isinstance(m, Stat) else m for name, m in metrics.items() if not isinstance(m, Total)}
-    health, ok = _examine(health, {**numbers, PARAMETERS: jnp.where(still_finite(new, state), 0.0, jnp.nan)}, opt_step)
+    health, ok = _update_health(
+        health, {**numbers, PARAMETERS: jnp.where(stays_finite(new, state), 0.0, jnp.nan)}, opt_step
+    )
+    # The new state is selected as a whole: a partial update would leave parameters and moments inconsistent.
     kept = {name: _mask(metric, ok) for name, metric in metrics.items()}
     counted = {**kept, "skipped_updates": Total(1 - ok.astype(jnp.int32))}
-    return either(ok, new, state), health, counted, jnp.where(ok, priorities, -1.0)
+    return select(ok, new, state), health, counted, jnp.where(ok, priorities, -1.0)
 
 
-def what_returns_are_made_of(items: Transition) -> Metrics:
-    """Tell the largest size of a reward and the largest discount of transitions; rows of weight 0 do not count.
-
-    From them follows how large a return can be.
-    """
+def return_bound_metrics(items: Transition) -> Metrics:
+    """Return the largest absolute reward and the largest discount, which bound the returns; skip rows of weight 0."""
+    # Rows of weight 0, such as those of invalid steps, may hold arbitrary numbers.
     counts = jnp.asarray(items.weight) > 0
     sizes = [jnp.where(counts, size, 0.0).ravel() for size in (jnp.abs(items.reward), items.discount)]
-    largest = shards.pmax(of_each(jnp.max, sizes))
+    largest = shards.pmax(stack_summaries(jnp.max, sizes))
     return {"largest_reward": largest[0], "largest_discount": largest[1]}
 
 
-def _examine(health: Health, numbers: dict[str, Array], opt_step: Array) -> tuple[Health, Array]:
-    """Take note of an update that told these numbers; say whether all are finite."""
+def _update_health(health: Health, numbers: dict[str, Array], opt_step: Array) -> tuple[Health, Array]:
+    """Update the counters; return also whether all `numbers` are finite."""
     codes = jnp.asarray([zlib.crc32(name.encode()) for name in numbers], jnp.uint32)
-    ok, first = first_bad(list(numbers.values()), codes)
+    ok, first = find_non_finite(list(numbers.values()), codes)
+    # Names are compared as codes: the program returns the code of the first bad metric, the host looks up its name.
     skipped = jnp.where(ok, 0, health.skipped_in_a_row + 1)
     most = jnp.maximum(health.most_in_a_row, skipped)
     since = jnp.asarray(opt_step, jnp.uint32) + 1 - skipped.astype(jnp.uint32)
@@ -104,6 +106,7 @@ def _examine(health: Health, numbers: dict[str, Array], opt_step: Array) -> tupl
 
 
 def _mask(metric: Array | Stat | Total, ok: Array) -> Stat | Total:
+    """Return the metric of an update, without any measurement unless `ok`."""
     if isinstance(metric, Total):
         return Total(jnp.where(ok, metric.count, 0))
     if isinstance(metric, Stat):

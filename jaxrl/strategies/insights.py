@@ -1,4 +1,4 @@
-"""What a policy tells beside its action: probabilities, log-probabilities and values, at the observation it acts on."""
+"""Action probabilities, log-probabilities and values of a policy at the current observation."""
 
 from functools import partial
 from typing import Any
@@ -11,43 +11,45 @@ from jaxrl.agents.base import Agent, Insight
 from jaxrl.distributions import Categorical, Distribution, MultiCategorical
 from jaxrl.errors import SettingsError
 from jaxrl.processors.base import Processor
-from jaxrl.strategies.base import Told
+from jaxrl.strategies.base import PolicyOutputs
 from jaxrl.trees import Array, PyTree
 from jaxrl.xla.short import entry
 
-UNTOLD = "has no field insight, which would tell them"
+NO_INSIGHT = "has no field insight, which would provide them"
 
 
-def _insight_of(agent: Agent) -> Insight:
-    """Return what `agent` tells; of one that was made without it, why it does not."""
-    return Insight(UNTOLD, UNTOLD) if agent.insight is None else agent.insight
+def _get_insight(agent: Agent) -> Insight:
+    """Return `agent.insight`, or a stub with the reason why there is none."""
+    return Insight(NO_INSIGHT, NO_INSIGHT) if agent.insight is None else agent.insight
 
 
-def told_by(agent: Agent, processor: Processor) -> Told:
-    """Return what `agent` behind `processor` tells; both parts of its parameters are those of `make_policy`."""
-    return Told(
+def make_policy_outputs(agent: Agent, processor: Processor) -> PolicyOutputs:
+    """Return the `PolicyOutputs` of `agent` behind `processor`; `params` are those of `make_policy`."""
+    return PolicyOutputs(
         probabilities=partial(_probabilities, agent, processor),
         log_prob=partial(_log_prob, agent, processor),
         values=partial(_values, agent, processor),
-        privileged=_insight_of(agent).privileged,
+        privileged=_get_insight(agent).privileged,
     )
 
 
-def _seen(processor: Processor, params: Any, carry: PyTree) -> PyTree:
+def _observe(processor: Processor, params: Any, carry: PyTree) -> PyTree:
     return processor.freeze(params.processor).observe(carry[0])
 
 
-def _chosen_from(agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array) -> Distribution:
-    choice = _insight_of(agent).choice
+def _action_distribution(
+    agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array
+) -> Distribution:
+    choice = _get_insight(agent).choice
     if isinstance(choice, str):
         raise SettingsError(f"the policy has no probabilities: {agent.name} {choice}; ask for an action instead")
-    return choice(params.agent, _seen(processor, params, carry), opt_step)
+    return choice(params.agent, _observe(processor, params, carry), opt_step)
 
 
 def _probabilities(
     agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array, action: PyTree
 ) -> PyTree:
-    distribution = _chosen_from(agent, processor, params, carry, opt_step)
+    distribution = _action_distribution(agent, processor, params, carry, opt_step)
     if isinstance(distribution, Categorical):
         return jax.nn.softmax(distribution.logits)
     if isinstance(distribution, MultiCategorical):
@@ -60,15 +62,15 @@ def _probabilities(
 
 
 def _log_prob(agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array, action: PyTree) -> Array:
-    distribution = _chosen_from(agent, processor, params, carry, opt_step)
-    head = _insight_of(agent).head
+    distribution = _action_distribution(agent, processor, params, carry, opt_step)
+    head = _get_insight(agent).head
     if head is None:
         return distribution.log_prob(action)
     return distribution.log_prob(head.to_raw(action)) - head.log_half_width
 
 
 def _values(agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array, action: PyTree) -> Array:
-    insight, obs = _insight_of(agent), _seen(processor, params, carry)
+    insight, obs = _get_insight(agent), _observe(processor, params, carry)
     value = insight.value
     if isinstance(value, str):
         raise SettingsError(f"the policy has no values: {agent.name} {value}")

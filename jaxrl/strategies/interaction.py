@@ -1,4 +1,4 @@
-"""What every strategy with environments does: act in them, process the steps, and say what was seen."""
+"""Interaction with environments, shared by all online strategies: act, step, process, and log the episodes."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -27,7 +27,7 @@ from jaxrl.xla.carry import scan_rows
 
 
 class Acting(NamedTuple):
-    """An agent before `N` environments, and the processor between them."""
+    """An agent, `N` environments, and the processor between them."""
 
     env: VecEnv
     processor: Processor
@@ -35,19 +35,19 @@ class Acting(NamedTuple):
 
 
 class EnvLoopState(NamedTuple):
-    """Where the environments stand, and the processor."""
+    """State of the environments and of the processor."""
 
     env: VecEnvState
     processor: PyTree
 
 
-OF_EPISODES = "episode_"
-"""How the names of those scalars begin that are of a whole episode, and are recorded where one ends."""
+EPISODE_PREFIX = "episode_"
+"""Prefix of per-episode scalars, which are logged when the episode ends."""
 
 
-def column_of(scalar: str) -> str:
-    """Return the name of the column that holds a scalar of an environment's `info`."""
-    return scalar if scalar.startswith(OF_EPISODES) else f"info/{scalar}"
+def scalar_column(scalar: str) -> str:
+    """Return the metric name of a scalar of `info`."""
+    return scalar if scalar.startswith(EPISODE_PREFIX) else f"info/{scalar}"
 
 
 class StepInfo(NamedTuple):
@@ -58,48 +58,50 @@ class StepInfo(NamedTuple):
     invalid: Array
     info: dict[str, Array]
     present: Array | tuple[()] = ()
-    """That of `Step`; where it is false, the flags before are so too."""
+    """As `Step.present`; where it is false, so are the flags above."""
 
 
-def assemble(env: Env, agent: AgentMaker, processor: Processor, num_envs: int, resets: str = "auto") -> Acting:
-    """Put `agent` before `num_envs` copies of `env`.
+def make_acting(env: Env, agent: AgentMaker, processor: Processor, num_envs: int, resets: str = "auto") -> Acting:
+    """Build `agent` and `processor` for `num_envs` copies of `env`.
 
     Raises:
-      SettingsError: the processor makes no transitions, or the agent cannot take the spaces.
+      SettingsError: the processor makes no transitions, or the agent does not support the spaces or the discount.
     """
     check_count("num_envs", num_envs)
-    return Acting(vectorise(env, num_envs, resets), *bind(agent, processor, env.spec))
+    return Acting(vectorise(env, num_envs, resets), *build_processor_and_agent(agent, processor, env.spec))
 
 
-def bind(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Processor, Agent]:
-    """Tell `agent` what it will see of an environment; an agent with a memory gets a processor that keeps it.
+def build_processor_and_agent(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Processor, Agent]:
+    """Build `agent` for the processed spaces of `spec`, and connect it to `processor`.
 
     Raises:
-      SettingsError: the processor makes no transitions, or the agent cannot take the spaces or the discount.
+      SettingsError: the processor makes no transitions, or the agent does not support the spaces or the discount.
     """
-    return join(introduce(agent, processor, spec), processor)
+    return connect(build_agent(agent, processor, spec), processor)
 
 
-def introduce(agent: AgentMaker, processor: Processor | None, spec: EnvSpec) -> Agent:
-    """Tell `agent` what it will see of an environment: without a processor, what the environment shows.
+def build_agent(agent: AgentMaker, processor: Processor | None, spec: EnvSpec) -> Agent:
+    """Build `agent` for the spaces of `spec`, processed by `processor` if there is one.
 
     Raises:
-      SettingsError: the processor makes no transitions, or the agent cannot take the spaces.
+      SettingsError: the processor makes no transitions, or the agent does not support the spaces.
     """
     if processor is not None and not processor.makes_transitions:
         raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
-    require_maker(agent)
+    check_agent_maker(agent)
+    # `follow` sets scheduled hyperparameters before each action and update.
     if processor is None:
         return follow(agent(spec))
     return follow(agent(spec._replace(observation_space=processor.space(spec.observation_space))))
 
 
-def join(bound: Agent, processor: Processor) -> tuple[Processor, Agent]:
-    """Put an agent that knows its spaces behind `processor`, which for one with a memory keeps that too.
+def connect(bound: Agent, processor: Processor) -> tuple[Processor, Agent]:
+    """Return `processor` and the agent `bound` to its spaces; the processor carries the agent's memory, if it has one.
 
     Raises:
-      SettingsError: the agent cannot take the discount.
+      SettingsError: the agent cannot derive bounds of returns with this discount or reward scaling.
     """
+    # Bounds of returns are derived from the largest reward, as `reward / (1 - discount)`.
     settings = processor.settings or {}
     if bound.info.bounds_returns and settings.get("discount") == 1:
         raise SettingsError(
@@ -114,15 +116,17 @@ def join(bound: Agent, processor: Processor) -> tuple[Processor, Agent]:
     return (processor if bound.memory is None else carry_memory(processor, bound.memory)), bound
 
 
-def usual_processor(settings: Mapping[str, Any]) -> Processor:
-    """Return the processor of the settings that suit an agent, see `registry.usual`; it leaves observations alone."""
+def make_default_processor(settings: Mapping[str, Any]) -> Processor:
+    """Return the default processor of an agent, from `registry.defaults_for`; it does not change observations."""
     parts = settings.get("processor", {})
+    # Rewards are normalised before they are summed over `n` steps.
     last = n_step(parts.get("n_step", 1))
     return chain(normalise_reward(), last) if parts.get("normalise_reward") else last
 
 
-def require_maker(agent: object) -> None:
-    """Raise `SettingsError` unless `agent` may be what `jaxrl.dqn(...)` or another of jaxrl's agents returns."""
+def check_agent_maker(agent: object) -> None:
+    """Raise `SettingsError` unless `agent` can be an agent maker, as `jaxrl.dqn(...)` returns it."""
+    # A common mistake is the function itself, `jaxrl.dqn` instead of `jaxrl.dqn()`.
     name = getattr(agent, "__name__", type(agent).__name__)
     if isinstance(agent, FunctionType) and agent.__module__.startswith("jaxrl.agents.") and agent.__qualname__ == name:
         raise SettingsError(f"agent is jaxrl.{name} itself; call it, as in {name}() or {name}(lr=1e-3)")
@@ -137,45 +141,48 @@ def require_maker(agent: object) -> None:
 def interact(
     acting: Acting, agent: PyTree, opt_step: Array, random: bool, loop: EnvLoopState, key: Key
 ) -> tuple[EnvLoopState, tuple[Transition, StepInfo]]:
-    """Take one step in all environments; their transitions and what was seen are `[N, ...]`. The key is consumed."""
+    """Take one step in all environments; return transitions and `StepInfo`, `[N, ...]`. The key is consumed."""
     act_key, env_key = jax.random.split(key)
     obs = acting.processor.observe(loop.processor)
-    action, extras = choose(acting.agent, acting.env.spec, agent, obs, act_key, opt_step, random)
+    action, extras = select_actions(acting.agent, acting.env.spec, agent, obs, act_key, opt_step, random)
+    # Scheduled values of the environment follow the optimisation step, like those of the agent.
     env, step = acting.env.step(apply_schedules(acting.env, loop.env, opt_step), action, env_key)
     processor, items = acting.processor.process(loop.processor, step._replace(extras=extras))
     return EnvLoopState(env, processor), (items, step_info(step))
 
 
-def choose(
+def select_actions(
     agent: Agent, spec: EnvSpec, state: PyTree, obs: PyTree, key: Key, opt_step: Array, random: bool
 ) -> tuple[PyTree, PyTree]:
-    """Return the agent's actions for `obs` `[N, ...]`, or if `random` uniform ones, and extras. The key is consumed."""
+    """Return exploring actions for `obs` `[N, ...]`, uniform ones if `random`, and extras. The key is consumed."""
     act_key, random_key = jax.random.split(key)
     action, extras = agent.act(state, obs, act_key, opt_step, "explore")
+    # The agent acts even if `random`: transitions need extras of the same shapes. XLA drops its action.
     return random_action(spec, random_key, obs) if random else action, extras
 
 
 def take_steps(
     acting: Acting, agent: PyTree, opt_step: Array, loop: EnvLoopState, key: Key, steps: int, random: bool = False
 ) -> tuple[EnvLoopState, Transition, StepInfo]:
-    """Take `steps` steps in all environments; return transitions and what was seen, leaves `[T, N, ...]`.
+    """Take `steps` steps in all environments; return transitions and `StepInfo`, leaves `[T, N, ...]`.
 
     The key is consumed.
     """
     keys = jax.random.split(key, steps)
-    if steps == 1:  # without the loop, which would pack and unpack what it carries
+    if steps == 1:  # no loop, which would pack and unpack its carry
         loop, made = interact(acting, agent, opt_step, random, loop, keys[0])
         items, seen = jax.tree.map(lambda x: x[None], made)
     else:
         step = partial(interact, acting, agent, opt_step, random)
         loop, (items, seen) = scan_rows(step, loop, keys)
-    return loop, with_bounds(items, seen.terminated | seen.truncated), seen
+    return loop, add_episode_bounds(items, seen.terminated | seen.truncated), seen
 
 
-def with_bounds(items: Transition, ended: Array) -> Transition:
-    """Return the transitions of steps `[T, N]` with `is_first` and `is_last`, where a processor of one's own has none.
+def add_episode_bounds(items: Transition, ended: Array) -> Transition:
+    """Return transitions `[T, N, ...]` with `is_first` and `is_last`, if a custom processor left them out.
 
-    `ended` `[T, N]` says which steps ended an episode. Whether one begins with the first of them is then not known.
+    `ended` `[T, N]` marks the steps that ended an episode. Whether an episode begins at the first step is unknown;
+    `is_first` is false there.
     """
     if not isinstance(items.is_first, tuple) and not isinstance(items.is_last, tuple):
         return items
@@ -183,9 +190,11 @@ def with_bounds(items: Transition, ended: Array) -> Transition:
 
 
 def step_info(step: Step) -> StepInfo:
-    """Keep of a step of `N` environments what is recorded of it."""
+    """Return the part of a step of `N` environments that is logged."""
     invalid = jnp.broadcast_to(~jnp.asarray(step.valid), step.reward.shape)
+    # Only scalars per environment: images and other arrays in `info` are not logged.
     scalars = {name: value for name, value in step.info.items() if value.ndim == 1}
+    # Where an agent is absent, nothing counts: neither the end of an episode nor an invalid step.
     there = step.present
     if isinstance(there, tuple):
         return StepInfo(step.terminated, step.truncated, invalid, scalars)
@@ -193,10 +202,11 @@ def step_info(step: Step) -> StepInfo:
 
 
 def episode_metrics(seen: StepInfo) -> Metrics:
-    """Summarise the episodes that ended, and the environment's own scalars."""
+    """Return metrics of the episodes that ended, and of the environment's scalars at every step."""
+    # Per-episode scalars are valid where an episode ended, all others at every step.
     done = seen.terminated | seen.truncated
-    of_episodes = {name: value for name, value in seen.info.items() if name.startswith(OF_EPISODES)}
-    own = {column_of(name): value for name, value in seen.info.items() if name not in of_episodes}
+    of_episodes = {name: value for name, value in seen.info.items() if name.startswith(EPISODE_PREFIX)}
+    own = {scalar_column(name): value for name, value in seen.info.items() if name not in of_episodes}
     events = {
         "episodes": done,
         "terminated": seen.terminated,
@@ -207,45 +217,46 @@ def episode_metrics(seen: StepInfo) -> Metrics:
     return {**stats(of_episodes, done), **totals(events), **(stats(own, there) if own else {})}
 
 
-def info_of(seen: StepInfo, more: Metrics | None = None) -> CollectInfo:
-    """Return what is recorded of steps `[T, N]`, with `more` metrics."""
+def make_collect_info(seen: StepInfo, more: Metrics | None = None) -> CollectInfo:
+    """Return metrics and episode ends of steps `[T, N]`, with `more` metrics."""
     metrics: Metrics = {**merge_metrics(episode_metrics(seen)), **(more or {})}
     return CollectInfo(metrics, _episode_ends(seen))
 
 
 def _episode_ends(seen: StepInfo) -> EpisodeEnds:
     length = jnp.asarray(seen.info["episode_length"], jnp.int32)
+    # The sign marks truncation. A step that is both terminated and truncated counts as terminated.
     length = jnp.where(seen.terminated, length, jnp.where(seen.truncated, -length, 0))
     return EpisodeEnds(length, jnp.asarray(seen.info["episode_return"], jnp.float32))
 
 
-# --- the beginning ----------------------------------------------------------------------------------------------
+# --- initialisation ---------------------------------------------------------------------------------------------
 
 
 def open_envs(acting: Acting, agent: PyTree, key: Key) -> tuple[EnvLoopState, PyTree]:
-    """Reset the environments; return where they stand, and the shapes of a vector step's transitions."""
+    """Reset the environments; return their state, and the shapes of one vector step's transitions."""
     env, obs = acting.env.reset(key)
     opened = open_processor(acting.agent, acting.processor, agent, obs, obs_valid(env))
     return EnvLoopState(env, opened.processor), opened.items
 
 
 class Opened(NamedTuple):
-    """A processor at the first observations, and what an action looks like there."""
+    """A processor at the first observations, with zero actions and extras."""
 
     processor: PyTree
     action: PyTree
-    """Zeros `[N, ...]`, as are the extras."""
+    """Zeros `[N, ...]`, like the extras."""
     extras: PyTree
     items: PyTree
-    """The shapes of the transitions of a vector step."""
+    """Shapes of one vector step's transitions."""
 
 
 def open_processor(
     agent: Agent, processor: Processor, state: PyTree, obs: PyTree, obs_valid: Array | tuple[()] = ()
 ) -> Opened:
-    """Start `processor` at the first observations `[N, ...]`, before an agent in `state`.
+    """Initialise `processor` at the first observations `[N, ...]`, for an agent in `state`.
 
-    `obs_valid` is that of `Step`.
+    `obs_valid` is as in `Step`.
     """
 
     def first(state: PyTree, obs: PyTree, key: Key) -> PyTree:
@@ -253,6 +264,7 @@ def open_processor(
         started = init_processor(processor, obs, action, extras)
         return action, extras, processor.process(started, dummy_step(obs, action, extras))[1]
 
+    # Shapes alone are evaluated: the agent does not act, and no key is consumed.
     *acted, items = jax.eval_shape(first, state, obs, make_key(0))
     action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), acted)
     return Opened(init_processor(processor, obs, action, extras, obs_valid), action, extras, items)

@@ -1,4 +1,4 @@
-"""Off-policy training: act, step the environments, process, push, sample, update; one pure step of it all."""
+"""Off-policy training: act, step the environments, process, push, sample and update, in one pure step."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -21,30 +21,30 @@ from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
 from jaxrl.registry import defaults_for
 from jaxrl.shards import shard_key
-from jaxrl.strategies.base import CollectInfo, Refill, StateFns, Strategy, fold, step_of
+from jaxrl.strategies.base import BufferRefill, CollectInfo, StateFns, Strategy, compose_step, fold
 from jaxrl.strategies.demos import notes_of_demos, settings_of_demos, with_demos
-from jaxrl.strategies.guard import Health, health_of, healthy, reseed
+from jaxrl.strategies.guard import Health, get_health, init_health, reseed
 from jaxrl.strategies.interaction import (
     Acting,
     EnvLoopState,
     StepInfo,
-    info_of,
-    introduce,
-    join,
+    build_agent,
+    connect,
+    make_collect_info,
+    make_default_processor,
     open_envs,
     take_steps,
-    usual_processor,
 )
 from jaxrl.strategies.policy import make_policy
-from jaxrl.strategies.remote import ActorsConfig, of_one_shard, settings_of_actors, stage, with_actors
+from jaxrl.strategies.remote import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
 from jaxrl.strategies.replay import (
     UpdateSchedule,
-    applied,
-    least_rows,
+    adapt_buffer,
+    make_replay_transform,
+    make_update_schedule,
+    min_rows,
     optimise,
-    sampled_for,
-    told_goals,
-    update_schedule,
+    set_goal_fn,
 )
 from jaxrl.strategies.settings import set_hyperparams, settings_of
 from jaxrl.strategies.shards import sharded
@@ -53,10 +53,10 @@ from jaxrl.types import Transition
 
 
 class OffPolicyState(NamedTuple):
-    """The whole truth about a run at the end of an iteration."""
+    """Complete state of a run after an iteration."""
 
     key: Key
-    """The stream of iterations: never advanced, folded with the iteration's number."""
+    """Stream of iterations: folded with the iteration's number, never advanced."""
     agent: PyTree
     env: VecEnvState
     processor: PyTree
@@ -65,11 +65,11 @@ class OffPolicyState(NamedTuple):
 
 
 REFILL_STREAM = 2**32 - 4
-"""Folded into the key of a run's stream to fill its buffer again: no iteration has this number."""
+"""Folded into the stream of a run to refill its buffer; no iteration has this number."""
 
 
 class Replay(NamedTuple):
-    """What learns from replay, wherever the steps are taken."""
+    """The learning half, the same wherever the steps are taken."""
 
     agent: Agent
     processor: Processor
@@ -94,49 +94,56 @@ def off_policy(
     demo_share: float = 0.5,
     shards: int = 1,
 ) -> Strategy:
-    """Compose off-policy training, as of DQN.
+    """Compose off-policy training, as for DQN.
 
     Args:
-      env: one environment; `num_envs` copies of it run side by side.
-      agent: what `jaxrl.dqn(...)` returns.
-      buffer: what `jaxrl.uniform(...)` or `jaxrl.prioritised(...)` returns.
-      processor: what makes transitions of steps.
-      num_envs: environments `N`.
+      env: one environment, of which `num_envs` copies run in parallel.
+      agent: as returned by `jaxrl.dqn(...)` or another off-policy agent.
+      buffer: as returned by `jaxrl.uniform(...)` or `jaxrl.prioritised(...)`.
+      processor: turns steps into transitions.
+      num_envs: number of environments `N`.
       opt_interval: environment steps per optimisation step. At or above `num_envs` it must be a multiple of it (several
         vector steps, then one update); below, it must divide it (one vector step, then several updates).
-        These four, left out, are what suits the agent: `uniform()`, `one_step()`, 10 and 10; for `rainbow` prioritised
-        replay of 3 steps; for `sac`, `td3` and `ddpg` a larger buffer and batch, and an update for every step of one
-        environment.
-      updates: optimisation steps made each time that one is due.
-      warmup: environment steps before the first optimisation; at least those of one batch are taken.
-      random_warmup: whether actions during it are uniformly random, or those of the agent exploring.
-      actors: who steps environments on the host, each `num_envs` of them; left out, an environment in JAX runs on the
-        device, and any other with one actor.
-      resets: where episodes begin, see `jaxrl.vectorise`; in environments on the host always `fresh`.
-      demos: what `jaxrl.load_dataset(...)` returns: steps that others have taken, to be learnt from beside those of the
-        buffer, whose batches stay as large as they are.
-      demo_share: share of `demos` in what is learnt from, above 0 and below 1.
-      shards: parts into which environments, buffer and batches are divided; all learn together, and as many devices can
-        take part in a run as there are shards, without changing a bit of it.
+        The default of these four depends on the agent: `uniform()`, `one_step()`, 10 and 10; for `rainbow` prioritised
+        replay of 3 steps; for `sac`, `td3` and `ddpg` a larger buffer and batch, and one environment with an update for
+        every step.
+      updates: optimisation steps each time that one is due.
+      warmup: environment steps before the first optimisation step, rounded up to at least one batch.
+      random_warmup: whether actions during the warm-up are uniformly random, or those of the exploring agent.
+      actors: settings of actors, which step `num_envs` environments each on the host. By default, an environment in JAX
+        runs on the device, and any other with one actor.
+      resets: how episodes start, see `jaxrl.vectorise`; environments on the host always use `fresh`.
+      demos: demonstrations, as returned by `jaxrl.load_dataset(...)`. They are added to the batches of the buffer,
+        which keep their size.
+      demo_share: share of `demos` in each batch, above 0 and below 1.
+      shards: number of parts into which environments, buffer and batches are divided. A run can use up to as many
+        devices, with the same bits on any number of them.
 
     Raises:
-      SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
+      SettingsError: sizes do not divide (the message has the nearest that do), or the agent does not support the
+        spaces.
     """
-    env, host_actors = stage(env, actors, max_lag=2)
-    known = introduce(agent, processor, env.spec)
-    suits = defaults_for(known.name, "off_policy")
+    # With actors, `env` becomes a placeholder with the same spaces, which the learner never steps.
+    env, host_actors = split_env(env, actors, max_lag=2)
+    built = build_agent(agent, processor, env.spec)
+    defaults = defaults_for(built.name, "off_policy")
     num_envs, opt_interval = (
-        as_int(suits[name] if value is None else value)
+        as_int(defaults[name] if value is None else value)
         for name, value in (("num_envs", num_envs), ("opt_interval", opt_interval))
     )
-    updates, warmup, buffer = as_int(updates), as_int(warmup), usual_buffer(suits) if buffer is None else buffer
-    vector, shards = of_one_shard(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
-    acting = Acting(vector, *join(known, (processor or usual_processor(suits)).for_replay))
-    ring = _ring_of_one_shard(buffer, acting, env, shards)
-    learnt_from = with_demos(ring, demos, demo_share, acting, env)
-    schedule = update_schedule(
+    buffer = make_default_buffer(defaults) if buffer is None else buffer
+    updates, warmup = as_int(updates), as_int(warmup)
+    # Everything from here on is one shard's; `sharded` at the end combines them.
+    vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
+    # Replay holds raw items, which are scaled when they are sampled, see `make_replay_transform`.
+    acting = Acting(vector, *connect(built, (processor or make_default_processor(defaults)).for_replay))
+    # The schedule follows from the buffer of one shard before demonstrations are mixed in: those need no warm-up.
+    ring = _make_shard_buffer(buffer, acting, env, shards)
+    replay_buffer = with_demos(ring, demos, demo_share, acting, env)
+    # Planned for all shards together, since settings count the environments of all; each shard then runs its part.
+    schedule = make_update_schedule(
         horizon=acting.processor.horizon,
-        least=least_rows(ring, vector.num_envs) * shards,
+        least=min_rows(ring, vector.num_envs) * shards,
         num_envs=vector.num_envs * shards,
         opt_interval=opt_interval,
         updates=updates,
@@ -144,14 +151,14 @@ def off_policy(
         random_warmup=random_warmup,
         times=host_actors.config.send if host_actors else 1,
     )
-    replay = Replay(acting.agent, acting.processor, learnt_from, schedule._replace(num_envs=vector.num_envs))
-    taking, learning = partial(collect, acting, replay.schedule), partial(learn, replay)
-    capacity = learnt_from.capacity(replay.schedule.rows)
+    replay = Replay(acting.agent, acting.processor, replay_buffer, schedule._replace(num_envs=vector.num_envs))
+    collect_fn, learn_fn = partial(collect, acting, replay.schedule), partial(learn, replay)
+    capacity = replay_buffer.capacity(replay.schedule.rows)
     one = Strategy(
         init=partial(_init, acting, replay),
-        step=step_of(taking, learning),
-        collect=taking,
-        learn=learning,
+        step=compose_step(collect_fn, learn_fn),
+        collect=collect_fn,
+        learn=learn_fn,
         env_steps_per_step=replay.schedule.rows,
         opt_steps_per_step=replay.schedule.updates,
         warmup_env_steps=replay.schedule.warmup_env_steps,
@@ -160,7 +167,7 @@ def off_policy(
         notes=(
             *schedule.notes(buffer._replace(window=ring.window), schedule.rows, warmup),
             *resets_note(resets, acting.env.resets),
-            *notes_of_demos(demos, learnt_from.batch_size * shards, buffer.batch_size),
+            *notes_of_demos(demos, replay_buffer.batch_size * shards, buffer.batch_size),
         ),
         settings=settings_of(
             acting.agent,
@@ -179,13 +186,14 @@ def off_policy(
             **settings_of_demos(demos, demo_share),
         ),
         state_fns=StateFns(
-            health=health_of,
+            health=get_health,
             reseed=reseed,
             set_hyperparams=partial(set_hyperparams, acting),
-            refill=Refill(partial(replay.schedule.blocks, capacity), partial(_refill, acting, replay)),
+            refill=BufferRefill(partial(replay.schedule.blocks, capacity), partial(_refill, acting, replay)),
             capacity=capacity,
         ),
     )
+    # Actors also take the steps of the warm-up, and refill the buffer of a resumed run.
     if host_actors is not None:
         return with_actors(
             one,
@@ -196,17 +204,17 @@ def off_policy(
             fill=schedule.fill,
             random_fill=random_warmup,
             push=partial(push, replay),
-            empty=partial(_emptied, acting, replay),
+            empty=partial(_reset_buffer, acting, replay),
         )
     return sharded(one, shards, ("env", "processor", "buffer"))
 
 
-def _ring_of_one_shard(buffer: Buffer, acting: Acting, env: Env | HostEnv, shards: int) -> Buffer:
-    """Return the buffer of one shard as the agent learns from it."""
+def _make_shard_buffer(buffer: Buffer, acting: Acting, env: Env | HostEnv, shards: int) -> Buffer:
+    """Return the buffer of one shard, adapted to the agent and the goals of `env`."""
     _require_replay(acting.agent)
     goal = env.goal if isinstance(env, Env) else None
-    ring = told_goals(_part_of_buffer(buffer, shards), acting.processor, env.spec.name, goal)
-    return sampled_for(acting.agent, ring, acting.env.num_envs)
+    ring = set_goal_fn(_divide_buffer(buffer, shards), acting.processor, env.spec.name, goal)
+    return adapt_buffer(acting.agent, ring, acting.env.num_envs)
 
 
 def _require_replay(agent: Agent) -> None:
@@ -216,15 +224,15 @@ def _require_replay(agent: Agent) -> None:
         raise SettingsError(f"{name} learns on-policy, without a buffer; compose it by on_policy(env, {name}(...))")
 
 
-def usual_buffer(settings: Mapping[str, Any]) -> Buffer:
-    """Return the buffer of the settings that suit an agent, see `registry.usual`."""
+def make_default_buffer(settings: Mapping[str, Any]) -> Buffer:
+    """Return the default buffer of an agent, from `registry.defaults_for`."""
     parts = dict(settings.get("buffer", {}))
     make = prioritised if parts.pop("prioritised", False) else uniform
     return make(**parts)
 
 
-def _part_of_buffer(buffer: Buffer, shards: int) -> Buffer:
-    """Return the buffer of one of so many `shards`; raise `SettingsError` if it cannot be divided."""
+def _divide_buffer(buffer: Buffer, shards: int) -> Buffer:
+    """Return the buffer of one of `shards` shards; raise `SettingsError` if it cannot be divided."""
     if shards == 1:
         return buffer
     if buffer.settings is None or buffer.shard is None:
@@ -238,36 +246,45 @@ def _part_of_buffer(buffer: Buffer, shards: int) -> Buffer:
 def collect(
     acting: Acting, schedule: UpdateSchedule, state: OffPolicyState, key: Key, t: Array
 ) -> tuple[OffPolicyState, Transition, CollectInfo]:
-    """Act, step the environments and process, `vector_steps` times; return the transitions `[T, N, ...]`."""
-    state, items, seen = _take_steps(acting, state, key, schedule.vector_steps, _first_opt(schedule, t), random=False)
-    return state, items, info_of(seen)
+    """Collect the transitions `[T, N, ...]` of iteration `t`, as `CollectFn`."""
+    # Schedules of exploration are evaluated once per iteration, at its first optimisation step.
+    state, items, seen = _take_steps(
+        acting, state, key, schedule.vector_steps, _first_opt_step(schedule, t), random=False
+    )
+    return state, items, make_collect_info(seen)
 
 
 def learn(replay: Replay, state: Any, items: Transition, key: Key, t: Array) -> tuple[Any, Metrics]:
-    """Push the transitions `[T, N, ...]` of iteration `t`, then sample and update, `schedule.updates` times.
+    """Push the transitions `[T, N, ...]` of iteration `t`, then sample and update `schedule.updates` times.
 
     `state` is a `NamedTuple` with the fields `agent`, `processor`, `buffer` and `health`. The key is consumed.
     """
+    # The warm-up pushed blocks `0 .. fill-1`, so iteration `t` pushes block `fill + t`.
     pushes = replay.schedule.fill + jnp.asarray(t, jnp.uint32)
-    # Push before sampling: the other way round XLA must keep the old buffer, and copies it every iteration.
+    # Push before sampling: in the other order, XLA keeps the old buffer for the reads and copies it every iteration.
     state = push(replay, state, items, pushes)
-    statistics = applied(replay.processor, state.processor)
-    first_opt, updates = _first_opt(replay.schedule, t), replay.schedule.updates
+    # Statistics include the steps of this iteration, and apply to old and new items alike.
+    statistics = make_replay_transform(replay.processor, state.processor)
+    first_opt, updates = _first_opt_step(replay.schedule, t), replay.schedule.updates
     return optimise(replay.agent, replay.buffer, state, key, pushes + 1, first_opt, updates, statistics)
 
 
 def push(replay: Replay, state: Any, items: Transition, pushes: Array) -> Any:
-    """Write the transitions `[T, N, ...]` of an iteration, of the warm-up too, after `pushes` earlier ones."""
-    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), _kept(replay.agent, items))
+    """Push the transitions `[T, N, ...]` of an iteration or warm-up round, after `pushes` earlier blocks."""
+    # Time-major rows: successive steps of one environment are `N` rows apart, see `UpdateSchedule.lag`.
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), _drop_bounds(replay.agent, items))
     return state._replace(buffer=replay.buffer.push(state.buffer, rows, pushes))
 
 
-def _kept(agent: Agent, items: Transition) -> Transition:
-    """Return what replay holds of transitions: single items have no order, so nothing tells of the steps around."""
+def _drop_bounds(agent: Agent, items: Transition) -> Transition:
+    """Return `items` without `is_first` and `is_last`, unless the agent learns from sequences.
+
+    Items sampled singly have no neighbours; leaving the two out saves memory.
+    """
     return items if agent.window is not None else items._replace(is_first=(), is_last=())
 
 
-def _first_opt(schedule: UpdateSchedule, t: Array) -> Array:
+def _first_opt_step(schedule: UpdateSchedule, t: Array) -> Array:
     return jnp.asarray(t, jnp.uint32) * schedule.updates
 
 
@@ -279,17 +296,18 @@ def _take_steps(
     return state._replace(env=loop.env, processor=loop.processor), items, seen
 
 
-# --- the beginning ----------------------------------------------------------------------------------------------
+# --- initialisation ---------------------------------------------------------------------------------------------
 
 
 def _init(acting: Acting, replay: Replay, key: Key) -> OffPolicyState:
-    """Reset, fill the processor's windows, and warm the buffer up."""
+    """Reset the environments, fill the processor's windows, and warm up the buffer."""
     schedule, state = replay.schedule, _begin(acting, replay, key)
+    # `_begin` splits the same key into five and uses the first three.
     prime_key, fill_key = map(shard_key, jax.random.split(key, 5)[3:])
     warm_up = partial(_take_steps, acting, opt_step=jnp.uint32(0), random=schedule.random_warmup)
 
     def prime(t: Array, state: OffPolicyState) -> OffPolicyState:
-        """Take a vector step whose transitions are not complete yet."""
+        """Take a vector step before the first n-step transition is complete."""
         return warm_up(state, fold(prime_key, t), 1)[0]
 
     def fill(t: Array, state: OffPolicyState) -> OffPolicyState:
@@ -299,39 +317,46 @@ def _init(acting: Acting, replay: Replay, key: Key) -> OffPolicyState:
 
     if schedule.horizon:
         state = jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(schedule.horizon), prime, state)
-    # Unlike `iterate`, plain loops: they run once, and compile in half the time.
+    # Plain loops instead of `iterate`: they run once, and compile in half the time.
     return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(schedule.fill), fill, state)
 
 
 def _begin(acting: Acting, replay: Replay, key: Key) -> OffPolicyState:
-    """Return the state before the warm-up."""
+    """Return the state before the warm-up, with an empty buffer."""
+    # The remaining two keys are for the warm-up, see `_init`. Shards have the same agent and different
+    # environments.
     stream, agent_key, env_key, *_ = jax.random.split(key, 5)
     agent = acting.agent.init(agent_key)
     loop, items = open_envs(acting, agent, shard_key(env_key))
-    return OffPolicyState(stream, agent, loop.env, loop.processor, empty(replay, items), healthy())
+    return OffPolicyState(stream, agent, loop.env, loop.processor, init_buffer(replay, items), init_health())
 
 
-def empty(replay: Replay, items: Transition) -> PyTree:
-    """Return an empty buffer for iterations whose vector steps make transitions like `items`, shapes `[N, ...]`."""
+def init_buffer(replay: Replay, items: Transition) -> PyTree:
+    """Return an empty buffer for transitions like `items`, the shapes `[N, ...]` of one vector step."""
     if replay.agent.window is not None and isinstance(items.is_first, tuple):
         raise SettingsError(
             f"processor: its transitions have no is_first and is_last, and {replay.agent.name} learns from sequences; "
             "set both, as jaxrl.one_step() does"
         )
-    schedule, one = replay.schedule, row_struct(_kept(replay.agent, items))
+    schedule, one = replay.schedule, row_struct(_drop_bounds(replay.agent, items))
     return replay.buffer.init(one, schedule.rows, schedule.lag, schedule.num_envs)
 
 
-def _emptied(acting: Acting, replay: Replay, state: OffPolicyState) -> OffPolicyState:
-    """Return `state` with a new buffer."""
-    _, items = open_envs(acting, state.agent, state.key)  # its shapes alone are asked for; nothing of it is computed
-    return state._replace(buffer=empty(replay, items))
+def _reset_buffer(acting: Acting, replay: Replay, state: OffPolicyState) -> OffPolicyState:
+    """Return `state` with an empty buffer."""
+    _, items = open_envs(acting, state.agent, state.key)  # used for its shapes alone, so XLA drops it
+    return state._replace(buffer=init_buffer(replay, items))
 
 
 def _refill(acting: Acting, replay: Replay, state: OffPolicyState, first: Array, stop: Array) -> OffPolicyState:
-    """Fill a new buffer with what the agent meets as it explores from where its environments stand."""
+    """Fill an empty buffer with blocks `first .. stop-1`, by exploring from the current state of the environments.
+
+    A resumed run thus has as much data as before, though not the same: it comes from the restored agent.
+    """
+    # `stop` is folded in, so that runs resumed at different iterations draw different steps.
     schedule, key = replay.schedule, fold(fold(state.key, REFILL_STREAM), stop)
-    opt_step = _first_opt(schedule, jnp.asarray(stop, jnp.uint32) - schedule.fill)
+    # Schedules, such as that of epsilon, stand where the run left off.
+    opt_step = _first_opt_step(schedule, jnp.asarray(stop, jnp.uint32) - schedule.fill)
 
     def fill(number: Array, state: OffPolicyState) -> OffPolicyState:
         key_now = fold(key, number)
@@ -339,5 +364,5 @@ def _refill(acting: Acting, replay: Replay, state: OffPolicyState, first: Array,
         made: OffPolicyState = push(replay, state, items, number)
         return made
 
-    start = _emptied(acting, replay, state)
+    start = _reset_buffer(acting, replay, state)
     return jax.lax.fori_loop(jnp.asarray(first, jnp.uint32), jnp.asarray(stop, jnp.uint32), fill, start)

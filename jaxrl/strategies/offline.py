@@ -1,4 +1,4 @@
-"""Offline training: learn from a fixed set of steps that others have taken; no environment, no exploration."""
+"""Offline training from a fixed dataset, without environment or exploration."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,8 +21,8 @@ from jaxrl.processors.n_step import one_step
 from jaxrl.registry import algorithm_names, join_names
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, from_box, space_to_plain, to_indices
 from jaxrl.strategies.base import StateFns, Strategy, fold
-from jaxrl.strategies.guard import Health, health_of, healthy, reseed
-from jaxrl.strategies.interaction import bind
+from jaxrl.strategies.guard import Health, get_health, init_health, reseed
+from jaxrl.strategies.interaction import build_processor_and_agent
 from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.strategies.replay import optimise
 from jaxrl.strategies.settings import set_hyperparams_of, settings_of
@@ -31,18 +31,18 @@ from jaxrl.types import Step, Transition
 
 
 class OfflineState(NamedTuple):
-    """The whole truth about a run at the end of an iteration."""
+    """Complete state of a run after an iteration."""
 
     key: Key
-    """The stream of iterations: never advanced, folded with the iteration's number."""
+    """Stream of iterations: folded with the iteration's number, never advanced."""
     agent: PyTree
     processor: PyTree
-    """What was learnt of the data, such as means and deviations; it stays."""
+    """Statistics of the data, such as means and deviations; constant."""
     buffer: PyTree
-    """The data as transitions; they stay."""
+    """The data as transitions; constant."""
     health: Health
     reward_factor: PyTree = ()
-    """Float32: what the rewards of the data were multiplied by; `()` if by nothing."""
+    """Float32 factor of the data's rewards; `()` without one."""
 
 
 class _Parts(NamedTuple):
@@ -54,7 +54,7 @@ class _Parts(NamedTuple):
     epochs: bool = False
     """Whether batches are drawn without replacement."""
     factor: float | None = None
-    """What the rewards of `data` were multiplied by."""
+    """Factor that is already applied to the rewards of `data`."""
 
 
 def offline(
@@ -69,36 +69,36 @@ def offline(
     replacement: bool = True,
     scale_rewards_by: str = "none",
 ) -> Strategy:
-    """Compose training from data alone, as of IQL.
+    """Compose offline training, as for IQL.
 
-    The data go through `processor` as steps in an environment would, so that n-step returns, stacked frames and scaled
-    rewards are what they are there, and nothing is bootstrapped across an episode's end. Only what a processor learns
-    on its way, such as the mean of observations, it learns from all of the data first.
+    `processor` treats the data as steps of an environment: n-step returns, stacked frames and scaled rewards are as
+    online, and nothing bootstraps across the end of an episode. Only its statistics, such as the mean of observations,
+    are computed from all of the data first.
 
     Args:
-      data: what `jaxrl.load_dataset(...)` returns.
-      agent: what `jaxrl.iql(...)` or another offline agent returns, or any agent that learns from replay.
-      batch_size: transitions in a batch, drawn uniformly with replacement; 0: all of the data, in every update.
-      env: where to judge the policy; without it, by how near its greedy actions come to those of episodes held out.
-      processor: what makes transitions of steps; `one_step()` if left out.
-      updates: optimisation steps in one iteration.
-      holdout: share of the episodes that are not learnt from.
-      replacement: without, training goes through the data in epochs, each in a new random order: every transition is
-        learnt from exactly once in each. A batch that an epoch ends in is filled from the beginning of the next.
-      scale_rewards_by: what rewards are scaled by before anything else: none; range (times 1000, divided by the largest
-        less the smallest return of an episode, as IQL does on D4RL); or std (divided by the returns' standard
-        deviation).
+      data: as returned by `jaxrl.load_dataset(...)`.
+      agent: as returned by `jaxrl.iql(...)`, another offline agent, or any agent that learns from replay.
+      batch_size: transitions in a batch, drawn uniformly with replacement; 0: all of the data in every update.
+      env: environment for evaluation. Without it, the score is the distance of greedy actions to those of held-out
+        episodes.
+      processor: turns steps into transitions (default: `one_step()`).
+      updates: optimisation steps per iteration.
+      holdout: share of the episodes that is held out from training.
+      replacement: if false, training uses every transition exactly once per epoch, in a new random order each. A batch
+        at the end of an epoch is completed from the next one.
+      scale_rewards_by: scale of rewards, applied first: none; range (times 1000, divided by the largest less the
+        smallest return of an episode, as IQL does on D4RL); or std (divided by the returns' standard deviation).
 
     Raises:
-      SettingsError: data of another environment, fewer than a batch, or an agent that cannot learn from them.
+      SettingsError: the data are of another environment or smaller than a batch, or the agent cannot learn from them.
     """
     check_count("updates", updates)
     check_count("batch_size", batch_size, least=0)
     processor = processor or one_step()
     check_env(data, env)
     train, held = split_holdout(data, holdout)
-    bound = _bound(agent, processor, data)
-    factor = factor_of(train, scale_rewards_by)
+    bound = _build_agent(agent, processor, data)
+    factor = compute_reward_factor(train, scale_rewards_by)
     if factor is not None:
         train = train._replace(reward=train.reward * np.float32(factor))
     if train.rows < batch_size:
@@ -127,11 +127,11 @@ def offline(
         opt_steps_per_step=updates,
         env=env,
         policy=make_policy(bound, processor, data.spec if env is None else env.spec),
-        judge=held and partial(_judge, parts, held),
+        judge=held and partial(_evaluate_holdout, parts, held),
         notes=_notes(parts, scale_rewards_by),
         settings={**settings, **(data.settings or {}), "custom": [*settings["custom"], *by_hand]},
         state_fns=StateFns(
-            health=health_of,
+            health=get_health,
             reseed=reseed,
             set_hyperparams=partial(_set_hyperparams, parts),
             capacity=parts.buffer.capacity(train.rows),
@@ -140,7 +140,7 @@ def offline(
 
 
 def _buffer(rows: int, batch_size: int) -> Buffer:
-    """Return where the data lie; a `batch_size` of 0 takes all of them, in their order."""
+    """Return a buffer for the data; a `batch_size` of 0 samples all of them, in order."""
     buffer = uniform(rows, batch_size or rows)
     if batch_size:
         return buffer
@@ -150,11 +150,11 @@ def _buffer(rows: int, batch_size: int) -> Buffer:
 
 
 RANGE = 1000.0
-"""Difference between the largest and the smallest return of rewards scaled by their range (Kostrikov et al. 2021)."""
+"""Range of the returns after scaling by `range` (Kostrikov et al. 2021)."""
 
 
-def factor_of(data: Dataset, by: str) -> float | None:
-    """Return what the rewards of `data` are multiplied by, `None` for nothing; returns are not discounted.
+def compute_reward_factor(data: Dataset, by: str) -> float | None:
+    """Return the factor for the rewards of `data` by their undiscounted returns, `None` for `none`.
 
     Raises:
       SettingsError: `by` is unknown, or all episodes have the same return.
@@ -174,7 +174,7 @@ def factor_of(data: Dataset, by: str) -> float | None:
 
 
 def _notes(parts: _Parts, by: str) -> tuple[str, ...]:
-    """Return what is told at the beginning of a run."""
+    """Return notes for the beginning of the log."""
     rows, batch = parts.data.rows, parts.buffer.batch_size
     notes = [f"learns from {summarise(parts.data)}"]
     if parts.factor is not None:
@@ -185,7 +185,7 @@ def _notes(parts: _Parts, by: str) -> tuple[str, ...]:
 
 
 def check_env(data: Dataset, env: Env | HostEnv | None) -> None:
-    """Raise `SettingsError` unless `data` were gathered in `env`, if there is one."""
+    """Raise `SettingsError` unless `data` are of `env`, if there is one."""
     if env is None:
         return
     if data.spec.name != env.spec.name:
@@ -199,21 +199,21 @@ def check_env(data: Dataset, env: Env | HostEnv | None) -> None:
             )
 
 
-def _bound(agent: AgentMaker, processor: Processor, data: Dataset) -> Agent:
+def _build_agent(agent: AgentMaker, processor: Processor, data: Dataset) -> Agent:
     if (processor.settings or {}).get("normalise_reward"):
         raise SettingsError(
             "processor.normalise_reward goes by what was seen so far; use scale_rewards_by, or processor.reward_scale"
         )
-    _, bound = bind(agent, processor, data.spec)
+    _, bound = build_processor_and_agent(agent, processor, data.spec)
     if bound.prepare is not None:
         able = join_names(algorithm_names("offline"))
         raise SettingsError(f"{bound.name} learns from its own rollouts alone; agents for data: {able}")
-    check_forgets(bound, "data")
+    check_memoryless(bound, "data")
     return bound
 
 
-def check_forgets(agent: Agent, what: str) -> None:
-    """Raise `SettingsError` for an agent with a memory, which `what` it is to learn from does not tell."""
+def check_memoryless(agent: Agent, what: str) -> None:
+    """Raise `SettingsError` for an agent with a memory, which `what` (data or demos) do not contain."""
     if agent.memory is not None:
         off = "agent.noise_memory to 0" if agent.window is None else "agent.core to none"
         raise SettingsError(f"{agent.name} remembers, and {what} do not tell what; set {off}")
@@ -236,37 +236,38 @@ def _step(parts: _Parts, state: OfflineState, key: Key, t: Array) -> tuple[Offli
 
 
 EPOCH_STREAM = 2**32 - 5
-"""Number under which the orders of epochs are drawn; no iteration has it."""
+"""Folded into the stream of a run to draw the order of epochs; no iteration has this number."""
 
 
-# --- the beginning ----------------------------------------------------------------------------------------------
+# --- initialisation ---------------------------------------------------------------------------------------------
 
 
 def _init(parts: _Parts, key: Key) -> OfflineState:
     stream, agent_key = jax.random.split(key)
-    processor = learnt_from(parts.processor, parts.data)
-    items = transitions(parts.processor.freeze(parts.processor.get_stats(processor)), parts.data)
+    processor = fit_processor(parts.processor, parts.data)
+    items = make_transitions(parts.processor.freeze(parts.processor.get_stats(processor)), parts.data)
     empty = parts.buffer.init(row_struct(items), parts.data.rows)
     buffer = parts.buffer.push(empty, items, jnp.uint32(0))
     factor: PyTree = () if parts.factor is None else jnp.float32(parts.factor)
-    return OfflineState(stream, parts.agent.init(agent_key), processor, buffer, healthy(), factor)
+    return OfflineState(stream, parts.agent.init(agent_key), processor, buffer, init_health(), factor)
 
 
 def _set_hyperparams(parts: _Parts, state: OfflineState) -> OfflineState:
-    """Take hyperparameters from the settings; so too what the data are made into, which follows from them alone."""
+    """Return `state` with the hyperparameters of the settings; transitions are recomputed with them."""
     fresh = _init(parts, make_key(0))
     return fresh._replace(key=state.key, agent=set_hyperparams_of(parts.agent, state.agent), health=state.health)
 
 
 def _steps(data: Dataset) -> tuple[Step, PyTree, PyTree]:
-    """Return the data as steps in one environment, leaves `[R, 1, ...]`, and its first observation and action.
+    """Return the data as steps of one environment, leaves `[R, 1, ...]`, and its first observation and action.
 
-    Whole numbers in the data count as their environment does; here, from 0.
+    Integers of the data start where those of their environment do, and are converted to start at 0.
     """
     seen, done = data.spec.observation_space, data.spec.action_space
     data = data._replace(
         obs=to_indices(seen, data.obs), action=to_indices(done, data.action), next_obs=to_indices(seen, data.next_obs)
     )
+    # `obs` of a step is the first of the next episode where one ends, and `final_obs` the last of the old one.
     following = jax.tree.map(lambda x: np.concatenate([x[1:], x[-1:]]), data.obs)
     ends: tuple[Any, Any, Any] = data.terminated, data.truncated, np.ones_like(data.terminated)
     reward: Any = data.reward
@@ -275,21 +276,21 @@ def _steps(data: Dataset) -> tuple[Step, PyTree, PyTree]:
     return jax.tree.map(lambda x: x[:, None], steps), *first
 
 
-def learnt_from(processor: Processor, data: Dataset) -> PyTree:
-    """Return the state of `processor` once it has seen every observation of `data` once."""
+def fit_processor(processor: Processor, data: Dataset) -> PyTree:
+    """Return the state of `processor` after every observation of `data`, each seen once."""
     steps, obs, action = _steps(data)
     start = init_processor(processor, obs, action, ())
     if not jax.tree.leaves(processor.get_stats(start)):
         return start
-    # The first observation was seen at the beginning, and a step shows the one that follows.
+    # `init_processor` saw the first observation, and each step has the next one.
     before_last = jax.tree.map(lambda x: x[:-1], steps)
     return jax.lax.scan(lambda state, step: (processor.process(state, step)[0], None), start, before_last)[0]
 
 
-def transitions(processor: Processor, data: Dataset) -> Transition:
-    """Return the transitions that `processor` makes of `data`, leaves `[R, ...]`, each in the place of its step."""
+def make_transitions(processor: Processor, data: Dataset) -> Transition:
+    """Return the transitions of `data`, leaves `[R, ...]`, in the order of the steps at which they start."""
     steps, obs, action = _steps(data)
-    # An n-step transition comes out n - 1 steps late: the last ones are pushed out by steps that belong to no episode.
+    # An n-step transition comes out n - 1 steps late: padding steps, whose own transitions are cut off, flush the last.
     blank = jax.tree.map(lambda x: np.repeat(np.zeros_like(x[:1]), processor.horizon, axis=0), steps)
     steps = jax.tree.map(lambda x, y: np.concatenate([x, y]), steps, blank)
     _, items = jax.lax.scan(processor.process, init_processor(processor, obs, action, ()), steps)
@@ -297,30 +298,33 @@ def transitions(processor: Processor, data: Dataset) -> Transition:
     return made
 
 
-# --- judging without an environment -----------------------------------------------------------------------------
+# --- evaluation without an environment --------------------------------------------------------------------------
 
 
-def _judge(parts: _Parts, held: Dataset, params: PolicyParams, key: Key) -> tuple[Array, Array, Array]:
-    """Return, of each episode held out, minus the mean distance of the greedy actions from those taken."""
+def _evaluate_holdout(parts: _Parts, held: Dataset, params: PolicyParams, key: Key) -> tuple[Array, Array, Array]:
+    """Return the score of each held-out episode: minus the mean distance of greedy actions from those in the data.
+
+    The result is `(scores, lengths, finished)`, as of `Strategy.judge`.
+    """
     del key
     episode, lengths = held.episode, np.bincount(held.episode)
-    items = transitions(parts.processor.freeze(params.processor), held)
+    items = make_transitions(parts.processor.freeze(params.processor), held)
     action, _ = parts.agent.act(params.agent, items.obs, None, jnp.uint32(0), "exploit")
-    apart = distance(held.spec.action_space, action, items.action)
-    sums = jax.ops.segment_sum(apart, episode, len(lengths))
+    distances = action_distance(held.spec.action_space, action, items.action)
+    sums = jax.ops.segment_sum(distances, episode, len(lengths))
     return -sums / lengths.astype(np.float32), jnp.asarray(lengths, jnp.int32), jnp.ones(len(lengths), bool)
 
 
-def distance(space: Space, a: PyTree, b: PyTree) -> Array:
-    """Return `[B]`: the share of numbers that differ, or the mean square of how far, of the bounds' half width."""
+def action_distance(space: Space, a: PyTree, b: PyTree) -> Array:
+    """Return `[B]`: the mean squared difference in half widths of the bounds (`Box`), or the share that differs."""
     leaves = jax.tree.leaves(space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
     pairs = zip(leaves, jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return jnp.stack([_distance(leaf, x, y) for leaf, x, y in pairs]).mean(0)
+    return jnp.stack([_leaf_distance(leaf, x, y) for leaf, x, y in pairs]).mean(0)
 
 
-def _distance(space: Any, a: Array, b: Array) -> Array:
+def _leaf_distance(space: Any, a: Array, b: Array) -> Array:
     if isinstance(space, Box):
-        apart = jnp.square(from_box(space, a) - from_box(space, b))
+        distances = jnp.square(from_box(space, a) - from_box(space, b))
     else:
-        apart = (a != b).astype(jnp.float32)
-    return apart.reshape(a.shape[0], -1).mean(1)
+        distances = (a != b).astype(jnp.float32)
+    return distances.reshape(a.shape[0], -1).mean(1)

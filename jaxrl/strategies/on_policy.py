@@ -1,4 +1,4 @@
-"""On-policy training: collect a rollout, prepare it, learn from it for some epochs, and drop it; one pure step."""
+"""On-policy training: collect a rollout, prepare it, and learn from it for some epochs, in one pure step."""
 
 import math
 from collections.abc import Callable
@@ -19,63 +19,64 @@ from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
 from jaxrl.registry import algorithm_names, defaults_for, join_names
 from jaxrl.shards import shard_key
-from jaxrl.strategies.base import CollectInfo, StateFns, Strategy, repeat, step_of
-from jaxrl.strategies.guard import Health, guarded_update, health_of, healthy, reseed, what_returns_are_made_of
+from jaxrl.strategies.base import CollectInfo, StateFns, Strategy, compose_step, repeat
+from jaxrl.strategies.guard import Health, get_health, guarded_update, init_health, reseed, return_bound_metrics
 from jaxrl.strategies.interaction import (
     Acting,
     EnvLoopState,
-    info_of,
-    introduce,
-    join,
+    build_agent,
+    connect,
+    make_collect_info,
+    make_default_processor,
     open_envs,
     take_steps,
-    usual_processor,
 )
 from jaxrl.strategies.policy import make_policy
-from jaxrl.strategies.remote import ActorsConfig, of_one_shard, settings_of_actors, stage, with_actors
+from jaxrl.strategies.remote import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
 from jaxrl.strategies.settings import set_hyperparams, settings_of
 from jaxrl.strategies.shards import sharded
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Rollout, Transition
-from jaxrl.xla.packing import takers
+from jaxrl.xla.packing import make_gather
 from jaxrl.xla.shuffle import random_orders
 
 
 class OnPolicyState(NamedTuple):
-    """The whole truth about a run at the end of an iteration, when no rollout is left."""
+    """Complete state of a run after an iteration; rollouts are not kept."""
 
     key: Key
-    """The stream of iterations: never advanced, folded with the iteration's number."""
+    """Stream of iterations: folded with the iteration's number, never advanced."""
     agent: PyTree
     env: VecEnvState
     processor: PyTree
     health: Health
 
 
-OF_ROLLOUTS = ("rollout", "epochs", "minibatches")
-"""Settings of how an agent goes through its rollouts."""
-MOST_STEPS = 2**31 - 1
-"""Steps of a rollout, at most: their places are int32."""
+ROLLOUT_SETTINGS = ("rollout", "epochs", "minibatches")
+"""Settings of the minibatch schedule."""
+MAX_STEPS = 2**31 - 1
+"""Largest number of steps in a rollout; their indices are int32."""
 
 
-class Passes(NamedTuple):
-    """How an agent goes through its rollouts."""
+class MinibatchSchedule(NamedTuple):
+    """Size of rollouts, and their division into epochs and minibatches."""
 
     agent: Agent
     num_envs: int
     rollout: int
-    """Steps of all environments in one iteration."""
+    """Vector steps per iteration."""
     epochs: int
     minibatches: int
 
     @property
-    def units(self) -> int:
-        """What is shuffled: steps, or with a memory the environments."""
+    def num_items(self) -> int:
+        """Number of items that are shuffled: steps, or environments if the agent has a memory."""
+        # A memory is carried from step to step, so the sequence of an environment must stay intact.
         return self.num_envs if self.agent.memory is not None else self.rollout * self.num_envs
 
     @property
     def updates(self) -> int:
-        """Optimisation steps in one iteration."""
+        """Optimisation steps per iteration."""
         return self.epochs * self.minibatches
 
 
@@ -92,47 +93,50 @@ def on_policy(
     resets: str = "auto",
     shards: int = 1,
 ) -> Strategy:
-    """Compose on-policy training, as of PPO.
+    """Compose on-policy training, as for PPO.
 
-    An iteration takes `rollout` steps in every environment and makes `epochs * minibatches` optimisation steps on them:
-    in each epoch every step is learnt from once, in another order. An agent with a memory learns from whole sequences,
-    so that each minibatch is made of environments.
+    An iteration takes `rollout` steps in every environment and `epochs * minibatches` optimisation steps on them. Each
+    epoch uses every step once, in a new order. An agent with a memory learns from whole sequences, so its minibatches
+    consist of environments.
 
     Args:
-      env: one environment; `num_envs` copies of it run side by side.
-      agent: what `jaxrl.ppo(...)`, `a2c`, `reinforce`, `impala` or `pqn` returns.
-      processor: what makes transitions of single steps. The discount is its. If left out, it is `one_step()`, behind
-        `normalise_reward()` for all agents but `pqn`: how large rewards are then matters little.
-      num_envs: environments `N`.
-      rollout: steps `T` of each environment in an iteration.
-      epochs: times that a rollout is gone through.
-      minibatches: equal parts of an epoch, one optimisation step each; 1 learns from the rollout as a whole.
-        These three, left out, are what suits the agent: 128, 4 and 4 for `ppo` and `pqn`, one update of the whole
-        rollout for `a2c`, `reinforce` and `impala`, which several lead astray.
-      actors: who steps environments on the host, each `num_envs` of them; a rollout is that of all. Left out, an
-        environment in JAX runs on the device, and any other with one actor.
-      resets: where episodes begin, see `jaxrl.vectorise`; in environments on the host always `fresh`.
-      shards: parts into which environments and minibatches are divided; all learn together, and as many devices can
-        take part in a run as there are shards, without changing a bit of it. Steps are shuffled within a shard.
+      env: one environment, of which `num_envs` copies run in parallel.
+      agent: as returned by `jaxrl.ppo(...)`, `a2c`, `reinforce`, `impala` or `pqn`.
+      processor: turns steps into one-step transitions, and sets the discount. By default `one_step()`, for all agents
+        but `pqn` behind `normalise_reward()`, which makes them insensitive to the scale of rewards.
+      num_envs: number of environments `N`.
+      rollout: steps `T` of each environment per iteration.
+      epochs: passes over each rollout.
+      minibatches: equal parts of an epoch, one optimisation step each; 1: the whole rollout.
+        The default of these three depends on the agent: 128, 4 and 4 for `ppo` and `pqn`; one update of the whole
+        rollout for `a2c`, `reinforce` and `impala`, which learn worse with several.
+      actors: settings of actors, which step `num_envs` environments each on the host; a rollout has those of all. By
+        default, an environment in JAX runs on the device, and any other with one actor.
+      resets: how episodes start, see `jaxrl.vectorise`; environments on the host always use `fresh`.
+      shards: number of parts into which environments and minibatches are divided. A run can use up to as many devices,
+        with the same bits on any number of them. Steps are shuffled within a shard.
 
     Raises:
-      SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
+      SettingsError: sizes do not divide (the message has the nearest that do), or the agent does not support the
+        spaces.
     """
-    env, host_actors = stage(env, actors, max_lag=1)
-    known = introduce(agent, processor, env.spec)
-    suits = defaults_for(known.name, "on_policy")
-    num_envs = as_int(suits["num_envs"] if num_envs is None else num_envs)
-    vector, shards = of_one_shard(env, num_envs, host_actors, resets, shards)
-    acting = Acting(vector, *join(known, processor or usual_processor(suits)))
-    passes = passes_of(acting.agent, acting.processor, vector.num_envs, rollout, epochs, minibatches)
-    taking, learning = partial(collect, acting, passes), partial(learn, passes)
+    # On-policy learning tolerates less lag of the actors' parameters than replay, whose default is 2.
+    env, host_actors = split_env(env, actors, max_lag=1)
+    built = build_agent(agent, processor, env.spec)
+    defaults = defaults_for(built.name, "on_policy")
+    num_envs = as_int(defaults["num_envs"] if num_envs is None else num_envs)
+    # Everything from here on is one shard's; `sharded` at the end combines them.
+    vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards)
+    acting = Acting(vector, *connect(built, processor or make_default_processor(defaults)))
+    schedule = make_minibatch_schedule(acting.agent, acting.processor, vector.num_envs, rollout, epochs, minibatches)
+    collect_fn, learn_fn = partial(collect, acting, schedule), partial(learn, schedule)
     one = Strategy(
         init=partial(_init, acting),
-        step=step_of(taking, learning),
-        collect=taking,
-        learn=learning,
-        env_steps_per_step=passes.rollout * vector.num_envs,
-        opt_steps_per_step=passes.updates,
+        step=compose_step(collect_fn, learn_fn),
+        collect=collect_fn,
+        learn=learn_fn,
+        env_steps_per_step=schedule.rollout * vector.num_envs,
+        opt_steps_per_step=schedule.updates,
         env=env,
         policy=make_policy(acting.agent, acting.processor, env.spec),
         notes=resets_note(resets, vector.resets),
@@ -144,66 +148,67 @@ def on_policy(
             num_envs=num_envs,
             resets=vector.resets,
             **settings_of_actors(host_actors),
-            **settings_of_passes(passes),
+            **settings_of_schedule(schedule),
             shards=shards,
         ),
-        state_fns=StateFns(health=health_of, reseed=reseed, set_hyperparams=partial(set_hyperparams, acting)),
+        state_fns=StateFns(health=get_health, reseed=reseed, set_hyperparams=partial(set_hyperparams, acting)),
     )
     if host_actors is not None:
+        # Parameters of actors lag behind, so `behave` records the log-probability of each action at that time.
         behaving = acting._replace(agent=acting.agent._replace(act=acting.agent.fns.behave or acting.agent.act))
-        return with_actors(one, behaving, host_actors, steps=passes.rollout, begin=partial(_init, behaving))
+        return with_actors(one, behaving, host_actors, steps=schedule.rollout, begin=partial(_init, behaving))
     return sharded(one, shards, ("env", "processor"))
 
 
-def passes_of(
+def make_minibatch_schedule(
     agent: Agent,
     processor: Processor,
     num_envs: int,
     rollout: int | None = None,
     epochs: int | None = None,
     minibatches: int | None = None,
-) -> Passes:
-    """Return how `agent` goes through rollouts of `num_envs` environments; what is left out is what suits it.
+) -> MinibatchSchedule:
+    """Return the schedule for rollouts of `num_envs` environments; `None` selects the agent's default.
 
     Raises:
-      SettingsError: it does not learn from rollouts, or what does not divide (with the nearest settings that do).
+      SettingsError: the agent does not learn from rollouts, or sizes do not divide (the message has the nearest).
     """
     if agent.prepare is None:
         able = join_names(algorithm_names("on_policy"))
         raise SettingsError(f"{agent.name} does not learn on-policy; agents that do: {able}")
     if processor.horizon:
         raise SettingsError("processor: on-policy agents look ahead by themselves; set processor.n_step to 1")
-    given, suits = (
+    given, defaults = (
         {"rollout": rollout, "epochs": epochs, "minibatches": minibatches},
         defaults_for(agent.name, "on_policy"),
     )
-    counts = {name: as_int(suits[name] if value is None else value) for name, value in given.items()}
+    counts = {name: as_int(defaults[name] if value is None else value) for name, value in given.items()}
     for name, value in counts.items():
         check_count(name, value)
-    passes = Passes(agent, num_envs, **counts)
-    if passes.rollout * num_envs > MOST_STEPS:
+    schedule = MinibatchSchedule(agent, num_envs, **counts)
+    if schedule.rollout * num_envs > MAX_STEPS:
         raise SettingsError(
-            f"a rollout of {passes.rollout} steps in {num_envs} environments has more than {MOST_STEPS} steps, which "
-            f"32 bits can number; lower rollout to at most {MOST_STEPS // num_envs} or num_envs to at most "
-            f"{MOST_STEPS // passes.rollout}"
+            f"a rollout of {schedule.rollout} steps in {num_envs} environments has more than {MAX_STEPS} steps, which "
+            f"32 bits can number; lower rollout to at most {MAX_STEPS // num_envs} or num_envs to at most "
+            f"{MAX_STEPS // schedule.rollout}"
         )
-    check_minibatches(passes.units, passes.minibatches, "steps" if agent.memory is None else "environments")
-    return passes
+    check_minibatches(schedule.num_items, schedule.minibatches, "steps" if agent.memory is None else "environments")
+    return schedule
 
 
-def settings_of_passes(passes: Passes) -> dict[str, Any]:
-    """Return the settings that `passes_of` was given, or took."""
-    return {name: getattr(passes, name) for name in OF_ROLLOUTS}
+def settings_of_schedule(schedule: MinibatchSchedule) -> dict[str, Any]:
+    """Return the settings of `schedule`, with the defaults filled in."""
+    return {name: getattr(schedule, name) for name in ROLLOUT_SETTINGS}
 
 
-def check_minibatches(units: int, minibatches: int, what: str) -> None:
-    """Raise `SettingsError`, naming the nearest settings, unless `minibatches` divides `units`."""
-    if units % minibatches == 0:
+def check_minibatches(num_items: int, minibatches: int, what: str) -> None:
+    """Raise `SettingsError`, naming the nearest settings, unless `minibatches` divides `num_items`."""
+    if num_items % minibatches == 0:
         return
-    below = max(m for m in range(1, minibatches + 1) if units % m == 0)
-    above = min((m for m in range(minibatches, units + 1) if units % m == 0), default=below)
+    below = max(m for m in range(1, minibatches + 1) if num_items % m == 0)
+    above = min((m for m in range(minibatches, num_items + 1) if num_items % m == 0), default=below)
     raise SettingsError(
-        f"minibatches {minibatches} does not divide the {units} {what} of a rollout; "
+        f"minibatches {minibatches} does not divide the {num_items} {what} of a rollout; "
         f"the nearest that does is {' or '.join(map(str, sorted({below, above})))}"
     )
 
@@ -212,73 +217,84 @@ def _init(acting: Acting, key: Key) -> OnPolicyState:
     stream, agent_key, env_key = jax.random.split(key, 3)
     agent = acting.agent.init(agent_key)
     loop, _ = open_envs(acting, agent, shard_key(env_key))
-    return OnPolicyState(stream, agent, loop.env, loop.processor, healthy())
+    return OnPolicyState(stream, agent, loop.env, loop.processor, init_health())
 
 
 # --- the training step ------------------------------------------------------------------------------------------
 
 
 def collect(
-    acting: Acting, passes: Passes, state: OnPolicyState, key: Key, t: Array
+    acting: Acting, schedule: MinibatchSchedule, state: OnPolicyState, key: Key, t: Array
 ) -> tuple[OnPolicyState, Transition, CollectInfo]:
-    """Act, step the environments and process, `rollout` times; return the transitions `[T, N, ...]`."""
+    """Collect the transitions `[T, N, ...]` of iteration `t`, as `CollectFn`."""
     loop = EnvLoopState(state.env, state.processor)
-    loop, items, seen = take_steps(acting, state.agent, _first_opt(passes, t), loop, key, passes.rollout)
-    return state._replace(env=loop.env, processor=loop.processor), items, info_of(seen)
+    loop, items, seen = take_steps(acting, state.agent, _first_opt_step(schedule, t), loop, key, schedule.rollout)
+    return state._replace(env=loop.env, processor=loop.processor), items, make_collect_info(seen)
 
 
-def learn(passes: Passes, state: Any, items: Transition, key: Key, t: Array) -> tuple[Any, Metrics]:
-    """Make all epochs over the rollout of iteration `t`, transitions `[T, N, ...]`.
+def learn(schedule: MinibatchSchedule, state: Any, items: Transition, key: Key, t: Array) -> tuple[Any, Metrics]:
+    """Run all epochs over the rollout of iteration `t`, transitions `[T, N, ...]`.
 
     `state` is a `NamedTuple` with the fields `agent` and `health`. The key is consumed.
     """
-    assert passes.agent.prepare is not None
+    assert schedule.agent.prepare is not None
     rollout = Rollout(items, last_steps(items))
-    prepared = passes.agent.prepare(state.agent, rollout)  # leaves `[units, ...]`
-    measured = passes.agent.fns.measure(prepared) if passes.agent.fns.measure else {}
-    take = minibatches_of(prepared, passes.minibatches)
+    # Advantages and targets are computed once, with the parameters of the beginning of the iteration.
+    prepared = schedule.agent.prepare(state.agent, rollout)  # leaves `[num_items, ...]`
+    measured = schedule.agent.fns.measure(prepared) if schedule.agent.fns.measure else {}
+    take = make_minibatches(prepared, schedule.minibatches)
 
     def update(carry: tuple[Any, Array], row: tuple[Array, Key], opt_step: Array) -> Any:
         index, key = row
-        return _update(passes.agent, carry, take(index), key, opt_step)
+        return _update(schedule.agent, carry, take(index), key, opt_step)
 
     order_key, update_key = jax.random.split(key)
-    # With one minibatch there is no order.
-    order = random_orders(order_key, passes.epochs, passes.units if passes.minibatches > 1 else 1)
-    rows = order.reshape(passes.updates, -1), jax.random.split(update_key, passes.updates)
-    (state, _), metrics = repeat(update, (state, jnp.bool_(False)), rows, _first_opt(passes, t), passes.updates)
-    return state, {**what_returns_are_made_of(items), **measured, **metrics}
+    # A single minibatch ignores its indices, so nothing is drawn for their order.
+    order = random_orders(order_key, schedule.epochs, schedule.num_items if schedule.minibatches > 1 else 1)
+    # `[epochs, num_items] -> [epochs * minibatches, items per minibatch]`: one row per update.
+    rows = order.reshape(schedule.updates, -1), jax.random.split(update_key, schedule.updates)
+    # The flag of a requested stop is carried over the updates of this rollout alone.
+    (state, _), metrics = repeat(
+        update, (state, jnp.bool_(False)), rows, _first_opt_step(schedule, t), schedule.updates
+    )
+    return state, {**return_bound_metrics(items), **measured, **metrics}
 
 
-def _first_opt(passes: Passes, t: Array) -> Array:
-    return jnp.asarray(t, jnp.uint32) * passes.updates
+def _first_opt_step(schedule: MinibatchSchedule, t: Array) -> Array:
+    return jnp.asarray(t, jnp.uint32) * schedule.updates
 
 
-def minibatches_of(prepared: PyTree, minibatches: int) -> Callable[[Array], Batch]:
-    """Return what makes a batch of the places `[B]` of items `[units, ...]`; of one minibatch, always all of them."""
-    units = jax.tree.leaves(prepared)[0].shape[0]
+def make_minibatches(prepared: PyTree, minibatches: int) -> Callable[[Array], Batch]:
+    """Return a function that gathers the batch at indices `[B]` of `prepared` items `[R, ...]`.
+
+    With one minibatch it ignores the indices and returns all items, without a gather.
+    """
+    num_items = jax.tree.leaves(prepared)[0].shape[0]
     if minibatches == 1:
-        return lambda index: Batch(prepared, jnp.arange(units, dtype=jnp.int32), jnp.ones(units, jnp.float32))
-    take = takers(prepared)
+        return lambda index: Batch(prepared, jnp.arange(num_items, dtype=jnp.int32), jnp.ones(num_items, jnp.float32))
+    # The indices of a minibatch are part of a permutation, hence unique, as `make_gather` requires.
+    take = make_gather(prepared)
     return lambda index: Batch(take(index), index, jnp.ones(index.shape, jnp.float32))
 
 
 def _update(
     agent: Agent, carry: tuple[Any, Array], batch: Batch, key: Key, opt_step: Array
 ) -> tuple[tuple[Any, Array], Metrics]:
-    """Make one update, or leave it out where an earlier one on this rollout asked to stop."""
+    """Update the agent, unless an earlier update on this rollout requested a stop, as PPO's `target_kl` does."""
     state, stopped = carry
     new, health, metrics, _ = guarded_update(agent, state.agent, state.health, batch, key, opt_step)
     if agent.fns.stop is None:
         return (state._replace(agent=new, health=health), stopped), metrics
-    asked = agent.fns.stop(new, metrics)
-    kept, metrics = tree_where(stopped, (state.agent, state.health), (new, health)), _left_out(metrics, stopped)
+    # The update that requests the stop still counts. Later ones run too, since shapes are fixed, but are discarded.
+    requested = agent.fns.stop(new, metrics)
+    kept, metrics = tree_where(stopped, (state.agent, state.health), (new, health)), _mask_metrics(metrics, stopped)
     metrics = {**metrics, "stopped_updates": Total(stopped.astype(jnp.int32))}
-    return (state._replace(agent=kept[0], health=kept[1]), stopped | asked), metrics
+    return (state._replace(agent=kept[0], health=kept[1]), stopped | requested), metrics
 
 
-def _left_out(metrics: Metrics, stopped: Array) -> Metrics:
-    """Take the metrics of an update out of the count if it was left out."""
+def _mask_metrics(metrics: Metrics, stopped: Array) -> Metrics:
+    """Return metrics without any measurement if the update was `stopped`."""
+    # No measurement: infinite bounds are neutral when metrics are merged.
     nothing = Stat(jnp.int32(0), jnp.float32(0), jnp.float32(math.inf), jnp.float32(-math.inf))
     blank = lambda m: nothing if isinstance(m, Stat) else Total(jnp.int32(0))
     return {name: tree_where(stopped, blank(m), m) for name, m in metrics.items()}

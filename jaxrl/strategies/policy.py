@@ -1,4 +1,4 @@
-"""The policy of a training state, as a user calls it: an agent behind a processor that learns nothing more."""
+"""The policy of a training state: an agent behind a processor with frozen statistics."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,26 +10,27 @@ from jaxrl.agents.base import Agent, StripFn
 from jaxrl.processors.base import Processor, init_processor
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies.base import Policy
-from jaxrl.strategies.insights import told_by
+from jaxrl.strategies.insights import make_policy_outputs
 from jaxrl.trees import Array, Key, PyTree, make_key
 from jaxrl.types import Step
 
 
 class PolicyParams(NamedTuple):
-    """What acting greedily needs of a training state."""
+    """The part of a training state that is needed to act greedily."""
 
     agent: PyTree
     processor: PyTree
-    """What the processor has learnt, such as running means; `()` for most."""
+    """Statistics of the processor, such as running means; `()` for most."""
 
 
 def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
-    """Compose the greedy policy of `agent` behind `processor`, which learns nothing more."""
+    """Compose the policy of `agent` behind `processor` with frozen statistics."""
 
     def begin_policy(params: PolicyParams, obs: PyTree) -> PyTree:
         frozen = processor.freeze(params.processor)
         seen = frozen.observe(frozen.init(obs))
         shapes = jax.eval_shape(lambda p, o: agent.act(p, o, None, jnp.uint32(0), "exploit"), params.agent, seen)
+        # A window of past steps starts with zero actions of the right shape; only `eval_shape` calls the agent here.
         action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return init_processor(frozen, obs, action, extras), extras
 
@@ -49,17 +50,17 @@ def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
         state, extras = carry
         return processor.freeze(params.processor).process(state, step._replace(extras=extras))[0], extras
 
-    def kept(keep: StripFn, state: Any) -> PolicyParams:
+    def extract(keep: StripFn, state: Any) -> PolicyParams:
         return PolicyParams(keep(state.agent), processor.get_stats(state.processor))
 
     critics = agent.insight and agent.insight.keep
-    told = told_by(agent, processor)
-    judging = critics and partial(kept, critics)
-    return Policy(spec, partial(kept, agent.strip), begin_policy, act, observe, sample, told, judging)
+    outputs = make_policy_outputs(agent, processor)
+    params_with_critic = critics and partial(extract, critics)
+    return Policy(spec, partial(extract, agent.strip), begin_policy, act, observe, sample, outputs, params_with_critic)
 
 
 def policy_params_like(agent: Agent, processor: Processor, spec: EnvSpec) -> PolicyParams:
-    """Return the shapes of the parameters of `make_policy`."""
+    """Return the shapes of the parameters of a policy from `make_policy`."""
 
     def params(key: Key) -> PolicyParams:
         obs = space_zeros(spec.observation_space, 1)

@@ -1,4 +1,4 @@
-"""Populations: one strategy, several seeds and settings; each member a run of its own, all of them one program."""
+"""Populations: one strategy with several seeds and settings, whose members share programs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,31 +13,31 @@ from jaxrl.agents.schedules import scheduled_in
 from jaxrl.errors import SettingsError, check_between, check_count, suggest
 from jaxrl.parsing import format_repr, format_settings, parse_float
 from jaxrl.registry import ALGORITHMS, config_class
-from jaxrl.strategies.base import Strategy, name_of
+from jaxrl.strategies.base import Strategy, format_name
 from jaxrl.trees import PyTree, make_key
 from jaxrl.tuning import Override, override, trace_hyperparams
-from jaxrl.xla.options import together
+from jaxrl.xla.options import prefers_one_program
 
 DISCOUNT = "processor.discount"
 SWITCHES = tuple(
     f"agent.{name}" for name in ("noise_memory", "cql", "boltzmann", "bc_alpha", "rho_clip", "target_entropy")
 )
-"""Settings that at 0 turn something off (a target entropy, back to the usual one), which makes another program."""
-MOST = 100_000
-"""Members of a population, at most."""
+"""Settings for which 0 changes the program: it turns something off (for a target entropy, selects the default)."""
+MAX_MEMBERS = 100_000
+"""Largest number of members."""
 LAYOUTS = ("auto", "spread", "together")
-"""How members train: in calls of their own, spread over cores and devices, or `width` of them in one program."""
+"""Ways to train members: one per call, spread over cores and devices, or `width` together in one program."""
 
 
 class Range(NamedTuple):
-    """A distribution of values: uniform from `low` to `high`, or uniform in their logarithm."""
+    """A uniform or log-uniform distribution from `low` to `high`."""
 
     low: float
     high: float
     log: bool = False
 
     def draw(self, rng: np.random.Generator) -> float:
-        """Draw one value."""
+        """Return one random value."""
         if self.log:
             return math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
         return float(rng.uniform(self.low, self.high))
@@ -47,17 +47,17 @@ class Range(NamedTuple):
 
 
 def log_uniform(low: float, high: float) -> Range:
-    """Draw a swept setting uniformly in its logarithm, as suits learning rates; `0 < low < high`."""
-    return _checked(Range(low, high, log=True))
+    """Return a log-uniform range for a sweep, such as of learning rates; `0 < low < high`."""
+    return _check_range(Range(low, high, log=True))
 
 
 def between(low: float, high: float) -> Range:
-    """Draw a swept setting uniformly from `low` to `high`; `low < high`."""
-    return _checked(Range(low, high))
+    """Return a uniform range for a sweep; `low < high`."""
+    return _check_range(Range(low, high))
 
 
-def _checked(range: Range) -> Range:
-    """Return `range`; raise `SettingsError` if nothing can be drawn from it."""
+def _check_range(range: Range) -> Range:
+    """Return `range`; raise `SettingsError` unless its bounds are finite and in order."""
     bounds = [x for x in range[:2] if isinstance(x, int | float) and math.isfinite(x)]
     if len(bounds) < 2 or not 0 < range.high - range.low < math.inf or (range.log and range.low <= 0):
         least = "0 < " if range.log else ""
@@ -66,58 +66,58 @@ def _checked(range: Range) -> Range:
 
 
 Sweep = Mapping[str, Sequence[Any] | Range]
-"""Values or a range for each swept setting, by its name, as `agent.lr`."""
+"""Values or a range for each swept setting, by names such as `agent.lr`."""
 
 
 class Member(NamedTuple):
-    """One of a population."""
+    """A member of a population."""
 
     number: int
     seed: int
     """Added to the seed of the run."""
     swept: Mapping[str, Any]
-    """The settings that were swept, by name."""
+    """Its values of the swept settings, by name."""
     strategy: Strategy
 
     def __repr__(self) -> str:
         return format_repr(
-            "Member", self.number, f"seed={self.seed}", format_settings(self.swept), name_of(self.strategy)
+            "Member", self.number, f"seed={self.seed}", format_settings(self.swept), format_name(self.strategy)
         )
 
 
-class Layout(NamedTuple):
-    """How the members of a population train."""
+class PopulationLayout(NamedTuple):
+    """How the members of a population are divided into programs."""
 
     name: str = "spread"
-    """One of `LAYOUTS`, but not `auto`."""
+    """One of `LAYOUTS` except `auto`."""
     width: int | None = None
-    """Members in one program, where they train together; `None` for all that share it."""
+    """Members per program with `together`; `None`: all that share it."""
 
 
 class Population(NamedTuple):
-    """Members, settings outermost: those of the first settings come first, a seed each. `Trainer` trains them."""
+    """Members, ordered by settings and then by seed. `Trainer` trains them."""
 
     members: tuple[Member, ...]
     settings: Mapping[str, Any]
-    """What makes it again, for the settings of the run."""
+    """Settings that rebuild it, for the settings of the run."""
     search: Any = None
-    """A `jaxrl.strategies.search.Search` among the members, if there is one."""
-    layout: Layout = Layout()
+    """A `jaxrl.strategies.search.Search` among the members, or `None`."""
+    layout: PopulationLayout = PopulationLayout()
 
     def __repr__(self) -> str:
         return format_repr(
             "Population",
             f"{len(self.members)} members",
-            name_of(self.members[0].strategy) if self.members else None,
+            format_name(self.members[0].strategy) if self.members else None,
             format_settings({name: value for name, value in self.settings.items() if value is not None}),
         )
 
 
-def layout_of(name: str, width: int | None, shards: int = 1) -> Layout:
-    """Return a checked layout; `auto` is what suits the platform, and for members in several `shards`, `spread`.
+def resolve_layout(name: str, width: int | None, shards: int = 1) -> PopulationLayout:
+    """Return a valid layout; `auto` depends on the platform, and is `spread` for members with several `shards`.
 
     Raises:
-      SettingsError: there is no such layout, it has no width, or takes no shards.
+      SettingsError: the layout is unknown, or does not support a width or shards.
     """
     if name not in LAYOUTS:
         raise SettingsError(f"layout is {name!r}; {suggest(str(name), LAYOUTS)}")
@@ -126,10 +126,10 @@ def layout_of(name: str, width: int | None, shards: int = 1) -> Layout:
             f"layout together trains members in one program on one device, and these have {shards} shards, which "
             "several devices can share; set layout to spread, or shards to 1"
         )
-    chosen = ("together" if together() and shards == 1 else "spread") if name == "auto" else name
+    chosen = ("together" if prefers_one_program() and shards == 1 else "spread") if name == "auto" else name
     if width is not None and check_count("width", width) and chosen == "spread":
         raise SettingsError(f"width is {width}, but members are spread, one in each call; set layout to together")
-    return Layout(chosen, width)
+    return PopulationLayout(chosen, width)
 
 
 def population(
@@ -143,30 +143,30 @@ def population(
     layout: str = "auto",
     width: int | None = None,
 ) -> Population:
-    """Make a population: each setting of `sweep` with each of `seeds` seeds.
+    """Create a population: each combination of `sweep` with each of `seeds` seeds.
 
     Args:
-      strategy: what its members have in common.
-      seeds: runs of each setting; their seeds follow that of the run.
-      sweep: values for each swept setting, every combination of which is a setting; or ranges, as `log_uniform`
-        returns them, from which every setting is drawn (and one of the values of each list). It may name what lives in
-        a state as an array, see `sweepable`.
-      members: their number, where a range is to be drawn from; a multiple of `seeds`.
-      draw_seed: seed of these draws.
-      search: how to spend more on the better members: `jaxrl.Halving(...)` or `jaxrl.PBT(...)`.
-      layout: `spread` over cores and devices, each member with the bits that it has alone; `together`, many members in
-        one program by `vmap`, with bits of that program; or `auto`, together on accelerators and spread on a CPU.
-      width: members in one program of those that train together; left out, all that share it. It decides bits.
+      strategy: the strategy of all members, but for swept settings.
+      seeds: number of runs per combination; seeds count up from that of the run.
+      sweep: lists of values, of which all combinations are run; or ranges, as returned by `log_uniform`, from which
+        combinations are drawn (together with values from lists). For the possible names see `sweepable`.
+      members: number of members, required with ranges; a multiple of `seeds`.
+      draw_seed: seed for drawing from ranges.
+      search: a search that favours the better members: `jaxrl.Halving(...)` or `jaxrl.PBT(...)`.
+      layout: `spread` over cores and devices, each member with the bits of a run of its own; `together`, many members
+        in one program by `vmap`, whose bits depend on that program; or `auto`: `together` on accelerators, `spread` on
+        CPUs.
+      width: members per program with `together` (default: all that share it). Results depend on it in their last bits.
 
     Raises:
-      SettingsError: a name that cannot be swept (with the nearest), a value that the setting cannot have, no members.
+      SettingsError: a name cannot be swept (the message has the nearest), a value is invalid, or there are no members.
     """
     known = sweepable(strategy) if sweep else {}
     for name in sweep or {}:
         require_sweepable(name, known)
     combined = combinations(sweep or {}, seeds, members, draw_seed)
     variants = [with_values(strategy, swept, known) for swept in combined]
-    return assemble(
+    return make_population(
         variants,
         combined,
         seeds,
@@ -174,11 +174,11 @@ def population(
         members,
         draw_seed,
         search,
-        layout_of(layout, width, strategy.placement.shards),
+        resolve_layout(layout, width, strategy.placement.shards),
     )
 
 
-def assemble(
+def make_population(
     variants: Sequence[Strategy],
     combined: Sequence[Mapping[str, Any]],
     seeds: int,
@@ -186,9 +186,9 @@ def assemble(
     members: int | None,
     draw_seed: int,
     search: Any,
-    layout: Layout,
+    layout: PopulationLayout,
 ) -> Population:
-    """Number the members: `seeds` of each of the settings `combined`, whose strategies are `variants`."""
+    """Build a population of `seeds` members for each of the settings `combined`, whose strategies are `variants`."""
     settings = {**settings_of_sweep(sweep, seeds, members, draw_seed), "layout": layout.name, "width": layout.width}
     if search is not None:
         search = search.within(sweep, draw_seed)
@@ -202,28 +202,28 @@ def assemble(
 
 
 def settings_of_sweep(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> dict[str, Any]:
-    """Return in plain values what makes a population again."""
+    """Return the settings that rebuild a population, in plain values."""
     plain = {name: str(values) if isinstance(values, Range) else list(values) for name, values in sweep.items()}
     return {"seeds": seeds, "sweep": plain, "members": members, "draw_seed": draw_seed}
 
 
 def combinations(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> list[dict[str, Any]]:
-    """Return the settings of a population, each as the values of the swept names.
+    """Return the combinations of a sweep, each as values by name.
 
     Raises:
-      SettingsError: nothing to choose from, or numbers of members and seeds that do not fit.
+      SettingsError: a setting has no values, or the numbers of members and seeds do not fit.
     """
     check_count("seeds", seeds)
     check_count("draw_seed", draw_seed, least=0)
     for name, values in sweep.items():
         if isinstance(values, Range):
-            _checked(values)
+            _check_range(values)
         elif isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
             raise SettingsError(f"sweep of {name} is {values!r}; expected a list of values, or a range to draw from")
     drawn = any(isinstance(values, Range) for values in sweep.values())
     settings = math.prod(1 if isinstance(values, Range) else len(values) for values in sweep.values())
-    if (size := (members or 1) if drawn else settings * seeds) > MOST:
-        raise SettingsError(f"the population has {size} members; at most {MOST}")
+    if (size := (members or 1) if drawn else settings * seeds) > MAX_MEMBERS:
+        raise SettingsError(f"the population has {size} members; at most {MAX_MEMBERS}")
     if not drawn:
         lists = [values for values in sweep.values() if not isinstance(values, Range)]
         combined = [dict(zip(sweep, values, strict=True)) for values in product(*lists)]
@@ -234,11 +234,11 @@ def combinations(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) 
                 "range, as in agent.lr=log_uniform(1e-5,1e-1)"
             )
     else:
-        combined = _draws(sweep, seeds, members, draw_seed)
+        combined = _draw(sweep, seeds, members, draw_seed)
     return combined
 
 
-def _draws(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> list[dict[str, Any]]:
+def _draw(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> list[dict[str, Any]]:
     if members is None:
         raise SettingsError("a range is drawn from, but not how often; set members, the size of the population")
     check_count("members", members)
@@ -247,17 +247,17 @@ def _draws(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> lis
         raise SettingsError(
             f"members {members} is not a multiple of seeds {seeds}; the nearest that is: {below} or {below + seeds}"
         )
-    # A generator for each setting, so that a larger population begins with the same members.
+    # One generator per combination, so that a larger population starts with the same members.
     rngs = [np.random.default_rng([draw_seed, place]) for place in range(members // seeds)]
     pick = lambda values, rng: values.draw(rng) if isinstance(values, Range) else values[rng.integers(len(values))]
     return [{name: pick(values, rng) for name, values in sweep.items()} for rng in rngs]
 
 
-def read_values(text: str) -> Sequence[str] | Range:
-    """Read the values of a sweep as a person writes them: `1e-4,3e-4`, or `log_uniform(1e-5,1e-2)`.
+def parse_values(text: str) -> Sequence[str] | Range:
+    """Parse the values of a sweep: `1e-4,3e-4`, or `log_uniform(1e-5,1e-2)`.
 
     Raises:
-      SettingsError: a range without two numbers.
+      SettingsError: a range does not have two numbers.
     """
     name, bracket, rest = text.strip().partition("(")
     if bracket and name in ("log_uniform", "between"):
@@ -269,13 +269,13 @@ def read_values(text: str) -> Sequence[str] | Range:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-# --- what may be swept ------------------------------------------------------------------------------------------
+# --- sweepable settings -----------------------------------------------------------------------------------------
 
 
 def sweepable(strategy: Strategy) -> dict[str, float]:
-    """Return the settings that members of one program may differ in, with their values: arrays in the state.
+    """Return the settings in which members of one program may differ, with their values: arrays of the state.
 
-    Those that follow a schedule are not among them.
+    Scheduled settings are not among them.
     """
     _, found = trace_hyperparams(strategy.init, jax.eval_shape(lambda: make_key(0)))
     scheduled = scheduled_in((strategy.settings or {}).get("agent") or {})
@@ -283,23 +283,23 @@ def sweepable(strategy: Strategy) -> dict[str, float]:
 
 
 def keeps_program(name: str, value: Any, known: Mapping[str, float]) -> bool:
-    """Return whether a setting may have another value in the same program, whose `sweepable` settings are `known`."""
+    """Return whether the program, with `known` sweepable settings, also serves this `value` of a setting."""
     return name in known and not (name in SWITCHES and parse_float(str(value)) == 0)
 
 
 def require_sweepable(name: str, known: Mapping[str, Any]) -> None:
-    """Raise `SettingsError`, with the nearest names and all of them, unless `name` is among the `known`."""
+    """Raise `SettingsError`, with the nearest of the `known` names, unless `name` is one of them."""
     if name not in known:
         raise SettingsError(f"{name!r} cannot be swept; {suggest(name, known)}")
 
 
 def with_values(strategy: Strategy, values: Mapping[str, Any], known: Mapping[str, float] | None = None) -> Strategy:
-    """Return the same strategy with other values for some of what is `sweepable`; its programs stay the same.
+    """Return `strategy` with other values of `sweepable` settings; it shares the programs.
 
-    `known` is what `sweepable(strategy)` returned, for who makes many.
+    `known` is `sweepable(strategy)`; pass it to avoid computing it again.
 
     Raises:
-      SettingsError: a setting cannot have this value, or not in the same program.
+      SettingsError: a value is invalid, or would change the program.
     """
     if not values:
         return strategy
@@ -316,7 +316,7 @@ def with_values(strategy: Strategy, values: Mapping[str, Any], known: Mapping[st
         with override(swaps):
             return set_hyperparams(state) if set_hyperparams else state
 
-    new_settings = settings and changed_settings(settings, {name: swap.new for name, swap in swaps.items()})
+    new_settings = settings and replace_settings(settings, {name: swap.new for name, swap in swaps.items()})
     state_fns = strategy.state_fns._replace(set_hyperparams=tuned)
     return strategy._replace(values={**strategy.values, **swaps}, settings=new_settings, state_fns=state_fns)
 
@@ -328,8 +328,8 @@ def require_stream(strategy: Strategy) -> None:
         raise SettingsError("pbt: the state of this strategy has no field `key`, which a copied member keeps")
 
 
-def moved(member: Member, state: PyTree, values: Mapping[str, float]) -> PyTree:
-    """Return a state of `member` with other values of swept settings, which it was made with."""
+def set_values(member: Member, state: PyTree, values: Mapping[str, float]) -> PyTree:
+    """Return `state` of `member` with other values of the swept settings."""
     strategy = member.strategy
     was = lambda name: strategy.values[name].old if name in strategy.values else float(member.swept[name])
     swaps = {name: Override(was(name), value) for name, value in values.items()}
@@ -340,7 +340,7 @@ def moved(member: Member, state: PyTree, values: Mapping[str, float]) -> PyTree:
 
 
 def _value(algo: str | None, name: str, value: Any) -> float:
-    """Return a value of a setting; raise `SettingsError` if that of the algorithm cannot have it."""
+    """Return a checked value of a setting; raise `SettingsError` if the algorithm does not allow it."""
     if name == DISCOUNT:
         return check_between(name, value, 0.0, 1.0)
     part, _, field = name.partition(".")
@@ -350,8 +350,8 @@ def _value(algo: str | None, name: str, value: Any) -> float:
     return check_between(name, value, -1e30, 1e30)
 
 
-def changed_settings(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested `settings` with some of them replaced, by names as `agent.lr`."""
+def replace_settings(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested `settings` with `values` replaced, by names such as `agent.lr`."""
     changed = dict(settings)
     for name, value in values.items():
         part, dot, field = name.partition(".")

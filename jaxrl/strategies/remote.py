@@ -1,9 +1,9 @@
-"""Environments that are not on the device: what actors do on the host, and how what they send comes to the learner.
+"""Actors for environments on the host, and the learner's side of them.
 
-Actors go in rounds. In each, every actor takes the same number of steps with the same parameters and sends them as one
-block; the learner takes up the blocks of a round together, in the order of the actors, as if all environments had been
-one vector. Which parameters a round is played with is a matter of its number alone, never of time: so asynchronous
-training, too, is a function of settings and seed, as far as the environments are.
+Actors work in rounds. In each, every actor takes the same number of steps with the same parameters and sends them as
+one block; the learner concatenates the blocks of a round in the order of the actors, as if all environments had been
+one vector. The parameters of a round depend on its number, never on time, so that asynchronous training, too, is a
+function of settings and seed, as far as the environments are.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,9 +26,9 @@ from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
 from jaxrl.spaces import EnvSpec, space_zeros, to_zero_based
 from jaxrl.strategies import actor
-from jaxrl.strategies.actor import Choice, Words
-from jaxrl.strategies.base import CollectInfo, Strategy, step_of
-from jaxrl.strategies.interaction import Acting, StepInfo, info_of, with_bounds
+from jaxrl.strategies.actor import Choice, Packed
+from jaxrl.strategies.base import CollectInfo, Strategy, compose_step
+from jaxrl.strategies.interaction import Acting, StepInfo, add_episode_bounds, make_collect_info
 from jaxrl.strategies.shards import check_shards
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Transition
@@ -74,63 +74,64 @@ class ActorsConfig:
 
 
 class Remote(NamedTuple):
-    """What actors do for a strategy whose environments are on the host, in rounds. All functions are pure."""
+    """Programs and settings of the actors of a strategy. All functions are pure."""
 
     env: HostEnv
     config: ActorsConfig
-    """With nothing unset."""
+    """With defaults filled in."""
     actors: int
     exploration: tuple[Mapping[str, float], ...]
-    """For each actor, what takes the place of hyperparameters of the agent."""
+    """Hyperparameters that replace those of the agent, for each actor."""
     factor: Schedule | None
-    """What that is multiplied by, at the optimisation step of the parameters."""
+    """Factor of `exploration`, at the optimisation step of the parameters."""
     num_envs: int
-    """Environments of each actor."""
+    """Environments per actor."""
     steps: int
-    """Steps of each environment in a round."""
+    """Steps of each environment per round."""
     prime: int
-    """Steps before the first round, of which no transition is complete."""
+    """Steps before the first round, until the first n-step transition is complete."""
     fill: int
-    """Rounds of warm-up."""
+    """Warm-up rounds."""
     random_fill: bool
-    """Whether actions during it are uniformly random."""
+    """Whether actions during the warm-up are uniformly random."""
     arrival: PyTree
-    """Shapes of what the learner is given beside the key: the last argument of `Strategy.step`."""
-    told: Layout
-    """How an actor tells programs what its environments did: a `Step` of each, as a row of bits."""
-    begin: Callable[[PyTree, PyTree, PyTree, Key], Words]
-    """`(agent, learnt, obs, key) -> window`, which is a `Standing` as one row of bits."""
-    first: Callable[[bool, PyTree, Words, Key, Array], tuple[Words, Choice]]
-    """`(random, agent, window, key, place) -> (window, choice)`: begin a round, with `random` of uniform actions; the
-    key is the actor's, and `place` uint32: the number of the round, and the optimisation step of the parameters."""
-    next: Callable[[bool, PyTree, Words, Choice, Key, Words], tuple[Words, Choice, Words]]
-    """`(random, agent, window, choice, key, told) -> (window, choice, words)`: take a step in, and choose for the
-    next."""
-    last: Callable[[Words, Choice, Words], tuple[Words, Words, PyTree]]
-    """`(window, choice, told) -> (window, words, fresh)`: take a round's last step in; `fresh` was learnt in it."""
-    taught: Callable[[Words, PyTree], Words]
-    """`(window, learnt) -> window`: with what was learnt by all in place of what it has learnt, and nothing fresh."""
-    joined: Callable[[PyTree, PyTree], PyTree]
-    """`(learnt, fresh) -> learnt`"""
+    """Shapes of an `ActorBatch`, the last argument of `Strategy.step`."""
+    result_layout: Layout
+    """Layout of the packed steps of host environments, the argument `result` below."""
+    begin: Callable[[PyTree, PyTree, PyTree, Key], Packed]
+    """`(agent, stats, obs, key) -> window`, an `ActorState` packed into rows of bits."""
+    first: Callable[[bool, PyTree, Packed, Key, Array], tuple[Packed, Choice]]
+    """`(random, agent, window, key, place) -> (window, choice)`: begin a round, with uniform actions if `random`. The
+    key is the actor's; `place` is uint32: number of the round and optimisation step of the parameters."""
+    next: Callable[[bool, PyTree, Packed, Choice, Key, Packed], tuple[Packed, Choice, Packed]]
+    """`(random, agent, window, choice, key, result) -> (window, choice, words)`: process a step and select the next
+    actions."""
+    last: Callable[[Packed, Choice, Packed], tuple[Packed, Packed, PyTree]]
+    """`(window, choice, result) -> (window, words, stats)`: process the last step of a round; `stats` are of its steps
+    alone."""
+    replace_stats: Callable[[Packed, PyTree], Packed]
+    """`(window, stats) -> window` with the merged statistics of all actors."""
+    merge_stats: Callable[[PyTree, PyTree], PyTree]
+    """`(stats, new_stats) -> stats`"""
     learns: bool
-    """Whether the processor learns anything; what it has learnt is then published also during the warm-up."""
+    """Whether the processor has statistics, which are then published during the warm-up, too."""
     publish: Callable[[PyTree], tuple[PyTree, PyTree]]
-    """`(state) -> (agent, learnt)`: what acting needs of a training state."""
+    """`(state) -> (agent, stats)`: the part of the training state needed to act."""
     push: Callable[[PyTree, PyTree, Array], PyTree] | None
-    """`(state, arrival, t) -> state`: take up round `t` of the warm-up."""
+    """`(state, arrival, t) -> state`: push round `t` of the warm-up."""
 
 
 class HostActors(NamedTuple):
-    """Environments on the host."""
+    """Environments on the host and their actors."""
 
     env: HostEnv
     config: ActorsConfig
-    """With nothing unset."""
+    """With defaults filled in."""
     actors: int
 
 
 def check_actors(config: ActorsConfig) -> None:
-    """Raise `SettingsError` for what cannot be."""
+    """Raise `SettingsError` if a setting is invalid or settings contradict each other."""
     check_count("actors", 1 if config.actors is None else config.actors)
     for name in ("send", "sync_interval"):
         check_count(name, getattr(config, name))
@@ -154,14 +155,14 @@ def check_actors(config: ActorsConfig) -> None:
 
 
 def settings_of_actors(host_actors: HostActors | None) -> dict[str, Any]:
-    """Return the settings of actors as those of a run; without any, none."""
+    """Return the settings of actors by name; empty without actors."""
     return {} if host_actors is None else asdict(host_actors.config)
 
 
-def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tuple[Env, HostActors | None]:
-    """Return the environment as the learner sees it, and those which actors step, if there are to be any.
+def split_env(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tuple[Env, HostActors | None]:
+    """Return the learner's environment, and those of the actors, or `None` if `env` runs on the device.
 
-    `max_lag` is that of actors whose settings leave it unset.
+    With actors, the learner has a placeholder with the same spaces. `max_lag` is the default of that setting.
     """
     require_env(env)
     config = config or ActorsConfig()
@@ -183,35 +184,35 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tupl
     count = config.actors or 1
     lag, schedule = max_lag if config.max_lag is None else config.max_lag, config.exploration_schedule
     config = replace(config, actors=count, max_lag=lag, exploration_schedule=schedule and str(schedule))
-    return blank(host.spec)._replace(settings=host.settings), HostActors(host, config, count)
+    return placeholder_env(host.spec)._replace(settings=host.settings), HostActors(host, config, count)
 
 
-def of_one_shard(
+def make_shard_envs(
     env: Env, num_envs: int, host_actors: HostActors | None, resets: str, shards: int, **divided: int
 ) -> tuple[VecEnv, int]:
-    """Return the environments of one shard, of `num_envs` or of so many for each actor, and the number of shards.
+    """Return the environments of one shard, and the number of shards; `num_envs` are those of each actor, if any.
 
     Raises:
-      SettingsError: they do not divide among the shards, nor does what else is to be `divided`; shards of environments
-        on the host, which are divided among actors; starts that environments on the host do not have.
+      SettingsError: environments, or one of `divided`, do not divide among the shards; shards or `resets` are not
+        supported with environments on the host.
     """
     shards, total = as_int(shards), num_envs * (host_actors.actors if host_actors else 1)
     check_shards(shards, num_envs=total, **divided)
     if host_actors is not None and shards > 1:
         raise SettingsError("shards divide environments on the device; use actors for those on the host, or shards 1")
-    resets = _resets_here(resets, host_actors)
+    resets = _check_resets(resets, host_actors)
     if host_actors is None:
         return vectorise(env, total // shards, resets), shards
-    # Of environments on the host only the shapes are here; their numbers may start elsewhere.
+    # A placeholder for shapes: it counts from 0, while discrete spaces of the host may have another start.
     like = env._replace(spec=to_zero_based(env.spec))
     return vectorise(like, total // shards, resets)._replace(spec=env.spec), shards
 
 
-def _resets_here(resets: str, host_actors: HostActors | None) -> str:
-    """Return where episodes begin on the device; environments on the host begin theirs by themselves.
+def _check_resets(resets: str, host_actors: HostActors | None) -> str:
+    """Return the kind of `resets` on the device; environments on the host reset themselves.
 
     Raises:
-      SettingsError: anything but fresh starts is asked of environments on the host.
+      SettingsError: environments on the host with other than fresh resets.
     """
     if host_actors is None:
         return resets
@@ -221,7 +222,7 @@ def _resets_here(resets: str, host_actors: HostActors | None) -> str:
 
 
 def require_env(env: object) -> None:
-    """Raise `SettingsError`, with what to give instead, unless `env` is an environment of jaxrl."""
+    """Raise `SettingsError`, with a remedy, unless `env` is an environment of jaxrl."""
     if isinstance(env, Env | HostEnv):
         return
     if isinstance(env, str):
@@ -237,8 +238,8 @@ def require_env(env: object) -> None:
     raise SettingsError(f"env is {type(env).__name__}; expected an environment, as jaxrl.make_env(...) returns it")
 
 
-def blank(spec: EnvSpec) -> Env:
-    """Return an environment of which only the shapes are true."""
+def placeholder_env(spec: EnvSpec) -> Env:
+    """Return an environment with the spaces of `spec`, all of whose observations are zeros."""
     zeros = lambda: space_zeros(spec.observation_space)
     return Env(
         spec=spec,
@@ -247,11 +248,11 @@ def blank(spec: EnvSpec) -> Env:
     )
 
 
-def exploration_of(host_actors: HostActors, agent: Agent) -> list[dict[str, float]]:
-    """Return, for each actor, what takes the place of the hyperparameters by which `agent` explores.
+def resolve_exploration(host_actors: HostActors, agent: Agent) -> list[dict[str, float]]:
+    """Return the exploration hyperparameters of each actor.
 
     Raises:
-      SettingsError: the agent explores by nothing that could be set, or by what follows a schedule of the agent.
+      SettingsError: the agent has no such hyperparameter, or it follows a schedule already.
     """
     count, given, names = host_actors.actors, host_actors.config.exploration, agent.info.exploration
     if given and not names:
@@ -267,21 +268,21 @@ def exploration_of(host_actors: HostActors, agent: Agent) -> list[dict[str, floa
     return [dict.fromkeys(names, value) for value in given] or [{}] * count
 
 
-# --- what an actor does -----------------------------------------------------------------------------------------
+# --- actors -----------------------------------------------------------------------------------------------------
 
 
-class Arrival(NamedTuple):
-    """What the learner is given for an iteration."""
+class ActorBatch(NamedTuple):
+    """Steps of all actors for one iteration of the learner."""
 
     words: dict[str, Array]
     """Steps `[T, N, W]` of all actors' environments, packed."""
     lag: Array
-    """Float32, optimisation steps made since the parameters that the steps were taken with."""
+    """Float32: optimisation steps since the parameters of the actors were published."""
     fresh: PyTree = ()
-    """What the processor of each actor has learnt of these steps, leaves `[A, ...]`."""
+    """Statistics of these steps from each actor's processor, leaves `[A, ...]`."""
 
 
-def remote(
+def make_remote(
     acting: Acting,
     host_actors: HostActors,
     *,
@@ -290,28 +291,29 @@ def remote(
     random_fill: bool = False,
     push: Any = None,
 ) -> Remote:
-    """Say what actors do: `actors` stand before the environments of all, and take `steps` steps in a round.
+    """Return the programs of actors that take `steps` steps per round; `acting` has the environments of all.
 
-    `fill` rounds of warm-up come first; `push(state, arrival, t)` takes them up.
+    The first `fill` rounds are warm-up, which `push(state, arrival, t)` writes.
     """
     processor = acting.processor.for_actors
     acting = acting._replace(processor=processor)
-    nothing = nothing_learnt(processor, host_actors)
-    jax.eval_shape(processor.merge_stats, nothing, nothing)  # raises where it cannot be done
+    # Used for its shapes, and to check that the statistics of several actors can be merged.
+    nothing = init_stats(processor, host_actors)
+    jax.eval_shape(processor.merge_stats, nothing, nothing)  # raises if unsupported
     num_envs = acting.env.num_envs // host_actors.actors
     one = acting._replace(env=acting.env._replace(num_envs=num_envs))
     layouts = actor.Layouts(
-        actor.layout_of_steps(acting), actor.layout_of_standing(one, nothing), actor.layout_of_told(one)
+        actor.make_step_layout(acting), actor.make_state_layout(one, nothing), actor.make_result_layout(one)
     )
-    words = lambda: _several(empty(layouts.step, acting.env.num_envs).words, steps)
+    words = lambda: _repeat_steps(empty(layouts.step, acting.env.num_envs).words, steps)
     fresh = jax.tree.map(lambda x: jnp.broadcast_to(x, (host_actors.actors, *x.shape)), nothing)
-    arrival = jax.eval_shape(lambda: Arrival(words(), jnp.float32(0), fresh))
+    arrival = jax.eval_shape(lambda: ActorBatch(words(), jnp.float32(0), fresh))
     sent = acting.agent.fns.publish or acting.agent.strip
     return Remote(
         env=host_actors.env,
         config=host_actors.config,
         actors=host_actors.actors,
-        exploration=tuple(exploration_of(host_actors, acting.agent)),
+        exploration=tuple(resolve_exploration(host_actors, acting.agent)),
         factor=read_schedule(host_actors.config.exploration_schedule)
         if host_actors.config.exploration_schedule
         else None,
@@ -321,34 +323,34 @@ def remote(
         fill=fill,
         random_fill=random_fill,
         arrival=arrival,
-        told=layouts.told,
-        begin=partial(actor.begin, one, layouts.window),
-        first=partial(actor.first, one, layouts.window),
+        result_layout=layouts.result,
+        begin=partial(actor.begin, one, layouts.state),
+        first=partial(actor.first, one, layouts.state),
         next=partial(actor.next, one, layouts),
         last=partial(actor.last, one, layouts),
-        taught=partial(actor.taught, one, layouts.window),
-        joined=processor.merge_stats,
+        replace_stats=partial(actor.replace_stats, one, layouts.state),
+        merge_stats=processor.merge_stats,
         learns=bool(jax.tree.leaves(nothing)),
         publish=lambda state: (sent(state.agent), processor.get_stats(state.processor)),
         push=push,
     )
 
 
-def _several(words: dict[str, Array], steps: int) -> dict[str, Array]:
+def _repeat_steps(words: dict[str, Array], steps: int) -> dict[str, Array]:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (steps, *x.shape)), words)
 
 
-def nothing_learnt(processor: Processor, host_actors: HostActors) -> PyTree:
-    """Return what `processor` has learnt before the first observation."""
+def init_stats(processor: Processor, host_actors: HostActors) -> PyTree:
+    """Return the statistics of `processor` before the first observation."""
     return processor.for_actors.get_stats(processor.init(space_zeros(host_actors.env.spec.observation_space, 1)))
 
 
-def untaught(processor: Processor, state: PyTree, host_actors: HostActors) -> PyTree:
-    """Return the `state` of `processor` in the learner, before its actors have seen anything."""
-    return processor.for_actors.set_stats(state, nothing_learnt(processor, host_actors))
+def reset_stats(processor: Processor, state: PyTree, host_actors: HostActors) -> PyTree:
+    """Return `state` of the learner's `processor` with the statistics from before the first observation."""
+    return processor.for_actors.set_stats(state, init_stats(processor, host_actors))
 
 
-# --- what the learner makes of it -------------------------------------------------------------------------------
+# --- learner ----------------------------------------------------------------------------------------------------
 
 
 def with_actors(
@@ -363,25 +365,25 @@ def with_actors(
     push: Callable[[Any, Transition, Array], Any] | None = None,
     empty: Callable[[Any], Any] | None = None,
 ) -> Strategy:
-    """Return `strategy` with actors who collect for it; it learns as it did.
+    """Return `strategy` with actors that collect instead of the device; learning is unchanged.
 
     Args:
-      strategy: what collects on the device and learns.
-      acting: the agent as actors have it, before the environments of all.
+      strategy: a strategy with `collect` and `learn`.
+      acting: the agent in the version of actors, with the environments of all actors.
       host_actors: these environments.
-      steps: steps of each environment in an iteration, which is a round.
-      begin: `(key) -> state`, before the warm-up.
-      fill: rounds of warm-up.
-      random_fill: whether actions during it are uniformly random.
-      push: `(state, items, t) -> state`: write the transitions of a round of the warm-up.
-      empty: `(state) -> state`: with an empty buffer, which actors then fill.
+      steps: steps of each environment per iteration, which is one round.
+      begin: `(key) -> state` before the warm-up.
+      fill: warm-up rounds.
+      random_fill: whether actions during the warm-up are uniformly random.
+      push: `(state, items, t) -> state`: push the transitions of a warm-up round.
+      empty: `(state) -> state` with an empty buffer, which actors then fill.
     """
     assert strategy.learn is not None
-    taking: Any = partial(_arrive, acting, host_actors)
+    taking: Any = partial(_receive, acting, host_actors)
 
     def init(key: Key) -> PyTree:
         state = begin(key)
-        return state._replace(processor=untaught(acting.processor, state.processor, host_actors))
+        return state._replace(processor=reset_stats(acting.processor, state.processor, host_actors))
 
     def take_up(state: PyTree, arrival: PyTree, t: Array) -> PyTree:
         state, items, _ = taking(state, None, t, arrival)
@@ -393,39 +395,40 @@ def with_actors(
         state_fns = state_fns._replace(refill=state_fns.refill._replace(fill=lambda state, first, stop: empty(state)))
     return strategy._replace(
         init=init,
-        step=step_of(taking, strategy.learn),
+        step=compose_step(taking, strategy.learn),
         collect=taking,
         state_fns=state_fns,
-        remote=remote(
+        remote=make_remote(
             acting, host_actors, steps=steps, fill=fill, random_fill=random_fill, push=take_up if push else None
         ),
     )
 
 
-def _arrive(
-    acting: Acting, host_actors: HostActors, state: Any, key: Key | None, t: Array, arrival: Arrival
+def _receive(
+    acting: Acting, host_actors: HostActors, state: Any, key: Key | None, t: Array, arrival: ActorBatch
 ) -> tuple[Any, Transition, CollectInfo]:
-    """Take up what actors have sent, as `CollectFn`."""
-    processor = learnt_by_all(acting.processor, state.processor, arrival.fresh)
-    items, seen, metrics = arrived(acting, host_actors, arrival)
-    items = with_bounds(items, seen.terminated | seen.truncated)
-    return state._replace(processor=processor), items, info_of(seen, metrics)
+    """Unpack the batch of the actors, as `CollectFn`."""
+    processor = merge_all_stats(acting.processor, state.processor, arrival.fresh)
+    items, seen, metrics = unpack_batch(acting, host_actors, arrival)
+    items = add_episode_bounds(items, seen.terminated | seen.truncated)
+    return state._replace(processor=processor), items, make_collect_info(seen, metrics)
 
 
-def learnt_by_all(processor: Processor, state: PyTree, fresh: PyTree) -> PyTree:
-    """Return the `state` of `processor` with what each actor has learnt, leaves of `fresh` `[A, ...]`, one by one."""
+def merge_all_stats(processor: Processor, state: PyTree, fresh: PyTree) -> PyTree:
+    """Return `state` of `processor` with the statistics `fresh` `[A, ...]` of each actor merged in, in order."""
     if not jax.tree.leaves(fresh):
         return state
     processor = processor.for_actors
-    learnt = processor.get_stats(state)
+    # In the order of the actors: merging in floating point is not associative.
+    stats = processor.get_stats(state)
     for i in range(jax.tree.leaves(fresh)[0].shape[0]):
-        learnt = processor.merge_stats(learnt, jax.tree.map(lambda x, i=i: x[i], fresh))
-    return processor.set_stats(state, learnt)
+        stats = processor.merge_stats(stats, jax.tree.map(lambda x, i=i: x[i], fresh))
+    return processor.set_stats(state, stats)
 
 
-def arrived(acting: Acting, host_actors: HostActors, arrival: Arrival) -> tuple[Transition, StepInfo, Metrics]:
-    """Unpack what arrived: transitions and what was seen, leaves `[T, N, ...]`, and metrics of each actor."""
-    items, seen = jax.vmap(partial(unpack, actor.layout_of_steps(acting)))(arrival.words)
+def unpack_batch(acting: Acting, host_actors: HostActors, arrival: ActorBatch) -> tuple[Transition, StepInfo, Metrics]:
+    """Return transitions and `StepInfo`, leaves `[T, N, ...]`, and metrics of each actor."""
+    items, seen = jax.vmap(partial(unpack, actor.make_step_layout(acting)))(arrival.words)
     done = seen.terminated | seen.truncated
     metrics: dict[str, Any] = {"staleness": arrival.lag}
     each = acting.env.num_envs // host_actors.actors

@@ -1,4 +1,4 @@
-"""Learning from replay: when it is due, and how it is done, wherever the steps come from."""
+"""Learning from replay: the schedule of updates, and the updates."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,38 +12,38 @@ from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import DISABLED, Processor
 from jaxrl.strategies.base import repeat
-from jaxrl.strategies.guard import guarded_update, what_returns_are_made_of
+from jaxrl.strategies.guard import guarded_update, return_bound_metrics
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import GoalFn, Transition
 
 
 class UpdateSchedule(NamedTuple):
-    """How steps and optimisation steps take turns: counts that follow from the settings alone."""
+    """Schedule of environment steps and optimisation steps; counts that depend on settings alone."""
 
     num_envs: int
     vector_steps: int
-    """Steps of all environments in one iteration."""
+    """Vector steps per iteration; one takes a step in every environment."""
     updates: int
-    """Optimisation steps in one iteration."""
+    """Optimisation steps per iteration."""
     horizon: int
-    """Vector steps before the first iteration, whose transitions are not complete yet."""
+    """Vector steps before the first iteration, until the first n-step transition is complete."""
     fill: int
-    """Warm-up iterations, which push but do not optimise."""
+    """Warm-up iterations, which push without optimising."""
     random_warmup: bool
 
     @property
     def rows(self) -> int:
-        """Transitions made in one iteration."""
+        """Transitions per iteration."""
         return self.vector_steps * self.num_envs
 
     @property
     def lag(self) -> int:
-        """Transitions from one to that which begins where it leads to, if its episode goes on."""
+        """Distance in the buffer from a transition to the one that starts at its `next_obs`, within an episode."""
         return (self.horizon + 1) * self.num_envs
 
     @property
     def warmup_steps(self) -> int:
-        """Vector steps before the first iteration that optimises."""
+        """Vector steps before the first optimisation step."""
         return self.horizon + self.fill * self.vector_steps
 
     @property
@@ -51,12 +51,13 @@ class UpdateSchedule(NamedTuple):
         return self.warmup_steps * self.num_envs
 
     def blocks(self, capacity: int, t: int) -> range:
-        """Return the numbers of the blocks that a buffer of `capacity` transitions holds after `t` iterations."""
+        """Return the indices of the blocks in a buffer of `capacity` transitions after `t` iterations."""
+        # A ring overwrites its oldest blocks; the warm-up pushed the first `fill`.
         pushed = self.fill + t
         return range(max(0, pushed - capacity // self.rows), pushed)
 
     def notes(self, buffer: Buffer, rows: int, warmup: int) -> tuple[str, ...]:
-        """Say what was rounded, of a `buffer` written in blocks of `rows`, and of the `warmup` asked for."""
+        """Return notes on what was rounded: the capacity of `buffer`, written in blocks of `rows`, and `warmup`."""
         notes = []
         asked, capacity = (buffer.settings or {}).get("capacity"), buffer.capacity(rows)
         if asked is not None and asked != capacity:
@@ -72,11 +73,11 @@ class UpdateSchedule(NamedTuple):
         return tuple(notes)
 
 
-def sampled_for(agent: Agent, buffer: Buffer, num_envs: int) -> Buffer:
-    """Return `buffer` as `agent` learns from it: of single items, or for a recurrent one of sequences.
+def adapt_buffer(agent: Agent, buffer: Buffer, num_envs: int) -> Buffer:
+    """Return `buffer`, as a buffer of sequences if `agent` learns from them.
 
     Raises:
-      SettingsError: the buffer has no sequences, or is too small for one.
+      SettingsError: the buffer cannot sample sequences, or is too small for one.
     """
     if agent.window is None:
         return buffer
@@ -88,11 +89,11 @@ def sampled_for(agent: Agent, buffer: Buffer, num_envs: int) -> Buffer:
     return buffer.as_sequence_buffer(agent.window, num_envs)
 
 
-def told_goals(buffer: Buffer, processor: Processor, name: str, goal: GoalFn | None = None) -> Buffer:
-    """Return `buffer`, told by the field `goal` of the environment `name` what a goal pays, if it replaces goals.
+def set_goal_fn(buffer: Buffer, processor: Processor, name: str, goal: GoalFn | None = None) -> Buffer:
+    """Return `buffer` with the reward function `goal` of the environment `name`, if it relabels goals.
 
     Raises:
-      SettingsError: nobody tells it, or `processor` changes rewards or observations, of which `goal` knows nothing.
+      SettingsError: there is no `goal`, or `processor` changes rewards or observations, which `goal` does not see.
     """
     if buffer.with_goal_fn is None:
         return buffer
@@ -106,12 +107,12 @@ def told_goals(buffer: Buffer, processor: Processor, name: str, goal: GoalFn | N
     return buffer.with_goal_fn(goal, name)
 
 
-def least_rows(buffer: Buffer, num_envs: int) -> int:
-    """Return how many items `buffer` must have before a batch is sampled from it."""
+def min_rows(buffer: Buffer, num_envs: int) -> int:
+    """Return the number of items that `buffer` needs before the first batch."""
     return buffer.batch_size if buffer.window is None else buffer.window.length * num_envs
 
 
-def update_schedule(
+def make_update_schedule(
     *,
     horizon: int,
     least: int,
@@ -122,19 +123,21 @@ def update_schedule(
     random_warmup: bool,
     times: int = 1,
 ) -> UpdateSchedule:
-    """Return the turns that the settings of `off_policy` ask for, with a processor of this `horizon`.
+    """Return the schedule for the settings of `off_policy` and a processor of this `horizon`.
 
-    The warm-up makes at least `least` transitions. An iteration is made of `times` of the smallest.
+    The warm-up makes at least `least` transitions. An iteration is `times` as long as the shortest possible one.
 
     Raises:
-      SettingsError: a count below what it must be, or what does not divide (with the nearest settings that do).
+      SettingsError: a count is too small, or counts do not divide (the message has the nearest that do).
     """
     check_count("num_envs", num_envs)
     check_count("opt_interval", opt_interval)
     check_count("updates", updates)
     check_count("warmup", warmup, least=0)
     check_ratio(num_envs, opt_interval)
+    # Either several vector steps and one update, or one vector step and several updates.
     vector_steps = times * max(1, opt_interval // num_envs)
+    # The first `horizon` vector steps count as warm-up, but push nothing; iterations are filled up.
     missing = max(warmup - horizon * num_envs, least)
     return UpdateSchedule(
         num_envs=num_envs,
@@ -151,6 +154,7 @@ def check_ratio(num_envs: int, opt_interval: int) -> None:
     large, small = max(num_envs, opt_interval), min(num_envs, opt_interval)
     if large % small == 0:
         return
+    # Multiples of `num_envs` above it, divisors below it.
     if opt_interval > num_envs:
         below = opt_interval // num_envs * num_envs
         fits = [below, below + num_envs]
@@ -173,17 +177,20 @@ def optimise(
     updates: int,
     apply: Callable[[Transition], Transition] | None = None,
 ) -> tuple[Any, Metrics]:
-    """Make `updates` optimisation steps, the first of them number `first_opt`, each on a batch of its own.
+    """Run `updates` optimisation steps from number `first_opt` on, each with a new batch.
 
-    `state` is a `NamedTuple` with the fields `agent`, `buffer`, after `pushes` blocks, and `health`. The key is
-    consumed. Items are put through `apply` before they are learnt from.
+    `state` is a `NamedTuple` with the fields `agent`, `buffer` (after `pushes` blocks) and `health`. The key is
+    consumed. `apply` transforms the items of a batch.
     """
     update = partial(_update, agent, buffer, pushes, apply)
     return repeat(update, state, jax.random.split(key, updates), first_opt, updates)
 
 
-def applied(processor: Processor, state: PyTree) -> Callable[[Transition], Transition] | None:
-    """Return what scales the items of replay by what `processor` in `state` has learnt; `None` if nothing does."""
+def make_replay_transform(processor: Processor, state: PyTree) -> Callable[[Transition], Transition] | None:
+    """Return the transform of replayed items by the statistics of `processor` in `state`; `None` if there is none.
+
+    Replay holds raw items, so that all in a batch are scaled by the same, current statistics.
+    """
     return processor.apply and partial(processor.apply, state)
 
 
@@ -196,13 +203,15 @@ def _update(
     key: Key,
     opt_step: Array,
 ) -> tuple[Any, Metrics]:
+    # `pushes` is constant here: all updates of an iteration sample after its push, and change priorities alone.
     sample_key, update_key = jax.random.split(key)
     batch = buffer.sample(state.buffer, sample_key, pushes, opt_step)
     if apply is not None:
         batch = batch._replace(items=apply(batch.items))
     new, health, metrics, priorities = guarded_update(agent, state.agent, state.health, batch, update_key, opt_step)
+    # After a skipped update the priorities are -1, and the buffer keeps its own.
     reprioritised = buffer.reprioritise(state.buffer, batch.index, priorities)
     return state._replace(agent=new, health=health, buffer=reprioritised), {
-        **what_returns_are_made_of(batch.items),
+        **return_bound_metrics(batch.items),
         **metrics,
     }

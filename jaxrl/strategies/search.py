@@ -1,8 +1,7 @@
-"""Search among the members of a population: halving, and population-based training (PBT).
+"""Search among the members of a population: successive halving, and population-based training (PBT).
 
-Both look at the members' scores at certain points, the gates, where all of them wait for each other. What they decide
-is a function of these scores, of a seed and of the number of the gate, so that a run that was killed decides the same
-again.
+Both decide at gates, certain optimisation steps at which all members wait for each other. A decision is a function of
+the members' scores, a seed and the index of the gate, so that a killed run repeats it after a restart.
 """
 
 import math
@@ -18,46 +17,46 @@ SELECTIONS = ("truncation", "tournament")
 
 
 class Copy(NamedTuple):
-    """A member that goes on as another one stands, with other settings."""
+    """A member that continues from the state of another, with new settings."""
 
     member: int
     parent: int
     values: Mapping[str, float]
-    """Its values of the swept settings from now on."""
+    """New values of the swept settings."""
 
 
 class Verdict(NamedTuple):
-    """What a search decides at a gate."""
+    """Decision of a search at a gate."""
 
     ended: tuple[int, ...] = ()
-    """Members that go no further."""
+    """Members that stop."""
     copies: tuple[Copy, ...] = ()
 
 
 class Search(Protocol):
-    """A way to spend the optimisation steps of a population where they are worth most."""
+    """Allocation of optimisation steps to the better members of a population."""
 
     name: str
 
     def gates(self, members: int, max_opts: int, eval_interval: int) -> list[int]:
-        """Return the optimisation steps at which it decides, ascending and before the end."""
+        """Return the optimisation steps of the gates, ascending and before the end."""
         ...
 
     def decide(self, gate: int, scores: Mapping[int, float], values: Mapping[int, Mapping[str, Any]]) -> Verdict:
-        """Decide at the gate of this number (from 0) about the members that are still there, given their scores."""
+        """Decide at gate number `gate` (from 0), given the scores and settings of the remaining members."""
         ...
 
     def within(self, sweep: Mapping[str, Any], seed: int) -> "Search":
-        """Return the search among the values or ranges that a population sweeps, with the seed of its draws."""
+        """Return the search with the values or ranges of the population's sweep, and the seed for its draws."""
         ...
 
     def settings(self) -> dict[str, Any]:
-        """Return in plain values what makes it again."""
+        """Return the settings that rebuild it, in plain values."""
         ...
 
 
-def ranking(scores: Mapping[int, float]) -> list[int]:
-    """Return the members from the best score to the worst: a score that is not finite last, of equals the first."""
+def rank(scores: Mapping[int, float]) -> list[int]:
+    """Return the members from best to worst score; non-finite scores last, ties by number."""
     return sorted(scores, key=lambda number: (-_finite(scores[number]), number))
 
 
@@ -65,25 +64,25 @@ def _finite(score: float) -> float:
     return score if math.isfinite(score) else -math.inf
 
 
-def _due(steps: Sequence[float], max_opts: int, eval_interval: int) -> list[int]:
-    """Return the evaluations at or past `steps` that come before the end."""
-    whole = [math.ceil(round(step, 6)) for step in steps]  # for a product may be above a number by a last bit
+def _gate_steps(steps: Sequence[float], max_opts: int, eval_interval: int) -> list[int]:
+    """Return the optimisation steps of the first evaluations at or after `steps`, before the end."""
+    whole = [math.ceil(round(step, 6)) for step in steps]  # rounding first: a product may exceed an integer by one bit
     rounded = {-(-step // eval_interval) * eval_interval for step in whole}
     return sorted(step for step in rounded if 0 < step < max_opts)
 
 
 class Halving(NamedTuple):
-    """Successive halving (Jamieson and Talwalkar 2016): at each rung the best go on, the others stop.
+    """Successive halving (Jamieson and Talwalkar 2016): at each rung the best members continue, the others stop.
 
-    With `factor` f one in f members goes on at each rung, rounded up. There are as many rungs as there are members for,
-    `log_f(n)` of n, each at f times the steps of the one before, before the end.
+    With `factor` f, one in f members continues at each rung, rounded up. n members have `log_f(n)` rungs, each at f
+    times the steps of the one before, as far as they are before the end.
     """
 
     factor: int = 3
     first: float = 0.25
-    """Where the first rung is, as a share of `max_opts`. With 1/4, at most about half of all steps are made, whatever
-    the factor; an earlier one saves more, but judges by learning that has hardly begun. 0: as early as there are
-    members for, so that the last rung is at `max_opts / f`."""
+    """First rung, as a share of `max_opts`. With 1/4, at most about half of all steps are run, for any factor; an
+    earlier rung saves more, but compares members that have hardly started to learn. 0: as early as the number of
+    members allows, so that the last rung is at `max_opts / f`."""
 
     @property
     def name(self) -> str:
@@ -94,10 +93,10 @@ class Halving(NamedTuple):
         while self.factor ** (rungs + 1) <= members:
             rungs += 1
         first = self.first or self.factor**-rungs
-        return _due([max_opts * first * self.factor**k for k in range(rungs)], max_opts, eval_interval)
+        return _gate_steps([max_opts * first * self.factor**k for k in range(rungs)], max_opts, eval_interval)
 
     def decide(self, gate: int, scores: Mapping[int, float], values: Mapping[int, Mapping[str, Any]]) -> Verdict:
-        return Verdict(ended=tuple(sorted(ranking(scores)[math.ceil(len(scores) / self.factor) :])))
+        return Verdict(ended=tuple(sorted(rank(scores)[math.ceil(len(scores) / self.factor) :])))
 
     def within(self, sweep: Mapping[str, Any], seed: int) -> "Halving":
         check_count("halving: factor", self.factor, least=2)
@@ -111,22 +110,22 @@ class Halving(NamedTuple):
 class PBT(NamedTuple):
     """Population-based training (Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846).
 
-    Every `interval` optimisation steps the worst members take over everything of some of the best but their streams of
-    randomness (exploit), and change the settings that they took over (explore).
+    Every `interval` optimisation steps the worst members copy the state of some of the best, except for the stream of
+    randomness (exploit), and perturb the copied settings (explore).
     """
 
     interval: int
     share: float = 0.2
-    """Share of the members that is replaced, and of those that they are replaced by, rounded down, but at least 1."""
+    """Share of members that are replaced, and of those that replace them; rounded down, but at least 1."""
     select: Literal["truncation", "tournament"] = "truncation"
-    """`truncation`: one of the worst share becomes one of the best share. `tournament`: each member meets another, and
-    becomes it if that one is better; where that one loses as well, whoever beat it."""
+    """`truncation`: members of the worst share copy random ones of the best. `tournament`: each member is compared with
+    a random one and copies it if that is better, or the winner over that one if it loses as well."""
     factors: tuple[float, ...] = (0.8, 1.25)
-    """What a setting is multiplied by, one of them; in a list of values it moves one place down or up."""
+    """Random factors for a perturbed setting; in a list of values, it moves one place down or up instead."""
     resample: float = 0.25
-    """Probability that a setting is drawn anew instead."""
+    """Probability of resampling a setting instead."""
     sweep: Mapping[str, Any] = {}
-    """The values or range of each setting. A changed one stays within."""
+    """Values or range of each setting, which perturbation does not leave."""
     seed: int = 0
 
     @property
@@ -150,8 +149,8 @@ class PBT(NamedTuple):
         )
 
     def _parents(self, gate: int, scores: Mapping[int, float]) -> dict[int, int]:
-        """Return who takes over from whom; no parent is replaced itself."""
-        order = ranking(scores)
+        """Return the parent of each replaced member; no parent is itself replaced."""
+        order = rank(scores)
         if len(order) < 2 or not math.isfinite(scores[order[0]]):
             return {}
         if self.select == "truncation":
@@ -163,17 +162,17 @@ class PBT(NamedTuple):
         met = {number: order[int(self._rng(gate, number).integers(len(order)))] for number in order}
         met = {a: b for a, b in met.items() if place[b] < place[a] and _finite(scores[b]) > _finite(scores[a])}
         roots: dict[int, int] = {}
-        for number in order:  # from the best down, so that whoever was met is known
+        for number in order:  # from the best down, so that the opponent's root is known
             roots[number] = roots[met[number]] if number in met else number
         return {number: root for number, root in roots.items() if number != root}
 
     def _explore(self, gate: int, member: int, parent: Mapping[str, Any]) -> dict[str, float]:
         return {
-            name: self._changed(self._rng(gate, member, place + 1), self.sweep[name], float(parent[name]))
+            name: self._perturb(self._rng(gate, member, place + 1), self.sweep[name], float(parent[name]))
             for place, name in enumerate(self.sweep)
         }
 
-    def _changed(self, rng: np.random.Generator, allowed: Any, value: float) -> float:
+    def _perturb(self, rng: np.random.Generator, allowed: Any, value: float) -> float:
         anew, factor = rng.random() < self.resample, self.factors[int(rng.integers(len(self.factors)))]
         if isinstance(allowed, Range):
             return allowed.draw(rng) if anew else min(max(value * factor, allowed.low), allowed.high)
@@ -206,14 +205,14 @@ class PBT(NamedTuple):
 
 
 SEARCHES: dict[str, tuple[type[Halving] | type[PBT], str]] = {"halving": (Halving, "factor"), "pbt": (PBT, "interval")}
-"""Searches by name, with the setting that a bare number on the command line is."""
+"""Searches by name, with the setting for a bare number on the command line."""
 
 
-def read_search(name: str, given: Any) -> dict[str, Any]:
-    """Return the settings of a search as a file or a command line has them: a number, `name=value`, or a mapping.
+def parse_search(name: str, given: Any) -> dict[str, Any]:
+    """Parse the settings of a search from a file or the command line: a number, `name=value`, or a mapping.
 
     Raises:
-      SettingsError: a setting that it does not have.
+      SettingsError: a setting is unknown or given twice.
     """
     kind, main = SEARCHES[name]
     if isinstance(given, list | tuple):
@@ -231,11 +230,11 @@ def read_search(name: str, given: Any) -> dict[str, Any]:
             raise SettingsError(f"unknown setting {name}.{key}; {suggest(str(key), known)}")
     if main not in given and main not in kind._field_defaults:
         raise SettingsError(f"{name} needs its {main}, as in --{name} 2000")
-    return {key: _read(f"{name}.{key}", value, kind._field_defaults.get(key, 0)) for key, value in given.items()}
+    return {key: _parse(f"{name}.{key}", value, kind._field_defaults.get(key, 0)) for key, value in given.items()}
 
 
-def _read(name: str, value: Any, default: Any) -> Any:
-    """Return a value in the type of its default."""
+def _parse(name: str, value: Any, default: Any) -> Any:
+    """Convert a value to the type of its default."""
     try:
         if isinstance(default, tuple):
             parts = value.strip("[]()").split(",") if isinstance(value, str) else value
@@ -247,27 +246,27 @@ def _read(name: str, value: Any, default: Any) -> Any:
             return int(found)
         return type(default)(value)
     except (TypeError, ValueError, OverflowError):
-        raise SettingsError(f"{name} is {value!r}; expected {_WANTED[type(default)]}") from None
+        raise SettingsError(f"{name} is {value!r}; expected {_EXPECTED[type(default)]}") from None
 
 
-def in_full(population: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what makes a population as it is written today, of what any version wrote into the directory of a run."""
+def upgrade_settings(population: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a population, stored by any version, in the current form."""
     full = {"layout": "spread", "width": None, **population}
     if isinstance(full.get("halving"), Mapping):
         full["halving"] = {"first": 0.0, **full["halving"]}
     return full
 
 
-_WANTED = {tuple: "numbers, as in 0.8,1.25", int: "a whole number", float: "a number", str: "a name"}
+_EXPECTED = {tuple: "numbers, as in 0.8,1.25", int: "a whole number", float: "a number", str: "a name"}
 
 
-def search_of(settings: Mapping[str, Any]) -> Halving | PBT | None:
-    """Return the search that the settings of a population ask for, if they do.
+def make_search(settings: Mapping[str, Any]) -> Halving | PBT | None:
+    """Build the search in the settings of a population, or return `None`.
 
     Raises:
-      SettingsError: they ask for two.
+      SettingsError: there are two.
     """
     asked = [name for name in SEARCHES if settings.get(name) is not None]
     if len(asked) > 1:
         raise SettingsError(f"{' and '.join(asked)} are two searches; choose one")
-    return SEARCHES[asked[0]][0](**read_search(asked[0], settings[asked[0]])) if asked else None
+    return SEARCHES[asked[0]][0](**parse_search(asked[0], settings[asked[0]])) if asked else None

@@ -1,4 +1,4 @@
-"""Settings of a strategy: what rebuilds it, and how a state takes up those that it holds as arrays."""
+"""Settings of a strategy, and the hyperparameters that its state holds as arrays."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,12 +15,12 @@ from jaxrl.trees import PyTree, make_key
 
 
 def set_hyperparams(acting: Acting, state: Any) -> Any:
-    """Take what may be swept of agent, processor and environments from the settings, all else from `state`."""
+    """Return `state` with the hyperparameters of agent, processor and environments reset to the settings."""
     env, obs = acting.env.reset(make_key(0))
     fresh = acting.processor.init(obs)
     discounted = lambda part: isinstance(part, NStepState | RewardState)
     given = iter([part.discount for part in jax.tree.leaves(fresh, is_leaf=discounted) if discounted(part)])
-    # Each part of a chain its own: rewards may be normalised by another discount than values are learnt with.
+    # Paired in order: the parts of a chain may have different discounts, as `normalise_reward` and `n_step` do.
     swap = lambda old: old._replace(discount=next(given)) if discounted(old) else old
     return state._replace(
         agent=set_hyperparams_of(acting.agent, state.agent),
@@ -30,9 +30,9 @@ def set_hyperparams(acting: Acting, state: Any) -> Any:
 
 
 def set_hyperparams_of(agent: Agent, state: PyTree) -> PyTree:
-    """Take the hyperparameters of an agent from its settings, all else from its `state`; one without keeps it all.
+    """Return `state` of `agent` with its hyperparameters reset to the settings; unchanged if it has none.
 
-    Those that follow a schedule are set before each action and update, and stay as they are until then.
+    Scheduled ones keep their values: they are set before each action and update anyway.
     """
     if not isinstance(state, Tunable):
         return state
@@ -50,10 +50,10 @@ def settings_of(
     by_hand: Sequence[str] = (),
     **others: Any,
 ) -> dict[str, Any]:
-    """Return what rebuilds a strategy, in an environment that `made` rebuilds, or in none.
+    """Return the settings that rebuild a strategy; `made` are those of the environment, if there is one.
 
-    Parts made by hand are named under `custom`, those of the agent by the arguments that made them, and further ones,
-    `by_hand`. So is the training, where the command line does not know the agent to be trained like that.
+    `custom` lists what settings cannot rebuild: arguments of the agent and parts made by hand, those in `by_hand`, and
+    `training` if the command line would not train this agent as here (`offline` or not).
     """
     pieces = {
         "env": made,

@@ -1,8 +1,8 @@
-"""A strategy spread over shards: each has environments, a replay and batches of its own, and all learn together.
+"""Sharded strategies: data parallelism with the same bits on any number of devices.
 
-Parameters, optimizer and counters are the same for all. In every update, each shard works out the gradient of its own
-part of the batch; these are gathered and added in the order of the shards. Since a shard computes the same numbers
-wherever it is, so does the run: on one device or on as many as there are shards.
+Each shard has its own environments, replay and batches; parameters, optimizer and counters are replicated. In every
+update, each shard computes the gradient of its part of the batch, and the gradients are gathered and added in the order
+of the shards. A shard computes the same numbers on any device, so a run does not depend on the number of devices.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,19 +15,19 @@ from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics
 from jaxrl.strategies.base import Placement, Policy, Strategy
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.xla.spread import everywhere, spread
+from jaxrl.xla.spread import replicate, run_shards
 
 
 class _Parts(NamedTuple):
     one: Strategy
-    """What one shard does."""
+    """The strategy of one shard."""
     shards: int
     fields: tuple[str, ...]
-    """The fields of a state that every shard has for itself."""
+    """Fields of a state that are per shard, `[V, ...]`; the others are replicated."""
 
 
 def check_shards(shards: int, **divided: int) -> None:
-    """Raise `SettingsError`, naming the nearest settings, unless `shards` divides all that is `divided` among them."""
+    """Raise `SettingsError`, naming the nearest settings, unless `shards` divides every one of `divided`."""
     check_count("shards", shards)
     for name, value in divided.items():
         if value % shards:
@@ -37,13 +37,12 @@ def check_shards(shards: int, **divided: int) -> None:
 
 
 def sharded(one: Strategy, count: int, fields: Sequence[str]) -> Strategy:
-    """Return the strategy of `count` shards, each of which does what `one` does.
+    """Return the strategy of `count` shards that run `one` each.
 
     Args:
-      one: the strategy of one shard, which adds over environments by the functions of `jaxrl.shards`.
-      count: shards; with 1, `one` itself is returned.
-      fields: fields of a training state that every shard has for itself, in the new state in rows `[V, ...]`; the
-        others are the same for all.
+      one: the strategy of one shard, which reduces over environments by the functions of `jaxrl.shards`.
+      count: number of shards; 1 returns `one`.
+      fields: fields of the training state that are per shard, `[V, ...]` in the new state; the others are replicated.
     """
     if count == 1:
         return one
@@ -54,6 +53,7 @@ def sharded(one: Strategy, count: int, fields: Sequence[str]) -> Strategy:
         env_steps_per_step=one.env_steps_per_step * count,
         warmup_env_steps=one.warmup_env_steps * count,
         policy=one.policy and _policy(parts, one.policy),
+        # The host sees no halves of a sharded step, and a buffer cannot be refilled shard by shard.
         collect=None,
         learn=None,
         state_fns=on_state._replace(
@@ -65,41 +65,43 @@ def sharded(one: Strategy, count: int, fields: Sequence[str]) -> Strategy:
     )
 
 
-def _marked(own: bool, tree: PyTree) -> PyTree:
+def _fill_like(own: bool, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda _: own, tree)
 
 
 def _by_shard(parts: _Parts, state: Any) -> Any:
-    """Say of each leaf of a training state whether every shard has its own."""
-    marked = {name: _marked(name in parts.fields, part) for name, part in state._asdict().items()}
+    """Return bools like `state`: whether a leaf is per shard."""
+    marked = {name: _fill_like(name in parts.fields, part) for name, part in state._asdict().items()}
     return state._replace(**marked)
 
 
 def _init(parts: _Parts, key: Key) -> PyTree:
-    return _settled(parts, *spread(parts.one.init, parts.shards, (key,), (False,), partial(_by_shard, parts)))
+    return _broadcast_fields(
+        parts, *run_shards(parts.one.init, parts.shards, (key,), (False,), partial(_by_shard, parts))
+    )
 
 
 def _step(parts: _Parts, state: PyTree, key: Key, t: Array) -> tuple[PyTree, Metrics]:
     each = (_by_shard(parts, state), False, False)
-    owned = lambda made: (_by_shard(parts, made[0]), _marked(False, made[1]))
-    (state, metrics), (own, measured) = spread(parts.one.step, parts.shards, (state, key, t), each, owned)
-    state = _settled(parts, state, own)
+    owned = lambda made: (_by_shard(parts, made[0]), _fill_like(False, made[1]))
+    (state, metrics), (own, measured) = run_shards(parts.one.step, parts.shards, (state, key, t), each, owned)
+    state = _broadcast_fields(parts, state, own)
     _require_same("metrics", measured)
     return state, metrics
 
 
 def _set_hyperparams(parts: _Parts, function: Callable[[PyTree], PyTree], state: PyTree) -> PyTree:
-    return _settled(
-        parts, *spread(function, parts.shards, (state,), (_by_shard(parts, state),), partial(_by_shard, parts))
+    return _broadcast_fields(
+        parts, *run_shards(function, parts.shards, (state,), (_by_shard(parts, state),), partial(_by_shard, parts))
     )
 
 
-def _settled(parts: _Parts, state: PyTree, own: PyTree) -> PyTree:
-    """Give every shard those fields of a new state that are its own; the others must be the same for all."""
+def _broadcast_fields(parts: _Parts, state: PyTree, own: PyTree) -> PyTree:
+    """Return `state` with all `fields` per shard; raise `SettingsError` if another field differs between shards."""
     _require_same("state", own._replace(**dict.fromkeys(parts.fields, ())))
-    # Only what belongs to shards can still be missing in some of them.
+    # A field that all shards computed alike, such as an empty buffer, comes out replicated and is copied to each.
     wanted = _by_shard(parts, state)
-    return everywhere(state, jax.tree.map(lambda has, wants: has or not wants, own, wanted), parts.shards)
+    return replicate(state, jax.tree.map(lambda has, wants: has or not wants, own, wanted), parts.shards)
 
 
 def _require_same(what: str, own: PyTree) -> None:
@@ -114,7 +116,7 @@ def _require_same(what: str, own: PyTree) -> None:
 
 def _policy(parts: _Parts, policy: Policy) -> Policy:
     def params(state: PyTree) -> PyTree:
-        """Take what the policy needs of the first shard: it is the same in all."""
+        """Return the parameters of the first shard; those of all shards are equal."""
         first = lambda x, own: x[0] if own else x
         return policy.params(jax.tree.map(first, state, _by_shard(parts, state)))
 

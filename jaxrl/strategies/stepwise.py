@@ -1,8 +1,7 @@
-"""Training one step at a time, for environments that are driven from outside.
+"""Training one step at a time, for environments that the user drives.
 
-The same parts, counts and randomness as in `off_policy` and `on_policy`, but as programs between which the host waits:
-act, take in what the action led to, and once the steps of an iteration are there, learn from them with the same
-functions.
+The parts, counts and randomness are those of `off_policy` and `on_policy`, but in separate programs: act, process the
+step, and after the last step of an iteration learn from all of them with the same functions.
 """
 
 from typing import Literal, NamedTuple
@@ -16,88 +15,89 @@ from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies.base import Policy, fold
-from jaxrl.strategies.guard import Health, healthy
-from jaxrl.strategies.interaction import choose, open_processor, with_bounds
-from jaxrl.strategies.off_policy import Replay, empty, learn as learn_from_replay, push
-from jaxrl.strategies.on_policy import Passes, learn as learn_from_rollout
+from jaxrl.strategies.guard import Health, init_health
+from jaxrl.strategies.interaction import add_episode_bounds, open_processor, select_actions
+from jaxrl.strategies.off_policy import Replay, init_buffer, learn as learn_from_replay, push
+from jaxrl.strategies.on_policy import MinibatchSchedule, learn as learn_from_rollout
 from jaxrl.strategies.replay import UpdateSchedule
 from jaxrl.trees import Array, Key, PyTree, make_key, tree_where
 from jaxrl.types import Step, Transition
 from jaxrl.xla.packing import Layout, join_short, layout_of, pack, unpack
 
 Phase = Literal["prime", "fill", "train"]
-"""Before the first transition is complete; warm-up that pushes; training."""
+"""Before the first complete transition; warm-up, which pushes; training."""
 
 
 class Stepwise(NamedTuple):
-    """What is trained, and in which turns."""
+    """Parts and schedule of stepwise training."""
 
     spec: EnvSpec
     agent: Agent
     processor: Processor
     schedule: UpdateSchedule
-    """Of an agent that learns from rollouts, one iteration takes as many vector steps as a rollout has."""
-    learner: Replay | Passes
-    """What learns from the steps of an iteration: replay, or passes over a rollout."""
+    """With rollouts, an iteration has the vector steps of one rollout."""
+    learner: Replay | MinibatchSchedule
+    """The learning half: replay, or the minibatch schedule of rollouts."""
 
     @property
     def buffer(self) -> Buffer | None:
-        """Replay; `None` of an agent that learns from rollouts."""
+        """The replay buffer; `None` with rollouts."""
         return self.learner.buffer if isinstance(self.learner, Replay) else None
 
     @property
-    def passes(self) -> Passes | None:
-        """How it learns from rollouts; `None` of an agent that learns from replay."""
-        return self.learner if isinstance(self.learner, Passes) else None
+    def passes(self) -> MinibatchSchedule | None:
+        """The minibatch schedule of rollouts; `None` with replay."""
+        return self.learner if isinstance(self.learner, MinibatchSchedule) else None
 
 
 class PackedProcessor(NamedTuple):
     """A processor between two steps.
 
-    Its state is one row of bits: with an array a leaf, a step of one environment takes twice as long on a CPU.
+    Its state is packed into one row per dtype: with one array per leaf, a step of one environment takes twice as long
+    on a CPU.
     """
 
     words: dict[str, Array]
     shown: PyTree
-    """What the policy sees, `[N, ...]`."""
+    """Processed observations, the input of the policy, `[N, ...]`."""
 
 
 class StepResult(NamedTuple):
-    """What one step of all environments led to, as the outside reports it."""
+    """Result of one step of all environments, as reported by the user."""
 
     numbers: Array
-    """Float32 `[4, N]`: reward, and as 0 or 1 terminated, truncated and valid."""
+    """Float32 `[4, N]`: reward, and terminated, truncated and valid as 0 or 1."""
     next_obs: PyTree
 
 
 class Last(NamedTuple):
-    """The last step, to be taken in again once it is known with what the next episode begins."""
+    """The last step, to be processed again once the first observation of the next episode is known."""
 
     before: PackedProcessor
-    """The processor before it."""
+    """The processor before the step."""
     action: PyTree
     extras: PyTree
     told: StepResult
-    """Its result; checkpoints know it by this name."""
+    """Result of the step; checkpoints use this name."""
 
 
 class StepwiseState(NamedTuple):
-    """The whole truth on the device between two steps."""
+    """Complete state on the device between two steps."""
 
     key: Key
-    """The stream of iterations, folded with their numbers."""
+    """Stream of iterations, folded with their numbers."""
     agent: PyTree
     window: PackedProcessor
     items: Transition
-    """The transitions of this iteration, `[T, N, ...]`; those past the current step are stale."""
+    """Transitions of the current iteration, `[T, N, ...]`; entries past the current step are stale."""
     buffer: PyTree
-    """`()` of an agent that learns from rollouts."""
+    """`()` with rollouts."""
     health: Health
     last: Last
 
 
 class Learner(NamedTuple):
-    """What an optimisation step changes, and what it reads."""
+    """The part of the state that learning reads or changes."""
 
     agent: PyTree
     buffer: PyTree
@@ -110,34 +110,37 @@ def init(stepwise: Stepwise, key: Key) -> StepwiseState:
     """Return the state before the first observation."""
     num_envs = stepwise.schedule.num_envs
     obs = space_zeros(stepwise.spec.observation_space, num_envs)
-    stream, agent_key = stream_keys(key, stepwise.passes)["train"], jax.random.split(key, _parts(stepwise.passes))[1]
+    stream, agent_key = (
+        stream_keys(key, stepwise.passes)["train"],
+        jax.random.split(key, _num_subkeys(stepwise.passes))[1],
+    )
     agent = stepwise.agent.init(agent_key)
     opened = open_processor(stepwise.agent, stepwise.processor, agent, obs)
     items = jax.eval_shape(_as_rollout, opened.items, jax.ShapeDtypeStruct((num_envs,), bool))
-    result, window = StepResult(jnp.zeros((4, num_envs), jnp.float32), obs), _close(stepwise, opened.processor)
+    result, window = StepResult(jnp.zeros((4, num_envs), jnp.float32), obs), _pack_processor(stepwise, opened.processor)
     return StepwiseState(
         key=stream,
         agent=agent,
         window=window,
         items=jax.tree.map(lambda x: jnp.zeros((stepwise.schedule.vector_steps, *x.shape[1:]), x.dtype), items),
-        buffer=empty(stepwise.learner, opened.items) if isinstance(stepwise.learner, Replay) else (),
-        health=healthy(),
+        buffer=init_buffer(stepwise.learner, opened.items) if isinstance(stepwise.learner, Replay) else (),
+        health=init_health(),
         last=Last(window, opened.action, opened.extras, result),
     )
 
 
-def stream_keys(key: Key, passes: Passes | None = None) -> dict[Phase, Key]:
-    """Return the stream of randomness of each phase.
+def stream_keys(key: Key, passes: MinibatchSchedule | None = None) -> dict[Phase, Key]:
+    """Return the key of each phase's stream.
 
-    The seed's `key` is split as `off_policy` splits it, or with `passes` as `on_policy` does.
+    `key` of the seed is split as in `off_policy`, or with `passes` as in `on_policy`, so that both draw the same.
     """
-    stream, _, _, *others = jax.random.split(key, _parts(passes))
+    stream, _, _, *others = jax.random.split(key, _num_subkeys(passes))
     phases: tuple[Phase, ...] = ("prime", "fill")
     return {**dict(zip(phases, others, strict=False)), "train": stream}
 
 
-def place_of(schedule: UpdateSchedule, steps: int) -> tuple[Phase, int, int]:
-    """Return, for the vector step after `steps` of them, its phase, its iteration, and its place in that."""
+def locate_step(schedule: UpdateSchedule, steps: int) -> tuple[Phase, int, int]:
+    """Return phase, iteration and index in the iteration of vector step number `steps` (from 0)."""
     if steps < schedule.horizon:
         return "prime", steps, 0
     fill = steps < schedule.warmup_steps
@@ -146,28 +149,31 @@ def place_of(schedule: UpdateSchedule, steps: int) -> tuple[Phase, int, int]:
     )
 
 
-def steps_in(schedule: UpdateSchedule, phase: Phase) -> int:
-    """Return the vector steps of one iteration."""
+def steps_per_iteration(schedule: UpdateSchedule, phase: Phase) -> int:
+    """Return the number of vector steps per iteration of `phase`."""
     return 1 if phase == "prime" else schedule.vector_steps
 
 
-def iterations(schedule: UpdateSchedule, steps: int) -> int:
-    """Return how many iterations have come to their end, optimisation and all, after `steps` vector steps."""
+def count_iterations(schedule: UpdateSchedule, steps: int) -> int:
+    """Return the number of completed training iterations after `steps` vector steps."""
     return max(0, steps - schedule.warmup_steps) // schedule.vector_steps
 
 
-# --- the programs -----------------------------------------------------------------------------------------------
+# --- programs ---------------------------------------------------------------------------------------------------
 
 
 def begin(stepwise: Stepwise, agent: PyTree, obs: PyTree, obs_valid: Array) -> PackedProcessor:
-    """Start the processor at the very first observations; `obs_valid` `[N]` is that of `Step`."""
-    return _close(stepwise, open_processor(stepwise.agent, stepwise.processor, agent, obs, obs_valid).processor)
+    """Initialise the processor at the very first observations; `obs_valid` `[N]` is as in `Step`."""
+    return _pack_processor(
+        stepwise, open_processor(stepwise.agent, stepwise.processor, agent, obs, obs_valid).processor
+    )
 
 
-def begin_again(stepwise: Stepwise, last: Last, obs: PyTree, ended: Array, obs_valid: Array) -> PackedProcessor:
-    """Return the processor after the last step, known that where `ended` `[N]` an episode begins with `obs`.
+def restart_processor(stepwise: Stepwise, last: Last, obs: PyTree, ended: Array, obs_valid: Array) -> PackedProcessor:
+    """Return the processor after the last step, with episodes that start at `obs` where `ended` `[N]`.
 
-    `obs_valid` `[N]` is that of `Step`.
+    The last step is processed again, now with the first observation of the next episode. `obs_valid` `[N]` is as in
+    `Step`.
     """
     step = _step(last.action, last.extras, last.told)
     cut = step._replace(
@@ -175,26 +181,27 @@ def begin_again(stepwise: Stepwise, last: Last, obs: PyTree, ended: Array, obs_v
         obs=tree_where(ended, obs, last.told.next_obs),
         obs_valid=obs_valid,
     )
-    return _close(stepwise, stepwise.processor.process(_open(stepwise, last.before), cut)[0])
+    return _pack_processor(stepwise, stepwise.processor.process(_unpack_processor(stepwise, last.before), cut)[0])
 
 
 def act(
     stepwise: Stepwise, phase: Phase, agent: PyTree, shown: PyTree, key: Key, place: Array
 ) -> tuple[PyTree, PyTree]:
-    """Choose actions; return them and extras.
+    """Select actions; return them and extras.
 
-    `key` is the stream of the phase; `place` is uint32: the iteration, the step in it, and the optimisation step.
+    `key` is the stream of the phase; `place` is uint32: iteration, step in it, and optimisation step.
     """
     t, step, opt_step = place
+    # The same keys as in `run_iteration` and `take_steps`, so that a session acts as a strategy would.
     iteration = fold(key, t)
     acting_key = jax.random.split(iteration)[0] if phase == "train" else iteration
-    step_key = jax.random.split(acting_key, steps_in(stepwise.schedule, phase))[step.astype(jnp.int32)]
+    step_key = jax.random.split(acting_key, steps_per_iteration(stepwise.schedule, phase))[step.astype(jnp.int32)]
     random = phase != "train" and stepwise.schedule.random_warmup
-    act_key, _ = jax.random.split(step_key)  # the other one is for environments on the device
-    return choose(stepwise.agent, stepwise.spec, agent, shown, act_key, opt_step, random)
+    act_key, _ = jax.random.split(step_key)  # the other key steps environments on the device
+    return select_actions(stepwise.agent, stepwise.spec, agent, shown, act_key, opt_step, random)
 
 
-def take_in(
+def process_step(
     stepwise: Stepwise,
     complete: bool,
     items: Transition,
@@ -204,51 +211,52 @@ def take_in(
     result: StepResult,
     place: Array,
 ) -> tuple[Transition, PackedProcessor]:
-    """Process a step; where its transitions are `complete`, write them as step number `place` of the iteration.
+    """Process a step; if `complete`, write its transitions at index `place` of the iteration.
 
     Return the transitions of the iteration and the processor.
     """
     step = _step(action, extras, result)
-    processor, made = stepwise.processor.process(_open(stepwise, window), step)
+    processor, made = stepwise.processor.process(_unpack_processor(stepwise, window), step)
     if complete:
         write = lambda rows, row: jax.lax.dynamic_update_slice_in_dim(
             rows, jnp.asarray(row, rows.dtype), place.astype(jnp.int32), 0
         )
         items = jax.tree.map(write, items, _as_rollout(made, step.terminated | step.truncated))
-    return items, _close(stepwise, processor)
+    return items, _pack_processor(stepwise, processor)
 
 
-def cut(is_last: Array, ended: Array, place: Array) -> Array:
-    """Return `is_last` `[T, N]` of an iteration, with episodes ended where `ended` `[N]` by its step number `place`."""
+def mark_ended(is_last: Array, ended: Array, place: Array) -> Array:
+    """Return `is_last` `[T, N]` of an iteration, set also where `ended` `[N]` at step `place`."""
     return is_last.at[place].set(is_last[place] | ended)
 
 
 def _as_rollout(items: Transition, ended: Array) -> Transition:
-    """Return the transitions of one step, `[N, ...]`, as those of an iteration, `[1, N, ...]`."""
-    return with_bounds(jax.tree.map(lambda x: jnp.asarray(x)[None], items), ended[None])
+    """Return the transitions `[N, ...]` of one step as a rollout `[1, N, ...]`."""
+    return add_episode_bounds(jax.tree.map(lambda x: jnp.asarray(x)[None], items), ended[None])
 
 
 def fill(stepwise: Stepwise, buffer: PyTree, items: Transition, t: Array) -> PyTree:
-    """Write the transitions of iteration `t` of the warm-up; return the buffer."""
+    """Push the transitions of warm-up iteration `t`; return the buffer."""
     assert isinstance(stepwise.learner, Replay)
-    return push(stepwise.learner, Learner((), buffer, healthy()), items, t).buffer
+    return push(stepwise.learner, Learner((), buffer, init_health()), items, t).buffer
 
 
 def params(stepwise: Stepwise, policy: Policy, agent: PyTree, window: PackedProcessor) -> PyTree:
-    """Return the parameters of the greedy `policy`, copied: what they are copied from may be donated."""
-    copied: PyTree = jax.tree.map(jnp.copy, policy.params(_Trained(agent, _open(stepwise, window))))
+    """Return a copy of the parameters of the greedy `policy`, since the state may be donated."""
+    copied: PyTree = jax.tree.map(jnp.copy, policy.params(_Trained(agent, _unpack_processor(stepwise, window))))
     return copied
 
 
 def learn_once(
     stepwise: Stepwise, learner: Learner, items: Transition, window: PackedProcessor, key: Key, t: Array
 ) -> tuple[Learner, Metrics]:
-    """Make the optimisation steps of iteration `t`, whose transitions are `items`, and the processor after it `window`.
+    """Run the optimisation steps of iteration `t` with its transitions `items`; `window` is the processor after it.
 
     `key` is the stream of training.
     """
+    # The second half of the key, as in `run_iteration`; the first was for acting.
     learn_key = jax.random.split(fold(key, t))[1]
-    learner = learner._replace(processor=_open(stepwise, window))
+    learner = learner._replace(processor=_unpack_processor(stepwise, window))
     made: tuple[Learner, Metrics]
     if isinstance(stepwise.learner, Replay):
         made = learn_from_replay(stepwise.learner, learner, items, learn_key, t)
@@ -257,8 +265,8 @@ def learn_once(
     return made[0]._replace(processor=()), made[1]
 
 
-def _parts(passes: Passes | None) -> int:
-    """Return into how many the key of a seed is split."""
+def _num_subkeys(passes: MinibatchSchedule | None) -> int:
+    """Return the number of subkeys of a seed."""
     return 5 if passes is None else 3
 
 
@@ -274,8 +282,8 @@ class _Trained(NamedTuple):
     processor: PyTree
 
 
-def _layout(stepwise: Stepwise) -> Layout:
-    """Return how the processor's state lies in a row."""
+def _processor_layout(stepwise: Stepwise) -> Layout:
+    """Return the layout of the packed processor state."""
     obs = space_zeros(stepwise.spec.observation_space, stepwise.schedule.num_envs)
 
     def opened(key: Key) -> PyTree:
@@ -284,10 +292,10 @@ def _layout(stepwise: Stepwise) -> Layout:
     return layout_of(jax.eval_shape(opened, make_key(0)))
 
 
-def _close(stepwise: Stepwise, processor: PyTree) -> PackedProcessor:
+def _pack_processor(stepwise: Stepwise, processor: PyTree) -> PackedProcessor:
     row = jax.tree.map(lambda x: jnp.asarray(x)[None], processor)
-    return PackedProcessor(pack(_layout(stepwise), row, join_short), stepwise.processor.observe(processor))
+    return PackedProcessor(pack(_processor_layout(stepwise), row, join_short), stepwise.processor.observe(processor))
 
 
-def _open(stepwise: Stepwise, window: PackedProcessor) -> PyTree:
-    return jax.tree.map(lambda x: x[0], unpack(_layout(stepwise), window.words))
+def _unpack_processor(stepwise: Stepwise, window: PackedProcessor) -> PyTree:
+    return jax.tree.map(lambda x: x[0], unpack(_processor_layout(stepwise), window.words))

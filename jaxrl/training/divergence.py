@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl.strategies.guard import Health, name_of
+from jaxrl.strategies.guard import Health, find_metric_name
 
 
 def in_good_health(health: Health | None) -> bool:
@@ -29,7 +29,7 @@ def skips_left(health: Health, limit: int) -> int:
 
 def explain(health: Health, metrics: Iterable[str]) -> str:
     """Say how many updates were skipped, from which on, and which of `metrics` was the first that was not finite."""
-    name = name_of(int(np.max(health.bad_name)), metrics)
+    name = find_metric_name(int(np.max(health.bad_name)), metrics)
     return (
         f"{np.max(health.most_in_a_row)} updates in a row were skipped, "
         f"the first at optimisation step {np.min(health.most_since)}, where {name} was not finite"

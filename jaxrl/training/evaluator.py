@@ -15,7 +15,7 @@ from jaxrl.envs.base import Env, finite_rows, zero_invalid_rows
 from jaxrl.envs.host import HostEnv, HostVectorEnv
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Policy, Strategy, fold
-from jaxrl.strategies.interaction import column_of
+from jaxrl.strategies.interaction import scalar_column
 from jaxrl.training.program import programs_of
 from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Array, Key, PyTree, make_key, tree_bytes
@@ -402,7 +402,7 @@ def begin_episodes(env: Env, asked: Chooser, episodes: int, params: PyTree, rese
 
 def columns_of_info(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return an environment's own scalars by the names that their columns have, as in training."""
-    return {column_of(name): value for name, value in info.items()}
+    return {scalar_column(name): value for name, value in info.items()}
 
 
 def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) -> _Episodes:

@@ -10,8 +10,8 @@ from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy
 from jaxrl.trees import PyTree, tree_bytes
 from jaxrl.xla.ahead import BLOCK_BYTES
-from jaxrl.xla.attempts import attempt
-from jaxrl.xla.equations import counts_of_scan, everywhere
+from jaxrl.xla.attempts import with_fallback
+from jaxrl.xla.equations import eqn_scan_counts, walk
 
 SHARED = ("agent", "buffer", "health", "key")
 """Parts of a training state that do not grow with the number of environments."""
@@ -78,7 +78,7 @@ def plan_of(strategy: Strategy, state: PyTree, jaxpr: Any = None, evaluation: in
     iteration: dict[str, int] = {}
     if jaxpr is not None:
         known = lambda: {"the steps it learns from": largest_rows(jaxpr), "the largest array": largest_array(jaxpr)}
-        iteration |= attempt("the memory plan of an iteration", known, dict)
+        iteration |= with_fallback("the memory plan of an iteration", known, dict)
     return plan_of_state(state, strategy.state_fns.capacity)._replace(iteration=iteration, evaluation=evaluation)
 
 
@@ -143,11 +143,11 @@ def largest_array(jaxpr: Any) -> int:
 
     Others may never be written: XLA fuses them with what follows, or updates in place.
     """
-    products = (eqn for eqn in everywhere(jaxpr) if eqn.primitive.name in ("dot_general", "conv_general_dilated"))
+    products = (eqn for eqn in walk(jaxpr) if eqn.primitive.name in ("dot_general", "conv_general_dilated"))
     return max([0, *(tree_bytes(out.aval) for eqn in products for out in eqn.outvars)])
 
 
 def largest_rows(jaxpr: Any) -> int:
     """Return the bytes of the most that a scan puts side by side, such as the steps of a rollout."""
-    scans = (eqn for eqn in everywhere(jaxpr) if eqn.primitive.name == "scan")
-    return max([0, *(sum(tree_bytes(row.aval) for row in eqn.outvars[counts_of_scan(eqn).carry :]) for eqn in scans)])
+    scans = (eqn for eqn in walk(jaxpr) if eqn.primitive.name == "scan")
+    return max([0, *(sum(tree_bytes(row.aval) for row in eqn.outvars[eqn_scan_counts(eqn).carry :]) for eqn in scans)])

@@ -17,8 +17,8 @@ from jaxrl.strategies.base import Policy
 from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
-from jaxrl.xla.attempts import attempt
-from jaxrl.xla.equations import read, used
+from jaxrl.xla.attempts import with_fallback
+from jaxrl.xla.equations import find_dependencies, read
 
 
 class GreedyPolicy:
@@ -123,21 +123,26 @@ class GreedyPolicy:
             left out of `obs`.
         """
         struct = space_struct(self.policy.spec.observation_space)
-        told = self.policy.told
-        if told is not None and told.privileged and has_entry(struct, PRIVILEGED) and not has_entry(obs, PRIVILEGED):
+        outputs = self.policy.outputs
+        if (
+            outputs is not None
+            and outputs.privileged
+            and has_entry(struct, PRIVILEGED)
+            and not has_entry(obs, PRIVILEGED)
+        ):
             raise SettingsError(f"the observation has no {PRIVILEGED}, which values are made of; add it")
         return self._ask("values", obs, action)
 
     def _ask(self, what: str, obs: PyTree, action: PyTree | None = None) -> Any:
-        """Return what `Told` of this name says at `obs`, as though it came after the calls before."""
-        told = self.policy.told
-        if told is None:
+        """Return what `PolicyOutputs` of this name says at `obs`, as though it came after the calls before."""
+        outputs = self.policy.outputs
+        if outputs is None:
             raise SettingsError(f"the policy was made by hand, and tells no {what}")
         batch, rows, single = self._batch(obs)
         given: PyTree = () if action is None else self._actions(action, rows, single)
         if not self._tell:
             ask = lambda look, *args: _asked(self.policy, look, *args)
-            self._tell.update({name: jax.jit(partial(ask, getattr(told, name))) for name in ASKED})
+            self._tell.update({name: jax.jit(partial(ask, getattr(outputs, name))) for name in ASKED})
         before = () if self._memory is None or self._memory[0] != rows else self._memory[1:]
         answer = self._tell[what](self.params, batch, before, self._opt_steps, given)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(answer)):
@@ -200,9 +205,11 @@ def remembers(policy: Policy, params: PyTree, obs: PyTree) -> bool:
 
     def depends() -> bool:
         code = read(traced)
-        return not used(code, code.outs[-len(jax.tree.leaves(action)) :]).isdisjoint(code.ins[before : before + kept])
+        return not find_dependencies(code, code.outs[-len(jax.tree.leaves(action)) :]).isdisjoint(
+            code.ins[before : before + kept]
+        )
 
-    return attempt("what a policy remembers", depends, lambda: True)
+    return with_fallback("what a policy remembers", depends, lambda: True)
 
 
 def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:

@@ -14,14 +14,14 @@ import numpy as np
 import jaxrl.training.processes as processes
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, stack_metrics
-from jaxrl.strategies.base import EpisodeEnds, Strategy, fold, iterate, iteration
+from jaxrl.strategies.base import EpisodeEnds, Strategy, fold, iterate, run_iteration
 from jaxrl.training.devices import after_placing, begun, over_devices, placed, whereabouts
 from jaxrl.training.memory import Plan, plan_of, plan_of_state, require_fit
 from jaxrl.trees import Array, Key, PyTree, make_key, require_same
 from jaxrl.tuning import Override, override, trace_hyperparams
-from jaxrl.xla import chosen
+from jaxrl.xla import current_forms
 from jaxrl.xla.contexts import bind_context, options_of
-from jaxrl.xla.equations import everywhere
+from jaxrl.xla.equations import walk
 from jaxrl.xla.options import compiler_options, graph_options, once_options, product_options, spread_options
 
 KEPT = 8
@@ -170,7 +170,7 @@ def _halves_of(strategy: Strategy) -> Callable[..., tuple[PyTree, Metrics, Episo
     """Return the step of `strategy` that also returns which episodes ended."""
     assert strategy.collect is not None
     assert strategy.learn is not None
-    return partial(iteration, strategy.collect, strategy.learn)
+    return partial(run_iteration, strategy.collect, strategy.learn)
 
 
 def add(sums: Sums, metrics: Metrics) -> Sums:
@@ -298,7 +298,7 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
     facts = [env and _facts(env), strategy.eval_env and _facts(strategy.eval_env)]
     facts += [strategy.env_steps_per_step, strategy.placement.shards]
     try:
-        return _programs((*map(tuple, functions), *facts, *_where(strategy), chosen(), *options_of().values()))
+        return _programs((*map(tuple, functions), *facts, *_where(strategy), current_forms(), *options_of().values()))
     except TypeError:
         return {}
 
@@ -367,7 +367,7 @@ def jit_run(strategy: Strategy, tells: bool = False) -> Any:
 
 
 def jit_refill(strategy: Strategy) -> Any:
-    """Return the program `(state, first, stop) -> state` of `Refill.fill`, compiled when first called."""
+    """Return the program `(state, first, stop) -> state` of `BufferRefill.fill`, compiled when first called."""
     assert strategy.state_fns.refill is not None
     program = jax.jit(strategy.state_fns.refill.fill, donate_argnums=0, compiler_options=once_options())
     return programs_of(strategy).setdefault("jit_refill", program)
@@ -385,7 +385,7 @@ def longest_sum(jaxpr: Any) -> int:
     A product of two vectors is none: XLA makes a sum of it.
     """
     longest = 0
-    for eqn in everywhere(jaxpr):
+    for eqn in walk(jaxpr):
         if eqn.primitive.name == "dot_general":
             (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
             shape = eqn.invars[0].aval.shape

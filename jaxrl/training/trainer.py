@@ -18,7 +18,7 @@ import jaxrl.training.closing as closing
 from jaxrl.errors import SettingsError, check_count, print_stderr
 from jaxrl.parsing import format_repr
 from jaxrl.registry import import_name
-from jaxrl.strategies.base import Strategy, name_of
+from jaxrl.strategies.base import Strategy, format_name
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
 from jaxrl.training.actors.pool import ActorPool, advance, facts_of, go_on_counting, pool_of, summary_of
@@ -147,7 +147,7 @@ class Trainer:
     def __repr__(self) -> str:
         summary = {**self.ledger.summary(self.schedule), "stop": self.stop_reason}
         most, run_dir = f"max_opts={self.config.max_opts}", run_dir_part(self.config.run_dir)
-        return format_repr("Trainer", name_of(self.strategy), most, *progress_parts(summary), run_dir)
+        return format_repr("Trainer", format_name(self.strategy), most, *progress_parts(summary), run_dir)
 
     @property
     def state(self) -> PyTree:
@@ -240,7 +240,7 @@ class Trainer:
         params, score = (best.params, best.score) if best else (policy and latest(), self.ledger.best_score)
         step = self.ledger.best_opt_steps if best else self.schedule.opt_steps(self.ledger.t)
         greedy = policy and GreedyPolicy(policy, params, {"score": score, "opt_steps": step})
-        about = {"stop": self.stop_reason, "trained": name_of(self.strategy), "run_dir": self.config.run_dir}
+        about = {"stop": self.stop_reason, "trained": format_name(self.strategy), "run_dir": self.config.run_dir}
         return Result(greedy, score, {**self._summary(), **about}, state)
 
     def adopt(self, state: PyTree, strategy: Strategy, told: str) -> None:

@@ -1,9 +1,9 @@
-"""Program forms that compilers run faster, each beside its plain form, chosen per platform.
+"""Forms of a program that compilers run faster, each with a plain alternative, selected per platform.
 
-Nothing here is reinforcement learning, and nothing outside depends on it: with the plain forms, the same program is
-merely slower on some platform. Each module's docstring and `docs/performance.md` say what a form gains, and where.
+Nothing here is about reinforcement learning, and no result depends on it beyond rounding: with plain forms, the program
+is merely slower on some platform. Each module's docstring and `docs/performance.md` report the gain of a form.
 
-Choose forms with `forms`, or with the environment variable `JAXRL_FORMS`.
+Select forms with `forms` or the environment variable `JAXRL_FORMS`.
 """
 
 import os
@@ -18,58 +18,58 @@ from jaxrl.errors import SettingsError, suggest
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 CHOICES = ("auto", "plain", *PLATFORMS)
-_chosen: ContextVar[str | None] = ContextVar("forms", default=None)
+_requested: ContextVar[str | None] = ContextVar("forms", default=None)
 _reverse: ContextVar[bool] = ContextVar("reverse", default=False)
 
 
 @contextmanager
 def forms(which: str) -> Iterator[None]:
-    """Trace programs with the forms of `which`, inside a `with` block.
+    """Trace programs with the forms of `which` inside a `with` block.
 
     Args:
-      which: `auto` for the forms of the device that programs run on, `plain` for none, or `cpu`, `cuda` or `tpu` for
-        those of another platform, to compile for it without having one.
+      which: `auto` for the default device, `plain` for none, or `cpu`, `cuda` or `tpu` for that platform, such as to
+        compile for it without having one.
 
     Raises:
       SettingsError: the name is unknown.
     """
-    token = _chosen.set(_check(which))
+    token = _requested.set(_check(which))
     try:
         yield
     finally:
-        _chosen.reset(token)
+        _requested.reset(token)
 
 
-def chosen() -> str:
-    """Return the forms in use: `plain`, or the name of a platform.
+def current_forms() -> str:
+    """Return the forms in use: `plain` or the name of a platform.
 
     Raises:
       SettingsError: `JAXRL_FORMS` is none of `CHOICES`.
     """
-    which = _check(asked())
+    which = _check(requested_forms())
     return _backend() if which == "auto" else which
 
 
-def asked() -> str:
-    """Return the forms that were asked for, one of `CHOICES`, for another process to ask for the same."""
-    return _chosen.get() or os.environ.get("JAXRL_FORMS") or "auto"
+def requested_forms() -> str:
+    """Return the requested forms, one of `CHOICES`; actors in other processes request the same."""
+    return _requested.get() or os.environ.get("JAXRL_FORMS") or "auto"
 
 
 def shaped_for(*platforms: str) -> bool:
-    """Return whether to trace the form for `platforms`, rather than the plain one."""
-    return chosen() in platforms
+    """Return whether to trace the form for `platforms` rather than the plain one."""
+    return current_forms() in platforms
 
 
 def by_platform(ours: Callable[..., Any], plain: Callable[..., Any], *args: Any) -> Any:
-    """Call `ours` if XLA lowers the program for a CPU, otherwise `plain`; with plain forms, always call `plain`."""
-    if chosen() == "plain":
+    """Call `ours` if XLA lowers the program for a CPU, otherwise `plain`; with plain forms, always `plain`."""
+    if current_forms() == "plain":
         return plain(*args)
     return jax.lax.platform_dependent(*args, cpu=ours, default=plain)
 
 
 @contextmanager
 def reverse_mode() -> Iterator[None]:
-    """Allow forms that support only reverse-mode differentiation, as for a loss, inside a `with` block."""
+    """Allow forms that support only reverse-mode differentiation, as of a loss, inside a `with` block."""
     token = _reverse.set(True)
     try:
         yield
@@ -77,13 +77,13 @@ def reverse_mode() -> Iterator[None]:
         _reverse.reset(token)
 
 
-def only_reversed() -> bool:
-    """Return whether the program being traced is only differentiated in reverse mode."""
+def is_reverse_only() -> bool:
+    """Return whether the program being traced is differentiated in reverse mode only."""
     return _reverse.get() and shaped_for(*PLATFORMS)
 
 
 def _backend() -> str:
-    """Return the platform of the default backend, or of one without forms of its own, such as ROCm, `plain`."""
+    """Return the platform of the default backend; `plain` for one without forms, such as ROCm."""
     backend = jax.default_backend()
     if backend != "gpu":
         return backend if backend in PLATFORMS else "plain"

@@ -1,7 +1,7 @@
-"""The loop over iterations, with what keys alone decide drawn ahead, for a block of iterations at once.
+"""The loop over iterations, with random numbers drawn ahead for a block of iterations at once.
 
-Plain: `jax.lax.fori_loop`. A draw is many small kernels, each of a few numbers; for many iterations at once it is as
-many kernels of many numbers. What is drawn is the same, bit by bit.
+Plain: `jax.lax.fori_loop`. A draw takes many small kernels on a few numbers; for a block of iterations it takes as many
+kernels on many numbers. The numbers are the same, bit by bit.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,20 +12,20 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.trees import Array, Key, PyTree, tree_bytes
-from jaxrl.xla.carry import loop_form, rows_of
+from jaxrl.xla.carry import loop_form, pack_rows
 from jaxrl.xla.flat import cutting
 from jaxrl.xla.hoist import hoist
 
 BLOCK = 64
-"""Iterations whose randomness is drawn in one batched call, at most."""
+"""Largest number of iterations in a block."""
 BLOCK_BYTES = 4 << 20
-"""Bytes of randomness of one block, at most (but never less than one iteration)."""
+"""Largest size of a block's random numbers in bytes; a block has at least one iteration."""
 _lengths: ContextVar[list[int] | None] = ContextVar("lengths", default=None)
 
 
 @contextmanager
 def block_lengths() -> Iterator[list[int]]:
-    """Collect the lengths of the blocks of loops that are traced inside a `with` block."""
+    """Record the block lengths of loops that are traced inside a `with` block."""
     lengths: list[int] = []
     token = _lengths.set(lengths)
     try:
@@ -34,7 +34,7 @@ def block_lengths() -> Iterator[list[int]]:
         _lengths.reset(token)
 
 
-def drawn_ahead(
+def iterate_hoisted(
     body: Callable[[PyTree, Key, Array], PyTree],
     key_of: Callable[[Array], Key],
     carry: PyTree,
@@ -61,7 +61,7 @@ def drawn_ahead(
         first = index * length
         places = first + jnp.arange(length, dtype=jnp.uint32)
         keys = jax.vmap(key_of)(places)
-        rows, row = rows_of((keys, jax.vmap(hoisted.ahead)(keys, places)))
+        rows, row = pack_rows((keys, jax.vmap(hoisted.ahead)(keys, places)))
 
         def one(t: Array, held: PyTree) -> PyTree:
             # The block ends are below 2^32 because the first of them is at most `stop`.
@@ -78,7 +78,7 @@ def drawn_ahead(
 
 
 def block_length(one: int) -> int:
-    """Return how many iterations to draw for at once, a power of two, if that of one takes `one` bytes."""
+    """Return the number of iterations in a block, a power of two, for `one` bytes per iteration."""
     length = BLOCK
     while length > 1 and length * one > BLOCK_BYTES:
         length //= 2

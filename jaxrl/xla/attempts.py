@@ -1,7 +1,8 @@
-"""Rewritings that need more of JAX than its documented interface: tried, and done without where they fail.
+"""Fallbacks for optimisations that rely on undocumented parts of JAX.
 
-The form of a traced program, the names of XLA's options and JAX's distributed store change with releases. So whatever
-reads or rewrites them goes through `attempt`: where it fails, the plain program stands, and the run says so once.
+The form of a traced program, the names of XLA's options and JAX's distributed store change with releases. Code that
+reads or rewrites them therefore runs under `with_fallback`: if it fails, the plain program is used and the run logs it
+once.
 """
 
 from collections.abc import Callable
@@ -15,28 +16,29 @@ T = TypeVar("T")
 _failures: dict[str, str] = {}
 
 
-def attempt(rewriting: str, make: Callable[[], T], otherwise: Callable[[], T]) -> T:
-    """Return `make()`; where this JAX does not allow it, note that `rewriting` failed and return `otherwise()`.
+def with_fallback(name: str, make: Callable[[], T], fallback: Callable[[], T]) -> T:
+    """Return `make()`; if this version of JAX does not support it, record that and return `fallback()`.
 
-    Errors of jaxrl itself are raised.
+    `name` describes the optimisation in the log. Errors of jaxrl itself are raised.
     """
     try:
         return make()
     except JaxrlError:
         raise
-    except Exception as error:  # whatever a release that we do not know raises
-        plain = otherwise()  # an error of the user's function is raised here again, and is no failure of the rewriting
-        _failures.setdefault(rewriting, describe_error(error))
+    except Exception as error:  # a future release may raise anything
+        # An error of the user's own function is raised again here, and does not count as a failure.
+        plain = fallback()
+        _failures.setdefault(name, describe_error(error))
         return plain
 
 
 def failures() -> dict[str, str]:
-    """Return the rewritings that have failed in this process, each with the reason."""
+    """Return the optimisations that failed in this process, with reasons."""
     return dict(_failures)
 
 
 def notes() -> list[str]:
-    """Return one line for the log if any rewriting has failed."""
+    """Return a line for the log if any optimisation failed."""
     if not _failures:
         return []
     listed = "; ".join(f"{name} ({reason})" for name, reason in _failures.items())

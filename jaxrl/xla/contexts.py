@@ -1,6 +1,6 @@
-"""JAX's options as they hold where a program is made, which a `with` block may set and no other thread takes along.
+"""JAX's options of the current thread, for use in other threads and processes.
 
-Nothing of this makes a program faster: it is here because the forms, chosen by a `with` block too, go along with it.
+A `with` block sets an option in its own thread only. The same holds for forms, so both are passed on here.
 """
 
 from collections.abc import Callable
@@ -20,18 +20,18 @@ NUMBERS = (
     "softmax_custom_jvp",
     "threefry_partitionable",
 )
-"""Options that decide what a program computes; each is a context manager of `jax` too."""
+"""Options that affect what a program computes; each is also a context manager of `jax`."""
 OPTIONS = (*NUMBERS, "debug_infs", "debug_nans", "default_device")
-"""Options that make another program of the same function."""
+"""Options that affect the compiled program of a function."""
 
 
 def options_of(names: tuple[str, ...] = OPTIONS) -> dict[str, Any]:
-    """Return the options of `names` that this JAX has, as they hold in this thread."""
+    """Return the values in this thread of those options of `names` that this JAX has."""
     return {name: getattr(jax.config, f"jax_{name}") for name in names if getattr(jax, name, None) is not None}
 
 
 def bind_context(job: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `job` to be called in another thread, under the forms and the options of this one."""
+    """Return `job` for another thread, bound to the forms and options of this one."""
     context, options = copy_context(), options_of()
 
     def run(*args: Any) -> Any:

@@ -1,7 +1,7 @@
-"""A traced function as a plain list of equations between numbered values, which can be split and run in parts.
+"""Traced functions as lists of equations between numbered values, which can be split and run in parts.
 
-JAX's own form, the jaxpr, differs from version to version. This module alone reads it, by the attributes of its parts
-and without their types, which have no lasting place in JAX. Whoever calls it does so by `attempt`.
+The jaxpr, JAX's own form, changes between versions. Only this module reads it, by attributes rather than types, which
+JAX does not export reliably. Call it under `with_fallback`.
 """
 
 import itertools
@@ -19,8 +19,7 @@ DRAWS = frozenset(
 """Primitives that compute random numbers."""
 RANDOM = DRAWS | {"random_wrap", "random_unwrap", "random_seed", "random_clone"}
 CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"})
-"""Primitives that do no more than the equations inside them; their derivative rules matter only under
-differentiation."""
+"""Primitives equivalent to the equations inside them; their derivative rules matter only under differentiation."""
 
 
 class Equation(NamedTuple):
@@ -31,9 +30,9 @@ class Equation(NamedTuple):
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     draws: bool
-    """Whether it computes random numbers, itself or inside."""
+    """Whether it computes random numbers, directly or inside."""
     body: "Code | None"
-    """For a call or a `scan` that draws: the function that it calls or repeats."""
+    """Body of a call or `scan` that draws."""
 
     @property
     def name(self) -> str:
@@ -41,15 +40,15 @@ class Equation(NamedTuple):
 
 
 class Code(NamedTuple):
-    """A function. Its values are numbered, its inputs first."""
+    """A function; its values are numbered, starting with the inputs."""
 
     ins: list[int]
     outs: list[int]
     equations: list[Equation]
     given: dict[int, Any]
-    """Known values: literals, and arrays that the function closes over."""
+    """Constants: literals, and arrays that the function closes over."""
     avals: dict[int, Any]
-    """The abstract value, with `shape` and `dtype`, of every value."""
+    """Abstract value, with `shape` and `dtype`, of every number."""
     numbers: Iterator[int]
 
     def add(self, aval: Any) -> int:
@@ -60,14 +59,14 @@ class Code(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What the inputs of a `scan` are, in this order; the rest are rows."""
+    """Numbers of inputs of a `scan`, in this order; the rest are rows."""
 
     consts: int
     carry: int
 
 
 def read(jaxpr: Any, seen: dict[Any, bool] | None = None) -> Code:
-    """Read a closed jaxpr; `seen` is what `_draws` knows already."""
+    """Read a closed jaxpr; `seen` caches `_draws`."""
     code, seen = Code([], [], [], {}, {}, itertools.count()), {} if seen is None else seen
     inner = _open(jaxpr)
     numbers = {var: code.add(var.aval) for var in inner.invars}
@@ -87,12 +86,12 @@ def read(jaxpr: Any, seen: dict[Any, bool] | None = None) -> Code:
 
 
 def called(equation: Equation) -> Code | None:
-    """Return the function that a call does no more than call; of other equations `None`."""
+    """Return the body of a call; `None` for other equations."""
     return read(next(_inside(equation.eqn))) if equation.name in CALLS else None
 
 
-def used(code: Code, numbers: Iterable[int]) -> set[int]:
-    """Return the values on which those of `numbers` may depend, these included."""
+def find_dependencies(code: Code, numbers: Iterable[int]) -> set[int]:
+    """Return the values on which `numbers` may depend, including themselves."""
     needed = set(numbers)
     for equation in reversed(code.equations):
         if not needed.isdisjoint(equation.outs):
@@ -123,36 +122,36 @@ def _draws(jaxpr: Any, seen: dict[Any, bool]) -> bool:
     return seen[jaxpr]
 
 
-def everywhere(jaxpr: Any) -> Iterator[Any]:
-    """Yield the equations of a jaxpr, and all that are inside them."""
+def walk(jaxpr: Any) -> Iterator[Any]:
+    """Yield the equations of a jaxpr, and recursively those inside them."""
     for eqn in _open(jaxpr).eqns:
-        yield from equations_in(eqn)
+        yield from walk_equation(eqn)
 
 
-def equations_in(eqn: Any) -> Iterator[Any]:
-    """Yield an equation of a jaxpr, and all that are inside it."""
+def walk_equation(eqn: Any) -> Iterator[Any]:
+    """Yield an equation of a jaxpr, and recursively those inside it."""
     yield eqn
     for jaxpr in _inside(eqn):
-        yield from everywhere(jaxpr)
+        yield from walk(jaxpr)
 
 
 BITS = 50
-"""Numbers that one word of Threefry works out on its way."""
+"""Intermediate numbers per random word of Threefry."""
 
 
-def work_of(function: Callable[..., Any], *args: Any) -> int:
-    """Return how many numbers a function works out, by its equations; a `while` counts as one turn.
+def count_work(function: Callable[..., Any], *args: Any) -> int:
+    """Return the number of numbers that a function computes; a `while` counts as one iteration.
 
-    A coarse measure, but the same on every machine. `args` are arrays or their shapes.
+    A coarse measure of work, but the same on every machine. `args` are arrays or their shapes.
     """
     return _work(jax.make_jaxpr(function)(*args))
 
 
 def _work(jaxpr: Any) -> int:
-    return sum(_work_of_one(eqn) for eqn in _open(jaxpr).eqns)
+    return sum(_equation_work(eqn) for eqn in _open(jaxpr).eqns)
 
 
-def _work_of_one(eqn: Any) -> int:
+def _equation_work(eqn: Any) -> int:
     inner = sum(map(_work, _inside(eqn)))
     if inner:
         return inner * eqn.params["length"] if eqn.primitive.name == "scan" else inner
@@ -160,13 +159,13 @@ def _work_of_one(eqn: Any) -> int:
     return made * BITS if eqn.primitive.name in DRAWS else made
 
 
-def counts_of(equation: Equation) -> Counts:
-    """Return what the inputs of a `scan` are; a call is one without carry and rows."""
-    return counts_of_scan(equation.eqn) if equation.name == "scan" else Counts(len(equation.ins), 0)
+def scan_counts(equation: Equation) -> Counts:
+    """Return the counts of inputs of a `scan`; a call has constants alone."""
+    return eqn_scan_counts(equation.eqn) if equation.name == "scan" else Counts(len(equation.ins), 0)
 
 
-def counts_of_scan(eqn: Any) -> Counts:
-    """Return what the inputs of a `scan` of a jaxpr are; its outputs are the carry and then rows."""
+def eqn_scan_counts(eqn: Any) -> Counts:
+    """Return the counts of inputs of a jaxpr's `scan`; its outputs are the carry and then rows."""
     params = eqn.params
     if "num_consts" in params:
         return Counts(params["num_consts"], params["num_carry"])
@@ -178,7 +177,7 @@ def counts_of_scan(eqn: Any) -> Counts:
 
 
 class Step(NamedTuple):
-    """Something to be run: what it takes and makes, by number."""
+    """An operation, with the numbers of its inputs and outputs."""
 
     call: Callable[..., Sequence[Any]]
     ins: tuple[int, ...]
@@ -186,7 +185,7 @@ class Step(NamedTuple):
 
 
 def run(steps: Sequence[Step], values: dict[int, Any]) -> None:
-    """Run `steps` one after the other, adding what they make to `values`."""
+    """Run `steps` in order, adding their outputs to `values`."""
     for step in steps:
         values.update(zip(step.outs, step.call(*(values[i] for i in step.ins)), strict=True))
 
@@ -199,16 +198,16 @@ def call(code: Code, *args: Any) -> list[Any]:
 
 
 def arrays(code: Code, values: dict[int, Any], numbers: Sequence[int]) -> list[Any]:
-    """Return values, those that are plain numbers as the arrays that they stand for."""
+    """Return values by number; constants are converted to arrays of their dtype."""
     as_array = lambda i: jnp.asarray(values[i], code.avals[i].dtype) if i in code.given else values[i]
     return [as_array(i) for i in numbers]
 
 
 def bind(equation: Equation, *args: Any) -> Sequence[Any]:
-    """Do what an equation does."""
+    """Evaluate an equation."""
     primitive, params = equation.eqn.primitive, equation.eqn.params
     if equation.body is not None and equation.name in CALLS:
-        # What is one function of the program stays one: XLA rounds otherwise where it sees more at once.
+        # A jitted function stays one: inlined, XLA would fuse it with its surroundings and round differently.
         called = partial(call, equation.body)
         made: Sequence[Any] = jax.jit(called)(*args) if equation.name in ("jit", "pjit") else called(*args)
         return made

@@ -1,11 +1,11 @@
 """Small leaves of a tree of parameters as one vector.
 
-What treats all parameters alike (an optimizer, a target network, undoing an update) then takes one kernel for all of
-them, not one for each leaf. On a GPU each kernel is a launch; on a CPU, many small kernels make XLA hand some to other
-threads and wait. A large leaf has a kernel of its own anyway, and is not copied.
+Elementwise operations on all parameters (optimizer, target network, undoing an update) then take one kernel instead of
+one per leaf. On a GPU each kernel is a launch; on a CPU, XLA hands some of many small kernels to other threads and
+waits. A large leaf has its own kernel anyway, and is not copied.
 
-States hold trees all the same. Used on CPUs: within a loop, a tree that was made of a vector is known to be that vector
-(`ravel` returns it), so that the leaves are cut out only where a network reads them. `dqn-128` takes 0.89 of the time.
+States still hold trees. Used on CPUs: within a loop, a tree made from a vector is remembered together with that vector
+(`ravel` returns it), so that leaves are sliced only where a network reads them. `dqn-128` takes 0.89 of the time.
 Plain: `jax.tree.map`.
 """
 
@@ -23,24 +23,24 @@ from jaxrl.trees import Array, PyTree
 from jaxrl.xla import shaped_for
 
 LARGE = 1 << 17
-"""Entries of the largest leaf that is joined with others."""
+"""Largest leaf that is joined with others, in entries."""
 MATRIX = 1 << 14
-"""Entries of the largest matrix that a loop carries beside its vector. Larger ones are better cut out in parallel with
-other work, when the next iteration begins."""
+"""Largest matrix that a loop carries in addition to the vector, in entries. Larger ones are better sliced at the start
+of the next iteration, in parallel with other work."""
 
 _made: ContextVar[dict[int, tuple[list[Array], list[Array]]] | None] = ContextVar("made", default=None)
-"""Of the trees made by `unravel` in the loop being traced, by the identity of their first leaf: all leaves, and what
-they were made of. It keeps them, so that no identity is used again."""
+"""Trees made by `unravel` in the loop being traced: identity of the first leaf -> all leaves, and the vectors. The
+leaves are kept alive, so that no identity is reused."""
 
 
 class _Each(NamedTuple):
-    """What stands at one place of several trees."""
+    """Corresponding nodes of several trees."""
 
     trees: tuple[PyTree, ...]
 
 
 def ravel(tree: PyTree) -> list[Array]:
-    """Return the small leaves of `tree` one after the other, `[P]`, in their widest dtype, then the large ones."""
+    """Return the small leaves of `tree` as one vector `[P]` of their widest dtype, followed by the large leaves."""
     if (parts := _known(tree)) is not None:
         return parts
     leaves = jax.tree.leaves(tree)
@@ -49,7 +49,7 @@ def ravel(tree: PyTree) -> list[Array]:
 
 
 def unravel(parts: list[Array], like: PyTree) -> PyTree:
-    """Return the tree that `ravel` made `parts` of, with the shapes and dtypes of `like`."""
+    """Invert `ravel`: return the tree with the shapes and dtypes of `like`."""
     shapes, treedef = jax.tree.flatten(like)
     ends = np.cumsum([x.size for x in shapes if x.size <= LARGE])
     small = iter(jnp.split(parts[0], ends[:-1]) if len(ends) else ())
@@ -60,7 +60,7 @@ def unravel(parts: list[Array], like: PyTree) -> PyTree:
 
 
 def vectors_of(*trees: PyTree) -> list[PyTree]:
-    """Return trees of one structure, each network's variables as `ravel` returns them if all were made of vectors."""
+    """Return the trees with each network's variables raveled, if those of all trees were made from vectors."""
     if _made.get() is None:
         return list(trees)
 
@@ -74,7 +74,7 @@ def vectors_of(*trees: PyTree) -> list[PyTree]:
 
 
 def trees_of(vectors: PyTree, like: PyTree) -> PyTree:
-    """Return the tree shaped like `like` that `vectors_of` made `vectors` of."""
+    """Invert `vectors_of`: return the tree with the structure of `like`."""
     if _made.get() is None:
         return vectors
     tree_of = lambda x, parts: unravel(parts, x) if _of_network(x) and isinstance(parts, list) else parts
@@ -82,19 +82,19 @@ def trees_of(vectors: PyTree, like: PyTree) -> PyTree:
 
 
 def elementwise(f: Callable[..., Array], *trees: PyTree) -> PyTree:
-    """Compute `jax.tree.map(f, *trees)` for an `f` that treats every entry alike, on vectors where there are some."""
+    """Compute `jax.tree.map(f, *trees)` for an elementwise `f`, on vectors where the trees were made from them."""
     return trees_of(jax.tree.map(f, *vectors_of(*trees)), trees[0])
 
 
 def hold(tree: PyTree) -> PyTree:
-    """Return `tree` for a loop to carry: variables of networks as vectors, with their small matrices beside them."""
+    """Return `tree` in the form that a loop carries: networks as vectors, and their small matrices in addition."""
     networks = [x for x in jax.tree.leaves(tree, is_leaf=_of_network) if _of_network(x)]
     vectors = jax.tree.map(lambda x: ravel(x) if _of_network(x) else x, tree, is_leaf=_of_network)
     return vectors, [[leaf for leaf in jax.tree.leaves(x) if _beside(leaf)] for x in networks]
 
 
 def release(held: PyTree, like: PyTree) -> PyTree:
-    """Return the tree shaped like `like` that `hold` made `held` of."""
+    """Invert `hold`: return the tree with the structure of `like`."""
     vectors, matrices = held
     given = iter(matrices)
 
@@ -111,7 +111,7 @@ def release(held: PyTree, like: PyTree) -> PyTree:
 
 @contextmanager
 def cutting() -> Iterator[None]:
-    """Know, while the body of a loop is traced, which leaves were cut out of which vector."""
+    """Remember, while the body of a loop is traced, which leaves were sliced from which vector."""
     token = _made.set({})
     try:
         yield
@@ -120,7 +120,7 @@ def cutting() -> Iterator[None]:
 
 
 def _of_network(x: PyTree) -> bool:
-    """Return whether `x` are the variables of a network, as Flax has them."""
+    """Return whether `x` are the variables of a Flax network."""
     return isinstance(x, dict) and "params" in x
 
 
@@ -135,7 +135,7 @@ def _keep(leaves: list[Array], parts: list[Array]) -> None:
 
 
 def _known(tree: PyTree) -> list[Array] | None:
-    """Return what `tree` was made of in the loop being traced; `None` if that is not known."""
+    """Return the vectors from which `tree` was made in the loop being traced, or `None`."""
     leaves = jax.tree.leaves(tree)
     made, parts = (_made.get() or {}).get(id(leaves[0]) if leaves else 0, ((), None))
     same = len(made) == len(leaves) and all(a is b for a, b in zip(made, leaves, strict=True))
@@ -147,9 +147,9 @@ def _join(leaves: list[Array]) -> Array:
     if not shaped_for("cpu"):
         return jnp.concatenate([jnp.ravel(leaf).astype(dtype) for leaf in leaves])
     vector = jnp.zeros(ends[-1], dtype)
-    # Leaves are written one after the other: XLA for CPUs would fuse the sums of a gradient into a concatenation and
-    # compute them entry by entry. The largest comes first: XLA turns the first write into a padding, and fuses sums
-    # into that as well.
+    # Leaves are written one by one: XLA for CPUs would fuse the sums of a gradient into a concatenation and compute
+    # them entry by entry. The largest comes first: XLA turns the first write into a padding, into which it fuses sums
+    # as well.
     for leaf, end in sorted(zip(leaves, ends, strict=True), key=lambda pair: -pair[0].size):
         vector = vector.at[end - leaf.size : end].set(jnp.ravel(leaf).astype(dtype))
     return vector

@@ -1,8 +1,8 @@
-"""Hoist random numbers out of a loop's body: draws that depend only on keys are computed ahead, for many iterations.
+"""Hoisting of random numbers out of a loop's body: draws that depend only on keys are batched over iterations.
 
-Plain: `carry = body(carry, noise, t)` for every `t`. Here `body` is traced once, and every equation that descends from
-a random primitive, but from nothing carried, is taken out. The rest takes the drawn numbers as inputs. An inner `scan`
-is split into one that runs ahead (a `vmap`, if it carries no key) and one that stays in the loop.
+Plain: `carry = body(carry, noise, t)` for every `t`. Here `body` is traced once, and every equation that depends on a
+random primitive but not on the carry is taken out; the rest takes its outputs as inputs. An inner `scan` is split into
+one that runs ahead (a `vmap`, if it carries no key) and one that stays in the loop.
 
 Used on all platforms. On a CPU, a vector step of 10 or 1024 environments that draw a normal number in each step takes
 0.25 of the time; training that already draws ahead by hand takes the same time.
@@ -17,21 +17,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.trees import Array, PyTree, is_key, tree_bytes
-from jaxrl.xla.attempts import attempt
-from jaxrl.xla.carry import rows_of
-from jaxrl.xla.equations import RANDOM, Code, Equation, Step, arrays, bind, counts_of, equations_in, read, run
+from jaxrl.xla.attempts import with_fallback
+from jaxrl.xla.carry import pack_rows
+from jaxrl.xla.equations import RANDOM, Code, Equation, Step, arrays, bind, read, run, scan_counts, walk_equation
 
 KEY_BYTES = 4096
-"""Bytes that are always drawn ahead from one key. More, as the state of a large environment after its reset, is drawn
-ahead only if it is no more than `EXPANSION` times what it is made of."""
+"""Bytes per key that are always hoisted. Larger values, such as the state of a large environment after its reset, are
+hoisted only if they are at most `EXPANSION` times as large as their inputs."""
 EXPANSION = 4
 DRAW_BYTES = 16 << 20
-"""Bytes of one value in an iteration, at most, that are drawn ahead."""
+"""Largest hoisted value of an iteration, in bytes."""
 AHEAD_BYTES = 64 << 20
-"""Bytes of all values in an iteration, at most, that are drawn ahead; the largest are left in the loop."""
+"""Largest size of all hoisted values of an iteration, in bytes; the largest ones stay in the loop if it is exceeded."""
 
 FREE, DRAWN, CARRIED = range(3)
-"""A value that anyone can work out; one that random numbers and nothing carried decide; any other."""
+"""Dependence of a value: on constants and `t` alone; on random numbers but not on the carry; on the carry."""
 
 _ROUNDED = """
     acos acosh add add_any asin asinh atan atan2 atanh cbrt cos cosh cumlogsumexp cumprod cumsum digamma div erf erf_inv
@@ -48,46 +48,47 @@ _EXACT = """
 _INSIDE = "cond while jit pjit closed_call core_call custom_jvp_call custom_vjp_call platform_index"
 ROUNDED = frozenset(_ROUNDED.split())
 CHEAP = frozenset(f"{_ROUNDED} {_EXACT} {_INSIDE}".split())
-"""Primitives that may be run ahead, on numbers already drawn. Not products of matrices, and nothing with an effect.
+"""Primitives on drawn numbers that may be hoisted; neither matrix products nor primitives with effects.
 
-What is rounded is run ahead only inside a function of keys alone, as those of `jax.random` are, and never apart from
-what follows it: XLA fuses a product with a sum, and would round otherwise where it sees only one of them."""
+Primitives that round are hoisted only inside a function of keys alone, such as those of `jax.random`, and never without
+its other equations: XLA fuses a product with a sum, and rounds differently if it sees only one of them."""
 LAYOUT = frozenset(
     ("bitcast_convert_type", "broadcast_in_dim", "expand_dims", "reshape", "slice", "split", "squeeze", "unstack")
 )
-"""Primitives that cost nothing where what they make is used, and are left there."""
+"""Primitives that cost nothing when fused with their consumers, and stay with them."""
 
 
 class Hoisted(NamedTuple):
-    """A body in two parts."""
+    """A body, split in two."""
 
     ahead: Callable[[PyTree, Array], list[Array]]
-    """`(noise, t) -> drawn`; to be called under `vmap` over `t`."""
+    """`(noise, t) -> drawn`; call it under `vmap` over `t`."""
     behind: Callable[[PyTree, list[Array], PyTree, Array], PyTree]
     """`(carry, drawn, noise, t) -> carry`"""
     drawn: list[jax.ShapeDtypeStruct]
-    """The shapes of what `ahead` returns."""
+    """Shapes of the result of `ahead`."""
 
 
 def hoist(body: Callable[[PyTree, PyTree, Array], PyTree], carry: PyTree, noise: PyTree, t: Array) -> Hoisted:
-    """Take out of `body(carry, noise, t) -> carry` what is drawn from `noise` and `t` alone. Arrays or their shapes.
+    """Split off the part of `body(carry, noise, t) -> carry` that draws from `noise` and `t` alone.
 
-    `body` is traced once, here; if nothing can be drawn, for there is no key in `noise` or none is used, it stays
-    as it is. `behind` of `ahead` is `body`, number by number; only where a drawn float is multiplied by a constant
-    may the last bit differ, for in one program XLA joins that to the constants of the draw. Keys of another kind
-    than Threefry's may give other numbers under `vmap`, as JAX says of them. Left inside are draws that are too
-    large (`KEY_BYTES`, `DRAW_BYTES`), draws inside a `cond` or `while` that something carried reaches, and those
-    inside a `checkpoint`. Where a call draws and is split, its rules of differentiation are lost.
+    The arguments are arrays or their shapes. `body` is traced once, here; if there is nothing to hoist, because `noise`
+    has no key or none is used, it stays as it is. `behind` after `ahead` computes the same numbers as `body`. Only if a
+    drawn float is multiplied by a constant may the last bit differ, because in one program XLA combines it with the
+    constants of the draw. Keys other than Threefry's may give other numbers under `vmap`, as documented by JAX.
+
+    Not hoisted are draws that are too large (`KEY_BYTES`, `DRAW_BYTES`), draws inside a `cond` or `while` that depends
+    on the carry, and those inside a `checkpoint`. A call that is split loses its differentiation rules.
     """
     as_it_is = Hoisted(lambda noise, t: [], lambda carry, drawn, noise, t: body(carry, noise, t), [])
     if not any(map(is_key, jax.tree.leaves(noise))):
         return as_it_is
     jaxpr, shape = jax.make_jaxpr(body, return_shape=True)(carry, noise, t)
-    return attempt("hoist", lambda: _hoisted(jaxpr, shape, (carry, noise, t)) or as_it_is, lambda: as_it_is)
+    return with_fallback("hoist", lambda: _hoisted(jaxpr, shape, (carry, noise, t)) or as_it_is, lambda: as_it_is)
 
 
 def _hoisted(jaxpr: Any, shape: PyTree, args: tuple[PyTree, PyTree, Array]) -> Hoisted | None:
-    """Return the two parts of a traced body, traced themselves; `None` if nothing is drawn ahead."""
+    """Return the two parts of a traced body, traced themselves; `None` if nothing is hoisted."""
     carry, noise, t = args
     code = read(jaxpr)
     carried = len(jax.tree.leaves(carry))
@@ -100,7 +101,7 @@ def _hoisted(jaxpr: Any, shape: PyTree, args: tuple[PyTree, PyTree, Array]) -> H
         most //= 4
     saved, steps = tuple(parts.saved), (tuple(parts.ahead), tuple(parts.behind))
     if not saved:
-        return None  # as it was traced, for equation by equation it may take longer
+        return None  # keep the body as it is: run equation by equation, it may be slower
 
     @partial(jax.jit, inline=True)
     def ahead(noise: PyTree, t: Array) -> list[Array]:
@@ -115,32 +116,32 @@ def _hoisted(jaxpr: Any, shape: PyTree, args: tuple[PyTree, PyTree, Array]) -> H
         run(steps[1], values)
         return jax.tree.unflatten(jax.tree.structure(shape), arrays(code, values, code.outs))
 
-    # What JAX does not allow shows here, and what it remembers of this serves the loop.
+    # Unsupported equations fail here, inside `with_fallback`; the loop reuses the cached traces.
     drawn: list[jax.ShapeDtypeStruct] = jax.eval_shape(ahead, noise, t)
     jax.eval_shape(behind, carry, drawn, noise, t)
     return Hoisted(ahead, behind, drawn)
 
 
-# --- what can be worked out ahead -------------------------------------------------------------------------------
+# --- classification ---------------------------------------------------------------------------------------------
 
 
 class _Level(NamedTuple):
-    """A function, and of each of its values what decides it."""
+    """A function, with the dependence of each of its values."""
 
     code: Code
     kinds: dict[int, int]
     keys: dict[int, int]
-    """From how many keys it was drawn."""
+    """Number of keys from which each value was drawn."""
     loops: dict[int, "_Level"]
-    """What each `scan` or call that is split repeats, by the place of its equation."""
+    """Bodies of the `scan`s and calls that are split, by index of the equation."""
     most: int
-    """Bytes of one value in an iteration, at most, that are drawn ahead."""
+    """Largest hoisted value of an iteration, in bytes."""
 
 
 def _classify(code: Code, kinds: Sequence[int], keys: Sequence[int], times: int, whole: bool, most: int) -> _Level:
-    """Return what determines each value, given the `kinds` of the inputs; the code runs `times` times per iteration.
+    """Return the dependence of each value, given the `kinds` of the inputs; the code runs `times` times per iteration.
 
-    `whole` says that this is to be run ahead as a whole or not at all, so that what is rounded stays together.
+    `whole`: the code is hoisted as a whole or not at all, so that equations that round stay together.
     """
     level = _Level(code, dict.fromkeys(code.given, FREE), dict(zip(code.ins, keys, strict=True)), {}, most)
     level.kinds.update(zip(code.ins, kinds, strict=True))
@@ -161,7 +162,7 @@ def _kind(level: _Level, equation: Equation, times: int, whole: bool) -> int:
         return FREE
     if equation.body is not None:
         return CARRIED
-    movable = all(_is_movable(eqn, whole or equation.draws) for eqn in equations_in(equation.eqn))
+    movable = all(_is_movable(eqn, whole or equation.draws) for eqn in walk_equation(equation.eqn))
     return DRAWN if movable and _fits(level, equation, times) else CARRIED
 
 
@@ -190,8 +191,8 @@ def _fits(level: _Level, equation: Equation, times: int) -> bool:
 
 
 def _classify_inside(level: _Level, place: int, times: int, whole: bool) -> list[int] | None:
-    """Say what decides what a `scan` or a call makes, if it is to be split, or a call to be made ahead as a whole."""
-    equation, counts = level.code.equations[place], counts_of(level.code.equations[place])
+    """Return the kinds of the outputs of a `scan` or call that is split or hoisted as a whole; otherwise `None`."""
+    equation, counts = level.code.equations[place], scan_counts(level.code.equations[place])
     body, length = equation.body, equation.eqn.params.get("length", 1)
     assert body is not None
     kinds, rows = [level.kinds[i] for i in equation.ins], counts.consts + counts.carry
@@ -214,7 +215,7 @@ def _classify_inside(level: _Level, place: int, times: int, whole: bool) -> list
 
 
 def _draws_ahead(level: _Level) -> Iterator[bool]:
-    """Yield true for each equation that draws and can be taken out."""
+    """Yield true for each drawing equation that can be hoisted."""
     for place, equation in enumerate(level.code.equations):
         if place in level.loops:
             yield from _draws_ahead(level.loops[place])
@@ -229,15 +230,15 @@ class _Parts(NamedTuple):
     ahead: list[Step]
     behind: list[Step]
     saved: list[int]
-    """What `behind` takes from `ahead`."""
+    """Values passed from `ahead` to `behind`."""
     early: set[int]
-    """Values that `ahead` takes or makes."""
+    """Values that `ahead` reads or computes."""
     late: set[int]
-    """Values that `behind` takes or makes."""
+    """Values that `behind` reads or computes."""
 
 
 def _split(level: _Level, early: set[int], late: set[int]) -> _Parts:
-    """Part the equations that the values `early`, worked out ahead, and `late` need."""
+    """Split the equations needed for the values `early`, computed ahead, and `late`, computed behind."""
     parts = _Parts([], [], [], set(early), set(late))
     for place in reversed(range(len(level.code.equations))):
         if place in level.loops:
@@ -250,7 +251,7 @@ def _split(level: _Level, early: set[int], late: set[int]) -> _Parts:
 
 
 def _assign(level: _Level, equation: Equation, parts: _Parts) -> None:
-    """Put one equation, of which all who need it are known, where it belongs: ahead, behind, both or neither."""
+    """Assign an equation, all of whose consumers are assigned, to ahead, behind, both or neither."""
     step, outs = Step(partial(bind, equation), equation.ins, equation.outs), set(equation.outs)
     kind = level.kinds[equation.outs[0]] if equation.outs else CARRIED
     early, late = bool(outs & parts.early), bool(outs & parts.late)
@@ -266,7 +267,7 @@ def _assign(level: _Level, equation: Equation, parts: _Parts) -> None:
 
 
 def _better_behind(level: _Level, equation: Equation) -> bool:
-    """Return whether to keep the inputs of an equation, rather than its outputs."""
+    """Return whether to save the inputs of an equation rather than its outputs."""
     drawn = [i for i in equation.ins if level.kinds[i] == DRAWN]
     at_hand = all(i in level.code.ins for i in drawn)
     wider = equation.name == "convert_element_type" and _bytes(level.code, drawn) < _bytes(level.code, equation.outs)
@@ -278,7 +279,7 @@ def _better_behind(level: _Level, equation: Equation) -> bool:
 
 
 class _Loop(NamedTuple):
-    """A part of a `scan`. The numbers are those of values inside it."""
+    """One part of a split `scan`; numbers refer to values inside it."""
 
     code: Code
     steps: tuple[Step, ...]
@@ -289,16 +290,16 @@ class _Loop(NamedTuple):
     """The carry after an iteration."""
     rows: list[int]
     drawn: list[int]
-    """Rows that were drawn ahead."""
+    """Hoisted rows."""
     made: list[int]
-    """Outputs of each iteration."""
+    """Outputs per iteration."""
     ends: list[int]
-    """Places in the carry whose final values are needed."""
+    """Indices in the carry whose final values are needed."""
     params: dict[str, Any]
 
 
-class _Sides(NamedTuple):
-    """A `scan`'s body in two parts, and the places of what each of them carries on."""
+class _Bodies(NamedTuple):
+    """The body of a `scan` in two parts, and the indices of what each carries."""
 
     parts: _Parts
     ahead: list[int]
@@ -306,12 +307,12 @@ class _Sides(NamedTuple):
 
 
 def _split_loop(level: _Level, place: int, parts: _Parts) -> None:
-    """Split a `scan`, or a call, into one ahead, which outputs the drawn values, and one behind, which takes them."""
+    """Split a `scan` or a call into one ahead, which outputs the drawn values, and one behind, which reads them."""
     equation, inner = level.code.equations[place], level.loops[place]
     if not (set(equation.outs) & (parts.early | parts.late) or equation.eqn.effects):
         return
-    sides, (_, carry), body = _sides(equation, inner, parts), counts_of(equation), inner.code
-    early, late = (_asked(equation, wanted) for wanted in (parts.early | parts.late, parts.late))
+    sides, (_, carry), body = _split_body(equation, inner, parts), scan_counts(equation), inner.code
+    early, late = (_places_of(equation, wanted) for wanted in (parts.early | parts.late, parts.late))
     passed = [i for i in _before(equation, inner) if inner.kinds[i] == DRAWN and i in sides.parts.late]
     saved = [*dict.fromkeys([*sides.parts.saved, *passed])]
     stacked = [level.code.add(_stacked(equation, body.avals[i])) for i in saved]
@@ -338,12 +339,12 @@ def _split_loop(level: _Level, place: int, parts: _Parts) -> None:
         parts.late.update(ins)
 
 
-def _sides(equation: Equation, inner: _Level, parts: _Parts) -> _Sides:
-    """Part the body of a `scan`, until each part carries all that it needs of the iteration before."""
-    carry, before, outs = counts_of(equation).carry, _before(equation, inner), inner.code.outs
+def _split_body(equation: Equation, inner: _Level, parts: _Parts) -> _Bodies:
+    """Split the body of a `scan`, repeatedly until each part carries all that it needs of the previous iteration."""
+    carry, before, outs = scan_counts(equation).carry, _before(equation, inner), inner.code.outs
     drawn = partial(_is_drawn, equation, inner)
-    ahead = {n for n in _asked(equation, parts.early | parts.late) if drawn(n)}
-    behind = {n for n in _asked(equation, parts.late) if not drawn(n)}
+    ahead = {n for n in _places_of(equation, parts.early | parts.late) if drawn(n)}
+    behind = {n for n in _places_of(equation, parts.late) if not drawn(n)}
     while True:
         split = _split(inner, {outs[n] for n in ahead}, {outs[n] for n in behind})
         late = {n for n in range(carry) if before[n] in split.late}
@@ -351,23 +352,23 @@ def _sides(equation: Equation, inner: _Level, parts: _Parts) -> _Sides:
         wanted_behind = {n for n in late if not drawn(n)}
         if wanted_ahead <= ahead and wanted_behind <= behind:
             in_order = lambda places: sorted(n for n in places if n < carry)
-            return _Sides(split, in_order(ahead), in_order(behind))
+            return _Bodies(split, in_order(ahead), in_order(behind))
         ahead |= wanted_ahead
         behind |= wanted_behind
 
 
-def _asked(equation: Equation, wanted: set[int]) -> list[int]:
-    """Return the places of those that are `wanted` of what a `scan` makes."""
+def _places_of(equation: Equation, wanted: set[int]) -> list[int]:
+    """Return the indices of the `wanted` outputs of a `scan`."""
     return [n for n, i in enumerate(equation.outs) if i in wanted]
 
 
 def _before(equation: Equation, inner: _Level) -> list[int]:
-    consts, carry = counts_of(equation)
+    consts, carry = scan_counts(equation)
     return inner.code.ins[consts : consts + carry]
 
 
 def _is_drawn(equation: Equation, inner: _Level, n: int) -> bool:
-    """Return whether output number `n` of a `scan` is drawn."""
+    """Return whether output `n` of a `scan` is drawn."""
     before = _before(equation, inner)
     return inner.kinds[before[n] if n < len(before) else inner.code.outs[n]] == DRAWN
 
@@ -375,8 +376,8 @@ def _is_drawn(equation: Equation, inner: _Level, n: int) -> bool:
 def _loop(
     equation: Equation, inner: _Level, steps: list[Step], needed: set[int], carried: list[int]
 ) -> tuple[list[int], _Loop]:
-    """Return what a part of a `scan` takes from outside, and the part; it needs the values `needed` inside."""
-    (consts, carry), body = counts_of(equation), inner.code
+    """Return the inputs of a part of a `scan`, and the part, which reads the values `needed` inside."""
+    (consts, carry), body = scan_counts(equation), inner.code
     fixed = [n for n in range(consts) if body.ins[n] in needed]
     rows = [n for n in range(consts + carry, len(body.ins)) if body.ins[n] in needed]
     outside = [equation.ins[n] for n in [*fixed, *(consts + n for n in carried), *rows]]
@@ -395,12 +396,12 @@ def _loop(
 
 
 def _run_loop(loop: _Loop, *args: Array) -> list[Array]:
-    """Run a part of a call, or of a `scan`: as `vmap` if nothing is carried on, and nothing but rows decides."""
+    """Run a part of a call or `scan`; a `scan` as `vmap` if it has no carry and depends on rows alone."""
     sizes = [len(loop.consts), len(loop.before), len(loop.rows)]
     cuts = [sum(sizes[:n]) for n in range(4)]
     consts, init, rows = (list(args[a:b]) for a, b in pairwise(cuts))
     drawn = list(args[cuts[3] :])
-    tied, untie = rows_of(drawn) if loop.params else (drawn, lambda row: row)
+    tied, untie = pack_rows(drawn) if loop.params else (drawn, lambda row: row)
     known = {**loop.code.given, **dict(zip(loop.consts, consts, strict=True))}
 
     def one(carried: list[Array], row: tuple[list[Array], PyTree]) -> tuple[list[Array], list[Array]]:

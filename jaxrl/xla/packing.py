@@ -1,7 +1,7 @@
-"""Store items of several leaves as rows of bits: a push is one copy and a sample one gather, whatever an item holds.
+"""Storage of items with several leaves as rows of bits, so that a push is one copy and a sample one gather.
 
-Replay buffers, and the blocks that actors send, have this layout on every platform, so a checkpoint does not depend on
-where it was made. Only the way in which rows are joined and gathered depends on the platform.
+Replay buffers and blocks of actors have this layout on every platform, so that checkpoints are portable. Only how rows
+are joined and gathered depends on the platform.
 """
 
 from collections.abc import Callable
@@ -46,24 +46,24 @@ class Layout(NamedTuple):
 @partial(jax.tree_util.register_dataclass, data_fields=["words"], meta_fields=["layout", "block"])
 @dataclass(frozen=True)
 class Rows:
-    """`R` items; leaves of equal width lie side by side in one array."""
+    """`R` packed items; leaves of equal width share an array."""
 
     words: dict[str, Array]
     """`[R, W]` for each unsigned integer type in use: `uint32` holds float32 and int32, `uint8` holds pixels."""
     layout: Layout
     block: int = 1
-    """How many rows are written at once; a ring holds whole blocks."""
+    """Number of rows per write; a ring holds whole blocks."""
 
     @property
     def items(self) -> PyTree:
-        """The items as they were given, leaves `[R, ...]`."""
+        """The unpacked items, leaves `[R, ...]`."""
         return unpack(self.layout, self.words)
 
     def __len__(self) -> int:
         return int(next(iter(self.words.values())).shape[0])
 
     def write(self, items: PyTree, start: Array) -> "Rows":
-        """Write a block `[rows, ...]` from row `start` on."""
+        """Return rows with a block of items `[rows, ...]` written at row `start`."""
         put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
         return replace(self, words=jax.tree.map(put, self.words, pack(self.layout, items)))
 
@@ -93,12 +93,12 @@ def _gather_alone(array: Array, index: Array) -> Array:
     thread, hence the `dynamic_update_slice` here; but if a single kernel reads the rows, the gather becomes part of it.
     """
     space = jnp.zeros((len(index) + 1, *array.shape[1:]), array.dtype)
-    start = jax.lax.optimization_barrier(jnp.int32(0))  # XLA would turn an update at a constant place into a padding
+    start = jax.lax.optimization_barrier(jnp.int32(0))  # XLA would turn an update at a constant index into a padding
     return jax.lax.dynamic_update_slice_in_dim(space, _gather(array, index), start, 0)[: len(index)]
 
 
 def layout_of(example: PyTree, flag: str = "uint8") -> Layout:
-    """Lay out items like `example`, an item or its `ShapeDtypeStruct`; a flag (bool scalar) takes a word of type
+    """Return the layout of items like `example`, an item or its `ShapeDtypeStruct`; bool scalars are words of type
     `flag`."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(jax.eval_shape(lambda: example))
     fields, used = [], dict[str, int]()
@@ -111,22 +111,22 @@ def layout_of(example: PyTree, flag: str = "uint8") -> Layout:
 
 
 def empty(layout: Layout, rows: int, block: int = 1) -> Rows:
-    """Return `rows` items, all zeros, to be written in blocks."""
+    """Return `rows` items of zeros, to be written in blocks."""
     widths = {f.word: f.start + prod(f.shape) for f in layout.fields}
     return Rows({word: jnp.zeros((rows, width), word) for word, width in widths.items()}, layout, block)
 
 
 def join(columns: list[Array]) -> Array:
-    """Put columns `[rows, ...]` side by side."""
+    """Concatenate columns `[rows, W]`."""
     return jnp.concatenate(columns, axis=1)
 
 
 def join_short(columns: list[Array]) -> Array:
-    """Put columns of words side by side; short ones in one kernel, together with the operations that compute them.
+    """Concatenate columns of words; short ones in one kernel, together with the operations that compute them.
 
-    XLA for CPUs spends a kernel per column on a concatenation that nothing follows, hands some of many kernels to other
-    threads however small they are, and waits for them. Padded and joined by halves, each word takes a few comparisons
-    to find; long rows are better copied.
+    XLA for CPUs uses a kernel per column for a concatenation without consumer, hands some of many kernels to other
+    threads even if they are small, and waits for them. Instead, halves are padded and combined by `or`, so that each
+    word takes a few comparisons to find; long rows are copied faster.
     """
     if len(columns) == 1 or not shaped_for("cpu") or sum(column.shape[1] for column in columns) > SHORT:
         return join(columns)
@@ -138,8 +138,8 @@ def join_short(columns: list[Array]) -> Array:
 def pack(layout: Layout, items: PyTree, join: Callable[[list[Array]], Array] = join) -> dict[str, Array]:
     """Pack items `[rows, ...]` into words `[rows, W]`; raise `SettingsError` unless they are like the layout's example.
 
-    Otherwise a different dtype would be cast silently, and a different shape would fail deep inside XLA. `join` puts
-    columns side by side.
+    Without this check, another dtype would be cast silently, and another shape would fail deep inside XLA. `join`
+    concatenates columns.
     """
     check_items(layout, items)
     columns: dict[str, list[Array]] = {}
@@ -184,11 +184,11 @@ class HostRows:
         """Pack items `[rows, ...]` with NumPy leaves like the layout's example into words `[rows, W]`."""
         for place, leaf in zip(self._leaves, jax.tree.leaves(items), strict=True):
             place[...] = leaf
-        # Copies, for a program may read them after its call returns.
+        # Copies, since a program may still read its arguments after the call returns.
         return {word: x.copy() for word, x in self._words.items()}
 
     def _place(self, field: Field) -> np.ndarray:
-        """Return where a leaf lies; a flag is written as a number."""
+        """Return a view of the words of a leaf; a flag is written as a number."""
         words = self._words[field.word]
         bits = words[:, field.start : field.start + prod(field.shape)].reshape(len(words), *field.shape)
         return bits if field.dtype == bool else bits.view(field.dtype)
@@ -221,11 +221,11 @@ def check_items(layout: Layout, items: PyTree) -> None:
             )
 
 
-def takers(items: PyTree) -> Callable[[Array], PyTree]:
-    """Return a function that gathers the items at `[B]` from `items` `[R, ...]`; use it for reading each item once.
+def make_gather(items: PyTree) -> Callable[[Array], PyTree]:
+    """Return a function that gathers the items at unique indices `[B]` from `items` `[R, ...]`.
 
-    On CPUs it gathers rows of bits, in one gather; elsewhere it gathers leaf by leaf. On a TPU, unpacking rows would be
-    more than half of a PPO update (686 000 estimated cycles, 287 000 without); on CUDA both take the same number of
+    On CPUs it is one gather of packed rows; elsewhere one per leaf. On a TPU, unpacking rows would take more than half
+    of a PPO update (686 000 estimated cycles, 287 000 without); on CUDA both take the same number of
     kernels.
     """
     if not shaped_for("cpu"):

@@ -1,4 +1,4 @@
-"""Matrix products in the forms that XLA runs fast. Plain: XLA's own.
+"""Matrix products in forms that XLA runs fast. Plain: XLA's own.
 
 On two cores, DQN takes 0.94 to 0.98 of the time, PPO 0.73 to 0.95 (with 512-bit vectors), DQN with a convolution 0.54;
 `benchmarks/NOTES.md` reports each form separately. Recurrent cores are Flax's own and do not use these forms.
@@ -12,29 +12,29 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.trees import Array
-from jaxrl.xla import by_platform, only_reversed, shaped_for
+from jaxrl.xla import by_platform, is_reverse_only, shaped_for
 
 TINY = 1 << 10
-"""Largest product, in multiplications, that is not worth a call of the matrix library."""
+"""Largest product, in multiplications, that is faster without the matrix library."""
 THIN = 32
-"""Largest number of outputs of a layer whose gradient counts as one of a few vectors."""
+"""Largest number of outputs of a layer whose gradient is treated as a few vectors."""
 SMALL = 1 << 13
 """Entries of a parameter matrix, and rows of a batch, up to which one core is faster than two."""
 NARROW = 8
-"""Fewest inputs or outputs for which CUDA devices have a use for their matrix units."""
+"""Largest number of inputs or outputs for which CUDA devices do not use their matrix units."""
 LONG = 1 << 10
-"""Rows from which a batch is split, for a small parameter matrix."""
+"""Smallest batch that is split, for a small parameter matrix."""
 PIECE = 256
-"""Most rows of a piece of a batch on CUDA."""
+"""Most rows in a piece of a batch on CUDA."""
 SHORTEST = 64
-"""Fewest rows of one."""
+"""Fewest rows in a piece."""
 PIECES_BYTES = 128 << 20
-"""Bytes of the gradients of all pieces, at most."""
+"""Largest size of the gradients of all pieces, in bytes."""
 CUTS = 16
-"""Pieces of such a batch: XLA for CPUs divides this many among cores, but no fewer."""
+"""Pieces of a batch on CPUs: XLA divides this many among cores, but not fewer."""
 
-_apart = jax.lax.optimization_barrier
-"""Without this barrier, XLA folds a transposition into the product."""
+_barrier = jax.lax.optimization_barrier
+"""Barrier, without which XLA folds a transposition into the product."""
 
 
 def dot_general(x: Array, kernel: Array, dimensions: Any, precision: Any = None, **wanted: Any) -> Array:
@@ -47,14 +47,14 @@ def dot_general(x: Array, kernel: Array, dimensions: Any, precision: Any = None,
 def multiply(x: Array, kernel: Array) -> Array:
     """Return `x @ kernel`, `[..., D], [D, F] -> [..., F]`.
 
-    Pass all rows in one call: the form is chosen by the visible shapes, and `vmap` hides its axis.
+    Pass all rows in one call: the form depends on the visible shapes, and `vmap` hides its axis.
     """
-    return _reversed(x, kernel) if only_reversed() else _product(x, kernel)
+    return _reversed(x, kernel) if is_reverse_only() else _product(x, kernel)
 
 
 def _product(x: Array, kernel: Array) -> Array:
     if is_narrow(kernel.shape) and x.dtype == jnp.float32:
-        return _written_out(x, kernel)
+        return _unrolled(x, kernel)
     if not shaped_for("cpu") or x.size * kernel.shape[1] > TINY:
         return _plain(x, kernel)
     return by_platform(_sums, _plain, x, kernel)
@@ -64,12 +64,12 @@ def _plain(x: Array, kernel: Array) -> Array:
     return x @ kernel
 
 
-def side_by_side(rows: int, gradient: int) -> int:
-    """Return into how many pieces to cut a batch of `rows`, whose gradients are computed at once and then added up.
+def num_pieces(rows: int, gradient: int) -> int:
+    """Return the number of pieces of a batch of `rows`, whose gradients are computed in parallel and then added.
 
-    A gradient by small parameters is a sum over all rows. CUDA devices need it in pieces, for each of their units has a
-    part in it; XLA cuts it too, but adds each of the many sums up by a kernel of its own. A `gradient` of so many bytes
-    that all pieces together take more than `PIECES_BYTES` is computed as a whole.
+    The gradient of small parameters is a sum over all rows, which occupies the units of a CUDA device only if it is
+    split. XLA splits it, too, but adds up each of the many sums in a separate kernel. Returns 1 if the gradients of
+    all pieces, of `gradient` bytes each, would take more than `PIECES_BYTES`.
     """
     if not shaped_for("cuda") or rows < LONG:
         return 1
@@ -78,15 +78,15 @@ def side_by_side(rows: int, gradient: int) -> int:
 
 
 def is_narrow(shape: tuple[int, ...]) -> bool:
-    """Return whether products by matrices of this shape, `[D, F]` or one for each critic, are written out as sums.
+    """Return whether products by matrices of this shape, `[D, F]` or with an axis of critics, are unrolled into sums.
 
-    They read it wherever it lies.
+    Such sums read the matrix in any layout.
     """
     return shaped_for("cuda") and len(shape) in (2, 3) and min(shape[-2:]) <= NARROW
 
 
-def _written_out(x: Array, kernel: Array) -> Array:
-    """Return `x @ kernel` as a sum over a few inputs, or as a few sums over the inputs, one for each output."""
+def _unrolled(x: Array, kernel: Array) -> Array:
+    """Return `x @ kernel` as a sum over a few inputs, or as a few sums over the inputs, one per output."""
     (inputs, outputs), rows = kernel.shape, _rows(x)
     if inputs <= NARROW:
         summed = sum((rows[:, i : i + 1] * kernel[i][None] for i in range(1, inputs)), rows[:, :1] * kernel[:1])
@@ -112,29 +112,29 @@ def _forwards(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
 def _backwards(given: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     x, kernel = given
     if shaped_for("tpu") and kernel.shape[1] == 1 and math.prod(x.shape[:-1]) >= LONG:
-        return _by_padded(x, kernel, g)
+        return _padded_gradients(x, kernel, g)
     by_input = _product(g, kernel.T) if shaped_for("cuda") else g @ kernel.T
-    return by_input.astype(x.dtype), _by_kernel(_rows(x), _rows(g)).astype(kernel.dtype)
+    return by_input.astype(x.dtype), _kernel_gradient(_rows(x), _rows(g)).astype(kernel.dtype)
 
 
 _reversed.defvjp(_forwards, _backwards)
 
 
-def _by_padded(x: Array, kernel: Array, g: Array) -> tuple[Array, Array]:
-    """Return the gradients of a layer with one output, and many rows, as if it had a second one.
+def _padded_gradients(x: Array, kernel: Array, g: Array) -> tuple[Array, Array]:
+    """Return the gradients of a layer with one output and many rows, padded with a second output.
 
-    XLA for TPUs makes sums of products with one column, and these sums, over all rows, take longer than products (an
+    XLA for TPUs turns products with one column into sums, which over many rows are slower than products (an
     update of `ppo-1024` on a v5e: 244 000 estimated cycles with, 259 000 without).
     """
     g, kernel = (jnp.pad(y, [(0, 0)] * (y.ndim - 1) + [(0, 1)]) for y in (g, kernel))
-    return (g @ kernel.T).astype(x.dtype), _plain_by_kernel(_rows(x), _rows(g))[:, :1].astype(kernel.dtype)
+    return (g @ kernel.T).astype(x.dtype), _plain_kernel_gradient(_rows(x), _rows(g))[:, :1].astype(kernel.dtype)
 
 
 def _rows(x: Array) -> Array:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-def _by_kernel(x: Array, g: Array) -> Array:
+def _kernel_gradient(x: Array, g: Array) -> Array:
     """Return `x.T @ g`, `[B, D], [B, F] -> [D, F]`.
 
     XLA for CPUs dispatches `x.T @ g` to a different library than other products, one several times slower if there are
@@ -142,24 +142,24 @@ def _by_kernel(x: Array, g: Array) -> Array:
     """
     rows, inputs, outputs = len(x), x.shape[1], g.shape[1]
     if shaped_for("cuda", "tpu"):
-        return _plain_by_kernel(x, g)
+        return _plain_kernel_gradient(x, g)
     small = inputs * outputs <= SMALL
     if outputs <= THIN and outputs < inputs:
-        return by_platform(lambda x, g: _apart(_apart(g.T) @ x).T, _plain_by_kernel, x, g)
+        return by_platform(lambda x, g: _barrier(_barrier(g.T) @ x).T, _plain_kernel_gradient, x, g)
     if small and THIN < outputs <= inputs and rows >= LONG and rows % CUTS == 0:
-        return by_platform(_in_pieces, _plain_by_kernel, x, g)
+        return by_platform(_in_pieces, _plain_kernel_gradient, x, g)
     if small and rows <= SMALL:
-        return by_platform(lambda x, g: _apart(x.T) @ g, _plain_by_kernel, x, g)
-    return _plain_by_kernel(x, g)
+        return by_platform(lambda x, g: _barrier(x.T) @ g, _plain_kernel_gradient, x, g)
+    return _plain_kernel_gradient(x, g)
 
 
 def _in_pieces(x: Array, g: Array) -> Array:
     """Return `x.T @ g` as a sum of products, each over a piece of the rows, with `g` transposed."""
     pieces = partial(jnp.reshape, shape=(CUTS, len(x) // CUTS, -1))
-    return _apart(_apart(pieces(g).mT) @ pieces(x)).sum(axis=0).T
+    return _barrier(_barrier(pieces(g).mT) @ pieces(x)).sum(axis=0).T
 
 
-def _plain_by_kernel(x: Array, g: Array) -> Array:
+def _plain_kernel_gradient(x: Array, g: Array) -> Array:
     return x.T @ g
 
 

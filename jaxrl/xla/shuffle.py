@@ -1,4 +1,4 @@
-"""Random permutations without sorting, and random whole numbers from one word each. Plain: permutation by sorting.
+"""Random permutations without sorting, and random integers from one word each. Plain: permutation by sorting.
 
 Used on all platforms, because the order of minibatches is part of a run's result. On a CPU, sorting random words takes
 longer than a whole epoch of small networks: 130 ms for 131 072 of them. A Feistel network on the positions needs no
@@ -35,18 +35,18 @@ def random_orders(key: Key, count: int, units: int) -> Array:
     row, column = place // columns, place % columns
     for i, round_key in enumerate(jax.random.split(key, ROUNDS)):
         if i % 2:
-            column = _shifted(round_key, column, columns, row, rows)
+            column = _rotate(round_key, column, columns, row, rows)
         else:
-            row = _shifted(round_key, row, rows, column, columns)
+            row = _rotate(round_key, row, rows, column, columns)
     return row * columns + column
 
 
-def permuted(key: Key, place: Array, units: int) -> Array:
-    """Return what lies at each `place` `[B]` of one random permutation of `0 .. units-1`, int32 `[B]`.
+def permute(key: Key, place: Array, units: int) -> Array:
+    """Return the entries at `place` `[B]` of a random permutation of `0 .. units-1`, int32 `[B]`.
 
-    The key is consumed. Few units are sorted. More are laid out as a rectangle, about a square, whose rows and columns
-    are rotated as in `random_orders`. What comes to lie on one of the few places behind the last unit is moved on until
-    it lies before it, which permutes the rest (Black and Rogaway 2002).
+    The key is consumed. Few units are sorted. More are laid out as a rectangle, nearly a square, whose rows and columns
+    are rotated as in `random_orders`. The rectangle may have a few positions past `units`; an entry that lands there is
+    permuted again until it does not ("cycle walking", Black and Rogaway 2002).
     """
     if units < NARROW * NARROW:
         return jnp.argsort(jax.random.bits(key, (units,), jnp.uint32)).astype(jnp.int32)[place]
@@ -71,14 +71,14 @@ def permuted(key: Key, place: Array, units: int) -> Array:
     return jax.lax.while_loop(outside, lambda place: jnp.where(place >= units, moved(place), place), first)
 
 
-def _shifted(key: Key, moved: Array, size: int, by: Array, lines: int) -> Array:
+def _rotate(key: Key, moved: Array, size: int, by: Array, lines: int) -> Array:
     """Rotate `moved`, of `0 .. size-1`, by a random number for each of the `lines` that `by` indexes."""
     shift = below(key, (moved.shape[0], lines), size).astype(jnp.int32)
     return (moved + jnp.take_along_axis(shift, by, axis=1, mode="promise_in_bounds")) % size
 
 
 def below(key: Key, shape: tuple[int, ...], bound: Array | np.ndarray | int) -> Array:
-    """Draw whole numbers from `0 .. bound-1`, uint32 and of `shape`; the key is consumed.
+    """Draw integers from `0 .. bound-1`, uint32 and of `shape`; the key is consumed.
 
     Each takes one random word; `jax.random.randint` takes two and a split, which matters, because these are half of
     what a vector step draws. The relative error of each probability is at most `bound / 2^32`, and 0 if `bound` is a

@@ -1,10 +1,10 @@
-"""One shard's function, run for all shards of this device: one after the other, together only where they meet.
+"""The function of one shard, run for all shards of this device in sequence, and together only in collectives.
 
-`jax.vmap` with a named axis says what such a function means. But it runs all shards in one batch, and what a product of
-matrices rounds to depends on the size of its batch, so the bits would depend on how many shards a device has. Here
-everything that a shard computes alone runs in a loop over shards, always in the same shapes; what is the same for all
-is computed once, and what they exchange is gathered from all devices. Parts of large arrays, such as a ring of
-transitions, are read and written in place for all shards together: that moves numbers and rounds none.
+`jax.vmap` with a named axis defines the meaning of such a function. But it runs all shards in one batch, and the
+rounding of a matrix product depends on the size of its batch, so the bits would depend on the number of shards per
+device. Here all computations of a single shard run in a loop over shards, always in the same shapes; replicated values
+are computed once, and collectives gather from all devices. Parts of large arrays, such as a ring of transitions, are
+read and written in place for all shards at once, since this moves numbers without rounding.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,56 +18,57 @@ import jaxrl.shards as shards_of_run
 from jaxrl.errors import SettingsError
 from jaxrl.shards import AXIS, axis_size
 from jaxrl.trees import Array, PyTree, is_key, key_impl
-from jaxrl.xla.attempts import attempt
-from jaxrl.xla.equations import Code, Equation, Step, arrays, bind, called, counts_of, equations_in, read, run
+from jaxrl.xla.attempts import with_fallback
+from jaxrl.xla.equations import Code, Equation, Step, arrays, bind, called, read, run, scan_counts, walk_equation
 
 DEVICES = "envs"
-"""The axis of a mesh over which shards are spread."""
-MEETS = frozenset({"all_gather", "axis_index"})
-"""Primitives by which a shard learns of the others, or its place among them."""
+"""Mesh axis over which shards are distributed."""
+COLLECTIVES = frozenset({"all_gather", "axis_index"})
+"""Primitives that depend on other shards or on the index of the shard."""
 PARTS = frozenset({"dynamic_slice", "gather", "dynamic_update_slice", "scatter", "scatter-max", "scatter_max"})
 """Primitives that read or write a part of their first input."""
 FORMS = frozenset({"reshape", "squeeze", "broadcast_in_dim", "bitcast_convert_type", "expand_dims", "copy"})
-"""Primitives that only see their input in another shape."""
+"""Primitives that only change the shape of their input."""
 
 
 class Spread(NamedTuple):
-    """Values, and of each whether every shard has its own, in rows `[V, ...]` of the shards on this device."""
+    """Values, each with a flag: per shard, `[V, ...]` for the shards of this device, or replicated."""
 
     values: list[Any]
     each: list[bool]
 
 
-def spread(
+def run_shards(
     function: Callable[..., PyTree],
     shards: int,
     args: Sequence[PyTree],
     each: Sequence[PyTree],
     own: Callable[[PyTree], PyTree],
 ) -> Any:
-    """Run `function(*args)` for all shards of this device; return its result, and a tree that says what is by shard.
+    """Run `function(*args)` for all shards of this device; return its result, and a tree of flags: which leaves are per
+    shard.
 
     Args:
-      function: what one shard computes; the axis `shards` tells it of the others.
-      shards: how many there are on all devices.
-      args: what it is given; what every shard has for itself, in rows `[V, ...]` of the shards on this device.
-      each: trees of bools like `args`: whether every shard has its own.
-      own: returns of a result the same: what to take for each shard's own where that cannot be read from the program.
+      function: the computation of one shard, with the axis `shards`.
+      shards: number of shards on all devices.
+      args: arguments; those per shard are `[V, ...]` for the shards of this device.
+      each: trees of bools like `args`: whether a leaf is per shard.
+      own: `(result) -> bools`: the same for the result, used if the program cannot be analysed.
     """
     leaves, form = jax.tree.flatten(tuple(args))
     given = Spread(leaves, jax.tree.leaves(tuple(each)))
     flat = lambda *leaves: function(*jax.tree.unflatten(form, leaves))
-    return attempt(
+    return with_fallback(
         "shards one by one",
-        lambda: _one_by_one(flat, shards, given),
-        lambda: _in_one_batch(flat, shards, given, own),
+        lambda: _run_one_by_one(flat, shards, given),
+        lambda: _run_in_one_batch(flat, shards, given, own),
     )
 
 
-def _in_one_batch(
+def _run_in_one_batch(
     flat: Callable[..., PyTree], shards: int, given: Spread, own: Callable[[PyTree], PyTree]
 ) -> tuple[PyTree, PyTree]:
-    """Run a function for all shards of this device together: what it rounds to then depends on how many there are."""
+    """Run a function for all shards of this device in one batch; its rounding then depends on their number."""
     axes = [0 if own else None for own in given.each]
     with shards_of_run.outer_axis(DEVICES if _devices() > 1 else None):
         made = jax.vmap(flat, in_axes=axes, axis_name=AXIS, axis_size=_here(shards))(*given.values)
@@ -75,22 +76,22 @@ def _in_one_batch(
     return jax.tree.map(lambda x, own: x if own else x[0], made, flags), flags
 
 
-def _one_by_one(flat: Callable[..., PyTree], shards: int, given: Spread) -> tuple[PyTree, PyTree]:
+def _run_one_by_one(flat: Callable[..., PyTree], shards: int, given: Spread) -> tuple[PyTree, PyTree]:
     local = [_row(x) if own else _like(x) for x, own in zip(given.values, given.each, strict=True)]
     traced, shape = jax.make_jaxpr(flat, axis_env=[(AXIS, shards)], return_shape=True)(*local)
-    made = _interpret(_inlined(read(traced)), given, shards)
+    made = _interpret(_inline(read(traced)), given, shards)
     result = jax.tree.structure(shape)
     return jax.tree.unflatten(result, made.values), jax.tree.unflatten(result, made.each)
 
 
-def everywhere(tree: PyTree, each: PyTree, shards: int) -> PyTree:
-    """Give every shard of this device its own copy of what is the same for all."""
+def replicate(tree: PyTree, each: PyTree, shards: int) -> PyTree:
+    """Return `tree` with a copy of each replicated leaf for every shard of this device."""
     here = _here(shards)
     return jax.tree.map(lambda x, own: x if own else jnp.broadcast_to(x, (here, *x.shape)), tree, each)
 
 
 def _here(shards: int) -> int:
-    """Return how many of the shards are on this device."""
+    """Return the number of shards on this device."""
     return shards // _devices()
 
 
@@ -107,11 +108,11 @@ def _like(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
-# --- reading ----------------------------------------------------------------------------------------------------
+# --- analysis ---------------------------------------------------------------------------------------------------
 
 
-def _inlined(code: Code) -> Code:
-    """Put the equations of every call in its place."""
+def _inline(code: Code) -> Code:
+    """Replace every call by its equations."""
     plain = Code(list(code.ins), list(code.outs), [], dict(code.given), code.avals, code.numbers)
     renamed: dict[int, int] = {}
     for equation in code.equations:
@@ -120,7 +121,7 @@ def _inlined(code: Code) -> Code:
         if inner is None:
             plain.equations.append(equation._replace(ins=ins))
             continue
-        inner = _inlined(inner)
+        inner = _inline(inner)
         place = dict(zip(inner.ins, ins, strict=True))
         for number, aval in inner.avals.items():
             place.setdefault(number, -1)
@@ -133,9 +134,9 @@ def _inlined(code: Code) -> Code:
     return plain._replace(outs=[renamed.get(i, i) for i in plain.outs])
 
 
-def _meets(equation: Equation) -> bool:
-    """Say whether shards meet inside an equation, or in it."""
-    return any(eqn.primitive.name in MEETS and AXIS in _axes(eqn) for eqn in equations_in(equation.eqn))
+def _has_collective(equation: Equation) -> bool:
+    """Return whether an equation is or contains a collective over shards."""
+    return any(eqn.primitive.name in COLLECTIVES and AXIS in _axes(eqn) for eqn in walk_equation(equation.eqn))
 
 
 def _axes(eqn: Any) -> tuple[Any, ...]:
@@ -143,19 +144,19 @@ def _axes(eqn: Any) -> tuple[Any, ...]:
     return name if isinstance(name, tuple) else (name,)
 
 
-def _own(code: Code, each: Sequence[bool]) -> list[bool]:
-    """Say of each result of a function, given it of the inputs, whether every shard has its own."""
+def _find_per_shard(code: Code, each: Sequence[bool]) -> list[bool]:
+    """Return whether each result of a function is per shard, given the same for the inputs."""
     kinds = dict.fromkeys(code.given, False) | dict(zip(code.ins, each, strict=True))
     for equation in code.equations:
         ins = [kinds[i] for i in equation.ins]
-        if equation.name in MEETS and _meets(equation):
+        if equation.name in COLLECTIVES and _has_collective(equation):
             outs = [equation.name == "axis_index"]
         elif equation.name == "scan":
-            outs = _own_of_scan(equation, ins)
-        elif equation.name == "while" and _meets(equation):
-            outs = _own_of_while(equation, ins)
-        elif equation.name == "cond" and _meets(equation):
-            outs = _own_of_cond(equation, ins)
+            outs = _scan_per_shard(equation, ins)
+        elif equation.name == "while" and _has_collective(equation):
+            outs = _while_per_shard(equation, ins)
+        elif equation.name == "cond" and _has_collective(equation):
+            outs = _cond_per_shard(equation, ins)
         else:
             outs = [any(ins)] * len(equation.outs)
         kinds.update(zip(equation.outs, outs, strict=True))
@@ -163,18 +164,18 @@ def _own(code: Code, each: Sequence[bool]) -> list[bool]:
 
 
 def _body(equation: Equation, name: str = "jaxpr") -> Code:
-    return _inlined(read(equation.eqn.params[name]))
+    return _inline(read(equation.eqn.params[name]))
 
 
-def _own_of_scan(equation: Equation, ins: list[bool]) -> list[bool]:
-    if not _meets(equation):
+def _scan_per_shard(equation: Equation, ins: list[bool]) -> list[bool]:
+    if not _has_collective(equation):
         return [any(ins)] * len(equation.outs)
-    return _settled(_body(equation), ins, *counts_of(equation))
+    return _fixpoint(_body(equation), ins, *scan_counts(equation))
 
 
-def _own_of_while(equation: Equation, ins: list[bool]) -> list[bool]:
+def _while_per_shard(equation: Equation, ins: list[bool]) -> list[bool]:
     consts = equation.eqn.params["cond_nconsts"]
-    return _settled(
+    return _fixpoint(
         _body(equation, "body_jaxpr"),
         ins[consts:],
         equation.eqn.params["body_nconsts"],
@@ -183,19 +184,21 @@ def _own_of_while(equation: Equation, ins: list[bool]) -> list[bool]:
 
 
 def _branches(equation: Equation) -> list[Code]:
-    return [_inlined(read(branch)) for branch in equation.eqn.params["branches"]]
+    return [_inline(read(branch)) for branch in equation.eqn.params["branches"]]
 
 
-def _own_of_cond(equation: Equation, ins: list[bool]) -> list[bool]:
-    """Return what the results of a branch are: of each shard if they are in any branch."""
-    return [any(outs) for outs in zip(*(_own(branch, ins[1:]) for branch in _branches(equation)), strict=True)]
+def _cond_per_shard(equation: Equation, ins: list[bool]) -> list[bool]:
+    """Return whether each result is per shard: if it is in any branch."""
+    return [
+        any(outs) for outs in zip(*(_find_per_shard(branch, ins[1:]) for branch in _branches(equation)), strict=True)
+    ]
 
 
-def _settled(body: Code, ins: list[bool], consts: int, carry: int) -> list[bool]:
-    """Return what the results of a loop are: what is carried on is of each shard as soon as it ever is."""
+def _fixpoint(body: Code, ins: list[bool], consts: int, carry: int) -> list[bool]:
+    """Return whether each result of a loop is per shard; a carried value is, once it is in any iteration."""
     ins = list(ins)
     while True:
-        outs = _own(body, ins)
+        outs = _find_per_shard(body, ins)
         carried = [a or b for a, b in zip(ins[consts : consts + carry], outs, strict=False)]
         if carried == ins[consts : consts + carry]:
             return [*carried, *outs[carry:]]
@@ -207,17 +210,17 @@ def _settled(body: Code, ins: list[bool], consts: int, carry: int) -> list[bool]
 
 def _interpret(code: Code, given: Spread, shards: int) -> Spread:
     """Run a function for all shards of this device."""
-    stage = _Stage(code, given, shards)
+    stage = _Interpreter(code, given, shards)
     for place, equation in enumerate(code.equations):
         stage.take(place, equation)
     stage.finish()
     return Spread(arrays(code, stage.values, code.outs), [i in stage.each for i in code.outs])
 
 
-class _Stage:
-    """The values so far, and the equations that wait to be run together.
+class _Interpreter:
+    """Values computed so far, and the pending equations.
 
-    Some wait to be run for all shards, one after the other, the others to be run once.
+    Pending equations are compiled together: one group runs in a loop over shards, the other once.
     """
 
     def __init__(self, code: Code, given: Spread, shards: int) -> None:
@@ -229,11 +232,11 @@ class _Stage:
         self.last.update(dict.fromkeys(code.outs, len(code.equations)))
 
     def take(self, place: int, equation: Equation) -> None:
-        """Run an equation, or have it wait for others."""
+        """Run an equation, or add it to the pending ones."""
         own = [i in self.each for i in equation.ins]
-        if _meets(equation):
+        if _has_collective(equation):
             self._settle(place, equation.ins)
-            self._put(equation, *_meet(equation, self._spread(equation), self.shards))
+            self._put(equation, *_run_collective(equation, self._spread(equation), self.shards))
         elif equation.name in PARTS | FORMS and own[:1] == [True] and not self._waits(True, equation.ins[:1]):
             self._settle(place, equation.ins)
             batched = jax.vmap(partial(bind, equation), in_axes=[0 if x else None for x in own])
@@ -244,15 +247,15 @@ class _Stage:
             self.each.update(equation.outs if any(own) else ())
 
     def finish(self) -> None:
-        """Run all that waits."""
+        """Run all pending equations."""
         self._settle(len(self.code.equations), self.code.outs)
 
     def _waits(self, each: bool, numbers: Iterable[int]) -> bool:
-        """Say whether some of these are still to be made."""
+        """Return whether some of these values are pending."""
         return not {i for equation in self.waiting[each] for i in equation.outs}.isdisjoint(numbers)
 
     def _settle(self, place: int, numbers: Sequence[int]) -> None:
-        """Make these, before equation number `place` is run."""
+        """Compute these values before equation number `place`."""
         if self._waits(True, numbers):
             if self._waits(False, [i for equation in self.waiting[True] for i in equation.ins]):
                 self._flush(place, False)
@@ -268,7 +271,7 @@ class _Stage:
         self.each.update(i for i, x in zip(equation.outs, own, strict=True) if x)
 
     def _flush(self, place: int, each: bool) -> None:
-        """Run what waits for all shards (`each`), or to be run once; keep what is needed from equation `place` on."""
+        """Run the pending equations per shard (`each`) or the others; keep values needed from equation `place` on."""
         equations, self.waiting[each] = self.waiting[each], []
         steps = [Step(partial(bind, equation), equation.ins, equation.outs) for equation in equations]
         made = {i for equation in equations for i in equation.outs}
@@ -283,16 +286,18 @@ class _Stage:
             run(steps, values)
             return arrays(self.code, values, kept)
 
-        alone = partial(_apart(function), [self.values[i] for i in same])
+        alone = partial(_compile_alone(function), [self.values[i] for i in same])
         given = [self.values[i] for i in rows]
-        self.values.update(zip(kept, _in_turn(alone, given, _here(self.shards)) if each else alone([]), strict=True))
+        self.values.update(
+            zip(kept, _loop_over_shards(alone, given, _here(self.shards)) if each else alone([]), strict=True)
+        )
 
 
-def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have XLA compile a function by itself.
+def _compile_alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function`, compiled by XLA without its surroundings.
 
-    A compiler that sees more at once fuses more, and then rounds otherwise: what stands around a function differs with
-    the number of devices, but what it comes to must not.
+    Inlined, it would be fused with them and round differently: the surroundings depend on the number of devices, while
+    the result must not.
     """
     from jax.experimental.xla_metadata import set_xla_metadata
 
@@ -300,10 +305,10 @@ def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
     return set_xla_metadata(inlineable="false")(inside)
 
 
-def _in_turn(function: Callable[[list[Any]], list[Any]], rows: list[Any], shards: int) -> list[Any]:
-    """Run a function for one shard after the other; what is given and returned are rows of shards."""
-    # XLA would open a loop over a single shard, and lay out what the function is given in another way. So it is not
-    # told how many turns there are, and a row is added that is never run.
+def _loop_over_shards(function: Callable[[list[Any]], list[Any]], rows: list[Any], shards: int) -> list[Any]:
+    """Run a function for one shard after the other; inputs and outputs are rows of shards."""
+    # XLA would unroll a loop over a single shard, and choose another layout for the inputs. So the number of iterations
+    # is hidden by a barrier, and a second row is added that is never run.
     add = (lambda x: jnp.concatenate([x, x])) if shards == 1 else lambda x: x
     rows, turns = [add(x) for x in rows], jax.lax.optimization_barrier(jnp.int32(shards))
 
@@ -322,10 +327,10 @@ def _blank(like: Any, rows: int) -> Array:
     return jax.random.wrap_key_data(jnp.zeros((rows, *data.shape), data.dtype), impl=key_impl(like))
 
 
-def _meet(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:
-    """Run an equation in which shards meet."""
+def _run_collective(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:
+    """Run an equation that is or contains a collective."""
     if equation.name == "all_gather":
-        return [_gathered(given.values[0], given.each[0], shards)], [False]
+        return [_gather(given.values[0], given.each[0], shards)], [False]
     if equation.name == "axis_index":
         first = jax.lax.axis_index(DEVICES) * _here(shards) if _devices() > 1 else jnp.int32(0)
         return [first + jnp.arange(_here(shards), dtype=jnp.int32)], [True]
@@ -338,25 +343,25 @@ def _meet(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], li
     raise NotImplementedError(f"shards cannot meet inside of {equation.name}")
 
 
-def _gathered(x: Array, own: bool, shards: int) -> Array:
+def _gather(x: Array, own: bool, shards: int) -> Array:
     if not own:
         return jnp.broadcast_to(x, (shards, *x.shape))
     return jax.lax.all_gather(x, DEVICES, tiled=True) if _devices() > 1 else x
 
 
 def _scan(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:
-    (consts, carry), body = counts_of(equation), _body(equation)
-    own = _own_of_scan(equation, given.each)
+    (consts, carry), body = scan_counts(equation), _body(equation)
+    own = _scan_per_shard(equation, given.each)
     begun = Spread(given.values[consts : consts + carry], given.each[consts : consts + carry])
-    first = _everywhere_as(begun, own[:carry], shards)
+    first = _replicate_to(begun, own[:carry], shards)
     fixed, kinds = given.values[:consts], [*given.each[:consts], *own[:carry], *given.each[consts + carry :]]
-    # A loop takes rows of time; those of shards come behind.
+    # A scan slices the first axis, so the axis of shards is moved behind it.
     turn = lambda xs, flags: [jnp.moveaxis(x, 0, 1) if f else x for x, f in zip(xs, flags, strict=True)]
     rows = turn(given.values[consts + carry :], given.each[consts + carry :])
 
     def one(carried: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
         made = _interpret(body, Spread([*fixed, *carried, *row], kinds), shards)
-        whole = _everywhere_as(made, own, shards)
+        whole = _replicate_to(made, own, shards)
         return whole[:carry], whole[carry:]
 
     params = {name: equation.eqn.params[name] for name in ("length", "reverse", "unroll")}
@@ -367,9 +372,13 @@ def _scan(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], li
 def _while(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:
     params = equation.eqn.params
     tests, consts = params["cond_nconsts"], params["body_nconsts"]
-    own, body, test = _own_of_while(equation, given.each), _body(equation, "body_jaxpr"), _body(equation, "cond_jaxpr")
+    own, body, test = (
+        _while_per_shard(equation, given.each),
+        _body(equation, "body_jaxpr"),
+        _body(equation, "cond_jaxpr"),
+    )
     tested, fixed = (Spread(given.values[a:b], given.each[a:b]) for a, b in ((0, tests), (tests, tests + consts)))
-    first = _everywhere_as(Spread(given.values[tests + consts :], given.each[tests + consts :]), own, shards)
+    first = _replicate_to(Spread(given.values[tests + consts :], given.each[tests + consts :]), own, shards)
 
     def goes_on(carried: Any) -> Array:
         made = _interpret(test, Spread([*tested.values, *carried], [*tested.each, *own]), shards)
@@ -379,7 +388,7 @@ def _while(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], l
 
     def one(carried: Any) -> Any:
         made = _interpret(body, Spread([*fixed.values, *carried], [*fixed.each, *own]), shards)
-        return _everywhere_as(made, own, shards)
+        return _replicate_to(made, own, shards)
 
     return list(jax.lax.while_loop(goes_on, one, first)), own
 
@@ -387,16 +396,16 @@ def _while(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], l
 def _cond(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:
     if given.each[0]:
         raise SettingsError("shards cannot meet where each of them chooses by itself what to do")
-    own = _own_of_cond(equation, given.each)
+    own = _cond_per_shard(equation, given.each)
 
     def taken(branch: Code, *values: Any) -> list[Any]:
-        return _everywhere_as(_interpret(branch, Spread(list(values), given.each[1:]), shards), own, shards)
+        return _replicate_to(_interpret(branch, Spread(list(values), given.each[1:]), shards), own, shards)
 
     branches = [partial(taken, branch) for branch in _branches(equation)]
     return list(jax.lax.switch(given.values[0], branches, *given.values[1:])), own
 
 
-def _everywhere_as(given: Spread, own: Sequence[bool], shards: int) -> list[Any]:
-    """Give every shard its own copy of those values that are to be its own."""
+def _replicate_to(given: Spread, own: Sequence[bool], shards: int) -> list[Any]:
+    """Return values with copies per shard where `own` requires them."""
     wanted = zip(given.values, given.each, own, strict=True)
-    return [everywhere(x, has or not wants, shards) for x, has, wants in wanted]
+    return [replicate(x, has or not wants, shards) for x, has, wants in wanted]

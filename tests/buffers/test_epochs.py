@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl.buffers.epochs import epoch_indices, mul_divmod
-from jaxrl.xla.shuffle import permuted
+from jaxrl.xla.shuffle import permute
 
 KEY = jax.random.key(3)
 SIZES = [1, 2, 7, 67, 1024, *(pytest.param(size, marks=pytest.mark.slow) for size in (63, 64, 100, 997, 4099))]
@@ -15,7 +15,7 @@ SIZES = [1, 2, 7, 67, 1024, *(pytest.param(size, marks=pytest.mark.slow) for siz
 
 @pytest.mark.parametrize("units", SIZES)
 def test_every_place_has_a_unit_of_its_own_however_few_are_asked_for(units: int) -> None:
-    look = jax.jit(lambda place: permuted(KEY, place, units))
+    look = jax.jit(lambda place: permute(KEY, place, units))
     order = np.asarray(look(jnp.arange(units)))
     assert sorted(order) == list(range(units))
     some = np.array([units - 1, 0, units // 2])
@@ -26,7 +26,7 @@ def test_every_place_has_a_unit_of_its_own_however_few_are_asked_for(units: int)
 def test_units_come_to_lie_anywhere(units: int) -> None:
     """Of 2000 orders, each unit lies in each tenth of the places in about a tenth (five standard deviations: 67)."""
     place = jnp.arange(units)
-    orders = jax.jit(jax.vmap(lambda key: permuted(key, place, units)))(jax.random.split(KEY, 2000))
+    orders = jax.jit(jax.vmap(lambda key: permute(key, place, units)))(jax.random.split(KEY, 2000))
     tenth = np.argsort(np.asarray(orders), axis=1)[:, [0, 1, units - 1]] * 10 // units
     counts = np.stack([np.bincount(column, minlength=10) for column in tenth.T])
     assert np.abs(counts - 200).max() < 67

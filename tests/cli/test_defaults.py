@@ -11,7 +11,7 @@ import pytest
 import jaxrl
 from jaxrl.algos import BufferConfig, OfflineRun, OffPolicyRun, OnPolicyRun, ProcessorConfig, build, general
 from jaxrl.registry import algorithm_names
-from jaxrl.training.session.setup import OF_ROLLOUTS
+from jaxrl.training.session.setup import ROLLOUT_SETTINGS
 from jaxrl.training.settings import SessionConfig
 
 
@@ -60,7 +60,7 @@ def test_a_function_of_the_library_has_the_defaults_of_the_command_line(name: st
 
 def test_a_session_has_the_defaults_of_off_policy_training_but_for_one_environment_and_no_console() -> None:
     session, command = of_dataclass(SessionConfig), of_dataclass(OffPolicyRun)
-    assert {session.pop(name) for name in OF_ROLLOUTS} == {None}  # of on-policy agents, what suits each
+    assert {session.pop(name) for name in ROLLOUT_SETTINGS} == {None}  # of on-policy agents, what suits each
     assert session.keys() <= command.keys()
     assert {n for n in session if session[n] != command[n]} == {"num_envs", "recorders"}
     assert session["num_envs"] == 1  # a loop of one's own is usually around one

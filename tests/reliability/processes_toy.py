@@ -13,7 +13,7 @@ import jaxrl
 import jaxrl.training.processes as processes
 from jaxrl.cli import run_main
 from jaxrl.joining import join, together
-from jaxrl.strategies.guard import Health, healthy
+from jaxrl.strategies.guard import Health, init_health
 from jaxrl.strategies.shards import sharded
 from jaxrl.training.storage.leaves import state_digest
 
@@ -42,7 +42,7 @@ def strategy() -> jaxrl.Strategy:
 
     def health(state: State) -> Health:
         ill = (state.steps > ILL) & (state.mended == 0)
-        return Health(*(jnp.where(ill, x, y) for x, y in zip((3, 0, 3, ILL), healthy(), strict=True)))
+        return Health(*(jnp.where(ill, x, y) for x, y in zip((3, 0, 3, ILL), init_health(), strict=True)))
 
     def reseed(state: State, rollbacks: int) -> State:
         return state._replace(mended=state.mended + rollbacks)

@@ -11,7 +11,7 @@ import pytest
 import jaxrl
 from jaxrl import train
 from jaxrl.errors import DivergedError
-from jaxrl.strategies.guard import Health, guarded_update, health_of, healthy, reseed
+from jaxrl.strategies.guard import Health, get_health, guarded_update, init_health, reseed
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import state_digest
 
@@ -39,8 +39,8 @@ def poisoned(bad: Any, name: str = "loss") -> jaxrl.Strategy:
         new, health, metrics, _ = guarded_update(agent, state.agent, state.health, None, luck, t)  # type: ignore[arg-type]
         return Learner(state.key, new, health), metrics
 
-    init = lambda key: Learner(key, jnp.float32(0), healthy())
-    return jaxrl.Strategy(init, step, 1, 1, state_fns=jaxrl.StateFns(health_of, reseed))
+    init = lambda key: Learner(key, jnp.float32(0), init_health())
+    return jaxrl.Strategy(init, step, 1, 1, state_fns=jaxrl.StateFns(get_health, reseed))
 
 
 def events(run: Path) -> list[tuple[str, int]]:

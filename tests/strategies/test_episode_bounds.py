@@ -12,7 +12,7 @@ from toys_closed_form import counting_env
 import jaxrl
 from jaxrl.agents import AgentInfo
 from jaxrl.processors.base import Processor, init_processor
-from jaxrl.strategies.base import step_of
+from jaxrl.strategies.base import compose_step
 from jaxrl.types import SequenceSpec, Step
 
 KEY = jax.random.key(0)
@@ -133,7 +133,7 @@ def test_half_of_a_step_that_is_replaced_alone_is_refused_and_the_whole_goes() -
     with pytest.raises(jaxrl.SettingsError, match="another collect or learn than its step; give step="):
         jaxrl.Trainer(half, max_opts=10)
     memory = jaxrl.MemoryRecorder()
-    whole = half._replace(step=step_of(half.collect, half.learn))
+    whole = half._replace(step=compose_step(half.collect, half.learn))
     jaxrl.Trainer(whole, max_opts=10, record_interval=10, recorders=[memory], quiet=True).train()
     assert [row["mine"] for row in memory.rows if row["kind"] == "train"] == [3]
 

@@ -22,10 +22,10 @@ from jaxrl.processors import n_step, reward_scale
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.strategies import off_policy
 from jaxrl.strategies.base import iterate
-from jaxrl.strategies.guard import guarded_update, healthy
+from jaxrl.strategies.guard import guarded_update, init_health
 from jaxrl.types import Batch, Transition
 from jaxrl.xla import ahead
-from jaxrl.xla.verdict import LARGE
+from jaxrl.xla.finite import LARGE
 
 KEY = jax.random.key(1)
 GAMMA = 0.5
@@ -516,7 +516,7 @@ SIZES = [1, LARGE // 4]
 @pytest.mark.parametrize("size", SIZES)
 def test_a_metric_without_a_single_measurement_is_no_reason_to_skip(size):
     metrics = {"loss": jnp.float32(1.0), "rare": stat(jnp.ones(3), False), "hits": Total(jnp.int32(2))}
-    new, health, seen, _ = guarded_update(stub(metrics), jnp.zeros(size), healthy(), BATCH, (), jnp.uint32(0))
+    new, health, seen, _ = guarded_update(stub(metrics), jnp.zeros(size), init_health(), BATCH, (), jnp.uint32(0))
     assert (new == 1.0).all()
     assert int(health.skipped_in_a_row) == 0
     assert int(seen["skipped_updates"].count) == 0
@@ -529,7 +529,9 @@ def test_a_metric_without_a_single_measurement_is_no_reason_to_skip(size):
 @pytest.mark.parametrize("size", SIZES)
 def test_a_bad_metric_of_any_kind_is_a_reason_to_skip_and_is_not_reported(bad, kind, size):
     metrics = {"loss": kind(bad), "hits": Total(jnp.int32(2))}
-    new, health, seen, priorities = guarded_update(stub(metrics), jnp.zeros(size), healthy(), BATCH, (), jnp.uint32(0))
+    new, health, seen, priorities = guarded_update(
+        stub(metrics), jnp.zeros(size), init_health(), BATCH, (), jnp.uint32(0)
+    )
     assert (new == 0.0).all()
     assert int(health.skipped_in_a_row) == 1
     assert int(seen["skipped_updates"].count) == 1
@@ -545,7 +547,7 @@ def test_of_a_population_each_member_lets_go_of_its_own_bad_updates(size):
     """Their states are the numbers 0, 1 and 2; the update of the second is bad."""
 
     def update(state, luck):
-        return guarded_update(stub({"loss": luck}), state, healthy(), BATCH, (), jnp.uint32(0))[0]
+        return guarded_update(stub({"loss": luck}), state, init_health(), BATCH, (), jnp.uint32(0))[0]
 
     states = jnp.broadcast_to(jnp.arange(3.0)[:, None], (3, size))
     new = jax.jit(jax.vmap(update))(states, jnp.array([0.0, jnp.nan, 0.0]))

@@ -13,7 +13,7 @@ from jaxrl.agents import Agent, AgentInfo
 from jaxrl.buffers.dataset import split_holdout, summarise
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete
-from jaxrl.strategies.offline import distance, learnt_from, transitions
+from jaxrl.strategies.offline import action_distance, fit_processor, make_transitions
 
 TABLE = {"features": (), "lr": 0.05}
 """One observation and linear networks: a table."""
@@ -32,7 +32,7 @@ def softmax_of(state: Any, agent: Any, obs: Any) -> np.ndarray:
 @pytest.mark.parametrize("n", [1, 3])
 def test_returns_and_discounts_never_cross_an_end_and_are_cut_only_where_an_episode_terminated(n: int) -> None:
     data, gamma = walk(), 0.5
-    made = transitions(jaxrl.n_step(n, gamma), data)
+    made = make_transitions(jaxrl.n_step(n, gamma), data)
     for row in range(data.rows):
         stop = next(i for i in range(row, data.rows) if data.terminated[i] or data.truncated[i])
         last = min(row + n - 1, stop)
@@ -46,15 +46,15 @@ def test_returns_and_discounts_never_cross_an_end_and_are_cut_only_where_an_epis
 def test_observations_are_normalised_by_the_mean_and_deviation_of_all_of_them() -> None:
     data = walk()
     processor = jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step())
-    learnt = processor.get_stats(learnt_from(processor, data))
-    made = transitions(processor.freeze(learnt), data)
+    learnt = processor.get_stats(fit_processor(processor, data))
+    made = make_transitions(processor.freeze(learnt), data)
     mean, deviation = data.obs.mean(), data.obs.std()
     np.testing.assert_allclose(made.obs, (data.obs - mean) / deviation, atol=1e-5)
     np.testing.assert_allclose(made.next_obs, (data.next_obs - mean) / deviation, atol=1e-5)
 
 
 def test_stacked_frames_begin_anew_with_each_episode() -> None:
-    made = transitions(jaxrl.chain(jaxrl.frame_stack(2), jaxrl.one_step()), walk())
+    made = make_transitions(jaxrl.chain(jaxrl.frame_stack(2), jaxrl.one_step()), walk())
     np.testing.assert_array_equal(made.obs[3:6], [[2, 3], [0, 0], [0, 1]])
     np.testing.assert_array_equal(made.next_obs[3:5], [[3, 4], [0, 1]])
 
@@ -175,8 +175,8 @@ def test_without_an_environment_the_policy_is_judged_by_its_distance_from_episod
 def test_distances_are_of_actions_brought_to_their_bounds() -> None:
     box = Box(-2.0, 2.0, (2,))
     a, b = jnp.array([[2.0, 0.0], [0.0, 0.0]]), jnp.array([[-2.0, 1.0], [0.0, 0.0]])
-    np.testing.assert_allclose(distance(box, a, b), [(4 + 0.25) / 2, 0.0])
-    np.testing.assert_allclose(distance(Discrete(3), jnp.array([0, 2]), jnp.array([0, 1])), [0, 1])
+    np.testing.assert_allclose(action_distance(box, a, b), [(4 + 0.25) / 2, 0.0])
+    np.testing.assert_allclose(action_distance(Discrete(3), jnp.array([0, 2]), jnp.array([0, 1])), [0, 1])
 
 
 def test_held_out_episodes_are_spread_over_the_set() -> None:

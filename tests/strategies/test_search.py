@@ -6,7 +6,7 @@ import pytest
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.strategies.search import PBT, Copy, Halving, Verdict, in_full, ranking, read_search, search_of
+from jaxrl.strategies.search import PBT, Copy, Halving, Verdict, make_search, parse_search, rank, upgrade_settings
 
 NAN = math.nan
 LR = jaxrl.log_uniform(1e-4, 1e-1)
@@ -21,7 +21,7 @@ def values(numbers: object) -> dict[int, dict[str, float]]:
 
 
 def test_what_is_not_finite_comes_last_and_equals_go_by_their_number() -> None:
-    assert ranking({3: 1.0, 1: NAN, 0: 5.0, 2: 1.0, 4: math.inf, 5: -math.inf}) == [0, 2, 3, 1, 4, 5]
+    assert rank({3: 1.0, 1: NAN, 0: 5.0, 2: 1.0, 4: math.inf, 5: -math.inf}) == [0, 2, 3, 1, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_rungs_are_at_evaluations_before_the_end() -> None:
 
 
 def test_a_population_of_before_halving_had_a_first_rung_keeps_its_rungs() -> None:
-    full = in_full({"seeds": 1, "halving": {"factor": 3}})
-    assert search_of(full) == Halving(3, first=0)
+    full = upgrade_settings({"seeds": 1, "halving": {"factor": 3}})
+    assert make_search(full) == Halving(3, first=0)
     assert (full["layout"], full["width"]) == ("spread", None)
-    assert in_full(full) == full
+    assert upgrade_settings(full) == full
 
 
 def test_the_best_share_goes_on_rounded_up() -> None:
@@ -140,14 +140,14 @@ def test_a_verdict_depends_on_scores_seed_and_gate_alone() -> None:
 
 
 def test_words_of_a_command_line() -> None:
-    assert read_search("pbt", ["2000"]) == {"interval": 2000}
+    assert parse_search("pbt", ["2000"]) == {"interval": 2000}
     told = ["interval=2e3", "share=0.25", "select=tournament", "factors=0.5,2"]
-    assert read_search("pbt", told) == {"interval": 2000, "share": 0.25, "select": "tournament", "factors": (0.5, 2.0)}
-    assert read_search("halving", ["4"]) == {"factor": 4}
-    assert read_search("halving", ["4", "first=0.1"]) == {"factor": 4, "first": 0.1}
-    again = search_of({"pbt": PBT(2000).settings()})
+    assert parse_search("pbt", told) == {"interval": 2000, "share": 0.25, "select": "tournament", "factors": (0.5, 2.0)}
+    assert parse_search("halving", ["4"]) == {"factor": 4}
+    assert parse_search("halving", ["4", "first=0.1"]) == {"factor": 4, "first": 0.1}
+    again = make_search({"pbt": PBT(2000).settings()})
     assert again == PBT(2000)
-    assert search_of({"pbt": None}) is None
+    assert make_search({"pbt": None}) is None
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_words_of_a_command_line() -> None:
 )
 def test_words_that_cannot_be_read(name: str, given: list[str], told: str) -> None:
     with pytest.raises(SettingsError) as raised:
-        read_search(name, given)
+        parse_search(name, given)
     assert told in str(raised.value)
 
 
@@ -193,4 +193,4 @@ def test_pbt_wants_something_to_change_that_it_can() -> None:
     with pytest.raises(SettingsError, match=r"pbt cannot change buffer\.alpha on the way"):
         PBT(1).within({"buffer.alpha": [0.1, 0.2]}, 0)
     with pytest.raises(SettingsError, match="two searches; choose one"):
-        search_of({"pbt": 5, "halving": 3})
+        make_search({"pbt": 5, "halving": 3})

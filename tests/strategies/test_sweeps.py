@@ -8,7 +8,7 @@ import pytest
 from toys_trainer import counting, small_dqn
 
 import jaxrl
-from jaxrl.strategies.population import combinations, read_values, with_values
+from jaxrl.strategies.population import combinations, parse_values, with_values
 from jaxrl.tuning import Override, override, tunable
 
 
@@ -53,10 +53,10 @@ def test_draws_depend_on_their_seed_and_place_alone() -> None:
 
 
 def test_values_are_read_as_people_write_them() -> None:
-    assert read_values("1e-4, 3e-4") == ["1e-4", "3e-4"]
-    assert read_values("log_uniform(1e-5, 1e-2)") == jaxrl.log_uniform(1e-5, 1e-2)
+    assert parse_values("1e-4, 3e-4") == ["1e-4", "3e-4"]
+    assert parse_values("log_uniform(1e-5, 1e-2)") == jaxrl.log_uniform(1e-5, 1e-2)
     assert str(jaxrl.between(0.9, 0.999)) == "between(0.9,0.999)"
-    assert read_values(str(jaxrl.between(0.9, 0.999))) == jaxrl.between(0.9, 0.999)
+    assert parse_values(str(jaxrl.between(0.9, 0.999))) == jaxrl.between(0.9, 0.999)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from jaxrl.distributions import Gaussian, TanhGaussian, apply_temperature, make_
 from jaxrl.envs.host import gymnasium_spec
 from jaxrl.errors import ActorError, SettingsError
 from jaxrl.nn import ActorCritic, QNetwork
-from jaxrl.strategies.remote import HostActors, exploration_of
+from jaxrl.strategies.remote import HostActors, resolve_exploration
 from jaxrl.training.actors.players import Part, Player, Stopped
 from jaxrl.training.actors.pool import ParameterServer
 from jaxrl.training.actors.stats import ActorStats, Block, Published, Watch
@@ -336,18 +336,18 @@ def test_one_number_spreads_exploration_over_the_actors_as_ape_x_does():
         counter(), jaxrl.ActorsConfig(actors, exploration=numbers), actors
     )
     box = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (1,)), jaxrl.Box(-1.0, 1.0, (1,)))
-    spread = exploration_of(host_actors(0.4), jaxrl.td3()(box))
+    spread = resolve_exploration(host_actors(0.4), jaxrl.td3()(box))
     assert [round(x["noise"], 6) for x in spread] == [0.4, round(0.4**4.5, 6), round(0.4**8, 6)]
     agent = jaxrl.dqn()(box._replace(action_space=jaxrl.Discrete(2)))
-    both = [(x["epsilon_start"], x["epsilon_end"]) for x in exploration_of(host_actors(0.1, 0.2, 0.3), agent)]
+    both = [(x["epsilon_start"], x["epsilon_end"]) for x in resolve_exploration(host_actors(0.1, 0.2, 0.3), agent)]
     assert both == [(0.1, 0.1), (0.2, 0.2), (0.3, 0.3)]
-    assert exploration_of(host_actors(), agent) == [{}, {}, {}]
-    of_sac = exploration_of(host_actors(0.4), jaxrl.sac()(box))
+    assert resolve_exploration(host_actors(), agent) == [{}, {}, {}]
+    of_sac = resolve_exploration(host_actors(0.4), jaxrl.sac()(box))
     assert [round(x["exploration"], 6) for x in of_sac] == [0.4, round(0.4**4.5, 6), round(0.4**8, 6)]
     with pytest.raises(SettingsError, match="mine has no setting by which it explores; leave exploration unset"):
-        exploration_of(host_actors(0.1), agent._replace(name="mine", info=agent.info._replace(exploration=())))
+        resolve_exploration(host_actors(0.1), agent._replace(name="mine", info=agent.info._replace(exploration=())))
     with pytest.raises(SettingsError, match=r"exploration sets agent\.noise of each actor, which also"):
-        exploration_of(host_actors(0.1), follow(jaxrl.td3(noise=jaxrl.linear(0.5, 0.1, 100))(box)))
+        resolve_exploration(host_actors(0.1), follow(jaxrl.td3(noise=jaxrl.linear(0.5, 0.1, 100))(box)))
 
 
 def test_exploration_follows_a_schedule_by_the_step_of_the_parameters_that_act():

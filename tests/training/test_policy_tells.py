@@ -15,7 +15,7 @@ from toys_trainer import small_dqn
 import jaxrl
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
-from jaxrl.strategies.interaction import bind
+from jaxrl.strategies.interaction import build_processor_and_agent
 from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.types import RecurrentObs
@@ -46,7 +46,7 @@ def policy_of(
 ) -> GreedyPolicy:
     """Return the policy of a fresh agent, saved after so many optimisation steps."""
     spec = EnvSpec("Toy", obs, actions)
-    processor, agent = bind(maker, processor or jaxrl.one_step(), spec)
+    processor, agent = build_processor_and_agent(maker, processor or jaxrl.one_step(), spec)
     policy, state = make_policy(agent, processor, spec), jax.jit(agent.init)(KEY)
     kept = agent.insight.keep if critics else agent.strip
     zeros = jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), obs, is_leaf=lambda x: isinstance(x, Box))

@@ -19,7 +19,7 @@ from toys_trainer import small_dqn
 import jaxrl
 from jaxrl import train, verify
 from jaxrl.errors import NoCheckpointError, SettingsError
-from jaxrl.strategies.population import Population, moved, with_values
+from jaxrl.strategies.population import Population, set_values, with_values
 from jaxrl.strategies.search import Copy, Verdict
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.population.rows import PopulationRows
@@ -397,7 +397,7 @@ def test_every_setting_of_an_agent_that_can_be_swept_can_be_moved(maker: object)
             continue
         new = value * 0.5 or 0.5
         (member,) = jaxrl.population(strategy, sweep={name: [value or 0.25]}).members
-        after = jax.tree.leaves(moved(member, zeros, {name: new}))
+        after = jax.tree.leaves(set_values(member, zeros, {name: new}))
         assert any(np.shape(x) == () and np.asarray(x) == np.float32(new) for x in after if hasattr(x, "dtype")), name
 
 

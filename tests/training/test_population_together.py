@@ -14,7 +14,7 @@ from toys_trainer import small_dqn
 
 import jaxrl
 from jaxrl.config import parse
-from jaxrl.strategies.population import Layout, layout_of
+from jaxrl.strategies.population import PopulationLayout, resolve_layout
 from jaxrl.training.population.scores import PopulationResult
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.trainer import Trainer
@@ -131,10 +131,10 @@ def test_a_width_makes_several_programs_of_which_the_last_is_as_wide() -> None:
 
 
 def test_the_layout_follows_the_platform_and_is_a_setting(tmp_path: Path) -> None:
-    assert layout_of("auto", None) == Layout("spread")
+    assert resolve_layout("auto", None) == PopulationLayout("spread")
     with forms("cuda"):
-        assert layout_of("auto", 4) == Layout("together", 4)
-        assert layout_of("spread", None) == Layout("spread")
+        assert resolve_layout("auto", 4) == PopulationLayout("together", 4)
+        assert resolve_layout("spread", None) == PopulationLayout("spread")
     run = tmp_path / "run"
     train("spread", max_opts=20, run_dir=run)
     with pytest.raises(jaxrl.SettingsError, match=r"'layout': 'spread'.*not.*'layout': 'together'"):

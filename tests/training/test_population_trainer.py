@@ -17,7 +17,7 @@ from jaxrl.algos import build
 from jaxrl.config import from_plain, preset
 from jaxrl.errors import SettingsError, StorageError
 from jaxrl.registry import algorithm_names
-from jaxrl.strategies.population import changed_settings, with_values
+from jaxrl.strategies.population import replace_settings, with_values
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import PopulationResult, iqm, spread
@@ -64,13 +64,13 @@ def test_members_are_the_runs_that_they_would_be_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("algo", algorithm_names("off_policy", "on_policy"))
 def test_a_swept_setting_does_what_the_setting_does(algo: str) -> None:
     """Train with every sweepable setting changed: as a member, and built with these settings from the first."""
-    small = changed_settings({}, SMALL)
+    small = replace_settings({}, SMALL)
     config = from_plain(preset(algo), small)
     if hasattr(config, "rollout"):
         config = from_plain(config, {"rollout": 8})
     strategy = build(algo, config)
     values = {name: value * 0.75 if value else 0.25 for name, value in jaxrl.sweepable(strategy).items()}
-    built = build(algo, from_plain(config, changed_settings({}, values)))
+    built = build(algo, from_plain(config, replace_settings({}, values)))
     length = {"max_opts": 64, "eval_interval": 0, "eval_episodes": 0, "quiet": True}
     (member,) = Trainer(jaxrl.population(strategy, sweep={n: [v] for n, v in values.items()}), **length).train().members
     assert member.result is not None

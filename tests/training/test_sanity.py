@@ -10,7 +10,7 @@ import pytest
 from toys_trainer import CountState, counting, small_dqn
 
 import jaxrl
-from jaxrl.strategies.guard import what_returns_are_made_of
+from jaxrl.strategies.guard import return_bound_metrics
 from jaxrl.training.program import metric_shapes, state_shapes
 from jaxrl.training.sanity import Extremes, extremes, support_missed, values_beyond
 
@@ -94,7 +94,7 @@ def test_each_is_told_once_in_a_run_however_often_it_is_resumed(tmp_path: Path) 
 def test_the_largest_reward_and_discount_are_told_of_rows_that_count() -> None:
     reward, discount, weight = ([1.0, -3.0, 100.0], [0.5, 0.0, 0.9], [1.0, 1.0, 0.0])
     items = jaxrl.Transition((), (), jnp.array(reward), jnp.array(discount), (), (), jnp.array(weight))
-    made = what_returns_are_made_of(items)
+    made = return_bound_metrics(items)
     assert {name: float(size) for name, size in made.items()} == {"largest_reward": 3.0, "largest_discount": 0.5}
 
 

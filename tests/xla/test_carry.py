@@ -11,7 +11,7 @@ import pytest
 import jaxrl
 from jaxrl.strategies.base import iterate
 from jaxrl.xla import forms
-from jaxrl.xla.carry import LANES, LEAF, WIDE, WORDS, bundle, loop_form, rows_of, scan, scan_rows, side_by_side
+from jaxrl.xla.carry import LANES, LEAF, WIDE, WORDS, bundle, loop_form, pack_columns, pack_rows, scan, scan_rows
 
 
 class Carry(NamedTuple):
@@ -78,7 +78,7 @@ def test_a_tree_without_anything_small_is_left_alone():
 
 def test_rows_are_tied_one_by_one():
     tree = {"a": jnp.arange(12.0).reshape(4, 3), "b": jnp.arange(4) > 1}
-    rows, row = rows_of(tree)
+    rows, row = pack_rows(tree)
     assert rows.words.shape == (4, 4)
     assert same(row(jax.tree.map(lambda x: x[2], rows)), jax.tree.map(lambda x: x[2], tree))
 
@@ -148,12 +148,12 @@ def test_on_cuda_leaves_of_as_many_rows_lie_side_by_side():
         "count": jnp.int32(7),
     }
     with forms("cuda"):
-        hold, release = side_by_side(tree, n)
+        hold, release = pack_columns(tree, n)
         held, others = hold(tree)
         assert {word: rows.shape for word, rows in held.items()} == {"uint32": (n, 4)}
         assert [leaf.shape for leaf in others] == [(), (n, WIDE + 1), (n,)]
         assert same(release(hold(tree)), tree)
-    hold, _ = side_by_side(tree, n)
+    hold, _ = pack_columns(tree, n)
     assert hold(tree) is tree
 
 

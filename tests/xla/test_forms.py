@@ -18,7 +18,7 @@ from jaxrl.nn import MLP, QNetwork
 from jaxrl.strategies.base import iterate
 from jaxrl.training.program import jit_run, programs_of, state_shapes
 from jaxrl.xla import carry
-from jaxrl.xla.packing import takers
+from jaxrl.xla.packing import make_gather
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,7 +63,7 @@ def test_a_run_is_traced_with_the_forms_that_it_is_begun_with(
         jaxrl.Trainer(strategy, max_opts=2, eval_episodes=1, quiet=True).train()
         assert "run" in programs_of(strategy)
     assert bool(calls) is tied
-    assert "run" not in programs_of(strategy) or which == xla.chosen()
+    assert "run" not in programs_of(strategy) or which == xla.current_forms()
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_precision_and_the_type_of_sums_reach_the_product() -> None:
 def test_items_are_taken_alike(which: str) -> None:
     items = {"a": jnp.arange(12.0).reshape(6, 2), "b": jnp.arange(6) > 2}
     with xla.forms(which):
-        taken = takers(items)(jnp.array([4, 0]))
+        taken = make_gather(items)(jnp.array([4, 0]))
     assert taken["a"].tolist() == [[8.0, 9.0], [0.0, 1.0]]
     assert taken["b"].tolist() == [True, False]
 
@@ -143,12 +143,12 @@ def test_unknown_forms_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
     monkeypatch.setenv("JAXRL_FORMS", "fast")
     with pytest.raises(jaxrl.SettingsError, match=r"unknown forms 'fast'"):
-        xla.chosen()
+        xla.current_forms()
     monkeypatch.setenv("JAXRL_FORMS", "tpu")
-    assert xla.chosen() == "tpu"
+    assert xla.current_forms() == "tpu"
     with xla.forms("plain"):
-        assert xla.chosen() == "plain"
-    assert xla.chosen() == "tpu"
+        assert xla.current_forms() == "plain"
+    assert xla.current_forms() == "tpu"
 
 
 def test_only_this_room_names_a_platform() -> None:

@@ -18,7 +18,7 @@ from jaxrl.xla.products import (
     TINY,
     convolve,
     multiply,
-    side_by_side,
+    num_pieces,
 )
 
 SHAPES = {
@@ -194,7 +194,7 @@ def test_on_cuda_a_long_batch_is_gathered_from_pieces():
     x = jnp.linspace(0.0, 2.0, rows)
     loss = lambda w, x: (jnp.mean((w["w"] * x) ** 2) / 2, {"x": x})
     with forms("cuda"):
-        assert side_by_side(rows, 4) == rows // PIECE
+        assert num_pieces(rows, 4) == rows // PIECE
         value, aux, grads = jax.jit(lambda params, x: accumulate(loss, params, x, 1))({"w": jnp.float32(3.0)}, x)
     assert jax.tree.map(jnp.shape, aux) == {"x": (rows,)}
     assert np.array_equal(aux["x"], x)
@@ -204,7 +204,7 @@ def test_on_cuda_a_long_batch_is_gathered_from_pieces():
 
 def test_a_batch_is_cut_where_it_divides_well():
     with forms("cuda"):
-        assert [side_by_side(rows, 4) for rows in (LONG - 1, LONG, 1_000_003, 1_200, 100 * 101)] == [1, 4, 1, 5, 50]
-        assert side_by_side(32_768, 1 << 20) == 128
-        assert side_by_side(32_768, 2 << 20) == 1  # the gradients of all pieces would take 256 MB
-    assert side_by_side(LONG, 4) == 1
+        assert [num_pieces(rows, 4) for rows in (LONG - 1, LONG, 1_000_003, 1_200, 100 * 101)] == [1, 4, 1, 5, 50]
+        assert num_pieces(32_768, 1 << 20) == 128
+        assert num_pieces(32_768, 2 << 20) == 1  # the gradients of all pieces would take 256 MB
+    assert num_pieces(LONG, 4) == 1

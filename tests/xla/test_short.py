@@ -12,7 +12,7 @@ PAIRS = {
     "argmax": (short.argmax, lambda x: jnp.argmax(x, axis=-1)),
     "largest": (short.largest, lambda x: x.max(axis=-1)),
     "total": (short.total, lambda x: x.sum(axis=-1)),
-    "every": (lambda x: short.every(x > 0), lambda x: (x > 0).all(axis=-1)),
+    "every": (lambda x: short.all_true(x > 0), lambda x: (x > 0).all(axis=-1)),
     "log_softmax": (short.log_softmax, jax.nn.log_softmax),
 }
 

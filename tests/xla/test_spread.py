@@ -11,7 +11,7 @@ import pytest
 from jaxrl import shards
 from jaxrl.errors import SettingsError
 from jaxrl.xla.attempts import failures
-from jaxrl.xla.spread import everywhere, spread
+from jaxrl.xla.spread import replicate, run_shards
 
 V = 3
 X = jnp.arange(12.0).reshape(V, 4) + 1
@@ -70,9 +70,9 @@ def inside_calls(x: Any, w: Any) -> Any:
 def test_it_means_what_vmap_with_a_named_axis_means(function: Callable[..., Any]) -> None:
     w = jnp.linspace(-1.0, 1.0, 4)
     wanted = jax.vmap(function, in_axes=(0, None), axis_name=shards.AXIS)(X, w)
-    made, own = jax.jit(lambda x, w: spread(function, V, (x, w), (True, False), all_own)[0])(X, w), None
-    _, own = spread(function, V, (X, w), (True, False), all_own)
-    for new, old in zip(jax.tree.leaves(everywhere(made, own, V)), jax.tree.leaves(wanted), strict=True):
+    made, own = jax.jit(lambda x, w: run_shards(function, V, (x, w), (True, False), all_own)[0])(X, w), None
+    _, own = run_shards(function, V, (X, w), (True, False), all_own)
+    for new, old in zip(jax.tree.leaves(replicate(made, own, V)), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(new, old, rtol=1e-6)
     assert not failures()  # otherwise they were run in one batch, which means the same too
 
@@ -80,23 +80,23 @@ def test_it_means_what_vmap_with_a_named_axis_means(function: Callable[..., Any]
 def test_shards_do_not_meet_where_each_chooses_by_itself() -> None:
     alone = lambda x, w: jax.lax.cond(x.sum() > 20, shards.psum, lambda x: x, x)
     with pytest.raises(SettingsError, match="each of them chooses by itself"):
-        spread(alone, V, (X, jnp.ones(4)), (True, False), all_own)
+        run_shards(alone, V, (X, jnp.ones(4)), (True, False), all_own)
 
 
 def test_what_shards_have_in_common_is_told_from_what_is_their_own() -> None:
     def function(x: Any, w: Any) -> Any:
         return {"own": x * w, "sum": shards.psum(x), "same": w + 1, "of the sum": shards.psum(x) * w}
 
-    _, own = spread(function, V, (X, jnp.ones(4)), (True, False), all_own)
+    _, own = run_shards(function, V, (X, jnp.ones(4)), (True, False), all_own)
     assert own == {"own": True, "sum": False, "same": False, "of the sum": False}
 
 
 def test_sums_are_added_in_the_order_of_the_shards() -> None:
     """1e8 + 1 is 1e8 in float32, so that the order shows."""
     x = jnp.float32([1e8, 1.0, -1e8, 1.0])
-    total, _ = spread(shards.psum, 4, (x,), (True,), all_own)
+    total, _ = run_shards(shards.psum, 4, (x,), (True,), all_own)
     assert float(total) == 1.0
-    backwards, _ = spread(shards.psum, 4, (x[::-1],), (True,), all_own)
+    backwards, _ = run_shards(shards.psum, 4, (x[::-1],), (True,), all_own)
     assert float(backwards) == 0.0
 
 
@@ -109,7 +109,7 @@ def test_a_ring_is_never_taken_through_the_loop_over_shards() -> None:
         held = jax.lax.dynamic_update_slice(held, new, (place,))
         return held, jax.lax.dynamic_slice(held, (place - 1,), (4,)).sum()
 
-    run = lambda held, x, place: spread(push, 2, (held, x, place), (True, True, False), all_own)[0]
+    run = lambda held, x, place: run_shards(push, 2, (held, x, place), (True, True, False), all_own)[0]
     compiled = jax.jit(run, donate_argnums=0).lower(held, jnp.ones((2, 8)), jnp.int32(5)).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 10_000
 

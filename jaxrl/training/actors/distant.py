@@ -20,8 +20,8 @@ from jaxrl.training.actors.players import OPENING_S, Elsewhere, Part, Stopped, h
 from jaxrl.training.actors.stats import GLANCE_S, ActorStats, Block, Published
 from jaxrl.training.actors.worker import SAME, Answer, Order, nothing
 from jaxrl.training.storage.run import versions
-from jaxrl.xla import asked
-from jaxrl.xla.options import of_workers
+from jaxrl.xla import requested_forms
+from jaxrl.xla.options import worker_options
 
 POLL_S = 0.1
 """Seconds between looks at a worker."""
@@ -151,7 +151,9 @@ class DistantPlayer:
 
     def _open(self) -> None:
         self._worker, self._answered = self._company.engine.begin(), False
-        order = Order(versions(SAME), of_workers(), asked(), self._company.script, pickle.dumps(self._part))
+        order = Order(
+            versions(SAME), worker_options(), requested_forms(), self._company.script, pickle.dumps(self._part)
+        )
         self._ask("open", order, self._stats.facts())
 
     @contextmanager

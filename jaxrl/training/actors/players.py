@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl.env_process import EnvError
 from jaxrl.envs.host import HostVectorEnv
 from jaxrl.errors import describe_error
-from jaxrl.strategies.actor import Words
+from jaxrl.strategies.actor import Packed
 from jaxrl.strategies.remote import Remote
 from jaxrl.training.actors.stats import ActorStats, Block, Published, apart, block_of
 from jaxrl.trees import Key, PyTree
@@ -41,8 +41,8 @@ class Programs(NamedTuple):
     first: Callable[..., Any]
     next: Callable[..., Any]
     last: Callable[..., Any]
-    taught: Callable[..., Any]
-    joined: Callable[..., Any]
+    replace_stats: Callable[..., Any]
+    merge_stats: Callable[..., Any]
 
 
 def programs(remote: Remote, run: Callable[..., Any]) -> Programs:
@@ -56,8 +56,8 @@ def programs(remote: Remote, run: Callable[..., Any]) -> Programs:
         first=jax.jit(partial(remote.first), static_argnums=0),
         next=jax.jit(partial(remote.next), static_argnums=0),
         last=jax.jit(partial(remote.last)),
-        taught=jax.jit(partial(remote.taught)),
-        joined=jax.jit(partial(remote.joined)),
+        replace_stats=jax.jit(partial(remote.replace_stats)),
+        merge_stats=jax.jit(partial(remote.merge_stats)),
     )
 
 
@@ -79,8 +79,8 @@ class Player:
         """Prepare; nothing is opened yet. A round ends with `Stopped` once `halted()`."""
         self.remote, self.programs, self.part, self.stats, self.halted = remote, programs, part, stats, halted
         self._envs: HostVectorEnv | None = None
-        self._told = HostRows(remote.told, remote.num_envs)
-        self._window: Words | None = None
+        self._told = HostRows(remote.result_layout, remote.num_envs)
+        self._window: Packed | None = None
         self._own: list[tuple[int, PyTree]] = []
         """What it has learnt in rounds that the learner may not have learnt from yet, by their numbers."""
 
@@ -109,26 +109,26 @@ class Player:
             with self.stats.calling(self.remote.config.actor_timeout):
                 self._envs.close()
 
-    def _begin(self, published: Published, random: bool) -> Words:
+    def _begin(self, published: Published, random: bool) -> Packed:
         """Start the episodes, and take the steps of which no transition is complete."""
         assert self._envs is not None, "opened before it is played in"
         with self.stats.calling(self.remote.config.actor_timeout):
             obs = self._envs.reset()
-        window: Words = self.programs.begin(published.agent, published.learnt, obs, self.part.key)
+        window: Packed = self.programs.begin(published.agent, published.learnt, obs, self.part.key)
         if self.remote.prime:
             window, _ = self._steps(published, window, STREAM, self.remote.prime, random)
         return window
 
-    def _informed(self, window: Words, published: Published) -> Words:
+    def _informed(self, window: Packed, published: Published) -> Packed:
         """Return `window` with what all have learnt up to `published`, and this actor in its own rounds since."""
         if not self.remote.learns:
             return window
         self._own = [(round, fresh) for round, fresh in self._own if round >= published.round]
         learnt = published.learnt
         for _, fresh in self._own:
-            learnt = self.programs.joined(learnt, fresh)
-        taught: Words = self.programs.taught(window, learnt)
-        return taught
+            learnt = self.programs.merge_stats(learnt, fresh)
+        informed: Packed = self.programs.replace_stats(window, learnt)
+        return informed
 
     def _exploring(self, published: Published) -> Published:
         """Return the parameters with this actor's own exploration."""
@@ -140,7 +140,9 @@ class Player:
         hyper = agent.hyper._replace(**{name: np.float32(value * times) for name, value in given.items()})
         return published._replace(agent=agent._replace(hyper=hyper))
 
-    def _steps(self, published: Published, window: Words, number: int, steps: int, random: bool) -> tuple[Words, Block]:
+    def _steps(
+        self, published: Published, window: Packed, number: int, steps: int, random: bool
+    ) -> tuple[Packed, Block]:
         """Take the `steps` steps of round `number`; return where the actor stands then, and the steps as a block."""
         programs, agent, key = self.programs, published.agent, self.part.key
         window, choice = programs.first(random, agent, window, key, np.array([number, published.opt_step], np.uint32))
@@ -155,7 +157,7 @@ class Player:
             infos.append(info)
         return window, block_of(kept, infos, jax.tree.map(np.asarray, fresh))
 
-    def _step(self, action: PyTree) -> tuple[Words, dict[str, np.ndarray]]:
+    def _step(self, action: PyTree) -> tuple[Packed, dict[str, np.ndarray]]:
         """Have the environments do what was chosen; return what it led to, packed, and their own scalars."""
         assert self._envs is not None, "opened before it is played in"
         action, stats = jax.tree.map(np.asarray, action), self.stats

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl.errors import ActorError
 from jaxrl.strategies.base import EpisodeEnds, Strategy, fold
-from jaxrl.strategies.remote import Arrival, Remote
+from jaxrl.strategies.remote import ActorBatch, Remote
 from jaxrl.training.actors.distant import Company, DistantPlayer
 from jaxrl.training.actors.in_processes import Processes
 from jaxrl.training.actors.on_ray import Ray, connect
@@ -296,7 +296,7 @@ class ActorPool:
             make = partial(DistantPlayer, Company(workers, self.remote, halted, self._turn, self._news.append))
         return list(map(make, parts, self._stats))
 
-    def _receive(self, t: int) -> Arrival | None:
+    def _receive(self, t: int) -> ActorBatch | None:
         """Wait for the next round; `None` where there is a reason to stop."""
         begun = time.perf_counter()
         blocks = None
@@ -313,7 +313,7 @@ class ActorPool:
         words: Any = {word: np.concatenate([block.words[word] for block in blocks], axis=1) for word in first}
         lag: Any = np.float32(t * self._opts - self._server.opt_step_of_round())
         fresh = jax.tree.map(lambda *x: np.stack(x), *[block.fresh for block in blocks])
-        return Arrival(words, lag, fresh)
+        return ActorBatch(words, lag, fresh)
 
     def _look(self, seconds: float) -> None:
         """Take note of an actor that failed or hangs; the learner has waited `seconds` since it last looked."""

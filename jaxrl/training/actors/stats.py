@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl.envs.scalars import stack_scalars
-from jaxrl.strategies.interaction import OF_EPISODES, column_of
+from jaxrl.strategies.interaction import EPISODE_PREFIX, scalar_column
 from jaxrl.trees import PyTree
 from jaxrl.types import Step
 
@@ -120,7 +120,7 @@ def apart(step: Step, done: Any) -> tuple[Step, dict[str, np.ndarray]]:
     scalars: dict[str, Any] = dict(step.info)
     known = {name: scalars.pop(name) for name in ("episode_return", "episode_length")}
     for name in scalars:
-        if name.startswith(OF_EPISODES):
+        if name.startswith(EPISODE_PREFIX):
             scalars[name] = np.where(done, scalars[name], np.float32(np.nan))
     return step._replace(info=known), scalars
 
@@ -153,7 +153,7 @@ class Scalars:
         """Return the columns of a row, as those of scalars from the device; what they hold is taken out."""
         row: dict[str, float | None] = {}
         for word, (count, total, low, high) in self._kept.items():
-            name = column_of(word)
+            name = scalar_column(word)
             numbers = {name: total / count if count else None, f"{name}_min": low, f"{name}_max": high}
             row |= {column: x if count else None for column, x in numbers.items()}
         self._kept = dict.fromkeys(self._kept, _NONE)

@@ -16,7 +16,7 @@ from jaxrl.training.actors.players import Elsewhere, Player, programs, raised
 from jaxrl.training.actors.stats import ActorStats, Published, Watch, stack_of
 from jaxrl.training.storage.run import versions
 from jaxrl.xla import forms
-from jaxrl.xla.options import take_options
+from jaxrl.xla.options import apply_options
 
 SAME = ("jaxrl", "jax", "numpy")
 """Packages whose version must be the same on all machines."""
@@ -27,7 +27,7 @@ class Order(NamedTuple):
 
     versions: dict[str, str]
     options: dict[str, Any]
-    """See `of_workers`."""
+    """See `worker_options`."""
     forms: str
     remote: bytes
     part: bytes
@@ -84,7 +84,7 @@ class Worker:
         if (here := versions(SAME)) != order.versions:
             mine, theirs = (", ".join(map(" ".join, named.items())) for named in (here, order.versions))
             raise Elsewhere(f": its machine has {mine}, and the learner's has {theirs}; install the same")
-        take_options(order.options)
+        apply_options(order.options)
         self._stats.take_up(facts)
         self._forms = order.forms
         remote, part = pickle.loads(order.remote), pickle.loads(order.part)

@@ -7,7 +7,7 @@ import jax
 
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.population import Population
-from jaxrl.strategies.search import Halving, in_full
+from jaxrl.strategies.search import Halving, upgrade_settings
 from jaxrl.training.devices import check_there, require_even
 from jaxrl.training.mesh import MeshShape, near_shape, require_all_used, shape_of
 from jaxrl.training.population.teams import widths
@@ -78,7 +78,7 @@ def check_devices(population: Population, devices: int) -> None:
 def require_same(population: Population, max_opts: int, path: Path) -> None:
     """Raise `SettingsError` unless the population in `path` is this one, and can be trained to `max_opts`."""
     found, own = population_of(path), plain(population.settings)
-    if (there := found and in_full(found)) != own:
+    if (there := found and upgrade_settings(found)) != own:
         raise SettingsError(
             f"{path} holds {f'the population {there}' if there else 'a run of its own'}, not {own}; "
             "go on with what is there, or choose another run directory"

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError
-from jaxrl.strategies.population import Member, moved, with_values
+from jaxrl.strategies.population import Member, set_values, with_values
 from jaxrl.strategies.search import Copy
 from jaxrl.training.devices import copied
 from jaxrl.training.logbook import flat
@@ -133,4 +133,4 @@ def take_over(own: Run, other: Run, copy: Copy, place: int, device: Any) -> None
     state = copied(trainer.strategy, parent.state, device)._replace(key=key)
     line = f"goes on as member {copy.parent} stood after {place} optimisation steps, with {named(copy.values)}"
     own.membership.adopted_at = place
-    trainer.adopt(moved(own.member, state, copy.values), with_values(own.member.strategy, copy.values), line)
+    trainer.adopt(set_values(own.member, state, copy.values), with_values(own.member.strategy, copy.values), line)

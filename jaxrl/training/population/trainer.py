@@ -44,7 +44,7 @@ from jaxrl.training.taking_up import resumption
 from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.trees import make_key
 from jaxrl.xla.contexts import bind_context
-from jaxrl.xla.options import side_by_side
+from jaxrl.xla.options import parallel_calls
 
 
 class MemberReport(NamedTuple):
@@ -101,7 +101,7 @@ class PopulationTrainer:
             check_count("workers", workers)
         self.population, self.interrupt = population, Interrupt() if interrupt is None else interrupt
         self._mesh = shape_of(self.config.mesh, self.config.devices, of_members=True)
-        at_once = side_by_side() if self._mesh.envs == 1 else 1
+        at_once = parallel_calls() if self._mesh.envs == 1 else 1
         self.workers = min(workers or max(at_once, self._mesh.members), len(population.members))
         self._resume, self._start_over, self.raise_on_signal = bool(resume), start_over, raise_on_signal
         self._quiet = self.config.quiet or "console" not in self.config.recorders

@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.guard import reseed
 from jaxrl.strategies.settings import set_hyperparams_of
-from jaxrl.strategies.stepwise import Stepwise, iterations
+from jaxrl.strategies.stepwise import Stepwise, count_iterations
 from jaxrl.training.changes import Change
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.schedule import Schedule
@@ -67,7 +67,7 @@ def with_changes(now: SessionState, stepwise: Stepwise, schedule: Schedule, chan
     if not changes:
         return now
     state = now.state._replace(agent=set_hyperparams_of(stepwise.agent, now.state.agent))
-    changed_at = schedule.opt_steps(iterations(stepwise.schedule, now.steps))
+    changed_at = schedule.opt_steps(count_iterations(stepwise.schedule, now.steps))
     return now._replace(state=state, ledger=replace(now.ledger, changed_at=changed_at))
 
 

@@ -14,7 +14,7 @@ from jaxrl.errors import DivergedError, SettingsError, print_stderr
 from jaxrl.parsing import format_repr
 from jaxrl.processors.base import Processor
 from jaxrl.spaces import to_elements, to_indices
-from jaxrl.strategies.stepwise import iterations
+from jaxrl.strategies.stepwise import count_iterations
 from jaxrl.training.closing import report_exit
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.evaluator import Evaluation
@@ -174,7 +174,7 @@ class Session:
             after, learnt = self._stepper.after(now, result, reset)
             episodes = list[Episode]()
             if np.count_nonzero(after.host.ended):
-                t = iterations(self._stepwise.schedule, after.steps)
+                t = count_iterations(self._stepwise.schedule, after.steps)
                 episodes = episodes_of(now.host, result, reset, self._schedule.opt_steps(t), after.steps * count)
                 after = after._replace(
                     statistics=over(after.statistics, episodes), interval=after.interval.over(episodes)
@@ -483,7 +483,7 @@ class Session:
 
     @property
     def _iterations(self) -> int:
-        return iterations(self._stepwise.schedule, self._now.steps)
+        return count_iterations(self._stepwise.schedule, self._now.steps)
 
     @property
     def _at_end(self) -> bool:

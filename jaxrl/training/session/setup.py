@@ -11,10 +11,10 @@ from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.registry import algorithm_names, defaults_for, join_names
 from jaxrl.spaces import EnvSpec
-from jaxrl.strategies.interaction import introduce, join, usual_processor
+from jaxrl.strategies.interaction import build_agent, connect, make_default_processor
 from jaxrl.strategies.off_policy import Replay
-from jaxrl.strategies.on_policy import OF_ROLLOUTS, passes_of, settings_of_passes
-from jaxrl.strategies.replay import UpdateSchedule, least_rows, sampled_for, told_goals, update_schedule
+from jaxrl.strategies.on_policy import ROLLOUT_SETTINGS, make_minibatch_schedule, settings_of_schedule
+from jaxrl.strategies.replay import UpdateSchedule, adapt_buffer, make_update_schedule, min_rows, set_goal_fn
 from jaxrl.strategies.settings import settings_of
 from jaxrl.strategies.stepwise import Stepwise, StepwiseState
 from jaxrl.training.memory import Plan, plan_of_state
@@ -36,7 +36,7 @@ def put_together(
     A processor that is left out is one of single steps; of an on-policy agent, what suits it.
     """
     require_alone("a session")
-    known = introduce(agent, processor, spec)
+    known = build_agent(agent, processor, spec)
     if known.prepare is None and known.info.offline:
         able = join_names([*algorithm_names("off_policy"), *algorithm_names("on_policy")], "or")
         raise SettingsError(f"a session learns from its own steps, and {known.name} from data; use {able}")
@@ -45,11 +45,11 @@ def put_together(
         if buffer is not None:
             raise SettingsError(f"{known.name} learns from rollouts, and keeps no replay; leave buffer out")
         suits = defaults_for(known.name, "on_policy")
-        return _from_rollouts(config, spec, *join(known, processor or usual_processor(suits)))
-    require_default(config, OF_ROLLOUTS, f"{known.name} learns from replay, not from rollouts")
+        return _from_rollouts(config, spec, *connect(known, processor or make_default_processor(suits)))
+    require_default(config, ROLLOUT_SETTINGS, f"{known.name} learns from replay, not from rollouts")
     if buffer is None:
         raise SettingsError(f"{known.name} learns from replay; give buffer, as in buffer=jaxrl.uniform(50_000)")
-    return _from_replay(config, spec, *join(known, (processor or one_step()).for_replay), buffer)
+    return _from_replay(config, spec, *connect(known, (processor or one_step()).for_replay), buffer)
 
 
 def rounded(config: SessionConfig, stepwise: Stepwise) -> tuple[SessionConfig, list[str]]:
@@ -59,10 +59,10 @@ def rounded(config: SessionConfig, stepwise: Stepwise) -> tuple[SessionConfig, l
 
 
 def _from_replay(config: SessionConfig, spec: EnvSpec, processor: Processor, agent: Agent, buffer: Buffer) -> Stepwise:
-    buffer = sampled_for(agent, told_goals(buffer, processor, spec.name), config.num_envs)
-    schedule = update_schedule(
+    buffer = adapt_buffer(agent, set_goal_fn(buffer, processor, spec.name), config.num_envs)
+    schedule = make_update_schedule(
         horizon=processor.horizon,
-        least=least_rows(buffer, config.num_envs),
+        least=min_rows(buffer, config.num_envs),
         num_envs=config.num_envs,
         opt_interval=config.opt_interval,
         updates=config.updates,
@@ -74,8 +74,8 @@ def _from_replay(config: SessionConfig, spec: EnvSpec, processor: Processor, age
 
 def _from_rollouts(config: SessionConfig, spec: EnvSpec, processor: Processor, agent: Agent) -> Stepwise:
     check_count("num_envs", config.num_envs)
-    asked = (getattr(config, name) for name in OF_ROLLOUTS)
-    passes = passes_of(agent, processor, config.num_envs, *asked)
+    asked = (getattr(config, name) for name in ROLLOUT_SETTINGS)
+    passes = make_minibatch_schedule(agent, processor, config.num_envs, *asked)
     schedule = UpdateSchedule(config.num_envs, passes.rollout, passes.updates, horizon=0, fill=0, random_warmup=False)
     return Stepwise(spec, agent, processor, schedule, passes)
 
@@ -126,10 +126,10 @@ def settings_of_session(config: SessionConfig, stepwise: Stepwise, made: Mapping
     """Return all settings of a session; `made` is what builds one of its environments, if anything does."""
     own = asdict(config)
     del own["run_dir"]  # a run can be moved
-    for name in OF_ROLLOUTS if stepwise.passes is None else OF_REPLAY:
+    for name in ROLLOUT_SETTINGS if stepwise.passes is None else OF_REPLAY:
         del own[name]
     if stepwise.passes is not None:
-        own |= settings_of_passes(stepwise.passes)
+        own |= settings_of_schedule(stepwise.passes)
     if stepwise.buffer is not None:
         own["buffer"] = stepwise.buffer.settings
     settings = settings_of(stepwise.agent, stepwise.processor, stepwise.spec, made, **own)

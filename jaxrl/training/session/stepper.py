@@ -9,7 +9,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.strategies import stepwise as programs
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.policy import make_policy
-from jaxrl.strategies.stepwise import Last, Learner, StepResult, Stepwise, place_of, steps_in, stream_keys
+from jaxrl.strategies.stepwise import Last, Learner, StepResult, Stepwise, locate_step, steps_per_iteration, stream_keys
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.memory import require_fit
 from jaxrl.training.program import add_up, jit_training, zero_sums
@@ -33,10 +33,12 @@ class Stepper:
         self.examiner = Examiner(self.policy)
         self._init = jax.jit(partial(programs.init, stepwise))
         self._begin = jax.jit(partial(programs.begin, stepwise))
-        self._begin_again = jax.jit(partial(programs.begin_again, stepwise))
+        self._restart_processor = jax.jit(partial(programs.restart_processor, stepwise))
         self.act = {phase: jax.jit(partial(programs.act, stepwise, phase)) for phase in self._keys}
-        self.take_in = [jax.jit(partial(programs.take_in, stepwise, push), donate_argnums=0) for push in (False, True)]
-        self._cut = jax.jit(programs.cut)
+        self.process_step = [
+            jax.jit(partial(programs.process_step, stepwise, push), donate_argnums=0) for push in (False, True)
+        ]
+        self._mark_ended = jax.jit(programs.mark_ended)
         self._fill = jax.jit(partial(programs.fill, stepwise), donate_argnums=0)
         self._learn = jit_training(partial(learn_and_sum, stepwise))
         self.add_up = jax.jit(add_up)
@@ -77,13 +79,15 @@ class Stepper:
                     f"act: obs of environment {int(np.argmax(odd))} is not the next_obs that observe was given, "
                     "though no episode ended there; pass next_obs, or call cut() before you reset"
                 )
-            window = self._begin_again(state.last, given.obs, fresh, given.valid)
+            window = self._restart_processor(state.last, given.obs, fresh, given.valid)
         host = begun(host, fresh)._replace(seen=given.obs, ended=np.zeros_like(fresh), spoilt=~given.valid)
         state = state._replace(window=window)
         late = fresh & ~ends(state.last.told)
         if now.steps and late.any():
-            *_, place = place_of(self.stepwise.schedule, now.steps - 1)
-            is_last = self._cut(state.items.is_last, late, np.uint32(place))  # not donated: an interrupt may come
+            *_, place = locate_step(self.stepwise.schedule, now.steps - 1)
+            is_last = self._mark_ended(
+                state.items.is_last, late, np.uint32(place)
+            )  # not donated: an interrupt may come
             state = state._replace(items=state.items._replace(is_last=is_last))
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
 
@@ -118,7 +122,7 @@ class Stepper:
         """
         if now.chosen is not None:
             return now
-        phase, t, step = place_of(self.stepwise.schedule, now.steps)
+        phase, t, step = locate_step(self.stepwise.schedule, now.steps)
         # A session that went back for another try has another stream of training than its seed's.
         key = now.state.key if phase == "train" else self._keys[phase]
         place = np.array([t, step, t * self.stepwise.schedule.updates if phase == "train" else 0], np.uint32)
@@ -132,11 +136,11 @@ class Stepper:
         assert now.chosen is not None
         state, schedule, reward = now.state, self.stepwise.schedule, result.numbers[0]
         last = Last(state.window, *now.chosen, result)
-        phase, t, place = place_of(schedule, now.steps)
-        program = self.take_in[phase != "prime"]
+        phase, t, place = locate_step(schedule, now.steps)
+        program = self.process_step[phase != "prime"]
         items, window = program(state.items, state.window, *now.chosen, result, np.uint32(place))
         state = state._replace(items=items, window=window, last=last)
-        sums, learnt, whole = now.sums, None, place + 1 == steps_in(schedule, phase)
+        sums, learnt, whole = now.sums, None, place + 1 == steps_per_iteration(schedule, phase)
         if whole and phase == "fill":
             state = state._replace(buffer=self._fill(state.buffer, items, np.uint32(t)))
         elif whole and phase == "train":

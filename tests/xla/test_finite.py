@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl.metrics import Stat, stats
 from jaxrl.xla import PLATFORMS, forms
-from jaxrl.xla.verdict import first_bad, still_finite
+from jaxrl.xla.finite import find_non_finite, stays_finite
 
 LABELS = jnp.array([7, 8, 9], jnp.uint32)
 
@@ -21,7 +21,7 @@ LABELS = jnp.array([7, 8, 9], jnp.uint32)
 )
 def test_the_first_number_that_is_not_finite_is_named(which: str, numbers: list[float], fine: bool, label: int) -> None:
     with forms(which):
-        ok, first = first_bad([jnp.float32(x) for x in numbers], LABELS)
+        ok, first = find_non_finite([jnp.float32(x) for x in numbers], LABELS)
     assert (bool(ok), int(first)) == (fine, label)
 
 
@@ -40,13 +40,13 @@ def test_the_first_number_that_is_not_finite_is_named(which: str, numbers: list[
 )
 def test_every_floating_leaf_is_looked_at(which: str, tree: Any, finite: bool) -> None:
     with forms(which):
-        assert bool(still_finite(tree, jax.tree.map(jnp.zeros_like, tree))) is finite
+        assert bool(stays_finite(tree, jax.tree.map(jnp.zeros_like, tree))) is finite
 
 
 def test_on_cuda_leaves_of_all_shapes_are_one_reduction() -> None:
     trees = {"policy": jnp.ones(5), "critic": jnp.ones(7), "hyper": jnp.float32(1)}
     with forms("cuda"):
-        assert str(jax.make_jaxpr(still_finite)(trees, trees)).count("reduce_and[axes=(0,)") == 1
+        assert str(jax.make_jaxpr(stays_finite)(trees, trees)).count("reduce_and[axes=(0,)") == 1
 
 
 def test_summaries_of_several_arrays_are_those_of_each() -> None:

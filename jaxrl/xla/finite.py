@@ -1,6 +1,6 @@
-"""Test whether numbers and states are finite, and select between two states by the result.
+"""Tests whether numbers and states are finite, and selection between two states.
 
-Plain: flags of the numbers in one array, of leaves of one shape in one, `all`, and selects.
+Plain: one array of flags for all numbers, one for all leaves of a shape, `all`, and selects.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from jaxrl.trees import Array, PyTree, tree_bytes, tree_where
 from jaxrl.xla import by_platform, shaped_for
-from jaxrl.xla.columns import column
 from jaxrl.xla.flat import trees_of, vectors_of
+from jaxrl.xla.stacking import stack_scalars
 
 LARGE = 1 << 20
 """Bytes of a state from which branching is faster on a CPU: `dqn-conv` takes 0.86 of the time. A branch copies the new
@@ -20,12 +20,12 @@ state over the old one if the update is accepted, while selects read both and ar
 a branch only adds delay, and a GPU would wait for the host."""
 
 
-def first_bad(numbers: Sequence[Array], labels: Array) -> tuple[Array, Array]:
-    """Return whether all of some scalars are finite, and the label of the first that is not; of `labels` `[M]`.
+def find_non_finite(numbers: Sequence[Array], labels: Array) -> tuple[Array, Array]:
+    """Return whether `M` scalars are all finite, and the label, of `labels` `[M]`, of the first that is not.
 
-    If all are, it is the first label. On CUDA and TPUs each has a flag of its own: in one array they would be a kernel,
-    and another would reduce them (`td3` on an H200: 69 kernels an iteration with, 75 without; `dqn-128` on a v5e:
-    124 000 estimated cycles with, 129 000 without).
+    If all are finite, it is the first label. On CUDA and TPUs each scalar has its own flag: an array of flags would
+    take a kernel, and its reduction another (`td3` on an H200: 69 kernels an iteration with, 75 without; `dqn-128` on a
+    v5e: 124 000 estimated cycles with, 129 000 without).
     """
     if shaped_for("cuda", "tpu"):
         flags = [jnp.isfinite(jnp.asarray(x, jnp.float32)) for x in numbers]
@@ -33,7 +33,7 @@ def first_bad(numbers: Sequence[Array], labels: Array) -> tuple[Array, Array]:
         for i, flag in reversed(list(enumerate(flags))):
             first = jnp.where(flag, first, labels[i])
         return reduce(jnp.logical_and, flags), first
-    fine = jnp.isfinite(column([jnp.asarray(x, jnp.float32) for x in numbers]))
+    fine = jnp.isfinite(stack_scalars([jnp.asarray(x, jnp.float32) for x in numbers]))
     return _all_true(fine), labels[jnp.argmin(fine)]
 
 
@@ -49,13 +49,12 @@ def _all_true(flags: Array) -> Array:
     return jnp.vdot(fine, fine) == len(fine)
 
 
-def still_finite(tree: PyTree, before: PyTree) -> Array:
-    """Return whether every floating-point entry of `tree` is finite that was so `before`; a scalar bool.
+def stays_finite(tree: PyTree, before: PyTree) -> Array:
+    """Return whether all floating-point entries of `tree` that were finite in `before` still are; a scalar bool.
 
-    What a state holds without being finite, such as bounds that begin at infinity, may stay so.
-
-    Leaves of one shape are tested in one pass: parameters, their moments and a target network share one reduction,
-    which is the expensive part on a CPU. On CUDA all leaves do.
+    Entries that were infinite, such as bounds before the first update, may stay so. Leaves of one shape share a
+    reduction, such as parameters, their moments and a target network; it is the expensive part on a CPU. On CUDA all
+    leaves share one.
     """
     finite: dict[tuple[int, ...], Array] = {}
     for leaf, old in zip(*map(jax.tree.leaves, vectors_of(tree, before)), strict=True):
@@ -63,12 +62,12 @@ def still_finite(tree: PyTree, before: PyTree) -> Array:
             shape, fine = jnp.shape(leaf), jnp.isfinite(leaf) | ~jnp.isfinite(old)
             finite[shape] = fine & finite[shape] if shape in finite else fine
     flags = list(finite.values())
-    flags = _padded(flags) if shaped_for("cuda") else flags
+    flags = _merge_flags(flags) if shaped_for("cuda") else flags
     return reduce(jnp.logical_and, (jnp.all(x) for x in flags), jnp.bool_(True))
 
 
-def _padded(flags: list[Array]) -> list[Array]:
-    """Return flags of several shapes as one vector of them all, as long as the longest, beside single ones.
+def _merge_flags(flags: list[Array]) -> list[Array]:
+    """Return one vector of flags for arrays of all shapes, padded to the longest; scalars stay separate.
 
     XLA for CUDA makes each shape a kernel that writes flags, and one that reduces them (`sac` on an H200, with a policy
     and critics: 61 kernels an iteration with, 63 without). It would cut the reduction of a concatenation in the same
@@ -79,7 +78,7 @@ def _padded(flags: list[Array]) -> list[Array]:
     return [x for x in flags if x.size == 1] + ([reduce(jnp.logical_and, several)] if several else [])
 
 
-def either(ok: Array, new: PyTree, old: PyTree) -> PyTree:
+def select(ok: Array, new: PyTree, old: PyTree) -> PyTree:
     """Return `new` if the scalar `ok` is true, otherwise `old`."""
     select = lambda ok, new, old: tree_where(ok, new, old)
     branch = lambda ok, new, old: jax.lax.cond(ok, lambda: new, lambda: old)
