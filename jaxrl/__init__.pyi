@@ -97,6 +97,7 @@ from .spaces import (
 )
 from .strategies import (
     ActorsConfig as ActorsConfig,
+    ComposedStep as ComposedStep,
     Policy as Policy,
     StateFns as StateFns,
     Strategy as Strategy,

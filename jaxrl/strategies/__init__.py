@@ -1,6 +1,6 @@
 """Strategies: environment, processor, buffer and agent composed into one pure training step."""
 
-from jaxrl.strategies.base import Policy, StateFns, Strategy, fold
+from jaxrl.strategies.base import ComposedStep, Policy, StateFns, Strategy, fold
 from jaxrl.strategies.off_policy import off_policy
 from jaxrl.strategies.offline import offline
 from jaxrl.strategies.on_policy import on_policy

@@ -118,6 +118,29 @@ class LearnFn(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ComposedStep:
+    """An iteration in two halves, `Strategy.step` of `off_policy` and `on_policy`: collect, then learn.
+
+    To change one of them: `strategy._replace(step=ComposedStep(strategy.collect, my_learn))`.
+    """
+
+    collect: CollectFn
+    learn: LearnFn
+
+    def __call__(self, state: PyTree, key: Key, t: Array, /, *arrival: PyTree) -> tuple[PyTree, Metrics]:
+        state, metrics, _ = self.with_episodes(state, key, t, *arrival)
+        return state, metrics
+
+    def with_episodes(self, state: PyTree, key: Key, t: Array, *arrival: PyTree) -> tuple[PyTree, Metrics, EpisodeEnds]:
+        """Run iteration `t`; return also the episodes that ended. The key is consumed."""
+        # In shards each has its own key: they step different environments and sample different batches.
+        collect_key, learn_key = jax.random.split(shards.shard_key(key))
+        state, items, info = self.collect(state, collect_key, t, *arrival)
+        state, metrics = self.learn(state, items, learn_key, t)
+        return state, {**info.metrics, **metrics}, info.episodes
+
+
 class BufferRefill(NamedTuple):
     """Refilling of a replay buffer that a checkpoint was saved without."""
 
@@ -187,11 +210,17 @@ class Strategy(NamedTuple):
     placement: Placement = Placement()
     values: Mapping[str, Override] = MappingProxyType({})
     """Hyperparameters that replace those of `init`, by setting name."""
-    collect: CollectFn | None = None
-    """First half of `step`, see `compose_step`. `None` where `step` is not composed, as with shards or offline: single
-    episodes are then not recorded."""
-    learn: LearnFn | None = None
-    """Second half of `step`, the same wherever the steps were taken; goes with `collect`."""
+
+    @property
+    def collect(self) -> CollectFn | None:
+        """First half of `step`; `None` where it is not composed, as with shards or offline: single episodes are then
+        not recorded."""
+        return self.step.collect if isinstance(self.step, ComposedStep) else None
+
+    @property
+    def learn(self) -> LearnFn | None:
+        """Second half of `step`, the same wherever the steps were taken; goes with `collect`."""
+        return self.step.learn if isinstance(self.step, ComposedStep) else None
 
     def __repr__(self) -> str:
         return format_repr(
@@ -212,44 +241,6 @@ def format_name(strategy: Strategy) -> str:
 def fold(key: Key, t: Array | int) -> Key:
     """Return the key of iteration `t` of the stream `key`."""
     return jax.random.fold_in(key, t)
-
-
-def run_iteration(
-    collect: CollectFn, learn: LearnFn, state: PyTree, key: Key, t: Array, *arrival: PyTree
-) -> tuple[PyTree, Metrics, EpisodeEnds]:
-    """Run iteration `t`: collect, then learn; return also the episodes that ended. The key is consumed."""
-    # In shards each has its own key: they step different environments and sample different batches.
-    collect_key, learn_key = jax.random.split(shards.shard_key(key))
-    state, items, info = collect(state, collect_key, t, *arrival)
-    state, metrics = learn(state, items, learn_key, t)
-    return state, {**info.metrics, **metrics}, info.episodes
-
-
-@dataclass(frozen=True)
-class ComposedStep:
-    """`Strategy.step` composed of `collect` and `learn`.
-
-    A class rather than a closure, so that `is_composed` can compare the halves with those of a strategy.
-    """
-
-    collect: CollectFn
-    learn: LearnFn
-
-    def __call__(self, state: PyTree, key: Key, t: Array, /, *arrival: PyTree) -> tuple[PyTree, Metrics]:
-        state, metrics, _ = run_iteration(self.collect, self.learn, state, key, t, *arrival)
-        return state, metrics
-
-
-def is_composed(strategy: "Strategy") -> bool:
-    """Return whether `strategy.step` is composed of its `collect` and `learn`."""
-    # A user may have replaced `step`, `collect` or `learn` alone.
-    halves = strategy.step
-    return isinstance(halves, ComposedStep) and (halves.collect, halves.learn) == (strategy.collect, strategy.learn)
-
-
-def compose_step(collect: CollectFn, learn: LearnFn) -> StrategyStep:
-    """Compose `Strategy.step` of its two halves."""
-    return ComposedStep(collect, learn)
 
 
 def iterate(body: Callable[[PyTree, Key, Array], PyTree], key: Key, carry: PyTree, start: Array, stop: Array) -> PyTree:

@@ -21,7 +21,7 @@ from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
 from jaxrl.registry import defaults_for
 from jaxrl.shards import shard_key
-from jaxrl.strategies.base import BufferRefill, CollectInfo, StateFns, Strategy, compose_step, fold
+from jaxrl.strategies.base import BufferRefill, CollectInfo, ComposedStep, StateFns, Strategy, fold
 from jaxrl.strategies.demos import notes_of_demos, settings_of_demos, with_demos
 from jaxrl.strategies.guard import Health, get_health, init_health, reseed
 from jaxrl.strategies.interaction import (
@@ -156,9 +156,7 @@ def off_policy(
     capacity = replay_buffer.capacity(replay.schedule.rows)
     one = Strategy(
         init=partial(_init, acting, replay),
-        step=compose_step(collect_fn, learn_fn),
-        collect=collect_fn,
-        learn=learn_fn,
+        step=ComposedStep(collect_fn, learn_fn),
         env_steps_per_step=replay.schedule.rows,
         opt_steps_per_step=replay.schedule.updates,
         warmup_env_steps=replay.schedule.warmup_env_steps,

@@ -19,7 +19,7 @@ from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
 from jaxrl.registry import algorithm_names, defaults_for, join_names
 from jaxrl.shards import shard_key
-from jaxrl.strategies.base import CollectInfo, StateFns, Strategy, compose_step, repeat
+from jaxrl.strategies.base import CollectInfo, ComposedStep, StateFns, Strategy, repeat
 from jaxrl.strategies.guard import Health, get_health, guarded_update, init_health, reseed, return_bound_metrics
 from jaxrl.strategies.interaction import (
     Acting,
@@ -132,9 +132,7 @@ def on_policy(
     collect_fn, learn_fn = partial(collect, acting, schedule), partial(learn, schedule)
     one = Strategy(
         init=partial(_init, acting),
-        step=compose_step(collect_fn, learn_fn),
-        collect=collect_fn,
-        learn=learn_fn,
+        step=ComposedStep(collect_fn, learn_fn),
         env_steps_per_step=schedule.rollout * vector.num_envs,
         opt_steps_per_step=schedule.updates,
         env=env,

@@ -27,7 +27,7 @@ from jaxrl.processors.base import Processor
 from jaxrl.spaces import EnvSpec, space_zeros, to_zero_based
 from jaxrl.strategies import actor
 from jaxrl.strategies.actor import Choice, Packed
-from jaxrl.strategies.base import CollectInfo, Strategy, compose_step
+from jaxrl.strategies.base import CollectInfo, ComposedStep, Strategy
 from jaxrl.strategies.interaction import Acting, StepInfo, add_episode_bounds, make_collect_info
 from jaxrl.strategies.shards import check_shards
 from jaxrl.trees import Array, Key, PyTree
@@ -395,8 +395,7 @@ def with_actors(
         state_fns = state_fns._replace(refill=state_fns.refill._replace(fill=lambda state, first, stop: empty(state)))
     return strategy._replace(
         init=init,
-        step=compose_step(taking, strategy.learn),
-        collect=taking,
+        step=ComposedStep(taking, strategy.learn),
         state_fns=state_fns,
         remote=make_remote(
             acting, host_actors, steps=steps, fill=fill, random_fill=random_fill, push=take_up if push else None

@@ -54,8 +54,6 @@ def sharded(one: Strategy, count: int, fields: Sequence[str]) -> Strategy:
         warmup_env_steps=one.warmup_env_steps * count,
         policy=one.policy and _policy(parts, one.policy),
         # The host sees no halves of a sharded step, and a buffer cannot be refilled shard by shard.
-        collect=None,
-        learn=None,
         state_fns=on_state._replace(
             set_hyperparams=on_state.set_hyperparams and partial(_set_hyperparams, parts, on_state.set_hyperparams),
             refill=None,

@@ -192,7 +192,7 @@ def act(
     `key` is the stream of the phase; `place` is uint32: iteration, step in it, and optimisation step.
     """
     t, step, opt_step = place
-    # The same keys as in `run_iteration` and `take_steps`, so that a session acts as a strategy would.
+    # The same keys as in `ComposedStep` and `take_steps`, so that a session acts as a strategy would.
     iteration = fold(key, t)
     acting_key = jax.random.split(iteration)[0] if phase == "train" else iteration
     step_key = jax.random.split(acting_key, steps_per_iteration(stepwise.schedule, phase))[step.astype(jnp.int32)]
@@ -254,7 +254,7 @@ def learn_once(
 
     `key` is the stream of training.
     """
-    # The second half of the key, as in `run_iteration`; the first was for acting.
+    # The second half of the key, as in `ComposedStep`; the first was for acting.
     learn_key = jax.random.split(fold(key, t))[1]
     learner = learner._replace(processor=_unpack_processor(stepwise, window))
     made: tuple[Learner, Metrics]

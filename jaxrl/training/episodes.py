@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl.errors import SettingsError
-from jaxrl.strategies.base import EpisodeEnds, Strategy, is_composed
+from jaxrl.strategies.base import EpisodeEnds, Strategy
 from jaxrl.training.program import most_told
 from jaxrl.training.report import Hook, Hooks, call
 from jaxrl.training.schedule import Schedule
@@ -65,7 +65,7 @@ class Teller(NamedTuple):
 def teller_of(strategy: Strategy, config: TrainerConfig, hooks: Hooks) -> Teller:
     """Return what tells of single episodes, if that is wanted; raise `SettingsError` if the strategy cannot."""
     writes, tells = config.train_episodes, config.train_episodes or hooks.episode is not None
-    if tells and not is_composed(strategy):
+    if tells and strategy.collect is None:
         name = "train_episodes" if writes else "Hooks.episode"
         algo = (strategy.settings or {}).get("algo", "this strategy")
         raise SettingsError(f"{name}: the training of {algo} tells of no episodes; leave it out")

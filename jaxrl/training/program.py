@@ -14,7 +14,7 @@ import numpy as np
 import jaxrl.training.processes as processes
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, stack_metrics
-from jaxrl.strategies.base import EpisodeEnds, Strategy, fold, iterate, run_iteration
+from jaxrl.strategies.base import ComposedStep, EpisodeEnds, Strategy, fold, iterate
 from jaxrl.training.devices import after_placing, begun, over_devices, placed, whereabouts
 from jaxrl.training.memory import Plan, plan_of, plan_of_state, require_fit
 from jaxrl.trees import Array, Key, PyTree, make_key, require_same
@@ -142,7 +142,8 @@ def tell(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Arra
 
     Its leaves are `[most_told, T, N]`: an iteration writes one row, whether or not an episode ended.
     """
-    step, most = _halves_of(strategy), most_told(strategy)
+    assert isinstance(strategy.step, ComposedStep)
+    step, most = strategy.step.with_episodes, most_told(strategy)
     _, _, like = jax.eval_shape(step, state, state.key, start)
     blank = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), like)
 
@@ -162,15 +163,9 @@ def tell_one(
     strategy: Strategy, state: PyTree, sums: Sums, arrival: PyTree, t: Array
 ) -> tuple[PyTree, Sums, EpisodeEnds]:
     """Make iteration `t` of a strategy whose actors have sent `arrival`; return also what ended in it."""
-    state, metrics, ended = _halves_of(strategy)(state, fold(state.key, t), t, arrival)
+    assert isinstance(strategy.step, ComposedStep)
+    state, metrics, ended = strategy.step.with_episodes(state, fold(state.key, t), t, arrival)
     return state, add(sums, metrics), jax.tree.map(lambda x: x[None], ended)
-
-
-def _halves_of(strategy: Strategy) -> Callable[..., tuple[PyTree, Metrics, EpisodeEnds]]:
-    """Return the step of `strategy` that also returns which episodes ended."""
-    assert strategy.collect is not None
-    assert strategy.learn is not None
-    return partial(run_iteration, strategy.collect, strategy.learn)
 
 
 def add(sums: Sums, metrics: Metrics) -> Sums:

@@ -9,7 +9,7 @@ from jaxrl.errors import SettingsError, check_between, check_count, require_extr
 from jaxrl.parsing import as_int
 from jaxrl.paths import local
 from jaxrl.registry import RECORDERS, import_name
-from jaxrl.strategies.base import ComposedStep, Strategy, is_composed
+from jaxrl.strategies.base import Strategy
 from jaxrl.training.mesh import as_text, read_mesh
 from jaxrl.training.reel import FORMATS
 from jaxrl.training.schedule import Schedule, rounded_up
@@ -339,11 +339,6 @@ def check_strategy(strategy: object) -> None:
         given, lacking = ("health", "reseed") if strategy.state_fns.reseed is None else ("reseed", "health")
         raise SettingsError(
             f"the strategy has {given} but no {lacking}; give both, as jaxrl.strategies.guard has them, or neither"
-        )
-    if isinstance(strategy, Strategy) and isinstance(strategy.step, ComposedStep) and not is_composed(strategy):
-        raise SettingsError(
-            "the strategy has another collect or learn than its step; give "
-            "step=jaxrl.strategies.base.compose_step(collect, learn) with them"
         )
     if not isinstance(strategy, Strategy):
         raise SettingsError(
