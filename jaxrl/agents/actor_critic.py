@@ -17,19 +17,19 @@ import jax.numpy as jnp
 
 from jaxrl import shards
 from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Insight, Mode
-from jaxrl.agents.checks import hyper_of
+from jaxrl.agents.checks import make_hyper
 from jaxrl.agents.custom import (
     ONE_VALUE,
+    CustomParts,
     ExtraLoss,
     MakePolicy,
     Outputs,
-    Own,
     agent_maker,
-    by_row,
-    choices,
+    build_network,
     extra_term,
-    network_of,
-    observations,
+    observation_structs,
+    policy_output,
+    squeeze_values,
 )
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import (
@@ -229,7 +229,7 @@ def ppo(
     """
     return agent_maker(
         "ppo",
-        _bind,
+        _build,
         config or PPOConfig(),
         settings,
         _check,
@@ -250,7 +250,7 @@ def a2c(
     """Configure an A2C agent (Mnih et al. 2016, https://arxiv.org/abs/1602.01783); arguments are as for `ppo`."""
     return agent_maker(
         "a2c",
-        _bind,
+        _build,
         config or A2CConfig(),
         settings,
         _check,
@@ -275,7 +275,7 @@ def reinforce(
     """
     return agent_maker(
         "reinforce",
-        _bind,
+        _build,
         config or REINFORCEConfig(),
         settings,
         _check,
@@ -299,7 +299,7 @@ def impala(
     """
     return agent_maker(
         "impala",
-        _bind,
+        _build,
         config or IMPALAConfig(),
         settings,
         _check,
@@ -319,15 +319,15 @@ def _check(config: PPOConfig, parts: Mapping[str, Any]) -> None:
         )
 
 
-def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
+def _build(name: str, config: PPOConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_observation_entries(spec)
     spec = view_spec(spec, for_critic)
     privileged = has_entry(spec.observation_space, PRIVILEGED)
     head, memory = make_head(spec, config.squash), initial_memory(config.core, config.core_features)
-    usual, outputs = partial(_network, config, spec, head), (choices(head), ONE_VALUE)
-    network = network_of(own, "make_network", (spec, head), usual, (observations(spec),), outputs)
-    blinds = privileged and "make_network" in own.makers
-    parts = _Parts(config, network, gradient_step(own.optimizer), head, spec, memory, own.extra_loss, blinds)
+    usual, outputs = partial(_network, config, spec, head), (policy_output(head), ONE_VALUE)
+    network = build_network(custom, "make_network", (spec, head), usual, (observation_structs(spec),), outputs)
+    blinds = privileged and "make_network" in custom.makers
+    parts = _Parts(config, network, gradient_step(custom.optimizer), head, spec, memory, custom.extra_loss, blinds)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -339,18 +339,18 @@ def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
         apply={"params": lambda params, obs: network.apply(params, for_critic(obs))},
         insight=Insight(
             partial(_choice, parts),
-            lambda state, obs, action: _look(parts, state.params, obs)[1],
+            lambda state, obs, action: _apply_network(parts, state.params, obs)[1],
             head,
             privileged=privileged,
         ),
         fns=AgentFns(
             stop=partial(_stop, config.target_kl) if config.target_kl else None,
             measure=_measure if config.baseline else None,
-            behave=partial(_act, parts, judged=True),
+            behave=partial(_act, parts, with_log_prob=True),
         ),
         info=AgentInfo(
             settings=asdict(config),
-            custom=own.custom,
+            custom=custom.custom,
             exploration=TEMPERATURE,
         ),
     )
@@ -384,7 +384,7 @@ def _init(parts: _Parts, key: Key) -> ActorCriticState:
     params = parts.network.init(key, obs)
     off = {*TEMPERATURE, *(() if parts.config.rho_clip else ("rho_clip", "c_clip"))}
     names = [name for name in Hyper._fields if name not in off]
-    hyper = Hyper(*hyper_of(asdict(parts.config), names))
+    hyper = Hyper(*make_hyper(asdict(parts.config), names))
     return ActorCriticState(params, parts.gradient_step.init(params, hyper.lr), hyper)
 
 
@@ -398,20 +398,20 @@ def _act(
     key: Key | None,
     opt_step: Array,
     mode: Mode,
-    judged: bool = False,
+    with_log_prob: bool = False,
 ) -> tuple[PyTree, dict[str, PyTree]]:
-    distribution, memory = _chosen_from(parts, state, obs)
+    distribution, memory = _policy_distribution(parts, state, obs)
     raw = distribution.mode() if key is None or mode == "exploit" else distribution.sample(key)
     # The raw action is stored only if it cannot be recovered from the environment's action.
     extras = {"raw": raw} if parts.head.scales else {}
-    if judged:
+    if with_log_prob:
         extras["log_prob"] = distribution.log_prob(raw)
     return parts.head.to_env(raw), extras if parts.memory is None else {**extras, "memory": memory}
 
 
-def _chosen_from(parts: _Parts, state: ActorCriticState, obs: PyTree) -> tuple[Distribution, PyTree]:
+def _policy_distribution(parts: _Parts, state: ActorCriticState, obs: PyTree) -> tuple[Distribution, PyTree]:
     """Return the distributions of raw actions, and the memory after the step."""
-    outputs, _, memory = _look(parts, state.params, obs)
+    outputs, _, memory = _apply_network(parts, state.params, obs)
     return mask_distribution(
         apply_temperature(parts.head.distribution(outputs), state.hyper.exploration), get_mask(obs)
     ), memory
@@ -419,22 +419,22 @@ def _chosen_from(parts: _Parts, state: ActorCriticState, obs: PyTree) -> tuple[D
 
 def _choice(parts: _Parts, state: ActorCriticState, obs: PyTree, opt_step: Array) -> Distribution:
     """Return what `act` draws from, as `ChoiceFn`."""
-    return _chosen_from(parts, state, obs)[0]
+    return _policy_distribution(parts, state, obs)[0]
 
 
-def _look(parts: _Parts, params: PyTree, obs: PyTree) -> tuple[Array, Array, PyTree]:
+def _apply_network(parts: _Parts, params: PyTree, obs: PyTree) -> tuple[Array, Array, PyTree]:
     """Apply the network; return outputs of the policy `[B, K]`, values `[B]` and the memory after the step."""
     obs = for_critic(obs)
     outputs, value, *memory = cast(tuple, parts.network.apply(params, obs))
     if parts.blinds:
         outputs = cast(tuple, parts.network.apply(params, zero_privileged(obs)))[0]
-    return outputs, by_row(value), memory[0] if memory else ()
+    return outputs, squeeze_values(value), memory[0] if memory else ()
 
 
-def _judge(parts: _Parts, params: PyTree, sample: Sample) -> tuple[Distribution, Array]:
+def _evaluate_actions(parts: _Parts, params: PyTree, sample: Sample) -> tuple[Distribution, Array]:
     """Return action distributions and values for steps `[B]`, or for sequences `[B, T]` from their initial memory."""
     if parts.memory is None:
-        outputs, value, _ = _look(parts, params, sample.obs)
+        outputs, value, _ = _apply_network(parts, params, sample.obs)
         return mask_distribution(parts.head.distribution(outputs), get_mask(sample.obs)), value
     assert not isinstance(sample.is_first, tuple)
     rows, steps = sample.is_first.shape
@@ -483,10 +483,10 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
         sample = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), sample)
         sample = sample._replace(memory=jax.tree.map(lambda x: x[0], items.obs.memory))
         as_rollout = as_sample = jnp.transpose
-    distribution, value = _judge(parts, params, sample)
+    distribution, value = _evaluate_actions(parts, params, sample)
     v_tm1 = as_rollout(value)
     # Not `v_tm1` shifted by a step: at an episode's end the successor is not the next observation of the rollout.
-    v_t = _look(parts, params, jax.tree.map(flat, items.next_obs))[1].reshape(steps, num_envs)
+    v_t = _apply_network(parts, params, jax.tree.map(flat, items.next_obs))[1].reshape(steps, num_envs)
     log_prob = distribution.log_prob(sample.action)
     behaviour = as_sample(items.extras["log_prob"]) if "log_prob" in items.extras else log_prob
     # `log_rho` is 0 unless the actors' parameters differ from these.
@@ -579,7 +579,7 @@ def _update(
 def _loss(parts: _Parts, hyper: Hyper, params: PyTree, sample: Sample) -> tuple[Array, dict[str, Array]]:
     """Return the mean loss over all steps, and each step's terms of it."""
     config = parts.config
-    distribution, value = _judge(parts, params, sample)
+    distribution, value = _evaluate_actions(parts, params, sample)
     log_ratio = distribution.log_prob(sample.action) - sample.log_prob
     ratio = jnp.exp(log_ratio)
     if config.surrogate == "clipped":

@@ -14,24 +14,24 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentInfo, AgentMaker
-from jaxrl.agents.bc import act, choice, cloning_head, regress, taken
-from jaxrl.agents.checks import check_actions, hyper_of
+from jaxrl.agents.bc import act, action_distribution, make_cloning_head, regress, to_policy_actions
+from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.critics import (
     CriticConfig,
     Parts,
     apply_fns,
     build_networks,
-    chosen,
+    critic_insight,
     extra_policy_term,
     init_networks,
-    judging,
     learn_critic,
-    lowest,
+    min_values,
+    select_values,
     to_critic,
     unit_actions,
     value_network,
 )
-from jaxrl.agents.custom import ExtraLoss, MakeNetwork, MakePolicy, Own, agent_maker, by_row
+from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker, squeeze_values
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Positive, Weight
 from jaxrl.agents.losses import advantage_weight, expectile_loss
@@ -124,7 +124,7 @@ def awac(
     """
     return agent_maker(
         "awac",
-        _bind,
+        _build,
         config or AWACConfig(),
         settings,
         make_optimizer=make_optimizer,
@@ -149,7 +149,7 @@ def iql(
     """Configure an IQL agent; as for `awac`, and `make_value` maps an `EnvSpec` to a network `[B, ...] -> [B]`."""
     return agent_maker(
         "iql",
-        _bind,
+        _build,
         config or IQLConfig(),
         settings,
         make_optimizer=make_optimizer,
@@ -161,15 +161,15 @@ def iql(
     )
 
 
-def _bind(name: str, config: AWACConfig, own: Own, spec: EnvSpec) -> Agent:
+def _build(name: str, config: AWACConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
-    head = cloning_head(spec)
-    networks = build_networks(config, own, spec, head)
+    head = make_cloning_head(spec)
+    networks = build_networks(config, custom, spec, head)
     if isinstance(config, IQLConfig):
-        networks = networks._replace(value=value_network(config, own, spec))
+        networks = networks._replace(value=value_network(config, custom, spec))
     network = networks.policy
-    step = gradient_step(own.optimizer)
-    parts = Parts(config, networks, step, spec, head, None, own.extra_loss, own.extra_policy_loss)
+    step = gradient_step(custom.optimizer)
+    parts = Parts(config, networks, step, spec, head, None, custom.extra_loss, custom.extra_policy_loss)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -177,14 +177,14 @@ def _bind(name: str, config: AWACConfig, own: Own, spec: EnvSpec) -> Agent:
         update=partial(_update_iql if isinstance(config, IQLConfig) else _update_awac, parts),
         strip=lambda state: state._replace(critic=(), target=(), value=(), opt_state=()),
         apply=apply_fns(parts.networks),
-        insight=judging(
+        insight=critic_insight(
             parts,
-            lambda state, obs, opt_step: choice(network, head, state.policy, obs),
+            lambda state, obs, opt_step: action_distribution(network, head, state.policy, obs),
             keep=lambda state: state._replace(target=(), opt_state=()),
         )._replace(unasked=None if networks.value is None else partial(_told_value, parts)),
         info=AgentInfo(
             settings=asdict(config),
-            custom=own.custom,
+            custom=custom.custom,
             exploration=TEMPERATURE,
             offline=True,
         ),
@@ -195,7 +195,7 @@ def _init(parts: Parts, key: Key) -> AdvantageState:
     network_key, value_key = jax.random.split(key)
     policy, critic = init_networks(parts.networks, parts.spec, network_key)
     hyper = AdvantageHyper(
-        *hyper_of(asdict(parts.config), AdvantageHyper._fields, optional=("expectile", *TEMPERATURE))
+        *make_hyper(asdict(parts.config), AdvantageHyper._fields, optional=("expectile", *TEMPERATURE))
     )
     value: PyTree = ()
     if parts.networks.value is not None:
@@ -245,7 +245,7 @@ def done_value(parts: Parts, critic: PyTree, items: Transition) -> Array:
     """Return the lowest of the critics' values of the data's actions, `[B]`."""
     action = unit_actions(parts.spec, items.action)
     q = cast(Array, parts.networks.critic.apply(critic, to_critic(items.obs), *action))
-    return chosen(q, None if action else items.action).min(0)
+    return select_values(q, None if action else items.action).min(0)
 
 
 def policy_value(parts: Parts, policy: PyTree, critic: PyTree, obs: PyTree, key: Key) -> Array:
@@ -253,17 +253,17 @@ def policy_value(parts: Parts, policy: PyTree, critic: PyTree, obs: PyTree, key:
 
     The key is consumed.
     """
-    distribution = choice(parts.networks.policy, parts.head, policy, obs)
+    distribution = action_distribution(parts.networks.policy, parts.head, policy, obs)
     if isinstance(parts.spec.action_space, Discrete):
         probability = jax.nn.softmax(cast(Any, distribution).logits)
-        return jnp.sum(probability * lowest(parts.networks.critic, critic, obs), axis=-1)
+        return jnp.sum(probability * min_values(parts.networks.critic, critic, obs), axis=-1)
     drawn = jnp.clip(distribution.sample(key), -1.0, 1.0)
-    return lowest(parts.networks.critic, critic, obs, drawn)[:, 0]
+    return min_values(parts.networks.critic, critic, obs, drawn)[:, 0]
 
 
 def _value(parts: Parts, params: PyTree, obs: PyTree) -> Array:
     """Return state values, `[B]`."""
-    return by_row(cast(Any, parts.networks.value).apply(params, to_critic(obs)))
+    return squeeze_values(cast(Any, parts.networks.value).apply(params, to_critic(obs)))
 
 
 def _told_value(parts: Parts, state: AdvantageState, obs: PyTree, action: PyTree) -> Array:
@@ -300,7 +300,7 @@ def _improve(
         state.opt_state.policy,
         (
             items.obs,
-            taken(parts.spec, items.action),
+            to_policy_actions(parts.spec, items.action),
             batch.weight * items.weight,
             weight,
             items if parts.extra_policy_loss else (),

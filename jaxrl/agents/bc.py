@@ -12,9 +12,18 @@ from typing import Any, NamedTuple, cast
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Insight, Mode
-from jaxrl.agents.checks import check_actions, hyper_of
+from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.critics import unit_actions
-from jaxrl.agents.custom import ExtraLoss, MakePolicy, Own, agent_maker, choices, extra_term, network_of, observations
+from jaxrl.agents.custom import (
+    CustomParts,
+    ExtraLoss,
+    MakePolicy,
+    agent_maker,
+    build_network,
+    extra_term,
+    observation_structs,
+    policy_output,
+)
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import NetworkConfig, OptimizerConfig, Weight
 from jaxrl.agents.optimizers import GradientStep, Learnt, Optimizer, Schedule, gradient_step, learn
@@ -86,7 +95,7 @@ def bc(
     """
     return agent_maker(
         "bc",
-        _bind,
+        _build,
         config or BCConfig(),
         settings,
         make_optimizer=make_optimizer,
@@ -95,13 +104,15 @@ def bc(
     )
 
 
-def _bind(name: str, config: BCConfig, own: Own, spec: EnvSpec) -> Agent:
+def _build(name: str, config: BCConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
-    head = cloning_head(spec)
+    head = make_cloning_head(spec)
     seen = view_spec(spec, for_policy)
     usual = partial(_network, config, seen, head)
-    network = network_of(own, "make_network", (seen, head), usual, (observations(seen),), (choices(head),))
-    parts = _Parts(config, network, gradient_step(own.optimizer), spec, head, own.extra_loss)
+    network = build_network(
+        custom, "make_network", (seen, head), usual, (observation_structs(seen),), (policy_output(head),)
+    )
+    parts = _Parts(config, network, gradient_step(custom.optimizer), spec, head, custom.extra_loss)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -110,13 +121,13 @@ def _bind(name: str, config: BCConfig, own: Own, spec: EnvSpec) -> Agent:
         strip=lambda state: state._replace(opt_state=()),
         apply={"policy": lambda policy, obs: network.apply(policy, for_policy(obs))},
         insight=Insight(
-            lambda state, obs, opt_step: choice(network, head, state.policy, obs),
+            lambda state, obs, opt_step: action_distribution(network, head, state.policy, obs),
             "learns actions alone, and has no values",
             head,
         ),
         info=AgentInfo(
             settings=asdict(config),
-            custom=own.custom,
+            custom=custom.custom,
             exploration=TEMPERATURE,
             offline=True,
         ),
@@ -138,7 +149,7 @@ def _network(config: BCConfig, spec: EnvSpec, head: Head) -> Network:
 
 def _init(parts: _Parts, key: Key) -> BCState:
     policy = parts.network.init(key, space_zeros(for_policy(parts.spec.observation_space), 1))
-    hyper = BCHyper(*hyper_of(asdict(parts.config), BCHyper._fields, optional=TEMPERATURE))
+    hyper = BCHyper(*make_hyper(asdict(parts.config), BCHyper._fields, optional=TEMPERATURE))
     return BCState(policy, parts.gradient_step.init(policy, hyper.lr), hyper)
 
 
@@ -154,7 +165,7 @@ def _update(parts: _Parts, state: BCState, batch: Batch, key: Key, opt_step: Arr
         state.opt_state,
         (
             items.obs,
-            taken(parts.spec, items.action),
+            to_policy_actions(parts.spec, items.action),
             batch.weight * items.weight,
             jnp.ones_like(batch.weight),
             items if parts.extra_loss else (),
@@ -176,8 +187,8 @@ FORBIDDEN = -1e30
 """Log-likelihoods below are those of actions that a mask forbids. Data may hold some, and nothing is learnt of them."""
 
 
-def cloning_head(spec: EnvSpec) -> Head:
-    """Return the head of a policy that assigns a likelihood to the data's actions, as `taken` returns them."""
+def make_cloning_head(spec: EnvSpec) -> Head:
+    """Return the head of a policy under which actions of data, see `to_policy_actions`, have a likelihood."""
     head = make_head(spec)
     return head._replace(distribution=_bounded) if isinstance(spec.action_space, Box) else head
 
@@ -189,13 +200,15 @@ def _bounded(outputs: Array) -> Distribution:
     return Gaussian(jnp.tanh(mean), (low + high) / 2 + (high - low) / 2 * jnp.tanh(scale))
 
 
-def taken(spec: EnvSpec, action: Array) -> Array:
+def to_policy_actions(spec: EnvSpec, action: Array) -> Array:
     """Return actions as a policy represents them: scaled to -1 to 1, `[B, D]`, or unchanged if discrete."""
     unit = unit_actions(spec, action)
     return unit[0] if unit else action
 
 
-def choice(network: Network, head: Head, policy: PyTree, obs: PyTree, temperature: PyTree = ()) -> Distribution:
+def action_distribution(
+    network: Network, head: Head, policy: PyTree, obs: PyTree, temperature: PyTree = ()
+) -> Distribution:
     """Return the action distributions for `obs` `[B, ...]`, at a `temperature` of an actor's own."""
     outputs = cast(Array, network.apply(policy, for_policy(obs)))
     return mask_distribution(apply_temperature(head.distribution(outputs), temperature), get_mask(obs))
@@ -205,7 +218,7 @@ def act(
     network: Network, head: Head, state: Any, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode
 ) -> tuple[PyTree, tuple[()]]:
     """Choose the likeliest action for each of `obs` `[N, ...]`, or sample one, as `ActFn`."""
-    distribution = choice(network, head, state.policy, obs, state.hyper.exploration)
+    distribution = action_distribution(network, head, state.policy, obs, state.hyper.exploration)
     return head.to_env(distribution.mode() if key is None or mode == "exploit" else distribution.sample(key)), ()
 
 
@@ -224,14 +237,14 @@ def regress(
 ) -> Learnt:
     """Take one gradient step up the weighted log-likelihood of actions.
 
-    `batch` holds observations, actions (see `taken`), loss weights, extra weights on the likelihoods and, for `extra`,
-    the steps. The auxiliary output is the log-likelihoods `[B]`: 0, a constant, for actions that their observation
-    forbids. `extra`, of `(params, items, distributions, weight)`, is a further term of the loss.
+    `batch` holds observations, actions (see `to_policy_actions`), loss weights, extra weights on the likelihoods and,
+    for `extra`, the steps. The auxiliary output is the log-likelihoods `[B]`: 0, a constant, for actions that their
+    observation forbids. `extra(params, items, distributions, weight)` is a further term of the loss.
     """
 
     def loss(params: PyTree, batch: tuple[PyTree, Array, Array, Array, PyTree]) -> tuple[Array, Array]:
         obs, action, weight, worth, items = batch
-        distribution = choice(network, head, params, obs)
+        distribution = action_distribution(network, head, params, obs)
         log_prob = distribution.log_prob(action)
         log_prob = log_prob if get_mask(obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
         each = -worth * log_prob

@@ -17,7 +17,7 @@ from jaxrl.tuning import tunable
 Config = TypeVar("Config")
 
 
-def changed(name: str, config: Config, settings: Mapping[str, Any]) -> Config:
+def replace_settings(name: str, config: Config, settings: Mapping[str, Any]) -> Config:
     """Return the settings `config` of the agent `name` with some replaced and all checked.
 
     Raises:
@@ -87,7 +87,7 @@ def _actions_of(space: Space) -> Actions | None:
     return "bounded" if box_bounds(space)[2].all() else "unbounded"
 
 
-def hyper_of(settings: Mapping[str, Any], names: Iterable[str], optional: Collection[str] = ()) -> list[Any]:
+def make_hyper(settings: Mapping[str, Any], names: Iterable[str], optional: Collection[str] = ()) -> list[Any]:
     """Return the settings `names` as float32 scalars; an `optional` one is `()` if it is 0 or missing.
 
     An option that is off leaves no trace in the state, so checkpoints from before the option existed stay valid.
@@ -96,7 +96,7 @@ def hyper_of(settings: Mapping[str, Any], names: Iterable[str], optional: Collec
     return [() if name in off else tunable(f"agent.{name}", settings[name]) for name in names]
 
 
-def pieces(parts: int, rows: int) -> int:
+def check_pieces(parts: int, rows: int) -> int:
     """Return `parts`, the setting `accumulate`; raise `SettingsError` unless it divides the batch size `rows`."""
     if rows % parts:
         raise SettingsError(f"agent.accumulate is {parts} and does not divide the batch size {rows}")

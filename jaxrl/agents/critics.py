@@ -9,12 +9,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import ChoiceFn, Insight, StripFn
-from jaxrl.agents.custom import ONE_VALUE, ExtraLoss, Own, choices, extra_term, network_of, observations, values_of
-from jaxrl.agents.exploration import told_values
+from jaxrl.agents.custom import (
+    ONE_VALUE,
+    CustomParts,
+    ExtraLoss,
+    build_network,
+    extra_term,
+    observation_structs,
+    policy_output,
+    value_output,
+)
+from jaxrl.agents.exploration import mask_values
 from jaxrl.agents.fields import Count, NetworkConfig, OptimizerConfig, Rate, Share, Steps, Weight
 from jaxrl.agents.losses import conservative_gap, squared
 from jaxrl.agents.optimizers import GradientStep, Learnt, learn
-from jaxrl.agents.sequences import Memories, Views, learnt_rows, memories_of, remembering
+from jaxrl.agents.sequences import Memories, Views, memories_of, remembering, training_rows_of_sequences
 from jaxrl.distributions import Head
 from jaxrl.masks import PRIVILEGED, apply_mask, for_critic, for_policy, get_mask, has_entry, view_spec
 from jaxrl.metrics import Metrics
@@ -83,27 +92,29 @@ class Parts(NamedTuple):
     extra_policy_loss: ExtraLoss | None = None
 
 
-def build_networks(config: CriticConfig, own: Own, spec: EnvSpec, head: Head) -> Networks:
+def build_networks(config: CriticConfig, custom: CustomParts, spec: EnvSpec, head: Head) -> Networks:
     """Build the networks that `config` describes, or those made in Python; raise `SettingsError` if they do not fit."""
     space, seen = spec.action_space, view_spec(spec, for_policy)
     usual = lambda: PolicyNetwork(seen.observation_space, head.outputs, **_options(config, seen))
-    policy = network_of(own, "make_policy", (seen, head), usual, (observations(seen),), (choices(head),))
+    policy = build_network(
+        custom, "make_policy", (seen, head), usual, (observation_structs(seen),), (policy_output(head),)
+    )
     spec = view_spec(spec, for_critic)
-    obs = observations(spec)
-    if "make_critic" not in own.makers:
+    obs = observation_structs(spec)
+    if "make_critic" not in custom.makers:
         options = {**_options(config, spec), "layer_norm": config.layer_norm}
         outputs = space.n if isinstance(space, Discrete) else 1
         return Networks(policy, ensemble(config.num_critics, spec.observation_space, outputs=outputs, **options))
-    args, values = ((obs,), values_of(spec)) if isinstance(space, Discrete) else ((obs, _actions(space)), ONE_VALUE)
-    member = check_network(own.made("make_critic", spec), "make_critic", args, (values,))
+    args, values = ((obs,), value_output(spec)) if isinstance(space, Discrete) else ((obs, _actions(space)), ONE_VALUE)
+    member = check_network(custom.made("make_critic", spec), "make_critic", args, (values,))
     return Networks(policy, Ensemble(member, config.num_critics))
 
 
-def value_network(config: CriticConfig, own: Own, spec: EnvSpec) -> Network:
+def value_network(config: CriticConfig, custom: CustomParts, spec: EnvSpec) -> Network:
     """Build the state-value network; arguments are as for `build_networks`."""
     spec = view_spec(spec, for_critic)
     usual = lambda: Critic(spec.observation_space, 1, layer_norm=config.layer_norm, **_options(config, spec))
-    return network_of(own, "make_value", (spec,), usual, (observations(spec),), (ONE_VALUE,))
+    return build_network(custom, "make_value", (spec,), usual, (observation_structs(spec),), (ONE_VALUE,))
 
 
 def _options(config: CriticConfig, spec: EnvSpec) -> dict[str, Any]:
@@ -183,14 +194,14 @@ def to_critic(obs: PyTree) -> PyTree:
 # --- the memories of recurrent networks -------------------------------------------------------------------------
 
 
-def memories_after(parts: Parts, obs: RecurrentObs, policy: PyTree, critic: PyTree) -> Memories:
+def next_memories(parts: Parts, obs: RecurrentObs, policy: PyTree, critic: PyTree) -> Memories:
     """Return the memories `[N, ...]` of policy and critics after a step; those of critics stay without parameters."""
     networks: Any = parts.networks
     of_critics = networks.critic.next_memory(critic, to_critic(obs)) if jax.tree.leaves(critic) else obs.memory.critic
     return Memories(networks.policy.next_memory(policy, to_policy(obs)), of_critics)
 
 
-def seen_now(parts: Parts, obs: PyTree, is_first: PyTree, policy: PyTree = (), critic: PyTree = ()) -> PyTree:
+def observe_before(parts: Parts, obs: PyTree, is_first: PyTree, policy: PyTree = (), critic: PyTree = ()) -> PyTree:
     """Return what networks of these parameters see before each step that is learnt from, `[R, ...]`.
 
     Without cores that is `obs` `[B, ...]`; with them, of sequences `[B, L, ...]`, with the memories that the given
@@ -201,7 +212,7 @@ def seen_now(parts: Parts, obs: PyTree, is_first: PyTree, policy: PyTree = (), c
     return remembering(obs, _memories(parts, obs, is_first, policy, critic)[0], parts.config.burn_in)
 
 
-def views_by(parts: Parts, items: Transition, policy: PyTree, critic: PyTree) -> Views:
+def observe_around(parts: Parts, items: Transition, policy: PyTree, critic: PyTree) -> Views:
     """Return the same, and what they see after each step: its successor, with the memories which the step leaves."""
     if parts.memory is None:
         return Views(items.obs, items.next_obs)
@@ -210,9 +221,9 @@ def views_by(parts: Parts, items: Transition, policy: PyTree, critic: PyTree) ->
     return Views(remembering(items.obs, before, burn_in), remembering(items.next_obs, after, burn_in))
 
 
-def rows_of(parts: Parts, batch: Batch) -> Batch:
+def training_rows(parts: Parts, batch: Batch) -> Batch:
     """Return the steps of a batch that are learnt from, `[R, ...]`; without cores they are its items."""
-    return batch if parts.memory is None else learnt_rows(batch, parts.config)
+    return batch if parts.memory is None else training_rows_of_sequences(batch, parts.config)
 
 
 def _memories(
@@ -229,15 +240,15 @@ def _memories(
         of_policy = memories_of(networks.policy.core, policy, blank.policy, first.policy, seen, is_first, burn_in)
     if jax.tree.leaves(critic):
         seen = for_critic(obs.obs)
-        one = lambda own, blank, first: memories_of(
-            networks.critic.member.core, own, blank, first, seen, is_first, burn_in
+        one = lambda params, blank, first: memories_of(
+            networks.critic.member.core, params, blank, first, seen, is_first, burn_in
         )
         of_critic = jax.vmap(one, in_axes=(0, 0, 1), out_axes=1)(critic, blank.critic, first.critic)
     before, after = (Memories(*pair) for pair in zip(of_policy, of_critic, strict=True))
     return before, after
 
 
-def lasting(kept: Array, before: Array, fresh: Array) -> Array:
+def correlated_noise(kept: Array, before: Array, fresh: Array) -> Array:
     """Return noise with correlation `kept` to the step before, and unit standard deviation in the long run.
 
     This is a first-order autoregressive process: a discrete Ornstein-Uhlenbeck process.
@@ -262,7 +273,7 @@ def learn_critic(
     With `sampled`, add `hyper.cql` times the conservative penalty (CQL). With cores, `batch` is of sequences; all else
     is of the steps that are learnt from, `[R]`.
     """
-    rows = rows_of(parts, batch)
+    rows = training_rows(parts, batch)
     action = unit_actions(parts.spec, rows.items.action)
     pick = None if action else rows.items.action
     penalty = None if sampled is None else partial(_gap, parts.networks.critic)
@@ -297,9 +308,9 @@ def _critic_loss(
 ) -> tuple[Array, tuple[Array, Array, PyTree]]:
     """Return the weighted mean of the critics' summed losses; absolute errors, values and CQL gaps, each `[B]`."""
     obs, is_first, action, pick, target, weight, sampled, items = batch
-    obs = seen_now(parts, obs, is_first, critic=params)
+    obs = observe_before(parts, obs, is_first, critic=params)
     out = cast(Array, parts.networks.critic.apply(params, to_critic(obs), *action))
-    q = chosen(out, pick)
+    q = select_values(out, pick)
     error = target[None] - q
     each, gap = squared(error), ()
     if penalty is not None:
@@ -330,28 +341,30 @@ def _gap(critic: Network, params: PyTree, obs: PyTree, sampled: SampledActions, 
     return jax.vmap(jax.vmap(conservative_gap))(others.reshape(density.shape), density, q)
 
 
-def chosen(q: Array, pick: Array | None) -> Array:
+def select_values(q: Array, pick: Array | None) -> Array:
     """Select the output at `pick` `[B]`, or the only one, from `q` `[K, B, outputs]`; `[K, B]`."""
     if pick is None:
         return q[..., 0]
     return jax.vmap(jax.vmap(entry), in_axes=(0, None))(q, pick)
 
 
-def lowest(critic: Network, params: PyTree, obs: PyTree, *action: Array) -> Array:
+def min_values(critic: Network, params: PyTree, obs: PyTree, *action: Array) -> Array:
     """Return the lowest of the critics' values, `[B, outputs]` (Fujimoto et al. 2018, algorithm 1)."""
     return cast(Array, critic.apply(params, to_critic(obs), *action)).min(0)
 
 
-def judging(parts: Parts, choice: ChoiceFn | str, keep: StripFn) -> Insight:
+def critic_insight(parts: Parts, choice: ChoiceFn | str, keep: StripFn) -> Insight:
     """Return what an agent with critics tells: the lowest of their values, of every action or of the given ones."""
-    return Insight(choice, partial(_told, parts), parts.head, has_entry(parts.spec.observation_space, PRIVILEGED), keep)
+    return Insight(
+        choice, partial(_min_values, parts), parts.head, has_entry(parts.spec.observation_space, PRIVILEGED), keep
+    )
 
 
-def _told(parts: Parts, state: Any, obs: PyTree, action: PyTree) -> Array:
+def _min_values(parts: Parts, state: Any, obs: PyTree, action: PyTree) -> Array:
     critic = parts.networks.critic
     if isinstance(parts.spec.action_space, Discrete):
-        return told_values(lowest(critic, state.critic, obs), obs)
-    return lowest(critic, state.critic, obs, *unit_actions(parts.spec, action))[:, 0]
+        return mask_values(min_values(critic, state.critic, obs), obs)
+    return min_values(critic, state.critic, obs, *unit_actions(parts.spec, action))[:, 0]
 
 
 def unit_actions(spec: EnvSpec, action: Array) -> tuple[Array, ...]:

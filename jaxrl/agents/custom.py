@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Maker
-from jaxrl.agents.checks import Config, changed
+from jaxrl.agents.checks import Config, replace_settings
 from jaxrl.agents.fields import OptimizerConfig
 from jaxrl.agents.optimizers import Optimizer, optimizer_of, settings_given
 from jaxrl.distributions import Distribution, Head
@@ -49,10 +49,10 @@ loss:
 """
 
 
-LOSSES = ("extra_loss", "extra_policy_loss", "target")
+BATCH_FUNCTIONS = ("extra_loss", "extra_policy_loss", "target")
 
 
-class Own(NamedTuple):
+class CustomParts(NamedTuple):
     """Parts made in Python, and the optimizer, named or the user's own."""
 
     optimizer: Optimizer
@@ -76,7 +76,7 @@ class Own(NamedTuple):
 
 def agent_maker(
     name: str,
-    build: Callable[[str, Any, Own, EnvSpec], Agent],
+    build: Callable[[str, Any, CustomParts, EnvSpec], Agent],
     config: Config,
     settings: Mapping[str, Any],
     check: Callable[[Config, Mapping[str, Any]], None] | None = None,
@@ -86,7 +86,7 @@ def agent_maker(
 
     Args:
       name: the agent's name.
-      build: `(name, config, own, spec) -> agent`.
+      build: `(name, config, custom, spec) -> agent`.
       config: its settings, some of which `settings` replace.
       settings: these, by name.
       check: `(config, parts)`: raises `SettingsError` for settings that contradict each other, or one of the parts.
@@ -95,13 +95,13 @@ def agent_maker(
     Raises:
       SettingsError: a setting is unknown or a value is out of range, or a part is not a function.
     """
-    config = changed(name, config, settings)
+    config = replace_settings(name, config, settings)
     if check is not None:
         check(config, parts)
-    return Maker(build, name, config, own_parts(cast(OptimizerConfig, config), parts))
+    return Maker(build, name, config, collect_parts(cast(OptimizerConfig, config), parts))
 
 
-def own_parts(config: OptimizerConfig, parts: Mapping[str, Callable[..., Any] | None]) -> Own:
+def collect_parts(config: OptimizerConfig, parts: Mapping[str, Callable[..., Any] | None]) -> CustomParts:
     """Collect the parts made in Python; without an optimizer among them, use the one that `config` describes.
 
     Raises:
@@ -110,16 +110,16 @@ def own_parts(config: OptimizerConfig, parts: Mapping[str, Callable[..., Any] | 
     given = {name: made for name, made in parts.items() if made is not None}
     for name, made in given.items():
         if not callable(made) or (hasattr(made, "apply") and not isinstance(made, type)):
-            kind = "a function of a batch" if name in LOSSES else "a function that makes it"
-            raise SettingsError(f"{name} is {type(made).__name__}; expected {kind}, as in {_AS[name]}")
+            kind = "a function of a batch" if name in BATCH_FUNCTIONS else "a function that makes it"
+            raise SettingsError(f"{name} is {type(made).__name__}; expected {kind}, as in {_EXAMPLES[name]}")
     make_optimizer = given.get("make_optimizer")
     if make_optimizer is not None and (settings := settings_given(config)):
         raise SettingsError(
             f"agent.{next(iter(settings))} is set beside make_optimizer, which takes its place; leave it out"
         )
-    networks = {name: made for name, made in given.items() if name not in ("make_optimizer", *LOSSES)}
-    losses = (given.get(name) for name in LOSSES)
-    return Own(make_optimizer or optimizer_of(config), networks, tuple(given), *losses)
+    networks = {name: made for name, made in given.items() if name not in ("make_optimizer", *BATCH_FUNCTIONS)}
+    losses = (given.get(name) for name in BATCH_FUNCTIONS)
+    return CustomParts(make_optimizer or optimizer_of(config), networks, tuple(given), *losses)
 
 
 def extra_term(
@@ -140,7 +140,7 @@ def extra_term(
     return jnp.where(weight > 0, term, 0.0)
 
 
-_AS = {
+_EXAMPLES = {
     "make_optimizer": "lambda lr: optax.adam(lr)",
     "extra_loss": "lambda params, sample, outputs: jnp.zeros(sample.weight.shape)",
     "extra_policy_loss": "lambda params, items, outputs: jnp.zeros(items.weight.shape)",
@@ -152,8 +152,8 @@ _AS = {
 }
 
 
-def network_of(
-    own: Own,
+def build_network(
+    custom: CustomParts,
     name: str,
     given: tuple[Any, ...],
     usual: Callable[[], Network],
@@ -168,18 +168,18 @@ def network_of(
     Raises:
       SettingsError: the result is no network, or not one of this kind.
     """
-    if name not in own.makers:
+    if name not in custom.makers:
         return usual()
-    return check_network(own.made(name, *given), name, args, outputs, kept)
+    return check_network(custom.made(name, *given), name, args, outputs, kept)
 
 
-def observations(spec: EnvSpec) -> PyTree:
+def observation_structs(spec: EnvSpec) -> PyTree:
     """Return the shapes of the observations with which a network is checked."""
     struct = space_struct(spec.observation_space)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((ROWS, *x.shape), x.dtype), struct)
 
 
-def values_of(spec: EnvSpec, atoms: int = 0) -> Output:
+def value_output(spec: EnvSpec, atoms: int = 0) -> Output:
     """Return the output required of a value network for discrete actions; with `atoms`, of distributions."""
     actions = cast(Discrete, spec.action_space).n
     if atoms:
@@ -190,11 +190,11 @@ def values_of(spec: EnvSpec, atoms: int = 0) -> Output:
 ONE_VALUE = Output("a value for each observation", ((ROWS,), (ROWS, 1)))
 
 
-def choices(head: Head) -> Output:
+def policy_output(head: Head) -> Output:
     """Return the output required of a policy network."""
     return Output("what the head of the policy takes", ((ROWS, head.outputs),))
 
 
-def by_row(value: Array) -> Array:
+def squeeze_values(value: Array) -> Array:
     """Return values `[B]` or `[B, 1]` as `[B]`."""
     return value[:, 0] if value.ndim == 2 else value

@@ -10,18 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Insight, Mode
-from jaxrl.agents.checks import check_actions, hyper_of
+from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.custom import (
+    CustomParts,
     ExtraLoss,
     MakeNetwork,
-    Own,
     agent_maker,
+    build_network,
     extra_term,
-    network_of,
-    observations,
-    values_of,
+    observation_structs,
+    value_output,
 )
-from jaxrl.agents.exploration import EPSILONS, NOISY, epsilon_greedy, explored, told_values
+from jaxrl.agents.exploration import EPSILONS, NO_PROBABILITIES, epsilon_greedy, exploration_distribution, mask_values
 from jaxrl.agents.fields import (
     AtLeast,
     Between,
@@ -39,18 +39,26 @@ from jaxrl.agents.fields import (
 )
 from jaxrl.agents.losses import conservative_gap, munchausen
 from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn, linear, polyak_update
-from jaxrl.agents.sequences import Views, check_core, learnt_rows, priorities_of, several_steps, views_of, window_of
+from jaxrl.agents.sequences import (
+    Views,
+    check_core,
+    observe_sequence,
+    sequence_priorities,
+    sequence_spec,
+    sequence_targets,
+    training_rows_of_sequences,
+)
 from jaxrl.agents.values import (
     BootstrapTarget,
     Values,
     c51,
-    chosen_row,
-    ends_of,
     expected,
+    init_return_bounds,
     midpoints,
-    no_reach,
     quantiles,
-    widened,
+    select_row,
+    support_bounds,
+    update_return_bounds,
 )
 from jaxrl.distributions import Distribution, gumbel_like
 from jaxrl.errors import SettingsError
@@ -230,7 +238,7 @@ def dqn(
     """
     return agent_maker(
         "dqn",
-        _bind,
+        _build,
         config or DQNConfig(),
         settings,
         _check,
@@ -256,7 +264,7 @@ def rainbow(
     """
     return agent_maker(
         "rainbow",
-        _bind,
+        _build,
         config or RainbowConfig(),
         settings,
         _check,
@@ -282,7 +290,7 @@ def cql_dqn(
     """
     return agent_maker(
         "cql_dqn",
-        _bind,
+        _build,
         config or CQLDQNConfig(),
         settings,
         _check,
@@ -326,38 +334,41 @@ def _values(config: DQNConfig, reach: PyTree) -> Values:
         return quantiles(config.atoms)
     if config.v_min is not None and config.v_max is not None:
         return c51(config.atoms, config.v_min, config.v_max)
-    return c51(config.atoms, *ends_of(reach, config.v_min, config.v_max))
+    return c51(config.atoms, *support_bounds(reach, config.v_min, config.v_max))
 
 
 def _derives_support(config: DQNConfig) -> bool:
     return config.values == "c51" and (config.v_min is None or config.v_max is None)
 
 
-def _tells_outside(config: DQNConfig) -> bool:
+def _reports_out_of_support(config: DQNConfig) -> bool:
     """Return whether returns can lie beyond the support; they can if the user fixed one of its ends."""
     return config.values == "c51" and not (config.v_min is None and config.v_max is None)
 
 
-def _bind(name: str, config: DQNConfig, own: Own, spec: EnvSpec) -> Agent:
+def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
     seen = view_spec(spec, for_policy)
-    network = network_of(
-        own,
+    network = build_network(
+        custom,
         "make_network",
         (seen,),
         partial(_network, config, seen),
-        (observations(seen), *((jnp.zeros((ROWS, config.atoms), jnp.float32),) if config.values == "iqn" else ())),
-        (values_of(spec, 0 if config.values == "expected" else config.atoms),),
+        (
+            observation_structs(seen),
+            *((jnp.zeros((ROWS, config.atoms), jnp.float32),) if config.values == "iqn" else ()),
+        ),
+        (value_output(spec, 0 if config.values == "expected" else config.atoms),),
         kept=("params", "noise"),
     )
     blank = _Parts(
         config,
         network,
-        gradient_step(own.optimizer),
+        gradient_step(custom.optimizer),
         spec,
         {},
-        own.extra_loss,
-        own.target,
+        custom.extra_loss,
+        custom.target,
         initial_memory(config.core, config.core_features),
     )
     parts = blank._replace(noise=jax.eval_shape(lambda: _begin(blank, make_key(0))).get("noise", {}))
@@ -368,15 +379,15 @@ def _bind(name: str, config: DQNConfig, own: Own, spec: EnvSpec) -> Agent:
         update=partial(_update, parts),
         strip=lambda state: state._replace(target=(), opt_state=()),
         memory=parts.memory,
-        window=window_of(config),
+        window=sequence_spec(config),
         apply={"params": partial(_apply, parts)},
         insight=Insight(
-            NOISY if config.noisy else partial(_choice, parts),
-            lambda state, obs, action: told_values(_means(parts, state, obs, ())[0], obs),
+            NO_PROBABILITIES if config.noisy else partial(_choice, parts),
+            lambda state, obs, action: mask_values(_means(parts, state, obs, ())[0], obs),
         ),
         info=AgentInfo(
             settings=asdict(config),
-            custom=own.custom,
+            custom=custom.custom,
             exploration=EPSILONS,
             offline=isinstance(config, CQLDQNConfig),
             bounds_returns=_derives_support(config),
@@ -437,10 +448,10 @@ def _midpoints(batch: int, count: int) -> Array:
 def _init(parts: _Parts, key: Key) -> DQNState:
     config = parts.config
     params = {name: value for name, value in _begin(parts, key).items() if name != "noise"}
-    hyper = DQNHyper(*hyper_of(asdict(config), DQNHyper._fields, optional=("cql", "boltzmann")))
+    hyper = DQNHyper(*make_hyper(asdict(config), DQNHyper._fields, optional=("cql", "boltzmann")))
     # The target must be a copy: its arrays and those of `params` are all donated to the compiled loop.
     target, opt_state = jax.tree.map(jnp.copy, params), parts.gradient_step.init(params, hyper.lr)
-    return DQNState(params, target, opt_state, hyper, no_reach() if _derives_support(config) else ())
+    return DQNState(params, target, opt_state, hyper, init_return_bounds() if _derives_support(config) else ())
 
 
 def _act(
@@ -464,22 +475,24 @@ def _act(
 def _means(parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree) -> tuple[Array, PyTree]:
     """Return the expected returns of actions `[N, A]`, and the memory after the step; `noise` is that of parameters."""
     taus = _taus(parts, jax.tree.leaves(obs)[0].shape[0])
-    out, memory = _look(parts, state.params, obs, noise, *taus)
+    out, memory = _apply_network(parts, state.params, obs, noise, *taus)
     return jax.vmap(_values(parts.config, state.reach).mean)(out), memory
 
 
 def _choice(parts: _Parts, state: DQNState, obs: PyTree, opt_step: Array) -> Distribution:
     """Return what `act` draws from, as `ChoiceFn`."""
     q, hyper = _means(parts, state, obs, ())[0], state.hyper
-    return explored(q, _epsilon(parts, hyper, opt_step), obs, hyper.boltzmann if parts.config.boltzmann else None)
+    return exploration_distribution(
+        q, _epsilon(parts, hyper, opt_step), obs, hyper.boltzmann if parts.config.boltzmann else None
+    )
 
 
 def _outputs(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array) -> Array:
     """Return the network's outputs for each action, `[B, A, n]`; parameters are free of noise if `noise` is `()`."""
-    return _look(parts, params, obs, noise, *taus)[0]
+    return _apply_network(parts, params, obs, noise, *taus)[0]
 
 
-def _look(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array) -> tuple[Array, PyTree]:
+def _apply_network(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array) -> tuple[Array, PyTree]:
     """Return what `_outputs` does, and the memory after the step; `()` without a core."""
     seen = for_policy(obs)
     made: Any = parts.network.apply(_variables(parts, params, noise), seen, *taus)
@@ -504,7 +517,7 @@ def _views(parts: _Parts, params: PyTree, items: Transition, noise: PyTree) -> V
     if parts.memory is None:
         return Views(items.obs, items.next_obs)
     variables = _variables(parts, params, noise)
-    return views_of(parts.network, variables, parts.memory, items, parts.config.burn_in)
+    return observe_sequence(parts.network, variables, parts.memory, items, parts.config.burn_in)
 
 
 def _draw_noise(parts: _Parts, key: Key) -> PyTree:
@@ -532,7 +545,7 @@ def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
 
 def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Array) -> tuple[DQNState, Metrics, Array]:
     config, hyper, noise = parts.config, state.hyper, _draw(parts, key, batch.weight.shape[0])
-    reach = widened(state.reach, batch.items) if _derives_support(config) else ()
+    reach = update_return_bounds(state.reach, batch.items) if _derives_support(config) else ()
     learnt = learn(
         config,
         parts.gradient_step,
@@ -553,11 +566,11 @@ def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Ar
         "grad_norm": learnt.norm,
         "epsilon": _epsilon(parts, hyper, opt_step),
     }
-    if _tells_outside(config):
+    if _reports_out_of_support(config):
         metrics["out_of_support"] = outside.mean()
     priorities = jnp.abs(error)
     if parts.memory is not None:
-        priorities = priorities_of(priorities, batch.weight.shape[0], config.priority_max)
+        priorities = sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
     return DQNState(learnt.params, target, learnt.opt_state, hyper, reach), metrics, priorities
 
 
@@ -599,9 +612,9 @@ def _loss(
     if parts.target is not None:
         after = after._replace(reward=_custom_target(parts, params, target, items), discount=jnp.zeros_like(reward))
     if parts.memory is not None:
-        after = several_steps(after, sampled.items, config)
+        after = sequence_targets(after, sampled.items, config)
     taus = taus_tm1 if config.values == "iqn" else _midpoints(reward.shape[0], out_tm1.shape[-1])
-    loss, error = jax.vmap(values.loss)(jax.vmap(chosen_row)(out_tm1, items.action), taus, after)
+    loss, error = jax.vmap(values.loss)(jax.vmap(select_row)(out_tm1, items.action), taus, after)
     if config.cql:
         q = mean(out_tm1)
         allowed = apply_mask(q, mask_tm1)
@@ -609,7 +622,9 @@ def _loss(
         loss = loss + cql * gap
     if parts.extra_loss is not None:
         loss = loss + extra_term(parts.extra_loss, params, items, mean(out_tm1), weight)
-    outside = jax.vmap(values.outside)(after) * items.weight if values.outside and _tells_outside(config) else ()
+    outside = (
+        jax.vmap(values.outside)(after) * items.weight if values.outside and _reports_out_of_support(config) else ()
+    )
     return jnp.mean(weight * loss), (error * items.weight, largest(apply_mask(mean(out_tm1), mask_tm1)), outside)
 
 
@@ -635,7 +650,7 @@ def _steps_of(parts: _Parts, sampled: Batch, *taus: PyTree) -> tuple[Transition,
     if parts.memory is None:
         items: Transition = sampled.items
         return items, *taus, sampled.weight * items.weight
-    rows = learnt_rows(sampled, parts.config)
+    rows = training_rows_of_sequences(sampled, parts.config)
     taus_tm1, taus_t = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), taus)
     return rows.items, taus_tm1, taus_t, rows.weight * rows.items.weight
 

@@ -13,7 +13,7 @@ EPSILONS = ("epsilon_start", "epsilon_end")
 """The hyperparameters that set the probability of a random action."""
 TEMPERATURE = ("exploration",)
 """The hyperparameter of agents that draw from a distribution: its temperature, where an actor has one of its own."""
-NOISY = "explores by noise in its network (agent.noisy), under which no action has a probability of its own"
+NO_PROBABILITIES = "explores by noise in its network (agent.noisy), under which no action has a probability of its own"
 
 
 def epsilon_greedy(spec: EnvSpec, greedy: Array, key: Key, epsilon: Array, obs: PyTree) -> Array:
@@ -26,7 +26,7 @@ def epsilon_greedy(spec: EnvSpec, greedy: Array, key: Key, epsilon: Array, obs: 
     return jnp.where(coin < epsilon, random_action(spec, action_key, obs), greedy)
 
 
-def explored(q: Array, epsilon: Array, obs: PyTree, temperature: Array | None = None) -> Categorical:
+def exploration_distribution(q: Array, epsilon: Array, obs: PyTree, temperature: Array | None = None) -> Categorical:
     """Return what an agent with action values `[N, A]` chooses from under epsilon-greedy exploration.
 
     With a `temperature`, it draws from the softmax of the values in place of the greedy action.
@@ -42,7 +42,7 @@ def explored(q: Array, epsilon: Array, obs: PyTree, temperature: Array | None = 
     return Categorical(jnp.log(epsilon * may / may.sum(axis=-1, keepdims=True) + (1 - epsilon) * likely))
 
 
-def told_values(q: Array, obs: PyTree) -> Array:
+def mask_values(q: Array, obs: PyTree) -> Array:
     """Return action values `[N, A]` with minus infinity in place of those of actions that `obs` forbids."""
     mask = get_mask(obs)
     return q if mask is None else jnp.where(unmask_empty_rows(mask), q, -jnp.inf)

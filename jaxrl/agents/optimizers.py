@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from jaxrl import shards
-from jaxrl.agents.checks import pieces
+from jaxrl.agents.checks import check_pieces
 from jaxrl.agents.fields import OptimizerConfig
 from jaxrl.errors import SettingsError, suggest
 from jaxrl.registry import join_names
@@ -150,7 +150,7 @@ def learn(
 
     `lr` is the learning rate before any decay.
     """
-    parts = pieces(config.accumulate, jax.tree.leaves(batch)[0].shape[0])
+    parts = check_pieces(config.accumulate, jax.tree.leaves(batch)[0].shape[0])
     value, aux, grads = accumulate(loss, params, batch, parts)
     value, gradient = shards.pmean((value, ravel(grads)))
     lr = decayed(lr, config.lr_decay, opt_step)
@@ -191,14 +191,14 @@ def accumulate(
     if parts == 1:
         (value, aux), grads = grad(params, batch)
         return value, aux, grads
-    pieces = jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
+    check_pieces = jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
 
     def piece(sums: tuple[Array, PyTree], part: PyTree) -> tuple[tuple[Array, PyTree], PyTree]:
         (value, aux), grads = grad(params, part)
         return jax.tree.map(lambda s, x: s + x / parts, sums, (value, grads)), aux
 
     zeros = (jnp.float32(0.0), jax.tree.map(jnp.zeros_like, params))
-    (value, grads), aux = jax.lax.scan(piece, zeros, pieces)
+    (value, grads), aux = jax.lax.scan(piece, zeros, check_pieces)
     return value, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), aux), grads
 
 

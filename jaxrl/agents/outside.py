@@ -84,10 +84,10 @@ def _make(name: str, make: Callable[..., AgentMaker], kind: type, config: Any = 
         config = kind(**{**(asdict(config) if config is not None else {}), **settings})
     except TypeError as error:
         raise SettingsError(f"{name}: {describe_error(error)}") from error
-    return partial(_bind, name, make, config)
+    return partial(_build, name, make, config)
 
 
-def _bind(name: str, make: Callable[..., AgentMaker], config: Any, spec: EnvSpec) -> Agent:
+def _build(name: str, make: Callable[..., AgentMaker], config: Any, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
     try:
         agent = make(config)(spec)

@@ -8,18 +8,18 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Insight, Mode
-from jaxrl.agents.checks import check_actions, hyper_of
+from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.custom import (
+    CustomParts,
     ExtraLoss,
     MakeNetwork,
-    Own,
     agent_maker,
+    build_network,
     extra_term,
-    network_of,
-    observations,
-    values_of,
+    observation_structs,
+    value_output,
 )
-from jaxrl.agents.exploration import EPSILONS, epsilon_greedy, explored, told_values
+from jaxrl.agents.exploration import EPSILONS, epsilon_greedy, exploration_distribution, mask_values
 from jaxrl.agents.fields import (
     NetworkConfig,
     OptimizerConfig,
@@ -121,7 +121,7 @@ def pqn(
     """
     return agent_maker(
         "pqn",
-        _bind,
+        _build,
         config or PQNConfig(),
         settings,
         make_optimizer=make_optimizer,
@@ -130,12 +130,12 @@ def pqn(
     )
 
 
-def _bind(name: str, config: PQNConfig, own: Own, spec: EnvSpec) -> Agent:
+def _build(name: str, config: PQNConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
     seen = view_spec(spec, for_policy)
-    usual, outputs = partial(_network, config, seen), (values_of(spec),)
-    network = network_of(own, "make_network", (seen,), usual, (observations(seen),), outputs)
-    parts = _Parts(config, network, gradient_step(own.optimizer), spec, own.extra_loss)
+    usual, outputs = partial(_network, config, seen), (value_output(spec),)
+    network = build_network(custom, "make_network", (seen,), usual, (observation_structs(seen),), outputs)
+    parts = _Parts(config, network, gradient_step(custom.optimizer), spec, custom.extra_loss)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -145,11 +145,11 @@ def _bind(name: str, config: PQNConfig, own: Own, spec: EnvSpec) -> Agent:
         prepare=partial(_prepare, parts),
         apply={"params": partial(_q, parts)},
         insight=Insight(
-            partial(_choice, parts), lambda state, obs, action: told_values(_q(parts, state.params, obs), obs)
+            partial(_choice, parts), lambda state, obs, action: mask_values(_q(parts, state.params, obs), obs)
         ),
         info=AgentInfo(
             settings=asdict(config),
-            custom=own.custom,
+            custom=custom.custom,
             exploration=EPSILONS,
         ),
     )
@@ -174,7 +174,7 @@ def _network(config: PQNConfig, spec: EnvSpec) -> Network:
 def _init(parts: _Parts, key: Key) -> PQNState:
     obs = space_zeros(for_policy(parts.spec.observation_space), 1)
     params = parts.network.init(key, obs)
-    hyper = PQNHyper(*hyper_of(asdict(parts.config), PQNHyper._fields))
+    hyper = PQNHyper(*make_hyper(asdict(parts.config), PQNHyper._fields))
     return PQNState(params, parts.gradient_step.init(params, hyper.lr), hyper)
 
 
@@ -198,7 +198,7 @@ def _act(
 
 def _choice(parts: _Parts, state: PQNState, obs: PyTree, opt_step: Array) -> Distribution:
     """Return what `act` draws from, as `ChoiceFn`."""
-    return explored(_q(parts, state.params, obs), _epsilon(parts, state.hyper, opt_step), obs)
+    return exploration_distribution(_q(parts, state.params, obs), _epsilon(parts, state.hyper, opt_step), obs)
 
 
 def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:

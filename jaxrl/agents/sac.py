@@ -20,28 +20,28 @@ import jax.numpy as jnp
 
 from jaxrl import shards
 from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Mode
-from jaxrl.agents.checks import check_actions, hyper_of
+from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.critics import (
     CriticConfig,
     Parts,
     SampledActions,
     apply_fns,
     build_networks,
+    correlated_noise,
+    critic_insight,
     extra_policy_term,
     init_networks,
-    judging,
-    lasting,
     learn_critic,
-    lowest,
-    memories_after,
+    min_values,
+    next_memories,
+    observe_around,
+    observe_before,
     recurrent_networks,
-    rows_of,
-    seen_now,
     space_size,
     to_policy,
-    views_by,
+    training_rows,
 )
-from jaxrl.agents.custom import ExtraLoss, MakeNetwork, MakePolicy, Own, agent_maker
+from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Count, Positive, Rate, Real, SequenceConfig, Weight
 from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer, decayed, gradient_step, learn, polyak_update
@@ -50,9 +50,9 @@ from jaxrl.agents.sequences import (
     Views,
     check_core,
     initial_memories,
-    priorities_of,
-    several_steps,
-    window_of,
+    sequence_priorities,
+    sequence_spec,
+    sequence_targets,
 )
 from jaxrl.distributions import Distribution, TanhGaussian, apply_temperature, make_head, mask_distribution
 from jaxrl.errors import SettingsError
@@ -174,7 +174,7 @@ def sac(
     """
     return agent_maker(
         "sac",
-        _bind,
+        _build,
         config or SACConfig(),
         settings,
         _check,
@@ -199,7 +199,7 @@ def cql(
     """Configure conservative Q-learning on top of SAC, to learn from data; arguments are as for `sac`."""
     return agent_maker(
         "cql",
-        _bind,
+        _build,
         config or CQLConfig(),
         settings,
         _check,
@@ -223,7 +223,7 @@ def _check(config: SACConfig, parts: Mapping[str, Any]) -> None:
         raise SettingsError("agent.temperature is learnt, and cannot follow a schedule; set learn_temperature=False")
 
 
-def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
+def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
     if config.noise_memory and isinstance(spec.action_space, Discrete):
         raise SettingsError(
@@ -232,9 +232,11 @@ def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
         )
     head = make_head(spec, squash=True)
     memories = initial_memories(config, config.num_critics)
-    networks = build_networks(config, own, spec, head) if memories is None else recurrent_networks(config, spec, head)
-    step = gradient_step(own.optimizer)
-    parts = Parts(config, networks, step, spec, head, memories, own.extra_loss, own.extra_policy_loss)
+    networks = (
+        build_networks(config, custom, spec, head) if memories is None else recurrent_networks(config, spec, head)
+    )
+    step = gradient_step(custom.optimizer)
+    parts = Parts(config, networks, step, spec, head, memories, custom.extra_loss, custom.extra_policy_loss)
     noise = jnp.zeros(space_size(cast(Box, spec.action_space)), jnp.float32) if config.noise_memory else None
     with_critics = lambda state: state._replace(target=(), log_temperature=(), opt_state=())
     return Agent(
@@ -244,9 +246,9 @@ def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
         update=partial(_update, parts),
         strip=lambda state: state._replace(critic=(), target=(), log_temperature=(), opt_state=()),
         memory=noise if memories is None else memories,
-        window=window_of(config),
+        window=sequence_spec(config),
         apply=apply_fns(parts.networks),
-        insight=judging(
+        insight=critic_insight(
             parts,
             lambda state, obs, opt_step: _policy(parts, state.policy, obs),
             keep=with_critics,
@@ -256,7 +258,7 @@ def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
         ),
         info=AgentInfo(
             settings=asdict(config),
-            custom=own.custom,
+            custom=custom.custom,
             exploration=TEMPERATURE,
             offline=isinstance(config, CQLConfig),
         ),
@@ -268,7 +270,7 @@ def _init(parts: Parts, key: Key) -> SACState:
     policy, critic = init_networks(parts.networks, parts.spec, key, parts.memory)
     entropy = config.target_entropy or _usual_entropy(parts.spec)
     settings = {**asdict(config), "target_entropy": entropy}
-    hyper = SACHyper(*hyper_of(settings, SACHyper._fields, optional=("cql", "noise_memory", *TEMPERATURE)))
+    hyper = SACHyper(*make_hyper(settings, SACHyper._fields, optional=("cql", "noise_memory", *TEMPERATURE)))
     log_temperature: PyTree = ()
     learnt: PyTree = ()
     if config.learn_temperature:
@@ -308,14 +310,16 @@ def _act(parts: Parts, state: SACState, obs: PyTree, key: Key | None, opt_step: 
     distribution = _policy(parts, state.policy, obs, state.hyper.exploration)
     if parts.memory is not None:
         raw = distribution.mode() if key is None or mode == "exploit" else distribution.sample(key)
-        memories = memories_after(parts, obs, state.policy, state.critic if state.critic else ())
+        memories = next_memories(parts, obs, state.policy, state.critic if state.critic else ())
         return parts.head.to_env(raw), {"memory": memories}
     if key is None or mode == "exploit":
         return parts.head.to_env(distribution.mode()), {"memory": obs.memory} if isinstance(obs, RecurrentObs) else ()
     if not isinstance(obs, RecurrentObs):
         return parts.head.to_env(distribution.sample(key)), ()
     # Each action is still distributed as the policy says; only successive actions of an episode are correlated.
-    after = lasting(state.hyper.noise_memory, obs.memory, jax.random.normal(key, obs.memory.shape, jnp.float32))
+    after = correlated_noise(
+        state.hyper.noise_memory, obs.memory, jax.random.normal(key, obs.memory.shape, jnp.float32)
+    )
     return parts.head.to_env(cast(TanhGaussian, distribution).at(after)), {"memory": after}
 
 
@@ -329,28 +333,28 @@ def soft_value(
     """
     distribution = _policy(parts, policy, obs)
     if isinstance(parts.spec.action_space, Discrete):
-        q = lowest(parts.networks.critic, critic, obs)
+        q = min_values(parts.networks.critic, critic, obs)
         entropy = distribution.entropy()
         probability = jax.nn.softmax(cast(Any, distribution).logits)
         return jnp.sum(probability * q, axis=-1) + temperature * entropy, entropy
     raw = cast(TanhGaussian, distribution).at(deviation)
     entropy = -distribution.log_prob(raw)
-    return lowest(parts.networks.critic, critic, obs, jnp.tanh(raw))[:, 0] + temperature * entropy, entropy
+    return min_values(parts.networks.critic, critic, obs, jnp.tanh(raw))[:, 0] + temperature * entropy, entropy
 
 
 def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Array) -> tuple[SACState, Metrics, Array]:
     """Update the critics, the policy against the new critics, then the temperature (the paper's algorithm 1)."""
-    config, hyper, rows = parts.config, state.hyper, rows_of(parts, batch)
+    config, hyper, rows = parts.config, state.hyper, training_rows(parts, batch)
     policy_key, target_key, sample_key = jax.random.split(key, 3)
     temperature = jnp.exp(state.log_temperature) if config.learn_temperature else hyper.temperature
-    seen = views_by(parts, batch.items, state.policy, state.target)
+    seen = observe_around(parts, batch.items, state.policy, state.target)
     deviation = _deviations(parts, target_key, rows)
     v_t, entropy_t = soft_value(parts, state.policy, state.target, temperature, seen.then, deviation)
     sampled = _sampled_actions(parts, state.policy, seen, sample_key) if config.cql else None
     target = _targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
     critic, metrics, priorities = learn_critic(parts, state, batch, target, opt_step, sampled)
     if parts.memory is not None:
-        priorities = priorities_of(priorities, batch.weight.shape[0], config.priority_max)
+        priorities = sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
     policy = learn(
         config,
         parts.gradient_step,
@@ -411,7 +415,7 @@ def _targets(parts: Parts, items: Transition, rows: Transition, v_t: Array, bonu
     if parts.memory is None:
         return rows.reward + rows.discount * v_t
     one = Bootstrap(rows.reward + rows.discount * bonus, rows.discount, v_t - bonus)
-    after = several_steps(one, items, parts.config)
+    after = sequence_targets(one, items, parts.config)
     return after.reward + after.discount * after.value
 
 
@@ -442,7 +446,7 @@ def _policy_loss(
 ) -> tuple[Array, Array]:
     """Return the negated weighted mean of the soft value, and the entropy `[B]`."""
     obs, is_first, deviation, weight, items = batch
-    seen = seen_now(parts, obs, is_first, policy, critic)
+    seen = observe_before(parts, obs, is_first, policy, critic)
     value, entropy = soft_value(parts, policy, critic, temperature, seen, deviation)
     loss = -value
     if parts.extra_policy_loss is not None:

@@ -49,17 +49,17 @@ def initial_memories(config: SequenceConfig, critics: int) -> Memories | None:
     return Memories(memory, jax.tree.map(lambda x: np.broadcast_to(x, (critics, *x.shape)), memory))
 
 
-def window_of(config: SequenceConfig) -> SequenceSpec | None:
+def sequence_spec(config: SequenceConfig) -> SequenceSpec | None:
     """Return the sequences to be sampled; `None` without a core."""
     return None if config.core == "none" else SequenceSpec(config.burn_in + config.sequence, config.sequence_interval)
 
 
 def check_core(config: SequenceConfig, **makers: object) -> None:
     """Raise `SettingsError` for a core in a network that the user made, by one of the `makers` that is not `None`."""
-    own = [name for name, make in makers.items() if make is not None]
-    if config.core != "none" and own:
+    custom = [name for name, make in makers.items() if make is not None]
+    if config.core != "none" and custom:
         raise SettingsError(
-            f"agent.core is {config.core}, but a network of {own[0]} has no memory; set agent.core to none"
+            f"agent.core is {config.core}, but a network of {custom[0]} has no memory; set agent.core to none"
         )
 
 
@@ -68,13 +68,13 @@ def learnt_steps(tree: PyTree, burn_in: int) -> PyTree:
     return jax.tree.map(lambda x: _flat(x[:, burn_in:]), tree)
 
 
-def learnt_rows(batch: Batch, config: SequenceConfig) -> Batch:
+def training_rows_of_sequences(batch: Batch, config: SequenceConfig) -> Batch:
     """Return the steps that are learnt from of a batch of sequences, one sequence after the other, with its weights."""
     items = learnt_steps(batch.items, config.burn_in)
     return batch._replace(items=items, weight=jnp.repeat(batch.weight, config.sequence))
 
 
-def views_of(network: Network, variables: PyTree, blank: PyTree, items: Transition, burn_in: int) -> Views:
+def observe_sequence(network: Network, variables: PyTree, blank: PyTree, items: Transition, burn_in: int) -> Views:
     """Return what `network` sees of the learnt steps of sequences `[B, L, ...]`, `R = B * T`.
 
     Gradients go back through the learnt steps, and end at the burn-in.
@@ -127,7 +127,7 @@ def _flat(x: Array) -> Array:
     return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
-def several_steps(after: Future, items: Transition, config: SequenceConfig) -> Future:
+def sequence_targets(after: Future, items: Transition, config: SequenceConfig) -> Future:
     """Let the targets of the learnt steps of `items` `[B, L]` run over `n_step` steps; `after` is of one, `[B * T]`.
 
     Of what is `after` a step, `reward` and `discount` are those of all the steps, and the rest that of the last.
@@ -148,7 +148,7 @@ def several_steps(after: Future, items: Transition, config: SequenceConfig) -> F
     return made
 
 
-def priorities_of(error: Array, sequences: int, share: float) -> Array:
+def sequence_priorities(error: Array, sequences: int, share: float) -> Array:
     """Return the priorities `[B]` of sequences with absolute errors `[B * T]` (section 2.3: `share` is `eta`)."""
     error = error.reshape(sequences, -1)
     return share * error.max(axis=1) + (1 - share) * error.mean(axis=1)

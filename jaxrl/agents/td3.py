@@ -14,24 +14,24 @@ import jax.numpy as jnp
 
 from jaxrl import shards
 from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Mode
-from jaxrl.agents.checks import check_actions, hyper_of
+from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.critics import (
     CriticConfig,
     Parts,
     apply_fns,
     build_networks,
+    correlated_noise,
+    critic_insight,
     extra_policy_term,
     init_networks,
-    judging,
-    lasting,
     learn_critic,
-    lowest,
+    min_values,
     space_size,
     to_critic,
     to_policy,
     unit_actions,
 )
-from jaxrl.agents.custom import ExtraLoss, MakeNetwork, MakePolicy, Own, agent_maker
+from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker
 from jaxrl.agents.fields import Between, Count, Weight
 from jaxrl.agents.optimizers import Optimizer, gradient_step, learn, polyak_update
 from jaxrl.distributions import Head
@@ -138,7 +138,7 @@ def td3(
     """
     return agent_maker(
         "td3",
-        _bind,
+        _build,
         config or TD3Config(),
         settings,
         make_optimizer=make_optimizer,
@@ -162,7 +162,7 @@ def ddpg(
     """Configure a DDPG agent; arguments are as for `td3`."""
     return agent_maker(
         "ddpg",
-        _bind,
+        _build,
         config or DDPGConfig(),
         settings,
         make_optimizer=make_optimizer,
@@ -186,7 +186,7 @@ def td3_bc(
     """Configure TD3+BC, to learn from data; arguments are as for `td3`."""
     return agent_maker(
         "td3_bc",
-        _bind,
+        _build,
         config or TD3BCConfig(),
         settings,
         make_optimizer=make_optimizer,
@@ -197,14 +197,14 @@ def td3_bc(
     )
 
 
-def _bind(name: str, config: TD3Config, own: Own, spec: EnvSpec) -> Agent:
+def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
     space = cast(Box, spec.action_space)
     size = space_size(space)
     # This head's `of` returns actions from -1 to 1; that of other heads returns distributions.
     head = Head(size, cast(Any, jnp.tanh), partial(to_box, space))
-    networks, step = build_networks(config, own, spec, head), gradient_step(own.optimizer)
-    parts = Parts(config, networks, step, spec, head, None, own.extra_loss, own.extra_policy_loss)
+    networks, step = build_networks(config, custom, spec, head), gradient_step(custom.optimizer)
+    parts = Parts(config, networks, step, spec, head, None, custom.extra_loss, custom.extra_policy_loss)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -213,14 +213,14 @@ def _bind(name: str, config: TD3Config, own: Own, spec: EnvSpec) -> Agent:
         strip=lambda state: state._replace(critic=(), target_policy=(), target_critic=(), opt_state=()),
         memory=jnp.zeros(size, jnp.float32) if config.noise_memory else None,
         apply=apply_fns(parts.networks),
-        insight=judging(
+        insight=critic_insight(
             parts,
             "takes one action, beside which noise is added; no action has a probability of its own",
             keep=lambda state: state._replace(target_policy=(), target_critic=(), opt_state=()),
         ),
         info=AgentInfo(
             settings=asdict(config),
-            custom=own.custom,
+            custom=custom.custom,
             exploration=("noise",),
             offline=isinstance(config, TD3BCConfig),
         ),
@@ -229,7 +229,7 @@ def _bind(name: str, config: TD3Config, own: Own, spec: EnvSpec) -> Agent:
 
 def _init(parts: Parts, key: Key) -> TD3State:
     policy, critic = init_networks(parts.networks, parts.spec, key)
-    hyper = TD3Hyper(*hyper_of(asdict(parts.config), TD3Hyper._fields, optional=("bc_alpha",)))
+    hyper = TD3Hyper(*make_hyper(asdict(parts.config), TD3Hyper._fields, optional=("bc_alpha",)))
     opt_state = OptStates(parts.gradient_step.init(policy, hyper.policy_lr), parts.gradient_step.init(critic, hyper.lr))
     # Targets must be copies: all of these arrays are donated to the compiled loop.
     target_policy, target_critic = jax.tree.map(jnp.copy, (policy, critic))
@@ -248,7 +248,7 @@ def _act(parts: Parts, state: TD3State, obs: PyTree, key: Key | None, opt_step: 
     noise = jax.random.normal(key, action.shape, jnp.float32)
     if not isinstance(obs, RecurrentObs):
         return to_env(action + state.hyper.noise * noise), ()
-    after = lasting(state.hyper.noise_memory, obs.memory, noise)
+    after = correlated_noise(state.hyper.noise_memory, obs.memory, noise)
     return to_env(action + state.hyper.noise * after), {"memory": after}
 
 
@@ -259,7 +259,7 @@ def _update(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Arr
     noise = hyper.target_noise * jax.random.normal(key, action_t.shape, jnp.float32)
     noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
     action_t = jnp.clip(action_t + noise, -1.0, 1.0)  # target policy smoothing, equations 14 and 15
-    v_t = lowest(parts.networks.critic, state.target_critic, items.next_obs, action_t)[:, 0]
+    v_t = min_values(parts.networks.critic, state.target_critic, items.next_obs, action_t)[:, 0]
     critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, opt_step)
     state = state._replace(critic=critic.params, opt_state=state.opt_state._replace(critic=critic.opt_state))
     if parts.config.policy_interval == 1:

@@ -47,19 +47,19 @@ class Values(NamedTuple):
     """For values on a support: the probability that the target return lies beyond its ends."""
 
 
-class Reach(NamedTuple):
+class ReturnBounds(NamedTuple):
     """The range of returns that the transitions seen so far allow; float32 scalars with `low <= 0 <= high`."""
 
     low: Array
     high: Array
 
 
-def no_reach() -> Reach:
+def init_return_bounds() -> ReturnBounds:
     """Return the reach before the first transition."""
-    return Reach(jnp.float32(0.0), jnp.float32(0.0))
+    return ReturnBounds(jnp.float32(0.0), jnp.float32(0.0))
 
 
-def widened(reach: Reach, items: Transition) -> Reach:
+def update_return_bounds(reach: ReturnBounds, items: Transition) -> ReturnBounds:
     """Widen `reach` by the returns that `items` `[B]` allow.
 
     If every later transition repeated a transition's reward, the return would be `reward / (1 - discount)`. No return
@@ -72,10 +72,10 @@ def widened(reach: Reach, items: Transition) -> Reach:
     rest = jnp.where(items.discount < 1, 1 - items.discount, ENDLESS)
     bound = jnp.where(jnp.asarray(items.weight) > 0, items.reward / rest, 0.0)
     low, high = shards.pmin(bound.min()), shards.pmax(bound.max())
-    return Reach(jnp.minimum(reach.low, low), jnp.maximum(reach.high, high))
+    return ReturnBounds(jnp.minimum(reach.low, low), jnp.maximum(reach.high, high))
 
 
-def ends_of(reach: Reach, v_min: float | None, v_max: float | None) -> tuple[Array, Array]:
+def support_bounds(reach: ReturnBounds, v_min: float | None, v_max: float | None) -> tuple[Array, Array]:
     """Return the ends of a support: `v_min` and `v_max`, or the end of `reach` in place of one that is `None`.
 
     If the two would coincide or cross, the end that is not given is moved away from the other by 1, or by the other's
@@ -154,6 +154,6 @@ def midpoints(count: int) -> np.ndarray:
     return ((np.arange(count) + 0.5) / count).astype(np.float32)
 
 
-def chosen_row(out: Array, action: Array) -> Array:
+def select_row(out: Array, action: Array) -> Array:
     """Select the outputs `[n]` for `action` from `out` `[A, n]`."""
     return jax.vmap(entry, in_axes=(1, None))(out, action)

@@ -7,7 +7,7 @@ import pytest
 import rlax
 
 from jaxrl.agents.losses import cross_entropy, huber, munchausen, project, quantile_huber, squared
-from jaxrl.agents.values import BootstrapTarget, chosen_row, expected
+from jaxrl.agents.values import BootstrapTarget, expected, select_row
 
 MODES = {"jit": jax.jit, "no jit": lambda f: f}
 
@@ -16,7 +16,7 @@ def td_error(q_tm1, action, reward, discount, q_t_value, q_t_select):
     """Return the error of values that are expectations, the next action chosen by `q_t_select`."""
     greedy = jax.nn.one_hot(jnp.argmax(q_t_select), q_t_select.shape[0])
     after = BootstrapTarget(reward, discount, q_t_value[:, None], greedy)
-    return expected("squared").loss(chosen_row(q_tm1[:, None], action), jnp.zeros(1), after)[1]
+    return expected("squared").loss(select_row(q_tm1[:, None], action), jnp.zeros(1), after)[1]
 
 
 @pytest.fixture(params=MODES)

@@ -18,7 +18,7 @@ from toys_sequences import BURN, KEY, WIDTH, B, L, T, batch_of, updating, with_l
 import jaxrl
 from jaxrl.agents import Agent
 from jaxrl.agents.sac import Bootstrap
-from jaxrl.agents.sequences import Memories, several_steps
+from jaxrl.agents.sequences import Memories, sequence_targets
 from jaxrl.distributions import make_head
 from jaxrl.errors import SettingsError
 from jaxrl.nn import Critic, PolicyNetwork, Recurrent
@@ -45,7 +45,7 @@ def test_a_return_adds_the_entropies_between_and_ends_where_an_episode_does() ->
     items = Transition(obs, begins, begins, begins, obs, (), jnp.ones((1, 5)), begins, ends)
     config = jaxrl.agents.SACConfig(core="gru", burn_in=1, sequence=4, n_step=2)
     reward, discount = jnp.array([1.0, 2.0, 4.0, 8.0]), jnp.full(4, 0.5)
-    after = several_steps(Bootstrap(reward + discount * 4, discount, jnp.full(4, 12.0)), items, config)
+    after = sequence_targets(Bootstrap(reward + discount * 4, discount, jnp.full(4, 12.0)), items, config)
     # 1 + (4 + 2 + 16 / 2) / 2 over two steps; 2 + 16 / 2 up to the end; then 4 + (4 + 8 + 16 / 2) / 2, and 8 + 16 / 2.
     np.testing.assert_array_equal(after.reward + after.discount * after.value, [8.0, 10.0, 14.0, 16.0])
 

@@ -14,7 +14,7 @@ from toys_sequences import BURN, KEY, WIDTH, B, L, T, batch_of, updating, with_l
 import jaxrl
 from jaxrl.agents import Agent, DQNConfig
 from jaxrl.agents.returns import steps_ahead
-from jaxrl.agents.sequences import priorities_of, several_steps
+from jaxrl.agents.sequences import sequence_priorities, sequence_targets
 from jaxrl.agents.values import BootstrapTarget
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec
@@ -74,7 +74,7 @@ def test_targets_of_a_sequence_leave_out_the_burn_in_and_never_cross_an_end() ->
     out = jnp.arange(8.0)[:, None, None]  # numbers the successors of the eight learnt steps
     reward = jnp.array([1.0, 2.0, 4.0, 8.0] * 2)
     after = BootstrapTarget(reward, jnp.full(8, 0.5), out, jnp.ones((8, 1)), jnp.zeros((8, 1)))
-    made = several_steps(after, items_of(begins, weight), config)
+    made = sequence_targets(after, items_of(begins, weight), config)
     # First: 1 + 2 / 2, 2, 4 + 8 / 2, 8. Second: the same, for a return ends before a step that must not be learnt from.
     np.testing.assert_array_equal(made.reward, [2, 2, 8, 8] * 2)
     np.testing.assert_array_equal(made.discount, [0.25, 0.5, 0.25, 0.5] * 2)
@@ -82,7 +82,7 @@ def test_targets_of_a_sequence_leave_out_the_burn_in_and_never_cross_an_end() ->
 
 
 def test_a_priority_is_the_mix_of_the_largest_error_and_the_mean() -> None:
-    made = priorities_of(jnp.array([1.0, 2.0, 6.0, 0.0, 0.0, 3.0]), 2, 0.9)
+    made = sequence_priorities(jnp.array([1.0, 2.0, 6.0, 0.0, 0.0, 3.0]), 2, 0.9)
     np.testing.assert_allclose(made, [0.9 * 6 + 0.1 * 3, 0.9 * 3 + 0.1 * 1], rtol=1e-6)
 
 

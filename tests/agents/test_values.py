@@ -8,15 +8,15 @@ import rlax
 
 from jaxrl.agents.values import (
     BootstrapTarget,
-    Reach,
+    ReturnBounds,
     c51,
-    chosen_row,
-    ends_of,
     expected,
+    init_return_bounds,
     midpoints,
-    no_reach,
     quantiles,
-    widened,
+    select_row,
+    support_bounds,
+    update_return_bounds,
 )
 from jaxrl.types import Transition
 
@@ -42,7 +42,7 @@ def judged(values, out_tm1, out_t, out_select, action, reward, discount, taus=TA
     policy = jax.nn.one_hot(jnp.argmax(jax.vmap(values.mean)(out_select), axis=-1), ACTIONS)
     taus = jnp.broadcast_to(jnp.asarray(taus), (out_tm1.shape[0], len(taus)))
     after = BootstrapTarget(reward, discount, out_t, policy)
-    judge = lambda out, action, taus, after: values.loss(chosen_row(out, action), taus, after)
+    judge = lambda out, action, taus, after: values.loss(select_row(out, action), taus, after)
     axes = (0, 0, 0, BootstrapTarget(0, 0, 0, 0, None))
     return jax.jit(jax.vmap(judge, in_axes=axes))(out_tm1, action, taus, after)
 
@@ -128,12 +128,12 @@ def items(reward, discount, weight):
 def test_the_reach_is_what_each_reward_would_come_to_if_it_came_for_ever():
     # 1 / (1 - 0.75) = 4; -2 / (1 - 0.5) = -4; 5 at an end stays 5; the last two rows do not count.
     batch = items([1, -2, 5, 100, np.nan], [0.75, 0.5, 0, 0.75, 0.75], [1, 1, 1, 0, 0])
-    assert [float(x) for x in widened(no_reach(), batch)] == [-4.0, 5.0]
+    assert [float(x) for x in update_return_bounds(init_return_bounds(), batch)] == [-4.0, 5.0]
     # It never gets narrower, and 0 is always inside.
-    assert [float(x) for x in widened(Reach(-1.0, 10.0), batch)] == [-4.0, 10.0]
-    assert [float(x) for x in widened(no_reach(), items([-3], [0], [1]))] == [-3.0, 0.0]
+    assert [float(x) for x in update_return_bounds(ReturnBounds(-1.0, 10.0), batch)] == [-4.0, 10.0]
+    assert [float(x) for x in update_return_bounds(init_return_bounds(), items([-3], [0], [1]))] == [-3.0, 0.0]
     # A discount of 1 allows anything; it counts as 0.999.
-    assert [round(float(x)) for x in widened(no_reach(), items([2], [1], [1]))] == [0, 2000]
+    assert [round(float(x)) for x in update_return_bounds(init_return_bounds(), items([2], [1], [1]))] == [0, 2000]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_the_reach_is_what_each_reward_would_come_to_if_it_came_for_ever():
     ],
 )
 def test_a_support_has_the_ends_that_are_given_or_those_of_the_reach(reach, v_min, v_max, ends):
-    assert tuple(float(x) for x in ends_of(Reach(*map(jnp.float32, reach)), v_min, v_max)) == ends
+    assert tuple(float(x) for x in support_bounds(ReturnBounds(*map(jnp.float32, reach)), v_min, v_max)) == ends
 
 
 def test_the_share_outside_of_a_support_is_that_of_the_target_before_it_is_projected():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.agents.actor_critic import PPOConfig, Sample, _judge, _network, _Parts
+from jaxrl.agents.actor_critic import PPOConfig, Sample, _evaluate_actions, _network, _Parts
 from jaxrl.distributions import make_head
 from jaxrl.errors import SettingsError
 from jaxrl.nn import (
@@ -391,7 +391,9 @@ class Recurrent:
         self.apply, self.params = toy.apply, toy.drawn
         rng = np.random.default_rng(1)
         self.memory = jax.tree.map(lambda x: rng.normal(size=(ROWS, *x.shape)).astype(np.float32), self.blank)
-        self.judge = jax.jit(functools.partial(_judge, _Parts(config, network, None, head, spec, self.blank)))
+        self.judge = jax.jit(
+            functools.partial(_evaluate_actions, _Parts(config, network, None, head, spec, self.blank))
+        )
         flat = observations(name, ROWS * STEPS)
         self.obs = jax.tree.map(lambda x: x.reshape(ROWS, STEPS, *x.shape[1:]), flat)
 
