@@ -72,7 +72,7 @@ def test_the_settings_of_an_agent_are_the_same_object_on_both_sides() -> None:
     spec = jaxrl.EnvSpec("x", jaxrl.Box(-1.0, 1.0, (3,)), jaxrl.Discrete(2))
     for name in algorithm_names(actions="discrete"):
         maker = getattr(jaxrl, name)
-        assert maker()(spec).settings == maker(general(name).agent)(spec).settings
+        assert maker()(spec).info.settings == maker(general(name).agent)(spec).info.settings
 
 
 @pytest.mark.parametrize(("kind", "lag"), [("off", 2), ("on", 1)])
