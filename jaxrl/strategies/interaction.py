@@ -128,7 +128,8 @@ def check_agent_maker(agent: object) -> None:
     """Raise `SettingsError` unless `agent` can be an agent maker, as `jaxrl.dqn(...)` returns it."""
     # A common mistake is the function itself, `jaxrl.dqn` instead of `jaxrl.dqn()`.
     name = getattr(agent, "__name__", type(agent).__name__)
-    if isinstance(agent, FunctionType) and agent.__module__.startswith("jaxrl.agents.") and agent.__qualname__ == name:
+    module = getattr(agent, "__module__", None) or ""
+    if isinstance(agent, FunctionType) and module.startswith("jaxrl.agents.") and agent.__qualname__ == name:
         raise SettingsError(f"agent is jaxrl.{name} itself; call it, as in {name}() or {name}(lr=1e-3)")
     if not callable(agent):
         expected = "what jaxrl.dqn(...) or another of jaxrl's agents returns"
