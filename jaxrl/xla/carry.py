@@ -278,9 +278,13 @@ class LoopForm(NamedTuple):
 def loop_form(carry: PyTree) -> LoopForm:
     """Return the form of a carry like `carry`.
 
-    On CPUs it is packed, with parameters as vectors. On CUDA it is packed together with the counter of the loop.
+    On CPUs it is packed, with parameters as vectors; on TPUs only the latter. On CUDA it is packed together with the
+    counter of the loop.
     """
     as_it_is = lambda tree: tree
+    if shaped_for("tpu"):
+        example = jax.eval_shape(lambda: carry)
+        return LoopForm(flat.hold, lambda held: flat.release(held, example), jax.lax.fori_loop)
     if not shaped_for(*PACKED):
         return LoopForm(as_it_is, as_it_is, jax.lax.fori_loop)
     if shaped_for("cuda") and not shards.is_sharded():

@@ -4,9 +4,9 @@ Elementwise operations on all parameters (optimizer, target network, undoing an 
 one per leaf. On a GPU each kernel is a launch; on a CPU, XLA hands some of many small kernels to other threads and
 waits. A large leaf has its own kernel anyway, and is not copied.
 
-States still hold trees. Used on CPUs: within a loop, a tree made from a vector is remembered together with that vector
-(`ravel` returns it), so that leaves are sliced only where a network reads them. `dqn-128` takes 0.89 of the time.
-Plain: `jax.tree.map`.
+States still hold trees. Used on CPUs and TPUs: within a loop, a tree made from a vector is remembered together with
+that vector (`ravel` returns it), so that leaves are sliced only where a network reads them. `dqn-128` takes 0.88 of the
+time. Plain: `jax.tree.map`.
 """
 
 import math
