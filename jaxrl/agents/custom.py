@@ -122,6 +122,17 @@ def collect_parts(config: OptimizerConfig, parts: Mapping[str, Callable[..., Any
     return CustomParts(make_optimizer or optimizer_of(config), networks, tuple(given), *losses)
 
 
+def check_per_step(name: str, value: Any, like: Array) -> Array:
+    """Return what the user's function `name` returned; raise `SettingsError` unless it is a number for each step."""
+    made = jnp.asarray(value)
+    if made.shape != like.shape or not jnp.issubdtype(made.dtype, jnp.floating):
+        raise SettingsError(
+            f"{name} returned {made.dtype}{list(made.shape)}; expected a number for each step, "
+            f"{like.dtype}{list(like.shape)}"
+        )
+    return made
+
+
 def extra_term(
     extra_loss: ExtraLoss, params: PyTree, sample: Any, outputs: Any, weight: Array, name: str = "extra_loss"
 ) -> Array:
@@ -130,12 +141,7 @@ def extra_term(
     Raises:
       SettingsError: it is not float32 of the shape of `weight`.
     """
-    term = jnp.asarray(extra_loss(params, sample, outputs))
-    if term.shape != weight.shape or not jnp.issubdtype(term.dtype, jnp.floating):
-        raise SettingsError(
-            f"{name} returned {term.dtype}{list(term.shape)}; expected a number for each step, "
-            f"{weight.dtype}{list(weight.shape)}"
-        )
+    term = check_per_step(name, extra_loss(params, sample, outputs), weight)
     # Select instead of multiplying by the weight alone: a term of weight 0 may be NaN.
     return jnp.where(weight > 0, term, 0.0)
 

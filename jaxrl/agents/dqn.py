@@ -17,6 +17,7 @@ from jaxrl.agents.custom import (
     MakeNetwork,
     agent_maker,
     build_network,
+    check_per_step,
     extra_term,
     observation_structs,
     value_output,
@@ -633,12 +634,7 @@ def _custom_target(parts: _Parts, params: PyTree, target: PyTree, items: Transit
     assert parts.target is not None
     q = lambda params, obs: apply_mask(_outputs(parts, params, obs, ())[..., 0], get_mask(obs))
     values = ActionValues(q(target, items.obs), q(target, items.next_obs), q(params, items.next_obs))
-    made = jnp.asarray(parts.target(items, jax.lax.stop_gradient(values)))
-    if made.shape != items.reward.shape or not jnp.issubdtype(made.dtype, jnp.floating):
-        raise SettingsError(
-            f"target returned {made.dtype}{list(made.shape)}; expected a number for each step, "
-            f"{items.reward.dtype}{list(items.reward.shape)}"
-        )
+    made = check_per_step("target", parts.target(items, jax.lax.stop_gradient(values)), items.reward)
     return jax.lax.stop_gradient(made)
 
 

@@ -282,20 +282,16 @@ def loop_form(carry: PyTree) -> LoopForm:
     counter of the loop.
     """
     as_it_is = lambda tree: tree
-    if shaped_for("tpu"):
-        example = jax.eval_shape(lambda: carry)
-        return LoopForm(flat.hold, lambda held: flat.release(held, example), jax.lax.fori_loop)
+    hold, release = as_it_is, as_it_is
+    if shaped_for("cpu", "tpu"):
+        like = jax.eval_shape(lambda: carry)
+        hold, release = flat.hold, lambda held: flat.release(held, like)
     if not shaped_for(*PACKED):
-        return LoopForm(as_it_is, as_it_is, jax.lax.fori_loop)
+        return LoopForm(hold, release, jax.lax.fori_loop)
     if shaped_for("cuda") and not shards.is_sharded():
-        return LoopForm(as_it_is, as_it_is, _packed_loop)
-    if not shaped_for("cpu"):
-        return LoopForm(*bundle(carry), jax.lax.fori_loop)
-    like = jax.eval_shape(lambda: carry)
-    pack_tree, unpack_tree = bundle(jax.eval_shape(flat.hold, carry))
-    return LoopForm(
-        lambda tree: pack_tree(flat.hold(tree)), lambda held: flat.release(unpack_tree(held), like), jax.lax.fori_loop
-    )
+        return LoopForm(hold, release, _packed_loop)
+    pack_tree, unpack_tree = bundle(jax.eval_shape(hold, carry))
+    return LoopForm(lambda tree: pack_tree(hold(tree)), lambda held: release(unpack_tree(held)), jax.lax.fori_loop)
 
 
 def _packed_loop(start: Array, stop: Array, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:

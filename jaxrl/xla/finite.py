@@ -80,7 +80,6 @@ def _merge_flags(flags: list[Array]) -> list[Array]:
 
 def select(ok: Array, new: PyTree, old: PyTree) -> PyTree:
     """Return `new` if the scalar `ok` is true, otherwise `old`."""
-    select = lambda ok, new, old: tree_where(ok, new, old)
     branch = lambda ok, new, old: jax.lax.cond(ok, lambda: new, lambda: old)
     given = ok, *vectors_of(new, old)
-    return trees_of(select(*given) if tree_bytes(new) < LARGE else by_platform(branch, select, *given), new)
+    return trees_of(tree_where(*given) if tree_bytes(new) < LARGE else by_platform(branch, tree_where, *given), new)

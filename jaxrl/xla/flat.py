@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +30,6 @@ of the next iteration, in parallel with other work."""
 _made: ContextVar[dict[int, tuple[list[Array], list[Array]]] | None] = ContextVar("made", default=None)
 """Trees made by `unravel` in the loop being traced: identity of the first leaf -> all leaves, and the vectors. The
 leaves are kept alive, so that no identity is reused."""
-
-
-class _Each(NamedTuple):
-    """Corresponding nodes of several trees."""
-
-    trees: tuple[PyTree, ...]
 
 
 def ravel(tree: PyTree) -> list[Array]:
@@ -64,13 +57,13 @@ def vectors_of(*trees: PyTree) -> list[PyTree]:
     if _made.get() is None:
         return list(trees)
 
-    def one(*given: PyTree) -> _Each:
-        parts = [_known(x) for x in given] if _of_network(given[0]) else [None]
-        return _Each(given if None in parts else tuple(parts))
-
-    each = jax.tree.map(one, *trees, is_leaf=_of_network)
-    of = lambda i: jax.tree.map(lambda x: x.trees[i], each, is_leaf=lambda x: isinstance(x, _Each))
-    return [of(i) for i in range(len(trees))]
+    nodes = [jax.tree.leaves(tree, is_leaf=_of_network) for tree in trees]
+    rows = []
+    for row in zip(*nodes, strict=True):
+        parts = [_known(x) if _of_network(x) else None for x in row]
+        rows.append(row if any(x is None for x in parts) else parts)
+    structures = [jax.tree.structure(tree, is_leaf=_of_network) for tree in trees]
+    return [jax.tree.unflatten(structure, [row[i] for row in rows]) for i, structure in enumerate(structures)]
 
 
 def trees_of(vectors: PyTree, like: PyTree) -> PyTree:
