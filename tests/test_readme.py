@@ -179,6 +179,8 @@ def test_continuous_actions(name: str, long: str, short: str, tmp_path: Path) ->
 def test_networks_of_ones_own(tmp_path: Path) -> None:
     code = block("networks").replace("max_opts=2_000, eval_interval=500", "max_opts=400, eval_interval=200")
     assert run(code, tmp_path).splitlines()[-1] in ("0", "1")
+    code = block("networks-train").replace("max_opts=4_000, eval_interval=500", "max_opts=64, eval_interval=32")
+    assert run(code, tmp_path).splitlines()[-1].startswith("(64,) ")
     code = block("networks-nnx").replace("max_opts=2_000, eval_interval=500", "max_opts=64, eval_interval=32")
     assert 8 < float(run(code, tmp_path).splitlines()[-1]) <= 500
 
@@ -189,6 +191,7 @@ def test_the_networks_of_ones_own_learn(seed: int, tmp_path: Path) -> None:
     run(code, tmp_path)
     assert max(scores(tmp_path / "runs" / "own")) > 100
     assert float(run(seeded("networks-nnx", seed), tmp_path).splitlines()[-1]) > 200
+    assert float(run(seeded("networks-train", seed), tmp_path).split()[-1]) > 200
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ from jaxrl.agents.fields import (
     Widths,
 )
 from jaxrl.agents.losses import clipped_surrogate, squared, value_loss, weighted_surrogate
-from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn
+from jaxrl.agents.optimizers import GradientStep, Optimizer, learn
 from jaxrl.agents.returns import gae, lambda_returns, vtrace
 from jaxrl.distributions import Distribution, Head, apply_temperature, make_head, mask_distribution
 from jaxrl.errors import SettingsError
@@ -60,7 +60,17 @@ from jaxrl.masks import (
     zero_privileged,
 )
 from jaxrl.metrics import Metrics, Stat, stat
-from jaxrl.nn import ActorCritic, Network, check_torso, initial_memory, unroll
+from jaxrl.nn import (
+    ActorCritic,
+    Network,
+    check_torso,
+    forward,
+    initial_memory,
+    join_variables,
+    split_variables,
+    training_key,
+    unroll,
+)
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, RecurrentObs, Rollout
@@ -327,7 +337,7 @@ def _build(name: str, config: PPOConfig, custom: CustomParts, spec: EnvSpec) -> 
     usual, outputs = partial(_network, config, spec, head), (policy_output(head), ONE_VALUE)
     network = build_network(custom, "make_network", (spec, head), usual, (observation_structs(spec),), outputs)
     blinds = privileged and "make_network" in custom.makers
-    parts = _Parts(config, network, gradient_step(custom.optimizer), head, spec, memory, custom.extra_loss, blinds)
+    parts = _Parts(config, network, custom.gradient_step, head, spec, memory, custom.extra_loss, blinds)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -424,18 +434,30 @@ def _choice(parts: _Parts, state: ActorCriticState, obs: PyTree, opt_step: Array
 
 def _apply_network(parts: _Parts, params: PyTree, obs: PyTree) -> tuple[Array, Array, PyTree]:
     """Apply the network; return outputs of the policy `[B, K]`, values `[B]` and the memory after the step."""
+    outputs, value, memory, _ = _forward(parts, params, obs, key=None)
+    return outputs, value, memory
+
+
+def _forward(parts: _Parts, params: PyTree, obs: PyTree, key: Key | None) -> tuple[Array, Array, PyTree, PyTree]:
+    """Return what `_apply_network` does, and the network's collections, see `jaxrl.nn.forward`."""
     obs = for_critic(obs)
-    outputs, value, *memory = cast(tuple, parts.network.apply(params, obs))
+    (outputs, value, *memory), collections = forward(parts.network, params, obs, key=key)
     if parts.blinds:
-        outputs = cast(tuple, parts.network.apply(params, zero_privileged(obs)))[0]
-    return outputs, squeeze_values(value), memory[0] if memory else ()
+        params = join_variables(split_variables(params)[0], collections)
+        (outputs, *_), collections = forward(parts.network, params, zero_privileged(obs), key=key)
+    return outputs, squeeze_values(value), memory[0] if memory else (), collections
 
 
-def _evaluate_actions(parts: _Parts, params: PyTree, sample: Sample) -> tuple[Distribution, Array]:
-    """Return action distributions and values for steps `[B]`, or for sequences `[B, T]` from their initial memory."""
+def _evaluate_actions(
+    parts: _Parts, params: PyTree, sample: Sample, key: Key | None = None
+) -> tuple[Distribution, Array, PyTree]:
+    """Return action distributions and values for steps `[B]`, or for sequences `[B, T]` from their initial memory.
+
+    And the network's collections, see `jaxrl.nn.forward`.
+    """
     if parts.memory is None:
-        outputs, value, _ = _apply_network(parts, params, sample.obs)
-        return mask_distribution(parts.head.distribution(outputs), get_mask(sample.obs)), value
+        outputs, value, _, collections = _forward(parts, params, sample.obs, key)
+        return mask_distribution(parts.head.distribution(outputs), get_mask(sample.obs)), value, collections
     assert not isinstance(sample.is_first, tuple)
     rows, steps = sample.is_first.shape
     flat = lambda x: x.reshape(rows * steps, *x.shape[2:])
@@ -451,7 +473,7 @@ def _evaluate_actions(parts: _Parts, params: PyTree, sample: Sample) -> tuple[Di
     distribution = mask_distribution(
         parts.head.distribution(outputs.reshape(rows, steps, -1)), get_mask(sample.obs, axes=2)
     )
-    return distribution, value.reshape(rows, steps)
+    return distribution, value.reshape(rows, steps), {}
 
 
 # --- learning ---------------------------------------------------------------------------------------------------
@@ -483,7 +505,7 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
         sample = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), sample)
         sample = sample._replace(memory=jax.tree.map(lambda x: x[0], items.obs.memory))
         as_rollout = as_sample = jnp.transpose
-    distribution, value = _evaluate_actions(parts, params, sample)
+    distribution, value, _ = _evaluate_actions(parts, params, sample)
     v_tm1 = as_rollout(value)
     # Not `v_tm1` shifted by a step: at an episode's end the successor is not the next observation of the rollout.
     v_t = _apply_network(parts, params, jax.tree.map(flat, items.next_obs))[1].reshape(steps, num_envs)
@@ -556,15 +578,15 @@ def _update(
     if config.normalise_advantage == "minibatch":
         sample = sample._replace(advantage=standardise(sample.advantage, sample.weight))
     learnt = learn(
-        config,
         parts.gradient_step,
         partial(_loss, parts, hyper),
         state.params,
         state.opt_state,
         sample,
-        hyper.lr,
-        hyper.max_grad_norm,
-        opt_step,
+        key=training_key(parts.network, key),
+        lr=hyper.lr,
+        max_norm=hyper.max_grad_norm,
+        opt_step=opt_step,
     )
     terms = learnt.aux
     means = jnp.stack(list(terms.values())).reshape(len(terms), -1).mean(axis=1)
@@ -576,26 +598,50 @@ def _update(
     )
 
 
-def _loss(parts: _Parts, hyper: Hyper, params: PyTree, sample: Sample) -> tuple[Array, dict[str, Array]]:
-    """Return the mean loss over all steps, and each step's terms of it."""
-    config = parts.config
-    distribution, value = _evaluate_actions(parts, params, sample)
+def _loss(
+    parts: _Parts, hyper: Hyper, params: PyTree, sample: Sample, key: Key | None
+) -> tuple[Array, tuple[dict[str, Array], PyTree]]:
+    """Return the mean loss over all steps, each step's terms of it, and the network's collections."""
+    distribution, value, collections = _evaluate_actions(parts, params, sample, key)
+    loss, terms = actor_critic_loss(parts.config, hyper, distribution, value, sample)
+    if parts.extra_loss is not None:
+        term = extra_term(parts.extra_loss, params, sample, Outputs(distribution, value), sample.weight)
+        terms["extra_loss"] = sample.weight * term
+        loss = loss + terms["extra_loss"]
+    return loss.mean(), (terms, collections)
+
+
+def actor_critic_loss(
+    config: PPOConfig, hyper: Hyper, distribution: Distribution, value: Array, sample: Sample
+) -> tuple[Array, dict[str, Array]]:
+    """Return the loss of each step, and its terms (Schulman et al. 2017, equation 9).
+
+    It is `policy_loss + vf_coef * value_loss - ent_coef * entropy`. `policy_loss` is the clipped surrogate of equation
+    7, `-min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)`, or that of A2C, `-log p(a) * A`, or of V-trace.
+
+    Args:
+      config: which surrogate, and whether the value is clipped too.
+      hyper: the coefficients.
+      distribution: action distributions under the parameters that are trained.
+      value: values under these parameters, of the shape of `sample.target`.
+      sample: the steps, whose terms are multiplied by their weights.
+    """
     log_ratio = distribution.log_prob(sample.action) - sample.log_prob
     ratio = jnp.exp(log_ratio)
     if config.surrogate == "clipped":
-        policy = clipped_surrogate(ratio, sample.advantage, hyper.clip_eps)
+        policy_loss = clipped_surrogate(ratio, sample.advantage, hyper.clip_eps)
     elif config.surrogate == "weighted":
-        policy = weighted_surrogate(log_ratio, sample.advantage, hyper.rho_clip)
+        policy_loss = weighted_surrogate(log_ratio, sample.advantage, hyper.rho_clip)
     else:
-        policy = -log_ratio * sample.advantage
-    of_value = (
-        value_loss(value, sample.value, sample.target, config.vf_clip_eps)
-        if config.vf_clip_eps
-        else squared(value - sample.target)
-    )
+        # The gradient of the logarithm of the ratio is that of the log-probability.
+        policy_loss = -log_ratio * sample.advantage
+    if config.vf_clip_eps:
+        error_loss = value_loss(value, sample.value, sample.target, config.vf_clip_eps)
+    else:
+        error_loss = squared(value - sample.target)
     terms = {
-        "policy_loss": policy,
-        "value_loss": of_value,
+        "policy_loss": policy_loss,
+        "value_loss": error_loss,
         "entropy": distribution.entropy(),
         # Schulman 2020, http://joschu.net/blog/kl-approx.html: unbiased and never negative. Bounded, because an update
         # with a non-finite metric would be skipped.
@@ -605,11 +651,7 @@ def _loss(parts: _Parts, hyper: Hyper, params: PyTree, sample: Sample) -> tuple[
     }
     terms = {name: sample.weight * term for name, term in terms.items()}
     loss = terms["policy_loss"] + hyper.vf_coef * terms["value_loss"] - hyper.ent_coef * terms["entropy"]
-    if parts.extra_loss is not None:
-        term = extra_term(parts.extra_loss, params, sample, Outputs(distribution, value), sample.weight)
-        terms["extra_loss"] = sample.weight * term
-        loss = loss + terms["extra_loss"]
-    return loss.mean(), terms
+    return loss, terms
 
 
 def _stop(target_kl: float, state: ActorCriticState, metrics: Metrics) -> Array:

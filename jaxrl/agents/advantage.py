@@ -35,8 +35,9 @@ from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy,
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Positive, Weight
 from jaxrl.agents.losses import advantage_weight, expectile_loss
-from jaxrl.agents.optimizers import Learnt, Optimizer, gradient_step, learn, polyak_update
+from jaxrl.agents.optimizers import Learnt, Optimizer, learn, polyak_update
 from jaxrl.metrics import Metrics
+from jaxrl.nn import Network, forward, training_key
 from jaxrl.spaces import Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Transition
@@ -168,8 +169,7 @@ def _build(name: str, config: AWACConfig, custom: CustomParts, spec: EnvSpec) ->
     if isinstance(config, IQLConfig):
         networks = networks._replace(value=value_network(config, custom, spec))
     network = networks.policy
-    step = gradient_step(custom.optimizer)
-    parts = Parts(config, networks, step, spec, head, None, custom.extra_loss, custom.extra_policy_loss)
+    parts = Parts(config, networks, custom.gradient_step, spec, head, None, custom.extra_loss, custom.extra_policy_loss)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -215,11 +215,11 @@ def _update_awac(
     """Update the critics, then the policy against the new critics."""
     items, policy, (key_tm1, key_t) = batch.items, state.policy, jax.random.split(key)
     v_t = policy_value(parts, policy, state.target, items.next_obs, key_t)
-    critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, opt_step)
+    critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, key, opt_step)
     v_tm1 = policy_value(parts, policy, critic.params, items.obs, key_tm1)
     advantage = done_value(parts, critic.params, items) - v_tm1
     state = state._replace(critic=critic.params, opt_state=state.opt_state._replace(critic=critic.opt_state))
-    state, policy_metrics = _improve(parts, state, batch, advantage, opt_step)
+    state, policy_metrics = _improve(parts, state, batch, advantage, key, opt_step)
     return state, {**metrics, **policy_metrics}, priorities
 
 
@@ -229,15 +229,15 @@ def _update_iql(
     """Update the value, then the critics and the policy against the new value."""
     items = batch.items
     q = done_value(parts, state.target, items)
-    value = _learn_value(parts, state, batch, q, opt_step)
+    value = _learn_value(parts, state, batch, q, key, opt_step)
     v_tm1, v_t = (_value(parts, value.params, obs) for obs in (items.obs, items.next_obs))
-    critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, opt_step)
+    critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, key, opt_step)
     state = state._replace(
         critic=critic.params,
         value=value.params,
         opt_state=state.opt_state._replace(critic=critic.opt_state, value=value.opt_state),
     )
-    state, policy_metrics = _improve(parts, state, batch, q - v_tm1, opt_step)
+    state, policy_metrics = _improve(parts, state, batch, q - v_tm1, key, opt_step)
     return state, {**metrics, **policy_metrics, "value": v_tm1.mean(), "value_loss": value.loss}, priorities
 
 
@@ -270,28 +270,36 @@ def _told_value(parts: Parts, state: AdvantageState, obs: PyTree, action: PyTree
     return _value(parts, state.value, obs)
 
 
-def _learn_value(parts: Parts, state: AdvantageState, batch: Batch, q: Array, opt_step: Array) -> Learnt:
+def _learn_value(parts: Parts, state: AdvantageState, batch: Batch, q: Array, key: Key, opt_step: Array) -> Learnt:
     """Regress the state value on the expectile of `q` `[B]`."""
+    network = cast(Network, parts.networks.value)
 
-    def loss(params: PyTree, batch: PyTree) -> tuple[Array, tuple]:
+    def loss(params: PyTree, batch: PyTree, key: Key | None) -> tuple[Array, tuple[tuple, PyTree]]:
         obs, q, weight = batch
-        error = q - _value(parts, params, obs)
-        return jnp.mean(weight * expectile_loss(error, state.hyper.expectile)), ()
+        value, collections = forward(network, params, to_critic(obs), key=key)
+        error = q - squeeze_values(value)
+        return jnp.mean(weight * expectile_loss(error, state.hyper.expectile)), ((), collections)
 
-    weight = batch.weight * batch.items.weight
-    norm, lr = state.hyper.max_grad_norm, state.hyper.lr
-    data = (batch.items.obs, q, weight)
-    return learn(parts.config, parts.gradient_step, loss, state.value, state.opt_state.value, data, lr, norm, opt_step)
+    return learn(
+        parts.gradient_step,
+        loss,
+        state.value,
+        state.opt_state.value,
+        (batch.items.obs, q, batch.weight * batch.items.weight),
+        key=training_key(network, key, 2),
+        lr=state.hyper.lr,
+        max_norm=state.hyper.max_grad_norm,
+        opt_step=opt_step,
+    )
 
 
 def _improve(
-    parts: Parts, state: AdvantageState, batch: Batch, advantage: Array, opt_step: Array
+    parts: Parts, state: AdvantageState, batch: Batch, advantage: Array, key: Key, opt_step: Array
 ) -> tuple[AdvantageState, Metrics]:
     """Raise the likelihood of the data's actions, weighted by their advantages `[B]`, and update the target critics."""
     items, hyper = batch.items, state.hyper
     weight = advantage_weight(advantage, hyper.beta, hyper.max_weight)
     policy = regress(
-        parts.config,
         parts.gradient_step,
         parts.networks.policy,
         parts.head,
@@ -305,9 +313,10 @@ def _improve(
             weight,
             items if parts.extra_policy_loss else (),
         ),
-        hyper.policy_lr,
-        hyper.max_grad_norm,
-        opt_step,
+        key=training_key(parts.networks.policy, key, 1),
+        lr=hyper.policy_lr,
+        max_norm=hyper.max_grad_norm,
+        opt_step=opt_step,
     )
     policy_metrics = {
         "policy_loss": policy.loss,

@@ -7,7 +7,7 @@ such a Gaussian their density is finite, while under a squashed Gaussian it woul
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -26,11 +26,11 @@ from jaxrl.agents.custom import (
 )
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import NetworkConfig, OptimizerConfig, Weight
-from jaxrl.agents.optimizers import GradientStep, Learnt, Optimizer, Schedule, gradient_step, learn
+from jaxrl.agents.optimizers import GradientStep, Learnt, Optimizer, learn
 from jaxrl.distributions import Distribution, Gaussian, Head, apply_temperature, make_head, mask_distribution
 from jaxrl.masks import for_policy, get_mask, view_spec
 from jaxrl.metrics import Metrics
-from jaxrl.nn import Network, PolicyNetwork, check_torso
+from jaxrl.nn import Network, PolicyNetwork, check_torso, forward, training_key
 from jaxrl.spaces import Box, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Transition
@@ -112,7 +112,14 @@ def _build(name: str, config: BCConfig, custom: CustomParts, spec: EnvSpec) -> A
     network = build_network(
         custom, "make_network", (seen, head), usual, (observation_structs(seen),), (policy_output(head),)
     )
-    parts = _Parts(config, network, gradient_step(custom.optimizer), spec, head, custom.extra_loss)
+    parts = _Parts(
+        config,
+        network,
+        custom.gradient_step,
+        spec,
+        head,
+        custom.extra_loss,
+    )
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -156,7 +163,6 @@ def _init(parts: _Parts, key: Key) -> BCState:
 def _update(parts: _Parts, state: BCState, batch: Batch, key: Key, opt_step: Array) -> tuple[BCState, Metrics, Array]:
     items, hyper = batch.items, state.hyper
     learnt = regress(
-        parts.config,
         parts.gradient_step,
         parts.network,
         parts.head,
@@ -170,9 +176,10 @@ def _update(parts: _Parts, state: BCState, batch: Batch, key: Key, opt_step: Arr
             jnp.ones_like(batch.weight),
             items if parts.extra_loss else (),
         ),
-        hyper.lr,
-        hyper.max_grad_norm,
-        opt_step,
+        key=training_key(parts.network, key),
+        lr=hyper.lr,
+        max_norm=hyper.max_grad_norm,
+        opt_step=opt_step,
     )
     metrics = {"loss": learnt.loss, "log_prob": learnt.aux.mean(), "grad_norm": learnt.norm}
     return BCState(learnt.params, learnt.opt_state, hyper), metrics, -learnt.aux * items.weight
@@ -210,7 +217,10 @@ def action_distribution(
     network: Network, head: Head, policy: PyTree, obs: PyTree, temperature: PyTree = ()
 ) -> Distribution:
     """Return the action distributions for `obs` `[B, ...]`, at a `temperature` of an actor's own."""
-    outputs = cast(Array, network.apply(policy, for_policy(obs)))
+    return _distribution(head, network.apply(policy, for_policy(obs)), obs, temperature)
+
+
+def _distribution(head: Head, outputs: Array, obs: PyTree, temperature: PyTree = ()) -> Distribution:
     return mask_distribution(apply_temperature(head.distribution(outputs), temperature), get_mask(obs))
 
 
@@ -223,7 +233,6 @@ def act(
 
 
 def regress(
-    config: Schedule,
     gradient_step: GradientStep,
     network: Network,
     head: Head,
@@ -231,25 +240,26 @@ def regress(
     policy: PyTree,
     opt_state: PyTree,
     batch: tuple[PyTree, Array, Array, Array, PyTree],
-    lr: Array,
-    max_norm: Array,
-    opt_step: Array,
+    **arguments: Any,
 ) -> Learnt:
-    """Take one gradient step up the weighted log-likelihood of actions.
+    """Take one gradient step up the weighted log-likelihood of actions; further `arguments` are those of `learn`.
 
     `batch` holds observations, actions (see `to_policy_actions`), loss weights, extra weights on the likelihoods and,
     for `extra`, the steps. The auxiliary output is the log-likelihoods `[B]`: 0, a constant, for actions that their
     observation forbids. `extra(params, items, distributions, weight)` is a further term of the loss.
     """
 
-    def loss(params: PyTree, batch: tuple[PyTree, Array, Array, Array, PyTree]) -> tuple[Array, Array]:
+    def loss(
+        params: PyTree, batch: tuple[PyTree, Array, Array, Array, PyTree], key: Key | None
+    ) -> tuple[Array, tuple[Array, PyTree]]:
         obs, action, weight, worth, items = batch
-        distribution = action_distribution(network, head, params, obs)
+        outputs, collections = forward(network, params, for_policy(obs), key=key)
+        distribution = _distribution(head, outputs, obs)
         log_prob = distribution.log_prob(action)
         log_prob = log_prob if get_mask(obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
         each = -worth * log_prob
         if extra is not None:
             each = each + extra(params, items, distribution, weight)
-        return jnp.mean(weight * each), log_prob
+        return jnp.mean(weight * each), (log_prob, collections)
 
-    return learn(config, gradient_step, loss, policy, opt_state, batch, lr, max_norm, opt_step)
+    return learn(gradient_step, loss, policy, opt_state, batch, **arguments)

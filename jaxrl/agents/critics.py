@@ -38,6 +38,8 @@ from jaxrl.nn import (
     check_network,
     check_torso,
     ensemble,
+    forward,
+    training_key,
 )
 from jaxrl.nn.custom import ROWS
 from jaxrl.spaces import Box, Discrete, EnvSpec, box_bounds, from_box, space_zeros
@@ -266,19 +268,24 @@ class SampledActions(NamedTuple):
 
 
 def learn_critic(
-    parts: Parts, state: Any, batch: Batch, target: Array, opt_step: Array, sampled: SampledActions | None = None
+    parts: Parts,
+    state: Any,
+    batch: Batch,
+    target: Array,
+    key: Key,
+    opt_step: Array,
+    sampled: SampledActions | None = None,
 ) -> tuple[Learnt, Metrics, Array]:
     """Regress the critics' values of the data's actions on `target` `[B]`; also return metrics and absolute errors.
 
     With `sampled`, add `hyper.cql` times the conservative penalty (CQL). With cores, `batch` is of sequences; all else
-    is of the steps that are learnt from, `[R]`.
+    is of the steps that are learnt from, `[R]`. `key` is that of the update.
     """
     rows = training_rows(parts, batch)
     action = unit_actions(parts.spec, rows.items.action)
     pick = None if action else rows.items.action
     penalty = None if sampled is None else partial(_gap, parts.networks.critic)
     learnt = learn(
-        parts.config,
         parts.gradient_step,
         partial(_critic_loss, parts, penalty, 0.0 if sampled is None else state.hyper.cql),
         state.critic,
@@ -293,9 +300,10 @@ def learn_critic(
             sampled,
             rows.items if parts.extra_loss else (),
         ),
-        state.hyper.lr,
-        state.hyper.max_grad_norm,
-        opt_step,
+        key=training_key(parts.networks.critic, key),
+        lr=state.hyper.lr,
+        max_norm=state.hyper.max_grad_norm,
+        opt_step=opt_step,
     )
     error, q, gap = learnt.aux
     error = error * rows.items.weight
@@ -304,12 +312,13 @@ def learn_critic(
 
 
 def _critic_loss(
-    parts: Parts, penalty: Any, push: Array | float, params: PyTree, batch: PyTree
-) -> tuple[Array, tuple[Array, Array, PyTree]]:
-    """Return the weighted mean of the critics' summed losses; absolute errors, values and CQL gaps, each `[B]`."""
+    parts: Parts, penalty: Any, push: Array | float, params: PyTree, batch: PyTree, key: Key | None
+) -> tuple[Array, tuple[tuple[Array, Array, PyTree], PyTree]]:
+    """Return the weighted mean of the critics' summed losses; absolute errors, values and CQL gaps, each `[B]`; and the
+    critics' collections."""
     obs, is_first, action, pick, target, weight, sampled, items = batch
     obs = observe_before(parts, obs, is_first, critic=params)
-    out = cast(Array, parts.networks.critic.apply(params, to_critic(obs), *action))
+    out, collections = forward(parts.networks.critic, params, to_critic(obs), *action, key=key)
     q = select_values(out, pick)
     error = target[None] - q
     each, gap = squared(error), ()
@@ -320,7 +329,7 @@ def _critic_loss(
     loss = each.sum(0)
     if parts.extra_loss is not None:
         loss = loss + extra_term(parts.extra_loss, params, items, q if pick is None else out, weight)
-    return jnp.mean(weight * loss), (jnp.abs(error).mean(0), q.mean(0), gap)
+    return jnp.mean(weight * loss), ((jnp.abs(error).mean(0), q.mean(0), gap), collections)
 
 
 def extra_policy_term(parts: Parts, policy: PyTree, items: Transition, outputs: Any, weight: Array) -> Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl.agents.base import Agent, AgentMaker, Maker
 from jaxrl.agents.checks import Config, replace_settings
 from jaxrl.agents.fields import OptimizerConfig
-from jaxrl.agents.optimizers import Optimizer, optimizer_of, settings_given
+from jaxrl.agents.optimizers import GradientStep, gradient_step, optimizer_of, settings_given
 from jaxrl.distributions import Distribution, Head
 from jaxrl.errors import SettingsError, describe_error
 from jaxrl.nn import Network, check_network
@@ -53,9 +53,9 @@ BATCH_FUNCTIONS = ("extra_loss", "extra_policy_loss", "target")
 
 
 class CustomParts(NamedTuple):
-    """Parts made in Python, and the optimizer, named or the user's own."""
+    """Parts made in Python, and the gradient step, of a named optimizer or the user's own."""
 
-    optimizer: Optimizer
+    gradient_step: GradientStep
     makers: Mapping[str, Callable[..., Network]]
     """Makers of networks, by the names of their arguments."""
     custom: tuple[str, ...]
@@ -119,7 +119,8 @@ def collect_parts(config: OptimizerConfig, parts: Mapping[str, Callable[..., Any
         )
     networks = {name: made for name, made in given.items() if name not in ("make_optimizer", *BATCH_FUNCTIONS)}
     losses = (given.get(name) for name in BATCH_FUNCTIONS)
-    return CustomParts(make_optimizer or optimizer_of(config), networks, tuple(given), *losses)
+    step = gradient_step(make_optimizer or optimizer_of(config), config.lr_decay, config.accumulate)
+    return CustomParts(step, networks, tuple(given), *losses)
 
 
 def check_per_step(name: str, value: Any, like: Array) -> Array:

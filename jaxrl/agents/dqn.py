@@ -39,7 +39,7 @@ from jaxrl.agents.fields import (
     Widths,
 )
 from jaxrl.agents.losses import conservative_gap, munchausen
-from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn, linear, polyak_update
+from jaxrl.agents.optimizers import GradientStep, Optimizer, learn, linear, polyak_update
 from jaxrl.agents.sequences import (
     Views,
     check_core,
@@ -65,7 +65,7 @@ from jaxrl.distributions import Distribution, gumbel_like
 from jaxrl.errors import SettingsError
 from jaxrl.masks import apply_mask, for_policy, get_mask, greedy_actions, view_spec
 from jaxrl.metrics import Metrics
-from jaxrl.nn import Network, QNetwork, Recurrent, check_torso, initial_memory
+from jaxrl.nn import Network, QNetwork, Recurrent, check_torso, forward, initial_memory, training_key
 from jaxrl.nn.custom import ROWS
 from jaxrl.spaces import Box, Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree, make_key
@@ -365,7 +365,7 @@ def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> 
     blank = _Parts(
         config,
         network,
-        gradient_step(custom.optimizer),
+        custom.gradient_step,
         spec,
         {},
         custom.extra_loss,
@@ -495,10 +495,17 @@ def _outputs(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: A
 
 def _apply_network(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array) -> tuple[Array, PyTree]:
     """Return what `_outputs` does, and the memory after the step; `()` without a core."""
-    seen = for_policy(obs)
-    made: Any = parts.network.apply(_variables(parts, params, noise), seen, *taus)
+    out, memory, _ = _forward(parts, params, obs, noise, *taus, key=None)
+    return out, memory
+
+
+def _forward(
+    parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array, key: Key | None
+) -> tuple[Array, PyTree, PyTree]:
+    """Return what `_apply_network` does, and the network's collections, see `jaxrl.nn.forward`."""
+    made, collections = forward(parts.network, _variables(parts, params, noise), for_policy(obs), *taus, key=key)
     out, memory = (made, ()) if parts.memory is None else made
-    return out if out.ndim == 3 else out[..., None], memory
+    return out if out.ndim == 3 else out[..., None], memory, collections
 
 
 def _apply(parts: _Parts, params: PyTree, obs: PyTree, *taus: Array) -> Any:
@@ -548,15 +555,15 @@ def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Ar
     config, hyper, noise = parts.config, state.hyper, _draw(parts, key, batch.weight.shape[0])
     reach = update_return_bounds(state.reach, batch.items) if _derives_support(config) else ()
     learnt = learn(
-        config,
         parts.gradient_step,
         partial(_loss, parts, _values(config, reach), state.target, noise, hyper.cql),
         state.params,
         state.opt_state,
         (batch, (noise.taus_tm1, noise.taus_t)),
-        hyper.lr,
-        hyper.max_grad_norm,
-        opt_step,
+        key=training_key(parts.network, key),
+        lr=hyper.lr,
+        max_norm=hyper.max_grad_norm,
+        opt_step=opt_step,
     )
     error, q, outside = learnt.aux
     target = _update_target(config, hyper.tau, learnt.params, state.target, opt_step)
@@ -583,50 +590,71 @@ def _loss(
     cql: PyTree,
     params: PyTree,
     batch: tuple[Batch, PyTree],
-) -> tuple[Array, tuple[Array, Array, PyTree]]:
-    """Return the weighted mean loss; and errors, greedy values and probability outside the support, `[R]` or `()`."""
+    key: Key | None,
+) -> tuple[Array, tuple[tuple[Array, Array, PyTree], PyTree]]:
+    """Return the weighted mean of `l(r + discount * max q_target(s') - q(s, a))`, for the `l` of `values`.
+
+    And errors, greedy values and probability outside the support, `[R]` or `()`; and the network's collections.
+    """
     (sampled, (taus_tm1, taus_t)), config = batch, parts.config
     items, taus_tm1, taus_t, weight = _steps_of(parts, sampled, taus_tm1, taus_t)
-    online, aim = (
-        _views(parts, params, sampled.items, noise.noise_tm1),
-        _views(parts, target, sampled.items, noise.noise_t),
-    )
-    mask_tm1, mask_t = get_mask(items.obs), get_mask(items.next_obs)
-    apply, mean = partial(_outputs, parts), jax.vmap(values.mean)
-    out_tm1 = apply(params, online.now, noise.noise_tm1, *_given(taus_tm1))
+    online = _views(parts, params, sampled.items, noise.noise_tm1)
+    out_tm1, _, collections = _forward(parts, params, online.now, noise.noise_tm1, *_given(taus_tm1), key=key)
+    after = _bootstrap(parts, values, target, noise, params, sampled.items, items, online.then, taus_t)
+    taus = taus_tm1 if config.values == "iqn" else _midpoints(weight.shape[0], out_tm1.shape[-1])
+    loss, error = jax.vmap(values.loss)(jax.vmap(select_row)(out_tm1, items.action), taus, after)
+    q = jax.vmap(values.mean)(out_tm1)
+    allowed = apply_mask(q, get_mask(items.obs))
+    if config.cql:
+        gap = jax.vmap(conservative_gap)(allowed, jnp.zeros_like(q), jax.vmap(entry)(q, items.action))
+        loss = loss + cql * gap
+    if parts.extra_loss is not None:
+        loss = loss + extra_term(parts.extra_loss, params, items, q, weight)
+    outside: PyTree = ()
+    if values.outside and _reports_out_of_support(config):
+        outside = jax.vmap(values.outside)(after) * items.weight
+    return jnp.mean(weight * loss), ((error * items.weight, largest(allowed), outside), collections)
+
+
+def _bootstrap(
+    parts: _Parts,
+    values: Values,
+    target: PyTree,
+    noise: Draws,
+    params: PyTree,
+    sampled: Transition,
+    items: Transition,
+    then: PyTree,
+    taus_t: PyTree,
+) -> BootstrapTarget:
+    """Return what the steps `items` `[R]` are regressed on: reward, discount, and the return after the step.
+
+    The return is that of the target network's outputs, in proportion to a policy: the greedy one of the target network,
+    or of the online network, which sees `then` (double Q-learning), or with Munchausen the soft one.
+    """
+    config, mean, rows = parts.config, jax.vmap(values.mean), items.reward.shape[0]
+    apply, mask_t = partial(_outputs, parts), get_mask(items.next_obs)
+    aim = _views(parts, target, sampled, noise.noise_t)
     out_t = apply(target, aim.then, noise.noise_t, *_given(taus_t))
-    reward, penalty = items.reward, jnp.zeros(out_t.shape[:2], jnp.float32)
+    reward, discount, penalty = items.reward, items.discount, jnp.zeros(out_t.shape[:2], jnp.float32)
     if config.munchausen:
+        # Vieillard et al. 2020, equation 1: the scaled log-policy joins the reward, and the entropy the return.
         soft = lambda q, mask: munchausen(q, config.munchausen_temperature, mask)
-        old = mean(apply(target, aim.now, noise.noise_t, *_taus(parts, reward.shape[0])))
-        _, log_old = jax.vmap(soft)(old, mask_tm1)
+        old = mean(apply(target, aim.now, noise.noise_t, *_taus(parts, rows)))
+        _, log_old = jax.vmap(soft)(old, get_mask(items.obs))
         bonus = jnp.clip(jax.vmap(entry)(log_old, items.action), MUNCHAUSEN_CLIP, 0.0)
         reward = reward + config.munchausen * bonus
         policy, penalty = jax.vmap(soft)(mean(out_t), mask_t)
     else:
         select = out_t
         if config.double:
-            fixed, then = jax.lax.stop_gradient((params, online.then))
-            select = apply(fixed, then, noise.noise_select, *_taus(parts, reward.shape[0]))
+            fixed, then = jax.lax.stop_gradient((params, then))
+            select = apply(fixed, then, noise.noise_select, *_taus(parts, rows))
         policy = jax.nn.one_hot(argmax(apply_mask(mean(select), mask_t)), select.shape[1], dtype=jnp.float32)
-    after = BootstrapTarget(reward, items.discount, out_t, policy, penalty)
     if parts.target is not None:
-        after = after._replace(reward=_custom_target(parts, params, target, items), discount=jnp.zeros_like(reward))
-    if parts.memory is not None:
-        after = sequence_targets(after, sampled.items, config)
-    taus = taus_tm1 if config.values == "iqn" else _midpoints(reward.shape[0], out_tm1.shape[-1])
-    loss, error = jax.vmap(values.loss)(jax.vmap(select_row)(out_tm1, items.action), taus, after)
-    if config.cql:
-        q = mean(out_tm1)
-        allowed = apply_mask(q, mask_tm1)
-        gap = jax.vmap(conservative_gap)(allowed, jnp.zeros_like(q), jax.vmap(entry)(q, items.action))
-        loss = loss + cql * gap
-    if parts.extra_loss is not None:
-        loss = loss + extra_term(parts.extra_loss, params, items, mean(out_tm1), weight)
-    outside = (
-        jax.vmap(values.outside)(after) * items.weight if values.outside and _reports_out_of_support(config) else ()
-    )
-    return jnp.mean(weight * loss), (error * items.weight, largest(apply_mask(mean(out_tm1), mask_tm1)), outside)
+        reward, discount = _custom_target(parts, params, target, items), jnp.zeros_like(discount)
+    after = BootstrapTarget(reward, discount, out_t, policy, penalty)
+    return after if parts.memory is None else sequence_targets(after, sampled, config)
 
 
 def _custom_target(parts: _Parts, params: PyTree, target: PyTree, items: Transition) -> Array:

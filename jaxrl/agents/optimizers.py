@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from inspect import signature
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,9 @@ from jaxrl import shards
 from jaxrl.agents.checks import check_pieces
 from jaxrl.agents.fields import OptimizerConfig
 from jaxrl.errors import SettingsError, suggest
+from jaxrl.nn import join_variables, split_variables
 from jaxrl.registry import join_names
-from jaxrl.trees import Array, PyTree, tree_bytes
+from jaxrl.trees import Array, Key, PyTree, tree_bytes
 from jaxrl.xla import reverse_mode
 from jaxrl.xla.flat import elementwise, ravel, unravel
 from jaxrl.xla.products import num_pieces
@@ -71,13 +72,17 @@ class GradientStep(NamedTuple):
     """Gradient clipping, optimizer and parameter update as one step."""
 
     init: Callable[[PyTree, Array], PyTree]
-    """`(params, lr) -> opt_state`"""
+    """`(variables, lr) -> opt_state`"""
     step: Callable[[PyTree, list[Array], PyTree, Array, Array], tuple[PyTree, PyTree, Array]]
     """`(params, gradient, opt_state, lr, max_norm) -> (params, opt_state, norm of the gradient before clipping)`; the
     gradient is as `ravel` returns it."""
+    lr_decay: int
+    """Optimisation steps over which the learning rate decays linearly to 0; 0: no decay."""
+    accumulate: int
+    """Equal pieces of a batch whose gradients are computed in turn."""
 
 
-def gradient_step(optimizer: Optimizer) -> GradientStep:
+def gradient_step(optimizer: Optimizer, lr_decay: int = 0, accumulate: int = 1) -> GradientStep:
     """Return the gradient step of an optimizer.
 
     Named optimizers treat every parameter alike, so they are given all parameters as one vector. One that decays
@@ -86,7 +91,8 @@ def gradient_step(optimizer: Optimizer) -> GradientStep:
     made, arguments = (optimizer.func, optimizer.keywords) if isinstance(optimizer, partial) else (optimizer, {})
     alike = made in OPTIMIZERS.values() and "mask" not in arguments
 
-    def init(params: PyTree, lr: Array) -> PyTree:
+    def init(variables: PyTree, lr: Array) -> PyTree:
+        params, _ = split_variables(variables)
         return optimizer(lr).init(ravel(params) if alike else params)
 
     def step(
@@ -101,7 +107,7 @@ def gradient_step(optimizer: Optimizer) -> GradientStep:
             updates, opt_state = optimizer(lr).update(unravel(clipped, params), opt_state, params)
         return elementwise(lambda x, change: (x + change).astype(x.dtype), params, updates), opt_state, norm
 
-    return GradientStep(init, step)
+    return GradientStep(init, step, lr_decay, accumulate)
 
 
 def clip_by_norm(grads: PyTree, norm: Array, max_norm: Array) -> PyTree:
@@ -111,23 +117,24 @@ def clip_by_norm(grads: PyTree, norm: Array, max_norm: Array) -> PyTree:
 
 
 def polyak_update(target: PyTree, online: PyTree, tau: Array) -> PyTree:
-    """Move `target` towards `online` by the fraction `tau` (Polyak averaging)."""
-    return elementwise(lambda new, old: tau * new + (1.0 - tau) * old, online, target)
+    """Move `target` towards `online` by the fraction `tau` (Polyak averaging); integers are copied."""
+
+    def mix(new: Array, old: Array) -> Array:
+        return tau * new + (1.0 - tau) * old if jnp.issubdtype(old.dtype, jnp.inexact) else new
+
+    return elementwise(mix, online, target)
 
 
-class Schedule(Protocol):
-    """The settings of gradient steps that every agent has."""
-
-    @property
-    def lr_decay(self) -> int: ...
-    @property
-    def accumulate(self) -> int: ...
+Loss = Callable[[PyTree, PyTree, Key | None], tuple[Array, tuple[PyTree, PyTree]]]
+"""`(variables, batch, key) -> (mean over the batch, (aux, collections))`: what `forward` takes and returns, and any
+output beside the loss, `[B, ...]`."""
 
 
 class Learnt(NamedTuple):
     """The result of a gradient step of one network."""
 
     params: PyTree
+    """The network's variables: its parameters, and its collections as the forward pass left them."""
     opt_state: PyTree
     loss: Array
     norm: Array
@@ -136,26 +143,41 @@ class Learnt(NamedTuple):
 
 
 def learn(
-    config: Schedule,
-    gradient_step: GradientStep,
-    loss: Callable[[PyTree, PyTree], tuple[Array, PyTree]],
-    params: PyTree,
+    step: GradientStep,
+    loss: Loss,
+    variables: PyTree,
     opt_state: PyTree,
     batch: PyTree,
+    *,
+    key: Key | None,
     lr: Array,
     max_norm: Array,
     opt_step: Array,
 ) -> Learnt:
-    """Take one gradient step on `loss(params, batch)`, a mean over the batch; its auxiliary output is `[B, ...]`.
+    """Take one gradient step on the parameters of a network.
 
-    `lr` is the learning rate before any decay.
+    Args:
+      step: the optimizer.
+      loss: the mean loss over a batch, see `Loss`.
+      variables: the network's.
+      opt_state: the optimizer's state.
+      batch: what the loss is computed on, leaves `[B, ...]`.
+      key: of `training_key`. The key is consumed.
+      lr: learning rate before any decay.
+      max_norm: largest global norm of the gradient.
+      opt_step: number of the optimisation step, from 0.
     """
-    parts = check_pieces(config.accumulate, jax.tree.leaves(batch)[0].shape[0])
-    value, aux, grads = accumulate(loss, params, batch, parts)
+    parts = check_pieces(step.accumulate, jax.tree.leaves(batch)[0].shape[0])
+    value, aux, collections, grads = accumulate(loss, variables, batch, key, parts)
     value, gradient = shards.pmean((value, ravel(grads)))
-    lr = decayed(lr, config.lr_decay, opt_step)
-    new, opt_state, norm = gradient_step.step(params, gradient, opt_state, lr, max_norm)
-    return Learnt(new, opt_state, value, norm, aux)
+    lr = decayed(lr, step.lr_decay, opt_step)
+    params, opt_state, norm = step.step(split_variables(variables)[0], gradient, opt_state, lr, max_norm)
+    return Learnt(join_variables(params, _mean_of_shards(collections)), opt_state, value, norm, aux)
+
+
+def _mean_of_shards(collections: PyTree) -> PyTree:
+    """Return the means of numbers over all shards; integers, such as counts of calls, are alike on all of them."""
+    return jax.tree.map(lambda x: shards.pmean(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x, collections)
 
 
 def decayed(lr: Array, duration: int, opt_step: Array) -> Array:
@@ -172,40 +194,48 @@ def linear(start: Array, end: Array | float, duration: int, step: Array) -> Arra
 
 
 def accumulate(
-    loss: Callable[[PyTree, PyTree], tuple[Array, PyTree]], params: PyTree, batch: PyTree, parts: int
-) -> tuple[Array, PyTree, PyTree]:
-    """Return `loss`, its auxiliary output and its gradient, computed on `parts` equal pieces of `batch` in turn.
+    loss: Loss, variables: PyTree, batch: PyTree, key: Key | None, parts: int
+) -> tuple[Array, PyTree, PyTree, PyTree]:
+    """Return the loss, its auxiliary output, the network's collections, and the gradient for its parameters.
 
-    `loss(params, batch)` must be a mean over the batch; the result is then that of the whole batch, in `1 / parts` of
-    the memory. Every leaf of the auxiliary output is `[B, ...]`.
+    They are computed on `parts` equal pieces of `batch` in turn, each of which updates the collections. The loss is a
+    mean over the batch, so the result is that of the whole batch, in `1 / parts` of the memory; but batch statistics
+    are those of a piece. Every leaf of the auxiliary output is `[B, ...]`. The key is consumed.
     """
-    differentiate = jax.value_and_grad(loss, has_aux=True)
+    params, collections = split_variables(variables)
+    differentiate = jax.value_and_grad(
+        lambda params, collections, batch, key: loss(join_variables(params, collections), batch, key), has_aux=True
+    )
 
-    def grad(params: PyTree, batch: PyTree) -> Any:
+    def grad(params: PyTree, collections: PyTree, batch: PyTree, key: Key | None) -> Any:
         with reverse_mode():
-            return differentiate(params, batch)
+            return differentiate(params, collections, batch, key)
 
     at_once = num_pieces(jax.tree.leaves(batch)[0].shape[0], tree_bytes(params))
-    if parts == 1 and at_once > 1:
-        return _gathered(grad, params, batch, at_once)
+    if parts == 1 and at_once > 1 and key is None:
+        value, aux, grads = _gathered(lambda params, batch: grad(params, {}, batch, None), params, batch, at_once)
+        return value, aux, collections, grads
     if parts == 1:
-        (value, aux), grads = grad(params, batch)
-        return value, aux, grads
-    check_pieces = jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
+        (value, (aux, collections)), grads = grad(params, collections, batch, key)
+        return value, aux, collections, grads
+    pieces = jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
+    keys = None if key is None else jax.random.split(key, parts)
 
-    def piece(sums: tuple[Array, PyTree], part: PyTree) -> tuple[tuple[Array, PyTree], PyTree]:
-        (value, aux), grads = grad(params, part)
-        return jax.tree.map(lambda s, x: s + x / parts, sums, (value, grads)), aux
+    def piece(carry: tuple[Array, PyTree, PyTree], part: PyTree) -> tuple[tuple[Array, PyTree, PyTree], PyTree]:
+        *sums, collections = carry
+        (value, (aux, collections)), grads = grad(params, collections, *part)
+        value, grads = jax.tree.map(lambda s, x: s + x / parts, tuple(sums), (value, grads))
+        return (value, grads, collections), aux
 
-    zeros = (jnp.float32(0.0), jax.tree.map(jnp.zeros_like, params))
-    (value, grads), aux = jax.lax.scan(piece, zeros, check_pieces)
-    return value, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), aux), grads
+    zeros = (jnp.float32(0.0), jax.tree.map(jnp.zeros_like, params), collections)
+    (value, grads, collections), aux = jax.lax.scan(piece, zeros, (pieces, keys))
+    return value, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), aux), collections, grads
 
 
 def _gathered(grad: Callable[[PyTree, PyTree], Any], params: PyTree, batch: PyTree, parts: int) -> Any:
-    """Return what `accumulate` does, from the gradients of `parts` equal pieces, computed side by side."""
+    """Return the loss, its auxiliary output and the gradient, of `parts` equal pieces computed side by side."""
     cut = jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
-    (value, aux), grads = jax.vmap(grad, in_axes=(None, 0))(params, cut)
+    (value, (aux, _)), grads = jax.vmap(grad, in_axes=(None, 0))(params, cut)
     aux = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), aux)
     rows = jnp.concatenate([g.reshape(parts, -1) for g in jax.tree.leaves(grads)], axis=1).mean(axis=0)
     ends = np.cumsum([g.size // parts for g in jax.tree.leaves(grads)])

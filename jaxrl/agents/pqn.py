@@ -29,12 +29,12 @@ from jaxrl.agents.fields import (
     Widths,
 )
 from jaxrl.agents.losses import squared
-from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn, linear
+from jaxrl.agents.optimizers import GradientStep, Optimizer, learn, linear
 from jaxrl.agents.returns import lambda_returns
 from jaxrl.distributions import Distribution
 from jaxrl.masks import apply_mask, for_policy, get_mask, greedy_actions, view_spec
 from jaxrl.metrics import Metrics
-from jaxrl.nn import Network, QNetwork, check_torso
+from jaxrl.nn import Network, QNetwork, check_torso, forward, training_key
 from jaxrl.spaces import Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Rollout
@@ -135,7 +135,7 @@ def _build(name: str, config: PQNConfig, custom: CustomParts, spec: EnvSpec) -> 
     seen = view_spec(spec, for_policy)
     usual, outputs = partial(_network, config, seen), (value_output(spec),)
     network = build_network(custom, "make_network", (seen,), usual, (observation_structs(seen),), outputs)
-    parts = _Parts(config, network, gradient_step(custom.optimizer), spec, custom.extra_loss)
+    parts = _Parts(config, network, custom.gradient_step, spec, custom.extra_loss)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -215,15 +215,15 @@ def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
 def _update(parts: _Parts, state: PQNState, batch: Batch, key: Key, opt_step: Array) -> tuple[PQNState, Metrics, Array]:
     hyper = state.hyper
     learnt = learn(
-        parts.config,
         parts.gradient_step,
         partial(_loss, parts),
         state.params,
         state.opt_state,
         batch.items,
-        hyper.lr,
-        hyper.max_grad_norm,
-        opt_step,
+        key=training_key(parts.network, key),
+        lr=hyper.lr,
+        max_norm=hyper.max_grad_norm,
+        opt_step=opt_step,
     )
     error, q = learnt.aux
     metrics = {
@@ -236,11 +236,14 @@ def _update(parts: _Parts, state: PQNState, batch: Batch, key: Key, opt_step: Ar
     return PQNState(learnt.params, learnt.opt_state, hyper), metrics, jnp.abs(error)
 
 
-def _loss(parts: _Parts, params: PyTree, items: Target) -> tuple[Array, tuple[Array, Array]]:
-    """Return the mean loss, and errors and greedy values `[B]`."""
-    q = _q(parts, params, items.obs)
+def _loss(
+    parts: _Parts, params: PyTree, items: Target, key: Key | None
+) -> tuple[Array, tuple[tuple[Array, Array], PyTree]]:
+    """Return the mean loss, errors and greedy values `[B]`, and the network's collections."""
+    q, collections = forward(parts.network, params, for_policy(items.obs), key=key)
     error = items.target - jax.vmap(entry)(q, items.action)
     loss = squared(error)
     if parts.extra_loss is not None:
         loss = loss + extra_term(parts.extra_loss, params, items, q, items.weight)
-    return jnp.mean(items.weight * loss), (items.weight * error, largest(apply_mask(q, get_mask(items.obs))))
+    greedy = largest(apply_mask(q, get_mask(items.obs)))
+    return jnp.mean(items.weight * loss), ((items.weight * error, greedy), collections)

@@ -58,6 +58,7 @@ from jaxrl.distributions import Distribution, TanhGaussian, apply_temperature, m
 from jaxrl.errors import SettingsError
 from jaxrl.masks import get_mask, unmask_empty_rows
 from jaxrl.metrics import Metrics
+from jaxrl.nn import forward, training_key
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, RecurrentObs, Transition
@@ -235,8 +236,9 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
     networks = (
         build_networks(config, custom, spec, head) if memories is None else recurrent_networks(config, spec, head)
     )
-    step = gradient_step(custom.optimizer)
-    parts = Parts(config, networks, step, spec, head, memories, custom.extra_loss, custom.extra_policy_loss)
+    parts = Parts(
+        config, networks, custom.gradient_step, spec, head, memories, custom.extra_loss, custom.extra_policy_loss
+    )
     noise = jnp.zeros(space_size(cast(Box, spec.action_space)), jnp.float32) if config.noise_memory else None
     with_critics = lambda state: state._replace(target=(), log_temperature=(), opt_state=())
     return Agent(
@@ -302,7 +304,10 @@ def _target_entropy(parts: Parts, usual: Array, obs: PyTree) -> Array:
 
 
 def _policy(parts: Parts, params: PyTree, obs: PyTree, temperature: PyTree = ()) -> Distribution:
-    outputs = cast(Array, parts.networks.policy.apply(params, to_policy(obs)))
+    return _distribution(parts, parts.networks.policy.apply(params, to_policy(obs)), obs, temperature)
+
+
+def _distribution(parts: Parts, outputs: Array, obs: PyTree, temperature: PyTree = ()) -> Distribution:
     return mask_distribution(apply_temperature(parts.head.distribution(outputs), temperature), get_mask(obs))
 
 
@@ -324,21 +329,20 @@ def _act(parts: Parts, state: SACState, obs: PyTree, key: Key | None, opt_step: 
 
 
 def soft_value(
-    parts: Parts, policy: PyTree, critic: PyTree, temperature: Array, obs: PyTree, deviation: PyTree
+    parts: Parts, policy: Distribution, critic: PyTree, temperature: Array, obs: PyTree, deviation: PyTree
 ) -> tuple[Array, Array]:
-    """Return the soft value of `obs`, `E[q(a) - temperature log p(a)]`, and the entropy; `[B]` each.
+    """Return the soft value of `obs`, `E[q(a) - temperature log p(a)]`, and the entropy of `policy`; `[B]` each.
 
     For continuous actions it is estimated from one sample, which lies `deviation` `[B, D]` standard deviations from the
     mean, and through which gradients reach the policy (equation 7); for discrete actions it is exact.
     """
-    distribution = _policy(parts, policy, obs)
     if isinstance(parts.spec.action_space, Discrete):
         q = min_values(parts.networks.critic, critic, obs)
-        entropy = distribution.entropy()
-        probability = jax.nn.softmax(cast(Any, distribution).logits)
+        entropy = policy.entropy()
+        probability = jax.nn.softmax(cast(Any, policy).logits)
         return jnp.sum(probability * q, axis=-1) + temperature * entropy, entropy
-    raw = cast(TanhGaussian, distribution).at(deviation)
-    entropy = -distribution.log_prob(raw)
+    raw = cast(TanhGaussian, policy).at(deviation)
+    entropy = -policy.log_prob(raw)
     return min_values(parts.networks.critic, critic, obs, jnp.tanh(raw))[:, 0] + temperature * entropy, entropy
 
 
@@ -349,14 +353,14 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
     temperature = jnp.exp(state.log_temperature) if config.learn_temperature else hyper.temperature
     seen = observe_around(parts, batch.items, state.policy, state.target)
     deviation = _deviations(parts, target_key, rows)
-    v_t, entropy_t = soft_value(parts, state.policy, state.target, temperature, seen.then, deviation)
+    policy_t = _policy(parts, state.policy, seen.then)
+    v_t, entropy_t = soft_value(parts, policy_t, state.target, temperature, seen.then, deviation)
     sampled = _sampled_actions(parts, state.policy, seen, sample_key) if config.cql else None
     target = _targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
-    critic, metrics, priorities = learn_critic(parts, state, batch, target, opt_step, sampled)
+    critic, metrics, priorities = learn_critic(parts, state, batch, target, key, opt_step, sampled)
     if parts.memory is not None:
         priorities = sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
     policy = learn(
-        config,
         parts.gradient_step,
         partial(_policy_loss, parts, critic.params, temperature),
         state.policy,
@@ -368,9 +372,10 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
             rows.weight * rows.items.weight,
             rows.items if parts.extra_policy_loss else (),
         ),
-        hyper.policy_lr,
-        hyper.max_grad_norm,
-        opt_step,
+        key=training_key(parts.networks.policy, key, 1),
+        lr=hyper.policy_lr,
+        max_norm=hyper.max_grad_norm,
+        opt_step=opt_step,
     )
     entropy = policy.aux
     log_temperature, opt_state = state.log_temperature, state.opt_state.temperature
@@ -442,13 +447,15 @@ def _sampled_actions(parts: Parts, policy: PyTree, seen: Views, key: Key) -> Sam
 
 
 def _policy_loss(
-    parts: Parts, critic: PyTree, temperature: Array, policy: PyTree, batch: PyTree
-) -> tuple[Array, Array]:
-    """Return the negated weighted mean of the soft value, and the entropy `[B]`."""
+    parts: Parts, critic: PyTree, temperature: Array, policy: PyTree, batch: PyTree, key: Key | None
+) -> tuple[Array, tuple[Array, PyTree]]:
+    """Return the negated weighted mean of the soft value, the entropy `[B]`, and the policy's collections."""
     obs, is_first, deviation, weight, items = batch
     seen = observe_before(parts, obs, is_first, policy, critic)
-    value, entropy = soft_value(parts, policy, critic, temperature, seen, deviation)
+    outputs, collections = forward(parts.networks.policy, policy, to_policy(seen), key=key)
+    distribution = _distribution(parts, outputs, seen)
+    value, entropy = soft_value(parts, distribution, critic, temperature, seen, deviation)
     loss = -value
     if parts.extra_policy_loss is not None:
-        loss = loss + extra_policy_term(parts, policy, items, _policy(parts, policy, seen), weight)
-    return jnp.mean(weight * loss), entropy
+        loss = loss + extra_policy_term(parts, policy, items, distribution, weight)
+    return jnp.mean(weight * loss), (entropy, collections)

@@ -33,9 +33,10 @@ from jaxrl.agents.critics import (
 )
 from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker
 from jaxrl.agents.fields import Between, Count, Weight
-from jaxrl.agents.optimizers import Optimizer, gradient_step, learn, polyak_update
+from jaxrl.agents.optimizers import Optimizer, learn, polyak_update
 from jaxrl.distributions import Head
 from jaxrl.metrics import Metrics
+from jaxrl.nn import forward, training_key
 from jaxrl.spaces import Box, EnvSpec, to_box
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, RecurrentObs
@@ -203,8 +204,8 @@ def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> 
     size = space_size(space)
     # This head's `of` returns actions from -1 to 1; that of other heads returns distributions.
     head = Head(size, cast(Any, jnp.tanh), partial(to_box, space))
-    networks, step = build_networks(config, custom, spec, head), gradient_step(custom.optimizer)
-    parts = Parts(config, networks, step, spec, head, None, custom.extra_loss, custom.extra_policy_loss)
+    networks = build_networks(config, custom, spec, head)
+    parts = Parts(config, networks, custom.gradient_step, spec, head, None, custom.extra_loss, custom.extra_policy_loss)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -260,34 +261,35 @@ def _update(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Arr
     noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
     action_t = jnp.clip(action_t + noise, -1.0, 1.0)  # target policy smoothing, equations 14 and 15
     v_t = min_values(parts.networks.critic, state.target_critic, items.next_obs, action_t)[:, 0]
-    critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, opt_step)
+    critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, key, opt_step)
     state = state._replace(critic=critic.params, opt_state=state.opt_state._replace(critic=critic.opt_state))
     if parts.config.policy_interval == 1:
-        return _move_policy(parts, state, batch, opt_step), metrics, priorities
+        return _move_policy(parts, state, batch, key, opt_step), metrics, priorities
     # A whole population shares one scalar counter, so this stays a `cond` under `vmap`, and the work is really skipped.
     due = (opt_step + 1) % parts.config.policy_interval == 0
-    moved = jax.lax.cond(due, lambda s: _move_policy(parts, s, batch, opt_step), lambda s: s, state)
+    moved = jax.lax.cond(due, lambda s: _move_policy(parts, s, batch, key, opt_step), lambda s: s, state)
     return moved, metrics, priorities
 
 
-def _move_policy(parts: Parts, state: TD3State, batch: Batch, opt_step: Array) -> TD3State:
+def _move_policy(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Array) -> TD3State:
     hyper, weight = state.hyper, batch.weight * batch.items.weight
     near: PyTree = ()
     loss = partial(_policy_loss, parts, state.critic, 1.0)
     if parts.config.bc_alpha:
         near = unit_actions(parts.spec, batch.items.action)[0]
-        q, _ = _value(parts, state.critic, state.policy, batch.items.obs)
+        obs = batch.items.obs
+        q = _value(parts, state.critic, obs, _policy(parts, state.policy, obs))
         loss = partial(_policy_loss, parts, state.critic, value_weight(q, weight, hyper.bc_alpha))
     policy = learn(
-        parts.config,
         parts.gradient_step,
         loss,
         state.policy,
         state.opt_state.policy,
         (batch.items.obs, weight, near, batch.items if parts.extra_policy_loss else ()),
-        hyper.policy_lr,
-        hyper.max_grad_norm,
-        opt_step,
+        key=training_key(parts.networks.policy, key, 1),
+        lr=hyper.policy_lr,
+        max_norm=hyper.max_grad_norm,
+        opt_step=opt_step,
     )
     return state._replace(
         policy=policy.params,
@@ -297,10 +299,9 @@ def _move_policy(parts: Parts, state: TD3State, batch: Batch, opt_step: Array) -
     )
 
 
-def _value(parts: Parts, critic: PyTree, policy: PyTree, obs: PyTree) -> tuple[Array, Array]:
-    """Return the first critic's value of the policy's action, `[B]`, and that action, from -1 to 1, `[B, D]`."""
-    action = _policy(parts, policy, obs)
-    return cast(Array, parts.networks.critic.apply(critic, to_critic(obs), action))[0, :, 0], action
+def _value(parts: Parts, critic: PyTree, obs: PyTree, action: Array) -> Array:
+    """Return the first critic's values `[B]` of actions from -1 to 1, `[B, D]`."""
+    return cast(Array, parts.networks.critic.apply(critic, to_critic(obs), action))[0, :, 0]
 
 
 def value_weight(q: Array, weight: Array, alpha: Array) -> Array:
@@ -310,15 +311,18 @@ def value_weight(q: Array, weight: Array, alpha: Array) -> Array:
 
 
 def _policy_loss(
-    parts: Parts, critic: PyTree, value: Array | float, policy: PyTree, batch: PyTree
-) -> tuple[Array, tuple]:
-    """Return the negated weighted mean of the value (equation 9 of DDPG), times `value`. TD3+BC adds the mean squared
-    distance from the data's actions (its equation 3)."""
+    parts: Parts, critic: PyTree, value: Array | float, policy: PyTree, batch: PyTree, key: Key | None
+) -> tuple[Array, tuple[tuple, PyTree]]:
+    """Return the negated weighted mean of the value (equation 9 of DDPG), times `value`; and the policy's collections.
+
+    TD3+BC adds the mean squared distance from the data's actions (its equation 3).
+    """
     obs, weight, near, items = batch
-    q, action = _value(parts, critic, policy, obs)
-    loss = -value * q
+    outputs, collections = forward(parts.networks.policy, policy, to_policy(obs), key=key)
+    action = cast(Array, parts.head.distribution(outputs))
+    loss = -value * _value(parts, critic, obs, action)
     if parts.config.bc_alpha:
         loss = loss + jnp.mean(jnp.square(action - near), axis=-1)
     if parts.extra_policy_loss is not None:
         loss = loss + extra_policy_term(parts, policy, items, action, weight)
-    return jnp.mean(weight * loss), ()
+    return jnp.mean(weight * loss), ((), collections)

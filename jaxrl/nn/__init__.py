@@ -1,6 +1,15 @@
 """Networks: torsos for any observation space, heads, recurrent cores, and custom networks."""
 
-from jaxrl.nn.custom import Ensemble, Network, check_network, from_nnx
+from jaxrl.nn.custom import (
+    Ensemble,
+    Network,
+    check_network,
+    forward,
+    from_nnx,
+    join_variables,
+    split_variables,
+    training_key,
+)
 from jaxrl.nn.encode import encode
 from jaxrl.nn.layers import ACTIVATIONS, DTYPES, MLP, NoisyDense, dense
 from jaxrl.nn.networks import COSINES, ActorCritic, Critic, PolicyNetwork, QNetwork, ensemble
@@ -46,9 +55,13 @@ __all__ = [
     "dense",
     "encode",
     "ensemble",
+    "forward",
     "from_nnx",
     "initial_memory",
+    "join_variables",
     "make_torso",
+    "split_variables",
     "torso_kind",
+    "training_key",
     "unroll",
 ]

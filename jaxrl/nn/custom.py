@@ -1,8 +1,10 @@
 """Custom networks: their interface, its check, and an adapter for `flax.nnx`."""
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -14,15 +16,79 @@ ROWS = 3
 
 
 class Network(Protocol):
-    """Two pure functions, with the signatures of a Flax Linen module's."""
+    """Two pure functions, with the signatures of a Flax Linen module's.
+
+    A network that learns and acts in different ways, as those with batch normalisation or dropout do, has an argument
+    `train` (of `__call__`, if it is a Linen module): False, the default, to act, True to learn. `apply` then also
+    takes Flax's `rngs={"dropout": key}`, and `mutable`, a list of collections of variables that it returns, as updated,
+    beside its outputs.
+    """
 
     def init(self, key: Key, /, *args: Any) -> PyTree:
-        """Initialise the variables, `{"params": ...}`. The key is consumed."""
+        """Initialise the variables: `{"params": ...}`, and further collections, such as `batch_stats`.
+
+        The key is consumed.
+        """
         ...
 
     def apply(self, variables: PyTree, /, *args: Any) -> Any:
         """Return the network's outputs."""
         ...
+
+
+TRAINING = 0x7261494E
+"""Folded into the key of an update for what a network draws: no other user of the key counts as far."""
+
+
+def takes_train(network: Network) -> bool:
+    """Return whether `network` has an argument `train`, see `Network`."""
+    if isinstance(network, Ensemble):
+        return takes_train(network.member)
+    if isinstance(network, FromNNX):
+        return bool(network.stats.names or jax.tree.leaves(network.rngs))
+    call = type(network).__call__ if isinstance(network, nn.Module) else network.apply
+    return "train" in inspect.signature(call).parameters
+
+
+def training_key(network: Network, key: Key, number: int = 0) -> Key | None:
+    """Return the key with which `forward` applies `network` to learn; `None` if acting and learning are alike.
+
+    `key` is that of the update, and `number` tells the networks of an agent apart.
+    """
+    return jax.random.fold_in(key, TRAINING + number) if takes_train(network) else None
+
+
+def forward(network: Network, variables: PyTree, *args: Any, key: Key | None) -> tuple[Any, PyTree]:
+    """Apply `network`; return its outputs, and its collections of variables beside `params`.
+
+    Without a key the network acts: it uses running statistics and no dropout, and its collections stay as they are.
+    With a key, which is consumed, it learns: it uses the statistics of the batch, and its collections are updated.
+    """
+    collections = split_variables(variables)[1]
+    if key is None:
+        return network.apply(variables, *args), collections
+    if isinstance(network, Ensemble):
+        one = lambda variables, key: forward(network.member, variables, *args, key=key)
+        out, collections = jax.vmap(one)(variables, jax.random.split(key, network.size))
+        return network.with_outputs_axis(out), collections
+    learning: Any = network.apply
+    made: tuple[Any, PyTree] = learning(variables, *args, train=True, rngs={"dropout": key}, mutable=list(collections))
+    return made
+
+
+def split_variables(variables: PyTree) -> tuple[PyTree, PyTree]:
+    """Split a network's variables into `{"params": ...}` and its other collections, but for the noise of NoisyNet.
+
+    A tree that is not a network's is all parameters.
+    """
+    if not (isinstance(variables, Mapping) and "params" in variables):
+        return variables, {}
+    return {"params": variables["params"]}, {k: x for k, x in variables.items() if k not in ("params", "noise")}
+
+
+def join_variables(params: PyTree, collections: PyTree) -> PyTree:
+    """Invert `split_variables`."""
+    return {**collections, **params} if collections else params
 
 
 class Output(NamedTuple):
@@ -44,7 +110,7 @@ def check_network(
       name: name of an agent's argument, such as `make_network`.
       args: arguments for calling the network.
       outputs: required outputs: one array, or a tuple of several; a trailing `()` is ignored.
-      kept: allowed collections of variables.
+      kept: collections of variables that a network without an argument `train` may have.
 
     Raises:
       SettingsError: `made` is no network, fails with `args`, or has other outputs or variables.
@@ -52,19 +118,46 @@ def check_network(
     network, taken = _require_functions(made, name), _describe(args)
     try:
         variables = jax.eval_shape(network.init, make_key(0), *args)
-        _check_variables(variables, name, kept)
+        _check_variables(variables, name, network, kept)
         out = jax.eval_shape(network.apply, variables, *args)
     except SettingsError:
         raise
     except Exception as error:
         raise SettingsError(f"{name}: the network cannot be called with {taken}: {_first_line(error)}") from error
+    _check_outputs(out, name, taken, outputs)
+    if takes_train(network):
+        _check_training(network, variables, name, args, outputs)
+    return network
+
+
+def _check_training(
+    network: Network, variables: PyTree, name: str, args: Sequence[PyTree], outputs: Sequence[Output]
+) -> None:
+    """Raise `SettingsError` unless the network, when it learns, has the same outputs and the same variables."""
+    taken = f"{_describe(args)} and train=True"
+    learn = lambda variables, *args: forward(network, variables, *args, key=make_key(0))
+    try:
+        out, collections = jax.eval_shape(learn, variables, *args)
+    except Exception as error:
+        raise SettingsError(f"{name}: the network cannot be called with {taken}: {_first_line(error)}") from error
+    _check_outputs(out, name, taken, outputs)
+    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+    before, after = shapes(split_variables(variables)[1]), shapes(dict(collections))
+    if before != after:
+        raise SettingsError(
+            f"{name}: called with {taken}, the network makes other variables than it was initialised with: "
+            f"{safe_str(after)}; expected {safe_str(before)}"
+        )
+
+
+def _check_outputs(out: Any, name: str, taken: str, outputs: Sequence[Output]) -> None:
+    """Raise `SettingsError` unless `out` are the required `outputs`."""
     found = list(out) if isinstance(out, tuple | list) and len(outputs) > 1 else [out]
     while len(found) > len(outputs) and not jax.tree.leaves(found[-1]):
         found.pop()
     if len(found) != len(outputs) or not all(map(_matches, found, outputs)):
         wanted = " and ".join(f"{' or '.join(map(_format_shape, x.shapes))} float32, {x.what}" for x in outputs)
         raise SettingsError(f"{name}: called with {taken}, the network returns {_describe(found)}; expected {wanted}")
-    return network
 
 
 def _require_functions(made: Any, name: str) -> Network:
@@ -84,13 +177,14 @@ def _require_functions(made: Any, name: str) -> Network:
     )
 
 
-def _check_variables(variables: Any, name: str, kept: Collection[str]) -> None:
+def _check_variables(variables: Any, name: str, network: Network, kept: Collection[str]) -> None:
     if not isinstance(variables, Mapping) or not jax.tree.leaves(variables.get("params")):
         raise SettingsError(f"{name}: the network has no parameters; expected init to return {{'params': ...}}")
-    if more := sorted(set(variables) - set(kept)):
+    if (more := sorted(set(variables) - set(kept))) and not takes_train(network):
         raise SettingsError(
-            f"{name}: the network has the variables {', '.join(more)} beside params; expected it to depend on its "
-            "params alone (layer norm in place of batch norm, say)"
+            f"{name}: the network has the variables {', '.join(more)} beside params, but no argument train by which it "
+            "is told to learn and not to act; expected one, as in __call__(self, obs, train=False), with "
+            "nn.BatchNorm(use_running_average=not train)"
         )
 
 
@@ -127,43 +221,93 @@ class Ensemble(NamedTuple):
 
     def apply(self, variables: PyTree, /, *args: Any) -> Array:
         """Return the outputs of all members."""
-        out = jax.vmap(lambda params: self.member.apply(params, *args))(variables)
+        return self.with_outputs_axis(jax.vmap(lambda variables: self.member.apply(variables, *args))(variables))
+
+    @staticmethod
+    def with_outputs_axis(out: Array) -> Array:
+        """Return values `[size, B]` as `[size, B, 1]`."""
         return out if out.ndim == 3 else out[..., None]
+
+
+class _Named(NamedTuple):
+    """The variables of a `flax.nnx` module of one kind, by names from their paths in the module."""
+
+    names: tuple[str, ...]
+    treedef: Any
+
+    def name(self, state: Any) -> dict[str, Array]:
+        """Return the arrays of `state` by their names."""
+        return dict(zip(self.names, jax.tree.leaves(state), strict=True))
+
+    def state(self, named: Mapping[str, Array]) -> Any:
+        """Invert `name`."""
+        return jax.tree.unflatten(self.treedef, [named[name] for name in self.names])
 
 
 class FromNNX(NamedTuple):
     """A network of `flax.nnx` as two pure functions, made by `from_nnx`."""
 
     make: Callable[[Any], Any]
-    graph: Any
-    """Static graph definition of the module, without parameters."""
-    names: tuple[str, ...]
-    """Names of the parameters, from their paths in the module."""
-    treedef: Any
+    acting: Any
+    """Static graph definition of the module when it acts, without variables; and when it learns."""
+    learning: Any
+    params: _Named
+    stats: _Named
+    """Running statistics."""
+    rngs: Any
+    """State of the streams of random numbers, as shapes."""
 
     def init(self, key: Key, /, *args: Any) -> PyTree:
-        """Initialise the parameters, by name. The key is consumed."""
+        """Initialise the variables, by name. The key is consumed."""
         from flax import nnx
 
-        params = nnx.state(self.make(nnx.Rngs(key)), nnx.Param)
-        return {"params": dict(zip(self.names, jax.tree.leaves(params), strict=True))}
+        params, stats, _ = nnx.state(self.make(nnx.Rngs(key)), nnx.Param, nnx.BatchStat, ...)
+        variables = {"params": self.params.name(params)}
+        return {**variables, "batch_stats": self.stats.name(stats)} if self.stats.names else variables
 
-    def apply(self, variables: PyTree, /, *args: Any) -> Any:
-        """Call the module with these parameters."""
+    def apply(
+        self,
+        variables: PyTree,
+        /,
+        *args: Any,
+        train: bool = False,
+        rngs: Mapping[str, Key] | None = None,
+        mutable: Collection[str] = (),
+    ) -> Any:
+        """Call the module with these variables; arguments are as for `Network`."""
         from flax import nnx
 
-        params = jax.tree.unflatten(self.treedef, [variables["params"][name] for name in self.names])
-        return nnx.merge(self.graph, params)(*args)
+        params, stats = self.params.state(variables["params"]), self.stats.state(variables.get("batch_stats", {}))
+        streams = self._streams(rngs["dropout"] if rngs else make_key(0))
+        module = nnx.merge(self.learning if train else self.acting, params, stats, streams)
+        out = module(*args)
+        if not train:
+            return out
+        made = {"batch_stats": self.stats.name(nnx.state(module, nnx.BatchStat))} if self.stats.names else {}
+        return out, made
+
+    def _streams(self, key: Key) -> Any:
+        """Return the state of the streams of random numbers: counts of 0, and for each stream a key of its own."""
+        leaves, treedef = jax.tree.flatten(self.rngs)
+        begin = lambda i, x: (
+            jax.random.fold_in(key, i)
+            if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+            else jnp.zeros((), x.dtype)
+        )
+        return jax.tree.unflatten(treedef, [begin(i, x) for i, x in enumerate(leaves)])
 
 
 def from_nnx(make: Callable[[Any], Any]) -> FromNNX:
     """Make a network from a `flax.nnx` module, as in `from_nnx(lambda rngs: MyModule(4, 2, rngs=rngs))`.
 
+    It acts as after `module.eval()`, and learns as after `module.train()`.
+
     Args:
       make: function from `nnx.Rngs` to the module; called for each initialisation.
 
     Raises:
-      SettingsError: the result is no module, or has state other than parameters, such as running means or PRNG state.
+      SettingsError: the result is no module, or has state other than parameters, running statistics and streams of
+        random numbers.
     """
     from flax import nnx
 
@@ -173,14 +317,19 @@ def from_nnx(make: Callable[[Any], Any]) -> FromNNX:
         raise SettingsError(f"from_nnx: the module cannot be made: {_first_line(error)}") from error
     if not isinstance(module, nnx.Module):
         raise SettingsError(f"from_nnx: make returned {type(module).__name__}; expected a module of flax.nnx")
-    graph, params, rest = cast(Any, nnx.split)(module, nnx.Param, ...)
-    if kinds := sorted(
-        {type(x).__name__ for x in jax.tree.leaves(rest, is_leaf=lambda x: isinstance(x, nnx.Variable))}
-    ):
+    kinds = (nnx.Param, nnx.BatchStat, nnx.RngState, ...)
+    module.train()
+    learning, *_ = cast(Any, nnx.split)(module, *kinds)
+    module.eval()
+    acting, params, stats, rngs, rest = cast(Any, nnx.split)(module, *kinds)
+    if more := sorted({type(x).__name__ for x in jax.tree.leaves(rest, is_leaf=lambda x: isinstance(x, nnx.Variable))}):
         raise SettingsError(
-            f"from_nnx: the module keeps {', '.join(kinds)} beside its Param; expected it to depend on these alone "
-            "(no batch norm, no dropout, and rngs not kept)"
+            f"from_nnx: the module keeps {', '.join(more)}; expected Param, BatchStat and streams of random numbers"
         )
-    paths, treedef = jax.tree_util.tree_flatten_with_path(params)
+    return FromNNX(make, acting, learning, _named(params), _named(stats), rngs)
+
+
+def _named(state: Any) -> _Named:
+    paths, treedef = jax.tree_util.tree_flatten_with_path(state)
     names = [jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value") for path, _ in paths]
-    return FromNNX(make, graph, tuple(names), treedef)
+    return _Named(tuple(names), treedef)

@@ -146,11 +146,17 @@ def test_a_module_of_nnx_learns_as_the_same_one_in_linen_does():
             assert (np.asarray(after[1][mine][part]) != np.asarray(same[mine][part])).any()
 
 
+class Counting(nnx.Module):
+    """A module with state of another kind."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.calls = nnx.Cache(jnp.zeros(()))
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda rngs: nnx.BatchNorm(3, rngs=rngs), "keeps BatchStat beside its Param"),
-        (lambda rngs: nnx.Dropout(0.5, rngs=rngs), "keeps RngCount, RngKey beside its Param"),
+        (Counting, "keeps Cache; expected Param, BatchStat"),
         (lambda rngs: 3, "expected a module of flax.nnx"),
         (lambda: None, "from_nnx: the module cannot be made"),
     ],
@@ -161,14 +167,6 @@ def test_what_from_nnx_cannot_take_is_refused(make, said):
 
 
 # --- refused ------------------------------------------------------------------------------------------------------
-
-
-class Unkept(nn.Module):
-    """Something beside parameters."""
-
-    @nn.compact
-    def __call__(self, obs):
-        return nn.Dense(ACTIONS)(nn.BatchNorm(use_running_average=False)(obs))
 
 
 class Nothing(nn.Module):
@@ -236,7 +234,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
         with_network(lambda spec: Mine((4, 0))),
         ["make_network, which is called with the spec and the head of the policy, failed: TypeError"],
     ),
-    "batch norm": (jaxrl.dqn, with_network(lambda spec: Unkept()), ["variables batch_stats", "layer norm"]),
     "no parameters": (jaxrl.dqn, with_network(lambda spec: Nothing()), ["has no parameters"]),
     "other observations": (
         jaxrl.dqn,

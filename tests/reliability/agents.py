@@ -4,6 +4,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 from toys_data import bandit, walk
 from toys_goals import places
 
@@ -45,6 +48,18 @@ def _offline_box(agent: object) -> jaxrl.Strategy:
     return jaxrl.offline(bandit(actions, actions, jaxrl.Box(-1.0, 1.0, (1,))), agent, batch_size=8, holdout=0.25)
 
 
+class Normed(nn.Module):
+    """Batch normalisation, dropout and two layers: a network that learns and acts in different ways."""
+
+    outputs: int
+
+    @nn.compact
+    def __call__(self, obs: jax.Array, *action: jax.Array, train: bool = False) -> jax.Array:
+        x = nn.Dense(8)(jnp.concatenate([obs.reshape(obs.shape[0], -1), *action], axis=-1))
+        x = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
+        return nn.Dense(self.outputs)(nn.Dropout(0.2, deterministic=not train)(x))
+
+
 _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
     "dqn, uniform": lambda: _off_policy(jaxrl.dqn(features=(8,), target_interval=7)),
     "dueling and soft, accumulated, n-step, uniform": lambda: _off_policy(
@@ -74,6 +89,16 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
         jaxrl.dqn(features=(8,)), env=places(), buffer=jaxrl.hindsight(jaxrl.uniform(96, batch_size=8), 0.8)
     ),
     "iqn with munchausen": lambda: _off_policy(jaxrl.dqn(features=(8, 8), values="iqn", atoms=4, munchausen=0.9)),
+    "dqn whose network has running statistics and dropout": lambda: _off_policy(
+        jaxrl.dqn(make_network=lambda spec: Normed(spec.action_space.n), target_interval=7, accumulate=2)
+    ),
+    "sac whose networks have running statistics and dropout, several updates": lambda: _off_policy(
+        jaxrl.sac(
+            make_policy=lambda spec, head: Normed(head.outputs), make_critic=lambda spec: Normed(1), num_critics=2
+        ),
+        env="Pendulum-v1",
+        updates=2,
+    ),
     "sac, normalised, several updates": lambda: _off_policy(
         jaxrl.sac(features=(8,), num_critics=3, layer_norm=True, accumulate=2),
         jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()),
