@@ -33,6 +33,8 @@ from jaxrl.strategies.interaction import (
     make_collect_info,
     make_default_processor,
     open_envs,
+    set_hyperparams,
+    settings_of,
     take_steps,
 )
 from jaxrl.strategies.offline import check_env, check_memoryless, make_transitions
@@ -47,7 +49,6 @@ from jaxrl.strategies.replay import (
     optimise,
     set_goal_fn,
 )
-from jaxrl.strategies.settings import set_hyperparams, settings_of
 from jaxrl.strategies.shards import sharded
 from jaxrl.trees import Array, Key, PyTree, row_struct
 from jaxrl.types import Transition

@@ -22,10 +22,9 @@ from jaxrl.registry import algorithm_names, join_names
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, from_box, space_to_plain, to_indices
 from jaxrl.strategies.base import StateFns, Strategy, fold
 from jaxrl.strategies.guard import Health, get_health, init_health, reseed
-from jaxrl.strategies.interaction import build_processor_and_agent
+from jaxrl.strategies.interaction import build_processor_and_agent, set_hyperparams_of, settings_of
 from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.strategies.replay import optimise
-from jaxrl.strategies.settings import set_hyperparams_of, settings_of
 from jaxrl.trees import Array, Key, PyTree, make_key, row_struct
 from jaxrl.types import Step, Transition
 

@@ -29,11 +29,12 @@ from jaxrl.strategies.interaction import (
     make_collect_info,
     make_default_processor,
     open_envs,
+    set_hyperparams,
+    settings_of,
     take_steps,
 )
 from jaxrl.strategies.policy import make_policy
 from jaxrl.strategies.remote import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
-from jaxrl.strategies.settings import set_hyperparams, settings_of
 from jaxrl.strategies.shards import sharded
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Rollout, Transition

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.guard import reseed
-from jaxrl.strategies.settings import set_hyperparams_of
+from jaxrl.strategies.interaction import set_hyperparams_of
 from jaxrl.strategies.stepwise import Stepwise, count_iterations
 from jaxrl.training.changes import Change
 from jaxrl.training.ledger import Ledger

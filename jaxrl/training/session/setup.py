@@ -11,11 +11,10 @@ from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.registry import algorithm_names, defaults_for, join_names
 from jaxrl.spaces import EnvSpec
-from jaxrl.strategies.interaction import build_agent, connect, make_default_processor
+from jaxrl.strategies.interaction import build_agent, connect, make_default_processor, settings_of
 from jaxrl.strategies.off_policy import Replay
 from jaxrl.strategies.on_policy import ROLLOUT_SETTINGS, make_minibatch_schedule, settings_of_schedule
 from jaxrl.strategies.replay import UpdateSchedule, adapt_buffer, make_update_schedule, min_rows, set_goal_fn
-from jaxrl.strategies.settings import settings_of
 from jaxrl.strategies.stepwise import Stepwise, StepwiseState
 from jaxrl.training.memory import Plan, plan_of_state
 from jaxrl.training.processes import require_alone
