@@ -17,7 +17,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.masks import apply_mask
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds, box_span, from_box, to_box
 from jaxrl.trees import Array, Key
-from jaxrl.xla.short import argmax, entry, log_softmax, total
+from jaxrl.xla.reductions import argmax, entry, log_softmax, total
 
 LOG_STD = (-5.0, 2.0)
 """Bounds on the log-scale."""

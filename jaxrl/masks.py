@@ -16,7 +16,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, sample_space
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import RecurrentObs
-from jaxrl.xla.short import argmax
+from jaxrl.xla.reductions import argmax
 
 MASK = "action_mask"
 """Entry for allowed actions: `[n]` for `Discrete(n)`; `[n1 + n2 + ...]` for `MultiDiscrete`, or `[k, n]` if all `k`

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.trees import Array
-from jaxrl.xla.stacking import stack_scalars, stack_summaries
+from jaxrl.xla.reductions import stack_scalars, stack_summaries
 
 
 class Stat(NamedTuple):

@@ -45,7 +45,7 @@ from jaxrl.nn.custom import ROWS
 from jaxrl.spaces import Box, Discrete, EnvSpec, box_bounds, from_box, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, RecurrentObs, Transition
-from jaxrl.xla.short import entry
+from jaxrl.xla.reductions import entry
 
 
 @dataclass(frozen=True)

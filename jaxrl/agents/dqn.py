@@ -71,7 +71,7 @@ from jaxrl.spaces import Box, Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree, make_key
 from jaxrl.types import Batch, RecurrentObs, Transition
 from jaxrl.xla.flat import elementwise
-from jaxrl.xla.short import argmax, entry, largest
+from jaxrl.xla.reductions import argmax, entry, largest
 
 MUNCHAUSEN_CLIP = -1.0
 """Lower bound on the scaled log-policy that is added to a reward."""

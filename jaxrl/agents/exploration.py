@@ -7,7 +7,7 @@ from jaxrl.distributions import Categorical
 from jaxrl.masks import apply_mask, get_mask, random_action, unmask_empty_rows
 from jaxrl.spaces import EnvSpec
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.xla.short import argmax
+from jaxrl.xla.reductions import argmax
 
 EPSILONS = ("epsilon_start", "epsilon_end")
 """The hyperparameters that set the probability of a random action."""

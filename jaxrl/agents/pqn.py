@@ -38,7 +38,7 @@ from jaxrl.nn import Network, QNetwork, check_torso, forward, training_key
 from jaxrl.spaces import Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Rollout
-from jaxrl.xla.short import entry, largest
+from jaxrl.xla.reductions import entry, largest
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from jaxrl import shards
 from jaxrl.agents.losses import cross_entropy, huber, project, quantile_huber, squared
 from jaxrl.trees import Array
 from jaxrl.types import Transition
-from jaxrl.xla.short import entry, total
+from jaxrl.xla.reductions import entry, total
 
 ENDLESS = 1e-3
 """Stands for `1 - discount` where the discount is 1, and one step's reward would imply no bound on the return."""

@@ -15,7 +15,7 @@ from jaxrl.spaces import EnvSpec, check_zero_based, space_starts, space_struct
 from jaxrl.trees import Array, Key, PyTree, make_key, require_same, tree_where
 from jaxrl.tuning import tunable
 from jaxrl.types import GoalFn, Step
-from jaxrl.xla.short import all_true
+from jaxrl.xla.reductions import all_true
 
 INVALID_RESET = -1
 """Episode length that marks a non-finite first observation; the episode is truncated at its first step."""

@@ -12,8 +12,7 @@ from jaxrl.agents.base import Agent
 from jaxrl.metrics import Metrics, Stat, Total, stat
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Transition
-from jaxrl.xla.finite import find_non_finite, select, stays_finite
-from jaxrl.xla.stacking import stack_summaries
+from jaxrl.xla.reductions import find_non_finite, select, stack_summaries, stays_finite
 
 RETRY_STREAM = 2**32 - 1
 """Folded into the stream of a run for a retry; no iteration has this number."""

@@ -13,7 +13,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.processors.base import Processor
 from jaxrl.strategies.base import PolicyOutputs
 from jaxrl.trees import Array, PyTree
-from jaxrl.xla.short import entry
+from jaxrl.xla.reductions import entry
 
 NO_INSIGHT = "has no field insight, which would provide them"
 

@@ -25,7 +25,7 @@ from jaxrl.strategies.base import iterate
 from jaxrl.strategies.guard import guarded_update, init_health
 from jaxrl.types import Batch, Transition
 from jaxrl.xla import ahead
-from jaxrl.xla.finite import LARGE
+from jaxrl.xla.reductions import LARGE
 
 KEY = jax.random.key(1)
 GAMMA = 0.5

@@ -1,4 +1,4 @@
-"""What says whether numbers are finite, and summaries of several arrays: the same in the forms of every platform."""
+"""Reductions of few numbers and of a state: the results of JAX's own in the forms of every platform."""
 
 from typing import Any
 
@@ -8,8 +8,45 @@ import numpy as np
 import pytest
 
 from jaxrl.metrics import Stat, stats
-from jaxrl.xla import PLATFORMS, forms
-from jaxrl.xla.finite import find_non_finite, stays_finite
+from jaxrl.xla import PLATFORMS, forms, reductions
+from jaxrl.xla.reductions import find_non_finite, stays_finite
+
+ROWS = jnp.array([[1.0, 3.0, 3.0], [-np.inf, -2.0, -5.0], [0.5, 0.25, -0.25]])
+PAIRS = {
+    "argmax": (reductions.argmax, lambda x: jnp.argmax(x, axis=-1)),
+    "largest": (reductions.largest, lambda x: x.max(axis=-1)),
+    "total": (reductions.total, lambda x: x.sum(axis=-1)),
+    "every": (lambda x: reductions.all_true(x > 0), lambda x: (x > 0).all(axis=-1)),
+    "log_softmax": (reductions.log_softmax, jax.nn.log_softmax),
+}
+
+
+@pytest.mark.parametrize("width", [3, reductions.SHORT + 1])
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_short_axis_written_out_gives_what_a_reduction_gives(name: str, width: int) -> None:
+    ours, plain = PAIRS[name]
+    x = jnp.pad(ROWS, ((0, 0), (0, width - 3)), constant_values=0.75)
+    with forms("cuda"):
+        text = str(jax.make_jaxpr(ours)(x))
+        np.testing.assert_allclose(ours(x), plain(x), rtol=1e-6)
+    assert ("axes=(1,)" in text) is (width > reductions.SHORT)  # that of a reduction
+
+
+def test_only_what_is_asked_for_is_summed() -> None:
+    with forms("cuda"):
+        summed = reductions.total(jnp.array([[1.0, np.nan, 4.0]]), jnp.array([[True, False, True]]))
+    assert summed.tolist() == [5.0]
+
+
+def test_gradients_are_those_of_the_reductions() -> None:
+    """Of the softmax `exp(x) / sum(exp(x))`: the gradient of its logarithm's first entry is `(1, 0, 0) - softmax`."""
+    x = jnp.array([[1.0, 3.0, 3.0], [0.5, 0.25, -0.25]])
+    with forms("cuda"):
+        slope = jax.jit(jax.grad(lambda x: reductions.log_softmax(x)[:, 0].sum()))(x)
+        top = jax.jit(jax.grad(lambda x: reductions.largest(x).sum()))(x)
+    np.testing.assert_allclose(slope, jnp.array([[1.0, 0.0, 0.0]]) - jax.nn.softmax(x), rtol=1e-5, atol=1e-6)
+    assert top.tolist() == [[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]]
+
 
 LABELS = jnp.array([7, 8, 9], jnp.uint32)
 
