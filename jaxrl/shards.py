@@ -1,8 +1,8 @@
 """Reductions over the shards of a run.
 
-A run may consist of `V` shards, each with its own environments, replay and batches, see `jaxrl.strategies.shards`. Code
-written for one shard is traced under the named axis `shards`; where it reduces over environments, it also reduces over
-that axis by the functions below. Outside of the axis, in a run without shards, they return their arguments.
+A run may consist of `V` shards, each with its own environments, replay and batches, see `jaxrl.strategies.sharded`.
+Code written for one shard is traced under the named axis `shards`; where it reduces over environments, it also reduces
+over that axis by the functions below. Outside of the axis, in a run without shards, they return their arguments.
 
 Unlike `jax.lax.psum`, they reduce in the order of the shards, so that results have the same bits on any number of
 devices.

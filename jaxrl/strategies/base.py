@@ -167,7 +167,7 @@ class StateFns(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Placement of a training state on devices, see `jaxrl.strategies.shards`."""
+    """Placement of a training state on devices, see `jaxrl.strategies.sharded`."""
 
     shards: int = 1
     """Number of shards, each with its own environments."""

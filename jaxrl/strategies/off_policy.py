@@ -49,7 +49,7 @@ from jaxrl.strategies.replay import (
     optimise,
     set_goal_fn,
 )
-from jaxrl.strategies.shards import sharded
+from jaxrl.strategies.sharded import sharded
 from jaxrl.trees import Array, Key, PyTree, row_struct
 from jaxrl.types import Transition
 

@@ -35,7 +35,7 @@ from jaxrl.strategies.interaction import (
 )
 from jaxrl.strategies.policy import make_policy
 from jaxrl.strategies.remote import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
-from jaxrl.strategies.shards import sharded
+from jaxrl.strategies.sharded import sharded
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Rollout, Transition
 from jaxrl.xla.packing import make_gather

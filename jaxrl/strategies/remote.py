@@ -29,7 +29,6 @@ from jaxrl.strategies import actor
 from jaxrl.strategies.actor import Choice, Packed
 from jaxrl.strategies.base import CollectInfo, ComposedStep, Strategy
 from jaxrl.strategies.interaction import Acting, StepInfo, add_episode_bounds, make_collect_info
-from jaxrl.strategies.shards import check_shards
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Transition
 from jaxrl.xla.packing import Layout, empty, unpack
@@ -197,7 +196,7 @@ def make_shard_envs(
         supported with environments on the host.
     """
     shards, total = as_int(shards), num_envs * (host_actors.actors if host_actors else 1)
-    check_shards(shards, num_envs=total, **divided)
+    _check_shards(shards, num_envs=total, **divided)
     if host_actors is not None and shards > 1:
         raise SettingsError("shards divide environments on the device; use actors for those on the host, or shards 1")
     resets = _check_resets(resets, host_actors)
@@ -206,6 +205,16 @@ def make_shard_envs(
     # A placeholder for shapes: it counts from 0, while discrete spaces of the host may have another start.
     like = env._replace(spec=to_zero_based(env.spec))
     return vectorise(like, total // shards, resets)._replace(spec=env.spec), shards
+
+
+def _check_shards(shards: int, **divided: int) -> None:
+    """Raise `SettingsError`, naming the nearest settings, unless `shards` divides every one of `divided`."""
+    check_count("shards", shards)
+    for name, value in divided.items():
+        if value % shards:
+            below = value - value % shards
+            nearest = " or ".join(str(x) for x in (below, below + shards) if x)
+            raise SettingsError(f"{name} {value} does not divide into {shards} shards; set it to {nearest}")
 
 
 def _check_resets(resets: str, host_actors: HostActors | None) -> str:

@@ -114,7 +114,7 @@ def over_devices(strategy: Strategy, function: Callable[..., Any], like: PyTree,
 
     def run(*args: Any) -> Any:
         given = (SAME if begins else state, *[SAME] * (len(args) - 1))
-        # What is the same on all devices, JAX cannot tell of what they have gathered; `jaxrl.strategies.shards` does.
+        # What is the same on all devices, JAX cannot tell of what they have gathered; `jaxrl.strategies.sharded` does.
         return jax.shard_map(function, mesh=_mesh(strategy), in_specs=given, out_specs=(state, SAME), check_vma=False)(
             *args
         )

@@ -14,7 +14,7 @@ import jaxrl.training.processes as processes
 from jaxrl.cli import run_main
 from jaxrl.joining import join, together
 from jaxrl.strategies.guard import Health, init_health
-from jaxrl.strategies.shards import sharded
+from jaxrl.strategies.sharded import sharded
 from jaxrl.training.storage.leaves import state_digest
 
 SHARDS, HALF, ILL = 4, 40, 55

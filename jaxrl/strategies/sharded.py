@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl.errors import SettingsError, check_count
+from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
 from jaxrl.strategies.base import Placement, Policy, Strategy
 from jaxrl.trees import Array, Key, PyTree
@@ -24,16 +24,6 @@ class _Parts(NamedTuple):
     shards: int
     fields: tuple[str, ...]
     """Fields of a state that are per shard, `[V, ...]`; the others are replicated."""
-
-
-def check_shards(shards: int, **divided: int) -> None:
-    """Raise `SettingsError`, naming the nearest settings, unless `shards` divides every one of `divided`."""
-    check_count("shards", shards)
-    for name, value in divided.items():
-        if value % shards:
-            below = value - value % shards
-            nearest = " or ".join(str(x) for x in (below, below + shards) if x)
-            raise SettingsError(f"{name} {value} does not divide into {shards} shards; set it to {nearest}")
 
 
 def sharded(one: Strategy, count: int, fields: Sequence[str]) -> Strategy:
