@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxrl.training.processes as processes
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Strategy
-from jaxrl.training.mesh import require_all_used, shape_of
+from jaxrl.training.mesh import check_there, require_all_used, require_even, shape_of
 from jaxrl.trees import PyTree
 from jaxrl.xla.spread import DEVICES
 
@@ -57,17 +57,6 @@ def on_devices(strategy: Strategy, devices: int, mesh: str | None = None) -> Str
     return _over(strategy, shape.envs)
 
 
-def require_even(shards: int, devices: int, what: str, most: int | None = None) -> None:
-    """Raise `SettingsError`, naming the nearest numbers, unless shards are divided evenly among devices."""
-    if shards % devices:
-        fits = [n for n in range(1, (most or shards) + 1) if shards % n == 0]
-        near = sorted({max(n for n in fits if n < devices), *[n for n in fits if n > devices][:1]})
-        raise SettingsError(
-            f"{what} is {devices}, but the {shards} shards of a run are divided evenly among devices; set shards to a "
-            f"multiple of {devices}, or {what} to {' or '.join(map(str, near))}"
-        )
-
-
 def _on_all(strategy: Strategy, devices: int) -> Strategy:
     """Do the same on the devices of all processes; none can be left out, for each process runs every program."""
     if strategy.remote is not None:
@@ -86,17 +75,6 @@ def _on_all(strategy: Strategy, devices: int) -> Strategy:
             f"{strategy.placement.shards} shards do not divide evenly; set shards to a multiple of {there}"
         )
     return _over(strategy, there)
-
-
-def check_there(devices: int) -> int:
-    """Return how many devices there are, if more than one is asked for; raise `SettingsError` if there are fewer."""
-    there = len(jax.devices()) if check_count("devices", devices) > 1 else 1
-    if devices > there:
-        raise SettingsError(
-            f"devices is {devices}, but JAX has {there} here; set devices to {there}, or before JAX starts, on a CPU, "
-            f"jax_num_cpu_devices to {devices}"
-        )
-    return there
 
 
 def over_devices(strategy: Strategy, function: Callable[..., Any], like: PyTree, begins: bool = False) -> Any:

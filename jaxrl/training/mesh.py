@@ -1,7 +1,12 @@
-"""How devices are divided: into groups for the members of a population, and in a group among the shards of a run."""
+"""How devices are divided: into groups for the members of a population, and in a group among the shards of a run.
+
+`jaxrl.training.devices` places a training state on them.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+
+import jax
 
 from jaxrl.errors import SettingsError, check_count, suggest
 from jaxrl.parsing import as_int
@@ -92,3 +97,25 @@ def near_shape(shape: MeshShape, devices: int, fits: Callable[[MeshShape], bool]
         if fitting := [fit for fit in found if fits(fit)]:
             return min(fitting, key=far)
     return MeshShape()
+
+
+def require_even(shards: int, devices: int, what: str, most: int | None = None) -> None:
+    """Raise `SettingsError`, naming the nearest numbers, unless shards are divided evenly among devices."""
+    if shards % devices:
+        fits = [n for n in range(1, (most or shards) + 1) if shards % n == 0]
+        near = sorted({max(n for n in fits if n < devices), *[n for n in fits if n > devices][:1]})
+        raise SettingsError(
+            f"{what} is {devices}, but the {shards} shards of a run are divided evenly among devices; set shards to a "
+            f"multiple of {devices}, or {what} to {' or '.join(map(str, near))}"
+        )
+
+
+def check_there(devices: int) -> int:
+    """Return how many devices there are, if more than one is asked for; raise `SettingsError` if there are fewer."""
+    there = len(jax.devices()) if check_count("devices", devices) > 1 else 1
+    if devices > there:
+        raise SettingsError(
+            f"devices is {devices}, but JAX has {there} here; set devices to {there}, or before JAX starts, on a CPU, "
+            f"jax_num_cpu_devices to {devices}"
+        )
+    return there

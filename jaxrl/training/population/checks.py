@@ -8,8 +8,7 @@ import jax
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.population import Population
 from jaxrl.strategies.search import Halving, upgrade_settings
-from jaxrl.training.devices import check_there, require_even
-from jaxrl.training.mesh import MeshShape, near_shape, require_all_used, shape_of
+from jaxrl.training.mesh import MeshShape, check_there, near_shape, require_all_used, require_even, shape_of
 from jaxrl.training.population.teams import widths
 from jaxrl.training.processes import require_alone
 from jaxrl.training.settings import TrainerConfig
