@@ -6,8 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.envs.host import HostEnv, HostStep, convert_action, convert_obs, floats_to_ints
-from jaxrl.envs.scalars import vector_scalars
+from jaxrl.envs.host import HostEnv, HostStep, convert_action, convert_obs, floats_to_ints, vector_scalars
 from jaxrl.errors import SettingsError, error_text, require_extra, suggest
 from jaxrl.spaces import EnvSpec, convert_space, to_channels_last
 from jaxrl.trees import PyTree

@@ -17,7 +17,6 @@ import numpy as np
 
 from jaxrl.env_process import EnvMaker
 from jaxrl.envs.base import Env
-from jaxrl.envs.scalars import is_number, scalar_info, vector_scalars
 from jaxrl.errors import ActorError, SettingsError, error_text, require_extra, suggest
 from jaxrl.spaces import (
     Box,
@@ -40,6 +39,8 @@ from jaxrl.types import Step
 PREFIX = "gymnasium:"
 """Prefix of the names of Gymnasium's environments, as in `gymnasium:CartPole-v1`."""
 PURPOSE = "environments of Gymnasium"
+BOOKKEEPING = ("env_id", "players", "final_obs", "final_info")
+"""Bookkeeping entries of EnvPool and Gymnasium, which are not recorded."""
 TERMINATION_TIMEOUT_S = 5.0
 """Seconds in which a process must end itself and its children before it is killed."""
 
@@ -276,17 +277,17 @@ def _make_checked(make: Callable[[], Any]) -> Any:
     class Checked(gymnasium.Wrapper):  # type: ignore[name-defined]
         def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
             obs, info = self.env.reset(**options)
-            return obs, scalar_info(info)
+            return obs, _scalar_info(info)
 
         def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
             obs, reward, terminated, truncated, info = self.env.step(action)
-            if not (is_number(reward) or _is_single_number(reward, "biuf")):
+            if not (_is_number(reward) or _is_single_number(reward, "biuf")):
                 raise SettingsError(f"{name}.step returned the reward {short_repr(reward)}; expected a number")
             for word, flag in (("terminated", terminated), ("truncated", truncated)):
                 if not (isinstance(flag, bool | np.bool_) or (_is_single_number(flag, "biu") and flag in (0, 1))):
                     raise SettingsError(f"{name}.step returned {word} {short_repr(flag)}; expected True or False")
             reward, ends = np.asarray(reward).item(), [bool(flag) for flag in (terminated, truncated)]
-            return obs, reward, *ends, scalar_info(info)
+            return obs, reward, *ends, _scalar_info(info)
 
     return Checked(env)
 
@@ -378,6 +379,52 @@ def _convert_leaf(name: str, space: Box | Discrete | MultiDiscrete, x: Any) -> n
         return array
     array = match_image_layout(array, space.shape)
     return array.reshape(len(array), *space.shape)
+
+
+# --- scalars ----------------------------------------------------------------------------------------------------
+
+
+def vector_scalars(info: Mapping[str, Any], num_envs: int) -> dict[str, np.ndarray]:
+    """Return the scalars in the `info` of a vector of environments, float32 `[N]`, NaN where one is missing.
+
+    Nested entries are named with a slash, such as `episode/l`. Gymnasium's mask `_NAME` says which environments have
+    NAME. Anything but one number per environment is left out.
+    """
+    found: dict[str, np.ndarray] = {}
+    for name, value in info.items():
+        if name in BOOKKEEPING or (name.startswith("_") and name[1:] in info):
+            continue
+        if isinstance(value, Mapping):
+            inner = vector_scalars(value, num_envs)
+            found |= {f"{name}/{word}": _mask_missing(info.get(f"_{name}"), x) for word, x in inner.items()}
+        elif getattr(value, "shape", None) == (num_envs,) and np.asarray(value).dtype.kind in "biuf":
+            found[name] = _mask_missing(info.get(f"_{name}"), np.asarray(value, np.float32))
+    return found
+
+
+def _scalar_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers in the `info` of one environment as floats, nested as they are.
+
+    Gymnasium's vectors can stack only these: anything else, and integers of more than 64 bits, is left out.
+    """
+    found: dict[str, Any] = {}
+    for name, value in info.items():
+        if isinstance(value, Mapping):
+            found[name] = _scalar_info(value)
+        elif _is_number(value) and not (isinstance(value, int) and not -(2**63) <= value < 2**63):
+            found[name] = float(value)
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether `value` is a single real number."""
+    if isinstance(value, bool | int | float):
+        return True
+    return isinstance(value, np.generic | np.ndarray) and value.shape == () and value.dtype.kind in "biuf"
+
+
+def _mask_missing(mask: Any, values: np.ndarray) -> np.ndarray:
+    return values if mask is None else np.where(mask, values, np.float32(np.nan))
 
 
 # --- JAX --------------------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from toys_envs import counting
 from toys_gymnasium import Counting, Frames, Locks, Telling
 
 import jaxrl
-from jaxrl.envs.host import HostEnv, HostVectorEnv, convert_action, gymnasium_spec
-from jaxrl.envs.scalars import vector_scalars
+from jaxrl.envs.host import HostEnv, HostVectorEnv, convert_action, gymnasium_spec, vector_scalars
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, convert_space, to_channels_last
 from jaxrl.training.policy import GreedyPolicy

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl.envs.scalars import stack_scalars
 from jaxrl.strategies.interaction import EPISODE_PREFIX, scalar_column
 from jaxrl.trees import PyTree
 from jaxrl.types import Step
@@ -127,7 +126,14 @@ def apart(step: Step, done: Any) -> tuple[Step, dict[str, np.ndarray]]:
 
 def block_of(words: Sequence[Mapping[str, Any]], infos: list[dict[str, np.ndarray]], fresh: Any = ()) -> Block:
     """Return several steps, packed and with their scalars, as one block, and what was learnt of them."""
-    return Block({word: np.stack([step[word] for step in words]) for word in words[0]}, stack_scalars(infos), fresh)
+    return Block({word: np.stack([step[word] for step in words]) for word in words[0]}, _stack_scalars(infos), fresh)
+
+
+def _stack_scalars(steps: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Stack scalars `[N]` of several steps to `[T, N]`, NaN where a step lacks one."""
+    names = {name: len(x) for step in steps for name, x in step.items()}
+    blank = {name: np.full(size, np.nan, np.float32) for name, size in names.items()}
+    return {name: np.stack([step.get(name, blank[name]) for step in steps]) for name in names}
 
 
 class Scalars:
