@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.buffers.epochs import epoch_indices, mul_divmod
+from jaxrl.strategies.offline import epoch_indices, mul_divmod
 from jaxrl.xla.shuffle import permute
 
 KEY = jax.random.key(3)
