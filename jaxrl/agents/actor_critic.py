@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl import shards
-from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Insight, Mode
+from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Mode, PolicyFns
 from jaxrl.agents.checks import make_hyper
 from jaxrl.agents.custom import (
     ONE_VALUE,
@@ -347,7 +347,7 @@ def _build(name: str, config: PPOConfig, custom: CustomParts, spec: EnvSpec) -> 
         prepare=partial(_prepare, parts),
         memory=memory,
         apply={"params": lambda params, obs: network.apply(params, for_critic(obs))},
-        insight=Insight(
+        policy_fns=PolicyFns(
             partial(_choice, parts),
             lambda state, obs, action: _apply_network(parts, state.params, obs)[1],
             head,
@@ -428,7 +428,7 @@ def _policy_distribution(parts: _Parts, state: ActorCriticState, obs: PyTree) ->
 
 
 def _choice(parts: _Parts, state: ActorCriticState, obs: PyTree, opt_step: Array) -> Distribution:
-    """Return what `act` draws from, as `ChoiceFn`."""
+    """Return what `act` draws from, as `DistributionFn`."""
     return _policy_distribution(parts, state, obs)[0]
 
 

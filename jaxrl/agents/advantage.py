@@ -21,7 +21,7 @@ from jaxrl.agents.critics import (
     Parts,
     apply_fns,
     build_networks,
-    critic_insight,
+    critic_policy_fns,
     extra_policy_term,
     init_networks,
     learn_critic,
@@ -177,11 +177,11 @@ def _build(name: str, config: AWACConfig, custom: CustomParts, spec: EnvSpec) ->
         update=partial(_update_iql if isinstance(config, IQLConfig) else _update_awac, parts),
         strip=lambda state: state._replace(critic=(), target=(), value=(), opt_state=()),
         apply=apply_fns(parts.networks),
-        insight=critic_insight(
+        policy_fns=critic_policy_fns(
             parts,
             lambda state, obs, opt_step: action_distribution(network, head, state.policy, obs),
-            keep=lambda state: state._replace(target=(), opt_state=()),
-        )._replace(unasked=None if networks.value is None else partial(_told_value, parts)),
+            keep_critic=lambda state: state._replace(target=(), opt_state=()),
+        )._replace(state_value=None if networks.value is None else partial(_told_value, parts)),
         info=AgentInfo(
             settings=asdict(config),
             custom=custom.custom,

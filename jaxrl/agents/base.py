@@ -70,7 +70,7 @@ class MeasureFn(Protocol):
         ...
 
 
-class ChoiceFn(Protocol):
+class DistributionFn(Protocol):
     def __call__(self, state: PyTree, obs: PyTree, opt_step: Array, /) -> Distribution:
         """Return the distributions of raw actions `[N]` from which `act` draws in `explore` mode."""
         ...
@@ -85,20 +85,19 @@ class ValueFn(Protocol):
         ...
 
 
-class Insight(NamedTuple):
-    """What an agent tells of actions and values when it is asked; where it has none, a text says why."""
+class PolicyFns(NamedTuple):
+    """Action distributions and values of an agent's policy; a text in place of a function says why there is none."""
 
-    choice: ChoiceFn | str
+    distribution: DistributionFn | str
     value: ValueFn | str
     head: Head | None = None
-    """The head whose raw actions `choice` is about; `None`: they are numbers."""
+    """The head of whose raw actions `distribution` is; `None`: they are numbers."""
     privileged: bool = False
     """Whether `value` sees the privileged state."""
-    keep: StripFn | None = None
-    """For an agent whose `strip` leaves out what `value` needs: another one that keeps it."""
-    unasked: ValueFn | None = None
-    """For an agent that has learnt the values of observations beside those of actions: they are told where no action is
-    given."""
+    keep_critic: StripFn | None = None
+    """For an agent whose `strip` leaves out the critics that `value` needs: another one that keeps them."""
+    state_value: ValueFn | None = None
+    """For an agent that learns values of observations beside those of actions: told where no action is given."""
 
 
 class AgentFns(NamedTuple):
@@ -157,7 +156,7 @@ class Agent(NamedTuple):
     apply: Mapping[str, Callable[..., Any]] = MappingProxyType({})
     """Its networks as pure functions, by the names of the fields of its state that hold their variables, as in
     `agent.apply["policy"](state.policy, obs)`. They take observations as the agent sees them."""
-    insight: Insight | None = None
+    policy_fns: PolicyFns | None = None
     """What loaded policies return beside actions."""
     fns: AgentFns = AgentFns()
     info: AgentInfo = AgentInfo()

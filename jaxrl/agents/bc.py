@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Insight, Mode
+from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Mode, PolicyFns
 from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.critics import unit_actions
 from jaxrl.agents.custom import (
@@ -127,7 +127,7 @@ def _build(name: str, config: BCConfig, custom: CustomParts, spec: EnvSpec) -> A
         update=partial(_update, parts),
         strip=lambda state: state._replace(opt_state=()),
         apply={"policy": lambda policy, obs: network.apply(policy, for_policy(obs))},
-        insight=Insight(
+        policy_fns=PolicyFns(
             lambda state, obs, opt_step: action_distribution(network, head, state.policy, obs),
             "learns actions alone, and has no values",
             head,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl.agents.base import ChoiceFn, Insight, StripFn
+from jaxrl.agents.base import DistributionFn, PolicyFns, StripFn
 from jaxrl.agents.custom import (
     ONE_VALUE,
     CustomParts,
@@ -362,10 +362,14 @@ def min_values(critic: Network, params: PyTree, obs: PyTree, *action: Array) -> 
     return cast(Array, critic.apply(params, to_critic(obs), *action)).min(0)
 
 
-def critic_insight(parts: Parts, choice: ChoiceFn | str, keep: StripFn) -> Insight:
+def critic_policy_fns(parts: Parts, distribution: DistributionFn | str, keep_critic: StripFn) -> PolicyFns:
     """Return what an agent with critics tells: the lowest of their values, of every action or of the given ones."""
-    return Insight(
-        choice, partial(_min_values, parts), parts.head, has_entry(parts.spec.observation_space, PRIVILEGED), keep
+    return PolicyFns(
+        distribution,
+        partial(_min_values, parts),
+        parts.head,
+        has_entry(parts.spec.observation_space, PRIVILEGED),
+        keep_critic,
     )
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Insight, Mode
+from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Mode, PolicyFns
 from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.custom import (
     CustomParts,
@@ -382,7 +382,7 @@ def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> 
         memory=parts.memory,
         window=sequence_spec(config),
         apply={"params": partial(_apply, parts)},
-        insight=Insight(
+        policy_fns=PolicyFns(
             NO_PROBABILITIES if config.noisy else partial(_choice, parts),
             lambda state, obs, action: mask_values(_means(parts, state, obs, ())[0], obs),
         ),
@@ -481,7 +481,7 @@ def _means(parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree) -> tuple[
 
 
 def _choice(parts: _Parts, state: DQNState, obs: PyTree, opt_step: Array) -> Distribution:
-    """Return what `act` draws from, as `ChoiceFn`."""
+    """Return what `act` draws from, as `DistributionFn`."""
     q, hyper = _means(parts, state, obs, ())[0], state.hyper
     return exploration_distribution(
         q, _epsilon(parts, hyper, opt_step), obs, hyper.boltzmann if parts.config.boltzmann else None

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Insight, Mode
+from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Mode, PolicyFns
 from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.custom import (
     CustomParts,
@@ -144,7 +144,7 @@ def _build(name: str, config: PQNConfig, custom: CustomParts, spec: EnvSpec) -> 
         strip=lambda state: state._replace(opt_state=()),
         prepare=partial(_prepare, parts),
         apply={"params": partial(_q, parts)},
-        insight=Insight(
+        policy_fns=PolicyFns(
             partial(_choice, parts), lambda state, obs, action: mask_values(_q(parts, state.params, obs), obs)
         ),
         info=AgentInfo(
@@ -197,7 +197,7 @@ def _act(
 
 
 def _choice(parts: _Parts, state: PQNState, obs: PyTree, opt_step: Array) -> Distribution:
-    """Return what `act` draws from, as `ChoiceFn`."""
+    """Return what `act` draws from, as `DistributionFn`."""
     return exploration_distribution(_q(parts, state.params, obs), _epsilon(parts, state.hyper, opt_step), obs)
 
 

@@ -28,7 +28,7 @@ from jaxrl.agents.critics import (
     apply_fns,
     build_networks,
     correlated_noise,
-    critic_insight,
+    critic_policy_fns,
     extra_policy_term,
     init_networks,
     learn_critic,
@@ -250,10 +250,10 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
         memory=noise if memories is None else memories,
         window=sequence_spec(config),
         apply=apply_fns(parts.networks),
-        insight=critic_insight(
+        policy_fns=critic_policy_fns(
             parts,
             lambda state, obs, opt_step: _policy(parts, state.policy, obs),
-            keep=with_critics,
+            keep_critic=with_critics,
         ),
         fns=AgentFns(
             publish=None if memories is None else with_critics,

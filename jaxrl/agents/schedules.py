@@ -204,17 +204,19 @@ def follow(agent: Agent) -> Agent:
         state, metrics, priorities = agent.update(at(state, opt_step), batch, key, opt_step)
         return state, {**{name: schedule(opt_step) for name, schedule in schedules.items()}, **metrics}, priorities
 
-    insight = agent.insight
-    if insight is not None and not isinstance(insight.choice, str):
-        choice = insight.choice
-        insight = insight._replace(choice=lambda state, obs, opt_step: choice(at(state, opt_step), obs, opt_step))
+    policy_fns = agent.policy_fns
+    if policy_fns is not None and not isinstance(policy_fns.distribution, str):
+        distribution = policy_fns.distribution
+        policy_fns = policy_fns._replace(
+            distribution=lambda state, obs, opt_step: distribution(at(state, opt_step), obs, opt_step)
+        )
     return agent._replace(
         init=lambda key: at(agent.init(key), 0),
         act=act,
         update=update,
         fns=agent.fns._replace(behave=agent.fns.behave and behave),
         info=agent.info._replace(scheduled=tuple(targets)),
-        insight=insight,
+        policy_fns=policy_fns,
     )
 
 

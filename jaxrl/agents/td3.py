@@ -21,7 +21,7 @@ from jaxrl.agents.critics import (
     apply_fns,
     build_networks,
     correlated_noise,
-    critic_insight,
+    critic_policy_fns,
     extra_policy_term,
     init_networks,
     learn_critic,
@@ -214,10 +214,10 @@ def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> 
         strip=lambda state: state._replace(critic=(), target_policy=(), target_critic=(), opt_state=()),
         memory=jnp.zeros(size, jnp.float32) if config.noise_memory else None,
         apply=apply_fns(parts.networks),
-        insight=critic_insight(
+        policy_fns=critic_policy_fns(
             parts,
             "takes one action, beside which noise is added; no action has a probability of its own",
-            keep=lambda state: state._replace(target_policy=(), target_critic=(), opt_state=()),
+            keep_critic=lambda state: state._replace(target_policy=(), target_critic=(), opt_state=()),
         ),
         info=AgentInfo(
             settings=asdict(config),

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.agents.base import Agent, Insight, StripFn
+from jaxrl.agents.base import Agent, PolicyFns, StripFn
 from jaxrl.distributions import Categorical, Distribution, MultiCategorical
 from jaxrl.errors import SettingsError
 from jaxrl.processors.base import Processor, init_processor
@@ -56,7 +56,7 @@ def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
     def extract(keep: StripFn, state: Any) -> PolicyParams:
         return PolicyParams(keep(state.agent), processor.get_stats(state.processor))
 
-    critics = agent.insight and agent.insight.keep
+    critics = agent.policy_fns and agent.policy_fns.keep_critic
     outputs = _make_outputs(agent, processor)
     params_with_critic = critics and partial(extract, critics)
     return Policy(spec, partial(extract, agent.strip), begin_policy, act, observe, sample, outputs, params_with_critic)
@@ -76,12 +76,12 @@ def policy_params_like(agent: Agent, processor: Processor, spec: EnvSpec) -> Pol
 # --- probabilities and values -----------------------------------------------------------------------------------
 
 
-_NO_INSIGHT = "has no field insight, which would provide them"
+_NO_POLICY_FNS = "has no field policy_fns, which would provide them"
 
 
-def _get_insight(agent: Agent) -> Insight:
-    """Return `agent.insight`, or a stub with the reason why there is none."""
-    return Insight(_NO_INSIGHT, _NO_INSIGHT) if agent.insight is None else agent.insight
+def _get_policy_fns(agent: Agent) -> PolicyFns:
+    """Return `agent.policy_fns`, or a stub with the reason why there is none."""
+    return PolicyFns(_NO_POLICY_FNS, _NO_POLICY_FNS) if agent.policy_fns is None else agent.policy_fns
 
 
 def _make_outputs(agent: Agent, processor: Processor) -> PolicyOutputs:
@@ -90,7 +90,7 @@ def _make_outputs(agent: Agent, processor: Processor) -> PolicyOutputs:
         probabilities=partial(_probabilities, agent, processor),
         log_prob=partial(_log_prob, agent, processor),
         values=partial(_values, agent, processor),
-        privileged=_get_insight(agent).privileged,
+        privileged=_get_policy_fns(agent).privileged,
     )
 
 
@@ -101,10 +101,10 @@ def _observe(processor: Processor, params: Any, carry: PyTree) -> PyTree:
 def _action_distribution(
     agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array
 ) -> Distribution:
-    choice = _get_insight(agent).choice
-    if isinstance(choice, str):
-        raise SettingsError(f"the policy has no probabilities: {agent.name} {choice}; ask for an action instead")
-    return choice(params.agent, _observe(processor, params, carry), opt_step)
+    distribution = _get_policy_fns(agent).distribution
+    if isinstance(distribution, str):
+        raise SettingsError(f"the policy has no probabilities: {agent.name} {distribution}; ask for an action instead")
+    return distribution(params.agent, _observe(processor, params, carry), opt_step)
 
 
 def _probabilities(
@@ -124,31 +124,31 @@ def _probabilities(
 
 def _log_prob(agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array, action: PyTree) -> Array:
     distribution = _action_distribution(agent, processor, params, carry, opt_step)
-    head = _get_insight(agent).head
+    head = _get_policy_fns(agent).head
     if head is None:
         return distribution.log_prob(action)
     return distribution.log_prob(head.to_raw(action)) - head.log_half_width
 
 
 def _values(agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array, action: PyTree) -> Array:
-    insight, obs = _get_insight(agent), _observe(processor, params, carry)
-    value = insight.value
+    fns, obs = _get_policy_fns(agent), _observe(processor, params, carry)
+    value = fns.value
     if isinstance(value, str):
         raise SettingsError(f"the policy has no values: {agent.name} {value}")
-    if insight.keep is not None and not jax.tree.leaves(params.agent.critic):
+    if fns.keep_critic is not None and not jax.tree.leaves(params.agent.critic):
         raise SettingsError(
             f"the policy was kept without the critics of {agent.name}, which acting does not need; load one with them "
             "from a checkpoint, by load_policy(run, step='latest', critics=True)"
         )
     given = bool(jax.tree.leaves(action))
-    if insight.unasked is not None and not given:
-        return insight.unasked(params.agent, obs, action)
-    taken = action if given or insight.keep is None else agent.act(params.agent, obs, None, opt_step, "exploit")[0]
+    if fns.state_value is not None and not given:
+        return fns.state_value(params.agent, obs, action)
+    taken = action if given or fns.keep_critic is None else agent.act(params.agent, obs, None, opt_step, "exploit")[0]
     made = value(params.agent, obs, taken)
     if not given:
         return made
     if made.ndim == 2:
         return jax.vmap(entry)(made, action)
-    if insight.keep is None:
+    if fns.keep_critic is None:
         raise SettingsError(f"values of {agent.name} are those of observations, whatever the action; leave action out")
     return made

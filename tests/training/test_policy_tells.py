@@ -48,7 +48,7 @@ def policy_of(
     spec = EnvSpec("Toy", obs, actions)
     processor, agent = build_processor_and_agent(maker, processor or jaxrl.one_step(), spec)
     policy, state = make_policy(agent, processor, spec), jax.jit(agent.init)(KEY)
-    kept = agent.insight.keep if critics else agent.strip
+    kept = agent.policy_fns.keep_critic if critics else agent.strip
     zeros = jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), obs, is_leaf=lambda x: isinstance(x, Box))
     return GreedyPolicy(
         policy, PolicyParams(kept(state), processor.get_stats(processor.init(zeros))), {"opt_steps": opt_steps}
@@ -302,11 +302,11 @@ NONE: dict[str, tuple[Any, Any, str, tuple[Any, ...], str]] = {
     "no values": (lambda: jaxrl.bc(features=(4,)), Discrete(2), "values", (), "bc learns actions alone"),
     "stripped": (lambda: jaxrl.sac(features=(4,)), Discrete(2), "values", (), "critics=True"),
     "of one's own": (
-        lambda: lambda spec: jaxrl.dqn(features=(4,))(spec)._replace(name="mine", insight=None),
+        lambda: lambda spec: jaxrl.dqn(features=(4,))(spec)._replace(name="mine", policy_fns=None),
         Discrete(2),
         "values",
         (),
-        "mine has no field insight",
+        "mine has no field policy_fns",
     ),
     "no action": (
         lambda: jaxrl.ppo(features=(4,)),
