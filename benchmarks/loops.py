@@ -15,7 +15,7 @@ from jaxrl.agents.returns import last_steps
 from jaxrl.buffers import Buffer
 from jaxrl.spaces import sample_space
 from jaxrl.strategies.base import Strategy, iterate
-from jaxrl.strategies.interaction import make_acting, open_envs, take_steps
+from jaxrl.strategies.interaction import make_collector, open_envs, take_steps
 from jaxrl.strategies.on_policy import make_minibatches
 from jaxrl.training.program import compile_all
 from jaxrl.trees import Array, PyTree
@@ -237,15 +237,15 @@ def update(agent: Agent, state: PyTree, batches: PyTree) -> Loop:
 
 def rollout_of(env: jaxrl.Env, agent: AgentMaker, num_envs: int, steps: int) -> tuple[Agent, PyTree, Rollout]:
     """Return an agent, a fresh state of it, and a rollout that it took."""
-    acting = make_acting(env, agent, jaxrl.one_step(), num_envs)
-    state = acting.agent.init(jax.random.key(0))
+    collector = make_collector(env, agent, jaxrl.one_step(), num_envs)
+    state = collector.agent.init(jax.random.key(0))
 
     def take(state: PyTree) -> Rollout:
-        loop, _ = open_envs(acting, state, jax.random.key(1))
-        _, items, _ = take_steps(acting, state, jnp.uint32(0), loop, jax.random.key(2), steps)
+        loop, _ = open_envs(collector, state, jax.random.key(1))
+        _, items, _ = take_steps(collector, state, jnp.uint32(0), loop, jax.random.key(2), steps)
         return Rollout(items, last_steps(items))
 
-    return acting.agent, state, jax.jit(take)(state)
+    return collector.agent, state, jax.jit(take)(state)
 
 
 def preparing(agent: Agent, state: PyTree, rollout: Rollout) -> Loop:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import jaxrl
-from jaxrl.strategies.interaction import make_acting
+from jaxrl.strategies.interaction import make_collector
 from jaxrl.strategies.stepwise import locate_step, steps_per_iteration, stream_keys
 from jaxrl.training.session.setup import schedule_of
 from jaxrl.training.settings import with_recorders
@@ -92,7 +92,7 @@ def drive(session: jaxrl.Session, script: Script, steps: int, between: Callable[
 def drive_as_trainer(session: jaxrl.Session, env: jaxrl.Env, seed: int, steps: int) -> None:
     """Drive a session through `env` with the randomness that a trainer's run of `seed` would give it."""
     stepwise, config = session._stepwise, session.config
-    actors = make_acting(env, lambda spec: stepwise.agent, stepwise.processor, config.num_envs)
+    actors = make_collector(env, lambda spec: stepwise.agent, stepwise.processor, config.num_envs)
     parts = 5 if stepwise.passes is None else 3
     keys, env_key = stream_keys(jax.random.key(seed), stepwise.passes), jax.random.split(jax.random.key(seed), parts)[2]
     state, obs = actors.env.reset(env_key)

@@ -14,7 +14,7 @@ from benchmarks.cases.shapes import DQN, PPO, SAC, buffer_of
 from benchmarks.loops import Loop
 from jaxrl.agents.returns import last_steps
 from jaxrl.strategies.base import Strategy, iterate
-from jaxrl.strategies.interaction import Acting, EnvLoopState, make_acting, take_steps
+from jaxrl.strategies.interaction import Collector, EnvLoopState, make_collector, take_steps
 from jaxrl.strategies.on_policy import make_minibatches
 from jaxrl.trees import Array, PyTree
 from jaxrl.types import Rollout
@@ -23,7 +23,7 @@ from jaxrl.xla.shuffle import random_orders
 
 def off_policy(shape: DQN | SAC, strategy: Strategy, state: PyTree) -> Loop:
     """Return the scan of a case that learns from replay, from a training `state` on, with the same random numbers."""
-    acting, buffer, updates = _actors(shape), buffer_of(shape), strategy.opt_steps_per_step
+    collector, buffer, updates = _collector(shape), buffer_of(shape), strategy.opt_steps_per_step
     vector_steps = strategy.env_steps_per_step // shape.num_envs
     filled = jnp.uint32(strategy.warmup_env_steps // strategy.env_steps_per_step)
 
@@ -31,14 +31,14 @@ def off_policy(shape: DQN | SAC, strategy: Strategy, state: PyTree) -> Loop:
         loop, ring, agent = carry
         first = t * updates
         collect_key, learn_key = jax.random.split(key)
-        loop, items, _ = take_steps(acting, agent, first, loop, collect_key, vector_steps)
+        loop, items, _ = take_steps(collector, agent, first, loop, collect_key, vector_steps)
         items = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), items._replace(is_first=(), is_last=()))
         ring = buffer.push(ring, items, filled + t)
         keys = jax.random.split(learn_key, updates)
         for i in range(updates):
             sample_key, agent_key = jax.random.split(keys[i])
             batch = buffer.sample(ring, sample_key, filled + t + 1, first + i)
-            agent, _, priorities = acting.agent.update(agent, batch, agent_key, first + i)
+            agent, _, priorities = collector.agent.update(agent, batch, agent_key, first + i)
             ring = buffer.reprioritise(ring, batch.index, priorities)
         return loop, ring, agent
 
@@ -47,14 +47,14 @@ def off_policy(shape: DQN | SAC, strategy: Strategy, state: PyTree) -> Loop:
 
 def on_policy(shape: PPO, strategy: Strategy, state: PyTree) -> Loop:
     """Return the scan of a case that learns from rollouts, from a training `state` on, with the same random numbers."""
-    acting = _actors(shape)
-    updates, prepare = strategy.opt_steps_per_step, acting.agent.prepare
+    collector = _collector(shape)
+    updates, prepare = strategy.opt_steps_per_step, collector.agent.prepare
     assert prepare is not None
 
     def turn(carry: PyTree, key: Array, t: Array) -> PyTree:
         loop, agent = carry
         collect_key, learn_key = jax.random.split(key)
-        loop, items, _ = take_steps(acting, agent, t * updates, loop, collect_key, shape.rollout)
+        loop, items, _ = take_steps(collector, agent, t * updates, loop, collect_key, shape.rollout)
         take = make_minibatches(prepare(agent, Rollout(items, last_steps(items))), shape.minibatches)
         order_key, update_key = jax.random.split(learn_key)
         units = shape.rollout * shape.num_envs if shape.minibatches > 1 else 1
@@ -62,7 +62,7 @@ def on_policy(shape: PPO, strategy: Strategy, state: PyTree) -> Loop:
 
         def update(agent: PyTree, given: PyTree) -> tuple[PyTree, None]:
             index, key, i = given
-            return acting.agent.update(agent, take(index), key, t * updates + i)[0], None
+            return collector.agent.update(agent, take(index), key, t * updates + i)[0], None
 
         given = (order, jax.random.split(update_key, updates), jnp.arange(updates, dtype=jnp.uint32))
         return loop, jax.lax.scan(update, agent, given)[0]
@@ -70,8 +70,8 @@ def on_policy(shape: PPO, strategy: Strategy, state: PyTree) -> Loop:
     return _scan(strategy, turn, state, (EnvLoopState(state.env, state.processor), state.agent))
 
 
-def _actors(shape: DQN | SAC | PPO) -> Acting:
-    return make_acting(jaxrl.make_env(shape.env), shape.agent(), jaxrl.one_step(), shape.num_envs)
+def _collector(shape: DQN | SAC | PPO) -> Collector:
+    return make_collector(jaxrl.make_env(shape.env), shape.agent(), jaxrl.one_step(), shape.num_envs)
 
 
 def _scan(strategy: Strategy, turn: Callable[[PyTree, PyTree, Array], PyTree], state: PyTree, carry: PyTree) -> Loop:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxrl.processors.base import init_processor as begin_processor
 from jaxrl.spaces import space_struct, space_zeros
 from jaxrl.strategies.base import fold
-from jaxrl.strategies.interaction import Acting, StepInfo, interact, open_envs, select_actions, step_info
+from jaxrl.strategies.interaction import Collector, StepInfo, interact, open_envs, select_actions, step_info
 from jaxrl.trees import Array, Key, PyTree, make_key, row_struct
 from jaxrl.types import Step, Transition
 from jaxrl.xla.packing import Layout, join_short, layout_of, pack, unpack
@@ -53,33 +53,33 @@ class Layouts(NamedTuple):
     result: Layout
 
 
-def make_step_layout(acting: Acting) -> Layout:
+def make_step_layout(collector: Collector) -> Layout:
     """Return the layout of one environment's transition and `StepInfo`."""
 
     def one() -> tuple[Transition, StepInfo]:
         agent_key, env_key, key = jax.random.split(make_key(0), 3)
-        agent = acting.agent.init(agent_key)
-        loop, _ = open_envs(acting, agent, env_key)
-        return interact(acting, agent, jnp.uint32(0), False, loop, key)[1]
+        agent = collector.agent.init(agent_key)
+        loop, _ = open_envs(collector, agent, env_key)
+        return interact(collector, agent, jnp.uint32(0), False, loop, key)[1]
 
     return layout_of(row_struct(jax.eval_shape(one)), flag="uint32")
 
 
-def make_result_layout(acting: Acting) -> Layout:
+def make_result_layout(collector: Collector) -> Layout:
     """Return the layout of a host environment's step, without action and extras."""
-    obs, flag = space_struct(acting.env.spec.observation_space), jax.ShapeDtypeStruct((), bool)
+    obs, flag = space_struct(collector.env.spec.observation_space), jax.ShapeDtypeStruct((), bool)
     number, count = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
     info: Any = {"episode_return": number, "episode_length": count}
     like: Any = (number, flag, flag, obs, obs, info, flag, flag)
     return layout_of(Step((), (), *like), flag="uint32")
 
 
-def make_state_layout(acting: Acting, stats: PyTree) -> Layout:
+def make_state_layout(collector: Collector, stats: PyTree) -> Layout:
     """Return the layout of an `ActorState`; `stats` are those of a new processor."""
 
     def state(key: Key) -> ActorState:
-        obs = space_zeros(acting.env.spec.observation_space, acting.env.num_envs)
-        return _init_state(acting, acting.agent.init(key), stats, obs, key)
+        obs = space_zeros(collector.env.spec.observation_space, collector.env.num_envs)
+        return _init_state(collector, collector.agent.init(key), stats, obs, key)
 
     return layout_of(jax.eval_shape(state, make_key(0)), flag="uint32")
 
@@ -96,16 +96,16 @@ def _pack_state(layout: Layout, state: ActorState) -> Packed:
 # --- programs ---------------------------------------------------------------------------------------------------
 
 
-def begin(acting: Acting, layout: Layout, agent: PyTree, stats: PyTree, obs: PyTree, key: Key) -> Packed:
+def begin(collector: Collector, layout: Layout, agent: PyTree, stats: PyTree, obs: PyTree, key: Key) -> Packed:
     """Return the state at the first observations, with the merged `stats` of all actors."""
-    return _pack_state(layout, _init_state(acting, agent, stats, obs, key))
+    return _pack_state(layout, _init_state(collector, agent, stats, obs, key))
 
 
-def _init_state(acting: Acting, agent: PyTree, stats: PyTree, obs: PyTree, key: Key) -> ActorState:
-    seen = acting.processor.observe(acting.processor.init(obs))
-    shapes = jax.eval_shape(lambda: acting.agent.act(agent, seen, key, jnp.uint32(0), "explore"))
+def _init_state(collector: Collector, agent: PyTree, stats: PyTree, obs: PyTree, key: Key) -> ActorState:
+    seen = collector.processor.observe(collector.processor.init(obs))
+    shapes = jax.eval_shape(lambda: collector.agent.act(agent, seen, key, jnp.uint32(0), "explore"))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    processor, numbers = acting.processor, (jnp.uint32(0),) * 3
+    processor, numbers = collector.processor, (jnp.uint32(0),) * 3
     if not jax.tree.leaves(stats):
         return ActorState(begin_processor(processor, obs, *zeros), stats, *numbers)
     # The first observations count both in the merged statistics and in those of this round.
@@ -118,15 +118,15 @@ def _init_state(acting: Acting, agent: PyTree, stats: PyTree, obs: PyTree, key: 
 
 
 def first(
-    acting: Acting, layout: Layout, random: bool, agent: PyTree, packed: Packed, key: Key, place: Array
+    collector: Collector, layout: Layout, random: bool, agent: PyTree, packed: Packed, key: Key, place: Array
 ) -> tuple[Packed, Choice]:
     """Begin a round: select the actions of its first step; `place` is uint32: round and optimisation step."""
     state = _unpack_state(layout, packed)._replace(round=place[0], step=jnp.uint32(0), opt_step=place[1])
-    return _pack_state(layout, state), _select_actions(acting, random, agent, state, key)
+    return _pack_state(layout, state), _select_actions(collector, random, agent, state, key)
 
 
 def next(
-    acting: Acting,
+    collector: Collector,
     layouts: Layouts,
     random: bool,
     agent: PyTree,
@@ -136,44 +136,44 @@ def next(
     result: Packed,
 ) -> tuple[Packed, Choice, Packed]:
     """Process the last step and select the next actions; return also the processed step, packed `[N, W]`."""
-    state, words = _process_result(acting, layouts, packed, choice, result)
-    return _pack_state(layouts.state, state), _select_actions(acting, random, agent, state, key), words
+    state, words = _process_result(collector, layouts, packed, choice, result)
+    return _pack_state(layouts.state, state), _select_actions(collector, random, agent, state, key), words
 
 
 def last(
-    acting: Acting, layouts: Layouts, packed: Packed, choice: Choice, result: Packed
+    collector: Collector, layouts: Layouts, packed: Packed, choice: Choice, result: Packed
 ) -> tuple[Packed, Packed, PyTree]:
     """Process the last step of a round; return also the round's statistics."""
-    state, words = _process_result(acting, layouts, packed, choice, result)
+    state, words = _process_result(collector, layouts, packed, choice, result)
     return _pack_state(layouts.state, state), words, state.new_stats
 
 
-def replace_stats(acting: Acting, layout: Layout, packed: Packed, stats: PyTree) -> Packed:
+def replace_stats(collector: Collector, layout: Layout, packed: Packed, stats: PyTree) -> Packed:
     """Put what was `stats` by all in place of what the processor has stats, before another round."""
     state = _unpack_state(layout, packed)
     new_stats = jax.tree.map(jnp.zeros_like, state.new_stats)
     return _pack_state(
-        layout, state._replace(processor=acting.processor.set_stats(state.processor, stats), new_stats=new_stats)
+        layout, state._replace(processor=collector.processor.set_stats(state.processor, stats), new_stats=new_stats)
     )
 
 
-def _select_actions(acting: Acting, random: bool, agent: PyTree, state: ActorState, key: Key) -> Choice:
+def _select_actions(collector: Collector, random: bool, agent: PyTree, state: ActorState, key: Key) -> Choice:
     """Select actions; `key` is the actor's stream."""
     step_key = fold(fold(key, state.round), state.step)
-    obs = acting.processor.observe(state.processor)
-    return Choice(*select_actions(acting.agent, acting.env.spec, agent, obs, step_key, state.opt_step, random))
+    obs = collector.processor.observe(state.processor)
+    return Choice(*select_actions(collector.agent, collector.env.spec, agent, obs, step_key, state.opt_step, random))
 
 
 def _process_result(
-    acting: Acting, layouts: Layouts, packed: Packed, choice: Choice, result: Packed
+    collector: Collector, layouts: Layouts, packed: Packed, choice: Choice, result: Packed
 ) -> tuple[ActorState, Packed]:
     """Process a step; return also its transitions and `StepInfo`, packed `[N, W]`."""
     state, step = _unpack_state(layouts.state, packed), unpack(layouts.result, result)._replace(**choice._asdict())
     new_stats = state.new_stats
     if jax.tree.leaves(new_stats):
         # Process the step again with the round's statistics alone; XLA drops all but the statistics of this call.
-        round_state, _ = acting.processor.process(acting.processor.set_stats(state.processor, new_stats), step)
-        new_stats = acting.processor.get_stats(round_state)
-    processor, items = acting.processor.process(state.processor, step)
+        round_state, _ = collector.processor.process(collector.processor.set_stats(state.processor, new_stats), step)
+        new_stats = collector.processor.get_stats(round_state)
+    processor, items = collector.processor.process(state.processor, step)
     words = pack(layouts.step, (items, step_info(step)), join_short)
     return state._replace(processor=processor, new_stats=new_stats, step=state.step + 1), words

@@ -26,7 +26,7 @@ from jaxrl.types import Step, Transition
 from jaxrl.xla.carry import scan_rows
 
 
-class Acting(NamedTuple):
+class Collector(NamedTuple):
     """An agent, `N` environments, and the processor between them."""
 
     env: VecEnv
@@ -61,14 +61,14 @@ class StepInfo(NamedTuple):
     """As `Step.present`; where it is false, so are the flags above."""
 
 
-def make_acting(env: Env, agent: AgentMaker, processor: Processor, num_envs: int, resets: str = "auto") -> Acting:
+def make_collector(env: Env, agent: AgentMaker, processor: Processor, num_envs: int, resets: str = "auto") -> Collector:
     """Build `agent` and `processor` for `num_envs` copies of `env`.
 
     Raises:
       SettingsError: the processor makes no transitions, or the agent does not support the spaces or the discount.
     """
     check_count("num_envs", num_envs)
-    return Acting(vectorise(env, num_envs, resets), *build_processor_and_agent(agent, processor, env.spec))
+    return Collector(vectorise(env, num_envs, resets), *build_processor_and_agent(agent, processor, env.spec))
 
 
 def build_processor_and_agent(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Processor, Agent]:
@@ -139,16 +139,16 @@ def check_agent_maker(agent: object) -> None:
 # --- settings ---------------------------------------------------------------------------------------------------
 
 
-def set_hyperparams(acting: Acting, state: Any) -> Any:
+def set_hyperparams(collector: Collector, state: Any) -> Any:
     """Return `state` with the hyperparameters of agent, processor and environments reset to the settings."""
-    env, obs = acting.env.reset(make_key(0))
-    fresh = acting.processor.init(obs)
+    env, obs = collector.env.reset(make_key(0))
+    fresh = collector.processor.init(obs)
     discounted = lambda part: isinstance(part, NStepState | RewardState)
     given = iter([part.discount for part in jax.tree.leaves(fresh, is_leaf=discounted) if discounted(part)])
     # Paired in order: the parts of a chain may have different discounts, as `normalise_reward` and `n_step` do.
     swap = lambda old: old._replace(discount=next(given)) if discounted(old) else old
     return state._replace(
-        agent=set_hyperparams_of(acting.agent, state.agent),
+        agent=set_hyperparams_of(collector.agent, state.agent),
         env=state.env._replace(values=env.values) if env.values else state.env,
         processor=jax.tree.map(swap, state.processor, is_leaf=discounted),
     )
@@ -202,15 +202,15 @@ def settings_of(
 
 
 def interact(
-    acting: Acting, agent: PyTree, opt_step: Array, random: bool, loop: EnvLoopState, key: Key
+    collector: Collector, agent: PyTree, opt_step: Array, random: bool, loop: EnvLoopState, key: Key
 ) -> tuple[EnvLoopState, tuple[Transition, StepInfo]]:
     """Take one step in all environments; return transitions and `StepInfo`, `[N, ...]`. The key is consumed."""
     act_key, env_key = jax.random.split(key)
-    obs = acting.processor.observe(loop.processor)
-    action, extras = select_actions(acting.agent, acting.env.spec, agent, obs, act_key, opt_step, random)
+    obs = collector.processor.observe(loop.processor)
+    action, extras = select_actions(collector.agent, collector.env.spec, agent, obs, act_key, opt_step, random)
     # Scheduled values of the environment follow the optimisation step, like those of the agent.
-    env, step = acting.env.step(apply_schedules(acting.env, loop.env, opt_step), action, env_key)
-    processor, items = acting.processor.process(loop.processor, step._replace(extras=extras))
+    env, step = collector.env.step(apply_schedules(collector.env, loop.env, opt_step), action, env_key)
+    processor, items = collector.processor.process(loop.processor, step._replace(extras=extras))
     return EnvLoopState(env, processor), (items, step_info(step))
 
 
@@ -225,7 +225,7 @@ def select_actions(
 
 
 def take_steps(
-    acting: Acting, agent: PyTree, opt_step: Array, loop: EnvLoopState, key: Key, steps: int, random: bool = False
+    collector: Collector, agent: PyTree, opt_step: Array, loop: EnvLoopState, key: Key, steps: int, random: bool = False
 ) -> tuple[EnvLoopState, Transition, StepInfo]:
     """Take `steps` steps in all environments; return transitions and `StepInfo`, leaves `[T, N, ...]`.
 
@@ -233,10 +233,10 @@ def take_steps(
     """
     keys = jax.random.split(key, steps)
     if steps == 1:  # no loop, which would pack and unpack its carry
-        loop, made = interact(acting, agent, opt_step, random, loop, keys[0])
+        loop, made = interact(collector, agent, opt_step, random, loop, keys[0])
         items, seen = jax.tree.map(lambda x: x[None], made)
     else:
-        step = partial(interact, acting, agent, opt_step, random)
+        step = partial(interact, collector, agent, opt_step, random)
         loop, (items, seen) = scan_rows(step, loop, keys)
     return loop, add_episode_bounds(items, seen.terminated | seen.truncated), seen
 
@@ -296,14 +296,14 @@ def _episode_ends(seen: StepInfo) -> EpisodeEnds:
 # --- initialisation ---------------------------------------------------------------------------------------------
 
 
-def open_envs(acting: Acting, agent: PyTree, key: Key) -> tuple[EnvLoopState, PyTree]:
+def open_envs(collector: Collector, agent: PyTree, key: Key) -> tuple[EnvLoopState, PyTree]:
     """Reset the environments; return their state, and the shapes of one vector step's transitions."""
-    env, obs = acting.env.reset(key)
-    opened = open_processor(acting.agent, acting.processor, agent, obs, obs_valid(env))
+    env, obs = collector.env.reset(key)
+    opened = open_processor(collector.agent, collector.processor, agent, obs, obs_valid(env))
     return EnvLoopState(env, opened.processor), opened.items
 
 
-class Opened(NamedTuple):
+class ProcessorStart(NamedTuple):
     """A processor at the first observations, with zero actions and extras."""
 
     processor: PyTree
@@ -316,7 +316,7 @@ class Opened(NamedTuple):
 
 def open_processor(
     agent: Agent, processor: Processor, state: PyTree, obs: PyTree, obs_valid: Array | tuple[()] = ()
-) -> Opened:
+) -> ProcessorStart:
     """Initialise `processor` at the first observations `[N, ...]`, for an agent in `state`.
 
     `obs_valid` is as in `Step`.
@@ -330,4 +330,4 @@ def open_processor(
     # Shapes alone are evaluated: the agent does not act, and no key is consumed.
     *acted, items = jax.eval_shape(first, state, obs, make_key(0))
     action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), acted)
-    return Opened(init_processor(processor, obs, action, extras, obs_valid), action, extras, items)
+    return ProcessorStart(init_processor(processor, obs, action, extras, obs_valid), action, extras, items)

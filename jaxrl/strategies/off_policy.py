@@ -25,7 +25,7 @@ from jaxrl.shards import shard_key
 from jaxrl.strategies.base import BufferRefill, CollectInfo, ComposedStep, StateFns, Strategy, fold
 from jaxrl.strategies.guard import Health, get_health, init_health, reseed
 from jaxrl.strategies.interaction import (
-    Acting,
+    Collector,
     EnvLoopState,
     StepInfo,
     build_agent,
@@ -138,13 +138,13 @@ def off_policy(
     # Everything from here on is one shard's; `sharded` at the end combines them.
     vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
     # Replay holds raw items, which are scaled when they are sampled, see `make_replay_transform`.
-    acting = Acting(vector, *connect(built, (processor or make_default_processor(defaults)).for_replay))
+    collector = Collector(vector, *connect(built, (processor or make_default_processor(defaults)).for_replay))
     # The schedule follows from the buffer of one shard before demonstrations are mixed in: those need no warm-up.
-    ring = _make_shard_buffer(buffer, acting, env, shards)
-    replay_buffer = _with_demos(ring, demos, demo_share, acting, env)
+    ring = _make_shard_buffer(buffer, collector, env, shards)
+    replay_buffer = _with_demos(ring, demos, demo_share, collector, env)
     # Planned for all shards together, since settings count the environments of all; each shard then runs its part.
     schedule = make_update_schedule(
-        horizon=acting.processor.horizon,
+        horizon=collector.processor.horizon,
         least=min_rows(ring, vector.num_envs) * shards,
         num_envs=vector.num_envs * shards,
         opt_interval=opt_interval,
@@ -153,29 +153,29 @@ def off_policy(
         random_warmup=random_warmup,
         times=host_actors.config.send if host_actors else 1,
     )
-    replay = Replay(acting.agent, acting.processor, replay_buffer, schedule._replace(num_envs=vector.num_envs))
-    collect_fn, learn_fn = partial(collect, acting, replay.schedule), partial(learn, replay)
+    replay = Replay(collector.agent, collector.processor, replay_buffer, schedule._replace(num_envs=vector.num_envs))
+    collect_fn, learn_fn = partial(collect, collector, replay.schedule), partial(learn, replay)
     capacity = replay_buffer.capacity(replay.schedule.rows)
     one = Strategy(
-        init=partial(_init, acting, replay),
+        init=partial(_init, collector, replay),
         step=ComposedStep(collect_fn, learn_fn),
         env_steps_per_step=replay.schedule.rows,
         opt_steps_per_step=replay.schedule.updates,
         warmup_env_steps=replay.schedule.warmup_env_steps,
         env=env,
-        policy=make_policy(acting.agent, acting.processor, env.spec),
+        policy=make_policy(collector.agent, collector.processor, env.spec),
         notes=(
             *schedule.notes(buffer._replace(window=ring.window), schedule.rows, warmup),
-            *resets_note(resets, acting.env.resets),
+            *resets_note(resets, collector.env.resets),
             *_notes_of_demos(demos, replay_buffer.batch_size * shards, buffer.batch_size),
         ),
         settings=settings_of(
-            acting.agent,
-            acting.processor,
+            collector.agent,
+            collector.processor,
             env.spec,
             env.settings,
             num_envs=num_envs,
-            resets=acting.env.resets,
+            resets=collector.env.resets,
             **settings_of_actors(host_actors),
             opt_interval=opt_interval,
             updates=updates,
@@ -188,8 +188,8 @@ def off_policy(
         state_fns=StateFns(
             health=get_health,
             reseed=reseed,
-            set_hyperparams=partial(set_hyperparams, acting),
-            refill=BufferRefill(partial(replay.schedule.blocks, capacity), partial(_refill, acting, replay)),
+            set_hyperparams=partial(set_hyperparams, collector),
+            refill=BufferRefill(partial(replay.schedule.blocks, capacity), partial(_refill, collector, replay)),
             capacity=capacity,
         ),
     )
@@ -197,24 +197,24 @@ def off_policy(
     if host_actors is not None:
         return with_actors(
             one,
-            acting,
+            collector,
             host_actors,
             steps=schedule.vector_steps,
-            begin=partial(_begin, acting, replay),
+            begin=partial(_begin, collector, replay),
             fill=schedule.fill,
             random_fill=random_warmup,
             push=partial(push, replay),
-            empty=partial(_reset_buffer, acting, replay),
+            empty=partial(_reset_buffer, collector, replay),
         )
     return sharded(one, shards, ("env", "processor", "buffer"))
 
 
-def _make_shard_buffer(buffer: Buffer, acting: Acting, env: Env | HostEnv, shards: int) -> Buffer:
+def _make_shard_buffer(buffer: Buffer, collector: Collector, env: Env | HostEnv, shards: int) -> Buffer:
     """Return the buffer of one shard, adapted to the agent and the goals of `env`."""
-    _require_replay(acting.agent)
+    _require_replay(collector.agent)
     goal = env.goal if isinstance(env, Env) else None
-    ring = set_goal_fn(_divide_buffer(buffer, shards), acting.processor, env.spec.name, goal)
-    return adapt_buffer(acting.agent, ring, acting.env.num_envs)
+    ring = set_goal_fn(_divide_buffer(buffer, shards), collector.processor, env.spec.name, goal)
+    return adapt_buffer(collector.agent, ring, collector.env.num_envs)
 
 
 def _require_replay(agent: Agent) -> None:
@@ -243,7 +243,9 @@ def _divide_buffer(buffer: Buffer, shards: int) -> Buffer:
 # --- demonstrations ---------------------------------------------------------------------------------------------
 
 
-def _with_demos(buffer: Buffer, demos: Dataset | None, share: float, acting: Acting, env: Env | HostEnv) -> Buffer:
+def _with_demos(
+    buffer: Buffer, demos: Dataset | None, share: float, collector: Collector, env: Env | HostEnv
+) -> Buffer:
     """Return `buffer` mixed with `demos`, which make up `share` of each batch; without `demos`, `buffer` itself.
 
     The processor turns demonstrations into transitions, as it does steps of the environment.
@@ -257,22 +259,22 @@ def _with_demos(buffer: Buffer, demos: Dataset | None, share: float, acting: Act
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise SettingsError(f"demo_share is {share}; expected a share above 0 and below 1, as 0.5")
     check_env(demos, env)
-    check_memoryless(acting.agent, "demos")
-    scales = _has_stats(acting, demos) or (acting.processor.settings or {}).get("normalise_reward")
-    if acting.processor.apply is None and scales:
+    check_memoryless(collector.agent, "demos")
+    scales = _has_stats(collector, demos) or (collector.processor.settings or {}).get("normalise_reward")
+    if collector.processor.apply is None and scales:
         raise SettingsError(
             "the processor learns what it scales by as it goes, so demos and experience would be scaled otherwise; "
             "leave normalise_obs and normalise_reward off, or demos out"
         )
     # The batch of the buffer keeps its size, and demonstrations are added to it.
     count = max(1, round(buffer.batch_size * share / (1 - share)))
-    return mix(buffer, partial(make_transitions, acting.processor, demos), demos.rows, count)
+    return mix(buffer, partial(make_transitions, collector.processor, demos), demos.rows, count)
 
 
-def _has_stats(acting: Acting, demos: Dataset) -> bool:
+def _has_stats(collector: Collector, demos: Dataset) -> bool:
     """Return whether the processor keeps statistics of observations."""
     obs = jax.tree.map(lambda x: x[:1], demos.obs)
-    seen = jax.eval_shape(lambda: acting.processor.get_stats(acting.processor.init(obs)))
+    seen = jax.eval_shape(lambda: collector.processor.get_stats(collector.processor.init(obs)))
     return bool(jax.tree.leaves(seen))
 
 
@@ -301,12 +303,12 @@ def _notes_of_demos(demos: Dataset | None, batch: int, ring: int) -> tuple[str, 
 
 
 def collect(
-    acting: Acting, schedule: UpdateSchedule, state: OffPolicyState, key: Key, t: Array
+    collector: Collector, schedule: UpdateSchedule, state: OffPolicyState, key: Key, t: Array
 ) -> tuple[OffPolicyState, Transition, CollectInfo]:
     """Collect the transitions `[T, N, ...]` of iteration `t`, as `CollectFn`."""
     # Schedules of exploration are evaluated once per iteration, at its first optimisation step.
     state, items, seen = _take_steps(
-        acting, state, key, schedule.vector_steps, _first_opt_step(schedule, t), random=False
+        collector, state, key, schedule.vector_steps, _first_opt_step(schedule, t), random=False
     )
     return state, items, make_collect_info(seen)
 
@@ -346,22 +348,22 @@ def _first_opt_step(schedule: UpdateSchedule, t: Array) -> Array:
 
 
 def _take_steps(
-    acting: Acting, state: OffPolicyState, key: Key, steps: int, opt_step: Array, random: bool
+    collector: Collector, state: OffPolicyState, key: Key, steps: int, opt_step: Array, random: bool
 ) -> tuple[OffPolicyState, Transition, StepInfo]:
     loop = EnvLoopState(state.env, state.processor)
-    loop, items, seen = take_steps(acting, state.agent, opt_step, loop, key, steps, random)
+    loop, items, seen = take_steps(collector, state.agent, opt_step, loop, key, steps, random)
     return state._replace(env=loop.env, processor=loop.processor), items, seen
 
 
 # --- initialisation ---------------------------------------------------------------------------------------------
 
 
-def _init(acting: Acting, replay: Replay, key: Key) -> OffPolicyState:
+def _init(collector: Collector, replay: Replay, key: Key) -> OffPolicyState:
     """Reset the environments, fill the processor's windows, and warm up the buffer."""
-    schedule, state = replay.schedule, _begin(acting, replay, key)
+    schedule, state = replay.schedule, _begin(collector, replay, key)
     # `_begin` splits the same key into five and uses the first three.
     prime_key, fill_key = map(shard_key, jax.random.split(key, 5)[3:])
-    warm_up = partial(_take_steps, acting, opt_step=jnp.uint32(0), random=schedule.random_warmup)
+    warm_up = partial(_take_steps, collector, opt_step=jnp.uint32(0), random=schedule.random_warmup)
 
     def prime(t: Array, state: OffPolicyState) -> OffPolicyState:
         """Take a vector step before the first n-step transition is complete."""
@@ -378,13 +380,13 @@ def _init(acting: Acting, replay: Replay, key: Key) -> OffPolicyState:
     return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(schedule.fill), fill, state)
 
 
-def _begin(acting: Acting, replay: Replay, key: Key) -> OffPolicyState:
+def _begin(collector: Collector, replay: Replay, key: Key) -> OffPolicyState:
     """Return the state before the warm-up, with an empty buffer."""
     # The remaining two keys are for the warm-up, see `_init`. Shards have the same agent and different
     # environments.
     stream, agent_key, env_key, *_ = jax.random.split(key, 5)
-    agent = acting.agent.init(agent_key)
-    loop, items = open_envs(acting, agent, shard_key(env_key))
+    agent = collector.agent.init(agent_key)
+    loop, items = open_envs(collector, agent, shard_key(env_key))
     return OffPolicyState(stream, agent, loop.env, loop.processor, init_buffer(replay, items), init_health())
 
 
@@ -399,13 +401,13 @@ def init_buffer(replay: Replay, items: Transition) -> PyTree:
     return replay.buffer.init(one, schedule.rows, schedule.lag, schedule.num_envs)
 
 
-def _reset_buffer(acting: Acting, replay: Replay, state: OffPolicyState) -> OffPolicyState:
+def _reset_buffer(collector: Collector, replay: Replay, state: OffPolicyState) -> OffPolicyState:
     """Return `state` with an empty buffer."""
-    _, items = open_envs(acting, state.agent, state.key)  # used for its shapes alone, so XLA drops it
+    _, items = open_envs(collector, state.agent, state.key)  # used for its shapes alone, so XLA drops it
     return state._replace(buffer=init_buffer(replay, items))
 
 
-def _refill(acting: Acting, replay: Replay, state: OffPolicyState, first: Array, stop: Array) -> OffPolicyState:
+def _refill(collector: Collector, replay: Replay, state: OffPolicyState, first: Array, stop: Array) -> OffPolicyState:
     """Fill an empty buffer with blocks `first .. stop-1`, by exploring from the current state of the environments.
 
     A resumed run thus has as much data as before, though not the same: it comes from the restored agent.
@@ -417,9 +419,9 @@ def _refill(acting: Acting, replay: Replay, state: OffPolicyState, first: Array,
 
     def fill(number: Array, state: OffPolicyState) -> OffPolicyState:
         key_now = fold(key, number)
-        state, items, _ = _take_steps(acting, state, key_now, schedule.vector_steps, opt_step, random=False)
+        state, items, _ = _take_steps(collector, state, key_now, schedule.vector_steps, opt_step, random=False)
         made: OffPolicyState = push(replay, state, items, number)
         return made
 
-    start = _reset_buffer(acting, replay, state)
+    start = _reset_buffer(collector, replay, state)
     return jax.lax.fori_loop(jnp.asarray(first, jnp.uint32), jnp.asarray(stop, jnp.uint32), fill, start)

@@ -22,7 +22,7 @@ from jaxrl.shards import shard_key
 from jaxrl.strategies.base import CollectInfo, ComposedStep, StateFns, Strategy, repeat
 from jaxrl.strategies.guard import Health, get_health, guarded_update, init_health, reseed, return_bound_metrics
 from jaxrl.strategies.interaction import (
-    Acting,
+    Collector,
     EnvLoopState,
     build_agent,
     connect,
@@ -128,20 +128,22 @@ def on_policy(
     num_envs = as_int(defaults["num_envs"] if num_envs is None else num_envs)
     # Everything from here on is one shard's; `sharded` at the end combines them.
     vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards)
-    acting = Acting(vector, *connect(built, processor or make_default_processor(defaults)))
-    schedule = make_minibatch_schedule(acting.agent, acting.processor, vector.num_envs, rollout, epochs, minibatches)
-    collect_fn, learn_fn = partial(collect, acting, schedule), partial(learn, schedule)
+    collector = Collector(vector, *connect(built, processor or make_default_processor(defaults)))
+    schedule = make_minibatch_schedule(
+        collector.agent, collector.processor, vector.num_envs, rollout, epochs, minibatches
+    )
+    collect_fn, learn_fn = partial(collect, collector, schedule), partial(learn, schedule)
     one = Strategy(
-        init=partial(_init, acting),
+        init=partial(_init, collector),
         step=ComposedStep(collect_fn, learn_fn),
         env_steps_per_step=schedule.rollout * vector.num_envs,
         opt_steps_per_step=schedule.updates,
         env=env,
-        policy=make_policy(acting.agent, acting.processor, env.spec),
+        policy=make_policy(collector.agent, collector.processor, env.spec),
         notes=resets_note(resets, vector.resets),
         settings=settings_of(
-            acting.agent,
-            acting.processor,
+            collector.agent,
+            collector.processor,
             env.spec,
             env.settings,
             num_envs=num_envs,
@@ -150,12 +152,14 @@ def on_policy(
             **settings_of_schedule(schedule),
             shards=shards,
         ),
-        state_fns=StateFns(health=get_health, reseed=reseed, set_hyperparams=partial(set_hyperparams, acting)),
+        state_fns=StateFns(health=get_health, reseed=reseed, set_hyperparams=partial(set_hyperparams, collector)),
     )
     if host_actors is not None:
         # Parameters of actors lag behind, so `behave` records the log-probability of each action at that time.
-        behaving = acting._replace(agent=acting.agent._replace(act=acting.agent.fns.behave or acting.agent.act))
-        return with_actors(one, behaving, host_actors, steps=schedule.rollout, begin=partial(_init, behaving))
+        behaviour = collector._replace(
+            agent=collector.agent._replace(act=collector.agent.fns.behave or collector.agent.act)
+        )
+        return with_actors(one, behaviour, host_actors, steps=schedule.rollout, begin=partial(_init, behaviour))
     return sharded(one, shards, ("env", "processor"))
 
 
@@ -212,10 +216,10 @@ def check_minibatches(num_items: int, minibatches: int, what: str) -> None:
     )
 
 
-def _init(acting: Acting, key: Key) -> OnPolicyState:
+def _init(collector: Collector, key: Key) -> OnPolicyState:
     stream, agent_key, env_key = jax.random.split(key, 3)
-    agent = acting.agent.init(agent_key)
-    loop, _ = open_envs(acting, agent, shard_key(env_key))
+    agent = collector.agent.init(agent_key)
+    loop, _ = open_envs(collector, agent, shard_key(env_key))
     return OnPolicyState(stream, agent, loop.env, loop.processor, init_health())
 
 
@@ -223,11 +227,11 @@ def _init(acting: Acting, key: Key) -> OnPolicyState:
 
 
 def collect(
-    acting: Acting, schedule: MinibatchSchedule, state: OnPolicyState, key: Key, t: Array
+    collector: Collector, schedule: MinibatchSchedule, state: OnPolicyState, key: Key, t: Array
 ) -> tuple[OnPolicyState, Transition, CollectInfo]:
     """Collect the transitions `[T, N, ...]` of iteration `t`, as `CollectFn`."""
     loop = EnvLoopState(state.env, state.processor)
-    loop, items, seen = take_steps(acting, state.agent, _first_opt_step(schedule, t), loop, key, schedule.rollout)
+    loop, items, seen = take_steps(collector, state.agent, _first_opt_step(schedule, t), loop, key, schedule.rollout)
     return state._replace(env=loop.env, processor=loop.processor), items, make_collect_info(seen)
 
 

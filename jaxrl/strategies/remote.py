@@ -28,7 +28,7 @@ from jaxrl.spaces import EnvSpec, space_zeros, to_zero_based
 from jaxrl.strategies import actor
 from jaxrl.strategies.actor import Choice, Packed
 from jaxrl.strategies.base import CollectInfo, ComposedStep, Strategy
-from jaxrl.strategies.interaction import Acting, StepInfo, add_episode_bounds, make_collect_info
+from jaxrl.strategies.interaction import Collector, StepInfo, add_episode_bounds, make_collect_info
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Transition
 from jaxrl.xla.packing import Layout, empty, unpack
@@ -292,7 +292,7 @@ class ActorBatch(NamedTuple):
 
 
 def make_remote(
-    acting: Acting,
+    collector: Collector,
     host_actors: HostActors,
     *,
     steps: int,
@@ -300,35 +300,35 @@ def make_remote(
     random_fill: bool = False,
     push: Any = None,
 ) -> Remote:
-    """Return the programs of actors that take `steps` steps per round; `acting` has the environments of all.
+    """Return the programs of actors that take `steps` steps per round; `collector` has the environments of all.
 
     The first `fill` rounds are warm-up, which `push(state, arrival, t)` writes.
     """
-    processor = acting.processor.for_actors
-    acting = acting._replace(processor=processor)
+    processor = collector.processor.for_actors
+    collector = collector._replace(processor=processor)
     # Used for its shapes, and to check that the statistics of several actors can be merged.
     nothing = init_stats(processor, host_actors)
     jax.eval_shape(processor.merge_stats, nothing, nothing)  # raises if unsupported
-    num_envs = acting.env.num_envs // host_actors.actors
-    one = acting._replace(env=acting.env._replace(num_envs=num_envs))
+    num_envs = collector.env.num_envs // host_actors.actors
+    one = collector._replace(env=collector.env._replace(num_envs=num_envs))
     layouts = actor.Layouts(
-        actor.make_step_layout(acting), actor.make_state_layout(one, nothing), actor.make_result_layout(one)
+        actor.make_step_layout(collector), actor.make_state_layout(one, nothing), actor.make_result_layout(one)
     )
-    words = lambda: _repeat_steps(empty(layouts.step, acting.env.num_envs).words, steps)
+    words = lambda: _repeat_steps(empty(layouts.step, collector.env.num_envs).words, steps)
     fresh = jax.tree.map(lambda x: jnp.broadcast_to(x, (host_actors.actors, *x.shape)), nothing)
     arrival = jax.eval_shape(lambda: ActorBatch(words(), jnp.float32(0), fresh))
-    sent = acting.agent.fns.publish or acting.agent.strip
+    sent = collector.agent.fns.publish or collector.agent.strip
     return Remote(
         env=host_actors.env,
         config=host_actors.config,
         actors=host_actors.actors,
-        exploration=tuple(resolve_exploration(host_actors, acting.agent)),
+        exploration=tuple(resolve_exploration(host_actors, collector.agent)),
         factor=read_schedule(host_actors.config.exploration_schedule)
         if host_actors.config.exploration_schedule
         else None,
         num_envs=num_envs,
         steps=steps,
-        prime=acting.processor.horizon,
+        prime=collector.processor.horizon,
         fill=fill,
         random_fill=random_fill,
         arrival=arrival,
@@ -364,7 +364,7 @@ def reset_stats(processor: Processor, state: PyTree, host_actors: HostActors) ->
 
 def with_actors(
     strategy: Strategy,
-    acting: Acting,
+    collector: Collector,
     host_actors: HostActors,
     *,
     steps: int,
@@ -378,7 +378,7 @@ def with_actors(
 
     Args:
       strategy: a strategy with `collect` and `learn`.
-      acting: the agent in the version of actors, with the environments of all actors.
+      collector: the agent in the version of actors, with the environments of all actors.
       host_actors: these environments.
       steps: steps of each environment per iteration, which is one round.
       begin: `(key) -> state` before the warm-up.
@@ -388,11 +388,11 @@ def with_actors(
       empty: `(state) -> state` with an empty buffer, which actors then fill.
     """
     assert strategy.learn is not None
-    taking: Any = partial(_receive, acting, host_actors)
+    taking: Any = partial(_receive, collector, host_actors)
 
     def init(key: Key) -> PyTree:
         state = begin(key)
-        return state._replace(processor=reset_stats(acting.processor, state.processor, host_actors))
+        return state._replace(processor=reset_stats(collector.processor, state.processor, host_actors))
 
     def take_up(state: PyTree, arrival: PyTree, t: Array) -> PyTree:
         state, items, _ = taking(state, None, t, arrival)
@@ -407,17 +407,17 @@ def with_actors(
         step=ComposedStep(taking, strategy.learn),
         state_fns=state_fns,
         remote=make_remote(
-            acting, host_actors, steps=steps, fill=fill, random_fill=random_fill, push=take_up if push else None
+            collector, host_actors, steps=steps, fill=fill, random_fill=random_fill, push=take_up if push else None
         ),
     )
 
 
 def _receive(
-    acting: Acting, host_actors: HostActors, state: Any, key: Key | None, t: Array, arrival: ActorBatch
+    collector: Collector, host_actors: HostActors, state: Any, key: Key | None, t: Array, arrival: ActorBatch
 ) -> tuple[Any, Transition, CollectInfo]:
     """Unpack the batch of the actors, as `CollectFn`."""
-    processor = merge_all_stats(acting.processor, state.processor, arrival.fresh)
-    items, seen, metrics = unpack_batch(acting, host_actors, arrival)
+    processor = merge_all_stats(collector.processor, state.processor, arrival.fresh)
+    items, seen, metrics = unpack_batch(collector, host_actors, arrival)
     items = add_episode_bounds(items, seen.terminated | seen.truncated)
     return state._replace(processor=processor), items, make_collect_info(seen, metrics)
 
@@ -434,12 +434,14 @@ def merge_all_stats(processor: Processor, state: PyTree, fresh: PyTree) -> PyTre
     return processor.set_stats(state, stats)
 
 
-def unpack_batch(acting: Acting, host_actors: HostActors, arrival: ActorBatch) -> tuple[Transition, StepInfo, Metrics]:
+def unpack_batch(
+    collector: Collector, host_actors: HostActors, arrival: ActorBatch
+) -> tuple[Transition, StepInfo, Metrics]:
     """Return transitions and `StepInfo`, leaves `[T, N, ...]`, and metrics of each actor."""
-    items, seen = jax.vmap(partial(unpack, actor.make_step_layout(acting)))(arrival.words)
+    items, seen = jax.vmap(partial(unpack, actor.make_step_layout(collector)))(arrival.words)
     done = seen.terminated | seen.truncated
     metrics: dict[str, Any] = {"staleness": arrival.lag}
-    each = acting.env.num_envs // host_actors.actors
+    each = collector.env.num_envs // host_actors.actors
     for i in range(host_actors.actors):
         own = slice(i * each, (i + 1) * each)
         metrics[f"actor{i}/env_steps"] = Total(jnp.int32(done[:, own].size))
