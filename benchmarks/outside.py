@@ -18,9 +18,9 @@ class Learner:
     """The learner of a strategy with actors by itself: its compiled iterations, over one and the same arrival."""
 
     def __init__(self, strategy: Strategy) -> None:
-        assert strategy.remote is not None
+        assert strategy.actor_fns is not None
         self.training = Training(strategy)
-        self.arrival = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), strategy.remote.arrival)
+        self.arrival = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), strategy.actor_fns.arrival)
 
     def us(self, iterations: int) -> float:
         """Make `iterations`; return microseconds per optimisation step."""

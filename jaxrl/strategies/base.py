@@ -23,7 +23,7 @@ from jaxrl.xla.ahead import iterate_hoisted
 from jaxrl.xla.carry import PACKED_WITHIN, scan
 
 if TYPE_CHECKING:
-    from jaxrl.strategies.remote import Remote
+    from jaxrl.strategies.host_actors import ActorFns
 
 
 class StrategyInit(Protocol):
@@ -148,7 +148,7 @@ class BufferRefill(NamedTuple):
     """`(t) -> range`: indices of the pushed blocks that the buffer holds after `t` iterations."""
     fill: Callable[[PyTree, Array, Array], PyTree]
     """`(state, first, stop) -> state`: push blocks `first .. stop-1` (uint32) of new exploration into an empty
-    buffer. With `remote` it stays empty: actors fill it."""
+    buffer. With `actor_fns` it stays empty: actors fill it."""
 
 
 class StateFns(NamedTuple):
@@ -203,7 +203,7 @@ class Strategy(NamedTuple):
     """Adjustments made to the settings, for the log."""
     settings: Mapping[str, Any] | None = None
     """Settings that rebuild it; `custom` lists parts made by hand. `None` for a strategy made by hand."""
-    remote: "Remote | None" = None
+    actor_fns: "ActorFns | None" = None
     """Programs of actors for environments on the host; `step` then also takes their batch, and `init` leaves the
     warm-up to them."""
     state_fns: StateFns = StateFns()

@@ -24,6 +24,7 @@ from jaxrl.registry import defaults_for
 from jaxrl.shards import shard_key
 from jaxrl.strategies.base import BufferRefill, CollectInfo, ComposedStep, StateFns, Strategy, fold
 from jaxrl.strategies.guard import Health, get_health, init_health, reseed
+from jaxrl.strategies.host_actors import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
 from jaxrl.strategies.interaction import (
     Collector,
     EnvLoopState,
@@ -39,7 +40,6 @@ from jaxrl.strategies.interaction import (
 )
 from jaxrl.strategies.offline import check_env, check_memoryless, make_transitions
 from jaxrl.strategies.policy import make_policy
-from jaxrl.strategies.remote import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
 from jaxrl.strategies.replay import (
     UpdateSchedule,
     adapt_buffer,

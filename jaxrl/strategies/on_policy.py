@@ -21,6 +21,7 @@ from jaxrl.registry import algorithm_names, defaults_for, join_names
 from jaxrl.shards import shard_key
 from jaxrl.strategies.base import CollectInfo, ComposedStep, StateFns, Strategy, repeat
 from jaxrl.strategies.guard import Health, get_health, guarded_update, init_health, reseed, return_bound_metrics
+from jaxrl.strategies.host_actors import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
 from jaxrl.strategies.interaction import (
     Collector,
     EnvLoopState,
@@ -34,7 +35,6 @@ from jaxrl.strategies.interaction import (
     take_steps,
 )
 from jaxrl.strategies.policy import make_policy
-from jaxrl.strategies.remote import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
 from jaxrl.strategies.sharded import sharded
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Rollout, Transition

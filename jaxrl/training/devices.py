@@ -59,7 +59,7 @@ def on_devices(strategy: Strategy, devices: int, mesh: str | None = None) -> Str
 
 def _on_all(strategy: Strategy, devices: int) -> Strategy:
     """Do the same on the devices of all processes; none can be left out, for each process runs every program."""
-    if strategy.remote is not None:
+    if strategy.actor_fns is not None:
         processes.require_alone("training with actors, or in environments on the host,")
     if not strategy.env_steps_per_step:
         processes.require_alone("learning from offline data")

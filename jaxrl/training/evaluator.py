@@ -339,7 +339,7 @@ def evaluator_of(strategy: Strategy, episodes: int, sampled: bool = False) -> Ev
 
 
 def _evaluator_of(strategy: Strategy, episodes: int, sampled: bool) -> EvaluateFn:
-    env = strategy.eval_env or (strategy.remote.env if strategy.remote else strategy.env)
+    env = strategy.eval_env or (strategy.actor_fns.env if strategy.actor_fns else strategy.env)
     if env is not None and strategy.policy is not None:
         return evaluator_for(env, strategy.policy, episodes, sampled)
     if strategy.judge is not None and sampled:

@@ -37,7 +37,7 @@ class Judged(NamedTuple):
 def judged_by(strategy: Strategy, evaluator: object) -> Judged:
     """Return how `evaluator` judges a policy of `strategy`."""
     actions = getattr(evaluator, "actions", None)
-    env = strategy.env or (strategy.remote.env if strategy.remote else None)
+    env = strategy.env or (strategy.actor_fns.env if strategy.actor_fns else None)
     algorithm = ALGORITHMS.get(str((strategy.settings or {}).get("algo")))
     # An evaluation in another environment, or of games of several agents, has returns of its own.
     same = strategy.eval_env is None and not getattr(env, "judged", None) and not getattr(env, "agents", None)

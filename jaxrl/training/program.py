@@ -83,7 +83,7 @@ def metric_shapes(strategy: Strategy, state: PyTree) -> dict[str, Any]:
 
 def _given(strategy: Strategy, state: PyTree) -> tuple[PyTree, ...]:
     """Return what the step of `strategy` is given, as shapes."""
-    arrival = () if strategy.remote is None else (strategy.remote.arrival,)
+    arrival = () if strategy.actor_fns is None else (strategy.actor_fns.arrival,)
     return state, state.key, np.uint32(0), *arrival
 
 
@@ -269,7 +269,7 @@ def compile_together(strategy: Strategy, width: int, tells: bool) -> Any:
 
 def _compile_run(strategy: Strategy, like: tuple[PyTree, Sums], tells: bool) -> Any:
     count = jax.ShapeDtypeStruct((), jnp.uint32)
-    given = (count, count) if strategy.remote is None else (strategy.remote.arrival, count)
+    given = (count, count) if strategy.actor_fns is None else (strategy.actor_fns.arrival, count)
     state, sums = like
     traced = jit_run(strategy, tells).trace(placed(strategy, state), sums, *given)
     return traced.lower().compile(compiler_options=product_options(lambda: longest_sum(traced.jaxpr)))
@@ -285,7 +285,7 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
     """
     if not strategy.env_steps_per_step:
         return {}
-    env = strategy.remote.env if strategy.remote else strategy.env
+    env = strategy.actor_fns.env if strategy.actor_fns else strategy.env
     # No program sets hyperparameters, and each member of a population has a function of its own for it.
     on_state = strategy.state_fns._replace(set_hyperparams=None)
     groups = (strategy, strategy.policy, strategy.placement, on_state, on_state.refill, env, strategy.eval_env)
@@ -355,7 +355,7 @@ def jit_init(strategy: Strategy) -> Any:
 
 def jit_run(strategy: Strategy, tells: bool = False) -> Any:
     """Return the program of `Compiled.run`, compiled when first called."""
-    programs = (run, tell) if strategy.remote is None else (run_one, tell_one)
+    programs = (run, tell) if strategy.actor_fns is None else (run_one, tell_one)
     spread = over_devices(strategy, partial(programs[tells], strategy), state_shapes(strategy)[0])
     made = jit_training(spread, strategy.placement.shards)
     return programs_of(strategy).setdefault("jit_tell" if tells else "jit_run", made)

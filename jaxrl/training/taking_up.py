@@ -120,7 +120,7 @@ def replenished(strategy: Strategy, state: PyTree, t: int, changed: bool) -> tup
 def anew(refilled: range, strategy: Strategy) -> str:
     """Say what a run that goes on from a checkpoint has to begin anew; `refilled` is what `replenished` says."""
     steps = len(refilled) * strategy.env_steps_per_step
-    parts = ["environments that start anew"] if strategy.remote is not None else []
+    parts = ["environments that start anew"] if strategy.actor_fns is not None else []
     parts += [f"replay filled anew by {steps} environment steps, which no counter counts"] if steps else []
     return f" with {', and '.join(parts)}" if parts else ""
 

@@ -153,14 +153,14 @@ def test_the_toy_tells_mistakes() -> None:
 def test_actors_and_sessions_keep_to_the_mask(random: bool) -> None:
     env, make = minefield(), jaxrl.dqn(**SMALL, **often)
     strategy = jaxrl.off_policy(env, make, num_envs=50, opt_interval=50, actors=jaxrl.ActorsConfig(actors=1))
-    remote, agent = strategy.remote, make(env.spec)
+    actor_fns, agent = strategy.actor_fns, make(env.spec)
     schedule, processor = UpdateSchedule(50, 1, 1, 0, 1, random), jaxrl.one_step()
     stepwise = Stepwise(env.spec, agent, processor, schedule, Replay(agent, processor, jaxrl.uniform(), schedule))
 
     def run(key: Any) -> Any:
         obs, state = sample_space(env.spec.observation_space, key, 50), agent.init(key)
-        window = remote.begin(state, (), obs, key)
-        acted = remote.first(random, state, window, key, jnp.zeros(2, jnp.uint32))[1].action
+        window = actor_fns.begin(state, (), obs, key)
+        acted = actor_fns.first(random, state, window, key, jnp.zeros(2, jnp.uint32))[1].action
         return obs, acted, act(stepwise, "fill" if random else "train", state, obs, key, jnp.zeros(3, jnp.uint32))[0]
 
     obs, *actions = jax.jit(run)(KEY)

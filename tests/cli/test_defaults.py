@@ -85,9 +85,9 @@ def test_actors_are_two_rounds_behind_and_of_rollouts_one_unless_told(kind: str,
     else:
         strategy = jaxrl.on_policy(env, jaxrl.ppo(features=(4,)), actors=actors)
     assert strategy.settings is not None
-    assert strategy.remote is not None
+    assert strategy.actor_fns is not None
     expected = lag if given is None else given
-    assert (strategy.settings["max_lag"], strategy.remote.config.max_lag) == (expected, expected)
+    assert (strategy.settings["max_lag"], strategy.actor_fns.config.max_lag) == (expected, expected)
 
 
 def test_the_library_alone_trains_as_the_command_line_without_a_preset() -> None:

@@ -84,4 +84,4 @@ def test_without_ray_a_line_says_what_installs_it(doors: Doors, monkeypatch: pyt
     # Environments in JAX without actors run on the device: nobody asks where their actors are.
     config = jaxrl.ActorsConfig(actor_engine="ray")
     on_device = jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), jaxrl.ppo(), num_envs=8, rollout=8, actors=config)
-    assert on_device.remote is None
+    assert on_device.actor_fns is None

@@ -28,7 +28,7 @@ from jaxrl.distributions import Gaussian, TanhGaussian, apply_temperature, make_
 from jaxrl.envs.host import gymnasium_spec
 from jaxrl.errors import ActorError, SettingsError
 from jaxrl.nn import ActorCritic, QNetwork
-from jaxrl.strategies.remote import HostActors, resolve_exploration
+from jaxrl.strategies.host_actors import HostActors, resolve_exploration
 from jaxrl.training.actors.players import Part, Player, Stopped
 from jaxrl.training.actors.pool import ParameterServer
 from jaxrl.training.actors.stats import ActorStats, Block, Published, Watch
@@ -358,7 +358,7 @@ def test_exploration_follows_a_schedule_by_the_step_of_the_parameters_that_act()
     for opt_step, factor in ((0, 1.0), (4, 0.8), (99, 0.5)):
         for actor, own in enumerate((0.1, 0.4)):
             part, programs = Part(actor, jax.random.key(0), random=0), None  # what they compute is not asked for
-            player = Player(strategy.remote, programs, part, ActorStats(), halted=lambda: False)
+            player = Player(strategy.actor_fns, programs, part, ActorStats(), halted=lambda: False)
             hyper = player._exploring(Published(0, opt_step, agent)).agent.hyper
             np.testing.assert_allclose([hyper.epsilon_start, hyper.epsilon_end], [own * factor] * 2, rtol=1e-6)
     with pytest.raises(SettingsError, match="what exploration is multiplied by, which is unset"):
@@ -516,8 +516,8 @@ def slow_act(monkeypatch: pytest.MonkeyPatch, **waits: Callable[[], Any]) -> Non
 
     usual = jaxrl.training.actors.pool.programs
 
-    def programs(remote: Any, run: Any) -> Any:
-        made = usual(remote, run)
+    def programs(actor_fns: Any, run: Any) -> Any:
+        made = usual(actor_fns, run)
 
         def first(*args: Any) -> Any:
             waits.pop(threading.current_thread().name.replace(" ", ""), lambda: None)()

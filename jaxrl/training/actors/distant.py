@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxrl.errors import SettingsError, describe_error
-from jaxrl.strategies.remote import Remote
+from jaxrl.strategies.host_actors import ActorFns
 from jaxrl.training.actors.players import OPENING_S, Elsewhere, Part, Stopped, hanging
 from jaxrl.training.actors.stats import GLANCE_S, ActorStats, Block, Published
 from jaxrl.training.actors.worker import SAME, Answer, Order, nothing
@@ -80,7 +80,7 @@ class Company:
     def __init__(
         self,
         engine: Engine,
-        remote: Remote,
+        actor_fns: ActorFns,
         halted: Callable[[], bool],
         turn: Callable[[], AbstractContextManager[None]],
         tell: Callable[[str], object],
@@ -90,16 +90,16 @@ class Company:
         Raises:
           SettingsError: the environment or the agent cannot be sent to another process.
         """
-        self.engine, self.remote, self.halted, self.turn, self.tell = engine, remote, halted, turn, tell
+        self.engine, self.actor_fns, self.halted, self.turn, self.tell = engine, actor_fns, halted, turn, tell
         self._sent: dict[int, Any] = {}
         self._sending = threading.Lock()
         try:
             # Only what a player calls: the rest of a strategy stays here.
-            self.script = cloudpickle.dumps(remote._replace(push=None, publish=nothing, arrival=None))
+            self.script = cloudpickle.dumps(actor_fns._replace(push=None, publish=nothing, arrival=None))
         except Exception as error:
             raise SettingsError(
-                f"actor_engine {remote.config.actor_engine} sends the environment and the agent to other processes, "
-                f"but {remote.env.spec.name} cannot be sent ({describe_error(error)}); make it by a "
+                f"actor_engine {actor_fns.config.actor_engine} sends the environment and the agent to other processes, "
+                f"but {actor_fns.env.spec.name} cannot be sent ({describe_error(error)}); make it by a "
                 "function of a module"
             ) from error
 
@@ -120,7 +120,7 @@ class DistantPlayer:
     def __init__(self, company: Company, part: Part, stats: ActorStats) -> None:
         """Prepare; the worker begins when the environments are opened."""
         self._company, self._part, self._stats = company, part, stats
-        self._left = company.remote.config.actor_restarts
+        self._left = company.actor_fns.config.actor_restarts
         self._worker: Reach | None = None
         self._answered = False
         """Whether the worker has ever answered."""
@@ -225,8 +225,8 @@ class DistantPlayer:
     def _judge(self, late: tuple[float, str] | None) -> None:
         self._answered = True
         if late is not None:
-            raise Elsewhere(hanging(self._company.remote.env.spec.name, late[0]), late[1])
+            raise Elsewhere(hanging(self._company.actor_fns.env.spec.name, late[0]), late[1])
 
     def _longest(self) -> float:
         """Return the seconds that the worker may be silent."""
-        return max(OPENING_S, self._company.remote.config.actor_timeout) if self._answered else START_S
+        return max(OPENING_S, self._company.actor_fns.config.actor_timeout) if self._answered else START_S

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from jaxrl.errors import SettingsError, describe_error, one_line, require_extra, safe_str
-from jaxrl.strategies.remote import NEEDS_RAY
+from jaxrl.strategies.host_actors import NEEDS_RAY
 from jaxrl.training.actors.distant import Gone
 from jaxrl.training.actors.worker import Worker
 

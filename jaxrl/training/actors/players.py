@@ -14,7 +14,7 @@ from jaxrl.env_process import EnvError
 from jaxrl.envs.host import HostVectorEnv
 from jaxrl.errors import describe_error
 from jaxrl.strategies.actor import Packed
-from jaxrl.strategies.remote import Remote
+from jaxrl.strategies.host_actors import ActorFns
 from jaxrl.training.actors.stats import ActorStats, Block, Published, apart, block_of
 from jaxrl.trees import Key, PyTree
 from jaxrl.xla.packing import HostRows
@@ -45,19 +45,19 @@ class Programs(NamedTuple):
     merge_stats: Callable[..., Any]
 
 
-def programs(remote: Remote, run: Callable[..., Any]) -> Programs:
+def programs(actor_fns: ActorFns, run: Callable[..., Any]) -> Programs:
     """Return what learner and actors call; `run` is compiled already, the others are when first called."""
     return Programs(
         run=run,
-        push=jax.jit(remote.push or (lambda state, arrival, t: state), donate_argnums=0),
-        publish=jax.jit(lambda state: jax.tree.map(lambda x: x.copy(), remote.publish(state))),
+        push=jax.jit(actor_fns.push or (lambda state, arrival, t: state), donate_argnums=0),
+        publish=jax.jit(lambda state: jax.tree.map(lambda x: x.copy(), actor_fns.publish(state))),
         # Each in a wrapper of its own: JAX would give a function traced with other forms the programs of then.
-        begin=jax.jit(partial(remote.begin)),
-        first=jax.jit(partial(remote.first), static_argnums=0),
-        next=jax.jit(partial(remote.next), static_argnums=0),
-        last=jax.jit(partial(remote.last)),
-        replace_stats=jax.jit(partial(remote.replace_stats)),
-        merge_stats=jax.jit(partial(remote.merge_stats)),
+        begin=jax.jit(partial(actor_fns.begin)),
+        first=jax.jit(partial(actor_fns.first), static_argnums=0),
+        next=jax.jit(partial(actor_fns.next), static_argnums=0),
+        last=jax.jit(partial(actor_fns.last)),
+        replace_stats=jax.jit(partial(actor_fns.replace_stats)),
+        merge_stats=jax.jit(partial(actor_fns.merge_stats)),
     )
 
 
@@ -74,30 +74,30 @@ class Player:
     """One actor: its environments, and what it keeps from round to round."""
 
     def __init__(
-        self, remote: Remote, programs: Programs, part: Part, stats: ActorStats, halted: Callable[[], bool]
+        self, actor_fns: ActorFns, programs: Programs, part: Part, stats: ActorStats, halted: Callable[[], bool]
     ) -> None:
         """Prepare; nothing is opened yet. A round ends with `Stopped` once `halted()`."""
-        self.remote, self.programs, self.part, self.stats, self.halted = remote, programs, part, stats, halted
+        self.actor_fns, self.programs, self.part, self.stats, self.halted = actor_fns, programs, part, stats, halted
         self._envs: HostVectorEnv | None = None
-        self._told = HostRows(remote.result_layout, remote.num_envs)
+        self._told = HostRows(actor_fns.result_layout, actor_fns.num_envs)
         self._window: Packed | None = None
         self._own: list[tuple[int, PyTree]] = []
         """What it has learnt in rounds that the learner may not have learnt from yet, by their numbers."""
 
     def open(self) -> None:
         """Open the environments, from the actor's own seed."""
-        remote = self.remote
+        actor_fns = self.actor_fns
         seed = int(jax.random.bits(self.part.key) >> 1)
-        opening_s = math.inf if remote.env.compiled else max(OPENING_S, remote.config.actor_timeout)
+        opening_s = math.inf if actor_fns.env.compiled else max(OPENING_S, actor_fns.config.actor_timeout)
         with self.stats.calling(opening_s):
-            self._envs = HostVectorEnv(remote.env, remote.num_envs, seed, remote.config.processes)
+            self._envs = HostVectorEnv(actor_fns.env, actor_fns.num_envs, seed, actor_fns.config.processes)
 
     def play(self, number: int, published: Published) -> Block:
         """Take the steps of round `number`, after those that come before an actor's first."""
         published, random = self._exploring(published), number < self.part.random
         window = self._begin(published, random) if self._window is None else self._informed(self._window, published)
-        self._window, block = self._steps(published, window, number, self.remote.steps, random)
-        if self.remote.learns:
+        self._window, block = self._steps(published, window, number, self.actor_fns.steps, random)
+        if self.actor_fns.learns:
             self._own.append((number, block.fresh))
         return block
 
@@ -106,22 +106,22 @@ class Player:
         if self._envs is not None and kill:
             self._envs.close(kill=True)
         elif self._envs is not None:
-            with self.stats.calling(self.remote.config.actor_timeout):
+            with self.stats.calling(self.actor_fns.config.actor_timeout):
                 self._envs.close()
 
     def _begin(self, published: Published, random: bool) -> Packed:
         """Start the episodes, and take the steps of which no transition is complete."""
         assert self._envs is not None, "opened before it is played in"
-        with self.stats.calling(self.remote.config.actor_timeout):
+        with self.stats.calling(self.actor_fns.config.actor_timeout):
             obs = self._envs.reset()
         window: Packed = self.programs.begin(published.agent, published.learnt, obs, self.part.key)
-        if self.remote.prime:
-            window, _ = self._steps(published, window, STREAM, self.remote.prime, random)
+        if self.actor_fns.prime:
+            window, _ = self._steps(published, window, STREAM, self.actor_fns.prime, random)
         return window
 
     def _informed(self, window: Packed, published: Published) -> Packed:
         """Return `window` with what all have learnt up to `published`, and this actor in its own rounds since."""
-        if not self.remote.learns:
+        if not self.actor_fns.learns:
             return window
         self._own = [(round, fresh) for round, fresh in self._own if round >= published.round]
         learnt = published.learnt
@@ -132,10 +132,10 @@ class Player:
 
     def _exploring(self, published: Published) -> Published:
         """Return the parameters with this actor's own exploration."""
-        given = self.remote.exploration[self.part.actor]
+        given = self.actor_fns.exploration[self.part.actor]
         if not given:
             return published
-        agent, factor = published.agent, self.remote.factor
+        agent, factor = published.agent, self.actor_fns.factor
         times = 1.0 if factor is None else float(factor(jnp.uint32(published.opt_step)))
         hyper = agent.hyper._replace(**{name: np.float32(value * times) for name, value in given.items()})
         return published._replace(agent=agent._replace(hyper=hyper))
@@ -163,7 +163,7 @@ class Player:
         action, stats = jax.tree.map(np.asarray, action), self.stats
         if self.halted():
             raise Stopped
-        with stats.calling(self.remote.config.actor_timeout):
+        with stats.calling(self.actor_fns.config.actor_timeout):
             step = self._envs.step(action)
         stats.env_steps += self._envs.num_envs
         done = step.terminated | step.truncated

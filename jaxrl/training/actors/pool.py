@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl.errors import ActorError
 from jaxrl.strategies.base import EpisodeEnds, Strategy, fold
-from jaxrl.strategies.remote import ActorBatch, Remote
+from jaxrl.strategies.host_actors import ActorBatch, ActorFns
 from jaxrl.training.actors.distant import Company, DistantPlayer
 from jaxrl.training.actors.in_processes import Processes
 from jaxrl.training.actors.on_ray import Ray, connect
@@ -128,21 +128,21 @@ class ActorPool:
     """The actors of a run, from its first iteration in this process to its end."""
 
     def __init__(
-        self, remote: Remote, programs: Any, interrupt: Interrupt, opt_steps_per_step: int, tell: Tell, last: int
+        self, actor_fns: ActorFns, programs: Any, interrupt: Interrupt, opt_steps_per_step: int, tell: Tell, last: int
     ) -> None:
         """Prepare; threads and environments begin with the first call of `run`.
 
         `tell(event, line)` is for the log; `last` is the iteration at whose end the run ends.
         """
-        self.remote, self.programs, self.interrupt, self.tell = remote, programs, interrupt, tell
+        self.actor_fns, self.programs, self.interrupt, self.tell = actor_fns, programs, interrupt, tell
         self.failure: tuple[ActorError, str] | None = None
         """The error that ended the actors, and what the log is to say of it."""
         self.waited_s = 0.0
         """Seconds in which the learner waited for actors."""
         self._opts, self._last = opt_steps_per_step, last
-        assert remote.config.max_lag is not None, "nothing is unset in the settings of a strategy's actors"
-        self._server = ParameterServer(remote.config.max_lag)
-        self._stats = [ActorStats() for _ in range(remote.actors)]
+        assert actor_fns.config.max_lag is not None, "nothing is unset in the settings of a strategy's actors"
+        self._server = ParameterServer(actor_fns.config.max_lag)
+        self._stats = [ActorStats() for _ in range(actor_fns.actors)]
         self._watch = Watch(self._stats)
         self._players: list[Player | DistantPlayer] = []
         self._threads: list[threading.Thread] = []
@@ -167,7 +167,7 @@ class ActorPool:
     def renewed(self) -> "ActorPool":
         """Close, and return a pool whose environments begin anew."""
         self.close()
-        pool = ActorPool(self.remote, self.programs, self.interrupt, self._opts, self.tell, self._last)
+        pool = ActorPool(self.actor_fns, self.programs, self.interrupt, self._opts, self.tell, self._last)
         pool.refill = self.refill
         pool.take_up(self.facts())
         return pool
@@ -187,7 +187,7 @@ class ActorPool:
             if self._fill:
                 state = self.programs.push(state, arrival, np.uint32(self._fill[0]))
                 self._fill = self._fill[1:]
-                self._publish(state, t, self.remote.learns)
+                self._publish(state, t, self.actor_fns.learns)
                 continue
             state, sums, *ended = self.programs.run(state, sums, arrival, np.uint32(t))
             self._scalars.take_up(self._arrived)
@@ -195,7 +195,7 @@ class ActorPool:
             rounds, total, most = self._lags
             self._lags = [rounds + 1, total + float(arrival.lag), max(most, float(arrival.lag))]
             t += 1
-            due = (t * self._opts) % self.remote.config.sync_interval < self._opts
+            due = (t * self._opts) % self.actor_fns.config.sync_interval < self._opts
             self._publish(state, t, due)
         return state, sums, t, endings
 
@@ -274,26 +274,26 @@ class ActorPool:
         self._server.learnt(agent, t * self._opts, learnt)
 
     def _start(self, state: PyTree, t: int) -> None:
-        self._fill = self.refill if t else range(self.remote.fill)
-        self._random = self.remote.fill if self.remote.random_fill and not t else 0
+        self._fill = self.refill if t else range(self.actor_fns.fill)
+        self._random = self.actor_fns.fill if self.actor_fns.random_fill and not t else 0
         agent, learnt = self.programs.publish(state)
         self._server.open(agent, t * self._opts, learnt, len(self._fill) + self._last - t)
         key = fold(fold(state.key, STREAM), t)
-        self._players = self._cast([Part(i, fold(key, i), self._random) for i in range(self.remote.actors)])
-        for i in range(self.remote.actors):
+        self._players = self._cast([Part(i, fold(key, i), self._random) for i in range(self.actor_fns.actors)])
+        for i in range(self.actor_fns.actors):
             work = lambda i=i: self._work(i)
             self._threads.append(threading.Thread(target=bind_context(work), name=f"actor {i}", daemon=True))
             self._threads[-1].start()
 
     def _cast(self, parts: list[Part]) -> list[Player | DistantPlayer]:
         """Return who plays: in this process, or in others."""
-        halted, engine = lambda: self._server.closed, self.remote.config.actor_engine
+        halted, engine = lambda: self._server.closed, self.actor_fns.config.actor_engine
         make: Callable[[Part, ActorStats], Player | DistantPlayer]
         if engine == "threads":
-            make = lambda part, stats: Player(self.remote, self.programs, part, stats, halted)
+            make = lambda part, stats: Player(self.actor_fns, self.programs, part, stats, halted)
         else:
             workers = Ray() if engine == "ray" else Processes()
-            make = partial(DistantPlayer, Company(workers, self.remote, halted, self._turn, self._news.append))
+            make = partial(DistantPlayer, Company(workers, self.actor_fns, halted, self._turn, self._news.append))
         return list(map(make, parts, self._stats))
 
     def _receive(self, t: int) -> ActorBatch | None:
@@ -306,7 +306,7 @@ class ActorPool:
             if self.interrupt or self.failure:
                 return None
             looked = time.perf_counter()
-            blocks = self._server.take(self.remote.actors, POLL_S)
+            blocks = self._server.take(self.actor_fns.actors, POLL_S)
             self._look(time.perf_counter() - looked)
         self.waited_s += time.perf_counter() - begun
         self._arrived, first = blocks, blocks[0].words
@@ -331,7 +331,7 @@ class ActorPool:
                 "",
             )
         elif late:
-            who, limit_s, name = ", ".join(map(str, late)), max(late.values()), self.remote.env.spec.name
+            who, limit_s, name = ", ".join(map(str, late)), max(late.values()), self.actor_fns.env.spec.name
             self.failure = (
                 ActorError(f"actor {who}{hanging(name, limit_s)}"),
                 "\n".join(f"{self._threads[i].name}:\n{stack_of(self._threads[i].ident)}" for i in late),
@@ -361,13 +361,13 @@ class ActorPool:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Wait, where environments are opened in turn, until no other actor opens its own."""
-        while self.remote.config.open_in_turn and not self._opening.acquire(timeout=POLL_S):
+        while self.actor_fns.config.open_in_turn and not self._opening.acquire(timeout=POLL_S):
             if self._server.closed:
                 raise Stopped
         try:
             yield
         finally:
-            if self.remote.config.open_in_turn:
+            if self.actor_fns.config.open_in_turn:
                 self._opening.release()
 
     def _begin(self, number: int, actor: int) -> Published:
@@ -397,12 +397,12 @@ def pool_of(
     strategy: Strategy, run: Callable[..., Any], interrupt: Interrupt, tell: Tell, last: int
 ) -> ActorPool | None:
     """Return the actors of a strategy whose environments are on the host; the run ends after iteration `last`."""
-    remote: Remote | None = strategy.remote
-    if remote is None:
+    actor_fns: ActorFns | None = strategy.actor_fns
+    if actor_fns is None:
         return None
-    if remote.config.actor_engine == "ray":
-        connect(remote.actors)
-    return ActorPool(remote, programs(remote, run), interrupt, strategy.opt_steps_per_step, tell, last)
+    if actor_fns.config.actor_engine == "ray":
+        connect(actor_fns.actors)
+    return ActorPool(actor_fns, programs(actor_fns, run), interrupt, strategy.opt_steps_per_step, tell, last)
 
 
 def summary_of(actors: ActorPool | None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Order(NamedTuple):
     options: dict[str, Any]
     """See `worker_options`."""
     forms: str
-    remote: bytes
+    actor_fns: bytes
     part: bytes
 
 
@@ -87,8 +87,8 @@ class Worker:
         apply_options(order.options)
         self._stats.take_up(facts)
         self._forms = order.forms
-        remote, part = pickle.loads(order.remote), pickle.loads(order.part)
-        self._player = Player(remote, programs(remote, nothing), part, self._stats, lambda: self._ended)
+        actor_fns, part = pickle.loads(order.actor_fns), pickle.loads(order.part)
+        self._player = Player(actor_fns, programs(actor_fns, nothing), part, self._stats, lambda: self._ended)
         with forms(self._forms):
             self._player.open()
 

@@ -21,9 +21,9 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
     an earlier checkpoint in between, or where settings or versions were allowed to change then or later. Checkpoints
     without the replay cannot be trained from: they are come to from the beginning, as far as the run was never resumed.
     """
-    if strategy.remote is not None:
+    if strategy.actor_fns is not None:
         raise SettingsError(
-            f"the environments of {strategy.remote.env.spec.name} are not part of a checkpoint, so that what was "
+            f"the environments of {strategy.actor_fns.env.spec.name} are not part of a checkpoint, so that what was "
             "trained cannot be trained again; leave --replay out"
         )
     like, program, settings = state_shapes(strategy), jit_run(strategy), plain(strategy.settings or {})

@@ -72,7 +72,7 @@ class ActorsConfig:
     """Open the environments of one actor after those of another, for simulators that cannot begin side by side."""
 
 
-class Remote(NamedTuple):
+class ActorFns(NamedTuple):
     """Programs and settings of the actors of a strategy. All functions are pure."""
 
     env: HostEnv
@@ -291,7 +291,7 @@ class ActorBatch(NamedTuple):
     """Statistics of these steps from each actor's processor, leaves `[A, ...]`."""
 
 
-def make_remote(
+def make_actor_fns(
     collector: Collector,
     host_actors: HostActors,
     *,
@@ -299,7 +299,7 @@ def make_remote(
     fill: int = 0,
     random_fill: bool = False,
     push: Any = None,
-) -> Remote:
+) -> ActorFns:
     """Return the programs of actors that take `steps` steps per round; `collector` has the environments of all.
 
     The first `fill` rounds are warm-up, which `push(state, arrival, t)` writes.
@@ -318,7 +318,7 @@ def make_remote(
     fresh = jax.tree.map(lambda x: jnp.broadcast_to(x, (host_actors.actors, *x.shape)), nothing)
     arrival = jax.eval_shape(lambda: ActorBatch(words(), jnp.float32(0), fresh))
     sent = collector.agent.fns.publish or collector.agent.strip
-    return Remote(
+    return ActorFns(
         env=host_actors.env,
         config=host_actors.config,
         actors=host_actors.actors,
@@ -406,7 +406,7 @@ def with_actors(
         init=init,
         step=ComposedStep(taking, strategy.learn),
         state_fns=state_fns,
-        remote=make_remote(
+        actor_fns=make_actor_fns(
             collector, host_actors, steps=steps, fill=fill, random_fill=random_fill, push=take_up if push else None
         ),
     )
