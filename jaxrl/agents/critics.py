@@ -1,9 +1,9 @@
 """What actor-critics with a Q-function share: settings, networks, the critic update, and target networks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +20,16 @@ from jaxrl.agents.custom import (
     value_output,
 )
 from jaxrl.agents.exploration import mask_values
-from jaxrl.agents.fields import Count, NetworkConfig, OptimizerConfig, Rate, Share, Steps, Weight
+from jaxrl.agents.fields import Count, NetworkConfig, OneOf, OptimizerConfig, Rate, Share, Steps, Weight, Widths
 from jaxrl.agents.losses import conservative_gap, squared
 from jaxrl.agents.optimizers import GradientStep, Learnt, learn
 from jaxrl.agents.sequences import Memories, Views, memories_of, remembering, training_rows_of_sequences
 from jaxrl.distributions import Head
+from jaxrl.errors import SettingsError
 from jaxrl.masks import PRIVILEGED, apply_mask, for_critic, for_policy, get_mask, has_entry, view_spec
 from jaxrl.metrics import Metrics
 from jaxrl.nn import (
+    BatchNormNetwork,
     Critic,
     Ensemble,
     Network,
@@ -39,6 +41,7 @@ from jaxrl.nn import (
     check_torso,
     ensemble,
     forward,
+    torso_kind,
     training_key,
 )
 from jaxrl.nn.custom import ROWS
@@ -66,6 +69,11 @@ class CriticConfig(NetworkConfig, OptimizerConfig):
     """Weight of the online networks in each update of the target networks."""
     layer_norm: bool = False
     """Apply layer normalisation before each activation of the critics; meant for many updates per environment step."""
+    batch_norm: Annotated[str, OneOf(("none", "batch", "renorm"))] = "none"
+    """Batch normalisation of the inputs and the hidden layers of all networks: none, batch, or renorm (batch
+    renormalisation). For observations without convolutions."""
+    critic_features: Widths = ()
+    """Widths of the critics' dense layers; empty: features."""
 
 
 class Networks(NamedTuple):
@@ -97,15 +105,17 @@ class Parts(NamedTuple):
 def build_networks(config: CriticConfig, custom: CustomParts, spec: EnvSpec, head: Head) -> Networks:
     """Build the networks that `config` describes, or those made in Python; raise `SettingsError` if they do not fit."""
     space, seen = spec.action_space, view_spec(spec, for_policy)
-    usual = lambda: PolicyNetwork(seen.observation_space, head.outputs, **_options(config, seen))
+    usual = lambda: _network(PolicyNetwork, config, seen, head.outputs, config.features)
     policy = build_network(
         custom, "make_policy", (seen, head), usual, (observation_structs(seen),), (policy_output(head),)
     )
     spec = view_spec(spec, for_critic)
     obs = observation_structs(spec)
     if "make_critic" not in custom.makers:
-        options = {**_options(config, spec), "layer_norm": config.layer_norm}
-        outputs = space.n if isinstance(space, Discrete) else 1
+        outputs, widths = space.n if isinstance(space, Discrete) else 1, config.critic_features or config.features
+        if config.batch_norm != "none":
+            return Networks(policy, Ensemble(_network(Critic, config, spec, outputs, widths), config.num_critics))
+        options = {**_options(config, spec), "features": widths, "layer_norm": config.layer_norm}
         return Networks(policy, ensemble(config.num_critics, spec.observation_space, outputs=outputs, **options))
     args, values = ((obs,), value_output(spec)) if isinstance(space, Discrete) else ((obs, _actions(space)), ONE_VALUE)
     member = check_network(custom.made("make_critic", spec), "make_critic", args, (values,))
@@ -115,8 +125,24 @@ def build_networks(config: CriticConfig, custom: CustomParts, spec: EnvSpec, hea
 def value_network(config: CriticConfig, custom: CustomParts, spec: EnvSpec) -> Network:
     """Build the state-value network; arguments are as for `build_networks`."""
     spec = view_spec(spec, for_critic)
-    usual = lambda: Critic(spec.observation_space, 1, layer_norm=config.layer_norm, **_options(config, spec))
+    widths, more = config.critic_features or config.features, {"layer_norm": config.layer_norm}
+    usual = lambda: _network(Critic, config, spec, 1, widths, **more)
     return build_network(custom, "make_value", (spec,), usual, (observation_structs(spec),), (ONE_VALUE,))
+
+
+def _network(
+    kind: Callable[..., Network], config: CriticConfig, spec: EnvSpec, outputs: int, widths: Sequence[int], **more: Any
+) -> Network:
+    """Return a network of a `kind`, or with batch normalisation the one that there is of it."""
+    if config.batch_norm == "none":
+        return kind(spec.observation_space, outputs, **{**_options(config, spec), "features": widths, **more})
+    if torso_kind(config.torso, spec.observation_space, config.channels) != "mlp":
+        raise SettingsError(
+            f"agent.batch_norm is {config.batch_norm}, but {spec.name} has images for a torso with convolutions; set "
+            "agent.torso to mlp, or batch_norm to none"
+        )
+    renorm = config.batch_norm == "renorm"
+    return BatchNormNetwork(spec.observation_space, outputs, widths, config.activation, renorm, config.dtype)
 
 
 def _options(config: CriticConfig, spec: EnvSpec) -> dict[str, Any]:
@@ -130,6 +156,11 @@ def recurrent_networks(config: Any, spec: EnvSpec, head: Head) -> Networks:
     The core is behind the torso. Continuous actions join it there, and the last layer of the critics is behind them.
     """
     space, hidden = spec.action_space, Box(-jnp.inf, jnp.inf, (config.core_features,))
+    if config.batch_norm != "none" or config.critic_features:
+        name = "batch_norm" if config.batch_norm != "none" else "critic_features"
+        raise SettingsError(
+            f"agent.{name} is {getattr(config, name)}, which networks with a core do not have; leave it out"
+        )
     behind = 0 if isinstance(space, Discrete) else 1
     outputs = space.n if isinstance(space, Discrete) else 1
 
@@ -267,11 +298,30 @@ class SampledActions(NamedTuple):
     """`[B, S]`, log-density under the sampling distribution, plus the logarithm of `S`."""
 
 
+class NextStep(NamedTuple):
+    """What targets are made of without a target network: one pass through the critics, of each step and the next.
+
+    The values of both are then normalised by the same statistics (CrossQ, Bhatt et al. 2024,
+    https://arxiv.org/abs/1902.05605, section 3).
+    """
+
+    reward: Array
+    discount: Array
+    obs: PyTree
+    """The next observation."""
+    action: tuple[Array, ...]
+    """The policy's next action, as critics take it; `()` for discrete ones."""
+    policy: Array
+    """`[R, outputs]`, probabilities of the critics' outputs: of discrete actions, or 1."""
+    bonus: Array
+    """What the policy's entropy adds to the value."""
+
+
 def learn_critic(
     parts: Parts,
     state: Any,
     batch: Batch,
-    target: Array,
+    target: Array | NextStep,
     key: Key,
     opt_step: Array,
     sampled: SampledActions | None = None,
@@ -318,7 +368,15 @@ def _critic_loss(
     critics' collections."""
     obs, is_first, action, pick, target, weight, sampled, items = batch
     obs = observe_before(parts, obs, is_first, critic=params)
-    out, collections = forward(parts.networks.critic, params, to_critic(obs), *action, key=key)
+    if isinstance(target, NextStep):
+        joint = lambda x, y: jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y)
+        rows, actions = joint(to_critic(obs), to_critic(target.obs)), joint(action, target.action)
+        both, collections = forward(parts.networks.critic, params, rows, *actions, key=key)
+        out, out_t = jnp.split(both, 2, axis=1)
+        v_t = jnp.sum(target.policy * out_t.min(0), axis=-1) + target.bonus
+        target = jax.lax.stop_gradient(target.reward + target.discount * v_t)
+    else:
+        out, collections = forward(parts.networks.critic, params, to_critic(obs), *action, key=key)
     q = select_values(out, pick)
     error = target[None] - q
     each, gap = squared(error), ()

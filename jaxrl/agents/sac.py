@@ -23,6 +23,7 @@ from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Mode
 from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.critics import (
     CriticConfig,
+    NextStep,
     Parts,
     SampledActions,
     apply_fns,
@@ -57,7 +58,7 @@ from jaxrl.agents.sequences import (
 from jaxrl.distributions import Distribution, TanhGaussian, apply_temperature, make_head, mask_distribution
 from jaxrl.errors import SettingsError
 from jaxrl.masks import get_mask, unmask_empty_rows
-from jaxrl.metrics import Metrics
+from jaxrl.metrics import Metrics, stat
 from jaxrl.nn import forward, training_key
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
@@ -77,6 +78,11 @@ class SACConfig(SequenceConfig, CriticConfig):
     target_entropy: Real = 0.0
     """Target entropy in nats, for actions scaled to -1 to 1; 0: minus the number of action dimensions, or for discrete
     actions 0.3 times the entropy of the uniform policy."""
+    target_network: bool = True
+    """Bootstrap from a target network. Without one, a single pass through the critics values a step and the next one
+    (CrossQ, which also has batch_norm)."""
+    policy_interval: Count = 1
+    """Optimisation steps between updates of the policy and the temperature."""
     noise_memory: Annotated[float, Between(0.0, 0.9999)] = 0.0
     """Correlation of the exploration noise between successive steps of an episode (continuous actions); 0: independent
     noise."""
@@ -220,6 +226,11 @@ def _check(config: SACConfig, parts: Mapping[str, Any]) -> None:
             f"agent.noise_memory is {config.noise_memory}, but with agent.core {config.core} the memory is that of the "
             "networks alone; set noise_memory to 0, or core to none"
         )
+    if not config.target_network and config.core != "none":
+        raise SettingsError(
+            f"agent.target_network is off, but with agent.core {config.core} sequences need one; leave it on, "
+            "or set core to none"
+        )
     if config.learn_temperature and "temperature" in schedules_in(config.schedules):
         raise SettingsError("agent.temperature is learnt, and cannot follow a schedule; set learn_temperature=False")
 
@@ -282,7 +293,8 @@ def _init(parts: Parts, key: Key) -> SACState:
         parts.gradient_step.init(policy, hyper.policy_lr), parts.gradient_step.init(critic, hyper.lr), learnt
     )
     # The target must be a copy: both arrays are donated to the compiled loop.
-    return SACState(policy, critic, jax.tree.map(jnp.copy, critic), log_temperature, opt_state, hyper)
+    target = jax.tree.map(jnp.copy, critic) if config.target_network else ()
+    return SACState(policy, critic, target, log_temperature, opt_state, hyper)
 
 
 def _usual_entropy(spec: EnvSpec) -> float:
@@ -354,21 +366,49 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
     seen = observe_around(parts, batch.items, state.policy, state.target)
     deviation = _deviations(parts, target_key, rows)
     policy_t = _policy(parts, state.policy, seen.then)
-    v_t, entropy_t = soft_value(parts, policy_t, state.target, temperature, seen.then, deviation)
+    target: Array | NextStep
+    if config.target_network:
+        v_t, entropy_t = soft_value(parts, policy_t, state.target, temperature, seen.then, deviation)
+        target = _targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
+    else:
+        target = _next_step(parts, rows.items, policy_t, temperature, deviation)
     sampled = _sampled_actions(parts, state.policy, seen, sample_key) if config.cql else None
-    target = _targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
     critic, metrics, priorities = learn_critic(parts, state, batch, target, key, opt_step, sampled)
     if parts.memory is not None:
         priorities = sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
+    state = state._replace(
+        critic=critic.params,
+        target=polyak_update(state.target, critic.params, hyper.tau) if config.target_network else (),
+        opt_state=state.opt_state._replace(critic=critic.opt_state),
+    )
+    deviation = _deviations(parts, policy_key, rows)
+    improve = lambda state: _improve_policy(parts, state, batch, deviation, temperature, key, opt_step)
+    if config.policy_interval == 1:
+        state, policy_metrics = improve(state)
+        measured: Metrics = {**policy_metrics}
+    else:
+        # A whole population shares one scalar counter, so this stays a `cond` under `vmap`, and the work is skipped.
+        due = (opt_step + 1) % config.policy_interval == 0
+        none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(improve, state)[1])
+        state, policy_metrics = jax.lax.cond(due, improve, lambda state: (state, none), state)
+        measured = {name: stat(value, due) for name, value in policy_metrics.items()}
+    return state, {**metrics, **measured, "temperature": temperature}, priorities
+
+
+def _improve_policy(
+    parts: Parts, state: SACState, batch: Batch, deviation: PyTree, temperature: Array, key: Key, opt_step: Array
+) -> tuple[SACState, dict[str, Array]]:
+    """Update the policy and the temperature."""
+    config, hyper, rows = parts.config, state.hyper, training_rows(parts, batch)
     policy = learn(
         parts.gradient_step,
-        partial(_policy_loss, parts, critic.params, temperature),
+        partial(_policy_loss, parts, state.critic, temperature),
         state.policy,
         state.opt_state.policy,
         (
             batch.items.obs,
             batch.items.is_first,
-            _deviations(parts, policy_key, rows),
+            deviation,
             rows.weight * rows.items.weight,
             rows.items if parts.extra_policy_loss else (),
         ),
@@ -390,16 +430,12 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
             decayed(hyper.temperature_lr, config.lr_decay, opt_step),
             hyper.max_grad_norm,
         )
-    metrics = {
-        **metrics,
-        "policy_loss": policy.loss,
-        "policy_grad_norm": policy.norm,
-        "entropy": entropy.mean(),
-        "temperature": temperature,
-    }
-    trailing = polyak_update(state.target, critic.params, hyper.tau)
-    opt_states = OptStates(policy.opt_state, critic.opt_state, opt_state)
-    return SACState(policy.params, critic.params, trailing, log_temperature, opt_states, hyper), metrics, priorities
+    state = state._replace(
+        policy=policy.params,
+        log_temperature=log_temperature,
+        opt_state=state.opt_state._replace(policy=policy.opt_state, temperature=opt_state),
+    )
+    return state, {"policy_loss": policy.loss, "policy_grad_norm": policy.norm, "entropy": entropy.mean()}
 
 
 def _deviations(parts: Parts, key: Key, rows: Batch) -> PyTree:
@@ -422,6 +458,19 @@ def _targets(parts: Parts, items: Transition, rows: Transition, v_t: Array, bonu
     one = Bootstrap(rows.reward + rows.discount * bonus, rows.discount, v_t - bonus)
     after = sequence_targets(one, items, parts.config)
     return after.reward + after.discount * after.value
+
+
+def _next_step(
+    parts: Parts, items: Transition, policy: Distribution, temperature: Array, deviation: PyTree
+) -> NextStep:
+    """Return what the steps `items` `[R]` are regressed on without a target network; `policy` is that after them."""
+    if isinstance(parts.spec.action_space, Discrete):
+        action: tuple[Array, ...] = ()
+        probability, entropy = jax.nn.softmax(cast(Any, policy).logits), policy.entropy()
+    else:
+        raw = cast(TanhGaussian, policy).at(deviation)
+        action, probability, entropy = (jnp.tanh(raw),), jnp.ones((raw.shape[0], 1)), -policy.log_prob(raw)
+    return NextStep(items.reward, items.discount, items.next_obs, action, probability, temperature * entropy)
 
 
 def _sampled_actions(parts: Parts, policy: PyTree, seen: Views, key: Key) -> SampledActions:

@@ -12,7 +12,7 @@ from jaxrl.nn.custom import (
 )
 from jaxrl.nn.encode import encode
 from jaxrl.nn.layers import ACTIVATIONS, DTYPES, MLP, NoisyDense, dense
-from jaxrl.nn.networks import COSINES, ActorCritic, Critic, PolicyNetwork, QNetwork, ensemble
+from jaxrl.nn.networks import COSINES, ActorCritic, BatchNormNetwork, Critic, PolicyNetwork, QNetwork, ensemble
 from jaxrl.nn.recurrent import CORES, Recurrent, RecurrentEnsemble, RecurrentNetwork, initial_memory, unroll
 from jaxrl.nn.torsos import (
     TORSOS,
@@ -35,6 +35,7 @@ __all__ = [
     "MLP",
     "TORSOS",
     "ActorCritic",
+    "BatchNormNetwork",
     "ConvTorso",
     "Convolutions",
     "Critic",

@@ -16,6 +16,11 @@ LECUN = nn.initializers.lecun_normal()
 ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "gelu": nn.gelu, "silu": nn.silu, "elu": nn.elu}
 DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}
 """Types of computation of torsos, as Flax takes them: `None` is the type of the parameters, always float32."""
+BATCH_NORM_EPS = 1e-3
+"""Added to variances of batch normalisation, as CrossQ does."""
+RENORM_AFTER = 100_000
+"""Batches before batch renormalisation begins, and the largest correction of scales and shifts (CrossQ's)."""
+RENORM_SCALE, RENORM_SHIFT = 3.0, 5.0
 
 
 class MLP(nn.Module):
@@ -76,6 +81,42 @@ class NoisyDense(nn.Module):
         cast = lambda x: x.astype(DTYPES[self.dtype] or x.dtype)
         product = multiply(cast(x), cast(weights))
         return product + cast(jnp.expand_dims(bias + bias_spread * after, tuple(range(x.ndim - 1))))
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation of rows `[B, D]` (Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167).
+
+    With `train` the statistics are those of the batch, and the running ones, in the collection `batch_stats`, take them
+    in; else they are the running ones. With `renorm`, after `RENORM_AFTER` batches, what differs between the two is
+    corrected within bounds (batch renormalisation, Ioffe 2017, https://arxiv.org/abs/1702.03275, algorithm 1).
+    """
+
+    renorm: bool = False
+    momentum: float = 0.99
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool = False) -> Array:
+        size = (x.shape[-1],)
+        mean = self.variable("batch_stats", "mean", jnp.zeros, size, jnp.float32)
+        var = self.variable("batch_stats", "var", jnp.ones, size, jnp.float32)
+        count = self.variable("batch_stats", "count", jnp.zeros, (), jnp.uint32) if self.renorm else None
+        scale = self.param("scale", nn.initializers.ones, (1, *size), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (1, *size), jnp.float32)
+        if not train:
+            return (x - mean.value[None]) * jax.lax.rsqrt(var.value[None] + BATCH_NORM_EPS) * scale + bias
+        mean_b, var_b = x.mean(0), x.var(0)
+        normed = (x - mean_b[None]) * jax.lax.rsqrt(var_b[None] + BATCH_NORM_EPS)
+        if count is not None:
+            std, std_b = jnp.sqrt(var.value + BATCH_NORM_EPS), jnp.sqrt(var_b + BATCH_NORM_EPS)
+            r, d = std_b / std, (mean_b - mean.value) / std
+            begun = count.value >= RENORM_AFTER
+            r = jnp.where(begun, jnp.clip(r, 1 / RENORM_SCALE, RENORM_SCALE), 1.0)
+            d = jnp.where(begun, jnp.clip(d, -RENORM_SHIFT, RENORM_SHIFT), 0.0)
+            normed = normed * jax.lax.stop_gradient(r)[None] + jax.lax.stop_gradient(d)[None]
+            count.value = count.value + 1
+        mean.value = self.momentum * mean.value + (1 - self.momentum) * mean_b
+        var.value = self.momentum * var.value + (1 - self.momentum) * var_b
+        return normed * scale + bias
 
 
 def make_dense(width: int, noisy: float, orthogonal: bool = False, dtype: str = "float32") -> nn.Module:

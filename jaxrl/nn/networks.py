@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl.masks import for_policy
 from jaxrl.nn.encode import encode
-from jaxrl.nn.layers import MLP, dense, kernel_init, make_dense
+from jaxrl.nn.layers import ACTIVATIONS, MLP, BatchNorm, dense, kernel_init, make_dense
 from jaxrl.nn.recurrent import CORES
 from jaxrl.nn.torsos import Joined, check_torso, make_convolutions, make_torso, torso_kind
 from jaxrl.spaces import Box
@@ -111,6 +111,32 @@ class Critic(nn.Module):
         if action is not None:
             x = jnp.concatenate([x, action], axis=-1)
         return dense(self.outputs)(MLP(self.features, **options)(x).astype(jnp.float32))
+
+
+class BatchNormNetwork(nn.Module):
+    """Dense layers with batch normalisation of the input and behind each activation; `[B, ...] -> [B, outputs]`.
+
+    With actions `[B, D]`, a critic of them (Bhatt et al. 2024, https://arxiv.org/abs/1902.05605, figure 2). Images are
+    flattened.
+    """
+
+    observation_space: Any
+    outputs: int
+    features: Sequence[int] = (256, 256)
+    activation: str = "relu"
+    renorm: bool = False
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, obs: PyTree, action: Array | None = None, train: bool = False) -> Array:
+        x = encode(self.observation_space, obs, "mlp")
+        if action is not None:
+            x = jnp.concatenate([x, action], axis=-1)
+        x = BatchNorm(self.renorm)(x, train)
+        for width in self.features:
+            x = ACTIVATIONS[self.activation](dense(width, dtype=self.dtype)(x))
+            x = BatchNorm(self.renorm)(x.astype(jnp.float32), train)
+        return dense(self.outputs)(x)
 
 
 def ensemble(size: int, observation_space: Any, **options: Any) -> nn.Module:

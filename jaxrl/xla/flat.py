@@ -113,8 +113,8 @@ def cutting() -> Iterator[None]:
 
 
 def _of_network(x: PyTree) -> bool:
-    """Return whether `x` are the variables of a Flax network."""
-    return isinstance(x, dict) and "params" in x
+    """Return whether `x` are the variables of a Flax network that has nothing but parameters."""
+    return isinstance(x, dict) and set(x) == {"params"}
 
 
 def _beside(leaf: Array) -> bool:

@@ -268,8 +268,8 @@ def test_clipping_is_that_of_optax_clip_by_global_norm():
 
 
 def test_accumulate_keeps_the_order_of_what_the_loss_returns_beside_it():
-    loss = lambda params, batch: (jnp.mean(params * batch), batch * 2)
-    value, aux, grads = accumulate(loss, jnp.float32(3.0), jnp.arange(6.0), 3)
+    loss = lambda params, batch, key: (jnp.mean(params * batch), (batch * 2, {}))
+    value, aux, _, grads = accumulate(loss, jnp.float32(3.0), jnp.arange(6.0), None, 3)
     assert value == 7.5
     assert grads == 2.5
     np.testing.assert_array_equal(aux, np.arange(6.0) * 2)

@@ -147,6 +147,47 @@ def target_by_hand(name, state, items):
     return np.asarray(items.reward) + np.asarray(items.discount) * v
 
 
+def test_without_a_target_network_one_pass_through_the_critics_is_as_a_target_that_equals_them(name):
+    state, batch = beginning(name), weighted(name)
+    by_target = update(name, state._replace(target=state.critic), batch)
+    by_pass = update(name, state._replace(target=()), batch, target_network=False)
+    assert by_pass[0].target == ()
+    pairs = zip(by_target, (by_pass[0]._replace(target=by_target[0].target), *by_pass[1:]), strict=True)
+    for one, other in pairs:
+        for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+            np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["batch", "renorm"])
+def test_the_one_pass_is_normalised_by_steps_and_next_steps_together(kind):
+    settings = {"target_network": False, "batch_norm": kind, "features": (4,)}
+    agent, batch = agent_of("discrete", **settings), batch_of("discrete")
+    state = jax.jit(agent.init)(KEY)
+    new, *_ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
+    rows = np.concatenate([batch.items.obs, batch.items.next_obs])
+    for of_critic in np.asarray(new.critic["batch_stats"]["BatchNorm_0"]["mean"]):
+        np.testing.assert_allclose(of_critic, 0.01 * rows.mean(0), rtol=1e-4, atol=1e-7)
+    # The policy learns from the steps alone.
+    of_policy = new.policy["batch_stats"]["BatchNorm_0"]["var"]
+    np.testing.assert_allclose(of_policy, 0.99 + 0.01 * batch.items.obs.var(0), rtol=1e-5)
+
+
+def test_the_policy_and_the_temperature_move_at_their_interval(name):
+    state, batch, noise = beginning(name), batch_of(name), [NOISE[1], NOISE[0]]
+    after = {}
+    for interval, opt_step in ((1, 2), (3, 1), (3, 2)):
+        with drawn(normal=noise):
+            step = jax.jit(agent_of(name, policy_interval=interval).update)
+            after[interval, opt_step] = step(state, batch, KEY, jnp.uint32(opt_step))
+    (every, _, _), (rests, metrics, _), (due, last, _) = after.values()
+    assert equal((rests.policy, rests.log_temperature), (state.policy, state.log_temperature))
+    assert not equal(rests.critic, state.critic)
+    assert float(metrics["policy_loss"].count) == 0
+    assert float(last["policy_loss"].count) == 1
+    for x, y in zip(jax.tree.leaves(due), jax.tree.leaves(every), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)
+
+
 def test_the_objective_of_the_policy_is_the_soft_value_by_the_lowest_critic(name):
     state, batch = retuned(beginning(name), lr=0.0), weighted(name)
     _, metrics, _ = update(name, state, batch)

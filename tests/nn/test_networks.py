@@ -22,6 +22,7 @@ from jaxrl.nn import (
     initial_memory,
     make_torso,
 )
+from jaxrl.nn.layers import BatchNorm
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, space_zeros
 from jaxrl.types import RecurrentObs
 
@@ -401,7 +402,7 @@ class Recurrent:
         """Return means of actions `[ROWS, STEPS, 2]`, and values `[ROWS, STEPS]`, of whole sequences."""
         nothing = np.zeros((ROWS, STEPS), np.float32)
         sample = Sample(self.obs, *[nothing] * 6, memory=self.memory, is_first=FIRST)
-        distribution, value = self.judge(self.params, sample._replace(**changed))
+        distribution, value, _ = self.judge(self.params, sample._replace(**changed))
         return distribution.mean, value
 
     def one_at_a_time(self):
@@ -475,3 +476,32 @@ def test_a_core_stands_behind_one_torso_for_both(core, gates):
 @pytest.mark.parametrize(("core", "blank"), [("none", None), ("gru", [0.0] * 3), ("lstm", ([0.0] * 3, [0.0] * 3))])
 def test_a_core_begins_with_zeros(core, blank):
     assert jax.tree.map(lambda x: x.tolist(), initial_memory(core, 3)) == blank
+
+
+def test_batch_normalisation_is_of_the_batch_to_learn_and_of_running_statistics_to_act():
+    layer, rows = BatchNorm(momentum=0.9), np.random.default_rng(0).normal(2.0, 3.0, (8, 2)).astype(np.float32)
+    variables = layer.init(jax.random.key(0), rows)
+    learnt, changed = layer.apply(variables, rows, train=True, mutable=["batch_stats"])
+    mean, var = rows.mean(0), rows.var(0)
+    np.testing.assert_allclose(learnt, (rows - mean) / np.sqrt(var + 1e-3), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(changed["batch_stats"]["mean"], 0.1 * mean, rtol=1e-5)
+    np.testing.assert_allclose(changed["batch_stats"]["var"], 0.9 + 0.1 * var, rtol=1e-5)
+    acted = layer.apply({**variables, **changed}, rows)
+    np.testing.assert_allclose(acted, (rows - 0.1 * mean) / np.sqrt(0.9 + 0.1 * var + 1e-3), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [99_999, 100_000])
+def test_batch_renormalisation_corrects_within_bounds_what_batch_and_running_statistics_differ_by(count):
+    """The first feature's corrections are within the bounds of Ioffe's algorithm 1, the second's beyond them."""
+    layer, rows = BatchNorm(renorm=True), np.float32([[1.0, -900.0], [3.0, -100.0], [2.0, -500.0], [2.0, -500.0]])
+    variables = layer.init(jax.random.key(0), rows)
+    stats = {"mean": jnp.float32([1.5, 0.0]), "var": jnp.float32([1.0, 4.0]), "count": jnp.uint32(count)}
+    learnt, changed = layer.apply({**variables, "batch_stats": stats}, rows, train=True, mutable=["batch_stats"])
+    normed = (rows - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-3)
+    if count == 100_000:
+        std = np.sqrt(1.0 + 1e-3)
+        within = normed[:, 0] * np.sqrt(0.5 + 1e-3) / std + 0.5 / std
+        normed = np.stack([within, normed[:, 1] * 3.0 - 5.0], axis=1)
+    np.testing.assert_allclose(learnt, normed, rtol=1e-4, atol=1e-5)
+    assert int(changed["batch_stats"]["count"]) == count + 1
+    np.testing.assert_allclose(changed["batch_stats"]["mean"], 0.99 * stats["mean"] + 0.01 * rows.mean(0), rtol=1e-5)

@@ -192,10 +192,11 @@ def test_on_cuda_a_long_batch_is_gathered_from_pieces():
     """The mean of `(w x)^2 / 2` and its gradient `mean(w x^2)`, of rows that tell pieces apart."""
     rows = LONG * 2
     x = jnp.linspace(0.0, 2.0, rows)
-    loss = lambda w, x: (jnp.mean((w["w"] * x) ** 2) / 2, {"x": x})
+    loss = lambda w, x, key: (jnp.mean((w["w"] * x) ** 2) / 2, ({"x": x}, {}))
     with forms("cuda"):
         assert num_pieces(rows, 4) == rows // PIECE
-        value, aux, grads = jax.jit(lambda params, x: accumulate(loss, params, x, 1))({"w": jnp.float32(3.0)}, x)
+        gather = jax.jit(lambda params, x: accumulate(loss, params, x, None, 1))
+        value, aux, _, grads = gather({"w": jnp.float32(3.0)}, x)
     assert jax.tree.map(jnp.shape, aux) == {"x": (rows,)}
     assert np.array_equal(aux["x"], x)
     np.testing.assert_allclose(value, 4.5 * np.mean(np.square(x, dtype=np.float64)), rtol=1e-5)
