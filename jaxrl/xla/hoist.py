@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jaxrl.trees import Array, PyTree, is_key, tree_bytes
 from jaxrl.xla.attempts import with_fallback
-from jaxrl.xla.carry import pack_rows
+from jaxrl.xla.carry import pack_drawn
 from jaxrl.xla.equations import RANDOM, Code, Equation, Step, arrays, bind, read, run, scan_counts, walk_equation
 
 KEY_BYTES = 4096
@@ -43,7 +43,7 @@ _EXACT = """
     copy_p cummax cummin dynamic_slice dynamic_update_slice empty eq expand_dims floor gather ge gt iota is_finite le lt
     max min ne neg nextafter not or pad population_count reduce_and reduce_max reduce_min reduce_or reduce_xor reshape
     rev round scatter scatter_max scatter_min select_n shift_left shift_right_arithmetic shift_right_logical sign slice
-    sort split squeeze stop_gradient top_k transpose unstack xor
+    sort split squeeze stack stop_gradient top_k transpose unstack xor
 """
 _INSIDE = "cond while jit pjit closed_call core_call custom_jvp_call custom_vjp_call platform_index"
 ROUNDED = frozenset(_ROUNDED.split())
@@ -401,7 +401,7 @@ def _run_loop(loop: _Loop, *args: Array) -> list[Array]:
     cuts = [sum(sizes[:n]) for n in range(4)]
     consts, init, rows = (list(args[a:b]) for a, b in pairwise(cuts))
     drawn = list(args[cuts[3] :])
-    tied, untie = pack_rows(drawn) if loop.params else (drawn, lambda row: row)
+    tied, untie = pack_drawn(drawn) if loop.params else (drawn, lambda row: row)
     known = {**loop.code.given, **dict(zip(loop.consts, consts, strict=True))}
 
     def one(carried: list[Array], row: tuple[list[Array], PyTree]) -> tuple[list[Array], list[Array]]:

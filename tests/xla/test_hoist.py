@@ -76,6 +76,18 @@ def rows(carry, key, t):
     return jnp.maximum(carry, numbers[1]) * seen[2]
 
 
+def stacked(carry, key, t):
+    """Scan over keys and numbers that are stacked first."""
+
+    def one(carry, x):
+        numbers = jnp.stack([jax.random.uniform(key) for key in x["keys"]])
+        return jnp.maximum(carry * 0.5, numbers) * x["signs"], None
+
+    keys = jax.random.split(jax.random.fold_in(key, t), (3, 4))
+    signs = jnp.stack([jax.random.rademacher(key, (3,), float) for key in keys[0]])
+    return jax.lax.scan(one, carry, {"keys": jnp.stack(list(keys), axis=1), "signs": signs})[0]
+
+
 def split_on(carry, key, t):
     """Split the key inside the carry of a scan, beside a counter; use what is left of both."""
 
@@ -137,7 +149,7 @@ def mixed(carry, key, t):
 
 
 START = jnp.arange(3.0)
-TAKEN_OUT = {f.__name__: f for f in (straight, rows, split_on, nested, branches)}
+TAKEN_OUT = {f.__name__: f for f in (straight, rows, stacked, split_on, nested, branches)}
 
 
 @pytest.mark.parametrize("name", [*TAKEN_OUT, "called", "mixed"])
@@ -318,9 +330,19 @@ TRAINED: dict[str, Callable[[], jaxrl.Strategy]] = {
 }
 
 
+def assert_nothing_drawn_inside(strategy: jaxrl.Strategy) -> None:
+    count = jax.ShapeDtypeStruct((), jnp.uint32)
+    jaxpr = jax.make_jaxpr(partial(run, strategy))(*state_shapes(strategy), count, count)
+    assert len(drawn_inside(jaxpr, 1)) > len(drawn_inside(jaxpr, 2)) == 0
+
+
 @pytest.mark.every_day("ppo", "an environment of one's own, 3 steps", "rainbow, prioritised")
 @pytest.mark.parametrize("name", TRAINED)
 def test_nothing_is_drawn_in_the_inner_loop_of_training(name: str) -> None:
-    strategy, count = TRAINED[name](), jax.ShapeDtypeStruct((), jnp.uint32)
-    jaxpr = jax.make_jaxpr(partial(run, strategy))(*state_shapes(strategy), count, count)
-    assert len(drawn_inside(jaxpr, 1)) > len(drawn_inside(jaxpr, 2)) == 0
+    assert_nothing_drawn_inside(TRAINED[name]())
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_nor_with_the_forms_of_an_accelerator(platform: str) -> None:
+    with forms(platform):
+        assert_nothing_drawn_inside(TRAINED["ppo"]())
