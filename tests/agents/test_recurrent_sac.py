@@ -353,6 +353,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "own critic": (lambda: jaxrl.sac(core="gru", make_critic=lambda spec: None), r"network of make_critic has no mem"),
     "noise": (lambda: jaxrl.sac(core="gru", noise_memory=0.5), r"noise_memory is 0\.5, but with agent\.core gru.*set"),
+    "no target": (lambda: jaxrl.sac(core="gru", target_network=False), r"target_network is off.*core gru.*leave it on"),
+    "batch normalisation": (
+        lambda: jaxrl.off_policy(counting(), jaxrl.sac(core="gru", batch_norm="batch")),
+        r"batch_norm is batch, which networks with a core do not have; leave it out",
+    ),
     "several steps": (
         lambda: jaxrl.off_policy(counting(), jaxrl.sac(core="gru"), processor=jaxrl.n_step(3)),
         r"set processor\.n_step to 1",

@@ -172,6 +172,13 @@ def test_the_one_pass_is_normalised_by_steps_and_next_steps_together(kind):
     np.testing.assert_allclose(of_policy, 0.99 + 0.01 * batch.items.obs.var(0), rtol=1e-5)
 
 
+def test_batch_normalisation_of_images_is_refused_unless_they_are_flattened():
+    spec = EnvSpec("Pixels", Box(0, 255, (5, 5, 1), "uint8"), Discrete(2))
+    with pytest.raises(SettingsError, match=r"batch_norm is batch, but Pixels has images.*set agent\.torso to mlp"):
+        sac(batch_norm="batch")(spec)
+    assert sac(batch_norm="batch", torso="mlp")(spec).name == "sac"
+
+
 def test_the_policy_and_the_temperature_move_at_their_interval(name):
     state, batch, noise = beginning(name), batch_of(name), [NOISE[1], NOISE[0]]
     after = {}

@@ -92,10 +92,8 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
     "dqn whose network has running statistics and dropout": lambda: _off_policy(
         jaxrl.dqn(make_network=lambda spec: Normed(spec.action_space.n), target_interval=7, accumulate=2)
     ),
-    "sac whose networks have running statistics and dropout, several updates": lambda: _off_policy(
-        jaxrl.sac(
-            make_policy=lambda spec, head: Normed(head.outputs), make_critic=lambda spec: Normed(1), num_critics=2
-        ),
+    "sac with running statistics and without a target network, several updates": lambda: _off_policy(
+        jaxrl.sac(features=(8,), batch_norm="renorm", target_network=False, policy_interval=3, critic_features=(6, 6)),
         env="Pendulum-v1",
         updates=2,
     ),
