@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     skip = pytest.mark.skip(reason="slow: run with -m slow")
     for item in items:
-        if "slow" in item.keywords:
+        if item.get_closest_marker("slow"):  # `keywords` also has the names of folders
             item.add_marker(skip)
 
 
