@@ -194,6 +194,31 @@ def _cond_per_shard(equation: Equation, ins: list[bool]) -> list[bool]:
     ]
 
 
+def _sources(equation: Equation) -> set[int]:
+    """Return the inputs of which an equation reads or writes a part, or changes the shape; none if it computes floats.
+
+    It is one of `PARTS` or `FORMS`, or has a form of these for each platform, as a gather from a large ring.
+    """
+    if equation.name in PARTS | FORMS:
+        return set(equation.ins[:1])
+    if "branches_platforms" not in equation.eqn.params:
+        return set()
+    found = set[int]()
+    for branch in _branches(equation):
+        outside = dict(zip(branch.ins, equation.ins[1:], strict=True))
+        for inner in branch.equations:
+            if _computes_floats(inner):
+                return set()
+            if inner.name in PARTS and inner.ins[0] in outside:
+                found.add(outside[inner.ins[0]])
+    return found
+
+
+def _computes_floats(equation: Equation) -> bool:
+    floats = any(jnp.issubdtype(var.aval.dtype, jnp.inexact) for var in equation.eqn.outvars)
+    return floats and equation.name not in PARTS | FORMS | {"slice", "optimization_barrier"}
+
+
 def _fixpoint(body: Code, ins: list[bool], consts: int, carry: int) -> list[bool]:
     """Return whether each result of a loop is per shard; a carried value is, once it is in any iteration."""
     ins = list(ins)
@@ -237,7 +262,9 @@ class _Interpreter:
         if _has_collective(equation):
             self._settle(place, equation.ins)
             self._put(equation, *_run_collective(equation, self._spread(equation), self.shards))
-        elif equation.name in PARTS | FORMS and own[:1] == [True] and not self._waits(True, equation.ins[:1]):
+        elif equation.name == "platform_index":  # pending, it would cut the group of replicated equations in two
+            self._put(equation, bind(equation), [False])
+        elif self._is_in_place(equation):
             self._settle(place, equation.ins)
             batched = jax.vmap(partial(bind, equation), in_axes=[0 if x else None for x in own])
             made = batched(*(self.values[i] for i in equation.ins))
@@ -249,6 +276,11 @@ class _Interpreter:
     def finish(self) -> None:
         """Run all pending equations."""
         self._settle(len(self.code.equations), self.code.outs)
+
+    def _is_in_place(self, equation: Equation) -> bool:
+        """Return whether an equation moves parts of arrays that are per shard and not pending."""
+        sources = _sources(equation)
+        return bool(sources) and self.each.issuperset(sources) and not self._waits(True, sources)
 
     def _waits(self, each: bool, numbers: Iterable[int]) -> bool:
         """Return whether some of these values are pending."""

@@ -11,6 +11,7 @@ import pytest
 from jaxrl import shards
 from jaxrl.errors import SettingsError
 from jaxrl.xla.attempts import failures
+from jaxrl.xla.packing import take
 from jaxrl.xla.spread import replicate, run_shards
 
 V = 3
@@ -59,13 +60,29 @@ def ring(x: Any, w: Any) -> Any:
     return held, jnp.take(held, jnp.array([0, 3])), held.at[jnp.array([2, 2])].max(jnp.array([50.0, x[0]]))
 
 
+def rows_by_platform(x: Any, w: Any) -> Any:
+    """Each platform reads and writes rows in its own form; one of these sums computes as well."""
+    read = lambda x, place: jax.lax.dynamic_slice(x, (place,), (2,))
+    gather = lambda x, place: x.at[place + jnp.arange(2)].get(mode="promise_in_bounds")
+    held = jax.lax.platform_dependent(
+        x,
+        w,
+        cpu=lambda x, w: jax.lax.dynamic_update_slice(x, w[:2], (1,)),
+        default=lambda x, w: x.at[1:3].set(w[:2]),
+    )
+    place = jax.lax.argmax(w, 0, jnp.int32) - 2
+    made = jax.lax.platform_dependent(held, place, cpu=read, default=gather)
+    sums = jax.lax.platform_dependent(held, cpu=lambda x: x[:2] + x[2:], default=lambda x: x[2:] + x[:2])
+    return held, made, sums, shards.psum(made)
+
+
 def inside_calls(x: Any, w: Any) -> Any:
     inner = jax.jit(lambda y: shards.psum(jax.nn.relu(y - 5)))
     return inner(x) * x, jax.jit(lambda a: a + 1)(w)
 
 
 @pytest.mark.parametrize(
-    "function", [products, in_turns, while_it_lasts, where_it_is_due, by_place, ring, inside_calls]
+    "function", [products, in_turns, while_it_lasts, where_it_is_due, by_place, ring, rows_by_platform, inside_calls]
 )
 def test_it_means_what_vmap_with_a_named_axis_means(function: Callable[..., Any]) -> None:
     w = jnp.linspace(-1.0, 1.0, 4)
@@ -100,18 +117,25 @@ def test_sums_are_added_in_the_order_of_the_shards() -> None:
     assert float(backwards) == 0.0
 
 
-def test_a_ring_is_never_taken_through_the_loop_over_shards() -> None:
-    """What is written is a part of it, in place: the program needs no room for another ring."""
-    held = jnp.zeros((2, 100_000))
+@pytest.mark.parametrize("here", [1, 2])
+def test_a_ring_is_never_taken_through_the_loop_over_shards(here: int) -> None:
+    """Only a part of it is read and written, in place: the program needs no room for another ring.
+
+    `take` reads in a form for each platform.
+    """
+    held = jnp.zeros((here, 50_000, 4))
 
     def push(held: Any, x: Any, place: Any) -> Any:
         new = jnp.tanh(x) + shards.psum(x)
-        held = jax.lax.dynamic_update_slice(held, new, (place,))
-        return held, jax.lax.dynamic_slice(held, (place - 1,), (4,)).sum()
+        held = jax.lax.dynamic_update_slice(held, new, (place, 0))
+        few = jax.lax.dynamic_slice(held, (place - 1, 0), (4, 4)).sum()
+        return held, few + take(held, place + jnp.arange(3)).sum()
 
-    run = lambda held, x, place: run_shards(push, 2, (held, x, place), (True, True, False), all_own)[0]
-    compiled = jax.jit(run, donate_argnums=0).lower(held, jnp.ones((2, 8)), jnp.int32(5)).compile()
+    run = lambda held, x, place: run_shards(push, here, (held, x, place), (True, True, False), all_own)[0]
+    compiled = jax.jit(run, donate_argnums=0).lower(held, jnp.ones((here, 8, 4)), jnp.int32(5)).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 10_000
+    _, sums = compiled(held, jnp.ones((here, 8, 4)), jnp.int32(5))
+    np.testing.assert_allclose(sums, (12 + 12) * (np.tanh(1) + here), rtol=1e-6)
 
 
 def test_without_shards_nothing_is_added() -> None:
