@@ -57,14 +57,8 @@ class Processor(NamedTuple):
     space: SpaceFn = lambda space: space
     settings: Mapping[str, Any] | None = None
     """Settings that rebuild the processor, named as in `ProcessorConfig`; `None` for one made by hand."""
-    get_stats: Callable[[PyTree], PyTree] = lambda state: ()
-    """`(state) -> stats`: running statistics that the policy needs, such as means. They must be leaves of the state."""
-    with_stats: "Callable[[PyTree], Processor] | None" = None
-    """`(stats) -> processor`: the same processor with constant `stats`, for acting; `None` if it has none."""
-    merge: Callable[[PyTree, PyTree], PyTree] | None = None
-    """`(stats, stats) -> stats`: the statistics of both together, collected by separate actors; `None`: unsupported."""
-    get_shared_stats: Callable[[PyTree], PyTree] | None = None
-    """`(state) -> stats`: statistics that actors share, if more than policies need; `None`: those of `get_stats`."""
+    stats: "StatsFns | None" = None
+    """Functions on its running statistics, such as means; `None`: it has none."""
     replay_fns: "ReplayFns | None" = None
     """Functions that differ with replay, which stores unscaled items and scales a batch when it is used, by the
     statistics at that time; `None`: the processor has no statistics, or can only scale steps as they come."""
@@ -81,15 +75,17 @@ class Processor(NamedTuple):
     @property
     def for_actors(self) -> "Processor":
         """The processor for actors: its statistics are all that they share."""
-        return (
-            self
-            if self.get_shared_stats is None
-            else self._replace(get_stats=self.get_shared_stats, get_shared_stats=None)
-        )
+        if self.stats is None or self.stats.get_shared is None:
+            return self
+        return self._replace(stats=self.stats._replace(get=self.stats.get_shared, get_shared=None))
+
+    def get_stats(self, state: PyTree) -> PyTree:
+        """Return the statistics in `state` that policies need; `()` without statistics."""
+        return () if self.stats is None else self.stats.get(state)
 
     def freeze(self, stats: PyTree) -> "Processor":
-        """Return the processor with constant `stats`."""
-        return self if self.with_stats is None else self.with_stats(stats)
+        """Return the processor with constant `stats`, for acting."""
+        return self if self.stats is None or self.stats.freeze is None else self.stats.freeze(stats)
 
     def set_stats(self, state: PyTree, stats: PyTree) -> PyTree:
         """Return `state` with its statistics replaced by `stats`."""
@@ -101,19 +97,32 @@ class Processor(NamedTuple):
         return jax.tree.unflatten(treedef, leaves)
 
     def merge_stats(self, stats: PyTree, more: PyTree) -> PyTree:
-        """Merge two statistics, see `merge`.
+        """Merge two statistics, see `StatsFns.merge`.
 
         Raises:
-          SettingsError: there are statistics, but the processor, or one in a chain, has no `merge`.
+          SettingsError: there are statistics, but the processor, or one in a chain, has no function to merge them.
         """
-        if self.merge is not None:
-            return self.merge(stats, more)
+        if self.stats is not None and self.stats.merge is not None:
+            return self.stats.merge(stats, more)
         if jax.tree.leaves(stats):
-            raise SettingsError("processor: its statistics cannot be shared by actors; give Processor its field merge")
+            raise SettingsError("processor: its statistics cannot be shared by actors; give its StatsFns a merge")
         return stats
 
     def __repr__(self) -> str:
         return format_repr("Processor", format_settings(self.settings))
+
+
+class StatsFns(NamedTuple):
+    """Functions on the running statistics of a processor; see `Processor.stats`."""
+
+    get: Callable[[PyTree], PyTree] = lambda state: ()
+    """`(state) -> stats`: the statistics that policies need. They must be leaves of the state."""
+    freeze: Callable[[PyTree], Processor] | None = None
+    """`(stats) -> processor`: the same processor with constant `stats`, for acting; `None`: policies need none."""
+    merge: Callable[[PyTree, PyTree], PyTree] | None = None
+    """`(stats, stats) -> stats`: the statistics of both together, collected by separate actors; `None`: unsupported."""
+    get_shared: Callable[[PyTree], PyTree] | None = None
+    """`(state) -> stats`: statistics that actors share, if more than policies need; `None`: those of `get`."""
 
 
 class ReplayFns(NamedTuple):
@@ -166,7 +175,7 @@ def _can_defer(processors: tuple[Processor, ...]) -> bool:
     That needs that no later processor changes the same part: normalised frames are stacked, for example, so scaling
     cannot move behind the stack.
     """
-    learners = [p for p in processors if p.with_stats is not None or p.get_shared_stats is not None]
+    learners = [p for p in processors if p.stats is not None]
     changed: set[str] = set()  # by later processors
     for processor in reversed(processors):
         if processor.replay_fns is None:
@@ -185,13 +194,15 @@ def _make_chain(processors: tuple[Processor, ...]) -> Processor:
         horizon=sum(p.horizon for p in processors),
         makes_transitions=True,
         space=partial(_space, processors),
-        get_stats=lambda states: tuple(p.get_stats(state) for p, state in zip(processors, states, strict=True)),
-        get_shared_stats=lambda states: tuple(
-            p.for_actors.get_stats(state) for p, state in zip(processors, states, strict=True)
-        ),
-        with_stats=lambda stats: chain(*(p.freeze(x) for p, x in zip(processors, stats, strict=True))),
-        merge=lambda a, b: tuple(p.merge_stats(x, y) for p, x, y in zip(processors, a, b, strict=True)),
         settings=None if None in settings else {k: v for part in settings if part for k, v in part.items()},
+        stats=StatsFns(
+            get=lambda states: tuple(p.get_stats(state) for p, state in zip(processors, states, strict=True)),
+            freeze=lambda stats: chain(*(p.freeze(x) for p, x in zip(processors, stats, strict=True))),
+            merge=lambda a, b: tuple(p.merge_stats(x, y) for p, x, y in zip(processors, a, b, strict=True)),
+            get_shared=lambda states: tuple(
+                p.for_actors.get_stats(state) for p, state in zip(processors, states, strict=True)
+            ),
+        ),
     )
 
 

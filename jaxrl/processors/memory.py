@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError
-from jaxrl.processors.base import Processor
+from jaxrl.processors.base import Processor, StatsFns
 from jaxrl.trees import Array, PyTree, tree_where
 from jaxrl.types import RecurrentObs, Step, Transition
 
@@ -35,9 +35,12 @@ def carry_memory(processor: Processor, memory: PyTree) -> Processor:
         init=lambda obs: MemoryState(processor.init(obs), _repeat_memory(memory, jax.tree.leaves(obs)[0].shape[0])),
         process=partial(_process, processor, memory),
         observe=lambda state: RecurrentObs(processor.observe(state.inner), state.memory),
-        get_stats=lambda state: processor.get_stats(state.inner),
-        get_shared_stats=lambda state: processor.for_actors.get_stats(state.inner),
-        with_stats=lambda stats: carry_memory(processor.freeze(stats), memory),
+        stats=StatsFns(
+            get=lambda state: processor.get_stats(state.inner),
+            freeze=lambda stats: carry_memory(processor.freeze(stats), memory),
+            merge=processor.merge_stats,
+            get_shared=lambda state: processor.for_actors.get_stats(state.inner),
+        ),
         replay_fns=None,  # `processor` is already the one for replay, if replay is used
         apply=processor.apply and partial(_apply, processor.apply),
     )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl import shards
 from jaxrl.errors import check_between
-from jaxrl.processors.base import Processor, ReplayFns
+from jaxrl.processors.base import Processor, ReplayFns, StatsFns
 from jaxrl.trees import Array, PyTree
 from jaxrl.tuning import tunable
 from jaxrl.types import Step, Transition
@@ -97,9 +97,11 @@ def normalise_obs() -> Processor:
         process=_process_obs,
         observe=observe,
         settings={"normalise_obs": True},
-        get_stats=lambda state: state.moments,
-        with_stats=_freeze_obs,
-        merge=lambda a, b: tuple(m if m is None else merge_moments(m, *n[:3]) for m, n in zip(a, b, strict=True)),
+        stats=StatsFns(
+            get=lambda state: state.moments,
+            freeze=_freeze_obs,
+            merge=lambda a, b: tuple(m if m is None else merge_moments(m, *n[:3]) for m, n in zip(a, b, strict=True)),
+        ),
         replay_fns=ReplayFns(lambda obs: ObsState(_init_obs_moments(obs), obs), _update_obs_stats, observe, _apply_obs),
         changes=("obs",),
     )
@@ -189,8 +191,9 @@ def normalise_reward(discount: float = 0.99) -> Processor:
         process=_process_reward,
         observe=observe,
         settings={"normalise_reward": True},
-        merge=lambda moments, more: merge_moments(moments, *more[:3]),
-        get_shared_stats=lambda state: state.moments,
+        stats=StatsFns(
+            merge=lambda moments, more: merge_moments(moments, *more[:3]), get_shared=lambda state: state.moments
+        ),
         replay_fns=ReplayFns(init, _update_reward_stats, observe, _apply_reward),
         changes=("reward",),
     )

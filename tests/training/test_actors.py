@@ -433,8 +433,10 @@ def test_settings_that_do_not_fit_actors_are_refused():
         replaying(counter(), exploration=(0.1, 0.2, 0.3))
     with pytest.raises(SettingsError, match="dqn takes discrete actions, but gymnasium:Pendulum-v1 has Box actions"):
         replaying(jaxrl.make_env("gymnasium:Pendulum-v1"))
-    alone = jaxrl.normalise_obs()._replace(merge=None)
-    with pytest.raises(SettingsError, match="cannot be shared by actors; give Processor its field merge"):
+    normalise = jaxrl.normalise_obs()
+    assert normalise.stats
+    alone = normalise._replace(stats=normalise.stats._replace(merge=None))
+    with pytest.raises(SettingsError, match="cannot be shared by actors; give its StatsFns a merge"):
         replaying(counter(), processor=jaxrl.chain(alone, jaxrl.one_step()))
 
 
