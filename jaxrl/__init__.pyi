@@ -98,9 +98,11 @@ from .spaces import (
 from .strategies import (
     ActorsConfig as ActorsConfig,
     ComposedStep as ComposedStep,
+    EvalFns as EvalFns,
     Policy as Policy,
     StateFns as StateFns,
     Strategy as Strategy,
+    StrategyInfo as StrategyInfo,
     fold as fold,
     off_policy as off_policy,
     offline as offline,

@@ -180,10 +180,10 @@ def build(algo: str, config: Any) -> Strategy:
     """Build the strategy that `config` describes; raise `SettingsError` for settings that cannot work."""
     _, make = KINDS[ALGORITHMS[algo].kind]
     strategy = make(algorithm_maker(algo)(config.agent), config)
-    return judged_elsewhere(strategy, config) if isinstance(config, EnvRun) else strategy
+    return evaluated_elsewhere(strategy, config) if isinstance(config, EnvRun) else strategy
 
 
-def judged_elsewhere(strategy: Strategy, config: EnvRun) -> Strategy:
+def evaluated_elsewhere(strategy: Strategy, config: EnvRun) -> Strategy:
     """Evaluate `strategy` in the environment that `config` names for it, if it does.
 
     Raises:
@@ -197,7 +197,8 @@ def judged_elsewhere(strategy: Strategy, config: EnvRun) -> Strategy:
     env = make_env(config.eval_env or config.env, **env_args)
     assert strategy.policy is not None
     require_same_spaces(env.spec, strategy.policy.spec)
-    return strategy._replace(eval_env=env, settings={**(strategy.settings or {}), **given})
+    info = strategy.info._replace(settings={**(strategy.info.settings or {}), **given})
+    return strategy._replace(evaluation=strategy.evaluation._replace(env=env), info=info)
 
 
 def run_type(algo: str) -> Any:

@@ -61,7 +61,7 @@ def _host(case: str, name: str, length: Length, episodes: int, bare: loops.Train
         learnt={"opt_steps": length.max_opts, "mean_return": max(float(run["best_score"] or 0.0) for run in told)},
         seconds=told[-1]["seconds"],
         share_of_training=harness.spread([_share_of_training(run["seconds"]) for run in told])[1],
-        settings={**(strategy.settings or {}), **length._asdict()},
+        settings={**(strategy.info.settings or {}), **length._asdict()},
     )
 
 
@@ -114,7 +114,7 @@ def actors(case: str, effort: Effort) -> list[Row]:
                 compile_s=learner.training.compile_s,
                 learnt={"opt_steps": whole.trainer.config.max_opts, "mean_return": result.best_score},
                 staleness=result.summary["staleness"],
-                settings=dict(strategies[name].settings or {}),
+                settings=dict(strategies[name].info.settings or {}),
             )
         )
     return rows

@@ -103,7 +103,7 @@ def against_parts(
         **inside.figures(whole.compiled, updates=updates),
         compile_s=whole.compile_s,
         learnt=whole.learnt(),
-        settings=dict(strategy.settings or {}),
+        settings=dict(strategy.info.settings or {}),
     )
 
 
@@ -155,7 +155,7 @@ def seeds(case: str, count: int, effort: Effort) -> list[Row]:
         name=f"{case} members",
         seeds=count,
         **beside_plain({"whole": samples["members"], "plain": samples["plain"]}),
-        settings=dict(strategy.settings or {}),
+        settings=dict(strategy.info.settings or {}),
     )
     return [
         told,
@@ -173,7 +173,7 @@ def seeds(case: str, count: int, effort: Effort) -> list[Row]:
                 learnt=loops.learnt(
                     strategy, [jax.tree.map(lambda x, i=i: x[i], loop.carry) for i in range(count)], loop.t
                 ),
-                settings=dict(strategy.settings or {}),
+                settings=dict(strategy.info.settings or {}),
             )
             for name, (loop, depth, updates) in many.items()
         ],
@@ -202,7 +202,7 @@ def capacity(case: str, effort: Effort) -> list[Row]:
             **inside.figures(loop.compiled),
             compile_s=loop.compile_s,
             learnt=loop.learnt(),
-            settings=dict(loop.strategy.settings or {}),
+            settings=dict(loop.strategy.info.settings or {}),
         )
         for size, loop in whole.items()
     ]

@@ -179,12 +179,32 @@ class Placement(NamedTuple):
     """Index of the first device, if there are several; the others follow it."""
 
 
+class EvalFns(NamedTuple):
+    """How a policy is evaluated, if not by episodes in the environment of the training."""
+
+    evaluate: Callable[[PyTree, Key], tuple[Array, Array, Array]] | None = None
+    """`(params, key) -> (returns, lengths, finished)`, each `[E]`: evaluation without an environment. Pure."""
+    env: Env | HostEnv | None = None
+    """Another environment to evaluate in."""
+
+
+class StrategyInfo(NamedTuple):
+    """What the host needs to know of a strategy."""
+
+    settings: Mapping[str, Any] | None = None
+    """Settings that rebuild it; `custom` lists parts made by hand. `None` for a strategy made by hand."""
+    notes: tuple[str, ...] = ()
+    """Adjustments made to the settings, for the log."""
+    overrides: Mapping[str, Override] = MappingProxyType({})
+    """Hyperparameters that replace those of `init`, by setting name."""
+
+
 class Strategy(NamedTuple):
     """One pure training step, composed of environment, processor, buffer and agent.
 
     A custom strategy needs the first four fields, and a state with a field `key`, the stream of iterations. The host
-    reads the rest of the state only through `state_fns`. Evaluation needs `policy` and either `env` or `judge`, or a
-    custom evaluator.
+    reads the rest of the state only through `state_fns`. Evaluation needs `policy` and either an environment (`env` or
+    `evaluation.env`) or `evaluation.evaluate`, or a custom evaluator.
     """
 
     init: StrategyInit
@@ -195,21 +215,13 @@ class Strategy(NamedTuple):
     """Environment steps that `init` takes."""
     env: Env | HostEnv | None = None
     policy: Policy | None = None
-    judge: Callable[[PyTree, Key], tuple[Array, Array, Array]] | None = None
-    """`(params, key) -> (returns, lengths, finished)`, each `[E]`: evaluation without `env`. Pure."""
-    eval_env: Any = None
-    """The environment to evaluate in, if it is not that of the training."""
-    notes: tuple[str, ...] = ()
-    """Adjustments made to the settings, for the log."""
-    settings: Mapping[str, Any] | None = None
-    """Settings that rebuild it; `custom` lists parts made by hand. `None` for a strategy made by hand."""
+    evaluation: EvalFns = EvalFns()
     actor_fns: "ActorFns | None" = None
     """Programs of actors for environments on the host; `step` then also takes their batch, and `init` leaves the
     warm-up to them."""
     state_fns: StateFns = StateFns()
     placement: Placement = Placement()
-    values: Mapping[str, Override] = MappingProxyType({})
-    """Hyperparameters that replace those of `init`, by setting name."""
+    info: StrategyInfo = StrategyInfo()
 
     @property
     def collect(self) -> CollectFn | None:
@@ -235,7 +247,7 @@ def format_name(strategy: Strategy) -> str:
     """Return a readable name: algorithm and environment."""
     # A strategy made by hand may have neither; offline, the policy has the spec of the data.
     spec = next((part.spec for part in (strategy.policy, strategy.env) if part is not None), None)
-    return f"{(strategy.settings or {}).get('algo', 'custom')} on {'data' if spec is None else spec.name}"
+    return f"{(strategy.info.settings or {}).get('algo', 'custom')} on {'data' if spec is None else spec.name}"
 
 
 def fold(key: Key, t: Array | int) -> Key:

@@ -22,7 +22,7 @@ from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
 from jaxrl.registry import defaults_for
 from jaxrl.shards import shard_key
-from jaxrl.strategies.base import BufferRefill, CollectInfo, ComposedStep, StateFns, Strategy, fold
+from jaxrl.strategies.base import BufferRefill, CollectInfo, ComposedStep, StateFns, Strategy, StrategyInfo, fold
 from jaxrl.strategies.guard import Health, get_health, init_health, reseed
 from jaxrl.strategies.host_actors import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
 from jaxrl.strategies.interaction import (
@@ -164,26 +164,28 @@ def off_policy(
         warmup_env_steps=replay.schedule.warmup_env_steps,
         env=env,
         policy=make_policy(collector.agent, collector.processor, env.spec),
-        notes=(
-            *schedule.notes(buffer._replace(window=ring.window), schedule.rows, warmup),
-            *resets_note(resets, collector.env.resets),
-            *_notes_of_demos(demos, replay_buffer.batch_size * shards, buffer.batch_size),
-        ),
-        settings=settings_of(
-            collector.agent,
-            collector.processor,
-            env.spec,
-            env.settings,
-            num_envs=num_envs,
-            resets=collector.env.resets,
-            **settings_of_actors(host_actors),
-            opt_interval=opt_interval,
-            updates=updates,
-            warmup=warmup,
-            random_warmup=random_warmup,
-            shards=shards,
-            buffer=buffer.settings,
-            **_settings_of_demos(demos, demo_share),
+        info=StrategyInfo(
+            settings=settings_of(
+                collector.agent,
+                collector.processor,
+                env.spec,
+                env.settings,
+                num_envs=num_envs,
+                resets=collector.env.resets,
+                **settings_of_actors(host_actors),
+                opt_interval=opt_interval,
+                updates=updates,
+                warmup=warmup,
+                random_warmup=random_warmup,
+                shards=shards,
+                buffer=buffer.settings,
+                **_settings_of_demos(demos, demo_share),
+            ),
+            notes=(
+                *schedule.notes(buffer._replace(window=ring.window), schedule.rows, warmup),
+                *resets_note(resets, collector.env.resets),
+                *_notes_of_demos(demos, replay_buffer.batch_size * shards, buffer.batch_size),
+            ),
         ),
         state_fns=StateFns(
             health=get_health,

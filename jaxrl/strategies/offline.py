@@ -19,7 +19,7 @@ from jaxrl.processors.base import Processor, init_processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.registry import algorithm_names, join_names
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, from_box, space_to_plain, to_indices
-from jaxrl.strategies.base import StateFns, Strategy, fold
+from jaxrl.strategies.base import EvalFns, StateFns, Strategy, StrategyInfo, fold
 from jaxrl.strategies.guard import Health, get_health, init_health, reseed
 from jaxrl.strategies.interaction import build_processor_and_agent, set_hyperparams_of, settings_of
 from jaxrl.strategies.policy import PolicyParams, make_policy
@@ -126,9 +126,11 @@ def offline(
         opt_steps_per_step=updates,
         env=env,
         policy=make_policy(bound, processor, data.spec if env is None else env.spec),
-        judge=held and partial(_evaluate_holdout, parts, held),
-        notes=_notes(parts, scale_rewards_by),
-        settings={**settings, **(data.settings or {}), "custom": [*settings["custom"], *by_hand]},
+        evaluation=EvalFns(evaluate=held and partial(_evaluate_holdout, parts, held)),
+        info=StrategyInfo(
+            settings={**settings, **(data.settings or {}), "custom": [*settings["custom"], *by_hand]},
+            notes=_notes(parts, scale_rewards_by),
+        ),
         state_fns=StateFns(
             health=get_health,
             reseed=reseed,
@@ -342,7 +344,7 @@ def make_transitions(processor: Processor, data: Dataset) -> Transition:
 def _evaluate_holdout(parts: _Parts, held: Dataset, params: PolicyParams, key: Key) -> tuple[Array, Array, Array]:
     """Return the score of each held-out episode: minus the mean distance of greedy actions from those in the data.
 
-    The result is `(scores, lengths, finished)`, as of `Strategy.judge`.
+    The result is `(scores, lengths, finished)`, as of `EvalFns.evaluate`.
     """
     del key
     episode, lengths = held.episode, np.bincount(held.episode)

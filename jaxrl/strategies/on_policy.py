@@ -19,7 +19,7 @@ from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
 from jaxrl.registry import algorithm_names, defaults_for, join_names
 from jaxrl.shards import shard_key
-from jaxrl.strategies.base import CollectInfo, ComposedStep, StateFns, Strategy, repeat
+from jaxrl.strategies.base import CollectInfo, ComposedStep, StateFns, Strategy, StrategyInfo, repeat
 from jaxrl.strategies.guard import Health, get_health, guarded_update, init_health, reseed, return_bound_metrics
 from jaxrl.strategies.host_actors import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
 from jaxrl.strategies.interaction import (
@@ -140,17 +140,19 @@ def on_policy(
         opt_steps_per_step=schedule.updates,
         env=env,
         policy=make_policy(collector.agent, collector.processor, env.spec),
-        notes=resets_note(resets, vector.resets),
-        settings=settings_of(
-            collector.agent,
-            collector.processor,
-            env.spec,
-            env.settings,
-            num_envs=num_envs,
-            resets=vector.resets,
-            **settings_of_actors(host_actors),
-            **settings_of_schedule(schedule),
-            shards=shards,
+        info=StrategyInfo(
+            settings=settings_of(
+                collector.agent,
+                collector.processor,
+                env.spec,
+                env.settings,
+                num_envs=num_envs,
+                resets=vector.resets,
+                **settings_of_actors(host_actors),
+                **settings_of_schedule(schedule),
+                shards=shards,
+            ),
+            notes=resets_note(resets, vector.resets),
         ),
         state_fns=StateFns(health=get_health, reseed=reseed, set_hyperparams=partial(set_hyperparams, collector)),
     )

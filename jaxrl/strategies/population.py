@@ -278,7 +278,7 @@ def sweepable(strategy: Strategy) -> dict[str, float]:
     Scheduled settings are not among them.
     """
     _, found = trace_hyperparams(strategy.init, jax.eval_shape(lambda: make_key(0)))
-    scheduled = scheduled_in((strategy.settings or {}).get("agent") or {})
+    scheduled = scheduled_in((strategy.info.settings or {}).get("agent") or {})
     return {name: value for name, value in found.items() if name not in scheduled and (value or name not in SWITCHES)}
 
 
@@ -303,7 +303,7 @@ def with_values(strategy: Strategy, values: Mapping[str, Any], known: Mapping[st
     """
     if not values:
         return strategy
-    old, settings = sweepable(strategy) if known is None else known, strategy.settings
+    old, settings = sweepable(strategy) if known is None else known, strategy.info.settings
     algo = (settings or {}).get("algo")
     for name, value in values.items():
         require_sweepable(name, old)
@@ -318,7 +318,8 @@ def with_values(strategy: Strategy, values: Mapping[str, Any], known: Mapping[st
 
     new_settings = settings and replace_settings(settings, {name: swap.new for name, swap in swaps.items()})
     state_fns = strategy.state_fns._replace(set_hyperparams=tuned)
-    return strategy._replace(values={**strategy.values, **swaps}, settings=new_settings, state_fns=state_fns)
+    info = strategy.info._replace(settings=new_settings, overrides={**strategy.info.overrides, **swaps})
+    return strategy._replace(info=info, state_fns=state_fns)
 
 
 def require_stream(strategy: Strategy) -> None:
@@ -330,8 +331,8 @@ def require_stream(strategy: Strategy) -> None:
 
 def set_values(member: Member, state: PyTree, values: Mapping[str, float]) -> PyTree:
     """Return `state` of `member` with other values of the swept settings."""
-    strategy = member.strategy
-    was = lambda name: strategy.values[name].old if name in strategy.values else float(member.swept[name])
+    strategy, overrides = member.strategy, member.strategy.info.overrides
+    was = lambda name: overrides[name].old if name in overrides else float(member.swept[name])
     swaps = {name: Override(was(name), value) for name, value in values.items()}
     if strategy.state_fns.set_hyperparams is None:
         raise SettingsError("settings of this strategy cannot change on the way: it has no state_fns.set_hyperparams")

@@ -67,7 +67,7 @@ def teller_of(strategy: Strategy, config: TrainerConfig, hooks: Hooks) -> Teller
     writes, tells = config.train_episodes, config.train_episodes or hooks.episode is not None
     if tells and strategy.collect is None:
         name = "train_episodes" if writes else "Hooks.episode"
-        algo = (strategy.settings or {}).get("algo", "this strategy")
+        algo = (strategy.info.settings or {}).get("algo", "this strategy")
         raise SettingsError(f"{name}: the training of {algo} tells of no episodes; leave it out")
     return Teller(tells, most_told(strategy) if tells else 2**32, writes, hooks.episode)
 

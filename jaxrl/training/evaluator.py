@@ -327,7 +327,7 @@ def evaluator_for(env: Env | HostEnv, policy: Policy, episodes: int, sampled: bo
 
 
 def evaluator_of(strategy: Strategy, episodes: int, sampled: bool = False) -> EvaluateFn:
-    """Return the evaluator of `strategy`, in its own environment or by its `judge`; raise `SettingsError` without.
+    """Return the evaluator of `strategy`, in an environment or by `EvalFns.evaluate`; raise `SettingsError` without.
 
     For the same strategy it is the same evaluator, compiled once.
     """
@@ -339,13 +339,14 @@ def evaluator_of(strategy: Strategy, episodes: int, sampled: bool = False) -> Ev
 
 
 def _evaluator_of(strategy: Strategy, episodes: int, sampled: bool) -> EvaluateFn:
-    env = strategy.eval_env or (strategy.actor_fns.env if strategy.actor_fns else strategy.env)
+    env = strategy.evaluation.env or (strategy.actor_fns.env if strategy.actor_fns else strategy.env)
+    evaluate = strategy.evaluation.evaluate
     if env is not None and strategy.policy is not None:
         return evaluator_for(env, strategy.policy, episodes, sampled)
-    if strategy.judge is not None and sampled:
+    if evaluate is not None and sampled:
         raise SettingsError("eval_actions is sampled, which needs an environment to act in; name one, or leave it out")
-    if strategy.judge is not None and strategy.policy is not None:
-        return CompiledEvaluator(strategy.judge)
+    if evaluate is not None and strategy.policy is not None:
+        return CompiledEvaluator(evaluate)
     raise SettingsError(
         "this strategy has no env and policy to evaluate; give them to it (or a holdout, of data), pass evaluator=..., "
         "or turn evaluation off with eval_interval=0 and eval_episodes=0"

@@ -99,7 +99,7 @@ def with_videos(trainer: Any, given: Hooks | None) -> Hooks:
     if not config.video_interval:
         return hooks
     check_format(config.video_format, "video_format")
-    env = strategy.eval_env or (strategy.actor_fns.env if strategy.actor_fns else strategy.env)
+    env = strategy.evaluation.env or (strategy.actor_fns.env if strategy.actor_fns else strategy.env)
     if env is None or strategy.policy is None:
         raise SettingsError("video_interval films episodes, but there is no environment or no policy; set it to 0")
     try:

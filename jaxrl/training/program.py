@@ -251,7 +251,7 @@ def values_of(strategy: Strategy) -> dict[str, Array]:
     A run by itself hands them over as well: as constants in its program they could be rounded otherwise than in a
     population.
     """
-    own = {name: swap.new for name, swap in strategy.values.items()}
+    own = {name: swap.new for name, swap in strategy.info.overrides.items()}
     return {name: jnp.float32(own.get(name, value)) for name, value in _traced_begin(strategy)[1].items()}
 
 
@@ -288,9 +288,10 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
     env = strategy.actor_fns.env if strategy.actor_fns else strategy.env
     # No program sets hyperparameters, and each member of a population has a function of its own for it.
     on_state = strategy.state_fns._replace(set_hyperparams=None)
-    groups = (strategy, strategy.policy, strategy.placement, on_state, on_state.refill, env, strategy.eval_env)
+    evaluation, eval_env = strategy.evaluation, strategy.evaluation.env
+    groups = (strategy, strategy.policy, strategy.placement, evaluation, on_state, on_state.refill, env, eval_env)
     functions = [[part for part in group or () if callable(part)] for group in groups]
-    facts = [env and _facts(env), strategy.eval_env and _facts(strategy.eval_env)]
+    facts: list[Any] = [part and _facts(part) for part in (env, eval_env)]
     facts += [strategy.env_steps_per_step, strategy.placement.shards]
     try:
         return _programs((*map(tuple, functions), *facts, *_where(strategy), current_forms(), *options_of().values()))
@@ -409,7 +410,7 @@ def check_step(strategy: Strategy, evaluator: Any = None, params: Any = None) ->
 
 def num_envs_of(strategy: Strategy) -> int | None:
     """Return how many environments the settings of a strategy ask for, if they do."""
-    num_envs = (strategy.settings or {}).get("num_envs")
+    num_envs = (strategy.info.settings or {}).get("num_envs")
     return num_envs if isinstance(num_envs, int) else None
 
 

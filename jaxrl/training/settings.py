@@ -171,7 +171,7 @@ def config_for(
 def settings_of_run(strategy: Strategy, config: TrainerConfig) -> dict[str, Any]:
     """Return all settings of a run but its directory, which can be moved, as `config.yaml` holds them."""
     own = {field.name: getattr(config, field.name) for field in fields(TrainerConfig) if field.name != "run_dir"}
-    return {**(strategy.settings or {"algo": "custom", "custom": ["strategy"]}), **own}
+    return {**(strategy.info.settings or {"algo": "custom", "custom": ["strategy"]}), **own}
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def planned(strategy: Strategy, config: TrainerConfig) -> tuple[TrainerConfig, S
     """
     config.check()
     if not config.save_replay and strategy.state_fns.refill is None:
-        name = (strategy.settings or {}).get("algo", "this strategy")
+        name = (strategy.info.settings or {}).get("algo", "this strategy")
         raise SettingsError(f"save_replay is no, but {name} has no replay that could be filled again; leave it out")
     asked, config = config.max_opts, config.rounded(strategy)
     return config, config.schedule(strategy), rounding(asked, config.max_opts, strategy.opt_steps_per_step)
@@ -152,7 +152,7 @@ def notes_of(plan: Plan, strategy: Strategy, storage: Storage) -> list[str]:
     """Return what is said as a run begins; the whole `plan` of its memory is written into `metadata.json`."""
     without = attempts.failures()
     storage.note(memory=plan.facts(), **({"without": without} if without else {}))
-    return [*plan.notes(), *strategy.notes, *attempts.notes()]
+    return [*plan.notes(), *strategy.info.notes, *attempts.notes()]
 
 
 def prolonged(

@@ -343,7 +343,8 @@ class Trainer:
             done = ledger.t - ledger.interval_start
             rates = ledger.rates(self.schedule, done, ledger.interval_s)
             waits = self._actors.columns() if self._actors is not None else {}
-            agent, steps = (self.strategy.settings or {}).get("agent") or {}, done * self.schedule.env_steps_per_step
+            agent = (self.strategy.info.settings or {}).get("agent") or {}
+            steps = done * self.schedule.env_steps_per_step
             row = self._log.trained({**rates, **waits, **summarise(self._metrics, self._sums)}, ledger, agent, steps)
             self._sums = zero_sums(len(self._metrics))
             ledger.interval_start, ledger.interval_s = ledger.t, 0.0

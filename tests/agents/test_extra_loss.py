@@ -149,8 +149,8 @@ def test_what_is_no_function_is_refused() -> None:
 
 def test_a_run_names_it_and_its_policy_does_without(tmp_path: Path) -> None:
     strategy = on_policy(extra_loss=lambda params, sample, outputs: outputs.value)
-    assert strategy.settings is not None
-    assert strategy.settings["custom"] == ["extra_loss"]
+    assert strategy.info.settings is not None
+    assert strategy.info.settings["custom"] == ["extra_loss"]
     run = str(tmp_path / "run")
     jaxrl.Trainer(strategy, max_opts=8, eval_interval=8, eval_episodes=1, run_dir=run, quiet=True).train()
     assert jaxrl.load_policy(run)([0.0, 0.0, 0.1, 0.5]) in (0, 1)

@@ -73,5 +73,5 @@ def test_an_agent_learns_with_them() -> None:
     strategy = jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), agent, num_envs=4, rollout=8)
     result = jaxrl.Trainer(strategy, max_opts=32, eval_interval=0, quiet=True).train()
     assert result.summary["opt_steps"] == 32
-    assert strategy.settings is not None
-    assert strategy.settings["agent"]["weight_decay"] == 0.01
+    assert strategy.info.settings is not None
+    assert strategy.info.settings["agent"]["weight_decay"] == 0.01

@@ -146,7 +146,7 @@ def test_a_population_sweeps_the_rest_and_members_keep_the_schedule() -> None:
     with pytest.raises(SettingsError, match=r"'agent\.lr' cannot be swept"):
         jaxrl.population(strategy, sweep={"agent.lr": [1e-3, 1e-4]})
     one = with_values(strategy, {"agent.tau": 0.25})
-    assert one.settings["agent"]["schedules"] == ("lr=constant(0.01)",)
+    assert one.info.settings["agent"]["schedules"] == ("lr=constant(0.01)",)
     state = one.state_fns.set_hyperparams(jax.jit(strategy.init)(jax.random.key(0)))
     assert (float(state.agent.hyper.tau), float(state.agent.hyper.lr)) == (0.25, np.float32(1e-2))
 

@@ -280,4 +280,4 @@ def test_the_warm_up_lasts_until_there_is_a_sequence_and_says_so() -> None:
         counting(), agent, buffer=jaxrl.uniform(1_000, batch_size=300), num_envs=4, opt_interval=4, warmup=0
     )
     assert strategy.warmup_env_steps == 160
-    assert any("at least one sequence of 40 steps in each environment" in note for note in strategy.notes)
+    assert any("at least one sequence of 40 steps in each environment" in note for note in strategy.info.notes)

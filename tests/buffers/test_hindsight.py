@@ -219,13 +219,13 @@ def strategy_of(env: Any = None, agent: Any = None, **settings: Any) -> jaxrl.St
 
 def test_an_environment_that_tells_what_goals_pay_needs_no_more_and_another_is_given_it() -> None:
     own = strategy_of()
-    assert own.settings["buffer"]["hindsight"] == 0.8
-    assert "buffer" not in own.settings["custom"]
+    assert own.info.settings["buffer"]["hindsight"] == 0.8
+    assert "buffer" not in own.info.settings["custom"]
     given = strategy_of(buffer=jaxrl.hindsight(jaxrl.uniform(64, batch_size=8), goal=pays))
-    assert "buffer" in given.settings["custom"]
+    assert "buffer" in given.info.settings["custom"]
     assert "buffer" in strategy_of(bit_flipping(3)._replace(goal=None), buffer=jaxrl.hindsight(
         jaxrl.uniform(64, batch_size=8), goal=bit_flipping(3).goal
-    )).settings["custom"]  # fmt: skip
+    )).info.settings["custom"]  # fmt: skip
 
 
 REFUSED = {

@@ -35,7 +35,7 @@ def built_once() -> Iterator[None]:
 
     def built(algo: str, config: Any) -> Strategy:
         strategy = build(algo, config)
-        said = json.dumps([algo, strategy.settings, strategy.notes], separators=(",", "="))
+        said = json.dumps([algo, strategy.info.settings, strategy.info.notes], separators=(",", "="))
         reads = getattr(config, "data", None) or getattr(config, "demos", None)
         return strategy if reads or ":" in said else _BUILT.setdefault(said, strategy)
 

@@ -84,17 +84,17 @@ def test_actors_are_two_rounds_behind_and_of_rollouts_one_unless_told(kind: str,
         strategy = jaxrl.off_policy(env, jaxrl.dqn(features=(4,)), buffer=jaxrl.uniform(), actors=actors)
     else:
         strategy = jaxrl.on_policy(env, jaxrl.ppo(features=(4,)), actors=actors)
-    assert strategy.settings is not None
+    assert strategy.info.settings is not None
     assert strategy.actor_fns is not None
     expected = lag if given is None else given
-    assert (strategy.settings["max_lag"], strategy.actor_fns.config.max_lag) == (expected, expected)
+    assert (strategy.info.settings["max_lag"], strategy.actor_fns.config.max_lag) == (expected, expected)
 
 
 def test_the_library_alone_trains_as_the_command_line_without_a_preset() -> None:
     """`off_policy`, `dqn` and `uniform` with nothing said start from the very state of the command line."""
     whole = build("dqn", general("dqn"))
     ours = jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), jaxrl.dqn(), buffer=jaxrl.uniform())
-    assert ours.settings == whole.settings
+    assert ours.info.settings == whole.info.settings
     assert ours.warmup_env_steps == whole.warmup_env_steps == 1_000
     assert jax.eval_shape(ours.init, jax.random.key(0)) == jax.eval_shape(whole.init, jax.random.key(0))
 
@@ -104,19 +104,21 @@ def test_what_is_left_out_in_python_is_what_the_command_line_leaves_out(name: st
     config = general(name)
     compose = jaxrl.on_policy if name in algorithm_names("on_policy") else jaxrl.off_policy
     ours = compose(jaxrl.make_env(config.env), getattr(jaxrl, name)())
-    assert ours.settings == build(name, config).settings
+    assert ours.info.settings == build(name, config).info.settings
 
 
 def test_what_is_given_in_python_wins_over_what_suits_the_agent() -> None:
     env = jaxrl.make_env("CartPole-v1")
-    on = jaxrl.on_policy(env, jaxrl.a2c(), processor=jaxrl.one_step(), rollout=32, epochs=2, minibatches=4).settings
+    step = jaxrl.one_step()
+    on = jaxrl.on_policy(env, jaxrl.a2c(), processor=step, rollout=32, epochs=2, minibatches=4).info.settings
     assert on is not None
     assert (on["rollout"], on["epochs"], on["minibatches"]) == (32, 2, 4)
     assert not on["processor"]["normalise_reward"]
-    off = jaxrl.off_policy(env, jaxrl.rainbow(), buffer=jaxrl.uniform(500, 8), processor=jaxrl.one_step(), num_envs=5)
-    assert off.settings is not None
-    assert (off.settings["num_envs"], off.settings["opt_interval"]) == (5, 10)
-    assert (off.settings["buffer"]["prioritised"], off.settings["processor"]["n_step"]) == (False, 1)
+    buffer = jaxrl.uniform(500, 8)
+    off = jaxrl.off_policy(env, jaxrl.rainbow(), buffer=buffer, processor=step, num_envs=5).info.settings
+    assert off is not None
+    assert (off["num_envs"], off["opt_interval"]) == (5, 10)
+    assert (off["buffer"]["prioritised"], off["processor"]["n_step"]) == (False, 1)
 
 
 def test_an_agent_is_told_once_and_only_what_it_will_see() -> None:

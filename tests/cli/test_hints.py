@@ -213,8 +213,8 @@ def test_numbers_given_in_python_may_be_floats_that_are_whole() -> None:
     strategy = jaxrl.off_policy(counting(), jaxrl.dqn(epsilon_decay=1e3), buffer=jaxrl.uniform(1e3, 8.0), num_envs=2.0)  # type: ignore[arg-type]
     config = jaxrl.Trainer(strategy, max_opts=1e5, quiet=True).config  # type: ignore[arg-type]
     assert (config.max_opts, type(config.max_opts)) == (100_000, int)
-    assert strategy.settings is not None
-    found = (strategy.settings["buffer"]["capacity"], strategy.settings["num_envs"])
+    assert strategy.info.settings is not None
+    found = (strategy.info.settings["buffer"]["capacity"], strategy.info.settings["num_envs"])
     assert repr(found) == "(1000, 2)"
     assert "expected a whole number" in refusal(lambda: jaxrl.Trainer(strategy, max_opts=1.5))
 

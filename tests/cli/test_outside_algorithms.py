@@ -157,7 +157,7 @@ def test_a_registered_algorithm_is_used_as_a_built_in_one() -> None:
     with pytest.raises(SettingsError, match="already registered as 'table'"):
         jaxrl.register_algorithm("table", make)
     strategy = jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), table(lr=0.2), warmup=16)
-    settings = dict(strategy.settings or {})
+    settings = dict(strategy.info.settings or {})
     assert (settings["algo"], settings["num_envs"], settings["agent"]["lr"]) == ("table", 2, 0.2)
     trainer = jaxrl.Trainer(strategy, max_opts=8, eval_interval=8, eval_episodes=2, run_dir="run", quiet=True)
     trainer.train()

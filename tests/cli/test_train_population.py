@@ -174,7 +174,7 @@ def test_what_makes_another_program_is_built_once_for_each() -> None:
     members = made(asked).members
     assert len(members) == 8
     assert len({id(member.strategy.step) for member in members}) == 2
-    settings = [dict(member.strategy.settings or {}) for member in members[::2]]
+    settings = [dict(member.strategy.info.settings or {}) for member in members[::2]]
     told = [(each["agent"]["lr"], each["buffer"]["batch_size"]) for each in settings]
     assert told == [(1e-3, 8), (1e-3, 16), (1e-2, 8), (1e-2, 16)]
     assert dict(members[0].swept) == {"agent.lr": 1e-3, "buffer.batch_size": 8}
@@ -183,7 +183,7 @@ def test_what_makes_another_program_is_built_once_for_each() -> None:
 def test_what_hangs_on_another_setting_is_built_with_it() -> None:
     """Without ratios clipped there is no `c_clip` in a state; what is told of a member is so all the same."""
     asked = ["impala", "--agent.features", "8", "--sweep", "agent.ent_coef=0.01,0.02", "agent.torso=mlp,auto"]
-    told = [dict(member.strategy.settings or {})["agent"] for member in made(asked).members]
+    told = [dict(member.strategy.info.settings or {})["agent"] for member in made(asked).members]
     assert [(each["ent_coef"], each["torso"]) for each in told] == [
         (0.01, "mlp"),
         (0.01, "auto"),
@@ -204,7 +204,7 @@ def test_a_setting_that_is_there_only_with_another_is_told_without_it() -> None:
     with pytest.raises(SettingsError, match=r"'agent.noise' cannot be swept"):
         made(asked)
     asked = ["sac", "--env", "Pendulum-v1", "--agent.features", "8", "--sweep", "agent.target_entropy=-1,0"]
-    told = [dict(member.strategy.settings or {})["agent"]["target_entropy"] for member in made(asked).members]
+    told = [dict(member.strategy.info.settings or {})["agent"]["target_entropy"] for member in made(asked).members]
     assert told == [-1.0, 0.0]
 
 
@@ -229,12 +229,12 @@ def test_members_may_differ_in_what_episodes_are_drawn_from_and_all_are_judged_a
     asked = ["a2c", "--env", "spread", "--env-args", "width", "0.5", "length", "7", "--sweep", "env_args.width=0.25,1"]
     members = made([*asked, "--eval-env-args", "width", "2"]).members
     assert members[0].strategy.step is members[1].strategy.step  # one program
-    assert [member.strategy.settings["env_args"] for member in members if member.strategy.settings] == [
+    assert [member.strategy.info.settings["env_args"] for member in members if member.strategy.info.settings] == [
         {"width": 0.25, "length": 7},
         {"width": 1.0, "length": 7},
     ]
-    judges = [member.strategy.eval_env for member in members]
-    assert [judge.values["width"] for judge in judges if isinstance(judge, jaxrl.Env)] == [2, 2]
+    envs = [member.strategy.evaluation.env for member in members]
+    assert [env.values["width"] for env in envs if isinstance(env, jaxrl.Env)] == [2, 2]
     with pytest.raises(SettingsError, match=r"scores cannot be compared; .* --eval-env-args width 0.5"):
         made(asked)
     with pytest.raises(SettingsError, match=r"'env_args.widht' cannot be swept; did you mean env_args.width"):

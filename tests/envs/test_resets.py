@@ -161,9 +161,9 @@ def test_a_run_from_before_goes_on_with_fresh_resets(tmp_path: Path) -> None:
 def test_one_line_says_that_a_pool_was_chosen(tmp_path: Path) -> None:
     env = counting(ballast=FRESH_BYTES)
     strategy = jaxrl.on_policy(env, jaxrl.ppo(features=(4,)), num_envs=4, rollout=8, epochs=1, minibatches=1)
-    assert [note.split(":")[0] for note in strategy.notes] == ["resets pool"]
-    assert strategy.settings is not None
-    assert strategy.settings["resets"] == "pool:8"
+    assert [note.split(":")[0] for note in strategy.info.notes] == ["resets pool"]
+    assert strategy.info.settings is not None
+    assert strategy.info.settings["resets"] == "pool:8"
 
 
 @pytest.mark.parametrize(

@@ -114,9 +114,9 @@ def compiled_once() -> Iterator[None]:
     """
 
     def compile_all(strategy: Any, key: Any, *rest: Any) -> Any:
-        if strategy.settings is None:
+        if strategy.info.settings is None:
             return program.compile_all(strategy, key, *rest)
-        name = json.dumps(strategy.settings)
+        name = json.dumps(strategy.info.settings)
         if name not in _COMPILED:
             like, count = program.state_shapes(strategy), jax.ShapeDtypeStruct((), "uint32")
             options = {"xla_backend_optimization_level": "0"}
@@ -126,18 +126,18 @@ def compiled_once() -> Iterator[None]:
         return _COMPILED[name]
 
     def state_shapes(strategy: Any) -> Any:
-        name = f"shapes {json.dumps(strategy.settings)}"
+        name = f"shapes {json.dumps(strategy.info.settings)}"
         if name not in _COMPILED:
             _COMPILED[name] = program.state_shapes(strategy)
         return _COMPILED[name]
 
     def evaluator_of(strategy: Any, *how: Any) -> Any:
-        name = json.dumps([strategy.settings, *how])
+        name = json.dumps([strategy.info.settings, *how])
         return _COMPILED.setdefault(name, make_evaluator(strategy, *how))
 
     def check_step(strategy: Any, *evaluated: Any) -> Any:
-        name = f"checked {json.dumps(strategy.settings)}"
-        if strategy.settings is None or name not in _COMPILED:
+        name = f"checked {json.dumps(strategy.info.settings)}"
+        if strategy.info.settings is None or name not in _COMPILED:
             _COMPILED[name] = program.check_step(strategy)
         return _COMPILED[name]
 
@@ -588,14 +588,14 @@ def read(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 400), marks=pytest.mark.slow)], ids=str)
 def test_no_flipped_bit_of_the_settings_changes_the_training(run: Path, seeds: range) -> None:
-    config, went_on, wanted = run / "config.yaml", 0, read(build("dqn", SMALL).settings or {})
+    config, went_on, wanted = run / "config.yaml", 0, read(build("dqn", SMALL).info.settings or {})
     text = config.read_bytes()
-    assert read(decide(run).strategy.settings or {}) == wanted
+    assert read(decide(run).strategy.info.settings or {}) == wanted
     for seed in seeds:
         flip(config, random.Random(seed).randrange(8 * len(text)))
         with suppress(JaxrlError):
             decided = decide(run)
-            assert (read(decided.strategy.settings or {}), decided.config.seed) == (wanted, SMALL.seed)
+            assert (read(decided.strategy.info.settings or {}), decided.config.seed) == (wanted, SMALL.seed)
             went_on += 1
         config.write_bytes(text)
     assert went_on < len(seeds)

@@ -487,7 +487,7 @@ def test_with_them_they_decide(name: str) -> None:
     )
     awake = changed(awake, "exploration", (0.9,)) if name == "exploration_schedule" else awake
     strategies = [build("dqn", config) for config in (awake, changed(awake, name, IDLE[name]))]
-    settings = [strategy.settings[part] if part else strategy.settings for strategy in strategies]
+    settings = [strategy.info.settings[part] if part else strategy.info.settings for strategy in strategies]
     usual = 2 if name == "max_lag" else value_of(SMALL, name)  # unset, it is that of replay
     assert [s[rest] for s in settings] == [usual, IDLE[name]]
 
@@ -517,7 +517,8 @@ def test_an_allowed_change_that_cannot_be_made_leaves_the_run_as_it_was(tmp_path
 
     def train_width(width: int, **resume: bool) -> None:
         strategy = still({**PARTS, "weights": jnp.zeros(width)})
-        strategy = strategy._replace(settings={"algo": "still", "custom": ["strategy"], "width": width})
+        info = jaxrl.StrategyInfo(settings={"algo": "still", "custom": ["strategy"], "width": width})
+        strategy = strategy._replace(info=info)
         jaxrl.Trainer(strategy, max_opts=2, run_dir=str(run), recorders=[], **resume).train()
 
     train_width(4)

@@ -63,7 +63,7 @@ def test_a_batch_is_the_rings_and_then_so_many_demonstrations(make: Any) -> None
 @pytest.mark.parametrize(("share", "batch"), [(0.5, 32), (0.2, 20), (0.75, 64), (1e-6, 17)])
 def test_the_share_is_that_of_the_whole_batch(share: float, batch: int) -> None:
     strategy = opening(shown(9), demo_share=share)
-    (note,) = [note for note in strategy.notes if "transitions in a batch" in note]
+    (note,) = [note for note in strategy.info.notes if "transitions in a batch" in note]
     assert note.startswith(f"{batch - 16} of {batch} transitions in a batch are from 108 transitions in 9 episodes")
 
 
@@ -120,5 +120,5 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], told: str) -> None:
 
 
 def test_demonstrations_made_by_hand_are_named_as_such() -> None:
-    assert "demos" in opening(shown()).settings["custom"]
-    assert "demos" not in opening(None).settings["custom"]
+    assert "demos" in opening(shown()).info.settings["custom"]
+    assert "demos" not in opening(None).info.settings["custom"]

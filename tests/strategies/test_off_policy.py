@@ -131,7 +131,7 @@ def test_several_updates_are_made_each_time_that_one_is_due(num_envs, opt_interv
     assert updates * env_steps / opt_steps == opt_interval
     assert run.rows == 2 * env_steps
     assert run.opt_steps == list(range(2 * opt_steps))
-    assert run.strategy.settings["updates"] == updates
+    assert run.strategy.info.settings["updates"] == updates
 
 
 @cache
@@ -206,16 +206,16 @@ def test_a_processor_without_transitions_is_refused():
 def test_warm_up_takes_the_steps_asked_for_and_says_where_it_does_not(warmup, n, opt_interval, env_steps, note):
     strategy = make(agent=coins, warmup=warmup, n=n, opt_interval=opt_interval, capacity=64)
     assert strategy.warmup_env_steps == env_steps
-    assert [note in said for said in strategy.notes] == ([True] if note else [])
+    assert [note in said for said in strategy.info.notes] == ([True] if note else [])
     state = jax.jit(strategy.init)(KEY)
     # A step whose `n` rewards are not all in is not in the buffer yet.
     assert int(state.buffer.items.weight.sum()) == env_steps - 2 * (n - 1)
 
 
 def test_a_capacity_that_was_rounded_is_said():
-    (said,) = make(num_envs=6, opt_interval=6, capacity=64, warmup=12).notes
+    (said,) = make(num_envs=6, opt_interval=6, capacity=64, warmup=12).info.notes
     assert said == "buffer capacity rounded up from 64 to 66, a multiple of 6 items per push"
-    assert make(num_envs=2, capacity=64).notes == ()
+    assert make(num_envs=2, capacity=64).info.notes == ()
     state = jax.eval_shape(make(num_envs=6, opt_interval=6, capacity=64, warmup=12).init, KEY)
     assert len(state.buffer) == 66
 

@@ -160,7 +160,7 @@ def test_without_an_environment_the_policy_is_judged_by_its_distance_from_episod
     strategy = jaxrl.offline(data, jaxrl.bc(features=()), batch_size=4, holdout=0.5, updates=3)
     state = jax.jit(strategy.init)(jax.random.key(0))
     params = strategy.policy.params(state)
-    returns, lengths, finished = strategy.judge(params, jax.random.key(0))
+    returns, lengths, finished = strategy.evaluation.evaluate(params, jax.random.key(0))
     held = data.where(np.isin(data.episode, [1, 3]))
     action = np.array([strategy.policy.act(params, strategy.policy.begin(params, obs[None]))[1][0] for obs in held.obs])
     wrong = (action != held.action).astype(float)
@@ -251,7 +251,7 @@ def test_what_cannot_be_learnt_from_is_refused_in_one_line(case: str) -> None:
 
 def test_any_agent_that_learns_from_replay_learns_from_data() -> None:
     strategy = jaxrl.offline(walk(), jaxrl.dqn(features=(4,), cql=1.0), batch_size=4)
-    assert strategy.settings["custom"] == ["training", "data"]
+    assert strategy.info.settings["custom"] == ["training", "data"]
 
 
 # --- what an update sees --------------------------------------------------------------------------------------------
@@ -306,13 +306,13 @@ def test_rows_tell_the_epochs_passed_and_a_note_how_long_one_is() -> None:
     strategy = jaxrl.offline(DATA, counting(DATA), batch_size=8, updates=5, replacement=False)
     _, metrics = strategy.step(strategy.init(jax.random.key(0)), jax.random.key(1), jnp.uint32(2))
     assert float(metrics["epochs"]) == 15 * 8 / 20
-    assert "each of 20 transitions is learnt from once, is 2.5 updates" in strategy.notes[-1]
+    assert "each of 20 transitions is learnt from once, is 2.5 updates" in strategy.info.notes[-1]
 
 
 def test_a_batch_of_all_data_has_each_step_once_in_every_update() -> None:
     strategy = jaxrl.offline(DATA, counting(DATA), batch_size=0, updates=2)
     assert trained(strategy, 3).agent.tolist() == [6] * DATA.rows
-    assert strategy.settings["batch_size"] == 0
+    assert strategy.info.settings["batch_size"] == 0
 
 
 def test_one_update_from_all_data_is_the_gradient_of_their_mean() -> None:
@@ -336,7 +336,7 @@ def test_rewards_are_scaled_by_the_returns_of_the_episodes(by: str) -> None:
     state = trained(strategy, 1)
     np.testing.assert_allclose(state.buffer.items.reward, data.reward / spread, rtol=1e-6)
     np.testing.assert_allclose(state.reward_factor, 1 / spread, rtol=1e-6)
-    assert f"multiplied by {1 / spread:.6g}, by the {by} of the returns" in strategy.notes[-1]
+    assert f"multiplied by {1 / spread:.6g}, by the {by} of the returns" in strategy.info.notes[-1]
     alike = bandit([0, 1], [2.0, 2.0])
     with pytest.raises(SettingsError, match="all episodes of the data have the return 2; set it to none"):
         jaxrl.offline(alike, jaxrl.bc(), batch_size=2, scale_rewards_by=by)

@@ -14,16 +14,16 @@ from jaxrl.tuning import Override, override, tunable
 
 def test_settings_are_outermost_and_every_setting_has_every_seed() -> None:
     made = jaxrl.population(small_dqn(), seeds=2, sweep={"agent.lr": [1e-3, 1e-4], "processor.discount": [0.9]})
-    told = [(m.number, m.seed, m.swept["agent.lr"], m.strategy.settings["agent"]["lr"]) for m in made.members]  # type: ignore[index]
+    told = [(m.number, m.seed, m.swept["agent.lr"], m.strategy.info.settings["agent"]["lr"]) for m in made.members]  # type: ignore[index]
     assert told == [(0, 0, 1e-3, 1e-3), (1, 1, 1e-3, 1e-3), (2, 0, 1e-4, 1e-4), (3, 1, 1e-4, 1e-4)]
-    assert {m.strategy.settings["processor"]["discount"] for m in made.members} == {0.9}  # type: ignore[index]
+    assert {m.strategy.info.settings["processor"]["discount"] for m in made.members} == {0.9}  # type: ignore[index]
     assert all(m.strategy.step is small_dqn().step for m in made.members)  # one program
 
 
 def test_a_member_begins_with_its_values_and_is_retuned_to_them() -> None:
     strategy = small_dqn()
     changed = with_values(strategy, {"agent.lr": 0.5, "processor.discount": 0.25})
-    with override(changed.values):
+    with override(changed.info.overrides):
         state = jax.jit(strategy.init)(jax.random.key(0))
     assert float(state.agent.hyper.lr) == 0.5
     assert float(state.processor.discount) == 0.25

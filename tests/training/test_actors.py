@@ -272,7 +272,7 @@ def test_ratios_are_those_to_the_parameters_that_acted_as_many_rounds_ago_as_sai
 
 
 def test_unset_the_lag_is_one_of_rollouts_and_two_of_replay():
-    settings = lambda strategy: strategy.settings["max_lag"]
+    settings = lambda strategy: strategy.info.settings["max_lag"]
     assert settings(rollouts(counter(), max_lag=None)) == 1
     assert settings(replaying(counter())) == 2
     assert settings(rollouts(counter(), max_lag=3)) == settings(replaying(counter(), max_lag=3)) == 3
@@ -353,7 +353,7 @@ def test_one_number_spreads_exploration_over_the_actors_as_ape_x_does():
 def test_exploration_follows_a_schedule_by_the_step_of_the_parameters_that_act():
     schedule = jaxrl.linear(1.0, 0.5, 10)
     strategy = replaying(counter(), exploration=(0.1, 0.4), exploration_schedule=schedule)
-    assert strategy.settings["exploration_schedule"] == str(schedule) == "linear(1.0,0.5,10)"
+    assert strategy.info.settings["exploration_schedule"] == str(schedule) == "linear(1.0,0.5,10)"
     agent = jaxrl.dqn(features=(8,))(strategy.policy.spec).init(jax.random.key(0))
     for opt_step, factor in ((0, 1.0), (4, 0.8), (99, 0.5)):
         for actor, own in enumerate((0.1, 0.4)):

@@ -35,13 +35,13 @@ def watching() -> jaxrl.Strategy:
         look("step")
         return State(state.key, state.number + 1), {"number": state.number}
 
-    def judge(params: Any, key: Any) -> tuple[Any, Any, Any]:
-        look("judge")
+    def evaluate(params: Any, key: Any) -> tuple[Any, Any, Any]:
+        look("evaluate")
         return jnp.ones(2) * params, jnp.ones(2, jnp.int32), jnp.ones(2, bool)
 
     params = lambda state: state.number
     policy = jaxrl.Policy(constant_reward().spec, params, *[lambda *args: args] * 3)
-    return jaxrl.Strategy(init, step, 1, 1, policy=policy, judge=judge)
+    return jaxrl.Strategy(init, step, 1, 1, policy=policy, evaluation=jaxrl.EvalFns(evaluate))
 
 
 def seen_in(training: Any) -> set[tuple[str, Any]]:
@@ -58,7 +58,7 @@ def test_a_context_reaches_every_program_and_ends_with_its_block() -> None:
             trainer = jaxrl.Trainer(strategy, **options)
             assert {value for _, value in seen_in(trainer.train)} <= {precision}
             traced = seen_in(lambda: jaxrl.Trainer(watching(), **options).train())
-        assert traced == {(where, precision) for where in ("init", "step", "judge")}
+        assert traced == {(where, precision) for where in ("init", "step", "evaluate")}
 
 
 def test_a_context_reaches_the_members_of_a_population() -> None:
@@ -88,7 +88,7 @@ def test_strategies_that_differ_in_where_they_are_evaluated_are_evaluated_there(
     strategy = jaxrl.on_policy(constant_reward(1.0), agent, num_envs=2, rollout=2, epochs=1, minibatches=1)
     returns = {}
     for reward in (1.0, 5.0, -3.0):
-        other = strategy._replace(eval_env=constant_reward(reward))
+        other = strategy._replace(evaluation=jaxrl.EvalFns(env=constant_reward(reward)))
         result = jaxrl.Trainer(other, max_opts=2, eval_interval=2, eval_episodes=2, quiet=True).train()
         returns[reward] = result.best_score
     assert returns == {1.0: 1.0, 5.0: 5.0, -3.0: -3.0}

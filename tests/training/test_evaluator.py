@@ -122,7 +122,7 @@ def test_sampled_evaluation_acts_as_at_the_end_of_exploration(where: str) -> Non
     settings = {"buffer": jaxrl.uniform(64, batch_size=8), "num_envs": 2, "opt_interval": 2, "warmup": 0}
     strategy = jaxrl.off_policy(countdown(), agent, **settings)
     if where == "host":
-        strategy = strategy._replace(eval_env=jaxrl.on_host(countdown()))
+        strategy = strategy._replace(evaluation=jaxrl.EvalFns(env=jaxrl.on_host(countdown())))
     assert strategy.policy is not None
     params = strategy.policy.params(jax.jit(strategy.init)(jax.random.key(0)))
     evaluate = evaluator_of(strategy, 200, True)

@@ -234,7 +234,8 @@ def test_a_trainer_gives_what_it_went_back_to_the_settings_that_were_changed(tmp
     def made(kind: int, bad: Any) -> jaxrl.Strategy:
         strategy, tune = poisoned(bad), lambda state: state._replace(agent=jax.numpy.float32(kind))
         state_fns = strategy.state_fns._replace(set_hyperparams=tune)
-        return strategy._replace(settings={"algo": "custom", "kind": kind}, state_fns=state_fns)
+        info = jaxrl.StrategyInfo(settings={"algo": "custom", "kind": kind})
+        return strategy._replace(info=info, state_fns=state_fns)
 
     jaxrl.Trainer(made(0, lambda luck, step: False), max_opts=20, **settings).train()
     agents = list[float]()

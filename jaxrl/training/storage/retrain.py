@@ -26,7 +26,7 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
             f"the environments of {strategy.actor_fns.env.spec.name} are not part of a checkpoint, so that what was "
             "trained cannot be trained again; leave --replay out"
         )
-    like, program, settings = state_shapes(strategy), jit_run(strategy), plain(strategy.settings or {})
+    like, program, settings = state_shapes(strategy), jit_run(strategy), plain(strategy.info.settings or {})
     store.forms, start = forms_of(strategy), 0
     before: tuple[PyTree, dict[str, int]] | None = None
     for step in steps:
