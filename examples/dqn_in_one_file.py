@@ -102,6 +102,8 @@ def step(state, action, key):
 
 def collect(state, key, epsilon, pushes):
     """Take one step in all environments, and write its transitions into the ring, after `pushes` earlier blocks."""
+    # jaxrl has a key for each vector step, and splits it in one to act and one for the environments; so does this, to
+    # draw the same numbers.
     act_key, env_key = jax.random.split(jax.random.split(key, 1)[0])
     agent_key, random_key = jax.random.split(act_key)
     if epsilon is None:  # warm-up

@@ -45,7 +45,7 @@ from jaxrl.agents.fields import (
     Widths,
 )
 from jaxrl.agents.losses import clipped_surrogate, squared, value_loss, weighted_surrogate
-from jaxrl.agents.optimizers import GradientStep, Optimizer, learn
+from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_update
 from jaxrl.agents.returns import gae, lambda_returns, vtrace
 from jaxrl.distributions import Distribution, Head, apply_temperature, make_head, mask_distribution
 from jaxrl.errors import SettingsError
@@ -66,8 +66,7 @@ from jaxrl.nn import (
     check_torso,
     forward,
     initial_memory,
-    join_variables,
-    split_variables,
+    takes_train,
     training_key,
     unroll,
 )
@@ -169,7 +168,7 @@ class Hyper(NamedTuple):
     """`()` without V-trace, as is `c_clip`."""
     c_clip: PyTree = ()
     exploration: PyTree = ()
-    """The temperature at which an actor draws actions, where it has one of its own; else `()`."""
+    """Temperature at which an actor samples actions, if set per actor; else `()`."""
 
 
 class ActorCriticState(NamedTuple):
@@ -337,6 +336,11 @@ def _build(name: str, config: PPOConfig, custom: CustomParts, spec: EnvSpec) -> 
     usual, outputs = partial(_network, config, spec, head), (policy_output(head), ONE_VALUE)
     network = build_network(custom, "make_network", (spec, head), usual, (observation_structs(spec),), outputs)
     blinds = privileged and "make_network" in custom.makers
+    if blinds and takes_train(network):
+        raise SettingsError(
+            f"{spec.name} has a privileged state, which a second pass through the network of make_network keeps "
+            "from the policy; so it cannot have batch statistics or dropout, by an argument train"
+        )
     parts = _Parts(config, network, custom.gradient_step, head, spec, memory, custom.extra_loss, blinds)
     return Agent(
         name=name,
@@ -443,8 +447,7 @@ def _forward(parts: _Parts, params: PyTree, obs: PyTree, key: Key | None) -> tup
     obs = for_critic(obs)
     (outputs, value, *memory), collections = forward(parts.network, params, obs, key=key)
     if parts.blinds:
-        params = join_variables(split_variables(params)[0], collections)
-        (outputs, *_), collections = forward(parts.network, params, zero_privileged(obs), key=key)
+        outputs = cast(tuple, parts.network.apply(params, zero_privileged(obs)))[0]
     return outputs, squeeze_values(value), memory[0] if memory else (), collections
 
 
@@ -538,14 +541,14 @@ def _estimate(
 def standardise(x: Array, weight: Array) -> Array:
     """Normalise the entries of `x` with weight 1 to mean 0 and standard deviation 1, over all shards.
 
-    A single one stays as it is: normalised it would be 0, whatever it says.
+    A single entry is left unchanged: normalised, it would always be 0.
     """
     count, counts = jnp.maximum(shards.psum(weight.sum()), 1.0), weight > 0
     # Select instead of multiplying by the weight: an entry of weight 0 may be NaN.
     mean = shards.psum(jnp.where(counts, x, 0.0).sum()) / count
-    apart = jnp.where(counts, x - jnp.where(count > 1, mean, 0.0), 0.0)
-    variance = shards.psum(jnp.square(apart).sum()) / count
-    return apart * jax.lax.rsqrt(jnp.where(count > 1, variance + 1e-8, 1.0))
+    centred = jnp.where(counts, x - jnp.where(count > 1, mean, 0.0), 0.0)
+    variance = shards.psum(jnp.square(centred).sum()) / count
+    return centred * jax.lax.rsqrt(jnp.where(count > 1, variance + 1e-8, 1.0))
 
 
 def _measure(sample: Sample) -> Metrics:
@@ -577,7 +580,7 @@ def _update(
     config, hyper, sample = parts.config, state.hyper, batch.items
     if config.normalise_advantage == "minibatch":
         sample = sample._replace(advantage=standardise(sample.advantage, sample.weight))
-    learnt = learn(
+    learnt = gradient_update(
         parts.gradient_step,
         partial(_loss, parts, hyper),
         state.params,
@@ -592,7 +595,7 @@ def _update(
     means = jnp.stack(list(terms.values())).reshape(len(terms), -1).mean(axis=1)
     metrics = {"loss": learnt.loss, "grad_norm": learnt.norm, **{name: means[i] for i, name in enumerate(terms)}}
     return (
-        ActorCriticState(learnt.params, learnt.opt_state, hyper),
+        ActorCriticState(learnt.variables, learnt.opt_state, hyper),
         metrics,
         jnp.zeros(batch.weight.shape[0], jnp.float32),
     )

@@ -35,7 +35,7 @@ from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy,
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Positive, Weight
 from jaxrl.agents.losses import advantage_weight, expectile_loss
-from jaxrl.agents.optimizers import Learnt, Optimizer, learn, polyak_update
+from jaxrl.agents.optimizers import GradientUpdate, Optimizer, gradient_update, polyak_update
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Network, forward, training_key
 from jaxrl.spaces import Discrete, EnvSpec, space_zeros
@@ -74,7 +74,7 @@ class AdvantageHyper(NamedTuple):
     expectile: PyTree
     """`()` for AWAC."""
     exploration: PyTree = ()
-    """The temperature at which an actor draws actions, where it has one of its own; else `()`."""
+    """Temperature at which an actor samples actions, if set per actor; else `()`."""
 
 
 class OptStates(NamedTuple):
@@ -181,7 +181,7 @@ def _build(name: str, config: AWACConfig, custom: CustomParts, spec: EnvSpec) ->
             parts,
             lambda state, obs, opt_step: action_distribution(network, head, state.policy, obs),
             keep_critic=lambda state: state._replace(target=(), opt_state=()),
-        )._replace(state_value=None if networks.value is None else partial(_told_value, parts)),
+        )._replace(state_value=None if networks.value is None else partial(_state_value, parts)),
         info=AgentInfo(
             settings=asdict(config),
             custom=custom.custom,
@@ -216,9 +216,9 @@ def _update_awac(
     items, policy, (key_tm1, key_t) = batch.items, state.policy, jax.random.split(key)
     v_t = policy_value(parts, policy, state.target, items.next_obs, key_t)
     critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, key, opt_step)
-    v_tm1 = policy_value(parts, policy, critic.params, items.obs, key_tm1)
-    advantage = done_value(parts, critic.params, items) - v_tm1
-    state = state._replace(critic=critic.params, opt_state=state.opt_state._replace(critic=critic.opt_state))
+    v_tm1 = policy_value(parts, policy, critic.variables, items.obs, key_tm1)
+    advantage = done_value(parts, critic.variables, items) - v_tm1
+    state = state._replace(critic=critic.variables, opt_state=state.opt_state._replace(critic=critic.opt_state))
     state, policy_metrics = _improve(parts, state, batch, advantage, key, opt_step)
     return state, {**metrics, **policy_metrics}, priorities
 
@@ -230,11 +230,11 @@ def _update_iql(
     items = batch.items
     q = done_value(parts, state.target, items)
     value = _learn_value(parts, state, batch, q, key, opt_step)
-    v_tm1, v_t = (_value(parts, value.params, obs) for obs in (items.obs, items.next_obs))
+    v_tm1, v_t = (_value(parts, value.variables, obs) for obs in (items.obs, items.next_obs))
     critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, key, opt_step)
     state = state._replace(
-        critic=critic.params,
-        value=value.params,
+        critic=critic.variables,
+        value=value.variables,
         opt_state=state.opt_state._replace(critic=critic.opt_state, value=value.opt_state),
     )
     state, policy_metrics = _improve(parts, state, batch, q - v_tm1, key, opt_step)
@@ -266,11 +266,13 @@ def _value(parts: Parts, params: PyTree, obs: PyTree) -> Array:
     return squeeze_values(cast(Any, parts.networks.value).apply(params, to_critic(obs)))
 
 
-def _told_value(parts: Parts, state: AdvantageState, obs: PyTree, action: PyTree) -> Array:
+def _state_value(parts: Parts, state: AdvantageState, obs: PyTree, action: PyTree) -> Array:
     return _value(parts, state.value, obs)
 
 
-def _learn_value(parts: Parts, state: AdvantageState, batch: Batch, q: Array, key: Key, opt_step: Array) -> Learnt:
+def _learn_value(
+    parts: Parts, state: AdvantageState, batch: Batch, q: Array, key: Key, opt_step: Array
+) -> GradientUpdate:
     """Regress the state value on the expectile of `q` `[B]`."""
     network = cast(Network, parts.networks.value)
 
@@ -280,7 +282,7 @@ def _learn_value(parts: Parts, state: AdvantageState, batch: Batch, q: Array, ke
         error = q - squeeze_values(value)
         return jnp.mean(weight * expectile_loss(error, state.hyper.expectile)), ((), collections)
 
-    return learn(
+    return gradient_update(
         parts.gradient_step,
         loss,
         state.value,
@@ -326,7 +328,7 @@ def _improve(
         "advantage_weight": weight.mean(),
     }
     return state._replace(
-        policy=policy.params,
+        policy=policy.variables,
         target=polyak_update(state.target, state.critic, hyper.tau),
         opt_state=state.opt_state._replace(policy=policy.opt_state),
     ), policy_metrics

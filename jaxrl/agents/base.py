@@ -97,7 +97,7 @@ class PolicyFns(NamedTuple):
     keep_critic: StripFn | None = None
     """For an agent whose `strip` leaves out the critics that `value` needs: another one that keeps them."""
     state_value: ValueFn | None = None
-    """For an agent that learns values of observations beside those of actions: told where no action is given."""
+    """For an agent that also learns state values: the values returned where no action is given."""
 
 
 class AgentFns(NamedTuple):
@@ -105,7 +105,8 @@ class AgentFns(NamedTuple):
 
     stop: StopFn | None = None
     measure: MeasureFn | None = None
-    """Metrics of a rollout beside those of its updates; they cannot make an update be skipped."""
+    """Metrics of a rollout, in addition to those of its updates; a non-finite one does not cause an update to be
+    skipped."""
     behave: ActFn | None = None
     """A variant of `act` that also returns the log-probability `[N]` of the action in `extras["log_prob"]`.
 
@@ -137,7 +138,7 @@ class AgentInfo(NamedTuple):
 class Agent(NamedTuple):
     """Pure functions over an agent's state: parameters and, as arrays, the hyperparameters that a sweep can vary.
 
-    An agent of one's own needs the first five fields.
+    A custom agent needs the first five fields.
     """
 
     name: str
@@ -157,7 +158,7 @@ class Agent(NamedTuple):
     """Its networks as pure functions, by the names of the fields of its state that hold their variables, as in
     `agent.apply["policy"](state.policy, obs)`. They take observations as the agent sees them."""
     policy_fns: PolicyFns | None = None
-    """What loaded policies return beside actions."""
+    """Distributions and values that loaded policies return in addition to actions."""
     fns: AgentFns = AgentFns()
     info: AgentInfo = AgentInfo()
 

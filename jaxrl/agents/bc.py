@@ -26,7 +26,7 @@ from jaxrl.agents.custom import (
 )
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import NetworkConfig, OptimizerConfig, Weight
-from jaxrl.agents.optimizers import GradientStep, Learnt, Optimizer, learn
+from jaxrl.agents.optimizers import GradientStep, GradientUpdate, Optimizer, gradient_update
 from jaxrl.distributions import Distribution, Gaussian, Head, apply_temperature, make_head, mask_distribution
 from jaxrl.masks import for_policy, get_mask, view_spec
 from jaxrl.metrics import Metrics
@@ -49,7 +49,7 @@ class BCHyper(NamedTuple):
     lr: Array
     max_grad_norm: Array
     exploration: PyTree = ()
-    """The temperature at which an actor draws actions, where it has one of its own; else `()`."""
+    """Temperature at which an actor samples actions, if set per actor; else `()`."""
 
 
 class BCState(NamedTuple):
@@ -182,7 +182,7 @@ def _update(parts: _Parts, state: BCState, batch: Batch, key: Key, opt_step: Arr
         opt_step=opt_step,
     )
     metrics = {"loss": learnt.loss, "log_prob": learnt.aux.mean(), "grad_norm": learnt.norm}
-    return BCState(learnt.params, learnt.opt_state, hyper), metrics, -learnt.aux * items.weight
+    return BCState(learnt.variables, learnt.opt_state, hyper), metrics, -learnt.aux * items.weight
 
 
 # --- weighted regression on actions, shared with AWAC and IQL --------------------------------------------------------
@@ -216,7 +216,7 @@ def to_policy_actions(spec: EnvSpec, action: Array) -> Array:
 def action_distribution(
     network: Network, head: Head, policy: PyTree, obs: PyTree, temperature: PyTree = ()
 ) -> Distribution:
-    """Return the action distributions for `obs` `[B, ...]`, at a `temperature` of an actor's own."""
+    """Return the action distributions for `obs` `[B, ...]`, at the actor's `temperature` if it has one."""
     return _distribution(head, network.apply(policy, for_policy(obs)), obs, temperature)
 
 
@@ -241,7 +241,7 @@ def regress(
     opt_state: PyTree,
     batch: tuple[PyTree, Array, Array, Array, PyTree],
     **arguments: Any,
-) -> Learnt:
+) -> GradientUpdate:
     """Take one gradient step up the weighted log-likelihood of actions; further `arguments` are those of `learn`.
 
     `batch` holds observations, actions (see `to_policy_actions`), loss weights, extra weights on the likelihoods and,
@@ -252,14 +252,14 @@ def regress(
     def loss(
         params: PyTree, batch: tuple[PyTree, Array, Array, Array, PyTree], key: Key | None
     ) -> tuple[Array, tuple[Array, PyTree]]:
-        obs, action, weight, worth, items = batch
+        obs, action, weight, advantage_weight, items = batch
         outputs, collections = forward(network, params, for_policy(obs), key=key)
         distribution = _distribution(head, outputs, obs)
         log_prob = distribution.log_prob(action)
         log_prob = log_prob if get_mask(obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
-        each = -worth * log_prob
+        each = -advantage_weight * log_prob
         if extra is not None:
             each = each + extra(params, items, distribution, weight)
         return jnp.mean(weight * each), (log_prob, collections)
 
-    return learn(gradient_step, loss, policy, opt_state, batch, **arguments)
+    return gradient_update(gradient_step, loss, policy, opt_state, batch, **arguments)

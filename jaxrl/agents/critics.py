@@ -22,7 +22,7 @@ from jaxrl.agents.custom import (
 from jaxrl.agents.exploration import mask_values
 from jaxrl.agents.fields import Count, NetworkConfig, OneOf, OptimizerConfig, Rate, Share, Steps, Weight, Widths
 from jaxrl.agents.losses import conservative_gap, squared
-from jaxrl.agents.optimizers import GradientStep, Learnt, learn
+from jaxrl.agents.optimizers import GradientStep, GradientUpdate, gradient_update
 from jaxrl.agents.sequences import Memories, Views, memories_of, remembering, training_rows_of_sequences
 from jaxrl.distributions import Head
 from jaxrl.errors import SettingsError
@@ -133,9 +133,11 @@ def value_network(config: CriticConfig, custom: CustomParts, spec: EnvSpec) -> N
 def _network(
     kind: Callable[..., Network], config: CriticConfig, spec: EnvSpec, outputs: int, widths: Sequence[int], **more: Any
 ) -> Network:
-    """Return a network of a `kind`, or with batch normalisation the one that there is of it."""
+    """Return a network of a `kind`, or with `batch_norm` a `BatchNormNetwork` of its inputs and outputs."""
     if config.batch_norm == "none":
         return kind(spec.observation_space, outputs, **{**_options(config, spec), "features": widths, **more})
+    if config.layer_norm:
+        raise SettingsError(f"agent.layer_norm is on and agent.batch_norm {config.batch_norm}; set one of them alone")
     if torso_kind(config.torso, spec.observation_space, config.channels) != "mlp":
         raise SettingsError(
             f"agent.batch_norm is {config.batch_norm}, but {spec.name} has images for a torso with convolutions; set "
@@ -151,9 +153,10 @@ def _options(config: CriticConfig, spec: EnvSpec) -> dict[str, Any]:
 
 
 def recurrent_networks(config: Any, spec: EnvSpec, head: Head) -> Networks:
-    """Build networks of which each has a core of its own; `config` is also a `SequenceConfig`.
+    """Build recurrent networks, each with its own core; `config` is also a `SequenceConfig`.
 
-    The core is behind the torso. Continuous actions join it there, and the last layer of the critics is behind them.
+    The core follows the torso. Critics concatenate continuous actions to its output, and have their last hidden layer
+    after that.
     """
     space, hidden = spec.action_space, Box(-jnp.inf, jnp.inf, (config.core_features,))
     if config.batch_norm != "none" or config.critic_features:
@@ -171,10 +174,10 @@ def recurrent_networks(config: Any, spec: EnvSpec, head: Head) -> Networks:
     policy = PolicyNetwork(hidden, head.outputs, "mlp", ())
     before, last = config.features[: len(config.features) - behind], config.features[len(config.features) - behind :]
     critic = Critic(hidden, outputs, "mlp", last, config.activation, config.layer_norm, dtype=config.dtype)
-    seen, judged = view_spec(spec, for_policy), view_spec(spec, for_critic)
+    of_policy, of_critic = view_spec(spec, for_policy), view_spec(spec, for_critic)
     return Networks(
-        core(policy, seen, config.features),
-        RecurrentEnsemble(core(critic, judged, before, layer_norm=config.layer_norm), config.num_critics),
+        core(policy, of_policy, config.features),
+        RecurrentEnsemble(core(critic, of_critic, before, layer_norm=config.layer_norm), config.num_critics),
     )
 
 
@@ -311,8 +314,8 @@ class NextStep(NamedTuple):
     """The next observation."""
     action: tuple[Array, ...]
     """The policy's next action, as critics take it; `()` for discrete ones."""
-    policy: Array
-    """`[R, outputs]`, probabilities of the critics' outputs: of discrete actions, or 1."""
+    probability: Array
+    """`[R, outputs]`, by which the critics' outputs are averaged: the policy's for discrete actions, otherwise ones."""
     bonus: Array
     """What the policy's entropy adds to the value."""
 
@@ -325,7 +328,7 @@ def learn_critic(
     key: Key,
     opt_step: Array,
     sampled: SampledActions | None = None,
-) -> tuple[Learnt, Metrics, Array]:
+) -> tuple[GradientUpdate, Metrics, Array]:
     """Regress the critics' values of the data's actions on `target` `[B]`; also return metrics and absolute errors.
 
     With `sampled`, add `hyper.cql` times the conservative penalty (CQL). With cores, `batch` is of sequences; all else
@@ -335,7 +338,7 @@ def learn_critic(
     action = unit_actions(parts.spec, rows.items.action)
     pick = None if action else rows.items.action
     penalty = None if sampled is None else partial(_gap, parts.networks.critic)
-    learnt = learn(
+    learnt = gradient_update(
         parts.gradient_step,
         partial(_critic_loss, parts, penalty, 0.0 if sampled is None else state.hyper.cql),
         state.critic,
@@ -362,7 +365,7 @@ def learn_critic(
 
 
 def _critic_loss(
-    parts: Parts, penalty: Any, push: Array | float, params: PyTree, batch: PyTree, key: Key | None
+    parts: Parts, cql_gap: Any, cql_weight: Array | float, params: PyTree, batch: PyTree, key: Key | None
 ) -> tuple[Array, tuple[tuple[Array, Array, PyTree], PyTree]]:
     """Return the weighted mean of the critics' summed losses; absolute errors, values and CQL gaps, each `[B]`; and the
     critics' collections."""
@@ -373,16 +376,16 @@ def _critic_loss(
         rows, actions = joint(to_critic(obs), to_critic(target.obs)), joint(action, target.action)
         both, collections = forward(parts.networks.critic, params, rows, *actions, key=key)
         out, out_t = jnp.split(both, 2, axis=1)
-        v_t = jnp.sum(target.policy * out_t.min(0), axis=-1) + target.bonus
+        v_t = jnp.sum(target.probability * out_t.min(0), axis=-1) + target.bonus
         target = jax.lax.stop_gradient(target.reward + target.discount * v_t)
     else:
         out, collections = forward(parts.networks.critic, params, to_critic(obs), *action, key=key)
     q = select_values(out, pick)
     error = target[None] - q
     each, gap = squared(error), ()
-    if penalty is not None:
-        gap = penalty(params, obs, sampled, out, q)
-        each = each + push * gap
+    if cql_gap is not None:
+        gap = cql_gap(params, obs, sampled, out, q)
+        each = each + cql_weight * gap
         gap = gap.mean(0)
     loss = each.sum(0)
     if parts.extra_loss is not None:
@@ -421,7 +424,7 @@ def min_values(critic: Network, params: PyTree, obs: PyTree, *action: Array) -> 
 
 
 def critic_policy_fns(parts: Parts, distribution: DistributionFn | str, keep_critic: StripFn) -> PolicyFns:
-    """Return what an agent with critics tells: the lowest of their values, of every action or of the given ones."""
+    """Return the `PolicyFns` of an agent with critics; the value is the minimum over its critics."""
     return PolicyFns(
         distribution,
         partial(_min_values, parts),

@@ -33,7 +33,7 @@ class Outputs(NamedTuple):
 
 
 ExtraLoss = Callable[[PyTree, Any, Any], Array]
-"""`(params, sample, outputs) -> [B]`: a term of the loss for each step, beside the agent's own.
+"""`(params, sample, outputs) -> [B]`: a term of the loss for each step, added to the agent's.
 
 `params` are the network's variables, and `sample` the steps that are learnt from: of actor-critics `Sample`, of `pqn`
 `Target`, of all others `Transition`. With a recurrent core, the steps of sequences of replay stand one after the other
@@ -44,8 +44,8 @@ loss:
 - of the DQN family and `pqn` the values `[B, A]` of the actions;
 - for critics (`sac`, `td3` and their kin), whose `params` are those of all `K`: their values of the actions taken,
   `[K, B]`, or of each discrete action, `[K, B, A]`;
-- of policies beside critics (`extra_policy_loss`), and of `bc`, the distributions of raw actions; of `td3`, `ddpg` and
-  `td3_bc` the actions themselves, `[B, D]` from -1 to 1.
+- of policies trained against critics (`extra_policy_loss`), and of `bc`, the distributions of raw actions; of `td3`,
+  `ddpg` and `td3_bc` the actions themselves, `[B, D]` from -1 to 1.
 """
 
 

@@ -39,7 +39,7 @@ from jaxrl.agents.fields import (
     Widths,
 )
 from jaxrl.agents.losses import conservative_gap, munchausen
-from jaxrl.agents.optimizers import GradientStep, Optimizer, learn, linear, polyak_update
+from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_update, linear, polyak_update
 from jaxrl.agents.sequences import (
     Views,
     check_core,
@@ -185,7 +185,7 @@ class DQNState(NamedTuple):
     opt_state: PyTree
     hyper: DQNHyper
     reach: PyTree = ()
-    """The `Reach` from which c51 derives its support; `()` if `v_min` and `v_max` are both given, or without c51."""
+    """The `ReturnBounds` from which c51 derives its support; `()` if `v_min` and `v_max` are given, or without c51."""
 
 
 class Draws(NamedTuple):
@@ -317,10 +317,12 @@ def _check(config: DQNConfig, parts: Mapping[str, Any]) -> None:
         if not apart > 1e-5 * reach:
             raise SettingsError(
                 f"agent.v_min is {config.v_min} and agent.v_max {config.v_max}; expected v_min below v_max, "
-                "and atoms apart by more than 1e-5 of the larger, which float32 can tell"
+                "and atoms that differ by more than 1e-5 of the larger, which float32 can resolve"
             )
     if config.values == "c51" and config.munchausen:
-        raise SettingsError("agent.munchausen shifts the returns of each action, which c51 cannot tell; use qr or iqn")
+        raise SettingsError(
+            "agent.munchausen shifts the returns of each action, which c51 cannot represent; use qr or iqn"
+        )
     if config.values == "iqn" and len(config.features) < 2:
         raise SettingsError(
             f"agent.features is {config.features}; iqn needs a layer before its quantiles and another behind, "
@@ -411,7 +413,7 @@ def _network(config: DQNConfig, spec: EnvSpec) -> Network:
     shape: dict[str, Any] = {"torso": config.torso, "channels": config.channels}
     if config.core == "none":
         return values(spec.observation_space, features=config.features, **shape)
-    # The last layer of iqn lies behind the quantiles, and so behind the core.
+    # The last layer of iqn comes after the quantile embedding, and so after the core.
     before = len(config.features) - (config.values == "iqn")
     hidden = Box(-jnp.inf, jnp.inf, (config.core_features,))
     return Recurrent(
@@ -538,7 +540,7 @@ def _draw_noise(parts: _Parts, key: Key) -> PyTree:
 
 
 def _draw(parts: _Parts, key: Key, batch_size: int) -> Draws:
-    """Draw what an update needs; quantile levels are data of the loss, so that pieces of a batch have their own."""
+    """Draw the randomness of an update. Quantile levels `[B, n]` are part of the batch, so that its pieces differ."""
     noise_key, taus_key = jax.random.split(key)
     taus: Any = ((), ())
     if parts.config.values == "iqn":
@@ -554,7 +556,7 @@ def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
 def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Array) -> tuple[DQNState, Metrics, Array]:
     config, hyper, noise = parts.config, state.hyper, _draw(parts, key, batch.weight.shape[0])
     reach = update_return_bounds(state.reach, batch.items) if _derives_support(config) else ()
-    learnt = learn(
+    learnt = gradient_update(
         parts.gradient_step,
         partial(_loss, parts, _values(config, reach), state.target, noise, hyper.cql),
         state.params,
@@ -566,7 +568,7 @@ def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Ar
         opt_step=opt_step,
     )
     error, q, outside = learnt.aux
-    target = _update_target(config, hyper.tau, learnt.params, state.target, opt_step)
+    target = _update_target(config, hyper.tau, learnt.variables, state.target, opt_step)
     metrics = {
         "loss": learnt.loss,
         "q": q.mean(),
@@ -579,7 +581,7 @@ def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Ar
     priorities = jnp.abs(error)
     if parts.memory is not None:
         priorities = sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
-    return DQNState(learnt.params, target, learnt.opt_state, hyper, reach), metrics, priorities
+    return DQNState(learnt.variables, target, learnt.opt_state, hyper, reach), metrics, priorities
 
 
 def _loss(
@@ -592,9 +594,10 @@ def _loss(
     batch: tuple[Batch, PyTree],
     key: Key | None,
 ) -> tuple[Array, tuple[tuple[Array, Array, PyTree], PyTree]]:
-    """Return the weighted mean of `l(r + discount * max q_target(s') - q(s, a))`, for the `l` of `values`.
+    """Return the weighted mean of `l(r + discount * sum_b p(b) q_target(s', b) - q(s, a))`.
 
-    And errors, greedy values and probability outside the support, `[R]` or `()`; and the network's collections.
+    `p` is that of `_bootstrap`. `l` is the loss of `values`, which compares distributions if values are such. Also
+    return errors, greedy values and probability outside the support, `[R]` or `()`, and the network's collections.
     """
     (sampled, (taus_tm1, taus_t)), config = batch, parts.config
     items, taus_tm1, taus_t, weight = _steps_of(parts, sampled, taus_tm1, taus_t)
@@ -669,7 +672,7 @@ def _custom_target(parts: _Parts, params: PyTree, target: PyTree, items: Transit
 def _steps_of(parts: _Parts, sampled: Batch, *taus: PyTree) -> tuple[Transition, PyTree, PyTree, Array]:
     """Return the steps that are learnt from, `[R, ...]`, their quantile levels and their weights in the loss.
 
-    They are the items of the batch, or the steps of its sequences behind the burn-in, one sequence after the other.
+    They are the items of the batch, or the steps of its sequences after the burn-in, one sequence after the other.
     """
     if parts.memory is None:
         items: Transition = sampled.items

@@ -12,7 +12,7 @@ from jaxrl.xla.reductions import argmax
 EPSILONS = ("epsilon_start", "epsilon_end")
 """The hyperparameters that set the probability of a random action."""
 TEMPERATURE = ("exploration",)
-"""The hyperparameter of agents that draw from a distribution: its temperature, where an actor has one of its own."""
+"""The hyperparameter of agents that sample from a distribution: its temperature, if set per actor."""
 NO_PROBABILITIES = "explores by noise in its network (agent.noisy), under which no action has a probability of its own"
 
 

@@ -30,8 +30,8 @@ def project(z: Array, p: Array, support: Array) -> Array:
     """
     chex.assert_rank([z, p, support], 1)
     step = support[1] - support[0]
-    apart = jnp.clip(z, support[0], support[-1])[None, :] - support[:, None]
-    return jnp.sum(p[None, :] * jnp.clip(1 - jnp.abs(apart) / step, 0.0, 1.0), axis=1)
+    distance = jnp.abs(jnp.clip(z, support[0], support[-1])[None, :] - support[:, None])
+    return jnp.sum(p[None, :] * jnp.clip(1 - distance / step, 0.0, 1.0), axis=1)
 
 
 def cross_entropy(logits: Array, target: Array) -> Array:

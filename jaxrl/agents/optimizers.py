@@ -65,7 +65,13 @@ def settings_given(config: OptimizerConfig) -> dict[str, float]:
 
 
 def _kernels(params: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: x.ndim > 1, params)
+    """Return whether each parameter is a kernel: a matrix, and no bias or scale, which several critics have as one."""
+
+    def is_kernel(path: tuple[Any, ...], x: Array) -> bool:
+        name = jax.tree_util.keystr(path[-1:], simple=True).rpartition("/")[2]
+        return x.ndim > 1 and not name.startswith(("bias", "scale"))
+
+    return jax.tree_util.tree_map_with_path(is_kernel, params)
 
 
 class GradientStep(NamedTuple):
@@ -85,8 +91,8 @@ class GradientStep(NamedTuple):
 def gradient_step(optimizer: Optimizer, lr_decay: int = 0, accumulate: int = 1) -> GradientStep:
     """Return the gradient step of an optimizer.
 
-    Named optimizers treat every parameter alike, so they are given all parameters as one vector. One that decays
-    kernels alone tells parameters apart, as a user's own may, so it is given the tree.
+    Named optimizers treat every parameter alike, so they are given all parameters as one vector. An optimizer with a
+    mask for kernels treats them differently, and one made by the user may, so these are given the tree.
     """
     made, arguments = (optimizer.func, optimizer.keywords) if isinstance(optimizer, partial) else (optimizer, {})
     alike = made in OPTIMIZERS.values() and "mask" not in arguments
@@ -130,11 +136,11 @@ Loss = Callable[[PyTree, PyTree, Key | None], tuple[Array, tuple[PyTree, PyTree]
 output beside the loss, `[B, ...]`."""
 
 
-class Learnt(NamedTuple):
+class GradientUpdate(NamedTuple):
     """The result of a gradient step of one network."""
 
-    params: PyTree
-    """The network's variables: its parameters, and its collections as the forward pass left them."""
+    variables: PyTree
+    """The network's: its parameters, and its collections as the forward pass left them."""
     opt_state: PyTree
     loss: Array
     norm: Array
@@ -142,7 +148,7 @@ class Learnt(NamedTuple):
     aux: PyTree
 
 
-def learn(
+def gradient_update(
     step: GradientStep,
     loss: Loss,
     variables: PyTree,
@@ -153,7 +159,7 @@ def learn(
     lr: Array,
     max_norm: Array,
     opt_step: Array,
-) -> Learnt:
+) -> GradientUpdate:
     """Take one gradient step on the parameters of a network.
 
     Args:
@@ -172,7 +178,7 @@ def learn(
     value, gradient = shards.pmean((value, ravel(grads)))
     lr = decayed(lr, step.lr_decay, opt_step)
     params, opt_state, norm = step.step(split_variables(variables)[0], gradient, opt_state, lr, max_norm)
-    return Learnt(join_variables(params, _mean_of_shards(collections)), opt_state, value, norm, aux)
+    return GradientUpdate(join_variables(params, _mean_of_shards(collections)), opt_state, value, norm, aux)
 
 
 def _mean_of_shards(collections: PyTree) -> PyTree:
@@ -212,7 +218,7 @@ def accumulate(
             return differentiate(params, collections, batch, key)
 
     at_once = num_pieces(jax.tree.leaves(batch)[0].shape[0], tree_bytes(params))
-    if parts == 1 and at_once > 1 and key is None:
+    if parts == 1 and at_once > 1 and key is None and not collections:
         value, aux, grads = _gathered(lambda params, batch: grad(params, {}, batch, None), params, batch, at_once)
         return value, aux, collections, grads
     if parts == 1:

@@ -29,7 +29,7 @@ from jaxrl.agents.fields import (
     Widths,
 )
 from jaxrl.agents.losses import squared
-from jaxrl.agents.optimizers import GradientStep, Optimizer, learn, linear
+from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_update, linear
 from jaxrl.agents.returns import lambda_returns
 from jaxrl.distributions import Distribution
 from jaxrl.masks import apply_mask, for_policy, get_mask, greedy_actions, view_spec
@@ -214,7 +214,7 @@ def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
 
 def _update(parts: _Parts, state: PQNState, batch: Batch, key: Key, opt_step: Array) -> tuple[PQNState, Metrics, Array]:
     hyper = state.hyper
-    learnt = learn(
+    learnt = gradient_update(
         parts.gradient_step,
         partial(_loss, parts),
         state.params,
@@ -233,7 +233,7 @@ def _update(parts: _Parts, state: PQNState, batch: Batch, key: Key, opt_step: Ar
         "grad_norm": learnt.norm,
         "epsilon": _epsilon(parts, hyper, opt_step),
     }
-    return PQNState(learnt.params, learnt.opt_state, hyper), metrics, jnp.abs(error)
+    return PQNState(learnt.variables, learnt.opt_state, hyper), metrics, jnp.abs(error)
 
 
 def _loss(

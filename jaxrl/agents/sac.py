@@ -45,7 +45,7 @@ from jaxrl.agents.critics import (
 from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Count, Positive, Rate, Real, SequenceConfig, Weight
-from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer, decayed, gradient_step, learn, polyak_update
+from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer, decayed, gradient_step, gradient_update, polyak_update
 from jaxrl.agents.schedules import schedules_in
 from jaxrl.agents.sequences import (
     Views,
@@ -120,17 +120,17 @@ class SACHyper(NamedTuple):
     noise_memory: PyTree = ()
     """`()` if it is off."""
     exploration: PyTree = ()
-    """The temperature at which an actor draws actions, where it has one of its own; else `()`."""
+    """Temperature at which an actor samples actions, if set per actor; else `()`."""
 
 
 class Bootstrap(NamedTuple):
     """What a soft return is made of; `[R]` each."""
 
     reward: Array
-    """With the entropy of the policy after the step, which the next step is worth."""
+    """Reward of the step, plus the discounted entropy bonus of the next state."""
     discount: Array
     value: Array
-    """Of the successor, without its entropy."""
+    """Value of the next state, without its entropy bonus."""
 
 
 class OptStates(NamedTuple):
@@ -306,7 +306,7 @@ def _usual_entropy(spec: EnvSpec) -> float:
 def _target_entropy(parts: Parts, usual: Array, obs: PyTree) -> Array:
     """Return the target entropy; the default is, under a mask, a share of the entropy of the uniform policy there.
 
-    Whether it is the default is told by the state, where a population puts the values of its members.
+    Compared with the value in the state, which a population may override.
     """
     mask = get_mask(obs)
     if mask is None or parts.config.target_entropy or mask.shape[-1] == 1:
@@ -333,7 +333,7 @@ def _act(parts: Parts, state: SACState, obs: PyTree, key: Key | None, opt_step: 
         return parts.head.to_env(distribution.mode()), {"memory": obs.memory} if isinstance(obs, RecurrentObs) else ()
     if not isinstance(obs, RecurrentObs):
         return parts.head.to_env(distribution.sample(key)), ()
-    # Each action is still distributed as the policy says; only successive actions of an episode are correlated.
+    # Each action still follows the policy's distribution; only successive actions of an episode are correlated.
     after = correlated_noise(
         state.hyper.noise_memory, obs.memory, jax.random.normal(key, obs.memory.shape, jnp.float32)
     )
@@ -377,8 +377,8 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
     if parts.memory is not None:
         priorities = sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
     state = state._replace(
-        critic=critic.params,
-        target=polyak_update(state.target, critic.params, hyper.tau) if config.target_network else (),
+        critic=critic.variables,
+        target=polyak_update(state.target, critic.variables, hyper.tau) if config.target_network else (),
         opt_state=state.opt_state._replace(critic=critic.opt_state),
     )
     deviation = _deviations(parts, policy_key, rows)
@@ -400,7 +400,7 @@ def _improve_policy(
 ) -> tuple[SACState, dict[str, Array]]:
     """Update the policy and the temperature."""
     config, hyper, rows = parts.config, state.hyper, training_rows(parts, batch)
-    policy = learn(
+    policy = gradient_update(
         parts.gradient_step,
         partial(_policy_loss, parts, state.critic, temperature),
         state.policy,
@@ -431,7 +431,7 @@ def _improve_policy(
             hyper.max_grad_norm,
         )
     state = state._replace(
-        policy=policy.params,
+        policy=policy.variables,
         log_temperature=log_temperature,
         opt_state=state.opt_state._replace(policy=policy.opt_state, temperature=opt_state),
     )

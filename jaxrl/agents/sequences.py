@@ -28,11 +28,11 @@ class Memories(NamedTuple):
 
     policy: PyTree
     critic: PyTree
-    """Leaves `[K, ...]`, of each critic its own."""
+    """Leaves `[K, ...]`, one for each critic."""
 
 
 class Views(NamedTuple):
-    """What a network sees of `R` steps: their observations and the successors, each with its own memory of them."""
+    """Inputs of a network for `R` steps: observations and next observations, with the memory at each."""
 
     now: PyTree
     then: PyTree
@@ -41,7 +41,7 @@ class Views(NamedTuple):
 def initial_memories(config: SequenceConfig, critics: int) -> Memories | None:
     """Return the memories of an actor and its `critics` at the start of an episode, for one environment.
 
-    Each has a core of its own; `None` without cores.
+    Each network has its own core; `None` without cores.
     """
     memory = initial_memory(config.core, config.core_features)
     if memory is None:

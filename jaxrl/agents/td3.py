@@ -33,7 +33,7 @@ from jaxrl.agents.critics import (
 )
 from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker
 from jaxrl.agents.fields import Between, Count, Weight
-from jaxrl.agents.optimizers import Optimizer, learn, polyak_update
+from jaxrl.agents.optimizers import Optimizer, gradient_update, polyak_update
 from jaxrl.distributions import Head
 from jaxrl.metrics import Metrics
 from jaxrl.nn import forward, training_key
@@ -202,7 +202,7 @@ def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> 
     check_actions(name, spec)
     space = cast(Box, spec.action_space)
     size = space_size(space)
-    # This head's `of` returns actions from -1 to 1; that of other heads returns distributions.
+    # `distribution` of this head returns the action itself, from -1 to 1, and not a distribution.
     head = Head(size, cast(Any, jnp.tanh), partial(to_box, space))
     networks = build_networks(config, custom, spec, head)
     parts = Parts(config, networks, custom.gradient_step, spec, head, None, custom.extra_loss, custom.extra_policy_loss)
@@ -216,7 +216,7 @@ def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> 
         apply=apply_fns(parts.networks),
         policy_fns=critic_policy_fns(
             parts,
-            "takes one action, beside which noise is added; no action has a probability of its own",
+            "acts deterministically with added noise; single actions have no probability",
             keep_critic=lambda state: state._replace(target_policy=(), target_critic=(), opt_state=()),
         ),
         info=AgentInfo(
@@ -262,7 +262,7 @@ def _update(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Arr
     action_t = jnp.clip(action_t + noise, -1.0, 1.0)  # target policy smoothing, equations 14 and 15
     v_t = min_values(parts.networks.critic, state.target_critic, items.next_obs, action_t)[:, 0]
     critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, key, opt_step)
-    state = state._replace(critic=critic.params, opt_state=state.opt_state._replace(critic=critic.opt_state))
+    state = state._replace(critic=critic.variables, opt_state=state.opt_state._replace(critic=critic.opt_state))
     if parts.config.policy_interval == 1:
         return _move_policy(parts, state, batch, key, opt_step), metrics, priorities
     # A whole population shares one scalar counter, so this stays a `cond` under `vmap`, and the work is really skipped.
@@ -280,7 +280,7 @@ def _move_policy(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step
         obs = batch.items.obs
         q = _value(parts, state.critic, obs, _policy(parts, state.policy, obs))
         loss = partial(_policy_loss, parts, state.critic, value_weight(q, weight, hyper.bc_alpha))
-    policy = learn(
+    policy = gradient_update(
         parts.gradient_step,
         loss,
         state.policy,
@@ -292,9 +292,9 @@ def _move_policy(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step
         opt_step=opt_step,
     )
     return state._replace(
-        policy=policy.params,
+        policy=policy.variables,
         opt_state=state.opt_state._replace(policy=policy.opt_state),
-        target_policy=polyak_update(state.target_policy, policy.params, hyper.tau),
+        target_policy=polyak_update(state.target_policy, policy.variables, hyper.tau),
         target_critic=polyak_update(state.target_critic, state.critic, hyper.tau),
     )
 

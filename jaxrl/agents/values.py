@@ -55,18 +55,18 @@ class ReturnBounds(NamedTuple):
 
 
 def init_return_bounds() -> ReturnBounds:
-    """Return the reach before the first transition."""
+    """Return the bounds before the first transition."""
     return ReturnBounds(jnp.float32(0.0), jnp.float32(0.0))
 
 
 def update_return_bounds(reach: ReturnBounds, items: Transition) -> ReturnBounds:
-    """Widen `reach` by the returns that `items` `[B]` allow.
+    """Widen the bounds `reach` by the returns that `items` `[B]` allow.
 
     If every later transition repeated a transition's reward, the return would be `reward / (1 - discount)`. No return
     lies outside the smallest and largest of these. At an episode's end the discount is 0, and the return is the reward
     itself. Rows of weight 0 do not count. A discount of 1 allows any return; it is treated as 0.999.
 
-    The reach only grows: one large reward widens it for good, and the first reward of a sparse task stretches the
+    The bounds only widen: one large reward widens them for good, and the first reward of a sparse task stretches the
     support.
     """
     rest = jnp.where(items.discount < 1, 1 - items.discount, ENDLESS)

@@ -8,6 +8,7 @@ from jaxrl.nn.custom import (
     from_nnx,
     join_variables,
     split_variables,
+    takes_train,
     training_key,
 )
 from jaxrl.nn.encode import encode
@@ -62,6 +63,7 @@ __all__ = [
     "join_variables",
     "make_torso",
     "split_variables",
+    "takes_train",
     "torso_kind",
     "training_key",
     "unroll",

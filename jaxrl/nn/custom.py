@@ -37,7 +37,8 @@ class Network(Protocol):
 
 
 TRAINING = 0x7261494E
-"""Folded into the key of an update for what a network draws: no other user of the key counts as far."""
+"""Folded into the key of an update for what a network draws. `fold_in(key, i)` may equal `split(key, n)[i]`, so this is
+larger than the index of any split."""
 
 
 def takes_train(network: Network) -> bool:
@@ -289,11 +290,13 @@ class FromNNX(NamedTuple):
     def _streams(self, key: Key) -> Any:
         """Return the state of the streams of random numbers: counts of 0, and for each stream a key of its own."""
         leaves, treedef = jax.tree.flatten(self.rngs)
-        begin = lambda i, x: (
-            jax.random.fold_in(key, i)
-            if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-            else jnp.zeros((), x.dtype)
-        )
+
+        def begin(i: int, x: jax.ShapeDtypeStruct) -> Array:
+            if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+                return jnp.zeros(x.shape, x.dtype)
+            stream_key = jax.random.fold_in(key, i)
+            return jax.random.split(stream_key, x.shape) if x.shape else stream_key
+
         return jax.tree.unflatten(treedef, [begin(i, x) for i, x in enumerate(leaves)])
 
 

@@ -19,8 +19,9 @@ DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}
 BATCH_NORM_EPS = 1e-3
 """Added to variances of batch normalisation, as CrossQ does."""
 RENORM_AFTER = 100_000
-"""Batches before batch renormalisation begins, and the largest correction of scales and shifts (CrossQ's)."""
+"""Updates before renormalisation begins, as in CrossQ's code."""
 RENORM_SCALE, RENORM_SHIFT = 3.0, 5.0
+"""The bounds `r_max` and `d_max` of algorithm 1, as in CrossQ's code."""
 
 
 class MLP(nn.Module):
@@ -100,8 +101,8 @@ class BatchNorm(nn.Module):
         mean = self.variable("batch_stats", "mean", jnp.zeros, size, jnp.float32)
         var = self.variable("batch_stats", "var", jnp.ones, size, jnp.float32)
         count = self.variable("batch_stats", "count", jnp.zeros, (), jnp.uint32) if self.renorm else None
-        scale = self.param("scale", nn.initializers.ones, (1, *size), jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (1, *size), jnp.float32)
+        scale = self.param("scale", nn.initializers.ones, size, jnp.float32)[None]
+        bias = self.param("bias", nn.initializers.zeros, size, jnp.float32)[None]
         if not train:
             return (x - mean.value[None]) * jax.lax.rsqrt(var.value[None] + BATCH_NORM_EPS) * scale + bias
         mean_b, var_b = x.mean(0), x.var(0)
@@ -114,6 +115,7 @@ class BatchNorm(nn.Module):
             d = jnp.where(begun, jnp.clip(d, -RENORM_SHIFT, RENORM_SHIFT), 0.0)
             normed = normed * jax.lax.stop_gradient(r)[None] + jax.lax.stop_gradient(d)[None]
             count.value = count.value + 1
+        # The variance, as in CrossQ's code; the paper averages the standard deviation.
         mean.value = self.momentum * mean.value + (1 - self.momentum) * mean_b
         var.value = self.momentum * var.value + (1 - self.momentum) * var_b
         return normed * scale + bias

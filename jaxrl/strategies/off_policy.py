@@ -106,9 +106,9 @@ def off_policy(
       num_envs: number of environments `N`.
       opt_interval: environment steps per optimisation step. At or above `num_envs` it must be a multiple of it (several
         vector steps, then one update); below, it must divide it (one vector step, then several updates).
-        The default of these four depends on the agent: `uniform()`, `one_step()`, 10 and 10; for `rainbow` prioritised
-        replay of 3 steps; for `sac`, `td3` and `ddpg` a larger buffer and batch, and one environment with an update for
-        every step.
+        The defaults of `buffer`, `processor`, `num_envs` and `opt_interval` depend on the agent: `uniform()`,
+        `one_step()`, 10 and 10; for `rainbow` prioritised replay of 3 steps; for `sac`, `td3` and `ddpg` a larger
+        buffer and batch, and one environment with an update for every step.
       updates: optimisation steps each time that one is due.
       warmup: environment steps before the first optimisation step, rounded up to at least one batch.
       random_warmup: whether actions during the warm-up are uniformly random, or those of the exploring agent.

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from toys_agents import CONTINUOUS
 
 import jaxrl
 from jaxrl.agents import DQNConfig
@@ -44,6 +46,22 @@ def test_adams_second_step_by_its_two_decays() -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "lion"])
 def test_kernels_decay_and_biases_do_not(optimizer: str) -> None:
     np.testing.assert_allclose(stepped([0.0], optimizer=optimizer, weight_decay=0.2), [1 - 0.5 * 0.2, 1.0], rtol=1e-6)
+
+
+def test_biases_and_scales_of_several_critics_do_not_decay() -> None:
+    """Those of all critics are one array `[K, D]`, which is no kernel for all that; `[K, D, D]` is."""
+    step = gradient_step(optimizer_of(DQNConfig(optimizer="adamw", weight_decay=0.2)))
+    agent = jaxrl.sac(num_critics=2, features=(4,), layer_norm=True)(CONTINUOUS)
+    critic = agent.init(jax.random.key(0)).critic
+    ones = jax.tree.map(jnp.ones_like, critic)
+    nothing, lr = ravel(jax.tree.map(jnp.zeros_like, critic)), jnp.float32(0.5)
+    after, *_ = step.step(ones, nothing, step.init(ones, lr), lr, jnp.float32(1e9))
+    decayed = {
+        jax.tree_util.keystr(path[-1:], simple=True): x for path, x in jax.tree_util.tree_leaves_with_path(after)
+    }
+    assert sorted(decayed) == ["bias", "kernel", "scale"]
+    for name, x in decayed.items():
+        np.testing.assert_allclose(x, 0.9 if name == "kernel" else 1.0, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -68,12 +68,24 @@ class Peeping(nn.Module):
         return nn.Dense(self.outputs)(x), nn.Dense(1)(x)
 
 
+class Dropping(Peeping):
+    """The same that learns in another way than it acts."""
+
+    def __call__(self, obs: Any, train: bool = False) -> tuple[Any, Any]:
+        return super().__call__(obs)
+
+
 PPO = {
     "own torsos": {},
     "shared": {"shared": True},
     "recurrent": {"core": "gru", "core_features": 4},
     "network in Python": {"make_network": lambda spec, head: Peeping(head.outputs)},
 }
+
+
+def test_a_network_that_learns_otherwise_than_it_acts_cannot_be_kept_from_it() -> None:
+    with pytest.raises(jaxrl.SettingsError, match=r"has a privileged state.*cannot have batch statistics or dropout"):
+        jaxrl.ppo(make_network=lambda spec, head: Dropping(head.outputs))(BOX)
 
 
 @pytest.mark.parametrize("case", PPO)

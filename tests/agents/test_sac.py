@@ -177,6 +177,8 @@ def test_batch_normalisation_of_images_is_refused_unless_they_are_flattened():
     with pytest.raises(SettingsError, match=r"batch_norm is batch, but Pixels has images.*set agent\.torso to mlp"):
         sac(batch_norm="batch")(spec)
     assert sac(batch_norm="batch", torso="mlp")(spec).name == "sac"
+    with pytest.raises(SettingsError, match=r"layer_norm is on and agent\.batch_norm batch; set one"):
+        sac(batch_norm="batch", layer_norm=True)(SPECS["discrete"])
 
 
 def test_the_policy_and_the_temperature_move_at_their_interval(name):
