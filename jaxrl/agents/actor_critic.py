@@ -465,6 +465,7 @@ def _evaluate_actions(
     rows, steps = sample.is_first.shape
     flat = lambda x: x.reshape(rows * steps, *x.shape[2:])
     apply = partial(cast(Any, parts.network).apply, params)
+    # The torso needs no order, so all steps go through it as one batch; only the core is unrolled over time.
     hidden, critic = apply(jax.tree.map(flat, for_critic(sample.obs)), method="apply_torso")
     by_time = lambda x: jnp.moveaxis(x.reshape(rows, steps, *x.shape[1:]), 1, 0)
 
@@ -492,6 +493,7 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
     """
     items, params = rollout.items, state.params
     steps, num_envs = rollout.last.shape
+    # Log-probabilities are those of raw actions: what the environment got may be clipped, and cannot be inverted.
     raw = items.extras["raw"] if parts.head.scales else items.action
     flat = lambda x: x.reshape(steps * num_envs, *x.shape[2:])
     weight = jnp.asarray(items.weight)
@@ -529,11 +531,13 @@ def _estimate(
     over_envs = lambda equation, *args: jax.vmap(partial(equation, lambda_=lambda_), in_axes=1, out_axes=1)(*args)
     if config.rho_clip:
         equation = partial(vtrace, rho_clip=hyper.rho_clip, c_clip=hyper.c_clip)
+        # V-trace truncates the ratios; with parameters that are not stale they are 1, and it is the lambda-return.
         traced = over_envs(equation, items.reward, items.discount, last, v_tm1, v_t, jnp.exp(log_rho))
         return (traced.advantage if config.baseline else traced.advantage + v_tm1), traced.target
     if config.baseline:
         advantage = over_envs(gae, items.reward, items.discount, last, v_tm1, v_t)
         return advantage, advantage + v_tm1
+    # Without a baseline the return itself weighs the log-probabilities (REINFORCE).
     target = over_envs(lambda_returns, items.reward, items.discount, last, v_t)
     return target, target
 
@@ -579,6 +583,7 @@ def _update(
 ) -> tuple[ActorCriticState, Metrics, Array]:
     config, hyper, sample = parts.config, state.hyper, batch.items
     if config.normalise_advantage == "minibatch":
+        # Per minibatch, as in the paper's code: each update sees advantages of the same scale.
         sample = sample._replace(advantage=standardise(sample.advantage, sample.weight))
     learnt = gradient_update(
         parts.gradient_step,
@@ -592,6 +597,7 @@ def _update(
         opt_step=opt_step,
     )
     terms = learnt.aux
+    # One reduction for all terms: on a GPU each would be a kernel of its own.
     means = jnp.stack(list(terms.values())).reshape(len(terms), -1).mean(axis=1)
     metrics = {"loss": learnt.loss, "grad_norm": learnt.norm, **{name: means[i] for i, name in enumerate(terms)}}
     return (

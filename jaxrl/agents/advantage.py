@@ -217,6 +217,7 @@ def _update_awac(
     v_t = policy_value(parts, policy, state.target, items.next_obs, key_t)
     critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, key, opt_step)
     v_tm1 = policy_value(parts, policy, critic.variables, items.obs, key_tm1)
+    # Against the new critics, as the policy's own value is.
     advantage = done_value(parts, critic.variables, items) - v_tm1
     state = state._replace(critic=critic.variables, opt_state=state.opt_state._replace(critic=critic.opt_state))
     state, policy_metrics = _improve(parts, state, batch, advantage, key, opt_step)
@@ -228,6 +229,7 @@ def _update_iql(
 ) -> tuple[AdvantageState, Metrics, Array]:
     """Update the value, then the critics and the policy against the new value."""
     items = batch.items
+    # Values of the data's actions alone: IQL never evaluates an action that the data do not have.
     q = done_value(parts, state.target, items)
     value = _learn_value(parts, state, batch, q, key, opt_step)
     v_tm1, v_t = (_value(parts, value.variables, obs) for obs in (items.obs, items.next_obs))
@@ -257,6 +259,7 @@ def policy_value(parts: Parts, policy: PyTree, critic: PyTree, obs: PyTree, key:
     if isinstance(parts.spec.action_space, Discrete):
         probability = jax.nn.softmax(cast(Any, distribution).logits)
         return jnp.sum(probability * min_values(parts.networks.critic, critic, obs), axis=-1)
+    # The head is not squashed, and critics have seen actions from -1 to 1 alone.
     drawn = jnp.clip(distribution.sample(key), -1.0, 1.0)
     return min_values(parts.networks.critic, critic, obs, drawn)[:, 0]
 

@@ -256,6 +256,7 @@ def regress(
         outputs, collections = forward(network, params, for_policy(obs), key=key)
         distribution = _distribution(head, outputs, obs)
         log_prob = distribution.log_prob(action)
+        # Data may hold actions that a mask forbids; their log-probability would be minus infinity.
         log_prob = log_prob if get_mask(obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
         each = -advantage_weight * log_prob
         if extra is not None:

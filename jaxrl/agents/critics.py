@@ -118,6 +118,7 @@ def build_networks(config: CriticConfig, custom: CustomParts, spec: EnvSpec, hea
         options = {**_options(config, spec), "features": widths, "layer_norm": config.layer_norm}
         return Networks(policy, ensemble(config.num_critics, spec.observation_space, outputs=outputs, **options))
     args, values = ((obs,), value_output(spec)) if isinstance(space, Discrete) else ((obs, _actions(space)), ONE_VALUE)
+    # The user makes one critic; the ensemble maps it over K sets of parameters.
     member = check_network(custom.made("make_critic", spec), "make_critic", args, (values,))
     return Networks(policy, Ensemble(member, config.num_critics))
 
@@ -269,6 +270,7 @@ def _memories(
     assert parts.memory is not None
     networks: Any = parts.networks
     blank, burn_in = parts.memory, parts.config.burn_in
+    # Replay stores the memory before each step; a sequence starts from that of its first.
     first, none = jax.tree.map(lambda x: x[:, 0], obs.memory), ((), ())
     of_policy = of_critic = none
     if jax.tree.leaves(policy):
@@ -276,6 +278,7 @@ def _memories(
         of_policy = memories_of(networks.policy.core, policy, blank.policy, first.policy, seen, is_first, burn_in)
     if jax.tree.leaves(critic):
         seen = for_critic(obs.obs)
+        # Memories of critics are stored [B, K, ...], their parameters [K, ...].
         one = lambda params, blank, first: memories_of(
             networks.critic.member.core, params, blank, first, seen, is_first, burn_in
         )
@@ -336,6 +339,7 @@ def learn_critic(
     """
     rows = training_rows(parts, batch)
     action = unit_actions(parts.spec, rows.items.action)
+    # Critics of continuous actions take them as input; those of discrete ones put out a value for each.
     pick = None if action else rows.items.action
     penalty = None if sampled is None else partial(_gap, parts.networks.critic)
     learnt = gradient_update(
@@ -381,6 +385,7 @@ def _critic_loss(
     else:
         out, collections = forward(parts.networks.critic, params, to_critic(obs), *action, key=key)
     q = select_values(out, pick)
+    # Every critic regresses on the same target; their losses are summed, so that each has the gradient it has alone.
     error = target[None] - q
     each, gap = squared(error), ()
     if cql_gap is not None:
@@ -405,6 +410,7 @@ def _gap(critic: Network, params: PyTree, obs: PyTree, sampled: SampledActions, 
         counted = jax.vmap(apply_mask, in_axes=(0, None))(out, get_mask(obs))
         return jax.vmap(jax.vmap(conservative_gap))(counted, jnp.zeros_like(out), q)
     rows, several, _ = sampled.action.shape
+    # [B, S, D] actions as B * S rows, each beside a copy of its observation.
     again = jax.tree.map(lambda x: jnp.repeat(x, several, axis=0), to_critic(obs))
     others = cast(Array, critic.apply(params, again, sampled.action.reshape(rows * several, -1)))
     density = jnp.broadcast_to(sampled.log_density, (q.shape[0], rows, several))

@@ -465,6 +465,7 @@ def _act(
     if key is None or mode == "exploit":
         q, memory = _means(parts, state, obs, ())
         return greedy_actions(space, q, get_mask(obs)), () if parts.memory is None else {"memory": memory}
+    # Three independent draws: whether to act at random, the noise of parameters, and of Boltzmann exploration.
     coin_key, noise_key, gumbel_key = jax.random.split(key, 3)
     q, memory = _means(parts, state, obs, _draw_noise(parts, noise_key))  # one noise that all environments share
     if parts.config.boltzmann:  # the largest of values with Gumbel noise is drawn from their softmax
@@ -534,6 +535,7 @@ def _draw_noise(parts: _Parts, key: Key) -> PyTree:
     """Draw the parameter noise in a single call; `()` without noisy layers. The key is consumed."""
     if not parts.noise:
         return ()
+    # One call for all layers: on a GPU each call of the generator is a kernel.
     leaves, treedef = jax.tree.flatten(parts.noise)
     ends = np.cumsum([leaf.size for leaf in leaves])
     return jax.tree.unflatten(treedef, jnp.split(jax.random.normal(key, (ends[-1],), jnp.float32), ends[:-1]))
@@ -555,6 +557,7 @@ def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
 
 def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Array) -> tuple[DQNState, Metrics, Array]:
     config, hyper, noise = parts.config, state.hyper, _draw(parts, key, batch.weight.shape[0])
+    # The support must contain this batch's targets before they are projected onto it.
     reach = update_return_bounds(state.reach, batch.items) if _derives_support(config) else ()
     learnt = gradient_update(
         parts.gradient_step,
@@ -614,6 +617,7 @@ def _loss(
     if parts.extra_loss is not None:
         loss = loss + extra_term(parts.extra_loss, params, items, q, weight)
     outside: PyTree = ()
+    # Returns beyond a support that the user fixed are clipped to its ends; tell how often.
     if values.outside and _reports_out_of_support(config):
         outside = jax.vmap(values.outside)(after) * items.weight
     return jnp.mean(weight * loss), ((error * items.weight, largest(allowed), outside), collections)
@@ -651,10 +655,12 @@ def _bootstrap(
     else:
         select = out_t
         if config.double:
+            # van Hasselt et al. 2016, equation 4: the online network chooses, the target network evaluates.
             fixed, then = jax.lax.stop_gradient((params, then))
             select = apply(fixed, then, noise.noise_select, *_taus(parts, rows))
         policy = jax.nn.one_hot(argmax(apply_mask(mean(select), mask_t)), select.shape[1], dtype=jnp.float32)
     if parts.target is not None:
+        # A discount of 0 leaves nothing to bootstrap: the user's number is the whole target.
         reward, discount = _custom_target(parts, params, target, items), jnp.zeros_like(discount)
     after = BootstrapTarget(reward, discount, out_t, policy, penalty)
     return after if parts.memory is None else sequence_targets(after, sampled, config)

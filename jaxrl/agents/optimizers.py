@@ -104,6 +104,7 @@ def gradient_step(optimizer: Optimizer, lr_decay: int = 0, accumulate: int = 1) 
     def step(
         params: PyTree, gradient: list[Array], opt_state: PyTree, lr: Array, max_norm: Array
     ) -> tuple[PyTree, PyTree, Array]:
+        # The global norm, over all parameters together (Pascanu et al. 2013), as in `optax.clip_by_global_norm`.
         norm = jnp.sqrt(sum(jnp.vdot(x, x) for x in gradient))
         clipped = clip_by_norm(gradient, norm, max_norm)
         if alike:
@@ -175,6 +176,7 @@ def gradient_update(
     """
     parts = check_pieces(step.accumulate, jax.tree.leaves(batch)[0].shape[0])
     value, aux, collections, grads = accumulate(loss, variables, batch, key, parts)
+    # The mean over shards of means over equal batches is the mean over all of them.
     value, gradient = shards.pmean((value, ravel(grads)))
     lr = decayed(lr, step.lr_decay, opt_step)
     params, opt_state, norm = step.step(split_variables(variables)[0], gradient, opt_state, lr, max_norm)
@@ -217,6 +219,7 @@ def accumulate(
         with reverse_mode():
             return differentiate(params, collections, batch, key)
 
+    # Pieces side by side share one set of statistics and one key, so they are for networks without either.
     at_once = num_pieces(jax.tree.leaves(batch)[0].shape[0], tree_bytes(params))
     if parts == 1 and at_once > 1 and key is None and not collections:
         value, aux, grads = _gathered(lambda params, batch: grad(params, {}, batch, None), params, batch, at_once)

@@ -206,6 +206,7 @@ def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
     items, last = rollout.items, rollout.last
     flat = lambda x: x.reshape(last.size, *x.shape[2:])
     params, next_obs = state.params, jax.tree.map(flat, items.next_obs)
+    # The largest value of the successor, not of the next observation of the rollout: at an episode's end they differ.
     v_t = largest(apply_mask(_q(parts, params, next_obs), get_mask(next_obs))).reshape(last.shape)
     returns = jax.vmap(partial(lambda_returns, lambda_=state.hyper.q_lambda), in_axes=1, out_axes=1)
     target = returns(items.reward, items.discount, last, v_t)

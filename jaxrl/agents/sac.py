@@ -311,6 +311,7 @@ def _target_entropy(parts: Parts, usual: Array, obs: PyTree) -> Array:
     mask = get_mask(obs)
     if mask is None or parts.config.target_entropy or mask.shape[-1] == 1:
         return usual
+    # Entropy of the uniform policy over the allowed actions, as a share of that over all.
     share = jnp.log(unmask_empty_rows(mask).sum(axis=-1)) / math.log(mask.shape[-1])
     return jnp.where(usual == jnp.float32(_usual_entropy(parts.spec)), usual * share, usual)
 
@@ -327,6 +328,7 @@ def _act(parts: Parts, state: SACState, obs: PyTree, key: Key | None, opt_step: 
     distribution = _policy(parts, state.policy, obs, state.hyper.exploration)
     if parts.memory is not None:
         raw = distribution.mode() if key is None or mode == "exploit" else distribution.sample(key)
+        # Critics have memories too, and must see each step to have them when they learn.
         memories = next_memories(parts, obs, state.policy, state.critic if state.critic else ())
         return parts.head.to_env(raw), {"memory": memories}
     if key is None or mode == "exploit":
@@ -362,9 +364,11 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
     """Update the critics, the policy against the new critics, then the temperature (the paper's algorithm 1)."""
     config, hyper, rows = parts.config, state.hyper, training_rows(parts, batch)
     policy_key, target_key, sample_key = jax.random.split(key, 3)
+    # One temperature for all of this step; it is updated last.
     temperature = jnp.exp(state.log_temperature) if config.learn_temperature else hyper.temperature
     seen = observe_around(parts, batch.items, state.policy, state.target)
     deviation = _deviations(parts, target_key, rows)
+    # The next action comes from the present policy, not from a target policy as in TD3.
     policy_t = _policy(parts, state.policy, seen.then)
     target: Array | NextStep
     if config.target_network:
@@ -483,6 +487,7 @@ def _sampled_actions(parts: Parts, policy: PyTree, seen: Views, key: Key) -> Sam
     uniform_key, *keys = jax.random.split(key, 3)
     rows, size = jax.tree.leaves(seen.now)[0].shape[0], space_size(cast(Box, parts.spec.action_space))
     shape = (rows, parts.config.cql_actions, size)
+    # CQL, equation 4: the sum of exponentials is estimated by importance sampling. Uniform actions have density 2^-D.
     uniform = jax.random.uniform(uniform_key, shape, jnp.float32, -1.0, 1.0)
     actions, densities = [uniform], [jnp.full(shape[:2], -size * math.log(2), jnp.float32)]
     for obs, key in zip(seen, keys, strict=True):

@@ -98,6 +98,7 @@ def memories_of(
     They go on from those before the sequences, `first` `[B, ...]`, with what the network has `seen` `[B, L, ...]`, and
     anew from `blank` where `is_first` `[B, L]`. Gradients end at the burn-in.
     """
+    # The burn-in only brings the stored memory up to the present parameters: nothing is learnt of it (R2D2, section 3).
     early, late = slice(burn_in), slice(burn_in, None)
     before, behind = (jax.tree.map(lambda x, part=part: x[:, part], (seen, is_first)) for part in (early, late))
     if burn_in:
@@ -136,6 +137,7 @@ def sequence_targets(after: Future, items: Transition, config: SequenceConfig) -
     and none the sequence's end.
     """
     last = jax.vmap(last_steps)(items)[:, config.burn_in :]
+    # The last step of a sequence has no later one in it, so its target bootstraps there.
     cut = last.at[:, -1].set(True)
 
     def one(after: Any, last: Array) -> Any:

@@ -203,6 +203,7 @@ def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> 
     space = cast(Box, spec.action_space)
     size = space_size(space)
     # `distribution` of this head returns the action itself, from -1 to 1, and not a distribution.
+    # The policy is deterministic: its head squashes the outputs, and has no distribution to sample from.
     head = Head(size, cast(Any, jnp.tanh), partial(to_box, space))
     networks = build_networks(config, custom, spec, head)
     parts = Parts(config, networks, custom.gradient_step, spec, head, None, custom.extra_loss, custom.extra_policy_loss)
@@ -256,6 +257,7 @@ def _act(parts: Parts, state: TD3State, obs: PyTree, key: Key | None, opt_step: 
 def _update(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Array) -> tuple[TD3State, Metrics, Array]:
     """Update the critics, and every `policy_interval` optimisation steps (counted from 1) the policy and targets."""
     hyper, items = state.hyper, batch.items
+    # Unlike SAC's, the next action is the target policy's.
     action_t = _policy(parts, state.target_policy, items.next_obs)
     noise = hyper.target_noise * jax.random.normal(key, action_t.shape, jnp.float32)
     noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
@@ -276,8 +278,10 @@ def _move_policy(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step
     near: PyTree = ()
     loss = partial(_policy_loss, parts, state.critic, 1.0)
     if parts.config.bc_alpha:
+        # Critics and policies have actions from -1 to 1, whatever the bounds of the box.
         near = unit_actions(parts.spec, batch.items.action)[0]
         obs = batch.items.obs
+        # Equation 5 normalises by the size of the values; no gradient goes through it.
         q = _value(parts, state.critic, obs, _policy(parts, state.policy, obs))
         loss = partial(_policy_loss, parts, state.critic, value_weight(q, weight, hyper.bc_alpha))
     policy = gradient_update(

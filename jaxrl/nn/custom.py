@@ -48,7 +48,10 @@ def takes_train(network: Network) -> bool:
     if isinstance(network, FromNNX):
         return bool(network.stats.names or jax.tree.leaves(network.rngs))
     call = type(network).__call__ if isinstance(network, nn.Module) else network.apply
-    return "train" in inspect.signature(call).parameters
+    try:
+        return "train" in inspect.signature(call).parameters
+    except (TypeError, ValueError):  # of a callable that does not show its arguments
+        return False
 
 
 def training_key(network: Network, key: Key, number: int = 0) -> Key | None:
@@ -69,9 +72,11 @@ def forward(network: Network, variables: PyTree, *args: Any, key: Key | None) ->
     if key is None:
         return network.apply(variables, *args), collections
     if isinstance(network, Ensemble):
+        # Each member has its own variables and its own dropout, and all see the same rows.
         one = lambda variables, key: forward(network.member, variables, *args, key=key)
         out, collections = jax.vmap(one)(variables, jax.random.split(key, network.size))
         return network.with_outputs_axis(out), collections
+    # Linen returns updated collections only if they are named as mutable.
     learning: Any = network.apply
     made: tuple[Any, PyTree] = learning(variables, *args, train=True, rngs={"dropout": key}, mutable=list(collections))
     return made
@@ -321,6 +326,7 @@ def from_nnx(make: Callable[[Any], Any]) -> FromNNX:
     if not isinstance(module, nnx.Module):
         raise SettingsError(f"from_nnx: make returned {type(module).__name__}; expected a module of flax.nnx")
     kinds = (nnx.Param, nnx.BatchStat, nnx.RngState, ...)
+    # The mode is a static attribute of submodules, so there are two graph definitions over the same variables.
     module.train()
     learning, *_ = cast(Any, nnx.split)(module, *kinds)
     module.eval()

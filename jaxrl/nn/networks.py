@@ -42,6 +42,7 @@ class QNetwork(nn.Module):
         torso = make_torso(self.torso, self.observation_space, widths, self.activation, self.channels, **options)
         hidden = torso(encode(self.observation_space, obs, self.torso))
         if taus is not None:
+            # Equation 4 of IQN: cosines of each level, a dense layer, and a product with the features.
             waves = jnp.cos(jnp.pi * jnp.arange(COSINES, dtype=jnp.float32)[None, None] * taus[..., None])
             weight = nn.relu(dense(hidden.shape[-1], dtype=self.dtype)(waves))
             # `[B, n, F]`: the features, multiplied by an embedding of each level, pass through the last layer.
@@ -132,6 +133,7 @@ class BatchNormNetwork(nn.Module):
         x = encode(self.observation_space, obs, "mlp")
         if action is not None:
             x = jnp.concatenate([x, action], axis=-1)
+        # Inputs are normalised as well: observations and actions have scales of their own.
         x = BatchNorm(self.renorm)(x, train)
         for width in self.features:
             x = ACTIVATIONS[self.activation](dense(width, dtype=self.dtype)(x))
