@@ -62,7 +62,7 @@ def test_rainbow_is_what_its_name_says_unless_told_otherwise(tmp_path: Path) -> 
         (("sac", "--buffer.prioritised", "--buffer.normalise", "some"), "expected batch or all"),
         (("dqn", "--agent.values", "c52"), "c51"),
         (("dqn", "--agent.values", "c51", "--agent.v-min", "3", "--agent.v-max", "3"), "expected v_min below v_max"),
-        (("rainbow", "--agent.v-min", "1e8", "--agent.v-max", "100000001"), "which float32 can tell"),
+        (("rainbow", "--agent.v-min", "1e8", "--agent.v-max", "100000001"), "which float32 can resolve"),
         (("dqn", "--agent.values", "iqn", "--agent.features", "8"), "another behind"),
         (("dqn", "--agent.epsilon-decay", "10000000000"), "at most 2147483647"),
         (("sac", "--buffer.prioritised", "--buffer.beta-steps", "10000000000"), "at most 2147483647"),

@@ -297,7 +297,7 @@ def test_without_a_memory_it_is_told_inside_compiled_functions() -> None:
 
 NONE: dict[str, tuple[Any, Any, str, tuple[Any, ...], str]] = {
     "noisy": (lambda: jaxrl.rainbow(features=(4,)), Discrete(2), "probabilities", (), "noise in its network"),
-    "one action": (lambda: jaxrl.td3(features=(4,)), BOUNDED, "log_prob", ([0.0],), "td3 takes one action"),
+    "one action": (lambda: jaxrl.td3(features=(4,)), BOUNDED, "log_prob", ([0.0],), "td3 acts deterministically"),
     "continuous": (lambda: jaxrl.ppo(features=(4,)), BOUNDED, "probabilities", (), r"policy\.log_prob\(obs, action\)"),
     "no values": (lambda: jaxrl.bc(features=(4,)), Discrete(2), "values", (), "bc learns actions alone"),
     "stripped": (lambda: jaxrl.sac(features=(4,)), Discrete(2), "values", (), "critics=True"),
