@@ -1,6 +1,7 @@
 """Runs in shards, on devices that the CPU is divided into, for `test_shards`.
 
-`python shards_run.py train NAME DEVICES...` trains one of `COMBINATIONS` on so many devices and prints each digest.
+`python shards_run.py train NAME DEVICES...` trains one of `COMBINATIONS`, or `LARGE`, on so many devices and prints
+each digest.
 `python shards_run.py resume NAME DIR DEVICES...` stops and goes on with it, on each pair of numbers.
 `python shards_run.py mesh DIR MESHES...` trains members on meshes, as `2x1`, saves and resumes them; prints digests.
 `python shards_run.py program` prints what a compiled training call gathers.
@@ -25,10 +26,14 @@ from jaxrl.training.storage.leaves import state_digest
 from jaxrl.trees import tree_bytes
 
 SHARDS = 4
+LARGE = "dqn with a large ring"
+"""A ring so large that its rows are read in another form on each platform."""
 QUIET = {"quiet": True, "eval_interval": 0, "eval_episodes": 0}
 
 
 def strategy(name: str) -> jaxrl.Strategy:
+    if name == LARGE:
+        return large_dqn()
     agents.SPREAD.update(num_envs=2 * SHARDS, shards=SHARDS)
     return agents.COMBINATIONS[name]()
 
@@ -55,6 +60,11 @@ def small_dqn(lr: float = 1e-3) -> jaxrl.Strategy:
     return jaxrl.off_policy(
         jaxrl.make_env("CartPole-v1"), jaxrl.dqn(lr=lr, features=(8,)), buffer=buffer, shards=SHARDS, **how
     )
+
+
+def large_dqn() -> jaxrl.Strategy:
+    env, buffer = jaxrl.make_env("CartPole-v1"), jaxrl.uniform(100_000, batch_size=64)
+    return jaxrl.off_policy(env, jaxrl.dqn(), buffer=buffer, num_envs=8, opt_interval=8, shards=SHARDS)
 
 
 def told(name: str, result: object) -> None:
@@ -84,11 +94,7 @@ def meshes(directory: str, *meshes: str) -> None:
 
 def gathering() -> None:
     """Print the bytes that a shard gives in one update, of its parameters, of all rings, and of temporary memory."""
-    buffer = jaxrl.uniform(100_000, batch_size=64)
-    one = jaxrl.off_policy(
-        jaxrl.make_env("CartPole-v1"), jaxrl.dqn(), buffer=buffer, num_envs=8, opt_interval=8, shards=SHARDS
-    )
-    spread = on_devices(one, SHARDS)
+    spread = on_devices(large_dqn(), SHARDS)
     state, sums = program.state_shapes(spread)
     count = jax.ShapeDtypeStruct((), np.uint32)
     compiled = program.jit_run(spread).lower(placed(spread, state), sums, count, count).compile()

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from agents import COMBINATIONS, SPREAD
+from shards_run import LARGE
 
 import jaxrl
 from jaxrl.errors import SettingsError
@@ -31,7 +32,7 @@ def process(*args: object) -> list[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", [*TRAINED, LARGE])
 def test_the_bits_do_not_depend_on_the_number_of_devices(name: str) -> None:
     devices = (1, 2, 4)
     told = process(HERE / "shards_run.py", "train", name, *devices)
