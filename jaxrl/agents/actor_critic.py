@@ -425,7 +425,7 @@ def _act(
 
 def _policy_distribution(parts: _Parts, state: ActorCriticState, obs: PyTree) -> tuple[Distribution, PyTree]:
     """Return the distributions of raw actions, and the memory after the step."""
-    outputs, _, memory = _apply_network(parts, state.params, obs)
+    outputs, _, memory, _ = _apply_network(parts, state.params, obs)
     return mask_distribution(
         apply_temperature(parts.head.distribution(outputs), state.hyper.exploration), get_mask(obs)
     ), memory
@@ -436,14 +436,13 @@ def _choice(parts: _Parts, state: ActorCriticState, obs: PyTree, opt_step: Array
     return _policy_distribution(parts, state, obs)[0]
 
 
-def _apply_network(parts: _Parts, params: PyTree, obs: PyTree) -> tuple[Array, Array, PyTree]:
-    """Apply the network; return outputs of the policy `[B, K]`, values `[B]` and the memory after the step."""
-    outputs, value, memory, _ = _forward(parts, params, obs, key=None)
-    return outputs, value, memory
+def _apply_network(
+    parts: _Parts, params: PyTree, obs: PyTree, key: Key | None = None
+) -> tuple[Array, Array, PyTree, PyTree]:
+    """Apply the network; return outputs of the policy `[B, K]`, values `[B]`, the memory after the step, collections.
 
-
-def _forward(parts: _Parts, params: PyTree, obs: PyTree, key: Key | None) -> tuple[Array, Array, PyTree, PyTree]:
-    """Return what `_apply_network` does, and the network's collections, see `jaxrl.nn.forward`."""
+    `key` and collections are as for `jaxrl.nn.forward`.
+    """
     obs = for_critic(obs)
     (outputs, value, *memory), collections = forward(parts.network, params, obs, key=key)
     if parts.blinds:
@@ -459,7 +458,7 @@ def _evaluate_actions(
     And the network's collections, see `jaxrl.nn.forward`.
     """
     if parts.memory is None:
-        outputs, value, _, collections = _forward(parts, params, sample.obs, key)
+        outputs, value, _, collections = _apply_network(parts, params, sample.obs, key)
         return mask_distribution(parts.head.distribution(outputs), get_mask(sample.obs)), value, collections
     assert not isinstance(sample.is_first, tuple)
     rows, steps = sample.is_first.shape

@@ -112,14 +112,7 @@ def _build(name: str, config: BCConfig, custom: CustomParts, spec: EnvSpec) -> A
     network = build_network(
         custom, "make_network", (seen, head), usual, (observation_structs(seen),), (policy_output(head),)
     )
-    parts = _Parts(
-        config,
-        network,
-        custom.gradient_step,
-        spec,
-        head,
-        custom.extra_loss,
-    )
+    parts = _Parts(config, network, custom.gradient_step, spec, head, custom.extra_loss)
     return Agent(
         name=name,
         init=partial(_init, parts),

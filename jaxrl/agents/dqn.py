@@ -479,7 +479,7 @@ def _act(
 def _means(parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree) -> tuple[Array, PyTree]:
     """Return the expected returns of actions `[N, A]`, and the memory after the step; `noise` is that of parameters."""
     taus = _taus(parts, jax.tree.leaves(obs)[0].shape[0])
-    out, memory = _apply_network(parts, state.params, obs, noise, *taus)
+    out, memory, _ = _apply_network(parts, state.params, obs, noise, *taus)
     return jax.vmap(_values(parts.config, state.reach).mean)(out), memory
 
 
@@ -496,16 +496,13 @@ def _outputs(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: A
     return _apply_network(parts, params, obs, noise, *taus)[0]
 
 
-def _apply_network(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array) -> tuple[Array, PyTree]:
-    """Return what `_outputs` does, and the memory after the step; `()` without a core."""
-    out, memory, _ = _forward(parts, params, obs, noise, *taus, key=None)
-    return out, memory
-
-
-def _forward(
-    parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array, key: Key | None
+def _apply_network(
+    parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array, key: Key | None = None
 ) -> tuple[Array, PyTree, PyTree]:
-    """Return what `_apply_network` does, and the network's collections, see `jaxrl.nn.forward`."""
+    """Return what `_outputs` does, the memory after the step, `()` without a core, and the network's collections.
+
+    `key` and collections are as for `jaxrl.nn.forward`.
+    """
     made, collections = forward(parts.network, _variables(parts, params, noise), for_policy(obs), *taus, key=key)
     out, memory = (made, ()) if parts.memory is None else made
     return out if out.ndim == 3 else out[..., None], memory, collections
@@ -605,7 +602,7 @@ def _loss(
     (sampled, (taus_tm1, taus_t)), config = batch, parts.config
     items, taus_tm1, taus_t, weight = _steps_of(parts, sampled, taus_tm1, taus_t)
     online = _views(parts, params, sampled.items, noise.noise_tm1)
-    out_tm1, _, collections = _forward(parts, params, online.now, noise.noise_tm1, *_given(taus_tm1), key=key)
+    out_tm1, _, collections = _apply_network(parts, params, online.now, noise.noise_tm1, *_given(taus_tm1), key=key)
     after = _bootstrap(parts, values, target, noise, params, sampled.items, items, online.then, taus_t)
     taus = taus_tm1 if config.values == "iqn" else _midpoints(weight.shape[0], out_tm1.shape[-1])
     loss, error = jax.vmap(values.loss)(jax.vmap(select_row)(out_tm1, items.action), taus, after)

@@ -386,7 +386,7 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
         opt_state=state.opt_state._replace(critic=critic.opt_state),
     )
     deviation = _deviations(parts, policy_key, rows)
-    improve = lambda state: _improve_policy(parts, state, batch, deviation, temperature, key, opt_step)
+    improve = lambda state: _improve_policy(parts, state, batch, rows, deviation, temperature, key, opt_step)
     if config.policy_interval == 1:
         state, policy_metrics = improve(state)
         measured: Metrics = {**policy_metrics}
@@ -400,10 +400,17 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
 
 
 def _improve_policy(
-    parts: Parts, state: SACState, batch: Batch, deviation: PyTree, temperature: Array, key: Key, opt_step: Array
+    parts: Parts,
+    state: SACState,
+    batch: Batch,
+    rows: Batch,
+    deviation: PyTree,
+    temperature: Array,
+    key: Key,
+    opt_step: Array,
 ) -> tuple[SACState, dict[str, Array]]:
-    """Update the policy and the temperature."""
-    config, hyper, rows = parts.config, state.hyper, training_rows(parts, batch)
+    """Update the policy and the temperature; `rows` are the `training_rows` of `batch`."""
+    config, hyper = parts.config, state.hyper
     policy = gradient_update(
         parts.gradient_step,
         partial(_policy_loss, parts, state.critic, temperature),
