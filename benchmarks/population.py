@@ -115,10 +115,7 @@ def compiling(repeats: int, many: int) -> list[Row]:
 def host(part: str, repeats: int, count: int, times: float, workers: int | None) -> list[Row]:
     """Time members with all that a run does beside its training, and without, of `times` the preset's intervals."""
     strategy, config = replaying(DQN()), preset("dqn")
-    length = {
-        name: max(1, int(times * getattr(config, name)))
-        for name in ("eval_interval", "record_interval", "save_interval")
-    }
+    length = {name: max(1, int(times * getattr(config, name))) for name in ("eval_interval", "record_interval")}
     opts = 6 * length["eval_interval"]
     evaluations = {"eval_interval": length["eval_interval"], "eval_episodes": config.eval_episodes}
 

@@ -47,7 +47,7 @@ def seconds(strategy: Any, recorders: Sequence[str], length: dict[str, int]) -> 
 def measured(algo: str, repeats: int, quick: bool = False) -> dict[str, Any]:
     """Return for one algorithm by its preset what each set of recorders costs, of `repeats` runs each in turn."""
     config = preset(algo)
-    names = ("max_opts", "eval_interval", "record_interval", "save_interval", "eval_episodes")
+    names = ("max_opts", "eval_interval", "record_interval", "eval_episodes")
     length = {name: getattr(config, name) for name in names}
     length["max_opts"] *= TIMES
     if quick:

@@ -217,7 +217,7 @@ def _leaves_of(taken: Callable[[Any], Any], state: Any) -> tuple[Any, list[str]]
       SettingsError: they are computed from the state, not parts of it.
     """
     state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)  # each an object of its own
-    paths = {id(leaf): path for leaf, path in zip(jax.tree.leaves(state), like_leaves((state,)), strict=True)}
+    paths = {id(leaf): path for leaf, path in zip(jax.tree.leaves(state), like_leaves({"state": state}), strict=True)}
     try:
         params = taken(state)
         return params, [paths[id(leaf)] for leaf in jax.tree.leaves(params)]

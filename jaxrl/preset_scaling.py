@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-INTERVALS = ("eval_interval", "record_interval", "save_interval")
+INTERVALS = ("eval_interval", "record_interval")
 DECAYS = ("agent.lr_decay", "agent.epsilon_decay", "buffer.beta_steps")
 """Settings that are a number of optimisation steps over which something decays or rises."""
 MAX_STEPS = 2**31 - 1

@@ -33,7 +33,6 @@ PRESETS["dqn"] = {
         "updates": 5,
         "eval_interval": 2_500,
         "eval_episodes": 50,
-        "save_interval": 10_000,
         "agent": {"lr": 1e-3, "lr_decay": 50_000, "epsilon_decay": 12_500},
     },
     # 121 000 environment steps, four updates for eight of them. Velocities are below 0.07, so that observations are
@@ -45,7 +44,6 @@ PRESETS["dqn"] = {
         "updates": 4,
         "eval_interval": 3_000,
         "eval_episodes": 50,
-        "save_interval": 12_000,
         "num_envs": 8,
         "opt_interval": 8,
         "agent": {
@@ -73,7 +71,6 @@ PRESETS["dqn"] = {
     "*-MinAtar": {
         "max_opts": 30_000,
         "eval_interval": 5_000,
-        "save_interval": 10_000,
         "num_envs": 16,
         "opt_interval": 16,
         "warmup": 5_008,
@@ -87,7 +84,6 @@ PRESETS["dqn"] = {
         "updates": 2,
         "eval_interval": 250_000,
         "record_interval": 10_000,
-        "save_interval": 250_000,
         "num_envs": 8,
         "opt_interval": 8,
         "warmup": 100_000,
@@ -114,7 +110,6 @@ def _physics(rollouts: int, num_envs: int, rollout: int, epochs: int, lr: float,
         "max_opts": rollouts * updates,
         "eval_interval": max(rollouts // 10, 1) * updates,
         "record_interval": updates,
-        "save_interval": max(rollouts // 10, 1) * updates,
         "num_envs": num_envs,
         "rollout": rollout,
         "epochs": epochs,
@@ -167,7 +162,6 @@ PRESETS["ppo"] = {
         "max_opts": 7_808,
         "eval_interval": 488,
         "eval_episodes": 50,
-        "save_interval": 1_952,
         "agent": {"lr": 1e-3, "lr_decay": 7_808},
     },
     # 1 000 000 environment steps each. Environments, lambda and normalisation after RL Baselines3 Zoo (Raffin 2020).
@@ -186,7 +180,6 @@ PRESETS["ppo"] = {
     "*-MinAtar": {
         "max_opts": 39_072,
         "eval_interval": 4_000,
-        "save_interval": 8_000,
         "num_envs": 64,
         "minibatches": 8,
         "agent": {"lr": 5e-3, "lr_decay": 39_072, "max_grad_norm": 0.5, "torso": "mlp", "activation": "relu"},
@@ -198,7 +191,6 @@ PRESETS["ppo"] = {
         "max_opts": 156_256,
         "eval_interval": 16_000,
         "record_interval": 1_600,
-        "save_interval": 16_000,
         "num_envs": 8,
         "rollout": 128,
         "epochs": 4,
@@ -262,7 +254,6 @@ PRESETS["ppo"] = {
         "eval_interval": 1_600,
         "eval_episodes": 32,
         "eval_actions": "sampled",
-        "save_interval": 4_000,
         "num_envs": 128,
         "rollout": 32,
         "epochs": 2,
@@ -275,7 +266,6 @@ PRESETS["ppo"] = {
         "max_opts": 8_192,
         "eval_interval": 1_024,
         "eval_episodes": 50,
-        "save_interval": 2_048,
         "num_envs": 64,
         "rollout": 32,
         "agent": {"lr": 1e-3, "lr_decay": 8_192, "features": [128]},
@@ -294,7 +284,6 @@ PRESETS["ppo"] = {
         "max_opts": 480,
         "eval_interval": 96,
         "record_interval": 32,
-        "save_interval": 96,
         "num_envs": 1024,
         "rollout": 64,
         "minibatches": 8,
@@ -325,7 +314,6 @@ PRESETS["a2c"] = {
             "eval_interval": 100,
             "eval_episodes": 50,
             "record_interval": 100,
-            "save_interval": 500,
             "num_envs": 16,
             "rollout": 16,
             "agent": {"lr": 3e-3, "lr_decay": 1_953, "gae_lambda": 0.95},
@@ -340,7 +328,6 @@ PRESETS["a2c"] = {
         "eval_interval": 434,
         "eval_episodes": 100,
         "record_interval": 434,
-        "save_interval": 1_736,
         "num_envs": 8,
         "rollout": 16,
         "agent": {"lr": 3e-3, "lr_decay": 7_812, "optimizer": "rmsprop", "gae_lambda": 0.98, "ent_coef": 0.01},
@@ -352,7 +339,6 @@ PRESETS["a2c"] = {
         "eval_interval": 61,
         "eval_episodes": 50,
         "record_interval": 61,
-        "save_interval": 244,
         "num_envs": 16,
         "rollout": 64,
         "agent": {"lr": 1e-3, "gae_lambda": 0.98, "ent_coef": 0.0, "normalise_advantage": "batch"},
@@ -364,7 +350,6 @@ PRESETS["a2c"] = {
         "max_opts": 10_000,
         "eval_interval": 1_000,
         "eval_episodes": 50,
-        "save_interval": 2_500,
     },
 }
 # All found by trying.
@@ -376,7 +361,6 @@ PRESETS["reinforce"] = {
             "eval_interval": 50,
             "eval_episodes": 50,
             "record_interval": 50,
-            "save_interval": 100,
             "agent": {"lr": 3e-3},
             "processor": {"normalise_obs": name != "CartPole-v1", "normalise_reward": True},
         }
@@ -388,7 +372,6 @@ PRESETS["reinforce"] = {
         "eval_interval": 122,
         "eval_episodes": 100,
         "record_interval": 122,
-        "save_interval": 488,
         "rollout": 64,
         "agent": {"lr": 3e-3, "lr_decay": 1_953, "optimizer": "rmsprop", "ent_coef": 0.01},
         "processor": {**_NORMALISED, "discount": 0.995},
@@ -399,7 +382,6 @@ PRESETS["reinforce"] = {
         "eval_interval": 61,
         "eval_episodes": 100,
         "record_interval": 61,
-        "save_interval": 244,
         "num_envs": 16,
         "rollout": 64,
         "agent": {"lr": 3e-3},
@@ -412,7 +394,6 @@ PRESETS["reinforce"] = {
         "eval_interval": 868,
         "eval_episodes": 50,
         "record_interval": 868,
-        "save_interval": 3_472,
         "rollout": 16,
         "agent": {"lr": 1e-3, "ent_coef": 0.01, "normalise_advantage": "none"},
     },
@@ -449,7 +430,6 @@ PRESETS["pqn"] = {
         "max_opts": 31_232,
         "eval_interval": 1_952,
         "eval_episodes": 50,
-        "save_interval": 7_808,
         "rollout": 64,
         "agent": {
             "lr": 1e-3,
@@ -467,7 +447,6 @@ PRESETS["pqn"] = {
         "max_opts": 156_224,
         "eval_interval": 16_000,
         "record_interval": 16_000,
-        "save_interval": 32_000,
         "num_envs": 128,
         "rollout": 32,
         "epochs": 2,
@@ -525,7 +504,6 @@ PRESETS["rainbow"] = {
     "Acrobot-v1": {
         "max_opts": 20_000,
         "eval_episodes": 50,
-        "save_interval": 5_000,
         "num_envs": 5,
         "opt_interval": 5,
         "agent": {
@@ -546,7 +524,6 @@ PRESETS["rainbow"] = {
         "max_opts": 40_000,
         "eval_interval": 2_000,
         "eval_episodes": 50,
-        "save_interval": 10_000,
         "num_envs": 5,
         "opt_interval": 5,
         "agent": {
@@ -571,7 +548,6 @@ _PENDULUM: dict[str, Any] = {
     "max_opts": 9_000,
     "eval_interval": 500,
     "eval_episodes": 50,
-    "save_interval": 3_000,
     "agent": {"lr": 1e-3, "policy_lr": 1e-3, "features": [64, 64]},
 }
 PRESETS["sac"] = {
@@ -582,7 +558,6 @@ PRESETS["sac"] = {
         "max_opts": 12_000,
         "eval_interval": 500,
         "eval_episodes": 50,
-        "save_interval": 3_000,
         "num_envs": 4,
         "opt_interval": 4,
         "agent": {
@@ -618,7 +593,6 @@ PRESETS["sac"] = {
     "Acrobot-v1": {
         "max_opts": 20_000,
         "eval_episodes": 50,
-        "save_interval": 5_000,
         "num_envs": 5,
         "opt_interval": 5,
         "warmup": 5_000,
@@ -641,7 +615,6 @@ PRESETS["sac"] = {
         "updates": 4,
         "eval_interval": 3_000,
         "eval_episodes": 50,
-        "save_interval": 12_000,
         "num_envs": 8,
         "opt_interval": 8,
         "agent": {
@@ -664,7 +637,6 @@ _MOUNTAIN_CAR: dict[str, Any] = {
     "max_opts": 40_000,
     "eval_interval": 1_000,
     "eval_episodes": 50,
-    "save_interval": 10_000,
     "num_envs": 4,
     "opt_interval": 4,
     "agent": {
@@ -699,7 +671,6 @@ def _from_data(max_opts: int, policy: bool, processor: dict[str, Any] | None = N
         "max_opts": max_opts,
         "eval_interval": 500,
         "eval_episodes": 50,
-        "save_interval": 2_000,
         "agent": {**rates, "features": [64, 64], **agent},
         "processor": processor or {},
     }

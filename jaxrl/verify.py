@@ -124,7 +124,7 @@ def check_checkpoints(store: Store, strategy: Strategy | None, problems: Problem
             print_line(step, shortened(error), "-")
         else:
             # A checkpoint holds the state, and then the running sums of the metrics.
-            state = {path.removeprefix("[0]"): leaf for path, leaf in leaves.items() if path.startswith("[0]")}
+            state = {path.removeprefix("state/"): leaf for path, leaf in leaves.items() if path.startswith("state/")}
             print_line(step, "ok", digest(state))
             yield step
     if not steps:

@@ -23,7 +23,6 @@ class Length(NamedTuple):
     max_opts: int
     eval_interval: int
     record_interval: int
-    save_interval: int
 
 
 def host(case: str, effort: Effort) -> list[Row]:
@@ -34,7 +33,7 @@ def host(case: str, effort: Effort) -> list[Row]:
     config = preset("dqn")
     bare = loops.Training(build("dqn", config))
     opts = config.max_opts if effort.opt_steps >= 3_000 else effort.opt_steps
-    default = Length(opts, config.eval_interval, config.record_interval, config.save_interval)
+    default = Length(opts, config.eval_interval, config.record_interval)
     lengths = {case: default, f"{case} five times": Length(*(5 * number for number in default))}
     return [_host(case, name, length, config.eval_episodes, bare, effort) for name, length in lengths.items()]
 

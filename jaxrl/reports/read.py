@@ -10,7 +10,6 @@ import numpy as np
 from jaxrl.errors import SettingsError, one_line, safe_str
 from jaxrl.paths import local
 from jaxrl.reports.rows import Log, number, read_episodes, read_log
-from jaxrl.training.changes import NEWER
 from jaxrl.training.reel import films_in
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir
 from jaxrl.training.storage.run_dir import (
@@ -166,8 +165,8 @@ def films_of(path: Path) -> list[Path]:
 
 
 def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return nested settings by their names with dots; those that earlier versions lacked as they were then."""
-    found: dict[str, Any] = {} if before else dict(NEWER)
+    """Return nested settings by their names with dots."""
+    found: dict[str, Any] = {}
     for name, value in settings.items():
         inner = isinstance(value, Mapping) and value
         found |= flat(value, f"{before}{name}.") if inner else {f"{before}{name}": value}

@@ -28,61 +28,6 @@ YARDSTICK = frozenset({"env", "env_args", "eval_env", "eval_env_args", "eval_act
 """Settings that decide what a score means: those under others cannot be compared."""
 
 
-NEWER: Mapping[str, object] = {
-    "resets": "fresh",
-    "eval_env": None,
-    "eval_env_args": {},
-    "eval_starts": "fresh",
-    "eval_actions": "greedy",
-    "eval_at_return": None,
-    "agent.rho_clip": 0.0,
-    "agent.c_clip": 1.0,
-    "agent.noise_memory": 0.0,
-    "agent.batch_norm": "none",
-    "agent.critic_features": [],
-    "agent.target_network": True,
-    "agent.policy_interval": 1,
-    "max_skips": 100,
-    "patience": 0,
-    "max_env_steps": 0,
-    "max_rollbacks": 3,
-    "agent.channels": [],
-    "agent.dtype": "float32",
-    "agent.schedules": [],
-    "init_from": None,
-    "demos": [],
-    "demos_sha256": "",
-    "demo_share": 0.5,
-    "agent.boltzmann": 0.0,
-    "video_interval": 0,
-    "video_format": "gif",
-    "shards": 1,
-    "devices": 1,
-    "mesh": None,
-    "buffer.hindsight": 0.0,
-    "agent.core": "none",
-    "agent.core_features": 64,
-    "agent.sequence": 20,
-    "agent.burn_in": 10,
-    "agent.sequence_interval": 1,
-    "agent.n_step": 5,
-    "agent.priority_max": 0.9,
-    "processor.one_hot": 0,
-    "save_replay": True,
-    "train_episodes": False,
-    "name": None,
-    "tags": [],
-    "notes": "",
-    "open_in_turn": False,
-    "actor_engine": "threads",
-    "actor_restarts": 0,
-    "exploration_schedule": "",
-    "replacement": True,
-    "scale_rewards_by": "none",
-}
-"""Settings that earlier versions lacked, with the values under which an old run or session continues unchanged."""
-
-
 def unread(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of the settings that nothing reads under `settings`.
 
@@ -117,7 +62,7 @@ def changes(old: object, new: object, name: str = "") -> list[Change]:
     """List the differences between the nested settings `old` and `new`, or with a `name`, of what is called so."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = {key: f"{name}.{key}" if name else str(key) for key in [*old, *new]}
-        parts = [changes(old.get(key, NEWER.get(path)), new.get(key), path) for key, path in keys.items()]
+        parts = [changes(old.get(key), new.get(key), path) for key, path in keys.items()]
         return [change for part in parts for change in part]
     return [] if old == new else [Change(name, old, new)]
 

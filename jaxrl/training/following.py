@@ -11,7 +11,7 @@ import jaxrl.training.processes as processes
 from jaxrl.errors import ProcessError, describe_error
 from jaxrl.training.devices import altered, handed_out, params_of, spread_out
 from jaxrl.training.processes import END
-from jaxrl.training.program import compile_all, zero_sums
+from jaxrl.training.program import Saved, compile_all, zero_sums
 from jaxrl.training.storage.arrays import read_part, write_part
 from jaxrl.training.storage.run import VERSIONS, versions
 from jaxrl.training.storage.weights import within
@@ -76,7 +76,7 @@ def _obey(trainer: Any) -> None:
         elif order == "init":
             state, sums = compiled.init(key)
         elif order == "weights":
-            state, sums = within((state, sums))
+            state, sums = within(Saved(state, sums))
         elif order == "place":
             state, sums = handed_out(strategy, *compiled.like)
         elif order == "load":
@@ -92,7 +92,7 @@ def _obey(trainer: Any) -> None:
         elif order == "params":
             latest = params_of(strategy, state)
         elif order == "save":
-            processes.answer(write_part(Path(*given), (state, sums)))
+            processes.answer(write_part(Path(*given), Saved(state, sums)))
         elif order == "gather":
             processes.whole((state, sums))
         elif order == END:

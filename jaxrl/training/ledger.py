@@ -51,6 +51,7 @@ class Ledger:
     """Whether values beyond all returns were reported."""
     told_support: bool = False
     """Whether a support too narrow was reported."""
+    unsaved_s = 0.0  # seconds of training since the last save or since this process took the run up; no field, as below
     doing = ""  # a part in which time is spent now; no field, for no checkpoint needs it
     told_greedy: bool = False
     """Whether it was reported that greedy actions return far less than sampled ones."""
@@ -85,6 +86,7 @@ class Ledger:
         self.t = t
         self.seconds["train"] += seconds
         self.interval_s += seconds
+        self.unsaved_s += seconds
 
     def is_better(self, score: float) -> bool:
         """Say whether `score` is better than the best: strictly greater, NaN and infinity never."""

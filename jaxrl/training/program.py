@@ -43,6 +43,14 @@ class Sums(NamedTuple):
     max: Array
 
 
+class Saved(NamedTuple):
+    """What a checkpoint holds of a run."""
+
+    state: PyTree
+    sums: Sums
+    """Of the metrics since the last row."""
+
+
 Form = Callable[[PyTree], tuple[PyTree, Callable[[PyTree], PyTree]]]
 """Makes of shapes those of another form in which a checkpoint may hold them, and what renews a tree of that."""
 
@@ -57,10 +65,9 @@ def forms_of(strategy: Strategy) -> list[Form]:
     return [lambda like: (without_replay(like), lambda tree: tree)]
 
 
-def without_replay(tree: tuple[PyTree, "Sums"]) -> tuple[PyTree, "Sums"]:
+def without_replay(saved: Saved) -> Saved:
     """Return a state, and its sums, without what the buffer holds; arrays and shapes alike."""
-    state, sums = tree
-    return state._replace(buffer=()), sums
+    return saved._replace(state=saved.state._replace(buffer=()))
 
 
 def zero_sums(size: int) -> Sums:
@@ -213,7 +220,7 @@ class Compiled(NamedTuple):
     run: Any
     """`(state, sums, start, stop) -> (state, sums)`, of one that acts on the host `(state, sums, arrival, t) -> ...`;
     the state and sums given are donated. One that tells of episodes returns them as well."""
-    like: tuple[PyTree, Sums]
+    like: Saved
     metrics: dict[str, Any]
 
 
@@ -241,7 +248,7 @@ def compile_all(
     processes.meet("compiled")
     first = made.get("init", init)
     begin = lambda key: begun(first, key, values)
-    where = whereabouts(strategy, *like)
+    where = Saved(*whereabouts(strategy, *like))
     return Compiled(begin, runs and after_placing(strategy, made[run]), where, metric_shapes(strategy, state))
 
 
@@ -267,7 +274,7 @@ def compile_together(strategy: Strategy, width: int, tells: bool) -> Any:
     return made[name]
 
 
-def _compile_run(strategy: Strategy, like: tuple[PyTree, Sums], tells: bool) -> Any:
+def _compile_run(strategy: Strategy, like: Saved, tells: bool) -> Any:
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     given = (count, count) if strategy.actor_fns is None else (strategy.actor_fns.arrival, count)
     state, sums = like
@@ -317,12 +324,12 @@ def _programs(key: tuple[Any, ...]) -> dict[str, Any]:
     return {}
 
 
-def state_shapes(strategy: Strategy) -> tuple[PyTree, Sums]:
+def state_shapes(strategy: Strategy) -> Saved:
     """Return the shapes of a training state and of its sums, as a checkpoint holds them."""
     state, _ = _traced_begin(strategy)
     shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
     sums: Sums = jax.tree.map(shape, zero_sums(len(metric_shapes(strategy, state))))
-    return state, sums
+    return Saved(state, sums)
 
 
 def _traced_begin(strategy: Strategy) -> tuple[PyTree, dict[str, float]]:
@@ -338,11 +345,11 @@ def _begin(strategy: Strategy, key: Array) -> PyTree:
     return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), strategy.init(key))
 
 
-def _init(strategy: Strategy, key: Array, values: Mapping[str, Array] | None = None) -> tuple[PyTree, Sums]:
+def _init(strategy: Strategy, key: Array, values: Mapping[str, Array] | None = None) -> Saved:
     old = _traced_begin(strategy)[1] if values else {}
     with override({name: Override(old[name], value) for name, value in (values or {}).items()}):
         state = _begin(strategy, key)
-    return state, zero_sums(len(metric_shapes(strategy, state)))
+    return Saved(state, zero_sums(len(metric_shapes(strategy, state))))
 
 
 def jit_init(strategy: Strategy) -> Any:

@@ -7,6 +7,8 @@ from jaxrl.errors import SettingsError, check_count
 
 MAX_COUNT = 2**32 - 1
 """Iterations and optimisation steps are uint32 on the device; this is the last one."""
+SAVE_TURN = 1_000
+"""Optimisation steps between boundaries of a run that has none but those at which it may save."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,8 @@ class Schedule:
     warmup_env_steps: int = 0
     eval_interval: int = 0
     record_interval: int = 0
-    save_interval: int = 0
+    save_interval: int | None = 0
+    """`None`: at any boundary, for whoever looks at the time to choose."""
     max_env_steps: int = 0
     """Environment steps, warm-up included, at or past which the run ends; 0: no limit."""
 
@@ -29,7 +32,8 @@ class Schedule:
             check_count(name, getattr(self, name))
         intervals = ("eval_interval", "record_interval", "save_interval")
         for name in ("env_steps_per_step", "warmup_env_steps", "max_env_steps", *intervals):
-            check_count(name, getattr(self, name), least=0)
+            if name != "save_interval" or self.save_interval is not None:
+                check_count(name, getattr(self, name), least=0)
         if self.max_env_steps and not self.env_steps_per_step:
             raise SettingsError(
                 f"max_env_steps is {self.max_env_steps}, but training takes no environment steps; set max_opts instead"
@@ -67,8 +71,8 @@ class Schedule:
         return f"nothing is left to train: {limit} {getattr(self, limit)} is reached; give a larger one, {how}"
 
     def is_regular_save(self, opt_steps: int) -> bool:
-        """Say whether a save after `opt_steps` is due by its interval, not because the run ends there."""
-        return self._is_regular(self.save_interval, opt_steps)
+        """Say whether a save after `opt_steps` is due by its interval, if any, not because the run ends there."""
+        return self.save_interval is None or self._is_regular(self.save_interval, opt_steps)
 
     def is_regular_record(self, opt_steps: int) -> bool:
         """Say whether a row after `opt_steps` is due by its interval."""
@@ -96,7 +100,10 @@ def rounded_up(max_opts: int, opt_steps_per_step: int) -> int:
 
 
 class Boundary(NamedTuple):
-    """A point between two iterations at which something happens, in the order of the fields."""
+    """A point between two iterations at which something happens, in the order of the fields.
+
+    Without a `save_interval`, `save` says that a save would fit here.
+    """
 
     t: int
     evaluate: bool
@@ -110,12 +117,15 @@ def next_boundary(schedule: Schedule, t: int) -> Boundary:
 
     Each interval acts at the first iteration boundary at or past each of its multiples; the end does all three.
     """
-    intervals = (schedule.eval_interval, schedule.record_interval, schedule.save_interval)
+    save = schedule.save_interval
+    if save is None:
+        save = 0 if schedule.eval_interval or schedule.record_interval else SAVE_TURN
+    intervals = (schedule.eval_interval, schedule.record_interval, save)
     turns = [_next_turn(schedule, interval, t) for interval in intervals]
     at = min([schedule.last, *(turn for turn in turns if turn is not None)])
     last = at == schedule.last
-    evaluate, record, save = (last or turn == at for turn in turns)
-    return Boundary(at, evaluate, record, save, last)
+    evaluate, record, saves = (last or turn == at for turn in turns)
+    return Boundary(at, evaluate, record, saves or schedule.save_interval is None, last)
 
 
 def _next_turn(schedule: Schedule, interval: int, t: int) -> int | None:

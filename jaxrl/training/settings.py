@@ -46,8 +46,9 @@ class TrainerConfig:
     """Format of these films: gif or mp4."""
     record_interval: int = 1_000
     """Optimisation steps between records of metrics; 0: only at the end."""
-    save_interval: int = 2_500
-    """Optimisation steps between checkpoints; 0: only at the end."""
+    save_interval: int | None = None
+    """Optimisation steps between checkpoints; 0: only at the end; unset: at the first row or evaluation that is ten
+    seconds of training after the one before, and seldom enough to take at most a twentieth of the time."""
     keep: int = 3
     """Number of newest checkpoints to keep; the best policy is kept separately."""
     save_replay: bool = True
@@ -203,8 +204,9 @@ class SessionConfig:
     training."""
     record_interval: int = 1_000
     """Optimisation steps between records of metrics in the run directory; 0: none."""
-    save_interval: int = 2_500
-    """Optimisation steps between checkpoints; 0: only on request and at the end."""
+    save_interval: int | None = None
+    """Optimisation steps between checkpoints; 0: only on request and at the end; unset: ten seconds after the
+    one before, and seldom enough to take at most a twentieth of the time."""
     keep: int = 3
     """Number of newest checkpoints to keep; the best policy is kept separately."""
     stop_reward: float | None = None
@@ -265,7 +267,7 @@ def _as_declared(config: Any, name: str, value: Any) -> Any:
     """Return `value` as an `int` if the setting is a whole number, so that `1e5` may be given for one."""
     value = tuple(value) if name in ("recorders", "tags") and isinstance(value, list) else value
     value = as_text(value) if name == "mesh" else value
-    return as_int(value) if config.__dataclass_fields__[name].type is int else value
+    return as_int(value) if config.__dataclass_fields__[name].type in (int, int | None) else value
 
 
 def with_recorders(config: Config, given: Sequence[Any] | None) -> tuple[Config, list[Any]]:

@@ -35,7 +35,7 @@ from jaxrl.training.ledger import Ledger
 from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.processes import stops
-from jaxrl.training.program import check_step, compile_all, summarise, without_replay, zero_sums
+from jaxrl.training.program import Saved, check_step, compile_all, summarise, without_replay, zero_sums
 from jaxrl.training.recorders import Recorder, Row
 from jaxrl.training.report import Hooks, Report, Result, call, progress_parts, run_dir_part
 from jaxrl.training.schedule import Boundary, next_boundary
@@ -286,14 +286,15 @@ class Trainer:
         row = self._record() if boundary.record else None
         if evaluation is None and self.config.is_promising(row):
             evaluation = self._evaluate(row)
-        self.stop_reason = self._why_stop(boundary, self._report(row, evaluation, boundary.save))
+        saves = boundary.save and (self.config.save_interval is not None or boundary.last or self._is_time_to_save())
+        self.stop_reason = self._why_stop(boundary, self._report(row, evaluation, saves))
         if self.stop_reason and not self.interrupt:
             evaluation, row = evaluation or self._evaluate(row), row or self._record()
-        if boundary.save or self.stop_reason:
+        if saves or self.stop_reason:
             self._save()
         if self.stop_reason and not self.interrupt:
             require_valid(self._log, self._log.validity)
-        return self._report(row, evaluation, saved=bool(boundary.save or self.stop_reason))
+        return self._report(row, evaluation, saved=bool(saves or self.stop_reason))
 
     def _advance(self, end: int) -> None:
         """Call the compiled program until iteration `end`, or until someone asks to stop, or it diverges."""
@@ -362,6 +363,10 @@ class Trainer:
         with self.ledger.timed("save"):
             self._storage.save(self.schedule.opt_steps(self.ledger.t), self._saved(), self._facts(), self._best)
             self._storage.note(**self._summary(), status=self.stop_reason or "running")
+            self.ledger.unsaved_s = 0.0
+
+    def _is_time_to_save(self) -> bool:
+        return self._storage.is_time_to_save(self.ledger.unsaved_s)
 
     def _keep_best(self, score: float) -> None:
         params = jax.device_put(self._params(self._state), may_alias=False)
@@ -502,7 +507,8 @@ class Trainer:
             self._log.event("fork", beginning)
 
     def _saved(self) -> PyTree:
-        return (self.state, self._sums) if self.config.save_replay else without_replay((self.state, self._sums))
+        saved = Saved(self.state, self._sums)
+        return saved if self.config.save_replay else without_replay(saved)
 
     def _facts(self) -> dict[str, Any]:
         left_out = {} if self.config.save_replay else {"left_out": ["buffer"]}

@@ -64,7 +64,7 @@ def kept(run: Path, part: str) -> list[int]:
     store = Store(run / part, 1)
     for step in store.steps():
         leaves, _ = store.read(step)
-        assert [int(array) for path, array in leaves.items() if path.endswith(".steps")] == [step]
+        assert [int(array) for path, array in leaves.items() if path.endswith("steps")] == [step]
     store.close()
     assert sorted(str(step) for step in store.steps()) == sorted(entry.name for entry in (run / part).iterdir())
     return store.steps()

@@ -120,7 +120,7 @@ def whole(run: Path) -> dict[str, list[int]]:
         store = Store(run / part, 1)
         for step in store.steps():
             leaves = store.read(step)[0]
-            assert [int(array) for path, array in leaves.items() if path.endswith(".steps")] == [step]
+            assert [int(array) for path, array in leaves.items() if path.endswith("steps")] == [step]
             steps.append(step)
         store.close()
     return found

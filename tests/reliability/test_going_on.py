@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from toys_trainer import Scripted, counting, small_dqn
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.training.program import metric_shapes, state_shapes
 from jaxrl.training.recorders import log_problems
 from jaxrl.training.recorders.jsonl import JSONLRecorder
 from jaxrl.training.storage.checkpoints import Store
@@ -199,42 +197,3 @@ def test_a_reader_that_goes_away_stops_nothing_and_hides_no_exit_code(run: Path,
         assert json.loads((tmp_path / "piped" / "metadata.json").read_text())["opt_steps"] == 60
     else:
         assert done.returncode in (6, 141)
-
-
-@pytest.mark.slow
-def test_a_run_whose_checkpoint_lacks_the_sums_of_later_metrics_goes_on_as_if_it_had_them(tmp_path: Path) -> None:
-    rows, digests = [], []
-    settings = {**QUIET, "record_interval": 30}
-    for name in ("whole", "older"):
-        run = tmp_path / name
-        for report in jaxrl.Trainer(small_dqn(), max_opts=30, run_dir=str(run), **settings):
-            if report.opt_steps == 20:
-                break
-        if name == "older":
-            forget(run)
-            with pytest.raises(jaxrl.SettingsError, match=r"versions.jaxrl: 0\.3\.0 -> .*--allow-changes"):
-                jaxrl.Trainer(small_dqn(), max_opts=30, run_dir=str(run), resume=True, **settings).train()
-            assert subprocess.run([sys.executable, "-m", "jaxrl.verify", str(run)], capture_output=True).returncode == 0
-        going_on = {"resume": True, "allow_changes": name == "older"}
-        trainer = jaxrl.Trainer(small_dqn(), max_opts=30, run_dir=str(run), **going_on, **settings)
-        digests.append(state_digest(trainer.train().state))
-        found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        rows.append([{**row, "wall_s": 0} for row in found if row["kind"] == "train"][-1])
-    assert digests[0] == digests[1]
-    aside = ("opt_steps_per_sec", "env_steps_per_sec", "rss_mb", "device_mb")
-    whole, older = ({k: v for k, v in row.items() if not k.startswith(aside)} for row in rows)
-    assert whole["loss_min"] < whole["loss"]
-    assert whole == older
-
-
-def forget(run: Path) -> None:
-    """Make of the checkpoint of a run one of version 0.3, which had no sums of rewards and discounts."""
-    store, strategy = Store(run / "checkpoints", 1), small_dqn()
-    like = state_shapes(strategy)
-    (state, sums), facts = store.load(20, like)
-    later = [name.startswith("largest_") for name in metric_shapes(strategy, like[0])]
-    assert sum(later) == 2
-    facts["versions"] = {**facts["versions"], "jaxrl": "0.3.0"}
-    facts["ledger"] = {k: v for k, v in facts["ledger"].items() if not k.startswith(("seen_", "told_"))}
-    store.save(20, (state, jax.tree.map(lambda x: x[~np.array(later)], sums)), facts)
-    store.close()

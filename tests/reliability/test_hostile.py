@@ -94,7 +94,7 @@ def pickled_settings(run: Path) -> None:
 
 def pickled_arrays(run: Path) -> None:
     for checkpoint in checkpoints_of(run):
-        for file in (checkpoint / "state").rglob("d/*"):
+        for file in (checkpoint / "arrays").rglob("d/*"):
             file.write_bytes(pickle.dumps(Payload()))
         mend(checkpoint)
 
@@ -106,7 +106,7 @@ def pickled_lists(run: Path) -> None:
 
 def object_arrays(run: Path) -> None:
     for checkpoint in checkpoints_of(run):
-        for file in (checkpoint / "state").rglob("d/*"):
+        for file in (checkpoint / "arrays").rglob("d/*"):
             with open(file, "wb") as out:
                 np.save(out, np.array([Payload()], dtype=object), allow_pickle=True)
             shutil.copy(file, file.with_suffix(".npy"))
@@ -169,8 +169,8 @@ def names_of_code(run: Path) -> None:
 
 def names_of_handlers(run: Path) -> None:
     for checkpoint in checkpoints_of(run):
-        tree = (checkpoint / "state" / "_METADATA").read_text()
-        (checkpoint / "state" / "_METADATA").write_text(tree.replace("np.ndarray", "os.system"))
+        tree = (checkpoint / "arrays" / "_METADATA").read_text()
+        (checkpoint / "arrays" / "_METADATA").write_text(tree.replace("np.ndarray", "os.system"))
         mend(checkpoint)
 
 

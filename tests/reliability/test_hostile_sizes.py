@@ -24,14 +24,14 @@ HUGE = 10**13
 
 def of_arrays(checkpoint: Path, **changed: Any) -> None:
     """Rewrite what the arrays of a checkpoint say of themselves."""
-    for file in (checkpoint / "state").glob("*/.zarray"):
+    for file in (checkpoint / "arrays").glob("*/.zarray"):
         file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
     mend(checkpoint)
 
 
 def of_tree(checkpoint: Path, **changed: Any) -> None:
     """Rewrite what a checkpoint says of its tree of arrays."""
-    file = checkpoint / "state/_METADATA"
+    file = checkpoint / "arrays/_METADATA"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
     mend(checkpoint)
 
@@ -47,14 +47,15 @@ def bomb(checkpoint: Path) -> None:
     blocks = 1 << 15
     block = lambda last: ((1 << 20) | 2 | last).to_bytes(3, "little") + b"\0"
     frame = bytes.fromhex("28b52ffd0038") + block(0) * (blocks - 1) + block(1)
-    (checkpoint / "state/together/0").write_bytes(frame)
+    min(checkpoint.glob("arrays/*/0")).write_bytes(frame)
     mend(checkpoint)
 
 
-def sparse(name: str) -> Callable[[Path], None]:
+def sparse(pattern: str) -> Callable[[Path], None]:
     """Make a file of 1 TB that takes no place on the disk."""
 
     def spoil(checkpoint: Path) -> None:
+        name = str(min(checkpoint.glob(pattern)).relative_to(checkpoint))
         os.truncate(checkpoint / name, 10**12)
         listed = json.loads((checkpoint / "files.json").read_text()) if name != "files.json" else {}
         if listed:
@@ -81,9 +82,9 @@ SIZES: dict[str, Callable[[Path], None]] = {
     "another form": lambda at: of_tree(at, use_zarr3=True),
     "a database": lambda at: of_tree(at, use_ocdbt=True),
     "other arrays": lambda at: of_tree(at, tree_metadata={"('a',)": {"key_metadata": []}}),
-    "sparse chunk": sparse("state/together/0"),
-    "sparse array": sparse("state/together/.zarray"),
-    "sparse tree": sparse("state/_METADATA"),
+    "sparse chunk": sparse("arrays/*/0"),
+    "sparse array": sparse("arrays/*/.zarray"),
+    "sparse tree": sparse("arrays/_METADATA"),
     "sparse manifest": sparse("manifest.json"),
     "sparse list": sparse("files.json"),
 }

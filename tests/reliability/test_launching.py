@@ -68,7 +68,7 @@ def test_the_script_for_slurm_begins_a_run_and_goes_on_with_it_when_it_is_submit
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         all_end_well([subprocess.Popen(script, env={**commands, "SCRATCH": str(tmp_path)}, text=True, **pipes)])
         assert saved(run)[0] == 64
-        assert (run / "checkpoints" / "64" / "state" / "ocdbt.process_1").exists()
+        assert (run / "checkpoints" / "64" / "arrays" / "ocdbt.process_1").exists()
         assert resumed(run) is again
 
 

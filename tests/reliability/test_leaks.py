@@ -192,7 +192,7 @@ def test_a_checkpoint_has_the_values_of_its_own_step_though_training_goes_on_in_
         store = Store(tmp_path / "run" / "checkpoints", 1)
         leaves, _ = store.read(opt_steps)
         store.close()
-        values = next(array for path, array in leaves.items() if path.endswith(".values"))
+        values = next(array for path, array in leaves.items() if path.endswith("/values"))
         if not (values == jnp.arange(size // 4, dtype=jnp.uint32) + opt_steps).all():
             wrong.append(opt_steps)
 

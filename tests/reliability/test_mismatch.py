@@ -17,7 +17,7 @@ from jaxrl import train
 from jaxrl.algos import OffPolicyRun, build
 from jaxrl.errors import SettingsError
 from jaxrl.training import trainer
-from jaxrl.training.changes import HARMLESS, changes
+from jaxrl.training.changes import HARMLESS
 from jaxrl.training.memory import Plan
 from jaxrl.training.storage import run as storage
 from jaxrl.training.storage.checkpoints import MismatchError, Store
@@ -61,27 +61,27 @@ Change = Callable[[dict[str, Any], str], str]
 
 def change_dtype(state: dict[str, Any], name: str) -> str:
     state["agent"][name] = other_dtype(name)
-    return f"['agent']['{name}'] has dtype"
+    return f"agent/{name} has dtype"
 
 
 def change_shape(state: dict[str, Any], name: str) -> str:
     state["agent"][name] = other_shape(name)
-    return f"['agent']['{name}'] has shape"
+    return f"agent/{name} has shape"
 
 
 def rename(state: dict[str, Any], name: str) -> str:
     state["agent"][f"{name}_new"] = state["agent"].pop(name)
-    return f"it has no leaf ['agent']['{name}_new']"
+    return f"it has no leaf agent/{name}_new"
 
 
 def leave_out(state: dict[str, Any], name: str) -> str:
     del state["agent"][name]
-    return f"it also has a leaf ['agent']['{name}']"
+    return f"it also has a leaf agent/{name}"
 
 
 def add(state: dict[str, Any], name: str) -> str:
     state["agent"][f"{name}_more"] = state["agent"][name]
-    return f"it has no leaf ['agent']['{name}_more']"
+    return f"it has no leaf agent/{name}_more"
 
 
 CHANGES = [change_dtype, change_shape, rename, leave_out, add]
@@ -108,7 +108,7 @@ def test_a_changed_leaf_is_an_error_with_its_path(store: Store, name: str, chang
     state = {"agent": dict(LEAVES)}
     said = change(state, name)
     if name == "key":  # a random key's path also tells of which kind it is
-        said = "['agent']['key"
+        said = "agent/key"
     for like in (state, jax.eval_shape(lambda: state)):
         with pytest.raises(MismatchError) as refused:
             store.load(1, like)
@@ -117,7 +117,7 @@ def test_a_changed_leaf_is_an_error_with_its_path(store: Store, name: str, chang
 
 def test_a_leaf_that_moved_to_another_place_in_the_tree_is_an_error_with_its_path(store: Store) -> None:
     rest = {name: leaf for name, leaf in LEAVES.items() if name != "weights"}
-    with pytest.raises(MismatchError, match=r"it has no leaf \['target'\]\['weights'\]"):
+    with pytest.raises(MismatchError, match="it has no leaf target/weights"):
         store.load(1, {"agent": rest, "target": {"weights": LEAVES["weights"]}})
 
 
@@ -136,7 +136,7 @@ def test_a_key_of_another_kind_is_an_error_with_its_path(tmp_path: Path) -> None
     store = Store(tmp_path / "checkpoints", keep=1)
     store.save(1, {"key": jax.random.key(3, impl="rbg")}, {})
     store.wait()
-    with pytest.raises(MismatchError, match=r"\['key'\]"):
+    with pytest.raises(MismatchError, match="key<"):
         store.load(1, {"key": jax.random.key(3, impl="unsafe_rbg")})
     store.close()
 
@@ -160,23 +160,23 @@ def still_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def part_dtype(name: str) -> tuple[dict[str, Any], str]:
-    return {**PARTS, name: PARTS[name].astype(jnp.float16)}, f"[0].{name} has dtype"
+    return {**PARTS, name: PARTS[name].astype(jnp.float16)}, f"state/{name} has dtype"
 
 
 def part_shape(name: str) -> tuple[dict[str, Any], str]:
-    return {**PARTS, name: PARTS[name][None]}, f"[0].{name} has shape"
+    return {**PARTS, name: PARTS[name][None]}, f"state/{name} has shape"
 
 
 def part_renamed(name: str) -> tuple[dict[str, Any], str]:
-    return {old if old != name else f"{name}_new": part for old, part in PARTS.items()}, f"[0].{name}_new"
+    return {old if old != name else f"{name}_new": part for old, part in PARTS.items()}, f"state/{name}_new"
 
 
 def part_missing(name: str) -> tuple[dict[str, Any], str]:
-    return {old: part for old, part in PARTS.items() if old != name}, f"[0].{name}"
+    return {old: part for old, part in PARTS.items() if old != name}, f"state/{name}"
 
 
 def part_extra(name: str) -> tuple[dict[str, Any], str]:
-    return {**PARTS, f"{name}_more": PARTS[name]}, f"[0].{name}_more"
+    return {**PARTS, f"{name}_more": PARTS[name]}, f"state/{name}_more"
 
 
 @pytest.mark.parametrize("change", [part_dtype, part_shape, part_renamed, part_missing, part_extra])
@@ -407,7 +407,7 @@ def test_leaving_replay_out_of_checkpoints_changes_nothing_else(run: Path, small
     train.main(["--resume", str(run), "--no-save-replay"])
     train.main(["--resume", str(other)])
     bare, whole = (Store(path / "checkpoints", 1).read(LAST)[0] for path in (run, other))
-    assert bare.keys() == {path for path in whole if ".buffer" not in path} != whole.keys()
+    assert bare.keys() == {path for path in whole if "/buffer/" not in path} != whole.keys()
     assert state_digest(bare) == state_digest({path: whole[path] for path in bare})
 
 
@@ -490,18 +490,6 @@ def test_with_them_they_decide(name: str) -> None:
     settings = [strategy.info.settings[part] if part else strategy.info.settings for strategy in strategies]
     usual = 2 if name == "max_lag" else value_of(SMALL, name)  # unset, it is that of replay
     assert [s[rest] for s in settings] == [usual, IDLE[name]]
-
-
-def test_a_run_from_before_a_setting_was_there_went_as_with_the_value_that_leaves_it_off() -> None:
-    old, off = (
-        {"agent": {"lr": 0.1}},
-        {"agent": {"lr": 0.1, "rho_clip": 0.0, "c_clip": 1.0, "channels": [], "dtype": "float32", "core": "none"}},
-    )
-    assert changes(old, off) == []
-    assert [str(x) for x in changes(old, {"agent": {**off["agent"], "rho_clip": 1.0}})] == [
-        "agent.rho_clip: 0.0 -> 1.0"
-    ]
-    assert [str(x) for x in changes(old, {"agent": {**off["agent"], "core": "gru"}})] == ["agent.core: none -> gru"]
 
 
 def test_several_changed_settings_are_all_named(run: Path) -> None:

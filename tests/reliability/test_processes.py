@@ -163,26 +163,26 @@ def test_checksums_of_parts_make_that_of_the_whole() -> None:
 def part_of_second(path: Path) -> Path:
     """Return the file of the newest checkpoint in which the second process has its shards."""
     step = path / "checkpoints" / str(saved(path)[0])
-    return max((step / "state" / "ocdbt.process_1" / "d").iterdir(), key=lambda file: file.stat().st_size)
+    return max((step / "arrays" / "ocdbt.process_1" / "d").iterdir(), key=lambda file: file.stat().st_size)
 
 
 def damage(file: Path) -> str:
     raw = file.read_bytes()
     file.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
-    return "its file state/ocdbt.process_1/d/.* is damaged"
+    return "its file arrays/ocdbt.process_1/d/.* is damaged"
 
 
 def remove(file: Path) -> str:
     file.unlink()
-    return "its file state/ocdbt.process_1/d/.* is missing"
+    return "its file arrays/ocdbt.process_1/d/.* is missing"
 
 
 def mistake(file: Path) -> str:
     """Put the shards of another step there, and let the list of files say that they belong there."""
     newest = file.parents[3]
     before = max((step for step in newest.parent.iterdir() if step != newest), key=lambda step: int(step.name))
-    shutil.rmtree(newest / "state")
-    shutil.copytree(before / "state", newest / "state")
+    shutil.rmtree(newest / "arrays")
+    shutil.copytree(before / "arrays", newest / "arrays")
     (newest / FILES).write_text(json.dumps(file_sums(newest)))
     return "the data of .* is damaged: its checksum differs"
 
@@ -217,7 +217,7 @@ def test_a_damaged_part_is_passed_over_by_processes(
     assert (first.code, second) == (0, DONE)
     assert saved(path) == undisturbed
     for step in (LAST, LAST - AT):
-        shutil.rmtree(path / "checkpoints" / str(step) / "state" / "ocdbt.process_1")
+        shutil.rmtree(path / "checkpoints" / str(step) / "arrays" / "ocdbt.process_1")
     first, second = together(go_on, go_on)
     assert (first.code, second.code) == (6, 7)
     assert first.errors[-1].startswith("error: ")

@@ -73,7 +73,7 @@ def test_a_line_for_each_checkpoint_with_the_digest_of_its_state(run: Path, caps
 def test_a_damaged_checkpoint_is_named_and_the_others_are_still_checked(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = max((run / "checkpoints" / "40" / "state").rglob("*"), key=lambda p: p.stat().st_size * p.is_file())
+    data = max((run / "checkpoints" / "40" / "arrays").rglob("*"), key=lambda p: p.stat().st_size * p.is_file())
     raw = bytearray(data.read_bytes())
     raw[len(raw) // 2] ^= 4
     data.write_bytes(raw)
@@ -88,8 +88,8 @@ def test_a_damaged_checkpoint_is_named_and_the_others_are_still_checked(
 def test_the_digest_is_of_the_arrays_not_of_the_manifest(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, lines, _ = verified(run, capsys)
     # The arrays of 20 under the manifest of 40, with a list of files that fits: only the arrays themselves tell.
-    shutil.rmtree(run / "checkpoints" / "40" / "state")
-    shutil.copytree(run / "checkpoints" / "20" / "state", run / "checkpoints" / "40" / "state")
+    shutil.rmtree(run / "checkpoints" / "40" / "arrays")
+    shutil.copytree(run / "checkpoints" / "20" / "arrays", run / "checkpoints" / "40" / "arrays")
     (run / "checkpoints" / "40" / FILES).unlink()
     code, now, _ = verified(run, capsys)
     assert code == 6

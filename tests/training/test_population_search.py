@@ -98,7 +98,7 @@ def settings_and_state(run: Path) -> tuple[float, float, float]:
     """Return the learning rate of a run in its settings, in those of its newest checkpoint, and in the state there."""
     store = Store(run / "checkpoints", 1)
     step, facts = store.newest_facts()
-    held = float(store.read(step)[0]["[0].agent.hyper.lr"])
+    held = float(store.read(step)[0]["state/agent/hyper/lr"])
     return yaml.safe_load((run / "config.yaml").read_text())["agent"]["lr"], facts["settings"]["agent"]["lr"], held
 
 

@@ -57,7 +57,7 @@ def test_a_checkpoint_holds_all_but_the_buffer_and_training_is_the_same(bare: An
     run, result = bare
     assert state_digest(train(tmp_path / "whole", 30, save_replay=True).state) == state_digest(result.state)
     leaves, facts = Store(run / "checkpoints", 1).read(30)
-    expected = {f"[0]{path}": leaf for path, leaf in host_leaves(result.state).items() if ".buffer" not in path}
+    expected = {f"state/{path}": leaf for path, leaf in host_leaves(result.state).items() if "buffer/" not in path}
     assert facts["left_out"] == ["buffer"]
     assert not [path for path in leaves if "buffer" in path]
     for path, leaf in expected.items():

@@ -374,7 +374,7 @@ class PopulationTrainer:
         place = run.trainer.membership = run.membership
         place.announces, place.gates = self._gates is not None, self._gates.steps if self._gates else ()
         # A kill loses none of it: from a checkpoint that has the replay too, the member comes to it again.
-        place.saves_best_late = self.config.save_interval > 0 and self.config.save_replay
+        place.saves_best_late = self.config.save_interval != 0 and self.config.save_replay
         run.reports = run.reports or run.trainer.reports()
 
     def _trainer_of(self, run: Run) -> Trainer:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,16 +13,27 @@ from jaxrl.strategies.interaction import set_hyperparams_of
 from jaxrl.strategies.stepwise import Stepwise, count_iterations
 from jaxrl.training.changes import Change
 from jaxrl.training.ledger import Ledger
+from jaxrl.training.program import Sums
 from jaxrl.training.schedule import Schedule
-from jaxrl.training.session.parts import SessionState, begun
+from jaxrl.training.session.parts import Host, SessionState, begun
 from jaxrl.training.session.rows import Interval
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.trees import PyTree
 
 
-def tree_of(now: SessionState) -> PyTree:
+class SavedSession(NamedTuple):
+    """What a checkpoint holds of a session."""
+
+    state: PyTree
+    sums: Sums
+    """Of the metrics since the last row, and of all before."""
+    past: Sums
+    host: Host
+
+
+def tree_of(now: SessionState) -> SavedSession:
     """Return the arrays of a checkpoint."""
-    return now.state, (now.past, now.sums), now.host
+    return SavedSession(now.state, now.sums, now.past, now.host)
 
 
 def shapes_of(now: SessionState) -> PyTree:
@@ -46,7 +57,7 @@ def restored(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, statistics:
     Raises:
       KeyError, TypeError, ValueError: `facts` are not what `facts_of` returns.
     """
-    state, (past, sums), host = tree
+    state, sums, past, host = tree
     steps, invalid = facts["steps"], facts["invalid"]
     if type(steps) is not int or type(invalid) is not int:
         raise ValueError("steps and invalid are counts")

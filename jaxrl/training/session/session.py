@@ -1,6 +1,7 @@
 """Training driven from a loop that the user owns: a script, a robot, a game engine."""
 
 import dataclasses
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -119,6 +120,7 @@ class Session:
         self._schedule = schedule_of(self.config, self._stepwise)
         self._closed, self._saves, self._termination = False, list[int](), Termination()
         self._saved: SessionState | None = None
+        self._saved_s = time.perf_counter()
         self._stepper = Stepper(self._stepwise, self.config.seed)
         self._open(how, statistics or Statistics())
         if about:
@@ -186,7 +188,7 @@ class Session:
         if not (episodes or self._at_end):
             # Ahead, so that the device works while the loop comes round to `act`.
             self._now = self._stepper.chosen(self._now)
-        if learnt is not None and self._schedule.is_regular_save(self.opt_steps):
+        if learnt is not None and self._is_time_to_save():
             self.save()
         self._storage.settle(block=False)
         self._call_hooks(learnt, episodes)
@@ -278,6 +280,12 @@ class Session:
         self._storage.save(self.opt_steps, tree_of(now), facts, now.best, again)
         scores = {"best_score": now.ledger.best_score, "last_score": now.ledger.last_score}
         self._storage.note(**self._counters(), **scores, status=self._status())
+        self._saved_s = time.perf_counter()
+
+    def _is_time_to_save(self) -> bool:
+        if self.config.save_interval is None:
+            return self._storage.is_time_to_save(time.perf_counter() - self._saved_s)
+        return self._schedule.is_regular_save(self.opt_steps)
 
     def restore(self) -> None:
         """Go back to the newest valid checkpoint, as a session that is resumed; what came after it is forgotten.

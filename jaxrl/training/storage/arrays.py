@@ -1,7 +1,7 @@
 """The arrays of a checkpoint on disk, written by one process or by several, each what it has.
 
-One process writes its small leaves as one array of their bytes in a row: to Orbax an array of ten numbers is as dear as
-one of some ten thousand, and a training state has many small ones.
+They are a tree of Orbax's: `orbax.checkpoint.PyTreeCheckpointer().restore(path)` returns them in nested dictionaries,
+by their names in the state.
 
 Where arrays are spread over processes, the first tells the others to write. Each writes its shards through Orbax, and
 answers with checksums of them and of its files; when all have answered the first joins the parts to one store. The
@@ -24,7 +24,7 @@ import jaxrl.training.processes as processes
 from jaxrl.errors import JaxrlError, StorageError, safe_str
 from jaxrl.hush import hushed
 from jaxrl.training.storage.layout import require_layout
-from jaxrl.training.storage.leaves import checksum, flatten
+from jaxrl.training.storage.leaves import by_path, checksum, flatten, nested
 from jaxrl.training.storage.run_dir import sync_dir
 from jaxrl.trees import PyTree, tree_bytes
 
@@ -32,21 +32,14 @@ ORBAX = threading.Lock()
 """Held while Orbax works: two saves at once in one process would mix up their signals."""
 FILES = "files.json"
 """The list of a checkpoint's other files."""
-OVERHEAD = 1 << 16
-"""Bytes that a checkpoint takes beside its arrays, at least."""
-SMALL = 1 << 20
-"""Bytes up to which a leaf is written in one row with others."""
-TOGETHER = "together"
-"""The name of that row among the arrays."""
+OVERHEAD, FOLDER = 1 << 16, 3 << 12
+"""Bytes that a checkpoint takes beside its arrays, at least, and that the folder of an array takes, with two files."""
+LONGEST = 250
+"""Bytes of a path that can be the name of a folder."""
 CRC_POLYNOMIAL = 0xEDB88320
 """Of CRC-32 (ISO 3309), its lowest power in the highest bit."""
 
 Leaves = dict[str, np.ndarray]
-
-
-def leaf_name(index: int) -> str:
-    """Return the name of a leaf on disk, by its place in the state."""
-    return f"leaf{index:05d}"
 
 
 def own_leaves(tree: PyTree) -> dict[str, Any]:
@@ -63,10 +56,10 @@ def _local(leaf: Any) -> Any:
 
 
 def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, list[int]]]:
-    """Write `leaves` into the new directory `path`; if some are spread over processes, all write what they have.
+    """Write `leaves`, given by path, into the new directory `path`; all processes over which some are spread take part.
 
     Returns:
-      the checksum of each leaf by its name, and of each file of another process, as `file_sums` has them.
+      the checksum of each leaf by its path, and of each file of another process, as `file_sums` has them.
 
     Raises:
       StorageError: another process could not write.
@@ -75,7 +68,10 @@ def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], di
     """
     path.mkdir()
     if not any(map(processes.is_spread, leaves.values())):
-        _write_own(path, _small_together(leaves), in_parts=False)
+        in_folders = all(len(name.encode()) <= LONGEST for name in leaves)
+        _write_own(path, leaves, in_parts=not in_folders)
+        if not in_folders:
+            join_arrays(path)
         return {name: checksum(array) for name, array in leaves.items()}, {}
     (path / "array_metadatas").mkdir()  # Orbax in the others waits for it, and the first may fail before it makes it
     processes.tell("save", str(path))
@@ -98,8 +94,7 @@ def write_part(path: Path, tree: PyTree) -> str:
     What all processes have, the first writes.
     """
     try:
-        arrays = {leaf_name(i): leaf for i, leaf in enumerate(own_leaves(tree).values())}
-        own = _write_own(path, {name: x for name, x in arrays.items() if processes.is_spread(x)})
+        own = _write_own(path, {name: x for name, x in own_leaves(tree).items() if processes.is_spread(x)})
         return json.dumps({"shards": own, "files": file_sums(path, sync=True, of=_is_own)})
     except Exception as error:
         return json.dumps({"failed": reason(error)})
@@ -127,11 +122,11 @@ def read_together(path: Path, like: PyTree, sums: Sequence[int]) -> PyTree:
         if "failed" in said:
             raise StorageError(f"process {i}: {said['failed']}")
     parts, paths = [own, *answers], [path for path, _ in flatten(like)]
-    wrong = {place for part in parts for place in part["wrong"]}
-    for i, found in enumerate(sums):
-        shards = sorted(shard for part in parts for shard in part["shards"].get(leaf_name(i), []))
-        if i in wrong or (shards and joined_crc((crc, size) for _, size, crc in shards) != found):
-            raise DamagedError(paths[i])
+    wrong = {name for part in parts for name in part["wrong"]}
+    for name, found in zip(paths, sums, strict=True):
+        shards = sorted(shard for part in parts for shard in part["shards"].get(name, []))
+        if name in wrong or (shards and joined_crc((crc, size) for _, size, crc in shards) != found):
+            raise DamagedError(name)
     return tree
 
 
@@ -149,17 +144,17 @@ def read_part(path: Path, like: PyTree, sums: Sequence[int]) -> tuple[PyTree, st
 
 
 def _read_own(path: Path, like: PyTree, sums: Sequence[int]) -> tuple[PyTree, dict[str, Any]]:
-    """Read what this process has; return it, the sums of its shards, and places of leaves that are `wrong` here."""
+    """Read what this process has; return it, the sums of its shards, and paths of leaves that are `wrong` here."""
     leaves, form = jax.tree.flatten(like)
-    wanted = {leaf_name(i): processes.plain_shape(leaf) for i, leaf in enumerate(leaves)}
+    wanted = {path: processes.plain_shape(leaf) for (path, _), leaf in zip(flatten(like), leaves, strict=True)}
     arrays = read_arrays(path, wanted)
     made, found = [], {"shards": {}, "wrong": []}  # type: list[Any], dict[str, Any]
-    for i, (leaf, name) in enumerate(zip(leaves, wanted, strict=True)):
+    for leaf, name, crc in zip(leaves, wanted, sums, strict=True):
         array = arrays[name]
         if not array.is_fully_replicated:
             found["shards"][name] = _shard_sums(array)
-        elif checksum(np.asarray(array.addressable_data(0))) != sums[i]:
-            found["wrong"].append(i)
+        elif checksum(np.asarray(array.addressable_data(0))) != crc:
+            found["wrong"].append(name)
         made.append(processes.as_keys(leaf, array))
     return jax.tree.unflatten(form, made), found
 
@@ -173,7 +168,7 @@ def _write_own(path: Path, leaves: Mapping[str, Any], in_parts: bool = True) -> 
     """Write what this process has of `leaves`; return for each that is divided what `_shard_sums` says."""
     arrays = {name: array for name, array in leaves.items() if array.size}
     size = sum(_own_bytes(array) for array in arrays.values())
-    require_room(path, size + OVERHEAD)
+    require_room(path, size + OVERHEAD + len(arrays) * FOLDER)
     write_arrays(path, arrays, in_parts)
     return {name: _shard_sums(array) for name, array in leaves.items() if processes.is_spread(array)}
 
@@ -302,8 +297,10 @@ def write_arrays(path: Path, arrays: Mapping[str, Any], in_parts: bool) -> None:
     from etils import epath
 
     with ORBAX, hushed():
-        # Its database of many small files (OCDBT) is for parts: by itself it takes longer, whatever the size.
-        ocp.PyTreeCheckpointHandler(use_ocdbt=in_parts).save(epath.Path(path), args=ocp.args.PyTreeSave(dict(arrays)))
+        # Its database of many small files (OCDBT) is for parts, and for very long names. Else each array has a folder,
+        # whose files say in plain text what they hold: `require_layout` can look before any library opens them.
+        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=in_parts)
+        handler.save(epath.Path(path), args=ocp.args.PyTreeSave(nested(arrays)))
 
 
 def join_arrays(path: Path) -> None:
@@ -312,11 +309,11 @@ def join_arrays(path: Path) -> None:
     from etils import epath
 
     with ORBAX, hushed():
-        ocp.StandardCheckpointHandler().finalize(epath.Path(path))
+        ocp.PyTreeCheckpointHandler().finalize(epath.Path(path))
 
 
 def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what `write_all` wrote; `like` has the names, shapes and dtypes, and for devices the places.
+    """Read what `write_all` wrote; `like` has the paths, shapes and dtypes, and for devices the places.
 
     Raises:
       LayoutError: something else is there.
@@ -324,35 +321,15 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
     """
     import orbax.checkpoint as ocp
 
-    # Arrays without entries are not on disk: their bytes are a part of any row.
-    most = SMALL if (path / TOGETHER).is_dir() else 0
-    small = {name: x for name, x in like.items() if tree_bytes(x) <= most}
-    wanted = {name: x for name, x in like.items() if name not in small}
-    if size := tree_bytes(small):
-        wanted[TOGETHER] = np.empty(size, np.uint8)
+    wanted = {name: x for name, x in like.items() if tree_bytes(x)}  # arrays without entries are not on disk
+    tree = nested(wanted)
     require_layout(path, {name: processes.plain_shape(x) for name, x in wanted.items()})
     with ORBAX, hushed():
-        found = dict(ocp.StandardCheckpointHandler().restore(path, args=ocp.args.StandardRestore(wanted)))
-    return {**_taken_apart(found.pop(TOGETHER, np.empty(0, np.uint8)), small), **found}
+        found = by_path(ocp.StandardCheckpointHandler().restore(path, args=ocp.args.StandardRestore(tree)), wanted)
+    return {name: found[name] if name in found else _without_entries(x) for name, x in like.items()}
 
 
-# --- small leaves in a row --------------------------------------------------------------------------------------
-
-
-def _small_together(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the large leaves, and the bytes of all small ones in a row, in their order."""
-    small = [array for array in leaves.values() if tree_bytes(array) <= SMALL]
-    large = {name: array for name, array in leaves.items() if tree_bytes(array) > SMALL}
-    row = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in small]
-    return {TOGETHER: np.concatenate(row), **large} if row else large
-
-
-def _taken_apart(row: np.ndarray, like: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the leaves whose bytes are in `row`, each where `like` has its place."""
-    found, start = {}, 0
-    for name, leaf in like.items():
-        part = row[start : start + tree_bytes(leaf)].copy()  # a slice may begin at any byte
-        start += part.size
-        array = part.view(leaf.dtype).reshape(leaf.shape)
-        found[name] = array if isinstance(leaf, np.ndarray) else processes.placed(leaf, array)
-    return found
+def _without_entries(like: Any) -> Any:
+    """Return an array of no numbers, on the devices where `like` has its place, if it has one."""
+    empty = np.empty(like.shape, like.dtype)
+    return empty if isinstance(like, np.ndarray) else processes.placed(like, empty)

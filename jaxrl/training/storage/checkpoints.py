@@ -7,7 +7,7 @@ only then, and a damaged step is named and passed over for the one before it.
 
     <opt_steps>/manifest.json    what the leaves are, and facts about the run
     <opt_steps>/files.json       size and checksum of every other file
-    <opt_steps>/state/           the arrays
+    <opt_steps>/arrays/          the arrays, as a tree of Orbax's
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -33,7 +34,6 @@ from jaxrl.training.storage.arrays import (
     Leaves,
     check_seen,
     file_sums,
-    leaf_name,
     own_leaves,
     read_arrays,
     read_together,
@@ -45,6 +45,7 @@ from jaxrl.training.storage.leaves import (
     checksum,
     describe_leaf,
     host_leaves,
+    is_path,
     like_leaves,
     mismatch,
     rebuild,
@@ -52,8 +53,8 @@ from jaxrl.training.storage.leaves import (
 from jaxrl.training.storage.run_dir import read_text, sync_dir, write_atomically
 from jaxrl.trees import PyTree
 
-FORMAT = 8
-MANIFEST, STATE = "manifest.json", "state"
+FORMAT = 9
+MANIFEST, ARRAYS = "manifest.json", "arrays"
 UNFINISHED, REMOVED = ".unfinished", ".removed"
 """Added to the name of a step that is being written, and of one that is being removed."""
 
@@ -93,6 +94,8 @@ class Store:
         self.forms: Sequence[Callable[[PyTree], tuple[PyTree, Callable[[PyTree], PyTree]]]] = ()
         """Each makes of the structure to be loaded into another one that may have been saved, such as one without the
         replay, and what renews a tree of it."""
+        self.write_s = 0.0
+        """Seconds that the last save took, in its thread or in the caller's."""
         self._bad: set[int] = set()
         self._thread: ThreadPoolExecutor | None = None
         self._job: Future[int] | None = None
@@ -143,21 +146,18 @@ class Store:
             self._thread = None
 
     def _write(self, step: int, leaves: Leaves, facts: Facts, after: "Future[int] | None" = None) -> int:
+        begun = time.perf_counter()
         path, unfinished = self._path(step), self._path(step, UNFINISHED)
         if after is not None:
             wait([after])
         self._sweep()
         try:
             unfinished.mkdir(parents=True)
-            arrays = {leaf_name(i): array for i, array in enumerate(leaves.values())}
-            sums, theirs = write_all(unfinished / STATE, arrays)
-            entries = [
-                {**describe_leaf(path, array), "crc32": sums[leaf_name(i)]}
-                for i, (path, array) in enumerate(leaves.items())
-            ]
+            sums, theirs = write_all(unfinished / ARRAYS, leaves)
+            entries = [{**describe_leaf(name, array), "crc32": sums[name]} for name, array in leaves.items()]
             manifest = seal({"format": FORMAT, "step": step, "facts": facts, "leaves": entries})
             (unfinished / MANIFEST).write_text(json.dumps(manifest))
-            theirs = {f"{STATE}/{name}": found for name, found in theirs.items()}
+            theirs = {f"{ARRAYS}/{name}": found for name, found in theirs.items()}
             check_seen(unfinished, theirs)
             own = file_sums(unfinished, sync=True, of=lambda name: name not in theirs)  # theirs are not read again
             write_atomically(unfinished / FILES, json.dumps({**theirs, **own}))
@@ -173,6 +173,7 @@ class Store:
         self.newest = step
         self._bad.discard(step)
         self._prune(step)
+        self.write_s = time.perf_counter() - begun
         return step
 
     def _prune(self, newest: int) -> None:
@@ -276,7 +277,7 @@ class Store:
         manifest = self._fitting_manifest(step, like_leaves(like))
         try:
             sums = [entry["crc32"] for entry in manifest["leaves"]]
-            return read_together(self._path(step) / STATE, like, sums), manifest["facts"]
+            return read_together(self._path(step) / ARRAYS, like, sums), manifest["facts"]
         except DamagedError as error:
             raise CheckpointError(f"the data of {error} is damaged: its checksum differs") from error
         except LostError:
@@ -319,15 +320,15 @@ class Store:
         """
         manifest = self._fitting_manifest(step, wanted)
         try:
-            like = {leaf_name(i): _empty(entry) for i, entry in enumerate(manifest["leaves"])}
-            arrays = read_arrays(self._path(step) / STATE, like)
+            like = {entry["path"]: _empty(entry) for entry in manifest["leaves"]}
+            arrays = read_arrays(self._path(step) / ARRAYS, like)
         except LayoutError as error:
             raise CheckpointError(str(error)) from error
         except FAULTS as error:
             raise CheckpointError(f"cannot be read: {reason(error)}") from error
         leaves = {}
-        for i, entry in enumerate(manifest["leaves"]):
-            array = np.asarray(arrays[leaf_name(i)])
+        for entry in manifest["leaves"]:
+            array = np.asarray(arrays[entry["path"]])
             if {**describe_leaf(entry["path"], array), "crc32": checksum(array)} != entry:
                 raise CheckpointError(f"the data of {entry['path']} is damaged: its checksum differs")
             leaves[entry["path"]] = array
@@ -355,10 +356,7 @@ class Store:
         if type(version) is not int:
             raise CheckpointError(f"it is of format {str(version)[:20]}; this version of jaxrl reads format {FORMAT}")
         if version != FORMAT:
-            age, advice = ("a newer", "update jaxrl") if version > FORMAT else ("an earlier", "go on with that version")
-            raise VersionError(
-                f"it was written by {age} version of jaxrl (format {version}; this one reads {FORMAT}); {advice}"
-            )
+            raise VersionError(_explain_version(version, manifest["facts"]))
         if manifest["sha256"] != seal(manifest)["sha256"]:
             raise CheckpointError("its manifest is damaged: its checksum differs")
         if manifest["step"] != step:
@@ -441,6 +439,8 @@ def _check_types(manifest: Mapping[str, Any]) -> None:
     if len({e["path"] for e in entries}) != len(entries):
         raise CheckpointError("its manifest lists a leaf more than once")
     for entry in entries:
+        if not is_path(entry["path"]):
+            raise CheckpointError(f"its manifest has a leaf {entry['path'][:200]!r}, which is no path")
         if not all(type(n) is int and n >= 0 for n in entry["shape"]):
             raise CheckpointError(f"{entry['path'][:200]} has shape {str(entry['shape'])[:60]}, which is no array's")
         try:
@@ -449,6 +449,15 @@ def _check_types(manifest: Mapping[str, Any]) -> None:
             is_array = False
         if not is_array:
             raise CheckpointError(f"{entry['path'][:200]} has dtype {entry['dtype'][:60]}, which is no array's")
+
+
+def _explain_version(version: int, facts: Any) -> str:
+    """Say which version of jaxrl reads a checkpoint of another format, as far as it tells."""
+    age, advice = ("a newer", "update jaxrl") if version > FORMAT else ("an earlier", "go on with that version")
+    versions = facts.get("versions") if isinstance(facts, dict) else None
+    writer = versions.get("jaxrl") if isinstance(versions, dict) else None
+    which = f"jaxrl {writer[:20]}, {age} version" if isinstance(writer, str) else f"{age} version of jaxrl"
+    return f"it was written by {which} (format {version}; this one reads {FORMAT}); {advice}"
 
 
 def _empty(entry: Mapping[str, Any]) -> np.ndarray:

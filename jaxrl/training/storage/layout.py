@@ -47,7 +47,7 @@ def require_possible(directory: Path, arrays: int) -> None:
 
 
 def require_layout(path: Path, wanted: Mapping[str, Any]) -> None:
-    """Raise `LayoutError` unless the directory `path` has the arrays `wanted` (shapes by name), of just these sizes.
+    """Raise `LayoutError` unless the directory `path` has the arrays `wanted` (shapes by path), of just these sizes.
 
     Raises:
       OSError: a file cannot be read.
@@ -64,6 +64,11 @@ def require_layout(path: Path, wanted: Mapping[str, Any]) -> None:
             raise LayoutError(f"{name} has {size} bytes on disk, which cannot be all of it")
 
 
+def _joined(path: str) -> str:
+    """Return the name under which Orbax has the array of this path."""
+    return path.replace("/", ".")
+
+
 class _Folders:
     """Arrays in folders of their own, each with a file for every chunk."""
 
@@ -71,11 +76,11 @@ class _Folders:
         self._path = path
 
     def description(self, name: str) -> str:
-        return read_text(self._path / name / ZARRAY)
+        return read_text(self._path / _joined(name) / ZARRAY)
 
     def chunks(self, name: str, sizes: Collection[int]) -> tuple[int, int]:
         """Return how many chunks an array has, and what they take together."""
-        found = [entry for entry in (self._path / name).iterdir() if entry.name != ZARRAY]
+        found = [entry for entry in (self._path / _joined(name)).iterdir() if entry.name != ZARRAY]
         _require_names(name, (entry.name for entry in found), len(sizes))
         return len(found), sum(entry.stat().st_size for entry in found)
 
@@ -88,16 +93,18 @@ class _Database:
 
         base = {"driver": "file", "path": f"{path.absolute()}/"}
         self._store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
-        self._names = [key.decode(errors="replace") for key in self._store.list().result()]
+        self._entries: dict[str, list[str]] = {}
+        for key in self._store.list().result():
+            array, _, entry = key.decode(errors="replace").partition("/")
+            self._entries.setdefault(array, []).append(entry)
         self._size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
     def description(self, name: str) -> str:
-        return bytes(self._store.read(f"{name}/{ZARRAY}").result().value).decode()
+        return bytes(self._store.read(f"{_joined(name)}/{ZARRAY}").result().value).decode()
 
     def chunks(self, name: str, sizes: Collection[int]) -> tuple[int, int]:
         """Return how many chunks an array has, and what all of the database takes."""
-        inside = [key.removeprefix(f"{name}/") for key in self._names if key.startswith(f"{name}/")]
-        found = [key for key in inside if key != ZARRAY]
+        found = [entry for entry in self._entries.get(_joined(name), ()) if entry != ZARRAY]
         _require_names(name, found, len(sizes))
         return len(found), self._size
 
@@ -122,22 +129,24 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
 
 
 def _require_tree(tree: Mapping[str, Any], wanted: Collection[str], is_database: bool) -> None:
-    """Raise `LayoutError` unless Orbax will find these arrays, flat and in the form that they are in."""
+    """Raise `LayoutError` unless Orbax will find these arrays, in nested dictionaries and in the form they are in."""
     if tree.get("use_zarr3") or bool(tree.get("use_ocdbt", is_database)) != is_database:
         raise LayoutError(f"{TREE} names another form of arrays")
     leaves = tree.get("tree_metadata")
     try:
-        names = {f"('{name}',)" for name in wanted}
-        good = set(leaves) == names and all(_is_flat(key, leaf) for key, leaf in leaves.items())  # type: ignore[arg-type, union-attr]
+        names = {str(tuple(path.split("/"))) for path in wanted}
+        good = set(leaves) == names and all(map(_is_array, leaves, leaves.values()))  # type: ignore[arg-type, union-attr]
     except (TypeError, AttributeError, KeyError, ValueError):  # it is whatever a stranger has written
         good = False
     if not good:
         raise LayoutError(f"{TREE} names other arrays than the manifest")
 
 
-def _is_flat(key: str, leaf: Mapping[str, Any]) -> bool:
-    (step,) = leaf["key_metadata"]
-    return key == f"('{step['key']}',)" and step["key_type"] == 2 and leaf["value_metadata"]["value_type"] in KINDS
+def _is_array(key: str, leaf: Mapping[str, Any]) -> bool:
+    """Say whether Orbax has an array in nested dictionaries under the names of `key`."""
+    names = tuple(step["key"] for step in leaf["key_metadata"])
+    dictionaries = all(step["key_type"] == 2 for step in leaf["key_metadata"])
+    return key == str(names) and dictionaries and leaf["value_metadata"]["value_type"] in KINDS
 
 
 def _require_array(name: str, found: Mapping[str, Any], leaf: Any) -> list[int]:

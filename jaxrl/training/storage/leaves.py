@@ -1,14 +1,24 @@
-"""The leaves of a training state as plain arrays: paths, shapes, dtypes, checksums, and the digest of them all."""
+"""The leaves of a training state as plain arrays: paths, shapes, dtypes, checksums, and the digest of them all.
 
+A leaf's path is made of the names on the way to it: `state/agent/params/network/Dense_0/kernel`. On disk it is the same
+path in nested dictionaries (`nested`), which is what Orbax returns to whoever restores a checkpoint without jaxrl.
+"""
+
+import functools
 import hashlib
+import operator
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxrl.trees import PyTree, is_key, key_impl
+
+ESCAPED, NO_NAME = {"%": "%25", "/": "%2F", ".": "%2E"}, "%"
+DEEPEST = 64
+"""Dictionaries inside one another, at most."""
 
 Entry = dict[str, Any]
 """What a checkpoint's manifest says of one leaf: `path`, `shape`, `dtype`, and `crc32` of its bytes."""
@@ -86,4 +96,44 @@ def flatten(tree: PyTree) -> list[tuple[str, Any]]:
         data = jax.eval_shape if isinstance(leaf, jax.ShapeDtypeStruct) else lambda f, key: f(key)
         return f"{path}<{key_impl(leaf)}>", data(jax.random.key_data, leaf)
 
-    return [plain(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    return [plain(path_of(keys), leaf) for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def path_of(keys: Sequence[Any]) -> str:
+    """Return the path of a leaf from its JAX key path: names of fields and entries, and places in sequences.
+
+    `%`, `/` and `.` inside a name are written as in a URL, since `/` divides names here and `.` does in Orbax. An empty
+    name is `%`, and a tree that is a single array has the path `array`.
+    """
+    names = [jax.tree_util.keystr((key,), simple=True) for key in keys]
+    return "/".join("".join(ESCAPED.get(c, c) for c in name) or NO_NAME for name in names) or "array"
+
+
+def is_path(path: str) -> bool:
+    """Say whether a string can be the path of a leaf; one that cannot might lead anywhere on a disk."""
+    return all(name and "." not in name for name in path.split("/"))
+
+
+def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `arrays`, given by path, as nested dictionaries.
+
+    Raises:
+      ValueError: a path is too deep, or leads through another's array; no tree has such, but a stranger's file may.
+    """
+    tree: dict[str, Any] = {}
+    for path, array in arrays.items():
+        *way, last = path.split("/")
+        place = tree
+        for name in way:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise ValueError(f"{path[:200]} leads through an array")
+        if last in place or len(way) > DEEPEST:
+            raise ValueError(f"{path[:200]} is no place for an array")
+        place[last] = array
+    return tree
+
+
+def by_path(tree: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
+    """Return the arrays at `paths` in nested dictionaries; the inverse of `nested`."""
+    return {path: functools.reduce(operator.getitem, path.split("/"), tree) for path in paths}

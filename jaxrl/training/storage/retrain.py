@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy
-from jaxrl.training.program import forms_of, jit_init, jit_run, state_shapes, values_of, without_replay
+from jaxrl.training.program import Saved, forms_of, jit_init, jit_run, state_shapes, values_of, without_replay
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.run_dir import plain
@@ -46,6 +46,6 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
         made = None
         if unchanged and before is not None and before[1]["rollbacks"] == ledger["rollbacks"]:
             made = program(*before[0], np.uint32(before[1]["t"]), np.uint32(ledger["t"]))
-            yield start, step, state_digest((without_replay(made) if bare else made)[0]) == wanted
+            yield start, step, state_digest((without_replay(Saved(*made)) if bare else made)[0]) == wanted
         found = made if bare else tree
         start, before = step, None if found is None else (found, ledger)

@@ -38,6 +38,8 @@ from jaxrl.trees import PyTree
 
 VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax")
 """Packages whose version may decide a bit of the training."""
+SAVE_S, SAVE_SHARE = 10.0, 20
+"""Seconds between saves of a run without a `save_interval`, and the least multiple of what a save takes."""
 OTHER_VERSIONS = ("orbax-checkpoint", "chex", "numpy")
 
 
@@ -277,6 +279,10 @@ class Storage:
                 self.checkpoints.newest = None
             facts = {**facts, "settings": self._settings, "versions": self._versions, "logs": self._logs.facts()}
             self.checkpoints.save(opt_steps, tree, facts, after=self.best)
+
+    def is_time_to_save(self, seconds: float) -> bool:
+        """Say whether a run without a `save_interval` is to save, `seconds` after it last did."""
+        return self.dir is not None and seconds >= max(SAVE_S, SAVE_SHARE * self.checkpoints.write_s)
 
     def settle(self, block: bool = True) -> None:
         """Take note of how the save in progress has ended; without `block`, only if it has."""

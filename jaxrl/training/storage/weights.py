@@ -14,11 +14,12 @@ import jaxrl.training.processes as processes
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.training.storage.checkpoints import CheckpointError, Store, is_step
 from jaxrl.training.storage.fork import Fork, step_of
+from jaxrl.training.storage.leaves import flatten, path_of
 from jaxrl.training.storage.members import population_of
 from jaxrl.training.storage.run_dir import require_run
 from jaxrl.trees import Key, PyTree
 
-LEFT = ("[0].agent.opt_state", "[0].agent.hyper")
+LEFT = ("state/agent/opt_state", "state/agent/hyper")
 """Where the leaves of an agent lie that are not taken."""
 
 
@@ -26,7 +27,7 @@ class Weights(NamedTuple):
     """What to begin with; nothing, if there is no other run."""
 
     leaves: Mapping[str, np.ndarray]
-    """By path in `(state, sums)`."""
+    """By path in what was saved."""
     told: tuple[str, ...] = ()
     """For the log: where they come from."""
 
@@ -46,12 +47,12 @@ def within(fresh: PyTree, saved: Mapping[str, np.ndarray] | None = None) -> PyTr
 
     Of several processes, the first gives `saved` to all, and each puts its parts.
     """
-    named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(fresh)}
+    named = dict(flatten(fresh))
     taken = {name: leaf for name, leaf in named.items() if _is_taken(name)}
     shapes = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in taken.items()}
     given = shapes if saved is None else {name: saved[name] for name in taken}
     made = processes.handed_out(given, {name: leaf.sharding for name, leaf in taken.items()})
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: made.get(jax.tree_util.keystr(path), leaf), fresh)
+    return jax.tree_util.tree_map_with_path(lambda keys, leaf: made.get(path_of(keys), leaf), fresh)
 
 
 def weights_of(place: str | None, like: Callable[[], PyTree]) -> Weights:
@@ -79,7 +80,7 @@ def weights_of(place: str | None, like: Callable[[], PyTree]) -> Weights:
         saved, _ = store.read(step)
     except CheckpointError as error:
         raise NoCheckpointError(f"checkpoint {step} of {run} {error.verdict}: {error}") from error
-    wanted = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(like())[0]}
+    wanted = dict(flatten(like()))
     saved = _for_shards(wanted, saved)
     _require_same({name: leaf for name, leaf in wanted.items() if _is_taken(name)}, saved, run)
     told = f"begins with the networks of {run.absolute()} after {step} optimisation steps"
@@ -88,16 +89,16 @@ def weights_of(place: str | None, like: Callable[[], PyTree]) -> Weights:
 
 
 def _is_taken(name: str) -> bool:
-    networks = name.startswith("[0].agent.") and not name.startswith(LEFT)
-    return networks or (name.startswith("[0].processor") and ".moments" in name)
+    networks = name.startswith("state/agent/") and not name.startswith(LEFT)
+    return networks or (name.startswith("state/processor/") and "/moments" in name)
 
 
 def _for_shards(wanted: Mapping[str, Any], saved: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return what was saved with statistics for as many shards as there are now; all shards have the same ones."""
     made = dict(saved)
     for name in wanted.keys() & saved.keys():
-        count = f"{name.rpartition('.')[0]}.count"
-        if ".moments" in name and count in wanted and count in saved:
+        count = f"{name.rpartition('/')[0]}/count"
+        if "/moments" in name and count in wanted and count in saved:
             one = saved[name][0] if saved[count].ndim else saved[name]
             made[name] = np.broadcast_to(one, (*wanted[count].shape, *one.shape))
     return made
@@ -108,7 +109,7 @@ def _require_same(wanted: Mapping[str, jax.ShapeDtypeStruct], saved: Mapping[str
     there = {name: leaf for name, leaf in saved.items() if _is_taken(name)}
     hint = "begin with a run of the same agent, with the same network and normalisation"
     for name in [*wanted, *there]:
-        path = name.removeprefix("[0].")
+        path = name.removeprefix("state/")
         if name not in there or name not in wanted:
             has, lacks = ("this run", run) if name in wanted else (run, "this run")
             raise SettingsError(f"init_from: {has} has {path}, but {lacks} has not; {hint}")

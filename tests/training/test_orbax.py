@@ -1,0 +1,55 @@
+"""What a run has saved, read by somebody who has Orbax and NumPy but not jaxrl."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+import jaxrl
+
+READER = """
+import sys
+
+sys.modules["jaxrl"] = None  # whoever imports it fails
+
+import numpy as np
+import orbax.checkpoint as ocp
+
+run, obs = sys.argv[1], np.load(sys.argv[2])
+network = ocp.PyTreeCheckpointer().restore(f"{run}/best/{sys.argv[3]}/arrays")["agent"]["params"]["params"]
+hidden = obs
+for name in ("Dense_0", "Dense_1"):
+    layer = network["MLP_0"][name]
+    hidden = np.maximum(hidden @ layer["kernel"] + layer["bias"], 0)
+values = hidden @ network["Dense_0"]["kernel"] + network["Dense_0"]["bias"]
+print(*values.argmax(-1))
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run") / "dqn"
+    env = jaxrl.make_env("CartPole-v1")
+    strategy = jaxrl.off_policy(env, jaxrl.dqn(features=(16, 8)), buffer=jaxrl.uniform(500, batch_size=16), warmup=50)
+    jaxrl.Trainer(strategy, max_opts=200, eval_interval=100, save_interval=100, run_dir=str(path), quiet=True).train()
+    return path
+
+
+def test_a_process_with_orbax_and_numpy_alone_acts_as_the_policy_does(run: Path, tmp_path: Path) -> None:
+    obs = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    np.save(tmp_path / "obs.npy", obs)
+    (best,) = (run / "best").iterdir()
+    args = [sys.executable, "-c", READER, run, tmp_path / "obs.npy", best.name]
+    told = subprocess.run(list(map(str, args)), capture_output=True, text=True, check=True).stdout
+    assert [int(word) for word in told.split()] == jaxrl.load_policy(run)(obs).tolist()
+
+
+def test_orbaxs_manager_finds_the_checkpoints_and_restores_the_training_state(run: Path) -> None:
+    with ocp.CheckpointManager(run / "checkpoints", item_names=("arrays",)) as manager:
+        assert list(manager.all_steps()) == [100, 200]
+        found = manager.restore(200, args=ocp.args.Composite(arrays=ocp.args.PyTreeRestore()))["arrays"]
+    assert found.keys() == {"state", "sums"}
+    assert found["state"]["agent"]["params"]["params"]["Dense_0"]["kernel"].shape == (8, 2)
