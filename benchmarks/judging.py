@@ -31,8 +31,7 @@ from jaxrl.registry import matching_presets
 from jaxrl.strategies.base import Strategy
 from jaxrl.train import trainer_config
 from jaxrl.training import Trainer
-from jaxrl.training.evaluator import eval_key, evaluator_of, mean_return
-from jaxrl.training.judging import Judge, judge
+from jaxrl.training.evaluator import Judge, eval_key, evaluator_of, judge, mean_return
 from jaxrl.training.ledger import Ledger
 from jaxrl.trees import PyTree
 

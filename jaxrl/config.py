@@ -33,7 +33,7 @@ from jaxrl.paths import CONFIG, local
 from jaxrl.preset_scaling import count_opt_steps, flatten_names, scale_to_length
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, join_names, matching_presets
-from jaxrl.strategies.search import parse_search, upgrade_settings
+from jaxrl.strategies.search import parse_search
 from jaxrl.training.storage.run_dir import read_yaml, require_run
 
 
@@ -225,7 +225,7 @@ def _same_population(given: dict[str, Any], found: Any, resume: str | None) -> M
         raise SettingsError(
             f"--resume goes on with the members that {resume} has; leave --seeds, --sweep and --members out"
         )
-    return {**((upgrade_settings(found) if resume and found else found) or {}), **given} or None
+    return {**(found or {}), **given} or None
 
 
 def _answer(args: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import jaxrl
 from jaxrl.strategies.interaction import make_collector
 from jaxrl.strategies.stepwise import locate_step, steps_per_iteration, stream_keys
-from jaxrl.training.session.setup import schedule_of
+from jaxrl.training.session.session import schedule_of
 from jaxrl.training.settings import with_recorders
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.run import Resume

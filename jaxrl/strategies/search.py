@@ -249,14 +249,6 @@ def _parse(name: str, value: Any, default: Any) -> Any:
         raise SettingsError(f"{name} is {value!r}; expected {_EXPECTED[type(default)]}") from None
 
 
-def upgrade_settings(population: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a population, stored by any version, in the current form."""
-    full = {"layout": "spread", "width": None, **population}
-    if isinstance(full.get("halving"), Mapping):
-        full["halving"] = {"first": 0.0, **full["halving"]}
-    return full
-
-
 _EXPECTED = {tuple: "numbers, as in 0.8,1.25", int: "a whole number", float: "a number", str: "a name"}
 
 

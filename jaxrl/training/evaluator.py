@@ -1,6 +1,7 @@
 """Evaluate a policy by whole episodes, run side by side, greedily, in environments and with keys of their own."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -16,6 +17,7 @@ from jaxrl.envs.host import HostEnv, HostVectorEnv
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Policy, Strategy, fold
 from jaxrl.strategies.interaction import scalar_column
+from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import programs_of
 from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Array, Key, PyTree, make_key, tree_bytes
@@ -427,3 +429,61 @@ def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) 
         running=e.running & finite & ~(terminated | truncated),
         info={name: jnp.where(e.running, value, e.info.get(name, jnp.nan)) for name, value in new.items()},
     )
+
+
+# --- the best policy ----------------------------------------------------------------------------------------------
+
+
+class Judge(NamedTuple):
+    """What evaluates a run, and by which rules."""
+
+    evaluator: EvaluateFn
+    score: ScoreFn
+    key: Key
+    fixed: bool
+    """Whether all evaluations begin in the same states."""
+    confirms: bool
+    """Whether a candidate for the best is evaluated a second time."""
+
+
+class Judgement(NamedTuple):
+    """What was found of a policy."""
+
+    evaluation: Evaluation
+    score: float
+    again: float | None
+    """The score of the second look, if there was one."""
+    is_best: bool
+    is_to_keep: bool
+    """Whether it is better than what is on disk: that can be poorer than the best so far, for that was damaged."""
+    least_return: float
+    """The lower of the mean returns of both looks; NaN if one is."""
+
+    @property
+    def kept(self) -> float:
+        """The score that counts."""
+        return self.score if self.again is None else self.again
+
+
+def judge(judge: Judge, params: PyTree, opt_steps: int, ledger: Ledger, on_disk: float | None) -> Judgement:
+    """Evaluate `params` after `opt_steps` optimisation steps; `ledger` takes note.
+
+    `on_disk` is the score of the best policy there.
+    """
+    key = jax.random.fold_in(judge.key, 0 if judge.fixed else opt_steps)
+    evaluation, score = _look(judge, params, key, ledger, "evaluate")
+    least, again = mean_return(evaluation), None
+    better = lambda score: math.isfinite(score) and (on_disk is None or score > on_disk)
+    if judge.confirms and (ledger.is_better(score) or better(score)):
+        second, again = _look(judge, params, confirm_key(key), ledger, "confirm")
+        least = float(np.minimum(least, mean_return(second)))
+    is_best = ledger.record_score(score, opt_steps, again)
+    is_to_keep = math.isfinite(score) and better(score if again is None else again)
+    return Judgement(evaluation, score, again, is_best, is_to_keep, least)
+
+
+def _look(judge: Judge, params: PyTree, key: Key, ledger: Ledger, part: str) -> tuple[Evaluation, float]:
+    """Evaluate once; return also the score. The time counts as `part`; the key is split."""
+    with ledger.timed(part):
+        evaluation = judge.evaluator(params, key)
+        return evaluation, float(judge.score(evaluation))

@@ -13,6 +13,7 @@ from jaxrl.envs.agents import as_single_env
 from jaxrl.envs.host import convert_action
 from jaxrl.errors import SettingsError, error_text
 from jaxrl.spaces import to_indices
+from jaxrl.strategies.base import Strategy
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Video
 from jaxrl.training.reel import LONGEST, as_picture, check_format, kept_film
@@ -86,8 +87,8 @@ def _first(tree: PyTree) -> PyTree:
 # --- while a run goes on ------------------------------------------------------------------------------------------
 
 
-def with_videos(trainer: Any, given: Hooks | None) -> Hooks:
-    """Return the hooks `given` to a trainer, with one that films the latest policy where its settings ask for it.
+def with_videos(strategy: Strategy, config: TrainerConfig, given: Hooks | None) -> Hooks:
+    """Return the hooks `given` to a run, with one that films the latest policy where its settings ask for it.
 
     Films begin in the same state each time, so that they can be compared. Nothing of the training depends on them: one
     that fails is told, and the run goes on.
@@ -95,7 +96,7 @@ def with_videos(trainer: Any, given: Hooks | None) -> Hooks:
     Raises:
       SettingsError: the environment cannot be drawn, or there is none, or no policy.
     """
-    hooks, strategy, config = given or Hooks(), trainer.strategy, trainer.config
+    hooks = given or Hooks()
     if not config.video_interval:
         return hooks
     check_format(config.video_format, "video_format")

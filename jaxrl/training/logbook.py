@@ -18,9 +18,7 @@ from jaxrl.strategies.base import Policy
 from jaxrl.strategies.guard import Health
 from jaxrl.training.divergence import Validity, in_good_health, look
 from jaxrl.training.episodes import Episodes, lines_of
-from jaxrl.training.evaluator import Evaluation, episode_rows, eval_columns
-from jaxrl.training.gap import Judged, TrainingReturns, hint, is_far_below
-from jaxrl.training.judging import Judgement
+from jaxrl.training.evaluator import Evaluation, Judgement, episode_rows, eval_columns
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.policy import describe
 from jaxrl.training.recorders import (
@@ -37,7 +35,7 @@ from jaxrl.training.recorders import (
     recorders_of,
     train_episode_recorder,
 )
-from jaxrl.training.sanity import columns_to_write
+from jaxrl.training.sanity import Judged, TrainingReturns, columns_to_write, hint, is_far_below
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.storage.members import group_of
 from jaxrl.training.storage.run import Best, Storage

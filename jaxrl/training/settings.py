@@ -354,3 +354,31 @@ def rounding(asked: int, taken: int, opt_steps_per_step: int) -> list[str]:
     if asked == taken:
         return []
     return [f"max_opts {asked} is rounded up to {taken}: an iteration makes {opt_steps_per_step} optimisation steps"]
+
+
+def planned(strategy: Strategy, config: TrainerConfig) -> tuple[TrainerConfig, Schedule, list[str]]:
+    """Return checked settings whose length is possible, the schedule of the run, and what to say of the length.
+
+    Raises:
+      SettingsError: the settings cannot be.
+    """
+    config.check()
+    if not config.save_replay and strategy.state_fns.refill is None:
+        name = (strategy.info.settings or {}).get("algo", "this strategy")
+        raise SettingsError(f"save_replay is no, but {name} has no replay that could be filled again; leave it out")
+    asked, config = config.max_opts, config.rounded(strategy)
+    return config, config.schedule(strategy), rounding(asked, config.max_opts, strategy.opt_steps_per_step)
+
+
+def prolonged(
+    strategy: Strategy, config: TrainerConfig, max_opts: int, done: int
+) -> tuple[TrainerConfig, Schedule, list[str]]:
+    """Return the settings, the schedule and the notes of a run that is to make `max_opts` optimisation steps in all.
+
+    Raises:
+      SettingsError: that is no length, or fewer than the `done` that it has made.
+    """
+    plan = planned(strategy, config.changed(max_opts=max_opts))
+    if plan[0].max_opts < done:
+        raise SettingsError(f"max_opts is {max_opts}, but the run has made {done} optimisation steps; expected more")
+    return plan

@@ -11,7 +11,7 @@ import pytest
 import jaxrl
 from jaxrl.algos import BufferConfig, OfflineRun, OffPolicyRun, OnPolicyRun, ProcessorConfig, build, general
 from jaxrl.registry import algorithm_names
-from jaxrl.training.session.setup import ROLLOUT_SETTINGS
+from jaxrl.training.session.session import ROLLOUT_SETTINGS
 from jaxrl.training.settings import SessionConfig
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.strategies.search import PBT, Copy, Halving, Verdict, make_search, parse_search, rank, upgrade_settings
+from jaxrl.strategies.search import PBT, Copy, Halving, Verdict, make_search, parse_search, rank
 
 NAN = math.nan
 LR = jaxrl.log_uniform(1e-4, 1e-1)
@@ -54,13 +54,6 @@ def test_rungs_are_at_evaluations_before_the_end() -> None:
     assert Halving(3).gates(27, 900, 400) == [400, 800]
     assert Halving(3).gates(27, 900, 900) == []
     assert Halving(3, first=0.07).gates(27, 1_000, 10) == [70, 210, 630]  # in floating point the first is above
-
-
-def test_a_population_of_before_halving_had_a_first_rung_keeps_its_rungs() -> None:
-    full = upgrade_settings({"seeds": 1, "halving": {"factor": 3}})
-    assert make_search(full) == Halving(3, first=0)
-    assert (full["layout"], full["width"]) == ("spread", None)
-    assert upgrade_settings(full) == full
 
 
 def test_the_best_share_goes_on_rounded_up() -> None:

@@ -260,7 +260,7 @@ def test_rows_fit_a_narrow_terminal_and_say_first_how_good_it_is(width: int, sho
 def test_checksums_of_tensorboard_are_those_of_its_format(length: int) -> None:
     from tensorboardX.crc32c import crc32c as reference
 
-    from jaxrl.training.recorders.crc32c import crc32c
+    from jaxrl.training.recorders.tensorboard import crc32c
 
     data = np.random.default_rng(length).integers(0, 256, length, np.uint8).tobytes()
     assert crc32c(data) == reference(data)

@@ -11,7 +11,7 @@ import pytest
 import jaxrl
 from jaxrl.errors import DivergedError
 from jaxrl.strategies.guard import reseed
-from jaxrl.training.session.saved import shapes_of
+from jaxrl.training.session.state import shapes_of
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import state_digest
 from tests.toys_envs import counting

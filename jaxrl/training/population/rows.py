@@ -15,10 +15,10 @@ from jaxrl.errors import StorageError, print_stderr
 from jaxrl.strategies.population import Population
 from jaxrl.strategies.search import PBT, Verdict
 from jaxrl.terminal import Stage, columns, is_terminal, print_folded
-from jaxrl.training.gap import hint
 from jaxrl.training.population.scores import named, spread
 from jaxrl.training.recorders import Row
 from jaxrl.training.recorders.console import fitted
+from jaxrl.training.sanity import hint
 from jaxrl.training.schedule import MAX_COUNT, Schedule
 from jaxrl.training.storage.run_dir import METRICS, plain, read_metadata, write_atomically
 

@@ -27,11 +27,22 @@ from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.memory import plan_of_state, require_members_fit
 from jaxrl.training.mesh import shape_of
-from jaxrl.training.population.checks import check_members, require_begun, require_rungs, require_same
-from jaxrl.training.population.gates import Gates
-from jaxrl.training.population.queue import Queue
+from jaxrl.training.population.members import (
+    ENDS,
+    HALVED,
+    Gates,
+    Queue,
+    Run,
+    check_members,
+    explain_damage,
+    require_begun,
+    require_rungs,
+    require_same,
+    same_ends,
+    take_over,
+    taken_over,
+)
 from jaxrl.training.population.rows import PopulationRows
-from jaxrl.training.population.runs import ENDS, HALVED, Run, explain_damage, same_ends, take_over, taken_over
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import outline, placed
 from jaxrl.training.program import compile_all, state_shapes
@@ -39,8 +50,8 @@ from jaxrl.training.recorders import recorders_of
 from jaxrl.training.report import Report, run_dir_part
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, require_no_member
+from jaxrl.training.storage.run import resumption
 from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, read_metadata
-from jaxrl.training.taking_up import resumption
 from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.trees import make_key
 from jaxrl.xla.contexts import bind_context

@@ -4,15 +4,16 @@ import platform
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxrl.errors import SettingsError
 from jaxrl.training.recorders.base import KINDS, Histogram, Progress, Row, RunInfo, Video, numbers_of
-from jaxrl.training.recorders.crc32c import crc32c
 from jaxrl.training.recorders.log_file import LogFile
-from jaxrl.training.recorders.summaries import bars, event, scalars
 
 SCORES = ("eval/eval_reward", "train/episode_return")
 """What the page of hyperparameters compares runs by."""
@@ -162,3 +163,93 @@ def _masked_crc(data: bytes) -> bytes:
     """Return the checksum of the TFRecord format: CRC-32C, rotated right by 15 bits, plus a constant."""
     crc = crc32c(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+# --- the bytes of a summary ---------------------------------------------------------------------------------------
+
+
+LARGEST = float(np.finfo(np.float32).max)
+VALUE, TAG, SIMPLE_VALUE, HISTO = b"\x0a", b"\x0a", b"\x15", b"\x2a"
+"""Keys of the fields in `summary.proto`: its number, times eight, and how it is stored."""
+BUCKET_LIMIT, BUCKET = b"\x32", b"\x3a"
+SUMS = struct.Struct("<BdBdBdBdBd")
+"""Fields 1 to 5 of a histogram, each with its key: min, max, num, sum and sum of squares."""
+
+
+def scalars(numbers: Mapping[str, float]) -> bytes:
+    """Return numbers by their tags as a summary; in float32, where those that are too large are infinite."""
+    layout, heads = _layout(tuple(numbers))
+    try:
+        return layout.pack(*chain.from_iterable(zip(heads, numbers.values(), strict=True)))
+    except OverflowError:
+        within = [x if abs(x) <= LARGEST else x * float("inf") for x in numbers.values()]
+        return layout.pack(*chain.from_iterable(zip(heads, within, strict=True)))
+
+
+@lru_cache(maxsize=64)
+def _layout(tags: tuple[str, ...]) -> tuple[struct.Struct, list[bytes]]:
+    """Return how to pack numbers of these tags, and what stands before each of them."""
+    named = [field(TAG, tag.encode()) + SIMPLE_VALUE for tag in tags]
+    heads = [VALUE + varint(len(name) + 4) + name for name in named]
+    return struct.Struct("<" + "".join(f"{len(head)}sf" for head in heads)), heads
+
+
+def bars(tag: str, values: np.ndarray, counts: np.ndarray, edges: np.ndarray) -> bytes:
+    """Return `values` `[n]`, counted as `counts` `[b]` between `edges` `[b + 1]`, as a summary."""
+    sums = (values.min(), values.max(), len(values), values.sum(), values @ values)
+    # A bucket ends at its limit, so the first, which is empty, is there for where the second one begins.
+    buckets = bytes(8) + counts.astype("<f8").tobytes()
+    histo = SUMS.pack(*chain.from_iterable(zip((0x09, 0x11, 0x19, 0x21, 0x29), sums, strict=True)))
+    histo += field(BUCKET_LIMIT, edges.astype("<f8").tobytes()) + field(BUCKET, buckets)
+    return field(VALUE, field(TAG, tag.encode()) + field(HISTO, histo))
+
+
+def event(step: int, *summaries: bytes) -> bytes:
+    """Return what these summaries tell of a step, as an event of now."""
+    return struct.pack("<BdB", 0x09, time.time(), 0x10) + varint(step) + field(b"\x2a", b"".join(summaries))
+
+
+def field(key: bytes, data: bytes) -> bytes:
+    """Return a field whose length stands before it."""
+    return key + varint(len(data)) + data
+
+
+def varint(number: int) -> bytes:
+    """Return a natural number in groups of seven bits, the lowest first."""
+    groups = bytearray()
+    while number > 0x7F:
+        groups.append(number & 0x7F | 0x80)
+        number >>= 7
+    groups.append(number)
+    return bytes(groups)
+
+
+# --- CRC-32C ------------------------------------------------------------------------------------------------------
+
+
+POLYNOMIAL = 0x82F63B78
+BLOCK = 2048
+"""Bytes of a block: most records are one. Its table takes 32 bytes for each."""
+
+
+def crc32c(data: bytes) -> int:
+    """Return the CRC-32C of `data`."""
+    state, table = 0xFFFFFFFF, _table()
+    for start in range(0, len(data), BLOCK):
+        block = np.frombuffer(data[start : start + BLOCK], np.uint8).copy()
+        carried = np.frombuffer(state.to_bytes(4, "little"), np.uint8)
+        block[:4] ^= carried[: len(block)]
+        bits = np.unpackbits(block, bitorder="little").astype(np.uint32)
+        bits *= table[len(table) - len(bits) :]
+        state = int(np.bitwise_xor.reduce(bits)) ^ state >> 8 * min(len(block), 4)
+    return state ^ 0xFFFFFFFF
+
+
+@cache
+def _table() -> np.ndarray:
+    """Return what each bit contributes, `[8 * BLOCK]`, those of the last byte at the end, lowest first."""
+    state, table = 1, []
+    for _ in range(8 * BLOCK):
+        state = state >> 1 ^ POLYNOMIAL * (state & 1)
+        table.append(state)
+    return np.array(table[::-1], np.uint32)

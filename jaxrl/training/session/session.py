@@ -4,43 +4,64 @@ import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxrl.agents.base import AgentMaker
+from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
-from jaxrl.errors import DivergedError, SettingsError, print_stderr
+from jaxrl.errors import DivergedError, SettingsError, check_count, print_stderr
 from jaxrl.parsing import format_repr
 from jaxrl.processors.base import Processor
-from jaxrl.spaces import to_elements, to_indices
-from jaxrl.strategies.stepwise import count_iterations
+from jaxrl.processors.n_step import one_step
+from jaxrl.registry import algorithm_names, defaults_for, join_names
+from jaxrl.spaces import EnvSpec, to_elements, to_indices
+from jaxrl.strategies.interaction import build_agent, connect, make_default_processor, settings_of
+from jaxrl.strategies.off_policy import Replay
+from jaxrl.strategies.on_policy import ROLLOUT_SETTINGS, make_minibatch_schedule, settings_of_schedule
+from jaxrl.strategies.replay import UpdateSchedule, adapt_buffer, make_update_schedule, min_rows, set_goal_fn
+from jaxrl.strategies.stepwise import Stepwise, StepwiseState, count_iterations
 from jaxrl.training.closing import report_exit
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.film import filmed
 from jaxrl.training.interrupt import Interrupt, Termination, Undisturbed
-from jaxrl.training.logbook import Logbook
-from jaxrl.training.policy import GreedyPolicy
+from jaxrl.training.logbook import Logbook, unpacking
+from jaxrl.training.policy import GreedyPolicy, spec_facts
+from jaxrl.training.processes import require_alone
+from jaxrl.training.program import summarise, zero_sums
 from jaxrl.training.recorders import Recorder
 from jaxrl.training.report import call, progress_parts, run_dir_part
-from jaxrl.training.session.book import facts_to_save, gone_back, noted, recorded, summary_of, taken_up
+from jaxrl.training.sanity import columns_to_write
+from jaxrl.training.schedule import MAX_COUNT, Schedule, rounded_up
 from jaxrl.training.session.inputs import check_entry, outside, shown, take_obs, take_result
-from jaxrl.training.session.parts import Learnt, SessionHooks, SessionState, begun, episodes_of, over
-from jaxrl.training.session.rows import Episode, columns_of_trial, score_columns
-from jaxrl.training.session.saved import tree_of
-from jaxrl.training.session.setup import notes_of, put_together, rounded, schedule_of, settings_of_session
+from jaxrl.training.session.rows import Episode, Interval, columns_of_trial, score_columns
 from jaxrl.training.session.shot import shot_of
+from jaxrl.training.session.state import (
+    Learnt,
+    SessionHooks,
+    SessionState,
+    begun,
+    episodes_of,
+    facts_of,
+    for_another_try,
+    over,
+    restored,
+    shapes_of,
+    tree_of,
+    with_changes,
+)
 from jaxrl.training.session.statistics import Statistics
-from jaxrl.training.session.stepper import Stepper
+from jaxrl.training.session.stepper import Stepper, plan_of_session
 from jaxrl.training.session.trial import Trial, after as after_step, cut as cut_trial, require_free
-from jaxrl.training.settings import SessionConfig, with_recorders
-from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid
+from jaxrl.training.settings import SessionConfig, rounding, with_recorders
+from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
 from jaxrl.training.storage.members import require_no_member
-from jaxrl.training.storage.run import Resume, Storage
-from jaxrl.training.taking_up import resumption
+from jaxrl.training.storage.run import Resume, Storage, resumption
 from jaxrl.trees import PyTree
+from jaxrl.xla import attempts
 
 
 class Session:
@@ -521,3 +542,184 @@ class Session:
     def _status(self) -> str:
         limit = self._at_end and self._schedule.limit(self._iterations)
         return self._now.stop or limit or self.interrupt.reason or "running"
+
+
+# --- between two calls --------------------------------------------------------------------------------------------
+
+
+def summary_of(now: SessionState, stepper: Stepper, counters: Mapping[str, int], status: str) -> dict[str, Any]:
+    """Return counters, speeds, scores, statistics of the episodes, and means of what was learnt, all over `now`."""
+    ledger, wall = now.ledger, now.ledger.wall
+    return {
+        **counters,
+        **{f"{name}_per_sec": steps / wall for name, steps in counters.items()},
+        "best_score": ledger.best_score,
+        "best_opt_steps": ledger.best_opt_steps,
+        "last_score": ledger.last_score,
+        "rollbacks": ledger.rollbacks,
+        "invalid_steps": now.invalid,
+        **now.statistics.summary(),
+        **columns_to_write(summarise(stepper.metrics, stepper.add_up(now.past, now.sums))),
+        "wall_s": wall,
+        "stop": status,
+    }
+
+
+def noted(now: SessionState, values: Mapping[str, float | None]) -> SessionState:
+    """Return the session with these numbers among its statistics, and in its next row."""
+    return now._replace(statistics=now.statistics.note(values), interval=now.interval.noted(values))
+
+
+def recorded(now: SessionState, stepper: Stepper, log: Logbook, opt_steps: int, env_steps: int) -> SessionState:
+    """Write the row of the interval that ends here, and return the session at the beginning of another."""
+    wall, ledger = now.ledger.wall, dataclasses.replace(now.ledger)
+    own = now.interval.columns(opt_steps, env_steps, now.invalid, wall, now.statistics.chosen)
+    columns = {**own, **summarise(stepper.metrics, now.sums)}
+    log.trained(columns, ledger, stepper.stepwise.agent.info.settings or {}, env_steps - now.interval.env_steps)
+    begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
+    past, sums = stepper.add_up(now.past, now.sums), zero_sums(len(stepper.metrics))
+    return now._replace(past=past, sums=sums, interval=begun, ledger=ledger)
+
+
+def facts_to_save(now: SessionState, stepper: Stepper, log: Logbook, t: int) -> tuple[dict[str, Any], SessionState]:
+    """Return what a checkpoint after `t` iterations holds beside its arrays, and the session that has got further."""
+    ledger = dataclasses.replace(now.ledger, t=t)
+    own = {"spec": spec_facts(stepper.policy), **facts_of(now)}
+    facts = log.facts(ledger, stepper.health(now), **own)
+    if ledger.tries != now.ledger.tries:
+        now = now._replace(ledger=dataclasses.replace(now.ledger, tries=ledger.tries))
+    return facts, now
+
+
+def taken_up(first: SessionState, stepper: Stepper, log: Logbook, storage: Storage, schedule: Schedule) -> SessionState:
+    """Return what the newest valid checkpoint holds, in the structure of `first`."""
+    like = tree_of(first)
+    storage.check_fits(like)
+    step, tree, facts = storage.load(like)
+    with unpacking(f"{step} of {storage.path}", "no session's"):
+        now = restored(tree, facts, log.restored_ledger(facts, first.ledger), first.statistics)
+    now = with_changes(now, stepper.stepwise, schedule, storage.decisive)
+    storage.go_on()
+    return now
+
+
+def gone_back(now: SessionState, stepper: Stepper, storage: Storage, schedule: Schedule) -> SessionState:
+    """Return the last good state, or the beginning, with another stream of randomness to go on with."""
+    fresh, found = now.statistics.fresh(), storage.rollback(shapes_of(now))
+    ledger = rolled_back_ledger(now.ledger, found)
+    if found is None:
+        back = stepper.first(fresh)._replace(ledger=ledger)
+    else:
+        with unpacking(f"of {storage.path}", "no session's"):
+            back = restored(*found, ledger, fresh)
+        back = with_changes(back, stepper.stepwise, schedule, storage.decisive)
+    return for_another_try(back)._replace(best=now.best, resetting=now.resetting)
+
+
+# --- the parts that settings ask for ------------------------------------------------------------------------------
+
+
+OF_REPLAY = ("opt_interval", "updates", "warmup", "random_warmup")
+"""Settings that only agents read which learn from replay."""
+
+
+def put_together(
+    config: SessionConfig, spec: EnvSpec, agent: AgentMaker, buffer: Buffer | None, processor: Processor | None
+) -> Stepwise:
+    """Put the parts together; raise `SettingsError` for those that do not fit one another.
+
+    A processor that is left out is one of single steps; of an on-policy agent, what suits it.
+    """
+    require_alone("a session")
+    known = build_agent(agent, processor, spec)
+    if known.prepare is None and known.info.offline:
+        able = join_names([*algorithm_names("off_policy"), *algorithm_names("on_policy")], "or")
+        raise SettingsError(f"a session learns from its own steps, and {known.name} from data; use {able}")
+    if known.prepare is not None:
+        require_default(config, OF_REPLAY, f"{known.name} learns from rollouts, and keeps no replay")
+        if buffer is not None:
+            raise SettingsError(f"{known.name} learns from rollouts, and keeps no replay; leave buffer out")
+        suits = defaults_for(known.name, "on_policy")
+        return _from_rollouts(config, spec, *connect(known, processor or make_default_processor(suits)))
+    require_default(config, ROLLOUT_SETTINGS, f"{known.name} learns from replay, not from rollouts")
+    if buffer is None:
+        raise SettingsError(f"{known.name} learns from replay; give buffer, as in buffer=jaxrl.uniform(50_000)")
+    return _from_replay(config, spec, *connect(known, (processor or one_step()).for_replay), buffer)
+
+
+def rounded(config: SessionConfig, stepwise: Stepwise) -> tuple[SessionConfig, list[str]]:
+    """Return settings whose `max_opts` is made of whole iterations, and what to say of it."""
+    length = rounded_up(config.max_opts, stepwise.schedule.updates)
+    return replace(config, max_opts=length), rounding(config.max_opts, length, stepwise.schedule.updates)
+
+
+def _from_replay(config: SessionConfig, spec: EnvSpec, processor: Processor, agent: Agent, buffer: Buffer) -> Stepwise:
+    buffer = adapt_buffer(agent, set_goal_fn(buffer, processor, spec.name), config.num_envs)
+    schedule = make_update_schedule(
+        horizon=processor.horizon,
+        least=min_rows(buffer, config.num_envs),
+        num_envs=config.num_envs,
+        opt_interval=config.opt_interval,
+        updates=config.updates,
+        warmup=config.warmup,
+        random_warmup=config.random_warmup,
+    )
+    return Stepwise(spec, agent, processor, schedule, Replay(agent, processor, buffer, schedule))
+
+
+def _from_rollouts(config: SessionConfig, spec: EnvSpec, processor: Processor, agent: Agent) -> Stepwise:
+    check_count("num_envs", config.num_envs)
+    asked = (getattr(config, name) for name in ROLLOUT_SETTINGS)
+    passes = make_minibatch_schedule(agent, processor, config.num_envs, *asked)
+    schedule = UpdateSchedule(config.num_envs, passes.rollout, passes.updates, horizon=0, fill=0, random_warmup=False)
+    return Stepwise(spec, agent, processor, schedule, passes)
+
+
+def require_default(config: SessionConfig, names: tuple[str, ...], why: str) -> None:
+    """Raise `SettingsError`, saying `why`, if one of the settings `names` is not as it is left out."""
+    for name in names:
+        if getattr(config, name) != getattr(SessionConfig, name):
+            raise SettingsError(f"{name} is {getattr(config, name)}, but {why}; leave it out")
+
+
+def schedule_of(config: SessionConfig, stepwise: Stepwise) -> Schedule:
+    schedule = stepwise.schedule
+    return Schedule(
+        max_opts=config.max_opts or _endless(schedule),
+        opt_steps_per_step=schedule.updates,
+        env_steps_per_step=schedule.rows,
+        warmup_env_steps=schedule.warmup_env_steps,
+        record_interval=config.record_interval,
+        save_interval=config.save_interval,
+        max_env_steps=config.max_env_steps,
+    )
+
+
+def _endless(schedule: UpdateSchedule) -> int:
+    """Return how many optimisation steps can be counted, in whole iterations."""
+    most = min(MAX_COUNT // schedule.updates, MAX_COUNT - schedule.warmup_env_steps // schedule.rows - 1)
+    return most * schedule.updates
+
+
+def notes_of(config: SessionConfig, stepwise: Stepwise, state: StepwiseState) -> list[str]:
+    """Return what is said as a session begins."""
+    more = (
+        ()
+        if stepwise.buffer is None
+        else stepwise.schedule.notes(stepwise.buffer, stepwise.schedule.rows, config.warmup)
+    )
+    return [str(plan_of_session(stepwise, state)), *more, *attempts.notes()]
+
+
+def settings_of_session(config: SessionConfig, stepwise: Stepwise, made: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return all settings of a session; `made` is what builds one of its environments, if anything does."""
+    own = asdict(config)
+    del own["run_dir"]  # a run can be moved
+    for name in ROLLOUT_SETTINGS if stepwise.passes is None else OF_REPLAY:
+        del own[name]
+    if stepwise.passes is not None:
+        own |= settings_of_schedule(stepwise.passes)
+    if stepwise.buffer is not None:
+        own["buffer"] = stepwise.buffer.settings
+    settings = settings_of(stepwise.agent, stepwise.processor, stepwise.spec, made, **own)
+    return {**settings, "custom": [*settings["custom"], "loop"], "driven": "from outside"}

@@ -11,12 +11,11 @@ from jaxrl.strategies.guard import Health
 from jaxrl.strategies.policy import make_policy
 from jaxrl.strategies.stepwise import Last, Learner, StepResult, Stepwise, locate_step, steps_per_iteration, stream_keys
 from jaxrl.training.ledger import Ledger
-from jaxrl.training.memory import require_fit
+from jaxrl.training.memory import Plan, plan_of_state, require_fit
 from jaxrl.training.program import add_up, jit_training, zero_sums
 from jaxrl.training.session.inputs import Observations, ends
-from jaxrl.training.session.parts import Host, Learnt, SessionState, begun, differ, learn_and_sum
-from jaxrl.training.session.setup import plan_of_session
 from jaxrl.training.session.shot import Shot
+from jaxrl.training.session.state import Host, Learnt, SessionState, begun, differ, learn_and_sum
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.trial import Examiner
 from jaxrl.trees import PyTree, make_key
@@ -165,3 +164,9 @@ class Stepper:
         """Return how updates have been going, once the device has come to it."""
         health: Health = jax.device_get(now.state.health)
         return health
+
+
+def plan_of_session(stepwise: Stepwise, state: PyTree) -> Plan:
+    """Return the memory plan of a session whose `state` is given, or its shapes."""
+    capacity = None if stepwise.buffer is None else stepwise.buffer.capacity(stepwise.schedule.rows)
+    return plan_of_state(state, capacity)

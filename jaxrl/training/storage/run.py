@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 import platform
 import shutil
 import sys
@@ -18,7 +19,7 @@ from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.changes import HARMLESS, Change, changes, measured_otherwise, unread
 from jaxrl.training.program import Form
 from jaxrl.training.storage.checkpoints import Store
-from jaxrl.training.storage.fork import Fork, branch_off, describe_fork, told
+from jaxrl.training.storage.fork import Fork, branch_off, describe_fork, origin, told
 from jaxrl.training.storage.log_sums import LogSums, damage
 from jaxrl.training.storage.members import MEMBERS, member_dir
 from jaxrl.training.storage.run_dir import (
@@ -53,6 +54,30 @@ class Resume(NamedTuple):
     """Begin again, whatever the settings of a run that is there; it is moved aside."""
     fork: Fork | None = None
     """Begin a new run from a checkpoint of another."""
+
+
+def resumption(
+    resume: bool | str | os.PathLike[str],
+    from_step: int | str | None,
+    run_dir: str | None,
+    allow_changes: bool,
+    start_over: bool,
+) -> tuple[str | None, Resume]:
+    """Return the directory of a run, and whether and how it is taken up; see `origin`.
+
+    Raises:
+      SettingsError: these do not go together.
+    """
+    run_dir, fork = origin(resume, from_step, run_dir)
+    if resume and run_dir is None:
+        raise SettingsError("resume needs the run_dir to go on with")
+    if allow_changes and not resume:
+        raise SettingsError("allow_changes says how to resume; set resume as well")
+    if start_over and run_dir is None:
+        raise SettingsError("start_over needs the run_dir in which to begin again")
+    if start_over and fork is not None:
+        raise SettingsError("start_over begins a run again, from_step one from a checkpoint; leave one of them out")
+    return run_dir, Resume(bool(resume), allow_changes, start_over, fork)
 
 
 class Best(NamedTuple):

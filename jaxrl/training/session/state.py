@@ -1,17 +1,31 @@
-"""What a session is made of: the records of where it stands, and what follows of them."""
+"""What a session is between two calls, what a checkpoint holds of it, and the session made of that again."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Total, stack_metrics
-from jaxrl.strategies.stepwise import Learner, PackedProcessor, StepResult, Stepwise, StepwiseState, learn_once
+from jaxrl.strategies.guard import reseed
+from jaxrl.strategies.interaction import set_hyperparams_of
+from jaxrl.strategies.stepwise import (
+    Learner,
+    PackedProcessor,
+    StepResult,
+    Stepwise,
+    StepwiseState,
+    count_iterations,
+    learn_once,
+)
+from jaxrl.training.changes import Change
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import Sums, add
 from jaxrl.training.report import Hook
+from jaxrl.training.schedule import Schedule
 from jaxrl.training.session.inputs import ends
 from jaxrl.training.session.rows import Episode, Interval
 from jaxrl.training.session.statistics import Statistics
@@ -160,3 +174,76 @@ def _means(metrics: Metrics) -> jax.Array:
     events = np.array([isinstance(metric, Total) for _, metric in sorted(metrics.items())])
     means = jnp.where(stats.count > 0, stats.sum / jnp.maximum(stats.count, 1), jnp.nan)
     return jnp.where(events, stats.count.astype(jnp.float32), means)
+
+
+# --- what a checkpoint holds --------------------------------------------------------------------------------------
+
+
+class SavedSession(NamedTuple):
+    """What a checkpoint holds of a session."""
+
+    state: PyTree
+    sums: Sums
+    """Of the metrics since the last row, and of all before."""
+    past: Sums
+    host: Host
+
+
+def tree_of(now: SessionState) -> SavedSession:
+    """Return the arrays of a checkpoint."""
+    return SavedSession(now.state, now.sums, now.past, now.host)
+
+
+def shapes_of(now: SessionState) -> PyTree:
+    """Return their shapes."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree_of(now))
+
+
+def facts_of(now: SessionState) -> dict[str, Any]:
+    """Return what only a session has beside its arrays, for JSON."""
+    return {
+        "steps": now.steps,
+        "invalid": now.invalid,
+        "statistics": now.statistics.facts(),
+        "interval": now.interval.facts(),
+    }
+
+
+def restored(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, statistics: Statistics) -> SessionState:
+    """Return the session of a checkpoint; `statistics` are fresh ones of the present choices.
+
+    Raises:
+      KeyError, TypeError, ValueError: `facts` are not what `facts_of` returns.
+    """
+    state, sums, past, host = tree
+    steps, invalid = facts["steps"], facts["invalid"]
+    if type(steps) is not int or type(invalid) is not int:
+        raise ValueError("steps and invalid are counts")
+    statistics, interval = statistics.take_up(facts["statistics"]), Interval().take_up(facts["interval"])
+    host = jax.tree.map(np.array, host)
+    return SessionState(state, sums, past, host, ledger, steps, invalid, statistics, interval, resumed=True)
+
+
+def with_changes(now: SessionState, stepwise: Stepwise, schedule: Schedule, changes: Sequence[Change]) -> SessionState:
+    """Give a session that was loaded the settings that were allowed to change, if there are such `changes`.
+
+    Raises:
+      SettingsError: the processor is among them: what it holds of the running episodes was made by the old one.
+    """
+    changed = [str(change) for change in changes if change.name.startswith("processor")]
+    if changed:
+        raise SettingsError(f"{'; '.join(changed)}: a session keeps its processor; go on with that, or begin anew")
+    if not changes:
+        return now
+    state = now.state._replace(agent=set_hyperparams_of(stepwise.agent, now.state.agent))
+    changed_at = schedule.opt_steps(count_iterations(stepwise.schedule, now.steps))
+    return now._replace(state=state, ledger=replace(now.ledger, changed_at=changed_at))
+
+
+def for_another_try(now: SessionState) -> SessionState:
+    """Return a session that went back, with other random numbers to go on with.
+
+    Its environments did not go back: the running episodes are cut.
+    """
+    state = reseed(now.state, now.ledger.rollbacks)
+    return now._replace(state=state, host=begun(now.host, np.ones_like(now.host.ended)))

@@ -1,0 +1,547 @@
+"""The loop of a run: all that happens to it, in the order in which it happens.
+
+The loop is thin on purpose. When things happen is decided by `schedule`, what is computed by `program`, what is written
+by `storage`; nothing here can change a bit of the training. `Run` begins with the page to read: `reports` is the loop,
+`at_boundary` one turn of it. Below are the parts of a turn, and then how a run begins, goes on and ends. What a user
+calls is `trainer.Trainer`.
+"""
+
+import math
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.errors import SettingsError, print_stderr
+from jaxrl.paths import require_free
+from jaxrl.strategies.base import Strategy, format_name
+from jaxrl.strategies.guard import Health
+from jaxrl.training.actors.pool import ActorPool, advance, facts_of, go_on_counting, pool_of, summary_of
+from jaxrl.training.devices import Alone, altered, apart
+from jaxrl.training.divergence import diverged, explain
+from jaxrl.training.episodes import teller_of
+from jaxrl.training.evaluator import EvaluateFn, Judge, ScoreFn, eval_key, judge
+from jaxrl.training.film import with_videos
+from jaxrl.training.following import follow, led
+from jaxrl.training.interrupt import Interrupt, ended_by, tell_unsaved
+from jaxrl.training.ledger import Ledger
+from jaxrl.training.logbook import Logbook, unpacking
+from jaxrl.training.memory import Plan
+from jaxrl.training.policy import GreedyPolicy, spec_facts
+from jaxrl.training.processes import stops
+from jaxrl.training.program import (
+    Compiled,
+    Saved,
+    check_step,
+    compile_all,
+    forms_of,
+    jit_refill,
+    state_shapes,
+    summarise,
+    without_replay,
+    zero_sums,
+)
+from jaxrl.training.recorders import Recorder, Row
+from jaxrl.training.report import Hooks, Report, Result, call
+from jaxrl.training.sanity import judged_by, training_returns
+from jaxrl.training.schedule import Boundary, Schedule, next_boundary
+from jaxrl.training.settings import TrainerConfig, settings_of_run
+from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
+from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.members import Membership, require_no_member
+from jaxrl.training.storage.run import Best, Resume, Storage
+from jaxrl.training.storage.weights import Weights, weights_of
+from jaxrl.trees import PyTree, make_key
+from jaxrl.xla import attempts
+
+CHUNK_S = 0.25
+"""Seconds of training in one call, about: how long a signal waits, and how often progress is shown."""
+BROKEN = ("failed", "diverged", "actor")
+"""How the reasons begin for which a run ended whose state in memory cannot be gone on from."""
+
+
+class Run:
+    """A run of a strategy under settings that were checked, and where it stands; a `Trainer` is one."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        config: TrainerConfig,
+        schedule: Schedule,
+        *,
+        evaluator: EvaluateFn | None,
+        score: ScoreFn,
+        stop: Callable[[Report], bool] | None,
+        recorders: Sequence[Recorder],
+        hooks: Hooks | None,
+        resume: Resume,
+        interrupt: Interrupt | None,
+        max_chunk: int | None,
+        quiet: bool,
+        notes: Sequence[str],
+    ) -> None:
+        """Take hold of nothing yet; `notes` on the settings are logged as the run begins."""
+        self.strategy, self.config, self.schedule = strategy, config, schedule
+        self.evaluator, self.score, self.stop = evaluator, score, stop
+        self.hooks, self.interrupt = (
+            with_videos(strategy, config, hooks),
+            Interrupt() if interrupt is None else interrupt,
+        )
+        self.resume, self.max_chunk = resume, max_chunk
+        self.ledger = Ledger()
+        self.stop_reason: str | None = None
+        self.latest: PyTree = None
+        """Parameters of the last policy, where the state is spread over processes."""
+        self.lane: Any = Alone()
+        """That of a team, for a member of a population that trains together with others."""
+        self.membership = Membership()
+        """That of a member of a population."""
+        self._quiet, self._notes, self._given_recorders = quiet, notes, recorders
+        self._state: PyTree = None
+        self._sums: Any = None
+        self._program: Any = None
+        self._best: Best | None = None
+        self._actors: ActorPool | None = None
+        self._log = Logbook(self.schedule, lambda: ({}, 0.0))
+        self._teller = teller_of(strategy, self.config, self.hooks)
+        self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
+
+    @property
+    def state(self) -> PyTree:
+        """The training state; `None` before there is one."""
+        return self.lane.whole(self._state)
+
+    @state.setter
+    def state(self, state: PyTree) -> None:
+        self._state = state
+
+    # --- the page -----------------------------------------------------------------------------------------------
+
+    def reports(self) -> Generator[Report, None, None]:
+        """Train, yielding at each boundary; `close()` saves. Raises what `Trainer.train` raises."""
+        if self._take_up() and not follow(self):
+            with led(self):
+                yield from self._loop()
+
+    def _loop(self) -> Generator[Report, None, None]:
+        """Train, as the only process or the one that decides for others."""
+        self._plan()
+        with self._opened() as storage:
+            self._begin()
+            if self.membership.announces:
+                yield self._report(None, None, saved=False)
+            while self.stop_reason is None:
+                boundary = next_boundary(self.schedule, self.ledger.t)
+                self._advance_to(boundary.t)
+                if diverged(self._health(), self.config.max_skips):
+                    self._roll_back()
+                    continue
+                report = self._at_boundary(boundary)
+                try:
+                    yield report
+                except GeneratorExit:
+                    self.stop_reason = self.stop_reason or "left"
+                    self._save()
+                    raise
+        if storage.error is not None:
+            raise storage.error
+        call(self.hooks.end, self, self.result())
+
+    def _at_boundary(self, due: Boundary) -> Report:
+        """Do what is due: evaluate, record, decide whether to stop, save."""
+        if self.ledger.t < due.t:
+            # Interrupted on the way: save, but record nothing, so that the rows of the resumed run stay the same.
+            self.stop_reason = self.interrupt.reason
+            self._save()
+            return self._report(None, None, saved=True)
+        evaluation = self._evaluate() if due.evaluate else None
+        row = self._record() if due.record else None
+        if evaluation is None and self.config.is_promising(row):
+            evaluation = self._evaluate(row)
+        saves = due.save and (self.config.save_interval is not None or due.last or self._is_time_to_save())
+        self.stop_reason = self._find_stop_reason(due, self._report(row, evaluation, saves))
+        if self.stop_reason and not self.interrupt:  # a run that ends by itself ends with both
+            evaluation, row = evaluation or self._evaluate(row), row or self._record()
+        saves = saves or self.stop_reason is not None
+        if saves:
+            self._save()
+        if self.stop_reason and not self.interrupt:
+            require_valid(self._log, self._log.validity)
+        return self._report(row, evaluation, saves)
+
+    def _find_stop_reason(self, due: Boundary, report: Report) -> str | None:
+        """Return the first that holds: a limit, the evaluation's, the user's own, someone from outside."""
+        if due.last:
+            return self.schedule.limit(self.ledger.t)
+        if report.eval and (reached := after_evaluation(self.config, self.ledger, self._least_return)):
+            return reached
+        return "stop" if self.stop is not None and self.stop(report) else self.interrupt.reason
+
+    # --- one turn -----------------------------------------------------------------------------------------------
+
+    def _advance_to(self, end: int) -> None:
+        """Call the compiled program until iteration `end`, or until someone asks to stop, or it diverges."""
+        while self.ledger.t < end and not stops(self.interrupt) and not diverged(self._health(), self.config.max_skips):
+            begun, t = time.perf_counter(), self.ledger.t
+            stop = min(end, t + self._chunk, t + self._teller.most)
+            made = advance(self._program, self.lane.others or self._actors, self._state, self._sums, t, stop)
+            self._state, self._sums, stop, told = jax.block_until_ready(made)
+            seconds = max(time.perf_counter() - begun, 1e-9)
+            self.ledger.trained(stop, seconds)
+            with self.ledger.timed("record"):
+                self._teller.tell(told, t, stop, self.schedule, self._log.ended, self)
+            self._fail_with_actors()
+            self._chunk = self.max_chunk or max(1, int((stop - t) * CHUNK_S / seconds))
+            self._storage.settle(block=False)
+            call(self.hooks.chunk, self, self._log.tick(stop, (stop - t) / seconds))
+
+    def _fail_with_actors(self) -> None:
+        """Save and raise if an actor has failed."""
+        if self._actors is not None and self._actors.failure is not None:
+            error, trace = self._actors.failure
+            self.stop_reason = "actor"
+            self._log.event("actor", str(error), traceback=trace)
+            self._save()
+            raise error
+
+    def _evaluate(self, recorded: Row | None = None) -> Row | None:
+        if self.evaluator is None:
+            return None
+        call(self.hooks.before_evaluation, self)
+        config, opt_steps = self.config, self.schedule.opt_steps(self.ledger.t)
+        own = Judge(self.evaluator, self.score, self._eval_key, config.eval_starts == "fixed", config.confirm_best)
+        found = judge(own, self._params(self._state), opt_steps, self.ledger, self._best.score if self._best else None)
+        self._least_return = found.least_return
+        self.membership.evaluated(opt_steps, found.score)
+        if found.is_to_keep:
+            self._keep_best(found.kept)
+        with self.ledger.timed("record"):
+            training = training_returns(recorded or summarise(self._metrics, self._sums))
+            row = self._log.evaluated(found, training, judged_by(self.strategy, self.evaluator), self.ledger)
+        call(self.hooks.evaluation, self, found.evaluation, found.is_best)
+        return row
+
+    def _keep_best(self, score: float) -> None:
+        params = jax.device_put(self._params(self._state), may_alias=False)
+        self._best = self._log.best(score, params, self.strategy.policy, self.settings())
+        if not self.membership.saves_best_late:
+            with self.ledger.timed("save"):
+                self._storage.keep_best(self._best)
+
+    def _record(self) -> Row:
+        ledger = self.ledger
+        with ledger.timed("record"):
+            done = ledger.t - ledger.interval_start
+            rates = ledger.rates(self.schedule, done, ledger.interval_s)
+            waits = self._actors.columns() if self._actors is not None else {}
+            agent = (self.strategy.info.settings or {}).get("agent") or {}
+            steps = done * self.schedule.env_steps_per_step
+            row = self._log.trained({**rates, **waits, **summarise(self._metrics, self._sums)}, ledger, agent, steps)
+            self._sums = zero_sums(len(self._metrics))
+            ledger.interval_start, ledger.interval_s = ledger.t, 0.0
+        call(self.hooks.record, self, row)
+        return row
+
+    def _save(self) -> None:
+        with self.ledger.timed("save"):
+            self._storage.save(self.schedule.opt_steps(self.ledger.t), self._saved(), self._facts(), self._best)
+            self._storage.note(**self._summary(), status=self.stop_reason or "running")
+            self.ledger.unsaved_s = 0.0
+
+    def _is_time_to_save(self) -> bool:
+        return self._storage.is_time_to_save(self.ledger.unsaved_s)
+
+    def _roll_back(self) -> None:
+        """Return to the last good state, and take another stream of randomness from there.
+
+        Raises:
+          DivergedError: that has been tried often enough.
+        """
+        health = self._health()
+        assert health is not None
+        what = explain(health, self._metrics)
+        require_try(self._log, self.ledger, self.config.max_rollbacks, what)
+        self.state, self._sums, self._refilled = None, None, range(0)  # make room for what is loaded
+        found = self._storage.rollback(self._compiled.like)
+        self.ledger = rolled_back_ledger(self.ledger, found)
+        state, self._sums = found[0] if found else self._compiled.init(make_key(self.config.seed))
+        state = self._taken_up(state, self.ledger) if found else state
+        self.state = altered(self.strategy, "reseed", state, self.ledger.rollbacks)
+        if self._actors is not None:
+            self._actors = self._actors.renewed()
+        log_rollback(self._log, self.schedule.opt_steps(self.ledger.t), what, anew(self._refilled, self.strategy))
+
+    # --- beginning and ending -----------------------------------------------------------------------------------
+
+    def _take_up(self) -> bool:
+        """Prepare to begin, or to go on from where the run is; say so and return `False` if nothing is left to do."""
+        reason, self.stop_reason, self.latest = self.stop_reason, None, None
+        if reason is not None and (reason == self.interrupt.reason or self.interrupt.signal is not None):
+            self.interrupt.clear()
+        sound = self._state is not None and reason is not None and not reason.startswith(BROKEN)
+        if sound and self.ledger.t >= self.schedule.last:
+            self.stop_reason = reason
+            if not self._quiet:
+                print_stderr(self.schedule.nothing_left(self.ledger.t))
+            return False
+        if sound and self.config.run_dir is None:
+            self.ledger = self.ledger.taken_up(self._wall)
+            # The results that were returned keep theirs: what goes on is donated.
+            self.state, self._sums = apart((self.state, self._sums))
+        else:
+            self.ledger, self._best, self.state, self._sums = Ledger(), None, None, None
+        return True
+
+    def _plan(self) -> None:
+        """Check what a run is to begin with, and that it fits into memory; nothing is written yet."""
+        fresh, is_member = not self.resume.run and self._state is None, self.membership.number is not None
+        self._weights = check_run(self.strategy, self.config, fresh, is_member)
+        where = lambda: (self.ledger.counters(self.schedule), self.ledger.wall)
+        self._log = Logbook(self.schedule, where, (*self.config.recorders, *self._given_recorders), self._quiet)
+        with self._log.staged("tracing"), self.ledger.timed("compile"):
+            self._memory = check_step(self.strategy, self.evaluator, self._params)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Storage]:
+        """Hold everything that lives while the run does: directory, recorders, signal handlers."""
+        config, regular = self.config, self.schedule.is_regular_save
+        can = partial(fits, self.strategy, self.schedule, self.ledger)
+        with self.interrupt.signals(None if config.quiet else lambda: self.ledger.activity):
+            storage = self._storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular, can)
+            storage.report = lambda line: self._log.event("storage", line)
+            storage.on_saved = lambda opt_steps: call(self.hooks.save, self, opt_steps)
+            try:
+                yield storage
+            except BaseException as error:
+                self.stop_reason = ended_by(error, self.stop_reason)
+                self._close(storage)
+                tell_unsaved(error, storage.error)
+                raise
+            else:
+                self._close(storage)
+
+    def _begin(self) -> None:
+        """Compile, initialise or restore, and open the logs."""
+        key, self._eval_key = make_key(self.config.seed), eval_key(self.config.seed)
+        self._chunk, goes_on = self.max_chunk or 256, self._storage.resumes or self._state is not None
+        self._log.stage("compiling")
+        with self.ledger.timed("compile"):
+            how = self._params, goes_on, self._teller.tells, self.lane.others is None
+            made = partial(compile_all, self.strategy, key, self.evaluator, *how)
+            now = self.strategy, self.config, self._storage, self._weights, goes_on
+            self._compiled, self._weights = compiled_for(made, *now)
+            self._program, self._metrics = self._compiled.run, self._compiled.metrics
+            self._actors = pool_of(self.strategy, self._program, self.interrupt, self._log.event, self.schedule.last)
+        warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
+        self._log.stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
+        with self.ledger.timed("init"):
+            if self._storage.resumes:
+                self._restore()
+            elif self._state is None:
+                self.state, self._sums = jax.block_until_ready(self._compiled.init(key))
+            if self.resume.run:
+                self._best = self._storage.load_best(jax.eval_shape(self._params, self._compiled.like[0]))
+        self._open_logs()
+        self._log.stage("training")
+        call(self.hooks.start, self)
+        if self.ledger.t >= self.schedule.last:
+            self.stop_reason = self.schedule.limit(self.ledger.t)
+        elif self.config.eval_at_start and self.ledger.t == 0 and not self.ledger.has_scores and not self.interrupt:
+            self._evaluate()
+
+    def _restore(self) -> None:
+        step, (state, sums), facts = self._storage.load(self._compiled.like)
+        self.membership.restore(facts, self._storage.path)
+        with unpacking(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
+            ledger = self._log.restored_ledger(facts, self.ledger, bool(self._storage.measured_anew))
+        saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
+        require_counters(f"{step} of {self.config.run_dir}", ledger.counters(self.schedule), saved)
+        self.state, self._sums, self.ledger = self._taken_up(state, ledger), sums, ledger
+        go_on_counting(self._actors, facts)
+        self._storage.go_on()
+
+    def _taken_up(self, state: PyTree, ledger: Ledger) -> PyTree:
+        """Give a state that was loaded what was allowed to change, and the replay it was saved without; note it."""
+        state, self._refilled = replenished(self.strategy, state, ledger.t, bool(self._storage.decisive))
+        if self._storage.decisive or self._refilled:
+            ledger.changed_at = self.schedule.opt_steps(ledger.t)
+        if self._actors is not None:
+            self._actors.refill = self._refilled
+        return state
+
+    def _open_logs(self) -> None:
+        notes = (*self._notes, *self._weights.told, *notes_of(self._memory, self.strategy, self._storage))
+        self._log.open(self._storage, self.resume.run, notes, anew(self._refilled, self.strategy))
+        if (beginning := self._storage.beginning()) is not None:
+            self._log.event("fork", beginning)
+
+    def _close(self, storage: Storage) -> None:
+        try:
+            if self._actors is not None:
+                self._actors.close()
+            with self.ledger.timed("save"):
+                storage.keep_best(self._best)
+                storage.finish()
+            self._wall = self.ledger.wall
+            if self._state is not None:
+                storage.note(**self._summary(), status=self.stop_reason)
+        finally:
+            self._log.close()
+            storage.close()
+            if storage.path is not None and storage.path.exists():  # whoever calls again goes on there
+                self.resume = Resume(run=True, allow_changes=self.resume.allow_changes)
+
+    def adopt(self, state: PyTree, strategy: Strategy, told: str) -> None:
+        """Go on from another state and with other settings of the same program; `told` becomes an event.
+
+        Raises:
+          StorageError: it could not be written.
+        """
+        own = self.strategy.placement
+        there = strategy.placement._replace(devices=own.devices, first_device=own.first_device)
+        self.state, self.strategy = state, strategy._replace(placement=there)
+        self._storage.renew(self.settings())
+        self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
+        self._log.event("adopted", told)
+        self._storage.save(self.ledger.changed_at, self._saved(), self._facts(), self._best, again=True)
+        self._storage.settle()
+        if self._storage.error is not None:
+            raise self._storage.error
+
+    # --- what it knows ------------------------------------------------------------------------------------------
+
+    def result(self) -> Result:
+        """Return what the run has left so far; raise `SettingsError` before it has begun."""
+        if self._state is None:
+            raise SettingsError("nothing has been trained yet; call train(), or iterate, first")
+        # A run that goes on donates its state to the next call of the compiled program.
+        state = self.state if self.stop_reason else apart(self.state)
+        policy, best = self.strategy.policy, self._best
+        latest = lambda: self._params(self.state) if self.latest is None else self.latest
+        params, score = (best.params, best.score) if best else (policy and latest(), self.ledger.best_score)
+        step = self.ledger.best_opt_steps if best else self.schedule.opt_steps(self.ledger.t)
+        greedy = policy and GreedyPolicy(policy, params, {"score": score, "opt_steps": step})
+        about = {"stop": self.stop_reason, "trained": format_name(self.strategy), "run_dir": self.config.run_dir}
+        return Result(greedy, score, {**self._summary(), **about}, state)
+
+    def settings(self) -> dict[str, Any]:
+        """Return all settings of the run, as `config.yaml` holds them."""
+        return settings_of_run(self.strategy, self.config)
+
+    def _saved(self) -> PyTree:
+        saved = Saved(self.state, self._sums)
+        return saved if self.config.save_replay else without_replay(saved)
+
+    def _facts(self) -> dict[str, Any]:
+        left_out = {} if self.config.save_replay else {"left_out": ["buffer"]}
+        own = {**left_out, **facts_of(self._actors), **self.membership.facts()}
+        return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy), **own)
+
+    def _summary(self) -> dict[str, Any]:
+        return {**self.ledger.summary(self.schedule), **summary_of(self._actors)}
+
+    def _health(self) -> Health | None:
+        """Return how updates have been going, if the strategy says so."""
+        return self.strategy.state_fns.health and jax.device_get(
+            self.lane.part(self._state, self.strategy.state_fns.health)
+        )
+
+    def _params(self, state: PyTree) -> PyTree:
+        return self.lane.params(self.strategy, state)
+
+    def _report(self, train: Row | None, evaluation: Row | None, saved: bool) -> Report:
+        at = self.ledger.counters(self.schedule)
+        return Report(**at, train=train, eval=evaluation, saved=saved, stop=self.stop_reason)
+
+
+def check_run(strategy: Strategy, config: TrainerConfig, fresh: bool, is_member: bool) -> Weights:
+    """Return what a `fresh` run is to begin with; nothing has been written yet.
+
+    Raises:
+      SettingsError: what `weights_of` raises; or it is no member of a population, and would be in the place of one.
+      RunDirInUseError: another process holds the directory.
+    """
+    if config.run_dir is not None:
+        if not is_member:
+            require_no_member(config.run_dir)
+        require_free(config.run_dir)
+    return weights_of(config.init_from if fresh else None, lambda: state_shapes(strategy))
+
+
+def compiled_for(
+    compile_all: Callable[[], Compiled],
+    strategy: Strategy,
+    config: TrainerConfig,
+    storage: Storage,
+    weights: Weights,
+    goes_on: bool,
+) -> tuple[Compiled, Weights]:
+    """Return the programs of a run that begins with `weights`, once it is known that what it goes on from fits them.
+
+    Raises:
+      SettingsError: the checkpoint does not fit, or what `weights_of` raises.
+    """
+    if not goes_on and not weights.leaves:  # it was to be resumed, and has never been saved
+        weights = weights_of(config.init_from, lambda: state_shapes(strategy))
+    storage.expect(forms_of(strategy))
+    if storage.resumes:
+        storage.check_fits(state_shapes(strategy))
+    compiled = compile_all()
+    return compiled._replace(init=weights.after(compiled.init)), weights
+
+
+def fits(strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: Store, facts: Mapping[str, Any]) -> bool:
+    """Say whether the newest of `checkpoints`, of which these are the facts, could be gone on from."""
+    try:
+        like = state_shapes(strategy)
+        checkpoints.forms = forms_of(strategy)
+        checkpoints.check_newest(like)
+        restored = ledger.restored(facts["ledger"])
+    except (SettingsError, KeyError, TypeError, ValueError):
+        return False
+    return restored.counters(schedule)["env_steps"] == facts.get("env_steps")
+
+
+def replenished(strategy: Strategy, state: PyTree, t: int, changed: bool) -> tuple[PyTree, range]:
+    """Return a state that was saved after `t` iterations, with a buffer if it was saved without, and how it got it.
+
+    Where settings have `changed`, it has the present ones.
+
+    The range has the numbers of the blocks that were pushed anew; none if the buffer was saved. Actors push them later.
+    """
+    refill = strategy.state_fns.refill
+    if changed and strategy.state_fns.set_hyperparams is not None:
+        state = altered(strategy, "set_hyperparams", state)
+    if refill is None or jax.tree.leaves(state.buffer):
+        return state, range(0)
+    blocks = refill.blocks(t)
+    first, stop = np.uint32(blocks.start), np.uint32(blocks.stop)
+    return jit_refill(strategy)(state, first, stop), blocks
+
+
+def anew(refilled: range, strategy: Strategy) -> str:
+    """Say what a run that goes on from a checkpoint has to begin anew; `refilled` is what `replenished` says."""
+    steps = len(refilled) * strategy.env_steps_per_step
+    parts = ["environments that start anew"] if strategy.actor_fns is not None else []
+    parts += [f"replay filled anew by {steps} environment steps, which no counter counts"] if steps else []
+    return f" with {', and '.join(parts)}" if parts else ""
+
+
+def require_counters(checkpoint: str, counted: Mapping[str, int], saved: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` unless the counters under these settings are those that were saved."""
+    if counted != saved:
+        raise SettingsError(
+            f"checkpoint {checkpoint} was made after {saved}, which under these settings would be {counted}; "
+            "keep num_envs, opt_interval and warmup"
+        )
+
+
+def notes_of(plan: Plan, strategy: Strategy, storage: Storage) -> list[str]:
+    """Return what is said as a run begins; the whole `plan` of its memory is written into `metadata.json`."""
+    without = attempts.failures()
+    storage.note(memory=plan.facts(), **({"without": without} if without else {}))
+    return [*plan.notes(), *strategy.info.notes, *attempts.notes()]

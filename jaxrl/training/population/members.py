@@ -1,0 +1,345 @@
+"""The members of a population on their way: how each begins and goes on, where they wait, whose turn it is."""
+
+import heapq
+import math
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError
+from jaxrl.strategies.population import Member, Population, set_values, with_values
+from jaxrl.strategies.search import Copy, Halving, Search, Verdict
+from jaxrl.training.devices import copied
+from jaxrl.training.logbook import flat
+from jaxrl.training.mesh import MeshShape, check_there, near_shape, require_all_used, require_even, shape_of
+from jaxrl.training.population.scores import HALVED, named
+from jaxrl.training.population.teams import widths
+from jaxrl.training.processes import require_alone
+from jaxrl.training.report import Report
+from jaxrl.training.settings import TrainerConfig, prolonged
+from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.members import Membership, population_of
+from jaxrl.training.storage.run_dir import CONFIG, LOCK, plain, read_yaml
+from jaxrl.training.trainer import Trainer
+
+COPY_STREAM = 2**32 - 3
+"""Folded into the key of the seed of a member that takes over from another, before the place and its number."""
+ENDS = ("stop_reward", "patience", "stop", HALVED)
+"""Why a member may have ended before the others."""
+
+
+def same_ends(path: Path, config: TrainerConfig) -> bool:
+    """Return whether what a member stopped at is still what it would stop at."""
+    old = read_yaml(path / CONFIG)
+    return all(old.get(name) == getattr(config, name) for name in ("stop_reward", "patience"))
+
+
+def taken_over(path: Path, member: Member) -> dict[str, Any]:
+    """Return the values of swept settings under which a member was saved in `path`, where it may have taken over."""
+    try:
+        saved = flat(Store(path / "checkpoints", 1).newest_facts()[1]["settings"])
+    except (NoCheckpointError, KeyError, AttributeError):
+        return {}  # it begins again, or its trainer says what is wrong
+    return {name: saved[name] for name, value in member.swept.items() if saved.get(name, value) != value}
+
+
+@contextmanager
+def explain_damage(path: Path | None, member: Member) -> Iterator[None]:
+    """Let a member begin or go on inside; where what is on disk does not let it, say which one it is, and the remedy.
+
+    It can be trained anew to the same bits, unless it has taken over from another, which has moved on.
+    """
+    try:
+        yield
+    except NoCheckpointError as error:
+        reason = str(error).partition(";")[0]
+        raise NoCheckpointError(f"member {member.number}: {reason}; {_remedy(path, member)}") from error
+    except SettingsError as error:
+        if path is None or (path / CONFIG).exists():
+            raise
+        raise SettingsError(f"member {member.number}: {error}; {_remedy(path, member)}") from error
+
+
+def _remedy(path: Path | None, member: Member) -> str:
+    """Say what helps a member whose directory is damaged."""
+    try:
+        settings = flat(read_yaml(path / CONFIG)) if path is not None else {}
+    except SettingsError:
+        settings = taken_over(path, member) if path is not None else {}
+    if any(settings.get(name, value) != value for name, value in member.swept.items()):
+        return (
+            "it had taken over from another member, so it cannot be trained anew; extract the members that you want, "
+            "and go on with these"
+        )
+    return f"remove {path}, and resume again: this member alone is trained anew, to the same bits"
+
+
+class Run:
+    """A member on its way."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.membership = Membership(member.number)
+        self.status = "running"
+        self.trainer: Trainer | None = None
+        self.scores: tuple[float | None, float | None] = (None, None)
+        """The best and the last, of one that diverged before."""
+        self.reports: Generator[Report, None, None] | None = None
+        self.trained_to = -1
+        """Optimisation steps of its last evaluation here, in a search."""
+
+    def kept(self) -> "Run":
+        """Return the member for another call, which goes on from where its trainer stands."""
+        again = Run(self.member)
+        again.trainer, again.scores, again.membership = self.trainer, self.scores, self.membership
+        again.status = self.status if self.status in (*ENDS, "diverged") else "running"
+        return again
+
+    def go_on(self, max_opts: int) -> None:
+        """Go on in memory, to `max_opts` optimisation steps; one that had an end of its own goes no further.
+
+        Raises:
+          DivergedError: it had diverged.
+          SettingsError: it has made more optimisation steps.
+        """
+        trainer = self.trainer
+        assert trainer is not None
+        if self.status == "diverged":
+            raise DivergedError(f"member {self.member.number} diverged")
+        if self.status in ENDS:
+            self.reports = _none()
+            return
+        done = trainer.schedule.opt_steps(trainer.ledger.t)
+        trainer.config, trainer.schedule, _ = prolonged(trainer.strategy, trainer.config, max_opts, done)
+
+
+def _none() -> Generator[Report, None, None]:
+    yield from ()
+
+
+def take_over(own: Run, other: Run, copy: Copy, place: int, device: Any) -> None:
+    """Let a member go on as its parent stands after `place` optimisation steps, under other settings.
+
+    It may be done again after a crash, and must then come to the same. So its stream of randomness hangs on its seed,
+    on the place and on its number alone: members may share a seed, and copies of one parent must not stay the same.
+    """
+    trainer, parent = own.trainer, other.trainer
+    if own.membership.adopted_at == place:
+        return  # before a crash, and that is what was loaded
+    if trainer is None or parent is None or trainer.state is None or parent.state is None:
+        return  # one of them has come to its end
+    key = jax.random.key(trainer.config.seed, impl=str(jax.random.key_impl(trainer.state.key)))
+    for part in (COPY_STREAM, place, copy.member):
+        key = jax.random.fold_in(key, part)
+    state = copied(trainer.strategy, parent.state, device)._replace(key=key)
+    line = f"goes on as member {copy.parent} stood after {place} optimisation steps, with {named(copy.values)}"
+    own.membership.adopted_at = place
+    trainer.adopt(set_values(own.member, state, copy.values), with_values(own.member.strategy, copy.values), line)
+
+
+# --- the gates of a search ----------------------------------------------------------------------------------------
+
+
+class Gates:
+    """Collects the members' scores at each gate; says who waits, and when all that will come are there."""
+
+    def __init__(self, search: Search, members: Sequence[Member], config: TrainerConfig) -> None:
+        """Place the gates.
+
+        Raises:
+          SettingsError: there are no evaluations to go by, or the run ends before the first gate.
+        """
+        if not config.eval_interval or not config.eval_episodes:
+            raise SettingsError(f"{search.name} goes by evaluations; set eval_interval and eval_episodes")
+        if len(members) < 2:
+            raise SettingsError(f"{search.name} chooses among members, and there is one; sweep a setting, or set seeds")
+        self._search, self._stride = search, members[0].strategy.opt_steps_per_step
+        self.steps = search.gates(len(members), config.max_opts, config.eval_interval)
+        if not self.steps:
+            raise SettingsError(
+                f"{search.name} has no evaluation to decide at before the end at {config.max_opts}; "
+                f"lower eval_interval, which is {config.eval_interval}"
+            )
+        self.passed = 0
+        """Gates that are behind all members."""
+        self.there = {member.number for member in members}
+        """Members that have not been ended by a verdict."""
+        self.values: dict[int, Mapping[str, Any]] = {member.number: dict(member.swept) for member in members}
+        """Present values of the swept settings."""
+        self.parents: dict[int, int] = {}
+        """Whose place a member last took."""
+        self._scores: list[dict[int, float]] = [{} for _ in self.steps]
+        self._farthest = 0
+        self._gone: set[int] = set()
+
+    def take(self, number: int, opt_steps: int, score: float | None) -> None:
+        """Take in the score of an evaluation: at each gate the first one at or past it counts."""
+        for step, scores in zip(self.steps, self._scores, strict=True):
+            if step <= opt_steps and number not in scores:
+                scores[number] = math.nan if score is None else float(score)
+        self.reached(opt_steps)
+
+    def reached(self, opt_steps: int) -> None:
+        """Take note of how far a member is."""
+        self._farthest = max(self._farthest, opt_steps)
+
+    def place(self, gate: int) -> int:
+        """Return where the members stand at a gate: the first evaluation at or past it, which they all make there."""
+        return -(-self.steps[gate] // self._stride) * self._stride
+
+    def is_behind(self, gate: int) -> bool:
+        """Return whether a member is beyond a gate, so that all that was decided there had been done before."""
+        return self._farthest > self.place(gate)
+
+    def holds(self, opt_steps: int) -> bool:
+        """Return whether a member that is so far waits for the others."""
+        return self.passed < len(self.steps) and opt_steps >= self.steps[self.passed]
+
+    def gone(self, number: int) -> None:
+        """Expect no more of a member, which ended by itself."""
+        self._gone.add(number)
+
+    def verdict(self, held: Mapping[int, int]) -> Verdict | None:
+        """Return what is decided at the next gate, once all that will come have come; then it is behind them."""
+        if self.passed == len(self.steps) or not (held or self.is_behind(self.passed)):
+            return None
+        if any(held.get(number, -1) < self.steps[self.passed] for number in self.there - self._gone):
+            return None
+        scores = self._scores[self.passed]
+        known = {n: scores.get(n, math.nan) for n in sorted(self.there) if n in held or n in scores}
+        verdict = self._search.decide(self.passed, known, self.values)
+        self.passed += 1
+        self.there -= set(verdict.ended)
+        for copy in verdict.copies:
+            self.values[copy.member], self.parents[copy.member] = copy.values, copy.parent
+        return verdict
+
+
+# --- whose turn it is ---------------------------------------------------------------------------------------------
+
+
+class Queue:
+    """Members that wait for their turn: next is the one that is least far, of those whose devices are free."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        # Those of one program begin together: of many programs not all are kept.
+        programs = [*dict.fromkeys(id(run.member.strategy.step) for run in runs)]
+        self._runs = sorted(runs, key=lambda run: (programs.index(id(run.member.strategy.step)), run.member.number))
+        self._places = {run.member.number: place for place, run in enumerate(self._runs)}
+        self._waiting = [(0, place) for place in range(len(runs))]
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, number: int, opt_steps: int) -> None:
+        """Let a member wait that has made so many optimisation steps."""
+        heapq.heappush(self._waiting, (opt_steps, self._places[number]))
+
+    def take(self, is_free: Callable[[int], bool]) -> Run | None:
+        """Take out the next member whose number `is_free`; `None` if there is none."""
+        passed_over: list[tuple[int, int]] = []
+        found = None
+        while self._waiting and found is None:
+            entry = heapq.heappop(self._waiting)
+            run = self._runs[entry[1]]
+            if is_free(run.member.number):
+                found = run
+            else:
+                passed_over.append(entry)
+        for entry in passed_over:
+            heapq.heappush(self._waiting, entry)
+        return found
+
+
+# --- what is checked first ----------------------------------------------------------------------------------------
+
+
+def check_members(population: Population, config: TrainerConfig) -> None:
+    """Raise `SettingsError` if the members cannot be trained side by side under `config`."""
+    config.check()
+    require_alone("a population")
+    members = population.members
+    if config.seed + max(m.seed for m in members) > 2**32 - 1:
+        raise SettingsError(f"seed is {config.seed}; seeds of members end at {2**32 - 1}")
+    if any(member.strategy.actor_fns is not None for member in members):
+        raise SettingsError(
+            "members of a population train in environments written in JAX; train with one seed at a time"
+        )
+    if config.mesh is None:
+        check_devices(population, config.devices)
+    else:
+        check_mesh(population, shape_of(config.mesh, config.devices, of_members=True), config.devices)
+
+
+def check_mesh(population: Population, shape: MeshShape, devices: int) -> None:
+    """Raise `SettingsError`, naming the nearest mesh, unless members and their shards can be divided over `shape`.
+
+    `devices` are those that were asked for; 1: all that there are.
+    """
+    count, shards = len(population.members), {member.strategy.placement.shards for member in population.members}
+    there = check_there(devices) if devices > 1 else len(jax.devices())
+    if population.layout.name == "together" and shape.envs > 1:
+        raise SettingsError(
+            f"mesh {shape} has {shape.envs} devices for each member, but members that train together have one for all "
+            "of a program; set layout to spread, or leave envs out"
+        )
+    for one in sorted(shards):
+        require_even(one, shape.envs, "mesh envs")
+    fits = lambda fit: fit.members <= count and all(one % fit.envs == 0 for one in shards)
+    if devices == 1:
+        require_all_used(shape, there, fits)
+    if population.layout.name == "together":
+        check_devices(population, shape.members)
+    elif shape.members > count:
+        near = near_shape(shape, shape.devices, fits)
+        raise SettingsError(
+            f"mesh {shape} has {shape.members} groups, but there are {count} members; set mesh to {near}"
+        )
+
+
+def check_devices(population: Population, devices: int) -> None:
+    """Raise `SettingsError` unless there are so many devices, and a part of the population for each."""
+    check_there(devices)
+    count = len(population.members)
+    if population.layout.name == "spread":
+        if devices > count:
+            raise SettingsError(f"devices is {devices}, but there are {count} members; set devices to {count} at most")
+    elif devices > (teams := len(widths(population))):
+        at_most = max(count // devices, 1)
+        raise SettingsError(
+            f"devices is {devices}, but members train together in {teams} program{'s' * (teams > 1)}, each on one "
+            f"device; set width to {at_most}, so that there is one for each, or devices to {teams}"
+        )
+
+
+def require_same(population: Population, max_opts: int, path: Path) -> None:
+    """Raise `SettingsError` unless the population in `path` is this one, and can be trained to `max_opts`."""
+    found, own = population_of(path), plain(population.settings)
+    if found != own:
+        raise SettingsError(
+            f"{path} holds {f'the population {found}' if found else 'a run of its own'}, not {own}; "
+            "go on with what is there, or choose another run directory"
+        )
+    require_rungs(population, read_yaml(path / CONFIG).get("max_opts"), max_opts, path)
+
+
+def require_rungs(population: Population, before: Any, max_opts: int, what: object) -> None:
+    """Raise `SettingsError` where the rungs of halving follow from other optimisation steps, those of `before`."""
+    if isinstance(population.search, Halving) and before != max_opts:
+        raise SettingsError(
+            f"max_opts is {max_opts}, but the rungs of {what} follow from {before}; keep it, or go on "
+            "with the best members as runs of their own (jaxrl.extract)"
+        )
+
+
+def require_begun(path: Path) -> None:
+    """Raise `SettingsError` if at the place of a member that has no settings there is anything but its beginning."""
+    if path.is_dir():
+        kept = [entry.name for entry in path.iterdir() if entry.name not in (LOCK, f".{CONFIG}.tmp")]
+        if kept:
+            raise SettingsError(f"{path} has no {CONFIG}, but {min(kept)}")
+    elif path.exists():
+        raise SettingsError(f"{path} is a file, and no directory of a member")
