@@ -16,7 +16,7 @@ import numpy as np
 import jaxrl
 from benchmarks import harness
 from benchmarks.harness import Row
-from jaxrl.cli import cache_compilations
+from jaxrl.cli.main import cache_compilations
 
 MOST = 400_000
 SHOWN = 3

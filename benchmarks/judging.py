@@ -22,11 +22,11 @@ import jax.numpy as jnp
 from benchmarks import harness
 from benchmarks.harness import Row
 from benchmarks.learning import EPISODES, FRESH
-from jaxrl.algos import build
-from jaxrl.cli import cache_compilations
-from jaxrl.config import parse
-from jaxrl.outside import admit
-from jaxrl.presets import PRESETS
+from jaxrl.cli.algos import build
+from jaxrl.cli.config import parse
+from jaxrl.cli.main import cache_compilations
+from jaxrl.cli.outside import admit
+from jaxrl.cli.presets import PRESETS
 from jaxrl.registry import matching_presets
 from jaxrl.strategies.base import Strategy
 from jaxrl.train import trainer_config

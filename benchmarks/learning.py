@@ -19,12 +19,12 @@ import jax
 
 from benchmarks import harness
 from benchmarks.harness import Row
-from jaxrl.algos import build
-from jaxrl.cli import cache_compilations
-from jaxrl.config import parse
+from jaxrl.cli.algos import build
+from jaxrl.cli.config import parse
+from jaxrl.cli.main import cache_compilations
+from jaxrl.cli.outside import admit
+from jaxrl.cli.presets import PRESETS
 from jaxrl.errors import JaxrlError
-from jaxrl.outside import admit
-from jaxrl.presets import PRESETS
 from jaxrl.registry import algorithm_names, matching_presets, split_suite
 from jaxrl.strategies.base import Strategy
 from jaxrl.train import trainer_config

@@ -13,9 +13,9 @@ import jax
 
 import jaxrl
 from benchmarks import harness
+from jaxrl.cli.outside import admit
 from jaxrl.envs.wrappers import transform_obs
 from jaxrl.masks import MASK, for_critic, random_action
-from jaxrl.outside import admit
 from jaxrl.strategies.base import Policy
 from jaxrl.training.evaluator import Evaluation, Evaluator
 

@@ -29,7 +29,7 @@ from benchmarks import harness
 from benchmarks.cases.shapes import DQN, replaying
 from benchmarks.harness import Row
 from benchmarks.search import kept
-from jaxrl.config import preset
+from jaxrl.cli.config import preset
 from jaxrl.training.population.scores import PopulationResult
 
 MANY = 32

@@ -19,8 +19,8 @@ from typing import Any
 
 import jaxrl
 from benchmarks import harness
-from jaxrl.algos import build
-from jaxrl.config import preset
+from jaxrl.cli.algos import build
+from jaxrl.cli.config import preset
 
 TIMES = 3
 SETS: dict[str, list[str]] = {

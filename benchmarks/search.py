@@ -25,9 +25,9 @@ import jaxrl
 from benchmarks import harness
 from benchmarks.harness import Row
 from benchmarks.learning import FRESH
-from jaxrl.algos import build
-from jaxrl.cli import cache_compilations
-from jaxrl.config import parse
+from jaxrl.cli.algos import build
+from jaxrl.cli.config import parse
+from jaxrl.cli.main import cache_compilations
 from jaxrl.strategies.base import Strategy
 from jaxrl.train import trainer_config
 from jaxrl.training.evaluator import EvaluateFn, evaluator_of

@@ -1,6 +1,6 @@
 """`python -m jaxrl COMMAND` and the command `jaxrl`: the entry point to all front doors."""
 
-from jaxrl.leaving import leave_on_signals  # first, for it takes the signals
+from jaxrl.cli.leaving import leave_on_signals  # first, for it takes the signals
 
 # isort: split
 import importlib
@@ -31,8 +31,8 @@ Begin with: jaxrl train ppo --env CartPole-v1"""
 def main() -> None:
     """Run the front door that the first argument names; end the process with its exit code."""
     leave_on_signals()
-    from jaxrl.cli import begin_front_door, run_main  # late: it takes a tenth of a second
-    from jaxrl.opening import greet
+    from jaxrl.cli.main import begin_front_door, run_main  # late: it takes a tenth of a second
+    from jaxrl.cli.opening import greet
 
     begin_front_door()
     name, args = (sys.argv[1:2] or ["--help"])[0], sys.argv[2:]

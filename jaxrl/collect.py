@@ -1,6 +1,12 @@
 """`python -m jaxrl.collect RUN_DIR --transitions N --out FILE`: collect a data set with a run's best policy."""
 
-from jaxrl.cli import Parser, cache_compilations, place, require_devices, run_main  # first, for it takes the signals
+from jaxrl.cli.main import (  # first, for it takes the signals
+    Parser,
+    cache_compilations,
+    place,
+    require_devices,
+    run_main,
+)
 
 # isort: split
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 All words are in the script: completing starts no Python. Print it again after an update.
 """
 
-from jaxrl.cli import Parser, run_main  # first, for it takes the signals
+from jaxrl.cli.main import Parser, run_main  # first, for it takes the signals
 
 # isort: split
 import contextlib
@@ -16,8 +16,8 @@ from typing import Any
 
 from jaxrl.__main__ import COMMANDS
 from jaxrl.agents.fields import OneOf, rules_of
-from jaxrl.algos import general
-from jaxrl.config import flags_of
+from jaxrl.cli.algos import general
+from jaxrl.cli.config import flags_of
 from jaxrl.envs.registry import env_names
 from jaxrl.registry import ALGORITHMS, RECORDERS
 

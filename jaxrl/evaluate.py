@@ -1,18 +1,24 @@
 """`python -m jaxrl.evaluate RUN_DIR`: evaluate a run's best policy, or another, on fresh greedy episodes."""
 
-from jaxrl.cli import Parser, cache_compilations, place, require_devices, run_main  # first, for it takes the signals
+from jaxrl.cli.main import (  # first, for it takes the signals
+    Parser,
+    cache_compilations,
+    place,
+    require_devices,
+    run_main,
+)
 
 # isort: split
 from argparse import Namespace
 from collections.abc import Sequence
 
 from jaxrl import loading
-from jaxrl.arguments import parse_pairs
+from jaxrl.cli.arguments import parse_pairs
+from jaxrl.cli.outside import admit, admit_algorithm
 from jaxrl.envs import Env, HostEnv, make_env
 from jaxrl.envs.base import require_same_spaces
 from jaxrl.errors import check_between, check_count, print_line, print_stderr
 from jaxrl.loading import load_policy
-from jaxrl.outside import admit, admit_algorithm
 from jaxrl.parsing import parse_value
 from jaxrl.training import GreedyPolicy
 from jaxrl.training.evaluator import Evaluation, evaluator_for

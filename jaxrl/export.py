@@ -1,6 +1,6 @@
 """`python -m jaxrl.export RUN_DIR`: write a run's policy for others to run, without jaxrl."""
 
-from jaxrl.cli import Parser, place, require_devices, run_main  # first, for it takes the signals
+from jaxrl.cli.main import Parser, place, require_devices, run_main  # first, for it takes the signals
 
 # isort: split
 from collections.abc import Sequence

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.agents.base import Agent
-from jaxrl.algos import ProcessorConfig, build_processor, general
-from jaxrl.config import from_plain
+from jaxrl.cli.algos import ProcessorConfig, build_processor, general
+from jaxrl.cli.config import from_plain
 from jaxrl.envs.registry import check_plain_args, module_to_import
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.nn import Network

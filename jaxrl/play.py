@@ -1,6 +1,12 @@
 """`python -m jaxrl.play RUN_DIR --out episode.gif`: render one greedy episode of a run's best policy."""
 
-from jaxrl.cli import Parser, cache_compilations, place, require_devices, run_main  # first, for it takes the signals
+from jaxrl.cli.main import (  # first, for it takes the signals
+    Parser,
+    cache_compilations,
+    place,
+    require_devices,
+    run_main,
+)
 
 # isort: split
 from collections.abc import Sequence

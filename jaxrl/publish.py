@@ -1,6 +1,12 @@
 """`python -m jaxrl.publish RUN_DIR --out DIR`: write a folder ready for a model hub; nothing is uploaded."""
 
-from jaxrl.cli import Parser, cache_compilations, place, require_devices, run_main  # first, for it takes the signals
+from jaxrl.cli.main import (  # first, for it takes the signals
+    Parser,
+    cache_compilations,
+    place,
+    require_devices,
+    run_main,
+)
 
 # isort: split
 import tempfile

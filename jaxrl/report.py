@@ -1,6 +1,6 @@
 """`python -m jaxrl.report RUN...`: report on runs as a page, a picture or a table, while they go on or afterwards."""
 
-from jaxrl.cli import Parser, place, run_main  # first, for it takes the signals
+from jaxrl.cli.main import Parser, place, run_main  # first, for it takes the signals
 
 # isort: split
 import os

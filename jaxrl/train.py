@@ -1,6 +1,6 @@
 """`python -m jaxrl.train [ALGO] [flags]`: train an agent, or resume a run."""
 
-from jaxrl.cli import cache_compilations, divide_cpu, require_devices, run_main  # first, for it takes the signals
+from jaxrl.cli.main import cache_compilations, divide_cpu, require_devices, run_main  # first, for it takes the signals
 
 # isort: split
 import sys
@@ -10,24 +10,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxrl.opening import greet, stage, tell
+from jaxrl.cli.opening import greet, stage, tell
 
 if __name__ == "__main__":
     greet(sys.argv[1:])  # before what is slow to import
 
-from jaxrl.algos import build, part_of
-from jaxrl.arguments import command, normalise, quote, refuse_repeats, value_of
-from jaxrl.config import Request, algorithm_named, parse
+from jaxrl.cli.algos import build, part_of
+from jaxrl.cli.arguments import command, normalise, quote, refuse_repeats, value_of
+from jaxrl.cli.config import Request, algorithm_named, parse
+from jaxrl.cli.finished import nothing_left
+from jaxrl.cli.joining import join, joining, together
+from jaxrl.cli.leaving import say_how_far
+from jaxrl.cli.outside import admit, admit_algorithm
+from jaxrl.cli.sweeps import PopulationConfig, build_population, read_sweep
 from jaxrl.envs.registry import module_to_import
 from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, one_line, print_line, suggest
-from jaxrl.finished import nothing_left
-from jaxrl.joining import join, joining, together
-from jaxrl.leaving import say_how_far
-from jaxrl.outside import admit, admit_algorithm
 from jaxrl.paths import require_new
 from jaxrl.strategies import Strategy
 from jaxrl.strategies.population import Population
-from jaxrl.sweeps import PopulationConfig, build_population, read_sweep
 from jaxrl.training import Result, Trainer, TrainerConfig
 from jaxrl.training.closing import LIMITS, print_summary, print_table
 from jaxrl.training.mesh import shape_of

@@ -5,18 +5,24 @@ best policy, `best <opt_steps> ok <sha256 of its parameters>` or `best none`, an
 Any further findings are on standard error.
 """
 
-from jaxrl.cli import Parser, cache_compilations, place, require_devices, run_main  # first, for it takes the signals
+from jaxrl.cli.main import (  # first, for it takes the signals
+    Parser,
+    cache_compilations,
+    place,
+    require_devices,
+    run_main,
+)
 
 # isort: split
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jaxrl.algos import build
-from jaxrl.config import parse
+from jaxrl.cli.algos import build
+from jaxrl.cli.config import parse
+from jaxrl.cli.outside import admit_algorithm
 from jaxrl.envs.registry import module_to_import
 from jaxrl.errors import JaxrlError, NoCheckpointError, print_line, print_stderr
-from jaxrl.outside import admit_algorithm
 from jaxrl.registry import ALGORITHMS
 from jaxrl.strategies import Strategy
 from jaxrl.training.program import forms_of, state_shapes

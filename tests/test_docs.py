@@ -11,8 +11,8 @@ import pytest
 from test_readme import block, run, run_alone
 
 from benchmarks.reports import chromium, visited
-from jaxrl.algos import general
-from jaxrl.config import parse
+from jaxrl.cli.algos import general
+from jaxrl.cli.config import parse
 from jaxrl.errors import SettingsError
 from jaxrl.registry import ALGORITHMS
 

@@ -12,7 +12,7 @@ import pytest
 from toys_trainer import counting
 
 import jaxrl
-from jaxrl.cli import run_main
+from jaxrl.cli.main import run_main
 from jaxrl.errors import StorageError
 from jaxrl.hush import hushed
 

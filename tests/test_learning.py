@@ -10,7 +10,7 @@ from toys_masks import minefield
 
 import jaxrl
 from benchmarks import learning, learnt, masks, offline
-from jaxrl.presets import PRESETS
+from jaxrl.cli.presets import PRESETS
 from jaxrl.registry import algorithm_names
 
 

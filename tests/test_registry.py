@@ -5,10 +5,10 @@ import pytest
 
 import jaxrl
 from jaxrl import agents
-from jaxrl.algos import general
+from jaxrl.cli.algos import general
+from jaxrl.cli.presets import PRESETS
 from jaxrl.envs.registry import make_env
 from jaxrl.errors import SettingsError
-from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, algorithm_maker, algorithm_names, join_names, matching_presets, split_suite
 
 SPACES = {

@@ -10,10 +10,10 @@ import numpy as np
 from toys_envs import rollout
 
 import jaxrl
-from jaxrl.algos import build
-from jaxrl.config import preset
+from jaxrl.cli.algos import build
+from jaxrl.cli.config import preset
+from jaxrl.cli.presets import PRESETS
 from jaxrl.envs import Env, make_env, vectorise
-from jaxrl.presets import PRESETS
 from jaxrl.registry import matching_presets
 from jaxrl.spaces import sample_space, space_struct
 from jaxrl.training.storage.leaves import state_digest

@@ -12,8 +12,8 @@ import jaxrl
 from benchmarks import harness, inside, loops, outside
 from benchmarks.cases.shapes import DQN, replaying
 from benchmarks.harness import Effort, Row
-from jaxrl.algos import build
-from jaxrl.config import preset
+from jaxrl.cli.algos import build
+from jaxrl.cli.config import preset
 from jaxrl.training.report import Result
 
 

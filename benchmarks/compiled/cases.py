@@ -14,9 +14,9 @@ from benchmarks import loops, plain_ppo
 from benchmarks.cases import OTHERS, dqn_shape, ppo_shape
 from benchmarks.cases.shapes import PPO, replaying
 from benchmarks.pixels import catching
-from jaxrl.algos import build
 from jaxrl.buffers.dataset import Dataset
-from jaxrl.config import preset
+from jaxrl.cli.algos import build
+from jaxrl.cli.config import preset
 from jaxrl.registry import ALGORITHMS, algorithm_maker
 from jaxrl.spaces import space_zeros
 from jaxrl.strategies.base import Strategy

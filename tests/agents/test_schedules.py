@@ -10,7 +10,7 @@ import pytest
 
 import jaxrl
 from jaxrl.agents.schedules import Schedule, follow, read_schedule
-from jaxrl.config import parse
+from jaxrl.cli.config import parse
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.population import with_values
 from jaxrl.training.storage.leaves import state_digest

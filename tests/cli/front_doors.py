@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jaxrl.cli import run_main
+from jaxrl.cli.main import run_main
 from jaxrl.training.storage.checkpoints import Store
 
 SMALL = (

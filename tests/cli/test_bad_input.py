@@ -9,7 +9,7 @@ import pytest
 from front_doors import Doors, Finished, one_error_line, snapshot
 
 from jaxrl import evaluate, play, train
-from jaxrl.config import parse
+from jaxrl.cli.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError
 from jaxrl.training import program, trainer
 

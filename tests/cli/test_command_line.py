@@ -17,7 +17,7 @@ from toys_envs import counting
 
 import jaxrl
 from jaxrl import collect, evaluate, export, play, publish, report, train, verify
-from jaxrl.config import flags_of, parse
+from jaxrl.cli.config import flags_of, parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError
 
 DOORS: dict[str, Callable[[list[str]], int]] = {

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import jaxrl
-from jaxrl.algos import BufferConfig, OfflineRun, OffPolicyRun, OnPolicyRun, ProcessorConfig, build, general
+from jaxrl.cli.algos import BufferConfig, OfflineRun, OffPolicyRun, OnPolicyRun, ProcessorConfig, build, general
 from jaxrl.registry import algorithm_names
 from jaxrl.training.session.session import ROLLOUT_SETTINGS
 from jaxrl.training.settings import SessionConfig

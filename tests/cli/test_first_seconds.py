@@ -15,7 +15,8 @@ import pytest
 from front_doors import SMALL, Doors, one_error_line
 
 import jaxrl
-from jaxrl import collect, evaluate, export, opening, play, publish, verify
+from jaxrl import collect, evaluate, export, play, publish, verify
+from jaxrl.cli import opening
 from jaxrl.errors import print_stderr
 
 DOORS = {
@@ -142,7 +143,7 @@ def test_a_front_door_ends_in_one_line_where_no_temporary_file_can_be_written(do
 def test_the_library_leaves_the_signals_to_the_program_that_imports_it(doors: Doors) -> None:
     done = doors.python(
         "import signal; before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]\n"
-        "import jaxrl.train, jaxrl.verify, jaxrl.cli, jaxrl.__main__\n"
+        "import jaxrl.train, jaxrl.verify, jaxrl.cli.main, jaxrl.__main__\n"
         "assert before == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]"
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

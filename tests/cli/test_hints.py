@@ -12,10 +12,11 @@ import pytest
 from toys_envs import counting
 
 import jaxrl
-from jaxrl import opening, train
-from jaxrl.config import parse
+from jaxrl import train
+from jaxrl.cli import opening
+from jaxrl.cli.config import parse
 from jaxrl.errors import SettingsError, close_matches, suggest
-from jaxrl.training import memory, trainer
+from jaxrl.training import loop, memory
 
 
 def refusal(action: Callable[[], Any]) -> str:
@@ -324,7 +325,7 @@ def test_more_environments_than_the_memory_holds_are_refused_before_any_is_taken
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train, "cache_compilations", lambda: None)
     monkeypatch.setattr(memory, "device_bytes", lambda: 20 * 10**9)
-    monkeypatch.setattr(trainer, "compile_all", lambda *args: pytest.fail("it began to compile"))
+    monkeypatch.setattr(loop, "compile_all", lambda *args: pytest.fail("it began to compile"))
     said = refusal(lambda: train.main([algo, "--num-envs", num_envs, "--processor.n-step", "1", "--quiet"]))
     assert "an iteration needs" in said
     assert "the device has 20.0 GB" in said

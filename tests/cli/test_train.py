@@ -22,10 +22,10 @@ from front_doors import SMALL, Doors, Finished, leaves, one_error_line, rows, sn
 
 import jaxrl
 from jaxrl import train
-from jaxrl.algos import BufferConfig
-from jaxrl.config import parse, preset
+from jaxrl.cli.algos import BufferConfig
+from jaxrl.cli.config import parse, preset
+from jaxrl.cli.presets import PRESETS
 from jaxrl.errors import SettingsError
-from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, matching_presets
 from jaxrl.training import Result
 from jaxrl.training.storage.run_dir import RunDir

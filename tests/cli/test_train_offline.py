@@ -9,9 +9,9 @@ from front_doors import Doors, Finished, leaves, one_error_line, rows, timeless
 
 import jaxrl
 from jaxrl import collect, train
-from jaxrl.algos import build_processor
-from jaxrl.config import preset
-from jaxrl.presets import PRESETS
+from jaxrl.cli.algos import build_processor
+from jaxrl.cli.config import preset
+from jaxrl.cli.presets import PRESETS
 from jaxrl.registry import algorithm_maker, algorithm_names
 
 OFFLINE = algorithm_names("offline")

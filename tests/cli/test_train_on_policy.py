@@ -13,9 +13,9 @@ from toys_agents import vector_of
 
 import jaxrl
 from jaxrl import train
-from jaxrl.algos import build
-from jaxrl.config import parse, preset
-from jaxrl.presets import PRESETS
+from jaxrl.cli.algos import build
+from jaxrl.cli.config import parse, preset
+from jaxrl.cli.presets import PRESETS
 
 ON_POLICY = ("ppo", "a2c", "reinforce", "impala", "pqn")
 SMALL = (

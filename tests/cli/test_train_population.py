@@ -12,11 +12,11 @@ import pytest
 from front_doors import SMALL, Doors, one_error_line, timeless
 
 import jaxrl
-from jaxrl.config import parse
+from jaxrl.cli.config import parse
+from jaxrl.cli.sweeps import PopulationConfig, build_population, read_sweep
 from jaxrl.envs import registry
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.strategies.population import Population
-from jaxrl.sweeps import PopulationConfig, build_population, read_sweep
 from jaxrl.train import population_config
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import digest

@@ -9,9 +9,9 @@ from front_doors import leaves, timeless
 
 import jaxrl
 from jaxrl import train
-from jaxrl.algos import build
-from jaxrl.config import preset
-from jaxrl.presets import PRESETS
+from jaxrl.cli.algos import build
+from jaxrl.cli.config import preset
+from jaxrl.cli.presets import PRESETS
 
 SMALL = (
     *("--num-envs", "4", "--opt-interval", "2", "--warmup", "16", "--agent.features", "8", "--quiet"),

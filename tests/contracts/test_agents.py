@@ -13,7 +13,7 @@ from toys_agents import vector_of
 import jaxrl
 from jaxrl.agents import Agent
 from jaxrl.agents.schedules import follow
-from jaxrl.algos import general
+from jaxrl.cli.algos import general
 from jaxrl.errors import SettingsError
 from jaxrl.registry import ALGORITHMS, algorithm_maker, algorithm_names
 from jaxrl.spaces import sample_space

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxrl
-from jaxrl.algos import ProcessorConfig, build_processor
+from jaxrl.cli.algos import ProcessorConfig, build_processor
 from jaxrl.processors import init_processor
 from jaxrl.types import Step
 

@@ -14,7 +14,7 @@ from toys_envs import counting, nan_at, rollout
 
 import jaxrl
 from jaxrl import train
-from jaxrl.config import parse
+from jaxrl.cli.config import parse
 from jaxrl.envs import Env, make_env, vectorise
 from jaxrl.envs.resets import FRESH_BYTES, FRESH_WORK
 from jaxrl.errors import SettingsError

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from toys_suites import presets_fit, trains_by_command
 
-from jaxrl.algos import build
-from jaxrl.config import preset
+from jaxrl.cli.algos import build
+from jaxrl.cli.config import preset
 from jaxrl.envs import HostEnv, make_env
 from jaxrl.envs.host import HostVectorEnv
 from jaxrl.errors import SettingsError

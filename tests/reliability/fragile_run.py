@@ -15,8 +15,8 @@ from typing import Any
 import jax
 
 import jaxrl
-from jaxrl import cli
-from jaxrl.training import trainer
+from jaxrl.cli import main as cli
+from jaxrl.training import loop, trainer
 from jaxrl.training.recorders import jsonl
 from jaxrl.training.storage import checkpoints, run as storage
 from jaxrl.training.storage.leaves import state_digest
@@ -99,7 +99,7 @@ def watch(passing: Callable[[str], None]) -> None:
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, *_, **__: passing("compile") if event.endswith("jaxpr_to_mlir_module_duration") else None
     )
-    beside(trainer, "compile_all", "warm-up")
+    beside(loop, "compile_all", "warm-up")
     before(trainer.Trainer, "_evaluate", "evaluation")
     before(checkpoints.Store, "_write", "save begins")
     before(checkpoints, "file_sums", "arrays are written")

@@ -17,8 +17,8 @@ from typing import Any
 
 import jaxrl.train
 import jaxrl.training.following as following
-from jaxrl.cli import run_main
-from jaxrl.leaving import leave_on_signals
+from jaxrl.cli.leaving import leave_on_signals
+from jaxrl.cli.main import run_main
 from jaxrl.training import Hooks, Trainer
 
 

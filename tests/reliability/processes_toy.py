@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 import jaxrl
 import jaxrl.training.processes as processes
-from jaxrl.cli import run_main
-from jaxrl.joining import join, together
+from jaxrl.cli.joining import join, together
+from jaxrl.cli.main import run_main
 from jaxrl.strategies.guard import Health, init_health
 from jaxrl.strategies.sharded import sharded
 from jaxrl.training.storage.leaves import state_digest

@@ -15,11 +15,11 @@ import pytest
 
 from jaxrl import train, verify
 from jaxrl.agents import DQNConfig
-from jaxrl.algos import BufferConfig, OffPolicyRun, ProcessorConfig, build
-from jaxrl.config import parse
+from jaxrl.cli.algos import BufferConfig, OffPolicyRun, ProcessorConfig, build
+from jaxrl.cli.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError, StorageError
 from jaxrl.loading import load_policy
-from jaxrl.training import Report, Trainer, program, trainer
+from jaxrl.training import Report, Trainer, loop, program, trainer
 from jaxrl.training.changes import unread
 from jaxrl.training.storage import checkpoints
 from jaxrl.training.storage.checkpoints import FILES, Store, file_sums, seal
@@ -143,9 +143,9 @@ def compiled_once() -> Iterator[None]:
 
     make_evaluator = trainer.evaluator_of
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "compile_all", compile_all)
+        patch.setattr(loop, "compile_all", compile_all)
         patch.setattr(trainer, "evaluator_of", evaluator_of)
-        patch.setattr(trainer, "check_step", check_step)
+        patch.setattr(loop, "check_step", check_step)
         patch.setattr(verify, "state_shapes", state_shapes)
         patch.setattr(logging.getLogger("asyncio"), "disabled", True)
         for door in (train, verify):

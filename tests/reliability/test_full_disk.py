@@ -21,7 +21,7 @@ import pytest
 from test_logs import LOGS, lines, scalars, timeless
 
 import jaxrl
-from jaxrl.cli import cache_compilations, run_main
+from jaxrl.cli.main import cache_compilations, run_main
 from jaxrl.errors import StorageError
 from jaxrl.train import show
 from jaxrl.training.evaluator import Evaluation

@@ -444,7 +444,7 @@ def test_processes_that_jax_does_not_find_are_to_be_named() -> None:
 @pytest.mark.slow
 def test_a_process_that_nobody_joins_says_so() -> None:
     how = {"coordinator_address": address(), "num_processes": 2, "process_id": 0, "initialization_timeout": 2}
-    ended = end(begin("-c", f"import jaxrl.joining; jaxrl.joining.join({how}, 2)"))
+    ended = end(begin("-c", f"import jaxrl.cli.joining; jaxrl.cli.joining.join({how}, 2)"))
     assert ended.code == 7
     (line,) = ended.errors
     assert line.startswith("error: the other processes of the run have not come")

@@ -29,7 +29,7 @@ from toys_trainer import counting
 
 import jaxrl
 from jaxrl import train
-from jaxrl.algos import build
+from jaxrl.cli.algos import build
 from jaxrl.errors import SettingsError
 from jaxrl.training import Trainer
 from jaxrl.training.evaluator import Evaluation

@@ -22,8 +22,8 @@ from toys_gymnasium import Counting, Telling
 import jaxrl
 import jaxrl.training.actors.pool
 from jaxrl.agents.schedules import follow
-from jaxrl.algos import build
-from jaxrl.config import parse
+from jaxrl.cli.algos import build
+from jaxrl.cli.config import parse
 from jaxrl.distributions import Gaussian, TanhGaussian, apply_temperature, make_head
 from jaxrl.envs.host import gymnasium_spec
 from jaxrl.errors import ActorError, SettingsError

@@ -12,7 +12,7 @@ from toys_trainer import counting, small_dqn
 
 import jaxrl
 from jaxrl import evaluate
-from jaxrl.config import parse
+from jaxrl.cli.config import parse
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.training.storage.leaves import state_digest
 

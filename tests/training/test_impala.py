@@ -3,8 +3,8 @@
 import pytest
 
 import jaxrl
-from jaxrl.algos import build
-from jaxrl.config import parse
+from jaxrl.cli.algos import build
+from jaxrl.cli.config import parse
 
 Rows = dict[str, list[float]]
 

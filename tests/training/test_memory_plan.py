@@ -67,7 +67,7 @@ def test_every_strategy_has_a_plan_and_tells_it(kind: str, tmp_path: Path) -> No
     told = json.loads((tmp_path / "run" / "metadata.json").read_text())["memory"]
     assert told["iteration"]["the largest array"] > 0
     assert told["state"]["agent"] > 0
-    plan = trainer._plan
+    plan = trainer._memory
     assert told == plan.facts()
     log = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert str(plan) not in log  # it is small
@@ -90,7 +90,7 @@ def test_a_rollout_that_cannot_fit_is_refused_and_the_number_named_fits(monkeypa
 
 def test_an_evaluation_that_cannot_fit_is_refused_before_anything_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "device_bytes", lambda: 40 * MB)
-    monkeypatch.setattr("jaxrl.training.trainer.compile_all", lambda *args: pytest.fail("it began to compile"))
+    monkeypatch.setattr("jaxrl.training.loop.compile_all", lambda *args: pytest.fail("it began to compile"))
     with pytest.raises(jaxrl.SettingsError, match=r"an evaluation .*lower eval_episodes to at most \d+$"):
         jaxrl.Trainer(ppo(ballast=10_000), max_opts=4, eval_episodes=4_000, quiet=True).train()
 

@@ -3,7 +3,7 @@
 import pytest
 
 import jaxrl
-from jaxrl.config import parse
+from jaxrl.cli.config import parse
 from jaxrl.errors import SettingsError
 from jaxrl.training.mesh import MeshShape, near_shape, read_mesh, shape_of
 from jaxrl.training.population.teams import Places

@@ -13,7 +13,7 @@ import yaml
 from toys_trainer import small_dqn
 
 import jaxrl
-from jaxrl.config import parse
+from jaxrl.cli.config import parse
 from jaxrl.strategies.population import PopulationLayout, resolve_layout
 from jaxrl.training.population.scores import PopulationResult
 from jaxrl.training.storage.leaves import state_digest

@@ -13,8 +13,8 @@ import pytest
 from toys_trainer import counting, small_dqn
 
 import jaxrl
-from jaxrl.algos import build
-from jaxrl.config import from_plain, preset
+from jaxrl.cli.algos import build
+from jaxrl.cli.config import from_plain, preset
 from jaxrl.errors import SettingsError, StorageError
 from jaxrl.registry import algorithm_names
 from jaxrl.strategies.population import replace_settings, with_values

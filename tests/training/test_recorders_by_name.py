@@ -16,10 +16,10 @@ from toys_session import single
 from toys_trainer import ByStep, counting
 
 import jaxrl
-from jaxrl.config import parse
+from jaxrl.cli.config import parse
 from jaxrl.errors import SettingsError
 from jaxrl.registry import RECORDERS, import_name
-from jaxrl.training import trainer as trainer_module
+from jaxrl.training import loop
 from jaxrl.training.recorders import RunInfo, ServiceRecorder
 
 ROOT = Path(__file__).parents[2]
@@ -110,7 +110,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_is_refused_before_anything_compiles(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr(trainer_module, "check_step", lambda *args: pytest.fail("it began to trace"))
+    monkeypatch.setattr(loop, "check_step", lambda *args: pytest.fail("it began to trace"))
     recorders, said = REFUSED[case]
     with pytest.raises(SettingsError, match=said):
         jaxrl.Trainer(counting(), recorders=recorders)

@@ -49,7 +49,7 @@ def script(path: None, tmp_path: Path, cache: Path) -> Iterator[Any]:
 
 SEEDS = """
 import os, sys
-from jaxrl.cli import cache_compilations
+from jaxrl.cli.main import cache_compilations
 from toys_trainer import small_dqn
 import jaxrl
 

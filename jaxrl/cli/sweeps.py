@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from jaxrl.algos import EnvRun, build
-from jaxrl.config import flag_types, from_plain
+from jaxrl.cli.algos import EnvRun, build
+from jaxrl.cli.config import flag_types, from_plain
 from jaxrl.errors import SettingsError, suggest
 from jaxrl.parsing import as_int, parse_float
 from jaxrl.strategies import Strategy

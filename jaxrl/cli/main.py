@@ -1,6 +1,6 @@
 """Code that the front doors share. They import it first: it installs signal handlers and imports nothing slow."""
 
-from jaxrl.leaving import is_front_door  # first, for it takes the signals
+from jaxrl.cli.leaving import is_front_door  # first, for it takes the signals
 
 # isort: split
 import argparse
@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jaxrl
-from jaxrl.arguments import command, normalise, refuse_repeats
+from jaxrl.cli.arguments import command, normalise, refuse_repeats
+from jaxrl.cli.opening import stage
 from jaxrl.errors import DISK_ERRORS, JaxrlError, SettingsError, StorageError, print_stderr, safe_str
 from jaxrl.hush import hushed
-from jaxrl.opening import stage
 from jaxrl.paths import local
 
 

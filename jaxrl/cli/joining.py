@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 import jax
 
 import jaxrl.training.processes as processes
-from jaxrl.arguments import switch, take
-from jaxrl.cli import divide_cpu, join_by_cpu
-from jaxrl.config import TOGETHER, as_type
+from jaxrl.cli.arguments import switch, take
+from jaxrl.cli.config import TOGETHER, as_type
+from jaxrl.cli.main import divide_cpu, join_by_cpu
+from jaxrl.cli.opening import stage
 from jaxrl.errors import JaxrlError, SettingsError, error_text, print_stderr
-from jaxrl.opening import stage
 
 HEARTBEAT_S = 50
 """Seconds after which a process that is not heard of counts as gone, and the others end."""

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from jaxrl.agents.fields import rules_of
 from jaxrl.agents.schedules import is_written, with_schedules
-from jaxrl.algos import general, run_type
-from jaxrl.arguments import (
+from jaxrl.cli.algos import general, run_type
+from jaxrl.cli.arguments import (
     command,
     is_flag,
     normalise,
@@ -25,13 +25,13 @@ from jaxrl.arguments import (
     translate,
     value_of,
 )
+from jaxrl.cli.help import all_settings, filled, first_page, settings_of
+from jaxrl.cli.preset_scaling import count_opt_steps, flatten_names, scale_to_length
+from jaxrl.cli.presets import PRESETS
 from jaxrl.envs.registry import check_plain_args, env_names
 from jaxrl.errors import SettingsError, suggest
-from jaxrl.help_page import all_settings, filled, first_page, settings_of
 from jaxrl.parsing import as_int, parse_float, parse_value, split_list
 from jaxrl.paths import CONFIG, local
-from jaxrl.preset_scaling import count_opt_steps, flatten_names, scale_to_length
-from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, join_names, matching_presets
 from jaxrl.strategies.search import parse_search
 from jaxrl.training.storage.run_dir import read_yaml, require_run

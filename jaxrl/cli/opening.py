@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import jaxrl
-from jaxrl.arguments import normalise, refuse_repeats, value_of
+from jaxrl.cli.arguments import normalise, refuse_repeats, value_of
+from jaxrl.cli.leaving import say_how_far
+from jaxrl.cli.presets import PRESETS
 from jaxrl.errors import JaxrlError, one_line, print_stderr
-from jaxrl.leaving import say_how_far
 from jaxrl.paths import local, require_new
-from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, matching_presets
 from jaxrl.terminal import Stage, print_folded
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl.arguments import command, quote, value_of
-from jaxrl.config import Request
+from jaxrl.cli.arguments import command, quote, value_of
+from jaxrl.cli.config import Request
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.log_sums import damage
 from jaxrl.training.storage.members import population_of, runs_of
