@@ -128,6 +128,7 @@ from .training import (
     Interrupt as Interrupt,
     JSONLRecorder as JSONLRecorder,
     MemoryRecorder as MemoryRecorder,
+    Recorder as Recorder,
     RunInfo as RunInfo,
     ServiceRecorder as ServiceRecorder,
     Session as Session,

@@ -11,7 +11,7 @@ import jaxrl
 
 COMMANDS = {
     "train": "train an agent, or go on with a run",
-    "evaluate": "judge the best policy of a run by fresh episodes",
+    "evaluate": "evaluate the best policy of a run in fresh episodes",
     "play": "film one episode of it",
     "collect": "gather a data set with it",
     "report": "show runs as a page, a picture or a table",

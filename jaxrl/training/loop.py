@@ -45,7 +45,7 @@ from jaxrl.training.program import (
     without_replay,
     zero_sums,
 )
-from jaxrl.training.recorders import Recorder, Row
+from jaxrl.training.recorders import Recorder, Row, require_recorders
 from jaxrl.training.report import Hooks, Report, Result, call
 from jaxrl.training.sanity import judged_by, training_returns
 from jaxrl.training.schedule import Boundary, Schedule, next_boundary
@@ -85,6 +85,7 @@ class Run:
         notes: Sequence[str],
     ) -> None:
         """Take hold of nothing yet; `notes` on the settings are logged as the run begins."""
+        require_recorders(recorders)
         self.strategy, self.config, self.schedule = strategy, config, schedule
         self.evaluator, self.score, self.stop = evaluator, score, stop
         self.hooks, self.interrupt = (

@@ -11,7 +11,7 @@ from front_doors import Doors, Finished, one_error_line, snapshot
 from jaxrl import evaluate, play, train
 from jaxrl.cli.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError
-from jaxrl.training import program, trainer
+from jaxrl.training import loop, program
 
 Refuse = Callable[..., str]
 
@@ -20,7 +20,7 @@ Refuse = Callable[..., str]
 def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refuse:
     """Return what `main(args)` says on refusing, once it is clear that it compiled and left nothing."""
     monkeypatch.chdir(tmp_path)
-    for module in (program, trainer):
+    for module in (loop, program):
         monkeypatch.setattr(module, "compile_all", lambda *args: pytest.fail("it began to compile"))
 
     def said(*args: str, main: Callable[..., int] = train.main) -> str:

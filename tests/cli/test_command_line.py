@@ -268,20 +268,20 @@ def test_what_is_printed_of_a_directory_stays_on_its_line(doors: Doors) -> None:
 
 def lengths(config: Any) -> tuple[int, ...]:
     agent = config.agent
-    return agent.lr_decay, agent.epsilon_decay, config.eval_interval, config.record_interval, config.save_interval
+    return agent.lr_decay, agent.epsilon_decay, config.eval_interval, config.record_interval
 
 
 def test_what_a_preset_decays_and_when_it_evaluates_follows_the_length_that_is_asked_for() -> None:
-    assert lengths(parse(["dqn"]).config) == (19_800, 5_000, 600, 1_000, 2_500)
-    assert lengths(parse(["dqn", "--max-opts", "1980"]).config) == (1_980, 500, 60, 100, 250)
-    assert lengths(parse(["dqn", "--max-opts", "39600"]).config) == (39_600, 10_000, 1_200, 2_000, 5_000)
+    assert lengths(parse(["dqn"]).config) == (19_800, 5_000, 600, 1_000)
+    assert lengths(parse(["dqn", "--max-opts", "1980"]).config) == (1_980, 500, 60, 100)
+    assert lengths(parse(["dqn", "--max-opts", "39600"]).config) == (39_600, 10_000, 1_200, 2_000)
     (note,) = parse(["dqn", "--max-opts", "1980"]).notes
     assert note == (
-        "the preset is for max_opts 19800; scaled to 1980: eval_interval 60, record_interval 100, save_interval 250, "
+        "the preset is for max_opts 19800; scaled to 1980: eval_interval 60, record_interval 100, "
         "agent.lr_decay 1980, agent.epsilon_decay 500"
     )
-    chosen = ["--agent.lr-decay", "7", "--eval-interval=0", "--save-interval", "9"]
-    assert lengths(parse(["dqn", "--max-opts", "1980", *chosen]).config) == (7, 500, 0, 100, 9)
+    chosen = ["--agent.lr-decay", "7", "--eval-interval=0", "--record-interval", "9"]
+    assert lengths(parse(["dqn", "--max-opts", "1980", *chosen]).config) == (7, 500, 0, 9)
 
 
 def test_a_length_in_environment_steps_counts_as_the_optimisation_steps_that_are_made_in_it() -> None:
@@ -349,7 +349,7 @@ def test_a_run_of_a_newer_version_is_not_called_damaged(finished: Finished, tmp_
         lambda: jaxrl.load_policy(run, step="latest"),
         lambda: train.main(["--resume", str(run), "--quiet", "--max-opts", "80"]),
     ):
-        with pytest.raises(NoCheckpointError, match="cannot be read: it was written by a newer version of jaxrl") as no:
+        with pytest.raises(NoCheckpointError, match=r"cannot be read: it was written by .* newer version") as no:
             use()
         assert "damaged" not in str(no.value)
     assert {**snapshot(run), ".lock": None} == {**before, ".lock": None}

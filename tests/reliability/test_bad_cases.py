@@ -18,7 +18,7 @@ from jaxrl import train
 from jaxrl.envs import Env, TimeStep
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec
-from jaxrl.training import program, trainer
+from jaxrl.training import loop, program
 
 Refused = Callable[..., None]
 
@@ -56,7 +56,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, single_numbers: set
     """Check that an action is refused in one line that says all of `said`, before anything is compiled or written."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train, "cache_compilations", lambda: None)
-    for module in (program, trainer):
+    for module in (loop, program):
         monkeypatch.setattr(module, "compile_all", lambda *args: pytest.fail("it began to compile"))
 
     def check(action: Callable[[], Any], *said: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxrl.errors import SettingsError
 from jaxrl.registry import RECORDERS, import_name
 from jaxrl.training.recorders.base import (
     Histogram,
@@ -22,6 +23,15 @@ from jaxrl.training.recorders.memory import MemoryRecorder
 from jaxrl.training.recorders.service import Service, ServiceRecorder
 from jaxrl.training.recorders.tensorboard import TensorBoardRecorder
 from jaxrl.training.storage.run_dir import EPISODES, METRICS, TRAIN_EPISODES
+
+
+def require_recorders(given: Sequence[object]) -> None:
+    """Raise `SettingsError` unless all are names or objects of `Recorder`."""
+    for recorder in given:
+        if not isinstance(recorder, str | Recorder):
+            raise SettingsError(
+                f"recorders holds {recorder!r}; expected names, or objects of a class derived from jaxrl.Recorder"
+            )
 
 
 def console_of(given: Sequence[Recorder | str], quiet: bool) -> ConsoleRecorder | None:

@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -91,103 +90,100 @@ def histograms(opt_steps: int, env_steps: int, **values: Any) -> list[Histogram]
     return [Histogram(opt_steps, env_steps, f"eval/{name}", x) for name, x in kept.items() if len(x)]
 
 
-class Recorder(Protocol):
-    """Anything with these three methods records a run.
+class Recorder:
+    """What takes in a run's rows: a base class, each of whose methods does nothing until it is overridden.
 
-    One that also has `begin(run)` is given a `RunInfo` before its first row; one that has `video(video)` each `Video`,
-    and one that has `histogram(histogram)` the `Histogram`s of each evaluation, after its row; or, if it has
-    `scored(row, histograms)`, both in one call. One that has `rewind(opt_steps)` is told when the run goes back, or
-    goes on from an earlier process: what it holds after that step is no longer so. One that has `unwritten(waiting)`,
-    to put what a full disk did not take into a dict of JSON, and `take_up(waiting)`, has it kept in the checkpoints, so
-    that it is not lost with the process.
-
-    All of them are called in the thread that trains; whatever may block there belongs into a `ServiceRecorder`.
+    All are called in the thread that trains; whatever may block there belongs into a `ServiceRecorder`.
     """
 
-    def write(self, row: Row, /) -> None:
-        """Take in one row."""
-        ...
+    def begin(self, run: RunInfo) -> None:
+        """Take note of the run, before its first row."""
 
-    def tick(self, progress: Progress, /) -> None:
+    def write(self, row: Row) -> None:
+        """Take in one row."""
+
+    def scored(self, row: Row, histograms: Sequence[Histogram]) -> None:
+        """Take in the row of an evaluation and what it holds more than means of."""
+        self.write(row)
+        for histogram in histograms:
+            self.histogram(histogram)
+
+    def histogram(self, histogram: Histogram) -> None:
+        """Take in the returns or the lengths of the episodes of an evaluation, after its row."""
+
+    def video(self, video: Video) -> None:
+        """Take in an episode that was filmed."""
+
+    def tick(self, progress: Progress) -> None:
         """Take note of how far the run is; called often, must be cheap."""
-        ...
+
+    def rewind(self, opt_steps: int) -> None:
+        """Take back what came after this step: the run goes back there, or goes on from an earlier process."""
+
+    def unwritten(self, waiting: dict[str, list[str]]) -> None:
+        """Put what a full disk did not take into `waiting`, a dict of JSON, which is kept in the checkpoints."""
+
+    def take_up(self, waiting: Mapping[str, list[str]]) -> None:
+        """Write what an earlier process could not, as `unwritten` has put it there."""
 
     def close(self) -> None:
         """Bring everything to where it belongs; nothing follows."""
-        ...
 
 
 class Recorders:
     """Several recorders as one. A recorder that fails is left out from then on, and reported once."""
 
-    def __init__(self, recorders: Sequence[Recorder]) -> None:
+    def __init__(self, recorders: Sequence[Any]) -> None:
+        """Take objects of `Recorder`; `write_all` and `extend` are for those that have them, as `JSONLRecorder`."""
         self._live = list(recorders)
         self.failures: list[str] = []
 
     def begin(self, run: RunInfo) -> None:
-        self._each("begin", run)
+        self._each(lambda recorder: recorder.begin(run))
 
     def write(self, row: Row) -> None:
-        self._each("write", row)
+        self._each(lambda recorder: recorder.write(row))
 
     def write_all(self, rows: Sequence[Row]) -> None:
-        self._each("write_all", rows)
+        self._each(lambda recorder: recorder.write_all(rows))
 
     def extend(self, lines: bytes) -> None:
-        self._each("extend", lines)
+        self._each(lambda recorder: recorder.extend(lines))
 
     def tick(self, progress: Progress) -> None:
-        self._each("tick", progress)
+        self._each(lambda recorder: recorder.tick(progress))
 
     def video(self, video: Video) -> None:
-        self._each("video", video)
+        self._each(lambda recorder: recorder.video(video))
 
     def scored(self, row: Row, histograms: Sequence[Histogram]) -> None:
-        """Tell a row, and then the histograms of its episodes; both in one call where a recorder has one for them."""
-        for recorder in list(self._live):
-            told = getattr(recorder, "scored", None) if _takes_both(recorder) else None
-            self._tell(recorder, told or partial(_one_by_one, recorder), row, histograms)
+        self._each(lambda recorder: recorder.scored(row, histograms))
 
     def rewind(self, opt_steps: int) -> None:
-        self._each("rewind", opt_steps)
+        self._each(lambda recorder: recorder.rewind(opt_steps))
 
     def unwritten(self) -> dict[str, list[str]]:
         """Return the records that could not be written yet, by the names of the recorders, in base64."""
         waiting: dict[str, list[str]] = {}
-        self._each("unwritten", waiting)
+        self._each(lambda recorder: recorder.unwritten(waiting))
         return waiting
 
     def take_up(self, unwritten: Mapping[str, list[str]]) -> None:
         """Write what an earlier process could not."""
-        self._each("take_up", unwritten)
+        self._each(lambda recorder: recorder.take_up(unwritten))
 
     def close(self) -> None:
-        self._each("close")
+        self._each(lambda recorder: recorder.close())
 
-    def _each(self, method: str, *args: Any) -> None:
+    def _each(self, tell: Callable[[Any], None]) -> None:
         for recorder in list(self._live):
-            self._tell(recorder, getattr(recorder, method, _nothing), *args)
-
-    def _tell(self, recorder: Recorder, method: Callable[..., None], *args: Any) -> None:
-        try:
-            method(*args)
-        except (Exception, SystemExit) as error:  # rich ends the process when nobody reads its pipe
-            self._live.remove(recorder)
-            line = f"recorder {type(recorder).__name__} failed and is left out: {describe_error(error)}"
-            self.failures.append(line)
-            print_stderr(line)
-
-
-def _takes_both(recorder: Recorder) -> bool:
-    """Say whether its `scored` is as near as its `write`: a subclass that changes `write` alone is told by that."""
-    nearest = next((each for each in type(recorder).__mro__ if {"write", "scored"} & vars(each).keys()), object)
-    return "scored" in vars(nearest)
-
-
-def _one_by_one(recorder: Recorder, row: Row, histograms: Sequence[Histogram]) -> None:
-    recorder.write(row)
-    for histogram in histograms:
-        getattr(recorder, "histogram", _nothing)(histogram)
+            try:
+                tell(recorder)
+            except (Exception, SystemExit) as error:  # rich ends the process when nobody reads its pipe
+                self._live.remove(recorder)
+                line = f"recorder {type(recorder).__name__} failed and is left out: {describe_error(error)}"
+                self.failures.append(line)
+                print_stderr(line)
 
 
 def numbers_of(row: Row) -> dict[str, float]:
@@ -206,7 +202,3 @@ def check_unwritten(unwritten: Any) -> None:
     """Raise `ValueError` or `TypeError` unless this is what `Recorders.unwritten` returns."""
     if not all(isinstance(text, str) for texts in dict(unwritten).values() for text in list(texts)):
         raise ValueError("what is unwritten is no text")
-
-
-def _nothing(*args: Any) -> None:
-    pass

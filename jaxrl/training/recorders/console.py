@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 from jaxrl.terminal import Stage, folded
-from jaxrl.training.recorders.base import Progress, Row, RunInfo, Video
+from jaxrl.training.recorders.base import Progress, Recorder, Row, RunInfo, Video
 
 REFRESH_S = 0.1
 PLAIN_S = 30.0
@@ -19,7 +19,7 @@ WIDE = 136
 """Columns of a terminal that has room for a bar."""
 
 
-class ConsoleRecorder:
+class ConsoleRecorder(Recorder):
     """Show counters, speed, time left, and the last and best return; of a run that never evaluates, each record."""
 
     actions: str | None = None

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl.errors import SettingsError
-from jaxrl.training.recorders.base import KINDS, Progress, Row, RunInfo
+from jaxrl.training.recorders.base import KINDS, Recorder, Row, RunInfo
 from jaxrl.training.recorders.log_file import LogFile
 from jaxrl.training.storage.run_dir import CSV, METRICS, plain, write_atomically
 
 
-class CSVRecorder:
+class CSVRecorder(Recorder):
     """Write the rows of `train` and `eval` into `metrics.csv` of the run directory, a column for each name.
 
     The log `metrics.jsonl` has the same rows, and the table is made of it anew wherever it must change otherwise than
@@ -37,9 +37,6 @@ class CSVRecorder:
             self._log.append(_line(row, self._columns))
         else:
             self._make_anew(row)
-
-    def tick(self, progress: Progress) -> None:
-        pass
 
     def rewind(self, opt_steps: int) -> None:
         """Make the table of the log, which has been taken back already."""

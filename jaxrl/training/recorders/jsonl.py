@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl.errors import print_stderr
-from jaxrl.training.recorders.base import KINDS, Progress, Row
+from jaxrl.training.recorders.base import KINDS, Recorder, Row
 from jaxrl.training.recorders.log_file import LogFile
 from jaxrl.training.storage.run_dir import plain, write_atomically
 
@@ -16,7 +16,7 @@ MOST_WAITING = 1 << 20
 _ENCODER = json.JSONEncoder(allow_nan=False)
 
 
-class JSONLRecorder:
+class JSONLRecorder(Recorder):
     """Append every row to a file, in the system's hands as soon as it is written."""
 
     def __init__(self, path: Path) -> None:
@@ -40,9 +40,6 @@ class JSONLRecorder:
             print_stderr(f"warning: {self._log.path} cannot be written: {self.lost} of its rows are lost")
             lines = b""
         self._log.append(lines)
-
-    def tick(self, progress: Progress) -> None:
-        pass
 
     def rewind(self, opt_steps: int) -> None:
         """Drop the rows after `opt_steps`, and a torn last line."""

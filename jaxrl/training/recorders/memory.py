@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from jaxrl.training.recorders.base import Progress, Row
+from jaxrl.training.recorders.base import Recorder, Row
 
 
-class MemoryRecorder:
+class MemoryRecorder(Recorder):
     """Keep every row in `rows`."""
 
     def __init__(self) -> None:
@@ -14,11 +14,5 @@ class MemoryRecorder:
     def write(self, row: Row) -> None:
         self.rows.append(dict(row))
 
-    def tick(self, progress: Progress) -> None:
-        pass
-
     def rewind(self, opt_steps: int) -> None:
         self.rows = [row for row in self.rows if row["opt_steps"] <= opt_steps]
-
-    def close(self) -> None:
-        pass

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jaxrl.errors import describe_error, print_stderr
-from jaxrl.training.recorders.base import KINDS, Histogram, Progress, Row, RunInfo, Video
+from jaxrl.training.recorders.base import KINDS, Histogram, Recorder, Row, RunInfo, Video
 from jaxrl.training.recorders.jsonl import rows_of
 from jaxrl.training.storage.run_dir import METRICS, read_json
 
@@ -57,7 +57,7 @@ class Service(Protocol):
         ...
 
 
-class ServiceRecorder:
+class ServiceRecorder(Recorder):
     """Tell a service the rows of metrics, in a thread of its own.
 
     The log of the run has every row. So none is lost that the service does not take: what an earlier process could not
@@ -108,9 +108,6 @@ class ServiceRecorder:
         """Have a histogram told, if the service has a method `histogram` that takes one."""
         if self._worker is not None:
             self._worker.put_more(f"{_HISTOGRAM}/{histogram.name}", histogram)
-
-    def tick(self, progress: Progress) -> None:
-        pass
 
     def rewind(self, opt_steps: int) -> None:
         """Tell rows after `opt_steps` again if this run has made them before: they come of other random numbers."""

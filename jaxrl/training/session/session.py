@@ -32,7 +32,7 @@ from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.processes import require_alone
 from jaxrl.training.program import summarise, zero_sums
-from jaxrl.training.recorders import Recorder
+from jaxrl.training.recorders import Recorder, require_recorders
 from jaxrl.training.report import call, progress_parts, run_dir_part
 from jaxrl.training.sanity import columns_to_write
 from jaxrl.training.schedule import MAX_COUNT, Schedule, rounded_up
@@ -132,6 +132,7 @@ class Session:
         """
         config = (config or SessionConfig()).changed(**settings)
         self.config, self._given_recorders = with_recorders(config, recorders)
+        require_recorders(self._given_recorders)
         self.config.check()
         _, how = resumption(bool(resume), None, self.config.run_dir, allow_changes, start_over)
         self.hooks, self.interrupt = hooks or SessionHooks(), Interrupt() if interrupt is None else interrupt

@@ -146,7 +146,7 @@ class Store:
             self._thread = None
 
     def _write(self, step: int, leaves: Leaves, facts: Facts, after: "Future[int] | None" = None) -> int:
-        begun = time.perf_counter()
+        begun = time.monotonic()
         path, unfinished = self._path(step), self._path(step, UNFINISHED)
         if after is not None:
             wait([after])
@@ -173,7 +173,7 @@ class Store:
         self.newest = step
         self._bad.discard(step)
         self._prune(step)
-        self.write_s = time.perf_counter() - begun
+        self.write_s = time.monotonic() - begun
         return step
 
     def _prune(self, newest: int) -> None:
