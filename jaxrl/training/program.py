@@ -295,10 +295,10 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
     env = strategy.actor_fns.env if strategy.actor_fns else strategy.env
     # No program sets hyperparameters, and each member of a population has a function of its own for it.
     on_state = strategy.state_fns._replace(set_hyperparams=None)
-    evaluation, eval_env = strategy.evaluation, strategy.evaluation.env
-    groups = (strategy, strategy.policy, strategy.placement, evaluation, on_state, on_state.refill, env, eval_env)
+    evaluation, envs = strategy.evaluation, [env, strategy.evaluation.env, getattr(env, "eval_env", None)]
+    groups = (strategy, strategy.policy, strategy.placement, evaluation, on_state, on_state.refill, *envs)
     functions = [[part for part in group or () if callable(part)] for group in groups]
-    facts: list[Any] = [part and _facts(part) for part in (env, eval_env)]
+    facts: list[Any] = [part and _facts(part) for part in envs]
     facts += [strategy.env_steps_per_step, strategy.placement.shards]
     try:
         return _programs((*map(tuple, functions), *facts, *_where(strategy), current_forms(), *options_of().values()))
@@ -308,9 +308,8 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
 
 def _facts(env: Any) -> tuple[Any, ...]:
     """Return what else than its functions decides programs of an environment."""
-    games = tuple(map(_facts, filter(None, [getattr(env, "judged", None)])))
     values = tuple(dict(getattr(env, "values", {})).items())
-    return repr(env.spec), getattr(env, "agents", None), values, getattr(env, "open", None), games
+    return repr(env.spec), getattr(env, "agents", None), values, getattr(env, "open", None)
 
 
 def _where(strategy: Strategy) -> tuple[int, ...]:

@@ -140,7 +140,7 @@ def judged_by(strategy: Strategy, evaluator: object) -> Judged:
     env = strategy.env or (strategy.actor_fns.env if strategy.actor_fns else None)
     algorithm = ALGORITHMS.get(str((strategy.info.settings or {}).get("algo")))
     # An evaluation in another environment, or of games of several agents, has returns of its own.
-    same = strategy.evaluation.env is None and not getattr(env, "judged", None) and not getattr(env, "agents", None)
+    same = strategy.evaluation.env is None and not getattr(env, "eval_env", None) and not getattr(env, "agents", None)
     draws = algorithm is not None and algorithm.module == ACTOR_CRITIC
     return Judged(actions, actions == "greedy" and same and draws)
 

@@ -14,6 +14,7 @@ import jaxrl
 from jaxrl.envs.host import HostEnv, HostVectorEnv, convert_action, gymnasium_spec, vector_scalars
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, convert_space, to_channels_last
+from jaxrl.training.evaluator import evaluator_of
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.session.inputs import outside, take_obs
 
@@ -287,13 +288,29 @@ def test_parameters_reach_the_maker_and_whole_numbers_stay_whole():
         jaxrl.make_env("gymnasium:CartPole-v1", nonsense=1.0)
 
 
+class EvenFirst(Counting):
+    """Begin with an episode of five steps."""
+
+    def reset(self, **given):
+        self.episode = max(self.episode, 1)
+        return super().reset(**given)
+
+
+def test_another_environment_for_evaluation_is_never_taken_for_that_of_before():
+    short, long = (jaxrl.gymnasium_envs(gymnasium_spec(kind()), kind) for kind in (Counting, EvenFirst))
+    strategy = jaxrl.off_policy(short, jaxrl.dqn(), buffer=jaxrl.uniform(64, batch_size=8), num_envs=2, opt_interval=2)
+    params = strategy.policy.params(strategy.init(jax.random.key(0)))
+    for eval_env, length in ((None, 3), (long, 5), (short, 3)):
+        fns = strategy.actor_fns._replace(env=short._replace(eval_env=eval_env))
+        evaluator = evaluator_of(strategy._replace(actor_fns=fns), 2)
+        assert evaluator(params, jax.random.key(1)).lengths.tolist() == [length, length]
+
+
 @pytest.mark.slow
 def test_the_best_policy_can_be_judged_there():
     env = jaxrl.gymnasium_envs(gymnasium_spec(Telling()), Telling)
     buffer = jaxrl.uniform(64, batch_size=8)
     strategy = jaxrl.off_policy(env, jaxrl.dqn(), buffer=buffer, num_envs=2, opt_interval=2, warmup=0)
-    from jaxrl.training.evaluator import evaluator_of
-
     evaluator = evaluator_of(strategy, 3)
     params = strategy.policy.params(strategy.init(jax.random.key(0)))
     result = evaluator(params, jax.random.key(1))

@@ -18,6 +18,7 @@ from jaxrl.terminal import Stage, columns, is_terminal, print_folded
 from jaxrl.training.population.scores import named, spread
 from jaxrl.training.recorders import Row
 from jaxrl.training.recorders.console import fitted
+from jaxrl.training.recorders.jsonl import rows_of
 from jaxrl.training.sanity import hint
 from jaxrl.training.schedule import MAX_COUNT, Schedule
 from jaxrl.training.storage.run_dir import METRICS, plain, read_metadata, write_atomically
@@ -79,7 +80,7 @@ class PopulationRows:
             # the first step is in no report.
             saved = max((int(p.name) for p in (run / "checkpoints").glob("*") if p.name.isdecimal()), default=0)
             saved = MAX_COUNT if read_metadata(run).get("status") == "diverged" else saved
-            for row in _evaluations(run):
+            for row in rows_of(run / METRICS, ("eval",)):
                 if 0 < row["opt_steps"] <= saved:
                     self.take(number, row)
 
@@ -205,20 +206,3 @@ class PopulationRows:
 def _listed(members: Sequence[int]) -> str:
     """Return the numbers of members, the first ones of many."""
     return ", ".join(map(str, members[:LINES])) + (" ..." if len(members) > LINES else "")
-
-
-def _evaluations(run: Path) -> list[Row]:
-    """Return the whole rows of evaluations in the log of a member; none if there is no log."""
-    try:
-        lines = (run / METRICS).read_text().splitlines()
-    except OSError:
-        return []
-    rows: list[Row] = []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # the member itself tells of a damaged log
-        if isinstance(row, dict) and row.get("kind") == "eval" and type(row.get("opt_steps")) is int:
-            rows.append(row)
-    return rows

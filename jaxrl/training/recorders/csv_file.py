@@ -2,13 +2,13 @@
 
 import csv
 import io
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxrl.errors import SettingsError
 from jaxrl.training.recorders.base import KINDS, Recorder, Row, RunInfo
+from jaxrl.training.recorders.jsonl import rows_of
 from jaxrl.training.recorders.log_file import LogFile
 from jaxrl.training.storage.run_dir import CSV, METRICS, plain, write_atomically
 
@@ -54,7 +54,7 @@ class CSVRecorder(Recorder):
         """Write the table of all rows in the log, and of `row` if the disk has not taken it there."""
         assert self._log is not None
         self._log.release()
-        rows = _rows_of(self._source)
+        rows = list(rows_of(self._source))
         if row is not None and (not rows or rows[-1] != plain(row)):
             rows.append(row)
         self._log.waiting.clear()
@@ -69,17 +69,3 @@ def _line(row: Mapping[str, Any], columns: list[str]) -> bytes:
     values = plain(row)
     csv.writer(text, lineterminator="\n").writerow([values.get(name) for name in columns])
     return text.getvalue().encode()
-
-
-def _rows_of(path: Path) -> list[Row]:
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    rows = map(_parse, lines)
-    return [row for row in rows if row is not None and row.get("kind") in KINDS]
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None

@@ -12,8 +12,7 @@ from typing import Any
 
 from jaxrl.errors import require_extra
 from jaxrl.training.recorders.base import Row, RunInfo, numbers_of
-from jaxrl.training.recorders.left import best_files, events_of, films, summary_of, videos
-from jaxrl.training.recorders.service import ServiceRecorder
+from jaxrl.training.recorders.service import ServiceRecorder, best_files, events_of, films, summary_of, videos
 from jaxrl.training.storage.run_dir import read_json
 
 EXPERIMENT = "jaxrl"

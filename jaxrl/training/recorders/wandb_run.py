@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 
 from jaxrl.errors import SettingsError, require_extra
 from jaxrl.training.recorders.base import Histogram, Row, RunInfo, Video, numbers_of
-from jaxrl.training.recorders.left import best_files, events_of, films, summary_of
-from jaxrl.training.recorders.service import ServiceRecorder
+from jaxrl.training.recorders.service import ServiceRecorder, best_files, events_of, films, summary_of
 
 PROJECT = "jaxrl"
 """The project of runs for which nobody has named another."""
