@@ -31,7 +31,7 @@ from jaxrl.registry import matching_presets
 from jaxrl.strategies.base import Strategy
 from jaxrl.train import trainer_config
 from jaxrl.training import Trainer
-from jaxrl.training.evaluator import Judge, eval_key, evaluator_of, judge, mean_return
+from jaxrl.training.evaluator import EvalRules, eval_key, evaluate_and_confirm, evaluator_of, mean_return
 from jaxrl.training.ledger import Ledger
 from jaxrl.trees import PyTree
 
@@ -85,13 +85,13 @@ class Choice:
 
     def __init__(self, strategy: Strategy, mode: str, seed: int, episodes: int) -> None:
         evaluator = evaluator_of(strategy, episodes, mode == "sampled")
-        self._judge = Judge(evaluator, mean_return, eval_key(seed), fixed=False, confirms=True)
+        self._judge = EvalRules(evaluator, mean_return, eval_key(seed), fixed=False, confirms=True)
         self._ledger = Ledger()
         self.params: PyTree = None
 
     def look(self, params: PyTree, opt_steps: int) -> float:
         """Evaluate, keep what is best, and return the mean return."""
-        found = judge(self._judge, params, opt_steps, self._ledger, self._ledger.best_score)
+        found = evaluate_and_confirm(self._judge, params, opt_steps, self._ledger, self._ledger.best_score)
         if found.is_best or self.params is None:
             self.params = jax.tree.map(jnp.copy, params)  # the state that they are of goes on
         return found.score

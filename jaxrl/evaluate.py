@@ -48,7 +48,7 @@ def main(args: Sequence[str]) -> int:
     require_devices()
     policy = load_named(options)
     env = env_of(policy, options.env, options.env_args)
-    result = judged(policy, env, options, options.actions == "sampled")
+    result = evaluate_policy(policy, env, options, options.actions == "sampled")
     if options.json:
         print(result.report().to_json())
         return 0
@@ -85,18 +85,18 @@ def add_which(parser: Parser) -> None:
 
 
 def add_episodes(parser: Parser) -> None:
-    """Add the arguments of `judged`."""
+    """Add the arguments of `evaluate_policy`."""
     parser.add_argument("--episodes", type=int, default=100, help="greedy episodes, all in parallel (default: 100)")
     parser.add_argument("--seed", type=int, default=1_000_000, help="seed of the episodes (default: 1000000)")
 
 
 def check_episodes(options: Namespace) -> None:
-    """Raise `SettingsError` if the arguments of `judged` cannot be."""
+    """Raise `SettingsError` if the arguments of `evaluate_policy` cannot be."""
     check_count("--episodes", options.episodes)
     check_between("--seed", options.seed, 0, 2**32 - 1)
 
 
-def judged(policy: GreedyPolicy, env: Env | HostEnv, options: Namespace, sampled: bool = False) -> Evaluation:
+def evaluate_policy(policy: GreedyPolicy, env: Env | HostEnv, options: Namespace, sampled: bool = False) -> Evaluation:
     """Return the fresh episodes that the arguments ask for."""
     evaluate = evaluator_for(env, policy.policy, options.episodes, sampled)
     return evaluate(policy.params, make_key(options.seed))

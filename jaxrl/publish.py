@@ -17,8 +17,8 @@ import yaml
 
 from jaxrl.envs import Env, HostEnv
 from jaxrl.errors import NoCheckpointError, SettingsError, print_line, print_stderr
-from jaxrl.evaluate import add_env_options, add_episodes, add_which, check_episodes, env_of, judged, load_named
-from jaxrl.exporting.again import Judged, portable, repeat
+from jaxrl.evaluate import add_env_options, add_episodes, add_which, check_episodes, env_of, evaluate_policy, load_named
+from jaxrl.exporting.again import EvalOptions, portable, repeat
 from jaxrl.exporting.card import card, results, trained_in, weights
 from jaxrl.exporting.formats import files_of
 from jaxrl.exporting.writing import require_room, write
@@ -54,9 +54,9 @@ def main(args: Sequence[str]) -> int:
     require_devices()
     policy = load_named(options)
     env = env_of(policy, options.env, options.env_args)
-    report, film = judged(policy, env, options).report(), _film(env, policy)
+    report, film = evaluate_policy(policy, env, options).report(), _film(env, policy)
     versions = {name: str(value) for name, value in dict(read_metadata(run).get("versions") or {}).items()}
-    asked = Judged(options.env, options.env_args, options.episodes, options.seed)
+    asked = EvalOptions(options.env, options.env_args, options.episodes, options.seed)
     settings, best = read_yaml(run / CONFIG), policy.facts["kept_as"] == "best"
     where = asked.where(settings)
     again, digest = repeat(settings, policy.facts["opt_steps"], best, _changed(run), asked), state_digest(policy.params)

@@ -19,7 +19,7 @@ from toys_masks import minefield
 import jaxrl
 from jaxrl.errors import SettingsError
 from jaxrl.exporting import as_numpy, stablehlo
-from jaxrl.exporting.again import Judged, portable, repeat
+from jaxrl.exporting.again import EvalOptions, portable, repeat
 from jaxrl.exporting.formats import files_of
 from jaxrl.exporting.function import Function, function_of
 from jaxrl.exporting.writing import write
@@ -210,8 +210,8 @@ HOME = "/home/someone/things"
 
 
 def card(settings: dict[str, Any] | None = None, changed: bool = False, best: bool = True, **asked: Any) -> str:
-    judged = Judged(**{"env": None, "env_args": (), "episodes": 5, "seed": 7, **asked})
-    return repeat({**RUN, **(settings or {})}, 30, best, changed, judged)
+    asked_for = EvalOptions(**{"env": None, "env_args": (), "episodes": 5, "seed": 7, **asked})
+    return repeat({**RUN, **(settings or {})}, 30, best, changed, asked_for)
 
 
 JUDGE = "jaxrl.evaluate again --step latest --episodes 5 --seed 7"
@@ -254,7 +254,7 @@ def test_a_card_says_how_to_repeat_what_can_be_repeated_and_no_more(case: str) -
 
 def test_another_environment_than_that_of_the_training_is_named() -> None:
     run = {**RUN, "env_args": {"gravity": 12.0}}
-    where = lambda env, *args: Judged(env, args, 5, 7).where(run)
+    where = lambda env, *args: EvalOptions(env, args, 5, 7).where(run)
     assert where(None) is where("CartPole-v1") is where(None, "gravity", "12.0") is None
     assert where(None, "gravity", "9") == "CartPole-v1, gravity 9"
     assert where("Acrobot-v1", "level", f"{HOME}/1") == "Acrobot-v1, level PATH"

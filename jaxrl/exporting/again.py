@@ -1,4 +1,4 @@
-"""How a published policy is trained and judged again, without a word of the machine that it comes from."""
+"""How a published policy is trained and evaluated again, without a word of the machine that it comes from."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ ENV_ARGS = "env_args", "eval_env_args"
 """Settings with parameters of environments, among which paths may be."""
 
 
-class Judged(NamedTuple):
-    """How a policy was judged."""
+class EvalOptions(NamedTuple):
+    """How a policy was evaluated."""
 
     env: str | None
     """The environment that a person named; `None`: that of the training, with its parameters."""
@@ -26,7 +26,7 @@ class Judged(NamedTuple):
     seed: int
 
     def command(self, run: str, which: Sequence[str], settings: Mapping[str, Any]) -> str:
-        """Return the command that judges a policy of `run`, which `which` names, in the same way."""
+        """Return the command that evaluates a policy of `run`, which `which` names, in the same way."""
         trained = settings.get("env")
         env = self.env or (trained if isinstance(trained, str) and module_to_import(trained) else None)
         flags = [*which, "--episodes", str(self.episodes), "--seed", str(self.seed)]
@@ -57,20 +57,20 @@ def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: kept.get(name, value) for name, value in settings.items()}
 
 
-def repeat(settings: Mapping[str, Any], opt_steps: int, best: bool, changed: bool, asked: Judged) -> str:
-    """Return what a card says of training and judging a policy again, in Markdown.
+def repeat(settings: Mapping[str, Any], opt_steps: int, best: bool, changed: bool, asked: EvalOptions) -> str:
+    """Return what a card says of training and evaluating a policy again, in Markdown.
 
     Args:
       settings: those of the run.
       opt_steps: after how many optimisation steps the policy was kept.
       best: whether it is the best of its run.
       changed: whether settings or versions may have changed before.
-      asked: how it was judged.
+      asked: how it was evaluated.
     """
     if (why := _obstacle(settings)) is not None:
         which = [] if best else ["--step", str(opt_steps)]
         return (
-            f"{why}, so no command trains it again. `config.yaml` has its settings. It was judged, where RUN is its "
+            f"{why}, so no command trains it again. `config.yaml` has its settings. It was evaluated, where RUN is its "
             f"directory, by\n\n```sh\n{asked.command('RUN', which, settings)}\n```"
         )
     ends, kept = (["--max-opts", str(opt_steps)], "latest") if opt_steps else ([], "best")

@@ -44,10 +44,10 @@ def card(
 
     Args:
       policy: the policy.
-      report: the episodes by which it was judged.
+      report: the episodes of its evaluation.
       version: that of jaxrl which trained it.
       where: the environment of these episodes, unless it is that of the training.
-      repeat: how it is trained and judged again.
+      repeat: how it is trained and evaluated again.
       film: whether there is a picture.
     """
     facts = policy.facts

@@ -434,8 +434,8 @@ def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) 
 # --- the best policy ----------------------------------------------------------------------------------------------
 
 
-class Judge(NamedTuple):
-    """What evaluates a run, and by which rules."""
+class EvalRules(NamedTuple):
+    """What evaluates the policy of a run, and how its score counts."""
 
     evaluator: EvaluateFn
     score: ScoreFn
@@ -446,8 +446,8 @@ class Judge(NamedTuple):
     """Whether a candidate for the best is evaluated a second time."""
 
 
-class Judgement(NamedTuple):
-    """What was found of a policy."""
+class EvalOutcome(NamedTuple):
+    """An evaluation, and whether the policy is the best."""
 
     evaluation: Evaluation
     score: float
@@ -465,25 +465,27 @@ class Judgement(NamedTuple):
         return self.score if self.again is None else self.again
 
 
-def judge(judge: Judge, params: PyTree, opt_steps: int, ledger: Ledger, on_disk: float | None) -> Judgement:
-    """Evaluate `params` after `opt_steps` optimisation steps; `ledger` takes note.
+def evaluate_and_confirm(
+    rules: EvalRules, params: PyTree, opt_steps: int, ledger: Ledger, on_disk: float | None
+) -> EvalOutcome:
+    """Evaluate `params` after `opt_steps` optimisation steps, a candidate for the best twice; `ledger` takes note.
 
     `on_disk` is the score of the best policy there.
     """
-    key = jax.random.fold_in(judge.key, 0 if judge.fixed else opt_steps)
-    evaluation, score = _look(judge, params, key, ledger, "evaluate")
+    key = jax.random.fold_in(rules.key, 0 if rules.fixed else opt_steps)
+    evaluation, score = _evaluate_once(rules, params, key, ledger, "evaluate")
     least, again = mean_return(evaluation), None
     better = lambda score: math.isfinite(score) and (on_disk is None or score > on_disk)
-    if judge.confirms and (ledger.is_better(score) or better(score)):
-        second, again = _look(judge, params, confirm_key(key), ledger, "confirm")
+    if rules.confirms and (ledger.is_better(score) or better(score)):
+        second, again = _evaluate_once(rules, params, confirm_key(key), ledger, "confirm")
         least = float(np.minimum(least, mean_return(second)))
     is_best = ledger.record_score(score, opt_steps, again)
     is_to_keep = math.isfinite(score) and better(score if again is None else again)
-    return Judgement(evaluation, score, again, is_best, is_to_keep, least)
+    return EvalOutcome(evaluation, score, again, is_best, is_to_keep, least)
 
 
-def _look(judge: Judge, params: PyTree, key: Key, ledger: Ledger, part: str) -> tuple[Evaluation, float]:
+def _evaluate_once(rules: EvalRules, params: PyTree, key: Key, ledger: Ledger, part: str) -> tuple[Evaluation, float]:
     """Evaluate once; return also the score. The time counts as `part`; the key is split."""
     with ledger.timed(part):
-        evaluation = judge.evaluator(params, key)
-        return evaluation, float(judge.score(evaluation))
+        evaluation = rules.evaluator(params, key)
+        return evaluation, float(rules.score(evaluation))

@@ -18,7 +18,7 @@ from jaxrl.strategies.base import Policy
 from jaxrl.strategies.guard import Health
 from jaxrl.training.divergence import Validity, in_good_health, look
 from jaxrl.training.episodes import Episodes, lines_of
-from jaxrl.training.evaluator import Evaluation, Judgement, episode_rows, eval_columns
+from jaxrl.training.evaluator import EvalOutcome, Evaluation, episode_rows, eval_columns
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.policy import describe
 from jaxrl.training.recorders import (
@@ -35,7 +35,7 @@ from jaxrl.training.recorders import (
     recorders_of,
     train_episode_recorder,
 )
-from jaxrl.training.sanity import Judged, TrainingReturns, columns_to_write, hint, is_far_below
+from jaxrl.training.sanity import EvalKind, TrainingReturns, columns_to_write, hint, is_far_below
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.storage.members import group_of
 from jaxrl.training.storage.run import Best, Storage
@@ -176,18 +176,18 @@ class Logbook:
         self._rows.scored(row, histograms(row["opt_steps"], row["env_steps"], **spread))
         return row
 
-    def evaluated(self, found: Judgement, training: TrainingReturns | None, judged: Judged, ledger: Ledger) -> Row:
+    def evaluated(self, found: EvalOutcome, training: TrainingReturns | None, kind: EvalKind, ledger: Ledger) -> Row:
         """Write and return the row of an evaluation, and write one for each of its episodes; see `eval_columns`.
 
         `training` are the returns of the training episodes beside it. Where greedy actions come to far less, an event
         says so; `ledger` takes note, so that it is said once.
         """
         if self._console is not None:
-            self._console.actions = judged.actions
+            self._console.actions = kind.actions
         columns = eval_columns(found.evaluation, found.score, found.again, found.is_best)
         row = self.scored({**columns, "train_return": training and training.mean}, found.evaluation)
         self._episodes.write_all(list(episode_rows(self._counters, found.evaluation)))
-        if judged.hints and not ledger.told_greedy and is_far_below(found.evaluation.returns, training):
+        if kind.hints and not ledger.told_greedy and is_far_below(found.evaluation.returns, training):
             assert training is not None
             ledger.told_greedy = True
             self.event("greedy", hint(row["eval_reward"], training.mean))

@@ -24,7 +24,7 @@ from jaxrl.training.actors.pool import ActorPool, advance, facts_of, go_on_count
 from jaxrl.training.devices import Alone, altered, apart
 from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.episodes import teller_of
-from jaxrl.training.evaluator import EvaluateFn, Judge, ScoreFn, eval_key, judge
+from jaxrl.training.evaluator import EvalRules, EvaluateFn, ScoreFn, eval_key, evaluate_and_confirm
 from jaxrl.training.film import with_videos
 from jaxrl.training.following import follow, led
 from jaxrl.training.interrupt import Interrupt, ended_by, tell_unsaved
@@ -47,7 +47,7 @@ from jaxrl.training.program import (
 )
 from jaxrl.training.recorders import Recorder, Row, require_recorders
 from jaxrl.training.report import Hooks, Report, Result, call
-from jaxrl.training.sanity import judged_by, training_returns
+from jaxrl.training.sanity import eval_kind_of, training_returns
 from jaxrl.training.schedule import Boundary, Schedule, next_boundary
 from jaxrl.training.settings import TrainerConfig, settings_of_run
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
@@ -214,15 +214,18 @@ class Run:
             return None
         call(self.hooks.before_evaluation, self)
         config, opt_steps = self.config, self.schedule.opt_steps(self.ledger.t)
-        own = Judge(self.evaluator, self.score, self._eval_key, config.eval_starts == "fixed", config.confirm_best)
-        found = judge(own, self._params(self._state), opt_steps, self.ledger, self._best.score if self._best else None)
+        rules = EvalRules(
+            self.evaluator, self.score, self._eval_key, config.eval_starts == "fixed", config.confirm_best
+        )
+        on_disk = self._best.score if self._best else None
+        found = evaluate_and_confirm(rules, self._params(self._state), opt_steps, self.ledger, on_disk)
         self._least_return = found.least_return
         self.membership.evaluated(opt_steps, found.score)
         if found.is_to_keep:
             self._keep_best(found.kept)
         with self.ledger.timed("record"):
             training = training_returns(recorded or summarise(self._metrics, self._sums))
-            row = self._log.evaluated(found, training, judged_by(self.strategy, self.evaluator), self.ledger)
+            row = self._log.evaluated(found, training, eval_kind_of(self.strategy, self.evaluator), self.ledger)
         call(self.hooks.evaluation, self, found.evaluation, found.is_best)
         return row
 

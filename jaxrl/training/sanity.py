@@ -125,7 +125,7 @@ class TrainingReturns(NamedTuple):
     episodes: int
 
 
-class Judged(NamedTuple):
+class EvalKind(NamedTuple):
     """How the policy of a run is evaluated."""
 
     actions: str | None
@@ -134,15 +134,15 @@ class Judged(NamedTuple):
     """Whether returns of greedy evaluations and of training are of the same episodes but for how actions are chosen."""
 
 
-def judged_by(strategy: Strategy, evaluator: object) -> Judged:
-    """Return how `evaluator` judges a policy of `strategy`."""
+def eval_kind_of(strategy: Strategy, evaluator: object) -> EvalKind:
+    """Return how `evaluator` evaluates a policy of `strategy`."""
     actions = getattr(evaluator, "actions", None)
     env = strategy.env or (strategy.actor_fns.env if strategy.actor_fns else None)
     algorithm = ALGORITHMS.get(str((strategy.info.settings or {}).get("algo")))
     # An evaluation in another environment, or of games of several agents, has returns of its own.
     same = strategy.evaluation.env is None and not getattr(env, "eval_env", None) and not getattr(env, "agents", None)
     draws = algorithm is not None and algorithm.module == ACTOR_CRITIC
-    return Judged(actions, actions == "greedy" and same and draws)
+    return EvalKind(actions, actions == "greedy" and same and draws)
 
 
 def training_returns(columns: Mapping[str, Any]) -> TrainingReturns | None:

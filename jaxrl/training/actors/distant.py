@@ -204,7 +204,7 @@ class DistantPlayer:
             if glance is None:
                 glance = worker.ask("glance")
             elif self._came(worker, glance, 0.0):
-                self._judge(worker.take(glance))
+                self._fail_if_late(worker.take(glance))
                 glance, silent = worker.ask("glance"), 0.0
             elif silent > self._longest():
                 engine = self._company.engine
@@ -222,7 +222,7 @@ class DistantPlayer:
         with self._stats.calling(self._longest()):
             return worker.came(call, seconds)
 
-    def _judge(self, late: tuple[float, str] | None) -> None:
+    def _fail_if_late(self, late: tuple[float, str] | None) -> None:
         self._answered = True
         if late is not None:
             raise Elsewhere(hanging(self._company.actor_fns.env.spec.name, late[0]), late[1])

@@ -84,9 +84,9 @@ class PopulationRows:
                 if 0 < row["opt_steps"] <= saved:
                     self.take(number, row)
 
-    def take(self, number: int, row: Row, is_misjudged: bool = False) -> None:
-        """Take in the evaluation of a member; of the first that is misjudged by greedy actions, say so."""
-        if is_misjudged and not self._hinted and row.get("train_return") is not None:
+    def take(self, number: int, row: Row, greedy_falls_short: bool = False) -> None:
+        """Take in the evaluation of a member, and warn of the first whose greedy actions return far less than sampled."""
+        if greedy_falls_short and not self._hinted and row.get("train_return") is not None:
             self._hinted = True
             self.say(f"{row['opt_steps']:>9,} opts  member {number}: {hint(row['eval_reward'], row['train_return'])}")
         at = self._scores.setdefault(row["opt_steps"], {})

@@ -67,13 +67,13 @@ class Lane:
         """Return what the policy needs of a state; without a policy, the state."""
         return self.whole(state) if strategy.policy is None else self.part(state, strategy.policy.params)
 
-    def judging(self, evaluator: Any) -> Any:
+    def evaluator_for(self, evaluator: Any) -> Any:
         """Return what evaluates this member in place of `evaluator`."""
-        return self if self._team.judges else evaluator
+        return self if self._team.evaluates else evaluator
 
     @property
     def actions(self) -> str | None:
-        """How actions are chosen in evaluations, see `Judged`."""
+        """How actions are chosen in evaluations, see `EvalKind`."""
         return self._team.actions
 
     def leave(self) -> None:
@@ -110,7 +110,7 @@ class Team:
         self, strategy: Strategy, members: int, width: int, device: Any, tells: bool, evaluator: Any, host: Semaphore
     ) -> None:
         """Expect so many members; `host` is held by each but while it waits. Lanes without a member repeat another."""
-        self.strategy, self.device, self.judges = strategy, device, isinstance(evaluator, CompiledEvaluator)
+        self.strategy, self.device, self.evaluates = strategy, device, isinstance(evaluator, CompiledEvaluator)
         self.actions: str | None = getattr(evaluator, "actions", None)
         self._width, self._tells, self._host, self._turn = width, tells, host, Condition()
         run = evaluator.run if isinstance(evaluator, CompiledEvaluator) else None

@@ -249,8 +249,8 @@ class PopulationTrainer:
                             self._gates.gone(run.member.number)
                         continue
                     if report.eval is not None:
-                        misjudged = run.trainer is not None and run.trainer.ledger.told_greedy
-                        self._rows.take(run.member.number, report.eval, misjudged)
+                        falls_short = run.trainer is not None and run.trainer.ledger.told_greedy
+                        self._rows.take(run.member.number, report.eval, falls_short)
                     if self._waits(run, report):
                         held[run.member.number] = report.opt_steps
                         self._places.leave(run.member.number)
@@ -381,7 +381,7 @@ class PopulationTrainer:
         else:
             run.go_on(self.config.max_opts)
         if (lane := self._places.lanes.get(run.member.number)) is not None:
-            run.trainer.lane, run.trainer.evaluator = lane, lane.judging(run.trainer.evaluator)
+            run.trainer.lane, run.trainer.evaluator = lane, lane.evaluator_for(run.trainer.evaluator)
         place = run.trainer.membership = run.membership
         place.announces, place.gates = self._gates is not None, self._gates.steps if self._gates else ()
         # A kill loses none of it: from a checkpoint that has the replay too, the member comes to it again.
