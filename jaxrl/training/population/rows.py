@@ -85,7 +85,7 @@ class PopulationRows:
                     self.take(number, row)
 
     def take(self, number: int, row: Row, greedy_falls_short: bool = False) -> None:
-        """Take in the evaluation of a member, and warn of the first whose greedy actions return far less than sampled."""
+        """Take in the evaluation of a member, and warn of the first whose greedy actions return far less."""
         if greedy_falls_short and not self._hinted and row.get("train_return") is not None:
             self._hinted = True
             self.say(f"{row['opt_steps']:>9,} opts  member {number}: {hint(row['eval_reward'], row['train_return'])}")
