@@ -247,7 +247,7 @@ def compile_all(
         made |= {"init": init_job.result()} if init_job else {}
     processes.meet("compiled")
     first = made.get("init", init)
-    begin = lambda key: begun(first, key, values)
+    begin = lambda key: Saved(*begun(first, key, values))
     where = Saved(*whereabouts(strategy, *like))
     return Compiled(begin, runs and after_placing(strategy, made[run]), where, metric_shapes(strategy, state))
 
@@ -344,11 +344,11 @@ def _begin(strategy: Strategy, key: Array) -> PyTree:
     return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), strategy.init(key))
 
 
-def _init(strategy: Strategy, key: Array, values: Mapping[str, Array] | None = None) -> Saved:
+def _init(strategy: Strategy, key: Array, values: Mapping[str, Array] | None = None) -> tuple[PyTree, Sums]:
     old = _traced_begin(strategy)[1] if values else {}
     with override({name: Override(old[name], value) for name, value in (values or {}).items()}):
         state = _begin(strategy, key)
-    return Saved(state, zero_sums(len(metric_shapes(strategy, state))))
+    return state, zero_sums(len(metric_shapes(strategy, state)))
 
 
 def jit_init(strategy: Strategy) -> Any:

@@ -107,7 +107,7 @@ def test_a_better_policy_of_the_same_step_replaces_the_worse(tmp_path: Path) -> 
     storage.finish()
     leaves, facts = storage.best.read(1000)
     assert facts == {"score": 7.0}
-    np.testing.assert_array_equal(leaves["['w']"], [7, 7, 7])
+    np.testing.assert_array_equal(leaves["w"], [7, 7, 7])
 
 
 def test_a_checkpoint_is_whole_only_after_the_best_policy_of_its_time(

@@ -111,7 +111,7 @@ def test_a_run_that_goes_on_needs_the_other_no_more(tmp_path: Path) -> None:
         (
             {"dueling": True},
             "old",
-            r"init_from: this run has agent\.params\['params'\]\['Dense_1'\]\['bias'\], but .*old has not; begin",
+            r"init_from: this run has agent/params/params/Dense_1/bias, but .*old has not; begin",
         ),
         ({"normalise": True}, "old", r"init_from: this run has processor.*moments.*, but .*old has not"),
         ({"maker": jaxrl.rainbow}, "old", "init_from: .*; begin with a run of the same agent"),

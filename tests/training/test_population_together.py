@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import yaml
 from toys_trainer import small_dqn
 
 import jaxrl
@@ -139,10 +138,6 @@ def test_the_layout_follows_the_platform_and_is_a_setting(tmp_path: Path) -> Non
     train("spread", max_opts=20, run_dir=run)
     with pytest.raises(jaxrl.SettingsError, match=r"'layout': 'spread'.*not.*'layout': 'together'"):
         train("together", max_opts=40, run_dir=run, resume=True)
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    del config["population"]["layout"], config["population"]["width"]
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    train("spread", max_opts=40, run_dir=run, resume=True)
     asked = parse(["dqn", "--seeds", "4", "--layout", "together", "--width", "2"]).population
     assert asked == {"seeds": 4, "layout": "together", "width": 2}
 

@@ -17,7 +17,7 @@ from toys_trainer import TRACES, ByStep, Scripted, counting, small_dqn
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.training.program import zero_sums
+from jaxrl.training.program import Saved, zero_sums
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import state_digest as digest
 
@@ -103,7 +103,7 @@ def test_a_run_goes_on_exactly_past_2_to_the_31(tmp_path: Path) -> None:
     facts = store.manifest(3)["facts"]
     facts["ledger"]["t"], facts["env_steps"] = start, 4096 * start
     state = jax.jit(counting().init)(jax.random.key(0))
-    store.save(start, (state, zero_sums(2)), facts)
+    store.save(start, Saved(state, zero_sums(2)), facts)
     store.close()
     memory = jaxrl.MemoryRecorder()
     jaxrl.Trainer(

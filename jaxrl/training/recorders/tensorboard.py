@@ -1,14 +1,14 @@
 """Scalars, histograms, texts and films for TensorBoard, without TensorFlow."""
 
+import math
 import platform
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import crc32c
 import numpy as np
 
 from jaxrl.errors import SettingsError
@@ -17,6 +17,7 @@ from jaxrl.training.recorders.log_file import LogFile
 
 SCORES = ("eval/eval_reward", "train/episode_return")
 """What the page of hyperparameters compares runs by."""
+LARGEST = float(np.finfo(np.float32).max)
 
 
 class TensorBoardRecorder(Recorder):
@@ -63,7 +64,8 @@ class TensorBoardRecorder(Recorder):
 
     def _write_numbers(self, row: Row, histograms: Sequence[Histogram]) -> None:
         self._tell_run()
-        self._append(_framed(event(row["opt_steps"], scalars(numbers_of(row)), *map(_bars, histograms))))
+        values = [{"tag": tag, "simple_value": _in_float32(x)} for tag, x in numbers_of(row).items()]
+        self._append(self._record(step=row["opt_steps"], summary={"value": [*values, *map(_bars, histograms)]}))
 
     def video(self, video: Video) -> None:
         """Show the episode among the images, where TensorBoard plays a GIF; it plays no MP4."""
@@ -76,7 +78,7 @@ class TensorBoardRecorder(Recorder):
 
     def histogram(self, histogram: Histogram) -> None:
         self._tell_run()
-        self._append(_framed(event(histogram.opt_steps, _bars(histogram))))
+        self._append(self._record(step=histogram.opt_steps, summary={"value": [_bars(histogram)]}))
 
     def rewind(self, opt_steps: int) -> None:
         """Begin a new file of events; TensorBoard then hides what older ones hold after `opt_steps`."""
@@ -129,19 +131,24 @@ class TensorBoardRecorder(Recorder):
         return _framed(self._proto.Event(wall_time=time.time(), **fields).SerializeToString())
 
 
-def _bars(of: Histogram) -> bytes:
-    return bars(of.name, of.values, *of.bins())
+def _in_float32(x: float) -> float:
+    """Return a number as float32 has it, where those that are too large are infinite."""
+    return x if abs(x) <= LARGEST else math.copysign(math.inf, x)
+
+
+def _bars(of: Histogram) -> dict[str, Any]:
+    """Return the value that TensorBoard shows as a histogram."""
+    (counts, edges), values = of.bins(), of.values
+    sums = {"min": values.min(), "max": values.max(), "num": len(values), "sum": values.sum()}
+    # A bucket ends at its limit, so the first, which is empty, is there for where the second one begins.
+    buckets = {"bucket_limit": edges.tolist(), "bucket": [0.0, *counts.tolist()]}
+    return {"tag": of.name, "histo": {**sums, "sum_squares": values @ values, **buckets}}
 
 
 def _framed(data: bytes) -> bytes:
     """Return `data` as a TFRecord: length, checksum of it, data, checksum of it."""
-    return _length(len(data)) + data + _masked_crc(data)
-
-
-@lru_cache(maxsize=256)
-def _length(size: int) -> bytes:
-    length = struct.pack("<Q", size)
-    return length + _masked_crc(length)
+    length = struct.pack("<Q", len(data))
+    return length + _masked_crc(length) + data + _masked_crc(data)
 
 
 def _settings_events(settings: Mapping[str, Any]) -> list[Any]:
@@ -164,95 +171,5 @@ def _text(tag: str, text: str) -> dict[str, Any]:
 
 def _masked_crc(data: bytes) -> bytes:
     """Return the checksum of the TFRecord format: CRC-32C, rotated right by 15 bits, plus a constant."""
-    crc = crc32c(data)
+    crc = crc32c.crc32c(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-# --- the bytes of a summary ---------------------------------------------------------------------------------------
-
-
-LARGEST = float(np.finfo(np.float32).max)
-VALUE, TAG, SIMPLE_VALUE, HISTO = b"\x0a", b"\x0a", b"\x15", b"\x2a"
-"""Keys of the fields in `summary.proto`: its number, times eight, and how it is stored."""
-BUCKET_LIMIT, BUCKET = b"\x32", b"\x3a"
-SUMS = struct.Struct("<BdBdBdBdBd")
-"""Fields 1 to 5 of a histogram, each with its key: min, max, num, sum and sum of squares."""
-
-
-def scalars(numbers: Mapping[str, float]) -> bytes:
-    """Return numbers by their tags as a summary; in float32, where those that are too large are infinite."""
-    layout, heads = _layout(tuple(numbers))
-    try:
-        return layout.pack(*chain.from_iterable(zip(heads, numbers.values(), strict=True)))
-    except OverflowError:
-        within = [x if abs(x) <= LARGEST else x * float("inf") for x in numbers.values()]
-        return layout.pack(*chain.from_iterable(zip(heads, within, strict=True)))
-
-
-@lru_cache(maxsize=64)
-def _layout(tags: tuple[str, ...]) -> tuple[struct.Struct, list[bytes]]:
-    """Return how to pack numbers of these tags, and what stands before each of them."""
-    named = [field(TAG, tag.encode()) + SIMPLE_VALUE for tag in tags]
-    heads = [VALUE + varint(len(name) + 4) + name for name in named]
-    return struct.Struct("<" + "".join(f"{len(head)}sf" for head in heads)), heads
-
-
-def bars(tag: str, values: np.ndarray, counts: np.ndarray, edges: np.ndarray) -> bytes:
-    """Return `values` `[n]`, counted as `counts` `[b]` between `edges` `[b + 1]`, as a summary."""
-    sums = (values.min(), values.max(), len(values), values.sum(), values @ values)
-    # A bucket ends at its limit, so the first, which is empty, is there for where the second one begins.
-    buckets = bytes(8) + counts.astype("<f8").tobytes()
-    histo = SUMS.pack(*chain.from_iterable(zip((0x09, 0x11, 0x19, 0x21, 0x29), sums, strict=True)))
-    histo += field(BUCKET_LIMIT, edges.astype("<f8").tobytes()) + field(BUCKET, buckets)
-    return field(VALUE, field(TAG, tag.encode()) + field(HISTO, histo))
-
-
-def event(step: int, *summaries: bytes) -> bytes:
-    """Return what these summaries tell of a step, as an event of now."""
-    return struct.pack("<BdB", 0x09, time.time(), 0x10) + varint(step) + field(b"\x2a", b"".join(summaries))
-
-
-def field(key: bytes, data: bytes) -> bytes:
-    """Return a field whose length stands before it."""
-    return key + varint(len(data)) + data
-
-
-def varint(number: int) -> bytes:
-    """Return a natural number in groups of seven bits, the lowest first."""
-    groups = bytearray()
-    while number > 0x7F:
-        groups.append(number & 0x7F | 0x80)
-        number >>= 7
-    groups.append(number)
-    return bytes(groups)
-
-
-# --- CRC-32C ------------------------------------------------------------------------------------------------------
-
-
-POLYNOMIAL = 0x82F63B78
-BLOCK = 2048
-"""Bytes of a block: most records are one. Its table takes 32 bytes for each."""
-
-
-def crc32c(data: bytes) -> int:
-    """Return the CRC-32C of `data`."""
-    state, table = 0xFFFFFFFF, _table()
-    for start in range(0, len(data), BLOCK):
-        block = np.frombuffer(data[start : start + BLOCK], np.uint8).copy()
-        carried = np.frombuffer(state.to_bytes(4, "little"), np.uint8)
-        block[:4] ^= carried[: len(block)]
-        bits = np.unpackbits(block, bitorder="little").astype(np.uint32)
-        bits *= table[len(table) - len(bits) :]
-        state = int(np.bitwise_xor.reduce(bits)) ^ state >> 8 * min(len(block), 4)
-    return state ^ 0xFFFFFFFF
-
-
-@cache
-def _table() -> np.ndarray:
-    """Return what each bit contributes, `[8 * BLOCK]`, those of the last byte at the end, lowest first."""
-    state, table = 1, []
-    for _ in range(8 * BLOCK):
-        state = state >> 1 ^ POLYNOMIAL * (state & 1)
-        table.append(state)
-    return np.array(table[::-1], np.uint32)
