@@ -101,7 +101,12 @@ def parallel_calls() -> int:
     Two calls on two cores take 0.53 of the time of two in sequence (`dqn-10`, `ppo-4`); on an accelerator they would
     wait for each other.
     """
-    return len(os.sched_getaffinity(0)) if shaped_for("cpu", "plain") else 1
+    return _cores() if shaped_for("cpu", "plain") else 1
+
+
+def _cores() -> int:
+    """Return the number of cores that this process may use; where the system does not tell, those of the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def worker_options() -> dict[str, Any]:

@@ -1,0 +1,56 @@
+"""What only Linux has may be missing: trained, saved and gone on from without it, as on macOS."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+WITHOUT_LINUX = """
+import builtins, ctypes, io, os, select
+
+for module, names in {os: ["sched_getaffinity", "posix_fallocate", "pidfd_open", "eventfd"], select: ["epoll"]}.items():
+    for name in names:
+        if hasattr(module, name):
+            delattr(module, name)
+
+class Library(ctypes.CDLL):
+    def __getattr__(self, name):
+        if name == "prctl":
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+ctypes.CDLL = Library
+
+def without_proc(function):
+    def wrapped(path, *args, **kwargs):
+        if str(path).startswith("/proc"):
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return function(path, *args, **kwargs)
+    return wrapped
+
+builtins.open = io.open = without_proc(open)
+os.listdir = without_proc(os.listdir)
+"""
+TRAINING = """
+import sys
+import jaxrl
+
+run, settings = sys.argv[1], {"eval_interval": 10, "eval_episodes": 2, "save_interval": 10, "quiet": True}
+env = jaxrl.make_env("CartPole-v1")
+agent = jaxrl.dqn(features=(4,))
+strategy = jaxrl.off_policy(env, agent, buffer=jaxrl.uniform(64, batch_size=8), warmup=16)
+jaxrl.Trainer(strategy, max_opts=20, run_dir=run, **settings).train()
+result = jaxrl.Trainer(strategy, max_opts=40, run_dir=run, resume=True, **settings).train()
+assert result.summary["opt_steps"] == 40
+assert jaxrl.load_policy(run)(jaxrl.make_env("CartPole-v1").spec.observation_space.low * 0).shape == ()
+members = jaxrl.population(strategy, seeds=2)
+assert len(jaxrl.Trainer(members, max_opts=20, run_dir=f"{run}-members", **settings).train().members) == 2
+"""
+
+
+def test_a_run_and_a_population_need_nothing_that_only_linux_has(tmp_path: Path) -> None:
+    args = [sys.executable, "-c", WITHOUT_LINUX + TRAINING, str(tmp_path / "run")]
+    done = subprocess.run(args, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert '"opt_steps": 40' in rows
+    assert "rss_mb" not in rows
