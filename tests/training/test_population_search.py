@@ -357,18 +357,19 @@ def test_a_member_that_cannot_go_on_is_named_with_its_remedy(searched: Searched,
 FAR = (
     *("ppo", "--env", "CartPole-v1", "--num-envs", "8", "--rollout", "16", "--members", "4", "--pbt", "1280"),
     *("--sweep", "agent.lr=log_uniform(1e-5,1e-2)", "--eval-interval", "1280", "--eval-episodes", "4", "--quiet"),
-    *("--record-interval", "1280", "--save-interval", "1280", "--keep", "4", "--max-opts", "3840"),
+    *("--record-interval", "1280", "--max-opts", "3840"),
 )
 
 
 @pytest.mark.slow
-def test_killed_right_behind_each_gate_it_comes_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("saves", ["--save-interval 1280 --keep 4", ""], ids=["an interval", "the time"])
+def test_killed_right_behind_each_gate_it_comes_to_the_same_bits(saves: str, tmp_path: Path) -> None:
     """A gate is so far from the next save that the kill, at the first sight of a take-over, falls in between."""
     run, whole = tmp_path / "killed", tmp_path / "whole"
-    assert train.main([*FAR, "--run-dir", str(whole)]) == 0
+    assert train.main([*FAR, *saves.split(), "--run-dir", str(whole)]) == 0
     gates = sorted({row["opt_steps"] for row in lineage(whole)})
     assert len(gates) == 2
-    command = [*FAR, "--run-dir", str(run)]
+    command = [*FAR, *saves.split(), "--run-dir", str(run)]
     for gate in gates:
         process = subprocess.Popen([sys.executable, "-m", "jaxrl.train", *command], stdout=subprocess.DEVNULL)
         while not (run / "metrics.jsonl").exists() or gate not in {row["opt_steps"] for row in lineage(run)}:
@@ -379,7 +380,8 @@ def test_killed_right_behind_each_gate_it_comes_to_the_same_bits(tmp_path: Path)
         assert max(int(path.name) for path in run.glob("members/*/checkpoints/*") if path.name.isdecimal()) == gate
         command = ["--resume", str(run)]
     assert train.main(command) == 0
-    assert checkpoints(run) == checkpoints(whole)
+    kept = lambda run: {name: sha for name, sha in checkpoints(run).items() if saves or name.endswith(" 3840")}
+    assert kept(run) == kept(whole) != {}
     assert lineage(run) == lineage(whole)
 
 
@@ -430,15 +432,3 @@ def test_the_rungs_of_a_run_stay_where_they_were(tmp_path: Path) -> None:
     longer = Trainer(made(jaxrl.Halving(2)), **{**LENGTH, "max_opts": 160}, run_dir=tmp_path / "run", resume=True)
     with pytest.raises(SettingsError, match=r"max_opts is 160, but the rungs of .* follow from 80"):
         longer.train()
-
-
-@pytest.mark.slow
-def test_a_run_of_before_there_was_a_first_rung_keeps_its_rungs(tmp_path: Path) -> None:
-    old = jaxrl.Halving(2, first=0)
-    Trainer(made(old), **LENGTH, run_dir=tmp_path / "run", quiet=True).train()
-    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    del config["population"]["halving"]["first"]
-    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(config))
-    Trainer(made(old), **LENGTH, run_dir=tmp_path / "run", quiet=True, resume=True).train()
-    with pytest.raises(SettingsError, match=r"holds the population .*'first': 0,.*, not .*'first': 0\.25"):
-        Trainer(made(jaxrl.Halving(2)), **LENGTH, run_dir=tmp_path / "run", quiet=True, resume=True).train()
