@@ -1,8 +1,8 @@
 """The loop of a run: all that happens to it, in the order in which it happens.
 
 The loop is thin on purpose. When things happen is decided by `schedule`, what is computed by `program`, what is written
-by `storage`; nothing here can change a bit of the training. `Run` begins with the page to read: `reports` is the loop,
-`at_boundary` one turn of it. Below are the parts of a turn, and then how a run begins, goes on and ends. What a user
+by `storage`; nothing here can change a bit of the training. `Run` begins with the page to read: `_loop`, and `_at_boundary`,
+what happens in one turn of it. Below are the parts of a turn, and then how a run begins, goes on and ends. What a user
 calls is `trainer.Trainer`.
 """
 
@@ -163,7 +163,7 @@ class Run:
         row = self._record() if due.record else None
         if evaluation is None and self.config.is_promising(row):
             evaluation = self._evaluate(row)
-        saves = due.save and (self.config.save_interval is not None or due.last or self._is_time_to_save())
+        saves = self._is_to_save(due)
         self.stop_reason = self._find_stop_reason(due, self._report(row, evaluation, saves))
         if self.stop_reason and not self.interrupt:  # a run that ends by itself ends with both
             evaluation, row = evaluation or self._evaluate(row), row or self._record()
@@ -256,7 +256,10 @@ class Run:
             self._storage.note(**self._summary(), status=self.stop_reason or "running")
             self.ledger.unsaved_s = 0.0
 
-    def _is_time_to_save(self) -> bool:
+    def _is_to_save(self, due: Boundary) -> bool:
+        """Say whether a checkpoint is due: by its interval, at the end, or without an interval by the time."""
+        if self.config.save_interval is not None or due.last:
+            return due.save
         return self._storage.is_time_to_save(self.ledger.unsaved_s)
 
     def _roll_back(self) -> None:
