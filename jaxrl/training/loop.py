@@ -2,8 +2,8 @@
 
 The loop is thin on purpose. When things happen is decided by `schedule`, what is computed by `program`, what is written
 by `storage`; nothing here can change a bit of the training. `Run` begins with the page to read: `_loop`, and
-`_at_boundary`, which is one turn of it. Below are the parts of a turn, and then how a run begins, goes on and ends. What
-a user calls is `trainer.Trainer`.
+`_at_boundary`, which is one turn of it. Below are the parts of a turn, and then how a run begins, goes on and ends.
+What a user calls is `trainer.Trainer`.
 """
 
 import math
