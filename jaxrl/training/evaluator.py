@@ -1,4 +1,4 @@
-"""Evaluate a policy by whole episodes, run side by side, greedily, in environments and with keys of their own."""
+"""Evaluate a policy by whole episodes, side by side, in environments and with keys of their own; and find the best."""
 
 import json
 import math

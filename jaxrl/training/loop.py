@@ -163,11 +163,10 @@ class Run:
         row = self._record() if due.record else None
         if evaluation is None and self.config.is_promising(row):
             evaluation = self._evaluate(row)
-        saves = self._is_to_save(due)
-        self.stop_reason = self._find_stop_reason(due, self._report(row, evaluation, saves))
+        self.stop_reason = self._find_stop_reason(due, self._report(row, evaluation, due.save))
         if self.stop_reason and not self.interrupt:  # a run that ends by itself ends with both
             evaluation, row = evaluation or self._evaluate(row), row or self._record()
-        saves = saves or self.stop_reason is not None
+        saves = due.save or self.stop_reason is not None
         if saves:
             self._save()
         if self.stop_reason and not self.interrupt:
@@ -198,6 +197,8 @@ class Run:
             self._fail_with_actors()
             self._chunk = self.max_chunk or max(1, int((stop - t) * CHUNK_S / seconds))
             self._storage.settle(block=False)
+            if self.config.save_interval is None and self._storage.is_time_to_save(self.ledger.unsaved_s):
+                self._save()  # records nothing, so that the rows are the same wherever it happens
             call(self.hooks.chunk, self, self._log.tick(stop, (stop - t) / seconds))
 
     def _fail_with_actors(self) -> None:
@@ -255,12 +256,6 @@ class Run:
             self._storage.save(self.schedule.opt_steps(self.ledger.t), self._saved(), self._facts(), self._best)
             self._storage.note(**self._summary(), status=self.stop_reason or "running")
             self.ledger.unsaved_s = 0.0
-
-    def _is_to_save(self, due: Boundary) -> bool:
-        """Say whether a checkpoint is due: by its interval, at the end, or without an interval by the time."""
-        if self.config.save_interval is not None or due.last:
-            return due.save
-        return self._storage.is_time_to_save(self.ledger.unsaved_s)
 
     def _roll_back(self) -> None:
         """Return to the last good state, and take another stream of randomness from there.

@@ -1,4 +1,5 @@
-"""What a row of metrics says that is wrong with a run: values that no return can have, a support that is too narrow.
+"""What is wrong with a run, by its rows: values that no return can have, a support that is too narrow, greedy actions
+that return far less than sampled ones.
 
 Pure functions of a row, a dict of numbers or `None`, as of `program.summarise`.
 """

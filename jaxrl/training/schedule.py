@@ -7,8 +7,6 @@ from jaxrl.errors import SettingsError, check_count
 
 MAX_COUNT = 2**32 - 1
 """Iterations and optimisation steps are uint32 on the device; this is the last one."""
-SAVE_TURN = 1_000
-"""Optimisation steps between boundaries of a run that has none but those at which it may save."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class Schedule:
     eval_interval: int = 0
     record_interval: int = 0
     save_interval: int | None = 0
-    """`None`: at any boundary, for whoever looks at the time to choose."""
+    """`None`: by the clock, and so at no boundary but the last."""
     max_env_steps: int = 0
     """Environment steps, warm-up included, at or past which the run ends; 0: no limit."""
 
@@ -71,7 +69,7 @@ class Schedule:
         return f"nothing is left to train: {limit} {getattr(self, limit)} is reached; give a larger one, {how}"
 
     def is_regular_save(self, opt_steps: int) -> bool:
-        """Say whether a save after `opt_steps` is due by its interval, if any, not because the run ends there."""
+        """Say whether a save after `opt_steps` is due by its interval, if any, not because the run was interrupted."""
         return self.save_interval is None or self._is_regular(self.save_interval, opt_steps)
 
     def is_regular_record(self, opt_steps: int) -> bool:
@@ -100,10 +98,7 @@ def rounded_up(max_opts: int, opt_steps_per_step: int) -> int:
 
 
 class Boundary(NamedTuple):
-    """A point between two iterations at which something happens, in the order of the fields.
-
-    Without a `save_interval`, `save` says that a save would fit here.
-    """
+    """A point between two iterations at which something happens, in the order of the fields."""
 
     t: int
     evaluate: bool
@@ -117,15 +112,12 @@ def next_boundary(schedule: Schedule, t: int) -> Boundary:
 
     Each interval acts at the first iteration boundary at or past each of its multiples; the end does all three.
     """
-    save = schedule.save_interval
-    if save is None:
-        save = 0 if schedule.eval_interval or schedule.record_interval else SAVE_TURN
-    intervals = (schedule.eval_interval, schedule.record_interval, save)
+    intervals = (schedule.eval_interval, schedule.record_interval, schedule.save_interval or 0)
     turns = [_next_turn(schedule, interval, t) for interval in intervals]
     at = min([schedule.last, *(turn for turn in turns if turn is not None)])
     last = at == schedule.last
-    evaluate, record, saves = (last or turn == at for turn in turns)
-    return Boundary(at, evaluate, record, saves or schedule.save_interval is None, last)
+    evaluate, record, save = (last or turn == at for turn in turns)
+    return Boundary(at, evaluate, record, save, last)
 
 
 def _next_turn(schedule: Schedule, interval: int, t: int) -> int | None:

@@ -47,8 +47,8 @@ class TrainerConfig:
     record_interval: int = 1_000
     """Optimisation steps between records of metrics; 0: only at the end."""
     save_interval: int | None = None
-    """Optimisation steps between checkpoints; 0: only at the end; unset: at the first row or evaluation that is ten
-    seconds of training after the one before, and seldom enough to take at most a twentieth of the time."""
+    """Optimisation steps between checkpoints; 0: only at the end; unset: every ten seconds of training, or less often
+    where writing would take more than a twentieth of the time."""
     keep: int = 3
     """Number of newest checkpoints to keep; the best policy is kept separately."""
     save_replay: bool = True
@@ -205,8 +205,8 @@ class SessionConfig:
     record_interval: int = 1_000
     """Optimisation steps between records of metrics in the run directory; 0: none."""
     save_interval: int | None = None
-    """Optimisation steps between checkpoints; 0: only on request and at the end; unset: ten seconds after the
-    one before, and seldom enough to take at most a twentieth of the time."""
+    """Optimisation steps between checkpoints; 0: only on request and at the end; unset: every ten seconds, or
+    less often where writing would take more than a twentieth of the time."""
     keep: int = 3
     """Number of newest checkpoints to keep; the best policy is kept separately."""
     stop_reward: float | None = None

@@ -361,8 +361,11 @@ def test_a_checkpoint_of_a_newer_format_is_no_damage_and_none_before_it_takes_it
     newer = checkpoints.FORMAT + 1
     rewrite_manifest(run / "checkpoints" / str(NEWEST), lambda manifest: manifest.update(format=newer))
     before = contents(run)
-    with pytest.raises(NoCheckpointError, match=f"{NEWEST} cannot be read: it was written by .*newer .*format {newer}"):
+    with pytest.raises(
+        NoCheckpointError, match=f"{NEWEST} cannot be read: it was written by .*newer .*format {newer}"
+    ) as no:
         train.main(["--resume", str(run)])
+    assert "--start-over" not in str(no.value)
     assert contents(run) == before
 
 

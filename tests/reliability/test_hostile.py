@@ -92,9 +92,16 @@ def pickled_settings(run: Path) -> None:
     (run / "config.yaml").write_bytes(pickle.dumps(Payload(), protocol=0))
 
 
+def chunks_of(checkpoint: Path) -> list[Path]:
+    """Return the files with the numbers of its arrays."""
+    found = [file for file in (checkpoint / "arrays").glob("*/*") if file.name != ".zarray"]
+    assert found
+    return found
+
+
 def pickled_arrays(run: Path) -> None:
     for checkpoint in checkpoints_of(run):
-        for file in (checkpoint / "arrays").rglob("d/*"):
+        for file in chunks_of(checkpoint):
             file.write_bytes(pickle.dumps(Payload()))
         mend(checkpoint)
 
@@ -106,7 +113,7 @@ def pickled_lists(run: Path) -> None:
 
 def object_arrays(run: Path) -> None:
     for checkpoint in checkpoints_of(run):
-        for file in (checkpoint / "arrays").rglob("d/*"):
+        for file in chunks_of(checkpoint):
             with open(file, "wb") as out:
                 np.save(out, np.array([Payload()], dtype=object), allow_pickle=True)
             shutil.copy(file, file.with_suffix(".npy"))
@@ -435,8 +442,8 @@ def no_hanging() -> Iterator[None]:
 
 
 LINKS = [
-    *("checkpoints", f"checkpoints/{NEWEST}", f"checkpoints/{NEWEST}/files.json", f"checkpoints/{NEWEST}/state"),
-    *(f"checkpoints/{NEWEST}/manifest.json", f"checkpoints/{BEFORE}", "best", "best/20", "best/20/state"),
+    *("checkpoints", f"checkpoints/{NEWEST}", f"checkpoints/{NEWEST}/files.json", f"checkpoints/{NEWEST}/arrays"),
+    *(f"checkpoints/{NEWEST}/manifest.json", f"checkpoints/{BEFORE}", "best", "best/20", "best/20/arrays"),
     *("metrics.jsonl", "eval_episodes.jsonl", ".lock", "config.yaml", "metadata.json", "tensorboard"),
     *("discarded-1", "checkpoints/50", "checkpoints/5.removed", ".config.yaml.tmp", "notes.txt"),
 ]

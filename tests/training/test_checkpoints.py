@@ -1,5 +1,6 @@
 """Checkpoints: the same bits back, or a clear word; real files, real damage."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jaxrl.errors import NoCheckpointError, StorageError
-from jaxrl.training.storage.checkpoints import CheckpointError, Store
+from jaxrl.training.storage.checkpoints import CheckpointError, Store, seal
 from jaxrl.training.storage.leaves import state_digest as digest
 
 
@@ -207,3 +208,30 @@ def test_an_error_of_a_program_is_not_taken_for_one_of_the_disk(tmp_path: Path) 
     with pytest.raises(TypeError, match="not JSON serializable"):
         store.close()
     assert store.steps() == []
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("../../outside", "no path"),
+        ("/etc/passwd", "no path"),
+        ("a//b", "no path"),
+        ("a\x00b", "no path"),
+        ("\ud800", "no path"),
+        ("line\nline", "no path"),
+        ("a" * 5_000, "no path"),
+        ("/".join("a" * 100), "nested too deeply"),
+        ("flags", "more than once"),
+        ("flags/below", "conflicts"),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_a_strangers_path_leads_nowhere(store: Store, path: str, said: str) -> None:
+    fill(store, 1)
+    file = store.directory / "1" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    next(leaf for leaf in manifest["leaves"] if leaf["path"] == "weights")["path"] = path
+    file.write_text(json.dumps(seal(manifest)))
+    (store.directory / "1" / "files.json").unlink()
+    with pytest.raises(CheckpointError, match=said):
+        store.read(1)

@@ -15,14 +15,14 @@ from toys_trainer import counting, small_dqn
 import jaxrl
 from jaxrl.cli.algos import build
 from jaxrl.cli.config import from_plain, preset
-from jaxrl.errors import SettingsError, StorageError
+from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.registry import algorithm_names
 from jaxrl.strategies.population import replace_settings, with_values
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import PopulationResult, iqm, spread
 from jaxrl.training.recorders import TensorBoardRecorder
-from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.checkpoints import FORMAT, Store, seal
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.members import member_dir
 from jaxrl.training.trainer import Trainer
@@ -168,6 +168,21 @@ def test_a_second_call_goes_on_in_memory_where_there_is_no_directory(layout: str
     assert digests(first) == before, "what was returned stays as it was"
     with pytest.raises(SettingsError, match="max_opts is 40, but the run has made 60 optimisation steps"):
         trainer.train(max_opts=40)
+
+
+def test_members_of_another_version_are_not_to_be_trained_anew(tmp_path: Path) -> None:
+    settings = {"max_opts": 4, "run_dir": str(tmp_path / "run"), "quiet": True}
+    members = jaxrl.population(counting(), seeds=2)
+    Trainer(members, **settings).train()
+    for file in (tmp_path / "run").glob("members/*/checkpoints/4/manifest.json"):
+        file.write_text(json.dumps(seal({**json.loads(file.read_text()), "format": FORMAT - 1})))
+        (file.parent / "files.json").unlink()
+    with pytest.raises(
+        NoCheckpointError, match=r"member 0: .* an earlier version .*; go on with that version"
+    ) as refused:
+        Trainer(members, **{**settings, "max_opts": 8}, resume=True).train()
+    assert "remove" not in str(refused.value)
+    assert "--start-over" not in str(refused.value)
 
 
 def digests(result: PopulationResult) -> list[str]:

@@ -1,8 +1,10 @@
 """When a run saves: by its interval, or without one by the time that training has taken."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,32 @@ from toys_session import Script, drive, small
 from toys_trainer import counting
 
 import jaxrl
+from jaxrl.training.storage import checkpoints
+from jaxrl.training.storage.leaves import state_digest
+from jaxrl.training.storage.run import Resume, Storage
+
+
+class AtOnce:
+    """Does what a thread would."""
+
+    def __init__(self, *args: object, **settings: object) -> None:
+        pass
+
+    def submit(self, function: Callable[[], Any]) -> Future:
+        job: Future = Future()
+        job.set_result(function())
+        return job
+
+    def shutdown(self) -> None:
+        pass
 
 
 @pytest.fixture
 def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Let time pass, on the clock by which training is timed."""
-    return later(monkeypatch, "perf_counter")
-
-
-def later(monkeypatch: pytest.MonkeyPatch, clock: str) -> Callable[[float], None]:
-    passed, now = [0.0], getattr(time, clock)
-    monkeypatch.setattr(time, clock, lambda: now() + passed[0])
+    """Let time pass, on the clock by which training is timed; what is saved is written at once."""
+    passed, now = [0.0], time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: now() + passed[0])
+    monkeypatch.setattr(checkpoints, "ThreadPoolExecutor", AtOnce)
 
     def wait(seconds: float) -> None:
         passed[0] += seconds
@@ -46,20 +63,37 @@ def saved(run: Path) -> list[int]:
 
 
 def train(strategy: jaxrl.Strategy, run: Path, **settings: object) -> list[int]:
-    trainer = jaxrl.Trainer(strategy, run_dir=str(run), recorders=[], keep=100, max_chunk=1, **settings)
-    said = [report.opt_steps for report in trainer if report.saved]
-    assert saved(run) == said
-    return said
+    jaxrl.Trainer(strategy, run_dir=str(run), recorders=[], keep=100, max_chunk=1, **settings).train()
+    return saved(run)
 
 
-def test_without_an_interval_a_run_saves_at_the_first_row_after_ten_seconds_of_training(
+@pytest.mark.parametrize("record_interval", [0, 5, 1_000])
+def test_without_an_interval_a_run_saves_after_ten_seconds_of_training(
+    record_interval: int, tmp_path: Path, wait: Callable[[float], None]
+) -> None:
+    """An iteration takes four seconds, and rows are of no account."""
+    found = train(slow(4.0, wait), tmp_path / "run", max_opts=16, record_interval=record_interval)
+    assert found == [3, 6, 9, 12, 15, 16]
+
+
+def test_it_goes_on_from_such_a_checkpoint_to_the_same_rows_and_bits(
     tmp_path: Path, wait: Callable[[float], None]
 ) -> None:
-    assert train(slow(0.45, wait), tmp_path / "run", max_opts=100, record_interval=10) == [30, 60, 90, 100]
-
-
-def test_without_rows_and_evaluations_too_a_run_saves_on_the_way(tmp_path: Path, wait: Callable[[float], None]) -> None:
-    assert train(slow(0.006, wait), tmp_path / "run", max_opts=2_500, record_interval=0) == [2_000, 2_500]
+    digests, rows, strategy = [], [], slow(4.0, wait)
+    settings = {"max_opts": 16, "record_interval": 5, "recorders": [], "keep": 100}
+    for name in ("whole", "cut"):
+        run = str(tmp_path / name)
+        trained = jaxrl.Trainer(strategy, run_dir=run, max_chunk=1, **settings).train()
+        if name == "cut":
+            for step in saved(tmp_path / name)[3:]:
+                shutil.rmtree(tmp_path / name / "checkpoints" / str(step))
+            trained = jaxrl.Trainer(strategy, run_dir=run, max_chunk=1, resume=True, **settings).train()
+        digests.append(state_digest(trained.state))
+        told = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        rows.append([(row["opt_steps"], row["t"], row["t_min"]) for row in told if row["kind"] == "train"])
+    assert digests[0] == digests[1]
+    assert rows[0] == rows[1]
+    assert [step for step, *_ in rows[0]] == [5, 10, 15, 16]
 
 
 def test_a_short_run_saves_once_and_an_interval_is_kept_to_the_step(tmp_path: Path) -> None:
@@ -69,15 +103,17 @@ def test_a_short_run_saves_once_and_an_interval_is_kept_to_the_step(tmp_path: Pa
     assert train(counting(), tmp_path / "last", save_interval=0, **settings) == [40]
 
 
-def test_what_takes_long_to_save_is_saved_more_seldom(
-    tmp_path: Path, wait: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("write_s", "seconds"), [(0.01, 10), (1.0, 20), (5.0, 100), (100.0, 600)])
+def test_what_takes_long_to_write_is_written_less_often_but_every_ten_minutes(
+    write_s: float, seconds: float, tmp_path: Path
 ) -> None:
-    import orbax.checkpoint as ocp
-
-    save, while_saving = ocp.PyTreeCheckpointHandler.save, later(monkeypatch, "monotonic")
-    slower = lambda *args, **kwargs: (while_saving(1.9), save(*args, **kwargs))[1]  # some 38 seconds between saves
-    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "save", slower)
-    assert train(slow(0.45, wait), tmp_path / "run", max_opts=200, record_interval=10) == [30, 120, 200]
+    """Writing takes at most a twentieth of the time."""
+    storage = Storage(str(tmp_path / "run"), 3, {}, Resume())
+    storage.checkpoints.write_s = write_s
+    assert not storage.is_time_to_save(seconds - 0.1)
+    assert storage.is_time_to_save(seconds)
+    storage.finish()
+    storage.close()
 
 
 def test_a_session_saves_by_the_clock_too(tmp_path: Path, wait: Callable[[float], None]) -> None:

@@ -20,7 +20,7 @@ from jaxrl.training.population.teams import widths
 from jaxrl.training.processes import require_alone
 from jaxrl.training.report import Report
 from jaxrl.training.settings import TrainerConfig, prolonged
-from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.members import Membership, population_of
 from jaxrl.training.storage.run_dir import CONFIG, LOCK, plain, read_yaml
 from jaxrl.training.trainer import Trainer
@@ -54,6 +54,8 @@ def explain_damage(path: Path | None, member: Member) -> Iterator[None]:
     """
     try:
         yield
+    except OtherVersionError as error:
+        raise NoCheckpointError(f"member {member.number}: {error}") from error
     except NoCheckpointError as error:
         reason = str(error).partition(";")[0]
         raise NoCheckpointError(f"member {member.number}: {reason}; {_remedy(path, member)}") from error
@@ -77,7 +79,7 @@ def _remedy(path: Path | None, member: Member) -> str:
     return f"remove {path}, and resume again: this member alone is trained anew, to the same bits"
 
 
-class Run:
+class MemberRun:
     """A member on its way."""
 
     def __init__(self, member: Member) -> None:
@@ -91,9 +93,9 @@ class Run:
         self.trained_to = -1
         """Optimisation steps of its last evaluation here, in a search."""
 
-    def kept(self) -> "Run":
+    def kept(self) -> "MemberRun":
         """Return the member for another call, which goes on from where its trainer stands."""
-        again = Run(self.member)
+        again = MemberRun(self.member)
         again.trainer, again.scores, again.membership = self.trainer, self.scores, self.membership
         again.status = self.status if self.status in (*ENDS, "diverged") else "running"
         return again
@@ -120,7 +122,7 @@ def _none() -> Generator[Report, None, None]:
     yield from ()
 
 
-def take_over(own: Run, other: Run, copy: Copy, place: int, device: Any) -> None:
+def take_over(own: MemberRun, other: MemberRun, copy: Copy, place: int, device: Any) -> None:
     """Let a member go on as its parent stands after `place` optimisation steps, under other settings.
 
     It may be done again after a crash, and must then come to the same. So its stream of randomness hangs on its seed,
@@ -224,7 +226,7 @@ class Gates:
 class Queue:
     """Members that wait for their turn: next is the one that is least far, of those whose devices are free."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[MemberRun]) -> None:
         # Those of one program begin together: of many programs not all are kept.
         programs = [*dict.fromkeys(id(run.member.strategy.step) for run in runs)]
         self._runs = sorted(runs, key=lambda run: (programs.index(id(run.member.strategy.step)), run.member.number))
@@ -238,7 +240,7 @@ class Queue:
         """Let a member wait that has made so many optimisation steps."""
         heapq.heappush(self._waiting, (opt_steps, self._places[number]))
 
-    def take(self, is_free: Callable[[int], bool]) -> Run | None:
+    def take(self, is_free: Callable[[int], bool]) -> MemberRun | None:
         """Take out the next member whose number `is_free`; `None` if there is none."""
         passed_over: list[tuple[int, int]] = []
         found = None

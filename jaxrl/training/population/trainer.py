@@ -31,8 +31,8 @@ from jaxrl.training.population.members import (
     ENDS,
     HALVED,
     Gates,
+    MemberRun,
     Queue,
-    Run,
     check_members,
     explain_damage,
     require_begun,
@@ -118,7 +118,7 @@ class PopulationTrainer:
         self._quiet = self.config.quiet or "console" not in self.config.recorders
         self._rows = PopulationRows(population, self._quiet)
         self._dir: RunDir | None = None
-        self._runs = [Run(member) for member in population.members]
+        self._runs = [MemberRun(member) for member in population.members]
         self._failure: StorageError | None = None
         self._gates = self._new_gates()
         self._described = self._begun = False
@@ -176,7 +176,7 @@ class PopulationTrainer:
             self._runs = [run.kept() for run in self._runs]
             self._rows.go_on()
         else:
-            self._runs = [Run(member) for member in self.population.members]
+            self._runs = [MemberRun(member) for member in self.population.members]
             self._rows = PopulationRows(self.population, self._quiet)
         self._gates = self._new_gates()
         self._place()
@@ -220,7 +220,7 @@ class PopulationTrainer:
     def _take_turns(self, pool: ThreadPoolExecutor) -> Iterator[MemberReport]:
         """Let the member that is least far go to its next boundary, on as many threads as there are workers."""
         queue = Queue(self._runs)
-        going: dict[Future[Report | None], Run] = {}
+        going: dict[Future[Report | None], MemberRun] = {}
         held: dict[int, int] = {}
         try:
             while queue or going or held:
@@ -263,7 +263,7 @@ class PopulationTrainer:
             wait(going)
             self._close()
 
-    def _free_beside(self, going: Mapping[Any, Run]) -> Callable[[int], bool]:
+    def _free_beside(self, going: Mapping[Any, MemberRun]) -> Callable[[int], bool]:
         """Return what says of a member's number whether no other that is `going` has its devices."""
         busy = [run.member.number for run in going.values()]
         return lambda number: self._places.free(number, busy)
@@ -287,7 +287,7 @@ class PopulationTrainer:
             require_stream(members[0].strategy)
         return Gates(search, members, self.config)
 
-    def _waits(self, run: Run, report: Report) -> bool:
+    def _waits(self, run: MemberRun, report: Report) -> bool:
         """Take in what a member reports; return whether it has come to a gate."""
         if self._gates is None:
             return False
@@ -299,7 +299,7 @@ class PopulationTrainer:
             run.trained_to = report.opt_steps
         return report.stop is None and self._gates.holds(report.opt_steps)
 
-    def _recall(self, run: Run) -> None:
+    def _recall(self, run: MemberRun) -> None:
         """Have the gates know what a member scored before it began here: as it has saved, else as its log says."""
         assert self._gates is not None
         number = run.member.number
@@ -353,12 +353,12 @@ class PopulationTrainer:
         if failed is not None:
             raise failed
 
-    def _advance(self, run: Run) -> Report | None:
+    def _advance(self, run: MemberRun) -> Report | None:
         """Train a member up to its next boundary; `None` if it has come to its end."""
         with self._host, self._places.at(run.member.number):
             return self._advance_here(run)
 
-    def _advance_here(self, run: Run) -> Report | None:
+    def _advance_here(self, run: MemberRun) -> Report | None:
         try:
             with explain_damage(self._path_of(run.member), run.member):
                 if run.reports is None:
@@ -375,7 +375,7 @@ class PopulationTrainer:
             run.status = run.trainer.stop_reason or "running"
         return report
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: MemberRun) -> None:
         if run.trainer is None:
             run.trainer = self._trainer_of(run)
         else:
@@ -388,7 +388,7 @@ class PopulationTrainer:
         place.saves_best_late = self.config.save_interval != 0 and self.config.save_replay
         run.reports = run.reports or run.trainer.reports()
 
-    def _trainer_of(self, run: Run) -> Trainer:
+    def _trainer_of(self, run: MemberRun) -> Trainer:
         path = self._path_of(run.member)
         again = path is not None and self._resume and (path / CONFIG).exists()
         before = read_metadata(path) if again and path is not None else {}
@@ -503,7 +503,7 @@ class PopulationTrainer:
     def _table(self) -> list[Mapping[str, Any]]:
         return [member._replace(result=None)._asdict() for member in self.result().members]
 
-    def _result_of(self, run: Run) -> MemberResult:
+    def _result_of(self, run: MemberRun) -> MemberResult:
         member, trainer = run.member, run.trainer
         began = trainer is not None and trainer.state is not None
         return MemberResult(

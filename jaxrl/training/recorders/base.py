@@ -91,9 +91,9 @@ def histograms(opt_steps: int, env_steps: int, **values: Any) -> list[Histogram]
 
 
 class Recorder:
-    """What takes in a run's rows: a base class, each of whose methods does nothing until it is overridden.
+    """What takes in a run's rows; override what is needed, the rest does nothing.
 
-    All are called in the thread that trains; whatever may block there belongs into a `ServiceRecorder`.
+    All methods are called in the thread that trains; whatever may block there belongs in a `ServiceRecorder`.
     """
 
     def begin(self, run: RunInfo) -> None:
@@ -103,7 +103,7 @@ class Recorder:
         """Take in one row."""
 
     def scored(self, row: Row, histograms: Sequence[Histogram]) -> None:
-        """Take in the row of an evaluation and what it holds more than means of."""
+        """Take in the row of an evaluation and its histograms: by default, one after the other."""
         self.write(row)
         for histogram in histograms:
             self.histogram(histogram)

@@ -1,4 +1,4 @@
-"""Recorders that tell a service, from a thread of their own: one that hangs or is away costs the training nothing."""
+"""Recorders for services, each in a thread of its own: one that hangs or is away costs the training nothing."""
 
 import contextlib
 import json

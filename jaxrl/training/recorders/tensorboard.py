@@ -57,7 +57,8 @@ class TensorBoardRecorder(Recorder):
 
     def scored(self, row: Row, histograms: Sequence[Histogram]) -> None:
         """Write a row of numbers, and the histograms of its episodes, as one event."""
-        if type(self).write is not TensorBoardRecorder.write:  # that of a subclass takes in all rows
+        own = (type(self).write, type(self).histogram) == (TensorBoardRecorder.write, TensorBoardRecorder.histogram)
+        if not own:  # those of a subclass take in all rows and histograms
             super().scored(row, histograms)
         else:
             self._write_numbers(row, histograms)

@@ -142,7 +142,6 @@ class Session:
         self._schedule = schedule_of(self.config, self._stepwise)
         self._closed, self._saves, self._termination = False, list[int](), Termination()
         self._saved: SessionState | None = None
-        self._saved_s = time.perf_counter()
         self._stepper = Stepper(self._stepwise, self.config.seed)
         self._open(how, statistics or Statistics())
         if about:
@@ -445,6 +444,7 @@ class Session:
             self._since = (self.env_steps, self._now.ledger.wall)
             notes = notes_of(config, self._stepwise, self._now.state)
             self._log.open(self._storage, resume.run, (*notes, *self._rounding))
+            self._saved_s = time.perf_counter()
         except BaseException:
             self._storage.close()
             raise

@@ -78,6 +78,10 @@ class VersionError(CheckpointError):
     verdict = "cannot be read"
 
 
+class OtherVersionError(NoCheckpointError):
+    """Say that the newest checkpoint is whole, but of another version of jaxrl: nothing needs to be trained anew."""
+
+
 class MismatchError(CheckpointError):
     """Say which leaf of a whole checkpoint does not fit what it is to be loaded into."""
 
@@ -126,6 +130,11 @@ class Store:
         except RuntimeError:  # the interpreter is ending, and starts no more work in threads
             write()
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a save is in progress."""
+        return self._job is not None and not self._job.done()
+
     def wait(self, block: bool = True) -> int | None:
         """Wait until the save in progress is on disk and return its step; raise `StorageError` if it failed.
 
@@ -146,10 +155,10 @@ class Store:
             self._thread = None
 
     def _write(self, step: int, leaves: Leaves, facts: Facts, after: "Future[int] | None" = None) -> int:
-        begun = time.monotonic()
         path, unfinished = self._path(step), self._path(step, UNFINISHED)
         if after is not None:
             wait([after])
+        begun = time.monotonic()
         self._sweep()
         try:
             unfinished.mkdir(parents=True)
@@ -249,7 +258,7 @@ class Store:
                     "resume it with the settings and the version of jaxrl that made it"
                 ) from error
             except VersionError as error:  # going on from an older one would lose what came after it
-                raise NoCheckpointError(f"checkpoint {self._path(step)} {error.verdict}: {error}") from error
+                raise OtherVersionError(f"checkpoint {self._path(step)} {error.verdict}: {error}") from error
             except CheckpointError as error:
                 self._bad.add(step)
                 warnings.warn(f"checkpoint {self._path(step)} is passed over: {error}", stacklevel=3)

@@ -1,12 +1,13 @@
 """The leaves of a training state as plain arrays: paths, shapes, dtypes, checksums, and the digest of them all.
 
-A leaf's path is made of the names on the way to it: `state/agent/params/network/Dense_0/kernel`. On disk it is the same
+A leaf's path is made of the names on the way to it: `state/agent/params/params/Dense_0/kernel`. On disk it is the same
 path in nested dictionaries (`nested`), which is what Orbax returns to whoever restores a checkpoint without jaxrl.
 """
 
 import functools
 import hashlib
 import operator
+import urllib.parse
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,8 +18,8 @@ import numpy as np
 from jaxrl.trees import PyTree, is_key, key_impl
 
 ESCAPED, NO_NAME = {"%": "%25", "/": "%2F", ".": "%2E"}, "%"
-DEEPEST = 64
-"""Dictionaries inside one another, at most."""
+MAX_DEPTH, MAX_PATH = 64, 4096
+"""Nested dictionaries, and characters of a path, at most."""
 
 Entry = dict[str, Any]
 """What a checkpoint's manifest says of one leaf: `path`, `shape`, `dtype`, and `crc32` of its bytes."""
@@ -73,18 +74,18 @@ def checksum(array: np.ndarray) -> int:
 
 def mismatch(saved: Sequence[Entry], wanted: Mapping[str, Any]) -> str | None:
     """Say where `wanted` (shapes by path) first differs from the entries `saved`; `None` if nowhere."""
-    by_path = {entry["path"]: entry for entry in saved}
+    entries = {entry["path"]: entry for entry in saved}
     for path, leaf in wanted.items():
-        if path not in by_path:
+        if path not in entries:
             return f"it has no leaf {path}"
         new = describe_leaf(path, leaf)
         for what in ("shape", "dtype"):
-            if by_path[path][what] != new[what]:
-                return f"{path} has {what} {by_path[path][what]}, expected {new[what]}"
-    extra = [path for path in by_path if path not in wanted]
+            if entries[path][what] != new[what]:
+                return f"{path} has {what} {entries[path][what]}, expected {new[what]}"
+    extra = [path for path in entries if path not in wanted]
     if extra:
         return f"it also has a leaf {extra[0]}"
-    return None if list(by_path) == list(wanted) else "its leaves are in another order"
+    return None if list(entries) == list(wanted) else "its leaves are in another order"
 
 
 def flatten(tree: PyTree) -> list[tuple[str, Any]]:
@@ -102,23 +103,27 @@ def flatten(tree: PyTree) -> list[tuple[str, Any]]:
 def path_of(keys: Sequence[Any]) -> str:
     """Return the path of a leaf from its JAX key path: names of fields and entries, and places in sequences.
 
-    `%`, `/` and `.` inside a name are written as in a URL, since `/` divides names here and `.` does in Orbax. An empty
+    `%`, `/`, `.` and what cannot be printed are written as in a URL: `/` divides names here, and `.` in Orbax. An empty
     name is `%`, and a tree that is a single array has the path `array`.
     """
     names = [jax.tree_util.keystr((key,), simple=True) for key in keys]
-    return "/".join("".join(ESCAPED.get(c, c) for c in name) or NO_NAME for name in names) or "array"
+    return "/".join("".join(map(_escaped, name)) or NO_NAME for name in names) or "array"
+
+
+def _escaped(c: str) -> str:
+    return ESCAPED.get(c) or (c if c.isprintable() else urllib.parse.quote(c, safe="", errors="replace"))
 
 
 def is_path(path: str) -> bool:
     """Say whether a string can be the path of a leaf; one that cannot might lead anywhere on a disk."""
-    return all(name and "." not in name for name in path.split("/"))
+    return len(path) <= MAX_PATH and path.isprintable() and all(name and "." not in name for name in path.split("/"))
 
 
 def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return `arrays`, given by path, as nested dictionaries.
 
     Raises:
-      ValueError: a path is too deep, or leads through another's array; no tree has such, but a stranger's file may.
+      ValueError: a path is nested too deeply, or conflicts with another, as no tree's do, but a stranger's file may.
     """
     tree: dict[str, Any] = {}
     for path, array in arrays.items():
@@ -127,9 +132,11 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
         for name in way:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
-                raise ValueError(f"{path[:200]} leads through an array")
-        if last in place or len(way) > DEEPEST:
-            raise ValueError(f"{path[:200]} is no place for an array")
+                raise ValueError(f"{path[:200]} conflicts with the array at a part of it")
+        if last in place:
+            raise ValueError(f"{path[:200]} conflicts with the arrays below it")
+        if len(way) > MAX_DEPTH:
+            raise ValueError(f"{path[:200]} is nested too deeply; at most {MAX_DEPTH} levels can be saved")
         place[last] = array
     return tree
 

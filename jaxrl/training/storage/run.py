@@ -18,7 +18,7 @@ import jax
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.changes import HARMLESS, Change, changes, measured_otherwise, unread
 from jaxrl.training.program import Form
-from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.fork import Fork, branch_off, describe_fork, origin, told
 from jaxrl.training.storage.log_sums import LogSums, damage
 from jaxrl.training.storage.members import MEMBERS, member_dir
@@ -39,8 +39,9 @@ from jaxrl.trees import PyTree
 
 VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax")
 """Packages whose version may decide a bit of the training."""
-SAVE_S, SAVE_SHARE = 10.0, 20
-"""Seconds between saves of a run without a `save_interval`, and the least multiple of what a save takes."""
+MIN_SAVE_GAP_S, MAX_SAVE_GAP_S, MAX_SAVE_SHARE = 10.0, 600.0, 0.05
+"""Seconds between saves of a run without a `save_interval`: so many that writing takes at most this share of the time,
+but never more than the second."""
 OTHER_VERSIONS = ("orbax-checkpoint", "chex", "numpy")
 
 
@@ -188,6 +189,8 @@ class Storage:
         else:
             try:
                 step, old = self.checkpoints.newest_facts()
+            except OtherVersionError:
+                raise
             except NoCheckpointError as error:
                 raise NoCheckpointError(f"{error}; begin the run again with --start-over") from error
             self.resumes = True
@@ -307,7 +310,9 @@ class Storage:
 
     def is_time_to_save(self, seconds: float) -> bool:
         """Say whether a run without a `save_interval` is to save, `seconds` after it last did."""
-        return self.dir is not None and seconds >= max(SAVE_S, SAVE_SHARE * self.checkpoints.write_s)
+        if self.dir is None or self.checkpoints.is_writing:
+            return False
+        return seconds >= min(max(MIN_SAVE_GAP_S, self.checkpoints.write_s / MAX_SAVE_SHARE), MAX_SAVE_GAP_S)
 
     def settle(self, block: bool = True) -> None:
         """Take note of how the save in progress has ended; without `block`, only if it has."""

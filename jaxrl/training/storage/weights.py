@@ -19,8 +19,8 @@ from jaxrl.training.storage.members import population_of
 from jaxrl.training.storage.run_dir import require_run
 from jaxrl.trees import Key, PyTree
 
-LEFT = ("state/agent/opt_state", "state/agent/hyper")
-"""Where the leaves of an agent lie that are not taken."""
+NOT_TAKEN = ("opt_state", "hyper")
+"""Fields of an agent's state whose arrays belong to the other run."""
 
 
 class Weights(NamedTuple):
@@ -88,9 +88,13 @@ def weights_of(place: str | None, like: Callable[[], PyTree]) -> Weights:
     return Weights(leaves, (told,))
 
 
-def _is_taken(name: str) -> bool:
-    networks = name.startswith("state/agent/") and not name.startswith(LEFT)
-    return networks or (name.startswith("state/processor/") and "/moments" in name)
+def _is_taken(path: str) -> bool:
+    match path.split("/"):
+        case "state", "agent", field, *_:
+            return field not in NOT_TAKEN
+        case "state", "processor", *names:
+            return "moments" in names
+    return False
 
 
 def _for_shards(wanted: Mapping[str, Any], saved: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -98,7 +102,7 @@ def _for_shards(wanted: Mapping[str, Any], saved: Mapping[str, np.ndarray]) -> d
     made = dict(saved)
     for name in wanted.keys() & saved.keys():
         count = f"{name.rpartition('/')[0]}/count"
-        if "/moments" in name and count in wanted and count in saved:
+        if "moments" in name.split("/") and count in wanted and count in saved:
             one = saved[name][0] if saved[count].ndim else saved[name]
             made[name] = np.broadcast_to(one, (*wanted[count].shape, *one.shape))
     return made
