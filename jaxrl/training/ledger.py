@@ -51,7 +51,7 @@ class Ledger:
     """Whether values beyond all returns were reported."""
     told_support: bool = False
     """Whether a support too narrow was reported."""
-    unsaved_s = 0.0  # seconds of training since the last save or since this process took the run up; no field, as below
+    unsaved_s = 0.0  # seconds of training since the last save in this process; no field, for no checkpoint needs it
     doing = ""  # a part in which time is spent now; no field, for no checkpoint needs it
     told_greedy: bool = False
     """Whether it was reported that greedy actions return far less than sampled ones."""
