@@ -41,7 +41,7 @@ strategy = jaxrl.off_policy(env, agent, buffer=jaxrl.uniform(64, batch_size=8), 
 jaxrl.Trainer(strategy, max_opts=20, run_dir=run, **settings).train()
 result = jaxrl.Trainer(strategy, max_opts=40, run_dir=run, resume=True, **settings).train()
 assert result.summary["opt_steps"] == 40
-assert jaxrl.load_policy(run)(jaxrl.make_env("CartPole-v1").spec.observation_space.low * 0).shape == ()
+assert int(jaxrl.load_policy(run)([0.0, 0.0, 0.0, 0.0])) in (0, 1)
 members = jaxrl.population(strategy, seeds=2)
 assert len(jaxrl.Trainer(members, max_opts=20, run_dir=f"{run}-members", **settings).train().members) == 2
 """

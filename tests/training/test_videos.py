@@ -60,7 +60,7 @@ def videos(run_dir: Path) -> list[str]:
     return sorted(path.name for path in (run_dir / "videos").iterdir())
 
 
-class Told:
+class Told(jaxrl.Recorder):
     """A recorder that keeps what it is told of videos."""
 
     def __init__(self) -> None:
@@ -68,15 +68,6 @@ class Told:
 
     def video(self, video: jaxrl.Video) -> None:
         self.videos.append(video)
-
-    def write(self, row: Any) -> None:
-        pass
-
-    def tick(self, progress: Any) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def test_an_episode_is_filmed_at_the_interval_and_training_does_not_notice(tmp_path: Path) -> None:
