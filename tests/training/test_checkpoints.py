@@ -85,6 +85,17 @@ def test_names_may_be_longer_than_those_of_files(store: Store) -> None:
     assert (found["layer" * 30]["kernel" * 30] == np.arange(3)).all()
 
 
+@pytest.mark.parametrize("nothing", [{}, (), {"a": np.zeros((0, 3))}])
+def test_what_has_no_numbers_is_saved_too(store: Store, nothing: Any) -> None:
+    """As the parameters of a policy that has none."""
+    store.save(1, nothing, {"score": 1.0})
+    store.close()
+    found, facts = store.load(1, nothing)
+    assert jax.tree.structure(found) == jax.tree.structure(nothing)
+    assert jax.tree.map(np.shape, found) == jax.tree.map(np.shape, nothing)
+    assert facts == {"score": 1.0}
+
+
 def test_a_single_array_is_a_tree_too(store: Store) -> None:
     store.save(1, jnp.arange(3), {})
     store.close()

@@ -67,6 +67,8 @@ def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], di
       LostError: another process is gone.
     """
     path.mkdir()
+    if not any(array.size for array in leaves.values()):
+        return {name: checksum(array) for name, array in leaves.items()}, {}  # Orbax writes no empty tree
     if not any(map(processes.is_spread, leaves.values())):
         in_folders = all(len(name.encode()) <= LONGEST for name in leaves)
         _write_own(path, leaves, in_parts=not in_folders)
@@ -322,10 +324,11 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
     import orbax.checkpoint as ocp
 
     wanted = {name: x for name, x in like.items() if tree_bytes(x)}  # arrays without entries are not on disk
-    tree = nested(wanted)
-    require_layout(path, {name: processes.plain_shape(x) for name, x in wanted.items()})
-    with ORBAX, hushed():
-        found = by_path(ocp.StandardCheckpointHandler().restore(path, args=ocp.args.StandardRestore(tree)), wanted)
+    tree, found = nested(wanted), dict[str, Any]()
+    if wanted:
+        require_layout(path, {name: processes.plain_shape(x) for name, x in wanted.items()})
+        with ORBAX, hushed():
+            found = by_path(ocp.StandardCheckpointHandler().restore(path, args=ocp.args.StandardRestore(tree)), wanted)
     return {name: found[name] if name in found else _without_entries(x) for name, x in like.items()}
 
 
