@@ -51,8 +51,8 @@ class Saved(NamedTuple):
     """Of the metrics since the last row."""
 
 
-Form = Callable[[PyTree], tuple[PyTree, Callable[[PyTree], PyTree]]]
-"""Makes of shapes those of another form in which a checkpoint may hold them, and what renews a tree of that."""
+Form = Callable[[PyTree], PyTree]
+"""Makes of the shapes of a state those of another form in which a checkpoint may hold it."""
 
 
 def forms_of(strategy: Strategy) -> list[Form]:
@@ -62,7 +62,7 @@ def forms_of(strategy: Strategy) -> list[Form]:
     """
     if strategy.placement.shards > 1 or strategy.state_fns.refill is None:
         return []
-    return [lambda like: (without_replay(like), lambda tree: tree)]
+    return [without_replay]
 
 
 def without_replay(saved: Saved) -> Saved:

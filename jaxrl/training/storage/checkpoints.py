@@ -95,9 +95,8 @@ class Store:
         self.keep, self.regular = keep, regular
         self.newest: int | None = None
         """The step that was last saved or loaded."""
-        self.forms: Sequence[Callable[[PyTree], tuple[PyTree, Callable[[PyTree], PyTree]]]] = ()
-        """Each makes of the structure to be loaded into another one that may have been saved, such as one without the
-        replay, and what renews a tree of it."""
+        self.forms: Sequence[Callable[[PyTree], PyTree]] = ()
+        """Each makes of the structure to be loaded another that may have been saved, such as one without the replay."""
         self.write_s = 0.0
         """Seconds that the last save took, in its thread or in the caller's."""
         self._bad: set[int] = set()
@@ -278,8 +277,8 @@ class Store:
             leaves, facts = self.read(step, like_leaves(like))
             return rebuild(like, list(leaves.values())), facts
 
-        (tree, facts), renew = self._either(like, load)
-        return renew(tree), facts
+        tree, facts = self._either(like, load)
+        return tree, facts
 
     def _load_together(self, step: int, like: PyTree) -> tuple[PyTree, Facts]:
         """Do as `load` does in all processes, of which each reads only what its devices have."""
@@ -302,18 +301,17 @@ class Store:
         """
         if like is None:
             return self.read(step)[0]
-        leaves: Leaves = self._either(like, lambda like: self.read(step, like_leaves(like))[0])[0]
+        leaves: Leaves = self._either(like, lambda like: self.read(step, like_leaves(like))[0])
         return leaves
 
-    def _either(self, like: PyTree, read: Callable[[PyTree], Any]) -> tuple[Any, Callable[[PyTree], PyTree]]:
-        """Return `read(like)`, or where that does not fit, of another form; and what renews a tree of it."""
+    def _either(self, like: PyTree, read: Callable[[PyTree], Any]) -> Any:
+        """Return `read(like)`, or where that does not fit, of another form of `like`."""
         try:
-            return read(like), lambda tree: tree
+            return read(like)
         except MismatchError:
             for form in self.forms:
-                other, renew = form(like)
                 with contextlib.suppress(MismatchError):
-                    return read(other), renew
+                    return read(form(like))
             raise
 
     def read(self, step: int, wanted: Mapping[str, Any] | None = None) -> tuple[Leaves, Facts]:
