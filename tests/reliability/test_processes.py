@@ -112,6 +112,12 @@ def toys(path: Path, *seeds: int) -> list[Ended]:
     return [end(process) for process in begun]
 
 
+def but(args: Sequence[object], flag: str, value: object) -> list[object]:
+    """Return arguments with another value of a flag that they have."""
+    place = list(args).index(flag) + 1
+    return [*args[:place], value, *args[place + 1 :]]
+
+
 def saved(path: Path) -> tuple[int, dict[str, str]]:
     """Return the newest checkpoint's step, and what its manifest says of each array: shape, type and checksum."""
     step = max(int(entry.name) for entry in (path / "checkpoints").iterdir() if entry.name.isdigit())
@@ -207,7 +213,7 @@ def test_a_damaged_part_is_passed_over_by_processes(
     tmp_path: Path, undisturbed: tuple[int, dict[str, str]], break_it: Callable[[Path], str]
 ) -> None:
     path = tmp_path / "run"
-    run = [*PPO, "--shards", 2, "--run-dir", path, "--keep", 2]
+    run = [*but(PPO, "--keep", 2), "--shards", 2, "--run-dir", path]
     assert together(run, run) == [DONE, DONE]
     said = break_it(part_of_second(path))
     go_on = ["--resume", path]
@@ -228,10 +234,10 @@ def test_a_damaged_part_is_passed_over_by_processes(
 @pytest.mark.slow
 def test_two_processes_one_four_devices_and_two_processes_again(tmp_path: Path, cache: Path) -> None:
     """Each saves what the next goes on from; its policy needs no devices."""
-    run = [*PPO, "--shards", 4]
+    run = [*PPO, "--shards", 4, "--agent.lr-decay", LAST]  # a preset would fit it to each length
     alone(*run, "--run-dir", tmp_path / "one")
     path = tmp_path / "two"
-    first = [*run, "--run-dir", path, "--max-opts", 256, "--devices", 4]
+    first = [*but(run, "--max-opts", 256), "--run-dir", path, "--devices", 4]
     assert together(first, first) == [DONE, DONE]
     alone("--resume", path, "--max-opts", 512, "--devices", 1)
     alone("--resume", path, "--max-opts", 768, "--devices", 4)
