@@ -430,7 +430,7 @@ def sampled(core: str = "none", share: float = 0.0) -> jaxrl.Strategy:
     [
         ({}, {"core": "gru"}, "agent.core: none -> gru", False),
         ({"core": "gru"}, {"core": "lstm"}, "agent.core: gru -> lstm", False),
-        ({}, {"share": 0.5}, "buffer.hindsight: 0.0 -> 0.5", False),
+        ({}, {"share": 0.5}, "buffer.hindsight: None -> 0.5", False),
         ({"share": 0.5}, {"share": 0.8}, "buffer.hindsight: 0.5 -> 0.8", True),
     ],
 )
