@@ -88,10 +88,8 @@ class Run:
         require_recorders(recorders)
         self.strategy, self.config, self.schedule = strategy, config, schedule
         self.evaluator, self.score, self.stop = evaluator, score, stop
-        self.hooks, self.interrupt = (
-            with_videos(strategy, config, hooks),
-            Interrupt() if interrupt is None else interrupt,
-        )
+        self.hooks = with_videos(strategy, config, hooks)
+        self.interrupt = Interrupt() if interrupt is None else interrupt
         self.resume, self.max_chunk = resume, max_chunk
         self.ledger = Ledger()
         self.stop_reason: str | None = None
@@ -163,10 +161,11 @@ class Run:
         row = self._record() if due.record else None
         if evaluation is None and self.config.is_promising(row):
             evaluation = self._evaluate(row)
-        self.stop_reason = self._find_stop_reason(due, self._report(row, evaluation, due.save))
+        saves = due.save or self._is_time_to_save()
+        self.stop_reason = self._find_stop_reason(due, self._report(row, evaluation, saves))
         if self.stop_reason and not self.interrupt:  # a run that ends by itself ends with both
             evaluation, row = evaluation or self._evaluate(row), row or self._record()
-        saves = due.save or self.stop_reason is not None
+        saves = saves or self.stop_reason is not None
         if saves:
             self._save()
         if self.stop_reason and not self.interrupt:
@@ -197,8 +196,8 @@ class Run:
             self._fail_with_actors()
             self._chunk = self.max_chunk or max(1, int((stop - t) * CHUNK_S / seconds))
             self._storage.settle(block=False)
-            if self.config.save_interval is None and self._storage.is_time_to_save(self.ledger.unsaved_s):
-                self._save()  # records nothing, so that the rows are the same wherever it happens
+            if stop < end and self._is_time_to_save():  # at `end` the boundary saves, after what else is due there
+                self._save()
             call(self.hooks.chunk, self, self._log.tick(stop, (stop - t) / seconds))
 
     def _fail_with_actors(self) -> None:
@@ -256,6 +255,10 @@ class Run:
             self._storage.save(self.schedule.opt_steps(self.ledger.t), self._saved(), self._facts(), self._best)
             self._storage.note(**self._summary(), status=self.stop_reason or "running")
             self.ledger.unsaved_s = 0.0
+
+    def _is_time_to_save(self) -> bool:
+        """Say whether a run without a `save_interval` is to save."""
+        return self.config.save_interval is None and self._storage.is_time_to_save(self.ledger.unsaved_s)
 
     def _roll_back(self) -> None:
         """Return to the last good state, and take another stream of randomness from there.
