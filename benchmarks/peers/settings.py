@@ -85,6 +85,9 @@ class SAC(NamedTuple):
         return self.num_envs
 
 
+WIDTHS = {64: 1, 256: 4, 1024: 30, 2048: 100}
+"""Units of each of two hidden layers, and the `slowness` of such a task."""
+
 TASKS: dict[str, DQN | PPO | SAC] = {
     "dqn": DQN(),
     "ppo-4": PPO(4),
@@ -93,6 +96,8 @@ TASKS: dict[str, DQN | PPO | SAC] = {
     "dqn-8": DQN(seeds=8),
     "dqn-32": DQN(seeds=32, slowness=2),
     "ppo-4-32": PPO(4, seeds=32, slowness=2),
+    **{f"dqn-width-{n}": DQN(hidden=(n, n), slowness=slowness) for n, slowness in WIDTHS.items()},
+    **{f"ppo-width-{n}": PPO(4, hidden=(n, n), slowness=slowness) for n, slowness in WIDTHS.items()},
 }
 
 

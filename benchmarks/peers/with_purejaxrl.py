@@ -16,6 +16,7 @@ from unittest.mock import MagicMock
 
 import jax
 import settings as s
+from flax import linen
 from flax.linen import initializers
 
 UNUSED = ("wandb", "navix", "brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training")
@@ -76,12 +77,27 @@ def theirs(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
+def widen(module: ModuleType, hidden: tuple[int, ...]) -> None:
+    """Give its networks hidden layers of the widths asked for; theirs are written out, 120 and 84, or 64."""
+    widths = {120: hidden[0], 84: hidden[1], 64: hidden[0]}
+
+    class Layers:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(linen, name)
+
+        def Dense(self, features: int, **options: Any) -> linen.Dense:
+            return linen.Dense(widths.get(features, features), **options)
+
+    module.nn = Layers()  # type: ignore[attr-defined]
+
+
 def main() -> None:
     """Compile, then time one run."""
     asked, steps = s.task(), 2 * s.opt_steps()
     assert isinstance(asked, s.DQN | s.PPO)
     module = theirs("ppo" if isinstance(asked, s.PPO) else "dqn")
     config, made = ppo(asked, steps) if isinstance(asked, s.PPO) else dqn(asked, steps)
+    widen(module, asked.hidden)
     train = jax.jit(jax.vmap(module.make_train(config)))
     keys = lambda seed: jax.random.split(jax.random.PRNGKey(seed), asked.seeds)
     jax.block_until_ready(train(keys(0)))

@@ -385,17 +385,31 @@ def _critic_loss(
     else:
         out, collections = forward(parts.networks.critic, params, to_critic(obs), *action, key=key)
     q = select_values(out, pick)
-    # Every critic regresses on the same target; their losses are summed, so that each has the gradient it has alone.
-    error = target[None] - q
-    each, gap = squared(error), ()
-    if cql_gap is not None:
-        gap = cql_gap(params, obs, sampled, out, q)
-        each = each + cql_weight * gap
-        gap = gap.mean(0)
-    loss = each.sum(0)
+    gap: PyTree = () if cql_gap is None else cql_gap(params, obs, sampled, out, q)
+    loss, error = critic_loss(q, target, gap, cql_weight)
     if parts.extra_loss is not None:
         loss = loss + extra_term(parts.extra_loss, params, items, q if pick is None else out, weight)
-    return jnp.mean(weight * loss), ((jnp.abs(error).mean(0), q.mean(0), gap), collections)
+    return jnp.mean(weight * loss), (
+        (jnp.abs(error).mean(0), q.mean(0), gap if cql_gap is None else gap.mean(0)),
+        collections,
+    )
+
+
+def critic_loss(q: Array, target: Array, gap: PyTree = (), cql: Array | float = 0.0) -> tuple[Array, Array]:
+    """Return the loss of each step `[B]`, the sum over critics of `(target - q)^2 / 2`, and `target - q` `[K, B]`.
+
+    Every critic regresses on the same target, so that in a sum each has the gradient that it has alone. Conservative
+    Q-learning adds `cql` times the `conservative_gap` `[K, B]` of each.
+
+    Args:
+      q: values of the data's actions, `[K, B]`.
+      target: `r + discount * v(s')`, `[B]` (Haarnoja et al. 2018, equations 5 and 6).
+      gap: that of CQL; `()` without.
+      cql: its weight.
+    """
+    error = target[None] - q
+    each = squared(error) if isinstance(gap, tuple) else squared(error) + cql * gap
+    return each.sum(0), error
 
 
 def extra_policy_term(parts: Parts, policy: PyTree, items: Transition, outputs: Any, weight: Array) -> Array:

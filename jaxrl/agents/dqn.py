@@ -302,6 +302,379 @@ def cql_dqn(
     )
 
 
+# --- learning ----------------------------------------------------------------------------------------------------
+
+
+def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Array) -> tuple[DQNState, Metrics, Array]:
+    config, hyper, noise = parts.config, state.hyper, _draw(parts, key, batch.weight.shape[0])
+    # The support must contain this batch's targets before they are projected onto it.
+    reach = update_return_bounds(state.reach, batch.items) if _derives_support(config) else ()
+    learnt = gradient_update(
+        parts.gradient_step,
+        partial(_loss, parts, _values(config, reach), state.target, noise, hyper.cql),
+        state.params,
+        state.opt_state,
+        (batch, (noise.taus_tm1, noise.taus_t)),
+        key=training_key(parts.network, key),
+        lr=hyper.lr,
+        max_norm=hyper.max_grad_norm,
+        opt_step=opt_step,
+    )
+    error, q, outside = learnt.aux
+    target = _update_target(config, hyper.tau, learnt.variables, state.target, opt_step)
+    metrics = {
+        "loss": learnt.loss,
+        "q": q.mean(),
+        "td_error": jnp.abs(error).mean(),
+        "grad_norm": learnt.norm,
+        "epsilon": _epsilon(parts, hyper, opt_step),
+    }
+    if _reports_out_of_support(config):
+        metrics["out_of_support"] = outside.mean()
+    priorities = jnp.abs(error)
+    if parts.memory is not None:
+        priorities = sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
+    return DQNState(learnt.variables, target, learnt.opt_state, hyper, reach), metrics, priorities
+
+
+def _loss(
+    parts: _Parts,
+    values: Values,
+    target: PyTree,
+    noise: Draws,
+    cql: PyTree,
+    params: PyTree,
+    batch: tuple[Batch, PyTree],
+    key: Key | None,
+) -> tuple[Array, tuple[tuple[Array, Array, PyTree], PyTree]]:
+    """Return the weighted mean of `action_value_loss`; `params` are what it is differentiated by.
+
+    Also return errors, greedy values and probability outside the support, `[R]` or `()`, and the network's collections.
+    """
+    (sampled, (taus_tm1, taus_t)), config = batch, parts.config
+    items, taus_tm1, taus_t, weight = _steps_of(parts, sampled, taus_tm1, taus_t)
+    online = _views(parts, params, sampled.items, noise.noise_tm1)
+    out_tm1, _, collections = _apply_network(parts, params, online.now, noise.noise_tm1, *_given(taus_tm1), key=key)
+    after = _bootstrap(parts, values, target, noise, params, sampled.items, items, online.then, taus_t)
+    taus: Array = taus_tm1 if config.values == "iqn" else _midpoints(weight.shape[0], out_tm1.shape[-1])
+    loss, error = action_value_loss(values, out_tm1, taus, items.action, after, get_mask(items.obs), cql)
+    q = jax.vmap(values.mean)(out_tm1)
+    if parts.extra_loss is not None:
+        loss = loss + extra_term(parts.extra_loss, params, items, q, weight)
+    outside: PyTree = ()
+    # Returns beyond a support that the user fixed are clipped to its ends; tell how often.
+    if values.outside and _reports_out_of_support(config):
+        outside = jax.vmap(values.outside)(after) * items.weight
+    greedy = largest(apply_mask(q, get_mask(items.obs)))
+    return jnp.mean(weight * loss), ((error * items.weight, greedy, outside), collections)
+
+
+def action_value_loss(
+    values: Values,
+    outputs: Array,
+    taus: Array,
+    action: Array,
+    after: BootstrapTarget,
+    mask: Array | None = None,
+    cql: PyTree = (),
+) -> tuple[Array, Array]:
+    """Return the loss of each step `[R]` and its temporal-difference error `[R]`.
+
+    The loss is `l(r + discount * sum_b p(b) q_target(s', b) - q(s, a))` (Mnih et al. 2015, algorithm 1), where `l` is
+    that of `values`, which compares distributions if values are such. CQL adds
+    `cql * (log sum_b exp q(s, b) - q(s, a))` (Kumar et al. 2020, equation 4).
+
+    Args:
+      values: how outputs represent returns.
+      outputs: the network's outputs for `s`, `[R, A, n]`.
+      taus: levels of the outputs if they are quantiles, `[R, n]`.
+      action: the action taken, `[R]`.
+      after: `r`, `discount`, `p` and `q_target`, from `greedy_target` or `munchausen_target`.
+      mask: actions that are allowed in `s`, `[R, A]`; if left out, all.
+      cql: weight of the penalty of CQL; `()` if it is off.
+    """
+    loss, error = jax.vmap(values.loss)(jax.vmap(select_row)(outputs, action), taus, after)
+    if isinstance(cql, tuple):
+        return loss, error
+    q = jax.vmap(values.mean)(outputs)
+    gap = jax.vmap(conservative_gap)(apply_mask(q, mask), jnp.zeros_like(q), jax.vmap(entry)(q, action))
+    return loss + cql * gap, error
+
+
+def _bootstrap(
+    parts: _Parts,
+    values: Values,
+    target: PyTree,
+    noise: Draws,
+    params: PyTree,
+    sampled: Transition,
+    items: Transition,
+    then: PyTree,
+    taus_t: PyTree,
+) -> BootstrapTarget:
+    """Return what the steps `items` `[R]` are regressed on, by the network with parameters `target`.
+
+    With double Q-learning the network with `params`, which sees `then`, chooses the action.
+    """
+    config, rows = parts.config, items.reward.shape[0]
+    apply = partial(_outputs, parts)
+    seen = _views(parts, target, sampled, noise.noise_t)
+    out_t = apply(target, seen.then, noise.noise_t, *_given(taus_t))
+    if config.munchausen:
+        out_tm1 = apply(target, seen.now, noise.noise_t, *_taus(parts, rows))
+        after = munchausen_target(values, items, out_tm1, out_t, config.munchausen, config.munchausen_temperature)
+    elif config.double:
+        fixed, then = jax.lax.stop_gradient((params, then))
+        after = greedy_target(values, items, out_t, apply(fixed, then, noise.noise_select, *_taus(parts, rows)))
+    else:
+        after = greedy_target(values, items, out_t, out_t)
+    if parts.target is not None:
+        # A discount of 0 leaves nothing to bootstrap: the user's number is the whole target.
+        own = _custom_target(parts, params, target, items)
+        after = after._replace(reward=own, discount=jnp.zeros_like(items.discount))
+    return after if parts.memory is None else sequence_targets(after, sampled, config)
+
+
+def greedy_target(values: Values, items: Transition, out_t: Array, out_select: Array) -> BootstrapTarget:
+    """Bootstrap from the value of the best next action: `r + discount * q_target(s', argmax_b q(s', b))`.
+
+    Outputs are `[R, A, n]`: `out_t` those of the target network. If `out_select` are the same, this is DQN (Mnih et al.
+    2015); if they are the online network's, double DQN (van Hasselt et al. 2016, https://arxiv.org/abs/1509.06461,
+    equation 4).
+    """
+    q = apply_mask(jax.vmap(values.mean)(out_select), get_mask(items.next_obs))
+    policy = jax.nn.one_hot(argmax(q), q.shape[1], dtype=jnp.float32)
+    return BootstrapTarget(items.reward, items.discount, out_t, policy, jnp.zeros(q.shape, jnp.float32))
+
+
+def munchausen_target(
+    values: Values, items: Transition, out_tm1: Array, out_t: Array, scale: float, temperature: float
+) -> BootstrapTarget:
+    """Bootstrap softly, and add the scaled log-policy to the reward.
+
+    `r + scale * clip(temperature log p(a|s), l0, 0) + discount * sum_b p(b|s') (q_target(s', b) - temperature log
+    p(b|s'))`, where `p` is the softmax of `q_target / temperature` (Vieillard et al. 2020,
+    https://arxiv.org/abs/2007.14430, equation 1). Outputs of the target network are `[R, A, n]`: `out_tm1` those for
+    `s`, `out_t` those for `s'`.
+    """
+    mean = jax.vmap(values.mean)
+    soft = jax.vmap(lambda q, mask: munchausen(q, temperature, mask))
+    _, log_p = soft(mean(out_tm1), get_mask(items.obs))
+    bonus = jnp.clip(jax.vmap(entry)(log_p, items.action), MUNCHAUSEN_CLIP, 0.0)
+    policy, penalty = soft(mean(out_t), get_mask(items.next_obs))
+    return BootstrapTarget(items.reward + scale * bonus, items.discount, out_t, policy, penalty)
+
+
+def _custom_target(parts: _Parts, params: PyTree, target: PyTree, items: Transition) -> Array:
+    """Return what the user's function makes of a batch, `[B]`, without a gradient."""
+    assert parts.target is not None
+    q = lambda params, obs: apply_mask(_outputs(parts, params, obs, ())[..., 0], get_mask(obs))
+    values = ActionValues(q(target, items.obs), q(target, items.next_obs), q(params, items.next_obs))
+    made = check_per_step("target", parts.target(items, jax.lax.stop_gradient(values)), items.reward)
+    return jax.lax.stop_gradient(made)
+
+
+def _update_target(config: DQNConfig, tau: Array, params: PyTree, target: PyTree, opt_step: Array) -> PyTree:
+    """Move the target network after every `target_interval`-th optimisation step, counted from 1."""
+    mixed = polyak_update(target, params, tau)
+    if config.target_interval == 1:
+        return mixed
+    # A select is faster than a `cond` here. On a CPU, a branch that has to copy makes the whole loop asynchronous,
+    # which costs more than the copy; on a GPU, a branch waits for the host.
+    due = (opt_step + 1) % config.target_interval == 0
+    return elementwise(lambda new, old: jnp.where(due, new, old), mixed, target)
+
+
+def _steps_of(parts: _Parts, sampled: Batch, *taus: PyTree) -> tuple[Transition, PyTree, PyTree, Array]:
+    """Return the steps that are learnt from, `[R, ...]`, their quantile levels and their weights in the loss.
+
+    They are the items of the batch, or the steps of its sequences after the burn-in, one sequence after the other.
+    """
+    if parts.memory is None:
+        items: Transition = sampled.items
+        return items, *taus, sampled.weight * items.weight
+    rows = training_rows_of_sequences(sampled, parts.config)
+    taus_tm1, taus_t = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), taus)
+    return rows.items, taus_tm1, taus_t, rows.weight * rows.items.weight
+
+
+def _given(taus: PyTree) -> tuple[Array, ...]:
+    return () if isinstance(taus, tuple) else (taus,)
+
+
+def _draw(parts: _Parts, key: Key, batch_size: int) -> Draws:
+    """Draw the randomness of an update. Quantile levels `[B, n]` are part of the batch, so that its pieces differ."""
+    noise_key, taus_key = jax.random.split(key)
+    taus: Any = ((), ())
+    if parts.config.values == "iqn":
+        steps = () if parts.memory is None else (parts.config.sequence,)
+        taus = jax.random.uniform(taus_key, (2, batch_size, *steps, parts.config.atoms), jnp.float32)
+    return Draws(*(_draw_noise(parts, k) for k in jax.random.split(noise_key, 3)), *taus)
+
+
+def _values(config: DQNConfig, reach: PyTree) -> Values:
+    if config.values == "expected":
+        return expected(config.loss)
+    if config.values != "c51":
+        return quantiles(config.atoms)
+    if config.v_min is not None and config.v_max is not None:
+        return c51(config.atoms, config.v_min, config.v_max)
+    return c51(config.atoms, *support_bounds(reach, config.v_min, config.v_max))
+
+
+def _derives_support(config: DQNConfig) -> bool:
+    return config.values == "c51" and (config.v_min is None or config.v_max is None)
+
+
+def _reports_out_of_support(config: DQNConfig) -> bool:
+    """Return whether returns can lie beyond the support; they can if the user fixed one of its ends."""
+    return config.values == "c51" and not (config.v_min is None and config.v_max is None)
+
+
+# --- acting ------------------------------------------------------------------------------------------------------
+
+
+def _act(
+    parts: _Parts, state: DQNState, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode
+) -> tuple[Array, PyTree]:
+    space = parts.spec.action_space
+    assert isinstance(space, Discrete)
+    if key is None or mode == "exploit":
+        q, memory = _means(parts, state, obs, ())
+        return greedy_actions(space, q, get_mask(obs)), () if parts.memory is None else {"memory": memory}
+    # Three independent draws: whether to act at random, the noise of parameters, and of Boltzmann exploration.
+    coin_key, noise_key, gumbel_key = jax.random.split(key, 3)
+    q, memory = _means(parts, state, obs, _draw_noise(parts, noise_key))  # one noise that all environments share
+    if parts.config.boltzmann:  # the largest of values with Gumbel noise is drawn from their softmax
+        q = q / state.hyper.boltzmann + gumbel_like(gumbel_key, q)
+    action = epsilon_greedy(
+        parts.spec, greedy_actions(space, q, get_mask(obs)), coin_key, _epsilon(parts, state.hyper, opt_step), obs
+    )
+    return action, () if parts.memory is None else {"memory": memory}
+
+
+def _choice(parts: _Parts, state: DQNState, obs: PyTree, opt_step: Array) -> Distribution:
+    """Return what `act` draws from, as `DistributionFn`."""
+    q, hyper = _means(parts, state, obs, ())[0], state.hyper
+    return exploration_distribution(
+        q, _epsilon(parts, hyper, opt_step), obs, hyper.boltzmann if parts.config.boltzmann else None
+    )
+
+
+def _means(parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree) -> tuple[Array, PyTree]:
+    """Return the expected returns of actions `[N, A]`, and the memory after the step; `noise` is that of parameters."""
+    taus = _taus(parts, jax.tree.leaves(obs)[0].shape[0])
+    out, memory, _ = _apply_network(parts, state.params, obs, noise, *taus)
+    return jax.vmap(_values(parts.config, state.reach).mean)(out), memory
+
+
+def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
+    return linear(hyper.epsilon_start, hyper.epsilon_end, parts.config.epsilon_decay, opt_step)
+
+
+# --- the network -------------------------------------------------------------------------------------------------
+
+
+def _network(config: DQNConfig, spec: EnvSpec) -> Network:
+    check_torso(config.torso, spec.observation_space, config.channels)
+    assert isinstance(spec.action_space, Discrete)
+    values = partial(
+        QNetwork,
+        num_actions=spec.action_space.n,
+        activation=config.activation,
+        dueling=config.dueling,
+        atoms=config.atoms if config.values in ("c51", "qr") else 0,
+        noisy=config.noisy,
+        dtype=config.dtype,
+    )
+    shape: dict[str, Any] = {"torso": config.torso, "channels": config.channels}
+    if config.core == "none":
+        return values(spec.observation_space, features=config.features, **shape)
+    # The last layer of iqn comes after the quantile embedding, and so after the core.
+    before = len(config.features) - (config.values == "iqn")
+    hidden = Box(-jnp.inf, jnp.inf, (config.core_features,))
+    return Recurrent(
+        values(hidden, torso="mlp", features=config.features[before:]),
+        spec.observation_space,
+        config.core,
+        config.core_features,
+        features=config.features[:before],
+        activation=config.activation,
+        noisy=config.noisy,
+        dtype=config.dtype,
+        **shape,
+    )
+
+
+def _begin(parts: _Parts, key: Key) -> PyTree:
+    """Initialise the network's variables."""
+    obs = space_zeros(for_policy(parts.spec.observation_space), 1)
+    if parts.memory is not None:
+        obs = RecurrentObs(obs, jax.tree.map(lambda x: x[None], parts.memory))
+    return parts.network.init(key, obs, *_taus(parts, 1))
+
+
+def _outputs(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array) -> Array:
+    """Return the network's outputs for each action, `[B, A, n]`; parameters are free of noise if `noise` is `()`."""
+    return _apply_network(parts, params, obs, noise, *taus)[0]
+
+
+def _apply_network(
+    parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array, key: Key | None = None
+) -> tuple[Array, PyTree, PyTree]:
+    """Return what `_outputs` does, the memory after the step, `()` without a core, and the network's collections.
+
+    `key` and collections are as for `jaxrl.nn.forward`.
+    """
+    made, collections = forward(parts.network, _variables(parts, params, noise), for_policy(obs), *taus, key=key)
+    out, memory = (made, ()) if parts.memory is None else made
+    return out if out.ndim == 3 else out[..., None], memory, collections
+
+
+def _apply(parts: _Parts, params: PyTree, obs: PyTree, *taus: Array) -> Any:
+    """Return the network's outputs as it makes them, without noise."""
+    return parts.network.apply(_variables(parts, params, ()), for_policy(obs), *taus)
+
+
+def _variables(parts: _Parts, params: PyTree, noise: PyTree) -> PyTree:
+    if not parts.noise:
+        return params
+    blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), parts.noise)
+    return {**params, "noise": blank if noise == () else noise}
+
+
+def _draw_noise(parts: _Parts, key: Key) -> PyTree:
+    """Draw the parameter noise in a single call; `()` without noisy layers. The key is consumed."""
+    if not parts.noise:
+        return ()
+    # One call for all layers: on a GPU each call of the generator is a kernel.
+    leaves, treedef = jax.tree.flatten(parts.noise)
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    return jax.tree.unflatten(treedef, jnp.split(jax.random.normal(key, (ends[-1],), jnp.float32), ends[:-1]))
+
+
+def _views(parts: _Parts, params: PyTree, items: Transition, noise: PyTree) -> Views:
+    """Return what the network with `params` sees of the steps that are learnt from."""
+    if parts.memory is None:
+        return Views(items.obs, items.next_obs)
+    variables = _variables(parts, params, noise)
+    return observe_sequence(parts.network, variables, parts.memory, items, parts.config.burn_in)
+
+
+def _taus(parts: _Parts, batch: int) -> tuple[Array, ...]:
+    """Return the evenly spaced quantile levels `[B, n]` at which iqn compares actions; nothing without iqn."""
+    if parts.config.values != "iqn":
+        return ()
+    return (_midpoints(batch, parts.config.atoms),)
+
+
+def _midpoints(batch: int, count: int) -> Array:
+    return jnp.broadcast_to(midpoints(count)[None], (batch, count))
+
+
+# --- the agent ---------------------------------------------------------------------------------------------------
+
+
 def _check(config: DQNConfig, parts: Mapping[str, Any]) -> None:
     """Raise `SettingsError` for settings that contradict each other."""
     check_core(config, make_network=parts["make_network"])
@@ -328,25 +701,6 @@ def _check(config: DQNConfig, parts: Mapping[str, Any]) -> None:
             f"agent.features is {config.features}; iqn needs a layer before its quantiles and another behind, "
             "as in (64, 64)"
         )
-
-
-def _values(config: DQNConfig, reach: PyTree) -> Values:
-    if config.values == "expected":
-        return expected(config.loss)
-    if config.values != "c51":
-        return quantiles(config.atoms)
-    if config.v_min is not None and config.v_max is not None:
-        return c51(config.atoms, config.v_min, config.v_max)
-    return c51(config.atoms, *support_bounds(reach, config.v_min, config.v_max))
-
-
-def _derives_support(config: DQNConfig) -> bool:
-    return config.values == "c51" and (config.v_min is None or config.v_max is None)
-
-
-def _reports_out_of_support(config: DQNConfig) -> bool:
-    """Return whether returns can lie beyond the support; they can if the user fixed one of its ends."""
-    return config.values == "c51" and not (config.v_min is None and config.v_max is None)
 
 
 def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
@@ -398,56 +752,6 @@ def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> 
     )
 
 
-def _network(config: DQNConfig, spec: EnvSpec) -> Network:
-    check_torso(config.torso, spec.observation_space, config.channels)
-    assert isinstance(spec.action_space, Discrete)
-    values = partial(
-        QNetwork,
-        num_actions=spec.action_space.n,
-        activation=config.activation,
-        dueling=config.dueling,
-        atoms=config.atoms if config.values in ("c51", "qr") else 0,
-        noisy=config.noisy,
-        dtype=config.dtype,
-    )
-    shape: dict[str, Any] = {"torso": config.torso, "channels": config.channels}
-    if config.core == "none":
-        return values(spec.observation_space, features=config.features, **shape)
-    # The last layer of iqn comes after the quantile embedding, and so after the core.
-    before = len(config.features) - (config.values == "iqn")
-    hidden = Box(-jnp.inf, jnp.inf, (config.core_features,))
-    return Recurrent(
-        values(hidden, torso="mlp", features=config.features[before:]),
-        spec.observation_space,
-        config.core,
-        config.core_features,
-        features=config.features[:before],
-        activation=config.activation,
-        noisy=config.noisy,
-        dtype=config.dtype,
-        **shape,
-    )
-
-
-def _begin(parts: _Parts, key: Key) -> PyTree:
-    """Initialise the network's variables."""
-    obs = space_zeros(for_policy(parts.spec.observation_space), 1)
-    if parts.memory is not None:
-        obs = RecurrentObs(obs, jax.tree.map(lambda x: x[None], parts.memory))
-    return parts.network.init(key, obs, *_taus(parts, 1))
-
-
-def _taus(parts: _Parts, batch: int) -> tuple[Array, ...]:
-    """Return the evenly spaced quantile levels `[B, n]` at which iqn compares actions; nothing without iqn."""
-    if parts.config.values != "iqn":
-        return ()
-    return (_midpoints(batch, parts.config.atoms),)
-
-
-def _midpoints(batch: int, count: int) -> Array:
-    return jnp.broadcast_to(midpoints(count)[None], (batch, count))
-
-
 def _init(parts: _Parts, key: Key) -> DQNState:
     config = parts.config
     params = {name: value for name, value in _begin(parts, key).items() if name != "noise"}
@@ -455,246 +759,3 @@ def _init(parts: _Parts, key: Key) -> DQNState:
     # The target must be a copy: its arrays and those of `params` are all donated to the compiled loop.
     target, opt_state = jax.tree.map(jnp.copy, params), parts.gradient_step.init(params, hyper.lr)
     return DQNState(params, target, opt_state, hyper, init_return_bounds() if _derives_support(config) else ())
-
-
-def _act(
-    parts: _Parts, state: DQNState, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode
-) -> tuple[Array, PyTree]:
-    space = parts.spec.action_space
-    assert isinstance(space, Discrete)
-    if key is None or mode == "exploit":
-        q, memory = _means(parts, state, obs, ())
-        return greedy_actions(space, q, get_mask(obs)), () if parts.memory is None else {"memory": memory}
-    # Three independent draws: whether to act at random, the noise of parameters, and of Boltzmann exploration.
-    coin_key, noise_key, gumbel_key = jax.random.split(key, 3)
-    q, memory = _means(parts, state, obs, _draw_noise(parts, noise_key))  # one noise that all environments share
-    if parts.config.boltzmann:  # the largest of values with Gumbel noise is drawn from their softmax
-        q = q / state.hyper.boltzmann + gumbel_like(gumbel_key, q)
-    action = epsilon_greedy(
-        parts.spec, greedy_actions(space, q, get_mask(obs)), coin_key, _epsilon(parts, state.hyper, opt_step), obs
-    )
-    return action, () if parts.memory is None else {"memory": memory}
-
-
-def _means(parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree) -> tuple[Array, PyTree]:
-    """Return the expected returns of actions `[N, A]`, and the memory after the step; `noise` is that of parameters."""
-    taus = _taus(parts, jax.tree.leaves(obs)[0].shape[0])
-    out, memory, _ = _apply_network(parts, state.params, obs, noise, *taus)
-    return jax.vmap(_values(parts.config, state.reach).mean)(out), memory
-
-
-def _choice(parts: _Parts, state: DQNState, obs: PyTree, opt_step: Array) -> Distribution:
-    """Return what `act` draws from, as `DistributionFn`."""
-    q, hyper = _means(parts, state, obs, ())[0], state.hyper
-    return exploration_distribution(
-        q, _epsilon(parts, hyper, opt_step), obs, hyper.boltzmann if parts.config.boltzmann else None
-    )
-
-
-def _outputs(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array) -> Array:
-    """Return the network's outputs for each action, `[B, A, n]`; parameters are free of noise if `noise` is `()`."""
-    return _apply_network(parts, params, obs, noise, *taus)[0]
-
-
-def _apply_network(
-    parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array, key: Key | None = None
-) -> tuple[Array, PyTree, PyTree]:
-    """Return what `_outputs` does, the memory after the step, `()` without a core, and the network's collections.
-
-    `key` and collections are as for `jaxrl.nn.forward`.
-    """
-    made, collections = forward(parts.network, _variables(parts, params, noise), for_policy(obs), *taus, key=key)
-    out, memory = (made, ()) if parts.memory is None else made
-    return out if out.ndim == 3 else out[..., None], memory, collections
-
-
-def _apply(parts: _Parts, params: PyTree, obs: PyTree, *taus: Array) -> Any:
-    """Return the network's outputs as it makes them, without noise."""
-    return parts.network.apply(_variables(parts, params, ()), for_policy(obs), *taus)
-
-
-def _variables(parts: _Parts, params: PyTree, noise: PyTree) -> PyTree:
-    if not parts.noise:
-        return params
-    blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), parts.noise)
-    return {**params, "noise": blank if noise == () else noise}
-
-
-def _views(parts: _Parts, params: PyTree, items: Transition, noise: PyTree) -> Views:
-    """Return what the network with `params` sees of the steps that are learnt from."""
-    if parts.memory is None:
-        return Views(items.obs, items.next_obs)
-    variables = _variables(parts, params, noise)
-    return observe_sequence(parts.network, variables, parts.memory, items, parts.config.burn_in)
-
-
-def _draw_noise(parts: _Parts, key: Key) -> PyTree:
-    """Draw the parameter noise in a single call; `()` without noisy layers. The key is consumed."""
-    if not parts.noise:
-        return ()
-    # One call for all layers: on a GPU each call of the generator is a kernel.
-    leaves, treedef = jax.tree.flatten(parts.noise)
-    ends = np.cumsum([leaf.size for leaf in leaves])
-    return jax.tree.unflatten(treedef, jnp.split(jax.random.normal(key, (ends[-1],), jnp.float32), ends[:-1]))
-
-
-def _draw(parts: _Parts, key: Key, batch_size: int) -> Draws:
-    """Draw the randomness of an update. Quantile levels `[B, n]` are part of the batch, so that its pieces differ."""
-    noise_key, taus_key = jax.random.split(key)
-    taus: Any = ((), ())
-    if parts.config.values == "iqn":
-        steps = () if parts.memory is None else (parts.config.sequence,)
-        taus = jax.random.uniform(taus_key, (2, batch_size, *steps, parts.config.atoms), jnp.float32)
-    return Draws(*(_draw_noise(parts, k) for k in jax.random.split(noise_key, 3)), *taus)
-
-
-def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
-    return linear(hyper.epsilon_start, hyper.epsilon_end, parts.config.epsilon_decay, opt_step)
-
-
-def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Array) -> tuple[DQNState, Metrics, Array]:
-    config, hyper, noise = parts.config, state.hyper, _draw(parts, key, batch.weight.shape[0])
-    # The support must contain this batch's targets before they are projected onto it.
-    reach = update_return_bounds(state.reach, batch.items) if _derives_support(config) else ()
-    learnt = gradient_update(
-        parts.gradient_step,
-        partial(_loss, parts, _values(config, reach), state.target, noise, hyper.cql),
-        state.params,
-        state.opt_state,
-        (batch, (noise.taus_tm1, noise.taus_t)),
-        key=training_key(parts.network, key),
-        lr=hyper.lr,
-        max_norm=hyper.max_grad_norm,
-        opt_step=opt_step,
-    )
-    error, q, outside = learnt.aux
-    target = _update_target(config, hyper.tau, learnt.variables, state.target, opt_step)
-    metrics = {
-        "loss": learnt.loss,
-        "q": q.mean(),
-        "td_error": jnp.abs(error).mean(),
-        "grad_norm": learnt.norm,
-        "epsilon": _epsilon(parts, hyper, opt_step),
-    }
-    if _reports_out_of_support(config):
-        metrics["out_of_support"] = outside.mean()
-    priorities = jnp.abs(error)
-    if parts.memory is not None:
-        priorities = sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
-    return DQNState(learnt.variables, target, learnt.opt_state, hyper, reach), metrics, priorities
-
-
-def _loss(
-    parts: _Parts,
-    values: Values,
-    target: PyTree,
-    noise: Draws,
-    cql: PyTree,
-    params: PyTree,
-    batch: tuple[Batch, PyTree],
-    key: Key | None,
-) -> tuple[Array, tuple[tuple[Array, Array, PyTree], PyTree]]:
-    """Return the weighted mean of `l(r + discount * sum_b p(b) q_target(s', b) - q(s, a))`.
-
-    `p` is that of `_bootstrap`. `l` is the loss of `values`, which compares distributions if values are such. Also
-    return errors, greedy values and probability outside the support, `[R]` or `()`, and the network's collections.
-    """
-    (sampled, (taus_tm1, taus_t)), config = batch, parts.config
-    items, taus_tm1, taus_t, weight = _steps_of(parts, sampled, taus_tm1, taus_t)
-    online = _views(parts, params, sampled.items, noise.noise_tm1)
-    out_tm1, _, collections = _apply_network(parts, params, online.now, noise.noise_tm1, *_given(taus_tm1), key=key)
-    after = _bootstrap(parts, values, target, noise, params, sampled.items, items, online.then, taus_t)
-    taus = taus_tm1 if config.values == "iqn" else _midpoints(weight.shape[0], out_tm1.shape[-1])
-    loss, error = jax.vmap(values.loss)(jax.vmap(select_row)(out_tm1, items.action), taus, after)
-    q = jax.vmap(values.mean)(out_tm1)
-    allowed = apply_mask(q, get_mask(items.obs))
-    if config.cql:
-        gap = jax.vmap(conservative_gap)(allowed, jnp.zeros_like(q), jax.vmap(entry)(q, items.action))
-        loss = loss + cql * gap
-    if parts.extra_loss is not None:
-        loss = loss + extra_term(parts.extra_loss, params, items, q, weight)
-    outside: PyTree = ()
-    # Returns beyond a support that the user fixed are clipped to its ends; tell how often.
-    if values.outside and _reports_out_of_support(config):
-        outside = jax.vmap(values.outside)(after) * items.weight
-    return jnp.mean(weight * loss), ((error * items.weight, largest(allowed), outside), collections)
-
-
-def _bootstrap(
-    parts: _Parts,
-    values: Values,
-    target: PyTree,
-    noise: Draws,
-    params: PyTree,
-    sampled: Transition,
-    items: Transition,
-    then: PyTree,
-    taus_t: PyTree,
-) -> BootstrapTarget:
-    """Return what the steps `items` `[R]` are regressed on: reward, discount, and the return after the step.
-
-    The return is that of the target network's outputs, in proportion to a policy: the greedy one of the target network,
-    or of the online network, which sees `then` (double Q-learning), or with Munchausen the soft one.
-    """
-    config, mean, rows = parts.config, jax.vmap(values.mean), items.reward.shape[0]
-    apply, mask_t = partial(_outputs, parts), get_mask(items.next_obs)
-    aim = _views(parts, target, sampled, noise.noise_t)
-    out_t = apply(target, aim.then, noise.noise_t, *_given(taus_t))
-    reward, discount, penalty = items.reward, items.discount, jnp.zeros(out_t.shape[:2], jnp.float32)
-    if config.munchausen:
-        # Vieillard et al. 2020, equation 1: the scaled log-policy joins the reward, and the entropy the return.
-        soft = lambda q, mask: munchausen(q, config.munchausen_temperature, mask)
-        old = mean(apply(target, aim.now, noise.noise_t, *_taus(parts, rows)))
-        _, log_old = jax.vmap(soft)(old, get_mask(items.obs))
-        bonus = jnp.clip(jax.vmap(entry)(log_old, items.action), MUNCHAUSEN_CLIP, 0.0)
-        reward = reward + config.munchausen * bonus
-        policy, penalty = jax.vmap(soft)(mean(out_t), mask_t)
-    else:
-        select = out_t
-        if config.double:
-            # van Hasselt et al. 2016, equation 4: the online network chooses, the target network evaluates.
-            fixed, then = jax.lax.stop_gradient((params, then))
-            select = apply(fixed, then, noise.noise_select, *_taus(parts, rows))
-        policy = jax.nn.one_hot(argmax(apply_mask(mean(select), mask_t)), select.shape[1], dtype=jnp.float32)
-    if parts.target is not None:
-        # A discount of 0 leaves nothing to bootstrap: the user's number is the whole target.
-        reward, discount = _custom_target(parts, params, target, items), jnp.zeros_like(discount)
-    after = BootstrapTarget(reward, discount, out_t, policy, penalty)
-    return after if parts.memory is None else sequence_targets(after, sampled, config)
-
-
-def _custom_target(parts: _Parts, params: PyTree, target: PyTree, items: Transition) -> Array:
-    """Return what the user's function makes of a batch, `[B]`, without a gradient."""
-    assert parts.target is not None
-    q = lambda params, obs: apply_mask(_outputs(parts, params, obs, ())[..., 0], get_mask(obs))
-    values = ActionValues(q(target, items.obs), q(target, items.next_obs), q(params, items.next_obs))
-    made = check_per_step("target", parts.target(items, jax.lax.stop_gradient(values)), items.reward)
-    return jax.lax.stop_gradient(made)
-
-
-def _steps_of(parts: _Parts, sampled: Batch, *taus: PyTree) -> tuple[Transition, PyTree, PyTree, Array]:
-    """Return the steps that are learnt from, `[R, ...]`, their quantile levels and their weights in the loss.
-
-    They are the items of the batch, or the steps of its sequences after the burn-in, one sequence after the other.
-    """
-    if parts.memory is None:
-        items: Transition = sampled.items
-        return items, *taus, sampled.weight * items.weight
-    rows = training_rows_of_sequences(sampled, parts.config)
-    taus_tm1, taus_t = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), taus)
-    return rows.items, taus_tm1, taus_t, rows.weight * rows.items.weight
-
-
-def _given(taus: PyTree) -> tuple[Array, ...]:
-    return () if isinstance(taus, tuple) else (taus,)
-
-
-def _update_target(config: DQNConfig, tau: Array, params: PyTree, target: PyTree, opt_step: Array) -> PyTree:
-    """Move the target network after every `target_interval`-th optimisation step, counted from 1."""
-    mixed = polyak_update(target, params, tau)
-    if config.target_interval == 1:
-        return mixed
-    # A select is faster than a `cond` here. On a CPU, a branch that has to copy makes the whole loop asynchronous,
-    # which costs more than the copy; on a GPU, a branch waits for the host.
-    due = (opt_step + 1) % config.target_interval == 0
-    return elementwise(lambda new, old: jnp.where(due, new, old), mixed, target)

@@ -218,6 +218,243 @@ def cql(
     )
 
 
+# --- learning ----------------------------------------------------------------------------------------------------
+
+
+def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Array) -> tuple[SACState, Metrics, Array]:
+    """Update the critics, the policy against the new critics, then the temperature (the paper's algorithm 1)."""
+    config, hyper, rows = parts.config, state.hyper, training_rows(parts, batch)
+    policy_key, target_key, sample_key = jax.random.split(key, 3)
+    # One temperature for all of this step; it is updated last.
+    temperature = jnp.exp(state.log_temperature) if config.learn_temperature else hyper.temperature
+    seen = observe_around(parts, batch.items, state.policy, state.target)
+    deviation = _deviations(parts, target_key, rows)
+    # The next action comes from the present policy, not from a target policy as in TD3.
+    policy_t = _policy(parts, state.policy, seen.then)
+    target: Array | NextStep
+    if config.target_network:
+        v_t, entropy_t = _soft_value(parts, policy_t, state.target, temperature, seen.then, deviation)
+        target = _targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
+    else:
+        target = _next_step(parts, rows.items, policy_t, temperature, deviation)
+    sampled = _sampled_actions(parts, state.policy, seen, sample_key) if config.cql else None
+    critic, metrics, priorities = learn_critic(parts, state, batch, target, key, opt_step, sampled)
+    if parts.memory is not None:
+        priorities = sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
+    state = state._replace(
+        critic=critic.variables,
+        target=polyak_update(state.target, critic.variables, hyper.tau) if config.target_network else (),
+        opt_state=state.opt_state._replace(critic=critic.opt_state),
+    )
+    deviation = _deviations(parts, policy_key, rows)
+    improve = lambda state: _improve_policy(parts, state, batch, rows, deviation, temperature, key, opt_step)
+    if config.policy_interval == 1:
+        state, policy_metrics = improve(state)
+        measured: Metrics = {**policy_metrics}
+    else:
+        # A whole population shares one scalar counter, so this stays a `cond` under `vmap`, and the work is skipped.
+        due = (opt_step + 1) % config.policy_interval == 0
+        none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(improve, state)[1])
+        state, policy_metrics = jax.lax.cond(due, improve, lambda state: (state, none), state)
+        measured = {name: stat(value, due) for name, value in policy_metrics.items()}
+    return state, {**metrics, **measured, "temperature": temperature}, priorities
+
+
+def _improve_policy(
+    parts: Parts,
+    state: SACState,
+    batch: Batch,
+    rows: Batch,
+    deviation: PyTree,
+    temperature: Array,
+    key: Key,
+    opt_step: Array,
+) -> tuple[SACState, dict[str, Array]]:
+    """Update the policy and the temperature; `rows` are the `training_rows` of `batch`."""
+    config, hyper = parts.config, state.hyper
+    policy = gradient_update(
+        parts.gradient_step,
+        partial(_policy_loss, parts, state.critic, temperature),
+        state.policy,
+        state.opt_state.policy,
+        (
+            batch.items.obs,
+            batch.items.is_first,
+            deviation,
+            rows.weight * rows.items.weight,
+            rows.items if parts.extra_policy_loss else (),
+        ),
+        key=training_key(parts.networks.policy, key, 1),
+        lr=hyper.policy_lr,
+        max_norm=hyper.max_grad_norm,
+        opt_step=opt_step,
+    )
+    entropy = policy.aux
+    log_temperature, opt_state = state.log_temperature, state.opt_state.temperature
+    if config.learn_temperature:
+        # The gradient of temperature * (entropy - target) with respect to the log-temperature (equation 18).
+        wanted = _target_entropy(parts, hyper.target_entropy, rows.items.obs)
+        slope = temperature * shards.pmean(jnp.mean((entropy - wanted) * rows.items.weight))
+        log_temperature, opt_state, _ = ADAM.step(
+            log_temperature,
+            [slope[None]],
+            opt_state,
+            decayed(hyper.temperature_lr, config.lr_decay, opt_step),
+            hyper.max_grad_norm,
+        )
+    state = state._replace(
+        policy=policy.variables,
+        log_temperature=log_temperature,
+        opt_state=state.opt_state._replace(policy=policy.opt_state, temperature=opt_state),
+    )
+    return state, {"policy_loss": policy.loss, "policy_grad_norm": policy.norm, "entropy": entropy.mean()}
+
+
+def _policy_loss(
+    parts: Parts, critic: PyTree, temperature: Array, policy: PyTree, batch: PyTree, key: Key | None
+) -> tuple[Array, tuple[Array, PyTree]]:
+    """Return the negated weighted mean of the soft value, the entropy `[B]`, and the policy's collections."""
+    obs, is_first, deviation, weight, items = batch
+    seen = observe_before(parts, obs, is_first, policy, critic)
+    outputs, collections = forward(parts.networks.policy, policy, to_policy(seen), key=key)
+    distribution = _distribution(parts, outputs, seen)
+    value, entropy = _soft_value(parts, distribution, critic, temperature, seen, deviation)
+    loss = -value
+    if parts.extra_policy_loss is not None:
+        loss = loss + extra_policy_term(parts, policy, items, distribution, weight)
+    return jnp.mean(weight * loss), (entropy, collections)
+
+
+def soft_value(q: Array, entropy: Array, temperature: Array, probability: Array | None = None) -> Array:
+    """Return the value of a state with its entropy bonus, `sum_a p(a) q(a) + temperature * entropy`, `[B]`.
+
+    Discrete actions have values and probabilities `[B, A]`, and the value is exact (Christodoulou 2019, equation 10).
+    Continuous ones have the value `[B, 1]` of one action drawn from the policy, without `probability`, and its
+    `-log p` as the entropy: an estimate (Haarnoja et al. 2018, equation 3).
+    """
+    value = q[:, 0] if probability is None else jnp.sum(probability * q, axis=-1)
+    return value + temperature * entropy
+
+
+def _soft_value(
+    parts: Parts, policy: Distribution, critic: PyTree, temperature: Array, obs: PyTree, deviation: PyTree
+) -> tuple[Array, Array]:
+    """Return the soft value of `obs` by the lowest of the critics, and the entropy of `policy`; `[B]` each.
+
+    A continuous action lies `deviation` `[B, D]` standard deviations from the mean, and gradients reach the policy
+    through it (equation 7).
+    """
+    if isinstance(parts.spec.action_space, Discrete):
+        q, entropy = min_values(parts.networks.critic, critic, obs), policy.entropy()
+        return soft_value(q, entropy, temperature, jax.nn.softmax(cast(Any, policy).logits)), entropy
+    raw = cast(TanhGaussian, policy).at(deviation)
+    q, entropy = min_values(parts.networks.critic, critic, obs, jnp.tanh(raw)), -policy.log_prob(raw)
+    return soft_value(q, entropy, temperature), entropy
+
+
+def _targets(parts: Parts, items: Transition, rows: Transition, v_t: Array, bonus: Array) -> Array:
+    """Return the targets `[R]` of the steps that are learnt from; `bonus` is what the entropy adds to `v_t`.
+
+    Within sequences `items` they run over several steps, and each step but the first adds the entropy before it.
+    """
+    if parts.memory is None:
+        return rows.reward + rows.discount * v_t
+    one = Bootstrap(rows.reward + rows.discount * bonus, rows.discount, v_t - bonus)
+    after = sequence_targets(one, items, parts.config)
+    return after.reward + after.discount * after.value
+
+
+def _next_step(
+    parts: Parts, items: Transition, policy: Distribution, temperature: Array, deviation: PyTree
+) -> NextStep:
+    """Return what the steps `items` `[R]` are regressed on without a target network; `policy` is that after them."""
+    if isinstance(parts.spec.action_space, Discrete):
+        action: tuple[Array, ...] = ()
+        probability, entropy = jax.nn.softmax(cast(Any, policy).logits), policy.entropy()
+    else:
+        raw = cast(TanhGaussian, policy).at(deviation)
+        action, probability, entropy = (jnp.tanh(raw),), jnp.ones((raw.shape[0], 1)), -policy.log_prob(raw)
+    return NextStep(items.reward, items.discount, items.next_obs, action, probability, temperature * entropy)
+
+
+def _target_entropy(parts: Parts, usual: Array, obs: PyTree) -> Array:
+    """Return the target entropy; the default is, under a mask, a share of the entropy of the uniform policy there.
+
+    Compared with the value in the state, which a population may override.
+    """
+    mask = get_mask(obs)
+    if mask is None or parts.config.target_entropy or mask.shape[-1] == 1:
+        return usual
+    # Entropy of the uniform policy over the allowed actions, as a share of that over all.
+    share = jnp.log(unmask_empty_rows(mask).sum(axis=-1)) / math.log(mask.shape[-1])
+    return jnp.where(usual == jnp.float32(_usual_entropy(parts.spec)), usual * share, usual)
+
+
+def _deviations(parts: Parts, key: Key, rows: Batch) -> PyTree:
+    """Draw the deviations `[R, D]` of sampled actions from the mean; `()` for discrete actions, which need none.
+
+    They are data of the loss, so that a batch that is cut into pieces has the same. The key is consumed.
+    """
+    if isinstance(parts.spec.action_space, Discrete):
+        return ()
+    return jax.random.normal(key, (rows.weight.shape[0], space_size(cast(Box, parts.spec.action_space))), jnp.float32)
+
+
+def _sampled_actions(parts: Parts, policy: PyTree, seen: Views, key: Key) -> SampledActions:
+    """Draw rivals for what is seen before a step: uniformly, from the policy there, and from the policy after it.
+
+    The key is consumed.
+    """
+    if isinstance(parts.spec.action_space, Discrete):
+        return SampledActions((), ())
+    uniform_key, *keys = jax.random.split(key, 3)
+    rows, size = jax.tree.leaves(seen.now)[0].shape[0], space_size(cast(Box, parts.spec.action_space))
+    shape = (rows, parts.config.cql_actions, size)
+    # CQL, equation 4: the sum of exponentials is estimated by importance sampling. Uniform actions have density 2^-D.
+    uniform = jax.random.uniform(uniform_key, shape, jnp.float32, -1.0, 1.0)
+    actions, densities = [uniform], [jnp.full(shape[:2], -size * math.log(2), jnp.float32)]
+    for obs, key in zip(seen, keys, strict=True):
+        outputs = cast(Array, parts.networks.policy.apply(policy, to_policy(obs)))
+        distribution = cast(TanhGaussian, parts.head.distribution(outputs[:, None]))
+        raw = distribution.at(jax.random.normal(key, shape, jnp.float32))
+        actions.append(jnp.tanh(raw))
+        densities.append(distribution.log_prob(raw))
+    action = jnp.concatenate(actions, axis=1)
+    return SampledActions(action, jnp.concatenate(densities, axis=1) + math.log(action.shape[1]))
+
+
+# --- acting ------------------------------------------------------------------------------------------------------
+
+
+def _act(parts: Parts, state: SACState, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
+    distribution = _policy(parts, state.policy, obs, state.hyper.exploration)
+    if parts.memory is not None:
+        raw = distribution.mode() if key is None or mode == "exploit" else distribution.sample(key)
+        # Critics have memories too, and must see each step to have them when they learn.
+        memories = next_memories(parts, obs, state.policy, state.critic if state.critic else ())
+        return parts.head.to_env(raw), {"memory": memories}
+    if key is None or mode == "exploit":
+        return parts.head.to_env(distribution.mode()), {"memory": obs.memory} if isinstance(obs, RecurrentObs) else ()
+    if not isinstance(obs, RecurrentObs):
+        return parts.head.to_env(distribution.sample(key)), ()
+    # Each action still follows the policy's distribution; only successive actions of an episode are correlated.
+    after = correlated_noise(
+        state.hyper.noise_memory, obs.memory, jax.random.normal(key, obs.memory.shape, jnp.float32)
+    )
+    return parts.head.to_env(cast(TanhGaussian, distribution).at(after)), {"memory": after}
+
+
+def _policy(parts: Parts, params: PyTree, obs: PyTree, temperature: PyTree = ()) -> Distribution:
+    return _distribution(parts, parts.networks.policy.apply(params, to_policy(obs)), obs, temperature)
+
+
+def _distribution(parts: Parts, outputs: Array, obs: PyTree, temperature: PyTree = ()) -> Distribution:
+    return mask_distribution(apply_temperature(parts.head.distribution(outputs), temperature), get_mask(obs))
+
+
+# --- the agent ---------------------------------------------------------------------------------------------------
+
+
 def _check(config: SACConfig, parts: Mapping[str, Any]) -> None:
     """Raise `SettingsError` for settings that contradict each other."""
     check_core(config, make_policy=parts["make_policy"], make_critic=parts["make_critic"])
@@ -301,222 +538,3 @@ def _usual_entropy(spec: EnvSpec) -> float:
     if isinstance(spec.action_space, Discrete):
         return 0.3 * math.log(spec.action_space.n)
     return -float(space_size(cast(Any, spec.action_space)))
-
-
-def _target_entropy(parts: Parts, usual: Array, obs: PyTree) -> Array:
-    """Return the target entropy; the default is, under a mask, a share of the entropy of the uniform policy there.
-
-    Compared with the value in the state, which a population may override.
-    """
-    mask = get_mask(obs)
-    if mask is None or parts.config.target_entropy or mask.shape[-1] == 1:
-        return usual
-    # Entropy of the uniform policy over the allowed actions, as a share of that over all.
-    share = jnp.log(unmask_empty_rows(mask).sum(axis=-1)) / math.log(mask.shape[-1])
-    return jnp.where(usual == jnp.float32(_usual_entropy(parts.spec)), usual * share, usual)
-
-
-def _policy(parts: Parts, params: PyTree, obs: PyTree, temperature: PyTree = ()) -> Distribution:
-    return _distribution(parts, parts.networks.policy.apply(params, to_policy(obs)), obs, temperature)
-
-
-def _distribution(parts: Parts, outputs: Array, obs: PyTree, temperature: PyTree = ()) -> Distribution:
-    return mask_distribution(apply_temperature(parts.head.distribution(outputs), temperature), get_mask(obs))
-
-
-def _act(parts: Parts, state: SACState, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
-    distribution = _policy(parts, state.policy, obs, state.hyper.exploration)
-    if parts.memory is not None:
-        raw = distribution.mode() if key is None or mode == "exploit" else distribution.sample(key)
-        # Critics have memories too, and must see each step to have them when they learn.
-        memories = next_memories(parts, obs, state.policy, state.critic if state.critic else ())
-        return parts.head.to_env(raw), {"memory": memories}
-    if key is None or mode == "exploit":
-        return parts.head.to_env(distribution.mode()), {"memory": obs.memory} if isinstance(obs, RecurrentObs) else ()
-    if not isinstance(obs, RecurrentObs):
-        return parts.head.to_env(distribution.sample(key)), ()
-    # Each action still follows the policy's distribution; only successive actions of an episode are correlated.
-    after = correlated_noise(
-        state.hyper.noise_memory, obs.memory, jax.random.normal(key, obs.memory.shape, jnp.float32)
-    )
-    return parts.head.to_env(cast(TanhGaussian, distribution).at(after)), {"memory": after}
-
-
-def soft_value(
-    parts: Parts, policy: Distribution, critic: PyTree, temperature: Array, obs: PyTree, deviation: PyTree
-) -> tuple[Array, Array]:
-    """Return the soft value of `obs`, `E[q(a) - temperature log p(a)]`, and the entropy of `policy`; `[B]` each.
-
-    For continuous actions it is estimated from one sample, which lies `deviation` `[B, D]` standard deviations from the
-    mean, and through which gradients reach the policy (equation 7); for discrete actions it is exact.
-    """
-    if isinstance(parts.spec.action_space, Discrete):
-        q = min_values(parts.networks.critic, critic, obs)
-        entropy = policy.entropy()
-        probability = jax.nn.softmax(cast(Any, policy).logits)
-        return jnp.sum(probability * q, axis=-1) + temperature * entropy, entropy
-    raw = cast(TanhGaussian, policy).at(deviation)
-    entropy = -policy.log_prob(raw)
-    return min_values(parts.networks.critic, critic, obs, jnp.tanh(raw))[:, 0] + temperature * entropy, entropy
-
-
-def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Array) -> tuple[SACState, Metrics, Array]:
-    """Update the critics, the policy against the new critics, then the temperature (the paper's algorithm 1)."""
-    config, hyper, rows = parts.config, state.hyper, training_rows(parts, batch)
-    policy_key, target_key, sample_key = jax.random.split(key, 3)
-    # One temperature for all of this step; it is updated last.
-    temperature = jnp.exp(state.log_temperature) if config.learn_temperature else hyper.temperature
-    seen = observe_around(parts, batch.items, state.policy, state.target)
-    deviation = _deviations(parts, target_key, rows)
-    # The next action comes from the present policy, not from a target policy as in TD3.
-    policy_t = _policy(parts, state.policy, seen.then)
-    target: Array | NextStep
-    if config.target_network:
-        v_t, entropy_t = soft_value(parts, policy_t, state.target, temperature, seen.then, deviation)
-        target = _targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
-    else:
-        target = _next_step(parts, rows.items, policy_t, temperature, deviation)
-    sampled = _sampled_actions(parts, state.policy, seen, sample_key) if config.cql else None
-    critic, metrics, priorities = learn_critic(parts, state, batch, target, key, opt_step, sampled)
-    if parts.memory is not None:
-        priorities = sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
-    state = state._replace(
-        critic=critic.variables,
-        target=polyak_update(state.target, critic.variables, hyper.tau) if config.target_network else (),
-        opt_state=state.opt_state._replace(critic=critic.opt_state),
-    )
-    deviation = _deviations(parts, policy_key, rows)
-    improve = lambda state: _improve_policy(parts, state, batch, rows, deviation, temperature, key, opt_step)
-    if config.policy_interval == 1:
-        state, policy_metrics = improve(state)
-        measured: Metrics = {**policy_metrics}
-    else:
-        # A whole population shares one scalar counter, so this stays a `cond` under `vmap`, and the work is skipped.
-        due = (opt_step + 1) % config.policy_interval == 0
-        none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(improve, state)[1])
-        state, policy_metrics = jax.lax.cond(due, improve, lambda state: (state, none), state)
-        measured = {name: stat(value, due) for name, value in policy_metrics.items()}
-    return state, {**metrics, **measured, "temperature": temperature}, priorities
-
-
-def _improve_policy(
-    parts: Parts,
-    state: SACState,
-    batch: Batch,
-    rows: Batch,
-    deviation: PyTree,
-    temperature: Array,
-    key: Key,
-    opt_step: Array,
-) -> tuple[SACState, dict[str, Array]]:
-    """Update the policy and the temperature; `rows` are the `training_rows` of `batch`."""
-    config, hyper = parts.config, state.hyper
-    policy = gradient_update(
-        parts.gradient_step,
-        partial(_policy_loss, parts, state.critic, temperature),
-        state.policy,
-        state.opt_state.policy,
-        (
-            batch.items.obs,
-            batch.items.is_first,
-            deviation,
-            rows.weight * rows.items.weight,
-            rows.items if parts.extra_policy_loss else (),
-        ),
-        key=training_key(parts.networks.policy, key, 1),
-        lr=hyper.policy_lr,
-        max_norm=hyper.max_grad_norm,
-        opt_step=opt_step,
-    )
-    entropy = policy.aux
-    log_temperature, opt_state = state.log_temperature, state.opt_state.temperature
-    if config.learn_temperature:
-        # The gradient of temperature * (entropy - target) with respect to the log-temperature.
-        wanted = _target_entropy(parts, hyper.target_entropy, rows.items.obs)
-        slope = temperature * shards.pmean(jnp.mean((entropy - wanted) * rows.items.weight))
-        log_temperature, opt_state, _ = ADAM.step(
-            log_temperature,
-            [slope[None]],
-            opt_state,
-            decayed(hyper.temperature_lr, config.lr_decay, opt_step),
-            hyper.max_grad_norm,
-        )
-    state = state._replace(
-        policy=policy.variables,
-        log_temperature=log_temperature,
-        opt_state=state.opt_state._replace(policy=policy.opt_state, temperature=opt_state),
-    )
-    return state, {"policy_loss": policy.loss, "policy_grad_norm": policy.norm, "entropy": entropy.mean()}
-
-
-def _deviations(parts: Parts, key: Key, rows: Batch) -> PyTree:
-    """Draw the deviations `[R, D]` of sampled actions from the mean; `()` for discrete actions, which need none.
-
-    They are data of the loss, so that a batch that is cut into pieces has the same. The key is consumed.
-    """
-    if isinstance(parts.spec.action_space, Discrete):
-        return ()
-    return jax.random.normal(key, (rows.weight.shape[0], space_size(cast(Box, parts.spec.action_space))), jnp.float32)
-
-
-def _targets(parts: Parts, items: Transition, rows: Transition, v_t: Array, bonus: Array) -> Array:
-    """Return the targets `[R]` of the steps that are learnt from; `bonus` is what the entropy adds to `v_t`.
-
-    Within sequences `items` they run over several steps, and each step but the first adds the entropy before it.
-    """
-    if parts.memory is None:
-        return rows.reward + rows.discount * v_t
-    one = Bootstrap(rows.reward + rows.discount * bonus, rows.discount, v_t - bonus)
-    after = sequence_targets(one, items, parts.config)
-    return after.reward + after.discount * after.value
-
-
-def _next_step(
-    parts: Parts, items: Transition, policy: Distribution, temperature: Array, deviation: PyTree
-) -> NextStep:
-    """Return what the steps `items` `[R]` are regressed on without a target network; `policy` is that after them."""
-    if isinstance(parts.spec.action_space, Discrete):
-        action: tuple[Array, ...] = ()
-        probability, entropy = jax.nn.softmax(cast(Any, policy).logits), policy.entropy()
-    else:
-        raw = cast(TanhGaussian, policy).at(deviation)
-        action, probability, entropy = (jnp.tanh(raw),), jnp.ones((raw.shape[0], 1)), -policy.log_prob(raw)
-    return NextStep(items.reward, items.discount, items.next_obs, action, probability, temperature * entropy)
-
-
-def _sampled_actions(parts: Parts, policy: PyTree, seen: Views, key: Key) -> SampledActions:
-    """Draw rivals for what is seen before a step: uniformly, from the policy there, and from the policy after it.
-
-    The key is consumed.
-    """
-    if isinstance(parts.spec.action_space, Discrete):
-        return SampledActions((), ())
-    uniform_key, *keys = jax.random.split(key, 3)
-    rows, size = jax.tree.leaves(seen.now)[0].shape[0], space_size(cast(Box, parts.spec.action_space))
-    shape = (rows, parts.config.cql_actions, size)
-    # CQL, equation 4: the sum of exponentials is estimated by importance sampling. Uniform actions have density 2^-D.
-    uniform = jax.random.uniform(uniform_key, shape, jnp.float32, -1.0, 1.0)
-    actions, densities = [uniform], [jnp.full(shape[:2], -size * math.log(2), jnp.float32)]
-    for obs, key in zip(seen, keys, strict=True):
-        outputs = cast(Array, parts.networks.policy.apply(policy, to_policy(obs)))
-        distribution = cast(TanhGaussian, parts.head.distribution(outputs[:, None]))
-        raw = distribution.at(jax.random.normal(key, shape, jnp.float32))
-        actions.append(jnp.tanh(raw))
-        densities.append(distribution.log_prob(raw))
-    action = jnp.concatenate(actions, axis=1)
-    return SampledActions(action, jnp.concatenate(densities, axis=1) + math.log(action.shape[1]))
-
-
-def _policy_loss(
-    parts: Parts, critic: PyTree, temperature: Array, policy: PyTree, batch: PyTree, key: Key | None
-) -> tuple[Array, tuple[Array, PyTree]]:
-    """Return the negated weighted mean of the soft value, the entropy `[B]`, and the policy's collections."""
-    obs, is_first, deviation, weight, items = batch
-    seen = observe_before(parts, obs, is_first, policy, critic)
-    outputs, collections = forward(parts.networks.policy, policy, to_policy(seen), key=key)
-    distribution = _distribution(parts, outputs, seen)
-    value, entropy = soft_value(parts, distribution, critic, temperature, seen, deviation)
-    loss = -value
-    if parts.extra_policy_loss is not None:
-        loss = loss + extra_policy_term(parts, policy, items, distribution, weight)
-    return jnp.mean(weight * loss), (entropy, collections)
