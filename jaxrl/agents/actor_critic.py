@@ -15,7 +15,8 @@ from typing import Annotated, Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl import shards
+from jaxrl import distributions, masks, nn, shards
+from jaxrl.agents import losses, returns
 from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Mode, PolicyFns
 from jaxrl.agents.checks import make_hyper
 from jaxrl.agents.custom import (
@@ -44,32 +45,12 @@ from jaxrl.agents.fields import (
     Weight,
     Widths,
 )
-from jaxrl.agents.losses import clipped_surrogate, squared, value_loss, weighted_surrogate
 from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_update
-from jaxrl.agents.returns import gae, lambda_returns, vtrace
-from jaxrl.distributions import Distribution, Head, apply_temperature, make_head, mask_distribution
+from jaxrl.distributions import Distribution, Head
 from jaxrl.errors import SettingsError
-from jaxrl.masks import (
-    PRIVILEGED,
-    check_observation_entries,
-    for_critic,
-    for_policy,
-    get_mask,
-    has_entry,
-    view_spec,
-    zero_privileged,
-)
+from jaxrl.masks import PRIVILEGED
 from jaxrl.metrics import Metrics, Stat, stat
-from jaxrl.nn import (
-    ActorCritic,
-    Network,
-    check_torso,
-    forward,
-    initial_memory,
-    takes_train,
-    training_key,
-    unroll,
-)
+from jaxrl.nn import ActorCritic, Network
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, RecurrentObs, Rollout
@@ -329,14 +310,14 @@ def _check(config: PPOConfig, parts: Mapping[str, Any]) -> None:
 
 
 def _build(name: str, config: PPOConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
-    check_observation_entries(spec)
-    spec = view_spec(spec, for_critic)
-    privileged = has_entry(spec.observation_space, PRIVILEGED)
-    head, memory = make_head(spec, config.squash), initial_memory(config.core, config.core_features)
+    masks.check_observation_entries(spec)
+    spec = masks.view_spec(spec, masks.for_critic)
+    privileged = masks.has_entry(spec.observation_space, PRIVILEGED)
+    head, memory = distributions.make_head(spec, config.squash), nn.initial_memory(config.core, config.core_features)
     usual, outputs = partial(_network, config, spec, head), (policy_output(head), ONE_VALUE)
     network = build_network(custom, "make_network", (spec, head), usual, (observation_structs(spec),), outputs)
     blinds = privileged and "make_network" in custom.makers
-    if blinds and takes_train(network):
+    if blinds and nn.takes_train(network):
         raise SettingsError(
             f"{spec.name} has a privileged state, which a second pass through the network of make_network keeps "
             "from the policy; so it cannot have batch statistics or dropout, by an argument train"
@@ -350,7 +331,7 @@ def _build(name: str, config: PPOConfig, custom: CustomParts, spec: EnvSpec) -> 
         strip=lambda state: state._replace(opt_state=()),
         prepare=partial(_prepare, parts),
         memory=memory,
-        apply={"params": lambda params, obs: network.apply(params, for_critic(obs))},
+        apply={"params": lambda params, obs: network.apply(params, masks.for_critic(obs))},
         policy_fns=PolicyFns(
             partial(_choice, parts),
             lambda state, obs, action: _apply_network(parts, state.params, obs)[1],
@@ -371,9 +352,9 @@ def _build(name: str, config: PPOConfig, custom: CustomParts, spec: EnvSpec) -> 
 
 
 def _network(config: PPOConfig, spec: EnvSpec, head: Head) -> Network:
-    check_torso(config.torso, spec.observation_space, config.channels)
-    seen = for_policy(spec.observation_space)
-    check_torso(config.torso, seen, config.channels)
+    nn.check_torso(config.torso, spec.observation_space, config.channels)
+    seen = masks.for_policy(spec.observation_space)
+    nn.check_torso(config.torso, seen, config.channels)
     return ActorCritic(
         seen,
         head.outputs,
@@ -387,7 +368,7 @@ def _network(config: PPOConfig, spec: EnvSpec, head: Head) -> Network:
         config.core_features,
         config.channels,
         config.dtype,
-        spec.observation_space if has_entry(spec.observation_space, PRIVILEGED) else None,
+        spec.observation_space if masks.has_entry(spec.observation_space, PRIVILEGED) else None,
     )
 
 
@@ -426,8 +407,8 @@ def _act(
 def _policy_distribution(parts: _Parts, state: ActorCriticState, obs: PyTree) -> tuple[Distribution, PyTree]:
     """Return the distributions of raw actions, and the memory after the step."""
     outputs, _, memory, _ = _apply_network(parts, state.params, obs)
-    return mask_distribution(
-        apply_temperature(parts.head.distribution(outputs), state.hyper.exploration), get_mask(obs)
+    return distributions.mask_distribution(
+        distributions.apply_temperature(parts.head.distribution(outputs), state.hyper.exploration), masks.get_mask(obs)
     ), memory
 
 
@@ -443,10 +424,10 @@ def _apply_network(
 
     `key` and collections are as for `jaxrl.nn.forward`.
     """
-    obs = for_critic(obs)
-    (outputs, value, *memory), collections = forward(parts.network, params, obs, key=key)
+    obs = masks.for_critic(obs)
+    (outputs, value, *memory), collections = nn.forward(parts.network, params, obs, key=key)
     if parts.blinds:
-        outputs = cast(tuple, parts.network.apply(params, zero_privileged(obs)))[0]
+        outputs = cast(tuple, parts.network.apply(params, masks.zero_privileged(obs)))[0]
     return outputs, squeeze_values(value), memory[0] if memory else (), collections
 
 
@@ -459,22 +440,26 @@ def _evaluate_actions(
     """
     if parts.memory is None:
         outputs, value, _, collections = _apply_network(parts, params, sample.obs, key)
-        return mask_distribution(parts.head.distribution(outputs), get_mask(sample.obs)), value, collections
+        return (
+            distributions.mask_distribution(parts.head.distribution(outputs), masks.get_mask(sample.obs)),
+            value,
+            collections,
+        )
     assert not isinstance(sample.is_first, tuple)
     rows, steps = sample.is_first.shape
     flat = lambda x: x.reshape(rows * steps, *x.shape[2:])
     apply = partial(cast(Any, parts.network).apply, params)
     # The torso needs no order, so all steps go through it as one batch; only the core is unrolled over time.
-    hidden, critic = apply(jax.tree.map(flat, for_critic(sample.obs)), method="apply_torso")
+    hidden, critic = apply(jax.tree.map(flat, masks.for_critic(sample.obs)), method="apply_torso")
     by_time = lambda x: jnp.moveaxis(x.reshape(rows, steps, *x.shape[1:]), 1, 0)
 
     advance = partial(apply, method="step_core")
-    _, hidden = unroll(advance, parts.memory, sample.memory, by_time(hidden), sample.is_first.T)
+    _, hidden = nn.unroll(advance, parts.memory, sample.memory, by_time(hidden), sample.is_first.T)
     hidden = flat(jnp.moveaxis(hidden, 0, 1))
-    critic = critic if has_entry(parts.spec.observation_space, PRIVILEGED) else hidden
+    critic = critic if masks.has_entry(parts.spec.observation_space, PRIVILEGED) else hidden
     outputs, value = cast(tuple[Array, Array], apply(hidden, critic, method="apply_heads"))
-    distribution = mask_distribution(
-        parts.head.distribution(outputs.reshape(rows, steps, -1)), get_mask(sample.obs, axes=2)
+    distribution = distributions.mask_distribution(
+        parts.head.distribution(outputs.reshape(rows, steps, -1)), masks.get_mask(sample.obs, axes=2)
     )
     return distribution, value.reshape(rows, steps), {}
 
@@ -529,15 +514,15 @@ def _estimate(
     items, last, lambda_ = rollout.items, rollout.last, hyper.gae_lambda
     over_envs = lambda equation, *args: jax.vmap(partial(equation, lambda_=lambda_), in_axes=1, out_axes=1)(*args)
     if config.rho_clip:
-        equation = partial(vtrace, rho_clip=hyper.rho_clip, c_clip=hyper.c_clip)
+        equation = partial(returns.vtrace, rho_clip=hyper.rho_clip, c_clip=hyper.c_clip)
         # V-trace truncates the ratios; with parameters that are not stale they are 1, and it is the lambda-return.
         traced = over_envs(equation, items.reward, items.discount, last, v_tm1, v_t, jnp.exp(log_rho))
         return (traced.advantage if config.baseline else traced.advantage + v_tm1), traced.target
     if config.baseline:
-        advantage = over_envs(gae, items.reward, items.discount, last, v_tm1, v_t)
+        advantage = over_envs(returns.gae, items.reward, items.discount, last, v_tm1, v_t)
         return advantage, advantage + v_tm1
     # Without a baseline the return itself weighs the log-probabilities (REINFORCE).
-    target = over_envs(lambda_returns, items.reward, items.discount, last, v_t)
+    target = over_envs(returns.lambda_returns, items.reward, items.discount, last, v_t)
     return target, target
 
 
@@ -590,7 +575,7 @@ def _update(
         state.params,
         state.opt_state,
         sample,
-        key=training_key(parts.network, key),
+        key=nn.training_key(parts.network, key),
         lr=hyper.lr,
         max_norm=hyper.max_grad_norm,
         opt_step=opt_step,
@@ -637,16 +622,16 @@ def actor_critic_loss(
     log_ratio = distribution.log_prob(sample.action) - sample.log_prob
     ratio = jnp.exp(log_ratio)
     if config.surrogate == "clipped":
-        policy_loss = clipped_surrogate(ratio, sample.advantage, hyper.clip_eps)
+        policy_loss = losses.clipped_surrogate(ratio, sample.advantage, hyper.clip_eps)
     elif config.surrogate == "weighted":
-        policy_loss = weighted_surrogate(log_ratio, sample.advantage, hyper.rho_clip)
+        policy_loss = losses.weighted_surrogate(log_ratio, sample.advantage, hyper.rho_clip)
     else:
         # The gradient of the logarithm of the ratio is that of the log-probability.
         policy_loss = -log_ratio * sample.advantage
     if config.vf_clip_eps:
-        error_loss = value_loss(value, sample.value, sample.target, config.vf_clip_eps)
+        error_loss = losses.value_loss(value, sample.value, sample.target, config.vf_clip_eps)
     else:
-        error_loss = squared(value - sample.target)
+        error_loss = losses.squared(value - sample.target)
     terms = {
         "policy_loss": policy_loss,
         "value_loss": error_loss,

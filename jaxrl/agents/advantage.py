@@ -13,24 +13,10 @@ from typing import Annotated, Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
+from jaxrl.agents import bc, critics
 from jaxrl.agents.base import Agent, AgentInfo, AgentMaker
-from jaxrl.agents.bc import act, action_distribution, make_cloning_head, regress, to_policy_actions
 from jaxrl.agents.checks import check_actions, make_hyper
-from jaxrl.agents.critics import (
-    CriticConfig,
-    Parts,
-    apply_fns,
-    build_networks,
-    critic_policy_fns,
-    extra_policy_term,
-    init_networks,
-    learn_critic,
-    min_values,
-    select_values,
-    to_critic,
-    unit_actions,
-    value_network,
-)
+from jaxrl.agents.critics import CriticConfig, Parts
 from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker, squeeze_values
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Positive, Weight
@@ -164,22 +150,22 @@ def iql(
 
 def _build(name: str, config: AWACConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
-    head = make_cloning_head(spec)
-    networks = build_networks(config, custom, spec, head)
+    head = bc.make_cloning_head(spec)
+    networks = critics.build_networks(config, custom, spec, head)
     if isinstance(config, IQLConfig):
-        networks = networks._replace(value=value_network(config, custom, spec))
+        networks = networks._replace(value=critics.value_network(config, custom, spec))
     network = networks.policy
     parts = Parts(config, networks, custom.gradient_step, spec, head, None, custom.extra_loss, custom.extra_policy_loss)
     return Agent(
         name=name,
         init=partial(_init, parts),
-        act=partial(act, network, head),
+        act=partial(bc.act, network, head),
         update=partial(_update_iql if isinstance(config, IQLConfig) else _update_awac, parts),
         strip=lambda state: state._replace(critic=(), target=(), value=(), opt_state=()),
-        apply=apply_fns(parts.networks),
-        policy_fns=critic_policy_fns(
+        apply=critics.apply_fns(parts.networks),
+        policy_fns=critics.critic_policy_fns(
             parts,
-            lambda state, obs, opt_step: action_distribution(network, head, state.policy, obs),
+            lambda state, obs, opt_step: bc.action_distribution(network, head, state.policy, obs),
             keep_critic=lambda state: state._replace(target=(), opt_state=()),
         )._replace(state_value=None if networks.value is None else partial(_state_value, parts)),
         info=AgentInfo(
@@ -193,13 +179,13 @@ def _build(name: str, config: AWACConfig, custom: CustomParts, spec: EnvSpec) ->
 
 def _init(parts: Parts, key: Key) -> AdvantageState:
     network_key, value_key = jax.random.split(key)
-    policy, critic = init_networks(parts.networks, parts.spec, network_key)
+    policy, critic = critics.init_networks(parts.networks, parts.spec, network_key)
     hyper = AdvantageHyper(
         *make_hyper(asdict(parts.config), AdvantageHyper._fields, optional=("expectile", *TEMPERATURE))
     )
     value: PyTree = ()
     if parts.networks.value is not None:
-        value = parts.networks.value.init(value_key, to_critic(space_zeros(parts.spec.observation_space, 1)))
+        value = parts.networks.value.init(value_key, critics.to_critic(space_zeros(parts.spec.observation_space, 1)))
     opt_state = OptStates(
         parts.gradient_step.init(policy, hyper.policy_lr),
         parts.gradient_step.init(critic, hyper.lr),
@@ -215,7 +201,9 @@ def _update_awac(
     """Update the critics, then the policy against the new critics."""
     items, policy, (key_tm1, key_t) = batch.items, state.policy, jax.random.split(key)
     v_t = policy_value(parts, policy, state.target, items.next_obs, key_t)
-    critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, key, opt_step)
+    critic, metrics, priorities = critics.learn_critic(
+        parts, state, batch, items.reward + items.discount * v_t, key, opt_step
+    )
     v_tm1 = policy_value(parts, policy, critic.variables, items.obs, key_tm1)
     # Against the new critics, as the policy's own value is.
     advantage = done_value(parts, critic.variables, items) - v_tm1
@@ -233,7 +221,9 @@ def _update_iql(
     q = done_value(parts, state.target, items)
     value = _learn_value(parts, state, batch, q, key, opt_step)
     v_tm1, v_t = (_value(parts, value.variables, obs) for obs in (items.obs, items.next_obs))
-    critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, key, opt_step)
+    critic, metrics, priorities = critics.learn_critic(
+        parts, state, batch, items.reward + items.discount * v_t, key, opt_step
+    )
     state = state._replace(
         critic=critic.variables,
         value=value.variables,
@@ -245,9 +235,9 @@ def _update_iql(
 
 def done_value(parts: Parts, critic: PyTree, items: Transition) -> Array:
     """Return the lowest of the critics' values of the data's actions, `[B]`."""
-    action = unit_actions(parts.spec, items.action)
-    q = cast(Array, parts.networks.critic.apply(critic, to_critic(items.obs), *action))
-    return select_values(q, None if action else items.action).min(0)
+    action = critics.unit_actions(parts.spec, items.action)
+    q = cast(Array, parts.networks.critic.apply(critic, critics.to_critic(items.obs), *action))
+    return critics.select_values(q, None if action else items.action).min(0)
 
 
 def policy_value(parts: Parts, policy: PyTree, critic: PyTree, obs: PyTree, key: Key) -> Array:
@@ -255,18 +245,18 @@ def policy_value(parts: Parts, policy: PyTree, critic: PyTree, obs: PyTree, key:
 
     The key is consumed.
     """
-    distribution = action_distribution(parts.networks.policy, parts.head, policy, obs)
+    distribution = bc.action_distribution(parts.networks.policy, parts.head, policy, obs)
     if isinstance(parts.spec.action_space, Discrete):
         probability = jax.nn.softmax(cast(Any, distribution).logits)
-        return jnp.sum(probability * min_values(parts.networks.critic, critic, obs), axis=-1)
+        return jnp.sum(probability * critics.min_values(parts.networks.critic, critic, obs), axis=-1)
     # The head is not squashed, and critics have seen actions from -1 to 1 alone.
     drawn = jnp.clip(distribution.sample(key), -1.0, 1.0)
-    return min_values(parts.networks.critic, critic, obs, drawn)[:, 0]
+    return critics.min_values(parts.networks.critic, critic, obs, drawn)[:, 0]
 
 
 def _value(parts: Parts, params: PyTree, obs: PyTree) -> Array:
     """Return state values, `[B]`."""
-    return squeeze_values(cast(Any, parts.networks.value).apply(params, to_critic(obs)))
+    return squeeze_values(cast(Any, parts.networks.value).apply(params, critics.to_critic(obs)))
 
 
 def _state_value(parts: Parts, state: AdvantageState, obs: PyTree, action: PyTree) -> Array:
@@ -281,7 +271,7 @@ def _learn_value(
 
     def loss(params: PyTree, batch: PyTree, key: Key | None) -> tuple[Array, tuple[tuple, PyTree]]:
         obs, q, weight = batch
-        value, collections = forward(network, params, to_critic(obs), key=key)
+        value, collections = forward(network, params, critics.to_critic(obs), key=key)
         error = q - squeeze_values(value)
         return jnp.mean(weight * expectile_loss(error, state.hyper.expectile)), ((), collections)
 
@@ -304,16 +294,16 @@ def _improve(
     """Raise the likelihood of the data's actions, weighted by their advantages `[B]`, and update the target critics."""
     items, hyper = batch.items, state.hyper
     weight = advantage_weight(advantage, hyper.beta, hyper.max_weight)
-    policy = regress(
+    policy = bc.regress(
         parts.gradient_step,
         parts.networks.policy,
         parts.head,
-        parts.extra_policy_loss and partial(extra_policy_term, parts),
+        parts.extra_policy_loss and partial(critics.extra_policy_term, parts),
         state.policy,
         state.opt_state.policy,
         (
             items.obs,
-            to_policy_actions(parts.spec, items.action),
+            bc.to_policy_actions(parts.spec, items.action),
             batch.weight * items.weight,
             weight,
             items if parts.extra_policy_loss else (),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from jaxrl import distributions, masks, nn
 from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Mode, PolicyFns
 from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.critics import unit_actions
@@ -27,10 +28,9 @@ from jaxrl.agents.custom import (
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import NetworkConfig, OptimizerConfig, Weight
 from jaxrl.agents.optimizers import GradientStep, GradientUpdate, Optimizer, gradient_update
-from jaxrl.distributions import Distribution, Gaussian, Head, apply_temperature, make_head, mask_distribution
-from jaxrl.masks import for_policy, get_mask, view_spec
+from jaxrl.distributions import Distribution, Gaussian, Head
 from jaxrl.metrics import Metrics
-from jaxrl.nn import Network, PolicyNetwork, check_torso, forward, training_key
+from jaxrl.nn import Network, PolicyNetwork
 from jaxrl.spaces import Box, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Transition
@@ -107,7 +107,7 @@ def bc(
 def _build(name: str, config: BCConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
     head = make_cloning_head(spec)
-    seen = view_spec(spec, for_policy)
+    seen = masks.view_spec(spec, masks.for_policy)
     usual = partial(_network, config, seen, head)
     network = build_network(
         custom, "make_network", (seen, head), usual, (observation_structs(seen),), (policy_output(head),)
@@ -119,7 +119,7 @@ def _build(name: str, config: BCConfig, custom: CustomParts, spec: EnvSpec) -> A
         act=partial(act, network, head),
         update=partial(_update, parts),
         strip=lambda state: state._replace(opt_state=()),
-        apply={"policy": lambda policy, obs: network.apply(policy, for_policy(obs))},
+        apply={"policy": lambda policy, obs: network.apply(policy, masks.for_policy(obs))},
         policy_fns=PolicyFns(
             lambda state, obs, opt_step: action_distribution(network, head, state.policy, obs),
             "learns actions alone, and has no values",
@@ -135,7 +135,7 @@ def _build(name: str, config: BCConfig, custom: CustomParts, spec: EnvSpec) -> A
 
 
 def _network(config: BCConfig, spec: EnvSpec, head: Head) -> Network:
-    check_torso(config.torso, spec.observation_space, config.channels)
+    nn.check_torso(config.torso, spec.observation_space, config.channels)
     return PolicyNetwork(
         spec.observation_space,
         head.outputs,
@@ -148,7 +148,7 @@ def _network(config: BCConfig, spec: EnvSpec, head: Head) -> Network:
 
 
 def _init(parts: _Parts, key: Key) -> BCState:
-    policy = parts.network.init(key, space_zeros(for_policy(parts.spec.observation_space), 1))
+    policy = parts.network.init(key, space_zeros(masks.for_policy(parts.spec.observation_space), 1))
     hyper = BCHyper(*make_hyper(asdict(parts.config), BCHyper._fields, optional=TEMPERATURE))
     return BCState(policy, parts.gradient_step.init(policy, hyper.lr), hyper)
 
@@ -169,7 +169,7 @@ def _update(parts: _Parts, state: BCState, batch: Batch, key: Key, opt_step: Arr
             jnp.ones_like(batch.weight),
             items if parts.extra_loss else (),
         ),
-        key=training_key(parts.network, key),
+        key=nn.training_key(parts.network, key),
         lr=hyper.lr,
         max_norm=hyper.max_grad_norm,
         opt_step=opt_step,
@@ -189,7 +189,7 @@ FORBIDDEN = -1e30
 
 def make_cloning_head(spec: EnvSpec) -> Head:
     """Return the head of a policy under which actions of data, see `to_policy_actions`, have a likelihood."""
-    head = make_head(spec)
+    head = distributions.make_head(spec)
     return head._replace(distribution=_bounded) if isinstance(spec.action_space, Box) else head
 
 
@@ -210,11 +210,13 @@ def action_distribution(
     network: Network, head: Head, policy: PyTree, obs: PyTree, temperature: PyTree = ()
 ) -> Distribution:
     """Return the action distributions for `obs` `[B, ...]`, at the actor's `temperature` if it has one."""
-    return _distribution(head, network.apply(policy, for_policy(obs)), obs, temperature)
+    return _distribution(head, network.apply(policy, masks.for_policy(obs)), obs, temperature)
 
 
 def _distribution(head: Head, outputs: Array, obs: PyTree, temperature: PyTree = ()) -> Distribution:
-    return mask_distribution(apply_temperature(head.distribution(outputs), temperature), get_mask(obs))
+    return distributions.mask_distribution(
+        distributions.apply_temperature(head.distribution(outputs), temperature), masks.get_mask(obs)
+    )
 
 
 def act(
@@ -246,11 +248,11 @@ def regress(
         params: PyTree, batch: tuple[PyTree, Array, Array, Array, PyTree], key: Key | None
     ) -> tuple[Array, tuple[Array, PyTree]]:
         obs, action, weight, advantage_weight, items = batch
-        outputs, collections = forward(network, params, for_policy(obs), key=key)
+        outputs, collections = nn.forward(network, params, masks.for_policy(obs), key=key)
         distribution = _distribution(head, outputs, obs)
         log_prob = distribution.log_prob(action)
         # Data may hold actions that a mask forbids; their log-probability would be minus infinity.
-        log_prob = log_prob if get_mask(obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
+        log_prob = log_prob if masks.get_mask(obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
         each = -advantage_weight * log_prob
         if extra is not None:
             each = each + extra(params, items, distribution, weight)

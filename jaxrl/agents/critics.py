@@ -8,6 +8,8 @@ from typing import Annotated, Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
+from jaxrl import masks, nn, spaces
+from jaxrl.agents import sequences
 from jaxrl.agents.base import DistributionFn, PolicyFns, StripFn
 from jaxrl.agents.custom import (
     ONE_VALUE,
@@ -23,10 +25,10 @@ from jaxrl.agents.exploration import mask_values
 from jaxrl.agents.fields import Count, NetworkConfig, OneOf, OptimizerConfig, Rate, Share, Steps, Weight, Widths
 from jaxrl.agents.losses import conservative_gap, squared
 from jaxrl.agents.optimizers import GradientStep, GradientUpdate, gradient_update
-from jaxrl.agents.sequences import Memories, Views, memories_of, remembering, training_rows_of_sequences
+from jaxrl.agents.sequences import Memories, Views
 from jaxrl.distributions import Head
 from jaxrl.errors import SettingsError
-from jaxrl.masks import PRIVILEGED, apply_mask, for_critic, for_policy, get_mask, has_entry, view_spec
+from jaxrl.masks import PRIVILEGED
 from jaxrl.metrics import Metrics
 from jaxrl.nn import (
     BatchNormNetwork,
@@ -37,15 +39,9 @@ from jaxrl.nn import (
     Recurrent,
     RecurrentEnsemble,
     RecurrentNetwork,
-    check_network,
-    check_torso,
-    ensemble,
-    forward,
-    torso_kind,
-    training_key,
 )
 from jaxrl.nn.custom import ROWS
-from jaxrl.spaces import Box, Discrete, EnvSpec, box_bounds, from_box, space_zeros
+from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, RecurrentObs, Transition
 from jaxrl.xla.reductions import entry
@@ -104,28 +100,28 @@ class Parts(NamedTuple):
 
 def build_networks(config: CriticConfig, custom: CustomParts, spec: EnvSpec, head: Head) -> Networks:
     """Build the networks that `config` describes, or those made in Python; raise `SettingsError` if they do not fit."""
-    space, seen = spec.action_space, view_spec(spec, for_policy)
+    space, seen = spec.action_space, masks.view_spec(spec, masks.for_policy)
     usual = lambda: _network(PolicyNetwork, config, seen, head.outputs, config.features)
     policy = build_network(
         custom, "make_policy", (seen, head), usual, (observation_structs(seen),), (policy_output(head),)
     )
-    spec = view_spec(spec, for_critic)
+    spec = masks.view_spec(spec, masks.for_critic)
     obs = observation_structs(spec)
     if "make_critic" not in custom.makers:
         outputs, widths = space.n if isinstance(space, Discrete) else 1, config.critic_features or config.features
         if config.batch_norm != "none":
             return Networks(policy, Ensemble(_network(Critic, config, spec, outputs, widths), config.num_critics))
         options = {**_options(config, spec), "features": widths, "layer_norm": config.layer_norm}
-        return Networks(policy, ensemble(config.num_critics, spec.observation_space, outputs=outputs, **options))
+        return Networks(policy, nn.ensemble(config.num_critics, spec.observation_space, outputs=outputs, **options))
     args, values = ((obs,), value_output(spec)) if isinstance(space, Discrete) else ((obs, _actions(space)), ONE_VALUE)
     # The user makes one critic; the ensemble maps it over K sets of parameters.
-    member = check_network(custom.made("make_critic", spec), "make_critic", args, (values,))
+    member = nn.check_network(custom.made("make_critic", spec), "make_critic", args, (values,))
     return Networks(policy, Ensemble(member, config.num_critics))
 
 
 def value_network(config: CriticConfig, custom: CustomParts, spec: EnvSpec) -> Network:
     """Build the state-value network; arguments are as for `build_networks`."""
-    spec = view_spec(spec, for_critic)
+    spec = masks.view_spec(spec, masks.for_critic)
     widths, more = config.critic_features or config.features, {"layer_norm": config.layer_norm}
     usual = lambda: _network(Critic, config, spec, 1, widths, **more)
     return build_network(custom, "make_value", (spec,), usual, (observation_structs(spec),), (ONE_VALUE,))
@@ -139,7 +135,7 @@ def _network(
         return kind(spec.observation_space, outputs, **{**_options(config, spec), "features": widths, **more})
     if config.layer_norm:
         raise SettingsError(f"agent.layer_norm is on and agent.batch_norm {config.batch_norm}; set one of them alone")
-    if torso_kind(config.torso, spec.observation_space, config.channels) != "mlp":
+    if nn.torso_kind(config.torso, spec.observation_space, config.channels) != "mlp":
         raise SettingsError(
             f"agent.batch_norm is {config.batch_norm}, but {spec.name} has images for a torso with convolutions; set "
             "agent.torso to mlp, or batch_norm to none"
@@ -149,7 +145,7 @@ def _network(
 
 
 def _options(config: CriticConfig, spec: EnvSpec) -> dict[str, Any]:
-    check_torso(config.torso, spec.observation_space, config.channels)
+    nn.check_torso(config.torso, spec.observation_space, config.channels)
     return {name: getattr(config, name) for name in ("torso", "features", "activation", "channels", "dtype")}
 
 
@@ -175,7 +171,7 @@ def recurrent_networks(config: Any, spec: EnvSpec, head: Head) -> Networks:
     policy = PolicyNetwork(hidden, head.outputs, "mlp", ())
     before, last = config.features[: len(config.features) - behind], config.features[len(config.features) - behind :]
     critic = Critic(hidden, outputs, "mlp", last, config.activation, config.layer_norm, dtype=config.dtype)
-    of_policy, of_critic = view_spec(spec, for_policy), view_spec(spec, for_critic)
+    of_policy, of_critic = masks.view_spec(spec, masks.for_policy), masks.view_spec(spec, masks.for_critic)
     return Networks(
         core(policy, of_policy, config.features),
         RecurrentEnsemble(core(critic, of_critic, before, layer_norm=config.layer_norm), config.num_critics),
@@ -189,7 +185,7 @@ def _actions(space: Any) -> Array:
 def init_networks(networks: Networks, spec: EnvSpec, key: Key, memory: Memories | None = None) -> tuple[PyTree, PyTree]:
     """Initialise the parameters of policy and critics; `memory` is that of `Parts`. The key is consumed."""
     policy_key, critic_key = jax.random.split(key)
-    obs = space_zeros(spec.observation_space, 1)
+    obs = spaces.space_zeros(spec.observation_space, 1)
     if memory is not None:
         obs = RecurrentObs(obs, jax.tree.map(lambda x: jnp.asarray(x)[None], memory))
     space = spec.action_space
@@ -211,21 +207,21 @@ def apply_fns(networks: Networks) -> dict[str, Callable[..., Any]]:
 
 def space_size(space: Box) -> int:
     """Return the number of entries of an element of `space`."""
-    return int(box_bounds(space)[0].size)
+    return int(spaces.box_bounds(space)[0].size)
 
 
 def to_policy(obs: PyTree) -> PyTree:
     """Return what policies see of an observation: with the memory of their core, but without that of noise."""
     if isinstance(obs, RecurrentObs) and isinstance(obs.memory, Memories):
-        return RecurrentObs(for_policy(obs.obs), obs.memory.policy)
-    return for_policy(obs.obs if isinstance(obs, RecurrentObs) else obs)
+        return RecurrentObs(masks.for_policy(obs.obs), obs.memory.policy)
+    return masks.for_policy(obs.obs if isinstance(obs, RecurrentObs) else obs)
 
 
 def to_critic(obs: PyTree) -> PyTree:
     """Return what critics see of an observation: with the memories of their cores, but without that of noise."""
     if isinstance(obs, RecurrentObs) and isinstance(obs.memory, Memories):
-        return RecurrentObs(for_critic(obs.obs), obs.memory.critic)
-    return for_critic(obs.obs if isinstance(obs, RecurrentObs) else obs)
+        return RecurrentObs(masks.for_critic(obs.obs), obs.memory.critic)
+    return masks.for_critic(obs.obs if isinstance(obs, RecurrentObs) else obs)
 
 
 # --- the memories of recurrent networks -------------------------------------------------------------------------
@@ -246,7 +242,7 @@ def observe_before(parts: Parts, obs: PyTree, is_first: PyTree, policy: PyTree =
     """
     if parts.memory is None:
         return obs
-    return remembering(obs, _memories(parts, obs, is_first, policy, critic)[0], parts.config.burn_in)
+    return sequences.remembering(obs, _memories(parts, obs, is_first, policy, critic)[0], parts.config.burn_in)
 
 
 def observe_around(parts: Parts, items: Transition, policy: PyTree, critic: PyTree) -> Views:
@@ -255,12 +251,14 @@ def observe_around(parts: Parts, items: Transition, policy: PyTree, critic: PyTr
         return Views(items.obs, items.next_obs)
     before, after = _memories(parts, items.obs, items.is_first, policy, critic)
     burn_in = parts.config.burn_in
-    return Views(remembering(items.obs, before, burn_in), remembering(items.next_obs, after, burn_in))
+    return Views(
+        sequences.remembering(items.obs, before, burn_in), sequences.remembering(items.next_obs, after, burn_in)
+    )
 
 
 def training_rows(parts: Parts, batch: Batch) -> Batch:
     """Return the steps of a batch that are learnt from, `[R, ...]`; without cores they are its items."""
-    return batch if parts.memory is None else training_rows_of_sequences(batch, parts.config)
+    return batch if parts.memory is None else sequences.training_rows_of_sequences(batch, parts.config)
 
 
 def _memories(
@@ -274,12 +272,14 @@ def _memories(
     first, none = jax.tree.map(lambda x: x[:, 0], obs.memory), ((), ())
     of_policy = of_critic = none
     if jax.tree.leaves(policy):
-        seen = for_policy(obs.obs)
-        of_policy = memories_of(networks.policy.core, policy, blank.policy, first.policy, seen, is_first, burn_in)
+        seen = masks.for_policy(obs.obs)
+        of_policy = sequences.memories_of(
+            networks.policy.core, policy, blank.policy, first.policy, seen, is_first, burn_in
+        )
     if jax.tree.leaves(critic):
-        seen = for_critic(obs.obs)
+        seen = masks.for_critic(obs.obs)
         # Memories of critics are stored [B, K, ...], their parameters [K, ...].
-        one = lambda params, blank, first: memories_of(
+        one = lambda params, blank, first: sequences.memories_of(
             networks.critic.member.core, params, blank, first, seen, is_first, burn_in
         )
         of_critic = jax.vmap(one, in_axes=(0, 0, 1), out_axes=1)(critic, blank.critic, first.critic)
@@ -357,7 +357,7 @@ def learn_critic(
             sampled,
             rows.items if parts.extra_loss else (),
         ),
-        key=training_key(parts.networks.critic, key),
+        key=nn.training_key(parts.networks.critic, key),
         lr=state.hyper.lr,
         max_norm=state.hyper.max_grad_norm,
         opt_step=opt_step,
@@ -378,12 +378,12 @@ def _critic_loss(
     if isinstance(target, NextStep):
         joint = lambda x, y: jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y)
         rows, actions = joint(to_critic(obs), to_critic(target.obs)), joint(action, target.action)
-        both, collections = forward(parts.networks.critic, params, rows, *actions, key=key)
+        both, collections = nn.forward(parts.networks.critic, params, rows, *actions, key=key)
         out, out_t = jnp.split(both, 2, axis=1)
         v_t = jnp.sum(target.probability * out_t.min(0), axis=-1) + target.bonus
         target = jax.lax.stop_gradient(target.reward + target.discount * v_t)
     else:
-        out, collections = forward(parts.networks.critic, params, to_critic(obs), *action, key=key)
+        out, collections = nn.forward(parts.networks.critic, params, to_critic(obs), *action, key=key)
     q = select_values(out, pick)
     gap: PyTree = () if cql_gap is None else cql_gap(params, obs, sampled, out, q)
     loss, error = critic_loss(q, target, gap, cql_weight)
@@ -421,7 +421,7 @@ def extra_policy_term(parts: Parts, policy: PyTree, items: Transition, outputs: 
 def _gap(critic: Network, params: PyTree, obs: PyTree, sampled: SampledActions, out: Array, q: Array) -> Array:
     """Return by how much the values of the rivals exceed `q` `[K, B]` of the data's actions; `[K, B]`."""
     if isinstance(sampled.action, tuple):
-        counted = jax.vmap(apply_mask, in_axes=(0, None))(out, get_mask(obs))
+        counted = jax.vmap(masks.apply_mask, in_axes=(0, None))(out, masks.get_mask(obs))
         return jax.vmap(jax.vmap(conservative_gap))(counted, jnp.zeros_like(out), q)
     rows, several, _ = sampled.action.shape
     # [B, S, D] actions as B * S rows, each beside a copy of its observation.
@@ -449,7 +449,7 @@ def critic_policy_fns(parts: Parts, distribution: DistributionFn | str, keep_cri
         distribution,
         partial(_min_values, parts),
         parts.head,
-        has_entry(parts.spec.observation_space, PRIVILEGED),
+        masks.has_entry(parts.spec.observation_space, PRIVILEGED),
         keep_critic,
     )
 
@@ -463,4 +463,4 @@ def _min_values(parts: Parts, state: Any, obs: PyTree, action: PyTree) -> Array:
 
 def unit_actions(spec: EnvSpec, action: Array) -> tuple[Array, ...]:
     """Return actions as critics take them, scaled to -1 to 1, `[B, D]`; nothing for discrete actions."""
-    return (from_box(spec.action_space, action),) if isinstance(spec.action_space, Box) else ()
+    return (spaces.from_box(spec.action_space, action),) if isinstance(spec.action_space, Box) else ()

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl import masks, nn
+from jaxrl.agents import exploration, optimizers, sequences
 from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Mode, PolicyFns
 from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.custom import (
@@ -22,7 +24,7 @@ from jaxrl.agents.custom import (
     observation_structs,
     value_output,
 )
-from jaxrl.agents.exploration import EPSILONS, NO_PROBABILITIES, epsilon_greedy, exploration_distribution, mask_values
+from jaxrl.agents.exploration import EPSILONS, NO_PROBABILITIES
 from jaxrl.agents.fields import (
     AtLeast,
     Between,
@@ -39,16 +41,8 @@ from jaxrl.agents.fields import (
     Widths,
 )
 from jaxrl.agents.losses import conservative_gap, munchausen
-from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_update, linear, polyak_update
-from jaxrl.agents.sequences import (
-    Views,
-    check_core,
-    observe_sequence,
-    sequence_priorities,
-    sequence_spec,
-    sequence_targets,
-    training_rows_of_sequences,
-)
+from jaxrl.agents.optimizers import GradientStep, Optimizer
+from jaxrl.agents.sequences import Views
 from jaxrl.agents.values import (
     BootstrapTarget,
     Values,
@@ -63,15 +57,14 @@ from jaxrl.agents.values import (
 )
 from jaxrl.distributions import Distribution, gumbel_like
 from jaxrl.errors import SettingsError
-from jaxrl.masks import apply_mask, for_policy, get_mask, greedy_actions, view_spec
 from jaxrl.metrics import Metrics
-from jaxrl.nn import Network, QNetwork, Recurrent, check_torso, forward, initial_memory, training_key
+from jaxrl.nn import Network, QNetwork, Recurrent
 from jaxrl.nn.custom import ROWS
 from jaxrl.spaces import Box, Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree, make_key
 from jaxrl.types import Batch, RecurrentObs, Transition
+from jaxrl.xla import reductions
 from jaxrl.xla.flat import elementwise
-from jaxrl.xla.reductions import argmax, entry, largest
 
 MUNCHAUSEN_CLIP = -1.0
 """Lower bound on the scaled log-policy that is added to a reward."""
@@ -309,13 +302,13 @@ def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Ar
     config, hyper, noise = parts.config, state.hyper, _draw(parts, key, batch.weight.shape[0])
     # The support must contain this batch's targets before they are projected onto it.
     reach = update_return_bounds(state.reach, batch.items) if _derives_support(config) else ()
-    learnt = gradient_update(
+    learnt = optimizers.gradient_update(
         parts.gradient_step,
         partial(_loss, parts, _values(config, reach), state.target, noise, hyper.cql),
         state.params,
         state.opt_state,
         (batch, (noise.taus_tm1, noise.taus_t)),
-        key=training_key(parts.network, key),
+        key=nn.training_key(parts.network, key),
         lr=hyper.lr,
         max_norm=hyper.max_grad_norm,
         opt_step=opt_step,
@@ -333,7 +326,7 @@ def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Ar
         metrics["out_of_support"] = outside.mean()
     priorities = jnp.abs(error)
     if parts.memory is not None:
-        priorities = sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
+        priorities = sequences.sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
     return DQNState(learnt.variables, target, learnt.opt_state, hyper, reach), metrics, priorities
 
 
@@ -357,7 +350,7 @@ def _loss(
     out_tm1, _, collections = _apply_network(parts, params, online.now, noise.noise_tm1, *_given(taus_tm1), key=key)
     after = _bootstrap(parts, values, target, noise, params, sampled.items, items, online.then, taus_t)
     taus: Array = taus_tm1 if config.values == "iqn" else _midpoints(weight.shape[0], out_tm1.shape[-1])
-    loss, error = action_value_loss(values, out_tm1, taus, items.action, after, get_mask(items.obs), cql)
+    loss, error = action_value_loss(values, out_tm1, taus, items.action, after, masks.get_mask(items.obs), cql)
     q = jax.vmap(values.mean)(out_tm1)
     if parts.extra_loss is not None:
         loss = loss + extra_term(parts.extra_loss, params, items, q, weight)
@@ -365,7 +358,7 @@ def _loss(
     # Returns beyond a support that the user fixed are clipped to its ends; tell how often.
     if values.outside and _reports_out_of_support(config):
         outside = jax.vmap(values.outside)(after) * items.weight
-    greedy = largest(apply_mask(q, get_mask(items.obs)))
+    greedy = reductions.largest(masks.apply_mask(q, masks.get_mask(items.obs)))
     return jnp.mean(weight * loss), ((error * items.weight, greedy, outside), collections)
 
 
@@ -397,7 +390,9 @@ def action_value_loss(
     if isinstance(cql, tuple):
         return loss, error
     q = jax.vmap(values.mean)(outputs)
-    gap = jax.vmap(conservative_gap)(apply_mask(q, mask), jnp.zeros_like(q), jax.vmap(entry)(q, action))
+    gap = jax.vmap(conservative_gap)(
+        masks.apply_mask(q, mask), jnp.zeros_like(q), jax.vmap(reductions.entry)(q, action)
+    )
     return loss + cql * gap, error
 
 
@@ -432,7 +427,7 @@ def _bootstrap(
         # A discount of 0 leaves nothing to bootstrap: the user's number is the whole target.
         own = _custom_target(parts, params, target, items)
         after = after._replace(reward=own, discount=jnp.zeros_like(items.discount))
-    return after if parts.memory is None else sequence_targets(after, sampled, config)
+    return after if parts.memory is None else sequences.sequence_targets(after, sampled, config)
 
 
 def greedy_target(values: Values, items: Transition, out_t: Array, out_select: Array) -> BootstrapTarget:
@@ -442,8 +437,8 @@ def greedy_target(values: Values, items: Transition, out_t: Array, out_select: A
     2015); if they are the online network's, double DQN (van Hasselt et al. 2016, https://arxiv.org/abs/1509.06461,
     equation 4).
     """
-    q = apply_mask(jax.vmap(values.mean)(out_select), get_mask(items.next_obs))
-    policy = jax.nn.one_hot(argmax(q), q.shape[1], dtype=jnp.float32)
+    q = masks.apply_mask(jax.vmap(values.mean)(out_select), masks.get_mask(items.next_obs))
+    policy = jax.nn.one_hot(reductions.argmax(q), q.shape[1], dtype=jnp.float32)
     return BootstrapTarget(items.reward, items.discount, out_t, policy, jnp.zeros(q.shape, jnp.float32))
 
 
@@ -459,16 +454,16 @@ def munchausen_target(
     """
     mean = jax.vmap(values.mean)
     soft = jax.vmap(lambda q, mask: munchausen(q, temperature, mask))
-    _, log_p = soft(mean(out_tm1), get_mask(items.obs))
-    bonus = jnp.clip(jax.vmap(entry)(log_p, items.action), MUNCHAUSEN_CLIP, 0.0)
-    policy, penalty = soft(mean(out_t), get_mask(items.next_obs))
+    _, log_p = soft(mean(out_tm1), masks.get_mask(items.obs))
+    bonus = jnp.clip(jax.vmap(reductions.entry)(log_p, items.action), MUNCHAUSEN_CLIP, 0.0)
+    policy, penalty = soft(mean(out_t), masks.get_mask(items.next_obs))
     return BootstrapTarget(items.reward + scale * bonus, items.discount, out_t, policy, penalty)
 
 
 def _custom_target(parts: _Parts, params: PyTree, target: PyTree, items: Transition) -> Array:
     """Return what the user's function makes of a batch, `[B]`, without a gradient."""
     assert parts.target is not None
-    q = lambda params, obs: apply_mask(_outputs(parts, params, obs, ())[..., 0], get_mask(obs))
+    q = lambda params, obs: masks.apply_mask(_outputs(parts, params, obs, ())[..., 0], masks.get_mask(obs))
     values = ActionValues(q(target, items.obs), q(target, items.next_obs), q(params, items.next_obs))
     made = check_per_step("target", parts.target(items, jax.lax.stop_gradient(values)), items.reward)
     return jax.lax.stop_gradient(made)
@@ -476,7 +471,7 @@ def _custom_target(parts: _Parts, params: PyTree, target: PyTree, items: Transit
 
 def _update_target(config: DQNConfig, tau: Array, params: PyTree, target: PyTree, opt_step: Array) -> PyTree:
     """Move the target network after every `target_interval`-th optimisation step, counted from 1."""
-    mixed = polyak_update(target, params, tau)
+    mixed = optimizers.polyak_update(target, params, tau)
     if config.target_interval == 1:
         return mixed
     # A select is faster than a `cond` here. On a CPU, a branch that has to copy makes the whole loop asynchronous,
@@ -493,7 +488,7 @@ def _steps_of(parts: _Parts, sampled: Batch, *taus: PyTree) -> tuple[Transition,
     if parts.memory is None:
         items: Transition = sampled.items
         return items, *taus, sampled.weight * items.weight
-    rows = training_rows_of_sequences(sampled, parts.config)
+    rows = sequences.training_rows_of_sequences(sampled, parts.config)
     taus_tm1, taus_t = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), taus)
     return rows.items, taus_tm1, taus_t, rows.weight * rows.items.weight
 
@@ -541,14 +536,18 @@ def _act(
     assert isinstance(space, Discrete)
     if key is None or mode == "exploit":
         q, memory = _means(parts, state, obs, ())
-        return greedy_actions(space, q, get_mask(obs)), () if parts.memory is None else {"memory": memory}
+        return masks.greedy_actions(space, q, masks.get_mask(obs)), () if parts.memory is None else {"memory": memory}
     # Three independent draws: whether to act at random, the noise of parameters, and of Boltzmann exploration.
     coin_key, noise_key, gumbel_key = jax.random.split(key, 3)
     q, memory = _means(parts, state, obs, _draw_noise(parts, noise_key))  # one noise that all environments share
     if parts.config.boltzmann:  # the largest of values with Gumbel noise is drawn from their softmax
         q = q / state.hyper.boltzmann + gumbel_like(gumbel_key, q)
-    action = epsilon_greedy(
-        parts.spec, greedy_actions(space, q, get_mask(obs)), coin_key, _epsilon(parts, state.hyper, opt_step), obs
+    action = exploration.epsilon_greedy(
+        parts.spec,
+        masks.greedy_actions(space, q, masks.get_mask(obs)),
+        coin_key,
+        _epsilon(parts, state.hyper, opt_step),
+        obs,
     )
     return action, () if parts.memory is None else {"memory": memory}
 
@@ -556,7 +555,7 @@ def _act(
 def _choice(parts: _Parts, state: DQNState, obs: PyTree, opt_step: Array) -> Distribution:
     """Return what `act` draws from, as `DistributionFn`."""
     q, hyper = _means(parts, state, obs, ())[0], state.hyper
-    return exploration_distribution(
+    return exploration.exploration_distribution(
         q, _epsilon(parts, hyper, opt_step), obs, hyper.boltzmann if parts.config.boltzmann else None
     )
 
@@ -569,14 +568,14 @@ def _means(parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree) -> tuple[
 
 
 def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
-    return linear(hyper.epsilon_start, hyper.epsilon_end, parts.config.epsilon_decay, opt_step)
+    return optimizers.linear(hyper.epsilon_start, hyper.epsilon_end, parts.config.epsilon_decay, opt_step)
 
 
 # --- the network -------------------------------------------------------------------------------------------------
 
 
 def _network(config: DQNConfig, spec: EnvSpec) -> Network:
-    check_torso(config.torso, spec.observation_space, config.channels)
+    nn.check_torso(config.torso, spec.observation_space, config.channels)
     assert isinstance(spec.action_space, Discrete)
     values = partial(
         QNetwork,
@@ -608,7 +607,7 @@ def _network(config: DQNConfig, spec: EnvSpec) -> Network:
 
 def _begin(parts: _Parts, key: Key) -> PyTree:
     """Initialise the network's variables."""
-    obs = space_zeros(for_policy(parts.spec.observation_space), 1)
+    obs = space_zeros(masks.for_policy(parts.spec.observation_space), 1)
     if parts.memory is not None:
         obs = RecurrentObs(obs, jax.tree.map(lambda x: x[None], parts.memory))
     return parts.network.init(key, obs, *_taus(parts, 1))
@@ -626,14 +625,16 @@ def _apply_network(
 
     `key` and collections are as for `jaxrl.nn.forward`.
     """
-    made, collections = forward(parts.network, _variables(parts, params, noise), for_policy(obs), *taus, key=key)
+    made, collections = nn.forward(
+        parts.network, _variables(parts, params, noise), masks.for_policy(obs), *taus, key=key
+    )
     out, memory = (made, ()) if parts.memory is None else made
     return out if out.ndim == 3 else out[..., None], memory, collections
 
 
 def _apply(parts: _Parts, params: PyTree, obs: PyTree, *taus: Array) -> Any:
     """Return the network's outputs as it makes them, without noise."""
-    return parts.network.apply(_variables(parts, params, ()), for_policy(obs), *taus)
+    return parts.network.apply(_variables(parts, params, ()), masks.for_policy(obs), *taus)
 
 
 def _variables(parts: _Parts, params: PyTree, noise: PyTree) -> PyTree:
@@ -658,7 +659,7 @@ def _views(parts: _Parts, params: PyTree, items: Transition, noise: PyTree) -> V
     if parts.memory is None:
         return Views(items.obs, items.next_obs)
     variables = _variables(parts, params, noise)
-    return observe_sequence(parts.network, variables, parts.memory, items, parts.config.burn_in)
+    return sequences.observe_sequence(parts.network, variables, parts.memory, items, parts.config.burn_in)
 
 
 def _taus(parts: _Parts, batch: int) -> tuple[Array, ...]:
@@ -677,7 +678,7 @@ def _midpoints(batch: int, count: int) -> Array:
 
 def _check(config: DQNConfig, parts: Mapping[str, Any]) -> None:
     """Raise `SettingsError` for settings that contradict each other."""
-    check_core(config, make_network=parts["make_network"])
+    sequences.check_core(config, make_network=parts["make_network"])
     if parts["target"] is not None:
         for name, usual in {"values": "expected", "core": "none", "munchausen": 0.0}.items():
             if getattr(config, name) != usual:
@@ -705,7 +706,7 @@ def _check(config: DQNConfig, parts: Mapping[str, Any]) -> None:
 
 def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
-    seen = view_spec(spec, for_policy)
+    seen = masks.view_spec(spec, masks.for_policy)
     network = build_network(
         custom,
         "make_network",
@@ -726,7 +727,7 @@ def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> 
         {},
         custom.extra_loss,
         custom.target,
-        initial_memory(config.core, config.core_features),
+        nn.initial_memory(config.core, config.core_features),
     )
     parts = blank._replace(noise=jax.eval_shape(lambda: _begin(blank, make_key(0))).get("noise", {}))
     return Agent(
@@ -736,11 +737,11 @@ def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> 
         update=partial(_update, parts),
         strip=lambda state: state._replace(target=(), opt_state=()),
         memory=parts.memory,
-        window=sequence_spec(config),
+        window=sequences.sequence_spec(config),
         apply={"params": partial(_apply, parts)},
         policy_fns=PolicyFns(
             NO_PROBABILITIES if config.noisy else partial(_choice, parts),
-            lambda state, obs, action: mask_values(_means(parts, state, obs, ())[0], obs),
+            lambda state, obs, action: exploration.mask_values(_means(parts, state, obs, ())[0], obs),
         ),
         info=AgentInfo(
             settings=asdict(config),

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from jaxrl import masks
 from jaxrl.distributions import Categorical
-from jaxrl.masks import apply_mask, get_mask, random_action, unmask_empty_rows
 from jaxrl.spaces import EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.xla.reductions import argmax
@@ -23,7 +23,7 @@ def epsilon_greedy(spec: EnvSpec, greedy: Array, key: Key, epsilon: Array, obs: 
     """
     coin_key, action_key = jax.random.split(key)
     coin = jax.random.uniform(coin_key, greedy.shape, jnp.float32)
-    return jnp.where(coin < epsilon, random_action(spec, action_key, obs), greedy)
+    return jnp.where(coin < epsilon, masks.random_action(spec, action_key, obs), greedy)
 
 
 def exploration_distribution(q: Array, epsilon: Array, obs: PyTree, temperature: Array | None = None) -> Categorical:
@@ -31,9 +31,9 @@ def exploration_distribution(q: Array, epsilon: Array, obs: PyTree, temperature:
 
     With a `temperature`, it draws from the softmax of the values in place of the greedy action.
     """
-    mask = get_mask(obs)
-    may = jnp.ones(q.shape, bool) if mask is None else unmask_empty_rows(mask)
-    q = apply_mask(q, mask)
+    mask = masks.get_mask(obs)
+    may = jnp.ones(q.shape, bool) if mask is None else masks.unmask_empty_rows(mask)
+    q = masks.apply_mask(q, mask)
     likely = (
         jax.nn.one_hot(argmax(q), q.shape[-1], dtype=q.dtype)
         if temperature is None
@@ -44,5 +44,5 @@ def exploration_distribution(q: Array, epsilon: Array, obs: PyTree, temperature:
 
 def mask_values(q: Array, obs: PyTree) -> Array:
     """Return action values `[N, A]` with minus infinity in place of those of actions that `obs` forbids."""
-    mask = get_mask(obs)
-    return q if mask is None else jnp.where(unmask_empty_rows(mask), q, -jnp.inf)
+    mask = masks.get_mask(obs)
+    return q if mask is None else jnp.where(masks.unmask_empty_rows(mask), q, -jnp.inf)

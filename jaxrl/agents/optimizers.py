@@ -17,8 +17,7 @@ from jaxrl.errors import SettingsError, suggest
 from jaxrl.nn import join_variables, split_variables
 from jaxrl.registry import join_names
 from jaxrl.trees import Array, Key, PyTree, tree_bytes
-from jaxrl.xla import reverse_mode
-from jaxrl.xla.flat import elementwise, ravel, unravel
+from jaxrl.xla import flat, reverse_mode
 from jaxrl.xla.products import num_pieces
 
 Optimizer = Callable[[Any], optax.GradientTransformation]
@@ -99,7 +98,7 @@ def gradient_step(optimizer: Optimizer, lr_decay: int = 0, accumulate: int = 1) 
 
     def init(variables: PyTree, lr: Array) -> PyTree:
         params, _ = split_variables(variables)
-        return optimizer(lr).init(ravel(params) if alike else params)
+        return optimizer(lr).init(flat.ravel(params) if alike else params)
 
     def step(
         params: PyTree, gradient: list[Array], opt_state: PyTree, lr: Array, max_norm: Array
@@ -108,11 +107,11 @@ def gradient_step(optimizer: Optimizer, lr_decay: int = 0, accumulate: int = 1) 
         norm = jnp.sqrt(sum(jnp.vdot(x, x) for x in gradient))
         clipped = clip_by_norm(gradient, norm, max_norm)
         if alike:
-            updates, opt_state = optimizer(lr).update(clipped, opt_state, ravel(params))
-            updates = unravel(updates, params)
+            updates, opt_state = optimizer(lr).update(clipped, opt_state, flat.ravel(params))
+            updates = flat.unravel(updates, params)
         else:
-            updates, opt_state = optimizer(lr).update(unravel(clipped, params), opt_state, params)
-        return elementwise(lambda x, change: (x + change).astype(x.dtype), params, updates), opt_state, norm
+            updates, opt_state = optimizer(lr).update(flat.unravel(clipped, params), opt_state, params)
+        return flat.elementwise(lambda x, change: (x + change).astype(x.dtype), params, updates), opt_state, norm
 
     return GradientStep(init, step, lr_decay, accumulate)
 
@@ -129,7 +128,7 @@ def polyak_update(target: PyTree, online: PyTree, tau: Array) -> PyTree:
     def mix(new: Array, old: Array) -> Array:
         return tau * new + (1.0 - tau) * old if jnp.issubdtype(old.dtype, jnp.inexact) else new
 
-    return elementwise(mix, online, target)
+    return flat.elementwise(mix, online, target)
 
 
 Loss = Callable[[PyTree, PyTree, Key | None], tuple[Array, tuple[PyTree, PyTree]]]
@@ -177,7 +176,7 @@ def gradient_update(
     parts = check_pieces(step.accumulate, jax.tree.leaves(batch)[0].shape[0])
     value, aux, collections, grads = accumulate(loss, variables, batch, key, parts)
     # The mean over shards of means over equal batches is the mean over all of them.
-    value, gradient = shards.pmean((value, ravel(grads)))
+    value, gradient = shards.pmean((value, flat.ravel(grads)))
     lr = decayed(lr, step.lr_decay, opt_step)
     params, opt_state, norm = step.step(split_variables(variables)[0], gradient, opt_state, lr, max_norm)
     return GradientUpdate(join_variables(params, _mean_of_shards(collections)), opt_state, value, norm, aux)

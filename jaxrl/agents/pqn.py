@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
+from jaxrl import masks, nn
+from jaxrl.agents import exploration
 from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Mode, PolicyFns
 from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.custom import (
@@ -19,7 +21,7 @@ from jaxrl.agents.custom import (
     observation_structs,
     value_output,
 )
-from jaxrl.agents.exploration import EPSILONS, epsilon_greedy, exploration_distribution, mask_values
+from jaxrl.agents.exploration import EPSILONS
 from jaxrl.agents.fields import (
     NetworkConfig,
     OptimizerConfig,
@@ -32,9 +34,8 @@ from jaxrl.agents.losses import squared
 from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_update, linear
 from jaxrl.agents.returns import lambda_returns
 from jaxrl.distributions import Distribution
-from jaxrl.masks import apply_mask, for_policy, get_mask, greedy_actions, view_spec
 from jaxrl.metrics import Metrics
-from jaxrl.nn import Network, QNetwork, check_torso, forward, training_key
+from jaxrl.nn import Network, QNetwork
 from jaxrl.spaces import Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Rollout
@@ -132,7 +133,7 @@ def pqn(
 
 def _build(name: str, config: PQNConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
-    seen = view_spec(spec, for_policy)
+    seen = masks.view_spec(spec, masks.for_policy)
     usual, outputs = partial(_network, config, seen), (value_output(spec),)
     network = build_network(custom, "make_network", (seen,), usual, (observation_structs(seen),), outputs)
     parts = _Parts(config, network, custom.gradient_step, spec, custom.extra_loss)
@@ -145,7 +146,8 @@ def _build(name: str, config: PQNConfig, custom: CustomParts, spec: EnvSpec) -> 
         prepare=partial(_prepare, parts),
         apply={"params": partial(_q, parts)},
         policy_fns=PolicyFns(
-            partial(_choice, parts), lambda state, obs, action: mask_values(_q(parts, state.params, obs), obs)
+            partial(_choice, parts),
+            lambda state, obs, action: exploration.mask_values(_q(parts, state.params, obs), obs),
         ),
         info=AgentInfo(
             settings=asdict(config),
@@ -156,7 +158,7 @@ def _build(name: str, config: PQNConfig, custom: CustomParts, spec: EnvSpec) -> 
 
 
 def _network(config: PQNConfig, spec: EnvSpec) -> Network:
-    check_torso(config.torso, spec.observation_space, config.channels)
+    nn.check_torso(config.torso, spec.observation_space, config.channels)
     actions = cast(Discrete, spec.action_space).n
     return QNetwork(
         spec.observation_space,
@@ -172,7 +174,7 @@ def _network(config: PQNConfig, spec: EnvSpec) -> Network:
 
 
 def _init(parts: _Parts, key: Key) -> PQNState:
-    obs = space_zeros(for_policy(parts.spec.observation_space), 1)
+    obs = space_zeros(masks.for_policy(parts.spec.observation_space), 1)
     params = parts.network.init(key, obs)
     hyper = PQNHyper(*make_hyper(asdict(parts.config), PQNHyper._fields))
     return PQNState(params, parts.gradient_step.init(params, hyper.lr), hyper)
@@ -180,7 +182,7 @@ def _init(parts: _Parts, key: Key) -> PQNState:
 
 def _q(parts: _Parts, params: PyTree, obs: PyTree) -> Array:
     """Return action values `[B, A]`."""
-    return cast(Array, parts.network.apply(params, for_policy(obs)))
+    return cast(Array, parts.network.apply(params, masks.for_policy(obs)))
 
 
 def _epsilon(parts: _Parts, hyper: PQNHyper, opt_step: Array) -> Array:
@@ -190,15 +192,19 @@ def _epsilon(parts: _Parts, hyper: PQNHyper, opt_step: Array) -> Array:
 def _act(
     parts: _Parts, state: PQNState, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode
 ) -> tuple[Array, tuple]:
-    greedy = greedy_actions(cast(Discrete, parts.spec.action_space), _q(parts, state.params, obs), get_mask(obs))
+    greedy = masks.greedy_actions(
+        cast(Discrete, parts.spec.action_space), _q(parts, state.params, obs), masks.get_mask(obs)
+    )
     if key is None or mode == "exploit":
         return greedy, ()
-    return epsilon_greedy(parts.spec, greedy, key, _epsilon(parts, state.hyper, opt_step), obs), ()
+    return exploration.epsilon_greedy(parts.spec, greedy, key, _epsilon(parts, state.hyper, opt_step), obs), ()
 
 
 def _choice(parts: _Parts, state: PQNState, obs: PyTree, opt_step: Array) -> Distribution:
     """Return what `act` draws from, as `DistributionFn`."""
-    return exploration_distribution(_q(parts, state.params, obs), _epsilon(parts, state.hyper, opt_step), obs)
+    return exploration.exploration_distribution(
+        _q(parts, state.params, obs), _epsilon(parts, state.hyper, opt_step), obs
+    )
 
 
 def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
@@ -207,7 +213,7 @@ def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
     flat = lambda x: x.reshape(last.size, *x.shape[2:])
     params, next_obs = state.params, jax.tree.map(flat, items.next_obs)
     # The largest value of the successor, not of the next observation of the rollout: at an episode's end they differ.
-    v_t = largest(apply_mask(_q(parts, params, next_obs), get_mask(next_obs))).reshape(last.shape)
+    v_t = largest(masks.apply_mask(_q(parts, params, next_obs), masks.get_mask(next_obs))).reshape(last.shape)
     returns = jax.vmap(partial(lambda_returns, lambda_=state.hyper.q_lambda), in_axes=1, out_axes=1)
     target = returns(items.reward, items.discount, last, v_t)
     return jax.tree.map(flat, Target(items.obs, items.action, target, jnp.asarray(items.weight)))
@@ -221,7 +227,7 @@ def _update(parts: _Parts, state: PQNState, batch: Batch, key: Key, opt_step: Ar
         state.params,
         state.opt_state,
         batch.items,
-        key=training_key(parts.network, key),
+        key=nn.training_key(parts.network, key),
         lr=hyper.lr,
         max_norm=hyper.max_grad_norm,
         opt_step=opt_step,
@@ -241,10 +247,10 @@ def _loss(
     parts: _Parts, params: PyTree, items: Target, key: Key | None
 ) -> tuple[Array, tuple[tuple[Array, Array], PyTree]]:
     """Return the mean loss, errors and greedy values `[B]`, and the network's collections."""
-    q, collections = forward(parts.network, params, for_policy(items.obs), key=key)
+    q, collections = nn.forward(parts.network, params, masks.for_policy(items.obs), key=key)
     error = items.target - jax.vmap(entry)(q, items.action)
     loss = squared(error)
     if parts.extra_loss is not None:
         loss = loss + extra_term(parts.extra_loss, params, items, q, items.weight)
-    greedy = largest(apply_mask(q, get_mask(items.obs)))
+    greedy = largest(masks.apply_mask(q, masks.get_mask(items.obs)))
     return jnp.mean(items.weight * loss), ((items.weight * error, greedy), collections)

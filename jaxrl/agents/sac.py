@@ -18,44 +18,18 @@ from typing import Annotated, Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl import shards
+from jaxrl import distributions, shards
+from jaxrl.agents import critics, optimizers, sequences
 from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Mode
 from jaxrl.agents.checks import check_actions, make_hyper
-from jaxrl.agents.critics import (
-    CriticConfig,
-    NextStep,
-    Parts,
-    SampledActions,
-    apply_fns,
-    build_networks,
-    correlated_noise,
-    critic_policy_fns,
-    extra_policy_term,
-    init_networks,
-    learn_critic,
-    min_values,
-    next_memories,
-    observe_around,
-    observe_before,
-    recurrent_networks,
-    space_size,
-    to_policy,
-    training_rows,
-)
+from jaxrl.agents.critics import CriticConfig, NextStep, Parts, SampledActions
 from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Count, Positive, Rate, Real, SequenceConfig, Weight
-from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer, decayed, gradient_step, gradient_update, polyak_update
+from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer
 from jaxrl.agents.schedules import schedules_in
-from jaxrl.agents.sequences import (
-    Views,
-    check_core,
-    initial_memories,
-    sequence_priorities,
-    sequence_spec,
-    sequence_targets,
-)
-from jaxrl.distributions import Distribution, TanhGaussian, apply_temperature, make_head, mask_distribution
+from jaxrl.agents.sequences import Views
+from jaxrl.distributions import Distribution, TanhGaussian
 from jaxrl.errors import SettingsError
 from jaxrl.masks import get_mask, unmask_empty_rows
 from jaxrl.metrics import Metrics, stat
@@ -100,7 +74,7 @@ class CQLConfig(SACConfig):
     cql: Weight = 5.0
 
 
-ADAM = gradient_step(OPTIMIZERS["adam"])
+ADAM = optimizers.gradient_step(OPTIMIZERS["adam"])
 """Optimizer of the temperature, whatever optimises the networks: weight decay, for one, makes no sense for a
 temperature."""
 
@@ -223,11 +197,11 @@ def cql(
 
 def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Array) -> tuple[SACState, Metrics, Array]:
     """Update the critics, the policy against the new critics, then the temperature (the paper's algorithm 1)."""
-    config, hyper, rows = parts.config, state.hyper, training_rows(parts, batch)
+    config, hyper, rows = parts.config, state.hyper, critics.training_rows(parts, batch)
     policy_key, target_key, sample_key = jax.random.split(key, 3)
     # One temperature for all of this step; it is updated last.
     temperature = jnp.exp(state.log_temperature) if config.learn_temperature else hyper.temperature
-    seen = observe_around(parts, batch.items, state.policy, state.target)
+    seen = critics.observe_around(parts, batch.items, state.policy, state.target)
     deviation = _deviations(parts, target_key, rows)
     # The next action comes from the present policy, not from a target policy as in TD3.
     policy_t = _policy(parts, state.policy, seen.then)
@@ -238,12 +212,12 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
     else:
         target = _next_step(parts, rows.items, policy_t, temperature, deviation)
     sampled = _sampled_actions(parts, state.policy, seen, sample_key) if config.cql else None
-    critic, metrics, priorities = learn_critic(parts, state, batch, target, key, opt_step, sampled)
+    critic, metrics, priorities = critics.learn_critic(parts, state, batch, target, key, opt_step, sampled)
     if parts.memory is not None:
-        priorities = sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
+        priorities = sequences.sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
     state = state._replace(
         critic=critic.variables,
-        target=polyak_update(state.target, critic.variables, hyper.tau) if config.target_network else (),
+        target=optimizers.polyak_update(state.target, critic.variables, hyper.tau) if config.target_network else (),
         opt_state=state.opt_state._replace(critic=critic.opt_state),
     )
     deviation = _deviations(parts, policy_key, rows)
@@ -272,7 +246,7 @@ def _improve_policy(
 ) -> tuple[SACState, dict[str, Array]]:
     """Update the policy and the temperature; `rows` are the `training_rows` of `batch`."""
     config, hyper = parts.config, state.hyper
-    policy = gradient_update(
+    policy = optimizers.gradient_update(
         parts.gradient_step,
         partial(_policy_loss, parts, state.critic, temperature),
         state.policy,
@@ -299,7 +273,7 @@ def _improve_policy(
             log_temperature,
             [slope[None]],
             opt_state,
-            decayed(hyper.temperature_lr, config.lr_decay, opt_step),
+            optimizers.decayed(hyper.temperature_lr, config.lr_decay, opt_step),
             hyper.max_grad_norm,
         )
     state = state._replace(
@@ -315,13 +289,13 @@ def _policy_loss(
 ) -> tuple[Array, tuple[Array, PyTree]]:
     """Return the negated weighted mean of the soft value, the entropy `[B]`, and the policy's collections."""
     obs, is_first, deviation, weight, items = batch
-    seen = observe_before(parts, obs, is_first, policy, critic)
-    outputs, collections = forward(parts.networks.policy, policy, to_policy(seen), key=key)
+    seen = critics.observe_before(parts, obs, is_first, policy, critic)
+    outputs, collections = forward(parts.networks.policy, policy, critics.to_policy(seen), key=key)
     distribution = _distribution(parts, outputs, seen)
     value, entropy = _soft_value(parts, distribution, critic, temperature, seen, deviation)
     loss = -value
     if parts.extra_policy_loss is not None:
-        loss = loss + extra_policy_term(parts, policy, items, distribution, weight)
+        loss = loss + critics.extra_policy_term(parts, policy, items, distribution, weight)
     return jnp.mean(weight * loss), (entropy, collections)
 
 
@@ -345,10 +319,10 @@ def _soft_value(
     through it (equation 7).
     """
     if isinstance(parts.spec.action_space, Discrete):
-        q, entropy = min_values(parts.networks.critic, critic, obs), policy.entropy()
+        q, entropy = critics.min_values(parts.networks.critic, critic, obs), policy.entropy()
         return soft_value(q, entropy, temperature, jax.nn.softmax(cast(Any, policy).logits)), entropy
     raw = cast(TanhGaussian, policy).at(deviation)
-    q, entropy = min_values(parts.networks.critic, critic, obs, jnp.tanh(raw)), -policy.log_prob(raw)
+    q, entropy = critics.min_values(parts.networks.critic, critic, obs, jnp.tanh(raw)), -policy.log_prob(raw)
     return soft_value(q, entropy, temperature), entropy
 
 
@@ -360,7 +334,7 @@ def _targets(parts: Parts, items: Transition, rows: Transition, v_t: Array, bonu
     if parts.memory is None:
         return rows.reward + rows.discount * v_t
     one = Bootstrap(rows.reward + rows.discount * bonus, rows.discount, v_t - bonus)
-    after = sequence_targets(one, items, parts.config)
+    after = sequences.sequence_targets(one, items, parts.config)
     return after.reward + after.discount * after.value
 
 
@@ -397,7 +371,9 @@ def _deviations(parts: Parts, key: Key, rows: Batch) -> PyTree:
     """
     if isinstance(parts.spec.action_space, Discrete):
         return ()
-    return jax.random.normal(key, (rows.weight.shape[0], space_size(cast(Box, parts.spec.action_space))), jnp.float32)
+    return jax.random.normal(
+        key, (rows.weight.shape[0], critics.space_size(cast(Box, parts.spec.action_space))), jnp.float32
+    )
 
 
 def _sampled_actions(parts: Parts, policy: PyTree, seen: Views, key: Key) -> SampledActions:
@@ -408,13 +384,13 @@ def _sampled_actions(parts: Parts, policy: PyTree, seen: Views, key: Key) -> Sam
     if isinstance(parts.spec.action_space, Discrete):
         return SampledActions((), ())
     uniform_key, *keys = jax.random.split(key, 3)
-    rows, size = jax.tree.leaves(seen.now)[0].shape[0], space_size(cast(Box, parts.spec.action_space))
+    rows, size = jax.tree.leaves(seen.now)[0].shape[0], critics.space_size(cast(Box, parts.spec.action_space))
     shape = (rows, parts.config.cql_actions, size)
     # CQL, equation 4: the sum of exponentials is estimated by importance sampling. Uniform actions have density 2^-D.
     uniform = jax.random.uniform(uniform_key, shape, jnp.float32, -1.0, 1.0)
     actions, densities = [uniform], [jnp.full(shape[:2], -size * math.log(2), jnp.float32)]
     for obs, key in zip(seen, keys, strict=True):
-        outputs = cast(Array, parts.networks.policy.apply(policy, to_policy(obs)))
+        outputs = cast(Array, parts.networks.policy.apply(policy, critics.to_policy(obs)))
         distribution = cast(TanhGaussian, parts.head.distribution(outputs[:, None]))
         raw = distribution.at(jax.random.normal(key, shape, jnp.float32))
         actions.append(jnp.tanh(raw))
@@ -431,25 +407,27 @@ def _act(parts: Parts, state: SACState, obs: PyTree, key: Key | None, opt_step: 
     if parts.memory is not None:
         raw = distribution.mode() if key is None or mode == "exploit" else distribution.sample(key)
         # Critics have memories too, and must see each step to have them when they learn.
-        memories = next_memories(parts, obs, state.policy, state.critic if state.critic else ())
+        memories = critics.next_memories(parts, obs, state.policy, state.critic if state.critic else ())
         return parts.head.to_env(raw), {"memory": memories}
     if key is None or mode == "exploit":
         return parts.head.to_env(distribution.mode()), {"memory": obs.memory} if isinstance(obs, RecurrentObs) else ()
     if not isinstance(obs, RecurrentObs):
         return parts.head.to_env(distribution.sample(key)), ()
     # Each action still follows the policy's distribution; only successive actions of an episode are correlated.
-    after = correlated_noise(
+    after = critics.correlated_noise(
         state.hyper.noise_memory, obs.memory, jax.random.normal(key, obs.memory.shape, jnp.float32)
     )
     return parts.head.to_env(cast(TanhGaussian, distribution).at(after)), {"memory": after}
 
 
 def _policy(parts: Parts, params: PyTree, obs: PyTree, temperature: PyTree = ()) -> Distribution:
-    return _distribution(parts, parts.networks.policy.apply(params, to_policy(obs)), obs, temperature)
+    return _distribution(parts, parts.networks.policy.apply(params, critics.to_policy(obs)), obs, temperature)
 
 
 def _distribution(parts: Parts, outputs: Array, obs: PyTree, temperature: PyTree = ()) -> Distribution:
-    return mask_distribution(apply_temperature(parts.head.distribution(outputs), temperature), get_mask(obs))
+    return distributions.mask_distribution(
+        distributions.apply_temperature(parts.head.distribution(outputs), temperature), get_mask(obs)
+    )
 
 
 # --- the agent ---------------------------------------------------------------------------------------------------
@@ -457,7 +435,7 @@ def _distribution(parts: Parts, outputs: Array, obs: PyTree, temperature: PyTree
 
 def _check(config: SACConfig, parts: Mapping[str, Any]) -> None:
     """Raise `SettingsError` for settings that contradict each other."""
-    check_core(config, make_policy=parts["make_policy"], make_critic=parts["make_critic"])
+    sequences.check_core(config, make_policy=parts["make_policy"], make_critic=parts["make_critic"])
     if config.noise_memory and config.core != "none":
         raise SettingsError(
             f"agent.noise_memory is {config.noise_memory}, but with agent.core {config.core} the memory is that of the "
@@ -479,15 +457,17 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
             f"agent.noise_memory is {config.noise_memory}, but {spec.name} has Discrete actions, each drawn "
             "afresh; set it to 0"
         )
-    head = make_head(spec, squash=True)
-    memories = initial_memories(config, config.num_critics)
+    head = distributions.make_head(spec, squash=True)
+    memories = sequences.initial_memories(config, config.num_critics)
     networks = (
-        build_networks(config, custom, spec, head) if memories is None else recurrent_networks(config, spec, head)
+        critics.build_networks(config, custom, spec, head)
+        if memories is None
+        else critics.recurrent_networks(config, spec, head)
     )
     parts = Parts(
         config, networks, custom.gradient_step, spec, head, memories, custom.extra_loss, custom.extra_policy_loss
     )
-    noise = jnp.zeros(space_size(cast(Box, spec.action_space)), jnp.float32) if config.noise_memory else None
+    noise = jnp.zeros(critics.space_size(cast(Box, spec.action_space)), jnp.float32) if config.noise_memory else None
     with_critics = lambda state: state._replace(target=(), log_temperature=(), opt_state=())
     return Agent(
         name=name,
@@ -496,9 +476,9 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
         update=partial(_update, parts),
         strip=lambda state: state._replace(critic=(), target=(), log_temperature=(), opt_state=()),
         memory=noise if memories is None else memories,
-        window=sequence_spec(config),
-        apply=apply_fns(parts.networks),
-        policy_fns=critic_policy_fns(
+        window=sequences.sequence_spec(config),
+        apply=critics.apply_fns(parts.networks),
+        policy_fns=critics.critic_policy_fns(
             parts,
             lambda state, obs, opt_step: _policy(parts, state.policy, obs),
             keep_critic=with_critics,
@@ -517,7 +497,7 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
 
 def _init(parts: Parts, key: Key) -> SACState:
     config = parts.config
-    policy, critic = init_networks(parts.networks, parts.spec, key, parts.memory)
+    policy, critic = critics.init_networks(parts.networks, parts.spec, key, parts.memory)
     entropy = config.target_entropy or _usual_entropy(parts.spec)
     settings = {**asdict(config), "target_entropy": entropy}
     hyper = SACHyper(*make_hyper(settings, SACHyper._fields, optional=("cql", "noise_memory", *TEMPERATURE)))
@@ -537,4 +517,4 @@ def _init(parts: Parts, key: Key) -> SACState:
 def _usual_entropy(spec: EnvSpec) -> float:
     if isinstance(spec.action_space, Discrete):
         return 0.3 * math.log(spec.action_space.n)
-    return -float(space_size(cast(Any, spec.action_space)))
+    return -float(critics.space_size(cast(Any, spec.action_space)))

@@ -13,24 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl import shards
+from jaxrl.agents import critics
 from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Mode
 from jaxrl.agents.checks import check_actions, make_hyper
-from jaxrl.agents.critics import (
-    CriticConfig,
-    Parts,
-    apply_fns,
-    build_networks,
-    correlated_noise,
-    critic_policy_fns,
-    extra_policy_term,
-    init_networks,
-    learn_critic,
-    min_values,
-    space_size,
-    to_critic,
-    to_policy,
-    unit_actions,
-)
+from jaxrl.agents.critics import CriticConfig, Parts
 from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker
 from jaxrl.agents.fields import Between, Count, Weight
 from jaxrl.agents.optimizers import Optimizer, gradient_update, polyak_update
@@ -201,11 +187,11 @@ def td3_bc(
 def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
     space = cast(Box, spec.action_space)
-    size = space_size(space)
+    size = critics.space_size(space)
     # `distribution` of this head returns the action itself, from -1 to 1, and not a distribution.
     # The policy is deterministic: its head squashes the outputs, and has no distribution to sample from.
     head = Head(size, cast(Any, jnp.tanh), partial(to_box, space))
-    networks = build_networks(config, custom, spec, head)
+    networks = critics.build_networks(config, custom, spec, head)
     parts = Parts(config, networks, custom.gradient_step, spec, head, None, custom.extra_loss, custom.extra_policy_loss)
     return Agent(
         name=name,
@@ -214,8 +200,8 @@ def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> 
         update=partial(_update, parts),
         strip=lambda state: state._replace(critic=(), target_policy=(), target_critic=(), opt_state=()),
         memory=jnp.zeros(size, jnp.float32) if config.noise_memory else None,
-        apply=apply_fns(parts.networks),
-        policy_fns=critic_policy_fns(
+        apply=critics.apply_fns(parts.networks),
+        policy_fns=critics.critic_policy_fns(
             parts,
             "acts deterministically with added noise; single actions have no probability",
             keep_critic=lambda state: state._replace(target_policy=(), target_critic=(), opt_state=()),
@@ -230,7 +216,7 @@ def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> 
 
 
 def _init(parts: Parts, key: Key) -> TD3State:
-    policy, critic = init_networks(parts.networks, parts.spec, key)
+    policy, critic = critics.init_networks(parts.networks, parts.spec, key)
     hyper = TD3Hyper(*make_hyper(asdict(parts.config), TD3Hyper._fields, optional=("bc_alpha",)))
     opt_state = OptStates(parts.gradient_step.init(policy, hyper.policy_lr), parts.gradient_step.init(critic, hyper.lr))
     # Targets must be copies: all of these arrays are donated to the compiled loop.
@@ -240,7 +226,7 @@ def _init(parts: Parts, key: Key) -> TD3State:
 
 def _policy(parts: Parts, params: PyTree, obs: PyTree) -> Array:
     """Return the policy's actions, from -1 to 1, `[B, D]`."""
-    return cast(Array, parts.head.distribution(parts.networks.policy.apply(params, to_policy(obs))))
+    return cast(Array, parts.head.distribution(parts.networks.policy.apply(params, critics.to_policy(obs))))
 
 
 def _act(parts: Parts, state: TD3State, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
@@ -250,7 +236,7 @@ def _act(parts: Parts, state: TD3State, obs: PyTree, key: Key | None, opt_step: 
     noise = jax.random.normal(key, action.shape, jnp.float32)
     if not isinstance(obs, RecurrentObs):
         return to_env(action + state.hyper.noise * noise), ()
-    after = correlated_noise(state.hyper.noise_memory, obs.memory, noise)
+    after = critics.correlated_noise(state.hyper.noise_memory, obs.memory, noise)
     return to_env(action + state.hyper.noise * after), {"memory": after}
 
 
@@ -262,8 +248,10 @@ def _update(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Arr
     noise = hyper.target_noise * jax.random.normal(key, action_t.shape, jnp.float32)
     noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
     action_t = jnp.clip(action_t + noise, -1.0, 1.0)  # target policy smoothing, equations 14 and 15
-    v_t = min_values(parts.networks.critic, state.target_critic, items.next_obs, action_t)[:, 0]
-    critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, key, opt_step)
+    v_t = critics.min_values(parts.networks.critic, state.target_critic, items.next_obs, action_t)[:, 0]
+    critic, metrics, priorities = critics.learn_critic(
+        parts, state, batch, items.reward + items.discount * v_t, key, opt_step
+    )
     state = state._replace(critic=critic.variables, opt_state=state.opt_state._replace(critic=critic.opt_state))
     if parts.config.policy_interval == 1:
         return _move_policy(parts, state, batch, key, opt_step), metrics, priorities
@@ -279,7 +267,7 @@ def _move_policy(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step
     loss = partial(_policy_loss, parts, state.critic, 1.0)
     if parts.config.bc_alpha:
         # Critics and policies have actions from -1 to 1, whatever the bounds of the box.
-        near = unit_actions(parts.spec, batch.items.action)[0]
+        near = critics.unit_actions(parts.spec, batch.items.action)[0]
         obs = batch.items.obs
         # Equation 5 normalises by the size of the values; no gradient goes through it.
         q = _value(parts, state.critic, obs, _policy(parts, state.policy, obs))
@@ -305,7 +293,7 @@ def _move_policy(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step
 
 def _value(parts: Parts, critic: PyTree, obs: PyTree, action: Array) -> Array:
     """Return the first critic's values `[B]` of actions from -1 to 1, `[B, D]`."""
-    return cast(Array, parts.networks.critic.apply(critic, to_critic(obs), action))[0, :, 0]
+    return cast(Array, parts.networks.critic.apply(critic, critics.to_critic(obs), action))[0, :, 0]
 
 
 def value_weight(q: Array, weight: Array, alpha: Array) -> Array:
@@ -322,11 +310,11 @@ def _policy_loss(
     TD3+BC adds the mean squared distance from the data's actions (its equation 3).
     """
     obs, weight, near, items = batch
-    outputs, collections = forward(parts.networks.policy, policy, to_policy(obs), key=key)
+    outputs, collections = forward(parts.networks.policy, policy, critics.to_policy(obs), key=key)
     action = cast(Array, parts.head.distribution(outputs))
     loss = -value * _value(parts, critic, obs, action)
     if parts.config.bc_alpha:
         loss = loss + jnp.mean(jnp.square(action - near), axis=-1)
     if parts.extra_policy_loss is not None:
-        loss = loss + extra_policy_term(parts, policy, items, action, weight)
+        loss = loss + critics.extra_policy_term(parts, policy, items, action, weight)
     return jnp.mean(weight * loss), ((), collections)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl import shards
-from jaxrl.agents.losses import cross_entropy, huber, project, quantile_huber, squared
+from jaxrl.agents import losses
 from jaxrl.trees import Array
 from jaxrl.types import Transition
 from jaxrl.xla.reductions import entry, total
@@ -90,7 +90,9 @@ def support_bounds(reach: ReturnBounds, v_min: float | None, v_max: float | None
 
 def expected(loss: str) -> Values:
     """Represent returns by their mean, as Mnih et al. 2015 do; `loss` is `huber` or `squared`."""
-    return Values(0, lambda out: out[:, 0], partial(_expected_loss, huber if loss == "huber" else squared))
+    return Values(
+        0, lambda out: out[:, 0], partial(_expected_loss, losses.huber if loss == "huber" else losses.squared)
+    )
 
 
 def _expected_loss(
@@ -121,8 +123,8 @@ def _evenly(low: float | Array, high: float | Array, count: int) -> np.ndarray |
 
 
 def _c51_loss(support: np.ndarray | Array, chosen: Array, taus: Array, after: BootstrapTarget) -> tuple[Array, Array]:
-    target = project(*_foretold(support, after), jnp.asarray(support, jnp.float32))
-    loss = cross_entropy(chosen, target)
+    target = losses.project(*_foretold(support, after), jnp.asarray(support, jnp.float32))
+    loss = losses.cross_entropy(chosen, target)
     return loss, jnp.maximum(loss + jnp.sum(jax.scipy.special.xlogy(target, target)), 0.0)
 
 
@@ -146,7 +148,7 @@ def quantiles(atoms: int) -> Values:
 def _quantile_loss(chosen: Array, taus: Array, after: BootstrapTarget) -> tuple[Array, Array]:
     z_t = after.policy @ (after.out - jnp.reshape(after.penalty, (-1, 1)))
     target = after.reward + after.discount * z_t
-    return quantile_huber(chosen, taus, target), target.mean() - chosen.mean()
+    return losses.quantile_huber(chosen, taus, target), target.mean() - chosen.mean()
 
 
 def midpoints(count: int) -> np.ndarray:

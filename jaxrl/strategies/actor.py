@@ -11,11 +11,13 @@ import jax.numpy as jnp
 
 from jaxrl.processors.base import init_processor as begin_processor
 from jaxrl.spaces import space_struct, space_zeros
+from jaxrl.strategies import interaction
 from jaxrl.strategies.base import fold
-from jaxrl.strategies.interaction import Collector, StepInfo, interact, open_envs, select_actions, step_info
+from jaxrl.strategies.interaction import Collector, StepInfo
 from jaxrl.trees import Array, Key, PyTree, make_key, row_struct
 from jaxrl.types import Step, Transition
-from jaxrl.xla.packing import Layout, join_short, layout_of, pack, unpack
+from jaxrl.xla import packing
+from jaxrl.xla.packing import Layout
 
 Packed = dict[str, Array]
 """Items packed as rows of bits, by type of word."""
@@ -59,10 +61,10 @@ def make_step_layout(collector: Collector) -> Layout:
     def one() -> tuple[Transition, StepInfo]:
         agent_key, env_key, key = jax.random.split(make_key(0), 3)
         agent = collector.agent.init(agent_key)
-        loop, _ = open_envs(collector, agent, env_key)
-        return interact(collector, agent, jnp.uint32(0), False, loop, key)[1]
+        loop, _ = interaction.open_envs(collector, agent, env_key)
+        return interaction.interact(collector, agent, jnp.uint32(0), False, loop, key)[1]
 
-    return layout_of(row_struct(jax.eval_shape(one)), flag="uint32")
+    return packing.layout_of(row_struct(jax.eval_shape(one)), flag="uint32")
 
 
 def make_result_layout(collector: Collector) -> Layout:
@@ -71,7 +73,7 @@ def make_result_layout(collector: Collector) -> Layout:
     number, count = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
     info: Any = {"episode_return": number, "episode_length": count}
     like: Any = (number, flag, flag, obs, obs, info, flag, flag)
-    return layout_of(Step((), (), *like), flag="uint32")
+    return packing.layout_of(Step((), (), *like), flag="uint32")
 
 
 def make_state_layout(collector: Collector, stats: PyTree) -> Layout:
@@ -81,16 +83,16 @@ def make_state_layout(collector: Collector, stats: PyTree) -> Layout:
         obs = space_zeros(collector.env.spec.observation_space, collector.env.num_envs)
         return _init_state(collector, collector.agent.init(key), stats, obs, key)
 
-    return layout_of(jax.eval_shape(state, make_key(0)), flag="uint32")
+    return packing.layout_of(jax.eval_shape(state, make_key(0)), flag="uint32")
 
 
 def _unpack_state(layout: Layout, packed: Packed) -> ActorState:
-    state: ActorState = jax.tree.map(lambda x: x[0], unpack(layout, packed))
+    state: ActorState = jax.tree.map(lambda x: x[0], packing.unpack(layout, packed))
     return state
 
 
 def _pack_state(layout: Layout, state: ActorState) -> Packed:
-    return pack(layout, jax.tree.map(lambda x: jnp.asarray(x)[None], state), join_short)
+    return packing.pack(layout, jax.tree.map(lambda x: jnp.asarray(x)[None], state), packing.join_short)
 
 
 # --- programs ---------------------------------------------------------------------------------------------------
@@ -161,19 +163,24 @@ def _select_actions(collector: Collector, random: bool, agent: PyTree, state: Ac
     """Select actions; `key` is the actor's stream."""
     step_key = fold(fold(key, state.round), state.step)
     obs = collector.processor.observe(state.processor)
-    return Choice(*select_actions(collector.agent, collector.env.spec, agent, obs, step_key, state.opt_step, random))
+    return Choice(
+        *interaction.select_actions(collector.agent, collector.env.spec, agent, obs, step_key, state.opt_step, random)
+    )
 
 
 def _process_result(
     collector: Collector, layouts: Layouts, packed: Packed, choice: Choice, result: Packed
 ) -> tuple[ActorState, Packed]:
     """Process a step; return also its transitions and `StepInfo`, packed `[N, W]`."""
-    state, step = _unpack_state(layouts.state, packed), unpack(layouts.result, result)._replace(**choice._asdict())
+    state, step = (
+        _unpack_state(layouts.state, packed),
+        packing.unpack(layouts.result, result)._replace(**choice._asdict()),
+    )
     new_stats = state.new_stats
     if jax.tree.leaves(new_stats):
         # Process the step again with the round's statistics alone; XLA drops all but the statistics of this call.
         round_state, _ = collector.processor.process(collector.processor.set_stats(state.processor, new_stats), step)
         new_stats = collector.processor.get_stats(round_state)
     processor, items = collector.processor.process(state.processor, step)
-    words = pack(layouts.step, (items, step_info(step)), join_short)
+    words = packing.pack(layouts.step, (items, interaction.step_info(step)), packing.join_short)
     return state._replace(processor=processor, new_stats=new_stats, step=state.step + 1), words

@@ -12,7 +12,7 @@ from jaxrl.agents.base import Agent
 from jaxrl.metrics import Metrics, Stat, Total, stat
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Transition
-from jaxrl.xla.reductions import find_non_finite, select, stack_summaries, stays_finite
+from jaxrl.xla import reductions
 
 RETRY_STREAM = 2**32 - 1
 """Folded into the stream of a run for a retry; no iteration has this number."""
@@ -71,12 +71,12 @@ def guarded_update(
     # A `Stat` without measurements has infinite bounds, so only its sum is tested. Counts are always finite.
     numbers = {name: m.sum if isinstance(m, Stat) else m for name, m in metrics.items() if not isinstance(m, Total)}
     health, ok = _update_health(
-        health, {**numbers, PARAMETERS: jnp.where(stays_finite(new, state), 0.0, jnp.nan)}, opt_step
+        health, {**numbers, PARAMETERS: jnp.where(reductions.stays_finite(new, state), 0.0, jnp.nan)}, opt_step
     )
     # The new state is selected as a whole: a partial update would leave parameters and moments inconsistent.
     kept = {name: _mask(metric, ok) for name, metric in metrics.items()}
     counted = {**kept, "skipped_updates": Total(1 - ok.astype(jnp.int32))}
-    return select(ok, new, state), health, counted, jnp.where(ok, priorities, -1.0)
+    return reductions.select(ok, new, state), health, counted, jnp.where(ok, priorities, -1.0)
 
 
 def return_bound_metrics(items: Transition) -> Metrics:
@@ -84,14 +84,14 @@ def return_bound_metrics(items: Transition) -> Metrics:
     # Rows of weight 0, such as those of invalid steps, may hold arbitrary numbers.
     counts = jnp.asarray(items.weight) > 0
     sizes = [jnp.where(counts, size, 0.0).ravel() for size in (jnp.abs(items.reward), items.discount)]
-    largest = shards.pmax(stack_summaries(jnp.max, sizes))
+    largest = shards.pmax(reductions.stack_summaries(jnp.max, sizes))
     return {"largest_reward": largest[0], "largest_discount": largest[1]}
 
 
 def _update_health(health: Health, numbers: dict[str, Array], opt_step: Array) -> tuple[Health, Array]:
     """Update the counters; return also whether all `numbers` are finite."""
     codes = jnp.asarray([zlib.crc32(name.encode()) for name in numbers], jnp.uint32)
-    ok, first = find_non_finite(list(numbers.values()), codes)
+    ok, first = reductions.find_non_finite(list(numbers.values()), codes)
     # Names are compared as codes: the program returns the code of the first bad metric, the host looks up its name.
     skipped = jnp.where(ok, 0, health.skipped_in_a_row + 1)
     most = jnp.maximum(health.most_in_a_row, skipped)

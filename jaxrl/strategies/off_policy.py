@@ -22,22 +22,11 @@ from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
 from jaxrl.registry import defaults_for
 from jaxrl.shards import shard_key
+from jaxrl.strategies import guard, interaction
 from jaxrl.strategies.base import BufferRefill, CollectInfo, ComposedStep, StateFns, Strategy, StrategyInfo, fold
-from jaxrl.strategies.guard import Health, get_health, init_health, reseed
+from jaxrl.strategies.guard import Health
 from jaxrl.strategies.host_actors import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
-from jaxrl.strategies.interaction import (
-    Collector,
-    EnvLoopState,
-    StepInfo,
-    build_agent,
-    connect,
-    make_collect_info,
-    make_default_processor,
-    open_envs,
-    set_hyperparams,
-    settings_of,
-    take_steps,
-)
+from jaxrl.strategies.interaction import Collector, EnvLoopState, StepInfo
 from jaxrl.strategies.offline import check_env, check_memoryless, make_transitions
 from jaxrl.strategies.policy import make_policy
 from jaxrl.strategies.replay import (
@@ -127,7 +116,7 @@ def off_policy(
     """
     # With actors, `env` becomes a placeholder with the same spaces, which the learner never steps.
     env, host_actors = split_env(env, actors, max_lag=2)
-    built = build_agent(agent, processor, env.spec)
+    built = interaction.build_agent(agent, processor, env.spec)
     defaults = defaults_for(built.name, "off_policy")
     num_envs, opt_interval = (
         as_int(defaults[name] if value is None else value)
@@ -138,7 +127,9 @@ def off_policy(
     # Everything from here on is one shard's; `sharded` at the end combines them.
     vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
     # Replay holds raw items, which are scaled when they are sampled, see `make_replay_transform`.
-    collector = Collector(vector, *connect(built, (processor or make_default_processor(defaults)).for_replay))
+    collector = Collector(
+        vector, *interaction.connect(built, (processor or interaction.make_default_processor(defaults)).for_replay)
+    )
     # The schedule follows from the buffer of one shard before demonstrations are mixed in: those need no warm-up.
     ring = _make_shard_buffer(buffer, collector, env, shards)
     replay_buffer = _with_demos(ring, demos, demo_share, collector, env)
@@ -165,7 +156,7 @@ def off_policy(
         env=env,
         policy=make_policy(collector.agent, collector.processor, env.spec),
         info=StrategyInfo(
-            settings=settings_of(
+            settings=interaction.settings_of(
                 collector.agent,
                 collector.processor,
                 env.spec,
@@ -188,9 +179,9 @@ def off_policy(
             ),
         ),
         state_fns=StateFns(
-            health=get_health,
-            reseed=reseed,
-            set_hyperparams=partial(set_hyperparams, collector),
+            health=guard.get_health,
+            reseed=guard.reseed,
+            set_hyperparams=partial(interaction.set_hyperparams, collector),
             refill=BufferRefill(partial(replay.schedule.blocks, capacity), partial(_refill, collector, replay)),
             capacity=capacity,
         ),
@@ -312,7 +303,7 @@ def collect(
     state, items, seen = _take_steps(
         collector, state, key, schedule.vector_steps, _first_opt_step(schedule, t), random=False
     )
-    return state, items, make_collect_info(seen)
+    return state, items, interaction.make_collect_info(seen)
 
 
 def learn(replay: Replay, state: Any, items: Transition, key: Key, t: Array) -> tuple[Any, Metrics]:
@@ -353,7 +344,7 @@ def _take_steps(
     collector: Collector, state: OffPolicyState, key: Key, steps: int, opt_step: Array, random: bool
 ) -> tuple[OffPolicyState, Transition, StepInfo]:
     loop = EnvLoopState(state.env, state.processor)
-    loop, items, seen = take_steps(collector, state.agent, opt_step, loop, key, steps, random)
+    loop, items, seen = interaction.take_steps(collector, state.agent, opt_step, loop, key, steps, random)
     return state._replace(env=loop.env, processor=loop.processor), items, seen
 
 
@@ -388,8 +379,8 @@ def _begin(collector: Collector, replay: Replay, key: Key) -> OffPolicyState:
     # environments.
     stream, agent_key, env_key, *_ = jax.random.split(key, 5)
     agent = collector.agent.init(agent_key)
-    loop, items = open_envs(collector, agent, shard_key(env_key))
-    return OffPolicyState(stream, agent, loop.env, loop.processor, init_buffer(replay, items), init_health())
+    loop, items = interaction.open_envs(collector, agent, shard_key(env_key))
+    return OffPolicyState(stream, agent, loop.env, loop.processor, init_buffer(replay, items), guard.init_health())
 
 
 def init_buffer(replay: Replay, items: Transition) -> PyTree:
@@ -405,7 +396,7 @@ def init_buffer(replay: Replay, items: Transition) -> PyTree:
 
 def _reset_buffer(collector: Collector, replay: Replay, state: OffPolicyState) -> OffPolicyState:
     """Return `state` with an empty buffer."""
-    _, items = open_envs(collector, state.agent, state.key)  # used for its shapes alone, so XLA drops it
+    _, items = interaction.open_envs(collector, state.agent, state.key)  # used for its shapes alone, so XLA drops it
     return state._replace(buffer=init_buffer(replay, items))
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl import spaces
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.dataset import Dataset, split_holdout, summarise
@@ -18,10 +19,10 @@ from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor, init_processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.registry import algorithm_names, join_names
-from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, from_box, space_to_plain, to_indices
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl.strategies import guard, interaction
 from jaxrl.strategies.base import EvalFns, StateFns, Strategy, StrategyInfo, fold
-from jaxrl.strategies.guard import Health, get_health, init_health, reseed
-from jaxrl.strategies.interaction import build_processor_and_agent, set_hyperparams_of, settings_of
+from jaxrl.strategies.guard import Health
 from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.strategies.replay import optimise
 from jaxrl.trees import Array, Key, PyTree, make_key, row_struct
@@ -106,7 +107,7 @@ def offline(
         )
     buffer = _buffer(train.rows, batch_size)
     parts = _Parts(bound, processor, buffer, train, updates, not replacement and batch_size > 0, factor)
-    settings = settings_of(
+    settings = interaction.settings_of(
         bound,
         processor,
         env and env.spec,
@@ -132,8 +133,8 @@ def offline(
             notes=_notes(parts, scale_rewards_by),
         ),
         state_fns=StateFns(
-            health=get_health,
-            reseed=reseed,
+            health=guard.get_health,
+            reseed=guard.reseed,
             set_hyperparams=partial(_set_hyperparams, parts),
             capacity=parts.buffer.capacity(train.rows),
         ),
@@ -193,7 +194,7 @@ def check_env(data: Dataset, env: Env | HostEnv | None) -> None:
         raise SettingsError(f"the data were gathered in {data.spec.name}, not in {env.spec.name}; name that one as env")
     for what in ("observation_space", "action_space"):
         came, wanted = getattr(data.spec, what), getattr(env.spec, what)
-        if space_to_plain(came) != space_to_plain(wanted):
+        if spaces.space_to_plain(came) != spaces.space_to_plain(wanted):
             raise SettingsError(
                 f"the data have {what.replace('_', ' ')} {came}, but {env.spec.name} has {wanted}; "
                 "give the parameters with which they were gathered as env_args"
@@ -205,7 +206,7 @@ def _build_agent(agent: AgentMaker, processor: Processor, data: Dataset) -> Agen
         raise SettingsError(
             "processor.normalise_reward goes by what was seen so far; use scale_rewards_by, or processor.reward_scale"
         )
-    _, bound = build_processor_and_agent(agent, processor, data.spec)
+    _, bound = interaction.build_processor_and_agent(agent, processor, data.spec)
     if bound.prepare is not None:
         able = join_names(algorithm_names("offline"))
         raise SettingsError(f"{bound.name} learns from its own rollouts alone; agents for data: {able}")
@@ -289,13 +290,15 @@ def _init(parts: _Parts, key: Key) -> OfflineState:
     empty = parts.buffer.init(row_struct(items), parts.data.rows)
     buffer = parts.buffer.push(empty, items, jnp.uint32(0))
     factor: PyTree = () if parts.factor is None else jnp.float32(parts.factor)
-    return OfflineState(stream, parts.agent.init(agent_key), processor, buffer, init_health(), factor)
+    return OfflineState(stream, parts.agent.init(agent_key), processor, buffer, guard.init_health(), factor)
 
 
 def _set_hyperparams(parts: _Parts, state: OfflineState) -> OfflineState:
     """Return `state` with the hyperparameters of the settings; transitions are recomputed with them."""
     fresh = _init(parts, make_key(0))
-    return fresh._replace(key=state.key, agent=set_hyperparams_of(parts.agent, state.agent), health=state.health)
+    return fresh._replace(
+        key=state.key, agent=interaction.set_hyperparams_of(parts.agent, state.agent), health=state.health
+    )
 
 
 def _steps(data: Dataset) -> tuple[Step, PyTree, PyTree]:
@@ -305,7 +308,9 @@ def _steps(data: Dataset) -> tuple[Step, PyTree, PyTree]:
     """
     seen, done = data.spec.observation_space, data.spec.action_space
     data = data._replace(
-        obs=to_indices(seen, data.obs), action=to_indices(done, data.action), next_obs=to_indices(seen, data.next_obs)
+        obs=spaces.to_indices(seen, data.obs),
+        action=spaces.to_indices(done, data.action),
+        next_obs=spaces.to_indices(seen, data.next_obs),
     )
     # `obs` of a step is the first of the next episode where one ends, and `final_obs` the last of the old one.
     following = jax.tree.map(lambda x: np.concatenate([x[1:], x[-1:]]), data.obs)
@@ -364,7 +369,7 @@ def action_distance(space: Space, a: PyTree, b: PyTree) -> Array:
 
 def _leaf_distance(space: Any, a: Array, b: Array) -> Array:
     if isinstance(space, Box):
-        distances = jnp.square(from_box(space, a) - from_box(space, b))
+        distances = jnp.square(spaces.from_box(space, a) - spaces.from_box(space, b))
     else:
         distances = (a != b).astype(jnp.float32)
     return distances.reshape(a.shape[0], -1).mean(1)

@@ -19,21 +19,11 @@ from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
 from jaxrl.registry import algorithm_names, defaults_for, join_names
 from jaxrl.shards import shard_key
+from jaxrl.strategies import guard, interaction
 from jaxrl.strategies.base import CollectInfo, ComposedStep, StateFns, Strategy, StrategyInfo, repeat
-from jaxrl.strategies.guard import Health, get_health, guarded_update, init_health, reseed, return_bound_metrics
+from jaxrl.strategies.guard import Health
 from jaxrl.strategies.host_actors import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
-from jaxrl.strategies.interaction import (
-    Collector,
-    EnvLoopState,
-    build_agent,
-    connect,
-    make_collect_info,
-    make_default_processor,
-    open_envs,
-    set_hyperparams,
-    settings_of,
-    take_steps,
-)
+from jaxrl.strategies.interaction import Collector, EnvLoopState
 from jaxrl.strategies.policy import make_policy
 from jaxrl.strategies.sharded import sharded
 from jaxrl.trees import Array, Key, PyTree, tree_where
@@ -123,12 +113,14 @@ def on_policy(
     """
     # On-policy learning tolerates less lag of the actors' parameters than replay, whose default is 2.
     env, host_actors = split_env(env, actors, max_lag=1)
-    built = build_agent(agent, processor, env.spec)
+    built = interaction.build_agent(agent, processor, env.spec)
     defaults = defaults_for(built.name, "on_policy")
     num_envs = as_int(defaults["num_envs"] if num_envs is None else num_envs)
     # Everything from here on is one shard's; `sharded` at the end combines them.
     vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards)
-    collector = Collector(vector, *connect(built, processor or make_default_processor(defaults)))
+    collector = Collector(
+        vector, *interaction.connect(built, processor or interaction.make_default_processor(defaults))
+    )
     schedule = make_minibatch_schedule(
         collector.agent, collector.processor, vector.num_envs, rollout, epochs, minibatches
     )
@@ -141,7 +133,7 @@ def on_policy(
         env=env,
         policy=make_policy(collector.agent, collector.processor, env.spec),
         info=StrategyInfo(
-            settings=settings_of(
+            settings=interaction.settings_of(
                 collector.agent,
                 collector.processor,
                 env.spec,
@@ -154,7 +146,11 @@ def on_policy(
             ),
             notes=resets_note(resets, vector.resets),
         ),
-        state_fns=StateFns(health=get_health, reseed=reseed, set_hyperparams=partial(set_hyperparams, collector)),
+        state_fns=StateFns(
+            health=guard.get_health,
+            reseed=guard.reseed,
+            set_hyperparams=partial(interaction.set_hyperparams, collector),
+        ),
     )
     if host_actors is not None:
         # Parameters of actors lag behind, so `behave` records the log-probability of each action at that time.
@@ -221,8 +217,8 @@ def check_minibatches(num_items: int, minibatches: int, what: str) -> None:
 def _init(collector: Collector, key: Key) -> OnPolicyState:
     stream, agent_key, env_key = jax.random.split(key, 3)
     agent = collector.agent.init(agent_key)
-    loop, _ = open_envs(collector, agent, shard_key(env_key))
-    return OnPolicyState(stream, agent, loop.env, loop.processor, init_health())
+    loop, _ = interaction.open_envs(collector, agent, shard_key(env_key))
+    return OnPolicyState(stream, agent, loop.env, loop.processor, guard.init_health())
 
 
 # --- the training step ------------------------------------------------------------------------------------------
@@ -233,8 +229,10 @@ def collect(
 ) -> tuple[OnPolicyState, Transition, CollectInfo]:
     """Collect the transitions `[T, N, ...]` of iteration `t`, as `CollectFn`."""
     loop = EnvLoopState(state.env, state.processor)
-    loop, items, seen = take_steps(collector, state.agent, _first_opt_step(schedule, t), loop, key, schedule.rollout)
-    return state._replace(env=loop.env, processor=loop.processor), items, make_collect_info(seen)
+    loop, items, seen = interaction.take_steps(
+        collector, state.agent, _first_opt_step(schedule, t), loop, key, schedule.rollout
+    )
+    return state._replace(env=loop.env, processor=loop.processor), items, interaction.make_collect_info(seen)
 
 
 def learn(schedule: MinibatchSchedule, state: Any, items: Transition, key: Key, t: Array) -> tuple[Any, Metrics]:
@@ -262,7 +260,7 @@ def learn(schedule: MinibatchSchedule, state: Any, items: Transition, key: Key, 
     (state, _), metrics = repeat(
         update, (state, jnp.bool_(False)), rows, _first_opt_step(schedule, t), schedule.updates
     )
-    return state, {**return_bound_metrics(items), **measured, **metrics}
+    return state, {**guard.return_bound_metrics(items), **measured, **metrics}
 
 
 def _first_opt_step(schedule: MinibatchSchedule, t: Array) -> Array:
@@ -287,7 +285,7 @@ def _update(
 ) -> tuple[tuple[Any, Array], Metrics]:
     """Update the agent, unless an earlier update on this rollout requested a stop, as PPO's `target_kl` does."""
     state, stopped = carry
-    new, health, metrics, _ = guarded_update(agent, state.agent, state.health, batch, key, opt_step)
+    new, health, metrics, _ = guard.guarded_update(agent, state.agent, state.health, batch, key, opt_step)
     if agent.fns.stop is None:
         return (state._replace(agent=new, health=health), stopped), metrics
     # The update that requests the stop still counts. Later ones run too, since shapes are fixed, but are discarded.

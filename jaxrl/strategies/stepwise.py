@@ -14,15 +14,16 @@ from jaxrl.buffers.base import Buffer
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
 from jaxrl.spaces import EnvSpec, space_zeros
+from jaxrl.strategies import interaction
 from jaxrl.strategies.base import Policy, fold
 from jaxrl.strategies.guard import Health, init_health
-from jaxrl.strategies.interaction import add_episode_bounds, open_processor, select_actions
 from jaxrl.strategies.off_policy import Replay, init_buffer, learn as learn_from_replay, push
 from jaxrl.strategies.on_policy import MinibatchSchedule, learn as learn_from_rollout
 from jaxrl.strategies.replay import UpdateSchedule
 from jaxrl.trees import Array, Key, PyTree, make_key, tree_where
 from jaxrl.types import Step, Transition
-from jaxrl.xla.packing import Layout, join_short, layout_of, pack, unpack
+from jaxrl.xla import packing
+from jaxrl.xla.packing import Layout
 
 Phase = Literal["prime", "fill", "train"]
 """Before the first complete transition; warm-up, which pushes; training."""
@@ -115,7 +116,7 @@ def init(stepwise: Stepwise, key: Key) -> StepwiseState:
         jax.random.split(key, _num_subkeys(stepwise.passes))[1],
     )
     agent = stepwise.agent.init(agent_key)
-    opened = open_processor(stepwise.agent, stepwise.processor, agent, obs)
+    opened = interaction.open_processor(stepwise.agent, stepwise.processor, agent, obs)
     items = jax.eval_shape(_as_rollout, opened.items, jax.ShapeDtypeStruct((num_envs,), bool))
     result, window = StepResult(jnp.zeros((4, num_envs), jnp.float32), obs), _pack_processor(stepwise, opened.processor)
     return StepwiseState(
@@ -165,7 +166,7 @@ def count_iterations(schedule: UpdateSchedule, steps: int) -> int:
 def begin(stepwise: Stepwise, agent: PyTree, obs: PyTree, obs_valid: Array) -> PackedProcessor:
     """Initialise the processor at the very first observations; `obs_valid` `[N]` is as in `Step`."""
     return _pack_processor(
-        stepwise, open_processor(stepwise.agent, stepwise.processor, agent, obs, obs_valid).processor
+        stepwise, interaction.open_processor(stepwise.agent, stepwise.processor, agent, obs, obs_valid).processor
     )
 
 
@@ -198,7 +199,7 @@ def act(
     step_key = jax.random.split(acting_key, steps_per_iteration(stepwise.schedule, phase))[step.astype(jnp.int32)]
     random = phase != "train" and stepwise.schedule.random_warmup
     act_key, _ = jax.random.split(step_key)  # the other key steps environments on the device
-    return select_actions(stepwise.agent, stepwise.spec, agent, shown, act_key, opt_step, random)
+    return interaction.select_actions(stepwise.agent, stepwise.spec, agent, shown, act_key, opt_step, random)
 
 
 def process_step(
@@ -232,7 +233,7 @@ def mark_ended(is_last: Array, ended: Array, place: Array) -> Array:
 
 def _as_rollout(items: Transition, ended: Array) -> Transition:
     """Return the transitions `[N, ...]` of one step as a rollout `[1, N, ...]`."""
-    return add_episode_bounds(jax.tree.map(lambda x: jnp.asarray(x)[None], items), ended[None])
+    return interaction.add_episode_bounds(jax.tree.map(lambda x: jnp.asarray(x)[None], items), ended[None])
 
 
 def fill(stepwise: Stepwise, buffer: PyTree, items: Transition, t: Array) -> PyTree:
@@ -287,15 +288,17 @@ def _processor_layout(stepwise: Stepwise) -> Layout:
     obs = space_zeros(stepwise.spec.observation_space, stepwise.schedule.num_envs)
 
     def opened(key: Key) -> PyTree:
-        return open_processor(stepwise.agent, stepwise.processor, stepwise.agent.init(key), obs).processor
+        return interaction.open_processor(stepwise.agent, stepwise.processor, stepwise.agent.init(key), obs).processor
 
-    return layout_of(jax.eval_shape(opened, make_key(0)))
+    return packing.layout_of(jax.eval_shape(opened, make_key(0)))
 
 
 def _pack_processor(stepwise: Stepwise, processor: PyTree) -> PackedProcessor:
     row = jax.tree.map(lambda x: jnp.asarray(x)[None], processor)
-    return PackedProcessor(pack(_processor_layout(stepwise), row, join_short), stepwise.processor.observe(processor))
+    return PackedProcessor(
+        packing.pack(_processor_layout(stepwise), row, packing.join_short), stepwise.processor.observe(processor)
+    )
 
 
 def _unpack_processor(stepwise: Stepwise, window: PackedProcessor) -> PyTree:
-    return jax.tree.map(lambda x: x[0], unpack(_processor_layout(stepwise), window.words))
+    return jax.tree.map(lambda x: x[0], packing.unpack(_processor_layout(stepwise), window.words))
