@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl import spaces
 from jaxrl.errors import SettingsError
 from jaxrl.masks import apply_mask
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds, box_span, from_box, to_box
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from jaxrl.trees import Array, Key
-from jaxrl.xla.reductions import argmax, entry, log_softmax, total
+from jaxrl.xla import reductions
 
 LOG_STD = (-5.0, 2.0)
 """Bounds on the log-scale."""
@@ -50,17 +51,17 @@ class Categorical(NamedTuple):
     """`[..., A]`"""
 
     def mode(self) -> Array:
-        return argmax(self.logits).astype(jnp.int32)
+        return reductions.argmax(self.logits).astype(jnp.int32)
 
     def sample(self, key: Key) -> Array:
-        return argmax(self.logits + gumbel_like(key, self.logits)).astype(jnp.int32)  # the Gumbel-max trick
+        return reductions.argmax(self.logits + gumbel_like(key, self.logits)).astype(jnp.int32)  # the Gumbel-max trick
 
     def log_prob(self, action: Array) -> Array:
-        return entry(log_softmax(self.logits), action)
+        return reductions.entry(reductions.log_softmax(self.logits), action)
 
     def entropy(self) -> Array:
-        log_p = log_softmax(self.logits)
-        return -total(jnp.exp(log_p) * log_p)
+        log_p = reductions.log_softmax(self.logits)
+        return -reductions.total(jnp.exp(log_p) * log_p)
 
 
 class MultiCategorical(NamedTuple):
@@ -108,10 +109,10 @@ class Gaussian(NamedTuple):
 
     def log_prob(self, action: Array) -> Array:
         z = (action - self.mean) * jnp.exp(-self.log_std)
-        return -total(0.5 * jnp.square(z) + self.log_std + 0.5 * math.log(2 * math.pi))
+        return -reductions.total(0.5 * jnp.square(z) + self.log_std + 0.5 * math.log(2 * math.pi))
 
     def entropy(self) -> Array:
-        return total(self.log_std + 0.5 * math.log(2 * math.pi * math.e))
+        return reductions.total(self.log_std + 0.5 * math.log(2 * math.pi * math.e))
 
 
 class TanhGaussian(NamedTuple):
@@ -131,7 +132,7 @@ class TanhGaussian(NamedTuple):
 
     def log_prob(self, action: Array) -> Array:
         # Change of variables: p(tanh u) = p(u) / |d tanh u / du|.
-        return self.base.log_prob(action) - total(log_tanh_slope(action))
+        return self.base.log_prob(action) - reductions.total(log_tanh_slope(action))
 
     def entropy(self) -> Array:
         """Return the Gaussian's entropy plus the mean of `log_tanh_slope`, computed by the trapezoidal rule.
@@ -231,12 +232,12 @@ def make_head(spec: EnvSpec, squash: bool = False) -> Head:
             f"{spec.name} has actions {space}; expected Discrete, MultiDiscrete or a Box of floating-point numbers"
         )
     size = math.prod(space.shape)
-    if squash and not box_bounds(space)[2].all():
+    if squash and not spaces.box_bounds(space)[2].all():
         raise SettingsError(
             f"agent.squash needs bounds, but actions of {spec.name} have none; set agent.squash to false"
         )
-    to_env = (lambda raw: to_box(space, jnp.tanh(raw))) if squash else partial(to_box, space)
-    reach = np.log(np.where(box_span(space)[1] > 0, box_span(space)[1], 1)).sum()
+    to_env = (lambda raw: spaces.to_box(space, jnp.tanh(raw))) if squash else partial(spaces.to_box, space)
+    reach = np.log(np.where(spaces.box_span(space)[1] > 0, spaces.box_span(space)[1], 1)).sum()
     return Head(
         2 * size,
         partial(_gaussian, squash),
@@ -252,7 +253,7 @@ MAX_SQUASHED = 1 - 1e-6
 
 
 def _to_raw(space: Box, squash: bool, action: Array) -> Array:
-    unit = from_box(space, action)
+    unit = spaces.from_box(space, action)
     return jnp.arctanh(jnp.clip(unit, -MAX_SQUASHED, MAX_SQUASHED)) if squash else unit
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxrl import spaces
 from jaxrl.agents.base import Agent
 from jaxrl.cli.algos import ProcessorConfig, build_processor, general
 from jaxrl.cli.config import from_plain
@@ -16,7 +17,7 @@ from jaxrl.nn import Network
 from jaxrl.parsing import as_int
 from jaxrl.processors import Processor
 from jaxrl.registry import ALGORITHMS, algorithm_maker
-from jaxrl.spaces import EnvSpec, space_zeros, spec_from_plain, spec_to_plain
+from jaxrl.spaces import EnvSpec
 from jaxrl.strategies import Policy, Strategy
 from jaxrl.strategies.interaction import build_processor_and_agent
 from jaxrl.strategies.policy import make_policy, policy_params_like
@@ -114,7 +115,7 @@ def _load_checkpoint(
         with _explained(run_dir, f"checkpoint {number} of {run_dir}", strategy, made) as failed:
             facts = store.manifest(number)["facts"]
             policy, params, spec = _policy_in(store, number, facts, strategy, made, run_dir, critics)
-            own = {"settings": facts["settings"], "spec": spec_to_plain(spec), "env_steps": facts["env_steps"]}
+            own = {"settings": facts["settings"], "spec": spaces.spec_to_plain(spec), "env_steps": facts["env_steps"]}
             return GreedyPolicy(policy, params, {"score": None, "opt_steps": number, **own, "kept_as": "checkpoint"})
         if number in store.steps():  # else a running process has just removed it
             raise failed[0]
@@ -227,7 +228,7 @@ def _leaves_of(taken: Callable[[Any], Any], state: Any) -> tuple[Any, list[str]]
 
 def _learner_shapes(agent: Agent, processor: Processor, spec: EnvSpec) -> _Learner:
     """Return the shapes of a training state, as far as a policy needs them."""
-    init = lambda key: _Learner(agent.init(key), processor.init(space_zeros(spec.observation_space, 1)))
+    init = lambda key: _Learner(agent.init(key), processor.init(spaces.space_zeros(spec.observation_space, 1)))
     shapes: _Learner = jax.eval_shape(init, make_key(0))
     return shapes
 
@@ -296,7 +297,7 @@ def _parts(facts: Mapping[str, Any], made: Mapping[str, Any], run_dir: str | Pat
         raise SettingsError(f"the network of the policy of {run_dir} {pass_it if wanted else leave_it}")
     algo = settings["algo"]
     processor = build_processor(from_plain(ProcessorConfig(), settings["processor"]))
-    spec = spec_from_plain(facts["spec"])
+    spec = spaces.spec_from_plain(facts["spec"])
     agent = algorithm_maker(algo)(from_plain(general(algo).agent, settings["agent"]), **made)
     processor, bound = build_processor_and_agent(agent, processor, spec)
     return make_policy(bound, processor, spec), bound, processor

@@ -16,7 +16,8 @@ from jaxrl.buffers.frames import Frames, empty_frames
 from jaxrl.errors import SettingsError
 from jaxrl.trees import Array, PyTree, tree_where
 from jaxrl.types import Transition
-from jaxrl.xla.packing import Layout, Rows, as_read, empty, layout_of, pack
+from jaxrl.xla import packing
+from jaxrl.xla.packing import Layout, Rows
 
 
 class Tail(NamedTuple):
@@ -82,7 +83,7 @@ class CompactRows:
         the others become ends. The last `lag` are pending until the next write.
         """
         layout = self._whole.layout
-        obs, next_obs = pack(layout, items.obs), pack(layout, items.next_obs)
+        obs, next_obs = packing.pack(layout, items.obs), packing.pack(layout, items.next_obs)
         rows = next(iter(obs.values())).shape[0]
         successors = {w: jnp.concatenate([x, next_obs[w]]) for w, x in self.waiting.items()}
         decided, waiting = ({w: x[part] for w, x in successors.items()} for part in (slice(rows), slice(rows, None)))
@@ -165,7 +166,7 @@ class CompactRows:
         item = self.tails.read(index).item
         unusable = (lost & (item.discount != 0)) | ~known
         weight = jnp.where(unusable, jnp.zeros_like(item.weight), item.weight)
-        return as_read(self.layout, item._replace(obs=obs, next_obs=next_obs, weight=weight))
+        return packing.as_read(self.layout, item._replace(obs=obs, next_obs=next_obs, weight=weight))
 
 
 def _split_rows(both: PyTree, size: int) -> tuple[PyTree, PyTree]:
@@ -187,8 +188,8 @@ def empty_compact(
     """
     if not isinstance(example, Transition):
         raise SettingsError(f"buffer.compact: items are {type(example).__name__}; expected Transition")
-    obs = layout_of(example.obs)
-    if layout_of(example.next_obs) != obs or not obs.fields:
+    obs = packing.layout_of(example.obs)
+    if packing.layout_of(example.next_obs) != obs or not obs.fields:
         raise SettingsError(
             "buffer.compact: next_obs and obs of the items differ in layout; set buffer.compact to False"
         )
@@ -203,12 +204,12 @@ def empty_compact(
             f"buffer.capacity is {rows}; a compact buffer must be below 2^29, because indices are int32"
         )
     zero = jnp.int32(0)
-    tails = empty(layout_of(Tail(jax.ShapeDtypeStruct((), jnp.int32), _drop_obs(example))), rows, block)
-    seen: Rows | Frames = empty(obs, rows + lag + size)
+    tails = packing.empty(packing.layout_of(Tail(jax.ShapeDtypeStruct((), jnp.int32), _drop_obs(example))), rows, block)
+    seen: Rows | Frames = packing.empty(obs, rows + lag + size)
     if frames > 1:
         seen = empty_frames(example.obs, frames, rows, block, stride, lag + size)
-    waiting = empty(obs, lag).words
-    return CompactRows(tails, seen, waiting, jnp.zeros(size, jnp.int32), zero, zero, lag, layout_of(example))
+    waiting = packing.empty(obs, lag).words
+    return CompactRows(tails, seen, waiting, jnp.zeros(size, jnp.int32), zero, zero, lag, packing.layout_of(example))
 
 
 def _drop_obs(items: Transition) -> Transition:

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxrl.errors import SettingsError
 from jaxrl.masks import MASK, has_entry
 from jaxrl.trees import Array, PyTree, row_struct
-from jaxrl.xla.packing import Rows, empty, layout_of, pack
+from jaxrl.xla import packing
+from jaxrl.xla.packing import Rows
 
 
 @partial(
@@ -105,8 +106,11 @@ def _slice_frames(obs: PyTree, count: int, start: int, stop: int | None) -> PyTr
 
 def rows_equal(a: PyTree, b: PyTree) -> Array:
     """Compare two trees row by row, bit by bit; `[rows]` bool. Unlike `==`, NaN equals itself."""
-    layout = layout_of(row_struct(a))
-    pairs = [(x != y).any(axis=1) for x, y in zip(pack(layout, a).values(), pack(layout, b).values(), strict=True)]
+    layout = packing.layout_of(row_struct(a))
+    pairs = [
+        (x != y).any(axis=1)
+        for x, y in zip(packing.pack(layout, a).values(), packing.pack(layout, b).values(), strict=True)
+    ]
     return ~jnp.any(jnp.stack(pairs), axis=0)
 
 
@@ -134,9 +138,9 @@ def empty_frames(example: PyTree, count: int, rows: int, block: int, stride: int
     frame = jax.tree.map(lambda x, like: jax.ShapeDtypeStruct(x.shape[1:], like.dtype), single, example)
     last = jax.tree.map(lambda x: jnp.zeros((stride, *x.shape), x.dtype), example)
     return Frames(
-        single=empty(layout_of(frame), rows + reach),
+        single=packing.empty(packing.layout_of(frame), rows + reach),
         depth=jnp.zeros(rows, jnp.int32),
-        apart=empty(layout_of(example), apart),
+        apart=packing.empty(packing.layout_of(example), apart),
         last=last,
         last_depth=jnp.full(stride, -2 * count, jnp.int32),
         head=jnp.int32(rows + reach - 1),

@@ -13,7 +13,8 @@ from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.parsing import as_int
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, SequenceSpec
-from jaxrl.xla.packing import Rows, check_items, empty, layout_of
+from jaxrl.xla import packing
+from jaxrl.xla.packing import Rows
 from jaxrl.xla.shuffle import below
 
 Ring = Rows | CompactRows
@@ -112,12 +113,12 @@ def _init(
 ) -> Ring:
     held = _round_up(capacity, rows)
     if ends is None:
-        return empty(layout_of(example), held, rows)
+        return packing.empty(packing.layout_of(example), held, rows)
     return empty_compact(example, held, lag, ends, frames, rows, stride)
 
 
 def _push(ring: Ring, items: PyTree, pushes: Array) -> Ring:
-    check_items(ring.layout, items)
+    packing.check_items(ring.layout, items)
     rows = jax.tree.leaves(items)[0].shape[0]
     if rows != ring.block:
         raise SettingsError(

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl import spaces
 from jaxrl.envs.resets import Resets, Starts, make_resets
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.parsing import format_repr
-from jaxrl.spaces import EnvSpec, check_zero_based, space_starts, space_struct
+from jaxrl.spaces import EnvSpec
 from jaxrl.trees import Array, Key, PyTree, make_key, require_same, tree_where
 from jaxrl.tuning import tunable
 from jaxrl.types import GoalFn, Step
@@ -266,7 +267,9 @@ def require_same_spaces(one: EnvSpec, other: EnvSpec) -> None:
     """Raise `SettingsError` unless a policy for `other` can act in `one`."""
     for what in ("observation_space", "action_space"):
         mine, theirs = getattr(one, what), getattr(other, what)
-        alike = [(space_struct(space), getattr(space, "n", 0), space_starts(space)) for space in (mine, theirs)]
+        alike = [
+            (spaces.space_struct(space), getattr(space, "n", 0), spaces.space_starts(space)) for space in (mine, theirs)
+        ]
         if alike[0] != alike[1]:
             raise SettingsError(
                 f"{one.name} has the {what.replace('_', ' ')} {mine}; expected that of {other.name}, {theirs}"
@@ -282,12 +285,12 @@ def check_signatures(env: Env) -> None:
     """Raise `SettingsError` unless `reset`, `step` and the spec agree in structure, shapes and dtypes."""
     name = env.spec.name
     for space in (env.spec.observation_space, env.spec.action_space):
-        check_zero_based(name, space)
+        spaces.check_zero_based(name, space)
     first = jax.eval_shape(env.reset, _KEY)
     if not (isinstance(first, tuple) and len(first) == 2):
         raise SettingsError(f"environment {name}: reset returned {type(first).__name__}; expected (state, observation)")
     state, obs = first
-    action = space_struct(env.spec.action_space)
+    action = spaces.space_struct(env.spec.action_space)
     result = jax.eval_shape(env.step, state, action, _KEY)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], TimeStep)):
         raise SettingsError(
@@ -303,7 +306,10 @@ def check_signatures(env: Env) -> None:
             "than after reset; make them the same"
         )
     require_same(
-        f"environment {name}: the observation", obs, "the observation space", space_struct(env.spec.observation_space)
+        f"environment {name}: the observation",
+        obs,
+        "the observation space",
+        spaces.space_struct(env.spec.observation_space),
     )
     for field in ("reward", "terminated", "truncated"):
         shape = np.shape(getattr(out, field))

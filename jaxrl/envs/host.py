@@ -15,23 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl import spaces
 from jaxrl.env_process import EnvMaker
 from jaxrl.envs.base import Env
 from jaxrl.errors import ActorError, SettingsError, error_text, require_extra, suggest
-from jaxrl.spaces import (
-    Box,
-    Discrete,
-    EnvSpec,
-    MultiDiscrete,
-    Space,
-    convert_space,
-    is_leaf,
-    match_image_layout,
-    short_repr,
-    space_zeros,
-    to_channels_last,
-    to_dtype,
-)
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
 from jaxrl.supervisor import END
 from jaxrl.trees import PyTree, make_key, tree_where
 from jaxrl.types import Step
@@ -262,7 +250,7 @@ def floats_to_ints(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 def gymnasium_envs(spec: EnvSpec, make: Callable[[], Any]) -> HostEnv:
     """Return a host environment from `make()`, which returns a `gymnasium.Env` with the spaces of `spec`."""
-    spec = spec._replace(observation_space=to_channels_last(spec.observation_space))
+    spec = spec._replace(observation_space=spaces.to_channels_last(spec.observation_space))
     return HostEnv(spec, partial(_Gymnasium, make, spec))
 
 
@@ -282,10 +270,12 @@ def _make_checked(make: Callable[[], Any]) -> Any:
         def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
             obs, reward, terminated, truncated, info = self.env.step(action)
             if not (_is_number(reward) or _is_single_number(reward, "biuf")):
-                raise SettingsError(f"{name}.step returned the reward {short_repr(reward)}; expected a number")
+                raise SettingsError(f"{name}.step returned the reward {spaces.short_repr(reward)}; expected a number")
             for word, flag in (("terminated", terminated), ("truncated", truncated)):
                 if not (isinstance(flag, bool | np.bool_) or (_is_single_number(flag, "biu") and flag in (0, 1))):
-                    raise SettingsError(f"{name}.step returned {word} {short_repr(flag)}; expected True or False")
+                    raise SettingsError(
+                        f"{name}.step returned {word} {spaces.short_repr(flag)}; expected True or False"
+                    )
             reward, ends = np.asarray(reward).item(), [bool(flag) for flag in (terminated, truncated)]
             return obs, reward, *ends, _scalar_info(info)
 
@@ -364,20 +354,20 @@ def convert_obs(name: str, space: Space, obs: PyTree) -> PyTree:
     Raises:
       SettingsError: integers that do not fit the dtype of `space`.
     """
-    if isinstance(obs, np.ndarray) and is_leaf(space):
+    if isinstance(obs, np.ndarray) and spaces.is_leaf(space):
         return _convert_leaf(name, space, obs)
     flat = jax.tree.leaves(obs if not isinstance(obs, dict) else dict(obs))
-    like, treedef = jax.tree.flatten(space, is_leaf=is_leaf)
+    like, treedef = jax.tree.flatten(space, is_leaf=spaces.is_leaf)
     return jax.tree.unflatten(treedef, [_convert_leaf(name, s, x) for s, x in zip(like, flat, strict=True)])
 
 
 def _convert_leaf(name: str, space: Box | Discrete | MultiDiscrete, x: Any) -> np.ndarray:
-    array = to_dtype(f"an observation of {name}", np.asarray(x), space.dtype)
+    array = spaces.to_dtype(f"an observation of {name}", np.asarray(x), space.dtype)
     if not isinstance(space, Box) and np.any(space.start):
         array = array - np.asarray(space.start, array.dtype)
     if array.shape[1:] == space.shape:
         return array
-    array = match_image_layout(array, space.shape)
+    array = spaces.match_image_layout(array, space.shape)
     return array.reshape(len(array), *space.shape)
 
 
@@ -448,7 +438,7 @@ class _Jax:
 
     def _compile(self, env: Env, num_envs: int) -> None:
         """Call every program once, so that none compiles while an actor waits; the results are discarded."""
-        action = jax.tree.map(np.asarray, space_zeros(env.spec.action_space, num_envs))
+        action = jax.tree.map(np.asarray, spaces.space_zeros(env.spec.action_space, num_envs))
         with jax.default_device(self._device):
             fresh, _ = self._fresh(self._key)
             stepped, *_ = self._step(self._mix(np.ones(num_envs, bool), fresh, fresh), action, self._key)
@@ -493,7 +483,9 @@ def gymnasium_spec(env: Any) -> EnvSpec:
     observations, actions = getattr(env, f"{single}observation_space"), getattr(env, f"{single}action_space")
     spec = getattr(env, "spec", None)
     name = PREFIX + (spec.id if spec is not None else type(getattr(env, "unwrapped", env)).__name__)
-    return EnvSpec(name, to_channels_last(convert_space(name, observations)), convert_space(name, actions))
+    return EnvSpec(
+        name, spaces.to_channels_last(spaces.convert_space(name, observations)), spaces.convert_space(name, actions)
+    )
 
 
 def convert_action(space: Any, action: PyTree) -> PyTree:

@@ -9,7 +9,7 @@ import numpy as np
 
 import jaxrl.training.processes as processes
 from jaxrl.errors import ProcessError, describe_error
-from jaxrl.training.devices import altered, handed_out, params_of, spread_out
+from jaxrl.training import devices
 from jaxrl.training.processes import END
 from jaxrl.training.program import Saved, compile_all, zero_sums
 from jaxrl.training.storage.arrays import read_part, write_part
@@ -41,8 +41,8 @@ def led(trainer: Any) -> Iterator[None]:
 def _end(trainer: Any) -> None:
     """Have the parameters of the policy in each process, and end."""
     if processes.several():
-        trainer.state, trainer._sums = spread_out(trainer.strategy, trainer.state, trainer._sums)
-        trainer.latest = params_of(trainer.strategy, trainer.state) if trainer.strategy.policy else None
+        trainer.state, trainer._sums = devices.spread_out(trainer.strategy, trainer.state, trainer._sums)
+        trainer.latest = devices.params_of(trainer.strategy, trainer.state) if trainer.strategy.policy else None
         how = {"stop": trainer.stop_reason, "signal": trainer.interrupt.signal, "ledger": trainer.ledger.facts()}
         processes.tell(END, how)
 
@@ -78,19 +78,19 @@ def _obey(trainer: Any) -> None:
         elif order == "weights":
             state, sums = within(Saved(state, sums))
         elif order == "place":
-            state, sums = handed_out(strategy, *compiled.like)
+            state, sums = devices.handed_out(strategy, *compiled.like)
         elif order == "load":
             state, sums = None, None  # make room for what is loaded
             (state, sums), said = _loaded(compiled.like, *given)
             processes.answer(said)
         elif order == "alter":
-            state = altered(strategy, given[0], state, *given[1:])
+            state = devices.altered(strategy, given[0], state, *given[1:])
         elif order == "run":
             start, stop, fresh = given
             sums = zero_sums(len(compiled.metrics)) if fresh else sums
             state, sums = compiled.run(state, sums, np.uint32(start), np.uint32(stop))
         elif order == "params":
-            latest = params_of(strategy, state)
+            latest = devices.params_of(strategy, state)
         elif order == "save":
             processes.answer(write_part(Path(*given), Saved(state, sums)))
         elif order == "gather":

@@ -20,7 +20,9 @@ from jaxrl.errors import SettingsError, print_stderr
 from jaxrl.paths import require_free
 from jaxrl.strategies.base import Strategy, format_name
 from jaxrl.strategies.guard import Health
-from jaxrl.training.actors.pool import ActorPool, advance, facts_of, go_on_counting, pool_of, summary_of
+from jaxrl.training import program, stopping
+from jaxrl.training.actors import pool
+from jaxrl.training.actors.pool import ActorPool
 from jaxrl.training.devices import Alone, altered, apart
 from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.episodes import teller_of
@@ -33,24 +35,12 @@ from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.memory import Plan
 from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.processes import stops
-from jaxrl.training.program import (
-    Compiled,
-    Saved,
-    check_step,
-    compile_all,
-    forms_of,
-    jit_refill,
-    state_shapes,
-    summarise,
-    without_replay,
-    zero_sums,
-)
+from jaxrl.training.program import Compiled, Saved, compile_all
 from jaxrl.training.recorders import Recorder, Row, require_recorders
 from jaxrl.training.report import Hooks, Report, Result, call
 from jaxrl.training.sanity import eval_kind_of, training_returns
 from jaxrl.training.schedule import Boundary, Schedule, next_boundary
 from jaxrl.training.settings import TrainerConfig, settings_of_run
-from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.members import Membership, require_no_member
 from jaxrl.training.storage.run import Best, Resume, Storage
@@ -169,14 +159,14 @@ class Run:
         if saves:
             self._save()
         if self.stop_reason and not self.interrupt:
-            require_valid(self._log, self._log.validity)
+            stopping.require_valid(self._log, self._log.validity)
         return self._report(row, evaluation, saves)
 
     def _find_stop_reason(self, due: Boundary, report: Report) -> str | None:
         """Return the first that holds: a limit, the evaluation's, the user's own, someone from outside."""
         if due.last:
             return self.schedule.limit(self.ledger.t)
-        if report.eval and (reached := after_evaluation(self.config, self.ledger, self._least_return)):
+        if report.eval and (reached := stopping.after_evaluation(self.config, self.ledger, self._least_return)):
             return reached
         return "stop" if self.stop is not None and self.stop(report) else self.interrupt.reason
 
@@ -187,7 +177,7 @@ class Run:
         while self.ledger.t < end and not stops(self.interrupt) and not diverged(self._health(), self.config.max_skips):
             begun, t = time.perf_counter(), self.ledger.t
             stop = min(end, t + self._chunk, t + self._teller.most)
-            made = advance(self._program, self.lane.others or self._actors, self._state, self._sums, t, stop)
+            made = pool.advance(self._program, self.lane.others or self._actors, self._state, self._sums, t, stop)
             self._state, self._sums, stop, told = jax.block_until_ready(made)
             seconds = max(time.perf_counter() - begun, 1e-9)
             self.ledger.trained(stop, seconds)
@@ -224,7 +214,7 @@ class Run:
         if found.is_to_keep:
             self._keep_best(found.kept)
         with self.ledger.timed("record"):
-            training = training_returns(recorded or summarise(self._metrics, self._sums))
+            training = training_returns(recorded or program.summarise(self._metrics, self._sums))
             row = self._log.evaluated(found, training, eval_kind_of(self.strategy, self.evaluator), self.ledger)
         call(self.hooks.evaluation, self, found.evaluation, found.is_best)
         return row
@@ -244,8 +234,10 @@ class Run:
             waits = self._actors.columns() if self._actors is not None else {}
             agent = (self.strategy.info.settings or {}).get("agent") or {}
             steps = done * self.schedule.env_steps_per_step
-            row = self._log.trained({**rates, **waits, **summarise(self._metrics, self._sums)}, ledger, agent, steps)
-            self._sums = zero_sums(len(self._metrics))
+            row = self._log.trained(
+                {**rates, **waits, **program.summarise(self._metrics, self._sums)}, ledger, agent, steps
+            )
+            self._sums = program.zero_sums(len(self._metrics))
             ledger.interval_start, ledger.interval_s = ledger.t, 0.0
         call(self.hooks.record, self, row)
         return row
@@ -269,16 +261,18 @@ class Run:
         health = self._health()
         assert health is not None
         what = explain(health, self._metrics)
-        require_try(self._log, self.ledger, self.config.max_rollbacks, what)
+        stopping.require_try(self._log, self.ledger, self.config.max_rollbacks, what)
         self.state, self._sums, self._refilled = None, None, range(0)  # make room for what is loaded
         found = self._storage.rollback(self._compiled.like)
-        self.ledger = rolled_back_ledger(self.ledger, found)
+        self.ledger = stopping.rolled_back_ledger(self.ledger, found)
         state, self._sums = found[0] if found else self._compiled.init(make_key(self.config.seed))
         state = self._taken_up(state, self.ledger) if found else state
         self.state = altered(self.strategy, "reseed", state, self.ledger.rollbacks)
         if self._actors is not None:
             self._actors = self._actors.renewed()
-        log_rollback(self._log, self.schedule.opt_steps(self.ledger.t), what, anew(self._refilled, self.strategy))
+        stopping.log_rollback(
+            self._log, self.schedule.opt_steps(self.ledger.t), what, anew(self._refilled, self.strategy)
+        )
 
     # --- beginning and ending -----------------------------------------------------------------------------------
 
@@ -308,7 +302,7 @@ class Run:
         where = lambda: (self.ledger.counters(self.schedule), self.ledger.wall)
         self._log = Logbook(self.schedule, where, (*self.config.recorders, *self._given_recorders), self._quiet)
         with self._log.staged("tracing"), self.ledger.timed("compile"):
-            self._memory = check_step(self.strategy, self.evaluator, self._params)
+            self._memory = program.check_step(self.strategy, self.evaluator, self._params)
 
     @contextmanager
     def _opened(self) -> Iterator[Storage]:
@@ -340,7 +334,9 @@ class Run:
             now = self.strategy, self.config, self._storage, self._weights, goes_on
             self._compiled, self._weights = compiled_for(made, *now)
             self._program, self._metrics = self._compiled.run, self._compiled.metrics
-            self._actors = pool_of(self.strategy, self._program, self.interrupt, self._log.event, self.schedule.last)
+            self._actors = pool.pool_of(
+                self.strategy, self._program, self.interrupt, self._log.event, self.schedule.last
+            )
         warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
         self._log.stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):
@@ -366,7 +362,7 @@ class Run:
         saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
         require_counters(f"{step} of {self.config.run_dir}", ledger.counters(self.schedule), saved)
         self.state, self._sums, self.ledger = self._taken_up(state, ledger), sums, ledger
-        go_on_counting(self._actors, facts)
+        pool.go_on_counting(self._actors, facts)
         self._storage.go_on()
 
     def _taken_up(self, state: PyTree, ledger: Ledger) -> PyTree:
@@ -439,15 +435,15 @@ class Run:
 
     def _saved(self) -> PyTree:
         saved = Saved(self.state, self._sums)
-        return saved if self.config.save_replay else without_replay(saved)
+        return saved if self.config.save_replay else program.without_replay(saved)
 
     def _facts(self) -> dict[str, Any]:
         left_out = {} if self.config.save_replay else {"left_out": ["buffer"]}
-        own = {**left_out, **facts_of(self._actors), **self.membership.facts()}
+        own = {**left_out, **pool.facts_of(self._actors), **self.membership.facts()}
         return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy), **own)
 
     def _summary(self) -> dict[str, Any]:
-        return {**self.ledger.summary(self.schedule), **summary_of(self._actors)}
+        return {**self.ledger.summary(self.schedule), **pool.summary_of(self._actors)}
 
     def _health(self) -> Health | None:
         """Return how updates have been going, if the strategy says so."""
@@ -474,7 +470,7 @@ def check_run(strategy: Strategy, config: TrainerConfig, fresh: bool, is_member:
         if not is_member:
             require_no_member(config.run_dir)
         require_free(config.run_dir)
-    return weights_of(config.init_from if fresh else None, lambda: state_shapes(strategy))
+    return weights_of(config.init_from if fresh else None, lambda: program.state_shapes(strategy))
 
 
 def compiled_for(
@@ -491,10 +487,10 @@ def compiled_for(
       SettingsError: the checkpoint does not fit, or what `weights_of` raises.
     """
     if not goes_on and not weights.leaves:  # it was to be resumed, and has never been saved
-        weights = weights_of(config.init_from, lambda: state_shapes(strategy))
-    storage.expect(forms_of(strategy))
+        weights = weights_of(config.init_from, lambda: program.state_shapes(strategy))
+    storage.expect(program.forms_of(strategy))
     if storage.resumes:
-        storage.check_fits(state_shapes(strategy))
+        storage.check_fits(program.state_shapes(strategy))
     compiled = compile_all()
     return compiled._replace(init=weights.after(compiled.init)), weights
 
@@ -502,8 +498,8 @@ def compiled_for(
 def fits(strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: Store, facts: Mapping[str, Any]) -> bool:
     """Say whether the newest of `checkpoints`, of which these are the facts, could be gone on from."""
     try:
-        like = state_shapes(strategy)
-        checkpoints.forms = forms_of(strategy)
+        like = program.state_shapes(strategy)
+        checkpoints.forms = program.forms_of(strategy)
         checkpoints.check_newest(like)
         restored = ledger.restored(facts["ledger"])
     except (SettingsError, KeyError, TypeError, ValueError):
@@ -525,7 +521,7 @@ def replenished(strategy: Strategy, state: PyTree, t: int, changed: bool) -> tup
         return state, range(0)
     blocks = refill.blocks(t)
     first, stop = np.uint32(blocks.start), np.uint32(blocks.stop)
-    return jit_refill(strategy)(state, first, stop), blocks
+    return program.jit_refill(strategy)(state, first, stop), blocks
 
 
 def anew(refilled: range, strategy: Strategy) -> str:

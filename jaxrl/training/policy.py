@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl import spaces
 from jaxrl.errors import SettingsError, error_text
 from jaxrl.masks import PRIVILEGED, fill_privileged, has_entry
 from jaxrl.parsing import format_repr
-from jaxrl.spaces import match_image_layout, space_struct, spec_to_plain, to_dtype, to_elements, to_indices
 from jaxrl.strategies.base import Policy
 from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Array, Key, PyTree
@@ -82,7 +82,7 @@ class GreedyPolicy:
             self._require_no_memory(batch)
         else:
             self._memory = (rows, carry, action)
-        action = to_elements(self.policy.spec.action_space, action)
+        action = spaces.to_elements(self.policy.spec.action_space, action)
         return jax.tree.map(lambda x: x[0], action) if single else action
 
     def probabilities(self, obs: PyTree) -> Any:
@@ -122,7 +122,7 @@ class GreedyPolicy:
           SettingsError: the agent has no values, its critics were not kept, or the privileged state that they see was
             left out of `obs`.
         """
-        struct = space_struct(self.policy.spec.observation_space)
+        struct = spaces.space_struct(self.policy.spec.observation_space)
         outputs = self.policy.outputs
         if (
             outputs is not None
@@ -151,16 +151,16 @@ class GreedyPolicy:
 
     def _batch(self, obs: PyTree) -> tuple[PyTree, int, bool]:
         """Return `obs` as a batch, its rows, and whether it was a single observation."""
-        struct = space_struct(self.policy.spec.observation_space)
+        struct = spaces.space_struct(self.policy.spec.observation_space)
         obs = _as_observation(self.policy.spec.name, struct, fill_privileged(struct, obs))
-        obs = to_indices(self.policy.spec.observation_space, obs)
+        obs = spaces.to_indices(self.policy.spec.observation_space, obs)
         single = jnp.ndim(jax.tree.leaves(obs)[0]) == len(jax.tree.leaves(struct)[0].shape)
         batch = jax.tree.map(lambda x: x[None], obs) if single else obs
         return batch, jax.tree.leaves(batch)[0].shape[0], single
 
     def _actions(self, action: PyTree, rows: int, single: bool) -> PyTree:
         """Return `action`, one for each row; raise `SettingsError` if they are others."""
-        struct, name = space_struct(self.policy.spec.action_space), self.policy.spec.name
+        struct, name = spaces.space_struct(self.policy.spec.action_space), self.policy.spec.name
         wanted = jax.tree.map(lambda like: like.shape if single else (rows, *like.shape), struct)
         if different := entries_apart(struct, action):
             raise SettingsError(f"the action does not match {name}: {different}")
@@ -171,7 +171,7 @@ class GreedyPolicy:
         came = jax.tree.map(jnp.shape, arrays)
         if came != wanted:
             raise SettingsError(f"the action has shape {came}; expected {wanted}, one for each observation of {name}")
-        arrays = to_indices(self.policy.spec.action_space, arrays)
+        arrays = spaces.to_indices(self.policy.spec.action_space, arrays)
         return jax.tree.map(lambda x: x[None], arrays) if single else arrays
 
     def _require_no_memory(self, batch: PyTree) -> None:
@@ -217,7 +217,7 @@ def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:
     if different := entries_apart(struct, obs):
         raise SettingsError(f"the observation does not match {env}: {different}")
     try:
-        arrays = jax.tree.map(lambda like, x: match_image_layout(_array(x, like.dtype), like.shape), struct, obs)
+        arrays = jax.tree.map(lambda like, x: spaces.match_image_layout(_array(x, like.dtype), like.shape), struct, obs)
     except (ValueError, TypeError, OverflowError) as error:
         raise SettingsError(f"the observation does not match {env}: {error_text(error)}") from error
     for like, x in zip(jax.tree.leaves(struct), jax.tree.leaves(arrays), strict=True):
@@ -230,7 +230,7 @@ def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:
 
 
 def _array(x: Any, dtype: Any) -> Array:
-    return jnp.asarray(x if isinstance(x, jax.Array) else to_dtype("it", np.asarray(x), dtype), dtype)
+    return jnp.asarray(x if isinstance(x, jax.Array) else spaces.to_dtype("it", np.asarray(x), dtype), dtype)
 
 
 def entries_apart(struct: PyTree, given: PyTree, at: str = "") -> str:
@@ -295,4 +295,4 @@ def describe(policy: Policy | None, settings: Mapping[str, Any]) -> dict[str, An
 
 def spec_facts(policy: Policy | None) -> dict[str, Any] | None:
     """Return the spaces that `policy` acts in, for JSON."""
-    return None if policy is None else spec_to_plain(policy.spec)
+    return None if policy is None else spaces.spec_to_plain(policy.spec)

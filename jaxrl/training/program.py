@@ -15,7 +15,7 @@ import jaxrl.training.processes as processes
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, stack_metrics
 from jaxrl.strategies.base import ComposedStep, EpisodeEnds, Strategy, fold, iterate
-from jaxrl.training.devices import after_placing, begun, over_devices, placed, whereabouts
+from jaxrl.training import devices
 from jaxrl.training.memory import Plan, plan_of, plan_of_state, require_fit
 from jaxrl.trees import Array, Key, PyTree, make_key, require_same
 from jaxrl.tuning import Override, override, trace_hyperparams
@@ -247,9 +247,9 @@ def compile_all(
         made |= {"init": init_job.result()} if init_job else {}
     processes.meet("compiled")
     first = made.get("init", init)
-    begin = lambda key: Saved(*begun(first, key, values))
-    where = Saved(*whereabouts(strategy, *like))
-    return Compiled(begin, runs and after_placing(strategy, made[run]), where, metric_shapes(strategy, state))
+    begin = lambda key: Saved(*devices.begun(first, key, values))
+    where = Saved(*devices.whereabouts(strategy, *like))
+    return Compiled(begin, runs and devices.after_placing(strategy, made[run]), where, metric_shapes(strategy, state))
 
 
 def values_of(strategy: Strategy) -> dict[str, Array]:
@@ -278,7 +278,7 @@ def _compile_run(strategy: Strategy, like: Saved, tells: bool) -> Any:
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     given = (count, count) if strategy.actor_fns is None else (strategy.actor_fns.arrival, count)
     state, sums = like
-    traced = jit_run(strategy, tells).trace(placed(strategy, state), sums, *given)
+    traced = jit_run(strategy, tells).trace(devices.placed(strategy, state), sums, *given)
     return traced.lower().compile(compiler_options=product_options(lambda: longest_sum(traced.jaxpr)))
 
 
@@ -353,7 +353,7 @@ def _init(strategy: Strategy, key: Array, values: Mapping[str, Array] | None = N
 
 def jit_init(strategy: Strategy) -> Any:
     """Return the program `(key, values of hyperparameters = {}) -> (state, sums)`, compiled when first called."""
-    init = over_devices(strategy, partial(_init, strategy), state_shapes(strategy)[0], begins=True)
+    init = devices.over_devices(strategy, partial(_init, strategy), state_shapes(strategy)[0], begins=True)
     # Compiled quickly, XLA works the same sum out in two places, and rounds it in two ways.
     options = once_options() if strategy.placement.shards == 1 else spread_options(graph_options())
     program = jax.jit(init, compiler_options=options)
@@ -363,7 +363,7 @@ def jit_init(strategy: Strategy) -> Any:
 def jit_run(strategy: Strategy, tells: bool = False) -> Any:
     """Return the program of `Compiled.run`, compiled when first called."""
     programs = (run, tell) if strategy.actor_fns is None else (run_one, tell_one)
-    spread = over_devices(strategy, partial(programs[tells], strategy), state_shapes(strategy)[0])
+    spread = devices.over_devices(strategy, partial(programs[tells], strategy), state_shapes(strategy)[0])
     made = jit_training(spread, strategy.placement.shards)
     return programs_of(strategy).setdefault("jit_tell" if tells else "jit_run", made)
 

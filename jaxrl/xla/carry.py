@@ -23,9 +23,9 @@ import jax.numpy as jnp
 
 import jaxrl.shards as shards
 from jaxrl.trees import Array, PyTree, require_same, row_struct
-from jaxrl.xla import flat, shaped_for
+from jaxrl.xla import flat, packing, shaped_for
 from jaxrl.xla.attempts import with_fallback
-from jaxrl.xla.packing import bits_of, join, join_short, layout_of, pack, unpack, value_of
+from jaxrl.xla.packing import join
 
 PACKED = ("cpu", "cuda")
 """Platforms on which small leaves are packed."""
@@ -57,7 +57,7 @@ class Bundle(NamedTuple):
 
 
 def bundle(
-    example: PyTree, join: Callable[[list[Array]], Array] = join_short
+    example: PyTree, join: Callable[[list[Array]], Array] = packing.join_short
 ) -> tuple[Callable[[PyTree], Bundle], Callable[[Bundle], PyTree]]:
     """Return `pack_tree`, which packs trees like `example`, and its inverse `unpack_tree`.
 
@@ -78,7 +78,7 @@ def bundle(
     def pack_tree(tree: PyTree) -> Bundle:
         require_same("the carry after an iteration", tree, "that before", example)
         given = jax.tree.leaves(tree)
-        columns = [bits_of(given[place], "uint32").reshape(1, -1) for place in tied]
+        columns = [packing.bits_of(given[place], "uint32").reshape(1, -1) for place in tied]
         row = join(columns)[0] if columns else jnp.zeros(0, jnp.uint32)
         return Bundle(row, [leaf for place, leaf in enumerate(given) if place not in tied])
 
@@ -89,7 +89,7 @@ def bundle(
             if place not in tied:
                 return next(large)
             bits = bundle.words[tied[place] : tied[place] + like.size]
-            return value_of(bits.reshape(like.shape), like.dtype)
+            return packing.value_of(bits.reshape(like.shape), like.dtype)
 
         return jax.tree.unflatten(treedef, [leaf(place, like) for place, like in enumerate(leaves)])
 
@@ -190,15 +190,15 @@ def scan_rows(
         return jax.lax.scan(body, carry, xs)
     _, like = jax.eval_shape(body, carry, jax.tree.map(lambda x: x[0], xs))
     # Flags as 32-bit words, like most leaves, so that there is one array instead of two.
-    layout = layout_of(row_struct(like), flag="uint32")
+    layout = packing.layout_of(row_struct(like), flag="uint32")
     hold, release = pack_columns(carry, jax.tree.leaves(like)[0].shape[0])
 
     def packed(carry: PyTree, x: PyTree) -> tuple[PyTree, dict[str, Array]]:
         carry, out = body(release(carry), x)
-        return hold(carry), pack(layout, out)
+        return hold(carry), packing.pack(layout, out)
 
     carry, words = scan(packed, hold(carry), xs)
-    return release(carry), jax.vmap(partial(unpack, layout))(words)
+    return release(carry), jax.vmap(partial(packing.unpack, layout))(words)
 
 
 def _scan_flat(
@@ -258,14 +258,16 @@ def pack_columns(example: PyTree, rows: int) -> tuple[Callable[[PyTree], PyTree]
     wide = [here and leaf.size <= WIDE * rows for here, leaf in zip(wide, leaves, strict=True)]
     if not shaped_for("cuda") or sum(wide) < 2:
         return lambda tree: tree, lambda tree: tree
-    layout = layout_of([row_struct(leaf) for leaf, here in zip(leaves, wide, strict=True) if here], flag="uint32")
+    layout = packing.layout_of(
+        [row_struct(leaf) for leaf, here in zip(leaves, wide, strict=True) if here], flag="uint32"
+    )
 
     def hold(tree: PyTree) -> PyTree:
         given = list(zip(jax.tree.leaves(tree), wide, strict=True))
-        return pack(layout, [leaf for leaf, here in given if here]), [leaf for leaf, here in given if not here]
+        return packing.pack(layout, [leaf for leaf, here in given if here]), [leaf for leaf, here in given if not here]
 
     def release(held: PyTree) -> PyTree:
-        taken, others = iter(unpack(layout, held[0])), iter(held[1])
+        taken, others = iter(packing.unpack(layout, held[0])), iter(held[1])
         return jax.tree.unflatten(treedef, [next(taken if here else others) for here in wide])
 
     return hold, release

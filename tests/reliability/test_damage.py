@@ -138,14 +138,14 @@ def compiled_once() -> Iterator[None]:
     def check_step(strategy: Any, *evaluated: Any) -> Any:
         name = f"checked {json.dumps(strategy.info.settings)}"
         if strategy.info.settings is None or name not in _COMPILED:
-            _COMPILED[name] = program.check_step(strategy)
+            _COMPILED[name] = check(strategy)
         return _COMPILED[name]
 
-    make_evaluator = trainer.evaluator_of
+    make_evaluator, check = trainer.evaluator_of, program.check_step
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "compile_all", compile_all)
         patch.setattr(trainer, "evaluator_of", evaluator_of)
-        patch.setattr(loop, "check_step", check_step)
+        patch.setattr(program, "check_step", check_step)
         patch.setattr(verify, "state_shapes", state_shapes)
         patch.setattr(logging.getLogger("asyncio"), "disabled", True)
         for door in (train, verify):

@@ -16,7 +16,7 @@ import jaxrl
 from jaxrl import train
 from jaxrl.cli.algos import OffPolicyRun, build
 from jaxrl.errors import SettingsError
-from jaxrl.training import loop
+from jaxrl.training import loop, program
 from jaxrl.training.changes import HARMLESS
 from jaxrl.training.memory import Plan
 from jaxrl.training.storage import run as storage
@@ -370,7 +370,7 @@ def test_every_setting_is_either_harmless_or_decides_the_training() -> None:
 def test_a_setting_that_decides_the_training_is_refused_with_both_values(
     run: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(loop, "check_step", lambda *args: Plan({}))  # it only traces, and takes the time
+    monkeypatch.setattr(program, "check_step", lambda *args: Plan({}))  # it only traces, and takes the time
     monkeypatch.setattr(loop, "fits", lambda *args: True)  # as does this
     monkeypatch.setattr(loop, "compile_all", lambda *args: pytest.fail("it began to compile"))
     config = changed(SMALL, name, DECISIVE[name])
@@ -473,7 +473,7 @@ def test_a_network_may_be_named_otherwise_where_it_is_the_same_and_no_bit_change
 @pytest.mark.parametrize("name", SHAPED)
 def test_and_not_where_it_is_another(run: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(loop, "fits", lambda *args: False)
-    monkeypatch.setattr(loop, "check_step", lambda *args: Plan({}))
+    monkeypatch.setattr(program, "check_step", lambda *args: Plan({}))
     config, settings = changed(SMALL, name, SHAPED[name]), train.trainer_config(SMALL).changed(run_dir=str(run))
     with pytest.raises(SettingsError, match=f"{name} cannot change, for what was saved would not fit"):
         jaxrl.Trainer(build("dqn", config), settings, resume=True, allow_changes=True).train()

@@ -19,7 +19,7 @@ import jaxrl
 from jaxrl.cli.config import parse
 from jaxrl.errors import SettingsError
 from jaxrl.registry import RECORDERS, import_name
-from jaxrl.training import loop
+from jaxrl.training import program
 from jaxrl.training.recorders import RunInfo, ServiceRecorder
 
 ROOT = Path(__file__).parents[2]
@@ -110,7 +110,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_is_refused_before_anything_compiles(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr(loop, "check_step", lambda *args: pytest.fail("it began to trace"))
+    monkeypatch.setattr(program, "check_step", lambda *args: pytest.fail("it began to trace"))
     recorders, said = REFUSED[case]
     with pytest.raises(SettingsError, match=said):
         jaxrl.Trainer(counting(), recorders=recorders)

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl import spaces
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.errors import DISK_ERRORS, SettingsError, StorageError
 from jaxrl.paths import local
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, box_bounds, spec_from_plain, spec_to_plain
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
 from jaxrl.training.data.minari import read_minari
 from jaxrl.training.storage.leaves import digest
 from jaxrl.trees import PyTree
@@ -59,7 +60,7 @@ def save_dataset(path: str | Path, data: Dataset) -> None:
 
 
 def _entries(data: Dataset) -> dict[str, np.ndarray]:
-    return {**_arrays(data), "spec": np.array(json.dumps(spec_to_plain(data.spec)))}
+    return {**_arrays(data), "spec": np.array(json.dumps(spaces.spec_to_plain(data.spec)))}
 
 
 def _arrays(data: Dataset) -> dict[str, np.ndarray]:
@@ -120,7 +121,7 @@ def _lasting(file: str) -> str:
 
 def _kind(spec: EnvSpec) -> Any:
     """Return what data sets must have alike."""
-    return spec_to_plain(spec._replace(time_limit=None))
+    return spaces.spec_to_plain(spec._replace(time_limit=None))
 
 
 def _load(file: str, spec: EnvSpec | None) -> Dataset:
@@ -190,7 +191,7 @@ def _spec(file: str, entry: np.ndarray | None) -> EnvSpec | None:
     if entry is None:
         return None
     try:
-        return spec_from_plain(json.loads(str(entry)))
+        return spaces.spec_from_plain(json.loads(str(entry)))
     except SettingsError as error:
         raise SettingsError(f"{file}: its entry spec cannot be: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -265,7 +266,7 @@ def _bounds(space: Any, name: str) -> tuple[Any, Any]:
         start = np.asarray(space.start)[None]
         return start, start + np.asarray(space.n)[None] - 1
     if np.issubdtype(space.dtype, np.floating):
-        low, high, bounded = box_bounds(space)
+        low, high, bounded = spaces.box_bounds(space)
         slack = np.where(bounded & (name.split("/")[0] == "action"), 1e-3 * (high - low), np.inf)
         return (low - slack)[None], (high + slack)[None]
     if np.dtype(space.dtype) == bool:

@@ -5,18 +5,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl import spaces
 from jaxrl.envs.host import PREFIX
 from jaxrl.errors import SettingsError, error_text, require_extra
-from jaxrl.spaces import (
-    EnvSpec,
-    convert_space,
-    match_image_layout,
-    space_starts,
-    space_struct,
-    to_channels_last,
-    to_elements,
-    to_indices,
-)
+from jaxrl.spaces import EnvSpec
 from jaxrl.trees import PyTree
 
 
@@ -40,11 +32,11 @@ def read_minari(name: str, spec: EnvSpec | None = None) -> tuple[dict[str, np.nd
         raise SettingsError(f"minari:{name} holds no steps; gather some first")
     whole = jax.tree.map(lambda *parts: np.concatenate(parts), *episodes)
     id_ = PREFIX + (found.env_spec.id if found.env_spec is not None else name)
-    seen = to_channels_last(convert_space(id_, found.observation_space))
-    struct = space_struct(seen)
+    seen = spaces.to_channels_last(spaces.convert_space(id_, found.observation_space))
+    struct = spaces.space_struct(seen)
     for name in ("obs", "next_obs"):
-        whole[name] = jax.tree.map(lambda like, x: match_image_layout(x, like.shape), struct, whole[name])
-    own = EnvSpec(id_, seen, convert_space(id_, found.action_space))
+        whole[name] = jax.tree.map(lambda like, x: spaces.match_image_layout(x, like.shape), struct, whole[name])
+    own = EnvSpec(id_, seen, spaces.convert_space(id_, found.action_space))
     return _flat(whole if spec is None else _recounted(whole, own, spec)), spec or own
 
 
@@ -53,8 +45,8 @@ def _recounted(steps: dict[str, PyTree], own: EnvSpec, spec: EnvSpec) -> dict[st
     recounted = dict(steps)
     for name, what in (("obs", "observation_space"), ("action", "action_space"), ("next_obs", "observation_space")):
         theirs, ours = getattr(own, what), getattr(spec, what)
-        if len(space_starts(theirs)) == len(space_starts(ours)):
-            recounted[name] = to_elements(ours, to_indices(theirs, steps[name]))
+        if len(spaces.space_starts(theirs)) == len(spaces.space_starts(ours)):
+            recounted[name] = spaces.to_elements(ours, spaces.to_indices(theirs, steps[name]))
     return recounted
 
 

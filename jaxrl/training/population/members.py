@@ -12,9 +12,10 @@ import jax
 from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError
 from jaxrl.strategies.population import Member, Population, set_values, with_values
 from jaxrl.strategies.search import Copy, Halving, Search, Verdict
+from jaxrl.training import mesh
 from jaxrl.training.devices import copied
 from jaxrl.training.logbook import flat
-from jaxrl.training.mesh import MeshShape, check_there, near_shape, require_all_used, require_even, shape_of
+from jaxrl.training.mesh import MeshShape
 from jaxrl.training.population.scores import HALVED, named
 from jaxrl.training.population.teams import widths
 from jaxrl.training.processes import require_alone
@@ -273,7 +274,7 @@ def check_members(population: Population, config: TrainerConfig) -> None:
     if config.mesh is None:
         check_devices(population, config.devices)
     else:
-        check_mesh(population, shape_of(config.mesh, config.devices, of_members=True), config.devices)
+        check_mesh(population, mesh.shape_of(config.mesh, config.devices, of_members=True), config.devices)
 
 
 def check_mesh(population: Population, shape: MeshShape, devices: int) -> None:
@@ -282,21 +283,21 @@ def check_mesh(population: Population, shape: MeshShape, devices: int) -> None:
     `devices` are those that were asked for; 1: all that there are.
     """
     count, shards = len(population.members), {member.strategy.placement.shards for member in population.members}
-    there = check_there(devices) if devices > 1 else len(jax.devices())
+    there = mesh.check_there(devices) if devices > 1 else len(jax.devices())
     if population.layout.name == "together" and shape.envs > 1:
         raise SettingsError(
             f"mesh {shape} has {shape.envs} devices for each member, but members that train together have one for all "
             "of a program; set layout to spread, or leave envs out"
         )
     for one in sorted(shards):
-        require_even(one, shape.envs, "mesh envs")
+        mesh.require_even(one, shape.envs, "mesh envs")
     fits = lambda fit: fit.members <= count and all(one % fit.envs == 0 for one in shards)
     if devices == 1:
-        require_all_used(shape, there, fits)
+        mesh.require_all_used(shape, there, fits)
     if population.layout.name == "together":
         check_devices(population, shape.members)
     elif shape.members > count:
-        near = near_shape(shape, shape.devices, fits)
+        near = mesh.near_shape(shape, shape.devices, fits)
         raise SettingsError(
             f"mesh {shape} has {shape.members} groups, but there are {count} members; set mesh to {near}"
         )
@@ -304,7 +305,7 @@ def check_mesh(population: Population, shape: MeshShape, devices: int) -> None:
 
 def check_devices(population: Population, devices: int) -> None:
     """Raise `SettingsError` unless there are so many devices, and a part of the population for each."""
-    check_there(devices)
+    mesh.check_there(devices)
     count = len(population.members)
     if population.layout.name == "spread":
         if devices > count:

@@ -21,7 +21,8 @@ from jaxrl.training.recorders.console import fitted
 from jaxrl.training.recorders.jsonl import rows_of
 from jaxrl.training.sanity import hint
 from jaxrl.training.schedule import MAX_COUNT, Schedule
-from jaxrl.training.storage.run_dir import METRICS, plain, read_metadata, write_atomically
+from jaxrl.training.storage import run_dir
+from jaxrl.training.storage.run_dir import METRICS
 
 LINES = 12
 """Settings, of which each is told its own line while training goes on, at most."""
@@ -74,12 +75,12 @@ class PopulationRows:
         if directory is None:
             return
         self._path = directory / METRICS
-        write_atomically(self._path, "")
+        run_dir.write_atomically(self._path, "")
         for number, run in runs.items():
             # What came after the checkpoint comes again, but not to one that diverged, and stays as it is; that before
             # the first step is in no report.
             saved = max((int(p.name) for p in (run / "checkpoints").glob("*") if p.name.isdecimal()), default=0)
-            saved = MAX_COUNT if read_metadata(run).get("status") == "diverged" else saved
+            saved = MAX_COUNT if run_dir.read_metadata(run).get("status") == "diverged" else saved
             for row in rows_of(run / METRICS, ("eval",)):
                 if 0 < row["opt_steps"] <= saved:
                     self.take(number, row)
@@ -196,7 +197,7 @@ class PopulationRows:
             return
         try:
             with self._path.open("a") as file:
-                file.write(json.dumps(plain(row)) + "\n")
+                file.write(json.dumps(run_dir.plain(row)) + "\n")
         except OSError as error:
             if self.failure is None:
                 self.failure = StorageError(f"cannot write {self._path}: {error.strerror or error}")

@@ -6,22 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl import spaces
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import convert_action, gymnasium_settings, gymnasium_spec
 from jaxrl.envs.objects import adapt_object
 from jaxrl.errors import SettingsError, error_text
-from jaxrl.spaces import (
-    Box,
-    Discrete,
-    EnvSpec,
-    MultiDiscrete,
-    Space,
-    match_image_layout,
-    short_repr,
-    to_channels_last,
-    to_dtype,
-    to_elements,
-)
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
 from jaxrl.strategies.stepwise import StepResult
 from jaxrl.trees import PyTree
 
@@ -40,7 +30,7 @@ class Outside(NamedTuple):
     def action(self, action: PyTree) -> PyTree:
         """Return actions `[N, ...]` as the environments take them."""
         if self.action_space is None:
-            return to_elements(self.spec.action_space, action)
+            return spaces.to_elements(self.spec.action_space, action)
         return convert_action(self.action_space, action)
 
 
@@ -52,7 +42,7 @@ def outside(given: Any, num_envs: int) -> Outside:
         resets.
     """
     if isinstance(given, EnvSpec):
-        return Outside(given._replace(observation_space=to_channels_last(given.observation_space)))
+        return Outside(given._replace(observation_space=spaces.to_channels_last(given.observation_space)))
     given = adapt_object(given) or given
     if isinstance(given, Env):
         return Outside(given.spec, given.settings)
@@ -116,7 +106,7 @@ def take_obs(name: str, space: Space, num_envs: int | None, obs: PyTree) -> Obse
 
 
 def _take_leaf(name: str, space: Box | Discrete | MultiDiscrete, num_envs: int | None, value: Any) -> Observations:
-    came = match_image_layout(_array(name, value), space.shape)
+    came = spaces.match_image_layout(_array(name, value), space.shape)
     single = came.shape == space.shape and num_envs in (None, 1)
     batched = came.ndim == len(space.shape) + 1 and came.shape[1:] == space.shape and num_envs in (None, came.shape[0])
     castable = came.dtype == space.dtype or np.can_cast(came.dtype, space.dtype, "same_kind")
@@ -125,11 +115,11 @@ def _take_leaf(name: str, space: Box | Discrete | MultiDiscrete, num_envs: int |
         wanted = "[" + ", ".join(map(str, [*shape, *space.shape])) + "]"
         raise SettingsError(f"{name} is {came.dtype}{list(came.shape)}; expected {space.dtype}{wanted}")
     # A copy: the caller may write into its own array while the device still reads.
-    array = np.array(to_dtype(name, came, space.dtype)).reshape(-1, *space.shape)
+    array = np.array(spaces.to_dtype(name, came, space.dtype)).reshape(-1, *space.shape)
     if not isinstance(space, Box):
         array = array - np.asarray(space.start, array.dtype) if np.any(space.start) else array
         if not every((array >= 0) & (array < np.asarray(space.n))):
-            raise SettingsError(f"{name} is {short_repr(value)}; expected whole numbers of {space}")
+            raise SettingsError(f"{name} is {spaces.short_repr(value)}; expected whole numbers of {space}")
     valid = np.ones(array.shape[0], bool)
     if array.dtype.kind == "f" and not every(finite := np.isfinite(array)):
         valid = finite.reshape(array.shape[0], -1).all(1)

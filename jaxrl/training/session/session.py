@@ -18,11 +18,12 @@ from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.registry import algorithm_names, defaults_for, join_names
 from jaxrl.spaces import EnvSpec, to_elements, to_indices
-from jaxrl.strategies.interaction import build_agent, connect, make_default_processor, settings_of
+from jaxrl.strategies import interaction, replay
 from jaxrl.strategies.off_policy import Replay
 from jaxrl.strategies.on_policy import ROLLOUT_SETTINGS, make_minibatch_schedule, settings_of_schedule
-from jaxrl.strategies.replay import UpdateSchedule, adapt_buffer, make_update_schedule, min_rows, set_goal_fn
+from jaxrl.strategies.replay import UpdateSchedule
 from jaxrl.strategies.stepwise import Stepwise, StepwiseState, count_iterations
+from jaxrl.training import stopping
 from jaxrl.training.closing import report_exit
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.evaluator import Evaluation
@@ -36,7 +37,7 @@ from jaxrl.training.recorders import Recorder, require_recorders
 from jaxrl.training.report import call, progress_parts, run_dir_part
 from jaxrl.training.sanity import columns_to_write
 from jaxrl.training.schedule import MAX_COUNT, Schedule, rounded_up
-from jaxrl.training.session.inputs import check_entry, outside, shown, take_obs, take_result
+from jaxrl.training.session import inputs
 from jaxrl.training.session.rows import Episode, Interval, columns_of_trial, score_columns
 from jaxrl.training.session.shot import shot_of
 from jaxrl.training.session.state import (
@@ -57,7 +58,6 @@ from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.stepper import Stepper, plan_of_session
 from jaxrl.training.session.trial import Trial, after as after_step, cut as cut_trial, require_free
 from jaxrl.training.settings import SessionConfig, rounding, with_recorders
-from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
 from jaxrl.training.storage.members import require_no_member
 from jaxrl.training.storage.run import Resume, Storage, resumption
 from jaxrl.trees import PyTree
@@ -136,7 +136,7 @@ class Session:
         self.config.check()
         _, how = resumption(bool(resume), None, self.config.run_dir, allow_changes, start_over)
         self.hooks, self.interrupt = hooks or SessionHooks(), Interrupt() if interrupt is None else interrupt
-        self._outside = outside(spec, self.config.num_envs)
+        self._outside = inputs.outside(spec, self.config.num_envs)
         self._stepwise = put_together(self.config, self._outside.spec, agent, buffer, processor)
         self.config, self._rounding = rounded(self.config, self._stepwise)
         self._schedule = schedule_of(self.config, self._stepwise)
@@ -160,13 +160,13 @@ class Session:
           SettingsError: observations that do not fit the space, or are not those that the last step led to.
         """
         space, num_envs = self._outside.spec.observation_space, self.config.num_envs
-        given = take_obs("act: obs", space, num_envs if explore else None, obs)
+        given = inputs.take_obs("act: obs", space, num_envs if explore else None, obs)
         if not explore:
             actions, greedy = self._outside.spec.action_space, self._greedy.at(self._stepper.params(self._now))
-            return shown(self._outside, to_indices(actions, greedy(to_elements(space, given.obs))), given.single)
+            return inputs.shown(self._outside, to_indices(actions, greedy(to_elements(space, given.obs))), given.single)
         self._require_going_on("act")
         self._now, actions = self._stepper.acting(self._now, given)
-        return shown(self._outside, actions, given.single)
+        return inputs.shown(self._outside, actions, given.single)
 
     def observe(self, reward: Any, next_obs: PyTree, terminated: Any, truncated: Any) -> Learnt | None:
         """Take in what the actions led to; return what was learnt, if an optimisation step was due.
@@ -187,7 +187,9 @@ class Session:
             raise SettingsError("observe was called without an act before it; call act(obs), then observe, in turns")
         space, count, now = self._outside.spec.observation_space, self.config.num_envs, self._now
         spoilt = now.host.spoilt if now.trial is None else np.zeros(count, bool)
-        result, reset, done = take_result(space, count, reward, next_obs, terminated, truncated, spoilt, now.resetting)
+        result, reset, done = inputs.take_result(
+            space, count, reward, next_obs, terminated, truncated, spoilt, now.resetting
+        )
         now = now._replace(resetting=done if self._outside.resets_itself else None)
         if now.trial is not None:
             self._now = now
@@ -241,7 +243,7 @@ class Session:
 
         They may be numbers, text, and lists and dicts of these, or are refused. Others given before stay.
         """
-        check_entry("about", entries)
+        inputs.check_entry("about", entries)
         self._storage.describe(entries)
 
     def evaluate_score(self, score: float) -> bool:
@@ -261,7 +263,7 @@ class Session:
         ledger, best = dataclasses.replace(now.ledger), now.best
         if is_best := ledger.record_score(score, self.opt_steps):
             best = self._log.best(score, params, self._stepper.policy, self.settings())
-        stop = None if self.is_done else after_evaluation(self.config, ledger, score)
+        stop = None if self.is_done else stopping.after_evaluation(self.config, ledger, score)
         with Undisturbed():
             self._now = now._replace(ledger=ledger, best=best, stop=stop or now.stop)
             columns = {**columns_of_trial(evaluation), **score_columns(score, is_best, now.interval)}
@@ -482,7 +484,7 @@ class Session:
         if left == 0:
             what = explain(health, self._stepper.metrics)
             with self._saved_where_diverged():
-                require_try(self._log, self._now.ledger, self.config.max_rollbacks, what)
+                stopping.require_try(self._log, self._now.ledger, self.config.max_rollbacks, what)
             self._roll_back(what)
 
     def _roll_back(self, what: str) -> None:
@@ -491,13 +493,13 @@ class Session:
         with Undisturbed():
             self._now, self._look_at = back, 0
             self._since = (self.env_steps, self._now.ledger.wall)
-            log_rollback(self._log, self.opt_steps, what)
+            stopping.log_rollback(self._log, self.opt_steps, what)
 
     def _require_valid(self) -> None:
         """Raise `DivergedError` at the end of a session none of whose steps was valid."""
         if not self.interrupt:
             with self._saved_where_diverged():
-                require_valid(self._log, Validity(self.env_steps, self._now.invalid))
+                stopping.require_valid(self._log, Validity(self.env_steps, self._now.invalid))
 
     @contextmanager
     def _saved_where_diverged(self) -> Iterator[None]:
@@ -607,7 +609,7 @@ def taken_up(first: SessionState, stepper: Stepper, log: Logbook, storage: Stora
 def gone_back(now: SessionState, stepper: Stepper, storage: Storage, schedule: Schedule) -> SessionState:
     """Return the last good state, or the beginning, with another stream of randomness to go on with."""
     fresh, found = now.statistics.fresh(), storage.rollback(shapes_of(now))
-    ledger = rolled_back_ledger(now.ledger, found)
+    ledger = stopping.rolled_back_ledger(now.ledger, found)
     if found is None:
         back = stepper.first(fresh)._replace(ledger=ledger)
     else:
@@ -632,7 +634,7 @@ def put_together(
     A processor that is left out is one of single steps; of an on-policy agent, what suits it.
     """
     require_alone("a session")
-    known = build_agent(agent, processor, spec)
+    known = interaction.build_agent(agent, processor, spec)
     if known.prepare is None and known.info.offline:
         able = join_names([*algorithm_names("off_policy"), *algorithm_names("on_policy")], "or")
         raise SettingsError(f"a session learns from its own steps, and {known.name} from data; use {able}")
@@ -641,11 +643,13 @@ def put_together(
         if buffer is not None:
             raise SettingsError(f"{known.name} learns from rollouts, and keeps no replay; leave buffer out")
         suits = defaults_for(known.name, "on_policy")
-        return _from_rollouts(config, spec, *connect(known, processor or make_default_processor(suits)))
+        return _from_rollouts(
+            config, spec, *interaction.connect(known, processor or interaction.make_default_processor(suits))
+        )
     require_default(config, ROLLOUT_SETTINGS, f"{known.name} learns from replay, not from rollouts")
     if buffer is None:
         raise SettingsError(f"{known.name} learns from replay; give buffer, as in buffer=jaxrl.uniform(50_000)")
-    return _from_replay(config, spec, *connect(known, (processor or one_step()).for_replay), buffer)
+    return _from_replay(config, spec, *interaction.connect(known, (processor or one_step()).for_replay), buffer)
 
 
 def rounded(config: SessionConfig, stepwise: Stepwise) -> tuple[SessionConfig, list[str]]:
@@ -655,10 +659,10 @@ def rounded(config: SessionConfig, stepwise: Stepwise) -> tuple[SessionConfig, l
 
 
 def _from_replay(config: SessionConfig, spec: EnvSpec, processor: Processor, agent: Agent, buffer: Buffer) -> Stepwise:
-    buffer = adapt_buffer(agent, set_goal_fn(buffer, processor, spec.name), config.num_envs)
-    schedule = make_update_schedule(
+    buffer = replay.adapt_buffer(agent, replay.set_goal_fn(buffer, processor, spec.name), config.num_envs)
+    schedule = replay.make_update_schedule(
         horizon=processor.horizon,
-        least=min_rows(buffer, config.num_envs),
+        least=replay.min_rows(buffer, config.num_envs),
         num_envs=config.num_envs,
         opt_interval=config.opt_interval,
         updates=config.updates,
@@ -722,5 +726,5 @@ def settings_of_session(config: SessionConfig, stepwise: Stepwise, made: Mapping
         own |= settings_of_schedule(stepwise.passes)
     if stepwise.buffer is not None:
         own["buffer"] = stepwise.buffer.settings
-    settings = settings_of(stepwise.agent, stepwise.processor, stepwise.spec, made, **own)
+    settings = interaction.settings_of(stepwise.agent, stepwise.processor, stepwise.spec, made, **own)
     return {**settings, "custom": [*settings["custom"], "loop"], "driven": "from outside"}

@@ -28,6 +28,7 @@ import numpy as np
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.processes import LostError, is_spread, is_to_be_spread
+from jaxrl.training.storage import run_dir
 from jaxrl.training.storage.arrays import (
     FILES,
     DamagedError,
@@ -50,7 +51,6 @@ from jaxrl.training.storage.leaves import (
     mismatch,
     rebuild,
 )
-from jaxrl.training.storage.run_dir import read_text, sync_dir, write_atomically
 from jaxrl.trees import PyTree
 
 FORMAT = 9
@@ -168,11 +168,11 @@ class Store:
             theirs = {f"{ARRAYS}/{name}": found for name, found in theirs.items()}
             check_seen(unfinished, theirs)
             own = file_sums(unfinished, sync=True, of=lambda name: name not in theirs)  # theirs are not read again
-            write_atomically(unfinished / FILES, json.dumps({**theirs, **own}))
+            run_dir.write_atomically(unfinished / FILES, json.dumps({**theirs, **own}))
             if path.exists():
                 self._remove(step)
             unfinished.rename(path)
-            sync_dir(self.directory)
+            run_dir.sync_dir(self.directory)
         except LostError:
             raise
         except FAULTS as error:
@@ -354,7 +354,7 @@ class Store:
             raise CheckpointError(str(error) if isinstance(error, LayoutError) else reason(error)) from error
         check_files(path)
         try:
-            manifest = json.loads(read_text(path / MANIFEST))
+            manifest = json.loads(run_dir.read_text(path / MANIFEST))
         except (OSError, ValueError, RecursionError, MemoryError) as error:
             raise CheckpointError(f"its manifest cannot be read: {reason(error)}") from error
         if not isinstance(manifest, dict) or not manifest.keys() >= {"format", "step", "facts", "leaves", "sha256"}:
@@ -417,7 +417,7 @@ def check_files(directory: Path) -> None:
     try:
         if not (directory / FILES).exists():
             return
-        wanted, found = json.loads(read_text(directory / FILES)), file_sums(directory)
+        wanted, found = json.loads(run_dir.read_text(directory / FILES)), file_sums(directory)
         names = sorted({*wanted, *found})
         wrong = [name for name in names if wanted.get(name) != found.get(name)]
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
@@ -430,7 +430,7 @@ def check_files(directory: Path) -> None:
 def stated_bytes(directory: Path) -> int:
     """Return what the arrays of a checkpoint take by its manifest; 0 where that says nothing that could be."""
     try:
-        leaves = json.loads(read_text(directory / MANIFEST))["leaves"]
+        leaves = json.loads(run_dir.read_text(directory / MANIFEST))["leaves"]
         return sum(math.prod(map(int, leaf["shape"])) * jax.numpy.dtype(leaf["dtype"]).itemsize for leaf in leaves)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, MemoryError):
         return 0  # whoever reads it says what is wrong
