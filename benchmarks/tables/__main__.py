@@ -24,6 +24,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "actors-speed": speed.actors,
     "start-speed": speed.start,
     "peers-speed": partial(speed.peers, speed.TASKS),
+    "peers-widths-speed": partial(speed.peers, speed.WIDTHS),
     "peers-seeds-speed": partial(speed.peers, speed.SEEDS),
     "members-speed": speed.members,
     "recorders-speed": speed.recorders,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from benchmarks import scale
 from benchmarks.compiled import limits, shards
+from benchmarks.peers import settings
 from benchmarks.tables.results import Row, Rows, figure, prose, results, source, spaced, table
 
 TRAINING = {
@@ -128,6 +129,9 @@ LIBRARIES = {
     "tianshou": "Tianshou",
 }
 TASKS = {"": "DQN, 10 environments", "-ppo-4": "PPO, 4 environments", "-ppo-1024": "PPO, 1024", "-sac": "SAC"}
+WIDTHS = {
+    f"-{algo}-width-{width}": f"{algo.upper()}, 2 x {width}" for algo in ("dqn", "ppo") for width in settings.WIDTHS
+}
 SEEDS = {
     "-dqn-8": "DQN, 10 environments, 8 seeds",
     "-dqn-32": "DQN, 32 seeds",

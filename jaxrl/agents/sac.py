@@ -322,8 +322,10 @@ def _soft_value(
         q, entropy = critics.min_values(parts.networks.critic, critic, obs), policy.entropy()
         return soft_value(q, entropy, temperature, jax.nn.softmax(cast(Any, policy).logits)), entropy
     raw = cast(TanhGaussian, policy).at(deviation)
-    q, entropy = critics.min_values(parts.networks.critic, critic, obs, jnp.tanh(raw)), -policy.log_prob(raw)
-    return soft_value(q, entropy, temperature), entropy
+    entropy = -policy.log_prob(raw)
+    return soft_value(
+        critics.min_values(parts.networks.critic, critic, obs, jnp.tanh(raw)), entropy, temperature
+    ), entropy
 
 
 def _targets(parts: Parts, items: Transition, rows: Transition, v_t: Array, bonus: Array) -> Array:
