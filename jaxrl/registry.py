@@ -52,6 +52,8 @@ _BOXES: Mapping[str, Any] = {
     "buffer": {"capacity": 100_000, "batch_size": 256},
 }
 """Settings of off-policy runs with continuous actions: one update per step, on large batches."""
+_TWENTY: Mapping[str, Any] = {**_BOXES, "updates": 20}
+"""Settings of REDQ: many updates a step."""
 _SCALED: Mapping[str, Any] = {"processor": {"normalise_reward": True}}
 """Settings of policy gradients; normalised rewards make one learning rate suit rewards of any scale."""
 _ONE_UPDATE: Mapping[str, Any] = {"epochs": 1, "minibatches": 1, **_SCALED}
@@ -63,6 +65,13 @@ ALGORITHMS: dict[str, Algorithm] = {
     "rainbow": Algorithm("Rainbow", "jaxrl.agents.dqn", "RainbowConfig", "off_policy", DISCRETE, settings=_RAINBOW),
     "sac": Algorithm(
         "SAC", "jaxrl.agents.sac", "SACConfig", "off_policy", (*DISCRETE, *BOUNDED), "Pendulum-v1", _BOXES
+    ),
+    "crossq": Algorithm(
+        "CrossQ", "jaxrl.agents.sac", "CrossQConfig", "off_policy", (*DISCRETE, *BOUNDED), "Pendulum-v1", _BOXES
+    ),
+    "tqc": Algorithm("TQC", "jaxrl.agents.sac", "TQCConfig", "off_policy", BOUNDED, "Pendulum-v1", _BOXES),
+    "redq": Algorithm(
+        "REDQ", "jaxrl.agents.sac", "REDQConfig", "off_policy", (*DISCRETE, *BOUNDED), "Pendulum-v1", _TWENTY
     ),
     "td3": Algorithm("TD3", "jaxrl.agents.td3", "TD3Config", "off_policy", BOUNDED, "Pendulum-v1", _BOXES),
     "ddpg": Algorithm("DDPG", "jaxrl.agents.td3", "DDPGConfig", "off_policy", BOUNDED, "Pendulum-v1", _BOXES),

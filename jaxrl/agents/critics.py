@@ -23,9 +23,10 @@ from jaxrl.agents.custom import (
 )
 from jaxrl.agents.exploration import mask_values
 from jaxrl.agents.fields import Count, NetworkConfig, OneOf, OptimizerConfig, Rate, Share, Steps, Weight, Widths
-from jaxrl.agents.losses import conservative_gap, squared
+from jaxrl.agents.losses import conservative_gap, quantile_huber, squared
 from jaxrl.agents.optimizers import GradientStep, GradientUpdate, gradient_update
 from jaxrl.agents.sequences import Memories, Views
+from jaxrl.agents.values import midpoints
 from jaxrl.distributions import Head
 from jaxrl.errors import SettingsError
 from jaxrl.masks import PRIVILEGED
@@ -96,10 +97,17 @@ class Parts(NamedTuple):
     extra_loss: ExtraLoss | None = None
     """Of the critics."""
     extra_policy_loss: ExtraLoss | None = None
+    policy_values: Callable[[Array], Array] = lambda outputs: outputs.min(0)
+    """`[K, B, outputs] -> [B, outputs]`: what the policy improves, from the critics' outputs; the lowest by default."""
 
 
-def build_networks(config: CriticConfig, custom: CustomParts, spec: EnvSpec, head: Head) -> Networks:
-    """Build the networks that `config` describes, or those made in Python; raise `SettingsError` if they do not fit."""
+def build_networks(
+    config: CriticConfig, custom: CustomParts, spec: EnvSpec, head: Head, quantiles: int = 1
+) -> Networks:
+    """Build the networks that `config` describes, or those made in Python; raise `SettingsError` if they do not fit.
+
+    Critics of continuous actions have as many outputs as `quantiles`.
+    """
     space, seen = spec.action_space, masks.view_spec(spec, masks.for_policy)
     usual = lambda: _network(PolicyNetwork, config, seen, head.outputs, config.features)
     policy = build_network(
@@ -108,7 +116,8 @@ def build_networks(config: CriticConfig, custom: CustomParts, spec: EnvSpec, hea
     spec = masks.view_spec(spec, masks.for_critic)
     obs = observation_structs(spec)
     if "make_critic" not in custom.makers:
-        outputs, widths = space.n if isinstance(space, Discrete) else 1, config.critic_features or config.features
+        outputs = space.n if isinstance(space, Discrete) else quantiles
+        widths = config.critic_features or config.features
         if config.batch_norm != "none":
             return Networks(policy, Ensemble(_network(Critic, config, spec, outputs, widths), config.num_critics))
         options = {**_options(config, spec), "features": widths, "layer_norm": config.layer_norm}
@@ -384,9 +393,14 @@ def _critic_loss(
         target = jax.lax.stop_gradient(target.reward + target.discount * v_t)
     else:
         out, collections = nn.forward(parts.networks.critic, params, to_critic(obs), *action, key=key)
-    q = select_values(out, pick)
-    gap: PyTree = () if cql_gap is None else cql_gap(params, obs, sampled, out, q)
-    loss, error = critic_loss(q, target, gap, cql_weight)
+    gap: PyTree = ()
+    if target.ndim == 2:
+        q = out.mean(-1)
+        loss, error = quantile_critic_loss(out, target)
+    else:
+        q = select_values(out, pick)
+        gap = () if cql_gap is None else cql_gap(params, obs, sampled, out, q)
+        loss, error = critic_loss(q, target, gap, cql_weight)
     if parts.extra_loss is not None:
         loss = loss + extra_term(parts.extra_loss, params, items, q if pick is None else out, weight)
     return jnp.mean(weight * loss), (
@@ -410,6 +424,20 @@ def critic_loss(q: Array, target: Array, gap: PyTree = (), cql: Array | float = 
     error = target[None] - q
     each = squared(error) if isinstance(gap, tuple) else squared(error) + cql * gap
     return each.sum(0), error
+
+
+def quantile_critic_loss(z: Array, target: Array) -> tuple[Array, Array]:
+    """Return the loss of each step `[B]`, and the mean target minus the mean of each critic, `[K, B]`.
+
+    The loss is the quantile Huber loss of the quantiles `z` `[K, B, M]` for samples `target` `[B, S]` of the return,
+    averaged over quantiles and samples and summed over critics (Kuznetsov et al. 2020,
+    https://arxiv.org/abs/2005.04269, equations 9 and 10).
+    """
+    count = z.shape[-1]
+    taus = jnp.asarray(midpoints(count))
+    of_critic = jax.vmap(lambda z, target: quantile_huber(z, taus, target) / count)
+    each = jax.vmap(of_critic, in_axes=(0, None))(z, target)
+    return each.sum(0), target.mean(-1)[None] - z.mean(-1)
 
 
 def extra_policy_term(parts: Parts, policy: PyTree, items: Transition, outputs: Any, weight: Array) -> Array:
@@ -440,25 +468,30 @@ def select_values(q: Array, pick: Array | None) -> Array:
 
 def min_values(critic: Network, params: PyTree, obs: PyTree, *action: Array) -> Array:
     """Return the lowest of the critics' values, `[B, outputs]` (Fujimoto et al. 2018, algorithm 1)."""
-    return cast(Array, critic.apply(params, to_critic(obs), *action)).min(0)
+    return apply_critics(critic, params, obs, *action).min(0)
+
+
+def apply_critics(critic: Network, params: PyTree, obs: PyTree, *action: Array) -> Array:
+    """Return the critics' outputs, `[K, B, outputs]`; actions are scaled to -1 to 1."""
+    return cast(Array, critic.apply(params, to_critic(obs), *action))
 
 
 def critic_policy_fns(parts: Parts, distribution: DistributionFn | str, keep_critic: StripFn) -> PolicyFns:
-    """Return the `PolicyFns` of an agent with critics; the value is the minimum over its critics."""
+    """Return the `PolicyFns` of an agent with critics; the value is what its policy improves."""
     return PolicyFns(
         distribution,
-        partial(_min_values, parts),
+        partial(_values, parts),
         parts.head,
         masks.has_entry(parts.spec.observation_space, PRIVILEGED),
         keep_critic,
     )
 
 
-def _min_values(parts: Parts, state: Any, obs: PyTree, action: PyTree) -> Array:
-    critic = parts.networks.critic
+def _values(parts: Parts, state: Any, obs: PyTree, action: PyTree) -> Array:
+    apply = partial(apply_critics, parts.networks.critic, state.critic, obs)
     if isinstance(parts.spec.action_space, Discrete):
-        return mask_values(min_values(critic, state.critic, obs), obs)
-    return min_values(critic, state.critic, obs, *unit_actions(parts.spec, action))[:, 0]
+        return mask_values(parts.policy_values(apply()), obs)
+    return parts.policy_values(apply(*unit_actions(parts.spec, action)))[:, 0]
 
 
 def unit_actions(spec: EnvSpec, action: Array) -> tuple[Array, ...]:

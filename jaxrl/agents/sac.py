@@ -10,7 +10,7 @@ for the policy and one for each critic, which learn from sequences of replay, se
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any, NamedTuple, cast
@@ -25,7 +25,19 @@ from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.critics import CriticConfig, NextStep, Parts, SampledActions
 from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker
 from jaxrl.agents.exploration import TEMPERATURE
-from jaxrl.agents.fields import Between, Count, Positive, Rate, Real, SequenceConfig, Weight
+from jaxrl.agents.fields import (
+    Between,
+    Count,
+    OneOf,
+    Positive,
+    Rate,
+    Real,
+    SequenceConfig,
+    Share,
+    Steps,
+    Weight,
+    Widths,
+)
 from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer
 from jaxrl.agents.schedules import schedules_in
 from jaxrl.agents.sequences import Views
@@ -57,6 +69,15 @@ class SACConfig(SequenceConfig, CriticConfig):
     (CrossQ, which also has batch_norm)."""
     policy_interval: Count = 1
     """Optimisation steps between updates of the policy and the temperature."""
+    critic_subset: Steps = 0
+    """Critics, drawn anew for each update, whose lowest value is the target; the policy then improves the mean of all
+    (REDQ; 2 of 10 as published). 0: both take the lowest of all."""
+    quantiles: Steps = 0
+    """Quantiles of the return that each critic learns; the policy then improves the mean of all (TQC; 25 as published).
+    0: the mean return alone."""
+    drop_quantiles: Steps = 2
+    """With quantiles, how many for each critic are left out of the target: of those of all critics, the largest
+    (TQC)."""
     noise_memory: Annotated[float, Between(0.0, 0.9999)] = 0.0
     """Correlation of the exploration noise between successive steps of an episode (continuous actions); 0: independent
     noise."""
@@ -72,6 +93,38 @@ class CQLConfig(SACConfig):
     """Settings of conservative Q-learning (CQL) on top of SAC."""
 
     cql: Weight = 5.0
+
+
+@dataclass(frozen=True)
+class CrossQConfig(SACConfig):
+    """Settings of CrossQ."""
+
+    lr: Rate = 1e-3
+    policy_lr: Rate = 1e-3
+    temperature_lr: Rate = 1e-3
+    optimizer_b1: Share | None = 0.5
+    target_network: bool = False
+    batch_norm: Annotated[str, OneOf(("none", "batch", "renorm"))] = "renorm"
+    policy_interval: Count = 3
+    critic_features: Widths = (2048, 2048)
+
+
+@dataclass(frozen=True)
+class TQCConfig(SACConfig):
+    """Settings of TQC."""
+
+    num_critics: Count = 5
+    quantiles: Steps = 25
+    critic_features: Widths = (512, 512, 512)
+
+
+@dataclass(frozen=True)
+class REDQConfig(SACConfig):
+    """Settings of REDQ."""
+
+    num_critics: Count = 10
+    critic_subset: Steps = 2
+    policy_interval: Count = 20
 
 
 ADAM = optimizers.gradient_step(OPTIMIZERS["adam"])
@@ -192,6 +245,91 @@ def cql(
     )
 
 
+def crossq(
+    config: CrossQConfig | None = None,
+    *,
+    make_optimizer: Optimizer | None = None,
+    make_policy: MakePolicy | None = None,
+    make_critic: MakeNetwork | None = None,
+    extra_loss: ExtraLoss | None = None,
+    extra_policy_loss: ExtraLoss | None = None,
+    **settings: Any,
+) -> AgentMaker:
+    """Configure CrossQ: SAC with batch normalisation in place of target networks; arguments are as for `sac`.
+
+    Bhatt et al. 2024, https://arxiv.org/abs/1902.05605.
+    """
+    return agent_maker(
+        "crossq",
+        _build,
+        config or CrossQConfig(),
+        settings,
+        _check,
+        make_optimizer=make_optimizer,
+        make_policy=make_policy,
+        make_critic=make_critic,
+        extra_loss=extra_loss,
+        extra_policy_loss=extra_policy_loss,
+    )
+
+
+def tqc(
+    config: TQCConfig | None = None,
+    *,
+    make_optimizer: Optimizer | None = None,
+    make_policy: MakePolicy | None = None,
+    make_critic: MakeNetwork | None = None,
+    extra_loss: ExtraLoss | None = None,
+    extra_policy_loss: ExtraLoss | None = None,
+    **settings: Any,
+) -> AgentMaker:
+    """Configure TQC: SAC whose critics learn quantiles, of which targets leave out the largest.
+
+    Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269. For continuous actions; arguments are as for `sac`.
+    """
+    return agent_maker(
+        "tqc",
+        _build,
+        config or TQCConfig(),
+        settings,
+        _check,
+        make_optimizer=make_optimizer,
+        make_policy=make_policy,
+        make_critic=make_critic,
+        extra_loss=extra_loss,
+        extra_policy_loss=extra_policy_loss,
+    )
+
+
+def redq(
+    config: REDQConfig | None = None,
+    *,
+    make_optimizer: Optimizer | None = None,
+    make_policy: MakePolicy | None = None,
+    make_critic: MakeNetwork | None = None,
+    extra_loss: ExtraLoss | None = None,
+    extra_policy_loss: ExtraLoss | None = None,
+    **settings: Any,
+) -> AgentMaker:
+    """Configure REDQ: SAC with many critics and as many updates, whose targets take the lowest of a random few.
+
+    Chen et al. 2021, https://arxiv.org/abs/2101.05982. Arguments are as for `sac`; the number of updates for each
+    environment step is the strategy's, as in `off_policy(..., updates=20)`.
+    """
+    return agent_maker(
+        "redq",
+        _build,
+        config or REDQConfig(),
+        settings,
+        _check,
+        make_optimizer=make_optimizer,
+        make_policy=make_policy,
+        make_critic=make_critic,
+        extra_loss=extra_loss,
+        extra_policy_loss=extra_policy_loss,
+    )
+
+
 # --- learning ----------------------------------------------------------------------------------------------------
 
 
@@ -207,7 +345,13 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
     policy_t = _policy(parts, state.policy, seen.then)
     target: Array | NextStep
     if config.target_network:
-        v_t, entropy_t = _soft_value(parts, policy_t, state.target, temperature, seen.then, deviation)
+        pool: Callable[[Array], Array] = parts.policy_values
+        if config.critic_subset:
+            sample_key, subset_key = jax.random.split(sample_key)
+            pool = partial(lowest_of_subset, subset_key, config.critic_subset)
+        elif config.quantiles:
+            pool = partial(truncated_mixture, config.drop_quantiles)
+        v_t, entropy_t = _soft_value(parts, pool, policy_t, state.target, temperature, seen.then, deviation)
         target = _targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
     else:
         target = _next_step(parts, rows.items, policy_t, temperature, deviation)
@@ -292,7 +436,7 @@ def _policy_loss(
     seen = critics.observe_before(parts, obs, is_first, policy, critic)
     outputs, collections = forward(parts.networks.policy, policy, critics.to_policy(seen), key=key)
     distribution = _distribution(parts, outputs, seen)
-    value, entropy = _soft_value(parts, distribution, critic, temperature, seen, deviation)
+    value, entropy = _soft_value(parts, parts.policy_values, distribution, critic, temperature, seen, deviation)
     loss = -value
     if parts.extra_policy_loss is not None:
         loss = loss + critics.extra_policy_term(parts, policy, items, distribution, weight)
@@ -304,35 +448,73 @@ def soft_value(q: Array, entropy: Array, temperature: Array, probability: Array 
 
     Discrete actions have values and probabilities `[B, A]`, and the value is exact (Christodoulou 2019, equation 10).
     Continuous ones have the value `[B, 1]` of one action drawn from the policy, without `probability`, and its
-    `-log p` as the entropy: an estimate (Haarnoja et al. 2018, equation 3).
+    `-log p` as the entropy: an estimate (Haarnoja et al. 2018, equation 3). Samples `[B, S]` of the return after that
+    action are values each, `[B, S]`.
     """
+    if probability is None and q.shape[1] > 1:
+        return q + (temperature * entropy)[:, None]
     value = q[:, 0] if probability is None else jnp.sum(probability * q, axis=-1)
     return value + temperature * entropy
 
 
+def lowest_of_subset(key: Key, count: int, outputs: Array) -> Array:
+    """Return the lowest values `[B, outputs]` of `count` critics drawn from all, `[K, B, outputs]`.
+
+    One draw serves the batch (Chen et al. 2021, https://arxiv.org/abs/2101.05982, algorithm 1). The key is consumed.
+    """
+    return outputs[jax.random.choice(key, outputs.shape[0], (count,), replace=False)].min(0)
+
+
+def truncated_mixture(drop: int, quantiles: Array) -> Array:
+    """Return the quantiles `[K, B, M]` of all critics in order, without the `drop * K` largest; `[B, (M - drop) * K]`.
+
+    Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269, section 4: what is left out are overestimates.
+    """
+    critics, rows, count = quantiles.shape
+    together = jnp.sort(jnp.moveaxis(quantiles, 0, 1).reshape(rows, critics * count), axis=-1)
+    return together[:, : (count - drop) * critics]
+
+
+def _policy_values(config: SACConfig) -> Callable[[Array], Array]:
+    """Return what makes values for the policy, `[B, outputs]`, of the critics' outputs `[K, B, outputs]`."""
+    if config.quantiles:
+        return lambda outputs: outputs.mean((0, 2))[:, None]
+    return lambda outputs: outputs.mean(0) if config.critic_subset else outputs.min(0)
+
+
 def _soft_value(
-    parts: Parts, policy: Distribution, critic: PyTree, temperature: Array, obs: PyTree, deviation: PyTree
+    parts: Parts,
+    pool: Callable[[Array], Array],
+    policy: Distribution,
+    critic: PyTree,
+    temperature: Array,
+    obs: PyTree,
+    deviation: PyTree,
 ) -> tuple[Array, Array]:
-    """Return the soft value of `obs` by the lowest of the critics, and the entropy of `policy`; `[B]` each.
+    """Return the soft value of `obs` `[B]`, or samples of it `[B, S]`, and the entropy of `policy` `[B]`.
+
+    `pool` makes one value, or samples, of the critics' outputs `[K, B, outputs]`.
 
     A continuous action lies `deviation` `[B, D]` standard deviations from the mean, and gradients reach the policy
     through it (equation 7).
     """
     if isinstance(parts.spec.action_space, Discrete):
-        q, entropy = critics.min_values(parts.networks.critic, critic, obs), policy.entropy()
+        q, entropy = pool(critics.apply_critics(parts.networks.critic, critic, obs)), policy.entropy()
         return soft_value(q, entropy, temperature, jax.nn.softmax(cast(Any, policy).logits)), entropy
     raw = cast(TanhGaussian, policy).at(deviation)
     entropy = -policy.log_prob(raw)
     return soft_value(
-        critics.min_values(parts.networks.critic, critic, obs, jnp.tanh(raw)), entropy, temperature
+        pool(critics.apply_critics(parts.networks.critic, critic, obs, jnp.tanh(raw))), entropy, temperature
     ), entropy
 
 
 def _targets(parts: Parts, items: Transition, rows: Transition, v_t: Array, bonus: Array) -> Array:
-    """Return the targets `[R]` of the steps that are learnt from; `bonus` is what the entropy adds to `v_t`.
+    """Return the targets `[R]`, or samples of them `[R, S]`; `bonus` `[R]` is what the entropy adds to `v_t`.
 
     Within sequences `items` they run over several steps, and each step but the first adds the entropy before it.
     """
+    if v_t.ndim == 2:
+        return rows.reward[:, None] + rows.discount[:, None] * v_t
     if parts.memory is None:
         return rows.reward + rows.discount * v_t
     one = Bootstrap(rows.reward + rows.discount * bonus, rows.discount, v_t - bonus)
@@ -443,6 +625,19 @@ def _check(config: SACConfig, parts: Mapping[str, Any]) -> None:
             f"agent.noise_memory is {config.noise_memory}, but with agent.core {config.core} the memory is that of the "
             "networks alone; set noise_memory to 0, or core to none"
         )
+    for name, alone in {"critic_subset": 0, "quantiles": 0}.items():
+        if not config.target_network and getattr(config, name) != alone:
+            raise SettingsError(
+                f"agent.{name} is {getattr(config, name)}, but without agent.target_network targets come from the "
+                f"critics themselves, all of them; leave target_network on, or set {name} to 0"
+            )
+    if config.critic_subset > config.num_critics:
+        raise SettingsError(
+            f"agent.critic_subset is {config.critic_subset}, but agent.num_critics {config.num_critics}; draw at most "
+            "as many as there are"
+        )
+    if config.quantiles:
+        _check_quantiles(config, parts)
     if not config.target_network and config.core != "none":
         raise SettingsError(
             f"agent.target_network is off, but with agent.core {config.core} sequences need one; leave it on, "
@@ -452,6 +647,24 @@ def _check(config: SACConfig, parts: Mapping[str, Any]) -> None:
         raise SettingsError("agent.temperature is learnt, and cannot follow a schedule; set learn_temperature=False")
 
 
+def _check_quantiles(config: SACConfig, parts: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` for settings that do not go together with quantiles."""
+    if config.quantiles <= max(1, config.drop_quantiles):
+        raise SettingsError(
+            f"agent.quantiles is {config.quantiles} and agent.drop_quantiles {config.drop_quantiles}; expected at "
+            "least 2 quantiles, of which some are left, or quantiles 0"
+        )
+    for name, given in {"critic_subset": config.critic_subset, "cql": config.cql}.items():
+        if given:
+            raise SettingsError(
+                f"agent.quantiles is {config.quantiles} and agent.{name} {given}; critics of quantiles have no {name}, "
+                "so set one of them to 0"
+            )
+    if config.core != "none" or parts["make_critic"] is not None:
+        what = "a critic made in Python" if config.core == "none" else f"agent.core {config.core}"
+        raise SettingsError(f"agent.quantiles is {config.quantiles}, which {what} does not have; set quantiles to 0")
+
+
 def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
     if config.noise_memory and isinstance(spec.action_space, Discrete):
@@ -459,15 +672,28 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
             f"agent.noise_memory is {config.noise_memory}, but {spec.name} has Discrete actions, each drawn "
             "afresh; set it to 0"
         )
+    if config.quantiles and isinstance(spec.action_space, Discrete):
+        raise SettingsError(
+            f"agent.quantiles is {config.quantiles}, but {spec.name} has Discrete actions; set it to 0, or take dqn "
+            "with values qr"
+        )
     head = distributions.make_head(spec, squash=True)
     memories = sequences.initial_memories(config, config.num_critics)
     networks = (
-        critics.build_networks(config, custom, spec, head)
+        critics.build_networks(config, custom, spec, head, max(1, config.quantiles))
         if memories is None
         else critics.recurrent_networks(config, spec, head)
     )
     parts = Parts(
-        config, networks, custom.gradient_step, spec, head, memories, custom.extra_loss, custom.extra_policy_loss
+        config,
+        networks,
+        custom.gradient_step,
+        spec,
+        head,
+        memories,
+        custom.extra_loss,
+        custom.extra_policy_loss,
+        _policy_values(config),
     )
     noise = jnp.zeros(critics.space_size(cast(Box, spec.action_space)), jnp.float32) if config.noise_memory else None
     with_critics = lambda state: state._replace(target=(), log_temperature=(), opt_state=())

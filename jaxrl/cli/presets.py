@@ -631,6 +631,28 @@ PRESETS["sac"] = {
         "processor": {"normalise_obs": True, "n_step": 3},
     },
 }
+# The sizes of SAC's, and its steps; the widths published, 2048 and 512, gain nothing here.
+PRESETS["crossq"] = {
+    "Pendulum-v1": {
+        **PRESETS["sac"]["Pendulum-v1"],
+        "agent": {**PRESETS["sac"]["Pendulum-v1"]["agent"], "critic_features": [256, 256]},
+    },
+}
+PRESETS["tqc"] = {
+    "Pendulum-v1": {
+        **PRESETS["sac"]["Pendulum-v1"],
+        "agent": {**PRESETS["sac"]["Pendulum-v1"]["agent"], "critic_features": [64, 64]},
+    },
+}
+# 4 000 environment steps, 1 000 of them before the first update; twenty updates a step.
+PRESETS["redq"] = {
+    "Pendulum-v1": {
+        **PRESETS["sac"]["Pendulum-v1"],
+        "max_opts": 60_000,
+        "eval_interval": 5_000,
+        "agent": {"features": [64, 64]},
+    },
+}
 # 160 000 environment steps. The car must swing to and fro many times before anything is paid, which noise of its own at
 # each step does not bring about: a deviation of 0.5 that lasts, after RL Baselines3 Zoo (Raffin 2020).
 _MOUNTAIN_CAR: dict[str, Any] = {

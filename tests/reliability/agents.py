@@ -97,13 +97,15 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
         env="Pendulum-v1",
         updates=2,
     ),
-    "sac, normalised, several updates": lambda: _off_policy(
-        jaxrl.sac(features=(8,), num_critics=3, layer_norm=True, accumulate=2),
+    "sac, normalised, several updates, targets by two of three critics": lambda: _off_policy(
+        jaxrl.sac(features=(8,), num_critics=3, critic_subset=2, layer_norm=True, accumulate=2),
         jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()),
         "Pendulum-v1",
         updates=2,
     ),
-    "sac whose noise remembers": lambda: _off_policy(jaxrl.sac(features=(8,), noise_memory=0.9), env="Pendulum-v1"),
+    "sac of quantiles whose noise remembers": lambda: _off_policy(
+        jaxrl.sac(features=(8,), noise_memory=0.9, quantiles=4), env="Pendulum-v1"
+    ),
     "sac with memories, sequences by priority, compact": lambda: _off_policy(
         jaxrl.sac(features=(8,), core="gru", core_features=8, burn_in=2, sequence=4, sequence_interval=2, n_step=3),
         env="Pendulum-v1",

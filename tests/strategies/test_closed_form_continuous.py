@@ -108,6 +108,9 @@ AGENTS = {
 VARIANTS = {name: (name, {}, {}) for name in AGENTS}
 RARE = {
     "sac, five critics, normalised": ("sac", {"num_critics": 5, "layer_norm": True}, {}),
+    "sac, one of three critics": ("sac", {"num_critics": 3, "critic_subset": 1}, {}),
+    "sac, quantiles": ("sac", {"quantiles": 5, "drop_quantiles": 0}, {}),
+    "sac, without a target network": ("sac", {"target_network": False, "lr": 1e-3}, {}),
     "sac, in pieces": ("sac", {"accumulate": 4}, {}),
     "sac, prioritised": ("sac", {}, {"buffer": prioritised(4_096, 32)}),
     "td3, prioritised": ("td3", {}, {"buffer": prioritised(4_096, 32)}),
@@ -130,8 +133,9 @@ def learn(variant):
     obs, params = jnp.arange(9), strategy.policy.params(state)
     _, greedy = strategy.policy.act(params, strategy.policy.begin(params, obs))
     options = {"features": FEATURES, "activation": "tanh", "layer_norm": settings.get("layer_norm", False)}
-    critic = ensemble(settings.get("num_critics", 1 if name == "ddpg" else 2), Discrete(9), **options)
-    values = critic.apply(state.agent.critic, obs, jnp.asarray(BEST, jnp.float32))[..., 0]
+    outputs = settings.get("quantiles", 1)
+    critic = ensemble(settings.get("num_critics", 1 if name == "ddpg" else 2), Discrete(9), outputs=outputs, **options)
+    values = critic.apply(state.agent.critic, obs, jnp.asarray(BEST, jnp.float32)).mean(-1)
     return np.asarray(from_box(ACTIONS, greedy)), np.asarray(values)
 
 

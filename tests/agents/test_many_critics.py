@@ -1,0 +1,207 @@
+"""TQC and REDQ: what they draw, leave out and average, in NumPy on linear networks, and what they refuse."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_draws import drawn
+
+import jaxrl
+from jaxrl.agents.critics import quantile_critic_loss
+from jaxrl.agents.sac import lowest_of_subset, truncated_mixture
+from jaxrl.distributions import LOG_STD
+from jaxrl.errors import SettingsError
+from jaxrl.types import Batch, Transition
+
+KEY = jax.random.key(0)
+BOX = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (3,)), jaxrl.Box(-1.0, 1.0, (2,)))
+NUMBERS = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (3,)), jaxrl.Discrete(4))
+SIZE, TEMPERATURE = 5, 0.5
+RNG = np.random.default_rng(3)
+NOISE = RNG.normal(size=(2, SIZE, 2)).astype(np.float32)
+"""How far actions lie from the mean: those that the policy learns from, and those after a step."""
+PLAIN: dict[str, Any] = {
+    "features": (), "critic_features": (), "optimizer": "sgd", "temperature": TEMPERATURE, "learn_temperature": False,
+}  # fmt: skip
+TQC = {"quantiles": 3, "drop_quantiles": 1, "num_critics": 2}
+
+
+def batch() -> Batch:
+    rng = np.random.default_rng(0)
+    obs, next_obs = rng.normal(0, 0.5, (2, SIZE, 3))
+    action, reward = rng.uniform(-0.9, 0.9, (SIZE, 2)), rng.normal(size=SIZE)
+    parts = (obs, action, reward, np.array([0.9, 0.0, 0.9, 0.9, 0.9]), next_obs)
+    items = Transition(*(jnp.asarray(part, jnp.float32) for part in parts))
+    ones = jnp.ones(SIZE, jnp.float32)
+    return Batch(items._replace(weight=ones), jnp.arange(SIZE), ones)
+
+
+@functools.cache
+def updated(seed: int = 0, choice: tuple[int, ...] = (), **settings: Any) -> tuple[Any, Any, Any]:
+    """Return a state with all parameters drawn anew, that after an update from it, and the update's metrics."""
+    agent = jaxrl.sac(**{**PLAIN, **settings})(BOX)
+    state, rng = agent.init(KEY), np.random.default_rng(5)
+    draw = lambda params: jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.4, x.shape), jnp.float32), params)
+    state = state._replace(policy=draw(state.policy), critic=draw(state.critic), target=draw(state.target))
+    draws = {"choice": [jnp.asarray(choice)]} if choice else {}
+    with drawn(normal=[NOISE[1], NOISE[0]], **draws):
+        after, metrics, _ = jax.jit(agent.update)(state, batch(), jax.random.key(seed), jnp.uint32(0))
+    return state, after, metrics
+
+
+def linear(params: Any, x: np.ndarray) -> np.ndarray:
+    """Apply the one layer of a network, or of each critic: `[B, D] -> [(K,) B, outputs]`."""
+    layer = jax.tree.map(lambda x: np.asarray(x, np.float64), params["params"]["Dense_0"])
+    return np.asarray(x @ layer["kernel"] + layer["bias"][..., None, :])
+
+
+def acted(state: Any, obs: Any, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return observations with the actions drawn there, `[B, 5]`, and their log-probabilities, `[B]`."""
+    obs = np.asarray(obs, np.float64)
+    mean, log_std = np.split(linear(state.policy, obs), 2, axis=1)
+    log_std, noise = np.clip(log_std, *LOG_STD), noise.astype(np.float64)
+    raw = mean + np.exp(log_std) * noise
+    density = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - np.tanh(raw) ** 2)
+    return np.concatenate([obs, np.tanh(raw)], axis=1), density.sum(1)
+
+
+def taken() -> np.ndarray:
+    items = batch().items
+    return np.concatenate([items.obs, items.action], axis=1)
+
+
+def quantile_huber(z: np.ndarray, samples: np.ndarray) -> float:
+    """Return the mean over quantiles `[M]` and samples `[S]`, a pair at a time."""
+    total = 0.0
+    for i, value in enumerate(z):
+        for sample in samples:
+            error = sample - value
+            huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
+            total += abs((i + 0.5) / len(z) - (error < 0)) * huber
+    return total / (len(z) * len(samples))
+
+
+# --- TQC ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_mixture_has_the_quantiles_of_all_critics_in_order_without_the_largest() -> None:
+    quantiles = jnp.array([[[5.0, 1.0, 9.0]], [[2.0, 8.0, 3.0]]])  # two critics, one step
+    np.testing.assert_array_equal(truncated_mixture(1, quantiles), [[1.0, 2.0, 3.0, 5.0]])
+    np.testing.assert_array_equal(truncated_mixture(0, quantiles), [[1.0, 2.0, 3.0, 5.0, 8.0, 9.0]])
+
+
+def test_the_loss_of_quantiles_is_a_mean_over_pairs_and_a_sum_over_critics() -> None:
+    z, samples = RNG.normal(0, 2, (2, 4, 3)), RNG.normal(0, 2, (4, 5))
+    loss, error = quantile_critic_loss(jnp.asarray(z, jnp.float32), jnp.asarray(samples, jnp.float32))
+    by_hand = [sum(quantile_huber(critic[row], samples[row]) for critic in z) for row in range(4)]
+    np.testing.assert_allclose(loss, by_hand, rtol=1e-5)
+    np.testing.assert_allclose(error, samples.mean(1)[None] - z.mean(2), rtol=1e-4, atol=1e-6)
+
+
+def test_an_update_of_tqc_is_that_worked_by_hand() -> None:
+    state, _, metrics = updated(**TQC, lr=0.0)
+    items = batch().items
+    x, log_p = acted(state, items.next_obs, NOISE[1])
+    together = np.sort(np.moveaxis(linear(state.target, x), 0, 1).reshape(SIZE, 6), axis=1)[:, :4]
+    soft = together - TEMPERATURE * log_p[:, None]
+    samples = np.asarray(items.reward)[:, None] + np.asarray(items.discount)[:, None] * soft
+    z = linear(state.critic, taken())
+    loss = [sum(quantile_huber(critic[row], samples[row]) for critic in z) for row in range(SIZE)]
+    np.testing.assert_allclose(metrics["loss"], np.mean(loss), rtol=1e-5)
+    np.testing.assert_allclose(metrics["q"], z.mean(), rtol=1e-5)
+    # The policy improves the mean of all quantiles, of which none is left out.
+    x, log_p = acted(state, items.obs, NOISE[0])
+    value = linear(state.critic, x).mean((0, 2)) - TEMPERATURE * log_p
+    np.testing.assert_allclose(metrics["policy_loss"], -value.mean(), rtol=1e-5)
+
+
+def test_the_value_of_a_policy_of_tqc_is_the_mean_of_its_quantiles() -> None:
+    agent = jaxrl.sac(**{**PLAIN, **TQC})(BOX)
+    state, items = agent.init(KEY), batch().items
+    assert agent.policy_fns.value is not None
+    value = agent.policy_fns.value(state, items.obs, items.action)
+    np.testing.assert_allclose(value, linear(state.critic, taken()).mean((0, 2)), rtol=1e-4, atol=1e-6)
+
+
+# --- REDQ ---------------------------------------------------------------------------------------------------------
+
+
+def redq_loss(state: Any, subset: tuple[int, ...]) -> float:
+    items = batch().items
+    x, log_p = acted(state, items.next_obs, NOISE[1])
+    v_t = linear(state.target, x)[list(subset), :, 0].min(0) - TEMPERATURE * log_p
+    target = np.asarray(items.reward) + np.asarray(items.discount) * v_t
+    return float((0.5 * (target[None] - linear(state.critic, taken())[..., 0]) ** 2).sum(0).mean())
+
+
+@pytest.mark.parametrize("subset", [(0, 1), (2, 0)])
+def test_an_update_of_redq_takes_the_lowest_of_the_critics_drawn_and_improves_the_mean_of_all(subset) -> None:
+    state, _, metrics = updated(choice=subset, num_critics=3, critic_subset=2, lr=0.0)
+    np.testing.assert_allclose(metrics["loss"], redq_loss(state, subset), rtol=1e-5)
+    x, log_p = acted(state, batch().items.obs, NOISE[0])
+    value = linear(state.critic, x)[..., 0].mean(0) - TEMPERATURE * log_p
+    np.testing.assert_allclose(metrics["policy_loss"], -value.mean(), rtol=1e-5)
+
+
+def test_subsets_are_drawn_without_repetition_each_as_often_as_the_others() -> None:
+    """With values of one critic each, the lowest of two tells which pair it was, but for the largest of three."""
+    outputs = jnp.array([[[1.0]], [[2.0]], [[4.0]]])
+    lowest = jax.vmap(lambda key: lowest_of_subset(key, 2, outputs))(jax.random.split(KEY, 3_000))
+    counts = [float((lowest == value).mean()) for value in (1.0, 2.0, 4.0)]
+    np.testing.assert_allclose(counts, [2 / 3, 1 / 3, 0.0], atol=0.03)
+
+
+def test_a_subset_of_all_gives_the_target_of_sac() -> None:
+    state, _, metrics = updated(num_critics=2, critic_subset=2, lr=0.0)
+    np.testing.assert_allclose(metrics["loss"], redq_loss(state, (0, 1)), rtol=1e-5)
+
+
+# --- names and refusals -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "same"),
+    [
+        (jaxrl.tqc, {"num_critics": 5, "quantiles": 25, "critic_features": (512, 512, 512)}),
+        (jaxrl.redq, {"num_critics": 10, "critic_subset": 2, "policy_interval": 20}),
+        (
+            jaxrl.crossq,
+            {
+                "lr": 1e-3, "policy_lr": 1e-3, "temperature_lr": 1e-3, "optimizer_b1": 0.5, "target_network": False,
+                "batch_norm": "renorm", "policy_interval": 3, "critic_features": (2048, 2048),
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_each_is_sac_with_other_defaults(make, same) -> None:
+    assert make()(BOX).info.settings == jaxrl.sac(**same)(BOX).info.settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quantiles": 2}, r"quantiles is 2 and agent\.drop_quantiles 2; expected"),
+        ({"quantiles": 1, "drop_quantiles": 0}, r"expected at least 2 quantiles"),
+        ({"quantiles": 5, "cql": 1.0}, r"quantiles is 5 and agent\.cql 1\.0.*set one of them to 0"),
+        ({"quantiles": 5, "critic_subset": 1}, r"critics of quantiles have no critic_subset"),
+        ({"quantiles": 5, "core": "gru"}, r"quantiles is 5, which agent\.core gru does not have"),
+        ({"quantiles": 5, "make_critic": lambda spec: None}, r"which a critic made in Python does not have"),
+        ({"quantiles": 5, "target_network": False}, r"quantiles is 5, but without agent\.target_network"),
+        ({"critic_subset": 2, "target_network": False}, r"critic_subset is 2, but without agent\.target_network"),
+        ({"critic_subset": 3}, r"critic_subset is 3, but agent\.num_critics 2; draw at most"),
+        ({"critic_subset": -1}, r"critic_subset is -1"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(settings, message) -> None:
+    with pytest.raises(SettingsError, match=message):
+        jaxrl.sac(**settings)(BOX)
+
+
+def test_quantiles_are_of_continuous_actions() -> None:
+    with pytest.raises(SettingsError, match=r"quantiles is 5, but Toy has Discrete actions.*dqn with values qr"):
+        jaxrl.sac(quantiles=5)(NUMBERS)
+    with pytest.raises(SettingsError, match=r"tqc takes continuous"):
+        jaxrl.tqc()(NUMBERS)
