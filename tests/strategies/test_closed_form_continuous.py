@@ -110,7 +110,7 @@ RARE = {
     "sac, five critics, normalised": ("sac", {"num_critics": 5, "layer_norm": True}, {}),
     "sac, one of three critics": ("sac", {"num_critics": 3, "critic_subset": 1}, {}),
     "sac, quantiles": ("sac", {"quantiles": 5, "drop_quantiles": 0}, {}),
-    "sac, without a target network": ("sac", {"target_network": False, "lr": 1e-3}, {}),
+    "sac, without a target network": ("sac", {"target_network": False}, {}),
     "sac, in pieces": ("sac", {"accumulate": 4}, {}),
     "sac, prioritised": ("sac", {}, {"buffer": prioritised(4_096, 32)}),
     "td3, prioritised": ("td3", {}, {"buffer": prioritised(4_096, 32)}),
