@@ -139,6 +139,7 @@ def num_items(ring: Ring, pushes: Array) -> Array:
 
 
 def _sample(batch_size: int, ring: Ring, key: Key, pushes: Array, opt_step: Array) -> Batch:
+    # The ring fills from row 0 on, so the items are always the first rows.
     return read_batch(ring, below(key, (batch_size,), num_items(ring, pushes)).astype(jnp.int32))
 
 
