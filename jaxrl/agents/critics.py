@@ -355,6 +355,7 @@ def learn_critic(
         state.critic,
         state.opt_state.critic,
         (
+            # Sequences as sampled, beside rows of steps: the critics' memories are computed inside of the loss.
             batch.items.obs,
             batch.items.is_first,
             action,

@@ -326,6 +326,7 @@ def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Ar
     if _reports_out_of_support(config):
         metrics["out_of_support"] = outside.mean()
     priorities = jnp.abs(error)
+    # Errors are those of steps, while replay has one priority for each sequence.
     if parts.memory is not None:
         priorities = sequences.sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
     return DQNState(learnt.variables, target, learnt.opt_state, hyper, reach), metrics, priorities
@@ -361,6 +362,7 @@ def _loss(
     # Returns beyond a support that the user fixed are clipped to its ends; tell how often.
     if values.outside and _reports_out_of_support(config):
         outside = jax.vmap(values.outside)(after) * items.weight
+    # Reported as `q`: the return that the greedy policy expects.
     greedy = reductions.largest(masks.apply_mask(q, masks.get_mask(items.obs)))
     return jnp.mean(weight * loss), ((error * items.weight, greedy, outside), collections)
 
@@ -498,6 +500,7 @@ def _steps_of(parts: _Parts, sampled: Batch, *taus: PyTree) -> tuple[Transition,
         items: Transition = sampled.items
         return items, *taus, sampled.weight * items.weight
     rows = sequences.training_rows_of_sequences(sampled, parts.config)
+    # `[B, T, n] -> [B * T, n]`, in the order of the rows.
     taus_tm1, taus_t = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), taus)
     return rows.items, taus_tm1, taus_t, rows.weight * rows.items.weight
 

@@ -480,6 +480,7 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
     parts = Parts(
         config, networks, custom.gradient_step, spec, head, memories, custom.extra_loss, custom.extra_policy_loss
     )
+    # The memory of the exploration noise is the noise of the step before, and 0 at an episode's start.
     noise = jnp.zeros(critics.space_size(cast(Box, spec.action_space)), jnp.float32) if config.noise_memory else None
     with_critics = lambda state: state._replace(target=(), log_temperature=(), opt_state=())
     return Agent(

@@ -300,6 +300,7 @@ def _value(parts: Parts, critic: PyTree, obs: PyTree, action: Array) -> Array:
 
 def value_weight(q: Array, weight: Array, alpha: Array) -> Array:
     """Return `alpha` divided by the weighted mean of `|q|` `[B]` (equation 5 of TD3+BC)."""
+    # One weight for the whole batch, and so for all of its shards and pieces.
     count, size = shards.psum((jnp.sum(weight), jnp.sum(weight * jnp.abs(q))))
     return alpha * count / jnp.maximum(size, 1e-6)
 

@@ -72,6 +72,7 @@ def update_return_bounds(reach: ReturnBounds, items: Transition) -> ReturnBounds
     # For a return over `n` steps, `discount` is that of all of them, and the bound is the same.
     rest = jnp.where(items.discount < 1, 1 - items.discount, ENDLESS)
     bound = jnp.where(jnp.asarray(items.weight) > 0, items.reward / rest, 0.0)
+    # All shards must have the same support.
     low, high = shards.pmin(bound.min()), shards.pmax(bound.max())
     return ReturnBounds(jnp.minimum(reach.low, low), jnp.maximum(reach.high, high))
 
@@ -119,6 +120,7 @@ def _evenly(low: float | Array, high: float | Array, count: int) -> np.ndarray |
     """Return `count` numbers from `low` to `high`, both ends exact; a constant where the ends are."""
     if not isinstance(low, jax.Array) and not isinstance(high, jax.Array):
         return np.linspace(low, high, count, dtype=np.float32)
+    # A weighted mean of the ends gives both of them without rounding.
     share = np.linspace(0.0, 1.0, count, dtype=np.float32)
     return low * (1 - share) + high * share
 

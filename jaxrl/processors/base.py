@@ -285,6 +285,7 @@ def dummy_step(obs: PyTree, action: PyTree, extras: PyTree, obs_valid: Array | t
 def map_reward(function: Any, settings: Mapping[str, Any] | None = None) -> Processor:
     """Apply `function` to rewards `[N]`; recorded returns are those of the environment."""
     return Processor(
+        # The state is the current observation, which is only handed on.
         init=lambda obs: obs,
         process=lambda state, step: (step.obs, step._replace(reward=function(step.reward))),
         observe=lambda state: state,
