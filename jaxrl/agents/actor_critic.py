@@ -311,11 +311,13 @@ def _check(config: PPOConfig, parts: Mapping[str, Any]) -> None:
 
 def _build(name: str, config: PPOConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
     masks.check_observation_entries(spec)
+    # The network is given everything but the mask. The built-in one cuts the policy's view from that itself.
     spec = masks.view_spec(spec, masks.for_critic)
     privileged = masks.has_entry(spec.observation_space, PRIVILEGED)
     head, memory = distributions.make_head(spec, config.squash), nn.initial_memory(config.core, config.core_features)
     usual, outputs = partial(_network, config, spec, head), (policy_output(head), ONE_VALUE)
     network = build_network(custom, "make_network", (spec, head), usual, (observation_structs(spec),), outputs)
+    # A network of the user's has no such view, so the policy's outputs come from a second pass, see `_apply_network`.
     blinds = privileged and "make_network" in custom.makers
     if blinds and nn.takes_train(network):
         raise SettingsError(
@@ -377,6 +379,7 @@ def _init(parts: _Parts, key: Key) -> ActorCriticState:
     if parts.memory is not None:
         obs = RecurrentObs(obs, jax.tree.map(lambda x: x[None], parts.memory))
     params = parts.network.init(key, obs)
+    # These fields come last in `Hyper`, so that those that are off are left to their default, `()`.
     off = {*TEMPERATURE, *(() if parts.config.rho_clip else ("rho_clip", "c_clip"))}
     names = [name for name in Hyper._fields if name not in off]
     hyper = Hyper(*make_hyper(asdict(parts.config), names))
@@ -407,6 +410,7 @@ def _act(
 def _policy_distribution(parts: _Parts, state: ActorCriticState, obs: PyTree) -> tuple[Distribution, PyTree]:
     """Return the distributions of raw actions, and the memory after the step."""
     outputs, _, memory, _ = _apply_network(parts, state.params, obs)
+    # The mask comes after the temperature. Divided by a number below 1, its finite minimum would overflow to infinity.
     return distributions.mask_distribution(
         distributions.apply_temperature(parts.head.distribution(outputs), state.hyper.exploration), masks.get_mask(obs)
     ), memory
@@ -426,6 +430,7 @@ def _apply_network(
     """
     obs = masks.for_critic(obs)
     (outputs, value, *memory), collections = nn.forward(parts.network, params, obs, key=key)
+    # Outputs that choose actions come from a pass that cannot see the privileged state; the value keeps it.
     if parts.blinds:
         outputs = cast(tuple, parts.network.apply(params, masks.zero_privileged(obs)))[0]
     return outputs, squeeze_values(value), memory[0] if memory else (), collections
@@ -439,6 +444,7 @@ def _evaluate_actions(
     And the network's collections, see `jaxrl.nn.forward`.
     """
     if parts.memory is None:
+        # Without a temperature, which only the states of actors have: the policy itself is learnt.
         outputs, value, _, collections = _apply_network(parts, params, sample.obs, key)
         return (
             distributions.mask_distribution(parts.head.distribution(outputs), masks.get_mask(sample.obs)),
@@ -451,16 +457,21 @@ def _evaluate_actions(
     apply = partial(cast(Any, parts.network).apply, params)
     # The torso needs no order, so all steps go through it as one batch; only the core is unrolled over time.
     hidden, critic = apply(jax.tree.map(flat, masks.for_critic(sample.obs)), method="apply_torso")
+    # `[B * T, F] -> [T, B, F]`, since a scan runs over the first axis.
     by_time = lambda x: jnp.moveaxis(x.reshape(rows, steps, *x.shape[1:]), 1, 0)
 
     advance = partial(apply, method="step_core")
     _, hidden = nn.unroll(advance, parts.memory, sample.memory, by_time(hidden), sample.is_first.T)
+    # Rows again, for one pass of the heads over all steps.
     hidden = flat(jnp.moveaxis(hidden, 0, 1))
+    # Without a privileged state the value reads the core. With one it has features of its own, which `apply_heads`
+    # joins to those of the core.
     critic = critic if masks.has_entry(parts.spec.observation_space, PRIVILEGED) else hidden
     outputs, value = cast(tuple[Array, Array], apply(hidden, critic, method="apply_heads"))
     distribution = distributions.mask_distribution(
         parts.head.distribution(outputs.reshape(rows, steps, -1)), masks.get_mask(sample.obs, axes=2)
     )
+    # Only networks of the user's have collections, and those have no core.
     return distribution, value.reshape(rows, steps), {}
 
 
@@ -492,16 +503,20 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
     else:
         sample = sample._replace(obs=items.obs.obs, is_first=items.is_first)
         sample = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), sample)
+        # The stored memory of the first step alone. The core recomputes all later ones with the present parameters.
         sample = sample._replace(memory=jax.tree.map(lambda x: x[0], items.obs.memory))
+        # The transposition between `[T, N]` and `[N, T]` is its own inverse.
         as_rollout = as_sample = jnp.transpose
     distribution, value, _ = _evaluate_actions(parts, params, sample)
     v_tm1 = as_rollout(value)
     # Not `v_tm1` shifted by a step: at an episode's end the successor is not the next observation of the rollout.
+    # With a memory, `next_obs` holds the one that the step left, so all successors are valued in a single batch.
     v_t = _apply_network(parts, params, jax.tree.map(flat, items.next_obs))[1].reshape(steps, num_envs)
     log_prob = distribution.log_prob(sample.action)
     behaviour = as_sample(items.extras["log_prob"]) if "log_prob" in items.extras else log_prob
     # `log_rho` is 0 unless the actors' parameters differ from these.
     advantage, target = _estimate(parts.config, state.hyper, rollout, v_tm1, v_t, as_rollout(log_prob - behaviour))
+    # Once, over the whole rollout. Normalisation per minibatch is left to `_update`.
     if parts.config.normalise_advantage == "batch":
         advantage = standardise(advantage, weight)
     return sample._replace(log_prob=behaviour, value=value, advantage=as_sample(advantage), target=as_sample(target))
@@ -512,14 +527,17 @@ def _estimate(
 ) -> tuple[Array, Array]:
     """Return advantages and value targets, both `[T, N]`; `log_rho` `[T, N]` is the log of the importance ratios."""
     items, last, lambda_ = rollout.items, rollout.last, hyper.gae_lambda
+    # The equations run along the time of one environment, so they are mapped over axis 1 of `[T, N]`.
     over_envs = lambda equation, *args: jax.vmap(partial(equation, lambda_=lambda_), in_axes=1, out_axes=1)(*args)
     if config.rho_clip:
         equation = partial(returns.vtrace, rho_clip=hyper.rho_clip, c_clip=hyper.c_clip)
         # V-trace truncates the ratios; with parameters that are not stale they are 1, and it is the lambda-return.
         traced = over_envs(equation, items.reward, items.discount, last, v_tm1, v_t, jnp.exp(log_rho))
+        # Advantages of V-trace have `-v_tm1` as their last term; adding it back takes the baseline out.
         return (traced.advantage if config.baseline else traced.advantage + v_tm1), traced.target
     if config.baseline:
         advantage = over_envs(returns.gae, items.reward, items.discount, last, v_tm1, v_t)
+        # The advantage estimate plus the value is the lambda-return, on which the value is regressed.
         return advantage, advantage + v_tm1
     # Without a baseline the return itself weighs the log-probabilities (REINFORCE).
     target = over_envs(returns.lambda_returns, items.reward, items.discount, last, v_t)
@@ -531,11 +549,13 @@ def standardise(x: Array, weight: Array) -> Array:
 
     A single entry is left unchanged: normalised, it would always be 0.
     """
+    # Sums are reduced over the shards before they are divided, so that all shards normalise by the same numbers.
     count, counts = jnp.maximum(shards.psum(weight.sum()), 1.0), weight > 0
     # Select instead of multiplying by the weight: an entry of weight 0 may be NaN.
     mean = shards.psum(jnp.where(counts, x, 0.0).sum()) / count
     centred = jnp.where(counts, x - jnp.where(count > 1, mean, 0.0), 0.0)
     variance = shards.psum(jnp.square(centred).sum()) / count
+    # The constant is for entries that are all alike, where 0 would be multiplied by infinity.
     return centred * jax.lax.rsqrt(jnp.where(count > 1, variance + 1e-8, 1.0))
 
 
@@ -551,12 +571,14 @@ def explained_variance(value: Array, target: Array, weight: Array) -> Stat:
     and neither do numbers that are not finite.
     """
     counts, target = weight > 0, target.astype(jnp.float32)
+    # Row 0: returns; row 1: what values leave unexplained. Both variances then take one pass over the entries.
     columns = jnp.stack([target, target - value.astype(jnp.float32)]).reshape(2, -1)
     # Select instead of multiplying by the weight: an entry of weight 0 may be NaN.
     total = lambda x: shards.psum(jnp.where(counts.ravel(), x, 0.0).sum(1))
     count = jnp.maximum(shards.psum(counts.sum()), 1)
     mean = total(columns) / count
     variance = total(jnp.square(columns - mean[:, None])) / count  # in two passes: the mean may be far from 0
+    # Below this, the variance of the returns is rounding, and so would be the share of it.
     varies = variance[0] > jnp.square(ROUNDING * mean[0])
     share = 1 - variance[1] / jnp.where(varies, variance[0], 1.0)
     return stat(share, varies & jnp.isfinite(share))
@@ -584,6 +606,7 @@ def _update(
     # One reduction for all terms: on a GPU each would be a kernel of its own.
     means = jnp.stack(list(terms.values())).reshape(len(terms), -1).mean(axis=1)
     metrics = {"loss": learnt.loss, "grad_norm": learnt.norm, **{name: means[i] for i, name in enumerate(terms)}}
+    # Rollouts have no priorities.
     return (
         ActorCriticState(learnt.variables, learnt.opt_state, hyper),
         metrics,
@@ -639,9 +662,11 @@ def actor_critic_loss(
         # Schulman 2020, http://joschu.net/blog/kl-approx.html: unbiased and never negative. Bounded, because an update
         # with a non-finite metric would be skipped.
         "approx_kl": jnp.minimum(ratio, LARGEST_RATIO) - 1 - log_ratio,
+        # Reported for every surrogate, although only one of them clips.
         "clip_fraction": (jnp.abs(ratio - 1) > hyper.clip_eps).astype(jnp.float32),
         "value": value,
     }
+    # Weighted before they are averaged: metrics and loss leave out the same steps.
     terms = {name: sample.weight * term for name, term in terms.items()}
     loss = terms["policy_loss"] + hyper.vf_coef * terms["value_loss"] - hyper.ent_coef * terms["entropy"]
     return loss, terms

@@ -200,6 +200,7 @@ def _update_awac(
 ) -> tuple[AdvantageState, Metrics, Array]:
     """Update the critics, then the policy against the new critics."""
     items, policy, (key_tm1, key_t) = batch.items, state.policy, jax.random.split(key)
+    # The bootstrap is that of the policy before this update, under the target critics.
     v_t = policy_value(parts, policy, state.target, items.next_obs, key_t)
     critic, metrics, priorities = critics.learn_critic(
         parts, state, batch, items.reward + items.discount * v_t, key, opt_step
@@ -220,6 +221,7 @@ def _update_iql(
     # Values of the data's actions alone: IQL never evaluates an action that the data do not have.
     q = done_value(parts, state.target, items)
     value = _learn_value(parts, state, batch, q, key, opt_step)
+    # The new state value takes the place of a maximum over next actions, so the critics' targets need no policy.
     v_tm1, v_t = (_value(parts, value.variables, obs) for obs in (items.obs, items.next_obs))
     critic, metrics, priorities = critics.learn_critic(
         parts, state, batch, items.reward + items.discount * v_t, key, opt_step
@@ -229,6 +231,7 @@ def _update_iql(
         value=value.variables,
         opt_state=state.opt_state._replace(critic=critic.opt_state, value=value.opt_state),
     )
+    # The advantage compares the target critics with the value that was just regressed on them.
     state, policy_metrics = _improve(parts, state, batch, q - v_tm1, key, opt_step)
     return state, {**metrics, **policy_metrics, "value": v_tm1.mean(), "value_loss": value.loss}, priorities
 
@@ -247,6 +250,7 @@ def policy_value(parts: Parts, policy: PyTree, critic: PyTree, obs: PyTree, key:
     """
     distribution = bc.action_distribution(parts.networks.policy, parts.head, policy, obs)
     if isinstance(parts.spec.action_space, Discrete):
+        # The logits are masked, so that forbidden actions have probability 0.
         probability = jax.nn.softmax(cast(Any, distribution).logits)
         return jnp.sum(probability * critics.min_values(parts.networks.critic, critic, obs), axis=-1)
     # The head is not squashed, and critics have seen actions from -1 to 1 alone.
@@ -281,6 +285,7 @@ def _learn_value(
         state.value,
         state.opt_state.value,
         (batch.items.obs, q, batch.weight * batch.items.weight),
+        # Number 0 is that of the critics and 1 that of the policy: each network of an update draws its own dropout.
         key=training_key(network, key, 2),
         lr=state.hyper.lr,
         max_norm=state.hyper.max_grad_norm,
@@ -293,6 +298,7 @@ def _improve(
 ) -> tuple[AdvantageState, Metrics]:
     """Raise the likelihood of the data's actions, weighted by their advantages `[B]`, and update the target critics."""
     items, hyper = batch.items, state.hyper
+    # Computed outside of the loss: the weights are data, and no gradient goes through the advantage.
     weight = advantage_weight(advantage, hyper.beta, hyper.max_weight)
     policy = bc.regress(
         parts.gradient_step,
@@ -322,6 +328,7 @@ def _improve(
     }
     return state._replace(
         policy=policy.variables,
+        # Both callers have already put the new critics into `state`.
         target=polyak_update(state.target, state.critic, hyper.tau),
         opt_state=state.opt_state._replace(policy=policy.opt_state),
     ), policy_metrics

@@ -179,6 +179,7 @@ class Maker(partial[Agent]):
     """An `AgentMaker` bound to its name and settings: it shows those that are not the defaults."""
 
     def __repr__(self) -> str:
+        # Of the bound arguments, the settings are the only dataclass.
         (config,) = (arg for arg in self.args if is_dataclass(arg) and not isinstance(arg, type))
         usual, name = type(config)(), type(config).__name__.removesuffix("Config").lower()
         given = {field.name: getattr(config, field.name) for field in fields(config)}

@@ -166,6 +166,7 @@ def _update(parts: _Parts, state: BCState, batch: Batch, key: Key, opt_step: Arr
             items.obs,
             to_policy_actions(parts.spec, items.action),
             batch.weight * items.weight,
+            # Cloning weighs all actions alike. AWAC and IQL weigh them by their advantages here.
             jnp.ones_like(batch.weight),
             items if parts.extra_loss else (),
         ),
@@ -253,6 +254,7 @@ def regress(
         log_prob = distribution.log_prob(action)
         # Data may hold actions that a mask forbids; their log-probability would be minus infinity.
         log_prob = log_prob if masks.get_mask(obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
+        # Two weights: that of the advantage is part of the objective, `weight` says how much a step counts in the mean.
         each = -advantage_weight * log_prob
         if extra is not None:
             each = each + extra(params, items, distribution, weight)

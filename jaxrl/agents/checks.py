@@ -24,15 +24,18 @@ def replace_settings(name: str, config: Config, settings: Mapping[str, Any]) -> 
       SettingsError: the agent has no such setting, or a value is out of range.
     """
     known: Mapping[str, Any] = config.__dataclass_fields__  # type: ignore[attr-defined]
+    # Schedules are taken out first, since the rules of their fields allow numbers alone.
     settings = with_schedules(settings, cast(Any, config).schedules)
     for word in settings:
         if word not in known:
             raise SettingsError(f"{name} has no setting {word!r}; {suggest(word, known, settings=True)}")
     config = replace(config, **settings)  # type: ignore[type-var]
+    # All fields are checked, and not only those replaced here: `config` may have been made by hand.
     checked, kind = {}, cast(Any, type(config))
     for word, (rule, optional) in rules_of(kind).items():
         value = getattr(config, word)
         checked[word] = None if optional and value is None else rule.check(f"agent.{word}", value)
+    # What schedules decide comes last, and replaces the numbers given for the same fields.
     return replace(config, **{**checked, **_scheduled(name, config)})  # type: ignore[type-var]
 
 
@@ -47,8 +50,10 @@ def _scheduled(name: str, config: Any) -> dict[str, Any]:
         for field in ALIASES.get(word, (word,)):
             if field not in rules:
                 raise SettingsError(f"{name} has no setting {word!r} for a schedule; {suggest(word, rules)}")
+            # A schedule moves between these values alone, so they stand for all of it.
             for value in (schedule.start, schedule.end, *([0.0] if schedule.warmup else [])):
                 rules[field][0].check(f"agent.{field}, in its schedule,", value)
+            # The value furthest from 0: an option whose schedule begins or ends at 0 counts as on.
             decided[field] = schedule.peak
         if word == "lr":
             decided["lr_decay"] = 0
@@ -62,6 +67,7 @@ def check_actions(name: str, spec: EnvSpec) -> None:
     kind = _actions_of(space)
     if kind in row.actions:
         return
+    # Agents of the same kind are suggested first; offline, no agent may support these actions.
     alike: tuple[Kind, ...] = ("offline",) if row.kind == "offline" else ("off_policy", "on_policy")
     others = algorithm_names(*alike, actions=kind) or algorithm_names("off_policy", "on_policy", actions=kind)
     if kind == "unbounded" and "bounded" in row.actions:

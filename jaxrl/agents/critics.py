@@ -118,6 +118,7 @@ def build_networks(
     if "make_critic" not in custom.makers:
         outputs = space.n if isinstance(space, Discrete) else quantiles
         widths = config.critic_features or config.features
+        # `nn.ensemble` maps parameters alone. Batch statistics of each critic need the general `Ensemble`.
         if config.batch_norm != "none":
             return Networks(policy, Ensemble(_network(Critic, config, spec, outputs, widths), config.num_critics))
         options = {**_options(config, spec), "features": widths, "layer_norm": config.layer_norm}
@@ -170,6 +171,8 @@ def recurrent_networks(config: Any, spec: EnvSpec, head: Head) -> Networks:
         raise SettingsError(
             f"agent.{name} is {getattr(config, name)}, which networks with a core do not have; leave it out"
         )
+    # Actions must pass a hidden layer together with the core's output. Without actions as input, a linear head
+    # suffices.
     behind = 0 if isinstance(space, Discrete) else 1
     outputs = space.n if isinstance(space, Discrete) else 1
 
@@ -177,6 +180,7 @@ def recurrent_networks(config: Any, spec: EnvSpec, head: Head) -> Networks:
         options = {**_options(config, spec), "features": features, **more}
         return RecurrentNetwork(Recurrent(head, spec.observation_space, config.core, config.core_features, **options))
 
+    # No layers: those of the policy all come before its core.
     policy = PolicyNetwork(hidden, head.outputs, "mlp", ())
     before, last = config.features[: len(config.features) - behind], config.features[len(config.features) - behind :]
     critic = Critic(hidden, outputs, "mlp", last, config.activation, config.layer_norm, dtype=config.dtype)
@@ -221,6 +225,7 @@ def space_size(space: Box) -> int:
 
 def to_policy(obs: PyTree) -> PyTree:
     """Return what policies see of an observation: with the memory of their core, but without that of noise."""
+    # `Memories` are those of cores. Any other memory is that of exploration noise, which no network sees.
     if isinstance(obs, RecurrentObs) and isinstance(obs.memory, Memories):
         return RecurrentObs(masks.for_policy(obs.obs), obs.memory.policy)
     return masks.for_policy(obs.obs if isinstance(obs, RecurrentObs) else obs)
@@ -292,6 +297,7 @@ def _memories(
             networks.critic.member.core, params, blank, first, seen, is_first, burn_in
         )
         of_critic = jax.vmap(one, in_axes=(0, 0, 1), out_axes=1)(critic, blank.critic, first.critic)
+    # A pair of moments for each network becomes a pair of networks for each moment.
     before, after = (Memories(*pair) for pair in zip(of_policy, of_critic, strict=True))
     return before, after
 
@@ -301,6 +307,7 @@ def correlated_noise(kept: Array, before: Array, fresh: Array) -> Array:
 
     This is a first-order autoregressive process: a discrete Ornstein-Uhlenbeck process.
     """
+    # The square root keeps the variance at 1: `kept^2 + (1 - kept^2)`.
     return kept * before + jnp.sqrt(1 - jnp.square(kept)) * fresh
 
 
@@ -357,6 +364,7 @@ def learn_critic(
         state.critic,
         state.opt_state.critic,
         (
+            # Sequences as sampled, beside rows of steps: the critics' memories are computed inside of the loss.
             batch.items.obs,
             batch.items.is_first,
             action,
@@ -372,6 +380,8 @@ def learn_critic(
         opt_step=opt_step,
     )
     error, q, gap = learnt.aux
+    # The errors become priorities, which the importance weights of this batch must not enter; those of invalid steps
+    # are 0.
     error = error * rows.items.weight
     metrics = {"loss": learnt.loss, "q": q.mean(), "td_error": error.mean(), "grad_norm": learnt.norm}
     return learnt, metrics if sampled is None else {**metrics, "cql_gap": gap.mean()}, error
@@ -383,13 +393,16 @@ def _critic_loss(
     """Return the weighted mean of the critics' summed losses; absolute errors, values and CQL gaps, each `[B]`; and the
     critics' collections."""
     obs, is_first, action, pick, target, weight, sampled, items = batch
+    # Inside of the loss: gradients reach the critics through their memories too.
     obs = observe_before(parts, obs, is_first, critic=params)
     if isinstance(target, NextStep):
+        # `[2 R, ...]`: the steps, and behind them the next ones.
         joint = lambda x, y: jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y)
         rows, actions = joint(to_critic(obs), to_critic(target.obs)), joint(action, target.action)
         both, collections = nn.forward(parts.networks.critic, params, rows, *actions, key=key)
         out, out_t = jnp.split(both, 2, axis=1)
         v_t = jnp.sum(target.probability * out_t.min(0), axis=-1) + target.bonus
+        # This target comes from the parameters that are differentiated, while all others are data of the loss.
         target = jax.lax.stop_gradient(target.reward + target.discount * v_t)
     else:
         out, collections = nn.forward(parts.networks.critic, params, to_critic(obs), *action, key=key)
@@ -449,6 +462,7 @@ def extra_policy_term(parts: Parts, policy: PyTree, items: Transition, outputs: 
 def _gap(critic: Network, params: PyTree, obs: PyTree, sampled: SampledActions, out: Array, q: Array) -> Array:
     """Return by how much the values of the rivals exceed `q` `[K, B]` of the data's actions; `[K, B]`."""
     if isinstance(sampled.action, tuple):
+        # Every action is counted once, so there is no density to divide by; forbidden ones add nothing to the sum.
         counted = jax.vmap(masks.apply_mask, in_axes=(0, None))(out, masks.get_mask(obs))
         return jax.vmap(jax.vmap(conservative_gap))(counted, jnp.zeros_like(out), q)
     rows, several, _ = sampled.action.shape

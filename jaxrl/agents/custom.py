@@ -109,6 +109,7 @@ def collect_parts(config: OptimizerConfig, parts: Mapping[str, Callable[..., Any
     """
     given = {name: made for name, made in parts.items() if made is not None}
     for name, made in given.items():
+        # A network given in place of its maker may be callable as well, as Linen modules are; its `apply` tells.
         if not callable(made) or (hasattr(made, "apply") and not isinstance(made, type)):
             kind = "a function of a batch" if name in BATCH_FUNCTIONS else "a function that makes it"
             raise SettingsError(f"{name} is {type(made).__name__}; expected {kind}, as in {_EXAMPLES[name]}")

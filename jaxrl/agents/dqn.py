@@ -307,6 +307,7 @@ def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Ar
         partial(_loss, parts, _values(config, reach), state.target, noise, hyper.cql),
         state.params,
         state.opt_state,
+        # Quantile levels are cut into pieces with the batch. Parameter noise is one for all rows, and stays outside.
         (batch, (noise.taus_tm1, noise.taus_t)),
         key=nn.training_key(parts.network, key),
         lr=hyper.lr,
@@ -325,6 +326,7 @@ def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Ar
     if _reports_out_of_support(config):
         metrics["out_of_support"] = outside.mean()
     priorities = jnp.abs(error)
+    # Errors are those of steps, while replay has one priority for each sequence.
     if parts.memory is not None:
         priorities = sequences.sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
     return DQNState(learnt.variables, target, learnt.opt_state, hyper, reach), metrics, priorities
@@ -346,9 +348,11 @@ def _loss(
     """
     (sampled, (taus_tm1, taus_t)), config = batch, parts.config
     items, taus_tm1, taus_t, weight = _steps_of(parts, sampled, taus_tm1, taus_t)
+    # With a core, these hold the memories that the trained network comes to have, under its gradient.
     online = _views(parts, params, sampled.items, noise.noise_tm1)
     out_tm1, _, collections = _apply_network(parts, params, online.now, noise.noise_tm1, *_given(taus_tm1), key=key)
     after = _bootstrap(parts, values, target, noise, params, sampled.items, items, online.then, taus_t)
+    # Levels that were drawn, or the fixed ones of qr. Other losses do not read them.
     taus: Array = taus_tm1 if config.values == "iqn" else _midpoints(weight.shape[0], out_tm1.shape[-1])
     loss, error = action_value_loss(values, out_tm1, taus, items.action, after, masks.get_mask(items.obs), cql)
     q = jax.vmap(values.mean)(out_tm1)
@@ -358,6 +362,7 @@ def _loss(
     # Returns beyond a support that the user fixed are clipped to its ends; tell how often.
     if values.outside and _reports_out_of_support(config):
         outside = jax.vmap(values.outside)(after) * items.weight
+    # Reported as `q`: the return that the greedy policy expects.
     greedy = reductions.largest(masks.apply_mask(q, masks.get_mask(items.obs)))
     return jnp.mean(weight * loss), ((error * items.weight, greedy, outside), collections)
 
@@ -389,6 +394,7 @@ def action_value_loss(
     loss, error = jax.vmap(values.loss)(jax.vmap(select_row)(outputs, action), taus, after)
     if isinstance(cql, tuple):
         return loss, error
+    # CQL compares means, also where the loss compares distributions.
     q = jax.vmap(values.mean)(outputs)
     gap = jax.vmap(conservative_gap)(
         masks.apply_mask(q, mask), jnp.zeros_like(q), jax.vmap(reductions.entry)(q, action)
@@ -413,12 +419,14 @@ def _bootstrap(
     """
     config, rows = parts.config, items.reward.shape[0]
     apply = partial(_outputs, parts)
+    # With a core, the target network has memories of its own of the same sequences.
     seen = _views(parts, target, sampled, noise.noise_t)
     out_t = apply(target, seen.then, noise.noise_t, *_given(taus_t))
     if config.munchausen:
         out_tm1 = apply(target, seen.now, noise.noise_t, *_taus(parts, rows))
         after = munchausen_target(values, items, out_tm1, out_t, config.munchausen, config.munchausen_temperature)
     elif config.double:
+        # Both are stopped: with a core, `then` holds memories that depend on `params`.
         fixed, then = jax.lax.stop_gradient((params, then))
         after = greedy_target(values, items, out_t, apply(fixed, then, noise.noise_select, *_taus(parts, rows)))
     else:
@@ -427,6 +435,7 @@ def _bootstrap(
         # A discount of 0 leaves nothing to bootstrap: the user's number is the whole target.
         own = _custom_target(parts, params, target, items)
         after = after._replace(reward=own, discount=jnp.zeros_like(items.discount))
+    # Single items hold n-step returns already, made by the processor. Steps of sequences are summed here.
     return after if parts.memory is None else sequences.sequence_targets(after, sampled, config)
 
 
@@ -438,6 +447,7 @@ def greedy_target(values: Values, items: Transition, out_t: Array, out_select: A
     equation 4).
     """
     q = masks.apply_mask(jax.vmap(values.mean)(out_select), masks.get_mask(items.next_obs))
+    # A one-hot policy makes the greedy value an expectation, so that all losses take one form of target.
     policy = jax.nn.one_hot(reductions.argmax(q), q.shape[1], dtype=jnp.float32)
     return BootstrapTarget(items.reward, items.discount, out_t, policy, jnp.zeros(q.shape, jnp.float32))
 
@@ -455,6 +465,7 @@ def munchausen_target(
     mean = jax.vmap(values.mean)
     soft = jax.vmap(lambda q, mask: munchausen(q, temperature, mask))
     _, log_p = soft(mean(out_tm1), masks.get_mask(items.obs))
+    # The logarithm of a small probability has no bound, and would outweigh the reward.
     bonus = jnp.clip(jax.vmap(reductions.entry)(log_p, items.action), MUNCHAUSEN_CLIP, 0.0)
     policy, penalty = soft(mean(out_t), masks.get_mask(items.next_obs))
     return BootstrapTarget(items.reward + scale * bonus, items.discount, out_t, policy, penalty)
@@ -489,6 +500,7 @@ def _steps_of(parts: _Parts, sampled: Batch, *taus: PyTree) -> tuple[Transition,
         items: Transition = sampled.items
         return items, *taus, sampled.weight * items.weight
     rows = sequences.training_rows_of_sequences(sampled, parts.config)
+    # `[B, T, n] -> [B * T, n]`, in the order of the rows.
     taus_tm1, taus_t = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), taus)
     return rows.items, taus_tm1, taus_t, rows.weight * rows.items.weight
 
@@ -502,8 +514,10 @@ def _draw(parts: _Parts, key: Key, batch_size: int) -> Draws:
     noise_key, taus_key = jax.random.split(key)
     taus: Any = ((), ())
     if parts.config.values == "iqn":
+        # With a core each step that is learnt from has its own levels.
         steps = () if parts.memory is None else (parts.config.sequence,)
         taus = jax.random.uniform(taus_key, (2, batch_size, *steps, parts.config.atoms), jnp.float32)
+    # Three draws: noise shared by estimate, target and choice of the action would correlate them.
     return Draws(*(_draw_noise(parts, k) for k in jax.random.split(noise_key, 3)), *taus)
 
 
@@ -582,6 +596,7 @@ def _network(config: DQNConfig, spec: EnvSpec) -> Network:
         num_actions=spec.action_space.n,
         activation=config.activation,
         dueling=config.dueling,
+        # With iqn the network returns as many quantiles as it is given levels.
         atoms=config.atoms if config.values in ("c51", "qr") else 0,
         noisy=config.noisy,
         dtype=config.dtype,
@@ -640,6 +655,7 @@ def _apply(parts: _Parts, params: PyTree, obs: PyTree, *taus: Array) -> Any:
 def _variables(parts: _Parts, params: PyTree, noise: PyTree) -> PyTree:
     if not parts.noise:
         return params
+    # Noisy layers always read the collection; with zeros only the means of their parameters remain.
     blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), parts.noise)
     return {**params, "noise": blank if noise == () else noise}
 
@@ -729,6 +745,7 @@ def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> 
         custom.target,
         nn.initial_memory(config.core, config.core_features),
     )
+    # The shapes of the noise are those of the network's variables, for which the other parts are needed first.
     parts = blank._replace(noise=jax.eval_shape(lambda: _begin(blank, make_key(0))).get("noise", {}))
     return Agent(
         name=name,
@@ -755,6 +772,7 @@ def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> 
 
 def _init(parts: _Parts, key: Key) -> DQNState:
     config = parts.config
+    # Noise is drawn anew for each use, and is no part of the state.
     params = {name: value for name, value in _begin(parts, key).items() if name != "noise"}
     hyper = DQNHyper(*make_hyper(asdict(config), DQNHyper._fields, optional=("cql", "boltzmann")))
     # The target must be a copy: its arrays and those of `params` are all donated to the compiled loop.

@@ -39,6 +39,7 @@ def exploration_distribution(q: Array, epsilon: Array, obs: PyTree, temperature:
         if temperature is None
         else jax.nn.softmax(q / temperature)
     )
+    # Logarithms of normalised probabilities are valid logits; actions of probability 0 have minus infinity.
     return Categorical(jnp.log(epsilon * may / may.sum(axis=-1, keepdims=True) + (1 - epsilon) * likely))
 
 

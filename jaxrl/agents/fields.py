@@ -75,6 +75,7 @@ def rules_of(config: Any) -> dict[str, tuple[Rule, bool]]:
     """Return the rule of each setting of a dataclass that has one, and whether the setting may be `None`."""
     found = {}
     for name, hint in typing.get_type_hints(config, include_extras=True).items():
+        # The rule of `Real` is at the hint itself, that of `Real | None` inside of the union.
         parts = (hint, *typing.get_args(hint))
         rules = [part.__metadata__[0] for part in parts if typing.get_origin(part) is Annotated]
         if rules:

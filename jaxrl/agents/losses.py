@@ -13,6 +13,7 @@ from jaxrl.trees import Array
 
 def huber(error: Array, delta: float = 1.0) -> Array:
     """Return `error^2 / 2` up to `delta`, and its tangent beyond (Huber 1964)."""
+    # A sum in place of a select: the part up to `delta` is squared, the part beyond has the slope `delta`.
     inside = jnp.minimum(jnp.abs(error), delta)
     return 0.5 * inside**2 + delta * (jnp.abs(error) - inside)
 
@@ -30,6 +31,7 @@ def project(z: Array, p: Array, support: Array) -> Array:
     """
     chex.assert_rank([z, p, support], 1)
     step = support[1] - support[0]
+    # `[n, m]`, from each atom to each value. The share of a value falls linearly to 0 at a distance of one step.
     distance = jnp.abs(jnp.clip(z, support[0], support[-1])[None, :] - support[:, None])
     return jnp.sum(p[None, :] * jnp.clip(1 - distance / step, 0.0, 1.0), axis=1)
 
@@ -48,6 +50,7 @@ def quantile_huber(z: Array, taus: Array, target: Array) -> Array:
     equation 10).
     """
     chex.assert_rank([z, taus, target], 1)
+    # `[n, m]`: each quantile against each sample.
     error = target[None, :] - z[:, None]
     weight = jnp.abs(taus[:, None] - (error < 0))
     return jnp.sum(jnp.mean(weight * huber(error), axis=1))
@@ -60,6 +63,7 @@ def munchausen(q: Array, temperature: float, mask: Array | None = None) -> tuple
     https://arxiv.org/abs/2007.14430, section 3.
     """
     chex.assert_rank(q, 1)
+    # The mask comes after the division, by which its finite minimum could overflow to infinity.
     log_p = jax.nn.log_softmax(apply_mask(q / temperature, mask))
     policy, scaled = jnp.exp(log_p), temperature * log_p
     return policy, scaled if mask is None else jnp.where(unmask_empty_rows(mask), scaled, 0.0)
@@ -70,6 +74,7 @@ def clipped_surrogate(ratio: Array, advantage: Array, clip: Array | float) -> Ar
 
     `ratio` is the action's probability divided by its probability under the policy that chose it.
     """
+    # The minimum only ever removes gain: past the bounds, a further step earns nothing, and one back is never held up.
     return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip, 1 + clip) * advantage)
 
 
@@ -105,6 +110,7 @@ def advantage_weight(advantage: Array, beta: Array | float, most: Array | float)
 
     Peng et al. 2019, https://arxiv.org/abs/1910.00177, section 3; there, `beta` is an inverse temperature.
     """
+    # Bounded in the exponent, since the exponential itself could overflow.
     return jnp.exp(jnp.minimum(beta * advantage, jnp.log(most)))
 
 

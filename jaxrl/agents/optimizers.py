@@ -54,6 +54,7 @@ def optimizer_of(config: OptimizerConfig) -> Optimizer:
             )
     arguments: dict[str, Any] = {_SETTINGS[setting]: value for setting, value in given.items()}
     if "weight_decay" in arguments:
+        # Optax decays all parameters unless it is given a mask; a decay that the user sets spares biases and scales.
         arguments["mask"] = _kernels
     return partial(OPTIMIZERS[name], **arguments) if arguments else OPTIMIZERS[name]
 
@@ -67,6 +68,7 @@ def _kernels(params: PyTree) -> PyTree:
     """Return whether each parameter is a kernel: a matrix, and no bias or scale, which several critics have as one."""
 
     def is_kernel(path: tuple[Any, ...], x: Array) -> bool:
+        # The number of axes does not tell alone: in an ensemble, biases are matrices `[K, F]`.
         name = jax.tree_util.keystr(path[-1:], simple=True).rpartition("/")[2]
         return x.ndim > 1 and not name.startswith(("bias", "scale"))
 
@@ -93,6 +95,7 @@ def gradient_step(optimizer: Optimizer, lr_decay: int = 0, accumulate: int = 1) 
     Named optimizers treat every parameter alike, so they are given all parameters as one vector. An optimizer with a
     mask for kernels treats them differently, and one made by the user may, so these are given the tree.
     """
+    # `optimizer_of` returns a partial if there are settings beside the learning rate.
     made, arguments = (optimizer.func, optimizer.keywords) if isinstance(optimizer, partial) else (optimizer, {})
     alike = made in OPTIMIZERS.values() and "mask" not in arguments
 
@@ -106,11 +109,14 @@ def gradient_step(optimizer: Optimizer, lr_decay: int = 0, accumulate: int = 1) 
         # The global norm, over all parameters together (Pascanu et al. 2013), as in `optax.clip_by_global_norm`.
         norm = jnp.sqrt(sum(jnp.vdot(x, x) for x in gradient))
         clipped = clip_by_norm(gradient, norm, max_norm)
+        # The transformation is made anew in each step, because its learning rate is an array, which may decay or be
+        # swept.
         if alike:
             updates, opt_state = optimizer(lr).update(clipped, opt_state, flat.ravel(params))
             updates = flat.unravel(updates, params)
         else:
             updates, opt_state = optimizer(lr).update(flat.unravel(clipped, params), opt_state, params)
+        # As in `optax.apply_updates`: the sum is cast, so that parameters keep their type.
         return flat.elementwise(lambda x, change: (x + change).astype(x.dtype), params, updates), opt_state, norm
 
     return GradientStep(init, step, lr_decay, accumulate)
@@ -209,6 +215,7 @@ def accumulate(
     mean over the batch, so the result is that of the whole batch, in `1 / parts` of the memory; but batch statistics
     are those of a piece. Every leaf of the auxiliary output is `[B, ...]`. The key is consumed.
     """
+    # Statistics and other collections pass through the loss, but are not differentiated.
     params, collections = split_variables(variables)
     differentiate = jax.value_and_grad(
         lambda params, collections, batch, key: loss(join_variables(params, collections), batch, key), has_aux=True
@@ -226,6 +233,8 @@ def accumulate(
     if parts == 1:
         (value, (aux, collections)), grads = grad(params, collections, batch, key)
         return value, aux, collections, grads
+    # Each leaf is cut by its own length. Of sequences some leaves are `[B, ...]` and others `[B * T, ...]`, in the same
+    # order.
     pieces = jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
     keys = None if key is None else jax.random.split(key, parts)
 
@@ -235,6 +244,7 @@ def accumulate(
         value, grads = jax.tree.map(lambda s, x: s + x / parts, tuple(sums), (value, grads))
         return (value, grads, collections), aux
 
+    # Loss and gradient are summed up from zeros, while collections go on from one piece to the next.
     zeros = (jnp.float32(0.0), jax.tree.map(jnp.zeros_like, params), collections)
     (value, grads, collections), aux = jax.lax.scan(piece, zeros, (pieces, keys))
     return value, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), aux), collections, grads
@@ -245,6 +255,7 @@ def _gathered(grad: Callable[[PyTree, PyTree], Any], params: PyTree, batch: PyTr
     cut = jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
     (value, (aux, _)), grads = jax.vmap(grad, in_axes=(None, 0))(params, cut)
     aux = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), aux)
+    # The gradients of all leaves are averaged over the pieces in one reduction, and taken apart again.
     rows = jnp.concatenate([g.reshape(parts, -1) for g in jax.tree.leaves(grads)], axis=1).mean(axis=0)
     ends = np.cumsum([g.size // parts for g in jax.tree.leaves(grads)])
     summed = [x.reshape(g.shape[1:]) for x, g in zip(jnp.split(rows, ends[:-1]), jax.tree.leaves(grads), strict=True)]

@@ -91,6 +91,7 @@ def _build(name: str, make: Callable[..., AgentMaker], config: Any, spec: EnvSpe
     check_actions(name, spec)
     try:
         agent = make(config)(spec)
+    # These already tell the user what to change.
     except SettingsError:
         raise
     except Exception as error:

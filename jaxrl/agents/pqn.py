@@ -214,6 +214,7 @@ def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
     params, next_obs = state.params, jax.tree.map(flat, items.next_obs)
     # The largest value of the successor, not of the next observation of the rollout: at an episode's end they differ.
     v_t = largest(masks.apply_mask(_q(parts, params, next_obs), masks.get_mask(next_obs))).reshape(last.shape)
+    # Along the time of one environment, so mapped over axis 1 of `[T, N]`.
     returns = jax.vmap(partial(lambda_returns, lambda_=state.hyper.q_lambda), in_axes=1, out_axes=1)
     target = returns(items.reward, items.discount, last, v_t)
     return jax.tree.map(flat, Target(items.obs, items.action, target, jnp.asarray(items.weight)))
@@ -248,6 +249,7 @@ def _loss(
 ) -> tuple[Array, tuple[tuple[Array, Array], PyTree]]:
     """Return the mean loss, errors and greedy values `[B]`, and the network's collections."""
     q, collections = nn.forward(parts.network, params, masks.for_policy(items.obs), key=key)
+    # Targets were formed once, before the first update on the rollout, by the parameters of that time.
     error = items.target - jax.vmap(entry)(q, items.action)
     loss = squared(error)
     if parts.extra_loss is not None:

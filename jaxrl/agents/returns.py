@@ -22,6 +22,7 @@ def last_steps(items: Transition) -> Array:
     was taken), or the next step must not be learnt from.
     """
     worthless = jnp.asarray(items.weight) == 0
+    # Shifted by one: a step is the last one if the next begins an episode or is invalid.
     starts = jnp.asarray(items.is_first, bool) | worthless
     return jnp.asarray(items.is_last, bool) | jnp.concatenate([starts[1:], jnp.zeros_like(starts[:1])])
 
@@ -41,6 +42,7 @@ def gae(r_t: Array, discount_t: Array, last_t: Array, v_tm1: Array, v_t: Array, 
       lambda_: scalar in `[0, 1]`.
     """
     chex.assert_rank([r_t, discount_t, last_t, v_tm1, v_t], 1)
+    # The bootstrap is in the errors themselves, also at a last step, which only lets no later error through.
     return _backwards(r_t + discount_t * v_t - v_tm1, discount_t * lambda_ * (1 - last_t))
 
 
@@ -54,6 +56,7 @@ def lambda_returns(r_t: Array, discount_t: Array, last_t: Array, v_t: Array, lam
     chex.assert_rank([r_t, discount_t, last_t, v_t], 1)
     # Nothing follows the rollout's last step, even if its episode goes on.
     further = lambda_ * (1 - last_t.at[-1].set(True))
+    # At a last step `further` is 0, and the bootstrap has the whole weight.
     return _backwards(r_t + discount_t * (1 - further) * v_t, discount_t * further)
 
 
@@ -76,7 +79,9 @@ def steps_ahead(r_t: Array, discount_t: Array, last_t: Array, n: int) -> Ahead:
     chex.assert_rank([r_t, discount_t, last_t], 1)
     steps = jnp.arange(r_t.shape[0], dtype=jnp.int32)
     reward, discount, step, on = r_t, discount_t, steps, ~last_t
+    # All returns grow by one step at a time, as long as they are `on`.
     for i in range(1, min(n, r_t.shape[0])):
+        # Past the end the index stays at the last step, and the return is switched off.
         later = jnp.minimum(steps + i, r_t.shape[0] - 1)
         on = on & (steps + i == later)
         reward = jnp.where(on, reward + discount * r_t[later], reward)
@@ -128,7 +133,9 @@ def vtrace(
     chex.assert_rank([r_t, discount_t, last_t, v_tm1, v_t, rho_tm1], 1)
     delta = r_t + discount_t * v_t - v_tm1
     further = discount_t * lambda_ * (1 - last_t)
+    # `rho` scales the error of a step, `c` how much of the later errors passes back through it.
     x = _backwards(jnp.minimum(rho_clip, rho_tm1) * delta, further * jnp.minimum(c_clip, rho_tm1))
+    # `x[1:]` is `vs_t - v_t`, so the sum turns the bootstrap in `delta` from `v_t` to `vs_t`, by the share lambda.
     return VTrace(v_tm1 + x, delta + further * jnp.append(x[1:], 0.0))
 
 
@@ -140,6 +147,7 @@ def _backwards(terms: Array, factors: Array) -> Array:
     """
 
     def follow(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
+        # A pair `(a, b)` is the map from `x` to `a + b x`; the later one is applied first.
         return earlier[0] + earlier[1] * later[0], earlier[1] * later[1]
 
     return jax.lax.associative_scan(follow, (terms, factors), reverse=True)[0]

@@ -372,8 +372,10 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
     else:
         # A whole population shares one scalar counter, so this stays a `cond` under `vmap`, and the work is skipped.
         due = (opt_step + 1) % config.policy_interval == 0
+        # Both branches of a `cond` must return the same structure.
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(improve, state)[1])
         state, policy_metrics = jax.lax.cond(due, improve, lambda state: (state, none), state)
+        # The zeros of a skipped update are no measurement.
         measured = {name: stat(value, due) for name, value in policy_metrics.items()}
     return state, {**metrics, **measured, "temperature": temperature}, priorities
 
@@ -396,6 +398,7 @@ def _improve_policy(
         state.policy,
         state.opt_state.policy,
         (
+            # As sampled, and not as seen: the policy's memories are recomputed under its gradient.
             batch.items.obs,
             batch.items.is_first,
             deviation,
@@ -415,6 +418,7 @@ def _improve_policy(
         slope = temperature * shards.pmean(jnp.mean((entropy - wanted) * rows.items.weight))
         log_temperature, opt_state, _ = ADAM.step(
             log_temperature,
+            # The gradient of one parameter in the form of `ravel`.
             [slope[None]],
             opt_state,
             optimizers.decayed(hyper.temperature_lr, config.lr_decay, opt_step),
@@ -436,6 +440,7 @@ def _policy_loss(
     seen = critics.observe_before(parts, obs, is_first, policy, critic)
     outputs, collections = forward(parts.networks.policy, policy, critics.to_policy(seen), key=key)
     distribution = _distribution(parts, outputs, seen)
+    # Critics and temperature are constants here; gradients reach the policy through its action and its entropy.
     value, entropy = _soft_value(parts, parts.policy_values, distribution, critic, temperature, seen, deviation)
     loss = -value
     if parts.extra_policy_loss is not None:
@@ -501,6 +506,7 @@ def _soft_value(
     if isinstance(parts.spec.action_space, Discrete):
         q, entropy = pool(critics.apply_critics(parts.networks.critic, critic, obs)), policy.entropy()
         return soft_value(q, entropy, temperature, jax.nn.softmax(cast(Any, policy).logits)), entropy
+    # Critics take the squashed action. Its density is computed from the raw one, since `tanh` is hard to invert near 1.
     raw = cast(TanhGaussian, policy).at(deviation)
     entropy = -policy.log_prob(raw)
     return soft_value(
@@ -517,6 +523,7 @@ def _targets(parts: Parts, items: Transition, rows: Transition, v_t: Array, bonu
         return rows.reward[:, None] + rows.discount[:, None] * v_t
     if parts.memory is None:
         return rows.reward + rows.discount * v_t
+    # The entropy bonus moves into the reward, so that it is discounted and summed up with it; the value is left bare.
     one = Bootstrap(rows.reward + rows.discount * bonus, rows.discount, v_t - bonus)
     after = sequences.sequence_targets(one, items, parts.config)
     return after.reward + after.discount * after.value
@@ -541,6 +548,7 @@ def _target_entropy(parts: Parts, usual: Array, obs: PyTree) -> Array:
     Compared with the value in the state, which a population may override.
     """
     mask = get_mask(obs)
+    # A target that the user set stays as it is. With a single action the entropy below would be divided by 0.
     if mask is None or parts.config.target_entropy or mask.shape[-1] == 1:
         return usual
     # Entropy of the uniform policy over the allowed actions, as a share of that over all.
@@ -575,10 +583,13 @@ def _sampled_actions(parts: Parts, policy: PyTree, seen: Views, key: Key) -> Sam
     actions, densities = [uniform], [jnp.full(shape[:2], -size * math.log(2), jnp.float32)]
     for obs, key in zip(seen, keys, strict=True):
         outputs = cast(Array, parts.networks.policy.apply(policy, critics.to_policy(obs)))
+        # `[R, 1, D]`, which broadcasts against `S` actions in each row. All rivals are valued before the step,
+        # whichever policy they come from.
         distribution = cast(TanhGaussian, parts.head.distribution(outputs[:, None]))
         raw = distribution.at(jax.random.normal(key, shape, jnp.float32))
         actions.append(jnp.tanh(raw))
         densities.append(distribution.log_prob(raw))
+    # With the logarithm of their number, `conservative_gap` turns the sum over samples into a mean.
     action = jnp.concatenate(actions, axis=1)
     return SampledActions(action, jnp.concatenate(densities, axis=1) + math.log(action.shape[1]))
 
@@ -593,11 +604,13 @@ def _act(parts: Parts, state: SACState, obs: PyTree, key: Key | None, opt_step: 
         # Critics have memories too, and must see each step to have them when they learn.
         memories = critics.next_memories(parts, obs, state.policy, state.critic if state.critic else ())
         return parts.head.to_env(raw), {"memory": memories}
+    # A greedy action uses no noise, and leaves its memory as it is.
     if key is None or mode == "exploit":
         return parts.head.to_env(distribution.mode()), {"memory": obs.memory} if isinstance(obs, RecurrentObs) else ()
     if not isinstance(obs, RecurrentObs):
         return parts.head.to_env(distribution.sample(key)), ()
-    # Each action still follows the policy's distribution; only successive actions of an episode are correlated.
+    # In the long run each action still follows the policy's distribution, and only successive ones are correlated. An
+    # episode's first ones are nearer to the mean, because the memory begins at 0.
     after = critics.correlated_noise(
         state.hyper.noise_memory, obs.memory, jax.random.normal(key, obs.memory.shape, jnp.float32)
     )
@@ -695,6 +708,7 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
         custom.extra_policy_loss,
         _policy_values(config),
     )
+    # The memory of the exploration noise is the noise of the step before, and 0 at an episode's start.
     noise = jnp.zeros(critics.space_size(cast(Box, spec.action_space)), jnp.float32) if config.noise_memory else None
     with_critics = lambda state: state._replace(target=(), log_temperature=(), opt_state=())
     return Agent(
@@ -712,6 +726,7 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
             keep_critic=with_critics,
         ),
         fns=AgentFns(
+            # Actors need critics with memories, which acting carries on, see `_act`.
             publish=None if memories is None else with_critics,
         ),
         info=AgentInfo(

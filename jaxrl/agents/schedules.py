@@ -119,6 +119,7 @@ def read_schedule(text: str) -> Schedule:
     """
     kind, _, rest = text.strip().partition("(")
     words = [word.strip() for word in rest.removesuffix(")").split(",")]
+    # `warmup=` can only come last.
     warmup = words.pop().removeprefix("warmup=") if words[-1].startswith("warmup=") else "0"
     values = [parse_float(word) for word in words]
     if kind not in KINDS or not rest.endswith(")") or len(values) != (1 if kind == "constant" else 3) or None in values:
@@ -148,6 +149,7 @@ def with_schedules(settings: Mapping[str, Any], old: Iterable[str] = ()) -> dict
     lines = [before] if isinstance(before, str) else before
     if not isinstance(lines, list | tuple):
         raise SettingsError(f"agent.schedules is {lines!r}; expected a list, as in [lr=linear(1e-3,0,10000)]")
+    # Whatever is given replaces an old schedule of the same name: a number above, another schedule here.
     kept = [line for line in lines if name_of(line) not in given]
     return {**rest, "schedules": (*kept, *(f"{name}={value}" for name, value in given.items()))}
 
@@ -202,6 +204,7 @@ def follow(agent: Agent) -> Agent:
 
     def update(state: PyTree, batch: Batch, key: Key, opt_step: Array) -> tuple[PyTree, Metrics, Array]:
         state, metrics, priorities = agent.update(at(state, opt_step), batch, key, opt_step)
+        # The agent's own metrics come last: of the same name, as `epsilon`, they are what was in effect.
         return state, {**{name: schedule(opt_step) for name, schedule in schedules.items()}, **metrics}, priorities
 
     policy_fns = agent.policy_fns
@@ -223,6 +226,7 @@ def follow(agent: Agent) -> Agent:
 def _require_known(agent: Agent, schedules: Mapping[str, Schedule]) -> None:
     state = jax.eval_shape(agent.init, jax.eval_shape(lambda: make_key(0)))
     hyper = state.hyper._asdict() if isinstance(state, Tunable) else {}
+    # An option that is off is `()` in the state, and has nothing to set.
     known = [name for name, value in hyper.items() if isinstance(value, jax.ShapeDtypeStruct)]
     known += [name for name, fields in ALIASES.items() if set(fields) <= {*known}]
     for name in schedules:

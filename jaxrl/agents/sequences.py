@@ -102,8 +102,10 @@ def memories_of(
     early, late = slice(burn_in), slice(burn_in, None)
     before, behind = (jax.tree.map(lambda x, part=part: x[:, part], (seen, is_first)) for part in (early, late))
     if burn_in:
+        # With constant parameters nothing of the burn-in is differentiated; its stored memories are data.
         first, _ = _follow(network, jax.lax.stop_gradient(variables), blank, first, *before)
     _, made = _follow(network, variables, blank, first, *behind)
+    # `[T, B, ...] -> [B * T, ...]`, the order of all other rows.
     flat: tuple[PyTree, PyTree] = jax.tree.map(lambda x: _flat(jnp.moveaxis(x, 0, 1)), made)
     return flat
 
@@ -114,10 +116,12 @@ def _follow(
     """Run the core over `seen` `[B, T]`; return its last memory, and those before and after each step, `[T, B, ...]`"""
     rows, steps = is_first.shape
     apply = partial(cast(Any, network).apply, variables)
+    # The torso needs no order, so all steps pass it as one batch.
     hidden = apply(jax.tree.map(_flat, seen), method="apply_torso")
 
     def advance(memory: PyTree, hidden: Array) -> tuple[PyTree, PyTree]:
         after = apply(memory, hidden, method="step_core")
+        # `unroll` has reset this memory where an episode begins, so it is the one that the step was taken with.
         return after, (memory, after)
 
     by_time = jnp.moveaxis(hidden.reshape(rows, steps, -1), 1, 0)

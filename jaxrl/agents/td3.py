@@ -188,8 +188,7 @@ def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> 
     check_actions(name, spec)
     space = cast(Box, spec.action_space)
     size = critics.space_size(space)
-    # `distribution` of this head returns the action itself, from -1 to 1, and not a distribution.
-    # The policy is deterministic: its head squashes the outputs, and has no distribution to sample from.
+    # The policy is deterministic: `distribution` of its head returns the action itself, from -1 to 1.
     head = Head(size, cast(Any, jnp.tanh), partial(to_box, space))
     networks = critics.build_networks(config, custom, spec, head)
     parts = Parts(config, networks, custom.gradient_step, spec, head, None, custom.extra_loss, custom.extra_policy_loss)
@@ -233,6 +232,7 @@ def _act(parts: Parts, state: TD3State, obs: PyTree, key: Key | None, opt_step: 
     action, to_env = _policy(parts, state.policy, obs), parts.head.to_env
     if key is None or mode == "exploit":
         return to_env(action), {"memory": obs.memory} if isinstance(obs, RecurrentObs) else ()
+    # Noise may carry actions beyond their bounds, to which `to_env` clips them.
     noise = jax.random.normal(key, action.shape, jnp.float32)
     if not isinstance(obs, RecurrentObs):
         return to_env(action + state.hyper.noise * noise), ()
@@ -287,17 +287,20 @@ def _move_policy(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step
         policy=policy.variables,
         opt_state=state.opt_state._replace(policy=policy.opt_state),
         target_policy=polyak_update(state.target_policy, policy.variables, hyper.tau),
+        # Both targets move together with the policy, as in algorithm 1 of TD3.
         target_critic=polyak_update(state.target_critic, state.critic, hyper.tau),
     )
 
 
 def _value(parts: Parts, critic: PyTree, obs: PyTree, action: Array) -> Array:
     """Return the first critic's values `[B]` of actions from -1 to 1, `[B, D]`."""
+    # The minimum is for targets alone; the policy follows one critic, as in algorithm 1.
     return cast(Array, parts.networks.critic.apply(critic, critics.to_critic(obs), action))[0, :, 0]
 
 
 def value_weight(q: Array, weight: Array, alpha: Array) -> Array:
     """Return `alpha` divided by the weighted mean of `|q|` `[B]` (equation 5 of TD3+BC)."""
+    # One weight for the whole batch, and so for all of its shards and pieces.
     count, size = shards.psum((jnp.sum(weight), jnp.sum(weight * jnp.abs(q))))
     return alpha * count / jnp.maximum(size, 1e-6)
 

@@ -69,8 +69,10 @@ def update_return_bounds(reach: ReturnBounds, items: Transition) -> ReturnBounds
     The bounds only widen: one large reward widens them for good, and the first reward of a sparse task stretches the
     support.
     """
+    # For a return over `n` steps, `discount` is that of all of them, and the bound is the same.
     rest = jnp.where(items.discount < 1, 1 - items.discount, ENDLESS)
     bound = jnp.where(jnp.asarray(items.weight) > 0, items.reward / rest, 0.0)
+    # All shards must have the same support.
     low, high = shards.pmin(bound.min()), shards.pmax(bound.max())
     return ReturnBounds(jnp.minimum(reach.low, low), jnp.maximum(reach.high, high))
 
@@ -118,6 +120,7 @@ def _evenly(low: float | Array, high: float | Array, count: int) -> np.ndarray |
     """Return `count` numbers from `low` to `high`, both ends exact; a constant where the ends are."""
     if not isinstance(low, jax.Array) and not isinstance(high, jax.Array):
         return np.linspace(low, high, count, dtype=np.float32)
+    # A weighted mean of the ends gives both of them without rounding.
     share = np.linspace(0.0, 1.0, count, dtype=np.float32)
     return low * (1 - share) + high * share
 
@@ -125,6 +128,7 @@ def _evenly(low: float | Array, high: float | Array, count: int) -> np.ndarray |
 def _c51_loss(support: np.ndarray | Array, chosen: Array, taus: Array, after: BootstrapTarget) -> tuple[Array, Array]:
     target = losses.project(*_foretold(support, after), jnp.asarray(support, jnp.float32))
     loss = losses.cross_entropy(chosen, target)
+    # Cross-entropy less the entropy of the target, which is their KL divergence. Rounding may take it below 0.
     return loss, jnp.maximum(loss + jnp.sum(jax.scipy.special.xlogy(target, target)), 0.0)
 
 
@@ -146,6 +150,7 @@ def quantiles(atoms: int) -> Values:
 
 
 def _quantile_loss(chosen: Array, taus: Array, after: BootstrapTarget) -> tuple[Array, Array]:
+    # Quantiles are averaged level by level: exact for a greedy policy, an approximation for the soft one of Munchausen.
     z_t = after.policy @ (after.out - jnp.reshape(after.penalty, (-1, 1)))
     target = after.reward + after.discount * z_t
     return losses.quantile_huber(chosen, taus, target), target.mean() - chosen.mean()

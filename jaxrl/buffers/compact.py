@@ -87,6 +87,7 @@ class CompactRows:
         rows = next(iter(obs.values())).shape[0]
         successors = {w: jnp.concatenate([x, next_obs[w]]) for w, x in self.waiting.items()}
         decided, waiting = ({w: x[part] for w, x in successors.items()} for part in (slice(rows), slice(rows, None)))
+        # `decided` and `obs` are aligned: entry `i` of the one should equal entry `i` of the other.
         link, place = self._place_ends(decided, obs)
         tails = self.tails.write(Tail(link, _drop_obs(items)), start)
         # One array holds `[rows | pending | ends]`, so that each part is written in place and a sample is a single
@@ -108,6 +109,7 @@ class CompactRows:
             tails=tails,
             seen=seen,
             waiting=waiting,
+            # Owned by the row that holds the link, which is that of the observation and not of the transition.
             owner=self.owner.at[place].set(start + jnp.arange(rows, dtype=jnp.int32), mode="drop", unique_indices=True),
             newest=start + rows - 1,
             next_end=(self.next_end + jnp.sum(link != 0, dtype=jnp.int32)) % self.owner.shape[0],
@@ -126,6 +128,7 @@ class CompactRows:
             both = self.seen.read(jnp.concatenate([index, place]))  # one gather instead of two
             return *_split_rows(both, size), jnp.ones(place.shape, bool)
         rows, apart = len(self), place >= len(self)
+        # Row 0 stands for what is stored whole, so that the gather is in bounds; the last line selects.
         both, known = self.seen.read(jnp.concatenate([index, jnp.where(apart, 0, place)]), self.newest)
         obs, stacks = _split_rows(both, size)
         known, known_after = _split_rows(known, size)
@@ -139,6 +142,7 @@ class CompactRows:
     def _place_ends(self, successors: dict[str, Array], obs: dict[str, Array]) -> tuple[Array, Array]:
         """Return the links of a block, and the index of the end for each successor; `M` or more: it needs none."""
         size = self.owner.shape[0]
+        # As words, and so bit by bit: NaN equals itself, and 0 differs from -0.
         ended = jnp.any(jnp.stack([(successors[w] != obs[w]).any(axis=1) for w in obs]), axis=0)
         count = jnp.cumsum(ended, dtype=jnp.int32)
         place = (self.next_end + count - 1) % size
@@ -155,11 +159,14 @@ class CompactRows:
         0, in which case the successor does not matter.
         """
         rows = len(self)
+        # Age 0 is the newest row. What decides about a row's successor is stored `lag` rows after it.
         age, after = (self.newest - index) % rows, (index + self.lag) % rows
         link = self._links(after)
         pending, ended = age < self.lag, link > 0
         # Rows are reused, so an end is valid only if it still belongs to the row that links to it.
         lost = ~pending & ended & (self.owner.at[jnp.maximum(link - 1, 0)].get(mode="promise_in_bounds") != after)
+        # In order of precedence: pending, lost (the item's own observation stands in), an end, the observation `lag`
+        # rows later.
         place = jnp.where(ended, rows + self.lag + link - 1, after)
         place = jnp.where(pending, rows + self.lag - 1 - age, jnp.where(lost, index, place))
         obs, next_obs, known = self._observations(index, place)

@@ -43,10 +43,12 @@ class Dataset(NamedTuple):
     def episode(self) -> np.ndarray:
         """Index of each step's episode, int32 `[R]`."""
         done = self.terminated | self.truncated
+        # An episode's number is that of the ends before it, hence the shift by a step.
         return np.concatenate([[0], np.cumsum(done)[:-1]]).astype(np.int32)
 
     def where(self, rows: np.ndarray) -> "Dataset":
         """Return the steps where `rows` `[R]` is true, which must be complete episodes."""
+        # All arrays: the first field is the spec, the last one the settings.
         kept: Any = jax.tree.map(lambda x: x[rows], self[1:-1])
         return Dataset(self.spec, *kept)._replace(settings=self.settings)
 

@@ -76,12 +76,15 @@ class Frames:
     def read(self, index: Array, newest: Array) -> tuple[PyTree, Array]:
         """Return the observations at rows `index` `[B]` and which are known; `newest` is the last row written."""
         depth = self.depth.at[index].get(mode="promise_in_bounds")
+        # A depth of `-count - 1` means that all frames are in rows again, though the episode's start is not: nothing
+        # repeats.
         reach = jnp.where(depth < 0, self.count - 1, depth)
         # Distances in rows from the newest frame, oldest first; clipping to `reach` repeats the episode's first frame.
         back = (
             jnp.minimum(jnp.arange(self.count - 1, -1, -1, dtype=jnp.int32)[None], reach[:, None])
             * self.last_depth.shape[0]
         )
+        # Both rings move on together, so a frame is as far behind `head` as its row is behind `newest`.
         age = (newest - index) % self.rows
         place = (self.head - age[:, None] - back) % len(self.single)
         frames = self.single.read(place.reshape(-1))

@@ -164,7 +164,9 @@ def _sample(parts: _Parts, state: HindsightState, key: Key, pushes: Array, opt_s
     count = count_later_steps(state, batch.index) + 1
     # `later_share` times `count` may round up to `count`, one step too far.
     steps = jnp.minimum((later_share * count).astype(jnp.int32), count - 1)
+    # A later step is read by its place alone; priorities do not matter.
     ring = state.ring.rows if isinstance(state.ring, PrioritisedState) else state.ring
+    # 0 steps later is the step itself: its goal is then what it achieved.
     later: Transition = ring.read(_later_row(state, batch.index, steps))
     new = _relabel(batch.items, _env_obs(later.next_obs)["achieved_goal"], state.discount, parts.goal)
     return batch._replace(items=tree_where(coin < parts.share, new, batch.items))
@@ -177,8 +179,10 @@ def count_later_steps(state: HindsightState, index: Array) -> Array:
     of the episode and nowhere beyond it, so a binary search finds the end.
     """
     stride, steps = state.last_age.shape[0], state.age.shape[0] // state.last_age.shape[0]
+    # Beyond the newest step the ring holds its oldest ones, whose ages could match by chance.
     most, start = (state.newest - index // stride) % steps, state.age.at[index].get(mode="promise_in_bounds")
     found = jnp.zeros_like(index)
+    # Powers of two from the largest down; each is added if the step that far ahead is of the same episode.
     for bit in reversed(range(steps.bit_length())):
         tried = found + (1 << bit)
         age = state.age.at[_later_row(state, index, tried)].get(mode="promise_in_bounds")

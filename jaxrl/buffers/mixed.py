@@ -60,6 +60,7 @@ def _init(parts: _Parts, example: PyTree, rows: int, lag: int = 0, stride: int =
     if isinstance(example, Transition) and not jax.tree.leaves(example.extras):
         items = items._replace(extras=example.extras)
     require_same("demos: a demonstration", row_struct(items), "a transition of the environment", example)
+    # All demonstrations are one block, written by a single push.
     empty = parts.demos.init(row_struct(items), parts.rows)
     return MixedState(parts.ring.init(example, rows, lag, stride), parts.demos.push(empty, items, jnp.uint32(0)))
 
@@ -67,6 +68,7 @@ def _init(parts: _Parts, example: PyTree, rows: int, lag: int = 0, stride: int =
 def _sample(parts: _Parts, state: MixedState, key: Key, pushes: Array, opt_step: Array) -> Batch:
     ring_key, demo_key = jax.random.split(key)
     ring = parts.ring.sample(state.ring, ring_key, pushes, opt_step)
+    # Their buffer has seen one push, however many went to the ring.
     demos = parts.demos.sample(state.demos, demo_key, jnp.uint32(1), opt_step)
     both: Batch = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), ring, demos)
     return both

@@ -155,6 +155,7 @@ def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: A
     held = settings.ring.push(state.rows, items, pushes)
     rows = jax.tree.leaves(items)[0].shape[0]
     start = block_start(len(held), rows, pushes)
+    # To the power of `alpha` already, like all numbers in the trees.
     new = jnp.broadcast_to(state.highest, (rows,))
     # Groups that the block touches; a block not aligned to groups touches up to two more than it fills.
     groups = jnp.minimum(start // FANOUT + jnp.arange(rows // FANOUT + 2, dtype=jnp.int32), (len(held) - 1) // FANOUT)
@@ -185,6 +186,8 @@ def _sample(settings: _Settings, state: PrioritisedState, key: Key, pushes: Arra
         children = numbers.reshape(-1, FANOUT).at[index].get(mode="promise_in_bounds")
         index = index * FANOUT + _choose_child(children, u)
     p = state.sums[0].at[index].get(mode="promise_in_bounds")
+    # Importance weights are `1 / (R P)`. Divided by the largest one, they lose the number of items and the sum of
+    # priorities, and `min p / p` remains.
     least = state.least[-1].min() if settings.over_all else p.min()
     if shards.is_sharded():  # each shard samples its own items, so probabilities are relative to the shard's sum
         total = state.sums[-1].sum()
@@ -208,6 +211,7 @@ def _choose_child(numbers: Array, u: Array) -> Array:
 def _reprioritise(settings: _Settings, state: PrioritisedState, index: Array, priority: Array) -> PrioritisedState:
     known = priority >= 0
     powers = jnp.clip((priority + settings.epsilon) ** settings.alpha, MIN_PRIORITY, MAX_PRIORITY)
+    # The power of a negative number is NaN, and is not selected.
     new = jnp.where(known, powers, state.sums[0].at[index].get(mode="promise_in_bounds"))
 
     def write(tree: Tree, combine: Callable[..., Array]) -> Tree:
@@ -231,6 +235,7 @@ def _level_sizes(items: int) -> tuple[int, ...]:
     """Return the size of each level for `items` items, bottom up, each a multiple of `FANOUT`."""
     sizes = [-(-items // FANOUT) * FANOUT]
     while sizes[-1] > FANOUT:
+        # An entry for each group of the level below, padded to whole groups again.
         sizes.append(-(-sizes[-1] // FANOUT**2) * FANOUT)
     return tuple(sizes)
 

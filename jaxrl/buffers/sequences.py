@@ -60,6 +60,7 @@ def sample_starts(sequences: SequenceLayout, key: Key, count: int, pushes: Array
     is written next. The key is consumed.
     """
     steps, blocks, per_push = held // sequences.stride, held // rows, rows // sequences.stride
+    # In a full ring, the block that is written next is the oldest.
     oldest = jnp.where(pushes < blocks, 0, pushes % blocks).astype(jnp.int32) * per_push
     last = oldest + jnp.minimum(pushes, blocks).astype(jnp.int32) * per_push - sequences.length
     # Starts are the multiples of `interval` from `oldest` to `last`. If `last` is beyond the end of the ring, those of
@@ -68,6 +69,7 @@ def sample_starts(sequences: SequenceLayout, key: Key, count: int, pushes: Array
     ahead = jnp.minimum(last, steps - 1) // sequences.interval + 1 - first
     behind = jnp.where(last >= steps, (last - steps) // sequences.interval + 1, 0)
     drawn = below(key, (count,), (ahead + behind) * sequences.stride).astype(jnp.int32)
+    # Starts are the same in all environments, which therefore only multiply their number.
     turn, env = drawn // sequences.stride, drawn % sequences.stride
     place = jnp.where(turn < ahead, first + turn, turn - ahead) * sequences.interval
     return place * sequences.stride + env
@@ -77,9 +79,11 @@ def completed_sequences(sequences: SequenceLayout, held: int, rows: int, pushes:
     """Return the rows `[rows]` whose sequences push number `pushes` (from 0) may complete, and whether it does."""
     steps, per_push = held // sequences.stride, rows // sequences.stride
     block = (pushes % (held // rows)).astype(jnp.int32) * per_push
+    # Each new step may complete the sequence that began `length - 1` steps before it.
     start = block + jnp.arange(per_push, dtype=jnp.int32) - (sequences.length - 1)
     place = start % steps
     oldest = block + per_push - steps  # earlier starts have been overwritten by the same block
+    # Negative starts are those of the ring's previous round, which is there once all blocks have been written.
     whole = ((start >= 0) | (pushes >= held // rows)) & (start >= oldest) & (place % sequences.interval == 0)
     index = place[:, None] * sequences.stride + jnp.arange(sequences.stride, dtype=jnp.int32)[None]
     return index.reshape(-1), jnp.repeat(whole, sequences.stride)

@@ -87,6 +87,7 @@ def uniform(
 
 
 def _shard(make: Callable[[int, int], Buffer], capacity: int, batch_size: int, shards: int) -> Buffer:
+    # The batch divides without a remainder, which strategies check; the capacity is rounded up.
     return make(-(-capacity // shards), batch_size // shards)
 
 
@@ -118,6 +119,7 @@ def _init(
 
 
 def _push(ring: Ring, items: PyTree, pushes: Array) -> Ring:
+    # First, since a wrong structure would make the number of rows meaningless.
     packing.check_items(ring.layout, items)
     rows = jax.tree.leaves(items)[0].shape[0]
     if rows != ring.block:
@@ -139,6 +141,7 @@ def num_items(ring: Ring, pushes: Array) -> Array:
 
 
 def _sample(batch_size: int, ring: Ring, key: Key, pushes: Array, opt_step: Array) -> Batch:
+    # The ring fills from row 0 on, so the items are always the first rows.
     return read_batch(ring, below(key, (batch_size,), num_items(ring, pushes)).astype(jnp.int32))
 
 

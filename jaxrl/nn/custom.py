@@ -47,6 +47,7 @@ def takes_train(network: Network) -> bool:
         return takes_train(network.member)
     if isinstance(network, FromNNX):
         return bool(network.stats.names or jax.tree.leaves(network.rngs))
+    # `apply` of a Linen module takes any arguments; those of `__call__` are the module's own.
     call = type(network).__call__ if isinstance(network, nn.Module) else network.apply
     try:
         return "train" in inspect.signature(call).parameters
@@ -148,6 +149,7 @@ def _check_training(
         raise SettingsError(f"{name}: the network cannot be called with {taken}: {_first_line(error)}") from error
     _check_outputs(out, name, taken, outputs)
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+    # The training loop carries the variables, so their shapes and types must not change.
     before, after = shapes(split_variables(variables)[1]), shapes(dict(collections))
     if before != after:
         raise SettingsError(
@@ -159,6 +161,7 @@ def _check_training(
 def _check_outputs(out: Any, name: str, taken: str, outputs: Sequence[Output]) -> None:
     """Raise `SettingsError` unless `out` are the required `outputs`."""
     found = list(out) if isinstance(out, tuple | list) and len(outputs) > 1 else [out]
+    # Such as the next memory of an actor-critic without a core.
     while len(found) > len(outputs) and not jax.tree.leaves(found[-1]):
         found.pop()
     if len(found) != len(outputs) or not all(map(_matches, found, outputs)):
@@ -267,6 +270,7 @@ class FromNNX(NamedTuple):
         """Initialise the variables, by name. The key is consumed."""
         from flax import nnx
 
+        # Keys and counts of random numbers are not kept: each call makes its own, see `_streams`.
         params, stats, _ = nnx.state(self.make(nnx.Rngs(key)), nnx.Param, nnx.BatchStat, ...)
         variables = {"params": self.params.name(params)}
         return {**variables, "batch_stats": self.stats.name(stats)} if self.stats.names else variables
@@ -284,11 +288,13 @@ class FromNNX(NamedTuple):
         from flax import nnx
 
         params, stats = self.params.state(variables["params"]), self.stats.state(variables.get("batch_stats", {}))
+        # Acting draws nothing from them, but the module is not complete without its streams.
         streams = self._streams(rngs["dropout"] if rngs else make_key(0))
         module = nnx.merge(self.learning if train else self.acting, params, stats, streams)
         out = module(*args)
         if not train:
             return out
+        # The call has changed the module's statistics in place; here they become an output.
         made = {"batch_stats": self.stats.name(nnx.state(module, nnx.BatchStat))} if self.stats.names else {}
         return out, made
 
@@ -325,6 +331,7 @@ def from_nnx(make: Callable[[Any], Any]) -> FromNNX:
         raise SettingsError(f"from_nnx: the module cannot be made: {_first_line(error)}") from error
     if not isinstance(module, nnx.Module):
         raise SettingsError(f"from_nnx: make returned {type(module).__name__}; expected a module of flax.nnx")
+    # The last one collects all other state, which has no place in a network and is refused below.
     kinds = (nnx.Param, nnx.BatchStat, nnx.RngState, ...)
     # The mode is a static attribute of submodules, so there are two graph definitions over the same variables.
     module.train()

@@ -68,6 +68,7 @@ class NoisyDense(nn.Module):
         shape, bound = (x.shape[-1], self.features), x.shape[-1] ** -0.5
         middle = lambda key, shape: jax.random.uniform(key, shape, jnp.float32, -bound, bound)
         scale = nn.initializers.constant(self.std * bound)
+        # Zeros at initialisation, and at each call whatever noise the caller has put into the collection.
         zeros = lambda name, size: self.variable("noise", name, jnp.zeros, size, jnp.float32).value
         # Equations 10 and 11 of the paper: noise of the kernel is the outer product of f(e) = sign(e) sqrt(|e|) of the
         # inputs' and the outputs' noise.
@@ -105,14 +106,20 @@ class BatchNorm(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, size, jnp.float32)[None]
         if not train:
             return (x - mean.value[None]) * jax.lax.rsqrt(var.value[None] + BATCH_NORM_EPS) * scale + bias
+        # Over the rows of one call: of a shard, or of a piece of its batch. `gradient_update` averages the running
+        # statistics of all shards.
         mean_b, var_b = x.mean(0), x.var(0)
         normed = (x - mean_b[None]) * jax.lax.rsqrt(var_b[None] + BATCH_NORM_EPS)
         if count is not None:
             std, std_b = jnp.sqrt(var.value + BATCH_NORM_EPS), jnp.sqrt(var_b + BATCH_NORM_EPS)
+            # With these, algorithm 1 normalises by the running statistics:
+            # `(x - mean_b) / std_b * r + d = (x - mean) / std`.
             r, d = std_b / std, (mean_b - mean.value) / std
+            # Before, the running statistics lag too far behind, and this is plain batch normalisation.
             begun = count.value >= RENORM_AFTER
             r = jnp.where(begun, jnp.clip(r, 1 / RENORM_SCALE, RENORM_SCALE), 1.0)
             d = jnp.where(begun, jnp.clip(d, -RENORM_SHIFT, RENORM_SHIFT), 0.0)
+            # The corrections are constants: gradients pass through the statistics of the batch alone.
             normed = normed * jax.lax.stop_gradient(r)[None] + jax.lax.stop_gradient(d)[None]
             count.value = count.value + 1
         # The variance, as in CrossQ's code; the paper averages the standard deviation.

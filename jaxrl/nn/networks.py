@@ -38,6 +38,7 @@ class QNetwork(nn.Module):
     @nn.compact
     def __call__(self, obs: PyTree, taus: Array | None = None) -> Array:
         options: dict[str, Any] = {"layer_norm": self.layer_norm, "noisy": self.noisy, "dtype": self.dtype}
+        # With quantile levels, the last layer comes behind their embedding.
         widths = self.features if taus is None else self.features[:-1]
         torso = make_torso(self.torso, self.observation_space, widths, self.activation, self.channels, **options)
         hidden = torso(encode(self.observation_space, obs, self.torso))
@@ -48,6 +49,7 @@ class QNetwork(nn.Module):
             # `[B, n, F]`: the features, multiplied by an embedding of each level, pass through the last layer.
             hidden = MLP(self.features[-1:], self.activation, **options)(hidden[:, None] * weight)
         hidden = hidden.astype(jnp.float32)
+        # `[B, n, A] -> [B, A, n]`, the order of all distributions.
         return self._head(hidden) if taus is None else self._head(hidden).swapaxes(-1, -2)
 
     def _head(self, hidden: Array) -> Array:
@@ -58,6 +60,7 @@ class QNetwork(nn.Module):
         advantage = values(self.num_actions)
         if not self.dueling:
             return advantage
+        # The mean is over the actions, on the axis where `hidden` has its features; atoms, if any, come after it.
         return values(1) + advantage - advantage.mean(axis=hidden.ndim - 1, keepdims=True)
 
 
@@ -104,6 +107,7 @@ class Critic(nn.Module):
             "activation": self.activation, "layer_norm": self.layer_norm, "dtype": self.dtype,
         }  # fmt: skip
         x = encode(self.observation_space, obs, self.torso)
+        # Convolutions without dense layers: an action must enter before the first of those.
         kind = torso_kind(self.torso, self.observation_space, self.channels)
         if kind != "mlp" and isinstance(self.observation_space, Box):
             x = make_convolutions(kind, self.channels, **options)(x)
@@ -143,6 +147,7 @@ class BatchNormNetwork(nn.Module):
 
 def ensemble(size: int, observation_space: Any, **options: Any) -> nn.Module:
     """Return an ensemble of `size` critics, each with its own parameters; values `[size, B, outputs]`."""
+    # All critics see the same rows, so no argument is mapped.
     several = nn.vmap(
         Critic, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, out_axes=0, axis_size=size
     )
@@ -208,6 +213,7 @@ class ActorCritic(nn.Module):
             return *self.apply_heads(*self.apply_torso(obs)), ()
         hidden, critic = self.apply_torso(obs.obs)
         memory, hidden = self.cell(obs.memory, hidden)
+        # Without a space of its own, the value reads the core as the policy does.
         return *self.apply_heads(hidden, hidden if self.critic_space is None else critic), memory
 
     def apply_torso(self, obs: PyTree) -> tuple[Array, Array]:
@@ -228,9 +234,11 @@ class ActorCritic(nn.Module):
     def apply_heads(self, actor: Array, critic: Array) -> tuple[Array, Array]:
         """Return the outputs of the policy `[B, outputs]` and values `[B]`."""
         if self.critic_space is not None and self._joint:
+            # Features shared with the policy, such as those of a core, then the critic's own with the privileged state.
             critic = jnp.concatenate([actor, critic], axis=-1)
         outputs = self.policy(actor)
         if self.scales:
+            # Laid out like outputs for each observation, so that the head need not know where scales come from.
             log_std = jnp.broadcast_to(self.log_std, (outputs.shape[0], self.scales))
             outputs = jnp.concatenate([outputs, log_std], axis=-1)
         return outputs, self.value(critic)[:, 0]

@@ -40,6 +40,7 @@ def unroll(
     def step(memory: PyTree, row: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
         x, is_first = row
         fresh = jax.tree.map(lambda old, new: jnp.broadcast_to(new, old.shape), memory, initial)
+        # Reset before the step, so that the first step of an episode sees nothing of the one before.
         return step_core(tree_where(is_first, fresh, memory), x)
 
     return jax.lax.scan(step, memory, (inputs, is_first))
@@ -108,6 +109,7 @@ class RecurrentNetwork(NamedTuple):
 
     def next_memory(self, variables: PyTree, obs: RecurrentObs, /) -> PyTree:
         """Return the memory after a step, `[B, ...]`."""
+        # Torso and core alone: the head has no part in the memory.
         apply = partial(cast(Any, self.core).apply, variables)
         return apply(obs.memory, apply(obs.obs, method="apply_torso"), method="step_core")
 
@@ -123,11 +125,14 @@ class RecurrentEnsemble(NamedTuple):
 
     def init(self, key: Key, /, obs: RecurrentObs, *args: Any) -> PyTree:
         """Initialise the variables of all members, leaves `[size, ...]`. The key is consumed."""
+        # A member sees one memory `[B, ...]`. Members are initialised alike but for their keys, so the first one serves
+        # all.
         first = RecurrentObs(obs.obs, jax.tree.map(lambda x: x[:, 0], obs.memory))
         return jax.vmap(lambda key: self.member.init(key, first, *args))(jax.random.split(key, self.size))
 
     def apply(self, variables: PyTree, obs: RecurrentObs, /, *args: Any) -> Array:
         """Return the outputs of all members."""
+        # Parameters have the axis of members first, `[size, ...]`, and memories second, `[B, size, ...]`.
         one = lambda params, memory: self.member.apply(params, RecurrentObs(obs.obs, memory), *args)
         return jax.vmap(one, in_axes=(0, 1))(variables, obs.memory)
 

@@ -78,6 +78,7 @@ class ImpalaCNN(nn.Module):
             for _ in range(2):
                 block = Residual(channels, self.activation, self.layer_norm, self.orthogonal, self.dtype)
                 x = x + block(x)
+        # Residual blocks end in a sum, without an activation behind it.
         x = activate(x, self.activation, self.layer_norm, self.dtype)
         return x.reshape(x.shape[0], -1)
 
@@ -226,6 +227,7 @@ def _shortest_side(images: Sequence[Box]) -> int:
 
 def _min_side(kind: str, channels: Sequence[int]) -> int:
     """Return the smallest image side that the convolutional network `kind` accepts."""
+    # Each unpadded 3x3 convolution takes 2 off a side, and 1 must remain. Padded ones keep it.
     return {"minatar": 1 + 2 * (len(channels) or 1), "nature": NATURE_SIDE, "impala": 3}[kind]
 
 

@@ -161,6 +161,7 @@ def chain(*processors: Processor) -> Processor:
     made = _make_chain(processors)
     if not _can_defer(processors):
         return made
+    # All statistics of a chain move to the batches of replay, or none do.
     raw = tuple(processor.for_replay for processor in processors)
     return made._replace(
         replay_fns=ReplayFns(
@@ -177,6 +178,7 @@ def _can_defer(processors: tuple[Processor, ...]) -> bool:
     """
     learners = [p for p in processors if p.stats is not None]
     changed: set[str] = set()  # by later processors
+    # From the end on, so that `changed` holds what processors further down change without deferring it.
     for processor in reversed(processors):
         if processor.replay_fns is None:
             changed.update(processor.changes)
@@ -186,6 +188,7 @@ def _can_defer(processors: tuple[Processor, ...]) -> bool:
 
 
 def _make_chain(processors: tuple[Processor, ...]) -> Processor:
+    # One part made by hand leaves the whole chain without settings to rebuild it from.
     settings = [p.settings for p in processors]
     return Processor(
         init=partial(_init, processors),
@@ -224,6 +227,7 @@ def _init(processors: tuple[Processor, ...], obs: PyTree) -> tuple[PyTree, ...]:
     states = []
     for processor in processors:
         states.append(processor.init(obs))
+        # The next processor starts from what this one makes of the observations.
         obs = processor.observe(states[-1])
     return tuple(states)
 
@@ -263,6 +267,7 @@ def init_processor(
 def dummy_step(obs: PyTree, action: PyTree, extras: PyTree, obs_valid: Array | tuple[()] = ()) -> Step:
     """Return an invalid step that ends an episode and is followed by `obs` `[N, ...]`."""
     num_envs = jax.tree.leaves(obs)[0].shape[0]
+    # Truncated and invalid: its transition has weight 0, and statistics of rewards leave it out.
     ended = jnp.ones(num_envs, bool)
     return Step(
         action,
@@ -280,6 +285,7 @@ def dummy_step(obs: PyTree, action: PyTree, extras: PyTree, obs_valid: Array | t
 def map_reward(function: Any, settings: Mapping[str, Any] | None = None) -> Processor:
     """Apply `function` to rewards `[N]`; recorded returns are those of the environment."""
     return Processor(
+        # The state is the current observation, which is only handed on.
         init=lambda obs: obs,
         process=lambda state, step: (step.obs, step._replace(reward=function(step.reward))),
         observe=lambda state: state,
@@ -353,6 +359,7 @@ def _stack(frames: int, stack: PyTree, step: Step) -> tuple[PyTree, Step]:
         done = (step.terminated | step.truncated).reshape(-1, *(1,) * (continued.ndim - 1))
         return jnp.where(done, fresh, continued)
 
+    # Within an episode the two observations are the same, so only one of them is pushed.
     final_obs = map_except_mask(push, stack, step.final_obs)
     obs = jax.tree.map(restart, _repeat_obs(step.obs, frames), final_obs)
     return obs, step._replace(final_obs=final_obs, obs=obs)

@@ -88,6 +88,7 @@ def _process(state: NStepState, step: Step) -> tuple[NStepState, Transition]:
         for old, is_open in zip(state.pending, state.open, strict=True)
     ]
     (out, _), *rest = [*entries, (newest, ~ended)]
+    # Where an episode ended, the next step is the first of another.
     return NStepState(step.obs, gamma, tuple(t for t, _ in rest), tuple(o for _, o in rest), ended), out
 
 
@@ -101,6 +102,7 @@ def _extend(old: Transition, is_open: Array, step: Step, gamma: Array) -> Transi
         reward=old.reward + old.discount * step.reward,
         discount=jnp.where(step.terminated, 0.0, old.discount * gamma),
         next_obs=step.final_obs,
+        # A single invalid step invalidates every transition that contains it.
         weight=old.weight * jnp.asarray(step.valid, jnp.float32),
         is_last=step.terminated | step.truncated,
     )

@@ -50,6 +50,7 @@ def update_moments(moments: Moments, entries: Array, where: Array | None = None)
     weight = rows.reshape(-1, *(1,) * (entries.ndim - 1))
     new = shards.psum(rows.sum())
     mean = shards.psum((entries * weight).sum(0)) / jnp.maximum(new, 1)
+    # Deviations from the mean of these entries, since the difference of two large sums of squares would cancel.
     squares = shards.psum((jnp.square(entries - mean[None]) * weight).sum(0))
     return merge_moments(moments, new, mean, squares)
 
@@ -71,6 +72,7 @@ def merge_moments(moments: Moments, new: Array, mean: Array, squares: Array) -> 
 
 def _kahan_add(total: Array, lost: Array, more: Array) -> tuple[Array, Array]:
     """Add `more` to `total` with Kahan's compensation `lost`; return the new sum and compensation."""
+    # What the sum before added too much, or too little, is made up for.
     more = more - lost
     after = total + more
     return after, (after - total) - more
@@ -129,6 +131,7 @@ def _normalise(moments: tuple[Moments | None, ...], obs: PyTree) -> PyTree:
 def _normalise_leaf(moments: Moments | None, x: Array) -> Array:
     if moments is None:
         return x
+    # Moments have the shape of one entry; leading axes, of which sequences have two, are added here.
     over = lambda y: y.reshape((1,) * (x.ndim - y.ndim) + y.shape)
     scaled = (x - over(moments.mean)) * over(jax.lax.rsqrt(moments.variance + EPSILON))
     return jnp.clip(scaled, -CLIP, CLIP).astype(x.dtype)
@@ -136,6 +139,7 @@ def _normalise_leaf(moments: Moments | None, x: Array) -> Array:
 
 def _update_obs_stats(state: ObsState, step: Step) -> tuple[ObsState, Step]:
     """Update the statistics, and pass the step on unchanged."""
+    # `obs` alone, which the policy sees next. Where no episode ended, `final_obs` is the same one.
     leaves = jax.tree.leaves(step.obs)
     update = update_moments if isinstance(step.obs_valid, tuple) else partial(_update_where, where=step.obs_valid)
     moments = tuple(m if m is None else update(m, x) for m, x in zip(state.moments, leaves, strict=True))
@@ -143,6 +147,7 @@ def _update_obs_stats(state: ObsState, step: Step) -> tuple[ObsState, Step]:
 
 
 def _process_obs(state: ObsState, step: Step) -> tuple[ObsState, Step]:
+    # Moments first, so that each observation is normalised by statistics that contain it.
     moments = _update_obs_stats(state, step)[0].moments
     obs, final_obs = _normalise(moments, step.obs), _normalise(moments, step.final_obs)
     return ObsState(moments, obs), step._replace(obs=obs, final_obs=final_obs)
@@ -206,6 +211,7 @@ def _init_reward(discount: float, obs: Any) -> RewardState:
 
 def _update_reward_stats(state: RewardState, step: Step) -> tuple[RewardState, Step]:
     """Update the statistics, and pass the step on unchanged."""
+    # The discounted sum of past rewards stands in for the return, which is not known yet.
     returns = state.discount * state.returns + step.reward
     moments = update_moments(state.moments, returns, jnp.broadcast_to(step.valid, returns.shape))
     continued = jnp.where(step.terminated | step.truncated, 0.0, returns)

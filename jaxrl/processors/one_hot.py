@@ -66,10 +66,12 @@ def _space(values: int, space: Space) -> Space:
     def encode(leaf: Box | Discrete | MultiDiscrete) -> Space:
         if not isinstance(leaf, Box) or not _is_encoded(leaf.shape, jnp.dtype(leaf.dtype)):
             return leaf
+        # Without a bound nothing is known in advance, and integers that are too large become all false.
         high = np.max(leaf.high)
         if np.isfinite(high) and high >= values:
             raise SettingsError(f"one_hot is {values}, but observations have integers up to {high:g}; raise it")
         found.append(leaf)
+        # As in `_encode`, a grid without channels gets its values as channels.
         *lead, last = (*leaf.shape, 1) if len(leaf.shape) == 2 else leaf.shape
         return Box(0, 1, (*lead, last * values), "bool")
 

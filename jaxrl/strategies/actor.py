@@ -72,6 +72,7 @@ def make_result_layout(collector: Collector) -> Layout:
     obs, flag = space_struct(collector.env.spec.observation_space), jax.ShapeDtypeStruct((), bool)
     number, count = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
     info: Any = {"episode_return": number, "episode_length": count}
+    # The fields of a `Step` after action and extras, in their order.
     like: Any = (number, flag, flag, obs, obs, info, flag, flag)
     return packing.layout_of(Step((), (), *like), flag="uint32")
 
@@ -87,6 +88,7 @@ def make_state_layout(collector: Collector, stats: PyTree) -> Layout:
 
 
 def _unpack_state(layout: Layout, packed: Packed) -> ActorState:
+    # The whole state of an actor is a single row.
     state: ActorState = jax.tree.map(lambda x: x[0], packing.unpack(layout, packed))
     return state
 
@@ -105,6 +107,7 @@ def begin(collector: Collector, layout: Layout, agent: PyTree, stats: PyTree, ob
 
 def _init_state(collector: Collector, agent: PyTree, stats: PyTree, obs: PyTree, key: Key) -> ActorState:
     seen = collector.processor.observe(collector.processor.init(obs))
+    # Windows of past steps hold actions and extras, whose shapes only the agent knows; it does not act here.
     shapes = jax.eval_shape(lambda: collector.agent.act(agent, seen, key, jnp.uint32(0), "explore"))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     processor, numbers = collector.processor, (jnp.uint32(0),) * 3
@@ -112,6 +115,7 @@ def _init_state(collector: Collector, agent: PyTree, stats: PyTree, obs: PyTree,
         return ActorState(begin_processor(processor, obs, *zeros), stats, *numbers)
     # The first observations count both in the merged statistics and in those of this round.
     zero_stats = jax.tree.map(jnp.zeros_like, stats)
+    # The statistics are set by `init`, before the dummy step by which the first observations enter them.
     with_stats = processor._replace(init=lambda obs: processor.set_stats(processor.init(obs), stats))
     blank = processor._replace(init=lambda obs: processor.set_stats(processor.init(obs), zero_stats))
     return ActorState(
@@ -161,6 +165,7 @@ def replace_stats(collector: Collector, layout: Layout, packed: Packed, stats: P
 
 def _select_actions(collector: Collector, random: bool, agent: PyTree, state: ActorState, key: Key) -> Choice:
     """Select actions; `key` is the actor's stream."""
+    # By round and step, and not by a state: an actor that is started again draws the same.
     step_key = fold(fold(key, state.round), state.step)
     obs = collector.processor.observe(state.processor)
     return Choice(
@@ -172,6 +177,7 @@ def _process_result(
     collector: Collector, layouts: Layouts, packed: Packed, choice: Choice, result: Packed
 ) -> tuple[ActorState, Packed]:
     """Process a step; return also its transitions and `StepInfo`, packed `[N, W]`."""
+    # Action and extras stayed on the device; the host reports the rest of the step.
     state, step = (
         _unpack_state(layouts.state, packed),
         packing.unpack(layouts.result, result)._replace(**choice._asdict()),

@@ -70,6 +70,7 @@ def guarded_update(
     metrics = shards.merge_metrics(metrics)
     # A `Stat` without measurements has infinite bounds, so only its sum is tested. Counts are always finite.
     numbers = {name: m.sum if isinstance(m, Stat) else m for name, m in metrics.items() if not isinstance(m, Total)}
+    # The parameters come last, so that a metric that is not finite either, such as the loss, is what gets reported.
     health, ok = _update_health(
         health, {**numbers, PARAMETERS: jnp.where(reductions.stays_finite(new, state), 0.0, jnp.nan)}, opt_step
     )
@@ -95,6 +96,7 @@ def _update_health(health: Health, numbers: dict[str, Array], opt_step: Array) -
     # Names are compared as codes: the program returns the code of the first bad metric, the host looks up its name.
     skipped = jnp.where(ok, 0, health.skipped_in_a_row + 1)
     most = jnp.maximum(health.most_in_a_row, skipped)
+    # The series began `skipped - 1` steps before this one.
     since = jnp.asarray(opt_step, jnp.uint32) + 1 - skipped.astype(jnp.uint32)
     return Health(
         skipped_in_a_row=skipped,

@@ -310,6 +310,7 @@ def make_actor_fns(
     nothing = init_stats(processor, host_actors)
     jax.eval_shape(processor.merge_stats, nothing, nothing)  # raises if unsupported
     num_envs = collector.env.num_envs // host_actors.actors
+    # The collector of a single actor, which has its share of the environments.
     one = collector._replace(env=collector.env._replace(num_envs=num_envs))
     layouts = actor.Layouts(
         actor.make_step_layout(collector), actor.make_state_layout(one, nothing), actor.make_result_layout(one)
@@ -392,6 +393,7 @@ def with_actors(
 
     def init(key: Key) -> PyTree:
         state = begin(key)
+        # The actors count the first observations and send them, so the learner begins without any.
         return state._replace(processor=reset_stats(collector.processor, state.processor, host_actors))
 
     def take_up(state: PyTree, arrival: PyTree, t: Array) -> PyTree:
@@ -401,6 +403,7 @@ def with_actors(
 
     state_fns = strategy.state_fns
     if state_fns.refill and empty:
+        # The actors fill it with rounds of their own.
         state_fns = state_fns._replace(refill=state_fns.refill._replace(fill=lambda state, first, stop: empty(state)))
     return strategy._replace(
         init=init,
@@ -443,6 +446,7 @@ def unpack_batch(
     metrics: dict[str, Any] = {"staleness": arrival.lag}
     each = collector.env.num_envs // host_actors.actors
     for i in range(host_actors.actors):
+        # The environments of one actor lie side by side, in the order of the actors.
         own = slice(i * each, (i + 1) * each)
         metrics[f"actor{i}/env_steps"] = Total(jnp.int32(done[:, own].size))
         metrics[f"actor{i}/episodes"] = Total(done[:, own].sum(dtype=jnp.int32))

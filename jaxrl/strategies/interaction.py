@@ -141,6 +141,8 @@ def check_agent_maker(agent: object) -> None:
 
 def set_hyperparams(collector: Collector, state: Any) -> Any:
     """Return `state` with the hyperparameters of agent, processor and environments reset to the settings."""
+    # A new state has the present values of all `tunable` numbers. Nothing else of it is used, so the key does not
+    # matter.
     env, obs = collector.env.reset(make_key(0))
     fresh = collector.processor.init(obs)
     discounted = lambda part: isinstance(part, NStepState | RewardState)
@@ -161,6 +163,7 @@ def set_hyperparams_of(agent: Agent, state: PyTree) -> PyTree:
     """
     if not isinstance(state, Tunable):
         return state
+    # Only the hyperparameters of this state are used, so the key does not matter.
     fresh = agent.init(make_key(0)).hyper
     return state._replace(hyper=fresh._replace(**{name: getattr(state.hyper, name) for name in agent.info.scheduled}))
 
@@ -276,6 +279,7 @@ def episode_metrics(seen: StepInfo) -> Metrics:
         "truncated": seen.truncated,
         "invalid_steps": seen.invalid,
     }
+    # Scalars of the environment count at every step, but only of agents that are present.
     there: Any = True if isinstance(seen.present, tuple) else seen.present
     return {**stats(of_episodes, done), **totals(events), **(stats(own, there) if own else {})}
 

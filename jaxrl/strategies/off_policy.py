@@ -205,6 +205,7 @@ def off_policy(
 def _make_shard_buffer(buffer: Buffer, collector: Collector, env: Env | HostEnv, shards: int) -> Buffer:
     """Return the buffer of one shard, adapted to the agent and the goals of `env`."""
     _require_replay(collector.agent)
+    # With actors, `env` is the placeholder, which has no goal function; hindsight then needs one of the user's.
     goal = env.goal if isinstance(env, Env) else None
     ring = set_goal_fn(_divide_buffer(buffer, shards), collector.processor, env.spec.name, goal)
     return adapt_buffer(collector.agent, ring, collector.env.num_envs)
@@ -364,6 +365,7 @@ def _init(collector: Collector, replay: Replay, key: Key) -> OffPolicyState:
 
     def fill(t: Array, state: OffPolicyState) -> OffPolicyState:
         state, items, _ = warm_up(state, fold(fill_key, t), schedule.vector_steps)
+        # Blocks of the warm-up are numbered from 0, and those of training go on from them.
         made: OffPolicyState = push(replay, state, items, t)
         return made
 

@@ -228,10 +228,13 @@ def _step(parts: _Parts, state: OfflineState, key: Key, t: Array) -> tuple[Offli
     first_opt, buffer = jnp.asarray(t, jnp.uint32) * parts.updates, parts.buffer
     if parts.epochs:
         rows, batch, orders = parts.data.rows, buffer.batch_size, fold(state.key, EPOCH_STREAM)
+        # In place of drawing: the batch follows from the number of the optimisation step, and the key is not used.
         in_order = lambda ring, key, pushes, step: read_batch(ring, epoch_indices(orders, step, batch, rows))
         buffer = buffer._replace(sample=in_order)
+    # All data are one block, which was pushed once.
     state, metrics = optimise(parts.agent, buffer, state, key, jnp.uint32(1), first_opt, parts.updates)
     if parts.epochs:
+        # In floating point, since the number of transitions may exceed 32 bits.
         passed = (first_opt + parts.updates).astype(jnp.float32)
         metrics = {**metrics, "epochs": passed * (parts.buffer.batch_size / parts.data.rows)}
     return state, metrics if parts.factor is None else {**metrics, "reward_factor": state.reward_factor}
@@ -253,6 +256,7 @@ def epoch_indices(key: Key, opt_step: Array, batch_size: int, rows: int) -> Arra
     epoch, first = mul_divmod(opt_step, batch_size, rows)
     place = first + jnp.arange(batch_size, dtype=jnp.uint32)
     inside = place < rows
+    # Places past the end of this epoch count as 0 here, and those before it as 0 in the next one.
     now = permute(jax.random.fold_in(key, epoch), jnp.where(inside, place, 0), rows)
     if rows % batch_size == 0:  # no batch spans two epochs
         return now
@@ -268,6 +272,8 @@ def mul_divmod(count: Array, size: int, rows: int) -> tuple[Array, Array]:
     count = jnp.asarray(count, jnp.uint32)
 
     def digit(i: Array, done: tuple[Array, Array]) -> tuple[Array, Array]:
+        # One bit of `count`, highest first: double quotient and remainder, then add `size` if the bit is set. After
+        # each of the two the remainder is brought below `rows` again.
         whole, rest = done[0] * 2, done[1] * 2
         over = rest >= rows
         whole, rest = whole + over, rest - jnp.where(over, rows, 0).astype(jnp.uint32)
@@ -286,6 +292,7 @@ def mul_divmod(count: Array, size: int, rows: int) -> tuple[Array, Array]:
 def _init(parts: _Parts, key: Key) -> OfflineState:
     stream, agent_key = jax.random.split(key)
     processor = fit_processor(parts.processor, parts.data)
+    # Statistics of all data first, which then apply to every transition alike.
     items = make_transitions(parts.processor.freeze(parts.processor.get_stats(processor)), parts.data)
     empty = parts.buffer.init(row_struct(items), parts.data.rows)
     buffer = parts.buffer.push(empty, items, jnp.uint32(0))
@@ -295,6 +302,7 @@ def _init(parts: _Parts, key: Key) -> OfflineState:
 
 def _set_hyperparams(parts: _Parts, state: OfflineState) -> OfflineState:
     """Return `state` with the hyperparameters of the settings; transitions are recomputed with them."""
+    # Stream, agent and counters are kept, so the key does not matter.
     fresh = _init(parts, make_key(0))
     return fresh._replace(
         key=state.key, agent=interaction.set_hyperparams_of(parts.agent, state.agent), health=state.health
@@ -313,6 +321,7 @@ def _steps(data: Dataset) -> tuple[Step, PyTree, PyTree]:
         next_obs=spaces.to_indices(seen, data.next_obs),
     )
     # `obs` of a step is the first of the next episode where one ends, and `final_obs` the last of the old one.
+    # The last step has no next one. Its place is filled, but no transition is made from it.
     following = jax.tree.map(lambda x: np.concatenate([x[1:], x[-1:]]), data.obs)
     ends: tuple[Any, Any, Any] = data.terminated, data.truncated, np.ones_like(data.terminated)
     reward: Any = data.reward
@@ -357,6 +366,7 @@ def _evaluate_holdout(parts: _Parts, held: Dataset, params: PolicyParams, key: K
     action, _ = parts.agent.act(params.agent, items.obs, None, jnp.uint32(0), "exploit")
     distances = action_distance(held.spec.action_space, action, items.action)
     sums = jax.ops.segment_sum(distances, episode, len(lengths))
+    # Negated, since a higher score is better everywhere.
     return -sums / lengths.astype(np.float32), jnp.asarray(lengths, jnp.int32), jnp.ones(len(lengths), bool)
 
 

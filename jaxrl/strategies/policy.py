@@ -30,6 +30,7 @@ def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
     """Compose the policy of `agent` behind `processor` with frozen statistics."""
 
     def begin_policy(params: PolicyParams, obs: PyTree) -> PyTree:
+        # Frozen in each call, because the statistics are an argument of the program, as the agent's parameters are.
         frozen = processor.freeze(params.processor)
         seen = frozen.observe(frozen.init(obs))
         shapes = jax.eval_shape(lambda p, o: agent.act(p, o, None, jnp.uint32(0), "exploit"), params.agent, seen)
@@ -51,6 +52,7 @@ def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
 
     def observe(params: PolicyParams, carry: PyTree, step: Step) -> PyTree:
         state, extras = carry
+        # Acting needs no transitions; what they are made of is what the next observation depends on.
         return processor.freeze(params.processor).process(state, step._replace(extras=extras))[0], extras
 
     def extract(keep: StripFn, state: Any) -> PolicyParams:
@@ -127,6 +129,7 @@ def _log_prob(agent: Agent, processor: Processor, params: Any, carry: PyTree, op
     head = _get_policy_fns(agent).head
     if head is None:
         return distribution.log_prob(action)
+    # `to_env` stretches raw actions by the half-widths, and densities shrink accordingly.
     return distribution.log_prob(head.to_raw(action)) - head.log_half_width
 
 
@@ -143,10 +146,12 @@ def _values(agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_
     given = bool(jax.tree.leaves(action))
     if fns.state_value is not None and not given:
         return fns.state_value(params.agent, obs, action)
+    # Critics take actions as input: without one, they value the greedy action.
     taken = action if given or fns.keep_critic is None else agent.act(params.agent, obs, None, opt_step, "exploit")[0]
     made = value(params.agent, obs, taken)
     if not given:
         return made
+    # Values of all discrete actions, of which the given ones are selected.
     if made.ndim == 2:
         return jax.vmap(entry)(made, action)
     if fns.keep_critic is None:

@@ -59,6 +59,7 @@ def between(low: float, high: float) -> Range:
 def _check_range(range: Range) -> Range:
     """Return `range`; raise `SettingsError` unless its bounds are finite and in order."""
     bounds = [x for x in range[:2] if isinstance(x, int | float) and math.isfinite(x)]
+    # The difference must be finite, too: a uniform draw computes it.
     if len(bounds) < 2 or not 0 < range.high - range.low < math.inf or (range.log and range.low <= 0):
         least = "0 < " if range.log else ""
         raise SettingsError(f"a range from {range.low} to {range.high}; expected finite numbers, {least}low < high")
@@ -222,6 +223,7 @@ def combinations(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) 
             raise SettingsError(f"sweep of {name} is {values!r}; expected a list of values, or a range to draw from")
     drawn = any(isinstance(values, Range) for values in sweep.values())
     settings = math.prod(1 if isinstance(values, Range) else len(values) for values in sweep.values())
+    # Counted before they are made, as products of lists grow fast.
     if (size := (members or 1) if drawn else settings * seeds) > MAX_MEMBERS:
         raise SettingsError(f"the population has {size} members; at most {MAX_MEMBERS}")
     if not drawn:
@@ -277,6 +279,7 @@ def sweepable(strategy: Strategy) -> dict[str, float]:
 
     Scheduled settings are not among them.
     """
+    # Tracing `init` tells which numbers a state holds as arrays: it calls `tunable` for each of them.
     _, found = trace_hyperparams(strategy.init, jax.eval_shape(lambda: make_key(0)))
     scheduled = scheduled_in((strategy.info.settings or {}).get("agent") or {})
     return {name: value for name, value in found.items() if name not in scheduled and (value or name not in SWITCHES)}
@@ -312,6 +315,7 @@ def with_values(strategy: Strategy, values: Mapping[str, Any], known: Mapping[st
     swaps = {name: Override(old[name], _value(algo, name, value)) for name, value in values.items()}
     set_hyperparams = strategy.state_fns.set_hyperparams
 
+    # Programs read these numbers from the state, so it is enough to change that.
     def tuned(state: PyTree) -> PyTree:
         with override(swaps):
             return set_hyperparams(state) if set_hyperparams else state
@@ -332,10 +336,12 @@ def require_stream(strategy: Strategy) -> None:
 def set_values(member: Member, state: PyTree, values: Mapping[str, float]) -> PyTree:
     """Return `state` of `member` with other values of the swept settings."""
     strategy, overrides = member.strategy, member.strategy.info.overrides
+    # `tunable` replaces a number only if it is the one that the strategy was built with.
     was = lambda name: overrides[name].old if name in overrides else float(member.swept[name])
     swaps = {name: Override(was(name), value) for name, value in values.items()}
     if strategy.state_fns.set_hyperparams is None:
         raise SettingsError("settings of this strategy cannot change on the way: it has no state_fns.set_hyperparams")
+    # Outer overrides take precedence, so these win over the strategy's own, which `set_hyperparams` sets inside.
     with override(swaps):
         return strategy.state_fns.set_hyperparams(state)
 

@@ -39,6 +39,7 @@ class UpdateSchedule(NamedTuple):
     @property
     def lag(self) -> int:
         """Distance in the buffer from a transition to the one that starts at its `next_obs`, within an episode."""
+        # An n-step transition, with a horizon of `n - 1`, has its successor `n` vector steps later.
         return (self.horizon + 1) * self.num_envs
 
     @property
@@ -109,6 +110,7 @@ def set_goal_fn(buffer: Buffer, processor: Processor, name: str, goal: GoalFn | 
 
 def min_rows(buffer: Buffer, num_envs: int) -> int:
     """Return the number of items that `buffer` needs before the first batch."""
+    # The first sequence needs all of its steps, in whole vector steps.
     return buffer.batch_size if buffer.window is None else buffer.window.length * num_envs
 
 

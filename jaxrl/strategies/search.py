@@ -67,6 +67,7 @@ def _finite(score: float) -> float:
 def _gate_steps(steps: Sequence[float], max_opts: int, eval_interval: int) -> list[int]:
     """Return the optimisation steps of the first evaluations at or after `steps`, before the end."""
     whole = [math.ceil(round(step, 6)) for step in steps]  # rounding first: a product may exceed an integer by one bit
+    # A set, because several rungs may fall on one evaluation.
     rounded = {-(-step // eval_interval) * eval_interval for step in whole}
     return sorted(step for step in rounded if 0 < step < max_opts)
 
@@ -89,6 +90,7 @@ class Halving(NamedTuple):
         return "halving"
 
     def gates(self, members: int, max_opts: int, eval_interval: int) -> list[int]:
+        # Counted in whole numbers, for a logarithm may fall just short of one.
         rungs = 1
         while self.factor ** (rungs + 1) <= members:
             rungs += 1
@@ -151,14 +153,18 @@ class PBT(NamedTuple):
     def _parents(self, gate: int, scores: Mapping[int, float]) -> dict[int, int]:
         """Return the parent of each replaced member; no parent is itself replaced."""
         order = rank(scores)
+        # Without a finite score there is nobody worth copying.
         if len(order) < 2 or not math.isfinite(scores[order[0]]):
             return {}
         if self.select == "truncation":
+            # At most half, so that nobody is among the best and the worst at once.
             count = min(max(1, int(len(order) * self.share)), len(order) // 2)
             best, worst = order[:count], order[-count:]
+            # Members of equal score do not copy each other.
             beaten = [number for number in worst if _finite(scores[number]) < _finite(scores[best[-1]])]
             return {number: best[int(self._rng(gate, number).integers(count))] for number in beaten}
         place = {number: at for at, number in enumerate(order)}
+        # Everyone meets a random opponent; of these encounters the lost ones remain.
         met = {number: order[int(self._rng(gate, number).integers(len(order)))] for number in order}
         met = {a: b for a, b in met.items() if place[b] < place[a] and _finite(scores[b]) > _finite(scores[a])}
         roots: dict[int, int] = {}
@@ -168,14 +174,17 @@ class PBT(NamedTuple):
 
     def _explore(self, gate: int, member: int, parent: Mapping[str, Any]) -> dict[str, float]:
         return {
+            # One generator for each setting, numbered from 1. The one without a number has drawn the parent.
             name: self._perturb(self._rng(gate, member, place + 1), self.sweep[name], float(parent[name]))
             for place, name in enumerate(self.sweep)
         }
 
     def _perturb(self, rng: np.random.Generator, allowed: Any, value: float) -> float:
+        # Both are drawn in any case, so that no later draw depends on which of them is used.
         anew, factor = rng.random() < self.resample, self.factors[int(rng.integers(len(self.factors)))]
         if isinstance(allowed, Range):
             return allowed.draw(rng) if anew else min(max(value * factor, allowed.low), allowed.high)
+        # A list is a ladder. Which way a factor points matters, but not its size.
         ladder = sorted(float(x) for x in allowed)
         nearest_place = min(range(len(ladder)), key=lambda at: abs(ladder[at] - value))
         moved = int(rng.integers(len(ladder))) if anew else nearest_place + (1 if factor > 1 else -1)
@@ -217,6 +226,7 @@ def parse_search(name: str, given: Any) -> dict[str, Any]:
     kind, main = SEARCHES[name]
     if isinstance(given, list | tuple):
         pairs = [str(word).partition("=") for word in given]
+        # A word without a name is the main setting.
         named = [(key if equals else main, value if equals else key) for key, equals, value in pairs]
         given = dict(named)
         if len(given) < len(named):
@@ -240,6 +250,7 @@ def _parse(name: str, value: Any, default: Any) -> Any:
             parts = value.strip("[]()").split(",") if isinstance(value, str) else value
             return tuple(float(part) for part in parts)
         if isinstance(default, int):
+            # By way of a float, so that `1e4` is a whole number.
             found = float(value)
             if found != int(found):
                 raise ValueError

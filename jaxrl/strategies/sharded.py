@@ -70,6 +70,7 @@ def _init(parts: _Parts, key: Key) -> PyTree:
 
 
 def _step(parts: _Parts, state: PyTree, key: Key, t: Array) -> tuple[PyTree, Metrics]:
+    # Key and number of the iteration are the same for all shards; each folds its own index into the key.
     each = (_by_shard(parts, state), False, False)
     owned = lambda made: (_by_shard(parts, made[0]), _fill_like(False, made[1]))
     (state, metrics), (own, measured) = run_shards(parts.one.step, parts.shards, (state, key, t), each, owned)
@@ -89,6 +90,7 @@ def _broadcast_fields(parts: _Parts, state: PyTree, own: PyTree) -> PyTree:
     _require_same("state", own._replace(**dict.fromkeys(parts.fields, ())))
     # A field that all shards computed alike, such as an empty buffer, comes out replicated and is copied to each.
     wanted = _by_shard(parts, state)
+    # Flags of what `replicate` leaves as it is: leaves per shard already, and those meant to be replicated.
     return replicate(state, jax.tree.map(lambda has, wants: has or not wants, own, wanted), parts.shards)
 
 

@@ -111,6 +111,7 @@ def init(stepwise: Stepwise, key: Key) -> StepwiseState:
     """Return the state before the first observation."""
     num_envs = stepwise.schedule.num_envs
     obs = space_zeros(stepwise.spec.observation_space, num_envs)
+    # The agent has the second subkey in `off_policy` and in `on_policy`, hence the same parameters here.
     stream, agent_key = (
         stream_keys(key, stepwise.passes)["train"],
         jax.random.split(key, _num_subkeys(stepwise.passes))[1],
@@ -126,6 +127,7 @@ def init(stepwise: Stepwise, key: Key) -> StepwiseState:
         items=jax.tree.map(lambda x: jnp.zeros((stepwise.schedule.vector_steps, *x.shape[1:]), x.dtype), items),
         buffer=init_buffer(stepwise.learner, opened.items) if isinstance(stepwise.learner, Replay) else (),
         health=init_health(),
+        # Nothing to process again yet, but in the shapes of a step.
         last=Last(window, opened.action, opened.extras, result),
     )
 
@@ -177,6 +179,7 @@ def restart_processor(stepwise: Stepwise, last: Last, obs: PyTree, ended: Array,
     `Step`.
     """
     step = _step(last.action, last.extras, last.told)
+    # An episode that the user cut off was not known to end when its step was processed. It ends as a truncation.
     cut = step._replace(
         truncated=step.truncated | (ended & ~step.terminated),
         obs=tree_where(ended, obs, last.told.next_obs),
@@ -239,6 +242,7 @@ def _as_rollout(items: Transition, ended: Array) -> Transition:
 def fill(stepwise: Stepwise, buffer: PyTree, items: Transition, t: Array) -> PyTree:
     """Push the transitions of warm-up iteration `t`; return the buffer."""
     assert isinstance(stepwise.learner, Replay)
+    # A push reads and changes nothing but the buffer.
     return push(stepwise.learner, Learner((), buffer, init_health()), items, t).buffer
 
 
@@ -273,6 +277,8 @@ def _num_subkeys(passes: MinibatchSchedule | None) -> int:
 
 def _step(action: PyTree, extras: PyTree, result: StepResult) -> Step:
     reward, (terminated, truncated, valid) = result.numbers[0], result.numbers[1:] > 0
+    # The successor is also the next observation for now. Where the episode ended, `restart_processor` puts the first
+    # one of the next episode in its place.
     return Step(
         action, extras, reward, terminated, truncated, result.next_obs, result.next_obs, valid=valid, obs_valid=valid
     )
@@ -294,6 +300,7 @@ def _processor_layout(stepwise: Stepwise) -> Layout:
 
 
 def _pack_processor(stepwise: Stepwise, processor: PyTree) -> PackedProcessor:
+    # One row for the whole state. The processed observations stay outside, so that acting unpacks nothing.
     row = jax.tree.map(lambda x: jnp.asarray(x)[None], processor)
     return PackedProcessor(
         packing.pack(_processor_layout(stepwise), row, packing.join_short), stepwise.processor.observe(processor)

@@ -21,7 +21,7 @@ from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError, StorageEr
 from jaxrl.loading import load_policy
 from jaxrl.training import Report, Trainer, loop, program, trainer
 from jaxrl.training.changes import unread
-from jaxrl.training.storage import checkpoints
+from jaxrl.training.storage import checkpoints, run_dir
 from jaxrl.training.storage.checkpoints import FILES, Store, file_sums, seal
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.run import Resume, Storage
@@ -436,7 +436,7 @@ def test_with_one_checkpoint_to_keep_the_last_whole_one_stays_until_the_next_is_
     step, tree, facts = store.load_newest(small.like)
     assert step == BEFORE
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "write_atomically", _no_room)
+        patch.setattr(run_dir, "write_atomically", _no_room)
         store.save(35, tree, facts)
         with pytest.raises(StorageError):
             store.wait()
