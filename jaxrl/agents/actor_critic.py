@@ -674,4 +674,6 @@ def actor_critic_loss(
 
 def _stop(target_kl: float, state: ActorCriticState, metrics: Metrics) -> Array:
     kl = metrics["approx_kl"]
-    return (kl.sum if isinstance(kl, Stat) else jnp.asarray(kl)) > target_kl
+    # With several shards it is their sum and number; a skipped update has none.
+    mean = kl.sum / jnp.maximum(kl.count, 1) if isinstance(kl, Stat) else jnp.asarray(kl)
+    return mean > target_kl

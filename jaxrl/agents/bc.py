@@ -175,8 +175,9 @@ def _update(parts: _Parts, state: BCState, batch: Batch, key: Key, opt_step: Arr
         max_norm=hyper.max_grad_norm,
         opt_step=opt_step,
     )
+    # Priorities are never negative, which would leave the old ones; a log-density may be above 0.
     metrics = {"loss": learnt.loss, "log_prob": learnt.aux.mean(), "grad_norm": learnt.norm}
-    return BCState(learnt.variables, learnt.opt_state, hyper), metrics, -learnt.aux * items.weight
+    return BCState(learnt.variables, learnt.opt_state, hyper), metrics, jnp.maximum(-learnt.aux, 0.0) * items.weight
 
 
 # --- weighted regression on actions, shared with AWAC and IQL --------------------------------------------------------

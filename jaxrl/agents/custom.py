@@ -141,7 +141,7 @@ def extra_term(
     """Return the user's term of the loss for steps whose weights these are; of weight 0 it is 0.
 
     Raises:
-      SettingsError: it is not float32 of the shape of `weight`.
+      SettingsError: it is not of a floating type and of the shape of `weight`.
     """
     term = check_per_step(name, extra_loss(params, sample, outputs), weight)
     # Select instead of multiplying by the weight alone: a term of weight 0 may be NaN.

@@ -124,8 +124,8 @@ def vtrace(
       discount_t: `[T]`, gamma, or 0 after termination.
       last_t: `[T]` bool, the last step of an episode.
       v_tm1: `[T]` values of the observations.
-      v_t: `[T]` values of their true successors. rho_tm1: `[T]`, the probability of each action divided by its
-        probability under the policy that chose it.
+      v_t: `[T]` values of their true successors.
+      rho_tm1: `[T]`, the probability of each action divided by its probability under the policy that chose it.
       lambda_: scalar in `[0, 1]`.
       rho_clip: bound on the ratios that weight the errors; it determines whose values are learnt.
       c_clip: bound on the ratios that pass later errors back; at most `rho_clip` in the paper.

@@ -113,7 +113,7 @@ def memories_of(
 def _follow(
     network: Network, variables: PyTree, blank: PyTree, memory: PyTree, seen: PyTree, is_first: Array
 ) -> tuple[PyTree, PyTree]:
-    """Run the core over `seen` `[B, T]`; return its last memory, and those before and after each step, `[T, B, ...]`"""
+    """Run the core over `seen` `[B, T]`; return the last memory, and those around each step, `[T, B, ...]`."""
     rows, steps = is_first.shape
     apply = partial(cast(Any, network).apply, variables)
     # The torso needs no order, so all steps pass it as one batch.

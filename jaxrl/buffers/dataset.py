@@ -50,7 +50,7 @@ class Dataset(NamedTuple):
         """Return the steps where `rows` `[R]` is true, which must be complete episodes."""
         # All arrays: the first field is the spec, the last one the settings.
         kept: Any = jax.tree.map(lambda x: x[rows], self[1:-1])
-        return Dataset(self.spec, *kept)._replace(settings=self.settings)
+        return Dataset(self.spec, *kept)
 
 
 def split_holdout(data: Dataset, share: float) -> tuple[Dataset, Dataset | None]:
@@ -71,7 +71,9 @@ def split_holdout(data: Dataset, share: float) -> tuple[Dataset, Dataset | None]
             f"holdout is {share:g}, but of {len(numbers)} episodes that is none; raise holdout, "
             "or set it to 0 and name an env to evaluate in"
         )
-    return data.where(~held[episode]), data.where(held[episode])
+    # Both are reloaded from the same files, and split again.
+    kept, rest = (data.where(rows)._replace(settings=data.settings) for rows in (~held[episode], held[episode]))
+    return kept, rest
 
 
 class Summary(NamedTuple):

@@ -20,7 +20,7 @@ NATURE = ((8, 4), (4, 2), (3, 1))
 
 
 class Convolutions(nn.Module):
-    """One 3x3 convolution of 16 channels, as in MinAtar (Young and Tian 2019); `[B, H, W, C] -> [B, D]`."""
+    """3x3 convolutions, by default one of 16 channels as in MinAtar (Young and Tian 2019); `[B, H, W, C] -> [B, D]`."""
 
     channels: Sequence[int] = (16,)
     activation: str = "relu"

@@ -155,7 +155,7 @@ def last(
 
 
 def replace_stats(collector: Collector, layout: Layout, packed: Packed, stats: PyTree) -> Packed:
-    """Put what was `stats` by all in place of what the processor has stats, before another round."""
+    """Give the processor `stats`, which are merged of those of all actors, before another round."""
     state = _unpack_state(layout, packed)
     new_stats = jax.tree.map(jnp.zeros_like, state.new_stats)
     return _pack_state(

@@ -13,7 +13,7 @@ from jaxrl.buffers.dataset import Dataset, summarise
 from jaxrl.buffers.mixed import mix
 from jaxrl.buffers.prioritised import prioritised
 from jaxrl.buffers.uniform import uniform
-from jaxrl.envs.base import Env, VecEnvState
+from jaxrl.envs.base import Env, GoalFn, VecEnvState
 from jaxrl.envs.host import HostEnv
 from jaxrl.envs.resets import resets_note
 from jaxrl.errors import SettingsError
@@ -114,6 +114,7 @@ def off_policy(
       SettingsError: sizes do not divide (the message has the nearest that do), or the agent does not support the
         spaces.
     """
+    goal = env.goal if isinstance(env, Env) else None
     # With actors, `env` becomes a placeholder with the same spaces, which the learner never steps.
     env, host_actors = split_env(env, actors, max_lag=2)
     built = interaction.build_agent(agent, processor, env.spec)
@@ -131,7 +132,7 @@ def off_policy(
         vector, *interaction.connect(built, (processor or interaction.make_default_processor(defaults)).for_replay)
     )
     # The schedule follows from the buffer of one shard before demonstrations are mixed in: those need no warm-up.
-    ring = _make_shard_buffer(buffer, collector, env, shards)
+    ring = _make_shard_buffer(buffer, collector, env.spec.name, goal, shards)
     replay_buffer = _with_demos(ring, demos, demo_share, collector, env)
     # Planned for all shards together, since settings count the environments of all; each shard then runs its part.
     schedule = make_update_schedule(
@@ -202,12 +203,12 @@ def off_policy(
     return sharded(one, shards, ("env", "processor", "buffer"))
 
 
-def _make_shard_buffer(buffer: Buffer, collector: Collector, env: Env | HostEnv, shards: int) -> Buffer:
-    """Return the buffer of one shard, adapted to the agent and the goals of `env`."""
+def _make_shard_buffer(
+    buffer: Buffer, collector: Collector, name: str, goal: GoalFn | None, shards: int
+) -> Buffer:
+    """Return the buffer of one shard, adapted to the agent and to the `goal` of the environment of this name."""
     _require_replay(collector.agent)
-    # With actors, `env` is the placeholder, which has no goal function; hindsight then needs one of the user's.
-    goal = env.goal if isinstance(env, Env) else None
-    ring = set_goal_fn(_divide_buffer(buffer, shards), collector.processor, env.spec.name, goal)
+    ring = set_goal_fn(_divide_buffer(buffer, shards), collector.processor, name, goal)
     return adapt_buffer(collector.agent, ring, collector.env.num_envs)
 
 

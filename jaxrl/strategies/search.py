@@ -187,7 +187,7 @@ class PBT(NamedTuple):
         # A list is a ladder. Which way a factor points matters, but not its size.
         ladder = sorted(float(x) for x in allowed)
         nearest_place = min(range(len(ladder)), key=lambda at: abs(ladder[at] - value))
-        moved = int(rng.integers(len(ladder))) if anew else nearest_place + (1 if factor > 1 else -1)
+        moved = int(rng.integers(len(ladder))) if anew else nearest_place + (factor > 1) - (factor < 1)
         return ladder[min(max(moved, 0), len(ladder) - 1)]
 
     def _rng(self, *which: int) -> np.random.Generator:

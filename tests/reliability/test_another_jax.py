@@ -111,6 +111,7 @@ def test_a_program_that_cannot_be_read_is_run_as_it_is(tmp_path: Path, other_tra
     assert jax.__version__ in notes[-1]
 
 
+@pytest.mark.slow
 def test_shards_that_cannot_be_run_one_by_one_are_run_in_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

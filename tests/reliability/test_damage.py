@@ -308,6 +308,7 @@ def test_without_the_list_of_files_no_flipped_bit_gives_wrong_values(small: Smal
     assert BEFORE in used <= {BEFORE, NEWEST}
 
 
+@pytest.mark.every_day("missing")
 @pytest.mark.parametrize("how", ["truncated", "empty", "missing"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_without_the_list_of_files_no_damaged_file_gives_wrong_values(small: SmallRun, run: Path, how: str) -> None:

@@ -11,6 +11,7 @@ from toys_envs import counting, nan_at
 
 from jaxrl.agents import Agent, AgentFns, dqn, ppo
 from jaxrl.errors import SettingsError
+from jaxrl.metrics import Stat
 from jaxrl.processors import chain, frame_stack, n_step, one_step, reward_scale
 from jaxrl.strategies import on_policy
 from jaxrl.strategies.base import iterate
@@ -542,6 +543,15 @@ def test_how_a_run_is_cut_into_calls_does_not_change_a_bit():
             state = run(state, jnp.uint32(first), jnp.uint32(min(first + chunk, 70)))
         assert same_bits(state, whole)
     assert run._cache_size() == 1
+
+
+def test_the_kl_of_several_shards_is_compared_by_its_mean():
+    agent = ppo(features=(8,), target_kl=0.1)(action_preference(GAMMA).env.spec)
+    of_shards = lambda count, total: {"approx_kl": Stat(*map(jnp.float32, (count, total, 0.0, 1.0)))}
+    assert not agent.fns.stop(None, of_shards(4, 0.39))
+    assert agent.fns.stop(None, of_shards(4, 0.41))
+    assert not agent.fns.stop(None, of_shards(0, 0.0))  # of an update that was skipped
+    assert agent.fns.stop(None, {"approx_kl": jnp.float32(0.11)})
 
 
 # --- populations ------------------------------------------------------------------------------------------------

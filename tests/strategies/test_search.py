@@ -115,6 +115,12 @@ def test_in_a_list_a_setting_moves_to_its_neighbour() -> None:
     assert {search.decide(g, scores, edge).copies[0].values["agent.lr"] for g in range(30)} == {1e-2, 1e-1}
 
 
+def test_a_factor_of_one_leaves_a_value_of_a_list_where_it_is() -> None:
+    search = PBT(100, share=0.5, resample=0.0, factors=(1.0,)).within({"agent.lr": [1e-3, 1e-2, 1e-1]}, 0)
+    (copy,) = search.decide(100, {0: 1.0, 1: 0.0}, values(range(2))).copies
+    assert copy.values == {"agent.lr": 1e-2}
+
+
 def test_each_setting_and_each_member_has_its_own_randomness() -> None:
     search = PBT(100, share=0.5).within({"agent.lr": LR, "agent.ent_coef": LR}, 0)
     both = {n: {"agent.lr": 1e-2, "agent.ent_coef": 1e-2} for n in range(40)}

@@ -49,6 +49,8 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     assert data.spec == SPEC
     assert data.settings["data"] == [str(tmp_path / "walk.npz")]
     assert [entry.name for entry in tmp_path.iterdir()] == ["walk.npz"]
+    # A part of it is not what the file holds.
+    assert data.where(np.ones(len(data.reward), bool)).settings is None
 
 
 def test_nested_observations_have_flat_names(tmp_path: Path) -> None:

@@ -275,7 +275,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     return found
 
 
-@pytest.mark.every_day("20", "60")
+@pytest.mark.every_day("20")
 @pytest.mark.parametrize("gate", [20, 40, 60])
 def test_killed_behind_a_gate_before_anyone_saves_again_it_comes_to_the_same_bits(
     searched: Searched, gate: int, tmp_path: Path
