@@ -203,9 +203,7 @@ def off_policy(
     return sharded(one, shards, ("env", "processor", "buffer"))
 
 
-def _make_shard_buffer(
-    buffer: Buffer, collector: Collector, name: str, goal: GoalFn | None, shards: int
-) -> Buffer:
+def _make_shard_buffer(buffer: Buffer, collector: Collector, name: str, goal: GoalFn | None, shards: int) -> Buffer:
     """Return the buffer of one shard, adapted to the agent and to the `goal` of the environment of this name."""
     _require_replay(collector.agent)
     ring = set_goal_fn(_divide_buffer(buffer, shards), collector.processor, name, goal)
