@@ -162,7 +162,7 @@ def vectorise(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
 def _reset(env: Env, num_envs: int, source: Resets, key: Key) -> tuple[VecEnvState, PyTree]:
     values = _initial_values(env.values)
     state, obs, length = _start(env, jax.random.split(key, num_envs), *_reset_args(values))
-    # An index that the split leaves unused: partitionable Threefry makes key `i` of a split as `fold_in` makes that of `i`.
+    # An index that the split leaves unused: with partitionable Threefry, its key `i` is that of `fold_in` with `i`.
     store = source.init(jax.random.fold_in(key, num_envs), *_reset_args(values))
     return VecEnvState(state, jnp.zeros(num_envs, jnp.float32), length, store, values), obs
 
