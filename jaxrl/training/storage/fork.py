@@ -76,10 +76,12 @@ def branch_off(fork: Fork, target: Path) -> int:
     step = step_of(fork, Store(source / "checkpoints", 1))
     (target / "checkpoints").mkdir(parents=True, exist_ok=True)
     shutil.copytree(source / "checkpoints" / str(step), target / "checkpoints" / str(step))
+    # The copy is what is checked, so damage is found whether it was in the source or came by copying.
     try:
         Store(target / "checkpoints", 1).manifest(step)
     except CheckpointError as error:
         raise NoCheckpointError(f"checkpoint {step} of {fork.run} {error.verdict}: {error}") from error
+    # A best policy from after the branch belongs to a future that this run does not have.
     for best in [best for best in Store(source / "best", 1).steps() if best <= step]:
         shutil.copytree(source / "best" / str(best), target / "best" / str(best))
     for name in LOGS:

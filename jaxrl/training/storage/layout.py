@@ -60,6 +60,7 @@ def require_layout(path: Path, wanted: Mapping[str, Any]) -> None:
         count, size = files.chunks(name, chunks)
         if count != math.prod(-(-n // c) for n, c in zip(leaf.shape, chunks, strict=True)):
             raise LayoutError(f"{name} has {count} chunks, which are not all of it")
+        # Fewer bytes than any compressor could make of it.
         if size * EXPANSION < math.prod(leaf.shape) * leaf.dtype.itemsize:
             raise LayoutError(f"{name} has {size} bytes on disk, which cannot be all of it")
 
@@ -91,6 +92,7 @@ class _Database:
     def __init__(self, path: Path) -> None:
         import tensorstore
 
+        # Its entries are named `ARRAY/.zarray` and `ARRAY/CHUNK`, as files in folders would be.
         base = {"driver": "file", "path": f"{path.absolute()}/"}
         self._store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
         self._entries: dict[str, list[str]] = {}
@@ -134,6 +136,7 @@ def _require_tree(tree: Mapping[str, Any], wanted: Collection[str], is_database:
         raise LayoutError(f"{TREE} names another form of arrays")
     leaves = tree.get("tree_metadata")
     try:
+        # Orbax has the keys of its tree as the text of a tuple.
         names = {str(tuple(path.split("/"))) for path in wanted}
         good = set(leaves) == names and all(map(_is_array, leaves, leaves.values()))  # type: ignore[arg-type, union-attr]
     except (TypeError, AttributeError, KeyError, ValueError):  # it is whatever a stranger has written
