@@ -132,6 +132,7 @@ def _params_of_all(strategy: Strategy, state: PyTree) -> PyTree:
         return gathered(state)
     processes.tell("params")
     with processes.reported():
+        # Computed on all devices, with a replicated result: each process then has all of it.
         same = NamedSharding(_mesh(strategy), SAME)
         return processes.whole(jax.jit(strategy.policy.params, out_shardings=same)(state))
 
@@ -212,6 +213,7 @@ def _run_placed(strategy: Strategy, program: Callable[..., Any], state: PyTree, 
     if not processes.several():
         return program(placed(strategy, state), *others)
     sums, start, stop = others
+    # The orders are given in the order in which programs begin: every process must begin the same ones.
     state, sums = spread_out(strategy, state, sums)
     processes.tell("run", int(start), int(stop), not isinstance(sums.count, jax.Array))
     with processes.reported():

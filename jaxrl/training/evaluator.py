@@ -179,6 +179,8 @@ class CompiledEvaluator:
     def __init__(self, run: Callable[[PyTree, Key], tuple[Any, ...]]) -> None:
         """Prepare an evaluation; nothing is compiled before the first call."""
         self.run = run
+        # `partial` makes it a function of its own: JAX would give one that was traced with other forms the programs of
+        # then.
         self._jitted: Any = jax.jit(partial(run), compiler_options=graph_options())
         self._run = self._jitted
         self._compiled_for: Any = None
@@ -268,6 +270,7 @@ class HostEvaluator:
             returns, lengths = returns + np.where(running, reward, 0.0), lengths + running
             info = _latest(info, step.info, running)
             running &= ~(step.terminated | step.truncated)
+            # Without the scalars: their names may change from step to step, and each set would be compiled anew.
             carry = self._observe(params, carry, step._replace(action=action, info={}))
         return Evaluation(returns, lengths, ~running, columns_of_info(info))
 
@@ -373,6 +376,7 @@ def run_episodes(
     asked, env = _asked(env, policy, sampled)
     reset_key, step_key = jax.random.split(key)
     start = begin_episodes(env, asked, episodes, params, reset_key)
+    # The carry of a loop has all of its leaves from the start: an abstract step tells which scalars there will be.
     seen = jax.eval_shape(partial(_advance, env, asked, params, step_key), start).info
     start = start._replace(info={name: jnp.full(episodes, jnp.nan, jnp.float32) for name in seen})
     end = jax.lax.while_loop(
@@ -409,6 +413,7 @@ def columns_of_info(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) -> _Episodes:
+    # All episodes step on until the last has ended. Whatever follows an end is masked by `running`.
     carry, action = policy.act(params, e.carry, key, e.step)
     keys = jax.random.split(fold(key, e.step), e.running.shape[0])
     state, out = jax.vmap(env.step)(e.env, action, keys)
@@ -418,6 +423,7 @@ def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) 
         truncated = truncated | (lengths >= env.spec.time_limit)
     finite = finite_rows((out.obs, out.reward))
     reward = jnp.where(finite, jnp.asarray(out.reward, jnp.float32), jnp.nan)
+    # No auto-reset: what a policy would see of another episode is not counted anyway.
     step = Step(action, (), reward, terminated, truncated & ~terminated, out.obs, out.obs)
     new = {name: jnp.asarray(value, jnp.float32) for name, value in out.info.items() if jnp.ndim(value) == 1}
     return _Episodes(
@@ -472,10 +478,12 @@ def evaluate_and_confirm(
 
     `on_disk` is the score of the best policy there.
     """
+    # By the optimisation step, not by the number of evaluations so far, which a resumption may change.
     key = jax.random.fold_in(rules.key, 0 if rules.fixed else opt_steps)
     evaluation, score = _evaluate_once(rules, params, key, ledger, "evaluate")
     least, again = mean_return(evaluation), None
     better = lambda score: math.isfinite(score) and (on_disk is None or score > on_disk)
+    # A candidate is the highest of many noisy scores, and so probably too high. The second look is independent of it.
     if rules.confirms and (ledger.is_better(score) or better(score)):
         second, again = _evaluate_once(rules, params, confirm_key(key), ledger, "confirm")
         least = float(np.minimum(least, mean_return(second)))

@@ -93,6 +93,8 @@ class Logbook:
         self._rows.begin(run_info(storage, opt_steps))
         self._columns = set()
         if resume:
+            # First back to the checkpoint. The rows that an earlier process could not write are from before it, and
+            # come after that.
             self.rewind(opt_steps if storage.resumes else -1)
             for log in self._logs:
                 log.take_up(self._waiting)
@@ -261,6 +263,7 @@ class Logbook:
         """
         counters = self._counters
         healthy, regular = in_good_health(health), self._schedule.is_regular_save(counters["opt_steps"])
+        # Before the facts are made, which hold the ledger.
         ledger.tries = 0 if healthy and regular else ledger.tries
         return {
             "ledger": ledger.facts(),

@@ -102,6 +102,7 @@ def orders(interrupt: Interrupt) -> Iterator[list[Any]]:
         name, found = f"jaxrl/order/{next(_count)}", None
         while found is None:
             if interrupt.signal is not None and not passed:
+                # Once: the first process decides what becomes of it.
                 passed = True
                 _store().key_value_set(f"{SIGNAL}{number()}", str(interrupt.signal), allow_overwrite=True)
             found = _look(name)
@@ -127,6 +128,7 @@ def stops(interrupt: Interrupt) -> bool:
     if several() and not number() and not interrupt:
         with reported():
             for name, signal in _store().key_value_dir_get(SIGNAL):
+                # Deleted before it is obeyed, so that each signal counts once.
                 _store().key_value_delete(name)
                 interrupt.receive(int(signal))
     return bool(interrupt)
@@ -151,6 +153,7 @@ def _agree_with_first(settings: Mapping[str, Any]) -> None:
     order, wanted = next(orders(Interrupt()))
     if order == END:
         raise ProcessError(f"process 0 could not begin: {wanted['failed']}")
+    # The own settings take the same way through JSON as those that they are compared with.
     found = changes(wanted, json.loads(json.dumps(settings, default=str)))
     said = f"has other settings or versions than process 0 ({'; '.join(map(str, found))}); start all by one command"
     if found:
@@ -211,6 +214,7 @@ def leave_when_lost(line: str = GONE) -> None:
         print_stderr(f"error: {line}")
         os._exit(ProcessError.exit_code)
 
+    # C's own `signal`: a handler of Python's would wait for the interpreter, and the abort does not.
     _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted))
     ctypes.CDLL(None).signal(int(signals.SIGABRT), _handlers[-1])
 
@@ -244,6 +248,7 @@ def _whole(leaf: Any) -> Any:
     if not is_spread(leaf):
         return leaf
     if not leaf.is_fully_replicated:
+        # The identity with a replicated result: XLA gathers the parts on every device.
         leaf = jax.jit(_same, out_shardings=NamedSharding(leaf.sharding.mesh, PartitionSpec()))(leaf)
     return leaf.addressable_data(0)
 
@@ -282,6 +287,7 @@ def _sent(leaves: list[Any]) -> list[np.ndarray]:
             flat[start : start + raw.size] = raw
     from jax.experimental import multihost_utils
 
+    # All processes take part in each broadcast; only the first has put anything into `flat`.
     for start in range(0, flat.size, PIECE):
         flat[start : start + PIECE] = multihost_utils.broadcast_one_to_all(flat[start : start + PIECE])
     parts = (flat[a:b] for a, b in itertools.pairwise(ends))

@@ -91,6 +91,7 @@ class RayWorker:
 
     def __init__(self, ray: Any) -> None:
         """Begin it."""
+        # Three calls at once: one plays, one glances, one closes. A restarted actor would have lost its environments.
         place = {"num_cpus": 1, "max_concurrency": 3, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
         self._ray, self._actor = ray, ray.remote(**place)(Worker).remote()
 

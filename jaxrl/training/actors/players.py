@@ -50,6 +50,7 @@ def programs(actor_fns: ActorFns, run: Callable[..., Any]) -> Programs:
     return Programs(
         run=run,
         push=jax.jit(actor_fns.push or (lambda state, arrival, t: state), donate_argnums=0),
+        # Copies: the state is donated to the next iteration, while actors still act with these.
         publish=jax.jit(lambda state: jax.tree.map(lambda x: x.copy(), actor_fns.publish(state))),
         # Each in a wrapper of its own: JAX would give a function traced with other forms the programs of then.
         begin=jax.jit(partial(actor_fns.begin)),
@@ -123,6 +124,7 @@ class Player:
         """Return `window` with what all have learnt up to `published`, and this actor in its own rounds since."""
         if not self.actor_fns.learns:
             return window
+        # Rounds before that of the parameters are in what was published.
         self._own = [(round, fresh) for round, fresh in self._own if round >= published.round]
         learnt = published.learnt
         for _, fresh in self._own:
@@ -147,6 +149,8 @@ class Player:
         programs, agent, key = self.programs, published.agent, self.part.key
         window, choice = programs.first(random, agent, window, key, np.array([number, published.opt_step], np.uint32))
         kept, infos, fresh = [], [], ()
+        # Each program takes in a step and chooses the next action. The last of a round only takes in: the next round
+        # has other parameters to choose with.
         for place in range(1, steps + 1):
             told, info = self._step(choice.action)
             if place < steps:
@@ -161,6 +165,7 @@ class Player:
         """Have the environments do what was chosen; return what it led to, packed, and their own scalars."""
         assert self._envs is not None, "opened before it is played in"
         action, stats = jax.tree.map(np.asarray, action), self.stats
+        # Asked between two steps, where the environments are whole.
         if self.halted():
             raise Stopped
         with stats.calling(self.actor_fns.config.actor_timeout):

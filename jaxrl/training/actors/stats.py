@@ -72,6 +72,7 @@ class Watch:
         found = {}
         for i, stats in enumerate(self._stats):
             calls, limit_s = stats.calls, stats.limit_s
+            # The number of the call tells one that takes long from many short ones.
             same = stats.inside and calls == self._calls[i]
             self._calls[i], self._seconds[i] = calls, self._seconds[i] + min(seconds, GLANCE_S) if same else 0.0
             if self._seconds[i] > limit_s:

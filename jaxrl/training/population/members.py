@@ -137,8 +137,10 @@ def take_over(own: MemberRun, other: MemberRun, copy: Copy, place: int, device: 
     key = jax.random.key(trainer.config.seed, impl=str(jax.random.key_impl(trainer.state.key)))
     for part in (COPY_STREAM, place, copy.member):
         key = jax.random.fold_in(key, part)
+    # A copy: the parent donates its own as soon as it goes on.
     state = copied(trainer.strategy, parent.state, device)._replace(key=key)
     line = f"goes on as member {copy.parent} stood after {place} optimisation steps, with {named(copy.values)}"
+    # Before `adopt` saves: its checkpoint tells that this was done.
     own.membership.adopted_at = place
     trainer.adopt(set_values(own.member, state, copy.values), with_values(own.member.strategy, copy.values), line)
 
@@ -247,6 +249,7 @@ class Queue:
         found = None
         while self._waiting and found is None:
             entry = heapq.heappop(self._waiting)
+            # Members whose devices are busy keep their turn.
             run = self._runs[entry[1]]
             if is_free(run.member.number):
                 found = run

@@ -128,6 +128,7 @@ class Team:
 
     def ask(self, place: int, call: Call) -> Any:
         """Wait for the others; return what the call comes to."""
+        # While this member waits, another may have its place on the host. Whoever comes last answers for all.
         with self._waiting(), self._turn:
             self._asked[place] = call
             self._turn.notify_all()
@@ -175,10 +176,12 @@ class Team:
 
     def _answer(self) -> None:
         """Answer all that ask for evaluations, or for the earliest iterations."""
+        # Only those at the earliest iterations: a member that has gone back to a checkpoint first catches up.
         start = min(call.start for call in self._asked.values())
         due = {place: self._asked.pop(place) for place, call in sorted(self._asked.items()) if call.start == start}
         try:
             answers: dict[int, Any] = self._evaluated(due) if start < 0 else self._trained(due)
+        # All who have asked are told, for none of them would get another answer.
         except Exception as error:
             answers = dict.fromkeys(due, error)
         self._answers.update(answers)
@@ -192,6 +195,7 @@ class Team:
 
     def _trained(self, due: dict[int, Call]) -> dict[int, Any]:
         self._put({place: call.given[0] for place, call in due.items()})
+        # As far as the first of them wants to go; the others ask again.
         stop, first = min(call.stop for call in due.values()), next(iter(due))
         sums = [due.get(place, due[first]).given[1] for place in range(self._width)]
         stacked = jax.tree.map(lambda *rows: np.stack(rows), *jax.device_get(sums))
@@ -207,6 +211,8 @@ class Team:
 
     def _put(self, given: dict[int, PyTree]) -> None:
         """Put states into their lanes; what is in other lanes is set aside."""
+        # The program works on every lane and donates it, so the state of a member that takes no part is copied out
+        # before.
         for place in [place for place in self._away if place not in given]:
             away = self._away.pop(place)
             away.kept = away.whole()

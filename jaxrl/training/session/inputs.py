@@ -153,6 +153,7 @@ def take_result(
     valid = obs.valid & finite & ~spoilt & ~reset
     ended = flags[0] & valid
     cut = (flags[1] | ~valid) & ~ended
+    # One array of all four, which goes to the device in one transfer.
     numbers = np.empty((4, num_envs), np.float32)
     numbers[0], numbers[1], numbers[2], numbers[3] = rewards * valid, ended, cut, valid
     return StepResult(numbers, obs.obs), reset, done  # type: ignore[arg-type]

@@ -195,6 +195,7 @@ class Session:
             self._now = now
             self._examined(after_step(now.trial, result, reset))
             return None
+        # The step donates arrays of the present state. Until the next one is in its place, no signal may raise.
         with Undisturbed():
             after, learnt = self._stepper.after(now, result, reset)
             episodes = list[Episode]()
@@ -213,6 +214,7 @@ class Session:
             self._now = self._stepper.chosen(self._now)
         if learnt is not None and self._is_time_to_save():
             self.save()
+        # Hooks are called last: whatever they raise, the step is wholly done.
         self._storage.settle(block=False)
         self._call_hooks(learnt, episodes)
         if learnt is not None:
@@ -260,6 +262,7 @@ class Session:
     def _scored(self, score: float, params: PyTree, evaluation: Evaluation | None = None) -> bool:
         """Take the score of the policy with `params`, the present one, of an `evaluation` or given by the user."""
         now = self._now
+        # A copy of the ledger: nothing has changed until the session is replaced as a whole.
         ledger, best = dataclasses.replace(now.ledger), now.best
         if is_best := ledger.record_score(score, self.opt_steps):
             best = self._log.best(score, params, self._stepper.policy, self.settings())
@@ -299,6 +302,7 @@ class Session:
         """Begin a checkpoint of the present state; it is on disk when `hooks.save` is called, or `close` returns."""
         facts, now = facts_to_save(self._now, self._stepper, self._log, self._iterations)
         self._now = now
+        # The session is replaced as a whole, so one that is still the same object has been saved before.
         again, self._saved = now is not self._saved, now
         self._storage.save(self.opt_steps, tree_of(now), facts, now.best, again)
         scores = {"best_score": now.ledger.best_score, "last_score": now.ledger.last_score}
@@ -334,6 +338,7 @@ class Session:
         """
         if self._closed:
             return
+        # First, so that a close that fails is not tried again by another.
         self._closed = True
         try:
             self.save()
@@ -360,6 +365,7 @@ class Session:
         try:
             self.close()
         finally:
+            # SIGTERM is handled to the end of the save.
             self._termination.end()
         report_exit(error, self._termination.came, self.opt_steps, self.config.run_dir)
 
@@ -586,6 +592,7 @@ def recorded(now: SessionState, stepper: Stepper, log: Logbook, opt_steps: int, 
 
 def facts_to_save(now: SessionState, stepper: Stepper, log: Logbook, t: int) -> tuple[dict[str, Any], SessionState]:
     """Return what a checkpoint after `t` iterations holds beside its arrays, and the session that has got further."""
+    # `facts` may set the tries back in this copy; the session takes that over below.
     ledger = dataclasses.replace(now.ledger, t=t)
     own = {"spec": spec_facts(stepper.policy), **facts_of(now)}
     facts = log.facts(ledger, stepper.health(now), **own)

@@ -220,6 +220,7 @@ def restored(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, statistics:
     if type(steps) is not int or type(invalid) is not int:
         raise ValueError("steps and invalid are counts")
     statistics, interval = statistics.take_up(facts["statistics"]), Interval().take_up(facts["interval"])
+    # NumPy again: the loader has made arrays of the device of them.
     host = jax.tree.map(np.array, host)
     return SessionState(state, sums, past, host, ledger, steps, invalid, statistics, interval, resumed=True)
 
