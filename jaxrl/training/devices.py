@@ -49,6 +49,7 @@ def on_devices(strategy: Strategy, devices: int, mesh: str | None = None) -> Str
         return _on_all(strategy, shape.envs if mesh else devices)
     there = check_there(devices)
     what, most = ("devices", there) if mesh is None else ("mesh envs", None)
+    # Every device runs the same program, with as many shards as any other.
     require_even(strategy.placement.shards, shape.envs, what, most)
     if mesh is not None and devices == 1:
         require_all_used(
@@ -122,6 +123,7 @@ def params_of(strategy: Strategy, state: PyTree) -> PyTree:
         return _params_of_all(strategy, state)
     if strategy.policy is None or strategy.placement.devices == 1:
         return state if strategy.policy is None else strategy.policy.params(state)
+    # A policy acts on one device: in each of several processes on its own first.
     first = jax.local_devices()[0] if processes.several() else jax.devices()[strategy.placement.first_device]
     return jax.device_put(strategy.policy.params(state), first)
 
@@ -178,6 +180,7 @@ def altered(strategy: Strategy, how: str, state: PyTree, *args: int) -> PyTree:
     if not processes.is_spread(state):
         return getattr(strategy.state_fns, how)(state, *args)
     processes.tell("alter", how, *args)
+    # `over_devices` wraps functions with two results.
     function = lambda state: (getattr(strategy.state_fns, how)(state, *args), ())
     with processes.reported():
         return jax.block_until_ready(jax.jit(over_devices(strategy, function, state))(state)[0])
@@ -210,6 +213,7 @@ def after_placing(strategy: Strategy, program: Callable[..., Any]) -> Callable[.
 
 
 def _run_placed(strategy: Strategy, program: Callable[..., Any], state: PyTree, *others: Any) -> Any:
+    # With one process, the compiled program still wants its arguments where it was compiled for them.
     if not processes.several():
         return program(placed(strategy, state), *others)
     sums, start, stop = others

@@ -112,6 +112,7 @@ class EvaluationReport:
 def _spread(values: np.ndarray) -> dict[str, float]:
     """Return mean, standard deviation and quantiles; NaN where a value is not finite."""
     wide = np.asarray(values, np.float64)
+    # One episode that is not finite leaves nothing to say of all.
     wide = wide if np.isfinite(wide).all() else np.full_like(wide, np.nan)
     spread = {"mean": float(wide.mean()), "std": float(wide.std())}
     return spread | {name: float(np.quantile(wide, share)) for name, share in QUANTILES.items()}
@@ -193,6 +194,7 @@ class CompiledEvaluator:
         """Compile for `params` of these shapes, so that the first evaluation is not slower than the others."""
         shapes = jax.tree.map(lambda x: (x.shape, x.dtype), params), jax.tree.structure(params), options_of()
         if self._compiled_for != shapes:
+            # Compiled again only for other shapes or options of JAX.
             self._run, self._compiled_for = self._jitted.lower(params, key).compile(), shapes
 
 
@@ -220,6 +222,7 @@ class Evaluator(CompiledEvaluator):
         """
         check_count("eval_episodes", episodes)
         self.actions = "sampled" if sampled else "greedy"
+        # With several agents, the policy of one is asked for each of them.
         asked, one = _asked(env, policy, sampled)
         self.episodes, self._begun = episodes, partial(begin_episodes, one, asked, episodes)
         limit = max_steps or env.spec.time_limit or MAX_STEPS
@@ -261,11 +264,13 @@ class HostEvaluator:
         carry = self._begin(params, envs.reset())
         returns, lengths = np.where(envs.invalid_reset, np.nan, 0.0), np.zeros(self.episodes, np.int32)
         running, info = ~envs.invalid_reset, dict[str, Any]()
+        # Environments reset themselves where an episode has ended; these later episodes are masked by `running`.
         for t in range(self.max_steps):
             if not running.any():
                 break
             carry, action = self._act(params, carry, key, np.uint32(t))
             step = envs.step(jax.tree.map(np.asarray, action))
+            # NaN makes the return of an episode NaN from here on, so that no score is made of it.
             reward = np.where(step.valid, step.reward, np.nan)
             returns, lengths = returns + np.where(running, reward, 0.0), lengths + running
             info = _latest(info, step.info, running)
@@ -303,6 +308,7 @@ def chooser(policy: Policy, sampled: bool) -> Chooser:
         raise SettingsError("the policy was made by hand without a way to sample; evaluate it with greedy actions")
 
     def act(params: PyTree, carry: PyTree, key: Key, t: Array) -> tuple[PyTree, PyTree]:
+        # A stream of its own, beside that of the environments' steps.
         drawn = jax.random.fold_in(jax.random.fold_in(key, SAMPLE_STREAM), t)
         return sample(params, carry, drawn, jnp.uint32(DECAYED))
 
@@ -400,6 +406,7 @@ def begin_episodes(env: Env, asked: Chooser, episodes: int, params: PyTree, rese
         step=jnp.int32(0),
         env=state,
         carry=asked.begin(params, zero_invalid_rows(finite, obs)),
+        # An episode whose first observation is not finite is over before its first step.
         returns=jnp.where(finite, jnp.float32(0), jnp.float32(jnp.nan)),
         lengths=jnp.zeros(episodes, jnp.int32),
         running=finite,

@@ -163,6 +163,7 @@ def _agree_with_first(settings: Mapping[str, Any]) -> None:
 
 def answers() -> Iterator[str]:
     """Yield what each of the other processes answers, in their order; the first process waits for them."""
+    # In a fixed order, since all of them must have answered anyway.
     for i in range(1, processes()):
         name, said = f"{READY}{i}", None
         while said is None:
@@ -262,6 +263,7 @@ def copied(leaf: Any) -> Any:
     if not is_spread(leaf):
         return jax.device_put(leaf, may_alias=False)
     data = jax.random.key_data(leaf) if is_key(leaf) else leaf
+    # Each process can only copy what is on its own devices; the copies together are the array.
     own = [jax.device_put(shard.data, may_alias=False) for shard in data.addressable_shards]
     return as_keys(leaf, jax.make_array_from_single_device_arrays(data.shape, data.sharding, own))
 
@@ -283,6 +285,7 @@ def _sent(leaves: list[Any]) -> list[np.ndarray]:
     ends = np.cumsum([0, *sizes])
     if not number():
         for x, start in zip(like, ends, strict=False):
+            # Bytes, so that every dtype takes the same way.
             raw = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
             flat[start : start + raw.size] = raw
     from jax.experimental import multihost_utils
@@ -302,6 +305,7 @@ def _numbers(leaf: Any) -> Any:
 
 
 def _placed(leaf: Any, array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    # Every process has all numbers, and puts those parts on its devices that belong there.
     made = jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
     if not is_key(leaf):
         return made

@@ -80,6 +80,7 @@ class Player:
         """Prepare; nothing is opened yet. A round ends with `Stopped` once `halted()`."""
         self.actor_fns, self.programs, self.part, self.stats, self.halted = actor_fns, programs, part, stats, halted
         self._envs: HostVectorEnv | None = None
+        # What a step led to goes to the device as a few arrays of words, in place of one for each leaf.
         self._told = HostRows(actor_fns.result_layout, actor_fns.num_envs)
         self._window: Packed | None = None
         self._own: list[tuple[int, PyTree]] = []
@@ -89,6 +90,7 @@ class Player:
         """Open the environments, from the actor's own seed."""
         actor_fns = self.actor_fns
         seed = int(jax.random.bits(self.part.key) >> 1)
+        # A program takes as long to compile as it takes; everything else has a limit.
         opening_s = math.inf if actor_fns.env.compiled else max(OPENING_S, actor_fns.config.actor_timeout)
         with self.stats.calling(opening_s):
             self._envs = HostVectorEnv(actor_fns.env, actor_fns.num_envs, seed, actor_fns.config.processes)
@@ -117,6 +119,7 @@ class Player:
             obs = self._envs.reset()
         window: Packed = self.programs.begin(published.agent, published.learnt, obs, self.part.key)
         if self.actor_fns.prime:
+            # Steps of which the processor makes no whole transition yet, as of n-step returns. Their block is dropped.
             window, _ = self._steps(published, window, STREAM, self.actor_fns.prime, random)
         return window
 
@@ -139,6 +142,7 @@ class Player:
             return published
         agent, factor = published.agent, self.actor_fns.factor
         times = 1.0 if factor is None else float(factor(jnp.uint32(published.opt_step)))
+        # Hyperparameters are arrays in the agent's state, so other numbers compile nothing.
         hyper = agent.hyper._replace(**{name: np.float32(value * times) for name, value in given.items()})
         return published._replace(agent=agent._replace(hyper=hyper))
 

@@ -133,6 +133,7 @@ def block_of(words: Sequence[Mapping[str, Any]], infos: list[dict[str, np.ndarra
 def _stack_scalars(steps: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Stack scalars `[N]` of several steps to `[T, N]`, NaN where a step lacks one."""
     names = {name: len(x) for step in steps for name, x in step.items()}
+    # A scalar that a step lacks must still fill its row of the block.
     blank = {name: np.full(size, np.nan, np.float32) for name, size in names.items()}
     return {name: np.stack([step.get(name, blank[name]) for step in steps]) for name in names}
 

@@ -55,9 +55,11 @@ def explain_damage(path: Path | None, member: Member) -> Iterator[None]:
     """
     try:
         yield
+    # Whole, but of another version: to train it anew is no remedy.
     except OtherVersionError as error:
         raise NoCheckpointError(f"member {member.number}: {error}") from error
     except NoCheckpointError as error:
+        # The advice behind the semicolon is for a run by itself.
         reason = str(error).partition(";")[0]
         raise NoCheckpointError(f"member {member.number}: {reason}; {_remedy(path, member)}") from error
     except SettingsError as error:
@@ -209,6 +211,7 @@ class Gates:
 
     def verdict(self, held: Mapping[int, int]) -> Verdict | None:
         """Return what is decided at the next gate, once all that will come have come; then it is behind them."""
+        # Nothing is left to decide, or nobody waits at the gate or is beyond it.
         if self.passed == len(self.steps) or not (held or self.is_behind(self.passed)):
             return None
         if any(held.get(number, -1) < self.steps[self.passed] for number in self.there - self._gone):

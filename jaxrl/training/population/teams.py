@@ -189,6 +189,7 @@ class Team:
 
     def _evaluated(self, due: dict[int, Call]) -> dict[int, Any]:
         first = next(iter(due))
+        # A lane without a member that asks repeats the first: its result is not used.
         rows = [due.get(place, due[first]).given for place in range(self._width)]
         made = jax.device_get(self._evaluation(*_stacked(rows)))
         return {place: Evaluation(*jax.tree.map(lambda x, i=place: x[i], tuple(made))) for place in due}
@@ -200,6 +201,7 @@ class Team:
         sums = [due.get(place, due[first]).given[1] for place in range(self._width)]
         stacked = jax.tree.map(lambda *rows: np.stack(rows), *jax.device_get(sums))
         made = self.compile()(self._states, stacked, np.uint32(due[first].start), np.uint32(stop))
+        # The answers refer to lanes of these states; each member's is cut out only where someone reads it.
         self._states = made.state
         of_all = jax.device_get((made.sums, made.ended_rows, made.health))
         answers = {}
@@ -217,9 +219,11 @@ class Team:
             away = self._away.pop(place)
             away.kept = away.whole()
         for place, state in given.items():
+            # It lies in its lane already, as after most calls.
             if isinstance(state, Away) and self._away.get(place) is state:
                 continue
             one = jax.device_put(state.whole() if isinstance(state, Away) else state, self.device)
+            # The first state fills all lanes, so that each holds one that can be computed with.
             if self._states is None:
                 self._states = _repeated(one, self._width)
             else:
@@ -323,6 +327,7 @@ def placed(
       evaluator: what evaluates members of a strategy.
       host: how many members work on the host at the same time.
     """
+    # Teams, or members, go round the groups of devices.
     first = lambda place: place % shape.members * shape.envs
     device = lambda place: jax.devices()[first(place)] if shape.devices > 1 else None
     if population.layout.name != "together":
@@ -336,6 +341,7 @@ def placed(
         widest[step] = max(widest.get(step, 0), len(group))
     for number, group in enumerate(groups):
         strategy = group[0].strategy
+        # All teams of a strategy have the same width, and so share one program.
         width, tell = widest[id(strategy.step)], tells(strategy)
         team = Team(strategy, len(group), width, device(number), tell, evaluator(strategy), host)
         places.teams.append(team)

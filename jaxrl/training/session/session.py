@@ -186,6 +186,7 @@ class Session:
         if not self._now.acted:
             raise SettingsError("observe was called without an act before it; call act(obs), then observe, in turns")
         space, count, now = self._outside.spec.observation_space, self.config.num_envs, self._now
+        # In an evaluation nothing is learnt, so no step has to be kept from it.
         spoilt = now.host.spoilt if now.trial is None else np.zeros(count, bool)
         result, reset, done = inputs.take_result(
             space, count, reward, next_obs, terminated, truncated, spoilt, now.resetting
@@ -229,6 +230,7 @@ class Session:
         For a loop that gives an episode up between two steps; a cut that comes with a step is given by `truncated`.
         """
         now = self._now
+        # Both are cut: the episodes of training and those of an evaluation.
         trial = None if now.trial is None else cut_trial(now.trial)
         self._now = now._replace(host=begun(now.host, np.ones_like(now.host.ended)), acted=False, trial=trial)
 
@@ -264,8 +266,10 @@ class Session:
         now = self._now
         # A copy of the ledger: nothing has changed until the session is replaced as a whole.
         ledger, best = dataclasses.replace(now.ledger), now.best
+        # `params` are copies, which stay as they are while training goes on.
         if is_best := ledger.record_score(score, self.opt_steps):
             best = self._log.best(score, params, self._stepper.policy, self.settings())
+        # A session that is done keeps the reason that it has.
         stop = None if self.is_done else stopping.after_evaluation(self.config, ledger, score)
         with Undisturbed():
             self._now = now._replace(ledger=ledger, best=best, stop=stop or now.stop)
@@ -323,6 +327,7 @@ class Session:
         """
         if self.config.run_dir is None or self._closed:
             raise SettingsError("restore needs an open session with a run_dir")
+        # What is being written must be on the disk before the newest is looked for.
         self._storage.settle()
         self._look_at = 0
         self._now = self._taken_up(self._stepper.first(self._now.statistics.fresh()))._replace(best=self._now.best)
@@ -486,6 +491,7 @@ class Session:
             return  # To look means to wait for the device. There cannot have been so many yet.
         health = self._stepper.health(self._now)
         left = skips_left(health, self.config.max_skips)
+        # No sooner can that many updates have been skipped.
         self._look_at = self.opt_steps + left
         if left == 0:
             what = explain(health, self._stepper.metrics)

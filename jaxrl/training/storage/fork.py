@@ -71,6 +71,7 @@ def branch_off(fork: Fork, target: Path) -> int:
     require_run(source)
     if population_of(source) is not None:
         raise SettingsError(f"{fork.run} is a population; branch off from one of its members, as of {fork.run}/members")
+    # A fork inside of the run would be part of it, and be copied or moved aside with it.
     if target.absolute().is_relative_to(source):
         raise SettingsError(f"{target} lies inside {fork.run}, which is to stay as it is; choose another directory")
     step = step_of(fork, Store(source / "checkpoints", 1))

@@ -52,6 +52,7 @@ def require_layout(path: Path, wanted: Mapping[str, Any]) -> None:
     Raises:
       OSError: a file cannot be read.
     """
+    # Files tell which of the two forms it is; the tree must agree.
     is_database = (path / DATABASE).exists()
     _require_tree(_parsed(TREE, read_text(path / TREE)), wanted, is_database)
     files = _Database(path) if is_database else _Folders(path)
@@ -159,6 +160,7 @@ def _require_array(name: str, found: Mapping[str, Any], leaf: Any) -> list[int]:
     for key, value in what.items():
         if found.get(key) != value:
             raise LayoutError(f"{name} has {key} {str(found.get(key))[:60]} on disk, expected {value}")
+    # Chunks larger than the array would be allocated in their whole size.
     fits = isinstance(chunks, list) and len(chunks) == len(shape) and all(type(n) is int for n in chunks)
     if not fits or not all(0 < c <= n for c, n in zip(chunks, shape, strict=True)):  # type: ignore[arg-type]
         raise LayoutError(f"{name} has chunks {str(chunks)[:60]} on disk, for the shape {shape}")

@@ -90,6 +90,7 @@ def weights_of(place: str | None, like: Callable[[], PyTree]) -> Weights:
 
 
 def _is_taken(path: str) -> bool:
+    # By their place in the state: networks of the agent, and running statistics of the processor.
     match path.split("/"):
         case "state", "agent", field, *_:
             return field not in NOT_TAKEN
