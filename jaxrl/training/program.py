@@ -152,6 +152,7 @@ def tell(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Arra
     assert isinstance(strategy.step, ComposedStep)
     step, most = strategy.step.with_episodes, most_told(strategy)
     _, _, like = jax.eval_shape(step, state, state.key, start)
+    # Arrays of the longest call, so that one program serves every length.
     blank = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), like)
 
     def body(
@@ -235,6 +236,7 @@ def compile_all(
     What was compiled for the same strategy before, in this process, is used again.
     """
     processes.tell("compile", resume)
+    # What this process has compiled for the strategy before is in `made`.
     init, made, values = jit_init(strategy), programs_of(strategy), values_of(strategy)
     like, run = state_shapes(strategy), "tell" if tells else "run"
     state = like[0]
@@ -295,6 +297,7 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
     """
     if not strategy.env_steps_per_step:
         return {}
+    # An environment stepped on the host has a spec that programs are made for, too.
     env = strategy.actor_fns.env if strategy.actor_fns else strategy.env
     # No program sets hyperparameters, and each member of a population has a function of its own for it.
     on_state = strategy.state_fns._replace(set_hyperparams=None)

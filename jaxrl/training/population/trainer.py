@@ -170,6 +170,7 @@ class PopulationTrainer:
     def __iter__(self) -> Iterator[MemberReport]:
         """Train, yielding at each boundary of each member; leaving the loop early saves all of them first."""
         if self._begun:
+            # Called again: where there is a directory the members are in it now, whatever they began from.
             self._resume, self._start_over = self.config.run_dir is not None, False
             self.interrupt.clear()
         if self._begun and not self._resume:
@@ -476,11 +477,13 @@ class PopulationTrainer:
         try:
             if self._resume:
                 require_same(self.population, self.config.max_opts, self._dir.path)
+            # The old population is moved aside only once this one holds the lock.
             if replaces:
                 self._dir.set_aside()
             self._dir.sign()
             if not self._resume:
                 self._dir.write_config(self.settings())
+            # A resumed population keeps the day on which it was begun.
             created = {} if self._resume else {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
             self._dir.write_metadata(format=FORMAT, **created, status="running", members=len(self._runs))
             (self._dir / MEMBERS).mkdir(exist_ok=True)

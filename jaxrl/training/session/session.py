@@ -142,6 +142,7 @@ class Session:
         self._schedule = schedule_of(self.config, self._stepwise)
         self._closed, self._saves, self._termination = False, list[int](), Termination()
         self._saved: SessionState | None = None
+        # Memory is checked here, before the run directory is touched.
         self._stepper = Stepper(self._stepwise, self.config.seed)
         self._open(how, statistics or Statistics())
         if about:
@@ -160,11 +161,13 @@ class Session:
           SettingsError: observations that do not fit the space, or are not those that the last step led to.
         """
         space, num_envs = self._outside.spec.observation_space, self.config.num_envs
+        # Greedy actions may be asked for any number of environments; those of training are for all of them.
         given = inputs.take_obs("act: obs", space, num_envs if explore else None, obs)
         if not explore:
             actions, greedy = self._outside.spec.action_space, self._greedy.at(self._stepper.params(self._now))
             return inputs.shown(self._outside, to_indices(actions, greedy(to_elements(space, given.obs))), given.single)
         self._require_going_on("act")
+        # Replaced only once the actions are there: an error leaves the session as it was.
         self._now, actions = self._stepper.acting(self._now, given)
         return inputs.shown(self._outside, actions, given.single)
 
@@ -277,6 +280,7 @@ class Session:
             self._log.scored(columns, evaluation)
             if stop and self.config.record_interval and self.opt_steps > now.interval.opt_steps:
                 self._record()
+        # Written outside of the block above: a disk that is slow must not hold back a signal.
         self._storage.keep_best(best)
         if stop:
             self._require_valid()
@@ -478,6 +482,7 @@ class Session:
             call(self.hooks.evaluated, trial.evaluation)
 
     def _call_hooks(self, learnt: Learnt | None, episodes: list[Episode]) -> None:
+        # Saves are told of in the calls of the loop, not from where they are noticed.
         while self._saves:
             call(self.hooks.save, self._saves.pop(0))
         if learnt is not None:
