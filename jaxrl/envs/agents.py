@@ -55,6 +55,7 @@ def joint_env(env: Env) -> Env:
         reward = jnp.where(state.alive, jnp.asarray(out.reward, jnp.float32), 0.0)
         ended = jnp.broadcast_to(jnp.asarray(out.terminated, bool), (count,)) & state.alive
         alive = state.alive & ~ended
+        # Scalars of the game and of each agent; other shapes cannot be recorded.
         scalars = {name: x for name, x in out.info.items() if jnp.ndim(x) == 0 or jnp.shape(x) == (count,)}
         per_agent = dict(zip(PER_AGENT, (reward, ended, state.alive), strict=True))
         truncated = jnp.any(jnp.asarray(out.truncated, bool))
@@ -80,6 +81,7 @@ def _stack_space(space: Space, count: int) -> Any:
     box: Any = Box  # which takes arrays as bounds
 
     def leaf(one: Box | Discrete | MultiDiscrete) -> Space:
+        # A discrete space has one axis at most, so choices of several parts become a box of integers.
         if isinstance(one, Discrete):
             return MultiDiscrete((one.n,) * count, one.dtype)
         bounds = (np.zeros(one.shape), np.array(one.n) - 1) if isinstance(one, MultiDiscrete) else box_bounds(one)[:2]
@@ -129,6 +131,7 @@ def vectorise_agents(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
             f"num_envs is {num_envs}, but {env.spec.name} has {count} agents, each of which takes the place of an "
             f"environment; set it to {near}"
         )
+    # The games are vectorised as single-agent environments, and their results cut into rows of agents.
     games = vectorise(joint_env(env), num_envs // count, resets)
     step = partial(_step, games, count)
     return games._replace(spec=env.spec, num_envs=num_envs, reset=partial(_reset, games, count), step=step)
@@ -141,16 +144,20 @@ def _reset(games: VecEnv, count: int, key: Key) -> tuple[VecEnvState, PyTree]:
 
 
 def _step(games: VecEnv, count: int, state: VecEnvState, action: PyTree, key: Key) -> tuple[VecEnvState, Step]:
+    # Schedules set the values of the outer state, which the games read at their next resets.
     inner, played = games.step(state.env._replace(values=state.values), unflatten_agents(action, count), key)
     each = partial(jnp.repeat, repeats=count)
     reward, ended, alive = (flatten_agents(played.info[name]) for name in PER_AGENT)
+    # A dead agent's row is invalid until the game is over.
     valid, over = each(jnp.asarray(played.valid)) & alive, each(played.terminated | played.truncated)
     terminated = ended & valid
     truncated = over & ~terminated  # dead agents too, so that no return extends into the next game
     done = terminated | truncated
     reward = jnp.where(valid, reward, 0.0)
     total = state.episode_return + reward
+    # A dead agent takes no step.
     length = jnp.maximum(state.episode_length, 0) + alive
+    # A game that begins with a non-finite observation does so for all its agents.
     invalid = each(jnp.asarray(inner.episode_length == INVALID_RESET)) & over
     length_after = jnp.where(invalid, INVALID_RESET, jnp.where(over, 0, length))
     scalars = {
@@ -166,6 +173,7 @@ def _step(games: VecEnv, count: int, state: VecEnvState, action: PyTree, key: Ke
         obs=flatten_agents(played.obs),
         info={**scalars, "episode_return": total, "episode_length": length},
         valid=valid,
+        # Between its own end and that of the game, an agent has no observation worth acting on.
         obs_valid=jnp.where(over, ~invalid, alive & ~done),
         present=alive,
     )

@@ -56,6 +56,7 @@ def atari_env(name: str, /, *, life_loss: bool | float = False, raw: bool | floa
     played = {word: value for word, value in settings.items() if word in GAME_PARAMS}
     whole = make_gymnasium_host(id_, partial(_make, id_, played, shaped, False), given)
     frames = settings.get("max_num_frames_per_episode", _registered_kwargs(id_).get("max_num_frames_per_episode"))
+    # The game counts frames, the limit steps of `frame_skip` of them.
     limit = None if frames is None else max(1, frames // shaped["frame_skip"])
     whole = whole._replace(spec=whole.spec._replace(time_limit=limit))
     if not check_flag("life_loss", life_loss):
@@ -122,6 +123,7 @@ class Lives:
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step the game; a lost life terminates. At the end of a game, `info` has `game_return`."""
         obs, reward, terminated, truncated, info = self._game.step(action)
+        # The first observation of the next life, if this step loses one.
         self._last = obs, info
         self._over, self._return = terminated or truncated, self._return + float(reward)
         if self._over:

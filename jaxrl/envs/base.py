@@ -162,6 +162,7 @@ def vectorise(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
 def _reset(env: Env, num_envs: int, source: Resets, key: Key) -> tuple[VecEnvState, PyTree]:
     values = _initial_values(env.values)
     state, obs, length = _start(env, jax.random.split(key, num_envs), *_reset_args(values))
+    # An index that the split leaves unused: with partitionable Threefry, its key `i` is that of `fold_in` with `i`.
     store = source.init(jax.random.fold_in(key, num_envs), *_reset_args(values))
     return VecEnvState(state, jnp.zeros(num_envs, jnp.float32), length, store, values), obs
 
@@ -208,6 +209,7 @@ def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, key: Key
     step_keys = jax.random.split(step_key, state.episode_length.shape[0])
     env_state, out = jax.vmap(env.step)(state.env, action, step_keys)
     length = jnp.maximum(state.episode_length, 0) + 1  # `INVALID_RESET` counts as 0
+    # The step after a non-finite first observation is invalid, too, however finite its own result.
     valid = finite_rows((out.obs, out.reward)) & obs_valid(state)
     reward = jnp.where(valid, jnp.asarray(out.reward, jnp.float32), 0.0)
     total = state.episode_return + reward
@@ -218,6 +220,7 @@ def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, key: Key
         truncated = truncated | ((length >= env.spec.time_limit) & ~terminated)
     done = terminated | truncated
     final_obs = zero_invalid_rows(valid, out.obs)
+    # New episodes start with the values of now.
     given = _reset_args(state.values)
     # Resets are computed whether or not an episode ended; `source` decides how many of them there are.
     starts, (fresh_state, fresh_obs, fresh_length) = source.take(state.starts, done, reset_key, *given)
@@ -286,6 +289,7 @@ def check_signatures(env: Env) -> None:
     name = env.spec.name
     for space in (env.spec.observation_space, env.spec.action_space):
         spaces.check_zero_based(name, space)
+    # Traced without values: a `reset` that takes them has defaults for them.
     first = jax.eval_shape(env.reset, _KEY)
     if not (isinstance(first, tuple) and len(first) == 2):
         raise SettingsError(f"environment {name}: reset returned {type(first).__name__}; expected (state, observation)")
@@ -299,6 +303,7 @@ def check_signatures(env: Env) -> None:
     next_state, out = result
     require_same(f"environment {name}: the state after step", next_state, "that after reset", state)
     require_same(f"environment {name}: the observation after step", out.obs, "that after reset", obs)
+    # Paths alone do not tell a list from a tuple.
     after: Any = jax.tree.structure((next_state, out.obs))
     if after != jax.tree.structure((state, obs)):
         raise SettingsError(

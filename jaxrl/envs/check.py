@@ -102,6 +102,7 @@ def _check_values(env: Env, walk: _Walk) -> list[str]:
         if any(np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all() for x in leaves):
             found.append(f"a {name} is not finite; look for a division by zero or an overflow in {where}")
     space = env.spec.observation_space
+    # Bounds are compared only where all is finite.
     if isinstance(space, Box) and not found:
         obs = np.asarray(walk.out.obs, np.float64).reshape(len(walk.length), -1)
         low, high = (np.asarray(b, np.float64).reshape(1, -1) for b in (space.low, space.high))
@@ -117,6 +118,7 @@ def _check_keys(env: Env, resets: PyTree, walk: _Walk, key: Key) -> list[str]:
     found = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(walk.after)[0]:
         if is_key(leaf):
+            # A key that is the same before and after any of the steps did not advance.
             before = dict(jax.tree_util.tree_flatten_with_path(walk.before)[0])[path]
             if bool(jnp.any(jnp.all(_bits(before) == _bits(leaf), axis=-1))):
                 where = jax.tree_util.keystr(path)
@@ -150,6 +152,7 @@ def _step_is_blind(env: Env, key: Key) -> bool:
 def _check_ends(env: Env, steps: int, walk: _Walk) -> list[str]:
     terminated, truncated = np.asarray(walk.out.terminated), np.asarray(walk.out.truncated)
     lengths, limit = np.asarray(walk.length), env.spec.time_limit
+    # More than one termination exactly at the limit, and none before it, is no coincidence.
     if limit is not None and (terminated & (lengths == limit)).sum() > 1 and not (terminated & (lengths < limit)).any():
         return [
             f"every episode is terminated at the time limit of {limit} steps: a cut is not an end; "
@@ -172,6 +175,7 @@ def _check_ends(env: Env, steps: int, walk: _Walk) -> list[str]:
 def _check_hidden_reset(reset_state: PyTree, walk: _Walk) -> list[str]:
     """Find a reset inside `step`: states at ends of episodes then lie in the range of initial states, others do not."""
     done = np.asarray(walk.out.terminated | walk.out.truncated)
+    # A row counts as initial only if all its entries lie in the ranges of the sampled resets.
     like_reset = np.ones(len(done), bool)
     for fresh, after in zip(jax.tree.leaves(reset_state), jax.tree.leaves(walk.after), strict=True):
         if is_key(fresh):

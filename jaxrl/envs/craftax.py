@@ -42,6 +42,7 @@ def craftax_env(name: str, **params: Any) -> Env:
     defaults = {word: value for word, value in vars(env.default_params).items() if isinstance(value, int | float)}
     given = convert_like_defaults(name, params, defaults)
     limit = given.get("max_timesteps", defaults["max_timesteps"])
+    # The limit of the suite is put out of reach: the spec's own truncates.
     env_params = env.default_params.replace(**{**given, "max_timesteps": NEVER})
     pixels = "-Pixels-" in id_
     obs, like = jax.eval_shape(env.reset_env, KEY, env_params)
@@ -67,6 +68,7 @@ def _step(
     env: Any, params: Any, pixels: bool, like: PyTree, feats: list[str], state: PyTree, action: Array, key: Key
 ) -> tuple[PyTree, TimeStep]:
     obs, state, reward, done, _ = env.step_env(key, copy_containers(state), action, params)
+    # Means over episodes then are success rates in percent.
     achieved = state.achievements * 100.0
     info = {f"episode_achievements/{feat}": achieved[i] for i, feat in enumerate(feats)}
     return cast_like(state, like), TimeStep(_convert_obs(obs, pixels), reward, done, False, info)

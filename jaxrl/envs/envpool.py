@@ -45,6 +45,7 @@ def _atari_env(env: HostEnv, make: Any, config: Any) -> HostEnv:
     spec = env.spec._replace(time_limit=config.max_episode_steps)
     played = partial(make, episodic_life=False)
     whole = env._replace(spec=spec, open=partial(_EnvPool, partial(played, reward_clip=False), spec))
+    # Training episodes may be lives with clipped rewards. Scores are those of whole games with the rewards of the game.
     lives = env._replace(spec=spec, open=partial(_EnvPool, played, spec, lives=config.episodic_life))
     return lives._replace(eval_env=whole) if config.episodic_life or config.reward_clip else lives
 
@@ -67,6 +68,8 @@ class _EnvPool:
             self._obs = convert_obs(self._name, self._space, obs)
             self._left = info["lives"] if self._lives else self._left
             return self._obs
+        # A lost life that did not end the game needs no reset: the next episode begins with the observation that is
+        # there.
         ids = np.flatnonzero(which & self._over).astype(np.int32)
         if ids.size:
             obs, info = self._env.reset(ids)
@@ -78,6 +81,7 @@ class _EnvPool:
         obs, reward, terminated, truncated, info = self._env.step(convert_action(self._env.action_space, action))
         self._obs = convert_obs(self._name, self._space, obs)
         if self._lives:
+            # Before a lost life is added to the ends: this is whether the game itself is over.
             self._over = terminated | truncated
             terminated = terminated | ((info["lives"] < self._left) & ~truncated)
             self._left = info["lives"]
@@ -92,6 +96,7 @@ def _scatter(obs: PyTree, ids: np.ndarray, fresh: PyTree) -> PyTree:
     """Return `obs` `[N, ...]` with rows `ids` `[K]` replaced by `fresh` `[K, ...]`."""
 
     def put(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+        # A copy, since steps that were handed out refer to the old array.
         new_rows = old.copy()
         new_rows[ids] = new
         return new_rows

@@ -68,6 +68,7 @@ def _make(name: str) -> tuple[Any, Any]:
     """Return the environment `name` and its parameters, as `gymnax.make` does."""
     if name in _MODULES and "gymnax.registration" not in sys.modules:
         module, _, kind = _MODULES[name].partition(":")
+        # The packages around the module are registered without running them; the module itself is imported in earnest.
         for package in ("gymnax", "gymnax.environments", f"gymnax.environments.{module.split('.')[0]}"):
             _import_lazily(package)
         env = getattr(importlib.import_module(f"gymnax.environments.{module}"), kind)()
@@ -89,6 +90,7 @@ def _import_lazily(package: str) -> None:
     if spec is None or spec.loader is None:
         raise ImportError(f"there is no package {package}")
     module = importlib.util.module_from_spec(spec)
+    # Reading anything that the package's code defines then runs that code.
     module.__getattr__ = partial(_get_attribute, module)  # type: ignore[method-assign]
     sys.modules[package] = module
     parent, _, child = package.rpartition(".")
@@ -101,12 +103,15 @@ def _get_attribute(module: ModuleType, name: str) -> Any:
     path = f"{module.__name__}.{name}"
     if path in sys.modules:
         return sys.modules[path]
+    # Tools look for optional dunder names; these must not import all of gymnax.
     if name.startswith("__") and name != "__all__":
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
     if importlib.util.find_spec(path) is not None:
         return importlib.import_module(path)
     assert module.__spec__ is not None
     assert module.__spec__.loader is not None
+    # Without the hook while the code runs, which would otherwise run it again for each missing name. It is put back if
+    # the code fails, so that a later read tries again.
     lazily = module.__dict__.pop("__getattr__", None)
     try:
         module.__spec__.loader.exec_module(module)
@@ -132,6 +137,7 @@ def make(name: str, /, **params: Any) -> Env:
         word = sorted(unknown)[0]
         raise SettingsError(f"{name} has no parameter {word!r}; {suggest(word, vars(defaults))}")
     for word, value in params.items():
+        # The limit is checked as a whole number, also where gymnax's own default is a float.
         _check_number(f"{name}: {word}", value, 0 if word == TIME_LIMIT else vars(defaults)[word])
     return wrap(name, env, defaults.replace(**params), {"env": name, "env_args": dict(params)})
 
@@ -158,6 +164,7 @@ def wrap(name: str, env: Any, params: Any, settings: dict[str, Any] | None = Non
     reset = partial(_reset, env, params)
     state, obs = jax.eval_shape(reset, make_key(0))
     action_space = _space(env.action_space(params))
+    # With a constant key, those that would be split for its steps are never computed.
     uses_key = _uses_key(env, params, state)
     limit = getattr(params, TIME_LIMIT, None)
     return Env(
@@ -185,6 +192,7 @@ def _step(
     """Step without gymnax's auto-reset, in the dtypes of the reset (several environments change theirs)."""
     key = key if uses_key else make_key(0)
     obs, state, reward, terminated, _ = env.step_env(key, state, action, params)
+    # The carry of a loop must not change its dtypes.
     obs, state = jax.tree.map(lambda x, leaf: jnp.asarray(x, leaf.dtype), (obs, state), like)
     truncated = env.is_truncated(state, params)
     return state, TimeStep(obs, jnp.asarray(reward, jnp.float32).reshape(()), terminated, truncated)
@@ -218,6 +226,7 @@ def _space(space: Any) -> Space:
 def _observation_space(env: Any, params: Any, obs: PyTree) -> Space:
     """Return the space of `reset`'s actual shape and dtype, with the declared bounds if they fit."""
     try:
+        # An environment may declare no space of observations, or fail to.
         declared = _space(env.observation_space(params))
     except (NotImplementedError, AttributeError, TypeError):
         declared = None

@@ -113,6 +113,7 @@ class HostVectorEnv:
         values are replaced by zeros. After a non-finite first observation, that is the step taken from it. In `info`,
         NaN marks a scalar that an environment lacks, and the names may differ from step to step.
         """
+        # The same bookkeeping as `_step` in `base.py`, with the selects left out where nothing is to be selected.
         successor, reward, terminated, truncated, scalars = self.vector.step(action)  # type: Any, Any, Any, Any, Any
         with np.errstate(over="ignore"):  # a reward beyond float32 is infinite, and found below
             reward = np.asarray(reward, np.float32)
@@ -122,6 +123,7 @@ class HostVectorEnv:
             valid = np.isfinite(reward) & _finite_rows(successor) & ~self.invalid_reset
             reward, successor = np.where(valid, reward, 0.0), _zeros_where(~valid, successor)
             terminated, truncated = terminated & valid, truncated | ~valid
+        # New arrays rather than in place: the old ones belong to steps that were handed out before.
         self._returns, self._lengths = self._returns + reward, self._lengths + 1
         if self.spec.time_limit:
             truncated = truncated | (self._lengths >= self.spec.time_limit)
@@ -191,6 +193,7 @@ def make_gymnasium_host(id_: str, make: Callable[..., Any], given: Mapping[str, 
       SettingsError: it cannot be made on this machine.
     """
     try:
+        # One environment is made and closed again, for its spaces alone.
         one = make()
     except Exception as error:
         raise SettingsError(f"Gymnasium cannot make {id_}: {error_text(error)}") from error
@@ -221,9 +224,11 @@ def gymnasium_settings(env: Any) -> dict[str, Any] | None:
     spec: Any = getattr(env, "spec", None)
     registry = getattr(sys.modules.get("gymnasium"), "registry", {})
     known = registry.get(getattr(spec, "id", None))
+    # Registered under its name by Gymnasium itself, not by code that another process may lack.
     if known is None or known.entry_point != spec.entry_point or not str(spec.entry_point).startswith("gymnasium."):
         return None
     wrappers = [wrapper.entry_point for wrapper in spec.additional_wrappers]
+    # A vector may be wrapped from outside as well, which its spec does not tell.
     while hasattr(env, "single_action_space") and env is not env.unwrapped:
         wrappers.append(f"{type(env).__module__}:{type(env).__name__}")
         env = env.env
@@ -231,6 +236,7 @@ def gymnasium_settings(env: Any) -> dict[str, Any] | None:
         return None
     kwargs = {"max_episode_steps": spec.max_episode_steps, **spec.kwargs}
     as_known = {"max_episode_steps": known.max_episode_steps, **known.kwargs}
+    # How it is drawn or vectorised does not change its episodes.
     for name in ("render_mode", "num_envs", "vectorization_mode", "vector_kwargs"):
         kwargs.pop(name, None)
     other = {name: x for name, x in kwargs.items() if name not in as_known or not is_same_value(x, as_known[name])}
@@ -294,6 +300,7 @@ class _Gymnasium:
     def __init__(self, make: Callable[[], Any], spec: EnvSpec, num_envs: int, seed: int, processes: bool) -> None:
         gymnasium = require_extra("gymnasium", PURPOSE)
         vector = gymnasium.vector
+        # Resets happen in `reset`, where `HostVectorEnv` asks for them, so that the true successor is seen.
         mode = {"autoreset_mode": vector.AutoresetMode.DISABLED}
         # Spawned, because a forked process may hang if JAX runs threads.
         self._env = (
@@ -307,6 +314,7 @@ class _Gymnasium:
 
     def reset(self, which: np.ndarray | None = None) -> PyTree:
         options = None if which is None else {"reset_mask": which}
+        # Only the first reset is seeded; later ones go on with the generators of the environments.
         seed, self._seed = self._seed, None
         obs = self._call(partial(self._env.reset, seed=seed, options=options))[0]
         return convert_obs(self._name, self._space, obs)
@@ -328,6 +336,8 @@ class _Gymnasium:
         try:
             return function()
         except (EOFError, ConnectionError) as error:
+            # The pipe to a process is closed: the process has died. The others would wait for commands, and are ended
+            # too.
             self._kill()
             raise ActorError("a process that steps its environments has ended: killed, or out of memory?") from error
 
@@ -337,6 +347,7 @@ class _Gymnasium:
             processes = getattr(self._env, "processes", ())
             if processes:
                 self._env.closed = True  # so that Gymnasium does not wait for replies
+            # All are told first, then waited for, so that they end at the same time.
             for process in processes:
                 if process.is_alive():
                     os.kill(process.pid, END)
@@ -354,6 +365,7 @@ def convert_obs(name: str, space: Space, obs: PyTree) -> PyTree:
     Raises:
       SettingsError: integers that do not fit the dtype of `space`.
     """
+    # The common case, without a tree.
     if isinstance(obs, np.ndarray) and spaces.is_leaf(space):
         return _convert_leaf(name, space, obs)
     flat = jax.tree.leaves(obs if not isinstance(obs, dict) else dict(obs))
@@ -362,6 +374,7 @@ def convert_obs(name: str, space: Space, obs: PyTree) -> PyTree:
 
 
 def _convert_leaf(name: str, space: Box | Discrete | MultiDiscrete, x: Any) -> np.ndarray:
+    # Discrete values count from 0 inside, whatever the start of the space.
     array = spaces.to_dtype(f"an observation of {name}", np.asarray(x), space.dtype)
     if not isinstance(space, Box) and np.any(space.start):
         array = array - np.asarray(space.start, array.dtype)
@@ -385,6 +398,7 @@ def vector_scalars(info: Mapping[str, Any], num_envs: int) -> dict[str, np.ndarr
         if name in BOOKKEEPING or (name.startswith("_") and name[1:] in info):
             continue
         if isinstance(value, Mapping):
+            # A dict that an environment lacks is masked as a whole.
             inner = vector_scalars(value, num_envs)
             found |= {f"{name}/{word}": _mask_missing(info.get(f"_{name}"), x) for word, x in inner.items()}
         elif getattr(value, "shape", None) == (num_envs,) and np.asarray(value).dtype.kind in "biuf":
@@ -427,6 +441,7 @@ def on_host(env: Env, device: Any = None) -> HostEnv:
 
 class _Jax:
     def __init__(self, env: Env, device: Any, num_envs: int, seed: int, processes: bool) -> None:
+        # One program steps all environments, so there is nothing for processes to do.
         del processes
         self._device, self._count = device or jax.devices()[0], 0
         self._key = jax.device_put(make_key(seed), self._device)
@@ -446,6 +461,7 @@ class _Jax:
 
     def reset(self, which: np.ndarray | None = None) -> PyTree:
         with jax.default_device(self._device):
+            # All are reset, and the states of those asked for are taken, so that one program serves every mask.
             state, obs = self._fresh(self._next_key())
             self._state = state if which is None else self._mix(which, state, self._state)
         return jax.tree.map(np.asarray, obs)

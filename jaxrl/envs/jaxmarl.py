@@ -69,6 +69,7 @@ def jaxmarl_env(name: str, *, time_limit: Any = None, **params: Any) -> Env:
     env = _make(registration.make, name, id_, params)
     suite_limit = _suite_limit(env, kind)
     limit = suite_limit if time_limit is None else check_int(f"{name}: time_limit", time_limit)
+    # The suite reports its limit as an end of the game, so it is put out of reach where nothing else reads it.
     if suite_limit is not None and not (kind.timed or kind.rounds):
         env.max_steps = NEVER
     reset, step = partial(_reset, env, kind), partial(_step, env, kind, suite_limit)
@@ -150,6 +151,7 @@ def _step(env: Any, kind: Kind, limit: int | None, state: Any, action: Array, ke
     obs, after, rewards, dones, info = env.step_env(key, state, dict(zip(env.agents, action, strict=True)))
     after = jax.tree.map(lambda x, like: jnp.asarray(x, jnp.asarray(like).dtype), after, state)
     over = jnp.asarray(dones["__all__"], bool)
+    # Where the limit stays, an end at it is a truncation.
     late = over if kind.rounds else over & (after.step >= limit) if kind.timed else jnp.zeros((), bool)
     ended = (_stack_agents(env, dones).astype(bool) | over) & ~late
     reward = _stack_agents(env, rewards).astype(jnp.float32)

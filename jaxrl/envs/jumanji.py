@@ -46,6 +46,7 @@ def jumanji_env(name: str, **params: Any) -> Env:
     except Exception as error:
         raise SettingsError(f"Jumanji cannot make {id_}: {error_text(error)}") from error
     limit = getattr(env, "time_limit", None)
+    # The environment would terminate at its limit. With this one it never does, and the limit of the spec truncates.
     if limit is not None:
         env.time_limit = NEVER
     _, first = jax.eval_shape(env.reset, KEY)
@@ -106,6 +107,7 @@ def _check_levels(name: str) -> None:
 
 def _reset(env: Any, key: Key) -> tuple[PyTree, PyTree]:
     state, first = env.reset(key)
+    # The key is replaced in each step, so none is kept in the state.
     return jax.tree.map(jnp.asarray, state.replace(key=())), _to_dicts(first.observation)
 
 

@@ -42,6 +42,7 @@ LIBRARIES: Mapping[str, Library] = {"stoa": Library("stoa_env"), "envelope": Lib
 def library_of(given: object) -> str | None:
     """Return the library of an environment object, one of `LIBRARIES`, or `None`; imports nothing."""
     for module in LIBRARIES:
+        # An object of a library can only exist if the library is imported already.
         base = getattr(sys.modules.get(module), "Environment", None)
         if isinstance(base, type) and isinstance(given, base):
             return module
@@ -146,9 +147,11 @@ def object_env(fns: ObjectFns) -> Env:
     """
     if fns.limit is not None:
         check_count(f"{fns.name}: time_limit", fns.limit)
+    # All from shapes, without running the environment.
     like, result = jax.eval_shape(lambda key: fns.reset(key, None), KEY)
     masked = _has_mask(fns, like, result)
     seen = jax.eval_shape(partial(_convert_obs, masked), result)
+    # The observation is no dict, but becomes the entry of one beside its mask; so does its declared space.
     alone = isinstance(seen, dict) and not isinstance(jax.eval_shape(partial(_convert_obs, False), result), dict)
     space = _space({OBSERVATION: fns.observations} if alone else fns.observations, seen, fns.leaf)
     spec = EnvSpec(fns.name, space, fns.actions, fns.limit)

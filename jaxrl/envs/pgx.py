@@ -42,6 +42,7 @@ def pgx_env(name: str, *, time_limit: Any = None, **params: Any) -> Env:
     game, (timer, limit) = type(game)(**params), TIMERS.get(id_, (None, None))
     if time_limit is not None:
         limit = check_int(f"{name}: time_limit", time_limit)
+    # Only the games of MinAtar have parameters, and there all moves are legal.
     masked = not kinds
     reset = partial(_reset, game, timer, masked)
     state, obs = jax.eval_shape(reset, KEY)

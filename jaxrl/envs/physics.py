@@ -50,6 +50,7 @@ def _step(env: Any, like: PyTree, repeat: int, state: Any, action: Array, key: K
         state = _suite_step(env, like, state, action)
         reward, done = state.reward, state.done > 0
     else:
+        # The physics go on after an end within the repeats; the step then reports it.
         body = lambda carry, _: ((after := _suite_step(env, like, carry, action)), (after.reward, after.done))
         state, (rewards, dones) = jax.lax.scan(body, state, None, repeat)
         reward, done = rewards.sum(), (dones > 0).any()

@@ -49,6 +49,7 @@ def playground_env(name: str, *, randomise: Any = None, randomiser: Randomiser |
     args = dict(params) if share is None else {**params, "randomise": share}
     try:
         env = registry.load(id_, config_overrides={**default_impl, **given})
+        # Less than one step of the simulation for an action: nothing would ever move.
         if env.n_substeps < 1:
             raise ValueError(f"ctrl_dt is {env.dt:g}; expected at least sim_dt, {env.sim_dt:g}")
         config, settings = env._config, {"env": name, "env_args": args}

@@ -47,6 +47,7 @@ def make_env(name: str, *, wrap: str | Sequence[str] = (), **params: Any) -> Any
     if isinstance(env, HostEnv):
         raise SettingsError(f"{name} is stepped on the host; wrap it by Gymnasium's own wrappers in Python")
     names = parse_wrappers(wrap)
+    # The wrappers are rebuilt by name, as part of the environment's arguments.
     given = env.settings and {**env.settings, "env_args": {**env.settings["env_args"], "wrap": names}}
     return apply_wrappers(env, names)._replace(settings=given)
 

@@ -26,6 +26,7 @@ def draw_state(name: str, state: Any, obs: Any) -> np.ndarray:
 def draw_grid(obs: np.ndarray) -> np.ndarray:
     """Draw `[H, W]` or `[H, W, C]` as coloured cells, one colour per channel."""
     cells = np.asarray(obs, np.float32).reshape(obs.shape[0], obs.shape[1], -1)
+    # The largest value has the full colour of its channel.
     cells = cells / max(float(np.abs(cells).max()), 1e-6)
     colours = _PALETTE[np.arange(cells.shape[2]) % len(_PALETTE)]
     strength = np.clip(cells, 0, 1)

@@ -74,6 +74,7 @@ def make_resets(name: str, start: StartFn, num_envs: int) -> Resets:
 
 
 def _parse_number(name: str, kind: str, given: str) -> int | None:
+    # `pool:` without a number is a mistake, not a request for the default.
     if not given and not name.endswith(":"):
         return None
     if kind not in ("pool", "optimistic") or not given.isdecimal():
@@ -129,6 +130,7 @@ def pool(start: StartFn, num_envs: int, size: int) -> Resets:
             f"resets is pool:{size}; expected more than num_envs {num_envs}, since all episodes may end at once, "
             f"as in pool:{2 * num_envs}"
         )
+    # A refill happens with fewer than `num_envs` left, so a batch of the rest never overwrites an unused state.
     batch = size - num_envs
 
     def init(key: Key, *values: PyTree) -> Pool:
@@ -144,6 +146,7 @@ def pool(start: StartFn, num_envs: int, size: int) -> Resets:
         starts = jax.tree.map(lambda leaf: leaf[place], store.starts)
         return store._replace(head=(store.head + count) % size, left=store.left - count), starts
 
+    # More than one batch only if the pool is smaller than twice the environments.
     def _batches(left: Array) -> Array:
         return jnp.maximum(0, (num_envs - left + batch - 1) // batch)
 
@@ -166,6 +169,7 @@ def optimistic(start: StartFn, num_envs: int, shared_by: int) -> Resets:
     made = math.ceil(num_envs / shared_by)
 
     def take(store: PyTree, done: Array, key: Key, *values: PyTree) -> tuple[PyTree, Starts]:
+        # The k-th episode that ended takes state `k % made`; other rows get an arbitrary one.
         place = (jnp.cumsum(done, dtype=jnp.int32) - 1) % made
         return store, jax.tree.map(lambda leaf: leaf[place], start(jax.random.split(key, made), *values))
 

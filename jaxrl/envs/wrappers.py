@@ -42,12 +42,14 @@ def action_repeat(env: Env, times: int) -> Env:
         # A scan of fixed length: after the end of the episode the remaining steps are computed and discarded.
         def repeat(carry: tuple[PyTree, TimeStep], key: Key) -> tuple[tuple[PyTree, TimeStep], None]:
             state, out = carry
+            # The reward is summed up to the end of the episode; with the end, the whole carry stays as it was.
             state_after, next_out = _to_typed_arrays(env.step(state, action, key))
             next_out = next_out._replace(reward=out.reward + next_out.reward)
             return tree_where(jnp.logical_or(out.terminated, out.truncated), carry, (state_after, next_out)), None
 
         return jax.lax.scan(repeat, first, keys[1:])[0]
 
+    # Neither settings nor goal describe the wrapped environment; `make_env` adds the settings of wrappers by name.
     return env._replace(
         spec=env.spec._replace(time_limit=None if limit is None else limit // times),
         step=step,
@@ -91,6 +93,7 @@ def sticky_actions(env: Env, probability: float) -> Env:
     def step(state: Sticky, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
         sticks_key, step_key = jax.random.split(key)
         sticks = jax.random.bernoulli(sticks_key, probability)
+        # In the dtype of the state, which the carry of a loop must keep.
         last = jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype), action, state.action)
         taken = tree_where(sticks & state.begun, state.action, last)
         after, out = env.step(state.env, taken, step_key)
@@ -126,6 +129,7 @@ def time(env: Env) -> Env:
 
     def step(state: Clocked, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
         after, out = env.step(state.env, action, key)
+        # The observation after a step shows the time that is left after it.
         return Clocked(after, state.steps + 1), out._replace(obs=shown(out.obs, state.steps + 1))
 
     return _wrap(env, reset, step, lambda state: state.env, {"time": Box(0.0, 1.0, (1,))})
@@ -193,6 +197,7 @@ def transform_reward(env: Env, function: Callable[[PyTree, PyTree, TimeStep], Ar
 def _wrap(env: Env, reset: Any, step: Any, inner: Callable[[Any], PyTree], more: dict[str, Space] | None = None) -> Env:
     """Return `env` with these functions; `inner` maps the new state to that of `env`, `more` are observations added."""
     spec = env.spec._replace(observation_space=_add_entries(env.spec.observation_space, more)) if more else env.spec
+    # `render` sees the state of the wrapper, so the inner state is taken out for it.
     render = env.render
     render_inner = None if render is None else lambda state: render(inner(state))
     return env._replace(spec=spec, reset=reset, step=step, render=render_inner, settings=None)
@@ -261,6 +266,7 @@ def _parse_wrapper(name: str) -> Callable[[Env], Env]:
     if kind not in WRAPPERS:
         raise SettingsError(f"unknown wrapper {kind!r}; {suggest(kind, WRAPPERS)}")
     function, read = WRAPPERS[kind]
+    # A colon without a number is refused as well.
     if read is None:
         if colon:
             raise SettingsError(f"wrapper {name!r} takes no number; expected {kind!r}")

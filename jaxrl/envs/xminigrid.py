@@ -40,6 +40,7 @@ def xminigrid_env(name: str, *, one_hot: Any = True, **params: Any) -> Env:
     id_ = check_id(PREFIX, name, xminigrid.registered_environments())
     name, given = PREFIX + id_, {**params, **({} if one_hot is True else {"one_hot": one_hot})}
     one_hot = check_flag(f"{name}: one_hot", one_hot)
+    # Made twice: the first tells which parameters there are.
     _, defaults = xminigrid.make(id_)
     sizes = [field.name for field in dataclasses.fields(defaults) if isinstance(getattr(defaults, field.name), int)]
     ruled = "ruleset" in vars(defaults)

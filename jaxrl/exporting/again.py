@@ -53,6 +53,7 @@ def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
     params = {
         name: {key: value for key, value in _params(settings, name).items() if not is_path(value)} for name in ENV_ARGS
     }
+    # Paths would tell of the machine; `init_from` is one in itself.
     kept = {**files, **params, "init_from": None}
     return {name: kept.get(name, value) for name, value in settings.items()}
 

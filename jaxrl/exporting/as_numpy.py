@@ -66,6 +66,7 @@ def _product(eqn: Any, a: str, b: str) -> str:
     (left, right), (left_rows, right_rows) = eqn.params["dimension_numbers"]
     if not left_rows:
         return f"np.tensordot({a}, {b}, ({tuple(left)}, {tuple(right)}))"
+    # Axes that are summed over or shared have one letter in both operands.
     letters = iter("abcdefghijklmnop")
     of_a = [next(letters) for _ in eqn.invars[0].aval.shape]
     of_b = [next(letters) for _ in eqn.invars[1].aval.shape]
@@ -129,6 +130,7 @@ def files(function: Function) -> dict[str, bytes]:
     Raises:
       SettingsError: the policy computes something for which there is no line of NumPy here, such as pooling.
     """
+    # Plain forms have no branches by platform, for which there is no line of NumPy.
     with forms("plain"):
         traced = jax.make_jaxpr(partial(function.call, function.params))(*function.inputs(1))
     writer = _Writer()
@@ -156,6 +158,7 @@ class _Writer:
         return [known[i] for i in code.outs]
 
     def _results(self, equation: Equation, given: list[Any]) -> Sequence[Any]:
+        # No input in it: worked out now, and a constant of the file.
         if not any(isinstance(x, str) for x in given):
             return bind(equation, *given)
         if (inner := called(equation)) is not None:
@@ -191,6 +194,7 @@ class _Writer:
         if array.ndim == 0:
             kind = array.dtype.name if array.dtype != bool else "bool_"
             return f"np.{kind}({array.item()!r})".replace("inf", "np.inf").replace("nan", "np.nan")
+        # Equal arrays are kept once.
         for name, other in self.arrays.items():
             if other.dtype == array.dtype and np.array_equal(other, array):
                 return f'W["{name}"]'

@@ -73,6 +73,7 @@ def function_of(policy: GreedyPolicy) -> Function:
             return tuple(elements(jax.tree.leaves(begin(policy.policy, params, indices(form.unflatten(parts)))[1])))
 
         return Function(act, policy.params, obs, actions, [], names, made, spaces, entries)
+    # Traced for one environment and for two: only what grows with them has a row for each.
     two = jax.tree.leaves(begun_as(2))
     for i in kept:
         if memory[i].shape[:1] != (1,) or two[i].shape != (2, *memory[i].shape[1:]):
@@ -82,6 +83,7 @@ def function_of(policy: GreedyPolicy) -> Function:
             )
 
     def step(params: PyTree, *parts: Array) -> tuple[Array, ...]:
+        # An episode's beginning and its going on are both computed; `first` chooses for each row.
         now, past, first = indices(form.unflatten(parts[: len(obs)])), parts[len(obs) : -1], parts[-1]
         begun = jax.tree.leaves(begin(policy.policy, params, now))
         before = [past[kept.index(i)] if i in kept else x for i, x in enumerate(begun)]
@@ -110,6 +112,7 @@ def _deciding(traced: Any, memory: int, actions: int) -> list[int]:
     inputs = code.ins[-memory:]
     wanted = set(range(memory - actions, memory))
     while True:
+        # What decides on a kept part of the memory must be kept as well.
         needed = find_dependencies(code, [code.outs[i] for i in wanted])
         found = {i for i, number in enumerate(inputs) if number in needed}
         if found <= wanted:

@@ -77,6 +77,7 @@ def _numbers(values: np.ndarray) -> np.ndarray:
     """Return mean, IQM and ends of its interval, `[4, N]`, of `values [N, runs]`, of which NaN do not count."""
     statistics = np.full((4, len(values)), np.nan)
     known = np.isfinite(values)
+    # Places at which the same runs are known are resampled together.
     for pattern in np.unique(known, axis=0):
         rows = np.flatnonzero((known == pattern).all(axis=1))
         several = max(AT_ONCE // (RESAMPLES * max(int(pattern.sum()), 1)), 1)

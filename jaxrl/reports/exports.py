@@ -61,6 +61,7 @@ def _lines(run: Run) -> list[list[Any]]:
     lines: dict[float, list[Any]] = {}
     for place, curve in ((3, run.log.score), (4, run.log.returns)):
         for opts, envs, seconds, y in zip(*curve.x.tolist(), curve.y.tolist(), strict=True):
+            # A score and a mean return of one step are in one line, whichever comes first.
             line = lines.setdefault(opts, [int(opts), *_place(envs, seconds), "", ""])
             line[place] = y
     return [lines[opts] for opts in sorted(lines)]

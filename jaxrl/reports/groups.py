@@ -56,6 +56,7 @@ def _label(run: Run, others: Sequence[Run]) -> str:
     """Name the group of `run` among `others`, one run of each."""
     if not run.settings:
         return run.name
+    # Only groups of the same algorithm and environment need settings to be told apart.
     alike = [_deciding(other) for other in others if other.settings and _title(other) == _title(run)]
     own = _deciding(run)
     names = [name for name in _names(alike) if len({settings.get(name) for settings in alike}) > 1]
@@ -119,6 +120,7 @@ def remarks(groups: Iterable[Group]) -> list[str]:
     """Return what is to be said of runs: what is wrong with them, and which are the same training twice."""
     found: list[str] = []
     for group in groups:
+        # The same seed under the same settings is one training, most likely a copy of a run.
         seen: dict[int, str] = {}
         for run in group.runs:
             found += [f"{run.name}: {remark}" for remark in run.remarks]

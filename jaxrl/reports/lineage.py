@@ -57,6 +57,7 @@ def _lineage(members: Sequence[Run], taken: Sequence[Takeover]) -> dict[str, Any
     numbers = [member.member for member in members if member.member is not None]
     lives = _Lives(numbers)
     for step in sorted({one.opt_steps for one in taken}):
+        # All takeovers of a step at once, since parents and children change places in it.
         lives.take([one for one in taken if one.opt_steps == step and {one.member, one.parent} <= set(numbers)])
     for member in members:
         lives.end(member.member, reached(member)[0])
@@ -74,6 +75,7 @@ class _Lives:
 
     def take(self, taken: Sequence[Takeover]) -> None:
         """Let members take over at one step, all from the parents as they stood before."""
+        # A parent may itself take over from another at this step.
         before = dict(self._founder)
         for one in taken:
             self.end(one.member, one.opt_steps)
@@ -90,6 +92,7 @@ class _Lives:
     def _line(self, member: int, *places: tuple[float, int]) -> None:
         points = self._points[self._founder[member]]
         points += [(*place, self._said[member]) for place in places]
+        # A gap: what follows is another line of the same founder.
         points.append((None, None, ""))
 
     def lines(self) -> list[dict[str, Any]]:

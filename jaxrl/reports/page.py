@@ -77,6 +77,7 @@ def page(groups: Sequence[Group], remarks: Sequence[str], library: str, stamp: s
 
 def _document(body: str, data: object, library: str) -> str:
     style, script = (resources.files(__package__).joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    # A name with `</script>` in it must not end the element.
     held = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return f"""<!DOCTYPE html>
 <html lang="en">

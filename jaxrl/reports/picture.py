@@ -61,5 +61,6 @@ def _draw(axes: object, curves: Sequence[Curve], x: str, i: int, name: str) -> N
             drawn.x, drawn.low, drawn.high, color=style["color"], alpha=0.18, linewidth=0, where=np.isfinite(drawn.low)
         )
         return
+    # Fewer than two runs: no band, but the run itself.
     for curve in [thin(curve, 1_000) for curve in curves if len(curve.y)][:1]:
         line(curve.x[AXES.index(x)], curve.y, marker="." if len(curve.y) < 3 else None, **style)

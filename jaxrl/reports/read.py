@@ -81,6 +81,7 @@ def read_runs(paths: Iterable[str]) -> list[Run]:
     Raises:
       SettingsError: one of them is no run directory.
     """
+    # By real path, so that a run is not counted twice under two names.
     folders = {os.path.realpath(path): Path(path) for path in map(local, paths)}
     for path in folders.values():
         require_run(path)

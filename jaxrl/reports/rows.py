@@ -78,6 +78,7 @@ def _numbers(lines: list[int]) -> str:
 
 def _take(line: bytes, trained: Table, others: list[dict[str, Any]]) -> bool:
     """Add the row in `line` to those of its kind; return whether there is one."""
+    # Of rows as the recorder writes them only some columns are read; any other row is parsed as a whole.
     if (found := BEGINNING.match(line)) and line.endswith(b"}\n"):
         try:
             trained.append((*map(float, found.groups()), *[_column(line, key) for key in KEYS]))
@@ -160,6 +161,7 @@ def read_episodes(path: Path, whole: bool = False) -> dict[int, list[float]]:
         with path.open("rb") as file:
             begin = 0 if whole else max(file.seek(0, 2) - TAIL, 0)
             file.seek(begin)
+            # The first line may be cut where reading begins, and the last be half-written.
             lines = file.read().split(b"\n")[1 if begin else 0 : -1]
     except OSError:
         return {}

@@ -49,11 +49,13 @@ class Pages:
 
     def page(self) -> bytes:
         """Return the page of the runs as they are; the last one if a run cannot be read any more."""
+        # Several requests come at once, each in a thread: the page is made by one of them.
         with self._lock:
             stamp = self.stamp()
             if stamp != self._stamp or not self._page:
                 try:
                     self._page = self._build(stamp).encode()
+                # A run may be half written just now. The page that there is stays until the next change.
                 except JaxrlError:
                     if not self._page:
                         raise

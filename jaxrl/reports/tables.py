@@ -69,8 +69,10 @@ def run_table(groups: Iterable[Group]) -> Table:
 def _run_row(group: Group, run: Run) -> tuple[str, ...]:
     facts, log = run.metadata, run.log
     opts, envs = reached(run)
+    # The metadata has the speed of the whole run, the last row only that of its interval.
     speeds = [number(facts.get(name)) for name in ("opt_steps_per_sec", "env_steps_per_sec")]
     speeds = [recorded if np.isfinite(recorded) else row for recorded, row in zip(speeds, log.speeds, strict=True)]
+    # A run that was killed may have events that its metadata does not count.
     went_back = sum(event.get("event") == "rollback" for event in log.events)
     rollbacks = max(int(np.nan_to_num(number(facts.get("rollbacks")))), went_back)
     return (
@@ -94,6 +96,7 @@ def reached(run: Run) -> tuple[float, float]:
     """Return how many optimisation and environment steps a run has made, by its rows or else its metadata."""
     rows = [curve.x[:2, -1] for curve in (run.log.score, run.log.returns) if len(curve.y)]
     recorded = np.array([number(run.metadata.get(name)) for name in ("opt_steps", "env_steps")])
+    # The farthest that anything tells: metadata of a run that goes on are as old as its last save.
     opts, envs = np.fmax.reduce(np.stack([recorded, *rows]))
     return float(opts), float(envs)
 

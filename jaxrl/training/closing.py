@@ -66,6 +66,7 @@ def print_summary_in_python(trainer: Any, result: Result) -> None:
     """Print the summary of a run that was trained in Python; only the first of several processes does."""
     run_dir, custom = trainer.config.run_dir, (trainer.strategy.info.settings or {"custom": True}).get("custom")
     following = {} if (again := _continuation(result.summary, run_dir)) is None else {"go on": again}
+    # A strategy that was made in Python is needed again to load its policy.
     if run_dir is not None and result.policy is not None:
         following["load"] = f"policy = jaxrl.load_policy({run_dir!r}{', strategy=strategy' if custom else ''})"
     if not number():

@@ -49,6 +49,7 @@ def on_devices(strategy: Strategy, devices: int, mesh: str | None = None) -> Str
         return _on_all(strategy, shape.envs if mesh else devices)
     there = check_there(devices)
     what, most = ("devices", there) if mesh is None else ("mesh envs", None)
+    # Every device runs the same program, with as many shards as any other.
     require_even(strategy.placement.shards, shape.envs, what, most)
     if mesh is not None and devices == 1:
         require_all_used(
@@ -122,6 +123,7 @@ def params_of(strategy: Strategy, state: PyTree) -> PyTree:
         return _params_of_all(strategy, state)
     if strategy.policy is None or strategy.placement.devices == 1:
         return state if strategy.policy is None else strategy.policy.params(state)
+    # A policy acts on one device: in each of several processes on its own first.
     first = jax.local_devices()[0] if processes.several() else jax.devices()[strategy.placement.first_device]
     return jax.device_put(strategy.policy.params(state), first)
 
@@ -132,6 +134,7 @@ def _params_of_all(strategy: Strategy, state: PyTree) -> PyTree:
         return gathered(state)
     processes.tell("params")
     with processes.reported():
+        # Computed on all devices, with a replicated result: each process then has all of it.
         same = NamedSharding(_mesh(strategy), SAME)
         return processes.whole(jax.jit(strategy.policy.params, out_shardings=same)(state))
 
@@ -177,6 +180,7 @@ def altered(strategy: Strategy, how: str, state: PyTree, *args: int) -> PyTree:
     if not processes.is_spread(state):
         return getattr(strategy.state_fns, how)(state, *args)
     processes.tell("alter", how, *args)
+    # `over_devices` wraps functions with two results.
     function = lambda state: (getattr(strategy.state_fns, how)(state, *args), ())
     with processes.reported():
         return jax.block_until_ready(jax.jit(over_devices(strategy, function, state))(state)[0])
@@ -209,9 +213,11 @@ def after_placing(strategy: Strategy, program: Callable[..., Any]) -> Callable[.
 
 
 def _run_placed(strategy: Strategy, program: Callable[..., Any], state: PyTree, *others: Any) -> Any:
+    # With one process, the compiled program still wants its arguments where it was compiled for them.
     if not processes.several():
         return program(placed(strategy, state), *others)
     sums, start, stop = others
+    # The orders are given in the order in which programs begin: every process must begin the same ones.
     state, sums = spread_out(strategy, state, sums)
     processes.tell("run", int(start), int(stop), not isinstance(sums.count, jax.Array))
     with processes.reported():

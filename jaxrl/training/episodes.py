@@ -75,9 +75,11 @@ def teller_of(strategy: Strategy, config: TrainerConfig, hooks: Hooks) -> Teller
 def episodes_in(endings: Sequence[EpisodeEnds], t: int, stop: int, schedule: Schedule) -> Episodes:
     """Return the episodes that ended in iterations `t .. stop-1`; `endings` are those of one call or of several."""
     host = [_on_host(ended) for ended in endings]
+    # Calls write into arrays of a fixed length; the rows of iterations that were not made are cut off.
     length, total = (np.concatenate([x[i] for x in host])[: stop - t] for i in (0, 1))
     num_envs = length.shape[-1]
     length, total = length.reshape(-1), total.reshape(-1)
+    # A length of 0 is a step that ended nothing; a negative one is that of a truncated episode.
     place = np.flatnonzero(length)
     iteration, step = np.divmod(place, schedule.env_steps_per_step)
     vector_step, env = np.divmod(step, num_envs)

@@ -112,6 +112,7 @@ class EvaluationReport:
 def _spread(values: np.ndarray) -> dict[str, float]:
     """Return mean, standard deviation and quantiles; NaN where a value is not finite."""
     wide = np.asarray(values, np.float64)
+    # One episode that is not finite leaves nothing to say of all.
     wide = wide if np.isfinite(wide).all() else np.full_like(wide, np.nan)
     spread = {"mean": float(wide.mean()), "std": float(wide.std())}
     return spread | {name: float(np.quantile(wide, share)) for name, share in QUANTILES.items()}
@@ -179,6 +180,8 @@ class CompiledEvaluator:
     def __init__(self, run: Callable[[PyTree, Key], tuple[Any, ...]]) -> None:
         """Prepare an evaluation; nothing is compiled before the first call."""
         self.run = run
+        # `partial` makes it a function of its own: JAX would give one that was traced with other forms the programs of
+        # then.
         self._jitted: Any = jax.jit(partial(run), compiler_options=graph_options())
         self._run = self._jitted
         self._compiled_for: Any = None
@@ -191,6 +194,7 @@ class CompiledEvaluator:
         """Compile for `params` of these shapes, so that the first evaluation is not slower than the others."""
         shapes = jax.tree.map(lambda x: (x.shape, x.dtype), params), jax.tree.structure(params), options_of()
         if self._compiled_for != shapes:
+            # Compiled again only for other shapes or options of JAX.
             self._run, self._compiled_for = self._jitted.lower(params, key).compile(), shapes
 
 
@@ -218,6 +222,7 @@ class Evaluator(CompiledEvaluator):
         """
         check_count("eval_episodes", episodes)
         self.actions = "sampled" if sampled else "greedy"
+        # With several agents, the policy of one is asked for each of them.
         asked, one = _asked(env, policy, sampled)
         self.episodes, self._begun = episodes, partial(begin_episodes, one, asked, episodes)
         limit = max_steps or env.spec.time_limit or MAX_STEPS
@@ -259,15 +264,18 @@ class HostEvaluator:
         carry = self._begin(params, envs.reset())
         returns, lengths = np.where(envs.invalid_reset, np.nan, 0.0), np.zeros(self.episodes, np.int32)
         running, info = ~envs.invalid_reset, dict[str, Any]()
+        # Environments reset themselves where an episode has ended; these later episodes are masked by `running`.
         for t in range(self.max_steps):
             if not running.any():
                 break
             carry, action = self._act(params, carry, key, np.uint32(t))
             step = envs.step(jax.tree.map(np.asarray, action))
+            # NaN makes the return of an episode NaN from here on, so that no score is made of it.
             reward = np.where(step.valid, step.reward, np.nan)
             returns, lengths = returns + np.where(running, reward, 0.0), lengths + running
             info = _latest(info, step.info, running)
             running &= ~(step.terminated | step.truncated)
+            # Without the scalars: their names may change from step to step, and each set would be compiled anew.
             carry = self._observe(params, carry, step._replace(action=action, info={}))
         return Evaluation(returns, lengths, ~running, columns_of_info(info))
 
@@ -300,6 +308,7 @@ def chooser(policy: Policy, sampled: bool) -> Chooser:
         raise SettingsError("the policy was made by hand without a way to sample; evaluate it with greedy actions")
 
     def act(params: PyTree, carry: PyTree, key: Key, t: Array) -> tuple[PyTree, PyTree]:
+        # A stream of its own, beside that of the environments' steps.
         drawn = jax.random.fold_in(jax.random.fold_in(key, SAMPLE_STREAM), t)
         return sample(params, carry, drawn, jnp.uint32(DECAYED))
 
@@ -373,6 +382,7 @@ def run_episodes(
     asked, env = _asked(env, policy, sampled)
     reset_key, step_key = jax.random.split(key)
     start = begin_episodes(env, asked, episodes, params, reset_key)
+    # The carry of a loop has all of its leaves from the start: an abstract step tells which scalars there will be.
     seen = jax.eval_shape(partial(_advance, env, asked, params, step_key), start).info
     start = start._replace(info={name: jnp.full(episodes, jnp.nan, jnp.float32) for name in seen})
     end = jax.lax.while_loop(
@@ -396,6 +406,7 @@ def begin_episodes(env: Env, asked: Chooser, episodes: int, params: PyTree, rese
         step=jnp.int32(0),
         env=state,
         carry=asked.begin(params, zero_invalid_rows(finite, obs)),
+        # An episode whose first observation is not finite is over before its first step.
         returns=jnp.where(finite, jnp.float32(0), jnp.float32(jnp.nan)),
         lengths=jnp.zeros(episodes, jnp.int32),
         running=finite,
@@ -409,6 +420,7 @@ def columns_of_info(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) -> _Episodes:
+    # All episodes step on until the last has ended. Whatever follows an end is masked by `running`.
     carry, action = policy.act(params, e.carry, key, e.step)
     keys = jax.random.split(fold(key, e.step), e.running.shape[0])
     state, out = jax.vmap(env.step)(e.env, action, keys)
@@ -418,6 +430,7 @@ def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) 
         truncated = truncated | (lengths >= env.spec.time_limit)
     finite = finite_rows((out.obs, out.reward))
     reward = jnp.where(finite, jnp.asarray(out.reward, jnp.float32), jnp.nan)
+    # No auto-reset: what a policy would see of another episode is not counted anyway.
     step = Step(action, (), reward, terminated, truncated & ~terminated, out.obs, out.obs)
     new = {name: jnp.asarray(value, jnp.float32) for name, value in out.info.items() if jnp.ndim(value) == 1}
     return _Episodes(
@@ -472,10 +485,12 @@ def evaluate_and_confirm(
 
     `on_disk` is the score of the best policy there.
     """
+    # By the optimisation step, not by the number of evaluations so far, which a resumption may change.
     key = jax.random.fold_in(rules.key, 0 if rules.fixed else opt_steps)
     evaluation, score = _evaluate_once(rules, params, key, ledger, "evaluate")
     least, again = mean_return(evaluation), None
     better = lambda score: math.isfinite(score) and (on_disk is None or score > on_disk)
+    # A candidate is the highest of many noisy scores, and so probably too high. The second look is independent of it.
     if rules.confirms and (ledger.is_better(score) or better(score)):
         second, again = _evaluate_once(rules, params, confirm_key(key), ledger, "confirm")
         least = float(np.minimum(least, mean_return(second)))

@@ -105,6 +105,7 @@ def with_videos(strategy: Strategy, config: TrainerConfig, given: Hooks | None) 
         raise SettingsError("video_interval films episodes, but there is no environment or no policy; set it to 0")
     try:
         play = player(env)
+        # Found out before the training begins, not after hours of it.
         _first_picture(env)
     except SettingsError as error:
         raise SettingsError(f"video_interval is {config.video_interval}, but {error}; or set it to 0") from error
@@ -117,6 +118,7 @@ def with_videos(strategy: Strategy, config: TrainerConfig, given: Hooks | None) 
                 latest = policy.at(trainer._params(trainer.state))
                 trainer._log.filmed(_film(play, latest, trainer.config, **counters))
 
+    # Before the user's own hook, which may look at the film.
     return hooks._replace(evaluation=(film, partial(call, hooks.evaluation)))
 
 

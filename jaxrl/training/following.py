@@ -29,9 +29,11 @@ def led(trainer: Any) -> Iterator[None]:
         processes.agree(_must_agree(trainer))
     try:
         yield
+    # A loop that was left has ended like any other, and the other processes must hear of it.
     except GeneratorExit:
         _end(trainer)
         raise
+    # They would wait for orders that never come.
     except BaseException as error:
         processes.tell(END, {"failed": describe_error(error)})
         raise
@@ -94,6 +96,7 @@ def _obey(trainer: Any) -> None:
         elif order == "save":
             processes.answer(write_part(Path(*given), Saved(state, sums)))
         elif order == "gather":
+            # Gathering is a program that all run; only the first process keeps what it returns.
             processes.whole((state, sums))
         elif order == END:
             _ended(trainer, state, sums, latest, *given)

@@ -59,6 +59,7 @@ class Interrupt:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        # Set by the first of nested or interleaved loops alone: its handlers serve all that listen.
         for number in HANDLED:
             if signal.getsignal(number) is not _on_signal:
                 _BEFORE[number] = signal.signal(number, _on_signal)
@@ -69,6 +70,7 @@ class Interrupt:
                 _WATCHES.append(Watch())
             yield
         finally:
+            # A loop that was dropped may be closed by another thread, which cannot restore handlers.
             _LISTENING.remove(self)
             if not _LISTENING and threading.current_thread() is threading.main_thread():
                 _restore_handlers()
@@ -98,6 +100,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
+        # A handler in C must never wait for a full pipe.
         os.set_blocking(self._write, False)
         self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._watch, name="jaxrl signals", daemon=True)
@@ -105,9 +108,11 @@ class Watch:
 
     def close(self) -> None:
         """Acknowledge what has come, and end."""
+        # What someone else has set meanwhile stays.
         now = signal.set_wakeup_fd(-1)
         with contextlib.suppress(ValueError, OSError):  # closed meanwhile
             signal.set_wakeup_fd(self._before if now == self._write else now, warn_on_full_buffer=False)
+        # No signal has the number 0: it ends the thread, once all before it is read.
         os.write(self._write, b"\0")
         self._thread.join()
         os.close(self._read)
@@ -125,6 +130,7 @@ class Watch:
 def _acknowledge(number: int) -> None:
     """Say that the runs which listen will stop; end the process at the second signal."""
     listening = list(_LISTENING)
+    # The watch may see a second signal while the main thread has not yet been given the first.
     if any(interrupt._acknowledged for interrupt in listening):
         _end_at_once(number)
     for interrupt in listening:
@@ -230,9 +236,11 @@ class Undisturbed:
 
     def __exit__(self, *error: object) -> None:
         try:
+            # With its handler back, a SIGTERM that waits may raise here. SIGINT gets its handler back all the same.
             self._restore(signal.SIGTERM)
         finally:
             self._restore(signal.SIGINT)
+        # Now by the handlers that were there before.
         if self._came is not None:
             signal.raise_signal(self._came)
 

@@ -69,6 +69,7 @@ class Ledger:
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
         """Add the time spent inside to `part`."""
+        # Parts may be nested: the outer one is what is done again afterwards.
         begun, before, self.doing = time.perf_counter(), self.doing, part
         try:
             yield
@@ -161,6 +162,7 @@ class Ledger:
         """Return the ledger of this run once it is back where `facts` were written; time and best are not undone."""
         back = Ledger(**{**facts, "seconds": self.seconds, "wall_s": self.wall_s, "_begun": self._begun})
         back.best_score, back.best_opt_steps = self.best_score, self.best_opt_steps
+        # Time, the best score and tries are not undone, or a run could go back for ever.
         back.rollbacks, back.tries = self.rollbacks + 1, self.tries + 1
         return back
 

@@ -91,8 +91,11 @@ class Logbook:
         self._episodes = Recorders(episode_recorder(storage.path))
         self._train_episodes = Recorders(train_episode_recorder(storage.path))
         self._rows.begin(run_info(storage, opt_steps))
+        # From here on the run is open, and notes are taken.
         self._columns = set()
         if resume:
+            # First back to the checkpoint. The rows that an earlier process could not write are from before it, and
+            # come after that.
             self.rewind(opt_steps if storage.resumes else -1)
             for log in self._logs:
                 log.take_up(self._waiting)
@@ -149,6 +152,7 @@ class Logbook:
         the number of environment steps that the row is on, if it matters how many of them were valid.
         """
         row = self.row("train", **columns_to_write(columns), **memory())
+        # A name may have been noted before the first row told that it is a column; the row's own wins.
         self._columns, left_out = {*row}, sorted({*self._noted} & {*row})
         row |= {name: total / count for name, (total, count) in self._noted.items() if name not in self._columns}
         self._noted = {}
@@ -187,6 +191,7 @@ class Logbook:
         columns = eval_columns(found.evaluation, found.score, found.again, found.is_best)
         row = self.scored({**columns, "train_return": training and training.mean}, found.evaluation)
         self._episodes.write_all(list(episode_rows(self._counters, found.evaluation)))
+        # Said once in a run: the ledger is saved with the checkpoint.
         if kind.hints and not ledger.told_greedy and is_far_below(found.evaluation.returns, training):
             assert training is not None
             ledger.told_greedy = True
@@ -261,6 +266,7 @@ class Logbook:
         """
         counters = self._counters
         healthy, regular = in_good_health(health), self._schedule.is_regular_save(counters["opt_steps"])
+        # Before the facts are made, which hold the ledger.
         ledger.tries = 0 if healthy and regular else ledger.tries
         return {
             "ledger": ledger.facts(),
@@ -281,6 +287,7 @@ class Logbook:
           KeyError, TypeError, ValueError: these are not what `facts()` returns.
         """
         taken, waiting = ledger.restored(facts["ledger"]), facts["unwritten"]
+        # Checked before anything is taken over: a stranger may have written it.
         check_unwritten(waiting)
         self._noted = {str(name): (float(total), int(count)) for name, (total, count) in facts.get("noted", {}).items()}
         self._waiting = waiting

@@ -121,21 +121,25 @@ class Run:
         self._plan()
         with self._opened() as storage:
             self._begin()
+            # A search may hold a member where it stands, before it trains any further.
             if self.membership.announces:
                 yield self._report(None, None, saved=False)
             while self.stop_reason is None:
                 boundary = next_boundary(self.schedule, self.ledger.t)
                 self._advance_to(boundary.t)
+                # The boundary is not done: no row, evaluation or checkpoint is made of a state that diverged.
                 if diverged(self._health(), self.config.max_skips):
                     self._roll_back()
                     continue
                 report = self._at_boundary(boundary)
                 try:
                     yield report
+                # The caller has left the loop here, without an error. What was trained is saved like at any other end.
                 except GeneratorExit:
                     self.stop_reason = self.stop_reason or "left"
                     self._save()
                     raise
+        # Raised last: all else is written and closed, but the run must not pass for one that is saved.
         if storage.error is not None:
             raise storage.error
         call(self.hooks.end, self, self.result())
@@ -151,6 +155,8 @@ class Run:
         row = self._record() if due.record else None
         if evaluation is None and self.config.is_promising(row):
             evaluation = self._evaluate(row)
+        # The save comes after evaluation and row: a checkpoint holds what they have changed, so a resumed run repeats
+        # neither.
         saves = due.save or self._is_time_to_save()
         self.stop_reason = self._find_stop_reason(due, self._report(row, evaluation, saves))
         if self.stop_reason and not self.interrupt:  # a run that ends by itself ends with both
@@ -175,16 +181,21 @@ class Run:
     def _advance_to(self, end: int) -> None:
         """Call the compiled program until iteration `end`, or until someone asks to stop, or it diverges."""
         while self.ledger.t < end and not stops(self.interrupt) and not diverged(self._health(), self.config.max_skips):
+            # A call ends at the boundary, after about `CHUNK_S`, or where the arrays for ended episodes are full.
             begun, t = time.perf_counter(), self.ledger.t
             stop = min(end, t + self._chunk, t + self._teller.most)
             made = pool.advance(self._program, self.lane.others or self._actors, self._state, self._sums, t, stop)
+            # What was given is donated, so the new state takes its place at once. Waiting makes the seconds those of
+            # the device.
             self._state, self._sums, stop, told = jax.block_until_ready(made)
             seconds = max(time.perf_counter() - begun, 1e-9)
             self.ledger.trained(stop, seconds)
             with self.ledger.timed("record"):
                 self._teller.tell(told, t, stop, self.schedule, self._log.ended, self)
             self._fail_with_actors()
+            # By the speed of this call, the next one takes about `CHUNK_S`.
             self._chunk = self.max_chunk or max(1, int((stop - t) * CHUNK_S / seconds))
+            # A save that has come to its end meanwhile is told of, and a failed one reported.
             self._storage.settle(block=False)
             if stop < end and self._is_time_to_save():  # at `end` the boundary saves, after what else is due there
                 self._save()
@@ -220,6 +231,7 @@ class Run:
         return row
 
     def _keep_best(self, score: float) -> None:
+        # A copy: the state is donated to the next call, while the best policy is written in a thread and kept.
         params = jax.device_put(self._params(self._state), may_alias=False)
         self._best = self._log.best(score, params, self.strategy.policy, self.settings())
         if not self.membership.saves_best_late:
@@ -237,6 +249,7 @@ class Run:
             row = self._log.trained(
                 {**rates, **waits, **program.summarise(self._metrics, self._sums)}, ledger, agent, steps
             )
+            # The next row is of what comes from here on.
             self._sums = program.zero_sums(len(self._metrics))
             ledger.interval_start, ledger.interval_s = ledger.t, 0.0
         call(self.hooks.record, self, row)
@@ -279,6 +292,7 @@ class Run:
     def _take_up(self) -> bool:
         """Prepare to begin, or to go on from where the run is; say so and return `False` if nothing is left to do."""
         reason, self.stop_reason, self.latest = self.stop_reason, None, None
+        # It ended because someone had asked; to be called again takes that back.
         if reason is not None and (reason == self.interrupt.reason or self.interrupt.signal is not None):
             self.interrupt.clear()
         sound = self._state is not None and reason is not None and not reason.startswith(BROKEN)
@@ -291,6 +305,7 @@ class Run:
             self.ledger = self.ledger.taken_up(self._wall)
             # The results that were returned keep theirs: what goes on is donated.
             self.state, self._sums = apart((self.state, self._sums))
+        # From the newest checkpoint, or from the beginning: what is in memory is let go.
         else:
             self.ledger, self._best, self.state, self._sums = Ledger(), None, None, None
         return True
@@ -317,6 +332,7 @@ class Run:
                 yield storage
             except BaseException as error:
                 self.stop_reason = ended_by(error, self.stop_reason)
+                # What is being written comes to its end before the error goes on.
                 self._close(storage)
                 tell_unsaved(error, storage.error)
                 raise
@@ -340,6 +356,7 @@ class Run:
         warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
         self._log.stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):
+            # One of three: from a checkpoint, from the beginning, or from what is in memory already.
             if self._storage.resumes:
                 self._restore()
             elif self._state is None:
@@ -360,6 +377,7 @@ class Run:
         with unpacking(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
             ledger = self._log.restored_ledger(facts, self.ledger, bool(self._storage.measured_anew))
         saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
+        # Before the state is taken up: under other settings the same iteration would mean other counts.
         require_counters(f"{step} of {self.config.run_dir}", ledger.counters(self.schedule), saved)
         self.state, self._sums, self.ledger = self._taken_up(state, ledger), sums, ledger
         pool.go_on_counting(self._actors, facts)
@@ -384,6 +402,7 @@ class Run:
         try:
             if self._actors is not None:
                 self._actors.close()
+            # A best policy that was to wait for the next checkpoint is written now.
             with self.ledger.timed("save"):
                 storage.keep_best(self._best)
                 storage.finish()
@@ -391,6 +410,7 @@ class Run:
             if self._state is not None:
                 storage.note(**self._summary(), status=self.stop_reason)
         finally:
+            # Logs are closed before the lock is released: from then on another process may write them.
             self._log.close()
             storage.close()
             if storage.path is not None and storage.path.exists():  # whoever calls again goes on there
@@ -408,6 +428,7 @@ class Run:
         self._storage.renew(self.settings())
         self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
         self._log.event("adopted", told)
+        # On disk before the run goes on: after a crash it must not be found where it stood before.
         self._storage.save(self.ledger.changed_at, self._saved(), self._facts(), self._best, again=True)
         self._storage.settle()
         if self._storage.error is not None:
@@ -502,6 +523,7 @@ def fits(strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: St
         checkpoints.forms = program.forms_of(strategy)
         checkpoints.check_newest(like)
         restored = ledger.restored(facts["ledger"])
+    # Whatever is missing or damaged means that it cannot be gone on from; loading would say why.
     except (SettingsError, KeyError, TypeError, ValueError):
         return False
     return restored.counters(schedule)["env_steps"] == facts.get("env_steps")

@@ -65,6 +65,7 @@ class Plan(NamedTuple):
 
 def plan_of_state(state: PyTree, capacity: int | None = None) -> Plan:
     """Return the plan of a training state alone, from its shapes; `capacity` is that of its buffer, if it has one."""
+    # The fields of the state, each as a whole.
     children, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: x is not state)
     parts = {jax.tree_util.keystr(path, simple=True): tree_bytes(part) for path, part in children}
     return Plan(parts, capacity=capacity)
@@ -77,6 +78,7 @@ def plan_of(strategy: Strategy, state: PyTree, jaxpr: Any = None, evaluation: in
     """
     iteration: dict[str, int] = {}
     if jaxpr is not None:
+        # Of the traced iteration, what XLA surely has to hold.
         known = lambda: {"the steps it learns from": largest_rows(jaxpr), "the largest array": largest_array(jaxpr)}
         iteration |= with_fallback("the memory plan of an iteration", known, dict)
     return plan_of_state(state, strategy.state_fns.capacity)._replace(iteration=iteration, evaluation=evaluation)

@@ -91,6 +91,7 @@ def require_all_used(shape: MeshShape, there: int, fits: Callable[[MeshShape], b
 
 def near_shape(shape: MeshShape, devices: int, fits: Callable[[MeshShape], bool]) -> MeshShape:
     """Return the mesh nearest to `shape` that `fits`, of exactly so many devices or, if none does, of fewer."""
+    # All divisions of so many devices; if none fits, those of fewer.
     for count in range(devices, 0, -1):
         found = [MeshShape(n, count // n) for n in range(1, count + 1) if count % n == 0]
         far = lambda fit: (abs(fit.members - shape.members) + abs(fit.envs - shape.envs), fit)

@@ -34,6 +34,7 @@ class GreedyPolicy:
         self.policy, self.params = policy, params
         self.facts = facts or {}
         """What was known of it when it was saved: `score`, `opt_steps`, `env_steps`."""
+        # The same functions for all policies made by `at`, so nothing is compiled again.
         self._begin, self._follow = jax.jit(partial(begin, policy)), jax.jit(partial(follow, policy))
         self._tell: dict[str, Any] = {}
         self._opt_steps = np.uint32(self.facts.get("opt_steps") or 0)
@@ -52,6 +53,7 @@ class GreedyPolicy:
 
         `facts` are those that are then others.
         """
+        # The compiled functions are shared; the memory of the episode is not.
         other = copy.copy(self)
         other.params, other.facts = params, {**self.facts, **facts}
         other._opt_steps = np.uint32(other.facts.get("opt_steps") or 0)
@@ -74,10 +76,12 @@ class GreedyPolicy:
             raise SettingsError("the policy was made by hand without a way to sample; leave the key out")
         drawn = () if key is None else (key, self._opt_steps)
         batch, rows, single = self._batch(obs)
+        # Another number of rows cannot be the same episodes: they begin anew.
         if self._memory is None or self._memory[0] != rows:
             carry, action = self._begin(self.params, batch, *drawn)
         else:
             carry, action = self._follow(self.params, *self._memory[1:], batch, *drawn)
+        # Inside of a trace nothing can be remembered from call to call, so the policy must not need it.
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(action)):
             self._require_no_memory(batch)
         else:
@@ -140,6 +144,7 @@ class GreedyPolicy:
             raise SettingsError(f"the policy was made by hand, and tells no {what}")
         batch, rows, single = self._batch(obs)
         given: PyTree = () if action is None else self._actions(action, rows, single)
+        # Made when first asked for: most policies only act.
         if not self._tell:
             ask = lambda look, *args: _asked(self.policy, look, *args)
             self._tell.update({name: jax.jit(partial(ask, getattr(outputs, name))) for name in ASKED})
@@ -154,6 +159,7 @@ class GreedyPolicy:
         struct = spaces.space_struct(self.policy.spec.observation_space)
         obs = _as_observation(self.policy.spec.name, struct, fill_privileged(struct, obs))
         obs = spaces.to_indices(self.policy.spec.observation_space, obs)
+        # One axis more than the space has is that of a batch.
         single = jnp.ndim(jax.tree.leaves(obs)[0]) == len(jax.tree.leaves(struct)[0].shape)
         batch = jax.tree.map(lambda x: x[None], obs) if single else obs
         return batch, jax.tree.leaves(batch)[0].shape[0], single
@@ -199,6 +205,7 @@ def _asked(
 
 def remembers(policy: Policy, params: PyTree, obs: PyTree) -> bool:
     """Say whether the action of `policy` for `obs` `[N, ...]` may depend on anything else than these, and `params`."""
+    # Decided by the traced program: whether the actions of a later call depend on what the one before has left.
     carry, action = jax.eval_shape(partial(begin, policy), params, obs)
     traced = jax.make_jaxpr(partial(follow, policy))(params, carry, action, obs)
     before, kept = len(jax.tree.leaves(params)), len(jax.tree.leaves((carry, action)))

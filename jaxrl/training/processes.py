@@ -102,6 +102,7 @@ def orders(interrupt: Interrupt) -> Iterator[list[Any]]:
         name, found = f"jaxrl/order/{next(_count)}", None
         while found is None:
             if interrupt.signal is not None and not passed:
+                # Once: the first process decides what becomes of it.
                 passed = True
                 _store().key_value_set(f"{SIGNAL}{number()}", str(interrupt.signal), allow_overwrite=True)
             found = _look(name)
@@ -127,6 +128,7 @@ def stops(interrupt: Interrupt) -> bool:
     if several() and not number() and not interrupt:
         with reported():
             for name, signal in _store().key_value_dir_get(SIGNAL):
+                # Deleted before it is obeyed, so that each signal counts once.
                 _store().key_value_delete(name)
                 interrupt.receive(int(signal))
     return bool(interrupt)
@@ -151,6 +153,7 @@ def _agree_with_first(settings: Mapping[str, Any]) -> None:
     order, wanted = next(orders(Interrupt()))
     if order == END:
         raise ProcessError(f"process 0 could not begin: {wanted['failed']}")
+    # The own settings take the same way through JSON as those that they are compared with.
     found = changes(wanted, json.loads(json.dumps(settings, default=str)))
     said = f"has other settings or versions than process 0 ({'; '.join(map(str, found))}); start all by one command"
     if found:
@@ -160,6 +163,7 @@ def _agree_with_first(settings: Mapping[str, Any]) -> None:
 
 def answers() -> Iterator[str]:
     """Yield what each of the other processes answers, in their order; the first process waits for them."""
+    # In a fixed order, since all of them must have answered anyway.
     for i in range(1, processes()):
         name, said = f"{READY}{i}", None
         while said is None:
@@ -211,6 +215,7 @@ def leave_when_lost(line: str = GONE) -> None:
         print_stderr(f"error: {line}")
         os._exit(ProcessError.exit_code)
 
+    # C's own `signal`: a handler of Python's would wait for the interpreter, and the abort does not.
     _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted))
     ctypes.CDLL(None).signal(int(signals.SIGABRT), _handlers[-1])
 
@@ -244,6 +249,7 @@ def _whole(leaf: Any) -> Any:
     if not is_spread(leaf):
         return leaf
     if not leaf.is_fully_replicated:
+        # The identity with a replicated result: XLA gathers the parts on every device.
         leaf = jax.jit(_same, out_shardings=NamedSharding(leaf.sharding.mesh, PartitionSpec()))(leaf)
     return leaf.addressable_data(0)
 
@@ -257,6 +263,7 @@ def copied(leaf: Any) -> Any:
     if not is_spread(leaf):
         return jax.device_put(leaf, may_alias=False)
     data = jax.random.key_data(leaf) if is_key(leaf) else leaf
+    # Each process can only copy what is on its own devices; the copies together are the array.
     own = [jax.device_put(shard.data, may_alias=False) for shard in data.addressable_shards]
     return as_keys(leaf, jax.make_array_from_single_device_arrays(data.shape, data.sharding, own))
 
@@ -278,10 +285,12 @@ def _sent(leaves: list[Any]) -> list[np.ndarray]:
     ends = np.cumsum([0, *sizes])
     if not number():
         for x, start in zip(like, ends, strict=False):
+            # Bytes, so that every dtype takes the same way.
             raw = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
             flat[start : start + raw.size] = raw
     from jax.experimental import multihost_utils
 
+    # All processes take part in each broadcast; only the first has put anything into `flat`.
     for start in range(0, flat.size, PIECE):
         flat[start : start + PIECE] = multihost_utils.broadcast_one_to_all(flat[start : start + PIECE])
     parts = (flat[a:b] for a, b in itertools.pairwise(ends))
@@ -296,6 +305,7 @@ def _numbers(leaf: Any) -> Any:
 
 
 def _placed(leaf: Any, array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    # Every process has all numbers, and puts those parts on its devices that belong there.
     made = jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
     if not is_key(leaf):
         return made

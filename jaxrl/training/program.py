@@ -152,6 +152,7 @@ def tell(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Arra
     assert isinstance(strategy.step, ComposedStep)
     step, most = strategy.step.with_episodes, most_told(strategy)
     _, _, like = jax.eval_shape(step, state, state.key, start)
+    # Arrays of the longest call, so that one program serves every length.
     blank = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), like)
 
     def body(
@@ -182,9 +183,11 @@ def add(sums: Sums, metrics: Metrics) -> Sums:
 
 def add_up(sums: Sums, new: Stat | Sums) -> Sums:
     """Add what others have summed up."""
+    # Kahan's sum: what the last addition has lost is put back before the next one.
     addend = new.sum - sums.error
     total = sums.sum + addend
     count = sums.count + new.count.astype(jnp.uint32)
+    # A count that is smaller than before has wrapped around, once at most.
     wraps = sums.wraps + (count < sums.count).astype(jnp.uint32)
     return Sums(
         count=count,
@@ -233,6 +236,7 @@ def compile_all(
     What was compiled for the same strategy before, in this process, is used again.
     """
     processes.tell("compile", resume)
+    # What this process has compiled for the strategy before is in `made`.
     init, made, values = jit_init(strategy), programs_of(strategy), values_of(strategy)
     like, run = state_shapes(strategy), "tell" if tells else "run"
     state = like[0]
@@ -268,6 +272,7 @@ def compile_together(strategy: Strategy, width: int, tells: bool) -> Any:
     made, name = programs_of(strategy), f"{'tell' if tells else 'run'} {width} together"
     if name not in made:
         count = jax.ShapeDtypeStruct((), jnp.uint32)
+        # The sums come from the host with each call, so only the states are donated.
         program = jax.jit(partial(run_together, strategy, tells), donate_argnums=0, compiler_options=compiler_options())
         traced = program.trace(*jax.tree.map(wide, state_shapes(strategy)), count, count)
         made[name] = traced.lower().compile(compiler_options=product_options(lambda: longest_sum(traced.jaxpr)))
@@ -292,6 +297,7 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
     """
     if not strategy.env_steps_per_step:
         return {}
+    # An environment stepped on the host has a spec that programs are made for, too.
     env = strategy.actor_fns.env if strategy.actor_fns else strategy.env
     # No program sets hyperparameters, and each member of a population has a function of its own for it.
     on_state = strategy.state_fns._replace(set_hyperparams=None)
@@ -302,6 +308,7 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
     facts += [strategy.env_steps_per_step, strategy.placement.shards]
     try:
         return _programs((*map(tuple, functions), *facts, *_where(strategy), current_forms(), *options_of().values()))
+    # Nothing is kept: whoever asks gets a dict of its own, and compiles for itself.
     except TypeError:
         return {}
 
@@ -319,6 +326,7 @@ def _where(strategy: Strategy) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=KEPT)
 def _programs(key: tuple[Any, ...]) -> dict[str, Any]:
+    # The cache is the store: each key has a dict, and the one not used for longest is dropped.
     del key
     return {}
 
@@ -346,6 +354,7 @@ def _begin(strategy: Strategy, key: Array) -> PyTree:
 
 def _init(strategy: Strategy, key: Array, values: Mapping[str, Array] | None = None) -> tuple[PyTree, Sums]:
     old = _traced_begin(strategy)[1] if values else {}
+    # The settings are arguments of this program: in place of each number that the strategy holds comes an array.
     with override({name: Override(old[name], value) for name, value in (values or {}).items()}):
         state = _begin(strategy, key)
     return state, zero_sums(len(metric_shapes(strategy, state)))
@@ -422,6 +431,7 @@ def num_envs_of(strategy: Strategy) -> int | None:
 
 def _check_step(strategy: Strategy) -> Plan:
     """Return the memory plan of a strategy whose step keeps its state."""
+    # The state alone is checked first, since tracing a step of one that cannot fit may take long.
     state, num_envs = _traced_begin(strategy)[0], num_envs_of(strategy)
     require_fit(plan_of_state(state, strategy.state_fns.capacity), num_envs)
     jaxpr, (new, metrics) = jax.make_jaxpr(_step_of(strategy), return_shape=True)(*_given(strategy, state))

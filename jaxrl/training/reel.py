@@ -66,7 +66,9 @@ def kept_film(take: Callable[[], tuple[Sequence[np.ndarray], float]], path: Path
         frames, total = take()
         path.parent.mkdir(exist_ok=True)
         write_film(frames, temporary, FPS, path.suffix[1:])
+        # Under its name only once it is whole.
         os.replace(temporary, path)
+    # Whatever fails, be it drawing, encoding or the disk, costs a film and not the run.
     except Exception as error:
         temporary.unlink(missing_ok=True)
         return f"no video: {error_text(error)}"

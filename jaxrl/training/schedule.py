@@ -77,6 +77,7 @@ class Schedule:
         return self._is_regular(self.record_interval, opt_steps)
 
     def _is_regular(self, interval: int, opt_steps: int) -> bool:
+        # At or past a multiple by less than one iteration, and never at 0.
         return bool(interval) and opt_steps % interval < min(opt_steps, self.opt_steps_per_step)
 
     @property
@@ -84,6 +85,7 @@ class Schedule:
         """The iteration at whose end the run ends."""
         last = self.max_opts // self.opt_steps_per_step
         if self.max_env_steps:
+            # The warm-up counts as environment steps, but at least one iteration is made.
             left = max(self.max_env_steps - self.warmup_env_steps, 1)
             last = min(last, -(-left // self.env_steps_per_step))
         return last
@@ -123,5 +125,6 @@ def next_boundary(schedule: Schedule, t: int) -> Boundary:
 def _next_turn(schedule: Schedule, interval: int, t: int) -> int | None:
     if not interval:
         return None
+    # The first multiple beyond what is done, and the iteration that reaches it.
     multiple = (schedule.opt_steps(t) // interval + 1) * interval
     return -(-multiple // schedule.opt_steps_per_step)

@@ -64,6 +64,8 @@ def by_platform(ours: Callable[..., Any], plain: Callable[..., Any], *args: Any)
     """Call `ours` if XLA lowers the program for a CPU, otherwise `plain`; with plain forms, always `plain`."""
     if current_forms() == "plain":
         return plain(*args)
+    # Chosen when the program is lowered, not when it is traced: it may be lowered for another platform than the
+    # default.
     return jax.lax.platform_dependent(*args, cpu=ours, default=plain)
 
 
@@ -87,6 +89,7 @@ def _backend() -> str:
     backend = jax.default_backend()
     if backend != "gpu":
         return backend if backend in PLATFORMS else "plain"
+    # JAX calls both CUDA and ROCm `gpu`; only CUDA devices are also found under their own name.
     try:
         jax.devices("cuda")
     except RuntimeError:

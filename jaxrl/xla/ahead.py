@@ -52,12 +52,14 @@ def iterate_hoisted(
         with cutting():
             return form.hold(body(form.release(held), key, t))
 
+    # Traced once, from shapes: for a single iteration, with the carry in its packed form.
     hoisted = hoist(turn, jax.eval_shape(form.hold, carry), jax.eval_shape(key_of, start), start)
     length = block_length(tree_bytes(hoisted.drawn))
     if (lengths := _lengths.get()) is not None:
         lengths.append(length)
 
     def block(index: Array, carry: PyTree) -> PyTree:
+        # Draws for a whole block, also for those of its iterations that lie before `start` or after `stop`.
         first = index * length
         places = first + jnp.arange(length, dtype=jnp.uint32)
         keys = jax.vmap(key_of)(places)
@@ -69,10 +71,12 @@ def iterate_hoisted(
             key, drawn = row(jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, place, keepdims=False), rows))
             return hoisted.behind(held, drawn, key, t)
 
+        # `first + length` is taken only if it is at most `stop`, so it cannot wrap around.
         low = jnp.maximum(start, first)
         high = jnp.where(stop - first < length, stop, first + length)
         return form.release(form.loop(low, high, one, form.hold(carry)))
 
+    # Rounded up without adding to `stop`, which could wrap around. The loop over blocks carries the plain tree.
     blocks_end = stop // length + (stop % length > 0).astype(jnp.uint32)
     return jax.lax.fori_loop(start // length, blocks_end, block, carry)
 

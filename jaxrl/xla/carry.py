@@ -78,6 +78,7 @@ def bundle(
     def pack_tree(tree: PyTree) -> Bundle:
         require_same("the carry after an iteration", tree, "that before", example)
         given = jax.tree.leaves(tree)
+        # In the order of `tied`, smallest first, which is the order of their first words.
         columns = [packing.bits_of(given[place], "uint32").reshape(1, -1) for place in tied]
         row = join(columns)[0] if columns else jnp.zeros(0, jnp.uint32)
         return Bundle(row, [leaf for place, leaf in enumerate(given) if place not in tied])
@@ -120,6 +121,7 @@ def pack_drawn(tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
     leaves, treedef = jax.tree.flatten(tree)
     alike: dict[Any, list[int]] = {}
     for place, leaf in enumerate(leaves):
+        # Leaves that fit are grouped by shape and dtype; every other is alone in its group.
         fits = leaf.ndim == 2 and leaf.shape[1] % LANES == 0
         alike.setdefault((leaf.shape, leaf.dtype) if fits else place, []).append(place)
     places = list(alike.values())
@@ -191,6 +193,7 @@ def scan_rows(
     _, like = jax.eval_shape(body, carry, jax.tree.map(lambda x: x[0], xs))
     # Flags as 32-bit words, like most leaves, so that there is one array instead of two.
     layout = packing.layout_of(row_struct(like), flag="uint32")
+    # The wide leaves of the carry as columns; `scan` packs the small ones.
     hold, release = pack_columns(carry, jax.tree.leaves(like)[0].shape[0])
 
     def packed(carry: PyTree, x: PyTree) -> tuple[PyTree, dict[str, Array]]:
@@ -254,6 +257,7 @@ def pack_columns(example: PyTree, rows: int) -> tuple[Callable[[PyTree], PyTree]
     writes some twice, since a carried leaf that is read after it was written is copied.
     """
     leaves, treedef = jax.tree.flatten(jax.eval_shape(lambda: example))
+    # Leaves of one row per environment, too large for a `Bundle`, but with short rows.
     wide = [leaf.size > LEAF and leaf.shape[0] == rows and leaf.dtype in _WORD_TYPES for leaf in leaves]
     wide = [here and leaf.size <= WIDE * rows for here, leaf in zip(wide, leaves, strict=True)]
     if not shaped_for("cuda") or sum(wide) < 2:
@@ -296,6 +300,7 @@ def loop_form(carry: PyTree) -> LoopForm:
         hold, release = flat.hold, lambda held: flat.release(held, like)
     if not shaped_for(*PACKED):
         return LoopForm(hold, release, jax.lax.fori_loop)
+    # Packed with values per shard, the counter would count as per shard, too, and so would the condition of the loop.
     if shaped_for("cuda") and not shards.is_sharded():
         return LoopForm(hold, release, _packed_loop)
     pack_tree, unpack_tree = bundle(jax.eval_shape(hold, carry))

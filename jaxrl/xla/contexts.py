@@ -32,6 +32,8 @@ def options_of(names: tuple[str, ...] = OPTIONS) -> dict[str, Any]:
 
 def bind_context(job: Callable[..., Any]) -> Callable[..., Any]:
     """Return `job` for another thread, bound to the forms and options of this one."""
+    # Forms are context variables, which the copy carries. JAX keeps its options per thread, so they are entered one by
+    # one.
     context, options = copy_context(), options_of()
 
     def run(*args: Any) -> Any:

@@ -69,15 +69,18 @@ def read(jaxpr: Any, seen: dict[Any, bool] | None = None) -> Code:
     """Read a closed jaxpr; `seen` caches `_draws`."""
     code, seen = Code([], [], [], {}, {}, itertools.count()), {} if seen is None else seen
     inner = _open(jaxpr)
+    # The inputs get the first numbers, then the constants.
     numbers = {var: code.add(var.aval) for var in inner.invars}
     code.ins.extend(numbers.values())
     for var, value in zip(inner.constvars, getattr(jaxpr, "consts", ()), strict=True):
         numbers[var] = _known(code, value, var.aval)
+    # Every occurrence of a literal is a constant of its own.
     number = lambda atom: _known(code, atom.val, atom.aval) if hasattr(atom, "val") else numbers[atom]
     for eqn in inner.eqns:
         args, name = tuple(map(number, eqn.invars)), eqn.primitive.name
         draws = name in DRAWS or any(_draws(sub, seen) for sub in _inside(eqn))
         made = tuple(code.add(var.aval) for var in eqn.outvars)
+        # Only bodies that `hoist` can split are read; any other equation stays whole.
         body = read(next(_inside(eqn)), seen) if draws and (name == "scan" or name in CALLS) else None
         code.equations.append(Equation(eqn, args, made, draws, body))
         numbers.update(zip(eqn.outvars, made, strict=True))
@@ -93,6 +96,7 @@ def called(equation: Equation) -> Code | None:
 def find_dependencies(code: Code, numbers: Iterable[int]) -> set[int]:
     """Return the values on which `numbers` may depend, including themselves."""
     needed = set(numbers)
+    # An equation reads only values of earlier ones, so one pass from the end finds all.
     for equation in reversed(code.equations):
         if not needed.isdisjoint(equation.outs):
             needed |= set(equation.ins)
@@ -154,6 +158,7 @@ def _work(jaxpr: Any) -> int:
 def _equation_work(eqn: Any) -> int:
     inner = sum(map(_work, _inside(eqn)))
     if inner:
+        # The length of a scan is known; a `while` and every branch of a `cond` count once.
         return inner * eqn.params["length"] if eqn.primitive.name == "scan" else inner
     made = sum(math.prod(var.aval.shape) for var in eqn.outvars)
     return made * BITS if eqn.primitive.name in DRAWS else made
@@ -211,8 +216,10 @@ def bind(equation: Equation, *args: Any) -> Sequence[Any]:
         called = partial(call, equation.body)
         made: Sequence[Any] = jax.jit(called)(*args) if equation.name in ("jit", "pjit") else called(*args)
         return made
+    # Depending on the version of JAX, functions and parameters, or parameters alone.
     bound = primitive.get_bind_params(params)
     functions, params = bound if isinstance(bound, tuple) else ((), bound)
+    # Under the settings of JAX that held when the equation was traced.
     with equation.eqn.ctx.manager:
         made = primitive.bind(*functions, *args, **params)
     return made if primitive.multiple_results else [made]

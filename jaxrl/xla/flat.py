@@ -44,6 +44,7 @@ def ravel(tree: PyTree) -> list[Array]:
 def unravel(parts: list[Array], like: PyTree) -> PyTree:
     """Invert `ravel`: return the tree with the shapes and dtypes of `like`."""
     shapes, treedef = jax.tree.flatten(like)
+    # The vector comes first, if there are small leaves at all.
     ends = np.cumsum([x.size for x in shapes if x.size <= LARGE])
     small = iter(jnp.split(parts[0], ends[:-1]) if len(ends) else ())
     large = iter(parts[1:] if len(ends) else parts)
@@ -57,6 +58,8 @@ def vectors_of(*trees: PyTree) -> list[PyTree]:
     if _made.get() is None:
         return list(trees)
 
+    # A network counts as a vector only if it is one in every tree: leaves of one cannot be combined with the vector of
+    # another.
     nodes = [jax.tree.leaves(tree, is_leaf=_of_network) for tree in trees]
     rows = []
     for row in zip(*nodes, strict=True):
@@ -95,7 +98,9 @@ def release(held: PyTree, like: PyTree) -> PyTree:
         if not _of_network(x):
             return parts
         cut = iter(next(given))
+        # The matrices that are carried beside the vector, and slices of the vector for the other leaves.
         leaves = [next(cut) if _beside(leaf) else leaf for leaf in jax.tree.leaves(unravel(parts, x))]
+        # Again, because `unravel` has remembered the slices alone.
         _keep(leaves, parts)
         return jax.tree.unflatten(jax.tree.structure(x), leaves)
 
@@ -131,6 +136,7 @@ def _known(tree: PyTree) -> list[Array] | None:
     """Return the vectors from which `tree` was made in the loop being traced, or `None`."""
     leaves = jax.tree.leaves(tree)
     made, parts = (_made.get() or {}).get(id(leaves[0]) if leaves else 0, ((), None))
+    # All leaves must be the very same arrays. If one was replaced, the vector no longer holds the tree.
     same = len(made) == len(leaves) and all(a is b for a, b in zip(made, leaves, strict=True))
     return parts if same else None
 

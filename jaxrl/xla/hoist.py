@@ -92,7 +92,9 @@ def _hoisted(jaxpr: Any, shape: PyTree, args: tuple[PyTree, PyTree, Array]) -> H
     carry, noise, t = args
     code = read(jaxpr)
     carried = len(jax.tree.leaves(carry))
+    # The inputs are the leaves of the carry, of `noise`, and `t`.
     kinds = [CARRIED if i < carried else FREE for i in range(len(code.ins))]
+    # Lower the limit for a single value until all of them together fit; so the largest stay in the loop.
     most = DRAW_BYTES
     while True:
         parts = _split(_classify(code, kinds, [1] * len(kinds), 1, False, most), set(), set(code.outs))
@@ -156,10 +158,12 @@ def _classify(code: Code, kinds: Sequence[int], keys: Sequence[int], times: int,
 
 def _kind(level: _Level, equation: Equation, times: int, whole: bool) -> int:
     kind = max((level.kinds[i] for i in equation.ins), default=FREE)
+    # An effect must happen in its iteration.
     if equation.eqn.effects or kind == CARRIED:
         return CARRIED
     if kind == FREE and equation.name not in RANDOM and not equation.draws:
         return FREE
+    # A loop or call that draws, but could not be split, stays in the loop.
     if equation.body is not None:
         return CARRIED
     movable = all(_is_movable(eqn, whole or equation.draws) for eqn in walk_equation(equation.eqn))
@@ -184,6 +188,8 @@ def _fits(level: _Level, equation: Equation, times: int) -> bool:
     size = _bytes(level.code, equation.outs)
     if size * times > level.most:
         return False
+    # Kept are draws themselves, what is small for the number of its keys, draws in another order, and what is not much
+    # larger than the draws from which it is made.
     drawn = [i for i in equation.ins if level.kinds[i] == DRAWN]
     reordered = equation.name == "gather" and equation.ins[0] in drawn
     of_keys = size <= KEY_BYTES * _keys(level, equation)
@@ -196,11 +202,14 @@ def _classify_inside(level: _Level, place: int, times: int, whole: bool) -> list
     body, length = equation.body, equation.eqn.params.get("length", 1)
     assert body is not None
     kinds, rows = [level.kinds[i] for i in equation.ins], counts.consts + counts.carry
+    # A loop that slices rows of keys sees the keys of one iteration.
     keys = [max(1, level.keys.get(i, 1) // (length if n >= rows else 1)) for n, i in enumerate(equation.ins)]
+    # A call on nothing but keys and constants is hoisted as a whole, so that its equations that round stay together.
     if equation.name != "scan" and max(kinds, default=FREE) < CARRIED:
         ahead = _classify(body, kinds, keys, times, True, level.most)
         if CARRIED not in ahead.kinds.values():
             return [DRAWN] * len(equation.outs)
+    # What the body makes of its carry is its carry in the next iteration: repeat until no kind changes.
     while True:
         inner = _classify(body, kinds, keys, times * length, whole, level.most)
         carried = [max(k, inner.kinds[i]) for k, i in zip(kinds[counts.consts : rows], body.outs, strict=False)]
@@ -211,6 +220,7 @@ def _classify_inside(level: _Level, place: int, times: int, whole: bool) -> list
         return None
     level.loops[place] = inner
     made = [*carried, *(inner.kinds[i] for i in body.outs[counts.carry :])]
+    # Whatever is not drawn comes from the part behind, and so counts as carried outside.
     return [DRAWN if kind == DRAWN else CARRIED for kind in made]
 
 
@@ -240,6 +250,7 @@ class _Parts(NamedTuple):
 def _split(level: _Level, early: set[int], late: set[int]) -> _Parts:
     """Split the equations needed for the values `early`, computed ahead, and `late`, computed behind."""
     parts = _Parts([], [], [], set(early), set(late))
+    # From the last equation to the first: an equation is needed where its consumers are.
     for place in reversed(range(len(level.code.equations))):
         if place in level.loops:
             _split_loop(level, place, parts)
@@ -255,9 +266,11 @@ def _assign(level: _Level, equation: Equation, parts: _Parts) -> None:
     step, outs = Step(partial(bind, equation), equation.ins, equation.outs), set(equation.outs)
     kind = level.kinds[equation.outs[0]] if equation.outs else CARRIED
     early, late = bool(outs & parts.early), bool(outs & parts.late)
+    # A drawn value that is read behind: saved here, or its inputs are, if that is no larger and costs nothing.
     if kind == DRAWN and late and (early or not _better_behind(level, equation)):
         parts.saved.extend(i for i in equation.outs if i in parts.late)
         early, late = True, False
+    # A value that depends on constants and `t` alone is computed wherever it is read, in both parts if need be.
     if early:
         parts.ahead.append(step)
         parts.early.update(equation.ins)
@@ -270,6 +283,7 @@ def _better_behind(level: _Level, equation: Equation) -> bool:
     """Return whether to save the inputs of an equation rather than its outputs."""
     drawn = [i for i in equation.ins if level.kinds[i] == DRAWN]
     at_hand = all(i in level.code.ins for i in drawn)
+    # A conversion to a wider type: the narrow numbers take less memory.
     wider = equation.name == "convert_element_type" and _bytes(level.code, drawn) < _bytes(level.code, equation.outs)
     no_larger = _bytes(level.code, drawn) <= _bytes(level.code, equation.outs)
     return wider or (equation.name in LAYOUT and (at_hand or no_larger))
@@ -313,10 +327,13 @@ def _split_loop(level: _Level, place: int, parts: _Parts) -> None:
         return
     sides, (_, carry), body = _split_body(equation, inner, parts), scan_counts(equation), inner.code
     early, late = (_places_of(equation, wanted) for wanted in (parts.early | parts.late, parts.late))
+    # Draws in the carry, such as the key of an iteration, that the part behind reads: it carries none itself, so they
+    # become rows.
     passed = [i for i in _before(equation, inner) if inner.kinds[i] == DRAWN and i in sides.parts.late]
     saved = [*dict.fromkeys([*sides.parts.saved, *passed])]
     stacked = [level.code.add(_stacked(equation, body.avals[i])) for i in saved]
 
+    # The part ahead, with an output for each drawn output of the whole, and rows of all that is saved inside.
     drawn = [n for n in early if _is_drawn(equation, inner, n)]
     ends = [n for n in drawn if n < carry]
     made = [*(body.outs[n] for n in drawn if n >= carry), *saved]
@@ -328,6 +345,7 @@ def _split_loop(level: _Level, place: int, parts: _Parts) -> None:
         parts.saved.extend([*stacked, *(i for i in outs if i in parts.late)])
         parts.early.update(ins)
 
+    # The part behind, with all other outputs. It reads the saved rows.
     others = [n for n in late if not _is_drawn(equation, inner, n)]
     if others or sides.parts.behind:
         ins, loop = _loop(equation, inner, sides.parts.behind, sides.parts.late, sides.behind)
@@ -346,6 +364,8 @@ def _split_body(equation: Equation, inner: _Level, parts: _Parts) -> _Bodies:
     ahead = {n for n in _places_of(equation, parts.early | parts.late) if drawn(n)}
     behind = {n for n in _places_of(equation, parts.late) if not drawn(n)}
     while True:
+        # Whatever a part reads of its carry must be computed in the previous iteration: drawn by the part ahead,
+        # otherwise by the part behind.
         split = _split(inner, {outs[n] for n in ahead}, {outs[n] for n in behind})
         late = {n for n in range(carry) if before[n] in split.late}
         wanted_ahead = {n for n in range(carry) if before[n] in split.early} | {n for n in late if drawn(n)}
@@ -397,6 +417,7 @@ def _loop(
 
 def _run_loop(loop: _Loop, *args: Array) -> list[Array]:
     """Run a part of a call or `scan`; a `scan` as `vmap` if it has no carry and depends on rows alone."""
+    # The arguments, in the order of `_loop`, followed by the hoisted rows.
     sizes = [len(loop.consts), len(loop.before), len(loop.rows)]
     cuts = [sum(sizes[:n]) for n in range(4)]
     consts, init, rows = (list(args[a:b]) for a, b in pairwise(cuts))
@@ -412,6 +433,7 @@ def _run_loop(loop: _Loop, *args: Array) -> list[Array]:
 
     if not loop.params:  # a call
         return one([], ([], tied))[1]
+    # No iteration depends on another.
     if rows and not loop.before and not loop.drawn:
         return jax.vmap(lambda *row: one([], (list(row), []))[1])(*rows)
     end, made = jax.lax.scan(one, init, (rows, tied), **loop.params)

@@ -91,6 +91,7 @@ def without_pass(options: dict[str, Any] | None, name: str) -> dict[str, Any] | 
     """Return `options` that also disable the pass `name`, unless `XLA_FLAGS` disable passes themselves."""
     if _is_in_flags(PASSES):
         return options
+    # All passes are in one option, separated by commas.
     others = (options or {}).get(PASSES)
     return {**(options or {}), **_known({PASSES: f"{others},{name}" if others else name})}
 
@@ -148,6 +149,8 @@ def _known(options: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _is_known(name: str, value: Any) -> bool:
+    # XLA checks the names of options only when it compiles, so a trivial program is compiled with each, once per
+    # process.
     def compile_with() -> bool:
         jax.jit(lambda: 0).lower().compile(compiler_options={name: value})
         return True

@@ -22,12 +22,14 @@ def orthogonal(gain: float, key: Key, shape: tuple[int, ...], dtype: Any = jnp.f
     long, short = max(math.prod(shape[:-1]), shape[-1]), min(math.prod(shape[:-1]), shape[-1])
 
     def column(i: Array, done: Array) -> Array:
+        # The columns done so far; the others still hold random numbers.
         before = jnp.where(jnp.arange(short, dtype=jnp.int32)[None] < i, done, 0.0)
         v = jax.lax.dynamic_index_in_dim(done, i, axis=1, keepdims=False)
         for _ in range(2):  # the second pass removes what rounding left after the first
             v = v - before @ (v @ before)
         return jax.lax.dynamic_update_index_in_dim(done, v / jnp.linalg.norm(v), i, axis=1)
 
+    # Columns are made orthonormal, so a matrix with fewer rows than columns is made as its transpose.
     tall = jax.lax.fori_loop(0, short, column, jax.random.normal(key, (long, short), jnp.float32))
     matrix = tall if math.prod(shape[:-1]) == long else tall.T
     return gain * matrix.reshape(shape).astype(dtype)

@@ -74,6 +74,7 @@ class Rows:
 
 def take(array: Array, index: Array) -> Array:
     """Return `array[index]`, `[R, ...], [B] -> [B, ...]`; every index must be in bounds."""
+    # A small array is gathered in one thread anyway; a large result is worth several.
     held = tree_bytes(array)
     if held < 2 * SHARE or held // len(array) * len(index) > SHARE:
         return _gather(array, index)
@@ -92,6 +93,7 @@ def _gather_alone(array: Array, index: Array) -> Array:
     a large buffer take ten times as long as in one thread. It leaves an update that could happen in place to one
     thread, hence the `dynamic_update_slice` here; but if a single kernel reads the rows, the gather becomes part of it.
     """
+    # One row more than is written: XLA would replace an update of the whole array by the rows themselves.
     space = jnp.zeros((len(index) + 1, *array.shape[1:]), array.dtype)
     start = jax.lax.optimization_barrier(jnp.int32(0))  # XLA would turn an update at a constant index into a padding
     return jax.lax.dynamic_update_slice_in_dim(space, _gather(array, index), start, 0)[: len(index)]
@@ -105,6 +107,7 @@ def layout_of(example: PyTree, flag: str = "uint8") -> Layout:
     for path, leaf in leaves:
         word = flag if leaf.dtype == bool and leaf.shape == () else f"uint{8 * leaf.dtype.itemsize}"
         start = used.get(word, 0)
+        # Leaves of one width lie one after the other; `used` is the width so far.
         used[word] = start + prod(leaf.shape)
         fields.append(Field(jax.tree_util.keystr(path), leaf.shape, leaf.dtype, word, start))
     return Layout(treedef, tuple(fields))
@@ -130,6 +133,7 @@ def join_short(columns: list[Array]) -> Array:
     """
     if len(columns) == 1 or not shaped_for("cpu") or sum(column.shape[1] for column in columns) > SHORT:
         return join(columns)
+    # Each half is padded to the full width with zeros, which change nothing in an `or`.
     half = len(columns) // 2
     left, right = join_short(columns[:half]), join_short(columns[half:])
     return jnp.pad(left, ((0, 0), (0, right.shape[1]))) | jnp.pad(right, ((0, 0), (left.shape[1], 0)))
@@ -231,6 +235,7 @@ def make_gather(items: PyTree) -> Callable[[Array], PyTree]:
     if not shaped_for("cpu"):
         return lambda index: jax.tree.map(lambda x: _gather_once(x, index), items)
     layout = layout_of(row_struct(items))
+    # Packed once, for all minibatches that are gathered.
     words = pack(layout, items)
     return lambda index: unpack(layout, jax.tree.map(lambda x: _gather_once(x, index), words))
 

@@ -73,6 +73,7 @@ def num_pieces(rows: int, gradient: int) -> int:
     """
     if not shaped_for("cuda") or rows < LONG:
         return 1
+    # The largest piece that divides the rows evenly.
     piece = next(size for size in range(PIECE, 0, -1) if rows % size == 0)
     return rows // piece if piece >= SHORTEST and rows // piece * gradient <= PIECES_BYTES else 1
 
@@ -144,10 +145,13 @@ def _kernel_gradient(x: Array, g: Array) -> Array:
     if shaped_for("cuda", "tpu"):
         return _plain_kernel_gradient(x, g)
     small = inputs * outputs <= SMALL
+    # Few outputs: the transposed gradient, for which only `g`, the narrower of the two, is transposed.
     if outputs <= THIN and outputs < inputs:
         return by_platform(lambda x, g: _barrier(_barrier(g.T) @ x).T, _plain_kernel_gradient, x, g)
+    # A long batch and a small matrix: in pieces that XLA divides among cores.
     if small and THIN < outputs <= inputs and rows >= LONG and rows % CUTS == 0:
         return by_platform(_in_pieces, _plain_kernel_gradient, x, g)
+    # A short batch and a small matrix: `x` is transposed by a kernel of its own.
     if small and rows <= SMALL:
         return by_platform(lambda x, g: _barrier(x.T) @ g, _plain_kernel_gradient, x, g)
     return _plain_kernel_gradient(x, g)
@@ -178,5 +182,7 @@ def convolve(x: Array, kernel: Array, window_strides: Any, padding: Any, **kwarg
 def _patches(x: Array, kernel: Array) -> Array:
     height, width, channels, features = kernel.shape
     rows, columns = x.shape[1] - height + 1, x.shape[2] - width + 1
+    # Every shifted view of the images, in the order in which the kernel's leading axes are flattened: one product then
+    # sums over all.
     shifted = [x[:, i : i + rows, j : j + columns] for i in range(height) for j in range(width)]
     return jnp.concatenate(shifted, axis=-1) @ kernel.reshape(height * width * channels, features)

@@ -45,6 +45,7 @@ def argmax(x: Array) -> Array:
         return jnp.argmax(x, axis=-1)
     first, *others = _columns(x)
     place, most = jnp.zeros(first.shape, jnp.int32), first
+    # Strictly greater, so that the first of several equal entries is kept.
     for i, column in enumerate(others, 1):
         place, most = jnp.where(column > most, i, place), jnp.maximum(most, column)
     return place
@@ -130,10 +131,12 @@ def find_non_finite(numbers: Sequence[Array], labels: Array) -> tuple[Array, Arr
     if shaped_for("cuda", "tpu"):
         flags = [jnp.isfinite(jnp.asarray(x, jnp.float32)) for x in numbers]
         first = labels[0]
+        # From the last to the first, so that the label of the first bad one is written last.
         for i, flag in reversed(list(enumerate(flags))):
             first = jnp.where(flag, first, labels[i])
         return reduce(jnp.logical_and, flags), first
     fine = jnp.isfinite(stack_scalars([jnp.asarray(x, jnp.float32) for x in numbers]))
+    # The smallest flag is the first false one, or the first of all if every one is true.
     return _all_flags(fine), labels[jnp.argmin(fine)]
 
 
@@ -157,6 +160,7 @@ def stays_finite(tree: PyTree, before: PyTree) -> Array:
     leaves share one.
     """
     finite: dict[tuple[int, ...], Array] = {}
+    # Flags are combined elementwise before they are reduced.
     for leaf, old in zip(*map(jax.tree.leaves, vectors_of(tree, before)), strict=True):
         if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             shape, fine = jnp.shape(leaf), jnp.isfinite(leaf) | ~jnp.isfinite(old)

@@ -27,6 +27,7 @@ def random_orders(key: Key, count: int, units: int) -> Array:
     on in turn (the generalised Feistel network of Black and Rogaway 2002, https://doi.org/10.1007/3-540-45760-7_9).
     Each rotation is invertible, so every position occurs exactly once, whatever the numbers.
     """
+    # The factorisation that is closest to a square.
     rows = next(d for d in range(math.isqrt(units), 0, -1) if units % d == 0)
     columns = units // rows
     if rows < NARROW:
@@ -52,6 +53,7 @@ def permute(key: Key, place: Array, units: int) -> Array:
         return jnp.argsort(jax.random.bits(key, (units,), jnp.uint32)).astype(jnp.int32)[place]
     rows = math.isqrt(units)
     columns = -(-units // rows)
+    # Even rounds shift rows, by a number for each column; odd rounds shift columns, by a number for each row.
     keys = jax.random.split(key, ROUNDS)
     turns = [below(k, (columns if i % 2 == 0 else rows,), (rows, columns)[i % 2]) for i, k in enumerate(keys)]
 
@@ -66,8 +68,10 @@ def permute(key: Key, place: Array, units: int) -> Array:
 
     outside = lambda place: (place >= units).any()
     first = moved(jnp.asarray(place, jnp.int32))
+    # No position lies outside of `units`, so none has to walk.
     if rows * columns == units:
         return first
+    # Only entries that are still outside move on. A walk ends, since its cycle comes back to where it began, inside.
     return jax.lax.while_loop(outside, lambda place: jnp.where(place >= units, moved(place), place), first)
 
 

@@ -69,6 +69,7 @@ def _run_in_one_batch(
     flat: Callable[..., PyTree], shards: int, given: Spread, own: Callable[[PyTree], PyTree]
 ) -> tuple[PyTree, PyTree]:
     """Run a function for all shards of this device in one batch; its rounding then depends on their number."""
+    # The axis of shards is divided: its outer part is the mesh's, and `shards_of_run` reduces over both.
     axes = [0 if own else None for own in given.each]
     with shards_of_run.outer_axis(DEVICES if _devices() > 1 else None):
         made = jax.vmap(flat, in_axes=axes, axis_name=AXIS, axis_size=_here(shards))(*given.values)
@@ -77,6 +78,7 @@ def _run_in_one_batch(
 
 
 def _run_one_by_one(flat: Callable[..., PyTree], shards: int, given: Spread) -> tuple[PyTree, PyTree]:
+    # Traced for one shard, with the shapes of one, on an axis of all shards.
     local = [_row(x) if own else _like(x) for x, own in zip(given.values, given.each, strict=True)]
     traced, shape = jax.make_jaxpr(flat, axis_env=[(AXIS, shards)], return_shape=True)(*local)
     made = _interpret(_inline(read(traced)), given, shards)
@@ -122,6 +124,7 @@ def _inline(code: Code) -> Code:
             plain.equations.append(equation._replace(ins=ins))
             continue
         inner = _inline(inner)
+        # The function's inputs are the call's; all its other values get new numbers.
         place = dict(zip(inner.ins, ins, strict=True))
         for number, aval in inner.avals.items():
             place.setdefault(number, -1)
@@ -150,6 +153,7 @@ def _find_per_shard(code: Code, each: Sequence[bool]) -> list[bool]:
     for equation in code.equations:
         ins = [kinds[i] for i in equation.ins]
         if equation.name in COLLECTIVES and _has_collective(equation):
+            # What is gathered is the same for all shards, while the index differs.
             outs = [equation.name == "axis_index"]
         elif equation.name == "scan":
             outs = _scan_per_shard(equation, ins)
@@ -206,6 +210,7 @@ def _sources(equation: Equation) -> set[int]:
     found = set[int]()
     for branch in _branches(equation):
         outside = dict(zip(branch.ins, equation.ins[1:], strict=True))
+        # A branch that computes would round, in a batch that depends on the number of devices.
         for inner in branch.equations:
             if _computes_floats(inner):
                 return set()
@@ -253,17 +258,20 @@ class _Interpreter:
         self.values = {**code.given, **dict(zip(code.ins, given.values, strict=True))}
         self.each = {i for i, own in zip(code.ins, given.each, strict=True) if own}
         self.waiting: dict[bool, list[Equation]] = {True: [], False: []}
+        # Index of the last equation that reads each value; results of the function are needed to the end.
         self.last = {i: place for place, equation in enumerate(code.equations) for i in equation.ins}
         self.last.update(dict.fromkeys(code.outs, len(code.equations)))
 
     def take(self, place: int, equation: Equation) -> None:
         """Run an equation, or add it to the pending ones."""
         own = [i in self.each for i in equation.ins]
+        # Shards meet: all that the collective reads is computed first, for every shard.
         if _has_collective(equation):
             self._settle(place, equation.ins)
             self._put(equation, *_run_collective(equation, self._spread(equation), self.shards))
         elif equation.name == "platform_index":  # pending, it would cut the group of replicated equations in two
             self._put(equation, bind(equation), [False])
+        # Moving numbers rounds nothing, so all shards of this device may do it in one batch.
         elif self._is_in_place(equation):
             self._settle(place, equation.ins)
             batched = jax.vmap(partial(bind, equation), in_axes=[0 if x else None for x in own])
@@ -288,6 +296,8 @@ class _Interpreter:
 
     def _settle(self, place: int, numbers: Sequence[int]) -> None:
         """Compute these values before equation number `place`."""
+        # The group per shard may read replicated values that are pending; the reverse cannot be, as it would make these
+        # per shard.
         if self._waits(True, numbers):
             if self._waits(False, [i for equation in self.waiting[True] for i in equation.ins]):
                 self._flush(place, False)
@@ -308,8 +318,10 @@ class _Interpreter:
         steps = [Step(partial(bind, equation), equation.ins, equation.outs) for equation in equations]
         made = {i for equation in equations for i in equation.outs}
         others = [i for equation in self.waiting[not each] for i in equation.ins]
+        # Kept are values that are read from `place` on, and those that the other group reads.
         kept = [i for i in dict.fromkeys(i for e in equations for i in e.outs) if self.last.get(i, -1) >= place]
         kept += [i for i in made.intersection(others) if i not in kept]
+        # Inputs from outside the group: `rows` are sliced for each shard, `same` are the same for all.
         needed = [i for equation in equations for i in equation.ins if i not in made and i not in self.code.given]
         rows, same = (list(dict.fromkeys(i for i in needed if (i in self.each) == own)) for own in (True, False))
 
@@ -364,6 +376,7 @@ def _run_collective(equation: Equation, given: Spread, shards: int) -> tuple[lis
     if equation.name == "all_gather":
         return [_gather(given.values[0], given.each[0], shards)], [False]
     if equation.name == "axis_index":
+        # A device holds consecutive shards.
         first = jax.lax.axis_index(DEVICES) * _here(shards) if _devices() > 1 else jnp.int32(0)
         return [first + jnp.arange(_here(shards), dtype=jnp.int32)], [True]
     if equation.name == "scan":
@@ -383,6 +396,7 @@ def _gather(x: Array, own: bool, shards: int) -> Array:
 
 def _scan(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:
     (consts, carry), body = scan_counts(equation), _body(equation)
+    # A carried value that any iteration makes per shard is so from the start, since a carry keeps its shape.
     own = _scan_per_shard(equation, given.each)
     begun = Spread(given.values[consts : consts + carry], given.each[consts : consts + carry])
     first = _replicate_to(begun, own[:carry], shards)
@@ -413,6 +427,7 @@ def _while(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], l
     first = _replicate_to(Spread(given.values[tests + consts :], given.each[tests + consts :]), own, shards)
 
     def goes_on(carried: Any) -> Array:
+        # All shards leave the loop together, so the condition must be replicated.
         made = _interpret(test, Spread([*tested.values, *carried], [*tested.each, *own]), shards)
         if made.each[0]:
             raise SettingsError("shards cannot meet in a loop that each of them ends at a time of its own")

@@ -105,6 +105,7 @@ class Company:
 
     def parcel(self, published: Published) -> Any:
         """Return what stands for parameters in calls; they are pickled once for all actors."""
+        # Actors ask for the same parameters at the same time: the first pickles them, the others wait for that.
         with self._sending:
             if published.round not in self._sent:
                 self._sent[published.round] = self.engine.put(cloudpickle.dumps(jax.tree.map(np.asarray, published)))
@@ -145,6 +146,7 @@ class DistantPlayer:
         """Close the environments and end the worker; with `kill`, without waiting for a step that hangs."""
         worker = self._worker
         if worker is not None and not kill:
+            # One that has died is closed already.
             with suppress(Gone), self._stats.calling(PATIENCE_S):
                 worker.came(worker.ask("close"), PATIENCE_S)
         self._drop()
@@ -194,6 +196,7 @@ class DistantPlayer:
         assert worker is not None, "begun before it is asked"
         with self._stats.calling(self._longest()):  # one that has stopped to read would hold this thread here
             call = worker.ask(method, *args)
+        # A worker that answers glances is alive, however long its round takes. Only silence counts against it.
         glance, silent, looked = None, 0.0, time.perf_counter()
         while not self._came(worker, call, POLL_S):
             # A process that was stopped for an hour did not wait for its worker.
@@ -212,6 +215,7 @@ class DistantPlayer:
                 raise Elsewhere(f": its {engine.name} has not answered for {silent:.0f} s; {engine.doubt}")
         report: Answer = worker.take(call)
         self._answered = True
+        # The worker counts what its environments do; waiting for the learner is counted here.
         self._stats.take_up([*report.counted[:-1], self._stats.waited_s])
         if report.failure is not None:
             raise Elsewhere(*report.failure)

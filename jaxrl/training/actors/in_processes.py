@@ -63,6 +63,7 @@ class Piped:
             f"import sys; sys.path[:] = {sys.path}; import jaxrl.supervisor as s; s.end_with_parent(); "
             f"s.supervise({lifeline}); from {__name__} import main; main{handles}"
         )
+        # The ends of the worker are closed in this process: so its death is seen as the end of the pipes.
         with calls, asides, os.fdopen(lifeline):
             self._process = subprocess.Popen(
                 [sys.executable, "-c", program],
@@ -74,6 +75,7 @@ class Piped:
     def ask(self, method: str, *args: Any) -> Call:
         """Begin a call of a method of `Worker`; return where its answer comes, and its number."""
         if method == "close":
+            # Told aside, since the call to close waits behind the round that this ends.
             self.ask("end")
         line = self._asides if method in ASIDE else self._calls
         call = line, next(self._numbers)
@@ -98,6 +100,8 @@ class Piped:
 
     def kill(self) -> None:
         """End the process, and those that its environments have begun."""
+        # The supervisor ends the worker with all that belongs to it once this pipe ends. Where there is none, or it
+        # fails, the group of processes is killed.
         self._lifeline.close()
         if SUPPORTED:
             with suppress(subprocess.TimeoutExpired):
@@ -139,6 +143,7 @@ def main(calls: int, asides: int) -> None:
     for handle in (calls, asides):
         os.set_inheritable(handle, False)  # a process that an environment begins would keep them open
     worker = Worker()
+    # A thread of its own for what is asked aside: the main one may be in a call of the environment.
     threading.Thread(target=_serve, args=(worker, Connection(asides)), name="asides", daemon=True).start()
     _serve(worker, Connection(calls))
 

@@ -33,12 +33,15 @@ def connect(actors: int) -> None:
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")  # another program takes its place at once
         if not ray.is_initialized():
             try:
+                # A quick look first, for Ray itself would try for minutes.
                 _require_answer(given)
                 ray.init(address="auto", **quiet)
             except Exception as error:
                 if given or not isinstance(error, ConnectionError):
                     where = f"at RAY_ADDRESS={given}" if given else "on this machine that can be joined"
                     raise SettingsError(f"there is no Ray cluster {where}: {describe_error(error)}") from error
+                # Nobody has named a cluster and none is running: one of this machine will do. It offers a CPU to each
+                # actor, though there may be fewer.
                 cpus = max(actors, os.cpu_count() or 1)
                 ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
     cpus = int(ray.cluster_resources().get("CPU", 0))
@@ -91,6 +94,7 @@ class RayWorker:
 
     def __init__(self, ray: Any) -> None:
         """Begin it."""
+        # Three calls at once: one plays, one glances, one closes. A restarted actor would have lost its environments.
         place = {"num_cpus": 1, "max_concurrency": 3, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
         self._ray, self._actor = ray, ray.remote(**place)(Worker).remote()
 

@@ -50,6 +50,7 @@ def programs(actor_fns: ActorFns, run: Callable[..., Any]) -> Programs:
     return Programs(
         run=run,
         push=jax.jit(actor_fns.push or (lambda state, arrival, t: state), donate_argnums=0),
+        # Copies: the state is donated to the next iteration, while actors still act with these.
         publish=jax.jit(lambda state: jax.tree.map(lambda x: x.copy(), actor_fns.publish(state))),
         # Each in a wrapper of its own: JAX would give a function traced with other forms the programs of then.
         begin=jax.jit(partial(actor_fns.begin)),
@@ -79,6 +80,7 @@ class Player:
         """Prepare; nothing is opened yet. A round ends with `Stopped` once `halted()`."""
         self.actor_fns, self.programs, self.part, self.stats, self.halted = actor_fns, programs, part, stats, halted
         self._envs: HostVectorEnv | None = None
+        # What a step led to goes to the device as a few arrays of words, in place of one for each leaf.
         self._told = HostRows(actor_fns.result_layout, actor_fns.num_envs)
         self._window: Packed | None = None
         self._own: list[tuple[int, PyTree]] = []
@@ -88,6 +90,7 @@ class Player:
         """Open the environments, from the actor's own seed."""
         actor_fns = self.actor_fns
         seed = int(jax.random.bits(self.part.key) >> 1)
+        # A program takes as long to compile as it takes; everything else has a limit.
         opening_s = math.inf if actor_fns.env.compiled else max(OPENING_S, actor_fns.config.actor_timeout)
         with self.stats.calling(opening_s):
             self._envs = HostVectorEnv(actor_fns.env, actor_fns.num_envs, seed, actor_fns.config.processes)
@@ -116,6 +119,7 @@ class Player:
             obs = self._envs.reset()
         window: Packed = self.programs.begin(published.agent, published.learnt, obs, self.part.key)
         if self.actor_fns.prime:
+            # Steps of which the processor makes no whole transition yet, as of n-step returns. Their block is dropped.
             window, _ = self._steps(published, window, STREAM, self.actor_fns.prime, random)
         return window
 
@@ -123,6 +127,7 @@ class Player:
         """Return `window` with what all have learnt up to `published`, and this actor in its own rounds since."""
         if not self.actor_fns.learns:
             return window
+        # Rounds before that of the parameters are in what was published.
         self._own = [(round, fresh) for round, fresh in self._own if round >= published.round]
         learnt = published.learnt
         for _, fresh in self._own:
@@ -137,6 +142,7 @@ class Player:
             return published
         agent, factor = published.agent, self.actor_fns.factor
         times = 1.0 if factor is None else float(factor(jnp.uint32(published.opt_step)))
+        # Hyperparameters are arrays in the agent's state, so other numbers compile nothing.
         hyper = agent.hyper._replace(**{name: np.float32(value * times) for name, value in given.items()})
         return published._replace(agent=agent._replace(hyper=hyper))
 
@@ -147,6 +153,8 @@ class Player:
         programs, agent, key = self.programs, published.agent, self.part.key
         window, choice = programs.first(random, agent, window, key, np.array([number, published.opt_step], np.uint32))
         kept, infos, fresh = [], [], ()
+        # Each program takes in a step and chooses the next action. The last of a round only takes in: the next round
+        # has other parameters to choose with.
         for place in range(1, steps + 1):
             told, info = self._step(choice.action)
             if place < steps:
@@ -161,6 +169,7 @@ class Player:
         """Have the environments do what was chosen; return what it led to, packed, and their own scalars."""
         assert self._envs is not None, "opened before it is played in"
         action, stats = jax.tree.map(np.asarray, action), self.stats
+        # Asked between two steps, where the environments are whole.
         if self.halted():
             raise Stopped
         with stats.calling(self.actor_fns.config.actor_timeout):

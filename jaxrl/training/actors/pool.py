@@ -97,6 +97,8 @@ class ParameterServer:
 
     def begin(self, number: int) -> Published:
         """Wait until round `number` may begin; return the parameters to play it with."""
+        # A round may begin while at most `max_lag` rounds before it are not learnt from, which bounds the age of its
+        # parameters.
         may = lambda: self._published and number < min(self._rounds, self._taken + self.max_lag + 1)
         with self._changed:
             self._changed.wait_for(lambda: self.closed or may())
@@ -120,6 +122,8 @@ class ParameterServer:
 
     def _of_round(self, number: int) -> Published:
         """Return the newest parameters that are at least `max_lag` rounds old; always the same for one round."""
+        # By the number of the round, not by what is there when an actor asks: so no race decides with what a round is
+        # played.
         old = [p for p in self._published if p.round <= number - self.max_lag]
         return old[-1] if old else self._published[0]
 
@@ -178,12 +182,14 @@ class ActorPool:
         Return also the next, and which episodes ended in each, if the program tells.
         """
         endings: list[EpisodeEnds] = []
+        # Environments are opened by the first call, once the state is there from which actors get their keys.
         if not self._threads:
             self._start(state, t)
         while t < stop:
             arrival = self._receive(t)
             if arrival is None:
                 break
+            # A block that only fills the buffer is no iteration: no counter and no sum moves.
             if self._fill:
                 state = self.programs.push(state, arrival, np.uint32(self._fill[0]))
                 self._fill = self._fill[1:]
@@ -195,6 +201,7 @@ class ActorPool:
             rounds, total, most = self._lags
             self._lags = [rounds + 1, total + float(arrival.lag), max(most, float(arrival.lag))]
             t += 1
+            # At the first iteration at or past each multiple of the interval.
             due = (t * self._opts) % self.actor_fns.config.sync_interval < self._opts
             self._publish(state, t, due)
         return state, sums, t, endings
@@ -252,6 +259,8 @@ class ActorPool:
         """
         self._server.close()
         self._join()
+        # Threads that do not come back from their environments: ending these may free them, and an exception ends those
+        # in Python.
         stuck = [i for i, thread in enumerate(self._threads) if thread.is_alive()]
         for i in stuck:
             self._players[i].close(kill=True)
@@ -278,6 +287,8 @@ class ActorPool:
         self._random = self.actor_fns.fill if self.actor_fns.random_fill and not t else 0
         agent, learnt = self.programs.publish(state)
         self._server.open(agent, t * self._opts, learnt, len(self._fill) + self._last - t)
+        # By the iteration as well: environments that begin anew after a resumption do not repeat the episodes of
+        # before.
         key = fold(fold(state.key, STREAM), t)
         self._players = self._cast([Part(i, fold(key, i), self._random) for i in range(self.actor_fns.actors)])
         for i in range(self.actor_fns.actors):
@@ -306,10 +317,12 @@ class ActorPool:
             if self.interrupt or self.failure:
                 return None
             looked = time.perf_counter()
+            # In short waits, so that signals and failures are seen between them.
             blocks = self._server.take(self.actor_fns.actors, POLL_S)
             self._look(time.perf_counter() - looked)
         self.waited_s += time.perf_counter() - begun
         self._arrived, first = blocks, blocks[0].words
+        # Blocks are `[T, N, ...]`. Their environments stand side by side in the order of the actors, not of arrival.
         words: Any = {word: np.concatenate([block.words[word] for block in blocks], axis=1) for word in first}
         lag: Any = np.float32(t * self._opts - self._server.opt_step_of_round())
         fresh = jax.tree.map(lambda *x: np.stack(x), *[block.fresh for block in blocks])
@@ -361,6 +374,7 @@ class ActorPool:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Wait, where environments are opened in turn, until no other actor opens its own."""
+        # Asked again and again: closing the server does not release this lock.
         while self.actor_fns.config.open_in_turn and not self._opening.acquire(timeout=POLL_S):
             if self._server.closed:
                 raise Stopped

@@ -72,6 +72,7 @@ class Watch:
         found = {}
         for i, stats in enumerate(self._stats):
             calls, limit_s = stats.calls, stats.limit_s
+            # The number of the call tells one that takes long from many short ones.
             same = stats.inside and calls == self._calls[i]
             self._calls[i], self._seconds[i] = calls, self._seconds[i] + min(seconds, GLANCE_S) if same else 0.0
             if self._seconds[i] > limit_s:
@@ -132,6 +133,7 @@ def block_of(words: Sequence[Mapping[str, Any]], infos: list[dict[str, np.ndarra
 def _stack_scalars(steps: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Stack scalars `[N]` of several steps to `[T, N]`, NaN where a step lacks one."""
     names = {name: len(x) for step in steps for name, x in step.items()}
+    # A scalar that a step lacks must still fill its row of the block.
     blank = {name: np.full(size, np.nan, np.float32) for name, size in names.items()}
     return {name: np.stack([step.get(name, blank[name]) for step in steps]) for name in names}
 

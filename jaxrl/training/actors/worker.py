@@ -81,6 +81,7 @@ class Worker:
         return self._answer(lambda: self._player.close() if self._player is not None else None)
 
     def _open(self, order: Order, facts: list[float]) -> None:
+        # Before anything is unpickled, which other versions might read wrongly.
         if (here := versions(SAME)) != order.versions:
             mine, theirs = (", ".join(map(" ".join, named.items())) for named in (here, order.versions))
             raise Elsewhere(f": its machine has {mine}, and the learner's has {theirs}; install the same")
@@ -99,10 +100,12 @@ class Worker:
 
     def _answer(self, do: Callable[[], Any]) -> Answer:
         value, failure = None, None
+        # Closing waits here until the round under way has ended.
         with self._playing, forms(self._forms):
             self._thread = threading.get_ident()
             try:
                 value = do()
+            # An answer like any other: it is raised where the learner sees it, in the thread that has asked.
             except BaseException as error:
                 report = raised(error)
                 failure = report.line, report.trace

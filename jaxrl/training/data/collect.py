@@ -73,6 +73,7 @@ def gather(
     scene = (state, jax.jit(policy.begin)(params, obs), obs)
     chunks: list[_Taken] = []
     rows = None
+    # Chunks of a fixed length, so that one program serves any number of steps.
     while rows is None:
         scene, taken = run(params, scene, fold(step_key, len(chunks)))
         chunks.append(jax.tree.map(np.asarray, taken))
@@ -81,6 +82,7 @@ def gather(
         ends = [c.terminated | c.truncated for c in chunks]
         rows = in_order(np.concatenate(ends), transitions)
     whole = jax.tree.map(lambda *x: np.concatenate(x)[rows], *chunks)
+    # The last episode may be cut in its midst.
     whole.truncated[-1] = not whole.terminated[-1]
     return Dataset(env.spec, *whole[:-1])
 
@@ -125,6 +127,7 @@ def in_order(ends: np.ndarray, wanted: int) -> Any:
     steps, envs = ends.shape
     episodes = []
     for env in range(envs):
+        # The episode that is under way at the end of what was gathered counts as not whole.
         stops = [*(np.flatnonzero(ends[:, env]) + 1), steps]
         begun = 0
         for stop in stops:
@@ -138,6 +141,7 @@ def in_order(ends: np.ndarray, wanted: int) -> Any:
         places.append(np.full(stop - begun, env))
         if sum(map(len, times)) >= wanted:
             return np.concatenate(times)[:wanted], np.concatenate(places)[:wanted]
+        # This episode goes on past what was gathered: those after it would come too early.
         if not whole:
             return None
     return None

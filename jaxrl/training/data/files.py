@@ -162,6 +162,7 @@ def _check_size(file: str, archive: Any) -> None:
             f"{file} holds {size / 2**30:.1f} GiB of arrays once unpacked, more than the {memory / 2**30:.1f} GiB of "
             "memory of this machine; leave steps out"
         )
+    # Headers alone are read here. NumPy would allocate what they say before it finds the data missing.
     for info in archive.zip.infolist():
         with archive.zip.open(info) as packed:
             shape, dtype = _header(packed)
@@ -251,6 +252,7 @@ def _leaf(file: str, entries: Mapping[str, np.ndarray], name: str, space: Any, r
     kinds = "fiub" if np.issubdtype(dtype, np.floating) else "iub"
     if array.dtype.kind not in kinds:
         raise SettingsError(f"{file}: {name} has dtype {array.dtype}; expected {dtype}")
+    # Before the cast, which might wrap a number around into the bounds.
     low, high = _bounds(space, name)
     with np.errstate(over="ignore"):
         held = np.ascontiguousarray(array, dtype if dtype.kind == "f" else None)

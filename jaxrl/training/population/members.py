@@ -55,9 +55,11 @@ def explain_damage(path: Path | None, member: Member) -> Iterator[None]:
     """
     try:
         yield
+    # Whole, but of another version: to train it anew is no remedy.
     except OtherVersionError as error:
         raise NoCheckpointError(f"member {member.number}: {error}") from error
     except NoCheckpointError as error:
+        # The advice behind the semicolon is for a run by itself.
         reason = str(error).partition(";")[0]
         raise NoCheckpointError(f"member {member.number}: {reason}; {_remedy(path, member)}") from error
     except SettingsError as error:
@@ -137,8 +139,10 @@ def take_over(own: MemberRun, other: MemberRun, copy: Copy, place: int, device: 
     key = jax.random.key(trainer.config.seed, impl=str(jax.random.key_impl(trainer.state.key)))
     for part in (COPY_STREAM, place, copy.member):
         key = jax.random.fold_in(key, part)
+    # A copy: the parent donates its own as soon as it goes on.
     state = copied(trainer.strategy, parent.state, device)._replace(key=key)
     line = f"goes on as member {copy.parent} stood after {place} optimisation steps, with {named(copy.values)}"
+    # Before `adopt` saves: its checkpoint tells that this was done.
     own.membership.adopted_at = place
     trainer.adopt(set_values(own.member, state, copy.values), with_values(own.member.strategy, copy.values), line)
 
@@ -207,6 +211,7 @@ class Gates:
 
     def verdict(self, held: Mapping[int, int]) -> Verdict | None:
         """Return what is decided at the next gate, once all that will come have come; then it is behind them."""
+        # Nothing is left to decide, or nobody waits at the gate or is beyond it.
         if self.passed == len(self.steps) or not (held or self.is_behind(self.passed)):
             return None
         if any(held.get(number, -1) < self.steps[self.passed] for number in self.there - self._gone):
@@ -247,6 +252,7 @@ class Queue:
         found = None
         while self._waiting and found is None:
             entry = heapq.heappop(self._waiting)
+            # Members whose devices are busy keep their turn.
             run = self._runs[entry[1]]
             if is_free(run.member.number):
                 found = run

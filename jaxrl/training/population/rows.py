@@ -75,6 +75,7 @@ class PopulationRows:
         if directory is None:
             return
         self._path = directory / METRICS
+        # Emptied first: all that follows is made of the members' logs.
         run_dir.write_atomically(self._path, "")
         for number, run in runs.items():
             # What came after the checkpoint comes again, but not to one that diverged, and stays as it is; that before
@@ -94,6 +95,7 @@ class PopulationRows:
         if number in at:
             return
         score = row.get("score")
+        # The first evaluation of a member at a step counts; one that comes again, as after a rollback, does not.
         at[number] = float("nan") if score is None else float(score)
         self._held.setdefault(row["opt_steps"], {})[number] = row
         self._farthest[number] = max(row["opt_steps"], self._farthest.get(number, 0))
@@ -117,6 +119,7 @@ class PopulationRows:
         """
         scores = self._scores[opt_steps]
         others = [m.number for m in self._members if m.number not in scores and m.number not in self._gone]
+        # Told once, and not before all who are expected are there or beyond.
         if opt_steps in self._told or any(self._farthest.get(number, 0) <= opt_steps for number in others):
             return
         self._told.add(opt_steps)

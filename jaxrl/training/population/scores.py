@@ -55,6 +55,7 @@ def interval(strata: Sequence[np.ndarray]) -> np.ndarray:
 
     Of many numbers at once, each is as it would be alone: the members are drawn alike.
     """
+    # With a fixed seed: the same scores always have the same interval.
     rng = np.random.default_rng(0)
     drawn = [scores[..., rng.integers(count := scores.shape[-1], size=(RESAMPLES, count))] for scores in strata]
     return np.asarray(np.quantile(iqm(np.concatenate(drawn, axis=-1)), (0.025, 0.975), axis=-1))
@@ -141,6 +142,7 @@ class PopulationResult(NamedTuple):
         for member in self.members:
             groups.setdefault(tuple(member.now[name] for name in names or swept), []).append(member)
         found = [_setting(dict(zip(names or swept, key, strict=True)), group) for key, group in groups.items()]
+        # Members that halving has ended have scores of shorter training, which cannot be compared.
         whole = lambda setting: setting.halved < len(setting.members)
         return sorted(found, key=lambda setting: (not whole(setting), -np.nan_to_num(setting.last.iqm, nan=-np.inf)))
 

@@ -128,6 +128,7 @@ class Team:
 
     def ask(self, place: int, call: Call) -> Any:
         """Wait for the others; return what the call comes to."""
+        # While this member waits, another may have its place on the host. Whoever comes last answers for all.
         with self._waiting(), self._turn:
             self._asked[place] = call
             self._turn.notify_all()
@@ -175,10 +176,12 @@ class Team:
 
     def _answer(self) -> None:
         """Answer all that ask for evaluations, or for the earliest iterations."""
+        # Only those at the earliest iterations: a member that has gone back to a checkpoint first catches up.
         start = min(call.start for call in self._asked.values())
         due = {place: self._asked.pop(place) for place, call in sorted(self._asked.items()) if call.start == start}
         try:
             answers: dict[int, Any] = self._evaluated(due) if start < 0 else self._trained(due)
+        # All who have asked are told, for none of them would get another answer.
         except Exception as error:
             answers = dict.fromkeys(due, error)
         self._answers.update(answers)
@@ -186,16 +189,19 @@ class Team:
 
     def _evaluated(self, due: dict[int, Call]) -> dict[int, Any]:
         first = next(iter(due))
+        # A lane without a member that asks repeats the first: its result is not used.
         rows = [due.get(place, due[first]).given for place in range(self._width)]
         made = jax.device_get(self._evaluation(*_stacked(rows)))
         return {place: Evaluation(*jax.tree.map(lambda x, i=place: x[i], tuple(made))) for place in due}
 
     def _trained(self, due: dict[int, Call]) -> dict[int, Any]:
         self._put({place: call.given[0] for place, call in due.items()})
+        # As far as the first of them wants to go; the others ask again.
         stop, first = min(call.stop for call in due.values()), next(iter(due))
         sums = [due.get(place, due[first]).given[1] for place in range(self._width)]
         stacked = jax.tree.map(lambda *rows: np.stack(rows), *jax.device_get(sums))
         made = self.compile()(self._states, stacked, np.uint32(due[first].start), np.uint32(stop))
+        # The answers refer to lanes of these states; each member's is cut out only where someone reads it.
         self._states = made.state
         of_all = jax.device_get((made.sums, made.ended_rows, made.health))
         answers = {}
@@ -207,13 +213,17 @@ class Team:
 
     def _put(self, given: dict[int, PyTree]) -> None:
         """Put states into their lanes; what is in other lanes is set aside."""
+        # The program works on every lane and donates it, so the state of a member that takes no part is copied out
+        # before.
         for place in [place for place in self._away if place not in given]:
             away = self._away.pop(place)
             away.kept = away.whole()
         for place, state in given.items():
+            # It lies in its lane already, as after most calls.
             if isinstance(state, Away) and self._away.get(place) is state:
                 continue
             one = jax.device_put(state.whole() if isinstance(state, Away) else state, self.device)
+            # The first state fills all lanes, so that each holds one that can be computed with.
             if self._states is None:
                 self._states = _repeated(one, self._width)
             else:
@@ -317,6 +327,7 @@ def placed(
       evaluator: what evaluates members of a strategy.
       host: how many members work on the host at the same time.
     """
+    # Teams, or members, go round the groups of devices.
     first = lambda place: place % shape.members * shape.envs
     device = lambda place: jax.devices()[first(place)] if shape.devices > 1 else None
     if population.layout.name != "together":
@@ -330,6 +341,7 @@ def placed(
         widest[step] = max(widest.get(step, 0), len(group))
     for number, group in enumerate(groups):
         strategy = group[0].strategy
+        # All teams of a strategy have the same width, and so share one program.
         width, tell = widest[id(strategy.step)], tells(strategy)
         team = Team(strategy, len(group), width, device(number), tell, evaluator(strategy), host)
         places.teams.append(team)

@@ -170,6 +170,7 @@ class PopulationTrainer:
     def __iter__(self) -> Iterator[MemberReport]:
         """Train, yielding at each boundary of each member; leaving the loop early saves all of them first."""
         if self._begun:
+            # Called again: where there is a directory the members are in it now, whatever they began from.
             self._resume, self._start_over = self.config.run_dir is not None, False
             self.interrupt.clear()
         if self._begun and not self._resume:
@@ -224,6 +225,8 @@ class PopulationTrainer:
         held: dict[int, int] = {}
         try:
             while queue or going or held:
+                # Members that a search has let go on join their teams before any of them begins: the others must wait
+                # for them.
                 for number, opt_steps in self._released(held, idle=not (queue or going)):
                     self._places.join(number)
                     queue.put(number, opt_steps)
@@ -259,6 +262,8 @@ class PopulationTrainer:
                     yield MemberReport(run.member.number, report)
             self._released(held, idle=True)  # what was decided before, if all had ended before this began
         finally:
+            # Nobody waits any longer for members that will not come. Then all threads end, and only then members are
+            # saved.
             self._places.dissolve()
             wait(going)
             self._close()
@@ -310,6 +315,7 @@ class PopulationTrainer:
         """Return those among the `held` who may go on, with their optimisation steps; `held` keeps the others."""
         if self._gates is None or not (idle or self.interrupt):
             return []
+        # Decided only while nobody is under way: no state is copied that is being trained.
         while not self.interrupt and (verdict := self._gates.verdict(held)) is not None:
             self._carry_out(verdict, self._gates.passed - 1, held)
         free = [n for n in sorted(held) if self.interrupt or not self._gates.holds(held[n])]
@@ -319,6 +325,7 @@ class PopulationTrainer:
         """End members, and let others take over; who has taken over is on disk before anyone goes on."""
         assert self._gates is not None
         place, behind = self._gates.place(gate), self._gates.is_behind(gate)
+        # Beyond the gate, what was decided there was done before this process began; it is only counted again.
         for copy in verdict.copies:
             if not behind:
                 own, parent = self._runs[copy.member], self._runs[copy.parent]
@@ -355,6 +362,7 @@ class PopulationTrainer:
 
     def _advance(self, run: MemberRun) -> Report | None:
         """Train a member up to its next boundary; `None` if it has come to its end."""
+        # Of members that train together, those that wait for others let go of their place on the host.
         with self._host, self._places.at(run.member.number):
             return self._advance_here(run)
 
@@ -365,10 +373,12 @@ class PopulationTrainer:
                     self._begin(run)
                 assert run.reports is not None
                 report = next(run.reports, None)
+        # One that diverges ends, and the others go on.
         except DivergedError:
             run.status = "diverged"
             return None
         except StorageError as error:
+            # This member ends, the others go on; the first such error is raised once all are done.
             self._failure = self._failure or error
             report = None
         if report is None and run.trainer is not None:
@@ -467,11 +477,13 @@ class PopulationTrainer:
         try:
             if self._resume:
                 require_same(self.population, self.config.max_opts, self._dir.path)
+            # The old population is moved aside only once this one holds the lock.
             if replaces:
                 self._dir.set_aside()
             self._dir.sign()
             if not self._resume:
                 self._dir.write_config(self.settings())
+            # A resumed population keeps the day on which it was begun.
             created = {} if self._resume else {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
             self._dir.write_metadata(format=FORMAT, **created, status="running", members=len(self._runs))
             (self._dir / MEMBERS).mkdir(exist_ok=True)

@@ -176,6 +176,7 @@ class Recorders:
         self._each(lambda recorder: recorder.close())
 
     def _each(self, tell: Callable[[Any], None]) -> None:
+        # A copy, since one that fails is taken out while the others are told.
         for recorder in list(self._live):
             try:
                 tell(recorder)

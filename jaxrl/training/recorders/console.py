@@ -55,6 +55,7 @@ class ConsoleRecorder(Recorder):
         self._stage.clear()
         if row["kind"] == "train":
             self._train, self._explained = row.get("episode_return"), row.get("explained_variance")
+            # A run that evaluates shows its evaluations instead.
             if self._evaluates or self._evaluated_at == row["opt_steps"]:
                 return
         if not self.console.is_terminal:
@@ -77,6 +78,7 @@ class ConsoleRecorder(Recorder):
 
     def tick(self, progress: Progress) -> None:
         live, self._progress = self.console.is_terminal, progress
+        # Called after every chunk: most calls end here.
         if time.monotonic() - self._shown < (REFRESH_S if live else PLAIN_S):
             return
         self._shown = time.monotonic()

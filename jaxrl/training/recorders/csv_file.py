@@ -33,6 +33,7 @@ class CSVRecorder(Recorder):
     def write(self, row: Row) -> None:
         if row["kind"] not in KINDS or self._log is None:
             return
+        # The columns are known: one more line will do.
         if row.keys() <= set(self._columns):
             self._log.append(_line(row, self._columns))
         else:
@@ -55,6 +56,7 @@ class CSVRecorder(Recorder):
         assert self._log is not None
         self._log.release()
         rows = list(rows_of(self._source))
+        # The log is written first, so it usually has the row already.
         if row is not None and (not rows or rows[-1] != plain(row)):
             rows.append(row)
         self._log.waiting.clear()

@@ -83,6 +83,7 @@ def trim(path: Path, opt_steps: int) -> list[int]:
         return []
     held = path.read_bytes()
     *lines, torn = held.split(b"\n")
+    # A last line without a line end stays if it is a whole row.
     kept = [line for line in (*lines, torn) if _belongs(line, opt_steps)]
     mended = b"".join(line + b"\n" for line in kept)
     if mended != held:

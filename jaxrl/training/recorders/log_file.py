@@ -50,6 +50,7 @@ class LogFile:
         """Append the records that an earlier process could not, but for those that `held` shows it could after all."""
         for text in unwritten:
             record = base64.b64decode(text)
+            # The disk may have taken it after the checkpoint was made.
             if record not in held:
                 self.append(record)
 
@@ -66,11 +67,13 @@ class LogFile:
             self.path.parent.mkdir(exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._descriptor = os.open(self.path, flags, 0o666)
+        # All that waits in one go, the oldest first.
         data, written = b"".join(self.waiting), 0
         try:
             while written < len(data):
                 written += os.write(self._descriptor, memoryview(data)[written:])
         except OSError:
+            # A record that was written in part is taken back whole. It still waits.
             os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
             raise
         self.waiting.clear()

@@ -63,6 +63,7 @@ class _MLflow:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             self._uri = ((run.group or run.directory or Path()) / "mlruns").absolute().as_uri()
         self._client = MlflowClient(tracking_uri=self._uri)
+        # Members connect at the same time, each in its thread: one makes the experiment and the parent.
         with _parents:
             experiment = self._client.get_experiment_by_name(self._experiment)
             experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(self._experiment)
@@ -79,6 +80,7 @@ class _MLflow:
     def send_some(self, rows: Sequence[Row]) -> int:
         """Tell as many rows as one call takes."""
         told = [self._metrics_of(row) for row in rows]
+        # As many whole rows as one call may have metrics, at least one.
         count = max(1, sum(size <= METRICS_AT_ONCE for size in accumulate(map(len, told))))
         self._client.log_batch(self._id, metrics=list(chain.from_iterable(told[:count])))
         return count

@@ -166,6 +166,7 @@ class _Worker:
         self.taken += 1
         if not self._behind and len(self._rows) < self._capacity:
             self._rows.append(row)
+            # Wakes the thread before its time.
             if 2 * len(self._rows) >= self._capacity:
                 self._due.set()
             return
@@ -190,6 +191,7 @@ class _Worker:
         """Say whether all was told within the limit, or it was already said that not."""
         self._closing.set()
         self._due.set()
+        # A thread that hangs in the service is left behind: it is a daemon, and writes nothing from here on.
         self._thread.join(limit_s)
         self._abandoned.set()
         if not self._done:
@@ -204,6 +206,7 @@ class _Worker:
             while self._gather():
                 self._tell(self._waiting())
             self._tell(self._waiting())
+            # Rows that found no room are taken from the log, from where the service has them.
             if self._behind:
                 self._told = self._floor = self._held()
                 self._back = None
@@ -279,6 +282,7 @@ class _Worker:
         """Do something until it succeeds; raise `_GivenUpError` if it fails and the run has ended."""
         wait = self._retry_s
         while not self._abandoned.is_set():
+            # Asked before the attempt: the one that begins after the end of the run is the last.
             last = self._closing.is_set()
             try:
                 return action()
@@ -286,6 +290,7 @@ class _Worker:
                 self._say(describe_error(error))
             if last:
                 break
+            # The end of the run cuts the pause short.
             self._closing.wait(wait)
             wait = min(2 * wait, LONGEST_RETRY_S)
         raise _GivenUpError

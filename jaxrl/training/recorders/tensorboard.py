@@ -45,6 +45,7 @@ class TensorBoardRecorder(Recorder):
             if run.directory is None:
                 raise SettingsError("TensorBoardRecorder() needs a run_dir, or a directory of its own")
             self._directory = run.directory / self.name
+        # A run that goes on has written them in an earlier process.
         self._begun = None if run.opt_steps else run
 
     def write(self, row: Row) -> None:
@@ -86,9 +87,11 @@ class TensorBoardRecorder(Recorder):
         carried: list[bytes] = []
         if self._log is not None:
             self._log.release()
+            # What the disk has not taken goes into the new file.
             carried, self._log = self._log.waiting, None
         for record in carried:
             self._append(record)
+        # The mark by which TensorBoard takes the rest of older files for undone.
         start = self._proto.SessionLog(status=self._proto.SessionLog.START)
         self._append(self._record(step=opt_steps + 1, session_log=start))
 

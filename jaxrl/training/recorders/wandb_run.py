@@ -52,6 +52,7 @@ class _Wandb:
         import wandb
 
         if self._run is None:
+            # An id of its own choice, kept beside the log: a run that goes on finds its page again.
             run_id = kept.get("id") or os.urandom(4).hex()
             arguments = {**_arguments(run), **self._init}
             # A process may have many runs open, as for a population; and it prints what it prints.
@@ -64,6 +65,7 @@ class _Wandb:
             self._run = wandb.init(id=run_id, resume="allow", reinit="create_new", settings=settings, **arguments)
             for axis in ("opt_steps", "env_steps"):
                 self._run.define_metric(axis)
+            # Wandb's own steps count calls, over which no two runs can be compared.
             self._run.define_metric("*", step_metric="opt_steps")
             self._run.config.update(dict(run.settings), allow_val_change=True)
         return {"id": self._run.id}

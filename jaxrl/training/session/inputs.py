@@ -43,6 +43,7 @@ def outside(given: Any, num_envs: int) -> Outside:
     """
     if isinstance(given, EnvSpec):
         return Outside(given._replace(observation_space=spaces.to_channels_last(given.observation_space)))
+    # Objects of other libraries first, which have spaces of other kinds.
     given = adapt_object(given) or given
     if isinstance(given, Env):
         return Outside(given.spec, given.settings)
@@ -107,6 +108,7 @@ def take_obs(name: str, space: Space, num_envs: int | None, obs: PyTree) -> Obse
 
 def _take_leaf(name: str, space: Box | Discrete | MultiDiscrete, num_envs: int | None, value: Any) -> Observations:
     came = spaces.match_image_layout(_array(name, value), space.shape)
+    # Without the axis of environments only one can be meant.
     single = came.shape == space.shape and num_envs in (None, 1)
     batched = came.ndim == len(space.shape) + 1 and came.shape[1:] == space.shape and num_envs in (None, came.shape[0])
     castable = came.dtype == space.dtype or np.can_cast(came.dtype, space.dtype, "same_kind")
@@ -153,6 +155,7 @@ def take_result(
     valid = obs.valid & finite & ~spoilt & ~reset
     ended = flags[0] & valid
     cut = (flags[1] | ~valid) & ~ended
+    # One array of all four, which goes to the device in one transfer.
     numbers = np.empty((4, num_envs), np.float32)
     numbers[0], numbers[1], numbers[2], numbers[3] = rewards * valid, ended, cut, valid
     return StepResult(numbers, obs.obs), reset, done  # type: ignore[arg-type]

@@ -71,6 +71,7 @@ class Interval(NamedTuple):
             for kind in kinds:
                 number = AGGREGATIONS[kind](series) if series.count else None
                 columns[name if kind == "mean" else f"{name}_{kind}"] = number
+        # Returns that overflowed are episodes, too.
         returns = self.statistics.series["episode_return"]
         episodes = returns.count + returns.not_finite
         return {

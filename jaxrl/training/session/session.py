@@ -142,6 +142,7 @@ class Session:
         self._schedule = schedule_of(self.config, self._stepwise)
         self._closed, self._saves, self._termination = False, list[int](), Termination()
         self._saved: SessionState | None = None
+        # Memory is checked here, before the run directory is touched.
         self._stepper = Stepper(self._stepwise, self.config.seed)
         self._open(how, statistics or Statistics())
         if about:
@@ -160,11 +161,13 @@ class Session:
           SettingsError: observations that do not fit the space, or are not those that the last step led to.
         """
         space, num_envs = self._outside.spec.observation_space, self.config.num_envs
+        # Greedy actions may be asked for any number of environments; those of training are for all of them.
         given = inputs.take_obs("act: obs", space, num_envs if explore else None, obs)
         if not explore:
             actions, greedy = self._outside.spec.action_space, self._greedy.at(self._stepper.params(self._now))
             return inputs.shown(self._outside, to_indices(actions, greedy(to_elements(space, given.obs))), given.single)
         self._require_going_on("act")
+        # Replaced only once the actions are there: an error leaves the session as it was.
         self._now, actions = self._stepper.acting(self._now, given)
         return inputs.shown(self._outside, actions, given.single)
 
@@ -186,6 +189,7 @@ class Session:
         if not self._now.acted:
             raise SettingsError("observe was called without an act before it; call act(obs), then observe, in turns")
         space, count, now = self._outside.spec.observation_space, self.config.num_envs, self._now
+        # In an evaluation nothing is learnt, so no step has to be kept from it.
         spoilt = now.host.spoilt if now.trial is None else np.zeros(count, bool)
         result, reset, done = inputs.take_result(
             space, count, reward, next_obs, terminated, truncated, spoilt, now.resetting
@@ -195,6 +199,7 @@ class Session:
             self._now = now
             self._examined(after_step(now.trial, result, reset))
             return None
+        # The step donates arrays of the present state. Until the next one is in its place, no signal may raise.
         with Undisturbed():
             after, learnt = self._stepper.after(now, result, reset)
             episodes = list[Episode]()
@@ -213,6 +218,7 @@ class Session:
             self._now = self._stepper.chosen(self._now)
         if learnt is not None and self._is_time_to_save():
             self.save()
+        # Hooks are called last: whatever they raise, the step is wholly done.
         self._storage.settle(block=False)
         self._call_hooks(learnt, episodes)
         if learnt is not None:
@@ -227,6 +233,7 @@ class Session:
         For a loop that gives an episode up between two steps; a cut that comes with a step is given by `truncated`.
         """
         now = self._now
+        # Both are cut: the episodes of training and those of an evaluation.
         trial = None if now.trial is None else cut_trial(now.trial)
         self._now = now._replace(host=begun(now.host, np.ones_like(now.host.ended)), acted=False, trial=trial)
 
@@ -260,9 +267,12 @@ class Session:
     def _scored(self, score: float, params: PyTree, evaluation: Evaluation | None = None) -> bool:
         """Take the score of the policy with `params`, the present one, of an `evaluation` or given by the user."""
         now = self._now
+        # A copy of the ledger: nothing has changed until the session is replaced as a whole.
         ledger, best = dataclasses.replace(now.ledger), now.best
+        # `params` are copies, which stay as they are while training goes on.
         if is_best := ledger.record_score(score, self.opt_steps):
             best = self._log.best(score, params, self._stepper.policy, self.settings())
+        # A session that is done keeps the reason that it has.
         stop = None if self.is_done else stopping.after_evaluation(self.config, ledger, score)
         with Undisturbed():
             self._now = now._replace(ledger=ledger, best=best, stop=stop or now.stop)
@@ -270,6 +280,7 @@ class Session:
             self._log.scored(columns, evaluation)
             if stop and self.config.record_interval and self.opt_steps > now.interval.opt_steps:
                 self._record()
+        # Written outside of the block above: a disk that is slow must not hold back a signal.
         self._storage.keep_best(best)
         if stop:
             self._require_valid()
@@ -299,6 +310,7 @@ class Session:
         """Begin a checkpoint of the present state; it is on disk when `hooks.save` is called, or `close` returns."""
         facts, now = facts_to_save(self._now, self._stepper, self._log, self._iterations)
         self._now = now
+        # The session is replaced as a whole, so one that is still the same object has been saved before.
         again, self._saved = now is not self._saved, now
         self._storage.save(self.opt_steps, tree_of(now), facts, now.best, again)
         scores = {"best_score": now.ledger.best_score, "last_score": now.ledger.last_score}
@@ -319,6 +331,7 @@ class Session:
         """
         if self.config.run_dir is None or self._closed:
             raise SettingsError("restore needs an open session with a run_dir")
+        # What is being written must be on the disk before the newest is looked for.
         self._storage.settle()
         self._look_at = 0
         self._now = self._taken_up(self._stepper.first(self._now.statistics.fresh()))._replace(best=self._now.best)
@@ -334,6 +347,7 @@ class Session:
         """
         if self._closed:
             return
+        # First, so that a close that fails is not tried again by another.
         self._closed = True
         try:
             self.save()
@@ -360,6 +374,7 @@ class Session:
         try:
             self.close()
         finally:
+            # SIGTERM is handled to the end of the save.
             self._termination.end()
         report_exit(error, self._termination.came, self.opt_steps, self.config.run_dir)
 
@@ -467,6 +482,7 @@ class Session:
             call(self.hooks.evaluated, trial.evaluation)
 
     def _call_hooks(self, learnt: Learnt | None, episodes: list[Episode]) -> None:
+        # Saves are told of in the calls of the loop, not from where they are noticed.
         while self._saves:
             call(self.hooks.save, self._saves.pop(0))
         if learnt is not None:
@@ -480,6 +496,7 @@ class Session:
             return  # To look means to wait for the device. There cannot have been so many yet.
         health = self._stepper.health(self._now)
         left = skips_left(health, self.config.max_skips)
+        # No sooner can that many updates have been skipped.
         self._look_at = self.opt_steps + left
         if left == 0:
             what = explain(health, self._stepper.metrics)
@@ -586,6 +603,7 @@ def recorded(now: SessionState, stepper: Stepper, log: Logbook, opt_steps: int, 
 
 def facts_to_save(now: SessionState, stepper: Stepper, log: Logbook, t: int) -> tuple[dict[str, Any], SessionState]:
     """Return what a checkpoint after `t` iterations holds beside its arrays, and the session that has got further."""
+    # `facts` may set the tries back in this copy; the session takes that over below.
     ledger = dataclasses.replace(now.ledger, t=t)
     own = {"spec": spec_facts(stepper.policy), **facts_of(now)}
     facts = log.facts(ledger, stepper.health(now), **own)

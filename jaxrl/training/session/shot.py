@@ -23,6 +23,7 @@ class Shot(NamedTuple):
 
     def begun(self) -> "Shot":
         """Take the first picture of an episode; one that was given up before is forgotten."""
+        # The film is whole: later episodes are not filmed.
         return self if self.total is not None else self._replace(pictures=()).looked()
 
     def after(self, total: float, ended: bool) -> "Shot":

@@ -60,6 +60,7 @@ class Learnt(Mapping[str, float]):
 
     def _values(self) -> dict[str, float]:
         if self._read is None:
+            # Reading waits for the device; a loop that reads nothing never waits.
             self._read = dict(zip(self._names, np.asarray(self._means).tolist(), strict=True))
         return self._read
 
@@ -216,10 +217,12 @@ def restored(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, statistics:
       KeyError, TypeError, ValueError: `facts` are not what `facts_of` returns.
     """
     state, sums, past, host = tree
+    # Types are checked, since a stranger may have written them.
     steps, invalid = facts["steps"], facts["invalid"]
     if type(steps) is not int or type(invalid) is not int:
         raise ValueError("steps and invalid are counts")
     statistics, interval = statistics.take_up(facts["statistics"]), Interval().take_up(facts["interval"])
+    # NumPy again: the loader has made arrays of the device of them.
     host = jax.tree.map(np.array, host)
     return SessionState(state, sums, past, host, ledger, steps, invalid, statistics, interval, resumed=True)
 

@@ -32,6 +32,7 @@ class Series:
         value = float(value)
         if not math.isfinite(value):
             return replace(self, not_finite=self.not_finite + 1)
+        # Welford's update: the mean first, then the squares from the distances to both means.
         count, apart = self.count + 1, value - self.mean
         mean = self.mean + apart / count
         return Series(
@@ -96,6 +97,7 @@ class Statistics:
 
     def add(self, values: Mapping[str, Any]) -> "Statistics":
         """Take in one number for each name; one that is known and left out, or `None`, is counted as missing."""
+        # All known names, since one that is left out counts as missing.
         names = [*self.series, *(name for name in values if name not in self.series)]
         return self._with({n: self.series.get(n, Series()).add(values.get(n), self.window) for n in names})
 
@@ -149,6 +151,7 @@ class Statistics:
             raise ValueError(f"no statistics: {error}") from error
 
     def _with(self, series: dict[str, Series]) -> "Statistics":
+        # Never changed in place: a session that is interrupted keeps the one from before.
         new = Statistics(self.chosen, others=self.others, window=self.window)
         new.series = series
         return new

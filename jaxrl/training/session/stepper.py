@@ -68,6 +68,8 @@ class Stepper:
             window = self._begin(state.agent, given.obs, given.valid)
             fresh = np.ones_like(host.ended)
         else:
+            # An episode begins where one ended, and in a session that was resumed where something else is seen than
+            # before.
             other = differ(given.obs, host.seen, self.stepwise.schedule.num_envs)
             fresh = host.ended | other
             if not np.count_nonzero(fresh):
@@ -81,6 +83,7 @@ class Stepper:
             window = self._restart_processor(state.last, given.obs, fresh, given.valid)
         host = begun(host, fresh)._replace(seen=given.obs, ended=np.zeros_like(fresh), spoilt=~given.valid)
         state = state._replace(window=window)
+        # An episode that was given up between two steps: its last item is marked as such afterwards.
         late = fresh & ~ends(state.last.told)
         if now.steps and late.any():
             *_, place = locate_step(self.stepwise.schedule, now.steps - 1)
@@ -134,12 +137,14 @@ class Stepper:
         """
         assert now.chosen is not None
         state, schedule, reward = now.state, self.stepwise.schedule, result.numbers[0]
+        # Kept for the next observation: where that begins an episode, the processor starts anew from this step.
         last = Last(state.window, *now.chosen, result)
         phase, t, place = locate_step(schedule, now.steps)
         program = self.process_step[phase != "prime"]
         items, window = program(state.items, state.window, *now.chosen, result, np.uint32(place))
         state = state._replace(items=items, window=window, last=last)
         sums, learnt, whole = now.sums, None, place + 1 == steps_per_iteration(schedule, phase)
+        # After the steps of a whole iteration its items fill the buffer, or in training are learnt from.
         if whole and phase == "fill":
             state = state._replace(buffer=self._fill(state.buffer, items, np.uint32(t)))
         elif whole and phase == "train":

@@ -68,6 +68,7 @@ class Examiner:
     def first(self, params: PyTree, episodes: int, seen: PyTree, ended: np.ndarray) -> Trial:
         """Return an evaluation over so many `episodes`; where `ended`, the next observation begins one."""
         num_envs = len(ended)
+        # As even as can be; the first environments play one more.
         left = episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
         return Trial(params, left, ended.copy(), ended.copy(), np.zeros(num_envs), np.zeros(num_envs, int), seen)
 
@@ -92,6 +93,7 @@ def _follow(
 
 
 def _begun(trial: Trial, where: np.ndarray, spoilt: np.ndarray) -> Trial:
+    # NaN stays NaN to the end of the episode.
     returns = np.where(spoilt, np.nan, np.where(where, 0.0, trial.returns))
     return trial._replace(returns=returns, lengths=np.where(where, 0, trial.lengths), ended=np.zeros_like(where))
 
@@ -101,6 +103,7 @@ def after(trial: Trial, result: StepResult, reset: np.ndarray) -> Trial:
     reward, _, _, valid = result.numbers
     returns = np.where(np.asarray(valid) > 0, trial.returns + reward, np.nan)
     lengths, ended = trial.lengths + 1, ends(result)
+    # Counted only if it was begun in the evaluation, and its environment has episodes left to play.
     told = ended & trial.counts & (trial.left > 0) & ~reset
     shot = trial.shot
     if shot is not None and trial.counts[0] and not reset[0]:
@@ -108,6 +111,7 @@ def after(trial: Trial, result: StepResult, reset: np.ndarray) -> Trial:
     found = [(float(returns[i]), int(lengths[i])) for i in np.flatnonzero(told)]
     return trial._replace(
         left=trial.left - told,
+        # From its first end on, every episode of an environment has begun in the evaluation.
         counts=trial.counts | ended,
         ended=ended,
         returns=returns,

@@ -71,6 +71,7 @@ def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], di
         return {name: checksum(array) for name, array in leaves.items()}, {}  # Orbax writes no empty tree
     if not any(map(processes.is_spread, leaves.values())):
         in_folders = all(len(name.encode()) <= LONGEST for name in leaves)
+        # One process: a folder for each array, unless a name is too long for one.
         _write_own(path, leaves, in_parts=not in_folders)
         if not in_folders:
             join_arrays(path)
@@ -80,10 +81,12 @@ def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], di
     try:
         own = _write_own(path, leaves)
     finally:  # whatever has happened here, they answer
+        # An answer that is not taken now would pass for that to the next order.
         answers = [json.loads(said) for said in processes.answers()]
     for i, said in enumerate(answers, 1):
         if "failed" in said:
             raise StorageError(f"process {i}: {said['failed']}")
+    # All parts are on the disk. Orbax joins them to one store that any number of processes can read.
     join_arrays(path)
     parts = [own, *(said["shards"] for said in answers)]
     sums = {name: _whole_sum(array, name, parts) for name, array in leaves.items()}
@@ -124,6 +127,7 @@ def read_together(path: Path, like: PyTree, sums: Sequence[int]) -> PyTree:
         if "failed" in said:
             raise StorageError(f"process {i}: {said['failed']}")
     parts, paths = [own, *answers], [path for path, _ in flatten(like)]
+    # A divided leaf is checked by joining the checksums of its shards, a replicated one by each process for itself.
     wrong = {name for part in parts for name in part["wrong"]}
     for name, found in zip(paths, sums, strict=True):
         shards = sorted(shard for part in parts for shard in part["shards"].get(name, []))
@@ -177,6 +181,7 @@ def _write_own(path: Path, leaves: Mapping[str, Any], in_parts: bool = True) -> 
 
 def _own_shards(array: jax.Array) -> list[Any]:
     """Return the shards of a divided array that this process writes."""
+    # Of copies on several devices, one is written.
     return [shard for shard in array.addressable_shards if shard.replica_id == 0]
 
 
@@ -186,6 +191,7 @@ def _own_bytes(array: Any) -> int:
 
 def _shard_sums(array: jax.Array) -> list[list[int]]:
     """Return of each shard that this process writes: its first row, its bytes and their CRC-32."""
+    # Divided along its first axis only: sorted by their first rows, shards are in the order of their bytes.
     return [
         [shard.index[0].start or 0, shard.data.nbytes, checksum(np.asarray(shard.data))] for shard in _own_shards(array)
     ]
@@ -208,12 +214,14 @@ def joined_crc(parts: Iterable[tuple[int, int]]) -> int:
     """
     whole = 0
     for crc, size in parts:
+        # As if `size` zero bytes followed the part before, which a product with a power of x stands for.
         whole = _product(_power(size), whole) ^ crc
     return whole
 
 
 def _power(size: int) -> int:
     """Return x to the power of the bits in `size` bytes, by squaring."""
+    # The polynomials 1 and x^8, as the lowest power is in the highest bit: one byte is eight bits.
     power, square = 1 << 31, 1 << 23
     while size:
         power = _product(power, square) if size & 1 else power
@@ -248,6 +256,7 @@ def require_room(directory: Path, size: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if hasattr(os, "posix_fallocate"):  # not everywhere; there Orbax finds out
+            # Allocated for real, not as a hole: a full disk is found out here.
             os.posix_fallocate(descriptor, 0, size)
     finally:
         os.close(descriptor)

@@ -115,13 +115,16 @@ class Store:
         Raises:
           StorageError: the save before this one failed.
         """
+        # One save at a time, and one that failed is reported before another begins.
         self.wait()
         if step == self.newest:
             return
+        # The save that `after` has in progress now; a later one is not waited for.
         before = None if after is None else after._job
         if is_spread(tree):  # what is on devices of other processes cannot be copied and written later
             self._job = _done(partial(self._write, step, own_leaves(tree), dict(facts), before))
             return
+        # The copy to the host is made here, in the caller's thread: its next call may donate the arrays.
         write = partial(self._write, step, host_leaves(tree), dict(facts), before)
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         try:
@@ -141,6 +144,7 @@ class Store:
         """
         if self._job is None or not (block or self._job.done()):
             return None
+        # Taken before its result is: a save that failed is reported once.
         job, self._job = self._job, None
         return job.result()
 
@@ -155,11 +159,13 @@ class Store:
 
     def _write(self, step: int, leaves: Leaves, facts: Facts, after: "Future[int] | None" = None) -> int:
         path, unfinished = self._path(step), self._path(step, UNFINISHED)
+        # Only waited for: whether it failed is for its own store to tell.
         if after is not None:
             wait([after])
         begun = time.monotonic()
         self._sweep()
         try:
+            # Under a name that no reader takes for a step, until every file and its directory have reached the disk.
             unfinished.mkdir(parents=True)
             sums, theirs = write_all(unfinished / ARRAYS, leaves)
             entries = [{**describe_leaf(name, array), "crc32": sums[name]} for name, array in leaves.items()]
@@ -168,9 +174,12 @@ class Store:
             theirs = {f"{ARRAYS}/{name}": found for name, found in theirs.items()}
             check_seen(unfinished, theirs)
             own = file_sums(unfinished, sync=True, of=lambda name: name not in theirs)  # theirs are not read again
+            # The list comes last: it has the checksums of all other files.
             run_dir.write_atomically(unfinished / FILES, json.dumps({**theirs, **own}))
+            # An older step of this number, such as a damaged one, goes only now that its successor is whole.
             if path.exists():
                 self._remove(step)
+            # This makes it a checkpoint; the sync of the directory makes the name outlive a loss of power.
             unfinished.rename(path)
             run_dir.sync_dir(self.directory)
         except LostError:
@@ -180,6 +189,7 @@ class Store:
             raise StorageError(f"checkpoint {path} could not be written: {reason(error)}") from error
         self.newest = step
         self._bad.discard(step)
+        # Older steps are removed only after the new one is whole, so a kill never leaves fewer than there were.
         self._prune(step)
         self.write_s = time.monotonic() - begun
         return step
@@ -200,6 +210,7 @@ class Store:
     def _remove(self, step: int) -> None:
         """Remove a step, by another name: half removed, it must not look like a damaged one."""
         with contextlib.suppress(OSError):
+            # From the rename on it is no step. What a kill leaves of it is swept at the next save.
             self._path(step).rename(self._path(step, REMOVED))
         shutil.rmtree(self._path(step, REMOVED), ignore_errors=True)
 
@@ -248,6 +259,7 @@ class Store:
         self.wait()
         for step in reversed(self.steps()):
             try:
+                # A step that was found damaged is neither read nor warned of again.
                 found = None if step in self._bad else read(step)
                 if found is not None:
                     return found
@@ -311,6 +323,7 @@ class Store:
         except MismatchError:
             for form in self.forms:
                 with contextlib.suppress(MismatchError):
+                    # The first form that fits; if none does, the error is that of the plain one.
                     return read(form(like))
             raise
 
@@ -327,6 +340,7 @@ class Store:
         """
         manifest = self._fitting_manifest(step, wanted)
         try:
+            # What is allocated is what the manifest states, and `manifest` has compared that with the memory there is.
             like = {entry["path"]: _empty(entry) for entry in manifest["leaves"]}
             arrays = read_arrays(self._path(step) / ARRAYS, like)
         except LayoutError as error:
@@ -336,6 +350,7 @@ class Store:
         leaves = {}
         for entry in manifest["leaves"]:
             array = np.asarray(arrays[entry["path"]])
+            # Orbax casts a wrong dtype silently, and has no checksums.
             if {**describe_leaf(entry["path"], array), "crc32": checksum(array)} != entry:
                 raise CheckpointError(f"the data of {entry['path']} is damaged: its checksum differs")
             leaves[entry["path"]] = array
@@ -349,6 +364,7 @@ class Store:
         """
         path = self._path(step)
         try:
+            # Before any checksum is computed: files of a size that cannot be are not even read.
             require_possible(path, stated_bytes(path))
         except (LayoutError, OSError) as error:
             raise CheckpointError(str(error) if isinstance(error, LayoutError) else reason(error)) from error
@@ -397,6 +413,7 @@ def surplus(
     interrupted there, go first: whether a run was interrupted must not decide where it can go back to.
     """
     steps = set(steps)
+    # By rank: irregular steps, then regular ones, each by age, then the newest, whatever it is. The last `keep` stay.
     ranked = sorted((step == newest, regular(step), step) for step in steps if step <= newest)
     return steps - {step for *_, step in ranked[-keep:]}
 

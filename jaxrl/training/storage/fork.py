@@ -71,15 +71,18 @@ def branch_off(fork: Fork, target: Path) -> int:
     require_run(source)
     if population_of(source) is not None:
         raise SettingsError(f"{fork.run} is a population; branch off from one of its members, as of {fork.run}/members")
+    # A fork inside of the run would be part of it, and be copied or moved aside with it.
     if target.absolute().is_relative_to(source):
         raise SettingsError(f"{target} lies inside {fork.run}, which is to stay as it is; choose another directory")
     step = step_of(fork, Store(source / "checkpoints", 1))
     (target / "checkpoints").mkdir(parents=True, exist_ok=True)
     shutil.copytree(source / "checkpoints" / str(step), target / "checkpoints" / str(step))
+    # The copy is what is checked, so damage is found whether it was in the source or came by copying.
     try:
         Store(target / "checkpoints", 1).manifest(step)
     except CheckpointError as error:
         raise NoCheckpointError(f"checkpoint {step} of {fork.run} {error.verdict}: {error}") from error
+    # A best policy from after the branch belongs to a future that this run does not have.
     for best in [best for best in Store(source / "best", 1).steps() if best <= step]:
         shutil.copytree(source / "best" / str(best), target / "best" / str(best))
     for name in LOGS:

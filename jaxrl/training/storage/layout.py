@@ -52,6 +52,7 @@ def require_layout(path: Path, wanted: Mapping[str, Any]) -> None:
     Raises:
       OSError: a file cannot be read.
     """
+    # Files tell which of the two forms it is; the tree must agree.
     is_database = (path / DATABASE).exists()
     _require_tree(_parsed(TREE, read_text(path / TREE)), wanted, is_database)
     files = _Database(path) if is_database else _Folders(path)
@@ -60,6 +61,7 @@ def require_layout(path: Path, wanted: Mapping[str, Any]) -> None:
         count, size = files.chunks(name, chunks)
         if count != math.prod(-(-n // c) for n, c in zip(leaf.shape, chunks, strict=True)):
             raise LayoutError(f"{name} has {count} chunks, which are not all of it")
+        # Fewer bytes than any compressor could make of it.
         if size * EXPANSION < math.prod(leaf.shape) * leaf.dtype.itemsize:
             raise LayoutError(f"{name} has {size} bytes on disk, which cannot be all of it")
 
@@ -91,6 +93,7 @@ class _Database:
     def __init__(self, path: Path) -> None:
         import tensorstore
 
+        # Its entries are named `ARRAY/.zarray` and `ARRAY/CHUNK`, as files in folders would be.
         base = {"driver": "file", "path": f"{path.absolute()}/"}
         self._store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
         self._entries: dict[str, list[str]] = {}
@@ -134,6 +137,7 @@ def _require_tree(tree: Mapping[str, Any], wanted: Collection[str], is_database:
         raise LayoutError(f"{TREE} names another form of arrays")
     leaves = tree.get("tree_metadata")
     try:
+        # Orbax has the keys of its tree as the text of a tuple.
         names = {str(tuple(path.split("/"))) for path in wanted}
         good = set(leaves) == names and all(map(_is_array, leaves, leaves.values()))  # type: ignore[arg-type, union-attr]
     except (TypeError, AttributeError, KeyError, ValueError):  # it is whatever a stranger has written
@@ -156,6 +160,7 @@ def _require_array(name: str, found: Mapping[str, Any], leaf: Any) -> list[int]:
     for key, value in what.items():
         if found.get(key) != value:
             raise LayoutError(f"{name} has {key} {str(found.get(key))[:60]} on disk, expected {value}")
+    # Chunks larger than the array would be allocated in their whole size.
     fits = isinstance(chunks, list) and len(chunks) == len(shape) and all(type(n) is int for n in chunks)
     if not fits or not all(0 < c <= n for c, n in zip(chunks, shape, strict=True)):  # type: ignore[arg-type]
         raise LayoutError(f"{name} has chunks {str(chunks)[:60]} on disk, for the shape {shape}")

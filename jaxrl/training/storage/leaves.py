@@ -44,6 +44,7 @@ def rebuild(like: PyTree, arrays: Sequence[np.ndarray]) -> PyTree:
             return jax.numpy.asarray(array)
         return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=key_impl(leaf))
 
+    # Keys are wrapped only here: on disk they are the numbers of their data.
     leaves, treedef = jax.tree.flatten(like)
     return jax.tree.unflatten(treedef, [wrap(leaf, array) for leaf, array in zip(leaves, arrays, strict=True)])
 
@@ -85,6 +86,7 @@ def mismatch(saved: Sequence[Entry], wanted: Mapping[str, Any]) -> str | None:
     extra = [path for path in entries if path not in wanted]
     if extra:
         return f"it also has a leaf {extra[0]}"
+    # Leaves are put back by their order, so the order must agree as well.
     return None if list(entries) == list(wanted) else "its leaves are in another order"
 
 

@@ -32,6 +32,7 @@ class LogSums:
         """Return size and CRC-32 of each log that is there."""
         for name in LOGS:
             try:
+                # From where the last sum ended: a log is only read once, however often the run saves.
                 self._known[name] = self._sum(self._directory / name, self._known.get(name))
             except OSError:
                 self._known.pop(name, None)

@@ -37,6 +37,8 @@ class Membership:
     def evaluated(self, opt_steps: int, score: float) -> None:
         """Keep a score; of two at the same place the first counts, as in the search."""
         self.scores.setdefault(opt_steps, score)
+        # Of each gate, the first score at or past it, which is what a search decides by; the rest but the newest is let
+        # go.
         deciding = {min((step for step in self.scores if step >= gate), default=opt_steps) for gate in self.gates}
         self.scores = {step: x for step, x in self.scores.items() if step in deciding or step == opt_steps}
 
@@ -44,6 +46,7 @@ class Membership:
         """Return what a checkpoint holds of it."""
         if self.number is None:
             return {}
+        # JSON has no NaN.
         scores = [[step, score if math.isfinite(score) else None] for step, score in self.scores.items()]
         return {"member": {"number": self.number, "scores": scores, "adopted_at": self.adopted_at}}
 

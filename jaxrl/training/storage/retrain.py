@@ -37,15 +37,18 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
             continue
         ledger, wanted = facts["ledger"], state_digest(tree[0])
         bare = strategy.state_fns.refill is not None and not jax.tree.leaves(tree[0].buffer)
+        # Trained from the very beginning where there is no earlier checkpoint that could be gone on from.
         if len(steps) == 1 or (bare and step == steps[0]):
             key = make_key(facts["settings"]["seed"])
             before = jit_init(strategy)(key, values_of(strategy)), {"t": 0, "rollbacks": 0}
         same = all(facts["settings"].get(name) == value for name, value in settings.items())
+        # A run that was resumed at `start` without its replay has filled it anew, which training on in memory does not.
         resumed = bare and ledger["changed_at"] == start > 0
         unchanged = same and ledger["changed_at"] <= start and not resumed
         made = None
         if unchanged and before is not None and before[1]["rollbacks"] == ledger["rollbacks"]:
             made = program(*before[0], np.uint32(before[1]["t"]), np.uint32(ledger["t"]))
             yield start, step, state_digest((without_replay(Saved(*made)) if bare else made)[0]) == wanted
+        # Without its replay a checkpoint cannot be trained on from, but the state that was trained up to it can.
         found = made if bare else tree
         start, before = step, None if found is None else (found, ledger)

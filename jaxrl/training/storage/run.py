@@ -135,12 +135,15 @@ class Storage:
         if path is None:
             return
         self._versions = versions(VERSIONS)
+        # From here on the directory is locked: nobody else writes to it.
         self.dir = (
             self._new_fork(resume.fork, Path(path)) if resume.fork else RunDir(path, resume.run or self._replaces(path))
         )
+        # The best policy has a store of its own, which pruning of checkpoints does not touch.
         self.checkpoints = Store(self.dir / "checkpoints", keep, regular)
         self.best = Store(self.dir / "best", 1)
         self._logs = LogSums(self.dir.path)
+        # What is there is compared with the settings before any of it is written over.
         try:
             self._look_back(resume)
             self.dir.sign()
@@ -158,6 +161,7 @@ class Storage:
             require_empty(path)
         else:
             make_dir(path)
+        # From here on, `close` removes the directory unless the run has gone on.
         self._unused = path
         try:
             self._step = branch_off(fork, path)
@@ -181,6 +185,7 @@ class Storage:
                 f"{self.path} is a population, and this trains one run; give its Population to the Trainer, or go on "
                 f"with one of the members, as {member_dir(self.dir.path, 0)}"
             )
+        # The old run is moved aside whole, never deleted.
         if resume.start_over:
             self.dir.set_aside()
             return
@@ -192,6 +197,8 @@ class Storage:
             except OtherVersionError:
                 raise
             except NoCheckpointError as error:
+                # Checkpoints are there, but none is whole: beginning again would lose them, so the user must ask for
+                # it.
                 raise NoCheckpointError(f"{error}; begin the run again with --start-over") from error
             self.resumes = True
             if 0 < (most := self._settings.get("max_opts", step)) < step:
@@ -212,12 +219,14 @@ class Storage:
         harmless = HARMLESS | unread(self._settings)
         free = lambda name: name in harmless or name.partition(".")[0] in harmless
         self.decisive = [change for change in self.changes if not free(change.name)]
+        # Changed settings may still fit what was saved. Only the checkpoint itself can tell.
         fits = not self.decisive or not self.resumes or self._fits(self.checkpoints, old)
         if self.resumes and fits:
             self.decisive = [change for change in self.decisive if not change.only_names]
         if not self.decisive:
             return
         said = f"{self.path} was trained with other settings or versions ({'; '.join(map(str, self.decisive))})"
+        # No permission helps here: the seed is part of every random number so far.
         if any(change.name == "seed" for change in self.decisive):
             raise SettingsError(f"{said}; the seed decided all of it: go on with its own, or use --start-over")
         if not fits:
@@ -301,8 +310,11 @@ class Storage:
         written again, unless `again`: the state has changed without an optimisation.
         """
         if self.dir is not None:
+            # The best policy first: its save is handed to the checkpoint as `after`, so it is on disk before a
+            # checkpoint that has seen it.
             self.keep_best(best)
             self.settle()
+            # A step that was just saved would be taken for this one.
             if again:
                 self.checkpoints.newest = None
             facts = {**facts, "settings": self._settings, "versions": self._versions, "logs": self._logs.facts()}
@@ -325,7 +337,9 @@ class Storage:
         """Begin to write the best policy, unless the disk has one as good: a resumed run passes its own past again."""
         if self.dir is None or best is None:
             return
+        # The score on disk is known only after the save before has ended.
         self._settle_best()
+        # A policy that could not be written leaves `best_score` as it was, so the next call tries again.
         if self.best_score is None or best.score > self.best_score:
             self._pending = best.score
             self.best.newest = None  # one of the same step is another policy, scored otherwise or from another past
@@ -352,6 +366,7 @@ class Storage:
         if self.dir is None:
             return
         try:
+            # The best policy before the checkpoint, in the order in which they were begun.
             self._settle_best()
             self.settle()
         finally:
@@ -380,6 +395,7 @@ class Storage:
         return step
 
     def _failed(self, what: str, error: StorageError) -> None:
+        # Reported when writing begins to fail, not at each attempt.
         if what not in self._failures:
             self.report(f"warning: {error}; training goes on")
         self._failures[what] = error
@@ -410,6 +426,7 @@ class Storage:
         self._compare(facts)  # again: it may be an older one than that which was looked at first
         self._forget_logs()
         assert self.dir is not None
+        # A changed log is worth a warning, but training does not depend on it.
         for problem in damage(self.dir.path, facts):
             warnings.warn(f"{self.path}: {problem}", stacklevel=2)
         return step, tree, facts
@@ -418,6 +435,7 @@ class Storage:
         """Write what describes the run now that nothing speaks against going on."""
         try:
             self._describe()
+            # From here on a fork is a run of its own, and stays.
             self._unused = None
         except OSError as error:
             raise StorageError(f"cannot write the run directory {self.path}: {error.strerror}") from error
@@ -432,11 +450,13 @@ class Storage:
             return None
         self.settle()
         self._forget_logs()
+        # Where no regular one is healthy, any healthy one will do.
         for good in (lambda facts: facts["healthy"] and facts["regular"], lambda facts: facts["healthy"]):
             try:
                 step, tree, facts = self.checkpoints.load_newest(like, good)
             except NoCheckpointError:
                 continue
+            # They belong to a future that is undone: a kill now must resume before it.
             self.checkpoints.drop_after(step)
             return tree, facts
         self.checkpoints.newest = None
@@ -455,6 +475,7 @@ class Storage:
             step, params, facts = self.best.load_newest(like)
         except NoCheckpointError:
             return None
+        # The facts are sealed, but a stranger may have sealed them.
         score = facts.get("score")
         if not isinstance(score, int | float) or not math.isfinite(score):
             warnings.warn(

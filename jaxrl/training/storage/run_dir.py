@@ -45,11 +45,14 @@ class RunDir:
             self.path = Path(local(path)).absolute()
             if resume:
                 require_run(self.path)
+            # A directory with a lock may be one that another process is just filling; whether it is empty is asked
+            # again below.
             elif self.path.exists() and not os.path.lexists(self.path / LOCK):
                 require_empty(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             require_inside(self.path)
             self._lock = hold(self.path)
+            # Asked again under the lock: another process may have begun a run between the first look and the lock.
             if not resume:
                 require_empty(self.path)
         except JaxrlError:
@@ -69,6 +72,8 @@ class RunDir:
     def sign(self) -> None:
         """Write into the lock who holds it."""
         assert self._lock is not None
+        # Written only by the holder, so that others can name it. The lock itself is held on the open file, not by this
+        # text.
         os.ftruncate(self._lock.fileno(), 0)
         os.write(self._lock.fileno(), f"pid {os.getpid()} on {platform.node()}".encode())
 
@@ -198,10 +203,13 @@ def new_directory(path: Path) -> Iterator[Path]:
     """
     made, aside = path.with_name(f".{path.name}.{os.getpid()}.tmp"), path.with_name(f".{path.name}.old")
     path.parent.mkdir(parents=True, exist_ok=True)
+    # First, what a kill has left of an earlier try; the steps below are those that it may have cut short.
     _put_in_order(path, aside)
     made.mkdir()
     try:
         yield made
+        # Between these two renames the old directory is only under its other name. `_put_in_order` gives it back if a
+        # kill comes here.
         if path.exists():
             path.rename(aside)
         made.rename(path)
@@ -211,6 +219,7 @@ def new_directory(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             _put_in_order(path, aside)
         raise
+    # The old one goes only now that the new one has its name.
     shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -250,6 +259,8 @@ def write_atomically(path: Path, text: str) -> None:
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
             file.flush()
+            # The bytes reach the disk before the name does: the other way round a loss of power could leave an empty
+            # file.
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:

@@ -48,6 +48,7 @@ def within(fresh: PyTree, saved: Mapping[str, np.ndarray] | None = None) -> PyTr
     Of several processes, the first gives `saved` to all, and each puts its parts.
     """
     named = dict(flatten(fresh))
+    # Only these leaves of the fresh state are replaced; all others stay as `init` has made them.
     taken = {name: leaf for name, leaf in named.items() if _is_taken(name)}
     shapes = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in taken.items()}
     given = shapes if saved is None else {name: saved[name] for name in taken}
@@ -89,6 +90,7 @@ def weights_of(place: str | None, like: Callable[[], PyTree]) -> Weights:
 
 
 def _is_taken(path: str) -> bool:
+    # By their place in the state: networks of the agent, and running statistics of the processor.
     match path.split("/"):
         case "state", "agent", field, *_:
             return field not in NOT_TAKEN
@@ -103,6 +105,7 @@ def _for_shards(wanted: Mapping[str, Any], saved: Mapping[str, np.ndarray]) -> d
     for name in wanted.keys() & saved.keys():
         count = f"{name.rpartition('/')[0]}/count"
         if "moments" in name.split("/") and count in wanted and count in saved:
+            # The statistics of all shards are equal, so the first stands for any number.
             one = saved[name][0] if saved[count].ndim else saved[name]
             made[name] = np.broadcast_to(one, (*wanted[count].shape, *one.shape))
     return made
