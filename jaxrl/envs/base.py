@@ -95,9 +95,10 @@ class Env(NamedTuple):
 
 
 class VecEnvState(NamedTuple):
-    """State of `N` environments; every leaf begins with `[N]`."""
+    """State of `N` environments."""
 
     env: PyTree
+    """`[N, ...]`; of games of several agents, `[G, ...]`."""
     episode_return: Array
     """Float32, sum of raw rewards of the current episode."""
     episode_length: Array

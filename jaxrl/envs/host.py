@@ -53,7 +53,7 @@ class HostVector(Protocol):
     """
 
     def reset(self, which: np.ndarray | None = None) -> PyTree:
-        """Start episodes where `which` `[N]` is true, or everywhere; return the observations of all environments."""
+        """Start episodes where `which` `[N]` is true, or everywhere; return first observations `[N, ...]`, which count there."""
         ...
 
     def step(self, action: PyTree) -> HostStep:
@@ -97,7 +97,8 @@ class HostVectorEnv:
 
     def reset(self) -> PyTree:
         """Reset all environments; return first observations, with zeros in place of non-finite ones."""
-        self._returns[:], self._lengths[:] = 0.0, 0
+        # New arrays: the last step that was handed out may hold the old ones.
+        self._returns, self._lengths = np.zeros_like(self._returns), np.zeros_like(self._lengths)
         return self._mark_invalid(self.vector.reset(), np.ones(self.num_envs, bool))
 
     def _mark_invalid(self, obs: PyTree, where: np.ndarray) -> PyTree:

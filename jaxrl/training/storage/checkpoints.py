@@ -130,7 +130,7 @@ class Store:
         try:
             self._job = self._thread.submit(write)
         except RuntimeError:  # the interpreter is ending, and starts no more work in threads
-            write()
+            self._job = _done(write)
 
     @property
     def is_writing(self) -> bool:
