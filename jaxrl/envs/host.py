@@ -53,7 +53,7 @@ class HostVector(Protocol):
     """
 
     def reset(self, which: np.ndarray | None = None) -> PyTree:
-        """Start episodes where `which` `[N]` is true, or everywhere; return first observations `[N, ...]`, which count there."""
+        """Start episodes where `which` `[N]` is true, or everywhere; return the first observations of those."""
         ...
 
     def step(self, action: PyTree) -> HostStep:
