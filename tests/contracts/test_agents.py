@@ -46,8 +46,18 @@ def spec_of(name: str) -> jaxrl.EnvSpec:
     return jaxrl.EnvSpec("Toy", OBS, ACTIONS["discrete" if name in DISCRETE else "bounded"])
 
 
+PLAIN: dict[str, dict[str, Any]] = {
+    "crossq": {"batch_norm": "none", "policy_interval": 1, "critic_features": (5,)},
+    "tqc": {"critic_features": (5,)},
+    "redq": {"policy_interval": 1},
+}
+"""Settings of those whose defaults do not keep all of it: statistics of a batch are those of all its rows and of its
+pieces, and a policy that rests does not move."""
+
+
 def agent_of(name: str, **settings: Any) -> Agent:
-    return algorithm_maker(name)(**{"features": (5,), "lr": 0.01, "max_grad_norm": 1.0, **settings})(spec_of(name))
+    usual = {"features": (5,), "lr": 0.01, "max_grad_norm": 1.0, **PLAIN.get(name, {})}
+    return algorithm_maker(name)(**{**usual, **settings})(spec_of(name))
 
 
 @cache
