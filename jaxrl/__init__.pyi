@@ -136,6 +136,7 @@ from .training import (
     MemoryRecorder as MemoryRecorder,
     Recorder as Recorder,
     RunInfo as RunInfo,
+    Service as Service,
     ServiceRecorder as ServiceRecorder,
     Session as Session,
     SessionConfig as SessionConfig,

@@ -11,6 +11,7 @@ from jaxrl.training.recorders import (
     Progress,
     Recorder,
     RunInfo,
+    Service,
     ServiceRecorder,
     TensorBoardRecorder,
     Video,

@@ -135,7 +135,7 @@ def test_tensorboard_has_numbers_beside_bars_and_infinity_for_what_float32_canno
     assert bars(tmp_path / "board") == [(name, 70_000) for name in BOTH]
 
 
-class Lab:
+class Lab(jaxrl.Service):
     """A service that keeps the histograms that it is told."""
 
     def __init__(self, broken: bool = False) -> None:
@@ -152,12 +152,6 @@ class Lab:
         self.told.append((histogram.name, histogram.opt_steps))
         if self.broken:
             raise OSError("away")
-
-    def finish(self, run: RunInfo) -> None:
-        pass
-
-    def abandon(self) -> None:
-        pass
 
 
 def test_a_service_is_told_each_once_also_if_a_killed_process_had_told_more(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def test_tensorboard_has_the_settings_in_the_files_of_the_run(tmp_path: Path) ->
 # --- services ---------------------------------------------------------------------------------------------------
 
 
-class Told:
+class Told(jaxrl.Service):
     """A service that keeps what it is told; each call goes through `gate` first."""
 
     def __init__(self, gate: Callable[[str], None] = lambda call: None) -> None:
@@ -406,6 +406,11 @@ def test_a_run_that_goes_back_while_a_service_has_no_room_tells_those_rows_again
     given.close()
     assert service.rows == [("train", 2), ("train", 4), ("train", 4), ("train", 6)]
     assert json.loads((tmp_path / "there.json").read_text()) == {"id": "x", "told": {"train": 6}}
+
+
+def test_what_is_no_service_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"recorder there: .* is no service; derive its class from jaxrl\.Service"):
+        train(tmp_path / "run", [ServiceRecorder("there", object)])
 
 
 class Some(Told):

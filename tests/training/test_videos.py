@@ -163,7 +163,7 @@ def test_a_film_that_fails_on_the_way_is_told_and_the_run_goes_on(tmp_path: Path
 def test_a_service_is_told_and_one_that_fails_at_it_still_has_all_rows(tmp_path: Path) -> None:
     told: list[Any] = []
 
-    class Service:
+    class Service(jaxrl.Service):
         def connect(self, run: Any, kept: dict[str, Any]) -> dict[str, Any]:
             return {}
 
@@ -173,12 +173,6 @@ def test_a_service_is_told_and_one_that_fails_at_it_still_has_all_rows(tmp_path:
         def video(self, video: jaxrl.Video) -> None:
             told.append(("video", video.opt_steps))
             raise OSError("away")
-
-        def finish(self, run: Any) -> None:
-            pass
-
-        def abandon(self) -> None:
-            pass
 
     recorder = jaxrl.ServiceRecorder("lab", Service, retry_s=0.01)
     trained(tmp_path / "run", video_interval=32, recorders=[recorder])

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxrl.errors import require_extra
 from jaxrl.training.recorders.base import Row, RunInfo, numbers_of
-from jaxrl.training.recorders.service import ServiceRecorder, best_files, events_of, films, summary_of, videos
+from jaxrl.training.recorders.service import Service, ServiceRecorder, best_files, events_of, films, summary_of, videos
 from jaxrl.training.storage.run_dir import read_json
 
 EXPERIMENT = "jaxrl"
@@ -43,7 +43,7 @@ def mlflow_recorder(experiment: str | None = None, tracking_uri: str | None = No
     return ServiceRecorder("mlflow", partial(_MLflow, experiment, tracking_uri))
 
 
-class _MLflow:
+class _MLflow(Service):
     """One run at the service; members of a population are nested in one run."""
 
     def __init__(self, experiment: str | None, tracking_uri: str | None) -> None:
@@ -85,9 +85,6 @@ class _MLflow:
         self._client.log_batch(self._id, metrics=list(chain.from_iterable(told[:count])))
         return count
 
-    def send(self, row: Row) -> None:
-        self.send_some([row])
-
     def _metrics_of(self, row: Row) -> list[Any]:
         from mlflow.entities import Metric
 
@@ -105,9 +102,6 @@ class _MLflow:
         self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
         if self._parent is not None:
             self._client.set_terminated(self._parent)
-
-    def abandon(self) -> None:
-        """Do nothing: a call that hangs ends with the process."""
 
     def _describe(self, run: RunInfo) -> None:
         """Tell settings as parameters; those that have changed since, which MLflow's cannot, as tags."""

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from jaxrl.errors import describe_error, print_stderr
+from jaxrl.errors import SettingsError, describe_error, print_stderr
 from jaxrl.training.recorders.base import KINDS, Histogram, Recorder, Row, RunInfo, Video
 from jaxrl.training.recorders.jsonl import rows_of
 from jaxrl.training.reel import films_in
@@ -30,12 +30,10 @@ RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 """Seconds until what has failed is tried again: at first, and doubled each time up to at most."""
 
 
-class Service(Protocol):
-    """What tells a service of one run; all of it is called in one thread, may block, and is tried again if it fails.
+class Service:
+    """What tells a service of one run: override what it needs.
 
-    One that also has `video(video)` is told of each `Video`, one that has `histogram(histogram)` of each `Histogram`.
-    One that has `send_some(rows)` is given all rows that wait in place of the first; it tells some of them in one call,
-    from the first on, and returns how many, at least one.
+    All of it is called in one thread, except `abandon`, may block, and is tried again if it fails.
     """
 
     def connect(self, run: RunInfo, kept: dict[str, Any], /) -> dict[str, Any]:
@@ -43,19 +41,27 @@ class Service(Protocol):
 
         `kept` is what an earlier process returned here, or empty.
         """
-        ...
+        return kept
 
     def send(self, row: Row, /) -> None:
         """Tell a row of `train` or `eval`."""
-        ...
+
+    def send_some(self, rows: Sequence[Row], /) -> int:
+        """Tell some of the rows that wait in one call, from the first on; return how many, at least one."""
+        self.send(rows[0])
+        return 1
+
+    def video(self, video: Video, /) -> None:
+        """Tell a video."""
+
+    def histogram(self, histogram: Histogram, /) -> None:
+        """Tell a histogram."""
 
     def finish(self, run: RunInfo, /) -> None:
         """Tell what the run has left in its directory, and that it has ended."""
-        ...
 
     def abandon(self) -> None:
         """See to it that the process can end although not all could be told; called in the thread that trains."""
-        ...
 
 
 class ServiceRecorder(Recorder):
@@ -91,8 +97,18 @@ class ServiceRecorder(Recorder):
         self._worker: _Worker | None = None
 
     def begin(self, run: RunInfo) -> None:
-        """Connect, and tell what an earlier process could not; return at once."""
-        self._worker = _Worker(self._name, self._make(), run, self._capacity, self._retry_s, self._gather_s)
+        """Connect, and tell what an earlier process could not; return at once.
+
+        Raises:
+          SettingsError: what was made is no `Service`.
+        """
+        service = self._make()
+        if not isinstance(service, Service):
+            raise SettingsError(
+                f"recorder {self._name}: {service!r} is no service; derive its class from jaxrl.Service, and override "
+                "what it needs"
+            )
+        self._worker = _Worker(self._name, service, run, self._capacity, self._retry_s, self._gather_s)
         self._worker.start()
 
     def write(self, row: Row) -> None:
@@ -101,12 +117,12 @@ class ServiceRecorder(Recorder):
             self._worker.put(row)
 
     def video(self, video: Video) -> None:
-        """Have a video told, if the service has a method `video` that takes one."""
+        """Have a video told."""
         if self._worker is not None:
             self._worker.put_more(_VIDEO, video)
 
     def histogram(self, histogram: Histogram) -> None:
-        """Have a histogram told, if the service has a method `histogram` that takes one."""
+        """Have a histogram told."""
         if self._worker is not None:
             self._worker.put_more(f"{_HISTOGRAM}/{histogram.name}", histogram)
 
@@ -183,8 +199,9 @@ class _Worker:
         self._keep()  # a run that is killed before its end tells these rows when it goes on
 
     def put_more(self, kind: str, given: Video | Histogram) -> None:
-        """Take in what is no row, if the service has a method for it."""
-        if getattr(self._service, _sort_of(kind), None) is not None:
+        """Take in what is no row, unless the service does nothing with it."""
+        sort = _sort_of(kind)
+        if getattr(type(self._service), sort) is not getattr(Service, sort):
             self.put({"kind": kind, "opt_steps": given.opt_steps, "given": given})
 
     def end(self, limit_s: float) -> bool:
@@ -247,11 +264,7 @@ class _Worker:
 
     def _send(self, rows: Sequence[Row]) -> int:
         """Have the first of `rows`, or more, told; return how many."""
-        send_some = getattr(self._service, "send_some", None)
-        if send_some is not None:
-            return min(max(int(send_some(rows)), 1), len(rows))
-        self._service.send(rows[0])
-        return 1
+        return min(max(int(self._service.send_some(rows)), 1), len(rows))
 
     def _tell_more(self, rows: Iterable[Row]) -> None:
         for row in filter(self._is_new, rows):
@@ -260,7 +273,8 @@ class _Worker:
 
     def _tell_once(self, row: Row) -> None:
         try:
-            getattr(self._service, _sort_of(row["kind"]))(row["given"])
+            tell = self._service.video if row["kind"] == _VIDEO else self._service.histogram
+            tell(row["given"])
         except Exception as error:  # once: the run's files have it, and rows behind it shall not wait
             self._say(describe_error(error))
 

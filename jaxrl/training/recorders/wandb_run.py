@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from jaxrl.errors import SettingsError, require_extra
 from jaxrl.training.recorders.base import Histogram, Row, RunInfo, Video, numbers_of
-from jaxrl.training.recorders.service import ServiceRecorder, best_files, events_of, films, summary_of
+from jaxrl.training.recorders.service import Service, ServiceRecorder, best_files, events_of, films, summary_of
 
 PROJECT = "jaxrl"
 """The project of runs for which nobody has named another."""
@@ -41,7 +41,7 @@ def wandb_recorder(**init: Any) -> ServiceRecorder:
     return ServiceRecorder("wandb", partial(_Wandb, init))
 
 
-class _Wandb:
+class _Wandb(Service):
     """One run at the service; members of a population share the group of its name."""
 
     def __init__(self, init: Mapping[str, Any]) -> None:
