@@ -61,7 +61,7 @@ class CriticConfig(NetworkConfig, OptimizerConfig):
     policy_lr: Rate = 3e-4
     """Learning rate of the policy."""
     num_critics: Count = 2
-    """Number of critics; targets use the lowest of their values."""
+    """Number of critics; unless other settings say otherwise, targets use the lowest of their values."""
     tau: Share = 0.005
     """Weight of the online networks in each update of the target networks."""
     layer_norm: bool = False
@@ -444,7 +444,7 @@ def quantile_critic_loss(z: Array, target: Array) -> tuple[Array, Array]:
 
     The loss is the quantile Huber loss of the quantiles `z` `[K, B, M]` for samples `target` `[B, S]` of the return,
     averaged over quantiles and samples and summed over critics (Kuznetsov et al. 2020,
-    https://arxiv.org/abs/2005.04269, equations 9 and 10).
+    https://arxiv.org/abs/2005.04269).
     """
     count = z.shape[-1]
     taus = jnp.asarray(midpoints(count))

@@ -378,8 +378,8 @@ def action_value_loss(
 ) -> tuple[Array, Array]:
     """Return the loss of each step `[R]` and its temporal-difference error `[R]`.
 
-    The loss is `l(r + discount * sum_b p(b) q_target(s', b) - q(s, a))` (Mnih et al. 2015, algorithm 1), where `l` is
-    that of `values`, which compares distributions if values are such. CQL adds
+    The loss is `l(r + discount * sum_b p(b) (q_target(s', b) - penalty(b)) - q(s, a))` (Mnih et al. 2015, algorithm 1),
+    where `l` is that of `values`, which compares distributions if values are such. CQL adds
     `cql * (log sum_b exp q(s, b) - q(s, a))` (Kumar et al. 2020, equation 4).
 
     Args:
@@ -387,7 +387,7 @@ def action_value_loss(
       outputs: the network's outputs for `s`, `[R, A, n]`.
       taus: levels of the outputs if they are quantiles, `[R, n]`.
       action: the action taken, `[R]`.
-      after: `r`, `discount`, `p` and `q_target`, from `greedy_target` or `munchausen_target`.
+      after: `r`, `discount`, `p`, `q_target` and `penalty`, from `greedy_target` or `munchausen_target`.
       mask: actions that are allowed in `s`, `[R, A]`; if left out, all.
       cql: weight of the penalty of CQL; `()` if it is off.
     """

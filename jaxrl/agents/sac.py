@@ -4,9 +4,11 @@ Continuous actions follow Haarnoja et al. 2018 (https://arxiv.org/abs/1812.05905
 (https://arxiv.org/abs/1910.07207). The two differ only in how they take an expectation over actions.
 
 Conservative Q-learning (Kumar et al. 2020, https://arxiv.org/abs/2006.04779) is an option, for learning from a fixed
-data set. So is temporally correlated exploration noise, for tasks that need the same action for many steps (Eberhard et
-al. 2023, https://openreview.net/forum?id=hQ9V5QN27eS; here an autoregressive process). And so are recurrent cores, one
-for the policy and one for each critic, which learn from sequences of replay, see `jaxrl.agents.sequences`.
+data set. So are critics without target networks (CrossQ), of quantiles (TQC) and drawn for each target (REDQ), each of
+which also has a name; and temporally correlated exploration noise, for tasks that need the same action for many steps
+(Eberhard et al. 2023, https://openreview.net/forum?id=hQ9V5QN27eS; here an autoregressive process). And so are
+recurrent cores, one for the policy and one for each critic, which learn from sequences of replay, see
+`jaxrl.agents.sequences`.
 """
 
 import math
@@ -314,7 +316,8 @@ def redq(
     """Configure REDQ: SAC with many critics and as many updates, whose targets take the lowest of a random few.
 
     Chen et al. 2021, https://arxiv.org/abs/2101.05982. Arguments are as for `sac`; the number of updates for each
-    environment step is the strategy's, as in `off_policy(..., updates=20)`.
+    environment step is the strategy's: `off_policy(..., updates=20)`, after as many of which the policy moves once
+    (`policy_interval`).
     """
     return agent_maker(
         "redq",
@@ -473,7 +476,7 @@ def lowest_of_subset(key: Key, count: int, outputs: Array) -> Array:
 def truncated_mixture(drop: int, quantiles: Array) -> Array:
     """Return the quantiles `[K, B, M]` of all critics in order, without the `drop * K` largest; `[B, (M - drop) * K]`.
 
-    Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269, section 4: what is left out are overestimates.
+    Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269: what is left out are overestimates.
     """
     critics, rows, count = quantiles.shape
     together = jnp.sort(jnp.moveaxis(quantiles, 0, 1).reshape(rows, critics * count), axis=-1)
@@ -501,7 +504,7 @@ def _soft_value(
     `pool` makes one value, or samples, of the critics' outputs `[K, B, outputs]`.
 
     A continuous action lies `deviation` `[B, D]` standard deviations from the mean, and gradients reach the policy
-    through it (equation 7).
+    through it (equations 8 and 9).
     """
     if isinstance(parts.spec.action_space, Discrete):
         q, entropy = pool(critics.apply_critics(parts.networks.critic, critic, obs)), policy.entropy()
@@ -662,10 +665,10 @@ def _check(config: SACConfig, parts: Mapping[str, Any]) -> None:
 
 def _check_quantiles(config: SACConfig, parts: Mapping[str, Any]) -> None:
     """Raise `SettingsError` for settings that do not go together with quantiles."""
-    if config.quantiles <= max(1, config.drop_quantiles):
+    if config.quantiles < 2 or (config.quantiles - config.drop_quantiles) * config.num_critics < 2:
         raise SettingsError(
             f"agent.quantiles is {config.quantiles} and agent.drop_quantiles {config.drop_quantiles}; expected at "
-            "least 2 quantiles, of which some are left, or quantiles 0"
+            "least 2 quantiles, and 2 of all critics that are left, or quantiles 0"
         )
     for name, given in {"critic_subset": config.critic_subset, "cql": config.cql}.items():
         if given:

@@ -631,7 +631,7 @@ PRESETS["sac"] = {
         "processor": {"normalise_obs": True, "n_step": 3},
     },
 }
-# The sizes of SAC's, and its steps; the widths published, 2048 and 512, gain nothing here.
+# SAC's policy and steps; critics of 256 and 64 units, where those published have 2048 and 512.
 PRESETS["crossq"] = {
     "Pendulum-v1": {
         **PRESETS["sac"]["Pendulum-v1"],

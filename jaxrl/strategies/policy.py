@@ -146,7 +146,7 @@ def _values(agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_
     given = bool(jax.tree.leaves(action))
     if fns.state_value is not None and not given:
         return fns.state_value(params.agent, obs, action)
-    # Critics take actions as input: without one, they value the greedy action.
+    # Critics of continuous actions take one as input: where none is given, the greedy one.
     taken = action if given or fns.keep_critic is None else agent.act(params.agent, obs, None, opt_step, "exploit")[0]
     made = value(params.agent, obs, taken)
     if not given:

@@ -180,7 +180,7 @@ class PBT(NamedTuple):
         }
 
     def _perturb(self, rng: np.random.Generator, allowed: Any, value: float) -> float:
-        # Both are drawn in any case, so that no later draw depends on which of them is used.
+        # Both are drawn in any case, so that a fresh value does not depend on whether there is a factor to draw.
         anew, factor = rng.random() < self.resample, self.factors[int(rng.integers(len(self.factors)))]
         if isinstance(allowed, Range):
             return allowed.draw(rng) if anew else min(max(value * factor, allowed.low), allowed.high)

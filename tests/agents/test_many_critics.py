@@ -185,6 +185,7 @@ def test_each_is_sac_with_other_defaults(make, same) -> None:
     [
         ({"quantiles": 2}, r"quantiles is 2 and agent\.drop_quantiles 2; expected"),
         ({"quantiles": 1, "drop_quantiles": 0}, r"expected at least 2 quantiles"),
+        ({"quantiles": 3, "num_critics": 1}, r"and 2 of all critics that are left"),
         ({"quantiles": 5, "cql": 1.0}, r"quantiles is 5 and agent\.cql 1\.0.*set one of them to 0"),
         ({"quantiles": 5, "critic_subset": 1}, r"critics of quantiles have no critic_subset"),
         ({"quantiles": 5, "core": "gru"}, r"quantiles is 5, which agent\.core gru does not have"),
