@@ -478,9 +478,9 @@ def truncated_mixture(drop: int, quantiles: Array) -> Array:
 
     Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269: what is left out are overestimates.
     """
-    critics, rows, count = quantiles.shape
-    together = jnp.sort(jnp.moveaxis(quantiles, 0, 1).reshape(rows, critics * count), axis=-1)
-    return together[:, : (count - drop) * critics]
+    members, rows, count = quantiles.shape
+    together = jnp.sort(jnp.moveaxis(quantiles, 0, 1).reshape(rows, members * count), axis=-1)
+    return together[:, : (count - drop) * members]
 
 
 def _policy_values(config: SACConfig) -> Callable[[Array], Array]:
