@@ -316,7 +316,7 @@ def redq(
     """Configure REDQ: SAC with many critics and as many updates, whose targets take the lowest of a random few.
 
     Chen et al. 2021, https://arxiv.org/abs/2101.05982. Arguments are as for `sac`; the number of updates for each
-    environment step is the strategy's: `off_policy(..., updates=20)`, after as many of which the policy moves once
+    environment step is the strategy's, `off_policy(..., updates=20)`; after as many the policy moves once
     (`policy_interval`).
     """
     return agent_maker(

@@ -76,7 +76,7 @@ def off_policy(
     processor: Processor | None = None,
     num_envs: int | None = None,
     opt_interval: int | None = None,
-    updates: int = 1,
+    updates: int | None = None,
     warmup: int = 1_000,
     random_warmup: bool = True,
     actors: ActorsConfig | None = None,
@@ -98,7 +98,7 @@ def off_policy(
         The defaults of `buffer`, `processor`, `num_envs` and `opt_interval` depend on the agent: `uniform()`,
         `one_step()`, 10 and 10; for `rainbow` prioritised replay of 3 steps; for `sac`, `td3` and `ddpg` a larger
         buffer and batch, and one environment with an update for every step.
-      updates: optimisation steps each time that one is due.
+      updates: optimisation steps each time that one is due; if left out, as many as suit the agent (redq 20, others 1).
       warmup: environment steps before the first optimisation step, rounded up to at least one batch.
       random_warmup: whether actions during the warm-up are uniformly random, or those of the exploring agent.
       actors: settings of actors, which step `num_envs` environments each on the host. By default, an environment in JAX
@@ -124,7 +124,7 @@ def off_policy(
         for name, value in (("num_envs", num_envs), ("opt_interval", opt_interval))
     )
     buffer = make_default_buffer(defaults) if buffer is None else buffer
-    updates, warmup = as_int(updates), as_int(warmup)
+    updates, warmup = as_int(defaults.get("updates", 1) if updates is None else updates), as_int(warmup)
     # Everything from here on is one shard's; `sharded` at the end combines them.
     vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
     # Replay holds raw items, which are scaled when they are sampled, see `make_replay_transform`.
