@@ -30,7 +30,7 @@ PAIRS: dict[str, tuple[Callable[..., Any], Any, set[str]]] = {
     "off_policy": (
         jaxrl.off_policy,
         OffPolicyRun,
-        {"updates", "warmup", "random_warmup", "resets", "demo_share", "shards"},
+        {"warmup", "random_warmup", "resets", "demo_share", "shards"},
     ),
     "on_policy": (jaxrl.on_policy, OnPolicyRun, {"num_envs", "resets", "shards"}),
     "offline": (jaxrl.offline, OfflineRun, {"batch_size", "updates", "replacement", "scale_rewards_by"}),
@@ -44,7 +44,10 @@ PAIRS: dict[str, tuple[Callable[..., Any], Any, set[str]]] = {
 
 ELSEWHERE = {"processor", "env", "holdout", "actors", "demos"}
 """Names that both have, but that are parts on the one side and text or rules on the other."""
-BY_AGENT = {"off_policy": {"buffer", "num_envs", "opt_interval"}, "on_policy": {"rollout", "epochs", "minibatches"}}
+BY_AGENT = {
+    "off_policy": {"buffer", "num_envs", "opt_interval", "updates"},
+    "on_policy": {"rollout", "epochs", "minibatches"},
+}
 """Names of which the agent decides what suits, on both sides."""
 
 

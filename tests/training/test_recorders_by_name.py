@@ -408,9 +408,12 @@ def test_a_run_that_goes_back_while_a_service_has_no_room_tells_those_rows_again
     assert json.loads((tmp_path / "there.json").read_text()) == {"id": "x", "told": {"train": 6}}
 
 
-def test_what_is_no_service_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"recorder there: .* is no service; derive its class from jaxrl\.Service"):
-        train(tmp_path / "run", [ServiceRecorder("there", object)])
+def test_what_is_no_service_is_left_out_with_a_line_that_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "run", [ServiceRecorder("there", object)])
+    assert "is no service; derive its class from jaxrl.Service" in capsys.readouterr().err
+    assert rows_of(tmp_path / "run")
 
 
 class Some(Told):
