@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_draws import drawn
+from toys_goals import places
 
 import jaxrl
 from benchmarks.goals import bit_flipping
@@ -265,3 +266,15 @@ def test_wrappers_that_change_what_a_step_pays_or_shows_forget_the_goal() -> Non
     assert sticky_actions(bit_flipping(3), 0.1).goal is not None
     assert action_repeat(bit_flipping(3), 2).goal is None
     assert transform_reward(bit_flipping(3), lambda state, action, step: step.reward * 2).goal is None
+
+
+def test_actors_keep_the_goal_function_of_an_environment_in_jax():
+    settings = jaxrl.off_policy(
+        places(),
+        jaxrl.dqn(features=(8,)),
+        buffer=jaxrl.hindsight(jaxrl.uniform(96, batch_size=8)),
+        num_envs=2,
+        opt_interval=2,
+        actors=jaxrl.ActorsConfig(actors=1),
+    ).info.settings
+    assert settings["buffer"]["hindsight"] > 0
