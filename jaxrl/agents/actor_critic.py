@@ -49,7 +49,7 @@ from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_update
 from jaxrl.distributions import Distribution, Head
 from jaxrl.errors import SettingsError
 from jaxrl.masks import PRIVILEGED
-from jaxrl.metrics import Metrics, Stat, stat
+from jaxrl.metrics import Metrics, Stat, as_stat, stat
 from jaxrl.nn import ActorCritic, Network
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
@@ -673,7 +673,6 @@ def actor_critic_loss(
 
 
 def _stop(target_kl: float, state: ActorCriticState, metrics: Metrics) -> Array:
-    kl = metrics["approx_kl"]
     # With several shards it is their sum and number; a skipped update has none.
-    mean = kl.sum / jnp.maximum(kl.count, 1) if isinstance(kl, Stat) else jnp.asarray(kl)
-    return mean > target_kl
+    kl = as_stat(metrics["approx_kl"])
+    return kl.sum / jnp.maximum(kl.count, 1) > target_kl

@@ -416,10 +416,8 @@ def _critic_loss(
         loss, error = critic_loss(q, target, gap, cql_weight)
     if parts.extra_loss is not None:
         loss = loss + extra_term(parts.extra_loss, params, items, q if pick is None else out, weight)
-    return jnp.mean(weight * loss), (
-        (jnp.abs(error).mean(0), q.mean(0), gap if cql_gap is None else gap.mean(0)),
-        collections,
-    )
+    gap = jax.tree.map(lambda x: x.mean(0), gap)
+    return jnp.mean(weight * loss), ((jnp.abs(error).mean(0), q.mean(0), gap), collections)
 
 
 def critic_loss(q: Array, target: Array, gap: PyTree = (), cql: Array | float = 0.0) -> tuple[Array, Array]:

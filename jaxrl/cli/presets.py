@@ -632,22 +632,17 @@ PRESETS["sac"] = {
     },
 }
 # SAC's policy and steps; critics of 256 and 64 units, where those published have 2048 and 512.
+_SAC_PENDULUM = PRESETS["sac"]["Pendulum-v1"]
 PRESETS["crossq"] = {
-    "Pendulum-v1": {
-        **PRESETS["sac"]["Pendulum-v1"],
-        "agent": {**PRESETS["sac"]["Pendulum-v1"]["agent"], "critic_features": [256, 256]},
-    },
+    "Pendulum-v1": {**_SAC_PENDULUM, "agent": {**_SAC_PENDULUM["agent"], "critic_features": [256, 256]}},
 }
 PRESETS["tqc"] = {
-    "Pendulum-v1": {
-        **PRESETS["sac"]["Pendulum-v1"],
-        "agent": {**PRESETS["sac"]["Pendulum-v1"]["agent"], "critic_features": [64, 64]},
-    },
+    "Pendulum-v1": {**_SAC_PENDULUM, "agent": {**_SAC_PENDULUM["agent"], "critic_features": [64, 64]}},
 }
 # 4 000 environment steps, 1 000 of them before the first update; twenty updates a step.
 PRESETS["redq"] = {
     "Pendulum-v1": {
-        **PRESETS["sac"]["Pendulum-v1"],
+        **_SAC_PENDULUM,
         "max_opts": 60_000,
         "eval_interval": 5_000,
         "agent": {"features": [64, 64]},
