@@ -90,17 +90,17 @@ def _session_step(session: jaxrl.Session, obs: np.ndarray) -> tuple[float, bool]
 
 
 def _session_programs(session: jaxrl.Session, obs: np.ndarray, times: int) -> float:
-    """Return the median microseconds of choosing an action and taking a step in, on a copy of the buffer."""
+    """Return the median microseconds of choosing an action and taking a step in, on a copy of the iteration's steps."""
     now, act, place = session._now, session._stepper.act["train"], np.zeros(3, np.uint32)
-    told, buffer, us = now.state.last.told, jax.tree.map(jnp.copy, now.state.buffer), []
+    told, items, us = now.state.last.told, jax.tree.map(jnp.copy, now.state.items), []
     for _ in range(times):
         begun = time.perf_counter()
         action, extras = act(now.state.agent, now.state.window.shown, now.state.key, place)
         np.array(action)
-        buffer, window = session._stepper.process_step[True](
-            buffer, now.state.window, action, extras, told, np.uint32(0)
+        items, window = session._stepper.process_step[True](
+            items, now.state.window, action, extras, told, np.uint32(0)
         )
-        jax.block_until_ready((buffer, window))
+        jax.block_until_ready((items, window))
         us.append((time.perf_counter() - begun) * 1e6)
     return statistics.median(us)
 
