@@ -97,9 +97,7 @@ def _session_programs(session: jaxrl.Session, obs: np.ndarray, times: int) -> fl
         begun = time.perf_counter()
         action, extras = act(now.state.agent, now.state.window.shown, now.state.key, place)
         np.array(action)
-        items, window = session._stepper.process_step[True](
-            items, now.state.window, action, extras, told, np.uint32(0)
-        )
+        items, window = session._stepper.process_step[True](items, now.state.window, action, extras, told, np.uint32(0))
         jax.block_until_ready((items, window))
         us.append((time.perf_counter() - begun) * 1e6)
     return statistics.median(us)

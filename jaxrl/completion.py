@@ -15,7 +15,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from jaxrl.__main__ import COMMANDS
-from jaxrl.agents.fields import OneOf, rules_of
+from jaxrl.agents.fields import CoreName, OneOf, rules_of
 from jaxrl.cli.algos import general
 from jaxrl.cli.config import flags_of
 from jaxrl.envs.registry import env_names
@@ -97,7 +97,7 @@ def choices_of(config: Any) -> dict[str, list[str]]:
     kinds: dict[str, Any] = {part: type(value) for part, value in parts.items() if is_dataclass(value)}
     for part, kind in kinds.items():
         rules = {name: rule for name, (rule, _) in rules_of(kind).items()}
-        words = {name: rule.names for name, rule in rules.items() if isinstance(rule, OneOf)}
+        words = {name: rule.names for name, rule in rules.items() if isinstance(rule, OneOf | CoreName)}
         found |= {f"--{part}.{name}".replace("_", "-"): [*names] for name, names in words.items()}
     return found
 

@@ -17,6 +17,7 @@ from benchmarks.pixels import catching
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.cli.algos import build
 from jaxrl.cli.config import preset
+from jaxrl.nn import CORES
 from jaxrl.registry import ALGORITHMS, algorithm_maker
 from jaxrl.spaces import space_zeros
 from jaxrl.strategies.base import Strategy
@@ -166,6 +167,13 @@ SIZED: dict[str, Callable[[int], Program]] = {
     "plain-dqn": _plain_dqn,
     "plain-ppo": _plain_ppo,
 }
+
+
+def _ppo_with_memory(core: str) -> Program:
+    settings = preset("ppo")
+    return training(build("ppo", replace(settings, agent=replace(settings.agent, core=core))))
+
+
 CASES: dict[str, Callable[[], Program]] = {
     **{f"dqn-{size}": partial(_dqn, size) for size in (1, 10, 128, 1024)},
     **{f"plain-dqn-{size}": partial(_plain_dqn, size) for size in (10, 128)},
@@ -176,7 +184,7 @@ CASES: dict[str, Callable[[], Program]] = {
     "ppo-conv": lambda: training(PPO("Breakout-MinAtar", num_envs=64, features=(128,)).strategy()),
     **{f"dqn-{torso}": partial(_dqn_of_frames, torso) for torso in TORSOS},
     **{f"ppo-{torso}": partial(_ppo_of_frames, torso) for torso in TORSOS},
-    "ppo-gru": lambda: training(build("ppo", replace(preset("ppo"), agent=replace(preset("ppo").agent, core="gru")))),
+    **{f"ppo-{core}": partial(_ppo_with_memory, core) for core in CORES},
     "evaluate": lambda: evaluation(replaying(dqn_shape(10))),
     **{algo: partial(of_agent, algo) for algo in ALGORITHMS},
 }

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl import distributions, masks, nn, shards
-from jaxrl.agents import losses, returns
+from jaxrl.agents import losses, returns, sequences
 from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Mode, PolicyFns
 from jaxrl.agents.checks import make_hyper
 from jaxrl.agents.custom import (
@@ -35,7 +35,7 @@ from jaxrl.agents.custom import (
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import (
     Activation,
-    Count,
+    CoreConfig,
     NetworkConfig,
     OneOf,
     OptimizerConfig,
@@ -62,8 +62,8 @@ ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class PPOConfig(NetworkConfig, OptimizerConfig):
-    """Settings of PPO."""
+class PPOConfig(NetworkConfig, OptimizerConfig, CoreConfig):
+    """Settings of PPO; a core is shared by policy and value."""
 
     lr: Rate = 2.5e-4
     max_grad_norm: Weight = 0.5
@@ -103,10 +103,6 @@ class PPOConfig(NetworkConfig, OptimizerConfig):
     """Apply layer normalisation before each activation."""
     shared: bool = False
     """Share one torso between policy and value; otherwise each has its own."""
-    core: Annotated[str, OneOf(("none", "gru", "lstm"))] = "none"
-    """Recurrent core after the torso, which policy and value then share: none, gru or lstm."""
-    core_features: Count = 64
-    """Width of the recurrent core."""
 
 
 @dataclass(frozen=True)
@@ -303,10 +299,7 @@ def _check(config: PPOConfig, parts: Mapping[str, Any]) -> None:
     """Raise `SettingsError` for settings that contradict each other."""
     if config.surrogate == "weighted" and not config.rho_clip:
         raise SettingsError("agent.surrogate weighted needs V-trace; set agent.rho_clip to 1, or another surrogate")
-    if parts["make_network"] is not None and config.core != "none":
-        raise SettingsError(
-            f"agent.core is {config.core}, but a network of make_network has no memory; set agent.core to none"
-        )
+    sequences.check_core(config, make_network=parts["make_network"])
 
 
 def _build(name: str, config: PPOConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
@@ -314,7 +307,7 @@ def _build(name: str, config: PPOConfig, custom: CustomParts, spec: EnvSpec) -> 
     # The network is given everything but the mask. The built-in one cuts the policy's view from that itself.
     spec = masks.view_spec(spec, masks.for_critic)
     privileged = masks.has_entry(spec.observation_space, PRIVILEGED)
-    head, memory = distributions.make_head(spec, config.squash), nn.initial_memory(config.core, config.core_features)
+    head, memory = distributions.make_head(spec, config.squash), config.initial_memory()
     usual, outputs = partial(_network, config, spec, head), (policy_output(head), ONE_VALUE)
     network = build_network(custom, "make_network", (spec, head), usual, (observation_structs(spec),), outputs)
     # A network of the user's has no such view, so the policy's outputs come from a second pass, see `_apply_network`.
@@ -366,8 +359,7 @@ def _network(config: PPOConfig, spec: EnvSpec, head: Head) -> Network:
         config.activation,
         config.shared,
         config.layer_norm,
-        config.core,
-        config.core_features,
+        config.make_core(),
         config.channels,
         config.dtype,
         spec.observation_space if masks.has_entry(spec.observation_space, PRIVILEGED) else None,
@@ -453,21 +445,8 @@ def _evaluate_actions(
         )
     assert not isinstance(sample.is_first, tuple)
     rows, steps = sample.is_first.shape
-    flat = lambda x: x.reshape(rows * steps, *x.shape[2:])
-    apply = partial(cast(Any, parts.network).apply, params)
-    # The torso needs no order, so all steps go through it as one batch; only the core is unrolled over time.
-    hidden, critic = apply(jax.tree.map(flat, masks.for_critic(sample.obs)), method="apply_torso")
-    # `[B * T, F] -> [T, B, F]`, since a scan runs over the first axis.
-    by_time = lambda x: jnp.moveaxis(x.reshape(rows, steps, *x.shape[1:]), 1, 0)
-
-    advance = partial(apply, method="step_core")
-    _, hidden = nn.unroll(advance, parts.memory, sample.memory, by_time(hidden), sample.is_first.T)
-    # Rows again, for one pass of the heads over all steps.
-    hidden = flat(jnp.moveaxis(hidden, 0, 1))
-    # Without a privileged state the value reads the core. With one it has features of its own, which `apply_heads`
-    # joins to those of the core.
-    critic = critic if masks.has_entry(parts.spec.observation_space, PRIVILEGED) else hidden
-    outputs, value = cast(tuple[Array, Array], apply(hidden, critic, method="apply_heads"))
+    seen = RecurrentObs(masks.for_critic(sample.obs), sample.memory)
+    outputs, value = cast(Any, parts.network).apply(params, seen, sample.is_first, method="apply_sequence")
     distribution = distributions.mask_distribution(
         parts.head.distribution(outputs.reshape(rows, steps, -1)), masks.get_mask(sample.obs, axes=2)
     )
@@ -501,10 +480,9 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
         sample = jax.tree.map(flat, sample)
         as_rollout, as_sample = lambda x: x.reshape(steps, num_envs), flat
     else:
-        sample = sample._replace(obs=items.obs.obs, is_first=items.is_first)
-        sample = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), sample)
-        # The stored memory of the first step alone. The core recomputes all later ones with the present parameters.
-        sample = sample._replace(memory=jax.tree.map(lambda x: x[0], items.obs.memory))
+        seen, is_first = sequences.rollout_sequences(items)
+        sample = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), sample._replace(obs=()))
+        sample = sample._replace(obs=seen.obs, memory=seen.memory, is_first=is_first)
         # The transposition between `[T, N]` and `[N, T]` is its own inverse.
         as_rollout = as_sample = jnp.transpose
     distribution, value, _ = _evaluate_actions(parts, params, sample)

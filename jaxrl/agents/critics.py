@@ -178,7 +178,7 @@ def recurrent_networks(config: Any, spec: EnvSpec, head: Head) -> Networks:
 
     def core(head: Any, spec: EnvSpec, features: tuple[int, ...], **more: Any) -> RecurrentNetwork:
         options = {**_options(config, spec), "features": features, **more}
-        return RecurrentNetwork(Recurrent(head, spec.observation_space, config.core, config.core_features, **options))
+        return RecurrentNetwork(Recurrent(head, spec.observation_space, config.make_core(), **options))
 
     # No layers: those of the policy all come before its core.
     policy = PolicyNetwork(hidden, head.outputs, "mlp", ())
@@ -281,25 +281,52 @@ def _memories(
     """Return the memories before and after each learnt step of sequences; `()` of a network without parameters."""
     assert parts.memory is not None
     networks: Any = parts.networks
-    blank, burn_in = parts.memory, parts.config.burn_in
+    burn_in = parts.config.burn_in
     # Replay stores the memory before each step; a sequence starts from that of its first.
     first, none = jax.tree.map(lambda x: x[:, 0], obs.memory), ((), ())
     of_policy = of_critic = none
     if jax.tree.leaves(policy):
-        seen = masks.for_policy(obs.obs)
-        of_policy = sequences.memories_of(
-            networks.policy.core, policy, blank.policy, first.policy, seen, is_first, burn_in
-        )
+        seen = RecurrentObs(masks.for_policy(obs.obs), first.policy)
+        of_policy = sequences.memories_of(networks.policy.core, policy, seen, is_first, burn_in)
     if jax.tree.leaves(critic):
         seen = masks.for_critic(obs.obs)
         # Memories of critics are stored [B, K, ...], their parameters [K, ...].
-        one = lambda params, blank, first: sequences.memories_of(
-            networks.critic.member.core, params, blank, first, seen, is_first, burn_in
+        one = lambda params, first: sequences.memories_of(
+            networks.critic.member.core, params, RecurrentObs(seen, first), is_first, burn_in
         )
-        of_critic = jax.vmap(one, in_axes=(0, 0, 1), out_axes=1)(critic, blank.critic, first.critic)
+        of_critic = jax.vmap(one, in_axes=(0, 1), out_axes=1)(critic, first.critic)
     # A pair of moments for each network becomes a pair of networks for each moment.
     before, after = (Memories(*pair) for pair in zip(of_policy, of_critic, strict=True))
     return before, after
+
+
+class Bootstrap(NamedTuple):
+    """What a return is made of; `[R]` each."""
+
+    reward: Array
+    """Reward of the step, plus the discounted entropy bonus of the next state."""
+    discount: Array
+    value: Array
+    """Value of the next state, without its entropy bonus."""
+
+
+def bootstrap_targets(
+    parts: Parts, items: Transition, rows: Transition, v_t: Array, bonus: Array | float = 0.0
+) -> Array:
+    """Return the targets `[R]`, or samples of them `[R, S]`, for steps that lead to values `v_t`.
+
+    `rows` are the steps of `items` that are learnt from. With cores, `items` are sequences, within which targets run
+    over several steps; each step but the first then adds the entropy before it, of whose bonus `v_t` holds `bonus`
+    `[R]`.
+    """
+    if v_t.ndim == 2:
+        return rows.reward[:, None] + rows.discount[:, None] * v_t
+    if parts.memory is None:
+        return rows.reward + rows.discount * v_t
+    # The entropy bonus moves into the reward, so that it is discounted and summed up with it; the value is left bare.
+    one = Bootstrap(rows.reward + rows.discount * bonus, rows.discount, v_t - bonus)
+    after = sequences.sequence_targets(one, items, parts.config)
+    return after.reward + after.discount * after.value
 
 
 def correlated_noise(kept: Array, before: Array, fresh: Array) -> Array:

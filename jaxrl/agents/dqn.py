@@ -602,7 +602,8 @@ def _network(config: DQNConfig, spec: EnvSpec) -> Network:
         dtype=config.dtype,
     )
     shape: dict[str, Any] = {"torso": config.torso, "channels": config.channels}
-    if config.core == "none":
+    core = config.make_core()
+    if core is None:
         return values(spec.observation_space, features=config.features, **shape)
     # The last layer of iqn comes after the quantile embedding, and so after the core.
     before = len(config.features) - (config.values == "iqn")
@@ -610,8 +611,7 @@ def _network(config: DQNConfig, spec: EnvSpec) -> Network:
     return Recurrent(
         values(hidden, torso="mlp", features=config.features[before:]),
         spec.observation_space,
-        config.core,
-        config.core_features,
+        core,
         features=config.features[:before],
         activation=config.activation,
         noisy=config.noisy,
@@ -675,7 +675,7 @@ def _views(parts: _Parts, params: PyTree, items: Transition, noise: PyTree) -> V
     if parts.memory is None:
         return Views(items.obs, items.next_obs)
     variables = _variables(parts, params, noise)
-    return sequences.observe_sequence(parts.network, variables, parts.memory, items, parts.config.burn_in)
+    return sequences.observe_sequence(parts.network, variables, items, parts.config.burn_in)
 
 
 def _taus(parts: _Parts, batch: int) -> tuple[Array, ...]:
@@ -743,7 +743,7 @@ def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> 
         {},
         custom.extra_loss,
         custom.target,
-        nn.initial_memory(config.core, config.core_features),
+        config.initial_memory(),
     )
     # The shapes of the noise are those of the network's variables, for which the other parts are needed first.
     parts = blank._replace(noise=jax.eval_shape(lambda: _begin(blank, make_key(0))).get("noise", {}))

@@ -6,8 +6,9 @@ from functools import cache
 from typing import Annotated, Any, NamedTuple, Protocol
 
 from jaxrl.errors import SettingsError, check_between, check_count, suggest
-from jaxrl.nn import ACTIVATIONS, DTYPES, TORSOS
+from jaxrl.nn import ACTIVATIONS, CORES, DTYPES, TORSOS, Core, initial_memory
 from jaxrl.parsing import as_int
+from jaxrl.trees import PyTree
 
 
 class Rule(Protocol):
@@ -44,6 +45,17 @@ class OneOf(NamedTuple):
         if value not in self.names:
             raise SettingsError(f"unknown {name} {value!r}; {suggest(str(value), self.names)}")
         return value
+
+
+class CoreName(NamedTuple):
+    """`none`, or the name of a recurrent core, also of one that was made known by `jaxrl.nn.register_core`."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("none", *CORES)
+
+    def check(self, name: str, value: Any) -> Any:
+        return OneOf(self.names).check(name, value)
 
 
 class EachAtLeast(NamedTuple):
@@ -133,14 +145,37 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True)
-class SequenceConfig:
-    """How an agent with a recurrent core learns from sequences of replay; without a core, nothing reads the rest."""
+class CoreConfig:
+    """The recurrent core after a torso; without one, nothing reads the rest."""
 
-    core: Annotated[str, OneOf(("none", "gru", "lstm"))] = "none"
-    """Recurrent core after the torso: none, gru or lstm. With one, replay is sampled in sequences, of which
-    buffer.batch_size make a batch."""
+    core: Annotated[str, CoreName()] = "none"
+    """Memory after the torso: gru or lstm, step by step; lru, s5, mingru, minlstm or gla, by associative scans; gtrxl,
+    attention over the last core_window steps; or none."""
     core_features: Count = 64
-    """Width of the recurrent core."""
+    """Width of the core."""
+    core_layers: Count = 1
+    """Cells of the core, one on top of the other."""
+    core_window: Count = 32
+    """Steps before the present one that a layer of gtrxl attends to."""
+
+    def make_core(self) -> Core | None:
+        """Return the core, a new module; `None` without one."""
+        if self.core == "none":
+            return None
+        return Core(self.core, self.core_features, self.core_layers, self.core_window)
+
+    def initial_memory(self) -> PyTree | None:
+        """Return its memory at the start of an episode, of one environment; `None` without a core."""
+        return initial_memory(self.core, self.core_features, self.core_layers, self.core_window)
+
+
+@dataclass(frozen=True)
+class SequenceConfig(CoreConfig):
+    """How an agent with a recurrent core learns from sequences of replay, of which buffer.batch_size make a batch.
+
+    Without a core, nothing reads these.
+    """
+
     sequence: Count = 20
     """Steps of each sequence that are learnt from."""
     burn_in: Steps = 10

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl import masks, nn
-from jaxrl.agents import exploration
+from jaxrl.agents import exploration, sequences
 from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Mode, PolicyFns
 from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.custom import (
@@ -23,6 +23,7 @@ from jaxrl.agents.custom import (
 )
 from jaxrl.agents.exploration import EPSILONS
 from jaxrl.agents.fields import (
+    CoreConfig,
     NetworkConfig,
     OptimizerConfig,
     Rate,
@@ -35,15 +36,15 @@ from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_update, li
 from jaxrl.agents.returns import lambda_returns
 from jaxrl.distributions import Distribution
 from jaxrl.metrics import Metrics
-from jaxrl.nn import Network, QNetwork
-from jaxrl.spaces import Discrete, EnvSpec, space_zeros
+from jaxrl.nn import Network, QNetwork, Recurrent, merge_axes
+from jaxrl.spaces import Box, Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, Rollout
+from jaxrl.types import Batch, RecurrentObs, Rollout
 from jaxrl.xla.reductions import entry, largest
 
 
 @dataclass(frozen=True)
-class PQNConfig(NetworkConfig, OptimizerConfig):
+class PQNConfig(NetworkConfig, OptimizerConfig, CoreConfig):
     """Settings of PQN."""
 
     lr: Rate = 5e-4
@@ -82,12 +83,16 @@ class PQNState(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A step and the regression target for the value of its action."""
+    """Steps `[B]` and the regression targets of their actions' values; for a core, sequences `[B, T]` of them."""
 
     obs: PyTree
     action: Array
     target: Array
     weight: Array
+    memory: PyTree = ()
+    """Memory of the core before the first step of each sequence, `[B, ...]`."""
+    is_first: Array | tuple[()] = ()
+    """`[B, T]` bool: a new episode begins, so the memory is reset."""
 
 
 class _Parts(NamedTuple):
@@ -95,6 +100,8 @@ class _Parts(NamedTuple):
     network: Network
     gradient_step: GradientStep
     spec: EnvSpec
+    memory: PyTree | None
+    """With a recurrent core, its memory at the start of an episode."""
     extra_loss: ExtraLoss | None = None
 
 
@@ -112,7 +119,7 @@ def pqn(
       config: settings to start from; if left out, the defaults of `PQNConfig`.
       make_optimizer: function from a learning rate to any Optax transformation; replaces `optimizer`.
       make_network: function from an `EnvSpec` to a network `[B, ...] -> [B, A]` of action values; replaces the built-in
-        ones.
+        ones. It has no memory: `core` must be none.
       extra_loss: a term of the loss for each step beside the agent's own, `(params, sample, q) -> [B]`, see
         `jaxrl.agents.custom.ExtraLoss`.
       **settings: fields of `PQNConfig` to change, as in `pqn(lr=1e-3, q_lambda=0.9)`.
@@ -125,6 +132,7 @@ def pqn(
         _build,
         config or PQNConfig(),
         settings,
+        lambda config, parts: sequences.check_core(config, make_network=parts["make_network"]),
         make_optimizer=make_optimizer,
         make_network=make_network,
         extra_loss=extra_loss,
@@ -136,7 +144,7 @@ def _build(name: str, config: PQNConfig, custom: CustomParts, spec: EnvSpec) -> 
     seen = masks.view_spec(spec, masks.for_policy)
     usual, outputs = partial(_network, config, seen), (value_output(spec),)
     network = build_network(custom, "make_network", (seen,), usual, (observation_structs(seen),), outputs)
-    parts = _Parts(config, network, custom.gradient_step, spec, custom.extra_loss)
+    parts = _Parts(config, network, custom.gradient_step, spec, config.initial_memory(), custom.extra_loss)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -144,10 +152,11 @@ def _build(name: str, config: PQNConfig, custom: CustomParts, spec: EnvSpec) -> 
         update=partial(_update, parts),
         strip=lambda state: state._replace(opt_state=()),
         prepare=partial(_prepare, parts),
-        apply={"params": partial(_q, parts)},
+        memory=parts.memory,
+        apply={"params": lambda params, obs: network.apply(params, masks.for_policy(obs))},
         policy_fns=PolicyFns(
             partial(_choice, parts),
-            lambda state, obs, action: exploration.mask_values(_q(parts, state.params, obs), obs),
+            lambda state, obs, action: exploration.mask_values(_q(parts, state.params, obs)[0], obs),
         ),
         info=AgentInfo(
             settings=asdict(config),
@@ -159,30 +168,43 @@ def _build(name: str, config: PQNConfig, custom: CustomParts, spec: EnvSpec) -> 
 
 def _network(config: PQNConfig, spec: EnvSpec) -> Network:
     nn.check_torso(config.torso, spec.observation_space, config.channels)
-    actions = cast(Discrete, spec.action_space).n
-    return QNetwork(
-        spec.observation_space,
-        actions,
-        config.torso,
-        config.features,
-        config.activation,
-        config.dueling,
-        config.layer_norm,
-        channels=config.channels,
+    shape: dict[str, Any] = {"torso": config.torso, "features": config.features, "channels": config.channels}
+    values = partial(
+        QNetwork,
+        num_actions=cast(Discrete, spec.action_space).n,
+        activation=config.activation,
+        dueling=config.dueling,
+        layer_norm=config.layer_norm,
         dtype=config.dtype,
+    )
+    core = config.make_core()
+    if core is None:
+        return values(spec.observation_space, **shape)
+    # All layers come before the core; its outputs are read linearly.
+    return Recurrent(
+        values(Box(-jnp.inf, jnp.inf, (config.core_features,)), torso="mlp", features=()),
+        spec.observation_space,
+        core,
+        activation=config.activation,
+        layer_norm=config.layer_norm,
+        dtype=config.dtype,
+        **shape,
     )
 
 
 def _init(parts: _Parts, key: Key) -> PQNState:
     obs = space_zeros(masks.for_policy(parts.spec.observation_space), 1)
+    if parts.memory is not None:
+        obs = RecurrentObs(obs, jax.tree.map(lambda x: x[None], parts.memory))
     params = parts.network.init(key, obs)
     hyper = PQNHyper(*make_hyper(asdict(parts.config), PQNHyper._fields))
     return PQNState(params, parts.gradient_step.init(params, hyper.lr), hyper)
 
 
-def _q(parts: _Parts, params: PyTree, obs: PyTree) -> Array:
-    """Return action values `[B, A]`."""
-    return cast(Array, parts.network.apply(params, masks.for_policy(obs)))
+def _q(parts: _Parts, params: PyTree, obs: PyTree) -> tuple[Array, PyTree]:
+    """Return action values `[B, A]`, and the memory after the step, `()` without a core."""
+    out = cast(Any, parts.network.apply(params, masks.for_policy(obs)))
+    return (out, ()) if parts.memory is None else out
 
 
 def _epsilon(parts: _Parts, hyper: PQNHyper, opt_step: Array) -> Array:
@@ -191,33 +213,41 @@ def _epsilon(parts: _Parts, hyper: PQNHyper, opt_step: Array) -> Array:
 
 def _act(
     parts: _Parts, state: PQNState, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode
-) -> tuple[Array, tuple]:
-    greedy = masks.greedy_actions(
-        cast(Discrete, parts.spec.action_space), _q(parts, state.params, obs), masks.get_mask(obs)
-    )
+) -> tuple[Array, PyTree]:
+    q, memory = _q(parts, state.params, obs)
+    extras = () if parts.memory is None else {"memory": memory}
+    greedy = masks.greedy_actions(cast(Discrete, parts.spec.action_space), q, masks.get_mask(obs))
     if key is None or mode == "exploit":
-        return greedy, ()
-    return exploration.epsilon_greedy(parts.spec, greedy, key, _epsilon(parts, state.hyper, opt_step), obs), ()
+        return greedy, extras
+    return exploration.epsilon_greedy(parts.spec, greedy, key, _epsilon(parts, state.hyper, opt_step), obs), extras
 
 
 def _choice(parts: _Parts, state: PQNState, obs: PyTree, opt_step: Array) -> Distribution:
     """Return what `act` draws from, as `DistributionFn`."""
     return exploration.exploration_distribution(
-        _q(parts, state.params, obs), _epsilon(parts, state.hyper, opt_step), obs
+        _q(parts, state.params, obs)[0], _epsilon(parts, state.hyper, opt_step), obs
     )
 
 
 def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
-    """Return a rollout's steps with lambda-returns bootstrapped from the best actions (equation 5 of the paper)."""
+    """Return a rollout's steps `[T * N]`, or for a core its sequences `[N, T]`, with lambda-returns.
+
+    They are bootstrapped from the best actions (equation 5 of the paper).
+    """
     items, last = rollout.items, rollout.last
-    flat = lambda x: x.reshape(last.size, *x.shape[2:])
-    params, next_obs = state.params, jax.tree.map(flat, items.next_obs)
+    next_obs = jax.tree.map(merge_axes, items.next_obs)
     # The largest value of the successor, not of the next observation of the rollout: at an episode's end they differ.
-    v_t = largest(masks.apply_mask(_q(parts, params, next_obs), masks.get_mask(next_obs))).reshape(last.shape)
+    q = _q(parts, state.params, next_obs)[0]
+    v_t = largest(masks.apply_mask(q, masks.get_mask(next_obs))).reshape(last.shape)
     # Along the time of one environment, so mapped over axis 1 of `[T, N]`.
     returns = jax.vmap(partial(lambda_returns, lambda_=state.hyper.q_lambda), in_axes=1, out_axes=1)
     target = returns(items.reward, items.discount, last, v_t)
-    return jax.tree.map(flat, Target(items.obs, items.action, target, jnp.asarray(items.weight)))
+    made = Target(items.obs, items.action, target, jnp.asarray(items.weight))
+    if parts.memory is None:
+        return jax.tree.map(merge_axes, made)
+    seen, is_first = sequences.rollout_sequences(items)
+    made = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), made._replace(obs=()))
+    return made._replace(obs=seen.obs, memory=seen.memory, is_first=is_first)
 
 
 def _update(parts: _Parts, state: PQNState, batch: Batch, key: Key, opt_step: Array) -> tuple[PQNState, Metrics, Array]:
@@ -248,7 +278,14 @@ def _loss(
     parts: _Parts, params: PyTree, items: Target, key: Key | None
 ) -> tuple[Array, tuple[tuple[Array, Array], PyTree]]:
     """Return the mean loss, errors and greedy values `[B]`, and the network's collections."""
-    q, collections = nn.forward(parts.network, params, masks.for_policy(items.obs), key=key)
+    if parts.memory is None:
+        q, collections = nn.forward(parts.network, params, masks.for_policy(items.obs), key=key)
+    else:
+        # Only networks of the user's have collections, and those have no core.
+        seen, collections = RecurrentObs(masks.for_policy(items.obs), items.memory), {}
+        q = cast(Any, parts.network).apply(params, seen, items.is_first, method="apply_sequence")
+        # From here on each step is a row, as without a core.
+        items = jax.tree.map(merge_axes, items._replace(memory=(), is_first=()))
     # Targets were formed once, before the first update on the rollout, by the parameters of that time.
     error = items.target - jax.vmap(entry)(q, items.action)
     loss = squared(error)

@@ -152,16 +152,6 @@ class SACHyper(NamedTuple):
     """Temperature at which an actor samples actions, if set per actor; else `()`."""
 
 
-class Bootstrap(NamedTuple):
-    """What a soft return is made of; `[R]` each."""
-
-    reward: Array
-    """Reward of the step, plus the discounted entropy bonus of the next state."""
-    discount: Array
-    value: Array
-    """Value of the next state, without its entropy bonus."""
-
-
 class OptStates(NamedTuple):
     """States of the optimizers; the temperature's is empty if the temperature is fixed."""
 
@@ -355,7 +345,7 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
         elif config.quantiles:
             pool = partial(truncated_mixture, config.drop_quantiles)
         v_t, entropy_t = _soft_value(parts, pool, policy_t, state.target, temperature, seen.then, deviation)
-        target = _targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
+        target = critics.bootstrap_targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
     else:
         target = _next_step(parts, rows.items, policy_t, temperature, deviation)
     sampled = _sampled_actions(parts, state.policy, seen, sample_key) if config.cql else None
@@ -517,21 +507,6 @@ def _soft_value(
     ), entropy
 
 
-def _targets(parts: Parts, items: Transition, rows: Transition, v_t: Array, bonus: Array) -> Array:
-    """Return the targets `[R]`, or samples of them `[R, S]`; `bonus` `[R]` is what the entropy adds to `v_t`.
-
-    Within sequences `items` they run over several steps, and each step but the first adds the entropy before it.
-    """
-    if v_t.ndim == 2:
-        return rows.reward[:, None] + rows.discount[:, None] * v_t
-    if parts.memory is None:
-        return rows.reward + rows.discount * v_t
-    # The entropy bonus moves into the reward, so that it is discounted and summed up with it; the value is left bare.
-    one = Bootstrap(rows.reward + rows.discount * bonus, rows.discount, v_t - bonus)
-    after = sequences.sequence_targets(one, items, parts.config)
-    return after.reward + after.discount * after.value
-
-
 def _next_step(
     parts: Parts, items: Transition, policy: Distribution, temperature: Array, deviation: PyTree
 ) -> NextStep:
@@ -636,11 +611,7 @@ def _distribution(parts: Parts, outputs: Array, obs: PyTree, temperature: PyTree
 def _check(config: SACConfig, parts: Mapping[str, Any]) -> None:
     """Raise `SettingsError` for settings that contradict each other."""
     sequences.check_core(config, make_policy=parts["make_policy"], make_critic=parts["make_critic"])
-    if config.noise_memory and config.core != "none":
-        raise SettingsError(
-            f"agent.noise_memory is {config.noise_memory}, but with agent.core {config.core} the memory is that of the "
-            "networks alone; set noise_memory to 0, or core to none"
-        )
+    sequences.check_noise_memory(config)
     for name, alone in {"critic_subset": 0, "quantiles": 0}.items():
         if not config.target_network and getattr(config, name) != alone:
             raise SettingsError(

@@ -1,22 +1,21 @@
-"""Learning from sequences of replay with a recurrent core, or with one for each of several networks (R2D2).
+"""Learning from sequences with a recurrent core: of rollouts, and of replay (R2D2).
 
 Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX, section 2.3. The memory before each step is stored
 with it. A sequence begins with the stored memory of its first step, and the steps of the burn-in bring that up to the
 present parameters. Where an episode begins within a sequence, the memory begins anew.
 """
 
-from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.agents.fields import SequenceConfig
+from jaxrl.agents.fields import CoreConfig, SequenceConfig
 from jaxrl.agents.returns import last_steps, steps_ahead
 from jaxrl.errors import SettingsError
 from jaxrl.masks import for_policy
-from jaxrl.nn import Network, initial_memory, unroll
+from jaxrl.nn import Network, memories_before, merge_axes
 from jaxrl.trees import Array, PyTree
 from jaxrl.types import Batch, RecurrentObs, SequenceSpec, Transition
 
@@ -43,7 +42,7 @@ def initial_memories(config: SequenceConfig, critics: int) -> Memories | None:
 
     Each network has its own core; `None` without cores.
     """
-    memory = initial_memory(config.core, config.core_features)
+    memory = config.initial_memory()
     if memory is None:
         return None
     return Memories(memory, jax.tree.map(lambda x: np.broadcast_to(x, (critics, *x.shape)), memory))
@@ -54,7 +53,7 @@ def sequence_spec(config: SequenceConfig) -> SequenceSpec | None:
     return None if config.core == "none" else SequenceSpec(config.burn_in + config.sequence, config.sequence_interval)
 
 
-def check_core(config: SequenceConfig, **makers: object) -> None:
+def check_core(config: CoreConfig, **makers: object) -> None:
     """Raise `SettingsError` for a core in a network that the user made, by one of the `makers` that is not `None`."""
     custom = [name for name, make in makers.items() if make is not None]
     if config.core != "none" and custom:
@@ -63,9 +62,29 @@ def check_core(config: SequenceConfig, **makers: object) -> None:
         )
 
 
+def check_noise_memory(config: Any) -> None:
+    """Raise `SettingsError` for a core beside exploration noise that has a memory of its own."""
+    if config.noise_memory and config.core != "none":
+        raise SettingsError(
+            f"agent.noise_memory is {config.noise_memory}, but with agent.core {config.core} the memory is that of the "
+            "networks alone; set noise_memory to 0, or core to none"
+        )
+
+
+def rollout_sequences(items: Transition) -> tuple[RecurrentObs, Array]:
+    """Return what a recurrent network sees of a rollout `[T, N]`: sequences `[N, T]`, and where episodes begin in them.
+
+    Of the memories that were stored, that before the first step alone is kept, `[N, ...]`. A core makes all later ones
+    anew, with the present parameters.
+    """
+    assert not isinstance(items.is_first, tuple)
+    by_env = lambda tree: jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), tree)
+    return RecurrentObs(by_env(items.obs.obs), jax.tree.map(lambda x: x[0], items.obs.memory)), items.is_first.T
+
+
 def learnt_steps(tree: PyTree, burn_in: int) -> PyTree:
     """Return the steps of sequences `[B, L, ...]` that are learnt from, `[B * T, ...]`."""
-    return jax.tree.map(lambda x: _flat(x[:, burn_in:]), tree)
+    return jax.tree.map(lambda x: merge_axes(x[:, burn_in:]), tree)
 
 
 def training_rows_of_sequences(batch: Batch, config: SequenceConfig) -> Batch:
@@ -74,14 +93,14 @@ def training_rows_of_sequences(batch: Batch, config: SequenceConfig) -> Batch:
     return batch._replace(items=items, weight=jnp.repeat(batch.weight, config.sequence))
 
 
-def observe_sequence(network: Network, variables: PyTree, blank: PyTree, items: Transition, burn_in: int) -> Views:
+def observe_sequence(network: Network, variables: PyTree, items: Transition, burn_in: int) -> Views:
     """Return what `network` sees of the learnt steps of sequences `[B, L, ...]`, `R = B * T`.
 
     Gradients go back through the learnt steps, and end at the burn-in.
     """
     first = jax.tree.map(lambda x: x[:, 0], items.obs.memory)
-    seen = for_policy(items.obs.obs)
-    before, after = memories_of(network, variables, blank, first, seen, items.is_first, burn_in)
+    seen = RecurrentObs(for_policy(items.obs.obs), first)
+    before, after = memories_of(network, variables, seen, items.is_first, burn_in)
     return Views(remembering(items.obs, before, burn_in), remembering(items.next_obs, after, burn_in))
 
 
@@ -91,45 +110,32 @@ def remembering(obs: RecurrentObs, memory: PyTree, burn_in: int) -> RecurrentObs
 
 
 def memories_of(
-    network: Network, variables: PyTree, blank: PyTree, first: PyTree, seen: PyTree, is_first: PyTree, burn_in: int
+    network: Network, variables: PyTree, seen: RecurrentObs, is_first: PyTree, burn_in: int
 ) -> tuple[PyTree, PyTree]:
     """Return the memories of `network` before and after the learnt steps of sequences, `[R, ...]` each.
 
-    They go on from those before the sequences, `first` `[B, ...]`, with what the network has `seen` `[B, L, ...]`, and
-    anew from `blank` where `is_first` `[B, L]`. Gradients end at the burn-in.
+    They go on from those before the sequences, `seen.memory` `[B, ...]`, with what the network has seen, `seen.obs`
+    `[B, L, ...]`, and anew where `is_first` `[B, L]`. Gradients end at the burn-in.
     """
     # The burn-in only brings the stored memory up to the present parameters: nothing is learnt of it (R2D2, section 3).
-    early, late = slice(burn_in), slice(burn_in, None)
-    before, behind = (jax.tree.map(lambda x, part=part: x[:, part], (seen, is_first)) for part in (early, late))
+    cut = lambda part: jax.tree.map(lambda x: x[:, part], (seen.obs, is_first))
+    (early, first_early), (late, first_late) = cut(slice(burn_in)), cut(slice(burn_in, None))
+    begin = seen.memory
     if burn_in:
         # With constant parameters nothing of the burn-in is differentiated; its stored memories are data.
-        first, _ = _follow(network, jax.lax.stop_gradient(variables), blank, first, *before)
-    _, made = _follow(network, variables, blank, first, *behind)
+        made = _follow(network, jax.lax.stop_gradient(variables), RecurrentObs(early, begin), first_early)
+        begin = jax.tree.map(lambda x: x[-1], made)
+    after = _follow(network, variables, RecurrentObs(late, begin), first_late)
+    before = memories_before(begin, after, first_late.T)
     # `[T, B, ...] -> [B * T, ...]`, the order of all other rows.
-    flat: tuple[PyTree, PyTree] = jax.tree.map(lambda x: _flat(jnp.moveaxis(x, 0, 1)), made)
+    flat: tuple[PyTree, PyTree] = jax.tree.map(lambda x: merge_axes(jnp.moveaxis(x, 0, 1)), (before, after))
     return flat
 
 
-def _follow(
-    network: Network, variables: PyTree, blank: PyTree, memory: PyTree, seen: PyTree, is_first: Array
-) -> tuple[PyTree, PyTree]:
-    """Run the core over `seen` `[B, T]`; return the last memory, and those around each step, `[T, B, ...]`."""
-    rows, steps = is_first.shape
-    apply = partial(cast(Any, network).apply, variables)
-    # The torso needs no order, so all steps pass it as one batch.
-    hidden = apply(jax.tree.map(_flat, seen), method="apply_torso")
-
-    def advance(memory: PyTree, hidden: Array) -> tuple[PyTree, PyTree]:
-        after = apply(memory, hidden, method="step_core")
-        # `unroll` has reset this memory where an episode begins, so it is the one that the step was taken with.
-        return after, (memory, after)
-
-    by_time = jnp.moveaxis(hidden.reshape(rows, steps, -1), 1, 0)
-    return unroll(advance, blank, memory, by_time, is_first.T)
-
-
-def _flat(x: Array) -> Array:
-    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+def _follow(network: Network, variables: PyTree, seen: RecurrentObs, is_first: Array) -> PyTree:
+    """Return the memories after each step of sequences, `[T, B, ...]`."""
+    memories: PyTree = cast(Any, network).apply(variables, seen, is_first, method="apply_core")[0]
+    return memories
 
 
 def sequence_targets(after: Future, items: Transition, config: SequenceConfig) -> Future:
@@ -150,7 +156,7 @@ def sequence_targets(after: Future, items: Transition, config: SequenceConfig) -
         return later._replace(reward=ahead.reward, discount=ahead.discount)
 
     by_sequence = jax.tree.map(lambda x: x.reshape(*cut.shape, *x.shape[1:]), after)
-    made: Future = jax.tree.map(_flat, jax.vmap(one)(by_sequence, cut))
+    made: Future = jax.tree.map(merge_axes, jax.vmap(one)(by_sequence, cut))
     return made
 
 

@@ -5,6 +5,7 @@ and no noise on targets. TD3+BC (Fujimoto & Gu 2021, https://arxiv.org/abs/2106.
 the policy near the data's actions.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any, NamedTuple, cast
@@ -13,12 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl import shards
-from jaxrl.agents import critics
-from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Mode
+from jaxrl.agents import critics, sequences
+from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Mode
 from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.critics import CriticConfig, Parts
 from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker
-from jaxrl.agents.fields import Between, Count, Weight
+from jaxrl.agents.fields import Between, Count, SequenceConfig, Weight
 from jaxrl.agents.optimizers import Optimizer, gradient_update, polyak_update
 from jaxrl.distributions import Head
 from jaxrl.metrics import Metrics
@@ -29,7 +30,7 @@ from jaxrl.types import Batch, RecurrentObs
 
 
 @dataclass(frozen=True)
-class TD3Config(CriticConfig):
+class TD3Config(CriticConfig, SequenceConfig):
     """Settings of TD3."""
 
     noise: Weight = 0.1
@@ -128,6 +129,7 @@ def td3(
         _build,
         config or TD3Config(),
         settings,
+        _check,
         make_optimizer=make_optimizer,
         make_policy=make_policy,
         make_critic=make_critic,
@@ -152,6 +154,7 @@ def ddpg(
         _build,
         config or DDPGConfig(),
         settings,
+        _check,
         make_optimizer=make_optimizer,
         make_policy=make_policy,
         make_critic=make_critic,
@@ -176,6 +179,7 @@ def td3_bc(
         _build,
         config or TD3BCConfig(),
         settings,
+        _check,
         make_optimizer=make_optimizer,
         make_policy=make_policy,
         make_critic=make_critic,
@@ -184,27 +188,45 @@ def td3_bc(
     )
 
 
+def _check(config: TD3Config, parts: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` for settings that contradict each other."""
+    sequences.check_core(config, make_policy=parts["make_policy"], make_critic=parts["make_critic"])
+    sequences.check_noise_memory(config)
+
+
 def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
     space = cast(Box, spec.action_space)
     size = critics.space_size(space)
     # The policy is deterministic: `distribution` of its head returns the action itself, from -1 to 1.
     head = Head(size, cast(Any, jnp.tanh), partial(to_box, space))
-    networks = critics.build_networks(config, custom, spec, head)
-    parts = Parts(config, networks, custom.gradient_step, spec, head, None, custom.extra_loss, custom.extra_policy_loss)
+    memories = sequences.initial_memories(config, config.num_critics)
+    networks = (
+        critics.build_networks(config, custom, spec, head)
+        if memories is None
+        else critics.recurrent_networks(config, spec, head)
+    )
+    parts = Parts(
+        config, networks, custom.gradient_step, spec, head, memories, custom.extra_loss, custom.extra_policy_loss
+    )
+    noise = jnp.zeros(size, jnp.float32) if config.noise_memory else None
+    with_critics = lambda state: state._replace(target_policy=(), target_critic=(), opt_state=())
     return Agent(
         name=name,
         init=partial(_init, parts),
         act=partial(_act, parts),
         update=partial(_update, parts),
         strip=lambda state: state._replace(critic=(), target_policy=(), target_critic=(), opt_state=()),
-        memory=jnp.zeros(size, jnp.float32) if config.noise_memory else None,
+        memory=noise if memories is None else memories,
+        window=sequences.sequence_spec(config),
         apply=critics.apply_fns(parts.networks),
         policy_fns=critics.critic_policy_fns(
             parts,
             "acts deterministically with added noise; single actions have no probability",
-            keep_critic=lambda state: state._replace(target_policy=(), target_critic=(), opt_state=()),
+            keep_critic=with_critics,
         ),
+        # Actors need critics with memories, which acting carries on, see `_act`.
+        fns=AgentFns(publish=None if memories is None else with_critics),
         info=AgentInfo(
             settings=asdict(config),
             custom=custom.custom,
@@ -215,7 +237,7 @@ def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> 
 
 
 def _init(parts: Parts, key: Key) -> TD3State:
-    policy, critic = critics.init_networks(parts.networks, parts.spec, key)
+    policy, critic = critics.init_networks(parts.networks, parts.spec, key, parts.memory)
     hyper = TD3Hyper(*make_hyper(asdict(parts.config), TD3Hyper._fields, optional=("bc_alpha",)))
     opt_state = OptStates(parts.gradient_step.init(policy, hyper.policy_lr), parts.gradient_step.init(critic, hyper.lr))
     # Targets must be copies: all of these arrays are donated to the compiled loop.
@@ -230,6 +252,12 @@ def _policy(parts: Parts, params: PyTree, obs: PyTree) -> Array:
 
 def _act(parts: Parts, state: TD3State, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
     action, to_env = _policy(parts, state.policy, obs), parts.head.to_env
+    if parts.memory is not None:
+        if key is not None and mode != "exploit":
+            action = action + state.hyper.noise * jax.random.normal(key, action.shape, jnp.float32)
+        # Critics have memories too, and must see each step to have them when they learn.
+        memories = critics.next_memories(parts, obs, state.policy, state.critic if state.critic else ())
+        return to_env(action), {"memory": memories}
     if key is None or mode == "exploit":
         return to_env(action), {"memory": obs.memory} if isinstance(obs, RecurrentObs) else ()
     # Noise may carry actions beyond their bounds, to which `to_env` clips them.
@@ -242,33 +270,36 @@ def _act(parts: Parts, state: TD3State, obs: PyTree, key: Key | None, opt_step: 
 
 def _update(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Array) -> tuple[TD3State, Metrics, Array]:
     """Update the critics, and every `policy_interval` optimisation steps (counted from 1) the policy and targets."""
-    hyper, items = state.hyper, batch.items
+    hyper, rows = state.hyper, critics.training_rows(parts, batch)
+    seen = critics.observe_around(parts, batch.items, state.target_policy, state.target_critic)
     # Unlike SAC's, the next action is the target policy's.
-    action_t = _policy(parts, state.target_policy, items.next_obs)
+    action_t = _policy(parts, state.target_policy, seen.then)
     noise = hyper.target_noise * jax.random.normal(key, action_t.shape, jnp.float32)
     noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
     action_t = jnp.clip(action_t + noise, -1.0, 1.0)  # target policy smoothing, equations 14 and 15
-    v_t = critics.min_values(parts.networks.critic, state.target_critic, items.next_obs, action_t)[:, 0]
-    critic, metrics, priorities = critics.learn_critic(
-        parts, state, batch, items.reward + items.discount * v_t, key, opt_step
-    )
+    v_t = critics.min_values(parts.networks.critic, state.target_critic, seen.then, action_t)[:, 0]
+    target = critics.bootstrap_targets(parts, batch.items, rows.items, v_t)
+    critic, metrics, priorities = critics.learn_critic(parts, state, batch, target, key, opt_step)
+    if parts.memory is not None:
+        priorities = sequences.sequence_priorities(priorities, batch.weight.shape[0], parts.config.priority_max)
     state = state._replace(critic=critic.variables, opt_state=state.opt_state._replace(critic=critic.opt_state))
     if parts.config.policy_interval == 1:
-        return _move_policy(parts, state, batch, key, opt_step), metrics, priorities
+        return _move_policy(parts, state, batch, rows, key, opt_step), metrics, priorities
     # A whole population shares one scalar counter, so this stays a `cond` under `vmap`, and the work is really skipped.
     due = (opt_step + 1) % parts.config.policy_interval == 0
-    moved = jax.lax.cond(due, lambda s: _move_policy(parts, s, batch, key, opt_step), lambda s: s, state)
+    moved = jax.lax.cond(due, lambda s: _move_policy(parts, s, batch, rows, key, opt_step), lambda s: s, state)
     return moved, metrics, priorities
 
 
-def _move_policy(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Array) -> TD3State:
-    hyper, weight = state.hyper, batch.weight * batch.items.weight
+def _move_policy(parts: Parts, state: TD3State, batch: Batch, rows: Batch, key: Key, opt_step: Array) -> TD3State:
+    """Update the policy and move the targets; `rows` are the `training_rows` of `batch`."""
+    hyper, weight = state.hyper, rows.weight * rows.items.weight
     near: PyTree = ()
     loss = partial(_policy_loss, parts, state.critic, 1.0)
     if parts.config.bc_alpha:
         # Critics and policies have actions from -1 to 1, whatever the bounds of the box.
-        near = critics.unit_actions(parts.spec, batch.items.action)[0]
-        obs = batch.items.obs
+        near = critics.unit_actions(parts.spec, rows.items.action)[0]
+        obs = critics.observe_before(parts, batch.items.obs, batch.items.is_first, state.policy, state.critic)
         # Equation 5 normalises by the size of the values; no gradient goes through it.
         q = _value(parts, state.critic, obs, _policy(parts, state.policy, obs))
         loss = partial(_policy_loss, parts, state.critic, value_weight(q, weight, hyper.bc_alpha))
@@ -277,7 +308,8 @@ def _move_policy(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step
         loss,
         state.policy,
         state.opt_state.policy,
-        (batch.items.obs, weight, near, batch.items if parts.extra_policy_loss else ()),
+        # As sampled, and not as seen: the policy's memories are recomputed under its gradient.
+        (batch.items.obs, batch.items.is_first, weight, near, rows.items if parts.extra_policy_loss else ()),
         key=training_key(parts.networks.policy, key, 1),
         lr=hyper.policy_lr,
         max_norm=hyper.max_grad_norm,
@@ -312,7 +344,8 @@ def _policy_loss(
 
     TD3+BC adds the mean squared distance from the data's actions (its equation 3).
     """
-    obs, weight, near, items = batch
+    obs, is_first, weight, near, items = batch
+    obs = critics.observe_before(parts, obs, is_first, policy, critic)
     outputs, collections = forward(parts.networks.policy, policy, critics.to_policy(obs), key=key)
     action = cast(Array, parts.head.distribution(outputs))
     loss = -value * _value(parts, critic, obs, action)

@@ -1,5 +1,6 @@
 """Networks: torsos for any observation space, heads, recurrent cores, and custom networks."""
 
+from jaxrl.nn.cores import CORES, Cell, Core, FlaxCell, initial_memory, memories_before, register_core
 from jaxrl.nn.custom import (
     Ensemble,
     Network,
@@ -14,7 +15,7 @@ from jaxrl.nn.custom import (
 from jaxrl.nn.encode import encode
 from jaxrl.nn.layers import ACTIVATIONS, DTYPES, MLP, NoisyDense, dense
 from jaxrl.nn.networks import COSINES, ActorCritic, BatchNormNetwork, Critic, PolicyNetwork, QNetwork, ensemble
-from jaxrl.nn.recurrent import CORES, Recurrent, RecurrentEnsemble, RecurrentNetwork, initial_memory, unroll
+from jaxrl.nn.recurrent import Recurrent, RecurrentEnsemble, RecurrentNetwork, merge_axes, run_core
 from jaxrl.nn.torsos import (
     TORSOS,
     Convolutions,
@@ -37,10 +38,13 @@ __all__ = [
     "TORSOS",
     "ActorCritic",
     "BatchNormNetwork",
+    "Cell",
     "ConvTorso",
     "Convolutions",
+    "Core",
     "Critic",
     "Ensemble",
+    "FlaxCell",
     "ImpalaCNN",
     "Joined",
     "JoinedTorso",
@@ -62,9 +66,12 @@ __all__ = [
     "initial_memory",
     "join_variables",
     "make_torso",
+    "memories_before",
+    "merge_axes",
+    "register_core",
+    "run_core",
     "split_variables",
     "takes_train",
     "torso_kind",
     "training_key",
-    "unroll",
 ]

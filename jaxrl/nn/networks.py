@@ -4,15 +4,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from jaxrl.masks import for_policy
+from jaxrl.nn.cores import Core
 from jaxrl.nn.encode import encode
 from jaxrl.nn.layers import ACTIVATIONS, MLP, BatchNorm, dense, kernel_init, make_dense
-from jaxrl.nn.recurrent import CORES
+from jaxrl.nn.recurrent import merge_axes, run_core
 from jaxrl.nn.torsos import Joined, check_torso, make_convolutions, make_torso, torso_kind
 from jaxrl.spaces import Box
 from jaxrl.trees import Array, PyTree
+from jaxrl.types import RecurrentObs
 
 
 class QNetwork(nn.Module):
@@ -173,9 +176,8 @@ class ActorCritic(nn.Module):
     shared: bool = False
     """Share one torso between policy and value; otherwise each has its own."""
     layer_norm: bool = False
-    core: str = "none"
-    """Recurrent core after a shared torso: `gru`, `lstm` or `none`."""
-    core_features: int = 64
+    core: Core | None = None
+    """Recurrent core after a torso that policy and value share."""
     channels: Sequence[int] = ()
     dtype: str = "float32"
     critic_space: Any = None
@@ -196,8 +198,6 @@ class ActorCritic(nn.Module):
         self.actor_torso = make(self.observation_space)
         if self.critic_space is not None or not self._joint:
             self.critic_torso = make(self.observation_space if self.critic_space is None else self.critic_space)
-        if self.core != "none":
-            self.cell = CORES[self.core](self.core_features, recurrent_kernel_init=kernel_init(True, 1.0))
         self.policy = dense(self.outputs - self.scales, kernel_init(True, 0.01))
         self.value = dense(1, kernel_init(True, 1.0))
         if self.scales:
@@ -206,15 +206,27 @@ class ActorCritic(nn.Module):
     @property
     def _joint(self) -> bool:
         """Whether policy and value share features."""
-        return self.shared or self.core != "none"
+        return self.shared or self.core is not None
 
     def __call__(self, obs: PyTree) -> tuple[Array, Array, PyTree]:
-        if self.core == "none":
+        if self.core is None:
             return *self.apply_heads(*self.apply_torso(obs)), ()
         hidden, critic = self.apply_torso(obs.obs)
-        memory, hidden = self.cell(obs.memory, hidden)
+        memory, hidden = self.core(obs.memory, hidden)
+        return *self._read_core(hidden, critic), memory
+
+    def apply_sequence(self, obs: RecurrentObs, is_first: Array) -> tuple[Array, Array]:
+        """Return what the policy and the value say of sequences `[B, T, ...]`: `[B * T, outputs]` and `[B * T]`.
+
+        A sequence goes on from its memory `[B, ...]`, and anew where `is_first` `[B, T]`.
+        """
+        assert self.core is not None
+        hidden, critic = self.apply_torso(jax.tree.map(merge_axes, obs.obs))
+        return self._read_core(run_core(self.core, obs.memory, hidden, is_first)[1], critic)
+
+    def _read_core(self, hidden: Array, critic: Array) -> tuple[Array, Array]:
         # Without a space of its own, the value reads the core as the policy does.
-        return *self.apply_heads(hidden, hidden if self.critic_space is None else critic), memory
+        return self.apply_heads(hidden, hidden if self.critic_space is None else critic)
 
     def apply_torso(self, obs: PyTree) -> tuple[Array, Array]:
         """Return the features of the torsos for policy and value, each `[B, F]`."""
@@ -225,11 +237,6 @@ class ActorCritic(nn.Module):
         elif self._joint:
             return hidden, hidden
         return hidden, self.critic_torso(x).astype(jnp.float32)
-
-    def step_core(self, memory: PyTree, hidden: Array) -> tuple[PyTree, Array]:
-        """Advance the core by one step `[B, F]`; return the next memory and the features for policy and value."""
-        memory, hidden = self.cell(memory, hidden)
-        return memory, hidden
 
     def apply_heads(self, actor: Array, critic: Array) -> tuple[Array, Array]:
         """Return the outputs of the policy `[B, outputs]` and values `[B]`."""

@@ -1,62 +1,28 @@
-"""Recurrent cores: Flax's cells, their initial memory, and networks with a core between torso and head."""
+"""Networks with a recurrent core between torso and head."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from jaxrl.nn.cores import Core
 from jaxrl.nn.custom import Network
 from jaxrl.nn.encode import encode
-from jaxrl.nn.layers import kernel_init
 from jaxrl.nn.torsos import make_torso
-from jaxrl.trees import Array, Key, PyTree, tree_where
+from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import RecurrentObs
-
-CORES = {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}
-
-
-def initial_memory(core: str, features: int) -> PyTree:
-    """Return a core's initial memory; `None` for the core `none`."""
-    zeros = np.zeros(features, np.float32)
-    return {"none": None, "gru": zeros, "lstm": (zeros, zeros)}[core]
-
-
-def unroll(
-    step_core: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
-    initial: PyTree,
-    memory: PyTree,
-    inputs: PyTree,
-    is_first: Array,
-) -> tuple[PyTree, PyTree]:
-    """Scan `memory, out = step_core(memory, inputs[t])` over time; return the last memory and all `out`, `[T, B, ...]`.
-
-    Where `is_first` `[T, B]` is true, the memory is first reset to `initial`, that of one environment.
-    """
-
-    def step(memory: PyTree, row: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
-        x, is_first = row
-        fresh = jax.tree.map(lambda old, new: jnp.broadcast_to(new, old.shape), memory, initial)
-        # Reset before the step, so that the first step of an episode sees nothing of the one before.
-        return step_core(tree_where(is_first, fresh, memory), x)
-
-    return jax.lax.scan(step, memory, (inputs, is_first))
 
 
 class Recurrent(nn.Module):
-    """A recurrent core between a torso and a head; `RecurrentObs` -> the outputs and the next memory.
-
-    The core's matrices for its own memory are initialised orthogonal.
-    """
+    """A recurrent core between a torso and a head; `RecurrentObs` -> the outputs and the next memory."""
 
     head: nn.Module
-    """A network on features `[B, core_features]`, called with any further arguments too."""
+    """A network on features `[B, core.features]`, called with any further arguments too."""
     observation_space: Any
-    core: str
-    core_features: int
+    core: Core
     torso: str = "auto"
     features: Sequence[int] = (120, 84)
     activation: str = "relu"
@@ -76,10 +42,9 @@ class Recurrent(nn.Module):
             noisy=self.noisy,
             dtype=self.dtype,
         )
-        self.cell = CORES[self.core](self.core_features, recurrent_kernel_init=kernel_init(True, 1.0))
 
     def __call__(self, obs: RecurrentObs, *args: Array) -> tuple[Array, PyTree]:
-        memory, hidden = self.cell(obs.memory, self.apply_torso(obs.obs))
+        memory, hidden = self.core(obs.memory, self.apply_torso(obs.obs))
         return self.head(hidden, *args), memory
 
     def apply_torso(self, obs: PyTree) -> Array:
@@ -89,7 +54,35 @@ class Recurrent(nn.Module):
 
     def step_core(self, memory: PyTree, hidden: Array) -> PyTree:
         """Return the memory after a step with the torso's features `[B, F]`."""
-        return self.cell(memory, hidden)[0]
+        return self.core(memory, hidden)[0]
+
+    def apply_core(self, obs: RecurrentObs, is_first: Array) -> tuple[PyTree, Array]:
+        """Work through sequences `[B, T, ...]` from their first memories `[B, ...]`.
+
+        Return the memories after each step, `[T, B, ...]`, and the core's outputs, `[B * T, F]`.
+        """
+        return run_core(self.core, obs.memory, self.apply_torso(jax.tree.map(merge_axes, obs.obs)), is_first)
+
+    def apply_sequence(self, obs: RecurrentObs, is_first: Array, *args: Array) -> Array:
+        """Return the outputs of all steps of sequences `[B, T, ...]`, `[B * T, ...]`, as `apply_core` has them."""
+        out: Array = self.head(self.apply_core(obs, is_first)[1], *args)
+        return out
+
+
+def run_core(core: Core, memory: PyTree, hidden: Array, is_first: Array) -> tuple[PyTree, Array]:
+    """Run `core` over features `[B * T, F]` of sequences; return memories `[T, B, ...]` and outputs `[B * T, F]`.
+
+    Where `is_first` `[B, T]` an episode begins, with an empty memory.
+    """
+    # The torso needs no order, so its features come as one batch of rows; a core needs time first.
+    by_time = jnp.moveaxis(hidden.reshape(*is_first.shape, hidden.shape[-1]), 1, 0)
+    memories, out = core.sequence(memory, by_time, is_first.T)
+    return memories, merge_axes(jnp.moveaxis(out, 0, 1))
+
+
+def merge_axes(x: Array) -> Array:
+    """Return an array `[B, T, ...]` as rows `[B * T, ...]`."""
+    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
 class RecurrentNetwork(NamedTuple):

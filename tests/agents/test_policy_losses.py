@@ -261,7 +261,7 @@ def test_acting_on_the_device_tells_of_no_probability_and_old_parameters_do(spec
     agent = an_agent(spec, **settings)
     state = jax.eval_shape(agent.init, jax.random.key(0))
     obs = jax.ShapeDtypeStruct((N, 4), jnp.float32)
-    seen = obs if not settings else RecurrentObs(obs, jax.ShapeDtypeStruct((N, 4), jnp.float32))
+    seen = obs if not settings else RecurrentObs(obs, (jax.ShapeDtypeStruct((N, 4), jnp.float32),))
     noise = jax.eval_shape(lambda: jax.random.key(0))
     kinds = [
         jax.eval_shape(lambda *args: act(*args, jnp.uint32(0), "explore"), state, seen, noise)[1]  # noqa: B023

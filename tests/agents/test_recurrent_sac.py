@@ -17,11 +17,11 @@ from toys_sequences import BURN, KEY, WIDTH, B, L, T, batch_of, updating, with_l
 
 import jaxrl
 from jaxrl.agents import Agent
-from jaxrl.agents.sac import Bootstrap
+from jaxrl.agents.critics import Bootstrap
 from jaxrl.agents.sequences import Memories, sequence_targets
 from jaxrl.distributions import make_head
 from jaxrl.errors import SettingsError
-from jaxrl.nn import Critic, PolicyNetwork, Recurrent
+from jaxrl.nn import Core, Critic, PolicyNetwork, Recurrent
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.types import Batch, RecurrentObs, Transition
@@ -71,7 +71,7 @@ def policy_of(name: str, core: str) -> Any:
     """Return the plain call of the policy's network, `(params, RecurrentObs) -> (outputs, memory)`, compiled."""
     outputs = make_head(SPECS[name], squash=True).outputs
     head = PolicyNetwork(Box(-jnp.inf, jnp.inf, (WIDTH,)), outputs, "mlp", ())
-    return jax.jit(Recurrent(head, OBS, core, WIDTH, features=(5,)).apply)
+    return jax.jit(Recurrent(head, OBS, Core(core, WIDTH), features=(5,)).apply)
 
 
 @cache
@@ -79,7 +79,7 @@ def critic_of(name: str, core: str) -> Any:
     """Return that of one critic; continuous actions join it before the last layer."""
     discrete = name == "discrete"
     head = Critic(Box(-jnp.inf, jnp.inf, (WIDTH,)), 3 if discrete else 1, "mlp", () if discrete else (5,))
-    return jax.jit(Recurrent(head, OBS, core, WIDTH, features=(5,) if discrete else ()).apply)
+    return jax.jit(Recurrent(head, OBS, Core(core, WIDTH), features=(5,) if discrete else ()).apply)
 
 
 def anew(begins: Any, memory: Any) -> Any:

@@ -104,7 +104,7 @@ def state_of(agent: Agent) -> Any:
 def applied(core: str) -> Any:
     """Return the plain call of the network, `(params, RecurrentObs) -> (values, memory)`, compiled."""
     head = jaxrl.nn.QNetwork(Box(-jnp.inf, jnp.inf, (WIDTH,)), 3, "mlp", ())
-    return jax.jit(jaxrl.nn.Recurrent(head, SPEC.observation_space, core, WIDTH, features=(5,)).apply)
+    return jax.jit(jaxrl.nn.Recurrent(head, SPEC.observation_space, jaxrl.nn.Core(core, WIDTH), features=(5,)).apply)
 
 
 def walked(core: str, online: Any, target: Any, blank: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
@@ -159,15 +159,15 @@ def test_the_burn_in_makes_the_memory_but_takes_no_gradient() -> None:
 
     @jax.jit
     def brought(params: Any) -> Any:
-        memory = batch.items.obs.memory[:, 0]
+        (memory,) = jax.tree.map(lambda x: x[:, 0], batch.items.obs.memory)
         for t in range(BURN):
             memory = jnp.where(batch.items.is_first[:, t, None], 0.0, memory)
-            memory = applied("gru")(params, RecurrentObs(batch.items.obs.obs[:, t], memory))[1]
+            (memory,) = applied("gru")(params, RecurrentObs(batch.items.obs.obs[:, t], (memory,)))[1]
         return memory
 
     same = state._replace(target=state.params)  # for both networks the memory is then one
     obs = jax.tree.map(lambda x: x[:, BURN:], batch.items.obs)
-    memory = obs.memory.at[:, 0].set(brought(same.params))
+    memory = (obs.memory[0].at[:, 0].set(brought(same.params)),)
     late = jax.tree.map(lambda x: x[:, BURN:], batch.items)._replace(obs=obs._replace(memory=memory))
     wanted = vector_of(updating(without)(same, batch._replace(items=late))[0].params)
     made = vector_of(updating(agent)(same, batch)[0].params)
@@ -245,17 +245,16 @@ def test_what_replay_holds_is_the_memory_that_acting_had() -> None:
     buffer = jaxrl.prioritised(90, batch_size=40).as_sequence_buffer(fresh.window, 3)
     sample = jax.jit(lambda state: buffer.sample(state, KEY, jnp.uint32(25), jnp.uint32(0)))
     batch, act = sample(state.buffer), jax.jit(lambda *args: fresh.act(*args, None, jnp.uint32(0), "exploit")[1])
-    items, params, memory = batch.items, state.agent, batch.items.obs.memory
+    items, params, (memory,) = batch.items, state.agent, batch.items.obs.memory
     count, episode = items.obs.obs[..., 0], items.obs.obs[..., 1]
     np.testing.assert_array_equal(items.is_first, count == 0)
     np.testing.assert_array_equal(items.is_last, count == 4)
     follows = (count[:, 1:] == count[:, :-1] + 1) & (episode[:, 1:] == episode[:, :-1])
     assert np.all(follows | ((count[:, 1:] == 0) & (count[:, :-1] == 4)))
     assert 0 < np.mean(follows) < 1
-    now = jax.tree.map(lambda x: x[:, 0], memory)
+    now = memory[:, 0]
     for t in range(5):
-        seen = RecurrentObs(items.obs.obs[:, t], now)
-        after = act(params, seen)["memory"]
+        (after,) = act(params, RecurrentObs(items.obs.obs[:, t], (now,)))["memory"]
         now = jnp.where(items.is_first[:, t + 1, None], 0.0, after)
         np.testing.assert_allclose(now, memory[:, t + 1], rtol=1e-5, atol=1e-6)
     assert float(jnp.abs(memory).max()) > 0.01

@@ -15,6 +15,7 @@ from jaxrl.nn import (
     MLP,
     ActorCritic,
     Convolutions,
+    Core,
     Critic,
     PolicyNetwork,
     QNetwork,
@@ -56,7 +57,8 @@ class Toy(NamedTuple):
 
 
 def toy_of(network, space):
-    obs, memory = space_zeros(space), initial_memory(network.core, network.core_features)
+    obs, core = space_zeros(space), network.core
+    memory = None if core is None else initial_memory(core.core, core.features)
     seen = jax.tree.map(lambda x: x[None], obs if memory is None else RecurrentObs(obs, memory))
     init = jax.jit(lambda key: network.init(key, seen))
     shapes, rng = jax.eval_shape(init, KEY), np.random.default_rng(0)
@@ -373,7 +375,7 @@ def test_what_is_not_an_image_cannot_be_convolved(name):
 
 # --- memory -------------------------------------------------------------------------------------------------------
 
-CORES = ["gru", "lstm"]
+CORES = ["gru", "lstm", "lru", "s5", "mingru", "minlstm", "gla", "gtrxl"]
 ROWS, STEPS, WIDTH = 3, 6, 4
 FIRST = np.zeros((ROWS, STEPS), bool)
 FIRST[0, 0] = FIRST[1, 2] = FIRST[1, 3] = FIRST[0, 5] = True
@@ -386,12 +388,14 @@ class Recurrent:
     def __init__(self, core, name):
         config = PPOConfig(core=core, core_features=WIDTH, features=(8, 5))
         spec = EnvSpec("Toy", SPACES[name], Box(-1.0, 1.0, (2,)))
-        head, self.blank = make_head(spec), initial_memory(core, WIDTH)
+        head, self.blank = make_head(spec), config.initial_memory()
         network = _network(config, spec, head)
         toy = toy_of(network, SPACES[name])
         self.apply, self.params = toy.apply, toy.drawn
         rng = np.random.default_rng(1)
-        self.memory = jax.tree.map(lambda x: rng.normal(size=(ROWS, *x.shape)).astype(np.float32), self.blank)
+        # Numbers, and of gtrxl also how many of them are steps of the episode: all.
+        drawn = lambda x: rng.normal(size=(ROWS, *x.shape)) if x.dtype == np.float32 else np.full(ROWS, 32)
+        self.memory = jax.tree.map(lambda x: drawn(x).astype(x.dtype), self.blank)
         self.judge = jax.jit(
             functools.partial(_evaluate_actions, _Parts(config, network, None, head, spec, self.blank))
         )
@@ -409,7 +413,7 @@ class Recurrent:
         """The same by single steps, what is remembered set to zeros by hand where an episode begins."""
         rows, memory = [], self.memory
         for t in range(STEPS):
-            memory = jax.tree.map(lambda x, t=t: np.where(FIRST[:, t : t + 1], np.float32(0), x), memory)
+            memory = jax.tree.map(lambda x, t=t: x * ~FIRST[:, t].reshape(-1, *[1] * (x.ndim - 1)), memory)
             obs = jax.tree.map(lambda x, t=t: x[:, t], self.obs)
             outputs, value, memory = self.apply(self.params, RecurrentObs(obs, memory))
             rows.append((outputs[:, :2], value))
@@ -447,7 +451,8 @@ def test_an_episode_remembers_its_own_steps_and_nothing_of_the_one_before(core):
 @pytest.mark.parametrize("core", CORES)
 def test_a_sequence_begins_with_the_memory_it_is_given_unless_an_episode_begins_there(core):
     toy = recurrent(core)
-    change = toy.change_of_values(memory=jax.tree.map(lambda x: x + 1, toy.memory)) > 0
+    changed = lambda x: (x + np.arange(x.size).reshape(x.shape)).astype(x.dtype)
+    change = toy.change_of_values(memory=jax.tree.map(changed, toy.memory)) > 0
     assert change[:, 0].tolist() == [False, True, True]
     assert change[0].tolist() == [False] * 6
     assert change[1].tolist() == [True, True, False, False, False, False]
@@ -465,15 +470,17 @@ def test_the_gradient_of_a_value_reaches_back_to_the_first_step_of_its_episode(c
 
 @pytest.mark.parametrize(("core", "gates"), [("gru", 3), ("lstm", 4)])
 def test_a_core_stands_behind_one_torso_for_both(core, gates):
-    parts = a_toy(core=core, core_features=WIDTH).shapes
-    assert set(parts) == {"actor_torso", "cell", "policy", "value"}
-    kernels = [x.size for x in jax.tree.leaves(parts["cell"]) if len(x.shape) == 2]
+    parts = a_toy(core=Core(core, WIDTH)).shapes
+    assert set(parts) == {"actor_torso", "core", "policy", "value"}
+    kernels = [x.size for x in jax.tree.leaves(parts["core"]) if len(x.shape) == 2]
     assert sum(kernels) == gates * WIDTH * (5 + WIDTH)
     assert parts["policy"]["kernel"].shape == (WIDTH, OUTPUTS)
     assert parts["value"]["kernel"].shape == (WIDTH, 1)
 
 
-@pytest.mark.parametrize(("core", "blank"), [("none", None), ("gru", [0.0] * 3), ("lstm", ([0.0] * 3, [0.0] * 3))])
+@pytest.mark.parametrize(
+    ("core", "blank"), [("none", None), ("gru", ([0.0] * 3,)), ("lstm", (([0.0] * 3, [0.0] * 3),))]
+)
 def test_a_core_begins_with_zeros(core, blank):
     assert jax.tree.map(lambda x: x.tolist(), initial_memory(core, 3)) == blank
 

@@ -277,8 +277,8 @@ def test_critics_with_memories_tell_what_each_of_them_makes_of_the_episode() -> 
     maker = jaxrl.sac(core="gru", core_features=4, features=(4,))
     policy = policy_of(maker, Discrete(2), Box(-9.0, 9.0, (3,)), critics=True)
     head = jaxrl.nn.Critic(Box(-np.inf, np.inf, (4,)), 2, "mlp", ())
-    network = jaxrl.nn.Recurrent(head, Box(-9.0, 9.0, (3,)), "gru", 4, features=(4,))
-    memories = [np.zeros((1, 4), np.float32)] * 2
+    network = jaxrl.nn.Recurrent(head, Box(-9.0, 9.0, (3,)), jaxrl.nn.Core("gru", 4), features=(4,))
+    memories = [(np.zeros((1, 4), np.float32),)] * 2
     for obs in np.random.default_rng(0).normal(size=(3, 1, 3)).astype(np.float32):
         own = [jax.tree.map(lambda x, k=k: x[k], policy.params.agent.critic) for k in range(2)]
         made = [network.apply(p, RecurrentObs(obs, m)) for p, m in zip(own, memories, strict=True)]
