@@ -92,7 +92,8 @@ def script(shell: str) -> str:
 
 def choices_of(config: Any) -> dict[str, list[str]]:
     """Return the values that flags take, of those that take one of a few words."""
-    found = {"--env": env_names(), "--eval-env": env_names(), "--recorders": [*RECORDERS]}
+    envs = [name for name in env_names() if ":" not in name]  # in bash, a colon ends a word
+    found = {"--env": envs, "--eval-env": envs, "--recorders": [*RECORDERS]}
     parts = {f.name: getattr(config, f.name) for f in fields(config)}
     kinds: dict[str, Any] = {part: type(value) for part, value in parts.items() if is_dataclass(value)}
     for part, kind in kinds.items():

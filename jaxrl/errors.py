@@ -146,7 +146,7 @@ def close_matches(word: str, known: Iterable[str]) -> list[str]:
 
     def similarity(name: str) -> float:
         full = _normalise(name)
-        last = full.rpartition(".")[2]
+        last = re.split(r"[.:]", full)[-1]
         if len(plain) > 3 and full.startswith(plain):
             return 1.0 if full == plain else 0.99
         return max(difflib.SequenceMatcher(None, plain, part).ratio() for part in (full, last))

@@ -92,7 +92,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 class Suite(NamedTuple):
-    """Environments of another library, named `suite:NAME` and built by `make(NAME, **params)` of `module`."""
+    """Environments, mostly of another library, named `suite:NAME` and built by `make(NAME, **params)` of `module`."""
 
     module: str
     make: str
@@ -109,6 +109,7 @@ SUITES: dict[str, Suite] = {
     "pgx": Suite("jaxrl.envs.pgx", "pgx_env"),
     "navix": Suite("jaxrl.envs.navix", "navix_env"),
     "jaxmarl": Suite("jaxrl.envs.jaxmarl", "jaxmarl_env"),
+    "memory": Suite("jaxrl.envs.memory", "memory_env"),
 }
 
 

@@ -231,8 +231,10 @@ def _same_population(given: dict[str, Any], found: Any, resume: str | None) -> M
 def _answer(args: Sequence[str]) -> None:
     """Answer `--list-envs`, which needs no run, and exit the process."""
     if "--list-envs" in args:
-        print("\n".join(env_names()))
-        print(f"\nas well as {join_names(f'{suite}:NAME' for suite in SUITES)} for environments of other libraries")
+        listed = env_names()
+        others = [f"{suite}:" for suite in SUITES if not any(name.startswith(f"{suite}:") for name in listed)]
+        print("\n".join(listed))
+        print(f"\nas well as {join_names(f'{prefix}NAME' for prefix in others)} for environments of other libraries")
         raise SystemExit(0)
 
 

@@ -89,6 +89,8 @@ class Env(NamedTuple):
     """Reduces the rewards of several agents to the score that evaluations sum up."""
     deterministic: bool = False
     """Whether `reset` and `step` intentionally ignore their keys, for `check_env`."""
+    fixed_length: bool = False
+    """Whether every episode intentionally terminates after the same number of steps, for `check_env`."""
 
     def __repr__(self) -> str:
         return format_repr("Env", self.spec.name, f"actions {self.spec.action_space}")

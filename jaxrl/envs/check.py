@@ -152,22 +152,31 @@ def _step_is_blind(env: Env, key: Key) -> bool:
 def _check_ends(env: Env, steps: int, walk: _Walk) -> list[str]:
     terminated, truncated = np.asarray(walk.out.terminated), np.asarray(walk.out.truncated)
     lengths, limit = np.asarray(walk.length), env.spec.time_limit
+    ends = lengths[terminated]
+    if env.fixed_length:
+        if len(set(ends)) <= 1:
+            return []
+        return [
+            f"episodes are terminated after {ends.min()} to {ends.max()} steps, but the environment has fixed_length: "
+            "leave it out"
+        ]
     # More than one termination exactly at the limit, and none before it, is no coincidence.
     if limit is not None and (terminated & (lengths == limit)).sum() > 1 and not (terminated & (lengths < limit)).any():
         return [
             f"every episode is terminated at the time limit of {limit} steps: a cut is not an end; "
-            "report it as truncated, or leave it to EnvSpec.time_limit"
+            "report it as truncated, or leave it to EnvSpec.time_limit; if the task itself ends there, say so with "
+            "Env(..., fixed_length=True)"
         ]
     if limit is None and not (terminated | truncated).any():
         return [
             f"no episode ended in {steps} random steps and there is no time limit: truncation is missing; "
             "set EnvSpec.time_limit"
         ]
-    ends = lengths[terminated]
     if limit is None and not truncated.any() and len(ends) > 3 and len(set(ends)) == 1 and ends[0] >= 10:
         return [
             f"every episode is terminated after exactly {ends[0]} steps: this looks like a time limit; "
-            f"set EnvSpec.time_limit={ends[0]} instead of terminating"
+            f"set EnvSpec.time_limit={ends[0]} instead of terminating, or if the task itself ends there, say so with "
+            "Env(..., fixed_length=True)"
         ]
     return []
 

@@ -100,10 +100,10 @@ def module_to_import(name: str) -> str | None:
 
 
 def env_names() -> list[str]:
-    """Return every name that `make_env` accepts."""
-    from jaxrl.envs import gymnax
+    """Return every name that `make_env` accepts, but for those of other libraries' suites."""
+    from jaxrl.envs import gymnax, memory
 
-    return [*_REGISTERED, *gymnax.names()]
+    return [*_REGISTERED, *gymnax.names(), *memory.names()]
 
 
 # --- environments of run directories, which may come from others ---------------------------------------------------

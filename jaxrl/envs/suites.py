@@ -44,11 +44,11 @@ def check_flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def check_int(name: str, value: Any, least: int = 1) -> int:
-    """Return `value` as an int of at least `least`; the command line passes a float."""
+def check_int(name: str, value: Any, least: int = 1, most: int = np.iinfo(np.int32).max) -> int:
+    """Return `value` as an int from `least` to `most`; the command line passes a float."""
     # The command line passes every number as a float.
     whole = isinstance(value, float) and value.is_integer()
-    return check_count(name, int(value) if whole else value, least, np.iinfo(np.int32).max)
+    return check_count(name, int(value) if whole else value, least, most)
 
 
 def numeric_params(function: Callable[..., Any]) -> dict[str, Any]:

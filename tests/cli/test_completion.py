@@ -24,6 +24,7 @@ CASES = {
     ("train", "dqn", "--"): ({"--buffer.capacity", "--agent.tau"}, {"--rollout"}),
     ("train", "--env", "A", "--"): ({"--agent.tau"}, {"ppo"}),
     ("train", "ppo", "--env", "Cart"): ({"CartPole-v1"}, {"--seed"}),
+    ("train", "ppo", "--env", ""): ({"CartPole-v1"}, {"memory:Recall"}),
     ("train", "ppo", "--agent.core", ""): ({"none", "gru", "lstm"}, {"--seed"}),
     ("evaluate", "runs/a", "--"): ({"--episodes", "--step"}, {"--fps"}),
     ("play", "--"): ({"--fps"}, {"--episodes"}),

@@ -173,6 +173,17 @@ def test_a_declared_time_limit_told_as_termination() -> None:
     assert "terminated at the time limit of 7 steps" in finding(counting(length=7, time_limit=7))
 
 
+@pytest.mark.parametrize("limit", [None, 12])
+def test_a_task_of_one_length_may_say_so(limit: int | None) -> None:
+    env = counting(length=12, time_limit=limit)
+    assert "if the task itself ends there, say so with Env(..., fixed_length=True)" in finding(env)
+    assert check_env(env._replace(fixed_length=True), STEPS) == []
+
+
+def test_a_task_of_many_lengths_that_says_it_has_one() -> None:
+    assert "but the environment has fixed_length: leave it out" in finding(walker()._replace(fixed_length=True))
+
+
 def test_a_reset_inside_a_step() -> None:
     def step(state: Any, action: Any, key: Any) -> tuple[Any, TimeStep]:
         after, out = _walker_step(state, action, key)
