@@ -73,6 +73,7 @@ SCRIPTS = {
     "offline": Script("--quick --json out.json"),
     "search": Script("--quick --json out.json"),
     "population": Script("--quick --json out.json"),
+    "memory": Script("--quick --json out.json"),
     "demos": Script("--lengths 3 --seeds 0 --json out.json"),
     "learnt": Script("dqn rainbow --out out.svg", made("out.svg")),
     "curves": Script("run --out out.svg", made("out.svg")),
