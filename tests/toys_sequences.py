@@ -57,3 +57,31 @@ def updating(agent: Agent) -> Any:
 @cache
 def _updating(update: Any) -> Any:
     return jax.jit(lambda state, batch: update(state, batch, KEY, jnp.uint32(3)))
+
+
+def one_of(params: Any, k: int) -> Any:
+    return jax.tree.map(lambda x: x[k], params)
+
+
+class Walk:
+    """Plain calls of one network through sequence `b`, a step at a time: what it says now, and of the successor."""
+
+    def __init__(self, apply: Any, params: Any, memory: Any, items: Transition, b: int, *action: Any) -> None:
+        self.apply, self.params, self.items, self.b = apply, params, items, b
+        self.before, self.after = [], []
+        memory = jax.tree.map(lambda x: x[None], memory)
+        blank = jax.tree.map(jnp.zeros_like, memory)
+        for t in range(L):
+            memory = blank if bool(items.is_first[b, t]) else memory
+            self.before.append(memory)
+            memory = self._call(items.obs.obs, t, memory, *action)[1]
+            self.after.append(memory)
+
+    def _call(self, obs: Any, t: int, memory: Any, *action: Any) -> Any:
+        return self.apply(self.params, RecurrentObs(jnp.asarray(obs[self.b, t : t + 1]), memory), *action)
+
+    def now(self, t: int, *action: Any) -> np.ndarray:
+        return np.asarray(self._call(self.items.obs.obs, t, self.before[t], *action)[0][0])
+
+    def then(self, t: int, *action: Any) -> np.ndarray:
+        return np.asarray(self._call(self.items.next_obs.obs, t, self.after[t], *action)[0][0])

@@ -13,7 +13,7 @@ from toys_agents import vector_of
 from toys_data import bandit
 from toys_envs import counting
 from toys_goals import places
-from toys_sequences import BURN, KEY, WIDTH, B, L, T, batch_of, updating, with_last_steps_of_no_weight
+from toys_sequences import BURN, KEY, WIDTH, B, L, T, Walk, batch_of, one_of, updating, with_last_steps_of_no_weight
 
 import jaxrl
 from jaxrl.agents import Agent
@@ -85,34 +85,6 @@ def critic_of(name: str, core: str) -> Any:
 def anew(begins: Any, memory: Any) -> Any:
     """Return memories `[B, ...]` with zeros where an episode begins."""
     return jax.tree.map(lambda x: jnp.where(begins.reshape(-1, *[1] * (x.ndim - 1)), 0.0, x), memory)
-
-
-def one_of(params: Any, k: int) -> Any:
-    return jax.tree.map(lambda x: x[k], params)
-
-
-class Walk:
-    """Plain calls of one network through sequence `b`, a step at a time: what it says now, and of the successor."""
-
-    def __init__(self, apply: Any, params: Any, memory: Any, items: Transition, b: int, *action: Any) -> None:
-        self.apply, self.params, self.items, self.b = apply, params, items, b
-        self.before, self.after = [], []
-        memory = jax.tree.map(lambda x: x[None], memory)
-        blank = jax.tree.map(jnp.zeros_like, memory)
-        for t in range(L):
-            memory = blank if bool(items.is_first[b, t]) else memory
-            self.before.append(memory)
-            memory = self._call(items.obs.obs, t, memory, *action)[1]
-            self.after.append(memory)
-
-    def _call(self, obs: Any, t: int, memory: Any, *action: Any) -> Any:
-        return self.apply(self.params, RecurrentObs(jnp.asarray(obs[self.b, t : t + 1]), memory), *action)
-
-    def now(self, t: int, *action: Any) -> np.ndarray:
-        return np.asarray(self._call(self.items.obs.obs, t, self.before[t], *action)[0][0])
-
-    def then(self, t: int, *action: Any) -> np.ndarray:
-        return np.asarray(self._call(self.items.next_obs.obs, t, self.after[t], *action)[0][0])
 
 
 class Walks:
@@ -220,11 +192,13 @@ def test_the_burn_in_makes_the_memories_but_takes_no_gradient() -> None:
             policy = policy_of("continuous", "gru")(state.policy, RecurrentObs(obs.obs[:, t], at.policy))[1]
             critic = [
                 critic_of("continuous", "gru")(
-                    one_of(state.critic, k), RecurrentObs(obs.obs[:, t], at.critic[:, k]), zero
+                    one_of(state.critic, k),
+                    RecurrentObs(obs.obs[:, t], jax.tree.map(lambda x, k=k: x[:, k], at.critic)),
+                    zero,
                 )[1]
                 for k in range(CRITICS)
             ]
-            at = Memories(policy, jnp.stack(critic, axis=1))
+            at = Memories(policy, jax.tree.map(lambda *x: jnp.stack(x, axis=1), *critic))
         return at
 
     obs = jax.tree.map(lambda x: x[:, BURN:], batch.items.obs)

@@ -1,0 +1,263 @@
+"""Cells of recurrent cores, each beside its equations in NumPy, step by step; and cores of one's own."""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl.errors import SettingsError
+from jaxrl.nn import CORES, Cell, Core, FlaxCell, initial_memory, register_core
+from jaxrl.nn.cores import hippo_eigenvalues
+
+T, B, F, WIDTH, WINDOW = 17, 3, 6, 8, 4
+KEY = jax.random.key(0)
+XS = np.random.default_rng(0).normal(size=(T, B, F)).astype(np.float32)
+FIRST = np.random.default_rng(1).random((T, B)) < 0.2
+SCANS = ["lru", "s5", "mingru", "minlstm", "gla"]
+
+
+@functools.cache
+def core_of(name: str, layers: int = 1) -> tuple[Core, Any, Any]:
+    """Return a core, parameters of which none is zero, and the memory that some steps have left."""
+    core = Core(name, WIDTH, layers, WINDOW)
+    memory = jax.tree.map(lambda x: np.zeros((B, *x.shape), x.dtype), initial_memory(name, WIDTH, layers, WINDOW))
+    variables = jax.jit(core.init)(KEY, memory, XS[0])
+    variables = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(KEY, x.shape), variables)
+    step = jax.jit(core.apply)
+    for x in XS[:6]:
+        memory = step(variables, memory, 0.7 * x)[0]
+    return core, variables, memory
+
+
+def forgotten(memory: Any, is_first: Any) -> Any:
+    keeps = lambda x: np.where(is_first.reshape(-1, *[1] * (x.ndim - 1)), np.zeros_like(x), x)
+    return jax.tree.map(keeps, memory)
+
+
+def sequence_of(core: Core, variables: Any, memory: Any, xs: Any = XS, first: Any = FIRST) -> Any:
+    apply = jax.jit(functools.partial(core.apply, method="sequence"))
+    return jax.tree.map(np.asarray, apply(variables, memory, xs, first))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("name", CORES)
+def test_a_sequence_is_its_steps(name: str, layers: int) -> None:
+    """With episodes that begin at random places, from a memory that is not empty."""
+    core, variables, memory = core_of(name, layers)
+    memories, outs = sequence_of(core, variables, memory)
+    step = jax.jit(core.apply)
+    for t in range(T):
+        memory, out = step(variables, forgotten(memory, FIRST[t]), XS[t])
+        np.testing.assert_allclose(outs[t], out, rtol=1e-4, atol=1e-5)
+        if name != "gtrxl":
+            jax.tree.map(lambda a, b, t=t: np.testing.assert_allclose(a[t], b, rtol=1e-4, atol=1e-5), memories, memory)
+    assert np.abs(outs).max() > 0.1
+
+
+def test_the_memories_of_gtrxl_lead_on_from_every_step() -> None:
+    """Rows that are no steps of the episode may differ: nothing reads them."""
+    core, variables, memory = core_of("gtrxl", 2)
+    memories, outs = sequence_of(core, variables, memory)
+    for t in range(T - 1):
+        now = forgotten(jax.tree.map(lambda x, t=t: x[t], memories), FIRST[t + 1])
+        np.testing.assert_allclose(core.apply(variables, now, XS[t + 1])[1], outs[t + 1], rtol=1e-4, atol=1e-5)
+
+
+# --- against the papers -------------------------------------------------------------------------------------------
+
+
+def sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def dense(x: Any, layer: Any) -> Any:
+    return x @ np.asarray(layer["kernel"], np.float64) + np.asarray(layer.get("bias", 0.0), np.float64)
+
+
+def gelu(x: Any) -> Any:
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def mingru(p: Any, x: Any, h: Any) -> tuple[Any, Any]:
+    z = sigmoid(dense(x, p["update"]))
+    h = (1 - z) * h + z * dense(x, p["candidate"])
+    return h, h
+
+
+def minlstm(p: Any, x: Any, h: Any) -> tuple[Any, Any]:
+    f, i = sigmoid(dense(x, p["forget_gate"])), sigmoid(dense(x, p["input_gate"]))
+    h = f / (f + i) * h + i / (f + i) * dense(x, p["candidate"])
+    return h, h
+
+
+def both(x: Any, p: Any, name: str) -> Any:
+    """Return a complex product: the kernels of the real and the imaginary part."""
+    return dense(x, p[f"{name}_0"]) + 1j * dense(x, p[f"{name}_1"])
+
+
+def lru(p: Any, x: Any, h: Any) -> tuple[Any, Any]:
+    decay = np.exp(-np.exp(np.float64(p["nu"])) + 1j * np.exp(np.float64(p["theta"])))
+    h = decay * h + np.exp(np.float64(p["gamma"])) * both(x, p, "into")
+    matrix = np.float64(p["out_0"]["kernel"]) + 1j * np.float64(p["out_1"]["kernel"])
+    return h, (h @ matrix).real + p["skip"] * x
+
+
+def s5(p: Any, x: Any, h: Any) -> tuple[Any, Any]:
+    pole, step = np.minimum(p["real"], -1e-4) + 1j * np.float64(p["imag"]), np.exp(np.float64(p["log_step"]))
+    h = np.exp(pole * step) * h + (np.exp(pole * step) - 1) / pole * both(x, p, "into")
+    matrix = np.float64(p["out_0"]["kernel"]) + 1j * np.float64(p["out_1"]["kernel"])
+    return h, 2 * (h @ matrix).real + p["skip"] * x
+
+
+def gla(p: Any, x: Any, h: Any) -> tuple[Any, Any]:
+    heads = lambda layer: dense(x, p[layer]).reshape(len(x), 4, -1)
+    write = sigmoid(heads("key"))
+    h = (1 - write)[..., None] * h + np.einsum("bhk,bhv->bhkv", write, heads("content"))
+    return h, np.einsum("bhk,bhkv->bhv", heads("query"), h).reshape(len(x), -1)
+
+
+@pytest.mark.parametrize("recurrence", [mingru, minlstm, lru, s5, gla], ids=lambda function: function.__name__)
+def test_a_scan_is_the_recurrence_of_its_paper(recurrence: Any) -> None:
+    """In double precision: inputs are normalised, what is read passes a gated unit, and the inputs are added."""
+    core, variables, _ = core_of(recurrence.__name__)
+    blank = jax.tree.map(lambda x: np.zeros((B, *x.shape), x.dtype), initial_memory(recurrence.__name__, WIDTH))
+    _, outs = sequence_of(core, variables, blank)
+    p = jax.tree.map(np.asarray, variables["params"])
+    cell, h = p["cells_0"], 0.0
+    for t in range(T):
+        shape = (B, *[1] * (np.ndim(h) - 1))
+        h = np.where(FIRST[t].reshape(shape), 0.0, h) if np.ndim(h) else h
+        u = dense(XS[t], p["embed"])
+        v = (u - u.mean(-1, keepdims=True)) / np.sqrt(u.var(-1, keepdims=True) + 1e-6)
+        h, read = recurrence(cell, v * cell["norm"]["scale"] + cell["norm"]["bias"], h)
+        g = gelu(read)
+        np.testing.assert_allclose(
+            outs[t], u + dense(g, cell["value"]) * sigmoid(dense(g, cell["gate"])), rtol=1e-3, atol=1e-4
+        )
+
+
+def test_eigenvalues_of_hippo() -> None:
+    """Of two states the normal part is -1/2 and sqrt(3) / 2 beside the diagonal; of more they lie further apart."""
+    np.testing.assert_allclose(hippo_eigenvalues(2), [-0.5 + 0.5j * np.sqrt(3)])
+    many = hippo_eigenvalues(16)
+    assert many.shape == (8,)
+    np.testing.assert_allclose(many.real, -0.5)
+    assert many.imag.min() > 0
+
+
+@pytest.mark.parametrize("name", ["mingru", "minlstm", "gla"])
+def test_a_new_gate_keeps_for_one_to_a_thousand_steps(name: str) -> None:
+    """At inputs of zero, where biases alone count."""
+    core = Core(name, 400)
+    memory = jax.tree.map(lambda x: np.ones((1, *x.shape), np.float32), initial_memory(name, 400))
+    variables = core.init(KEY, memory, np.zeros((1, F), np.float32))
+    kept = np.asarray(core.apply(variables, memory, np.zeros((1, F), np.float32))[0][0])
+    kept = kept[..., 0] if name == "gla" else kept
+    # A gate of bias `-u` keeps `sigmoid(u)`; of minlstm, whose other gate has no bias, `f / i` is `(1 + exp(u)) / 2`.
+    odds = kept / (1 - kept)
+    u = np.log(2 * odds - 1 if name == "minlstm" else odds)
+    assert 0 <= u.min() < 0.5
+    assert np.log(1000) - 0.5 < u.max() < np.log(1000) + 0.01
+
+
+def test_lru_begins_as_the_paper_has_it_for_long_sequences() -> None:
+    core = Core("lru", 400)
+    memory = jax.tree.map(lambda x: np.zeros((1, *x.shape), np.float32), initial_memory("lru", 400))
+    p = core.init(KEY, memory, np.zeros((1, F), np.float32))["params"]["cells_0"]
+    modulus, phase = np.exp(-np.exp(p["nu"])), np.exp(p["theta"])
+    assert 0.9 <= modulus.min() < 0.91
+    assert 0.99 < modulus.max() <= 0.9991
+    assert 0.0 < phase.min() < 0.01
+    assert 0.3 < phase.max() <= np.pi / 10 + 1e-6
+    np.testing.assert_allclose(np.exp(p["gamma"]), np.sqrt(1 - modulus**2), rtol=1e-4)
+
+
+# --- attention ----------------------------------------------------------------------------------------------------
+
+
+def test_attention_sees_its_window_and_nothing_before_it() -> None:
+    """One layer of a window of four: a step depends on itself and the four steps before it."""
+    core, variables, _ = core_of("gtrxl")
+    blank = jax.tree.map(lambda x: np.zeros((B, *x.shape), x.dtype), initial_memory("gtrxl", WIDTH, 1, WINDOW))
+    none = np.zeros((T, B), bool)
+    whole = sequence_of(core, variables, blank, XS, none)[1]
+    for back in range(T):
+        other = XS.copy()
+        other[T - 1 - back] = np.random.default_rng(2).normal(size=(B, F))
+        changed = np.abs(sequence_of(core, variables, blank, other, none)[1][-1] - whole[-1]).max() > 0
+        assert changed == (back <= WINDOW)
+
+
+def test_attention_tells_distances_apart() -> None:
+    """The same steps in another order are another past."""
+    core, variables, _ = core_of("gtrxl")
+    blank = jax.tree.map(lambda x: np.zeros((B, *x.shape), x.dtype), initial_memory("gtrxl", WIDTH, 1, WINDOW))
+    none = np.zeros((3, B), bool)
+    forth = sequence_of(core, variables, blank, XS[[0, 1, 2]], none)[1][-1]
+    back = sequence_of(core, variables, blank, XS[[1, 0, 2]], none)[1][-1]
+    assert np.abs(forth - back).max() > 1e-3
+
+
+# --- cores of one's own -------------------------------------------------------------------------------------------
+
+
+class Counter(Cell):
+    """Counts the steps of an episode."""
+
+    features: int
+
+    def initial(self) -> np.ndarray:
+        return np.zeros((), np.float32)
+
+    def __call__(self, memory: Any, x: Any) -> tuple[Any, Any]:
+        return memory + 1, jnp.broadcast_to(memory[:, None], (x.shape[0], self.features))
+
+
+def test_a_core_of_ones_own_is_taken_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sequence is made of its steps; an agent learns with it, and a name is given once."""
+    monkeypatch.setattr("jaxrl.nn.cores.CORES", dict(CORES))
+    monkeypatch.setattr("jaxrl.agents.fields.CORES", jaxrl.nn.cores.CORES)
+    register_core("counter", Counter)
+    core = Core("counter", 2)
+    blank = jax.tree.map(lambda x: np.zeros(B, np.float32), initial_memory("counter", 2))
+    outs = np.asarray(core.apply({}, blank, XS, FIRST, method="sequence")[1])[..., 0]
+    since = 0.0
+    for t in range(T):
+        since = np.where(FIRST[t], 0.0, since)
+        np.testing.assert_array_equal(outs[t], since * np.ones(B))
+        since = since + 1
+    with pytest.raises(SettingsError, match="there is a core 'counter' already"):
+        register_core("counter", Counter)
+    env = jaxrl.make_env("memory:Recall", length=2)
+    strategy = jaxrl.on_policy(env, jaxrl.ppo(core="counter", features=(4,)), num_envs=4, rollout=8)
+    assert jaxrl.Trainer(strategy, max_opts=16, eval_episodes=2, quiet=True).train().summary["opt_steps"] == 16
+
+
+def test_a_cell_of_flax_is_a_core() -> None:
+    """An Elman cell, `tanh(W x + U h)`, beside the same in NumPy."""
+    cell = FlaxCell(nn.SimpleCell(WIDTH))
+    variables = cell.init(KEY, jnp.zeros((B, WIDTH)), XS[0])
+    outs = np.asarray(cell.apply(variables, jnp.zeros((B, WIDTH)), XS, FIRST, method="sequence")[1])
+    p, h = variables["params"]["cell"], np.zeros((B, WIDTH))
+    for t in range(T):
+        h = np.tanh(dense(XS[t], p["i"]) + dense(np.where(FIRST[t][:, None], 0.0, h), p["h"]))
+        np.testing.assert_allclose(outs[t], h, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"core": "minigru"}, "unknown agent.core 'minigru'; did you mean mingru"),
+        ({"core": "gla", "core_features": 6}, "agent.core_features is 6; gla needs a multiple of 4"),
+        ({"core": "gtrxl", "core_features": 6}, "agent.core_features is 6; gtrxl needs a multiple of 4"),
+        ({"core": "gru", "core_layers": 0}, "core_layers is 0"),
+    ],
+)
+def test_a_core_that_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        jaxrl.ppo(**settings)(jaxrl.make_env("CartPole-v1").spec)
