@@ -45,6 +45,12 @@ CASES: dict[str, Callable[[], Any]] = {
         jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(16,)), jaxrl.chain(jaxrl.frame_stack(3), jaxrl.one_step())
     ),
     "memory": lambda: jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(8,), core="gru")),
+    "complex memory": lambda: jaxrl.on_policy(
+        jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(8,), core="s5", core_features=8)
+    ),
+    "attention": lambda: jaxrl.on_policy(
+        jaxrl.make_env("CartPole-v1"), jaxrl.pqn(features=(8,), core="gtrxl", core_features=8, core_window=4)
+    ),
     "memory beside critics": lambda: off(
         jaxrl.make_env("Pendulum-v1"), jaxrl.sac(features=(8,), core="gru", core_features=8), jaxrl.one_step()
     ),

@@ -40,6 +40,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "bfloat16-reach": reach.bfloat16,
     "suites-reach": reach.suites,
     "memory-reach": reach.memory,
+    "cores-reach": reach.cores,
+    "cores-cost": speed.cores,
     "demos-reach": reach.demonstrations,
     "offline-reach": reach.from_data,
     "searches-reach": reach.searches,

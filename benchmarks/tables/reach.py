@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from benchmarks import harness, judging, learning, offline, search
 from benchmarks.tables.results import Result, Row, prose, results, source, spaced, table
+from jaxrl.nn import CORES
 
 PRESETS = "Measured with the versions of jaxrl in the last column (`benchmarks/results/*-learning-*.json`)."
 """The line below figures of many files."""
@@ -172,3 +173,26 @@ def searches() -> str:
     """Return what searches find."""
     (found,) = results("*-search.json")[-1:]
     return f"{search.documented(found.rows)}\n\n{source([found])}"
+
+
+def cores() -> str:
+    """Return after how many environment steps an agent with each recurrent core has learnt tasks of memory."""
+    used = [one for one in results("*-memory-*.json") if one.rows and one.rows[0]["seed"] is not None]
+    rows = [row for one in used for row in one.rows]
+    columns = [*dict.fromkeys((row["algo"], row["task"]) for row in rows)]
+    order = [*dict.fromkeys(["none", *CORES])]
+    lines = []
+    for core in order:
+        of = lambda column, core=core: [r for r in rows if (r["algo"], r["task"], r["core"]) == (*column, core)]
+        lines.append([f"`{core}`", *(_learnt(of(column)) for column in columns)])
+    head = ["core", *(f"`{algo}`, {task}" for algo, task in columns)]
+    seeds = "Three seeds, the fastest and the slowest; of `tmaze-500` one. In brackets, how many were tried in vain."
+    return f"{table(head, lines)}\n\n{seeds}\n\n{source(used)}"
+
+
+def _learnt(rows: Sequence[Row]) -> str:
+    steps = sorted(row["env_steps"] for row in rows if row["env_steps"] is not None)
+    ends = " to ".join(dict.fromkeys(spaced(x) for x in (steps[0], steps[-1]))) if steps else ""
+    never = [row["tried"] for row in rows if row["env_steps"] is None]
+    told = f"{len(never)} of {len(rows)} not ({spaced(max(never))})" if never else ""
+    return ", ".join(filter(None, [ends, told]))

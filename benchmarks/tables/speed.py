@@ -199,6 +199,22 @@ def compiled(name: str) -> str:
     return f"{limits.tables(limits.newest())[name]}\n\n{source(files, 'Compiled')}"
 
 
+def cores() -> str:
+    """Return what an optimisation step takes with each recurrent core."""
+    files = [results(f"*-compiled-cores-{target}.json")[-1] for target in limits.CONSTANTS]
+    (measured,) = [one for one in results("*-memory-*.json") if one.rows and one.rows[0]["seed"] is None][-1:]
+    ratio = {row["core"]: row["ratio_to_none"] for row in measured.rows}
+    of = {one.rows[0]["target"]: {row["case"].removeprefix("ppo-"): row for row in one.rows} for one in files}
+    lines = []
+    for core, row in of["h200"].items():
+        tpu = of["v5e"][core]
+        cycles = f"{tpu['estimated_cycles_per_opt_step'] / 1e3:,.0f}"
+        told = [f"{ratio[core]:.2f}", f"{row['kernels_per_opt_step']:,.0f}", f"{row['bytes'] / 1e6:,.1f}"]
+        lines.append([f"`{core}`", *told, f"{tpu['kernels_per_opt_step']:,.0f}", cycles])
+    head = ["core", "CPU, times as long", "H200: kernels", "MB moved", "v5e: instructions", "thousand cycles"]
+    return f"{table(head, lines)}\n\n{source([measured])}\n\n{source(files, 'Compiled')}"
+
+
 def exchanged() -> str:
     """Return what devices exchange."""
     files = [results(f"*-compiled-shards-{target}.json")[-1] for target in ("8-h200", "16-v5e")]

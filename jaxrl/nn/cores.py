@@ -98,6 +98,11 @@ class FlaxCell(Cell):
 # --- cells that are associative scans ---------------------------------------------------------------------------
 
 
+Number = Array | tuple[Array, Array]
+"""Real numbers, or the real and the imaginary parts of complex ones: what is stored, exported and compiled for any
+device has no complex type."""
+
+
 class ScanCell(Cell):
     """A residual block around a recurrence that is linear in its memory; `features` is its width.
 
@@ -118,11 +123,11 @@ class ScanCell(Cell):
         """Make the layers and parameters of the recurrence."""
         raise NotImplementedError
 
-    def coefficients(self, x: Array) -> tuple[Array, Array]:
-        """Return `a` and `b` of `h_t = a_t * h_{t-1} + b_t` for inputs `[..., F]`; real or complex."""
+    def coefficients(self, x: Array) -> tuple[Number, Number]:
+        """Return `a` and `b` of `h_t = a_t * h_{t-1} + b_t` for inputs `[..., F]`."""
         raise NotImplementedError
 
-    def readout(self, h: Array, x: Array) -> Array:
+    def readout(self, h: Any, x: Array) -> Array:
         """Return what is read of `h` and the inputs `[..., F]`, `[..., F]`."""
         raise NotImplementedError
 
@@ -130,30 +135,44 @@ class ScanCell(Cell):
         """Take a step."""
         normed = self.norm(x)
         decay, increment = self.coefficients(normed)
-        h = decay * _joined(memory) + increment
-        return _parted(h), self._output(x, normed, h)
+        h = plus(times(decay, memory), increment)
+        return h, self._output(x, normed, h)
 
     def sequence(self, memory: PyTree, xs: Array, is_first: Array) -> tuple[PyTree, Array]:
         """Take all steps by an associative scan."""
         normed = self.norm(xs)
         decay, increment = self.coefficients(normed)
         # A decay of 0 forgets. It is applied before the scan, which then knows nothing of episodes.
-        first = is_first.reshape(*is_first.shape, *(1,) * (increment.ndim - 2))
-        decay = jnp.where(first, 0.0, decay)
+        decay = tree_where(is_first, jax.tree.map(jnp.zeros_like, decay), decay)
         # The memory from before enters with the first step.
-        increment = increment.at[0].add(decay[0] * _joined(memory))
+        brought = times(jax.tree.map(lambda x: x[0], decay), memory)
+        increment = jax.tree.map(lambda x, y: x.at[0].add(y), increment, brought)
         _, h = jax.lax.associative_scan(_compose, (decay, increment))
-        return _parted(h), self._output(xs, normed, h)
+        return h, self._output(xs, normed, h)
 
-    def _output(self, x: Array, normed: Array, h: Array) -> Array:
+    def _output(self, x: Array, normed: Array, h: Number) -> Array:
         hidden = nn.gelu(self.readout(h, normed))
         return x + self.value(hidden) * nn.sigmoid(self.gate(hidden))
 
 
-def _compose(one: tuple[Array, Array], two: tuple[Array, Array]) -> tuple[Array, Array]:
+def _compose(one: tuple[Number, Number], two: tuple[Number, Number]) -> tuple[Number, Number]:
     """Return the step that takes `one` and then `two`: `a_2 (a_1 h + b_1) + b_2`."""
     (a1, b1), (a2, b2) = one, two
-    return a2 * a1, a2 * b1 + b2
+    return times(a2, a1), plus(times(a2, b1), b2)
+
+
+def times(x: Number, y: Number) -> Number:
+    """Return the product of two real or two complex numbers."""
+    if isinstance(x, tuple):
+        (a, b), (c, d) = x, y
+        return a * c - b * d, a * d + b * c
+    return x * cast(Array, y)
+
+
+def plus(x: Number, y: Number) -> Number:
+    """Return the sum of two real or two complex numbers."""
+    total: Number = jax.tree.map(jnp.add, x, y)
+    return total
 
 
 def _per_feature(parameter: Array, x: Array) -> Array:
@@ -161,14 +180,15 @@ def _per_feature(parameter: Array, x: Array) -> Array:
     return parameter.reshape((1,) * (x.ndim - 1) + parameter.shape)
 
 
-def _joined(memory: PyTree) -> Array:
-    """Return a memory as one array; a pair is the real and the imaginary part."""
-    return jax.lax.complex(*memory) if isinstance(memory, tuple) else memory
+def _exp(real: Array, imag: Array) -> tuple[Array, Array]:
+    """Return the exponential of complex numbers."""
+    return jnp.exp(real) * jnp.cos(imag), jnp.exp(real) * jnp.sin(imag)
 
 
-def _parted(h: Array) -> PyTree:
-    """Return the memory that is stored, checkpointed and exported: of complex numbers their two parts."""
-    return (h.real, h.imag) if jnp.iscomplexobj(h) else h
+def _real_product(matrices: Any, h: tuple[Array, Array]) -> Array:
+    """Return the real part of complex matrices, given as two layers, times `h`."""
+    product: Array = matrices[0](h[0]) - matrices[1](h[1])
+    return product
 
 
 def slow_gate(key: Key, shape: Any, dtype: Any = jnp.float32) -> Array:
@@ -195,12 +215,12 @@ class MinGRU(ScanCell):
         self.update = nn.Dense(self.features, bias_init=slow_gate)
         self.candidate = dense(self.features)
 
-    def coefficients(self, x: Array) -> tuple[Array, Array]:
+    def coefficients(self, x: Array) -> tuple[Number, Number]:
         """Return `1 - z` and `z W x`."""
         gate = self.update(x)
         return nn.sigmoid(-gate), nn.sigmoid(gate) * self.candidate(x)
 
-    def readout(self, h: Array, x: Array) -> Array:
+    def readout(self, h: Any, x: Array) -> Array:
         """Return the memory."""
         return h
 
@@ -216,7 +236,7 @@ class MinLSTM(MinGRU):
         self.forget_gate, self.input_gate = nn.Dense(self.features), nn.Dense(self.features, bias_init=slow_gate)
         self.candidate = dense(self.features)
 
-    def coefficients(self, x: Array) -> tuple[Array, Array]:
+    def coefficients(self, x: Array) -> tuple[Number, Number]:
         """Return `f'` and `i' W x`."""
         # `f / (f + i)` is the sigmoid of `log f - log i`, which no pair of tiny gates divides by zero.
         ratio = nn.log_sigmoid(self.forget_gate(x)) - nn.log_sigmoid(self.input_gate(x))
@@ -251,17 +271,16 @@ class LRU(ScanCell):
         self.out = [nn.Dense(self.features, use_bias=False) for _ in range(2)]
         self.skip = self.param("skip", nn.initializers.normal(1.0), size)
 
-    def coefficients(self, x: Array) -> tuple[Array, Array]:
+    def coefficients(self, x: Array) -> tuple[Number, Number]:
         """Return `lambda` and `gamma B x`."""
         # Exponentials of exponentials keep the modulus below 1 whatever is learnt: `|lambda| = exp(-exp(nu))`.
-        decay = jnp.exp(jax.lax.complex(-jnp.exp(self.nu), jnp.exp(self.theta)))
+        decay = _exp(-jnp.exp(self.nu), jnp.exp(self.theta))
         real, imag = (matrix(x) * _per_feature(jnp.exp(self.gamma), x) for matrix in self.into)
-        return jnp.broadcast_to(_per_feature(decay, x), x.shape), jax.lax.complex(real, imag)
+        return jax.tree.map(lambda part: jnp.broadcast_to(_per_feature(part, x), x.shape), decay), (real, imag)
 
-    def readout(self, h: Array, x: Array) -> Array:
+    def readout(self, h: Any, x: Array) -> Array:
         """Return `Re(C h) + D x`."""
-        real, imag = self.out
-        return real(h.real) - imag(h.imag) + _per_feature(self.skip, x) * x
+        return _real_product(self.out, h) + _per_feature(self.skip, x) * x
 
 
 class S5(ScanCell):
@@ -293,19 +312,21 @@ class S5(ScanCell):
         self.out = [nn.Dense(self.features, use_bias=False) for _ in range(2)]
         self.skip = self.param("skip", nn.initializers.normal(1.0), (self.features,))
 
-    def coefficients(self, x: Array) -> tuple[Array, Array]:
+    def coefficients(self, x: Array) -> tuple[Number, Number]:
         """Return the decay and the increment under a zero-order hold (equation 6 of the paper)."""
         # A positive real part would grow without bound; the paper clips it likewise.
-        poles = jax.lax.complex(jnp.minimum(self.real, -1e-4), self.imag)
-        decay = jnp.exp(poles * jnp.exp(self.log_step))
-        into = jax.lax.complex(*(matrix(x) for matrix in self.into))
-        scale = _per_feature((decay - 1) / poles, into)
-        return jnp.broadcast_to(_per_feature(decay, into), into.shape), scale * into
+        real, imag, step = jnp.minimum(self.real, -1e-4), self.imag, jnp.exp(self.log_step)
+        decay = _exp(real * step, imag * step)
+        into = self.into[0](x), self.into[1](x)
+        # `(decay - 1) / pole`, the division as a product with the conjugate.
+        square = real**2 + imag**2
+        scale = times((decay[0] - 1, decay[1]), (real / square, -imag / square))
+        spread = lambda part: jnp.broadcast_to(_per_feature(part, into[0]), into[0].shape)
+        return jax.tree.map(spread, decay), times(jax.tree.map(spread, scale), into)
 
-    def readout(self, h: Array, x: Array) -> Array:
+    def readout(self, h: Any, x: Array) -> Array:
         """Return `2 Re(C h) + D x`: the state and its conjugate."""
-        real, imag = self.out
-        return 2 * (real(h.real) - imag(h.imag)) + _per_feature(self.skip, x) * x
+        return 2 * _real_product(self.out, h) + _per_feature(self.skip, x) * x
 
 
 def hippo_eigenvalues(size: int) -> np.ndarray:
@@ -345,12 +366,12 @@ class GLA(ScanCell):
         self.key = nn.Dense(self.features, bias_init=slow_gate)
         self.content, self.query = dense(self.features), dense(self.features)
 
-    def coefficients(self, x: Array) -> tuple[Array, Array]:
+    def coefficients(self, x: Array) -> tuple[Number, Number]:
         """Return the decay of each row of the matrices, and what is written into them."""
         gate = self._heads(self.key(x))[..., None]
         return nn.sigmoid(-gate), nn.sigmoid(gate) * self._heads(self.content(x))[..., None, :]
 
-    def readout(self, h: Array, x: Array) -> Array:
+    def readout(self, h: Any, x: Array) -> Array:
         """Return what the queries read of the matrices."""
         query = self._heads(self.query(x))
         return jnp.sum(h * query[..., None], axis=-2).reshape(x.shape)
@@ -407,26 +428,26 @@ class GTrXL(Cell):
         x = past[:, window:]
         distance = jnp.arange(steps)[:, None] + window - jnp.arange(window + steps)[None]  # `[T, M + T]`
         seen = (distance >= 0)[None] & (distance[None] <= ages.T[:, :, None])  # `[B, T, M + T]`
-        attention = self._attend(self.norm(x), self.norm(past), distance, seen)
+        attention = self._attend(self.norm(x), self.norm(past), seen)
         hidden = self.attended(x, nn.relu(attention))
         mlp = self.narrow(nn.relu(self.wide(self.norm_mlp(hidden))))
         y = self.transformed(hidden, nn.relu(mlp))
-        # What is remembered after step `t` are places `t + 1` to `t + M`.
+        # What is remembered after step `t` are places `t + 1` to `t + M`; `[T, B, M, F]`. Of one step, as an exported
+        # policy takes it, that needs no gather.
         places = jnp.arange(1, steps + 1)[:, None] + jnp.arange(window)[None]
-        kept = jnp.moveaxis(past[:, places], 0, 1)  # `[T, B, M, F]`
+        kept = past[None, :, 1:] if steps == 1 else jnp.moveaxis(past[:, places], 0, 1)
         memories = kept, jnp.minimum(ages + 1, window)
         return memories, jnp.moveaxis(y, 0, 1)
 
-    def _attend(self, x: Array, past: Array, distance: Array, seen: Array) -> Array:
+    def _attend(self, x: Array, past: Array, seen: Array) -> Array:
         """Return what steps `x` `[B, T, F]` read of `past` `[B, P, F]` where `seen` `[B, T, P]`."""
         heads = lambda z: z.reshape(*z.shape[:-1], HEADS, -1)
         query, key, value = heads(self.queries(x)), heads(self.keys(past)), heads(self.values(past))
         by_content = jnp.einsum("bthd,bphd->bhtp", query + self.by_content[None, None], key)
-        # Distances are from 0 to M; others are not seen, whatever place they are given.
-        place = heads(self.places(_sinusoids(self.window + 1, self.features)))
+        # Distances from M to 0, in the order of the places of a step's window.
+        place = heads(self.places(_sinusoids(self.window + 1, self.features)[::-1]))
         by_distance = jnp.einsum("bthd,mhd->bhtm", query + self.by_distance[None, None], place)
-        index = jnp.broadcast_to(jnp.clip(distance, 0, self.window), (*by_distance.shape[:2], *distance.shape))
-        score = by_content + jnp.take_along_axis(by_distance, index, axis=-1)
+        score = by_content + _shift_rows(by_distance)
         score = jnp.where(seen[:, None], score / np.sqrt(value.shape[-1]), -1e30)
         read = jnp.einsum("bhtp,bphd->bthd", jax.nn.softmax(score), value)
         return self.out(read.reshape(x.shape))
@@ -453,7 +474,18 @@ def _ages(age: Array, is_first: Array, window: int) -> Array:
     step = jnp.arange(is_first.shape[0], dtype=jnp.int32)[:, None]
     # An episode that was there before began `age` steps before the first step.
     begun = jnp.where(is_first, step, -age[None])
-    return jnp.minimum(step - jax.lax.cummax(begun, axis=0), window)
+    return jnp.minimum(step - (begun if len(begun) == 1 else jax.lax.cummax(begun, axis=0)), window)
+
+
+def _shift_rows(x: Array) -> Array:
+    """Move row `t` of `[..., T, M + 1]` to the right by `t` places; `[..., T, M + T]`, zeros elsewhere.
+
+    Padded by `T` and read in rows that are shorter by one, each row begins one place later than the one before (Dai et
+    al. 2019, appendix B).
+    """
+    *batch, steps, width = x.shape
+    padded = jnp.concatenate([x, jnp.zeros((*batch, steps, steps), x.dtype)], axis=-1)
+    return padded.reshape(*batch, -1)[..., : steps * (width + steps - 1)].reshape(*batch, steps, width + steps - 1)
 
 
 def _sinusoids(length: int, features: int) -> Array:

@@ -117,6 +117,17 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
     "td3 whose noise remembers": lambda: _off_policy(
         jaxrl.td3(features=(8,), noise_memory=0.9, lr_decay=60), env="Pendulum-v1"
     ),
+    "td3 with scans": lambda: _off_policy(
+        jaxrl.td3(features=(8,), core="lru", core_features=8, burn_in=2, sequence=4),
+        env="Pendulum-v1",
+        buffer=jaxrl.uniform(96, batch_size=8),
+    ),
+    "pqn with attention": lambda: _on_policy(
+        jaxrl.pqn(features=(8,), core="gtrxl", core_features=8, core_layers=2, core_window=3), minibatches=2
+    ),
+    "ppo with scans": lambda: _on_policy(
+        jaxrl.ppo(features=(8,), core="mingru", core_features=8, core_layers=2), minibatches=2
+    ),
     "ppo": lambda: _on_policy(jaxrl.ppo(features=(8,), lr_decay=80), minibatches=2),
     "ppo, continuous and squashed, normalised": lambda: _on_policy(
         jaxrl.ppo(
