@@ -185,6 +185,11 @@ def test_networks_of_ones_own(tmp_path: Path) -> None:
     assert 8 < float(run(code, tmp_path).splitlines()[-1]) <= 500
 
 
+def test_a_core_of_ones_own_remembers(tmp_path: Path) -> None:
+    """Chance names one symbol of four."""
+    assert float(run_alone(block("core"), tmp_path)) > 0.9
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_networks_of_ones_own_learn(seed: int, tmp_path: Path) -> None:
     code = seeded("networks", seed)

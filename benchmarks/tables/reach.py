@@ -177,7 +177,7 @@ def searches() -> str:
 
 def cores() -> str:
     """Return after how many environment steps an agent with each recurrent core has learnt tasks of memory."""
-    used = [one for one in results("*-memory-*.json") if one.rows and one.rows[0]["seed"] is not None]
+    used = [one for one in results("*cores-memory-*.json") if one.rows and one.rows[0]["seed"] is not None]
     rows = [row for one in used for row in one.rows]
     columns = [*dict.fromkeys((row["algo"], row["task"]) for row in rows)]
     order = [*dict.fromkeys(["none", *CORES])]
@@ -186,7 +186,7 @@ def cores() -> str:
         of = lambda column, core=core: [r for r in rows if (r["algo"], r["task"], r["core"]) == (*column, core)]
         lines.append([f"`{core}`", *(_learnt(of(column)) for column in columns)])
     head = ["core", *(f"`{algo}`, {task}" for algo, task in columns)]
-    seeds = "Three seeds, the fastest and the slowest; of `tmaze-500` one. In brackets, how many were tried in vain."
+    seeds = "Three seeds, the fastest and the slowest; in brackets after how many steps the others were given up."
     return f"{table(head, lines)}\n\n{seeds}\n\n{source(used)}"
 
 

@@ -202,7 +202,7 @@ def compiled(name: str) -> str:
 def cores() -> str:
     """Return what an optimisation step takes with each recurrent core."""
     files = [results(f"*-compiled-cores-{target}.json")[-1] for target in limits.CONSTANTS]
-    (measured,) = [one for one in results("*-memory-*.json") if one.rows and one.rows[0]["seed"] is None][-1:]
+    (measured,) = [one for one in results("*cores-memory-*.json") if one.rows and one.rows[0]["seed"] is None][-1:]
     ratio = {row["core"]: row["ratio_to_none"] for row in measured.rows}
     of = {one.rows[0]["target"]: {row["case"].removeprefix("ppo-"): row for row in one.rows} for one in files}
     lines = []
