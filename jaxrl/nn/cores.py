@@ -142,8 +142,7 @@ class ScanCell(Cell):
         """Take all steps by an associative scan."""
         normed = self.norm(xs)
         decay, increment = self.coefficients(normed)
-        # A decay of 0 forgets, for all that comes here is finite. It is set before the scan, which then knows nothing of
-        # episodes.
+        # A decay of 0 forgets, since all that comes here is finite. The scan itself then knows nothing of episodes.
         decay = tree_where(is_first, jax.tree.map(jnp.zeros_like, decay), decay)
         # The memory from before enters with the first step.
         brought = times(jax.tree.map(lambda x: x[0], decay), memory)
