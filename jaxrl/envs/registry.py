@@ -72,7 +72,10 @@ def _suggest_env(name: str) -> str:
     others = gymnasium_names()
     if name in others:
         return f"Gymnasium has it: {PREFIX}{name}"
-    close_here = close_matches(rest.rpartition("/")[2], env_names())
+    # What follows a module of the user's own is no name of a task with a prefix.
+    foreign = prefix and not close_matches(prefix, SUITES)
+    here = [known for known in env_names() if not (foreign and ":" in known)]
+    close_here = close_matches(rest.rpartition("/")[2], here)
     if name.startswith("ALE/"):
         like = f"; in JAX, there is {' or '.join(close_here)}" if close_here else ""
         return f"that is one of Atari, in Gymnasium: pip install 'jaxrl[atari]', then {PREFIX}{name}{like}"

@@ -209,6 +209,7 @@ def audit(root: Path) -> None:
     Path("executed").unlink()
     told: dict[str, Any] = {"control": [event for event, _ in control], "ran": {}, "said": {}, "loaded": []}
     importlib.import_module("gymnax").registered_envs  # noqa: B018 - all of gymnax, which a strange name asks for
+    importlib.import_module("jaxrl.envs.memory")  # whose names it is compared with
     with compiled_once():
         for run in sorted((root / "harmless").iterdir()):
             for door in DOORS:

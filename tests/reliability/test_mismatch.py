@@ -310,6 +310,8 @@ IDLE: dict[str, Any] = {
     "agent.v_min": -1.0,
     "agent.v_max": 10.0,
     "agent.core_features": 4,
+    "agent.core_layers": 2,
+    "agent.core_window": 4,
     "agent.sequence": 3,
     "agent.burn_in": 2,
     "agent.sequence_interval": 2,
