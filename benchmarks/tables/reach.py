@@ -180,9 +180,8 @@ def cores() -> str:
     used = [one for one in results("*cores-memory-*.json") if one.rows and one.rows[0]["seed"] is not None]
     rows = [row for one in used for row in one.rows]
     columns = [*dict.fromkeys((row["algo"], row["task"]) for row in rows)]
-    order = [*dict.fromkeys(["none", *CORES])]
     lines = []
-    for core in order:
+    for core in ("none", *CORES):
         of = lambda column, core=core: [r for r in rows if (r["algo"], r["task"], r["core"]) == (*column, core)]
         lines.append([f"`{core}`", *(_learnt(of(column)) for column in columns)])
     head = ["core", *(f"`{algo}`, {task}" for algo, task in columns)]

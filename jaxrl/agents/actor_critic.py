@@ -480,9 +480,7 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
         sample = jax.tree.map(flat, sample)
         as_rollout, as_sample = lambda x: x.reshape(steps, num_envs), flat
     else:
-        seen, is_first = sequences.rollout_sequences(items)
-        sample = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), sample._replace(obs=()))
-        sample = sample._replace(obs=seen.obs, memory=seen.memory, is_first=is_first)
+        sample = sequences.rollout_sequences(sample, items)
         # The transposition between `[T, N]` and `[N, T]` is its own inverse.
         as_rollout = as_sample = jnp.transpose
     distribution, value, _ = _evaluate_actions(parts, params, sample)

@@ -245,9 +245,7 @@ def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
     made = Target(items.obs, items.action, target, jnp.asarray(items.weight))
     if parts.memory is None:
         return jax.tree.map(merge_axes, made)
-    seen, is_first = sequences.rollout_sequences(items)
-    made = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), made._replace(obs=()))
-    return made._replace(obs=seen.obs, memory=seen.memory, is_first=is_first)
+    return sequences.rollout_sequences(made, items)
 
 
 def _update(parts: _Parts, state: PQNState, batch: Batch, key: Key, opt_step: Array) -> tuple[PQNState, Metrics, Array]:

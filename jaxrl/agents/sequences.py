@@ -20,6 +20,7 @@ from jaxrl.trees import Array, PyTree
 from jaxrl.types import Batch, RecurrentObs, SequenceSpec, Transition
 
 Future = TypeVar("Future", bound=NamedTuple)
+Sample = TypeVar("Sample", bound=NamedTuple)
 
 
 class Memories(NamedTuple):
@@ -71,15 +72,16 @@ def check_noise_memory(config: Any) -> None:
         )
 
 
-def rollout_sequences(items: Transition) -> tuple[RecurrentObs, Array]:
-    """Return what a recurrent network sees of a rollout `[T, N]`: sequences `[N, T]`, and where episodes begin in them.
+def rollout_sequences(sample: Sample, items: Transition) -> Sample:
+    """Return what is learnt of a rollout `[T, N]` as sequences `[N, T]`, with `memory` and `is_first`.
 
-    Of the memories that were stored, that before the first step alone is kept, `[N, ...]`. A core makes all later ones
-    anew, with the present parameters.
+    `sample` has those fields beside `obs`, and is of the steps `items`. Of the memories that were stored, that before
+    the first step alone is kept, `[N, ...]`. A core makes all later ones anew, with the present parameters.
     """
-    assert not isinstance(items.is_first, tuple)
-    by_env = lambda tree: jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), tree)
-    return RecurrentObs(by_env(items.obs.obs), jax.tree.map(lambda x: x[0], items.obs.memory)), items.is_first.T
+    whole: Any = cast(Any, sample)._replace(obs=items.obs.obs, is_first=items.is_first)
+    made: Any = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), whole)
+    result: Sample = made._replace(memory=jax.tree.map(lambda x: x[0], items.obs.memory))
+    return result
 
 
 def learnt_steps(tree: PyTree, burn_in: int) -> PyTree:

@@ -12,7 +12,6 @@ remembers the inputs themselves and attends to them, all steps at once.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar, cast
 
 import flax.linen as nn
@@ -531,7 +530,7 @@ def make_cell(core: str, features: int, window: int) -> Cell:
     """
     if core not in CORES:
         raise SettingsError(f"unknown core {core!r}; {suggest(core, ('none', *CORES))}")
-    return partial(GTrXL, window=window)(features) if core == "gtrxl" else CORES[core](features)
+    return GTrXL(features, window) if core == "gtrxl" else CORES[core](features)
 
 
 def initial_memory(core: str, features: int, layers: int = 1, window: int = 32) -> PyTree:
