@@ -161,7 +161,7 @@ from .training.population.scores import (
 from .training.population.trainer import (
     PopulationTrainer as PopulationTrainer,
 )
-from .training.storage.members import (
+from .training.storage.group import (
     extract as extract,
 )
 from .tuning import (

@@ -24,6 +24,7 @@ from jaxrl.strategies.policy import make_policy, policy_params_like
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import state_shapes
 from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, Store
+from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import describe_leaf, like_leaves, mismatch, rebuild
 from jaxrl.training.storage.members import resolve
 from jaxrl.training.storage.run_dir import read_metadata
@@ -92,7 +93,7 @@ def which_step(step: int | str | None) -> int | str | None:
 
 def _load_best(run_dir: Path, strategy: Strategy | None, made: Mapping[str, Any]) -> GreedyPolicy | None:
     """Return the best policy of a run, or `None` if there is none."""
-    store = Store(run_dir / "best", 1)
+    store = open_store(run_dir, BEST)
     while store.steps():
         step = store.steps()[-1]
         with _explained(run_dir, f"the best policy of {run_dir}, best/{step},", strategy, made) as failed:
@@ -109,7 +110,7 @@ def _load_checkpoint(
     run_dir: Path, step: int | str | None, strategy: Strategy | None, made: Mapping[str, Any], critics: bool
 ) -> GreedyPolicy:
     """Return the policy that a checkpoint holds; its arrays are read to the host, and the policy's alone stay."""
-    store = Store(run_dir / "checkpoints", 1)
+    store = open_store(run_dir, CHECKPOINTS)
     while True:
         number = _step_of(store, run_dir, step)
         with _explained(run_dir, f"checkpoint {number} of {run_dir}", strategy, made) as failed:

@@ -25,7 +25,7 @@ from jaxrl.exporting.writing import require_room, write
 from jaxrl.play import play
 from jaxrl.training import GreedyPolicy
 from jaxrl.training.reel import FPS, write_film
-from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.members import resolve
 from jaxrl.training.storage.run_dir import CONFIG, read_metadata, read_yaml
@@ -76,7 +76,7 @@ def main(args: Sequence[str]) -> int:
 def _changed(run: Path) -> bool:
     """Return whether settings or versions may have changed while the run went on; its newest checkpoint tells."""
     try:
-        return bool(Store(run / "checkpoints", 1).newest_facts()[1]["ledger"]["changed_at"])
+        return bool(open_store(run, CHECKPOINTS).newest_facts()[1]["ledger"]["changed_at"])
     except (NoCheckpointError, KeyError, TypeError):
         return True
 

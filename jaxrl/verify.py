@@ -28,6 +28,7 @@ from jaxrl.strategies import Strategy
 from jaxrl.training.program import forms_of, state_shapes
 from jaxrl.training.recorders import log_problems
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
+from jaxrl.training.storage.group import BEST, CHECKPOINTS, Saves, open_store
 from jaxrl.training.storage.leaves import digest
 from jaxrl.training.storage.log_sums import LOGS, damage
 from jaxrl.training.storage.members import runs_of
@@ -59,20 +60,21 @@ def main(args: Sequence[str]) -> int:
     if found or not runs:
         found = True
         print_stderr(f"{options.run_dir} has {len(runs)} members of {expected}")
+    opened: dict[Path, Saves] = {}
     for run_dir in runs:
         if run_dir != Path(options.run_dir):
             print_line(f"member {int(run_dir.name)}")
-        found |= _verify(run_dir, options.replay)
+        found |= _verify(run_dir, options.replay, opened)
     return NoCheckpointError.exit_code if found else 0
 
 
-def _verify(run_dir: Path, replayed: bool) -> bool:
+def _verify(run_dir: Path, replayed: bool, opened: dict[Path, Saves]) -> bool:
     """Check one run; return whether anything is bad."""
     problems = Problems()
     strategy = rebuilt(run_dir, problems)
-    store = Store(run_dir / "checkpoints", keep=1)
+    store = open_store(run_dir, CHECKPOINTS, opened)
     good = list(check_checkpoints(store, strategy, problems))
-    check_best(Store(run_dir / "best", keep=1), problems)
+    check_best(open_store(run_dir, BEST, opened), problems)
     check_logs(run_dir, store, good, problems)
     if replayed and strategy is not None:
         pairs = 0

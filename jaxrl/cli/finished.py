@@ -6,7 +6,8 @@ from typing import Any
 
 from jaxrl.cli.arguments import command, quote, value_of
 from jaxrl.cli.config import Request
-from jaxrl.training.storage.checkpoints import CheckpointError, Store
+from jaxrl.training.storage.checkpoints import CheckpointError
+from jaxrl.training.storage.group import BEST, CHECKPOINTS, Saves, open_store
 from jaxrl.training.storage.log_sums import damage
 from jaxrl.training.storage.members import population_of, runs_of
 from jaxrl.training.storage.run_dir import CONFIG, read_metadata, read_yaml
@@ -26,7 +27,8 @@ def nothing_left(args: Sequence[str], request: Request) -> str | None:
         runs = runs_of(run)
         if not runs or len(runs) != read_metadata(run).get("members"):
             return None
-    limits = {limit_of(path, request.config) for path in runs}
+    opened: dict[Path, Saves] = {}
+    limits = {limit_of(path, request.config, opened) for path in runs}
     if None in limits or len(limits) != 1:
         return None
     (limit,) = limits
@@ -38,9 +40,9 @@ def nothing_left(args: Sequence[str], request: Request) -> str | None:
     )
 
 
-def limit_of(run: Path, config: Any) -> str | None:
+def limit_of(run: Path, config: Any, opened: dict[Path, Saves]) -> str | None:
     """Return the setting whose limit a run has reached; `None` if it has not, or if something of it is damaged."""
-    store, best = Store(run / "checkpoints", 1), Store(run / "best", 1)
+    store, best = open_store(run, CHECKPOINTS, opened), open_store(run, BEST, opened)
     if not (steps := store.steps()):
         return None
     try:

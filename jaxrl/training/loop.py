@@ -325,7 +325,8 @@ class Run:
         config, regular = self.config, self.schedule.is_regular_save
         can = partial(fits, self.strategy, self.schedule, self.ledger)
         with self.interrupt.signals(None if config.quiet else lambda: self.ledger.activity):
-            storage = self._storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular, can)
+            how = self.resume, regular, can, self.membership.stores
+            storage = self._storage = Storage(config.run_dir, config.keep, self.settings(), *how)
             storage.report = lambda line: self._log.event("storage", line)
             storage.on_saved = lambda opt_steps: call(self.hooks.save, self, opt_steps)
             try:
@@ -419,8 +420,8 @@ class Run:
     def adopt(self, state: PyTree, strategy: Strategy, told: str) -> None:
         """Go on from another state and with other settings of the same program; `told` becomes an event.
 
-        Raises:
-          StorageError: it could not be written.
+        It must be on the disk before the run goes on, which `require_saved` says: after a crash it must not be found
+        where it stood before.
         """
         own = self.strategy.placement
         there = strategy.placement._replace(devices=own.devices, first_device=own.first_device)
@@ -428,8 +429,10 @@ class Run:
         self._storage.renew(self.settings())
         self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
         self._log.event("adopted", told)
-        # On disk before the run goes on: after a crash it must not be found where it stood before.
         self._storage.save(self.ledger.changed_at, self._saved(), self._facts(), self._best, again=True)
+
+    def require_saved(self) -> None:
+        """Wait for the save in progress; raise `StorageError` if it could not be written."""
         self._storage.settle()
         if self._storage.error is not None:
             raise self._storage.error

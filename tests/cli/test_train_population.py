@@ -104,7 +104,7 @@ def test_whatever_ends_it_it_goes_on_to_the_same_bits(doors: Doors, how: signal.
     longer += ["--layout", layout]
     assert doors.here("train", *[flag if flag != "run" else "whole" for flag in longer]).returncode == 0
     running = doors.start("train", *longer)
-    second = doors.cwd / "run/members/00001/checkpoints"
+    second = doors.cwd / "run/checkpoints"
     while running.poll() is None:
         with contextlib.suppress(OSError):
             if len(list(second.iterdir())) > 1:

@@ -24,7 +24,7 @@ from jaxrl.strategies.search import Copy, Verdict
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import MemberResult, PopulationResult
-from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import digest, state_digest
 from jaxrl.training.trainer import Trainer
 
@@ -96,7 +96,7 @@ def test_two_copies_of_one_parent_do_not_stay_the_same() -> None:
 
 def settings_and_state(run: Path) -> tuple[float, float, float]:
     """Return the learning rate of a run in its settings, in those of its newest checkpoint, and in the state there."""
-    store = Store(run / "checkpoints", 1)
+    store = open_store(run, CHECKPOINTS)
     step, facts = store.newest_facts()
     held = float(store.read(step)[0]["state/agent/hyper/lr"])
     return yaml.safe_load((run / "config.yaml").read_text())["agent"]["lr"], facts["settings"]["agent"]["lr"], held
@@ -112,7 +112,7 @@ def test_what_a_member_took_over_is_what_its_settings_say_and_stays(tmp_path: Pa
         assert settings_and_state(tmp_path / f"run/members/{number:05d}") == (lr, lr, np.float32(lr))
     number = next(member.number for member in result.members if member.values != member.swept)
     assert verify.main([str(tmp_path / "run"), "--replay"]) == 0
-    for store in (Store(path, 1) for path in tmp_path.glob("run/members/*/checkpoints")):
+    for store in (open_store(path, CHECKPOINTS) for path in tmp_path.glob("run/members/*")):
         assert all(store.manifest(step)["facts"]["spec"] for step in store.steps())
     alone = jaxrl.extract(tmp_path / "run", number, tmp_path / "alone")
     longer = {**LENGTH, "max_opts": 100, "quiet": True}
@@ -218,10 +218,10 @@ def test_halving_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
 def checkpoints(run: Path) -> dict[str, str]:
     """Return the digest of every checkpoint of every member."""
     found = {}
-    for directory in sorted(run.glob("members/*/checkpoints")):
-        store = Store(directory, 1)
+    for member in sorted(run.glob("members/*")):
+        store = open_store(member, CHECKPOINTS)
         for step in store.steps():
-            found[f"{directory.parent.name} {step}"] = digest(store.read(step)[0])
+            found[f"{member.name} {step}"] = digest(store.read(step)[0])
     return found
 
 
@@ -251,9 +251,10 @@ class Searched(NamedTuple):
     def cut(self, gate: int, to: Path) -> Path:
         """Copy it as a kill leaves it behind a gate, before any member has saved again."""
         shutil.copytree(self.run, to)
-        for step in to.glob("members/*/checkpoints/*"):
-            if int(step.name) > gate:
-                shutil.rmtree(step)
+        for save in to.glob("checkpoints/*"):
+            rows = json.loads((save / "manifest.json").read_text())["facts"]["rows"]
+            if any(row["step"] > gate for row in rows):
+                shutil.rmtree(save)
         return to
 
     def go_on(self, run: Path) -> None:
@@ -296,15 +297,16 @@ def test_scores_at_gates_outlive_the_logs_of_members(searched: Searched, tmp_pat
     searched.require_same(run)
 
 
-def test_members_in_each_others_places_are_refused_by_number(searched: Searched, tmp_path: Path) -> None:
+def test_members_in_each_others_places_are_told_by_their_logs_and_go_on_as_themselves(
+    searched: Searched, tmp_path: Path
+) -> None:
     run = searched.cut(40, tmp_path / "run")
     members = run / "members"
     for old, new in (("00000", "other"), ("00002", "00000"), ("other", "00002")):
         (members / old).rename(members / new)
-    before = checkpoints(run)
-    with pytest.raises(SettingsError, match=r"members/0000\d holds member [02], not .*; give it back its name"):
+    with pytest.warns(UserWarning, match=r"members/0000[02]: metrics.jsonl: .*newest checkpoint tells of"):
         searched.go_on(run)
-    assert before.items() <= checkpoints(run).items()
+    assert checkpoints(run) == checkpoints(searched.run)
 
 
 ARGS = (
@@ -322,7 +324,7 @@ def test_killed_inside_generations_it_comes_to_the_same_bits(tmp_path: Path) -> 
     for _ in range(10):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ)
         begun = time.monotonic()
-        while not list(run.glob("members/*/checkpoints/*")) and time.monotonic() - begun < 120:
+        while not list(run.glob("checkpoints/*")) and time.monotonic() - begun < 120:
             time.sleep(0.05)
         time.sleep(rng.uniform(0.0, 4.0))
         process.send_signal(signal.SIGKILL)
@@ -377,7 +379,7 @@ def test_killed_right_behind_each_gate_it_comes_to_the_same_bits(saves: str, tmp
             time.sleep(0.005)
         process.kill()
         process.wait()
-        assert max(int(path.name) for path in run.glob("members/*/checkpoints/*") if path.name.isdecimal()) == gate
+        assert {max(open_store(path, CHECKPOINTS).steps()) for path in run.glob("members/*")} == {gate}
         command = ["--resume", str(run)]
     assert train.main(command) == 0
     kept = lambda run: {name: sha for name, sha in checkpoints(run).items() if saves or name.endswith(" 3840")}

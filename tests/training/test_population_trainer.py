@@ -22,7 +22,8 @@ from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import PopulationResult, iqm, spread
 from jaxrl.training.recorders import TensorBoardRecorder
-from jaxrl.training.storage.checkpoints import FORMAT, Store, seal
+from jaxrl.training.storage.checkpoints import FORMAT, seal
+from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.members import member_dir
 from jaxrl.training.trainer import Trainer
@@ -101,7 +102,7 @@ def test_a_best_policy_is_on_disk_with_the_next_checkpoint_and_no_sooner(tmp_pat
 
     def look(trainer: Trainer, at: int) -> None:
         trainer._storage.best.wait()
-        there.setdefault(at, set()).add(tuple(Store(Path(str(trainer.config.run_dir)) / "best", 1).steps()))
+        there.setdefault(at, set()).add(tuple(open_store(Path(str(trainer.config.run_dir)), BEST).steps()))
 
     rising = iter(range(100))
     hooks = jaxrl.Hooks(
@@ -174,7 +175,7 @@ def test_members_of_another_version_are_not_to_be_trained_anew(tmp_path: Path) -
     settings = {"max_opts": 4, "run_dir": str(tmp_path / "run"), "quiet": True}
     members = jaxrl.population(counting(), seeds=2)
     Trainer(members, **settings).train()
-    for file in (tmp_path / "run").glob("members/*/checkpoints/4/manifest.json"):
+    for file in (tmp_path / "run").glob("checkpoints/*/manifest.json"):
         file.write_text(json.dumps(seal({**json.loads(file.read_text()), "format": FORMAT - 1})))
         (file.parent / "files.json").unlink()
     with pytest.raises(
@@ -194,7 +195,7 @@ def test_a_loop_that_is_left_has_saved_every_member_that_began(tmp_path: Path) -
     for _ in (reports := iter(Trainer(made, **LENGTH, run_dir=tmp_path / "run", quiet=True, workers=1))):
         break
     reports.close()  # type: ignore[attr-defined]
-    assert [path.name for path in (member_dir(tmp_path / "run", 0) / "checkpoints").iterdir()] == ["20"]
+    assert open_store(member_dir(tmp_path / "run", 0), CHECKPOINTS).steps() == [20]
     done = Trainer(made, **LENGTH, run_dir=tmp_path / "run", quiet=True, resume=True).train()
     assert [member.status for member in done.members] == ["max_opts"] * 2
 
@@ -348,7 +349,7 @@ def test_rows_do_not_wait_for_what_a_kill_left_unsaid(tmp_path: Path) -> None:
 def test_evaluations_of_some_members_alone_are_told_in_order_and_make_no_round(tmp_path: Path) -> None:
     """As with `eval_at_return`: a row of all is written where all were evaluated, or have ended before."""
     rows = PopulationRows(jaxrl.population(small_dqn(), seeds=2), quiet=True)
-    rows.open(tmp_path, {})
+    rows.open(tmp_path, {}, lambda number: 0)
     for number, step in ((1, 10), (0, 20), (1, 20), (1, 30), (0, 40), (1, 40)):
         rows.take(number, {"kind": "eval", "opt_steps": step, "score": 1.0})
     rows.gone(0)
@@ -415,10 +416,11 @@ def test_a_member_is_taken_out_whole_or_not_at_all(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "\n" not in str(refused.value)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    shutil.copytree(member_dir(run, 1) / "checkpoints", tmp_path / f".own.{2**22 + 1}.tmp")  # of no living process
+    shutil.copytree(run / "checkpoints", tmp_path / f".own.{2**22 + 1}.tmp")  # of no living process
     assert jaxrl.extract(run, 1, own) == own
     assert sorted(path.name for path in tmp_path.iterdir()) == ["own", "run"]
-    assert {path.name for path in own.iterdir()} == {path.name for path in member_dir(run, 1).iterdir()}
+    logs = {path.name for path in member_dir(run, 1).iterdir()}
+    assert {path.name for path in own.iterdir()} == {*logs, "checkpoints", "best"}
 
 
 def test_what_recorders_import_is_imported_before_members_begin(

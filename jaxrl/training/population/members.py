@@ -22,6 +22,7 @@ from jaxrl.training.processes import require_alone
 from jaxrl.training.report import Report
 from jaxrl.training.settings import TrainerConfig, prolonged
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
+from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.members import Membership, population_of
 from jaxrl.training.storage.run_dir import CONFIG, LOCK, plain, read_yaml
 from jaxrl.training.trainer import Trainer
@@ -38,10 +39,10 @@ def same_ends(path: Path, config: TrainerConfig) -> bool:
     return all(old.get(name) == getattr(config, name) for name in ("stop_reward", "patience"))
 
 
-def taken_over(path: Path, member: Member) -> dict[str, Any]:
-    """Return the values of swept settings under which a member was saved in `path`, where it may have taken over."""
+def taken_over(checkpoints: Store, member: Member) -> dict[str, Any]:
+    """Return the values of swept settings under which a member was saved, where it may have taken over."""
     try:
-        saved = flat(Store(path / "checkpoints", 1).newest_facts()[1]["settings"])
+        saved = flat(checkpoints.newest_facts()[1]["settings"])
     except (NoCheckpointError, KeyError, AttributeError):
         return {}  # it begins again, or its trainer says what is wrong
     return {name: saved[name] for name, value in member.swept.items() if saved.get(name, value) != value}
@@ -73,7 +74,7 @@ def _remedy(path: Path | None, member: Member) -> str:
     try:
         settings = flat(read_yaml(path / CONFIG)) if path is not None else {}
     except SettingsError:
-        settings = taken_over(path, member) if path is not None else {}
+        settings = taken_over(open_store(path, CHECKPOINTS), member) if path is not None else {}
     if any(settings.get(name, value) != value for name, value in member.swept.items()):
         return (
             "it had taken over from another member, so it cannot be trained anew; extract the members that you want, "
@@ -125,17 +126,19 @@ def _none() -> Generator[Report, None, None]:
     yield from ()
 
 
-def take_over(own: MemberRun, other: MemberRun, copy: Copy, place: int, device: Any) -> None:
+def take_over(own: MemberRun, other: MemberRun, copy: Copy, place: int, device: Any) -> Trainer | None:
     """Let a member go on as its parent stands after `place` optimisation steps, under other settings.
+
+    Return what is to be saved before it goes on.
 
     It may be done again after a crash, and must then come to the same. So its stream of randomness hangs on its seed,
     on the place and on its number alone: members may share a seed, and copies of one parent must not stay the same.
     """
     trainer, parent = own.trainer, other.trainer
     if own.membership.adopted_at == place:
-        return  # before a crash, and that is what was loaded
+        return None  # before a crash, and that is what was loaded
     if trainer is None or parent is None or trainer.state is None or parent.state is None:
-        return  # one of them has come to its end
+        return None  # one of them has come to its end
     key = jax.random.key(trainer.config.seed, impl=str(jax.random.key_impl(trainer.state.key)))
     for part in (COPY_STREAM, place, copy.member):
         key = jax.random.fold_in(key, part)
@@ -145,6 +148,7 @@ def take_over(own: MemberRun, other: MemberRun, copy: Copy, place: int, device: 
     # Before `adopt` saves: its checkpoint tells that this was done.
     own.membership.adopted_at = place
     trainer.adopt(set_values(own.member, state, copy.values), with_values(own.member.strategy, copy.values), line)
+    return trainer
 
 
 # --- the gates of a search ----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,10 @@ class PopulationRows:
         """Return optimisation steps and score of all evaluations of a member so far, the earliest first."""
         return [(step, scores[number]) for step, scores in sorted(self._scores.items()) if number in scores]
 
-    def open(self, directory: Path | None, runs: Mapping[int, Path]) -> None:
+    def open(self, directory: Path | None, runs: Mapping[int, Path], saved_at: Callable[[int], int]) -> None:
         """Write into `directory` what the members' own logs, in `runs`, hold up to their checkpoints; then append.
+
+        `saved_at` returns the optimisation steps of a member's newest checkpoint.
 
         The file holds nothing that the members' logs do not: it is made of them anew whenever a run goes on.
         """
@@ -80,8 +82,8 @@ class PopulationRows:
         for number, run in runs.items():
             # What came after the checkpoint comes again, but not to one that diverged, and stays as it is; that before
             # the first step is in no report.
-            saved = max((int(p.name) for p in (run / "checkpoints").glob("*") if p.name.isdecimal()), default=0)
-            saved = MAX_COUNT if run_dir.read_metadata(run).get("status") == "diverged" else saved
+            diverged = run_dir.read_metadata(run).get("status") == "diverged"
+            saved = MAX_COUNT if diverged else saved_at(number)
             for row in rows_of(run / METRICS, ("eval",)):
                 if 0 < row["opt_steps"] <= saved:
                     self.take(number, row)

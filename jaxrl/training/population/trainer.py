@@ -9,7 +9,8 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from threading import Semaphore
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ from jaxrl.training.program import compile_all, state_shapes
 from jaxrl.training.recorders import recorders_of
 from jaxrl.training.report import Report, run_dir_part
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
+from jaxrl.training.storage.group import CHECKPOINTS, Collector
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, require_no_member
 from jaxrl.training.storage.run import resumption
 from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, read_metadata
@@ -56,6 +58,9 @@ from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.trees import make_key
 from jaxrl.xla.contexts import bind_context
 from jaxrl.xla.options import parallel_calls
+
+MOST_ENDS = 256
+"""Members that end at the same time, each in a thread, at most."""
 
 
 class MemberReport(NamedTuple):
@@ -118,6 +123,7 @@ class PopulationTrainer:
         self._quiet = self.config.quiet or "console" not in self.config.recorders
         self._rows = PopulationRows(population, self._quiet)
         self._dir: RunDir | None = None
+        self._saves: Collector | None = None
         self._runs = [MemberRun(member) for member in population.members]
         self._failure: StorageError | None = None
         self._gates = self._new_gates()
@@ -223,18 +229,23 @@ class PopulationTrainer:
         queue = Queue(self._runs)
         going: dict[Future[Report | None], MemberRun] = {}
         held: dict[int, int] = {}
+        ends: list[MemberRun] = []
         try:
-            while queue or going or held:
+            while queue or going or held or ends:
+                # Those that have come to their ends are closed together, when nobody is left to train.
+                if ends and not (queue or going):
+                    self._end_together({run.member.number: partial(self._advance_here, run) for run in ends})
+                    ends.clear()
                 # Members that a search has let go on join their teams before any of them begins: the others must wait
                 # for them.
                 for number, opt_steps in self._released(held, idle=not (queue or going)):
-                    self._places.join(number)
+                    self._join(number)
                     queue.put(number, opt_steps)
                 while len(going) < self._threads() and (run := queue.take(self._free_beside(going))) is not None:
                     if run.reports is not None or not self.interrupt:  # when all is to stop, nobody begins
                         going[pool.submit(bind_context(self._advance), run)] = run
                     else:
-                        self._places.leave(run.member.number)
+                        self._leave(run.member.number)
                 if not going:
                     continue
                 done, _ = wait(going, return_when=FIRST_COMPLETED)
@@ -245,18 +256,17 @@ class PopulationTrainer:
                         self._dir.write_config(self.settings())  # now that a member has gone on under them
                     self._described = True
                     if report is None:
-                        self._places.leave(run.member.number)
-                        self._rows.gone(run.member.number)
-                        if self._gates:
-                            self._recall(run)
-                            self._gates.gone(run.member.number)
+                        self._gone(run)
                         continue
                     if report.eval is not None:
                         falls_short = run.trainer is not None and run.trainer.ledger.told_greedy
                         self._rows.take(run.member.number, report.eval, falls_short)
                     if self._waits(run, report):
                         held[run.member.number] = report.opt_steps
-                        self._places.leave(run.member.number)
+                        self._leave(run.member.number)
+                    elif report.stop is not None:
+                        ends.append(run)
+                        self._gone(run)
                     else:
                         queue.put(run.member.number, report.opt_steps)
                     yield MemberReport(run.member.number, report)
@@ -267,6 +277,46 @@ class PopulationTrainer:
             self._places.dissolve()
             wait(going)
             self._close()
+
+    def _join(self, number: int) -> None:
+        """Have the others wait for a member."""
+        self._places.join(number)
+        if self._saves is not None:
+            self._saves.join(number)
+
+    def _leave(self, number: int) -> None:
+        """Have nobody wait for a member."""
+        self._places.leave(number)
+        if self._saves is not None:
+            self._saves.leave(number)
+
+    def _gone(self, run: MemberRun) -> None:
+        """Expect nothing more of a member."""
+        self._leave(run.member.number)
+        self._rows.gone(run.member.number)
+        if self._gates:
+            self._recall(run)
+            self._gates.gone(run.member.number)
+
+    def _end_together(self, ends: Mapping[int, Callable[[], object]]) -> None:
+        """End members, by number, at the same time, so that one save has them all; raise the first error at last."""
+
+        def end(number: int) -> object:
+            try:
+                with self._places.at(number):
+                    return ends[number]()
+            finally:
+                self._leave(number)
+
+        failed = []
+        for first in range(0, len(ends), MOST_ENDS):
+            part = list(ends)[first : first + MOST_ENDS]
+            together = nullcontext() if self._saves is None else self._saves.ending(part)
+            with together, ThreadPoolExecutor(len(part)) as pool:
+                jobs = [pool.submit(bind_context(end), number) for number in part]
+            failed += [error for job in jobs if (error := job.exception()) is not None]
+        if failed:
+            raise failed[0]
 
     def _free_beside(self, going: Mapping[Any, MemberRun]) -> Callable[[int], bool]:
         """Return what says of a member's number whether no other that is `going` has its devices."""
@@ -326,23 +376,29 @@ class PopulationTrainer:
         assert self._gates is not None
         place, behind = self._gates.place(gate), self._gates.is_behind(gate)
         # Beyond the gate, what was decided there was done before this process began; it is only counted again.
+        changed = []
         for copy in verdict.copies:
             if not behind:
                 own, parent = self._runs[copy.member], self._runs[copy.parent]
-                take_over(own, parent, copy, place, self._places.devices[copy.member])
+                changed.append(take_over(own, parent, copy, place, self._places.devices[copy.member]))
             elif self._runs[copy.member].trained_to == place:
                 raise StorageError(
                     f"member {copy.member} took over from member {copy.parent} after {place} optimisation steps, but "
                     "no checkpoint of that is left; extract the members that you want, and go on with these"
                 )
+        for trainer in changed:
+            if trainer is not None:
+                trainer.require_saved()
         self._rows.decided(place, verdict, not behind)
+        ends: dict[int, Callable[[], object]] = {}
         for number in verdict.ended:
             run = self._runs[number]
             held.pop(number, None)
             if run.trainer is not None and run.reports is not None:
                 run.trainer.stop_reason = run.status = HALVED
-                run.reports.close()
+                ends[number] = run.reports.close
             self._rows.gone(number)
+        self._end_together(ends)
 
     def _strategies(self) -> list[Strategy]:
         """Return one strategy for each program that members share."""
@@ -350,15 +406,7 @@ class PopulationTrainer:
 
     def _close(self) -> None:
         """End all members, saving those that have not come to their ends; raise the first error, but end all."""
-        failed: BaseException | None = None
-        for run in self._runs:
-            try:
-                if run.reports is not None:
-                    run.reports.close()
-            except Exception as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+        self._end_together({run.member.number: run.reports.close for run in self._runs if run.reports is not None})
 
     def _advance(self, run: MemberRun) -> Report | None:
         """Train a member up to its next boundary; `None` if it has come to its end."""
@@ -393,6 +441,8 @@ class PopulationTrainer:
         if (lane := self._places.lanes.get(run.member.number)) is not None:
             run.trainer.lane, run.trainer.evaluator = lane, lane.evaluator_for(run.trainer.evaluator)
         place = run.trainer.membership = run.membership
+        if self._saves is not None:
+            place.stores = partial(self._saves.store, member=run.member.number)
         place.announces, place.gates = self._gates is not None, self._gates.steps if self._gates else ()
         # A kill loses none of it: from a checkpoint that has the replay too, the member comes to it again.
         place.saves_best_late = self.config.save_interval != 0 and self.config.save_replay
@@ -420,8 +470,9 @@ class PopulationTrainer:
             made["interrupt"] = Interrupt()
             made["interrupt"].stop(before["status"])
         strategy = self._places.on(run.member.number, run.member.strategy)
-        if again and path is not None and isinstance(self.population.search, PBT):
-            strategy = with_values(strategy, taken_over(path, run.member))
+        if again and self._saves is not None and isinstance(self.population.search, PBT):
+            checkpoints = self._saves.store(CHECKPOINTS, run.member.number)
+            strategy = with_values(strategy, taken_over(checkpoints, run.member))
         return Trainer(strategy, config, resume=again, console=False, **made)
 
     def _place(self) -> None:
@@ -488,7 +539,12 @@ class PopulationTrainer:
             self._dir.write_metadata(format=FORMAT, **created, status="running", members=len(self._runs))
             (self._dir / MEMBERS).mkdir(exist_ok=True)
             there = {run.member.number: path for run in self._runs if (path := self._path_of(run.member))}
-            self._rows.open(self._dir.path, {n: path for n, path in there.items() if self._resume and path.exists()})
+            saves = self._saves = Collector(self._dir.path, self.config.keep, there)
+            self._rows.open(
+                self._dir.path,
+                {n: path for n, path in there.items() if self._resume and path.exists()},
+                lambda number: max(saves.checkpoints.rows(number), default=0),
+            )
             yield
             done = all(run.status != "running" for run in self._runs)
             self._end(self.interrupt.reason or ("done" if done else "running"))
@@ -498,6 +554,8 @@ class PopulationTrainer:
             self._end(self.interrupt.reason or "failed")
             raise
         finally:
+            if self._saves is not None:
+                self._saves.close()
             self._dir.release()
 
     def _end(self, status: str) -> None:

@@ -53,7 +53,7 @@ from jaxrl.training.storage.leaves import (
 )
 from jaxrl.trees import PyTree
 
-FORMAT = 11
+FORMAT = 12
 MANIFEST, ARRAYS = "manifest.json", "arrays"
 UNFINISHED, REMOVED = ".unfinished", ".removed"
 """Added to the name of a step that is being written, and of one that is being removed."""
@@ -97,8 +97,7 @@ class Store:
         """The step that was last saved or loaded."""
         self.forms: Sequence[Callable[[PyTree], PyTree]] = ()
         """Each makes of the structure to be loaded another that may have been saved, such as one without the replay."""
-        self.write_s = 0.0
-        """Seconds that the last save took, in its thread or in the caller's."""
+        self._write_s = 0.0
         self._bad: set[int] = set()
         self._thread: ThreadPoolExecutor | None = None
         self._job: Future[int] | None = None
@@ -122,15 +121,20 @@ class Store:
         # The save that `after` has in progress now; a later one is not waited for.
         before = None if after is None else after._job
         if is_spread(tree):  # what is on devices of other processes cannot be copied and written later
-            self._job = _done(partial(self._write, step, own_leaves(tree), dict(facts), before))
+            self._job = _done(partial(self.write, step, own_leaves(tree), dict(facts), before))
             return
         # The copy to the host is made here, in the caller's thread: its next call may donate the arrays.
-        write = partial(self._write, step, host_leaves(tree), dict(facts), before)
+        write = partial(self.write, step, host_leaves(tree), dict(facts), before)
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         try:
             self._job = self._thread.submit(write)
         except RuntimeError:  # the interpreter is ending, and starts no more work in threads
             self._job = _done(write)
+
+    @property
+    def write_s(self) -> float:
+        """Seconds that the last save took, in its thread or in the caller's."""
+        return self._write_s
 
     @property
     def is_writing(self) -> bool:
@@ -157,7 +161,8 @@ class Store:
                 self._thread.shutdown()
             self._thread = None
 
-    def _write(self, step: int, leaves: Leaves, facts: Facts, after: "Future[int] | None" = None) -> int:
+    def write(self, step: int, leaves: Leaves, facts: Facts, after: "Future[int] | None" = None) -> int:
+        """Write `step` now, once `after` has come to its end; raise `StorageError` if it could not be written."""
         path, unfinished = self._path(step), self._path(step, UNFINISHED)
         # Only waited for: whether it failed is for its own store to tell.
         if after is not None:
@@ -191,7 +196,7 @@ class Store:
         self._bad.discard(step)
         # Older steps are removed only after the new one is whole, so a kill never leaves fewer than there were.
         self._prune(step)
-        self.write_s = time.monotonic() - begun
+        self._write_s = time.monotonic() - begun
         return step
 
     def _prune(self, newest: int) -> None:
@@ -213,6 +218,12 @@ class Store:
             # From the rename on it is no step. What a kill leaves of it is swept at the next save.
             self._path(step).rename(self._path(step, REMOVED))
         shutil.rmtree(self._path(step, REMOVED), ignore_errors=True)
+
+    def copy(self, step: int, to: Path) -> None:
+        """Copy `step` into the directory `to` of another store; raise `CheckpointError` if it is damaged."""
+        shutil.copytree(self._path(step), to / str(step))
+        # The copy is what is checked, so damage is found whether it was there before or came by copying.
+        Store(to, 1).manifest(step)
 
     def drop_after(self, step: int) -> None:
         """Remove the steps after `step`: the run is going back behind them."""
@@ -268,12 +279,16 @@ class Store:
                     f"checkpoint {self._path(step)} does not fit this program: {error}; "
                     "resume it with the settings and the version of jaxrl that made it"
                 ) from error
-            except VersionError as error:  # going on from an older one would lose what came after it
-                raise OtherVersionError(f"checkpoint {self._path(step)} {error.verdict}: {error}") from error
             except CheckpointError as error:
+                self._pass_over(self._path(step), error)
                 self._bad.add(step)
-                warnings.warn(f"checkpoint {self._path(step)} is passed over: {error}", stacklevel=3)
         raise NoCheckpointError(f"{self.directory} holds no valid checkpoint; nothing was changed")
+
+    def _pass_over(self, path: Path, error: CheckpointError) -> None:
+        """Warn of a step that is not whole; raise `OtherVersionError` if another version of jaxrl can read it."""
+        if isinstance(error, VersionError):  # going on from an older one would lose what came after it
+            raise OtherVersionError(f"checkpoint {path} {error.verdict}: {error}") from error
+        warnings.warn(f"checkpoint {path} is passed over: {error}", stacklevel=4)
 
     def load(self, step: int, like: PyTree) -> tuple[PyTree, Facts]:
         """Read `step` into the structure of `like` (arrays or shapes); return it and the facts saved with it.
@@ -369,8 +384,12 @@ class Store:
         except (LayoutError, OSError) as error:
             raise CheckpointError(str(error) if isinstance(error, LayoutError) else reason(error)) from error
         check_files(path)
+        return self.stated(step)
+
+    def stated(self, step: int) -> dict[str, Any]:
+        """Read the manifest of `step`; raise `CheckpointError` if it is none, or of another format or step."""
         try:
-            manifest = json.loads(run_dir.read_text(path / MANIFEST))
+            manifest = json.loads(run_dir.read_text(self._path(step) / MANIFEST))
         except (OSError, ValueError, RecursionError, MemoryError) as error:
             raise CheckpointError(f"its manifest cannot be read: {reason(error)}") from error
         if not isinstance(manifest, dict) or not manifest.keys() >= {"format", "step", "facts", "leaves", "sha256"}:

@@ -1,5 +1,6 @@
 """A run that branches off at a checkpoint of another: what it takes along from there."""
 
+import contextlib
 import os
 import shutil
 import time
@@ -10,6 +11,7 @@ from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.parsing import as_int
 from jaxrl.paths import local
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
+from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store
 from jaxrl.training.storage.log_sums import LOGS
 from jaxrl.training.storage.members import population_of
 from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, require_run
@@ -74,17 +76,16 @@ def branch_off(fork: Fork, target: Path) -> int:
     # A fork inside of the run would be part of it, and be copied or moved aside with it.
     if target.absolute().is_relative_to(source):
         raise SettingsError(f"{target} lies inside {fork.run}, which is to stay as it is; choose another directory")
-    step = step_of(fork, Store(source / "checkpoints", 1))
-    (target / "checkpoints").mkdir(parents=True, exist_ok=True)
-    shutil.copytree(source / "checkpoints" / str(step), target / "checkpoints" / str(step))
-    # The copy is what is checked, so damage is found whether it was in the source or came by copying.
+    checkpoints, bests = open_store(source, CHECKPOINTS), open_store(source, BEST)
+    step = step_of(fork, checkpoints)
     try:
-        Store(target / "checkpoints", 1).manifest(step)
+        checkpoints.copy(step, target / CHECKPOINTS)
     except CheckpointError as error:
         raise NoCheckpointError(f"checkpoint {step} of {fork.run} {error.verdict}: {error}") from error
     # A best policy from after the branch belongs to a future that this run does not have.
-    for best in [best for best in Store(source / "best", 1).steps() if best <= step]:
-        shutil.copytree(source / "best" / str(best), target / "best" / str(best))
+    for best in [best for best in bests.steps() if best <= step]:
+        with contextlib.suppress(CheckpointError):  # the run goes on without it, and finds another
+            bests.copy(best, target / BEST)
     for name in LOGS:
         if (source / name).exists():
             shutil.copy2(source / name, target / name)
@@ -107,7 +108,7 @@ def describe_fork(directory: RunDir, fork: Fork, step: int) -> None:
 
 def told(fork: Fork, step: int) -> str:
     """Return the event of a run that branched off."""
-    left = any(best > step for best in Store(fork.run / "best", 1).steps())
+    left = any(best > step for best in open_store(fork.run, BEST).steps())
     aside = "; its best policy came later, and was not taken along" if left else ""
     return f"branched off from {fork.run.absolute()} at {step} optimisation steps{aside}"
 

@@ -1,15 +1,13 @@
 """Where the members of a population are."""
 
 import math
-import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError, StorageError
+from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError
 from jaxrl.paths import local
-from jaxrl.training.storage.run_dir import CONFIG, new_directory, read_metadata, read_yaml, require_run
+from jaxrl.training.storage.run_dir import CONFIG, read_metadata, read_yaml, require_run
 
 MEMBERS, POPULATION = "members", "population"
 """The folder of a population's members, and the entry of its `config.yaml` that says what they are."""
@@ -29,6 +27,8 @@ class Membership:
         """Whether to report before any training; whether to write a best policy with the next checkpoint."""
         self.gates: Sequence[int] = ()
         """Optimisation steps at which a search decides."""
+        self.stores: Callable[[str], Any] | None = None
+        """What it keeps, by name, as a part of what all members keep."""
         self.scores: dict[int, float] = {}
         """By optimisation steps: of the first evaluation at or past each gate, and of the newest."""
         self.adopted_at = 0
@@ -140,32 +140,3 @@ def runs_of(run_dir: str | Path, member: int | None = None) -> list[Path]:
         return [resolve(run_dir, member)]
     folders = (path for path in (run_dir / MEMBERS).glob("*") if path.name.isascii() and path.name.isdecimal())
     return sorted(path for path in folders if path == member_dir(run_dir, int(path.name)))
-
-
-def extract(run_dir: str | Path, member: int, to: str | Path) -> Path:
-    """Copy a member of a population to a directory of its own, as a run that can be resumed; return that.
-
-    Raises:
-      SettingsError: there is no such member, or something is at `to` already.
-      StorageError: the copy cannot be written; nothing of it stays.
-    """
-    path, target = resolve(run_dir, member), Path(local(to))
-    if target.resolve().is_relative_to(Path(local(run_dir)).resolve()):
-        raise SettingsError(f"{target} lies inside {run_dir}, which stays as it is; choose another directory")
-    if os.path.lexists(target):
-        raise SettingsError(f"{target} exists already; choose another directory")
-    require_no_member(target)
-    try:
-        with new_directory(target) as made:
-            # No links but that which `require_inside` allows.
-            shutil.copytree(path, made, symlinks=True, dirs_exist_ok=True)
-    except (OSError, shutil.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else _first(error)
-        raise StorageError(f"cannot write {target}: {reason}; nothing of it stays") from error
-    return target
-
-
-def _first(error: Exception) -> str:
-    """Return the reason of the first of the failures that `shutil` has collected."""
-    failures = error.args[0] if error.args else ""
-    return str(failures[0][2] if isinstance(failures, list) and failures else failures)

@@ -20,6 +20,7 @@ from jaxrl.training.changes import HARMLESS, Change, changes, measured_otherwise
 from jaxrl.training.program import Form
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.fork import Fork, branch_off, describe_fork, origin, told
+from jaxrl.training.storage.group import BEST, CHECKPOINTS
 from jaxrl.training.storage.log_sums import LogSums, damage
 from jaxrl.training.storage.members import MEMBERS, member_dir
 from jaxrl.training.storage.run_dir import (
@@ -101,10 +102,12 @@ class Storage:
         resume: Resume,
         regular: Callable[[int], bool] = lambda opt_steps: True,
         fits: Callable[[Store, Mapping[str, Any]], bool] = lambda checkpoints, facts: True,
+        stores: Callable[[str], Store] | None = None,
     ) -> None:
         """Take hold of the run directory `path`, or of nothing if it is `None`.
 
         `fits` says of checkpoints, and the facts of the newest, whether they can be gone on from under these settings.
+        `stores` are those of a member of a population, by name; others have their own.
 
         Raises:
           SettingsError: the directory holds something else, or a run with other settings, or cannot be written.
@@ -140,8 +143,8 @@ class Storage:
             self._new_fork(resume.fork, Path(path)) if resume.fork else RunDir(path, resume.run or self._replaces(path))
         )
         # The best policy has a store of its own, which pruning of checkpoints does not touch.
-        self.checkpoints = Store(self.dir / "checkpoints", keep, regular)
-        self.best = Store(self.dir / "best", 1)
+        self.checkpoints = stores(CHECKPOINTS) if stores else Store(self.dir / CHECKPOINTS, keep, regular)
+        self.best = stores(BEST) if stores else Store(self.dir / BEST, 1)
         self._logs = LogSums(self.dir.path)
         # What is there is compared with the settings before any of it is written over.
         try:
@@ -189,7 +192,7 @@ class Storage:
         if resume.start_over:
             self.dir.set_aside()
             return
-        if never_saved(self.dir.path):
+        if never_saved(self.dir.path, self.checkpoints):
             old = {"settings": read_yaml(self.dir / CONFIG)}
         else:
             try:
@@ -497,13 +500,13 @@ class Storage:
         return None if seed == own else f"it is of a run with seed {str(seed)[:20]}, not {own}"
 
 
-def never_saved(path: Path) -> bool:
+def never_saved(path: Path, checkpoints: Store) -> bool:
     """Say whether the run in `path` ended before its first checkpoint was written, so that nothing can be lost."""
-    if Store(path / "checkpoints", 1).steps():
+    if checkpoints.steps():
         return False
     if metadata := read_metadata(path):
         return metadata.get("saved_opt_steps") is None
-    return not any((path / name).exists() for name in (METRICS, EPISODES, "best"))
+    return not any((path / name).exists() for name in (METRICS, EPISODES, BEST))
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:

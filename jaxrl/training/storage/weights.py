@@ -12,8 +12,9 @@ import numpy as np
 
 import jaxrl.training.processes as processes
 from jaxrl.errors import NoCheckpointError, SettingsError
-from jaxrl.training.storage.checkpoints import CheckpointError, Store, is_step
+from jaxrl.training.storage.checkpoints import CheckpointError, is_step
 from jaxrl.training.storage.fork import Fork, step_of
+from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import flatten, path_of
 from jaxrl.training.storage.members import population_of
 from jaxrl.training.storage.run_dir import require_run
@@ -70,12 +71,12 @@ def weights_of(place: str | None, like: Callable[[], PyTree]) -> Weights:
     if place is None:
         return Weights({})
     path = Path(place)
-    given = is_step(path.name) and path.parent.name == "checkpoints"
+    given = is_step(path.name) and path.parent.name == CHECKPOINTS
     run = path.parent.parent if given else path
     require_run(run)
     if population_of(run) is not None:
         raise SettingsError(f"{run} is a population; begin with one of its members, as of {run}/members")
-    store = Store(run.absolute() / "checkpoints", 1)
+    store = open_store(run.absolute(), CHECKPOINTS)
     step = step_of(Fork(run, int(path.name) if given else "latest"), store)
     try:
         saved, _ = store.read(step)
