@@ -8,6 +8,8 @@ The parts, each of rows of its own in one JSON, whose header names the hardware:
   this device and on the CPU in its plain form, with products in full precision, whose agents may be apart by rounding.
 - `kernels`: those of an iteration as compiled here, beside those predicted without the device.
 - `speed`: `benchmarks.run` of all cases at all sizes.
+- `forms`: training compiled as it is, in its plain form, and without each file of `jaxrl/xla` and each of XLA's options
+  that jaxrl sets, in turns: which of them pay on this device.
 - `learning`: PPO on Breakout-MinAtar in float32 and in bfloat16, five seeds each.
 
 `--quick` rehearses it: few and short repeats, small sizes, nothing learnt. The exit code is 1 where a row has failed.
@@ -17,25 +19,31 @@ import argparse
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import harness, hlo
-from benchmarks.cases import case_named
+from benchmarks.cases import case_named, dqn_shape, ppo_shape
+from benchmarks.cases.shapes import SAC, replaying
 from benchmarks.compiled.cases import CASES as COMPILED, case_named as compiled_case, strategy_of
 from benchmarks.compiled.limits import newest
+from benchmarks.compiled.measure import without
 from benchmarks.device import shorten
 from benchmarks.harness import Effort, Row
+from benchmarks.loops import Training
 from jaxrl.registry import ALGORITHMS
 from jaxrl.strategies.base import Strategy
-from jaxrl.training.program import jit_init, jit_run, metric_shapes, run, state_shapes, zero_sums
+from jaxrl.training import program
+from jaxrl.training.program import compile_all, metric_shapes, run, state_shapes, zero_sums
 from jaxrl.trees import PyTree
-from jaxrl.xla import forms
+from jaxrl.xla import forms, options as xla_options
 
 TOLERANCE = 1e-2
 """How far apart two updates from one state may be, as a share of what they change: by the order of sums, of which an
@@ -48,8 +56,10 @@ SPEED = (
     *(f"env-{size}" for size in (10, 1_024, 65_536)),
 )
 QUICK = ("dqn-10", "ppo-4", "env-10")
-KINDS = {"h200": "h200", "v5 lite": "v5e", "v5e": "v5e"}
-"""Targets of predictions, by what is in the name of the device that they are for."""
+KINDS = {"h100": "h200", "h200": "h200", "v5 lite": "v5e", "v5e": "v5e"}
+"""Targets of predictions, by what is in the name of the device that they are for; an H100 has the H200's processor."""
+FORMS = ("carry", "flat", "hoist", "orthogonal", "packing", "products", "reductions", "shuffle")
+"""Files of `jaxrl/xla` that are left out, each in turn."""
 LEARNT = {"float32": (), "bfloat16": ("--agent.dtype", "bfloat16")}
 
 
@@ -75,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def told(row: Row) -> str:
     """Return a row in a line."""
-    shown = ("repeated", "apart", "kernels_per_iteration", "predicted", "us_per_opt_step", "best", "failed")
+    shown = ("repeated", "apart", "kernels_per_iteration", "predicted", "us_per_opt_step", "ratio", "best", "failed")
     figures = ", ".join(f"{name} {row[name]}" for name in shown if row.get(name) is not None)
     return f"{row['part']:<9} {row.get('name', row.get('case')):<16} {figures}"
 
@@ -98,8 +108,8 @@ def repeats(strategy: Strategy, iterations: int) -> Row:
 
 
 def _train(strategy: Strategy, iterations: int) -> PyTree:
-    state, sums = jit_init(strategy)(jax.random.key(0))
-    return jit_run(strategy)(state, sums, np.uint32(0), np.uint32(iterations))
+    compiled = compile_all(strategy, jax.random.key(0), None, None, resume=False)
+    return compiled.run(*compiled.init(jax.random.key(0)), np.uint32(0), np.uint32(iterations))
 
 
 def _digest(tree: PyTree) -> str:
@@ -129,8 +139,7 @@ def beside_the_cpu(strategy: Strategy) -> Row:
 def _one(strategy: Strategy, state: PyTree, sums: PyTree, device: Any) -> Any:
     """Make iteration 0 on a device, with products in full precision."""
     with jax.default_matmul_precision("highest"):
-        program = jax.jit(partial(run, strategy))
-        return program(*jax.device_put((state, sums), device), np.uint32(0), np.uint32(1))[0]
+        return jax.jit(partial(run, strategy))(*jax.device_put((state, sums), device), np.uint32(0), np.uint32(1))[0]
 
 
 def _numbers(tree: PyTree) -> np.ndarray:
@@ -149,10 +158,10 @@ def kernels(asked: argparse.Namespace) -> Iterator[Row]:
     others = [] if asked.quick else [case for case in COMPILED if case not in ALGORITHMS]
     cases = [*others, *asked.agents]
     for case in cases:
-        program = compiled_case(case)()
-        traced = jax.jit(program.function, donate_argnums=program.donated).trace(*program.shapes)
-        compiled = traced.lower().compile(compiler_options=program.options(traced.jaxpr))
-        count = sum(kernel.times for kernel in hlo.kernels(compiled, program.depth))
+        made = compiled_case(case)()
+        traced = jax.jit(made.function, donate_argnums=made.donated).trace(*made.shapes)
+        compiled = traced.lower().compile(compiler_options=made.options(traced.jaxpr))
+        count = sum(kernel.times for kernel in hlo.kernels(compiled, made.depth))
         told = predicted.get(case, {}).get("kernels_per_iteration")
         yield {"case": case, "kernels_per_iteration": count, "predicted": told}
 
@@ -170,6 +179,40 @@ def speed(asked: argparse.Namespace) -> Iterator[Row]:
             yield {"case": case, "failed": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
 
 
+def ways(asked: argparse.Namespace) -> Iterator[Row]:
+    """Yield a row for each way in which the training of a case can be compiled; `ratio` is to how it is compiled."""
+    effort = harness.QUICK if asked.quick else Effort()
+    cases: dict[str, Callable[[], Strategy]] = {
+        "dqn-10": lambda: replaying(dqn_shape(10)),
+        "sac": lambda: replaying(SAC()),
+        "ppo-1024": lambda: ppo_shape(1_024).strategy(),
+    }
+    for case in ("dqn-10",) if asked.quick else cases:
+        made = {}
+        for name, way in _ways(asked.quick).items():
+            with way:
+                made[name] = Training(cases[case]())
+        updates = next(iter(made.values())).strategy.opt_steps_per_step
+        iterations = max(1, effort.opt_steps // updates)
+        samples = harness.interleave({name: partial(x.us, iterations) for name, x in made.items()}, effort.repeats)
+        for name, found in samples.items():
+            ratios = harness.ratio_spread(found, samples["as it is"])
+            yield {"case": case, "name": name, "us_per_opt_step": harness.spread(found)[1], "ratio": ratios}
+
+
+def _ways(quick: bool) -> dict[str, AbstractContextManager[Any]]:
+    """Return contexts in which to compile, by name."""
+    loops = ",CONDITIONAL"  # begins what jaxrl has in graphs beside XLA's own kinds
+    options = {
+        "as it is": nullcontext(),
+        "plain": forms("plain"),
+        "sums split as XLA likes": mock.patch.object(program, "product_options", return_value={}),
+        "no loops in graphs": mock.patch.object(xla_options, "KINDS", xla_options.KINDS.partition(loops)[0]),
+        "without options": mock.patch.object(program, "compiler_options", return_value=None),
+    }
+    return {**options, **({} if quick else {f"without {name}": without([name]) for name in FORMS})}
+
+
 def learning(asked: argparse.Namespace) -> Iterator[Row]:
     """Yield a row for each type of computation and seed; nothing with `--quick`."""
     from benchmarks.learning import learn
@@ -183,6 +226,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "correct": correct,
     "kernels": kernels,
     "speed": speed,
+    "forms": ways,
     "learning": learning,
 }
 

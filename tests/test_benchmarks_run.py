@@ -45,15 +45,17 @@ def made(name: str) -> Callable[[str, Path], Any]:
 
 
 def rehearsed(told: str, folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of a campaign of one agent and one case, of which each part has left one."""
-    correct, kernels, speed = rows_of(told, folder)
+    """Return the rows of a campaign of one agent and one case, of which each part but the forms has left one."""
+    correct, kernels, speed, *forms = rows_of(told, folder)
     assert (correct["part"], correct["case"], correct["repeated"]) == ("correct", "dqn", True)
     assert len(correct["digest"]) == 16
     assert correct["apart"] < 1e-2
     assert (kernels["part"], kernels["predicted"]) == ("kernels", None)
     assert kernels["kernels_per_iteration"] > 10
     assert (speed["part"], speed["case"]) == ("speed", "env-10")
-    return [correct, kernels, speed]
+    assert [row["name"] for row in forms[:2]] == ["as it is", "plain"]
+    assert forms[0]["ratio"] == [1, 1, 1]
+    return [correct, kernels, speed, *forms]
 
 
 TRAINED = "--seeds 0 --max-opts 40 --eval-interval 20 --eval-episodes 2 --agent.features 8 --json out.json"

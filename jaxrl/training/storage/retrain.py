@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy
-from jaxrl.training.program import Saved, forms_of, jit_init, jit_run, state_shapes, values_of, without_replay
+from jaxrl.training.program import Saved, compile_all, forms_of, state_shapes, without_replay
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.run_dir import plain
@@ -26,7 +26,9 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
             f"the environments of {strategy.actor_fns.env.spec.name} are not part of a checkpoint, so that what was "
             "trained cannot be trained again; leave --replay out"
         )
-    like, program, settings = state_shapes(strategy), jit_run(strategy), plain(strategy.info.settings or {})
+    like, settings = state_shapes(strategy), plain(strategy.info.settings or {})
+    # As training compiles it: on a GPU, other options would round otherwise.
+    compiled = compile_all(strategy, make_key(0), None, None, resume=True)
     store.forms, start = forms_of(strategy), 0
     before: tuple[PyTree, dict[str, int]] | None = None
     for step in steps:
@@ -40,14 +42,14 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
         # Trained from the very beginning where there is no earlier checkpoint that could be gone on from.
         if len(steps) == 1 or (bare and step == steps[0]):
             key = make_key(facts["settings"]["seed"])
-            before = jit_init(strategy)(key, values_of(strategy)), {"t": 0, "rollbacks": 0}
+            before = compiled.init(key), {"t": 0, "rollbacks": 0}
         same = all(facts["settings"].get(name) == value for name, value in settings.items())
         # A run that was resumed at `start` without its replay has filled it anew, which training on in memory does not.
         resumed = bare and ledger["changed_at"] == start > 0
         unchanged = same and ledger["changed_at"] <= start and not resumed
         made = None
         if unchanged and before is not None and before[1]["rollbacks"] == ledger["rollbacks"]:
-            made = program(*before[0], np.uint32(before[1]["t"]), np.uint32(ledger["t"]))
+            made = compiled.run(*before[0], np.uint32(before[1]["t"]), np.uint32(ledger["t"]))
             yield start, step, state_digest((without_replay(Saved(*made)) if bare else made)[0]) == wanted
         # Without its replay a checkpoint cannot be trained on from, but the state that was trained up to it can.
         found = made if bare else tree
