@@ -65,6 +65,10 @@ def main(args: Sequence[str]) -> int:
         if run_dir != Path(options.run_dir):
             print_line(f"member {int(run_dir.name)}")
         found |= _verify(run_dir, options.replay, opened)
+    for directory, saves in opened.items():
+        for save, error in saves.unreadable().items():
+            found = True
+            print_stderr(shortened(f"{directory.name}/{save}: {error}"))
     return NoCheckpointError.exit_code if found else 0
 
 

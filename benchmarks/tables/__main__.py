@@ -26,6 +26,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "peers-speed": partial(speed.peers, speed.TASKS),
     "peers-widths-speed": partial(speed.peers, speed.WIDTHS),
     "peers-seeds-speed": partial(speed.peers, speed.SEEDS),
+    "gpu-speed": speed.gpu,
     "members-speed": speed.members,
     "recorders-speed": speed.recorders,
     "scale-speed": speed.spread,

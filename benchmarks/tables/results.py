@@ -33,8 +33,10 @@ def results(pattern: str) -> list[Result]:
 class Rows:
     """The rows of a script, the latest of each name; it remembers the files of those that were taken."""
 
-    def __init__(self, script: str) -> None:
-        own = [result for result in results("*.json") if script in result.header["command"].split()[:3]]
+    def __init__(self, script: str, device: str = "cpu") -> None:
+        """Take those of the files that were written on a device whose name contains `device`."""
+        there = [result for result in results("*.json") if device in result.header["device"]]
+        own = [result for result in there if script in result.header["command"].split()[:3]]
         self._all = {row.get("name", row.get("case")): (row, result) for result in own for row in result.rows}
         self.used: list[Result] = []
 

@@ -153,6 +153,56 @@ def peers(tasks: Mapping[str, str]) -> str:
     return f"{table(['', *tasks.values()], lines)}\n\n{source(rows.used)}"
 
 
+GPU, GPU_CORES = "H100", ("none", "mingru", "gru")
+"""The device of the table of a GPU, by a part of its name, and the cores that were run there."""
+
+
+def gpu() -> str:
+    """Return what was measured on a GPU: beside peers, beside a plain loop, and whether agents repeat themselves."""
+    beside, own = Rows("benchmarks.peers", GPU), Rows("benchmarks.campaign", GPU)
+    took = [figure(beside[f"jaxrl{task}"]["us_per_opt_step"]) for task in TASKS]
+    lines = [["jaxrl, us an optimisation step", *took]]
+    for name in ("rejax", "purejaxrl"):
+        rows = [beside.get(name + task) for task in TASKS]
+        lines.append(
+            [f"{LIBRARIES[name]}, times as long", *(f"{row['ratio_to_ceiling']:.2f}" if row else "" for row in rows)]
+        )
+    cases = {"dqn-10": "DQN, 10 environments", "dqn-4096": "DQN, 4096", "ppo-1024": "PPO, 1024"}
+    trained = [
+        [
+            f"{title} ({learnt(row)})",
+            figure(row["us_per_opt_step"]),
+            figure(row["env_steps_per_sec"]),
+            f"{row['kernels_per_opt_step']:.0f}",
+            f"{row['ratio_to_scan']:.2f}",
+            f"{row['times_faster_than_plain']:.2f}",
+        ]
+        for case, title in cases.items()
+        for row in [own[case]]
+    ]
+    head = ["", "us an optimisation step", "environment steps a second", "kernels", "times a bare scan"]
+    (correct,), (kernels,), (memory,) = (
+        results(f"*-{GPU.lower()}-{name}.json")[-1:] for name in ("correct", "kernels", "memory")
+    )
+    envs = own["env-65536"]
+    agents = [row for row in correct.rows if row["repeated"]]
+    counted = ", ".join(f"`{row['case']}` {row['kernels_per_iteration']}/{row['predicted']}" for row in kernels.rows)
+    took_core = {row["core"]: row for row in memory.rows}
+    none, scan, gru = (took_core[core] for core in GPU_CORES)
+    sentences = (
+        f"{len(agents)} of {len(correct.rows)} agents came twice to the same bits, and after one iteration in full "
+        f"precision were at most {max(row['apart'] for row in correct.rows):.1g} of its step from the CPU's.",
+        f"Kernels of an iteration beside those predicted: {counted}.",
+        f"65 536 environments of CartPole-v1 make {envs['env_steps_per_sec'] / 1e9:.2f} thousand million steps a "
+        "second with random actions.",
+        f"PPO takes {figure(none['us_per_opt_step'])} us an optimisation step without a core, "
+        f"{scan['ratio_to_none']:.1f} times as long with `mingru`, and {gru['ratio_to_none']:.1f} times with `gru`.",
+    )
+    used = [*beside.used, *own.used, correct, kernels, memory]
+    tables = f"{table(['', *TASKS.values()], lines)}\n\n{table([*head, 'plain loop takes, times'], trained)}"
+    return f"{tables}\n\n{prose(' '.join(sentences))}\n\n{source(used)}"
+
+
 def members() -> str:
     """Return what many members cost beside few."""
     rows = Rows("benchmarks.population")

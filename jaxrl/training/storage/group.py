@@ -42,6 +42,8 @@ CHECKPOINTS, BEST = "checkpoints", "best"
 """What a run keeps: the names of the two folders."""
 LONGEST_WAIT_S = 10.0
 """Seconds that what a member has handed in waits for others, about."""
+PATIENCE_S = 0.25
+"""Seconds that a member which needs its last save on the disk, for it comes to the next, waits for the others."""
 MOST_BYTES = 1 << 28
 """Bytes of what waits beyond which it is written."""
 MOST_ROWS = 1_000
@@ -211,7 +213,7 @@ class Saves(Store):
     def put(self, rows: Sequence[Row]) -> None:
         """Write a save of these rows; raise `StorageError` if that fails."""
         stacks: dict[tuple[Any, ...], list[Row]] = {}
-        for row in (*self._carried(), *rows):
+        for row in sorted((*self._carried(), *rows), key=lambda row: (row.member, row.order)):
             form = tuple((name, leaf.shape, str(leaf.dtype)) for name, leaf in row.leaves.items())
             stacks.setdefault(form, []).append(row)
         told, leaves = [], Leaves()
@@ -385,9 +387,8 @@ class Collector:
                 self._oldest, self._bytes = time.monotonic(), 0
             self._waiting[saves].append((Row(self._order, member, step, facts, leaves), job))
             self._bytes += sum(leaf.nbytes for leaf in leaves.values())
-            here = {row.member for row, _ in self._waiting[self.checkpoints]}
-            together = bool(self._expected) and self._expected <= here
-            if (together and not self._ending) or self._bytes > MOST_BYTES:
+            complete = bool(self._expected) and self._expected <= self._here()
+            if (complete and not self._ending) or self._bytes > MOST_BYTES:
                 self._write()
         self.look()
         return job
@@ -410,19 +411,26 @@ class Collector:
                 self._write()
 
     def hurry(self, member: int, job: "Future[int]") -> None:
-        """Write what is here, if `job` is among it; while many members end, once all of them are waiting or gone."""
+        """Have `job` written, if it waits: with what others hand in within a moment, or while many end, with all."""
         with self._turn:
+            until = time.monotonic() + PATIENCE_S
             self._stuck.add(member)
             self._turn.notify_all()
             while self._is_waiting(job):
-                if not self._ending or self._expected <= self._stuck:
+                there = self._stuck if self._ending else self._stuck | self._here()
+                late = not self._ending and time.monotonic() > until
+                if self._expected <= there or late:
                     self._write()
                 else:
-                    self._turn.wait()
+                    self._turn.wait(None if self._ending else PATIENCE_S)
             self._stuck.discard(member)
 
     def _is_waiting(self, job: "Future[int]") -> bool:
         return any(job is other for jobs in self._waiting.values() for _, other in jobs)
+
+    def _here(self) -> set[int]:
+        """Return the members that have handed in a checkpoint."""
+        return {row.member for row, _ in self._waiting[self.checkpoints]}
 
     @contextmanager
     def ending(self, members: Iterable[int]) -> Iterator[None]:
