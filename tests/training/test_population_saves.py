@@ -14,7 +14,7 @@ from toys_trainer import small_dqn
 
 import jaxrl
 from jaxrl import verify
-from jaxrl.errors import NoCheckpointError
+from jaxrl.errors import NoCheckpointError, StorageError
 from jaxrl.training.storage.checkpoints import seal
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, Collector, extract, open_store
 from jaxrl.training.storage.leaves import state_digest
