@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from jaxrl.exporting import as_numpy, onnx, stablehlo
+from jaxrl.exporting import as_c, as_numpy, onnx, stablehlo
 from jaxrl.exporting.function import Function, Part, described, function_of, signature
 from jaxrl.exporting.writing import MARK
 from jaxrl.training.policy import GreedyPolicy
@@ -23,6 +23,7 @@ FORMATS: Mapping[str, Format] = {
     "stablehlo": Format(stablehlo.files),
     "onnx": Format(onnx.files),
     "numpy": Format(as_numpy.files, as_numpy.signature),
+    "c": Format(as_c.files, as_c.signature),
 }
 
 
