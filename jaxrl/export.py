@@ -18,7 +18,7 @@ def main(args: Sequence[str]) -> int:
         "export",
         "runs/cartpole --format numpy --out policy",
         description="Write the best policy of a run, or another, as a program that needs no jaxrl: as StableHLO for "
-        "CPU, CUDA and TPU, as ONNX, or as arrays with a page of NumPy.",
+        "CPU, CUDA and TPU, as ONNX, as arrays with a page of NumPy, or as C99.",
     )
     add_which(parser)
     parser.add_argument("--format", choices=tuple(FORMATS), default="stablehlo", help="(default: stablehlo)")

@@ -1,5 +1,6 @@
 """Exported policies: each computes what the policy does, over whole episodes, for observations of all kinds."""
 
+import ctypes
 import importlib.util
 import json
 import re
@@ -14,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from c_compiler import compile_c
 from toys_masks import minefield
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.exporting import as_numpy, stablehlo
+from jaxrl.exporting import as_c, as_numpy, stablehlo
 from jaxrl.exporting.again import EvalOptions, portable, repeat
 from jaxrl.exporting.formats import files_of
 from jaxrl.exporting.function import Function, function_of
@@ -111,26 +113,251 @@ def test_stablehlo_comes_to_the_same_bits(policy: GreedyPolicy) -> None:
     assert len(np.unique(np.concatenate(wanted))) > 1
 
 
-def test_numpy_comes_to_the_same_numbers(policy: GreedyPolicy, tmp_path: Path) -> None:
-    function = function_of(policy)
+Act = Callable[[list[np.ndarray]], Any]
+"""From the parts of one observation to the action; a call is a step of the same episode."""
+
+
+def act_in_numpy(function: Function, folder: Path) -> Callable[[], Act]:
+    """Return what begins an episode on the page of NumPy."""
     for name, content in as_numpy.files(function).items():
-        (tmp_path / name).write_bytes(content)
-    source = (tmp_path / "policy.py").read_text()
+        (folder / name).write_bytes(content)
+    source = (folder / "policy.py").read_text()
     assert set(re.findall(r"^import (\w+)", source, re.MULTILINE)) == {"pathlib", "numpy"}
-    spec = importlib.util.spec_from_file_location("exported", tmp_path / "policy.py")
+    spec = importlib.util.spec_from_file_location("exported", folder / "policy.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    seen = observations(function)
-    wanted = answers(policy, seen)
-    form: Any = jax.tree.structure(jaxrl.spaces.space_struct(policy.policy.spec.observation_space))
-    for row in range(3):
-        given: list[Any] = []
-        for parts, want in zip(seen, wanted, strict=True):
-            made = module.act(form.unflatten([part[row] for part in parts]), *given)
-            action, given = (made[0], [made[1]]) if function.memory else (made, [])
-            np.testing.assert_allclose(action, want[row], rtol=1e-5, atol=1e-5)
+
+    def begin() -> Act:
+        memory: list[Any] = []
+
+        def act(parts: list[np.ndarray]) -> Any:
+            # As the entries say where each part belongs: `obs['a']` is that of the dict.
+            made = module.act(jax.tree.unflatten(jax.tree.structure(struct), parts), *memory)
+            action, memory[:] = (made[0], [made[1]]) if function.memory else (made, [])
+            return action
+
+        return act
+
+    struct = jaxrl.spaces.space_struct(jaxrl.spaces.space_from_plain(function.spaces["observation"]))
+    return begin
+
+
+def act_in_c(function: Function, folder: Path) -> Callable[[], Act]:
+    """Return what begins an episode in C; state that is not set up by `policy_init` is noise."""
+    for name, content in as_c.files(function).items():
+        (folder / name).write_bytes(content)
+    size = "#include <stddef.h>\nextern const size_t size;\nconst size_t size = sizeof(policy_state);\n"
+    (folder / "size.c").write_text(f'#include "policy.h"\n{size}')
+    compile_c(folder, "-shared", "-fPIC", "policy.c", "size.c", "-o", "policy.so")
+    library = ctypes.CDLL(str(folder / "policy.so"))
+    inputs, (output,) = as_c.signature(function)
+    # The mask of actions is the last argument, whatever its place among the parts.
+    order = sorted(range(len(inputs)), key=lambda i: "action_mask" in function.entries[i])
+    assert [inputs[i].shape for i in range(len(order))] == [function.obs[i].shape for i in order]
+
+    def begin() -> Act:
+        count = ctypes.c_size_t.in_dll(library, "size").value
+        state = ctypes.create_string_buffer(b"\xa5" * count, count)
+        library.policy_init(state)
+
+        def act(parts: list[np.ndarray]) -> Any:
+            given = [np.ascontiguousarray(parts[i]) for i in order]
+            action = np.zeros(output.shape, output.dtype)
+            library.policy_act(state, *(ctypes.c_void_p(x.ctypes.data) for x in (*given, action)))
+            return action
+
+        return act
+
+    return begin
+
+
+SOURCES = {"numpy": (act_in_numpy, 3), "c": (act_in_c, ROWS)}
+"""Formats that are source code, with the number of environments to ask: NumPy is slow."""
+
+
+@pytest.mark.parametrize("form", SOURCES)
+def test_source_code_comes_to_the_same_numbers(form: str, policy: GreedyPolicy, tmp_path: Path) -> None:
+    function, (begin, rows) = function_of(policy), SOURCES[form]
+    begun = begin(function, tmp_path)
+    seen, episodes = observations(function), [begun() for _ in range(rows)]
+    # Episodes take turns, so whatever one of them left in common would show in the others.
+    for parts, want in zip(seen, answers(policy, seen), strict=True):
+        made = [act([part[row] for part in parts]) for row, act in enumerate(episodes)]
+        np.testing.assert_allclose(made, want[:rows], rtol=1e-5, atol=1e-5)
+
+
+def compute(call: Callable[[Any], Any], *shape: int) -> GreedyPolicy:
+    """Return a policy of which the action is `call` of the observation, `[B, *shape]`."""
+    made = jax.eval_shape(call, jax.ShapeDtypeStruct((1, *shape), jnp.float32))
+    spec = EnvSpec("x", Box(-np.inf, np.inf, shape), Box(-np.inf, np.inf, made.shape[1:]))
+    return GreedyPolicy(
+        Policy(
+            spec=spec,
+            params=lambda state: state,
+            begin=lambda params, obs: obs,
+            act=lambda params, carry: (carry, call(carry)),
+            observe=lambda params, carry, step: step.obs,
+        ),
+        (),
+    )
+
+
+def signs(x: Any) -> Any:
+    unlike, whole = x + 0.25, jnp.floor(4 * x)
+    made = [
+        jnp.sign(whole),
+        jnp.abs(x),
+        jnp.negative(-x),
+        jax.lax.rem(x, unlike),
+        x**3,
+        unlike**-2,
+        jnp.abs(x) ** unlike,
+    ]
+    return jnp.stack([*made, jnp.where(whole > 0, x, 2), jnp.clip(x, -0.5, whole)], -1)
+
+
+def transcendental(x: Any) -> Any:
+    y = jnp.abs(x) + 0.1
+    made = [jnp.exp(x), jnp.expm1(x), jnp.log(y), jnp.log1p(y), jnp.sqrt(y), jax.lax.rsqrt(y), jnp.sin(x), jnp.cos(x)]
+    return jnp.stack([*made, jnp.tanh(x), jax.nn.sigmoid(x), jnp.square(x), jax.nn.softplus(x)], 1)
+
+
+def integers(x: Any) -> Any:
+    n = (10 * x).astype(jnp.int32)
+    small = jnp.abs(n).astype(jnp.uint8)
+    made = [n // 3, n % 3, jax.lax.rem(n, 3), jax.lax.div(n, 3), n**2, ~n, n & 6, n | 1, jnp.minimum(n, 2), jnp.sign(n)]
+    # 8 bits wrap around, also in the middle of an expression.
+    return jnp.stack([*made, ((small * 100).astype(jnp.int32)), n.astype(bool).astype(jnp.int32)], -1).astype(x.dtype)
+
+
+def comparisons(x: Any) -> Any:
+    y, z = jnp.floor(2 * x), jnp.floor(x)
+    made = [y == z, y != z, y < z, y <= z, y > z, (y >= z) & ~(y == 0), (y == 0) | (z == 0)]
+    return jnp.stack(made, -1).astype(jnp.float32)
+
+
+def reductions(x: Any) -> Any:
+    low, high = x.argmin(2), x.argmax(1)  # of axes of different lengths
+    made = [x.max((1, 2)), x.min(2).sum(1), (x * x).sum((1, 2)), (x > -2).all((1, 2)), (x > 1).any(2).all(1)]
+    return jnp.concatenate([*(m[:, None].astype(x.dtype) for m in made), low.astype(x.dtype), high.astype(x.dtype)], 1)
+
+
+def moves(x: Any) -> Any:
+    """Move entries of `[B, 4, 6]` in ways that strides can say, and in ways that they cannot."""
+    turned = jnp.transpose(x, (0, 2, 1))
+    strided = x[:, 1:4:2, ::3]
+    left, middle, _ = jnp.split(turned, [1, 3], axis=1)
+    parts = [turned.reshape(-1, 24), strided.reshape(-1, 4), left.reshape(-1, 4), middle.reshape(-1, 8)]
+    spread = jnp.broadcast_to((x[:, :, :1] + 1) * x[:, :1, :], x.shape)
+    return jnp.concatenate([*parts, (spread * 2).transpose(0, 2, 1).reshape(-1, 24)], 1)
+
+
+def products(x: Any) -> Any:
+    left, right = x, jnp.transpose(x, (0, 2, 1)) * 2
+    weights = jnp.asarray(np.random.default_rng(3).normal(size=(5, 6)), x.dtype)
+    made = [jnp.einsum("bij,bjk->bik", left, right), jnp.einsum("bij,bkj->bki", left, left)]
+    made += [jnp.einsum("bij,kj->bki", x + 1, weights), jnp.einsum("bij,j->bi", x, weights[0])[:, None]]
+    return jnp.concatenate([m.reshape(m.shape[0], -1) for m in made], 1)
+
+
+def convolution(x: Any) -> Any:
+    kernel = jnp.asarray(np.random.default_rng(3).normal(size=(3, 2, 3, 5)), x.dtype)
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(jnp.tanh(x), kernel, (2, 1), ((1, 2), (0, 1)), dimension_numbers=layout)
+
+
+COMPUTED: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
+    "signs": (signs, (4, 6)), "transcendental": (transcendental, (3,)), "integers": (integers, (4, 6)),
+    "comparisons": (comparisons, (40,)), "reductions": (reductions, (4, 6)), "moves": (moves, (4, 6)),
+    "products": (products, (4, 6)), "convolution": (convolution, (6, 5, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", SOURCES)
+@pytest.mark.parametrize("what", COMPUTED)
+def test_source_code_has_the_operations_of_networks_of_ones_own(form: str, what: str, tmp_path: Path) -> None:
+    policy = compute(*(COMPUTED[what][0], *COMPUTED[what][1]))
+    function = function_of(policy)
+    act = SOURCES[form][0](function, tmp_path)()
+    for obs in 2 * np.random.default_rng(0).normal(size=(20, *COMPUTED[what][1])).astype(np.float32):
+        np.testing.assert_allclose(act([obs]), policy(obs), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", SOURCES)
+def test_what_is_no_number_decides_in_source_code_as_in_jax(form: str, tmp_path: Path) -> None:
+    """It is the largest and the smallest entry, and it goes through ReLU."""
+    rows = lambda x: [x.argmax(1), x.argmin(1), x.max(1), x.min(1), jnp.isfinite(x).sum(1)]
+    decide = lambda x: jnp.concatenate([jnp.stack([y.astype(x.dtype) for y in rows(x)], 1), jax.nn.relu(x)], 1)
+    policy = compute(decide, 4)
+    act = SOURCES[form][0](function_of(policy), tmp_path)()
+    for obs in ([1, 2, 3, np.nan], [1, np.nan, 3, np.nan], [np.nan, 1, -1, 2], [np.inf, 3, 4, -np.inf]):
+        row = np.asarray(obs, np.float32)
+        np.testing.assert_array_equal(act([row]), policy(row))
+
+
+@pytest.mark.parametrize("form", SOURCES)
+def test_parts_of_a_memory_may_change_places_in_source_code(form: str, tmp_path: Path) -> None:
+    policy = Policy(
+        spec=EnvSpec("x", Box(-1, 1, (2,)), Box(-9, 9, (2,))),
+        params=lambda state: state,
+        begin=lambda params, obs: (obs, 10 * obs),
+        act=lambda params, carry: (carry, carry[0]),
+        observe=lambda params, carry, step: (carry[1], 2 * carry[0] + step.obs),
+    )
+    greedy = GreedyPolicy(policy, ())
+    act = SOURCES[form][0](function_of(greedy), tmp_path)()
+    for obs in np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32):
+        np.testing.assert_allclose(act([obs]), greedy(obs), rtol=1e-5, atol=1e-5)
+
+
+def test_both_kinds_of_source_code_have_the_same_operations() -> None:
+    assert {*as_c.RULES} - {"split"} == {*as_numpy.RULES}
+
+
+def test_c_has_no_variables_but_those_of_a_state(tmp_path: Path) -> None:
+    """So threads may run it side by side."""
+    strategy = CASES["memory"]()
+    policy = GreedyPolicy(strategy.policy, strategy.policy.params(strategy.init(jax.random.key(0))))
+    for name, content in as_c.files(function_of(policy)).items():
+        (tmp_path / name).write_bytes(content)
+    compile_c(tmp_path, "-c", "policy.c")
+    listed = subprocess.run(["nm", "policy.o"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    symbols = {line.split()[-1]: line.split()[-2] for line in listed.splitlines()}
+    assert {name for name, kind in symbols.items() if kind == "T"} == {"policy_init", "policy_act"}
+    assert {*symbols.values()} <= {"T", "t", "r", "R", "U"}
+    assert {name for name, kind in symbols.items() if kind == "U"} <= {"tanhf", "_GLOBAL_OFFSET_TABLE_"}
+
+
+def test_parts_of_an_observation_are_arguments_in_c(tmp_path: Path) -> None:
+    """Also under names that are none in C, and those that decide nothing."""
+    box, spaces = Box(-1, 1, (2,)), {"Größe": Box(-1, 1, ()), "a": Box(-1, 1, (2,)), "A": Box(-1, 1, (3,))}
+    spec = EnvSpec("x", {**spaces, "int": box}, box)
+    policy = Policy(
+        spec=spec,
+        params=lambda state: state,
+        begin=lambda params, obs: obs,
+        act=lambda params, obs: (obs, obs["a"] + obs["A"][:, 1:] + obs["Größe"][:, None]),
+        observe=lambda params, carry, step: step.obs,
+    )
+    made = files_of(GreedyPolicy(policy, ()), "c")
+    told = json.loads(made["policy.json"])
+    assert [(x["name"], x["shape"]) for x in told["inputs"]] == [
+        ("obs_A", [3]), ("obs_Gr_xf6_xdfe", []), ("obs_a_2", [2]), ("obs_int", [2]),
+    ]  # fmt: skip
+    assert [(x["name"], x["shape"], x["dtype"]) for x in told["outputs"]] == [("action", [2], "float32")]
+    assert b"No action depends on obs_int; it may be NULL." in made["policy.h"]
+    for name, content in made.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "main.c").write_text(
+        '#include <stdio.h>\n#include "policy.h"\nint main(void) {\n'
+        "    float a[POLICY_OBS_A_SIZE] = {1, 2, 3}, b[POLICY_OBS_A_2_SIZE] = {10, 20}, c[] = {100};\n"
+        "    float action[POLICY_ACTION_SIZE];\n    policy_state state;\n    policy_init(&state);\n"
+        '    policy_act(&state, a, c, b, 0, action);\n    printf("%g %g", action[0], action[1]);\n    return 0;\n}\n'
+    )
+    compile_c(tmp_path, "main.c", "policy.c", "-o", "main")
+    assert subprocess.run([tmp_path / "main"], capture_output=True, text=True).stdout == "112 123"
 
 
 def test_a_description_has_what_each_format_takes(tmp_path: Path) -> None:
@@ -184,23 +411,19 @@ def test_only_what_decides_on_actions_is_remembered() -> None:
     assert function.results == ["action", "next_memory"]
 
 
-def test_what_numpy_has_no_line_for_is_named() -> None:
-    policy = Policy(
-        spec=EnvSpec("x", Box(-1, 1, (3,)), Box(-1, 1, (3,))),
-        params=lambda state: state,
-        begin=lambda params, obs: obs,
-        act=lambda params, carry: (carry, jax.lax.erf_inv(carry)),
-        observe=lambda params, carry, step: step.obs,
-    )
-    with pytest.raises(SettingsError, match=r"computes erf_inv, .* export it as stablehlo or onnx"):
-        as_numpy.files(function_of(GreedyPolicy(policy, ())))
+@pytest.mark.parametrize(("files", "language"), [(as_numpy.files, "NumPy"), (as_c.files, "C")])
+def test_what_source_code_has_no_line_for_is_named(files: Any, language: str) -> None:
+    said = f"computes erf_inv, which is not written in {language} here; export it as stablehlo or onnx"
+    with pytest.raises(SettingsError, match=said):
+        files(function_of(compute(jax.lax.erf_inv, 3)))
 
 
-def test_numbers_that_numpy_does_not_have_are_named() -> None:
+@pytest.mark.parametrize("files", [as_numpy.files, as_c.files])
+def test_numbers_that_source_code_does_not_have_are_named(files: Any) -> None:
     strategy = off(jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(8,), dtype="bfloat16"))
     params = jax.jit(lambda key: strategy.policy.params(strategy.init(key)))(jax.random.key(0))
     with pytest.raises(SettingsError, match="computes numbers of bfloat16"):
-        as_numpy.files(function_of(GreedyPolicy(strategy.policy, params)))
+        files(function_of(GreedyPolicy(strategy.policy, params)))
 
 
 def test_no_library_but_jax_is_needed_to_export() -> None:

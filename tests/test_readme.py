@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -330,7 +331,15 @@ def test_the_report_example_tells_both_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_exported_policy_acts(tmp_path: Path) -> None:
-    assert run_alone(block("export"), tmp_path).splitlines()[-1] in ("0", "1")
+    in_numpy = run_alone(block("export"), tmp_path).splitlines()[-1]
+    assert in_numpy in ("0", "1")
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler named cc")
+    (tmp_path / "main.c").write_text(block("export-main"))
+    commands = "set -e\n" + re.sub(r"^python ", f"{sys.executable} ", block("export-c"), flags=re.MULTILINE)
+    done = subprocess.run(["sh", "-c", commands], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == in_numpy
 
 
 @pytest.mark.slow

@@ -7,14 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.errors import SettingsError
-from jaxrl.exporting.function import Function
-from jaxrl.xla import forms
-from jaxrl.xla.equations import Code, Equation, bind, called, read
+from jaxrl.exporting.function import Function, Part
+from jaxrl.exporting.operations import ELEMENTWISE, Operation, refuse, require_plain_convolution, trace
 
 SOURCE = '''"""A policy trained with jaxrl. It needs NumPy, and policy.npz beside it, and nothing else.
 
@@ -33,17 +30,7 @@ def act({given}):
     """{docstring}"""
 {body}
 '''
-NAMES = {
-    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "max": "np.maximum({}, {})", "min": "np.minimum({}, {})",
-    "neg": "-{}", "exp": "np.exp({})", "log": "np.log({})", "log1p": "np.log1p({})", "expm1": "np.expm1({})",
-    "tanh": "np.tanh({})", "abs": "np.abs({})", "sqrt": "np.sqrt({})", "sign": "np.sign({})", "floor": "np.floor({})",
-    "sin": "np.sin({})", "cos": "np.cos({})", "square": "np.square({})", "is_finite": "np.isfinite({})",
-    "rsqrt": "1 / np.sqrt({})", "logistic": "0.5 * (1 + np.tanh(0.5 * {}))", "pow": "{} ** {}", "eq": "{} == {}",
-    "ne": "{} != {}", "lt": "{} < {}", "le": "{} <= {}", "gt": "{} > {}", "ge": "{} >= {}", "and": "{} & {}",
-    "or": "{} | {}", "not": "~{}", "clamp": "np.clip({1}, {0}, {2})", "stop_gradient": "{}", "copy": "{}",
-    "rem": "np.fmod({}, {})",
-}  # fmt: skip
-"""Primitives that are one call or operator of NumPy."""
+_refuse = partial(refuse, language="NumPy")
 
 
 def _cast(eqn: Any, x: str) -> str:
@@ -94,9 +81,7 @@ def _part(eqn: Any, x: str) -> str:
 def _convolved(eqn: Any, x: str, kernel: str) -> str:
     """Write a convolution of `[N, H, W, C]` with `[h, w, C, O]`, as Flax makes them: windows times kernel."""
     made = eqn.params
-    plain = made["lhs_dilation"] == made["rhs_dilation"] == (1, 1) and made["feature_group_count"] == 1
-    if not plain or tuple(made["dimension_numbers"]) != ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2)):
-        _refuse("a convolution of another kind than [N, H, W, C]")
+    require_plain_convolution(made, "NumPy")
     (down, right), window = made["window_strides"], eqn.invars[1].aval.shape[:2]
     padded = f"np.pad({x}, {((0, 0), *map(tuple, made['padding']), (0, 0))})"
     windows = f"np.lib.stride_tricks.sliding_window_view({padded}, {tuple(window)}, (1, 2))"
@@ -130,64 +115,48 @@ def files(function: Function) -> dict[str, bytes]:
     Raises:
       SettingsError: the policy computes something for which there is no line of NumPy here, such as pooling.
     """
-    # Plain forms have no branches by platform, for which there is no line of NumPy.
-    with forms("plain"):
-        traced = jax.make_jaxpr(partial(function.call, function.params))(*function.inputs(1))
-    writer = _Writer()
-    results = writer.run(read(traced), function.names)
-    lines, held = writer.needed(results), io.BytesIO()
-    used = {name: array for name, array in writer.arrays.items() if any(f'W["{name}"]' in line for line in lines)}
-    np.savez(held, **used)  # type: ignore[arg-type]
-    source = _source(function, lines, results)
+    writer, program = _Writer(), trace(function)
+    for operation in program.operations:
+        writer.write(operation)
+    held = io.BytesIO()
+    np.savez(held, **writer.arrays)  # type: ignore[arg-type]
+    source = _source(function, writer.lines, program.results)
     return {"policy.py": source.encode(), "policy.npz": held.getvalue()}
 
 
+def signature(function: Function) -> tuple[list[Part], list[Part]]:
+    """Return what `act` takes and returns: parts of an observation, actions, and the arrays of the memory."""
+    part = lambda name, x, *batch: Part(name, (*batch, *x.shape), str(x.dtype))
+    memory = [part(f"memory[{i}]", x, 1) for i, x in enumerate(function.memory)]
+    seen = zip(function.entries, function.obs, strict=True)
+    made = zip(function.results, function.actions, strict=False)
+    return [*(part(*x) for x in seen), *memory], [*(part(*x) for x in made), *memory]
+
+
 class _Writer:
-    """Write each equation that depends on an input as a line of NumPy, and work out the others now."""
+    """Write each operation as a line of NumPy, and collect the arrays in them."""
 
     def __init__(self) -> None:
-        self.lines: list[tuple[str, str]] = []
+        self.lines: list[str] = []
         self.arrays: dict[str, np.ndarray] = {}
 
-    def run(self, code: Code, args: Sequence[Any]) -> list[Any]:
-        """Return the results: text is a line's name, anything else a value known by now."""
-        known = {**code.given, **dict(zip(code.ins, args, strict=True))}
-        for equation in code.equations:
-            made = self._results(equation, [known[i] for i in equation.ins])
-            known.update(zip(equation.outs, made, strict=True))
-        return [known[i] for i in code.outs]
-
-    def _results(self, equation: Equation, given: list[Any]) -> Sequence[Any]:
-        # No input in it: worked out now, and a constant of the file.
-        if not any(isinstance(x, str) for x in given):
-            return bind(equation, *given)
-        if (inner := called(equation)) is not None:
-            return self.run(inner, given)
-        eqn = equation.eqn
-        for x in eqn.outvars:
+    def write(self, operation: Operation) -> None:
+        """Append the lines of an operation."""
+        for x in operation.eqn.outvars:
             if np.dtype(x.aval.dtype).isbuiltin != 1:
                 _refuse(f"numbers of {x.aval.dtype}")
-        name, words = equation.name, [x if isinstance(x, str) else self._constant(x) for x in given]
+        given = [x if isinstance(x, str) else self._constant(x) for x in operation.ins]
+        made = self._written(operation.name, operation.eqn, given)
+        self.lines += [f"{name} = {said}" for name, said in zip(operation.outs, made, strict=True)]
+
+    def _written(self, name: str, eqn: Any, given: list[str]) -> list[str]:
         if name == "split":
             ends = [0, *np.cumsum(eqn.params["sizes"]).tolist()]
             before = ":, " * eqn.params["axis"]
-            return [self._line(f"{words[0]}[{before}{i}:{j}]") for i, j in itertools.pairwise(ends)]
-        if name not in NAMES and name not in RULES:
-            _refuse(name)
-        return [self._line(NAMES[name].format(*words) if name in NAMES else RULES[name](eqn, *words))]
-
-    def _line(self, said: str) -> str:
-        self.lines.append((f"x{len(self.lines)}", said))
-        return self.lines[-1][0]
-
-    def needed(self, results: Sequence[Any]) -> list[str]:
-        """Return the lines on which the results depend."""
-        wanted, kept = {x for x in results if isinstance(x, str)}, []
-        for name, said in reversed(self.lines):
-            if name in wanted:
-                wanted |= set(re.findall(r"\bx\d+\b", said))
-                kept.append(f"{name} = {said}")
-        return kept[::-1]
+            return [f"{given[0]}[{before}{i}:{j}]" for i, j in itertools.pairwise(ends)]
+        if name in ELEMENTWISE:
+            return [ELEMENTWISE[name].numpy.format(*given)]
+        return [RULES[name](eqn, *given) if name in RULES else _refuse(name)]
 
     def _constant(self, value: Any) -> str:
         array = np.asarray(value)
@@ -200,12 +169,6 @@ class _Writer:
                 return f'W["{name}"]'
         self.arrays[f"w{len(self.arrays)}"] = array
         return f'W["w{len(self.arrays) - 1}"]'
-
-
-def _refuse(name: str) -> Any:
-    raise SettingsError(
-        f"this policy computes {name}, which is not written in NumPy here; export it as stablehlo or onnx instead"
-    )
 
 
 def _source(function: Function, lines: Sequence[str], results: Sequence[Any]) -> str:

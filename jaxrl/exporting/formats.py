@@ -2,16 +2,28 @@
 
 import json
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
-from jaxrl.exporting import as_numpy, onnx, stablehlo
-from jaxrl.exporting.function import Function, described, function_of
+from jaxrl.exporting import as_c, as_numpy, onnx, stablehlo
+from jaxrl.exporting.function import Function, Part, described, function_of, signature
 from jaxrl.exporting.writing import MARK
 from jaxrl.training.policy import GreedyPolicy
 
-FORMATS: Mapping[str, Callable[[Function], dict[str, bytes]]] = {
-    "stablehlo": stablehlo.files,
-    "onnx": onnx.files,
-    "numpy": as_numpy.files,
+
+class Format(NamedTuple):
+    """A way to export policies."""
+
+    files: Callable[[Function], dict[str, bytes]]
+    """The files of an export by name."""
+    signature: Callable[[Function], tuple[list[Part], list[Part]]] = signature
+    """What the exported policy takes and returns."""
+
+
+FORMATS: Mapping[str, Format] = {
+    "stablehlo": Format(stablehlo.files),
+    "onnx": Format(onnx.files),
+    "numpy": Format(as_numpy.files, as_numpy.signature),
+    "c": Format(as_c.files, as_c.signature),
 }
 
 
@@ -21,6 +33,6 @@ def files_of(policy: GreedyPolicy, form: str) -> dict[str, bytes]:
     Raises:
       SettingsError: this policy cannot be exported so.
     """
-    function = function_of(policy)
-    text = json.dumps({"format": form, **described(function, policy.facts, form != "numpy")}, indent=2) + "\n"
-    return {**FORMATS[form](function), MARK: text.encode()}
+    function, (write, list_parts) = function_of(policy), FORMATS[form]
+    described_as = described(function, policy.facts, *list_parts(function))
+    return {**write(function), MARK: (json.dumps({"format": form, **described_as}, indent=2) + "\n").encode()}

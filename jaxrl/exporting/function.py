@@ -1,7 +1,7 @@
 """A policy as one pure function of arrays, its memory an explicit input and output."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +16,15 @@ from jaxrl.xla.attempts import with_fallback
 from jaxrl.xla.equations import find_dependencies, read
 
 Shapes = list[jax.ShapeDtypeStruct]
+
+
+class Part(NamedTuple):
+    """An array that an exported policy takes or returns."""
+
+    name: str
+    shape: tuple[Any, ...]
+    """With `B` for the axis of a batch of any size."""
+    dtype: str
 
 
 class Function(NamedTuple):
@@ -120,28 +129,30 @@ def _deciding(traced: Any, memory: int, actions: int) -> list[int]:
         wanted |= found
 
 
-def described(function: Function, facts: dict[str, Any], batched: bool) -> dict[str, Any]:
-    """Return what a person needs to call it, as plain values: `batched` as this function, or else as the NumPy page."""
-    listed = lambda names, shapes, *batch: [
-        {"name": name, "shape": [*batch, *x.shape], "dtype": str(x.dtype)}
-        for name, x in zip(names, shapes, strict=True)
-    ]
-    if batched:
-        inputs = listed(function.names, [_row(x) for x in function.inputs(1)], "B")
-        outputs = listed(function.results, [*function.actions, *function.memory], "B")
-    else:
-        memory = listed([f"memory[{i}]" for i in range(len(function.memory))], function.memory, 1)
-        inputs = [*listed(function.entries, function.obs), *memory]
-        outputs = [*listed(_names("action", len(function.actions)), function.actions), *memory]
+def signature(function: Function) -> tuple[list[Part], list[Part]]:
+    """Return the inputs and outputs of `function.call`."""
+    inputs = [Part(name, ("B", *x.shape[1:]), str(x.dtype)) for name, x in _pair(function.names, function.inputs(1))]
+    made = _pair(function.results, [*function.actions, *function.memory])
+    return inputs, [Part(name, ("B", *x.shape), str(x.dtype)) for name, x in made]
+
+
+def described(
+    function: Function, facts: dict[str, Any], inputs: Sequence[Part], outputs: Sequence[Part]
+) -> dict[str, Any]:
+    """Return what a person needs to call a policy with these inputs and outputs, as plain values."""
     return {
-        "inputs": inputs,
-        "outputs": outputs,
+        "inputs": [part._asdict() for part in inputs],
+        "outputs": [part._asdict() for part in outputs],
         "spaces": function.spaces,
         "score": facts.get("score"),
         "opt_steps": facts.get("opt_steps"),
         "env": facts.get("settings", {}).get("env"),
         "algo": facts.get("settings", {}).get("algo"),
     }
+
+
+def _pair(names: Sequence[str], shapes: Shapes) -> list[tuple[str, jax.ShapeDtypeStruct]]:
+    return list(zip(names, shapes, strict=True))
 
 
 def _obs_names(struct: PyTree) -> list[str]:

@@ -3,6 +3,7 @@
 import json
 import logging
 import shlex
+import shutil
 import subprocess
 import sys
 import warnings
@@ -18,6 +19,7 @@ from PIL import Image
 
 import jaxrl
 from jaxrl import load_policy
+from jaxrl.exporting import as_c
 from jaxrl.training.storage.leaves import state_digest
 
 ALONE = "import sys; sys.modules['jaxrl'] = None  # importing it fails\nimport numpy as np\nobs = np.load('obs.npy')\n"
@@ -26,16 +28,37 @@ USE = {
     "actions, = policy.call(obs)\none, = policy.call(obs[:1])\nassert one[0] == actions[0]",
     "numpy": "sys.modules['jax'] = None\nsys.path.insert(0, 'out')\nimport policy\n"
     "actions = np.array([policy.act(x) for x in obs])\nassert actions[0].shape == ()",
+    "c": "import subprocess\nsubprocess.run(['cc', '-std=c99', '-Iout', 'main.c', 'out/policy.c', '-lm'], check=True)\n"
+    "told = subprocess.run('./a.out', input=obs.tobytes(), capture_output=True).stdout\n"
+    "actions = np.array(told.split(), int)",
     "onnx": "import onnxruntime\nmodel = onnxruntime.InferenceSession('out/policy.onnx')\n"
     "actions, = model.run(['action'], {'obs': obs})",
 }
 
+MAIN = """
+#include <stdio.h>
+#include "policy.h"
+int main(void)
+{
+    static policy_state state;
+    static float obs[POLICY_OBSERVATION_SIZE];
+    int32_t action[POLICY_ACTION_SIZE];
+    policy_init(&state);
+    for (; fread(obs, sizeof obs, 1, stdin); printf("%d ", (int)action[0]))
+        policy_act(&state, obs, action);
+    return 0;
+}
+"""
 
-@pytest.mark.parametrize("form", [*list(USE)[:2], pytest.param("onnx", marks=pytest.mark.slow)])
+
+@pytest.mark.parametrize("form", [*list(USE)[:3], pytest.param("onnx", marks=pytest.mark.slow)])
 def test_it_does_the_same_without_jaxrl(form: str, doors: Doors, finished: Finished) -> None:
     if form == "onnx":
         pytest.importorskip("jax2onnx")
         pytest.importorskip("onnxruntime")
+    if form == "c" and shutil.which("cc") is None:
+        pytest.skip("needs a C compiler named cc")
+    (doors.cwd / "main.c").write_text(MAIN)
     before = snapshot(finished.path)
     done = doors.here("export", finished.path, "--format", form, "--out", "out")
     assert (done.returncode, done.stderr) == (0, "")
@@ -43,7 +66,7 @@ def test_it_does_the_same_without_jaxrl(form: str, doors: Doors, finished: Finis
     policy = load_policy(finished.path)
     (given,) = json.loads((doors.cwd / "out/policy.json").read_text())["inputs"]
     shape = [size for size in given["shape"] if size != "B"]
-    assert (len(given["shape"]) > len(shape)) is (form != "numpy")  # whose page takes one observation
+    assert (len(given["shape"]) > len(shape)) is (form not in ("numpy", "c"))  # which take one observation
     obs = np.random.default_rng(0).random((1_000, *shape), np.float32)
     np.save(doors.cwd / "obs.npy", obs)
     use = f"{ALONE}{USE[form]}\nnp.save('actions.npy', actions)"
@@ -83,6 +106,16 @@ def test_bad_input_is_one_line_and_exit_code_2(args: list[str], said: str, doors
     done = doors.here("export", *[str(finished.path) if arg == "RUN" else arg for arg in args])
     assert said in one_error_line(done)
     assert done.returncode == 2
+
+
+def test_an_operation_that_is_not_written_in_c_is_named(
+    doors: Doors, finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(as_c, "RULES", {name: rule for name, rule in as_c.RULES.items() if name != "dot_general"})
+    done = doors.here("export", finished.path, "--format", "c")
+    assert "computes dot_general, which is not written in C here; export it as stablehlo" in one_error_line(done)
+    assert done.returncode == 2
+    assert list(doors.cwd.iterdir()) == []
 
 
 def test_a_converter_that_is_missing_is_named(
