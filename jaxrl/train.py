@@ -34,6 +34,7 @@ from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.scores import PopulationResult, named
 from jaxrl.training.population.trainer import PopulationTrainer
 from jaxrl.training.processes import number
+from jaxrl.xla.contexts import product_precision
 
 
 def main(args: Sequence[str]) -> int:
@@ -72,6 +73,9 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
     quiet = config.quiet or number() > 0
     if not quiet:
         tell(f"device {devices[0].device_kind}, run directory {one_line(config.run_dir)}")
+        products = product_precision(devices[0])
+        if products != "float32":
+            tell(f"products of matrices in {products}; JAX_DEFAULT_MATMUL_PRECISION=highest for float32")
         for note in request.notes:
             tell(one_line(note))
         stage.show("building the environment")

@@ -23,6 +23,25 @@ NUMBERS = (
 """Options that affect what a program computes; each is also a context manager of `jax`."""
 OPTIONS = (*NUMBERS, "debug_infs", "debug_nans", "default_device")
 """Options that affect the compiled program of a function."""
+FULL = ("float32", "highest", "F32_F32_F32")
+"""Values of `jax_default_matmul_precision` with which products of matrices are in float32 everywhere."""
+
+
+def product_precision(device: Any) -> str:
+    """Return in which precision XLA multiplies matrices of float32 on a device.
+
+    Unless JAX is configured otherwise, NVIDIA GPUs from compute capability 8.0 on round what they multiply to TF32
+    (10 bits after the point), TPUs to bfloat16 (7 bits).
+    """
+    wanted: str | None = options_of(("default_matmul_precision",))["default_matmul_precision"]
+    if device.platform == "cpu" or wanted in FULL:
+        return "float32"
+    if wanted is not None and wanted not in ("default", "fastest"):
+        return wanted
+    if device.platform == "tpu":
+        return "bfloat16"
+    major = str(getattr(device, "compute_capability", "")).partition(".")[0]  # such as gfx90a of AMD
+    return "TF32" if major.isdecimal() and int(major) >= 8 else "float32"
 
 
 def options_of(names: tuple[str, ...] = OPTIONS) -> dict[str, Any]:

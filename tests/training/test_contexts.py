@@ -1,5 +1,7 @@
 """A `with` block of JAX around training reaches every program of it, and no program of another block is used again."""
 
+import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -8,6 +10,7 @@ import pytest
 from toys_envs import constant_reward
 
 import jaxrl
+from jaxrl.xla.contexts import product_precision
 
 
 class State(NamedTuple):
@@ -92,3 +95,35 @@ def test_strategies_that_differ_in_where_they_are_evaluated_are_evaluated_there(
         result = jaxrl.Trainer(other, max_opts=2, eval_interval=2, eval_episodes=2, quiet=True).train()
         returns[reward] = result.best_score
     assert returns == {1.0: 1.0, 5.0: 5.0, -3.0: -3.0}
+
+
+class Device(NamedTuple):
+    """What JAX says of a device."""
+
+    platform: str
+    compute_capability: str = ""
+
+
+@pytest.mark.parametrize(
+    ("device", "configured", "said"),
+    [
+        (Device("cpu"), None, "float32"),
+        (Device("gpu", "9.0"), None, "TF32"),
+        (Device("gpu", "7.5"), None, "float32"),
+        (Device("gpu", "gfx90a"), None, "float32"),
+        (Device("gpu", "9.0"), "highest", "float32"),
+        (Device("gpu", "9.0"), "bfloat16", "bfloat16"),
+        (Device("tpu"), None, "bfloat16"),
+        (Device("tpu"), "float32", "float32"),
+    ],
+)
+def test_the_precision_of_products_is_that_of_the_device_and_what_jax_is_told(
+    device: Device, configured: Any, said: str
+) -> None:
+    with jax.default_matmul_precision(configured):
+        assert product_precision(device) == said
+
+
+def test_a_run_says_in_its_metadata_how_matrices_are_multiplied(tmp_path: Path) -> None:
+    jaxrl.Trainer(watching(), max_opts=2, run_dir=tmp_path / "run", quiet=True).train()
+    assert json.loads((tmp_path / "run" / "metadata.json").read_text())["products"] == "float32"

@@ -37,6 +37,7 @@ from jaxrl.training.storage.run_dir import (
     require_empty,
 )
 from jaxrl.trees import PyTree
+from jaxrl.xla.contexts import product_precision
 
 VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax")
 """Packages whose version may decide a bit of the training."""
@@ -254,6 +255,7 @@ class Storage:
         return {
             "versions": {"python": platform.python_version(), **self._versions, **versions(OTHER_VERSIONS)},
             "devices": [str(device.device_kind) for device in jax.devices()],
+            "products": product_precision(jax.devices()[0]),
             "platform": platform.platform(),
         }
 
