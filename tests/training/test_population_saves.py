@@ -132,6 +132,7 @@ def test_with_all_saves_damaged_members_are_refused_and_nothing_is_changed(run: 
         {"order": None},
         "rows",
         [],
+        0,
     ],
     ids=str,
 )
@@ -142,6 +143,8 @@ def test_rows_that_a_stranger_has_written_are_damage(wrong: object, run: Path, t
     manifest = json.loads(file.read_text())
     if isinstance(wrong, dict):
         manifest["facts"]["rows"][0] |= wrong
+    elif wrong == 0:
+        manifest["facts"]["keep"] = 0
     else:
         manifest["facts"]["rows"] = wrong
     file.write_text(json.dumps(seal(manifest)))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -341,16 +342,19 @@ def test_a_member_that_cannot_go_on_is_named_with_its_remedy(searched: Searched,
     """One that never took over can be removed, and comes to the same bits; one that did cannot."""
     taken = {name for name, _ in adoptions(searched.run)}
     own = min({path.name for path in (searched.run / "members").iterdir()} - taken)
-    for name, remedy in ((own, "remove .*: this member alone is trained anew"), (min(taken), "had taken over")):
-        run = searched.cut(60, tmp_path / name)
-        for manifest in run.glob(f"members/{name}/checkpoints/*/manifest.json"):
-            manifest.write_text("{}")
-        with (
-            pytest.warns(UserWarning, match="is passed over"),
-            pytest.raises(NoCheckpointError, match=f"member {int(name)}: .*{name}/checkpoints .*; .*{remedy}"),
-        ):
-            searched.go_on(run)
-    run = tmp_path / own
+    run = searched.cut(60, tmp_path / "damaged")
+    for manifest in run.glob("checkpoints/*/manifest.json"):
+        manifest.write_text("{}")
+    remedy = r"(?:(?P<own>remove .*: this member alone is trained anew)|had taken over)"
+    with (
+        pytest.warns(UserWarning, match="is passed over"),
+        pytest.raises(NoCheckpointError, match=rf"member \d: .*checkpoints holds no valid .*; .*{remedy}") as refused,
+    ):
+        searched.go_on(run)
+    said = re.search(rf"member (\d): .*{remedy}", str(refused.value))
+    assert said is not None
+    assert (said["own"] is None) == (f"{int(said[1]):05d}" in taken)
+    run = searched.cut(60, tmp_path / own)
     shutil.rmtree(run / "members" / own)
     searched.go_on(run)
     searched.require_same(run)
@@ -379,7 +383,8 @@ def test_killed_right_behind_each_gate_it_comes_to_the_same_bits(saves: str, tmp
             time.sleep(0.005)
         process.kill()
         process.wait()
-        assert {max(open_store(path, CHECKPOINTS).steps()) for path in run.glob("members/*")} == {gate}
+        steps = {step for path in run.glob("members/*") for step in open_store(path, CHECKPOINTS).steps()}
+        assert max(steps) == gate
         command = ["--resume", str(run)]
     assert train.main(command) == 0
     kept = lambda run: {name: sha for name, sha in checkpoints(run).items() if saves or name.endswith(" 3840")}

@@ -137,6 +137,8 @@ class Save(NamedTuple):
     """With member and step."""
     entries: Mapping[str, Sequence[Entry]]
     """What the arrays of a row are, by stack."""
+    keep: int
+    """Rows of each member that stay."""
 
 
 class Saves(Store):
@@ -157,15 +159,16 @@ class Saves(Store):
         return self._rows().get(member, {})
 
     def _rows(self) -> dict[int, dict[int, Place]]:
-        """Return where the rows of all members are that no later one has replaced."""
+        """Return where the rows of all members are, but those that a later one has replaced or that need not stay."""
         with self._lock:
             self._look()
-            every = [row for found in self._found.values() if isinstance(found, Save) for row in found.rows]
+            found = [save for _, save in sorted(self._found.items()) if isinstance(save, Save)]
         rows: dict[int, dict[int, Place]] = {}
+        every = (row for save in found for row in save.rows)
         for member, step, place in sorted(every, key=lambda row: (row[2].order, row[2].save)):
             before = rows.get(member, {})
             rows[member] = {**{s: p for s, p in before.items() if s < step}, step: place}
-        return rows
+        return {member: _kept(steps, found[-1].keep) for member, steps in rows.items()}
 
     def newest_order(self) -> int:
         """Return the place of the newest row among all."""
@@ -222,12 +225,12 @@ class Saves(Store):
             for name in alike[0].leaves:
                 leaves[f"{stack}/{name}"] = np.stack([row.leaves[name] for row in alike])
         self._arrays = None
-        self.write(max(self.steps(), default=0) + 1, leaves, {"rows": told})
+        self.write(max(self.steps(), default=0) + 1, leaves, {"keep": self.keep, "rows": told})
 
     def _carried(self) -> list[Row]:
         """Return the rows of old saves that are still needed, of which too many would stay for a few members each."""
-        rows, needed = self._rows(), self._needed()
-        old = sorted(needed)[: -(self.keep + MOST_SAVES)]
+        rows = self._rows()
+        old = sorted(_saves_of(rows))[: -(self.keep + MOST_SAVES)]
         places = [(member, step, place) for member, steps in rows.items() for step, place in steps.items()]
         found = []
         for member, step, place in places:
@@ -238,20 +241,22 @@ class Saves(Store):
                     continue  # damaged, it stays where it is as long as it is needed
         return found
 
-    def _needed(self) -> set[int]:
-        """Return the saves of which a member keeps a row."""
-        needed = set()
-        for steps in self._rows().values():
-            regular = lambda step, steps=steps: bool(steps[step].facts.get("regular", True))
-            gone = surplus(steps, self.keep, max(steps), regular)
-            needed |= {place.save for step, place in steps.items() if step not in gone}
-        return needed
-
     def _prune(self, newest: int) -> None:
-        needed = {newest, *self._needed()}
+        needed = {newest, *_saves_of(self._rows())}
         for save in [save for save in self.steps() if save not in needed]:
             self._remove(save)
         self._sweep()
+
+
+def _kept(steps: Mapping[int, Place], keep: int) -> dict[int, Place]:
+    """Return the rows of a member that stay, of all its rows by step."""
+    gone = surplus(steps, keep, max(steps), lambda step: bool(steps[step].facts.get("regular", True)))
+    return {step: place for step, place in steps.items() if step not in gone}
+
+
+def _saves_of(rows: Mapping[int, Mapping[int, Place]]) -> set[int]:
+    """Return the saves that rows are in."""
+    return {place.save for steps in rows.values() for place in steps.values()}
 
 
 def _contents(save: int, manifest: Mapping[str, Any]) -> Save:
@@ -268,6 +273,9 @@ def _contents(save: int, manifest: Mapping[str, Any]) -> Save:
         entries.setdefault(stack, []).append({**entry, "path": path, "shape": entry["shape"][1:]})
     rows, counts = [], dict.fromkeys(lengths, 0)
     try:
+        keep = manifest["facts"]["keep"]
+        if type(keep) is not int or keep < 1:
+            raise ValueError
         for row in manifest["facts"]["rows"]:
             stack, numbers = row["stack"], (row["member"], row["step"], row["order"])
             if not all(type(n) is int and n >= 0 for n in numbers) or not isinstance(row["facts"], dict):
@@ -278,7 +286,7 @@ def _contents(save: int, manifest: Mapping[str, Any]) -> Save:
         raise CheckpointError("it does not say which members it is of") from error
     if any(found != {counts[stack]} for stack, found in lengths.items()):
         raise CheckpointError("it has other members than it says")
-    return Save(rows, entries)
+    return Save(rows, entries, keep)
 
 
 class MemberStore(Store):
