@@ -120,6 +120,5 @@ def one_error_line(done: subprocess.CompletedProcess[str]) -> str:
 
 def begun_only(out: str) -> bool:
     """Say whether nothing was printed but the first lines of a run, which come before what is slow to import."""
-    first, rest = (out.splitlines() or [""])[0], out.splitlines()[1:]
-    stages = ("  importing", "  device ", "  building ", "  tracing", "  compiling")
-    return (not first or first.startswith("jaxrl ")) and all(line.startswith(stages) for line in rest)
+    begun = ("jaxrl ", "  importing", "  device ", "  building ", "  tracing", "  compiling")
+    return all(line.startswith(begun) for line in out.splitlines())

@@ -18,7 +18,7 @@ from jaxrl.envs import registry
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.strategies.population import Population
 from jaxrl.train import population_config
-from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import digest
 
 POPULATION = (*SMALL, "--max-opts", "60", "--seeds", "2", "--sweep", "agent.lr=1e-3,1e-2", "--run-dir", "run")
@@ -47,11 +47,11 @@ def bests(doors: Doors, run_dir: str) -> list[tuple[str, bool]]:
     """Return of each member the digest of its best policy, and whether it is as good as its checkpoints know of."""
     found = []
     for member in sorted((doors.cwd / run_dir / "members").iterdir()):
-        best, digested, known = Store(member / "best", 1), "none", 0
+        best, digested, known = open_store(member, BEST), "none", 0
         if steps := best.steps():
             digested = digest(best.read(steps[0])[0])
         with contextlib.suppress(NoCheckpointError):
-            known = Store(member / "checkpoints", 2).newest_facts()[1]["ledger"]["best_opt_steps"]
+            known = open_store(member, CHECKPOINTS).newest_facts()[1]["ledger"]["best_opt_steps"]
         found.append((digested, known <= (steps[0] if steps else 0)))
     return found
 
