@@ -142,6 +142,17 @@ Loss = Callable[[PyTree, PyTree, Key | None], tuple[Array, tuple[PyTree, PyTree]
 output beside the loss, `[B, ...]`."""
 
 
+class Gradient(NamedTuple):
+    """The gradient of a loss for the parameters of one network, the mean over all shards."""
+
+    loss: Array
+    params: list[Array]
+    """The gradient itself, as `flat.ravel` returns it."""
+    collections: PyTree
+    """The network's, as the forward pass left them."""
+    aux: PyTree
+
+
 class GradientUpdate(NamedTuple):
     """The result of a gradient step of one network."""
 
@@ -179,13 +190,45 @@ def gradient_update(
       max_norm: largest global norm of the gradient.
       opt_step: number of the optimisation step, from 0.
     """
+    gradient = loss_gradient(step, loss, variables, batch, key=key)
+    return apply_gradient(step, gradient, variables, opt_state, lr=lr, max_norm=max_norm, opt_step=opt_step)
+
+
+def loss_gradient(step: GradientStep, loss: Loss, variables: PyTree, batch: PyTree, *, key: Key | None) -> Gradient:
+    """Return the gradient of `loss` for the parameters of a network; arguments are as for `gradient_update`."""
     parts = check_pieces(step.accumulate, jax.tree.leaves(batch)[0].shape[0])
     value, aux, collections, grads = accumulate(loss, variables, batch, key, parts)
     # The mean over shards of means over equal batches is the mean over all of them.
     value, gradient = shards.pmean((value, flat.ravel(grads)))
+    return Gradient(value, gradient, _mean_of_shards(collections), aux)
+
+
+def gradient_if(due: Array, gradient: Callable[[], Gradient]) -> Gradient:
+    """Return `gradient()` if the scalar `due` is true, otherwise zeros without computing it.
+
+    For updates that are not due at every step. The optimizer's step stays outside of the branch and is undone by
+    `select`: it is cheap beside the gradient, while every array that a branch reads or returns may cost a kernel. With
+    the step inside, `td3` takes 100 kernels on an H200 instead of 68, and 221 000 estimated cycles on a v5e instead of
+    168 000.
+    """
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient))
+    return jax.lax.cond(due, gradient, lambda: zeros)
+
+
+def apply_gradient(
+    step: GradientStep,
+    gradient: Gradient,
+    variables: PyTree,
+    opt_state: PyTree,
+    *,
+    lr: Array,
+    max_norm: Array,
+    opt_step: Array,
+) -> GradientUpdate:
+    """Take the step of `gradient_update` with a gradient that is there already."""
     lr = decayed(lr, step.lr_decay, opt_step)
-    params, opt_state, norm = step.step(split_variables(variables)[0], gradient, opt_state, lr, max_norm)
-    return GradientUpdate(join_variables(params, _mean_of_shards(collections)), opt_state, value, norm, aux)
+    params, opt_state, norm = step.step(split_variables(variables)[0], gradient.params, opt_state, lr, max_norm)
+    return GradientUpdate(join_variables(params, gradient.collections), opt_state, gradient.loss, norm, gradient.aux)
 
 
 def _mean_of_shards(collections: PyTree) -> PyTree:

@@ -40,7 +40,7 @@ from jaxrl.agents.fields import (
     Weight,
     Widths,
 )
-from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer
+from jaxrl.agents.optimizers import OPTIMIZERS, Gradient, Optimizer
 from jaxrl.agents.schedules import schedules_in
 from jaxrl.agents.sequences import Views
 from jaxrl.distributions import Distribution, TanhGaussian
@@ -51,6 +51,7 @@ from jaxrl.nn import forward, training_key
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, RecurrentObs, Transition
+from jaxrl.xla.reductions import select
 
 
 @dataclass(frozen=True)
@@ -358,22 +359,22 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
         opt_state=state.opt_state._replace(critic=critic.opt_state),
     )
     deviation = _deviations(parts, policy_key, rows)
-    improve = lambda state: _improve_policy(parts, state, batch, rows, deviation, temperature, key, opt_step)
+    gradient = partial(_policy_gradient, parts, state, batch, rows, deviation, temperature, key)
+    improve = partial(_improve_policy, parts, state, rows, temperature, opt_step=opt_step)
     if config.policy_interval == 1:
-        state, policy_metrics = improve(state)
+        state, policy_metrics = improve(gradient())
         measured: Metrics = {**policy_metrics}
     else:
-        # A whole population shares one scalar counter, so this stays a `cond` under `vmap`, and the work is skipped.
+        # A whole population shares one scalar counter, so the branch stays one under `vmap`, and the work is skipped.
         due = (opt_step + 1) % config.policy_interval == 0
-        # Both branches of a `cond` must return the same structure.
-        none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(improve, state)[1])
-        state, policy_metrics = jax.lax.cond(due, improve, lambda state: (state, none), state)
+        improved, policy_metrics = improve(optimizers.gradient_if(due, gradient))
+        state = select(due, improved, state)
         # The zeros of a skipped update are no measurement.
         measured = {name: stat(value, due) for name, value in policy_metrics.items()}
     return state, {**metrics, **measured, "temperature": temperature}, priorities
 
 
-def _improve_policy(
+def _policy_gradient(
     parts: Parts,
     state: SACState,
     batch: Batch,
@@ -381,15 +382,12 @@ def _improve_policy(
     deviation: PyTree,
     temperature: Array,
     key: Key,
-    opt_step: Array,
-) -> tuple[SACState, dict[str, Array]]:
-    """Update the policy and the temperature; `rows` are the `training_rows` of `batch`."""
-    config, hyper = parts.config, state.hyper
-    policy = optimizers.gradient_update(
+) -> Gradient:
+    """Return the gradient of the policy's loss; `rows` are the `training_rows` of `batch`."""
+    return optimizers.loss_gradient(
         parts.gradient_step,
         partial(_policy_loss, parts, state.critic, temperature),
         state.policy,
-        state.opt_state.policy,
         (
             # As sampled, and not as seen: the policy's memories are recomputed under its gradient.
             batch.items.obs,
@@ -399,6 +397,19 @@ def _improve_policy(
             rows.items if parts.extra_policy_loss else (),
         ),
         key=training_key(parts.networks.policy, key, 1),
+    )
+
+
+def _improve_policy(
+    parts: Parts, state: SACState, rows: Batch, temperature: Array, gradient: Gradient, opt_step: Array
+) -> tuple[SACState, dict[str, Array]]:
+    """Update the policy by its gradient, and the temperature."""
+    config, hyper = parts.config, state.hyper
+    policy = optimizers.apply_gradient(
+        parts.gradient_step,
+        gradient,
+        state.policy,
+        state.opt_state.policy,
         lr=hyper.policy_lr,
         max_norm=hyper.max_grad_norm,
         opt_step=opt_step,

@@ -14,19 +14,20 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl import shards
-from jaxrl.agents import critics, sequences
+from jaxrl.agents import critics, optimizers, sequences
 from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Mode
 from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.critics import CriticConfig, Parts
 from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker
 from jaxrl.agents.fields import Between, Count, SequenceConfig, Weight
-from jaxrl.agents.optimizers import Optimizer, gradient_update, polyak_update
+from jaxrl.agents.optimizers import Gradient, Optimizer
 from jaxrl.distributions import Head
 from jaxrl.metrics import Metrics
 from jaxrl.nn import forward, training_key
 from jaxrl.spaces import Box, EnvSpec, to_box
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, RecurrentObs
+from jaxrl.xla.reductions import select
 
 
 @dataclass(frozen=True)
@@ -283,17 +284,18 @@ def _update(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Arr
     if parts.memory is not None:
         priorities = sequences.sequence_priorities(priorities, batch.weight.shape[0], parts.config.priority_max)
     state = state._replace(critic=critic.variables, opt_state=state.opt_state._replace(critic=critic.opt_state))
+    gradient = partial(_policy_gradient, parts, state, batch, rows, key)
     if parts.config.policy_interval == 1:
-        return _move_policy(parts, state, batch, rows, key, opt_step), metrics, priorities
-    # A whole population shares one scalar counter, so this stays a `cond` under `vmap`, and the work is really skipped.
+        return _move_policy(parts, state, gradient(), opt_step), metrics, priorities
+    # A whole population shares one scalar counter, so the branch stays one under `vmap`, and the work is skipped.
     due = (opt_step + 1) % parts.config.policy_interval == 0
-    moved = jax.lax.cond(due, lambda s: _move_policy(parts, s, batch, rows, key, opt_step), lambda s: s, state)
-    return moved, metrics, priorities
+    moved = _move_policy(parts, state, optimizers.gradient_if(due, gradient), opt_step)
+    return select(due, moved, state), metrics, priorities
 
 
-def _move_policy(parts: Parts, state: TD3State, batch: Batch, rows: Batch, key: Key, opt_step: Array) -> TD3State:
-    """Update the policy and move the targets; `rows` are the `training_rows` of `batch`."""
-    hyper, weight = state.hyper, rows.weight * rows.items.weight
+def _policy_gradient(parts: Parts, state: TD3State, batch: Batch, rows: Batch, key: Key) -> Gradient:
+    """Return the gradient of the policy's loss; `rows` are the `training_rows` of `batch`."""
+    weight = rows.weight * rows.items.weight
     near: PyTree = ()
     loss = partial(_policy_loss, parts, state.critic, 1.0)
     if parts.config.bc_alpha:
@@ -302,15 +304,25 @@ def _move_policy(parts: Parts, state: TD3State, batch: Batch, rows: Batch, key: 
         obs = critics.observe_before(parts, batch.items.obs, batch.items.is_first, state.policy, state.critic)
         # Equation 5 normalises by the size of the values; no gradient goes through it.
         q = _value(parts, state.critic, obs, _policy(parts, state.policy, obs))
-        loss = partial(_policy_loss, parts, state.critic, value_weight(q, weight, hyper.bc_alpha))
-    policy = gradient_update(
+        loss = partial(_policy_loss, parts, state.critic, value_weight(q, weight, state.hyper.bc_alpha))
+    return optimizers.loss_gradient(
         parts.gradient_step,
         loss,
         state.policy,
-        state.opt_state.policy,
         # As sampled, and not as seen: the policy's memories are recomputed under its gradient.
         (batch.items.obs, batch.items.is_first, weight, near, rows.items if parts.extra_policy_loss else ()),
         key=training_key(parts.networks.policy, key, 1),
+    )
+
+
+def _move_policy(parts: Parts, state: TD3State, gradient: Gradient, opt_step: Array) -> TD3State:
+    """Update the policy by its gradient, and move the targets."""
+    hyper = state.hyper
+    policy = optimizers.apply_gradient(
+        parts.gradient_step,
+        gradient,
+        state.policy,
+        state.opt_state.policy,
         lr=hyper.policy_lr,
         max_norm=hyper.max_grad_norm,
         opt_step=opt_step,
@@ -318,9 +330,9 @@ def _move_policy(parts: Parts, state: TD3State, batch: Batch, rows: Batch, key: 
     return state._replace(
         policy=policy.variables,
         opt_state=state.opt_state._replace(policy=policy.opt_state),
-        target_policy=polyak_update(state.target_policy, policy.variables, hyper.tau),
+        target_policy=optimizers.polyak_update(state.target_policy, policy.variables, hyper.tau),
         # Both targets move together with the policy, as in algorithm 1 of TD3.
-        target_critic=polyak_update(state.target_critic, state.critic, hyper.tau),
+        target_critic=optimizers.polyak_update(state.target_critic, state.critic, hyper.tau),
     )
 
 
