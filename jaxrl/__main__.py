@@ -18,6 +18,7 @@ COMMANDS = {
     "export": "write its policy as a program that needs no jaxrl",
     "publish": "write a folder for a model hub; upload nothing",
     "verify": "check all that a run has saved",
+    "doctor": "check this machine; print what a bug report needs",
     "completion": "print what completes commands in bash or zsh",
 }
 HELP = """usage: jaxrl COMMAND ...

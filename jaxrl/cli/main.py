@@ -127,10 +127,25 @@ def cache_compilations() -> None:
     """Cache compiled programs on disk between processes, unless JAX is configured otherwise."""
     import jax
 
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if not getattr(jax.config, "jax_compilation_cache_dir", None) and os.path.isabs(cache):
-        jax.config.update("jax_compilation_cache_dir", os.path.join(cache, "jaxrl", "compiled"))
+    if not getattr(jax.config, "jax_compilation_cache_dir", None) and (cache := compilation_cache()):
+        jax.config.update("jax_compilation_cache_dir", cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def compilation_cache() -> str | None:
+    """Return the directory in which front doors cache compiled programs; `None` if there is none."""
+    import jax
+
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    configured: str | None = getattr(jax.config, "jax_compilation_cache_dir", None)
+    return configured or (os.path.join(cache, "jaxrl", "compiled") if os.path.isabs(cache) else None)
+
+
+def without_compilation_cache() -> None:
+    """Compile every program in this process anew, and leave none on disk."""
+    import jax
+
+    jax.config.update("jax_enable_compilation_cache", False)
 
 
 def divide_cpu(devices: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from front_doors import SMALL, Doors, Finished
 
-from jaxrl import Strategy, collect, evaluate, play, publish, train, verify
+from jaxrl import Strategy, collect, doctor, evaluate, play, publish, train, verify
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,6 +17,7 @@ def no_cache_in_this_process() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for door in (collect, evaluate, play, publish, train):
             patch.setattr(door, "cache_compilations", lambda: None)
+        patch.setattr(doctor.door, "without_compilation_cache", lambda: None)  # nor from turning off that of the tests
         yield
 
 

@@ -16,7 +16,7 @@ from test_first_seconds import run_with_fake_jax
 from toys_envs import counting
 
 import jaxrl
-from jaxrl import collect, evaluate, export, play, publish, report, train, verify
+from jaxrl import collect, doctor, evaluate, export, play, publish, report, train, verify
 from jaxrl.cli.config import flags_of, parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError
 
@@ -29,6 +29,7 @@ DOORS: dict[str, Callable[[list[str]], int]] = {
     "report": report.main,
     "export": export.main,
     "publish": publish.main,
+    "doctor": doctor.main,
 }
 
 
@@ -98,6 +99,8 @@ def test_the_help_has_every_flag_that_is_accepted(algo: str, capsys: pytest.Capt
 
 # --- flags that are given twice ---------------------------------------------------------------------------------
 
+FIRST = {"train": ["--run-dir"], "doctor": ["--json"]}
+"""The flag of a front door's directory or file, where it is not the first word."""
 REQUIRED = {"collect": ["--transitions", "9", "--out", "x.npz"], "publish": ["--out", "x"]}
 TWICE = [
     ("train", "--env", "Acrobot-v1", "CartPole-v1"),
@@ -114,6 +117,7 @@ TWICE = [
     ("report", "--csv", "a.csv", "b.csv"),
     ("export", "--format", "onnx", "numpy"),
     ("publish", "--episodes", "3", "4"),
+    ("doctor", "--json", "a.json", "b.json"),
 ]
 
 
@@ -122,7 +126,7 @@ def test_a_flag_given_twice_is_refused_with_both_values(
     door: str, flag: str, first: str, second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = [] if door == "train" else ["run"]
+    run = [] if door in FIRST else ["run"]
     said = refusal(
         DOORS[door],
         *run,
@@ -190,7 +194,8 @@ def test_no_flag_takes_a_url(flag: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("door", [door for door in DOORS if door != "train"])
 def test_every_front_door_refuses_a_url(door: str) -> None:
-    assert "gs://bucket/run is a URL" in refusal(DOORS[door], "gs://bucket/run", *REQUIRED.get(door, []))
+    args = [*FIRST.get(door, []), "gs://bucket/run", *REQUIRED.get(door, [])]
+    assert "gs://bucket/run is a URL" in refusal(DOORS[door], *args)
 
 
 @pytest.mark.parametrize("where", ["gs://bucket/run", Path("gs://bucket/run")])
@@ -228,8 +233,7 @@ def test_a_tilde_is_the_home_directory(finished: Finished, tmp_path: Path, monke
 def test_a_name_too_long_for_the_system_is_refused(door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     long = "x" * 300
-    flags = ["--run-dir"] if door == "train" else []
-    assert "File name too long" in refusal(DOORS[door], *flags, long, *REQUIRED.get(door, []))
+    assert "File name too long" in refusal(DOORS[door], *FIRST.get(door, []), long, *REQUIRED.get(door, []))
 
 
 @pytest.mark.parametrize("flag", ["--out", "--png", "--csv", "--json"])

@@ -15,7 +15,7 @@ import pytest
 from front_doors import SMALL, Doors, one_error_line
 
 import jaxrl
-from jaxrl import collect, evaluate, export, play, publish, verify
+from jaxrl import collect, doctor, evaluate, export, play, publish, verify
 from jaxrl.cli import opening
 from jaxrl.errors import print_stderr
 
@@ -27,6 +27,7 @@ DOORS = {
     "collect": ["run", "--transitions", "9", "--out", "x.npz"],
     "export": ["run"],
     "publish": ["run", "--out", "hub"],
+    "doctor": [],
 }
 
 
@@ -105,14 +106,15 @@ def test_an_unknown_command_is_refused(doors: Doors, args: list[str], said: str)
     assert said in one_error_line(done)
 
 
-@pytest.mark.parametrize("door", [evaluate, play, verify, collect, export, publish])
+@pytest.mark.parametrize("door", [evaluate, play, verify, collect, export, publish, doctor])
 def test_help_says_in_plain_words_what_a_front_door_does(door: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         door.main(["--help"])
     shown = capsys.readouterr().out
     assert stop.value.code == 0
     assert "`" not in shown
-    assert f"Example: python -m {door.__name__} runs/" in " ".join(shown.split())
+    first = "--quick" if door is doctor else "runs/"
+    assert f"Example: python -m {door.__name__} {first}" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,0 +1,108 @@
+"""The doctor says what there is and what works, goes on past what does not, and leaves nothing behind."""
+
+import errno
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from front_doors import Doors, one_error_line
+
+from jaxrl.xla import current_forms, products
+
+SKIPPED = ["speed dqn", "forms ppo", "bits ppo", "save ppo", "speed ppo"]
+
+
+@pytest.fixture
+def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of temporary files that nobody else uses."""
+    path = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(path))
+    return path
+
+
+def checked(doors: Doors, code: int) -> dict[str, dict[str, Any]]:
+    """Run the quick form, which must end with `code`; return its checks, which are those that it has printed."""
+    done = doors.here("doctor", "--quick", "--json", "page.json")
+    assert (done.returncode, [path.name for path in doors.cwd.iterdir()]) == (code, ["page.json"])
+    page = json.loads((doors.cwd / "page.json").read_text())
+    lines = {line[:17].rstrip(): line[18:] for line in done.stdout.splitlines()}
+    assert sorted(lines) == sorted([*page["facts"], *page["checks"]])
+    assert {name: lines[name] for name in page["facts"]} == page["facts"]
+    for name, found in page["checks"].items():
+        assert lines[name].split()[0] == found["verdict"]
+        assert [key for key in found if key not in ("verdict", "seconds") and f"{key} " not in lines[name]] == []
+    assert done.stdout.splitlines()[-1] == f"result            {page['facts']['result']}"
+    assert (page["facts"]["result"] == "all is well") == (code == 0)
+    checks: dict[str, dict[str, Any]] = page["checks"]
+    assert [name for name, found in checks.items() if found["verdict"] == "skipped"] == SKIPPED
+    return checks
+
+
+def failed(checks: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Return what is said of each check that has failed."""
+    return {name: found["error"] for name, found in checks.items() if found["verdict"] == "failed"}
+
+
+def test_a_sound_machine_passes_and_nothing_is_left_behind(doors: Doors, temporary: Path) -> None:
+    checks = checked(doors, 0)
+    assert checks["forms dqn"]["apart"] <= 1e-4
+    assert checks["bits dqn"]["digest"] == checks["save dqn"]["digest"]  # both are 512 steps from one key
+    assert checks["disk"]["where"] == str(temporary)
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_form_that_errs_is_found_and_the_other_checks_go_on(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = products.multiply
+    wrong = lambda x, kernel: right(x, kernel) + (0.0 if current_forms() == "plain" else 1.0)
+    monkeypatch.setattr(products, "multiply", wrong)
+    checks = checked(doors, 1)
+    assert list(failed(checks)) == ["forms dqn"]
+    assert "of what an iteration changes" in failed(checks)["forms dqn"]
+    page = json.loads((doors.cwd / "page.json").read_text())
+    assert "JAXRL_FORMS=plain" in page["facts"]["result"]
+
+
+def test_a_disk_that_takes_nothing_is_found_and_the_other_checks_go_on(
+    doors: Doors, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    checks = checked(doors, 1)
+    assert list(failed(checks)) == ["save dqn", "disk"]
+    assert failed(checks)["disk"] == "OSError: [Errno 28] No space left on device"
+    assert "No space left on device" in failed(checks)["save dqn"]
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "said"), [(["--quik"], "--quik"), (["run"], "run"), (["--json", "no/page.json"], "no/page.json")]
+)
+def test_bad_input_is_refused_before_anything_is_looked_at(doors: Doors, args: list[str], said: str) -> None:
+    done = doors.here("doctor", *args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in one_error_line(done)
+    assert list(doors.cwd.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_long_form_compiles_both_agents_and_caches_nothing(tmp_path: Path) -> None:
+    doors = Doors(tmp_path, tmp_path / "cache")
+    done = doors.run("doctor")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "skipped" not in done.stdout
+    assert done.stdout.count("  steps/s ") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_without_the_devices_asked_for_it_says_what_it_can(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+    done = doors.run("doctor")
+    assert done.returncode == 2
+    assert "JAX_PLATFORMS=tpu" in done.stdout
+    assert done.stderr.startswith("error: JAX_PLATFORMS=tpu asks for devices")
