@@ -18,6 +18,7 @@ _ALIASES = {
     "agent.temperature_lr": "alpha_lr ent_lr",
     "agent.lr_decay": "anneal_lr linear_schedule decay_learning_rates",
     "agent.schedules": "lr_schedule lr_scheduler schedule scheduler warmup_steps_lr lr_warmup cosine",
+    "agent.value_rescaling": "value_rescale rescale_values value_function_rescaling use_value_rescaling",
     "agent.boltzmann": "boltzmann_temperature softmax_temperature exploration_temperature",
     "buffer.batch_size batch_size minibatches": "batch_size minibatch_size train_batch_size total_batch_size",
     "buffer.capacity": "buffer_size replay_size replay_buffer_size memory_size replay_capacity total_buffer_size",

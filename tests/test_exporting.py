@@ -38,6 +38,7 @@ def off(env: Any, agent: Any, processor: Any = None) -> Any:
 
 CASES: dict[str, Callable[[], Any]] = {
     "values": lambda: off(jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(16,), dueling=True)),
+    "rescaled values": lambda: off(jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(16,), value_rescaling=True)),
     "distributions of values": lambda: off(jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(16,), values="c51")),
     "masks": lambda: off(minefield(), jaxrl.dqn(features=(16,))),
     "several choices": lambda: jaxrl.on_policy(minefield(MultiDiscrete((2, 3, 4))), jaxrl.ppo(features=(16,))),

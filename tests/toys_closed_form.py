@@ -95,6 +95,18 @@ def clock_terminates(discount: float, limit: int = 3) -> Toy:
     return Toy(_clock(limit, True), jnp.arange(limit), np.repeat(values[:, None], ACTIONS, axis=1))
 
 
+def hyperbolic(x: np.ndarray | float) -> np.ndarray:
+    """Return the rescaled returns of R2D2, in float64."""
+    x = np.asarray(x, np.float64)
+    return np.sign(x) * np.expm1(np.log1p(np.abs(x)) / 2) + 1e-3 * x
+
+
+def parabolic(y: np.ndarray | float) -> np.ndarray:
+    """Return what R2D2 rescales to `y`, in float64 and as published (Pohlen et al. 2018, proposition A.2)."""
+    root = (np.sqrt(1 + 4e-3 * (np.abs(y) + 1 + 1e-3)) - 1) / 2e-3
+    return np.sign(y) * (root**2 - 1)
+
+
 TOYS = {
     toy.__name__: toy
     for toy in (

@@ -51,6 +51,7 @@ from jaxrl.agents.values import (
     init_return_bounds,
     midpoints,
     quantiles,
+    rescaled,
     select_row,
     support_bounds,
     update_return_bounds,
@@ -106,6 +107,9 @@ class DQNConfig(SequenceConfig, NetworkConfig, OptimizerConfig):
     far."""
     v_max: Real | None = None
     """Highest return that c51 can represent; unset: as for `v_min`."""
+    value_rescaling: bool = False
+    """Learn sign(x) (sqrt(|x| + 1) - 1) + 0.001 x of a return x in place of x (R2D2), for returns that are large or of
+    very different sizes. Values that are reported and returned are those of x."""
     noisy: Weight = 0.0
     """Initial scale of the parameter noise used to explore (NoisyNet; 0.5 as published, with epsilon 0); 0: off."""
     munchausen: Weight = 0.0
@@ -219,8 +223,8 @@ def dqn(
       config: settings to start from; if left out, the defaults of `DQNConfig`.
       make_optimizer: function from a learning rate to any Optax transformation; replaces `optimizer`.
       make_network: function from an `EnvSpec` to a network `[B, ...] -> [B, A]` of action values; replaces the built-in
-        ones. For distributions the network returns `[B, A, atoms]`; for iqn it also takes quantile levels `[B, n]`. It
-        has no memory: `core` must be none.
+        ones. With `value_rescaling` they are rescaled. For distributions the network returns `[B, A, atoms]`; for iqn
+        it also takes quantile levels `[B, n]`. It has no memory: `core` must be none.
       extra_loss: a term of the loss for each step beside the agent's own, `(params, items, q) -> [B]`, see
         `jaxrl.agents.custom.ExtraLoss`.
       target: what action values are regressed on, in place of the reward plus the discounted value of the best next
@@ -302,9 +306,10 @@ def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Ar
     config, hyper, noise = parts.config, state.hyper, _draw(parts, key, batch.weight.shape[0])
     # The support must contain this batch's targets before they are projected onto it.
     reach = update_return_bounds(state.reach, batch.items) if _derives_support(config) else ()
+    values = _values(config, reach)
     learnt = optimizers.gradient_update(
         parts.gradient_step,
-        partial(_loss, parts, _values(config, reach), state.target, noise, hyper.cql),
+        partial(_loss, parts, values, state.target, noise, hyper.cql),
         state.params,
         state.opt_state,
         # Quantile levels are cut into pieces with the batch. Parameter noise is one for all rows, and stays outside.
@@ -314,12 +319,12 @@ def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Ar
         max_norm=hyper.max_grad_norm,
         opt_step=opt_step,
     )
-    error, q, outside = learnt.aux
+    error, q, return_error, outside = learnt.aux
     target = _update_target(config, hyper.tau, learnt.variables, state.target, opt_step)
     metrics = {
         "loss": learnt.loss,
         "q": q.mean(),
-        "td_error": jnp.abs(error).mean(),
+        "td_error": jnp.abs(return_error if values.return_error else error).mean(),
         "grad_norm": learnt.norm,
         "epsilon": _epsilon(parts, hyper, opt_step),
     }
@@ -341,10 +346,11 @@ def _loss(
     params: PyTree,
     batch: tuple[Batch, PyTree],
     key: Key | None,
-) -> tuple[Array, tuple[tuple[Array, Array, PyTree], PyTree]]:
+) -> tuple[Array, tuple[tuple[Array, Array, PyTree, PyTree], PyTree]]:
     """Return the weighted mean of `action_value_loss`; `params` are what it is differentiated by.
 
-    Also return errors, greedy values and probability outside the support, `[R]` or `()`, and the network's collections.
+    Also return errors, greedy values, errors of returns and probability outside the support, `[R]` or `()`, and the
+    network's collections.
     """
     (sampled, (taus_tm1, taus_t)), config = batch, parts.config
     items, taus_tm1, taus_t, weight = _steps_of(parts, sampled, taus_tm1, taus_t)
@@ -358,13 +364,16 @@ def _loss(
     q = jax.vmap(values.mean)(out_tm1)
     if parts.extra_loss is not None:
         loss = loss + extra_term(parts.extra_loss, params, items, q, weight)
+    return_error: PyTree = ()
+    if values.return_error:
+        return_error = jax.vmap(values.return_error)(jax.vmap(select_row)(out_tm1, items.action), error) * items.weight
     outside: PyTree = ()
     # Returns beyond a support that the user fixed are clipped to its ends; tell how often.
     if values.outside and _reports_out_of_support(config):
         outside = jax.vmap(values.outside)(after) * items.weight
     # Reported as `q`: the return that the greedy policy expects.
     greedy = reductions.largest(masks.apply_mask(q, masks.get_mask(items.obs)))
-    return jnp.mean(weight * loss), ((error * items.weight, greedy, outside), collections)
+    return jnp.mean(weight * loss), ((error * items.weight, greedy, return_error, outside), collections)
 
 
 def action_value_loss(
@@ -523,7 +532,7 @@ def _draw(parts: _Parts, key: Key, batch_size: int) -> Draws:
 
 def _values(config: DQNConfig, reach: PyTree) -> Values:
     if config.values == "expected":
-        return expected(config.loss)
+        return rescaled(config.loss) if config.value_rescaling else expected(config.loss)
     if config.values != "c51":
         return quantiles(config.atoms)
     if config.v_min is not None and config.v_max is not None:
@@ -696,11 +705,20 @@ def _check(config: DQNConfig, parts: Mapping[str, Any]) -> None:
     """Raise `SettingsError` for settings that contradict each other."""
     sequences.check_core(config, make_network=parts["make_network"])
     if parts["target"] is not None:
-        for name, usual in {"values": "expected", "core": "none", "munchausen": 0.0}.items():
+        alone = {"values": "expected", "core": "none", "munchausen": 0.0, "value_rescaling": False}
+        for name, usual in alone.items():
             if getattr(config, name) != usual:
                 raise SettingsError(
                     f"agent.{name} is {getattr(config, name)}, but a target of one's own is that of expected values "
                     f"without a core; set it to {usual}"
+                )
+    if config.value_rescaling:
+        # Munchausen's bonus and CQL's penalty are sums of values and log-probabilities, which need one scale.
+        for name, usual in {"values": "expected", "munchausen": 0.0, "cql": 0.0}.items():
+            if getattr(config, name) != usual:
+                raise SettingsError(
+                    f"agent.{name} is {getattr(config, name)}, but agent.value_rescaling is for expected values alone, "
+                    f"without munchausen and cql; set it to {usual}, or value_rescaling to False"
                 )
     if config.values == "c51" and config.v_min is not None and config.v_max is not None:
         reach, apart = max(abs(config.v_min), abs(config.v_max)), (config.v_max - config.v_min) / (config.atoms - 1)

@@ -17,6 +17,8 @@ from jaxrl.trees import Array
 from jaxrl.types import Transition
 from jaxrl.xla.reductions import entry, total
 
+RESCALE_SLOPE = 1e-3
+"""Least slope of `signed_hyperbolic`, epsilon of the papers. It makes the inverse Lipschitz continuous."""
 ENDLESS = 1e-3
 """Stands for `1 - discount` where the discount is 1, and one step's reward would imply no bound on the return."""
 
@@ -45,6 +47,8 @@ class Values(NamedTuple):
     """`(chosen [n], taus [n], after) -> (loss, error)`, where the size of the error is the priority for replay"""
     outside: Callable[[BootstrapTarget], Array] | None = None
     """For values on a support: the probability that the target return lies beyond its ends."""
+    return_error: Callable[[Array, Array], Array] | None = None
+    """For values on another scale than returns: `(chosen [n], error) -> error` of the return that `chosen` means"""
 
 
 class ReturnBounds(NamedTuple):
@@ -102,6 +106,46 @@ def _expected_loss(
 ) -> tuple[Array, Array]:
     value = total(after.policy * (after.out[:, 0] - after.penalty))
     error = after.reward + after.discount * value - chosen[0]
+    return loss(error), error
+
+
+def signed_hyperbolic(x: Array, eps: float = RESCALE_SLOPE) -> Array:
+    """Return `sign(x) (sqrt(|x| + 1) - 1) + eps x`, which squashes large values.
+
+    Pohlen et al. 2018, https://arxiv.org/abs/1805.11593, proposition A.2; Kapturowski et al. 2019, section 2.3.
+    """
+    # `sqrt(|x| + 1) - 1` without a difference, which for small values would cancel all digits.
+    return x / (jnp.sqrt(jnp.abs(x) + 1) + 1) + eps * x
+
+
+def signed_parabolic(y: Array, eps: float = RESCALE_SLOPE) -> Array:
+    """Return the `x` of which `signed_hyperbolic` is `y`."""
+    # With `u = sqrt(|x| + 1) - 1`, `|y| = u + eps (u^2 + 2 u)` and `|x| = u^2 + 2 u`. The root of this quadratic is
+    # written as a quotient: its other form, as published, is a difference of nearly equal numbers.
+    slope = 1 + 2 * eps
+    share = 2 / (slope + jnp.sqrt(slope**2 + 4 * eps * jnp.abs(y)))  # `u / |y|`
+    return y * share * (jnp.abs(y) * share + 2)
+
+
+def rescaled(loss: str) -> Values:
+    """Represent returns by their `signed_hyperbolic`, which is what networks output and losses compare.
+
+    The target is `h(r + discount * h^-1(q_target))` (Kapturowski et al. 2019, section 2.3), so rewards and discounts
+    are those of returns. The error, and with it the priority, is one of `h`.
+    """
+    return Values(
+        0,
+        lambda out: signed_parabolic(out[:, 0]),
+        partial(_rescaled_loss, losses.huber if loss == "huber" else losses.squared),
+        return_error=lambda chosen, error: signed_parabolic(chosen[0] + error) - signed_parabolic(chosen[0]),
+    )
+
+
+def _rescaled_loss(
+    loss: Callable[[Array], Array], chosen: Array, taus: Array, after: BootstrapTarget
+) -> tuple[Array, Array]:
+    value = total(after.policy * (signed_parabolic(after.out[:, 0]) - after.penalty))
+    error = signed_hyperbolic(after.reward + after.discount * value) - chosen[0]
     return loss(error), error
 
 

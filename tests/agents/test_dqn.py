@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from toys_closed_form import hyperbolic, parabolic
 from toys_draws import drawn
 
 from jaxrl.agents import cql_dqn, dqn, rainbow
@@ -123,6 +124,26 @@ def test_double_takes_the_action_that_the_online_network_prefers():
         worth[double] = table_of(new.params)[0, 0] / 0.5
         np.testing.assert_array_equal(table_of(new.params)[1], online[1])
     assert worth == {False: 5.0, True: 3.0}
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_one_update_of_rescaled_values_is_that_worked_by_hand(double):
+    """Three steps, of which nothing terminates; a termination; and a truncation after the first of three steps."""
+    online, target = np.array([[1.0, 2.0], [1.0, 0.0]]), np.array([[0.0, 0.0], [3.0, 5.0]])
+    agent = tabular(double=double, value_rescaling=True)
+    batch = transitions([0, 0, 1], [1, 0, 1], [0.5, 2.0, -100.0], [0.9**3, 0.0, 0.9], [1, 1, 1])
+    new, metrics, priorities = step_of(agent)(table_state(agent, online, target), batch, jnp.uint32(0))
+    after = parabolic(3.0 if double else 5.0)  # the online network prefers the first action
+    returns = np.array([0.5 + 0.9**3 * after, 2.0, -100.0 + 0.9 * after])
+    held = np.array([2.0, 1.0, 0.0])
+    errors = hyperbolic(returns) - held
+    np.testing.assert_allclose(priorities, np.abs(errors), rtol=1e-5)
+    np.testing.assert_allclose(metrics["loss"], np.mean(errors**2) / 2, rtol=1e-5)
+    moved = online + 0.5 / 3 * np.array([[errors[1], errors[0]], [0.0, errors[2]]])
+    np.testing.assert_allclose(table_of(new.params), moved, rtol=1e-5)
+    # What is reported is in the unit of returns.
+    np.testing.assert_allclose(metrics["td_error"], np.mean(np.abs(returns - parabolic(held))), rtol=1e-4)
+    np.testing.assert_allclose(metrics["q"], np.mean(parabolic(np.array([2.0, 2.0, 1.0]))), rtol=1e-5)
 
 
 def test_importance_weights_scale_the_loss_and_the_gradient():
@@ -452,11 +473,21 @@ def test_a_fresh_target_equals_the_network_without_sharing_its_memory():
         ({"loss": "hubr"}, r"unknown agent\.loss 'hubr'; did you mean huber"),
         ({"activation": "rel"}, r"unknown agent\.activation 'rel'; did you mean relu"),
         ({"torso": "cnn"}, r"unknown agent\.torso 'cnn'; known: auto, conv, impala, minatar"),
+        ({"value_rescaling": True, "values": "qr"}, r"agent\.values is qr, .* set it to expected, or value_rescaling"),
+        ({"value_rescaling": True, "munchausen": 0.9}, r"agent\.munchausen is 0\.9, but agent\.value_rescaling"),
+        ({"value_rescaling": True, "cql": 1.0}, r"agent\.cql is 1\.0, but agent\.value_rescaling"),
+        ({"value_rescaling": True, "target": lambda items, values: items.reward}, r"agent\.value_rescaling is True"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, said):
     with pytest.raises(SettingsError, match=said):
         dqn(**settings)
+
+
+@pytest.mark.parametrize("make", [rainbow, cql_dqn])
+def test_rescaling_beside_what_has_another_scale_is_refused_also_where_that_is_the_default(make):
+    with pytest.raises(SettingsError, match=r"but agent\.value_rescaling is for expected values alone"):
+        make(value_rescaling=True)
 
 
 # --- the support of c51 -----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_agents import vector_of
+from toys_closed_form import hyperbolic, parabolic
 from toys_envs import counting
 from toys_sequences import BURN, KEY, WIDTH, B, L, T, batch_of, updating, with_last_steps_of_no_weight
 
@@ -107,8 +108,13 @@ def applied(core: str) -> Any:
     return jax.jit(jaxrl.nn.Recurrent(head, SPEC.observation_space, jaxrl.nn.Core(core, WIDTH), features=(5,)).apply)
 
 
-def walked(core: str, online: Any, target: Any, blank: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """Return errors and values of the learnt steps `[B, T]`, from the network's plain calls, a step at a time."""
+def walked(
+    core: str, online: Any, target: Any, blank: Any, batch: Batch, h: Any = float, inverse: Any = float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return errors and values of the learnt steps `[B, T]`, from the network's plain calls, a step at a time.
+
+    Networks output `h` of the values.
+    """
     items, apply = jax.tree.map(np.asarray, batch.items), applied(core)
 
     def values(params: Any, b: int) -> tuple[np.ndarray, np.ndarray]:
@@ -131,7 +137,7 @@ def walked(core: str, online: Any, target: Any, blank: Any, batch: Batch) -> tup
                 factor *= float(items.discount[b, end])
                 if end + 1 < L and (bool(items.is_first[b, end + 1]) or items.weight[b, end + 1] == 0):
                     break
-            aim = total + factor * worth[end, choose[end].argmax()]
+            aim = h(total + factor * inverse(worth[end, choose[end].argmax()]))
             held[b, t - BURN] = now[t, int(items.action[b, t])]
             errors[b, t - BURN] = (aim - held[b, t - BURN]) * float(items.weight[b, t])
     return errors, held
@@ -150,6 +156,21 @@ def test_an_update_sees_the_errors_that_a_walk_through_the_sequences_finds(core:
     np.testing.assert_allclose(metrics["td_error"], sizes.mean(), rtol=2e-4)
     weighed = (np.asarray(batch.weight)[:, None] * errors**2 / 2).mean()
     np.testing.assert_allclose(metrics["loss"], weighed, rtol=2e-4)
+
+
+def test_an_update_of_rescaled_values_sees_the_errors_that_a_walk_through_the_sequences_finds() -> None:
+    """As in R2D2: all of the rewards and the bootstrap are those of returns, and their sum is rescaled."""
+    agent = agent_of(core="lstm", value_rescaling=True)
+    state, batch = state_of(agent), batch_of(agent, SPEC.action_space)
+    batch = batch._replace(items=batch.items._replace(reward=100 * batch.items.reward))
+    _, metrics, priorities = updating(agent)(state, batch)
+    errors, held = walked("lstm", state.params, state.target, agent.memory, batch, hyperbolic, parabolic)
+    sizes = np.abs(errors)
+    np.testing.assert_allclose(priorities, 0.9 * sizes.max(1) + 0.1 * sizes.mean(1), rtol=2e-4)
+    weighed = (np.asarray(batch.weight)[:, None] * errors**2 / 2).mean()
+    np.testing.assert_allclose(metrics["loss"], weighed, rtol=2e-4)
+    returns = np.abs(parabolic(held + errors) - parabolic(held))
+    np.testing.assert_allclose(metrics["td_error"], returns.mean(), rtol=2e-4)
 
 
 def test_the_burn_in_makes_the_memory_but_takes_no_gradient() -> None:
@@ -184,6 +205,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "iqn": {"values": "iqn", "atoms": 4, "features": (5, 6)},
     "qr with munchausen": {"values": "qr", "atoms": 4, "munchausen": 0.9},
     "cql": {"cql": 1.0},
+    "rescaled, dueling, noisy": {"value_rescaling": True, "dueling": True, "noisy": 0.5},
 }
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rlax
+from toys_closed_form import hyperbolic, parabolic
 
 from jaxrl.agents.values import (
     BootstrapTarget,
@@ -14,7 +15,10 @@ from jaxrl.agents.values import (
     init_return_bounds,
     midpoints,
     quantiles,
+    rescaled,
     select_row,
+    signed_hyperbolic,
+    signed_parabolic,
     support_bounds,
     update_return_bounds,
 )
@@ -116,6 +120,58 @@ def test_means_are_those_worked_by_hand():
 def test_quantiles_are_told_at_the_middles_of_equal_parts():
     np.testing.assert_array_equal(midpoints(4), [0.125, 0.375, 0.625, 0.875])
     assert midpoints(1).tolist() == [0.5]
+
+
+# --- rescaled returns -------------------------------------------------------------------------------------------
+
+SIZES = np.logspace(-6, 6, 1_201)
+DECADES = np.concatenate([-SIZES[::-1], [0.0], SIZES]).astype(np.float32)
+
+
+def test_returns_are_rescaled_and_back_to_the_last_bits_over_twelve_decades():
+    np.testing.assert_allclose(jax.jit(signed_hyperbolic)(DECADES), hyperbolic(DECADES), rtol=4e-7)
+    # The inverse is at most twice as sensitive, relatively, so it is compared where it came from.
+    rescaled_returns = hyperbolic(DECADES).astype(np.float32)
+    back = np.asarray(jax.jit(signed_parabolic)(rescaled_returns))
+    np.testing.assert_allclose(back, DECADES, rtol=1e-6)
+    np.testing.assert_allclose(hyperbolic(back), rescaled_returns, rtol=4e-7)
+    assert back[len(SIZES)] == 0
+
+
+def test_rescaling_is_that_of_rlax_where_that_is_exact():
+    x = jnp.array([-1e4, -30.0, -1.0, 0.0, 0.5, 8.0, 1e3])
+    np.testing.assert_allclose(signed_hyperbolic(x), rlax.signed_hyperbolic(x, 1e-3), rtol=1e-5)
+    np.testing.assert_allclose(signed_parabolic(x), rlax.signed_parabolic(x, 1e-3), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("x", [0.0, -0.0, 1e-30, -1e-6, 1.0, -1e6, 1e12])
+def test_slopes_of_rescaling_are_finite_and_positive(x):
+    """The slope of `h` is `1 / (2 sqrt(|x| + 1)) + eps`, and that of its inverse the reciprocal."""
+    slope = 0.5 / np.sqrt(abs(x) + 1) + 1e-3
+    np.testing.assert_allclose(jax.grad(signed_hyperbolic)(x), slope, rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(signed_parabolic)(float(hyperbolic(x))), 1 / slope, rtol=1e-4)
+
+
+def test_rescaled_values_are_returns_and_their_errors_are_on_both_scales():
+    values = rescaled("squared")
+    np.testing.assert_allclose(values.mean(jnp.array([[3.0], [-5.0]])), parabolic(np.array([3.0, -5.0])), rtol=1e-5)
+    after = BootstrapTarget(7.0, 0.5, jnp.array([[3.0], [5.0]]), jnp.array([0.0, 1.0]), jnp.zeros(2))
+    loss, error = values.loss(jnp.array([2.0]), jnp.zeros(1), after)
+    target = 7 + 0.5 * parabolic(5.0)
+    np.testing.assert_allclose(error, hyperbolic(target) - 2, rtol=1e-5)
+    np.testing.assert_allclose(loss, error**2 / 2, rtol=1e-6)
+    np.testing.assert_allclose(values.return_error(jnp.array([2.0]), error), target - parabolic(2.0), rtol=1e-4)
+
+
+def test_the_loss_of_rescaled_values_is_that_of_rlax(steps):
+    *outs, action, reward, discount = steps
+    outs = [x[..., :1] for x in outs]
+    _, error = judged(rescaled("squared"), *outs, action, reward, discount, taus=TAUS[:1])
+    pair = rlax.TxPair(lambda x: rlax.signed_hyperbolic(x, 1e-3), lambda x: rlax.signed_parabolic(x, 1e-3))
+    select = jnp.argmax(outs[2][..., 0], axis=1)
+    bootstrap = pair.apply_inv(outs[1][jnp.arange(ROWS), select, 0])
+    chosen = outs[0][jnp.arange(ROWS), action, 0]
+    np.testing.assert_allclose(error, pair.apply(reward + discount * bootstrap) - chosen, atol=2e-3)
 
 
 # --- the support, where it is derived ---------------------------------------------------------------------------

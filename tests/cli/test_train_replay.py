@@ -1,16 +1,18 @@
 """The agents that learn from replay, beside plain DQN, from the command line to the loaded policy."""
 
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 from front_doors import leaves, timeless
+from test_readme import block
 
 import jaxrl
 from jaxrl import train
 from jaxrl.cli.algos import build
-from jaxrl.cli.config import preset
+from jaxrl.cli.config import parse, preset
 from jaxrl.cli.presets import PRESETS
 
 SMALL = (
@@ -51,6 +53,32 @@ def test_rainbow_is_what_its_name_says_unless_told_otherwise(tmp_path: Path) -> 
     assert yaml.safe_load((tmp_path / "metadata.json").read_text())["memory"]["state"]["buffer"] > 200 * 4
 
 
+def words_of_r2d2() -> list[str]:
+    """Return the command of the page of DQN, without what starts it."""
+    words = shlex.split(block("r2d2").replace("\\\n", " "))
+    assert words[:3] == ["python", "-m", "jaxrl.train"]
+    return words[3:]
+
+
+def test_r2d2_has_the_parts_of_its_paper() -> None:
+    run = parse(words_of_r2d2()).config
+    assert (run.agent.core, run.agent.value_rescaling) == ("lstm", True)
+    assert (run.agent.double, run.agent.dueling) == (True, True)
+    assert (run.agent.n_step, run.agent.priority_max) == (5, 0.9)
+    assert (run.buffer.prioritised, run.buffer.alpha, run.buffer.beta) == (True, 0.9, 0.6)
+    assert run.agent.burn_in > 0
+
+
+@pytest.mark.slow
+def test_r2d2_trains_by_the_command_of_its_page(tmp_path: Path) -> None:
+    """In short form: with the same settings, but few steps, episodes and sequences."""
+    short = {"--max-opts": "4", "--eval-interval": "4", "--eval-episodes": "2", "--buffer.batch-size": "2"}
+    words = words_of_r2d2()
+    for flag, value in short.items():
+        words[words.index(flag) + 1] = value
+    assert train.main([*words, "--quiet", "--run-dir", str(tmp_path)]) == 0
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -68,6 +96,7 @@ def test_rainbow_is_what_its_name_says_unless_told_otherwise(tmp_path: Path) -> 
         (("sac", "--buffer.prioritised", "--buffer.beta-steps", "10000000000"), "at most 2147483647"),
         (("rainbow", "--processor.discount", "1", "--agent.v-max", "None"), "set agent.v_min and agent.v_max"),
         (("dqn", "--agent.values", "c51", "--agent.munchausen", "0.9"), "use qr or iqn"),
+        (("dqn", "--agent.values", "iqn", "--agent.value-rescaling"), "set it to expected"),
         (("td3", "--agent.noise-memory", "0.5", "--processor.n-step", "3"), "set processor.n_step to 1"),
     ],
 )

@@ -249,6 +249,7 @@ DECISIVE: dict[str, Any] = {
     "agent.activation": "tanh",
     "agent.values": "qr",
     "agent.atoms": 50,
+    "agent.value_rescaling": True,
     "agent.noisy": 0.5,
     "agent.munchausen": 0.9,
     "agent.munchausen_temperature": 0.1,

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_closed_form import TOYS
+from toys_closed_form import TOYS, constant_reward
 
 from jaxrl.agents import dqn
-from jaxrl.agents.values import c51, expected, midpoints, quantiles
+from jaxrl.agents.values import c51, expected, midpoints, quantiles, rescaled
 from jaxrl.buffers import prioritised, uniform
 from jaxrl.nn import QNetwork
 from jaxrl.processors import one_step
@@ -26,6 +26,7 @@ VARIANTS = {
     "iqn": {"values": "iqn"},
     "noisy": {"noisy": 0.2},
     "prioritised": {"buffer": PRIORITISED},
+    "rescaled": {"value_rescaling": True},
     "rainbow": {
         "values": "c51",
         "v_min": LOW,
@@ -37,7 +38,7 @@ VARIANTS = {
 }
 
 
-def learn(toy, buffer=None, **settings):
+def learn(toy, buffer=None, discount=DISCOUNT, **settings):
     """Train on `toy` in one compiled program; return the values that were learnt."""
     kind, dueling, noisy = settings.get("values", "expected"), settings.get("dueling", False), settings.get("noisy", 0)
     # Quantiles are drawn at random, which takes longer; and they enter behind a layer, which for them is one more.
@@ -48,7 +49,7 @@ def learn(toy, buffer=None, **settings):
         toy.env,
         agent,
         buffer=buffer or uniform(512, 32),
-        processor=one_step(DISCOUNT),
+        processor=one_step(discount),
         num_envs=8,
         opt_interval=8,
         warmup=512,
@@ -61,7 +62,8 @@ def learn(toy, buffer=None, **settings):
         atoms=ATOMS if kind in ("c51", "qr") else 0,
         noisy=noisy,
     )
-    values = {"expected": expected("squared"), "c51": c51(ATOMS, LOW, HIGH)}.get(kind, quantiles(ATOMS))
+    plain = rescaled("squared") if settings.get("value_rescaling") else expected("squared")
+    values = {"expected": plain, "c51": c51(ATOMS, LOW, HIGH)}.get(kind, quantiles(ATOMS))
 
     @jax.jit
     def train(key):
@@ -84,6 +86,13 @@ ALL = [pytest.param(variant, name, id=f"{variant} {name}") for variant in VARIAN
 def test_every_variant_learns_the_values_of_the_closed_form(variant, name):
     toy = TOYS[name](DISCOUNT)
     np.testing.assert_allclose(learn(toy, **VARIANTS[variant]), toy.values, atol=1e-2)
+
+
+def test_rescaled_values_reach_returns_of_ten_thousand():
+    """A reward of 100 for ever, at a discount of 0.99; the network itself outputs no more than 109."""
+    toy = constant_reward(0.99, reward=100.0)
+    learnt = learn(toy, discount=0.99, value_rescaling=True, target_interval=4)
+    np.testing.assert_allclose(learnt, toy.values, rtol=0.03)
 
 
 # --- Munchausen ---------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_agents import vector_of
+from toys_closed_form import hyperbolic, parabolic
 from toys_data import bandit
 from toys_trainer import small_dqn
 
@@ -89,6 +90,15 @@ def test_what_a_mask_forbids_has_no_probability_and_the_least_value(make: Any) -
     assert float(policy.log_prob(obs, 1)) == -math.inf
     nothing = {"action_mask": [False] * 3, "seen": ONE}  # which allows everything
     np.testing.assert_allclose(policy.probabilities(nothing), [0.1, 0.8, 0.1], rtol=1e-5)
+
+
+def test_rescaled_values_are_returned_as_returns_also_to_boltzmann_exploration() -> None:
+    held = hyperbolic(np.array([500.0, 500.0 + 2 * math.log(3), -2e4]))
+    make = jaxrl.dqn(value_rescaling=True, epsilon_start=0.0, epsilon_end=0.0, boltzmann=2.0, **q_network(list(held)))
+    policy = policy_of(make, Discrete(3))
+    np.testing.assert_allclose(policy.values(ONE), parabolic(held), rtol=1e-5)
+    np.testing.assert_allclose(policy.probabilities(ONE), [0.25, 0.75, 0.0], atol=1e-3)
+    assert policy(ONE) == 1
 
 
 def test_boltzmann_exploration_has_the_probabilities_of_its_softmax() -> None:
