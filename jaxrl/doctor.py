@@ -37,6 +37,7 @@ from jaxrl.training.storage.run_dir import sync_dir, write_atomically
 from jaxrl.trees import PyTree
 from jaxrl.verify import Problems, check_checkpoints, check_logs
 from jaxrl.xla import attempts, current_forms, forms, requested_forms
+from jaxrl.xla.contexts import product_precision
 from jaxrl.xla.options import compiler_options
 
 Figures = Mapping[str, float | str]
@@ -128,19 +129,10 @@ def look(page: Page) -> None:
     page.add_fact("devices", f"{1 + len(others)} of {first.device_kind} ({first.platform})")
     if first.platform != "cpu":
         page.add_fact("memory", _attempt(lambda: f"{first.memory_stats()['bytes_limit'] / 2**30:.1f} GiB each"))
-    page.add_fact("products", products(first.platform))
+    page.add_fact("products", product_precision(first))
     page.add_fact("forms", f"{current_forms()} (asked for: {requested_forms()})")
     options = lambda: " ".join(f"{name}={value}" for name, value in (compiler_options() or {}).items())
     page.add_fact("XLA's options", _attempt(options) or "none")
-
-
-def products(device: str) -> str:
-    """Return in which precision a device multiplies float32 matrices, as far as JAX's configuration tells."""
-    asked = getattr(jax.config, "jax_default_matmul_precision", None)
-    usual = {"gpu": "TF32 is allowed (NVIDIA)", "tpu": "bfloat16"}.get(device, "as the device has it")
-    full = device == "cpu" or asked in ("highest", "float32")
-    name = "float32" if full else usual if asked in (None, "default") else f"as {asked} is on this device"
-    return f"{name}; jax_default_matmul_precision is {asked}"
 
 
 def _attempt(find: Callable[..., str], *args: str) -> str:
