@@ -50,7 +50,7 @@ from jaxrl.training.program import compile_all, state_shapes
 from jaxrl.training.recorders import recorders_of
 from jaxrl.training.report import Report, run_dir_part
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
-from jaxrl.training.storage.group import CHECKPOINTS, Collector
+from jaxrl.training.storage.group import CHECKPOINTS, Collector, require_no_own
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, require_no_member
 from jaxrl.training.storage.run import resumption
 from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, read_metadata
@@ -539,6 +539,7 @@ class PopulationTrainer:
             self._dir.write_metadata(format=FORMAT, **created, status="running", members=len(self._runs))
             (self._dir / MEMBERS).mkdir(exist_ok=True)
             there = {run.member.number: path for run in self._runs if (path := self._path_of(run.member))}
+            require_no_own(there.values())
             saves = self._saves = Collector(self._dir.path, self.config.keep, there)
             self._rows.open(
                 self._dir.path,

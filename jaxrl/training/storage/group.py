@@ -26,13 +26,8 @@ import numpy as np
 
 from jaxrl.errors import SettingsError, StorageError
 from jaxrl.paths import local
-from jaxrl.training.storage.arrays import Leaves
-from jaxrl.training.storage.checkpoints import (
-    CheckpointError,
-    Facts,
-    Store,
-    surplus,
-)
+from jaxrl.training.storage.arrays import Leaves, reason
+from jaxrl.training.storage.checkpoints import FAULTS, CheckpointError, Facts, Store, surplus
 from jaxrl.training.storage.leaves import Entry, host_leaves
 from jaxrl.training.storage.members import group_of, require_no_member, resolve
 from jaxrl.training.storage.run_dir import new_directory
@@ -64,6 +59,13 @@ def open_store(run: Path, name: str, opened: "dict[Path, Saves] | None" = None) 
     opened = {} if opened is None else opened
     saves = opened.setdefault(population / name, Saves(population / name, 1))
     return MemberStore(saves, int(run.name))
+
+
+def require_no_own(members: Iterable[Path]) -> None:
+    """Raise `NoCheckpointError` if members in these directories have checkpoints of their own: of earlier versions."""
+    for path in members:
+        if (path / CHECKPOINTS).is_dir():
+            Store(path / CHECKPOINTS, 1).newest_facts()  # which says what version reads them
 
 
 def extract(run_dir: str | Path, member: int, to: str | Path) -> Path:
@@ -149,6 +151,8 @@ class Saves(Store):
         super().__init__(directory, keep)
         self._lock = threading.RLock()
         self._found: dict[int, Save | CheckpointError] = {}
+        self._known: dict[int, dict[int, Place]] = {}
+        """The rows of all members by member and step, as `_found` has them."""
         self._whole: set[int] = set()
         """Saves whose files this process has checked."""
         self._arrays: tuple[int, Leaves] | None = None
@@ -162,7 +166,10 @@ class Saves(Store):
         """Return where the rows of all members are, but those that a later one has replaced or that need not stay."""
         with self._lock:
             self._look()
-            found = [save for _, save in sorted(self._found.items()) if isinstance(save, Save)]
+            return self._known
+
+    def _visible(self) -> dict[int, dict[int, Place]]:
+        found = [save for _, save in sorted(self._found.items()) if isinstance(save, Save)]
         rows: dict[int, dict[int, Place]] = {}
         every = (row for save in found for row in save.rows)
         for member, step, place in sorted(every, key=lambda row: (row[2].order, row[2].save)):
@@ -182,7 +189,7 @@ class Saves(Store):
 
     def _look(self) -> None:
         """Learn what the saves say that are there now."""
-        there = self.steps()
+        there, before = self.steps(), {*self._found}
         self._found = {save: found for save, found in self._found.items() if save in there}
         for save in there:
             if save not in self._found:
@@ -191,6 +198,8 @@ class Saves(Store):
                 except CheckpointError as error:
                     if save in self.steps():  # else a running process has just removed it
                         self._found[save] = error
+        if before != {*self._found}:
+            self._known = self._visible()
 
     def entries(self, place: Place) -> Sequence[Entry]:
         """Return what the arrays of a row are; raise `CheckpointError` if a file of its save is not as it was."""
@@ -473,11 +482,15 @@ class Collector:
 
 
 def _put(saves: Saves, jobs: Sequence[tuple[Row, "Future[int]"]]) -> None:
+    """Write a save, and tell each who waits for it how that has ended."""
     try:
         saves.put([row for row, _ in jobs])
     except BaseException as error:
+        said: BaseException = error
+        if isinstance(error, FAULTS) and not isinstance(error, StorageError):
+            said = StorageError(f"a checkpoint in {saves.directory} could not be written: {reason(error)}")
         for _, job in jobs:
-            job.set_exception(error)
+            job.set_exception(said)
     else:
         for row, job in jobs:
             job.set_result(row.step)
