@@ -37,7 +37,7 @@ from jaxrl.training.storage.run_dir import sync_dir, write_atomically
 from jaxrl.trees import PyTree
 from jaxrl.verify import Problems, check_checkpoints, check_logs
 from jaxrl.xla import attempts, current_forms, forms, requested_forms
-from jaxrl.xla.contexts import product_precision
+from jaxrl.xla.contexts import host_device, product_precision
 from jaxrl.xla.options import compiler_options
 
 Figures = Mapping[str, float | str]
@@ -127,8 +127,8 @@ def look(page: Page) -> None:
     page.add_fact("compiled in", f"{door.compilation_cache() or 'memory alone'} (not used here)")
     first, *others = door.require_devices()
     page.add_fact("devices", f"{1 + len(others)} of {first.device_kind} ({first.platform})")
-    if first.platform != "cpu":
-        page.add_fact("memory", _attempt(lambda: f"{first.memory_stats()['bytes_limit'] / 2**30:.1f} GiB each"))
+    if (limit := (first.memory_stats() or {}).get("bytes_limit")) is not None:
+        page.add_fact("memory", f"{limit / 2**30:.1f} GiB each")
     page.add_fact("products", product_precision(first))
     page.add_fact("forms", f"{current_forms()} (asked for: {requested_forms()})")
     options = lambda: " ".join(f"{name}={value}" for name, value in (compiler_options() or {}).items())
@@ -154,11 +154,9 @@ def check(page: Page, quick: bool) -> None:
 
 def compare_forms(strategy: Strategy) -> Figures:
     """Make one iteration by chosen forms, and by plain ones on the CPU, if JAX has it, from one state."""
-    here = there = jax.devices()[0]
+    here, there = jax.devices()[0], host_device()
     state, sums = _compile(strategy).init(jax.random.key(0))
-    with contextlib.suppress(RuntimeError):  # JAX_PLATFORMS may leave the CPU out
-        there = jax.devices("cpu")[0]
-    with jax.default_matmul_precision(None if here.platform == "cpu" else "highest"):  # on a CPU it is full anyway
+    with jax.default_matmul_precision(None if product_precision(here) == "float32" else "highest"):
         chosen = _train(_compile(strategy, init=False), (state, sums), 0, 1, here)[0]
         with forms("plain"), jax.default_device(None if there == here else there):
             plain = _train(_compile(strategy, init=False), (state, sums), 0, 1, there)[0]

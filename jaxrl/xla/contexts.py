@@ -44,6 +44,14 @@ def product_precision(device: Any) -> str:
     return "TF32" if major.isdecimal() and int(major) >= 8 else "float32"
 
 
+def host_device() -> Any:
+    """Return the CPU, as JAX's device; its default device where `JAX_PLATFORMS` leaves the CPU out."""
+    try:
+        return jax.devices("cpu")[0]
+    except RuntimeError:
+        return jax.devices()[0]
+
+
 def options_of(names: tuple[str, ...] = OPTIONS) -> dict[str, Any]:
     """Return the values in this thread of those options of `names` that this JAX has."""
     return {name: getattr(jax.config, f"jax_{name}") for name in names if getattr(jax, name, None) is not None}

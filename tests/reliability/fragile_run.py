@@ -101,7 +101,7 @@ def watch(passing: Callable[[str], None]) -> None:
     )
     beside(loop, "compile_all", "warm-up")
     before(trainer.Trainer, "_evaluate", "evaluation")
-    before(checkpoints.Store, "_write", "save begins")
+    before(checkpoints.Store, "write", "save begins")
     before(checkpoints, "file_sums", "arrays are written")
     after(checkpoints, "file_sums", "files are summed")
     before(checkpoints.Store, "_remove", "prune")

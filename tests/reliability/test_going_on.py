@@ -114,7 +114,7 @@ def test_a_checkpoint_is_whole_only_after_the_best_policy_of_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that goes on from it does not meet that policy again. The best policy gives the checkpoint time."""
-    storage, write = Storage(str(tmp_path / "run"), 3, {}, Resume()), Store._write
+    storage, write = Storage(str(tmp_path / "run"), 3, {}, Resume()), Store.write
     begun, there = threading.Event(), []
 
     def slowly(store: Store, *args: Any) -> int:
@@ -124,7 +124,7 @@ def test_a_checkpoint_is_whole_only_after_the_best_policy_of_its_time(
             there.append(storage.checkpoints.steps())
         return write(store, *args)
 
-    monkeypatch.setattr(Store, "_write", slowly)
+    monkeypatch.setattr(Store, "write", slowly)
     storage.save(1000, {"w": jnp.ones(3)}, {}, Best(1000, 5.0, {"w": jnp.ones(3)}, {"score": 5.0}))
     begun.set()
     storage.finish()

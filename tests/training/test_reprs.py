@@ -8,6 +8,7 @@ from toys_session import small
 from toys_trainer import counting, small_dqn
 
 import jaxrl
+from jaxrl.training.storage.group import CHECKPOINTS, open_store
 
 SETTINGS: dict[str, Any] = {"max_opts": 120, "eval_interval": 60, "eval_episodes": 4, "quiet": True}
 
@@ -89,7 +90,7 @@ def test_a_cell_is_run_again_by_start_over_and_refused_without(tmp_path: Path, m
     for max_opts in (4, 6, 8):  # whatever the settings of what is there
         jaxrl.Trainer(trained, max_opts=max_opts, run_dir=run_dir, start_over=True, quiet=True).train()
     inside = tmp_path / "run" if members is None else tmp_path / "run" / "members" / "00000"
-    assert [path.name for path in (inside / "checkpoints").iterdir()] == ["8"]
+    assert open_store(inside, CHECKPOINTS).steps() == [8]
     assert sorted(path.name for path in (tmp_path / "run").glob("discarded-*")) == ["discarded-1", "discarded-2"]
     with pytest.raises(jaxrl.SettingsError, match=r"resume=True.*start_over=True.*another run_dir") as refused:
         jaxrl.Trainer(trained, max_opts=4, run_dir=run_dir, quiet=True).train()

@@ -105,11 +105,11 @@ def test_a_short_run_saves_once_and_an_interval_is_kept_to_the_step(tmp_path: Pa
 
 @pytest.mark.parametrize(("write_s", "seconds"), [(0.01, 10), (1.0, 20), (5.0, 100), (100.0, 600)])
 def test_what_takes_long_to_write_is_written_less_often_but_every_ten_minutes(
-    write_s: float, seconds: float, tmp_path: Path
+    write_s: float, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writing takes at most a twentieth of the time."""
+    monkeypatch.setattr(checkpoints.Store, "write_s", write_s)
     storage = Storage(str(tmp_path / "run"), 3, {}, Resume())
-    storage.checkpoints.write_s = write_s
     assert not storage.is_time_to_save(seconds - 0.1)
     assert storage.is_time_to_save(seconds)
     storage.finish()

@@ -15,6 +15,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.training.program import jit_refill, state_shapes
 from jaxrl.training.report import Result
 from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import host_leaves, state_digest
 
 RUN: dict[str, Any] = {"save_interval": 10, "keep": 9, "eval_interval": 0, "eval_episodes": 0, "quiet": True}
@@ -56,7 +57,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
 def test_a_checkpoint_holds_all_but_the_buffer_and_training_is_the_same(bare: Any, tmp_path: Path) -> None:
     run, result = bare
     assert state_digest(train(tmp_path / "whole", 30, save_replay=True).state) == state_digest(result.state)
-    leaves, facts = Store(run / "checkpoints", 1).read(30)
+    leaves, facts = open_store(run, CHECKPOINTS).read(30)
     expected = {f"state/{path}": leaf for path, leaf in host_leaves(result.state).items() if "buffer/" not in path}
     assert facts["left_out"] == ["buffer"]
     assert not [path for path in leaves if "buffer" in path]
@@ -148,7 +149,7 @@ def test_members_of_a_population_are_gone_on_with(tmp_path: Path) -> None:
     for number in range(2):
         run = tmp_path / "all" / "members" / f"{number:05d}"
         assert "replay filled anew by 140 environment steps" in events(run, "resume")[0]
-        assert not [path for path in Store(run / "checkpoints", 1).read(30)[0] if "buffer" in path]
+        assert not [path for path in open_store(run, CHECKPOINTS).read(30)[0] if "buffer" in path]
 
 
 @pytest.mark.slow
