@@ -11,6 +11,7 @@ To a member its part looks like a `Store` of its own (`MemberStore`). What it ha
 are on their way have handed in theirs (`Collector`); whoever needs it on the disk sooner has what is there written.
 """
 
+import contextlib
 import os
 import shutil
 import threading
@@ -18,7 +19,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -240,14 +240,11 @@ class Saves(Store):
         """Return the rows of old saves that are still needed, of which too many would stay for a few members each."""
         rows = self._rows()
         old = sorted(_saves_of(rows))[: -(self.keep + MOST_SAVES)]
-        places = [(member, step, place) for member, steps in rows.items() for step, place in steps.items()]
+        every = [(member, step, place) for member, steps in rows.items() for step, place in steps.items()]
         found = []
-        for member, step, place in places:
-            if place.save in old:
-                try:
-                    found.append(Row(place.order, member, step, place.facts, self.leaves(place)))
-                except CheckpointError:
-                    continue  # damaged, it stays where it is as long as it is needed
+        for member, step, place in [row for row in every if row[2].save in old]:
+            with contextlib.suppress(CheckpointError):  # damaged, it stays where it is as long as it is needed
+                found.append(Row(place.order, member, step, place.facts, self.leaves(place)))
         return found
 
     def _prune(self, newest: int) -> None:
@@ -332,8 +329,7 @@ class MemberStore(Store):
 
     def copy(self, step: int, to: Path) -> None:
         """Write a row into the directory `to` as a checkpoint of a run of its own."""
-        store = Store(to, 1)
-        store.write(step, *self.read(step))
+        Store(to, 1).write(step, *self.read(step))
 
     def drop_after(self, step: int) -> None:
         """Have the member stand at `step` again: its row is written once more, and replaces those after it."""
@@ -389,7 +385,7 @@ class Collector:
         self._oldest, self._bytes, self._order = 0.0, 0, 0
         self._expected, self._ending = set(members), False
         self._stuck: set[int] = set()
-        """Members that wait for theirs to be written, while many end."""
+        """Members that wait until what they have handed in is written."""
 
     def store(self, name: str, member: int) -> MemberStore:
         """Return what a member keeps under `name`."""
@@ -449,7 +445,7 @@ class Collector:
         """Return the members that have handed in a checkpoint."""
         return {row.member for row, _ in self._waiting[self.checkpoints]}
 
-    @contextmanager
+    @contextlib.contextmanager
     def ending(self, members: Iterable[int]) -> Iterator[None]:
         """Let these members end inside, each in a thread of its own that calls `leave` at last: together they save."""
         ends = set(members)
