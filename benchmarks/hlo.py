@@ -18,6 +18,9 @@ class Kernel(NamedTuple):
     """How often an iteration runs it, as far as XLA knows."""
     cycles: float = 0.0
     """What XLA estimates that one run takes; only compilers for TPUs say so."""
+    serial: int = 0
+    """Terms of the longest sum that one thread adds up alone: of one that XLA for GPUs has fused into a kernel with a
+    thread for each entry of its result. Such a kernel takes as long as many others."""
 
 
 def kernels(compiled: Any, depth: int = 2) -> list[Kernel]:
@@ -138,7 +141,7 @@ def _kernels(program: Program, name: str, times: int = 1) -> Iterator[Kernel]:
             yield from max(branches, key=lambda branch: sum(kernel.times for kernel in branch), default=[])
         elif kind not in _FREE and not kind.endswith("-done"):
             moved, flops = _moved(program, computation, instruction), _flops(program, computation, instruction)
-            yield Kernel(kind, moved, flops, times, _cycles(instruction))
+            yield Kernel(kind, moved, flops, times, _cycles(instruction), _serial(program, instruction))
 
 
 class Collective(NamedTuple):
@@ -184,6 +187,21 @@ def _called(instruction: Instruction) -> list[str]:
 def _cycles(instruction: Instruction) -> float:
     estimate = re.search(r'"estimated_cycles":"(\d+)"', instruction.attributes)
     return float(estimate[1]) if estimate else 0.0
+
+
+def _serial(program: Program, kernel: Instruction) -> int:
+    """Return `Kernel.serial`."""
+    if "kind=kLoop" not in kernel.attributes:
+        return 0
+    inside = program.get(kernel.attribute("calls"), {})
+    return max((_terms(inside, one) for one in inside.values() if one.kind == "reduce"), default=0)
+
+
+def _terms(computation: Computation, reduce: Instruction) -> int:
+    """Return how many entries a reduction makes one of."""
+    sizes = _dims(_shape(computation, reduce.operands[0]))
+    axes = re.search(r"dimensions=\{([\d,]*)\}", reduce.attributes)
+    return math.prod(sizes[int(axis)] for axis in axes[1].split(",")) if axes and axes[1] else 1
 
 
 # --- bytes ---------------------------------------------------------------------------------------------------

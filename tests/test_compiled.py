@@ -87,6 +87,27 @@ ENTRY %main (x: (s32[], f32[])) -> (s32[], f32[]) {
     assert sum(kernel.times * kernel.cycles for kernel in hlo.kernels(program, depth=0)) == (12 + 1 + 5) * 250
 
 
+SUMS = """
+%rows (p: f32[128,2]) -> f32[90] {
+  %p = f32[128,2]{1,0} parameter(0)
+  %zero = f32[] constant(0)
+  %sum = f32[2]{0} reduce(%p, %zero), dimensions={0}, to_apply=%add
+  ROOT %vector = f32[90]{0} pad(%sum, %zero), padding=0_88
+}
+
+ENTRY %main (x: f32[128,2]) -> f32[90] {
+  %x = f32[128,2]{1,0} parameter(0)
+  %alone = f32[90]{0} fusion(%x), kind=kLoop, calls=%rows
+  ROOT %together = f32[90]{0} fusion(%x), kind=kInput, calls=%rows
+}
+"""
+
+
+def test_a_sum_that_one_thread_adds_up_is_told_from_one_of_many_threads() -> None:
+    alone, together = hlo.kernels(SimpleNamespace(as_text=lambda: SUMS), depth=0)
+    assert (alone.serial, together.serial) == (128, 0)
+
+
 def test_a_row_counts_an_iteration_and_its_share_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block of 4 iterations begins with their draws; each makes twenty products, and two optimisations."""
     monkeypatch.setattr(ahead, "BLOCK", 4)

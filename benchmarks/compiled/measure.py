@@ -117,6 +117,7 @@ def figures(compiled: Any, program: Program, block: int) -> Row:
         "copies": share(lambda kernel: kernel.kind in ("copy", "copy-start")) / program.opt_steps,
         "bytes": share(lambda kernel: kernel.bytes) / program.opt_steps,
         "flops": share(lambda kernel: kernel.flops) / program.opt_steps,
+        "serial_terms": share(lambda kernel: kernel.serial) / program.opt_steps,
         "temp_bytes": memory.temp_size_in_bytes,
         "state_bytes": memory.argument_size_in_bytes,
         "estimated_cycles_per_opt_step": cycles / program.opt_steps or None,
@@ -138,6 +139,7 @@ COLUMNS = {
     "unknown_trip_loops": "unknown",
     "copies": "copies",
     "bytes": "kB/opt",
+    "serial_terms": "serial/opt",
     "temp_bytes": "temp MB",
     "estimated_cycles_per_opt_step": "kcycles/opt",
     "compile_s": "compile s",
@@ -154,7 +156,10 @@ def line(row: Row) -> str:
 
 WORSE = 1.02
 """From which ratio on a figure counts as worse: it has no noise, but a compiler's version may move it a little."""
-COMPARED = ("kernels_per_opt_step", "host_launches_per_call", "host_waits_per_call", "conditionals", "temp_bytes")
+COMPARED = (
+    *("kernels_per_opt_step", "serial_terms", "host_launches_per_call", "host_waits_per_call", "conditionals"),
+    "temp_bytes",
+)
 """Figures of a row that are to grow no further, and on a TPU the estimated cycles."""
 
 
