@@ -45,7 +45,8 @@ from jaxrl.agents.fields import (
     Weight,
     Widths,
 )
-from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_update
+from jaxrl.agents.optimizers import GradientStep, Optimizer, apply_gradient, loss_gradient
+from jaxrl.agents.schedules import schedules_in
 from jaxrl.distributions import Distribution, Head
 from jaxrl.errors import SettingsError
 from jaxrl.masks import PRIVILEGED
@@ -57,6 +58,12 @@ from jaxrl.types import Batch, RecurrentObs, Rollout
 
 LARGEST_RATIO = 1e6
 """Probability ratio above which the reported KL divergence is no longer exact."""
+LR_FACTOR = 1.5
+"""Factor by which one update lowers or raises the learning rate that is adapted to `desired_kl`, as in RSL-RL."""
+LR_BOUNDS = (1e-5, 1e-2)
+"""Between which it stays, as in RSL-RL."""
+UNMOVED = 1e-7
+"""Divergence up to which a policy counts as unmoved: rounding, of a ratio of 1."""
 ROUNDING = 1e-6
 """Standard deviation of returns, as a share of their mean, up to which they count as constant."""
 
@@ -94,6 +101,9 @@ class PPOConfig(NetworkConfig, OptimizerConfig, CoreConfig):
     (none). A minibatch of a single sample is left as it is."""
     target_kl: Weight = 0.0
     """Approximate KL divergence from the old policy above which the remaining epochs are skipped; 0: never."""
+    desired_kl: Weight = 0.0
+    """Approximate KL divergence from the old policy for which the learning rate is adapted, in each update (0.01 in
+    RSL-RL): lowered above twice as much, raised below half of it; 0: never."""
     squash: bool = False
     """Squash continuous actions into their bounds with tanh; otherwise they are clipped."""
     free_scale: bool = True
@@ -154,6 +164,8 @@ class ActorCriticState(NamedTuple):
     params: PyTree
     opt_state: PyTree
     hyper: Hyper
+    lr_scale: PyTree = ()
+    """Factor of `hyper.lr`, a float32 scalar, if it is adapted to `desired_kl`; else `()`."""
 
 
 class Sample(NamedTuple):
@@ -299,6 +311,11 @@ def _check(config: PPOConfig, parts: Mapping[str, Any]) -> None:
     """Raise `SettingsError` for settings that contradict each other."""
     if config.surrogate == "weighted" and not config.rho_clip:
         raise SettingsError("agent.surrogate weighted needs V-trace; set agent.rho_clip to 1, or another surrogate")
+    if config.desired_kl and (config.lr_decay or "lr" in schedules_in(config.schedules)):
+        other = f"lr_decay {config.lr_decay}" if config.lr_decay else "a schedule of lr"
+        raise SettingsError(f"agent.desired_kl adapts the learning rate, and so does {other}; leave one of them out")
+    if config.desired_kl and not config.lr:
+        raise SettingsError("agent.lr is 0, which agent.desired_kl cannot adapt; set it above 0")
     sequences.check_core(config, make_network=parts["make_network"])
 
 
@@ -375,7 +392,8 @@ def _init(parts: _Parts, key: Key) -> ActorCriticState:
     off = {*TEMPERATURE, *(() if parts.config.rho_clip else ("rho_clip", "c_clip"))}
     names = [name for name in Hyper._fields if name not in off]
     hyper = Hyper(*make_hyper(asdict(parts.config), names))
-    return ActorCriticState(params, parts.gradient_step.init(params, hyper.lr), hyper)
+    scale = jnp.float32(1.0) if parts.config.desired_kl else ()
+    return ActorCriticState(params, parts.gradient_step.init(params, hyper.lr), hyper, scale)
 
 
 # --- acting -----------------------------------------------------------------------------------------------------
@@ -567,27 +585,35 @@ def _update(
     if config.normalise_advantage == "minibatch":
         # Per minibatch, as in the paper's code: each update sees advantages of the same scale.
         sample = sample._replace(advantage=standardise(sample.advantage, sample.weight))
-    learnt = gradient_update(
-        parts.gradient_step,
-        partial(_loss, parts, hyper),
-        state.params,
-        state.opt_state,
-        sample,
-        key=nn.training_key(parts.network, key),
-        lr=hyper.lr,
-        max_norm=hyper.max_grad_norm,
-        opt_step=opt_step,
-    )
-    terms = learnt.aux
+    step, loss, training_key = parts.gradient_step, partial(_loss, parts, hyper), nn.training_key(parts.network, key)
+    gradient = loss_gradient(step, loss, state.params, sample, key=training_key)
+    terms = gradient.aux
     # One reduction for all terms: on a GPU each would be a kernel of its own.
     means = jnp.stack(list(terms.values())).reshape(len(terms), -1).mean(axis=1)
-    metrics = {"loss": learnt.loss, "grad_norm": learnt.norm, **{name: means[i] for i, name in enumerate(terms)}}
-    # Rollouts have no priorities.
-    return (
-        ActorCriticState(learnt.variables, learnt.opt_state, hyper),
-        metrics,
-        jnp.zeros(batch.weight.shape[0], jnp.float32),
+    metrics = {name: means[i] for i, name in enumerate(terms)}
+    lr, scale = hyper.lr, state.lr_scale
+    if config.desired_kl:
+        lr = metrics["lr"] = adapted_lr(lr * scale, shards.pmean(metrics["approx_kl"]), config.desired_kl)
+        scale = lr / hyper.lr
+    learnt = apply_gradient(
+        step, gradient, state.params, state.opt_state, lr=lr, max_norm=hyper.max_grad_norm, opt_step=opt_step
     )
+    return (
+        ActorCriticState(learnt.variables, learnt.opt_state, hyper, scale),
+        {"loss": learnt.loss, "grad_norm": learnt.norm, **metrics},
+        jnp.zeros(batch.weight.shape[0], jnp.float32),  # rollouts have no priorities
+    )
+
+
+def adapted_lr(lr: Array, kl: Array, desired_kl: float) -> Array:
+    """Return the learning rate of an update before which the policy is `kl` away from the one that acted.
+
+    Above twice the desired divergence it is lowered, below half of it raised, within `LR_BOUNDS` (RSL-RL,
+    https://github.com/leggedrobotics/rsl_rl; Schwarke et al. 2025, https://arxiv.org/abs/2509.10771). That of a
+    policy that has not moved, as before the first update on a rollout, tells nothing.
+    """
+    lower, raised = jnp.maximum(lr / LR_FACTOR, LR_BOUNDS[0]), jnp.minimum(lr * LR_FACTOR, LR_BOUNDS[1])
+    return jnp.where(kl > 2 * desired_kl, lower, jnp.where((kl < desired_kl / 2) & (kl > UNMOVED), raised, lr))
 
 
 def _loss(

@@ -19,6 +19,7 @@ from jaxrl.registry import join_names
 from jaxrl.trees import Array, Key, PyTree, tree_bytes
 from jaxrl.xla import flat, reverse_mode
 from jaxrl.xla.products import num_pieces
+from jaxrl.xla.reductions import sum_once
 
 Optimizer = Callable[[Any], optax.GradientTransformation]
 """A function from a learning rate, which may be a traced array, to an Optax transformation."""
@@ -275,7 +276,7 @@ def accumulate(
         return value, aux, collections, grads
     if parts == 1:
         (value, (aux, collections)), grads = grad(params, collections, batch, key)
-        return value, aux, collections, grads
+        return value, aux, collections, sum_once(grads)
     # Each leaf is cut by its own length. Of sequences some leaves are `[B, ...]` and others `[B * T, ...]`, in the same
     # order.
     pieces = jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)

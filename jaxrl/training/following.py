@@ -78,7 +78,7 @@ def _obey(trainer: Any) -> None:
         elif order == "init":
             state, sums = compiled.init(key)
         elif order == "weights":
-            state, sums = within(Saved(state, sums))
+            state, sums = within(Saved(state, sums), *given)
         elif order == "place":
             state, sums = devices.handed_out(strategy, *compiled.like)
         elif order == "load":

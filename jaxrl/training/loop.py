@@ -494,7 +494,7 @@ def check_run(strategy: Strategy, config: TrainerConfig, fresh: bool, is_member:
         if not is_member:
             require_no_member(config.run_dir)
         require_free(config.run_dir)
-    return weights_of(config.init_from if fresh else None, lambda: program.state_shapes(strategy))
+    return weights_of(config.init_from if fresh else None, config.init_parts, lambda: program.state_shapes(strategy))
 
 
 def compiled_for(
@@ -511,7 +511,7 @@ def compiled_for(
       SettingsError: the checkpoint does not fit, or what `weights_of` raises.
     """
     if not goes_on and not weights.leaves:  # it was to be resumed, and has never been saved
-        weights = weights_of(config.init_from, lambda: program.state_shapes(strategy))
+        weights = weights_of(config.init_from, config.init_parts, lambda: program.state_shapes(strategy))
     storage.expect(program.forms_of(strategy))
     if storage.resumes:
         storage.check_fits(program.state_shapes(strategy))

@@ -66,7 +66,11 @@ class TrainerConfig:
     max_rollbacks: int = 3
     """Number of times to go back without making progress before giving up."""
     init_from: str | None = None
-    """Run whose newest checkpoint the networks begin with, or the directory of one of its checkpoints; unset: none."""
+    """Run whose newest checkpoint the networks begin with, or the directory of one of its checkpoints, or a file of
+    arrays by path (.npz, .safetensors); unset: none."""
+    init_parts: tuple[str, ...] = ()
+    """Parts of the agent's state to begin with, as policy/params/MLP_0, with * for any text in a name, or TO=FROM where
+    the other run has another name for it; empty: all networks, which must be alike."""
     run_dir: str | None = None
     """Directory for settings, logs and checkpoints; unset: the library writes nothing, the command line chooses a
     name."""
@@ -105,6 +109,8 @@ class TrainerConfig:
                 )
         if self.eval_actions not in ("greedy", "sampled"):
             raise SettingsError(f"eval_actions is {self.eval_actions!r}; expected greedy or sampled")
+        if self.init_parts and self.init_from is None:
+            raise SettingsError("init_parts names parts of what init_from has; set init_from")
         if self.video_format not in FORMATS:
             raise SettingsError(f"video_format is {self.video_format!r}; expected gif or mp4")
         check_shared(self)
@@ -265,7 +271,7 @@ def _localise(config: Any, *names: str) -> None:
 
 def _as_declared(config: Any, name: str, value: Any) -> Any:
     """Return `value` as an `int` if the setting is a whole number, so that `1e5` may be given for one."""
-    value = tuple(value) if name in ("recorders", "tags") and isinstance(value, list) else value
+    value = tuple(value) if name in ("recorders", "tags", "init_parts") and isinstance(value, list) else value
     value = as_text(value) if name == "mesh" else value
     return as_int(value) if config.__dataclass_fields__[name].type in (int, int | None) else value
 

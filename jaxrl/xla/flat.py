@@ -143,10 +143,6 @@ def _known(tree: PyTree) -> list[Array] | None:
 
 def _join(leaves: list[Array]) -> Array:
     dtype, ends = jnp.result_type(*leaves), np.cumsum([leaf.size for leaf in leaves])
-    if shaped_for("cuda"):
-        # XLA would fuse sums of a gradient into every kernel that reads the vector, where one thread adds up all rows,
-        # each computed anew. In `dqn-10` those were three kernels of 128 terms, each of which read replay again.
-        leaves = jax.lax.optimization_barrier(leaves)
     if not shaped_for("cpu"):
         return jnp.concatenate([jnp.ravel(leaf).astype(dtype) for leaf in leaves])
     vector = jnp.zeros(ends[-1], dtype)

@@ -297,6 +297,7 @@ FREE: dict[str, Any] = {
     "max_rollbacks": 1,
     "quiet": False,
     "init_from": "nowhere",
+    "init_parts": ("policy",),
     "recorders": ("csv",),
     "processes": True,
     "actor_timeout": 5.0,

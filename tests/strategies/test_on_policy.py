@@ -466,6 +466,50 @@ def test_ppo_leaves_the_rest_of_the_epochs_out_once_it_has_gone_too_far():
     assert counted == 3 * 2
 
 
+@pytest.mark.parametrize(
+    ("desired", "lr", "expected"),
+    [
+        (1e-6, 0.03, [0.03 / 1.5**i for i in range(8)]),
+        (1e9, 2e-3, [2e-3, 3e-3, 4.5e-3, 6.75e-3, *[1e-2] * 4]),
+    ],
+    ids=["lowered", "raised, not above the bound"],
+)
+def test_ppo_adapts_its_learning_rate_to_the_divergence(desired, lr, expected):
+    """Before the first update on a rollout the policy has not moved, which tells nothing; each later one adapts."""
+    strategy = preferring(desired_kl=desired, lr=lr)
+    state, metrics = stepper(strategy)(begun(strategy), jnp.uint32(0))
+    assert float(metrics["lr"].sum) == pytest.approx(sum(expected), rel=1e-5)
+    assert float(metrics["lr"].min) == pytest.approx(min(expected), rel=1e-5)
+    assert float(metrics["lr"].max) == pytest.approx(max(expected), rel=1e-5)
+    # The next rollout goes on with it.
+    _, metrics = stepper(strategy)(state, jnp.uint32(1))
+    last = expected[-1]
+    assert last in (
+        pytest.approx(float(metrics["lr"].min), rel=1e-5),
+        pytest.approx(float(metrics["lr"].max), rel=1e-5),
+    )
+
+
+def test_a_learning_rate_that_is_adapted_takes_steps_of_its_size():
+    """With the divergence within a factor of two of what is desired, the steps are those of a constant rate."""
+    plain, adapted = preferring(lr=1e-2), preferring(lr=1e-2, desired_kl=1e9)
+    ends = [stepper(one)(begun(one), jnp.uint32(0))[0].agent.params for one in (plain, adapted)]
+    assert same_bits(*ends)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"lr_decay": 100}, "lr_decay 100"),
+        ({"lr": "linear(1e-3,0,100)"}, "a schedule of lr"),
+        ({"lr": 0.0}, "agent.lr is 0"),
+    ],
+)
+def test_only_one_may_change_the_learning_rate(settings, words):
+    with pytest.raises(SettingsError, match=words):
+        ppo(desired_kl=0.01, **settings)
+
+
 @pytest.mark.slow
 def test_a_target_that_is_not_reached_leaves_nothing_out():
     ends = []

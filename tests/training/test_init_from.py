@@ -11,7 +11,7 @@ import pytest
 
 import jaxrl
 from jaxrl import train
-from jaxrl.errors import JaxrlError
+from jaxrl.errors import JaxrlError, SettingsError
 
 SETTINGS: dict[str, Any] = {"max_opts": 20, "eval_interval": 0, "eval_episodes": 0, "save_interval": 10, "quiet": True}
 
@@ -127,6 +127,125 @@ def test_what_cannot_be_is_refused(
     with pytest.raises(JaxrlError, match=told):
         trainer.train()
     assert not (tmp_path / "new").exists()
+
+
+# --- parts of networks ------------------------------------------------------------------------------------------
+
+
+def kernels(state: Any, field: str = "params") -> list[Any]:
+    """Return the matrices of a network, that of its torso first."""
+    leaves = jax.tree_util.tree_leaves_with_path(getattr(state.agent, field))
+    return [leaf for path, leaf in reversed(leaves) if "kernel" in jax.tree_util.keystr(path)]
+
+
+def test_parts_are_taken_where_the_rest_is_of_another_shape(old_run: tuple[Path, Any], tmp_path: Path) -> None:
+    """The first layer, of the network and of its target; the head is a dueling one, which the other run has not."""
+    (run, old), new = old_run, strategy(dueling=True)
+    plain = begun(new, seed=1)
+    given = begun(new, seed=1, init_from=str(run), init_parts=["*/params/MLP_0"], run_dir=str(tmp_path / "new"))
+    for field in ("params", "target"):
+        (first, *heads), (drawn, *others) = kernels(given, field), kernels(plain, field)
+        assert equal(first, kernels(old, field)[0])
+        assert not equal(first, drawn)
+        assert equal(heads, others)
+    (line,) = [line for line in (tmp_path / "new" / "metrics.jsonl").read_text().splitlines() if "begins with" in line]
+    told = "begins with params/params/MLP_0/Dense_0, target/params/MLP_0/Dense_0 of"
+    assert told in line
+    assert "drawn anew: params/params/Dense_0, params/params/Dense_1, target" in line
+
+
+def test_another_agent_gives_what_it_calls_otherwise(tmp_path: Path) -> None:
+    """PPO begins with the policy of behaviour cloning, whose torso and head have other names."""
+    env = jaxrl.make_env("CartPole-v1")
+    policy = strategy().policy
+    data = jaxrl.gather(env, policy, policy.params(strategy().init(jax.random.key(0))), jax.random.key(1), 60)
+    offline = jaxrl.offline(data, jaxrl.bc(features=(8,), activation="tanh"), batch_size=8, env=env)
+    old = jaxrl.Trainer(offline, run_dir=str(tmp_path / "old"), **SETTINGS).train().state.agent.policy["params"]
+    new = begun(
+        jaxrl.on_policy(env, jaxrl.ppo(features=(8,)), num_envs=2, rollout=4),
+        init_from=str(tmp_path / "old"),
+        init_parts=["params/params/actor_torso=policy/params/MLP_0", "params/params/policy=policy/params/Dense_0"],
+    ).agent.params["params"]
+    assert equal((new["actor_torso"], new["policy"]), (old["MLP_0"], old["Dense_0"]))
+
+
+@pytest.mark.parametrize("name", ["weights.npz", "weights.safetensors"])
+def test_arrays_of_a_file_are_taken_by_their_paths(tmp_path: Path, name: str) -> None:
+    given = np.arange(32, dtype=np.float32).reshape(4, 8)
+    arrays = {"params/params/MLP_0/Dense_0/kernel": given, "encoder/kernel": given + 1, "encoder/bias": given[0]}
+    if name.endswith(".npz"):
+        np.savez(tmp_path / name, **arrays)
+    else:
+        pytest.importorskip("safetensors.numpy").save_file(
+            {path.replace("/", "."): array for path, array in arrays.items()}, tmp_path / name
+        )
+    parts = ["params/params/MLP_0/Dense_0/kernel", "target.params.MLP_0.Dense_0=encoder"]
+    new = begun(strategy(), init_from=str(tmp_path / name), init_parts=parts)
+    assert equal((kernels(new)[0], kernels(new, "target")[0]), (given, given + 1))
+    assert equal(new.agent.target["params"]["MLP_0"]["Dense_0"]["bias"], given[0])
+
+
+def test_a_file_alone_gives_all_that_it_has(tmp_path: Path) -> None:
+    state = begun(strategy())
+    path = "params/params/MLP_0/Dense_0/kernel"
+    np.savez(tmp_path / "weights.npz", **{path: kernels(state)[0] + 1})
+    new = begun(strategy(), init_from=str(tmp_path / "weights.npz"))
+    assert equal(kernels(new)[0], kernels(state)[0] + 1)
+    assert equal(kernels(new)[1:], kernels(state)[1:])
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        (["parms"], "init_parts: parms is no part of what this agent learns; did you mean params"),
+        (["opt_state"], "init_parts: opt_state is no part of what this agent learns"),
+        (["params="], "init_parts has 'params='; expected a path"),
+        (["params/*=target/*"], "init_parts has 'params/\\*=target/\\*'; expected a path"),
+        (["params/params/MLP_0=params/params/MLP_1"], "old has no params/params/MLP_1/Dense_0/bias; did you mean"),
+        (
+            ["params/params/Dense_0=params/params/MLP_0/Dense_0"],
+            r"params/MLP_0/Dense_0/bias of .*old is float32\[8\], but params/params/Dense_0/bias here float32\[2\]",
+        ),
+    ],
+    ids=["misspelt", "not taken", "half a name", "a pattern with another name", "not there", "another shape"],
+)
+def test_parts_that_cannot_be_are_refused(
+    old_run: tuple[Path, Any], tmp_path: Path, parts: list[str], told: str
+) -> None:
+    settings = {**SETTINGS, "init_from": str(old_run[0]), "init_parts": parts, "run_dir": str(tmp_path / "new")}
+    with pytest.raises(SettingsError, match=told):
+        jaxrl.Trainer(strategy(), **settings).train()
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "there is no file"),
+        (b"no archive", "cannot be read"),
+        ({"params/params/MLP_0/Dense_0/bias": np.zeros(8)}, r"is float64\[8\], expected float32\[8\]"),
+        ({"params/params/MLP_0/Dense_0/bias": np.zeros((1 << 40, 0))}, r"is float64\[1099511627776, 0\], expected"),
+        ({"params/params/MLP_0/Dense_0/bias": np.array([object()])}, r"is object\[1\], expected float32\[8\]"),
+        (
+            {"params/params/MLP_0/Dense_0/bios": np.zeros(8, np.float32)},
+            "has params.*bios, and the agent no such array",
+        ),
+    ],
+    ids=["missing", "damaged", "another dtype", "huge", "pickled", "unknown"],
+)
+def test_files_that_cannot_be_are_refused(tmp_path: Path, content: Any, told: str) -> None:
+    path = tmp_path / "weights.npz"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        np.savez(path, **content)
+    with pytest.raises(SettingsError, match=told):
+        jaxrl.Trainer(strategy(), init_from=str(path), **SETTINGS).train()
+
+
+def test_parts_need_what_they_are_parts_of() -> None:
+    with pytest.raises(SettingsError, match="set init_from"):
+        jaxrl.Trainer(strategy(), init_parts=["params"], **SETTINGS)
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
 """Begin a run with what another has learnt: the agent's networks, and the statistics by which it saw the world.
 
-What is left behind is what belongs to the other run: optimizer states, hyperparameters, replay, environments.
+What is left behind is what belongs to the other run: optimizer states, hyperparameters, replay, environments. Parts of
+networks can be named, which then may come from another agent, under other names, or from a file of arrays.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +13,8 @@ import jax
 import numpy as np
 
 import jaxrl.training.processes as processes
-from jaxrl.errors import NoCheckpointError, SettingsError
+from jaxrl.errors import NoCheckpointError, SettingsError, suggest
+from jaxrl.training.storage.array_files import FILES, read_file
 from jaxrl.training.storage.checkpoints import CheckpointError, is_step
 from jaxrl.training.storage.fork import Fork, step_of
 from jaxrl.training.storage.group import CHECKPOINTS, open_store
@@ -22,13 +25,17 @@ from jaxrl.trees import Key, PyTree
 
 NOT_TAKEN = ("opt_state", "hyper")
 """Fields of an agent's state whose arrays belong to the other run."""
+AGENT = "state/agent/"
+"""Where in a state the parts that users name begin; statistics are named from one level above, as `processor/...`."""
+SHOWN = 5
+"""Parts that a line of the log names, at most."""
 
 
 class Weights(NamedTuple):
     """What to begin with; nothing, if there is no other run."""
 
     leaves: Mapping[str, np.ndarray]
-    """By path in what was saved."""
+    """By path in the state."""
     told: tuple[str, ...] = ()
     """For the log: where they come from."""
 
@@ -37,40 +44,100 @@ class Weights(NamedTuple):
 
         def begin(key: Key) -> PyTree:
             fresh = init(key)
-            processes.tell("weights")
-            return within(fresh, self.leaves)
+            processes.tell("weights", list(self.leaves))
+            return within(fresh, self.leaves, self.leaves)
 
         return begin if self.leaves else init
 
 
-def within(fresh: PyTree, saved: Mapping[str, np.ndarray] | None = None) -> PyTree:
-    """Return a fresh state and its sums with what was `saved` in its places.
+def within(fresh: PyTree, names: Iterable[str], saved: Mapping[str, np.ndarray] | None = None) -> PyTree:
+    """Return a fresh state and its sums with what was `saved` under `names` in its places.
 
     Of several processes, the first gives `saved` to all, and each puts its parts.
     """
-    named = dict(flatten(fresh))
     # Only these leaves of the fresh state are replaced; all others stay as `init` has made them.
-    taken = {name: leaf for name, leaf in named.items() if _is_taken(name)}
+    named = dict(flatten(fresh))
+    taken = {name: named[name] for name in names}
     shapes = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in taken.items()}
     given = shapes if saved is None else {name: saved[name] for name in taken}
     made = processes.handed_out(given, {name: leaf.sharding for name, leaf in taken.items()})
     return jax.tree_util.tree_map_with_path(lambda keys, leaf: made.get(path_of(keys), leaf), fresh)
 
 
-def weights_of(place: str | None, like: Callable[[], PyTree]) -> Weights:
+def weights_of(place: str | None, parts: Sequence[str], like: Callable[[], PyTree]) -> Weights:
     """Read what a run is to begin with, for states (and their sums) of the shapes `like()`.
 
     Args:
-      place: directory of another run, whose newest checkpoint is meant, or of one of its checkpoints; `None`: nothing.
+      place: directory of another run, whose newest checkpoint is meant, or of one of its checkpoints, or a file of
+        arrays; `None`: nothing.
+      parts: which parts of the state to begin with, as `Part` reads them; none: all networks and statistics of the
+        other run, or all arrays of the file.
       like: returns the shapes of `(state, sums)`; asked only if there is something to read.
 
     Raises:
-      SettingsError: there is no such run or checkpoint, or its networks or statistics are not those of `like()`.
+      SettingsError: there is no such run, checkpoint or file; a part is not in the state, or not there; or one has
+        another shape or dtype.
       NoCheckpointError: the checkpoint is damaged.
     """
     if place is None:
         return Weights({})
+    wanted = {name: leaf for name, leaf in flatten(like()) if _is_taken(name)}
     path = Path(place)
+    if path.suffix in FILES and not path.is_dir():
+        pairs = _pairs([Part.read(word) for word in parts], wanted) if parts else None
+        return _of_file(path, pairs, wanted)
+    saved, told = _of_run(path)
+    saved = _for_shards(wanted, saved)
+    if not parts:
+        _require_same(wanted, {name: leaf for name, leaf in saved.items() if _is_taken(name)}, told.run)
+        return Weights({name: saved[name] for name in wanted}, (f"begins with the networks of {told}",))
+    pairs = _pairs([Part.read(word) for word in parts], wanted)
+    leaves = {name: _required(name, there, wanted[name], saved, told.run) for name, there in pairs.items()}
+    return Weights(leaves, (f"begins with {_listed(leaves)} of {told}; drawn anew: {_listed(wanted, leaves)}",))
+
+
+class Part(NamedTuple):
+    """Leaves whose paths begin alike, and how the paths of what they begin with do.
+
+    Users write paths within the agent's state, as `policy/params/MLP_0`, where `*` stands for any text within a name,
+    or `TO=FROM` where the other run or the file has another name for it.
+    """
+
+    to: str
+    source: str
+    word: str
+
+    @classmethod
+    def read(cls, word: str) -> "Part":
+        """Read what a user wrote; raise `SettingsError` if it cannot be read."""
+        to, equals, source = (side.strip().strip("/").replace(".", "/") for side in word.partition("="))
+        if not to or (equals and (not source or "*" in word)):
+            raise SettingsError(
+                f"init_parts has {word!r}; expected a path as policy/params/MLP_0, in which * stands for any text, or "
+                "TO=FROM with two paths"
+            )
+        return cls(to, source or to, word)
+
+    def source_of(self, path: str) -> str | None:
+        """Return what `path` is called there; `None` if it does not belong to this part."""
+        names, own = path.split("/"), self.to.split("/")
+        if len(names) < len(own) or not all(map(fnmatchcase, names, own)):
+            return None
+        return path if self.source == self.to else "/".join([self.source, *names[len(own) :]])
+
+
+class _Told(NamedTuple):
+    """Where a checkpoint is from."""
+
+    run: Path
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.run.absolute()} after {self.step} optimisation steps"
+
+
+def _of_run(path: Path) -> tuple[Mapping[str, np.ndarray], _Told]:
+    """Return all leaves of a checkpoint, and where it is from."""
     given = is_step(path.name) and path.parent.name == CHECKPOINTS
     run = path.parent.parent if given else path
     require_run(run)
@@ -79,15 +146,82 @@ def weights_of(place: str | None, like: Callable[[], PyTree]) -> Weights:
     store = open_store(run.absolute(), CHECKPOINTS)
     step = step_of(Fork(run, int(path.name) if given else "latest"), store)
     try:
-        saved, _ = store.read(step)
+        return store.read(step)[0], _Told(run, step)
     except CheckpointError as error:
         raise NoCheckpointError(f"checkpoint {step} of {run} {error.verdict}: {error}") from error
-    wanted = dict(flatten(like()))
-    saved = _for_shards(wanted, saved)
-    _require_same({name: leaf for name, leaf in wanted.items() if _is_taken(name)}, saved, run)
-    told = f"begins with the networks of {run.absolute()} after {step} optimisation steps"
-    leaves = {name: saved[name] for name in wanted if _is_taken(name)}
-    return Weights(leaves, (told,))
+
+
+def _of_file(path: Path, pairs: Mapping[str, str] | None, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Weights:
+    """Return what a file has of the `wanted` leaves: by `pairs`, or all of its arrays, which then must be wanted."""
+    whole = {_short(name): name for name in wanted}
+
+    def choose(there: Iterable[str]) -> dict[str, str]:
+        """Return which leaf each array becomes."""
+        if pairs is not None:
+            return {name: found for name, found in pairs.items() if found in there}
+        for name in there:
+            if name not in whole:
+                raise SettingsError(
+                    f"init_from: {path} has {name}, and the agent no such array; {suggest(name, whole)} Name what to "
+                    "take by init_parts, as TO=FROM"
+                )
+        return {whole[name]: name for name in there}
+
+    arrays = read_file(path, choose, wanted)
+    for name, there in (pairs or {}).items():
+        if name not in arrays:
+            raise SettingsError(f"init_parts: {path} has no array {there}")
+    return Weights(
+        arrays, (f"begins with {_listed(arrays)} of {path.absolute()}; drawn anew: {_listed(wanted, arrays)}",)
+    )
+
+
+def _pairs(parts: Sequence[Part], wanted: Iterable[str]) -> dict[str, str]:
+    """Return which leaves are taken, and what each is called there, within an agent's state.
+
+    Raises:
+      SettingsError: a part has none.
+    """
+    shorts = {_short(name): name for name in wanted}
+    found: dict[str, str] = {}
+    for part in parts:
+        chosen = {shorts[path]: there for path in shorts if (there := part.source_of(path)) is not None}
+        if not chosen:
+            known = {"/".join(path.split("/")[: i + 1]) for path in shorts for i in range(path.count("/"))}
+            raise SettingsError(
+                f"init_parts: {part.to} is no part of what this agent learns; {suggest(part.to, known)}"
+            )
+        found |= chosen
+    return found
+
+
+def _required(
+    name: str, there: str, like: jax.ShapeDtypeStruct, saved: Mapping[str, np.ndarray], run: Path
+) -> np.ndarray:
+    """Return what a run has under `there` in place of the leaf `name`; raise `SettingsError` if it does not fit."""
+    leaf = saved.get(AGENT + there, saved.get(f"state/{there}"))
+    if leaf is None:
+        known = [_short(path) for path in saved if _is_taken(path)]
+        raise SettingsError(f"init_parts: {run} has no {there}; {suggest(there, known)}")
+    if (leaf.shape, leaf.dtype) != (like.shape, like.dtype):
+        raise SettingsError(
+            f"init_parts: {there} of {run} is {leaf.dtype}{list(leaf.shape)}, but {_short(name)} here "
+            f"{like.dtype}{list(like.shape)}; give the two networks the same widths, or leave this part out"
+        )
+    return leaf
+
+
+def _short(name: str) -> str:
+    """Return a path as users write it."""
+    return name.removeprefix(AGENT).removeprefix("state/")
+
+
+def _listed(names: Iterable[str], without: Iterable[str] = ()) -> str:
+    """Return the modules whose arrays are in `names`, but not in `without`."""
+    left = set(without)
+    modules = list(dict.fromkeys(_short(name).rpartition("/")[0] or _short(name) for name in names if name not in left))
+    more = [f"and {len(modules) - SHOWN} more"] if len(modules) > SHOWN else []
+    return ", ".join([*modules[:SHOWN], *more]) or "nothing"
 
 
 def _is_taken(path: str) -> bool:
