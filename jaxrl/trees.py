@@ -1,6 +1,9 @@
-"""Operations on trees of arrays: selection, sizes and comparison of structure."""
+"""Operations on trees of arrays: selection, sizes, comparison of structure, and paths of leaves."""
 
 import math
+import urllib.parse
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
@@ -75,3 +78,33 @@ def require_same(what: str, tree: PyTree, other: str, expected: PyTree) -> None:
                 f"{what} has {a.dtype}{list(a.shape)} at {where}; {other} has {b.dtype}{list(b.shape)}; "
                 "make them the same"
             )
+
+
+# --- paths ------------------------------------------------------------------------------------------------------
+
+ESCAPED, NO_NAME = {"%": "%25", "/": "%2F", ".": "%2E"}, "%"
+
+
+def path_of(keys: Sequence[Any]) -> str:
+    """Return the path of a leaf from its JAX key path: names of fields and entries, and places in sequences.
+
+    `%`, `/`, `.` and what cannot be printed are written as in a URL: `/` divides names here, and `.` in Orbax. An empty
+    name is `%`, and a tree that is a single array has the path `array`.
+    """
+    names = [jax.tree_util.keystr((key,), simple=True) for key in keys]
+    return "/".join("".join(map(_escaped, name)) or NO_NAME for name in names) or "array"
+
+
+def _escaped(c: str) -> str:
+    return ESCAPED.get(c) or (c if c.isprintable() else urllib.parse.quote(c, safe="", errors="replace"))
+
+
+def is_part(path: str, pattern: str) -> bool:
+    """Return whether a leaf is, or is below, what users call by `pattern`: a path, with `*` for any text in a name."""
+    names, wanted = path.split("/"), pattern.split("/")
+    return len(names) >= len(wanted) and all(map(fnmatchcase, names, wanted))
+
+
+def parts_of(paths: Sequence[str]) -> set[str]:
+    """Return all that a pattern without `*` may name: the paths, and those that they begin with."""
+    return {"/".join(names[: i + 1]) for path in paths for names in [path.split("/")] for i in range(len(names))}

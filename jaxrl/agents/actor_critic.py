@@ -42,6 +42,7 @@ from jaxrl.agents.fields import (
     Rate,
     Real,
     Share,
+    Steps,
     Weight,
     Widths,
 )
@@ -96,6 +97,9 @@ class PPOConfig(NetworkConfig, OptimizerConfig, CoreConfig):
     """Weight of the entropy bonus."""
     vf_coef: Weight = 0.5
     """Weight of the value loss."""
+    critic_warmup: Steps = 0
+    """Optimisation steps at the start in which the value learns alone, for a policy that begins with what it has learnt
+    elsewhere (init_from)."""
     normalise_advantage: Annotated[str, OneOf(("minibatch", "batch", "none"))] = "minibatch"
     """Normalise advantages to mean 0 and standard deviation 1 over each minibatch, over the whole batch, or not at all
     (none). A minibatch of a single sample is left as it is."""
@@ -585,7 +589,11 @@ def _update(
     if config.normalise_advantage == "minibatch":
         # Per minibatch, as in the paper's code: each update sees advantages of the same scale.
         sample = sample._replace(advantage=standardise(sample.advantage, sample.weight))
-    step, loss, training_key = parts.gradient_step, partial(_loss, parts, hyper), nn.training_key(parts.network, key)
+    step, loss, training_key = (
+        parts.gradient_step,
+        partial(_loss, parts, hyper, opt_step),
+        nn.training_key(parts.network, key),
+    )
     gradient = loss_gradient(step, loss, state.params, sample, key=training_key)
     terms = gradient.aux
     # One reduction for all terms: on a GPU each would be a kernel of its own.
@@ -617,11 +625,13 @@ def adapted_lr(lr: Array, kl: Array, desired_kl: float) -> Array:
 
 
 def _loss(
-    parts: _Parts, hyper: Hyper, params: PyTree, sample: Sample, key: Key | None
+    parts: _Parts, hyper: Hyper, opt_step: Array, params: PyTree, sample: Sample, key: Key | None
 ) -> tuple[Array, tuple[dict[str, Array], PyTree]]:
     """Return the mean loss over all steps, each step's terms of it, and the network's collections."""
     distribution, value, collections = _evaluate_actions(parts, params, sample, key)
     loss, terms = actor_critic_loss(parts.config, hyper, distribution, value, sample)
+    if parts.config.critic_warmup:
+        loss = jnp.where(opt_step < parts.config.critic_warmup, hyper.vf_coef * terms["value_loss"], loss)
     if parts.extra_loss is not None:
         term = extra_term(parts.extra_loss, params, sample, Outputs(distribution, value), sample.weight)
         terms["extra_loss"] = sample.weight * term

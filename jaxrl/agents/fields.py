@@ -109,6 +109,8 @@ class OptimizerConfig:
     schedules: tuple[str, ...] = ()
     """Schedules of hyperparameters over optimisation steps, as in `ent_coef=linear(0.01,0,10000)`: linear, cosine or
     exponential (START,END,STEPS) or constant(VALUE), each also with warmup=STEPS at its end."""
+    freeze: tuple[str, ...] = ()
+    """Parts of the agent's state that no update changes, as policy/params/MLP_0, with * for any text in a name."""
     optimizer: str = "adam"
     """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
     optimizer_eps: Positive | None = None

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Tunable
+from jaxrl.agents.frozen import freeze
 from jaxrl.agents.schedules import follow
 from jaxrl.envs.base import Env, VecEnv, VecEnvState, apply_schedules, obs_valid, vectorise
 from jaxrl.errors import SettingsError, check_count
@@ -89,10 +90,10 @@ def build_agent(agent: AgentMaker, processor: Processor | None, spec: EnvSpec) -
     if processor is not None and not processor.makes_transitions:
         raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
     check_agent_maker(agent)
-    # `follow` sets scheduled hyperparameters before each action and update.
-    if processor is None:
-        return follow(agent(spec))
-    return follow(agent(spec._replace(observation_space=processor.space(spec.observation_space))))
+    if processor is not None:
+        spec = spec._replace(observation_space=processor.space(spec.observation_space))
+    # `follow` sets scheduled hyperparameters before each action and update, `freeze` undoes updates of some parts.
+    return freeze(follow(agent(spec)))
 
 
 def connect(bound: Agent, processor: Processor) -> tuple[Processor, Agent]:

@@ -228,6 +228,7 @@ DECISIVE: dict[str, Any] = {
     "random_warmup": False,
     "agent.lr": 0.5,
     "agent.lr_decay": 100,
+    "agent.freeze": ("params/params/MLP_0",),
     "agent.schedules": ("tau=linear(0.5,1.0,100)",),
     "agent.optimizer": "sgd",
     "agent.optimizer_eps": 1e-5,

@@ -7,7 +7,6 @@ path in nested dictionaries (`nested`), which is what Orbax returns to whoever r
 import functools
 import hashlib
 import operator
-import urllib.parse
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,9 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.trees import PyTree, is_key, key_impl
+from jaxrl.trees import PyTree, is_key, key_impl, path_of
 
-ESCAPED, NO_NAME = {"%": "%25", "/": "%2F", ".": "%2E"}, "%"
 MAX_DEPTH, MAX_PATH = 64, 4096
 """Nested dictionaries, and characters of a path, at most."""
 
@@ -100,20 +98,6 @@ def flatten(tree: PyTree) -> list[tuple[str, Any]]:
         return f"{path}<{key_impl(leaf)}>", data(jax.random.key_data, leaf)
 
     return [plain(path_of(keys), leaf) for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
-
-
-def path_of(keys: Sequence[Any]) -> str:
-    """Return the path of a leaf from its JAX key path: names of fields and entries, and places in sequences.
-
-    `%`, `/`, `.` and what cannot be printed are written as in a URL: `/` divides names here, and `.` in Orbax. An empty
-    name is `%`, and a tree that is a single array has the path `array`.
-    """
-    names = [jax.tree_util.keystr((key,), simple=True) for key in keys]
-    return "/".join("".join(map(_escaped, name)) or NO_NAME for name in names) or "array"
-
-
-def _escaped(c: str) -> str:
-    return ESCAPED.get(c) or (c if c.isprintable() else urllib.parse.quote(c, safe="", errors="replace"))
 
 
 def is_path(path: str) -> bool:

@@ -5,7 +5,6 @@ networks can be named, which then may come from another agent, under other names
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +17,10 @@ from jaxrl.training.storage.array_files import FILES, read_file
 from jaxrl.training.storage.checkpoints import CheckpointError, is_step
 from jaxrl.training.storage.fork import Fork, step_of
 from jaxrl.training.storage.group import CHECKPOINTS, open_store
-from jaxrl.training.storage.leaves import flatten, path_of
+from jaxrl.training.storage.leaves import flatten
 from jaxrl.training.storage.members import population_of
 from jaxrl.training.storage.run_dir import require_run
-from jaxrl.trees import Key, PyTree
+from jaxrl.trees import Key, PyTree, is_part, parts_of, path_of
 
 NOT_TAKEN = ("opt_state", "hyper")
 """Fields of an agent's state whose arrays belong to the other run."""
@@ -120,10 +119,10 @@ class Part(NamedTuple):
 
     def source_of(self, path: str) -> str | None:
         """Return what `path` is called there; `None` if it does not belong to this part."""
-        names, own = path.split("/"), self.to.split("/")
-        if len(names) < len(own) or not all(map(fnmatchcase, names, own)):
+        if not is_part(path, self.to):
             return None
-        return path if self.source == self.to else "/".join([self.source, *names[len(own) :]])
+        # Where the other run has another name, the pattern is none, and so as long as what it matches.
+        return path if self.source == self.to else self.source + path.removeprefix(self.to)
 
 
 class _Told(NamedTuple):
@@ -187,10 +186,8 @@ def _pairs(parts: Sequence[Part], wanted: Iterable[str]) -> dict[str, str]:
     for part in parts:
         chosen = {shorts[path]: there for path in shorts if (there := part.source_of(path)) is not None}
         if not chosen:
-            known = {"/".join(path.split("/")[: i + 1]) for path in shorts for i in range(path.count("/"))}
-            raise SettingsError(
-                f"init_parts: {part.to} is no part of what this agent learns; {suggest(part.to, known)}"
-            )
+            hint = suggest(part.to, parts_of([*shorts]))
+            raise SettingsError(f"init_parts: {part.to} is no part of what this agent learns; {hint}")
         found |= chosen
     return found
 
