@@ -47,7 +47,7 @@ from jaxrl.distributions import Distribution, TanhGaussian
 from jaxrl.errors import SettingsError
 from jaxrl.masks import get_mask, unmask_empty_rows
 from jaxrl.metrics import Metrics, stat
-from jaxrl.nn import forward, training_key
+from jaxrl.nn import forward
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, RecurrentObs, Transition
@@ -345,7 +345,10 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
             pool = partial(lowest_of_subset, subset_key, config.critic_subset)
         elif config.quantiles:
             pool = partial(truncated_mixture, config.drop_quantiles)
-        v_t, entropy_t = _soft_value(parts, pool, policy_t, state.target, temperature, seen.then, deviation)
+        dropout_key = critics.target_key(parts, key)
+        v_t, entropy_t = _soft_value(
+            parts, pool, policy_t, state.target, temperature, seen.then, deviation, key=dropout_key
+        )
         target = critics.bootstrap_targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
     else:
         target = _next_step(parts, rows.items, policy_t, temperature, deviation)
@@ -396,7 +399,7 @@ def _policy_gradient(
             rows.weight * rows.items.weight,
             rows.items if parts.extra_policy_loss else (),
         ),
-        key=training_key(parts.networks.policy, key, 1),
+        key=critics.policy_loss_key(parts, key),
     )
 
 
@@ -441,11 +444,14 @@ def _policy_loss(
 ) -> tuple[Array, tuple[Array, PyTree]]:
     """Return the negated weighted mean of the soft value, the entropy `[B]`, and the policy's collections."""
     obs, is_first, deviation, weight, items = batch
+    policy_key, critic_key = critics.policy_loss_keys(parts, key)
     seen = critics.observe_before(parts, obs, is_first, policy, critic)
-    outputs, collections = forward(parts.networks.policy, policy, critics.to_policy(seen), key=key)
+    outputs, collections = forward(parts.networks.policy, policy, critics.to_policy(seen), key=policy_key)
     distribution = _distribution(parts, outputs, seen)
     # Critics and temperature are constants here; gradients reach the policy through its action and its entropy.
-    value, entropy = _soft_value(parts, parts.policy_values, distribution, critic, temperature, seen, deviation)
+    value, entropy = _soft_value(
+        parts, parts.policy_values, distribution, critic, temperature, seen, deviation, key=critic_key
+    )
     loss = -value
     if parts.extra_policy_loss is not None:
         loss = loss + critics.extra_policy_term(parts, policy, items, distribution, weight)
@@ -499,23 +505,25 @@ def _soft_value(
     temperature: Array,
     obs: PyTree,
     deviation: PyTree,
+    *,
+    key: Key | None,
 ) -> tuple[Array, Array]:
     """Return the soft value of `obs` `[B]`, or samples of it `[B, S]`, and the entropy of `policy` `[B]`.
 
-    `pool` makes one value, or samples, of the critics' outputs `[K, B, outputs]`.
+    `pool` makes one value, or samples, of the critics' outputs `[K, B, outputs]`. With a key, which is consumed, these
+    have dropout.
 
     A continuous action lies `deviation` `[B, D]` standard deviations from the mean, and gradients reach the policy
     through it (equations 8 and 9).
     """
+    apply = partial(critics.apply_critics, parts.networks.critic, critic, obs, key=key)
     if isinstance(parts.spec.action_space, Discrete):
-        q, entropy = pool(critics.apply_critics(parts.networks.critic, critic, obs)), policy.entropy()
+        q, entropy = pool(apply()), policy.entropy()
         return soft_value(q, entropy, temperature, jax.nn.softmax(cast(Any, policy).logits)), entropy
     # Critics take the squashed action. Its density is computed from the raw one, since `tanh` is hard to invert near 1.
     raw = cast(TanhGaussian, policy).at(deviation)
     entropy = -policy.log_prob(raw)
-    return soft_value(
-        pool(critics.apply_critics(parts.networks.critic, critic, obs, jnp.tanh(raw))), entropy, temperature
-    ), entropy
+    return soft_value(pool(apply(jnp.tanh(raw))), entropy, temperature), entropy
 
 
 def _next_step(
