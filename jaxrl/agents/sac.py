@@ -4,11 +4,11 @@ Continuous actions follow Haarnoja et al. 2018 (https://arxiv.org/abs/1812.05905
 (https://arxiv.org/abs/1910.07207). The two differ only in how they take an expectation over actions.
 
 Conservative Q-learning (Kumar et al. 2020, https://arxiv.org/abs/2006.04779) is an option, for learning from a fixed
-data set. So are critics without target networks (CrossQ), of quantiles (TQC) and drawn for each target (REDQ), each of
-which also has a name; and temporally correlated exploration noise, for tasks that need the same action for many steps
-(Eberhard et al. 2023, https://openreview.net/forum?id=hQ9V5QN27eS; here an autoregressive process). And so are
-recurrent cores, one for the policy and one for each critic, which learn from sequences of replay, see
-`jaxrl.agents.sequences`.
+data set. So are critics without target networks (CrossQ), of quantiles (TQC), drawn for each target (REDQ), with
+dropout (DroQ) and of residual blocks (SimBa), each of which also has a name; and temporally correlated exploration
+noise, for tasks that need the same action for many steps (Eberhard et al. 2023,
+https://openreview.net/forum?id=hQ9V5QN27eS; here an autoregressive process). And so are recurrent cores, one for the
+policy and one for each critic, which learn from sequences of replay, see `jaxrl.agents.sequences`.
 """
 
 import math
@@ -37,6 +37,7 @@ from jaxrl.agents.fields import (
     SequenceConfig,
     Share,
     Steps,
+    Torso,
     Weight,
     Widths,
 )
@@ -128,6 +129,31 @@ class REDQConfig(SACConfig):
     num_critics: Count = 10
     critic_subset: Steps = 2
     policy_interval: Count = 20
+
+
+@dataclass(frozen=True)
+class DroQConfig(SACConfig):
+    """Settings of DroQ."""
+
+    critic_subset: Steps = 2
+    policy_interval: Count = 20
+    layer_norm: bool = True
+    dropout: Annotated[float, Between(0.0, 0.9999)] = 0.01
+
+
+@dataclass(frozen=True)
+class SimBaConfig(SACConfig):
+    """Settings of SAC on SimBa's networks."""
+
+    lr: Rate = 1e-4
+    policy_lr: Rate = 1e-4
+    temperature_lr: Rate = 1e-4
+    temperature: Positive = 0.01
+    optimizer: str = "adamw"
+    weight_decay: Weight | None = 1e-2
+    torso: Torso = "simba"
+    features: Widths = (128,)
+    critic_features: Widths = (512, 512)
 
 
 ADAM = optimizers.gradient_step(OPTIMIZERS["adam"])
@@ -314,6 +340,64 @@ def redq(
         "redq",
         _build,
         config or REDQConfig(),
+        settings,
+        _check,
+        make_optimizer=make_optimizer,
+        make_policy=make_policy,
+        make_critic=make_critic,
+        extra_loss=extra_loss,
+        extra_policy_loss=extra_policy_loss,
+    )
+
+
+def droq(
+    config: DroQConfig | None = None,
+    *,
+    make_optimizer: Optimizer | None = None,
+    make_policy: MakePolicy | None = None,
+    make_critic: MakeNetwork | None = None,
+    extra_loss: ExtraLoss | None = None,
+    extra_policy_loss: ExtraLoss | None = None,
+    **settings: Any,
+) -> AgentMaker:
+    """Configure DroQ: REDQ with two critics that have dropout and layer normalisation; arguments are as for `sac`.
+
+    Hiraoka et al. 2022, https://arxiv.org/abs/2110.02034. The number of updates for each environment step is the
+    strategy's, as for `redq`.
+    """
+    return agent_maker(
+        "droq",
+        _build,
+        config or DroQConfig(),
+        settings,
+        _check,
+        make_optimizer=make_optimizer,
+        make_policy=make_policy,
+        make_critic=make_critic,
+        extra_loss=extra_loss,
+        extra_policy_loss=extra_policy_loss,
+    )
+
+
+def simba(
+    config: SimBaConfig | None = None,
+    *,
+    make_optimizer: Optimizer | None = None,
+    make_policy: MakePolicy | None = None,
+    make_critic: MakeNetwork | None = None,
+    extra_loss: ExtraLoss | None = None,
+    extra_policy_loss: ExtraLoss | None = None,
+    **settings: Any,
+) -> AgentMaker:
+    """Configure SAC on SimBa's networks: residual blocks with layer normalisation; arguments are as for `sac`.
+
+    Lee et al. 2024, https://arxiv.org/abs/2410.09754. Observations are to be normalised, which is the processor's
+    part: `normalise_obs()`, as `off_policy` has it for `simba` if no processor is given.
+    """
+    return agent_maker(
+        "simba",
+        _build,
+        config or SimBaConfig(),
         settings,
         _check,
         make_optimizer=make_optimizer,
