@@ -391,8 +391,8 @@ def simba(
 ) -> AgentMaker:
     """Configure SAC on SimBa's networks: residual blocks with layer normalisation; arguments are as for `sac`.
 
-    Lee et al. 2024, https://arxiv.org/abs/2410.09754. Observations are to be normalised, which is the processor's
-    part: `normalise_obs()`, as `off_policy` has it for `simba` if no processor is given.
+    Lee et al. 2024, https://arxiv.org/abs/2410.09754. Its observations are to be normalised, which is the processor's
+    part: `off_policy` has `normalise_obs()` for it if no processor is given, a session needs one that does so.
     """
     return agent_maker(
         "simba",
