@@ -53,7 +53,9 @@ _BOXES: Mapping[str, Any] = {
 }
 """Settings of off-policy runs with continuous actions: one update per step, on large batches."""
 _TWENTY: Mapping[str, Any] = {**_BOXES, "updates": 20}
-"""Settings of REDQ: many updates a step."""
+"""Settings of REDQ and DroQ: many updates a step."""
+_TWO_NORMALISED: Mapping[str, Any] = {**_BOXES, "updates": 2, "processor": {"normalise_obs": True}}
+"""Settings of SimBa; its networks take normalised observations."""
 _SCALED: Mapping[str, Any] = {"processor": {"normalise_reward": True}}
 """Settings of policy gradients; normalised rewards make one learning rate suit rewards of any scale."""
 _ONE_UPDATE: Mapping[str, Any] = {"epochs": 1, "minibatches": 1, **_SCALED}
@@ -72,6 +74,12 @@ ALGORITHMS: dict[str, Algorithm] = {
     "tqc": Algorithm("TQC", "jaxrl.agents.sac", "TQCConfig", "off_policy", BOUNDED, "Pendulum-v1", _BOXES),
     "redq": Algorithm(
         "REDQ", "jaxrl.agents.sac", "REDQConfig", "off_policy", (*DISCRETE, *BOUNDED), "Pendulum-v1", _TWENTY
+    ),
+    "droq": Algorithm(
+        "DroQ", "jaxrl.agents.sac", "DroQConfig", "off_policy", (*DISCRETE, *BOUNDED), "Pendulum-v1", _TWENTY
+    ),
+    "simba": Algorithm(
+        "SimBa", "jaxrl.agents.sac", "SimBaConfig", "off_policy", (*DISCRETE, *BOUNDED), "Pendulum-v1", _TWO_NORMALISED
     ),
     "td3": Algorithm("TD3", "jaxrl.agents.td3", "TD3Config", "off_policy", BOUNDED, "Pendulum-v1", _BOXES),
     "ddpg": Algorithm("DDPG", "jaxrl.agents.td3", "DDPGConfig", "off_policy", BOUNDED, "Pendulum-v1", _BOXES),

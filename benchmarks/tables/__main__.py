@@ -32,7 +32,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "scale-speed": speed.spread,
     "presets-reach": reach.reached,
     "dqn-reach": partial(reach.reached, "dqn", "rainbow"),
-    "sac-reach": partial(reach.reached, "sac", "crossq", "tqc", "redq"),
+    "sac-reach": partial(reach.reached, "sac", "crossq", "tqc", "redq", "droq", "simba"),
     "td3-reach": partial(reach.reached, "td3", "ddpg"),
     "pqn-reach": partial(reach.reached, "pqn"),
     "policy-gradients-reach": partial(reach.reached, "ppo", "a2c", "reinforce", "impala"),

@@ -368,7 +368,7 @@ def _build(name: str, config: PPOConfig, custom: CustomParts, spec: EnvSpec) -> 
 
 
 def _network(config: PPOConfig, spec: EnvSpec, head: Head) -> Network:
-    nn.check_torso(config.torso, spec.observation_space, config.channels)
+    nn.check_torso(config.torso, spec.observation_space, config.channels, config.features)
     seen = masks.for_policy(spec.observation_space)
     nn.check_torso(config.torso, seen, config.channels)
     return ActorCritic(

@@ -201,7 +201,7 @@ def _update_awac(
     """Update the critics, then the policy against the new critics."""
     items, policy, (key_tm1, key_t) = batch.items, state.policy, jax.random.split(key)
     # The bootstrap is that of the policy before this update, under the target critics.
-    v_t = policy_value(parts, policy, state.target, items.next_obs, key_t)
+    v_t = policy_value(parts, policy, state.target, items.next_obs, key_t, critics.target_key(parts, key))
     critic, metrics, priorities = critics.learn_critic(
         parts, state, batch, items.reward + items.discount * v_t, key, opt_step
     )
@@ -219,7 +219,7 @@ def _update_iql(
     """Update the value, then the critics and the policy against the new value."""
     items = batch.items
     # Values of the data's actions alone: IQL never evaluates an action that the data do not have.
-    q = done_value(parts, state.target, items)
+    q = done_value(parts, state.target, items, critics.target_key(parts, key))
     value = _learn_value(parts, state, batch, q, key, opt_step)
     # The new state value takes the place of a maximum over next actions, so the critics' targets need no policy.
     v_tm1, v_t = (_value(parts, value.variables, obs) for obs in (items.obs, items.next_obs))
@@ -236,26 +236,29 @@ def _update_iql(
     return state, {**metrics, **policy_metrics, "value": v_tm1.mean(), "value_loss": value.loss}, priorities
 
 
-def done_value(parts: Parts, critic: PyTree, items: Transition) -> Array:
-    """Return the lowest of the critics' values of the data's actions, `[B]`."""
+def done_value(parts: Parts, critic: PyTree, items: Transition, dropout_key: Key | None = None) -> Array:
+    """Return the lowest of the critics' values of the data's actions, `[B]`; with a key, under dropout."""
     action = critics.unit_actions(parts.spec, items.action)
-    q = cast(Array, parts.networks.critic.apply(critic, critics.to_critic(items.obs), *action))
+    q = critics.apply_critics(parts.networks.critic, critic, items.obs, *action, key=dropout_key)
     return critics.select_values(q, None if action else items.action).min(0)
 
 
-def policy_value(parts: Parts, policy: PyTree, critic: PyTree, obs: PyTree, key: Key) -> Array:
+def policy_value(
+    parts: Parts, policy: PyTree, critic: PyTree, obs: PyTree, key: Key, dropout_key: Key | None = None
+) -> Array:
     """Return the policy's value, `[B]`: exact for discrete actions, estimated from one sample for continuous ones.
 
-    The key is consumed.
+    With `dropout_key` the critics have dropout. The keys are consumed.
     """
+    value = partial(critics.min_values, parts.networks.critic, critic, obs, key=dropout_key)
     distribution = bc.action_distribution(parts.networks.policy, parts.head, policy, obs)
     if isinstance(parts.spec.action_space, Discrete):
         # The logits are masked, so that forbidden actions have probability 0.
         probability = jax.nn.softmax(cast(Any, distribution).logits)
-        return jnp.sum(probability * critics.min_values(parts.networks.critic, critic, obs), axis=-1)
+        return jnp.sum(probability * value(), axis=-1)
     # The head is not squashed, and critics have seen actions from -1 to 1 alone.
     drawn = jnp.clip(distribution.sample(key), -1.0, 1.0)
-    return critics.min_values(parts.networks.critic, critic, obs, drawn)[:, 0]
+    return value(drawn)[:, 0]
 
 
 def _value(parts: Parts, params: PyTree, obs: PyTree) -> Array:

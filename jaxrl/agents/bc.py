@@ -135,7 +135,7 @@ def _build(name: str, config: BCConfig, custom: CustomParts, spec: EnvSpec) -> A
 
 
 def _network(config: BCConfig, spec: EnvSpec, head: Head) -> Network:
-    nn.check_torso(config.torso, spec.observation_space, config.channels)
+    nn.check_torso(config.torso, spec.observation_space, config.channels, config.features)
     return PolicyNetwork(
         spec.observation_space,
         head.outputs,

@@ -22,7 +22,18 @@ from jaxrl.agents.custom import (
     value_output,
 )
 from jaxrl.agents.exploration import mask_values
-from jaxrl.agents.fields import Count, NetworkConfig, OneOf, OptimizerConfig, Rate, Share, Steps, Weight, Widths
+from jaxrl.agents.fields import (
+    Between,
+    Count,
+    NetworkConfig,
+    OneOf,
+    OptimizerConfig,
+    Rate,
+    Share,
+    Steps,
+    Weight,
+    Widths,
+)
 from jaxrl.agents.losses import conservative_gap, quantile_huber, squared
 from jaxrl.agents.optimizers import GradientStep, GradientUpdate, gradient_update
 from jaxrl.agents.sequences import Memories, Views
@@ -34,6 +45,7 @@ from jaxrl.metrics import Metrics
 from jaxrl.nn import (
     BatchNormNetwork,
     Critic,
+    DropoutCritic,
     Ensemble,
     Network,
     PolicyNetwork,
@@ -71,6 +83,9 @@ class CriticConfig(NetworkConfig, OptimizerConfig):
     renormalisation). For observations without convolutions."""
     critic_features: Widths = ()
     """Widths of the critics' dense layers; empty: features."""
+    dropout: Annotated[float, Between(0.0, 0.9999)] = 0.0
+    """Share of the outputs of the critics' dense layers, before normalisation and activation, that are set to 0: where
+    critics learn, in targets, and where a policy improves their values (DroQ, 0.01 as published); 0 turns it off."""
 
 
 class Networks(NamedTuple):
@@ -109,6 +124,7 @@ def build_networks(
     Critics of continuous actions have as many outputs as `quantiles`.
     """
     space, seen = spec.action_space, masks.view_spec(spec, masks.for_policy)
+    _check_dropout(config, custom)
     usual = lambda: _network(PolicyNetwork, config, seen, head.outputs, config.features)
     policy = build_network(
         custom, "make_policy", (seen, head), usual, (observation_structs(seen),), (policy_output(head),)
@@ -118,15 +134,32 @@ def build_networks(
     if "make_critic" not in custom.makers:
         outputs = space.n if isinstance(space, Discrete) else quantiles
         widths = config.critic_features or config.features
-        # `nn.ensemble` maps parameters alone. Batch statistics of each critic need the general `Ensemble`.
+        # `nn.ensemble` maps parameters alone. Batch statistics and dropout of each critic need the general `Ensemble`.
+        given = "critic_features" if config.critic_features else "features"
+        nn.check_torso(config.torso, spec.observation_space, config.channels, widths, given)
         if config.batch_norm != "none":
             return Networks(policy, Ensemble(_network(Critic, config, spec, outputs, widths), config.num_critics))
         options = {**_options(config, spec), "features": widths, "layer_norm": config.layer_norm}
+        if config.dropout:
+            one = DropoutCritic(spec.observation_space, outputs, **options, dropout=config.dropout)
+            return Networks(policy, Ensemble(one, config.num_critics))
         return Networks(policy, nn.ensemble(config.num_critics, spec.observation_space, outputs=outputs, **options))
     args, values = ((obs,), value_output(spec)) if isinstance(space, Discrete) else ((obs, _actions(space)), ONE_VALUE)
     # The user makes one critic; the ensemble maps it over K sets of parameters.
     member = nn.check_network(custom.made("make_critic", spec), "make_critic", args, (values,))
     return Networks(policy, Ensemble(member, config.num_critics))
+
+
+def _check_dropout(config: CriticConfig, custom: CustomParts) -> None:
+    """Raise `SettingsError` for dropout in critics that do not have it."""
+    without = {
+        "a critic made in Python": "make_critic" in custom.makers,
+        f"agent.batch_norm {config.batch_norm}": config.batch_norm != "none",
+        f"torso {config.torso}": config.torso in nn.RESIDUAL,
+    }
+    for what, given in without.items():
+        if config.dropout and given:
+            raise SettingsError(f"agent.dropout is {config.dropout}, which {what} does not have; set dropout to 0")
 
 
 def value_network(config: CriticConfig, custom: CustomParts, spec: EnvSpec) -> Network:
@@ -145,17 +178,22 @@ def _network(
         return kind(spec.observation_space, outputs, **{**_options(config, spec), "features": widths, **more})
     if config.layer_norm:
         raise SettingsError(f"agent.layer_norm is on and agent.batch_norm {config.batch_norm}; set one of them alone")
-    if nn.torso_kind(config.torso, spec.observation_space, config.channels) != "mlp":
+    if nn.torso_kind(config.torso, spec.observation_space, config.channels) not in nn.FLAT:
         raise SettingsError(
             f"agent.batch_norm is {config.batch_norm}, but {spec.name} has images for a torso with convolutions; set "
             "agent.torso to mlp, or batch_norm to none"
+        )
+    if config.torso in nn.RESIDUAL:
+        raise SettingsError(
+            f"agent.batch_norm is {config.batch_norm}, which torso {config.torso} does not have; set agent.torso to "
+            "mlp, or batch_norm to none"
         )
     renorm = config.batch_norm == "renorm"
     return BatchNormNetwork(spec.observation_space, outputs, widths, config.activation, renorm, config.dtype)
 
 
 def _options(config: CriticConfig, spec: EnvSpec) -> dict[str, Any]:
-    nn.check_torso(config.torso, spec.observation_space, config.channels)
+    nn.check_torso(config.torso, spec.observation_space, config.channels, config.features)
     return {name: getattr(config, name) for name in ("torso", "features", "activation", "channels", "dtype")}
 
 
@@ -166,11 +204,9 @@ def recurrent_networks(config: Any, spec: EnvSpec, head: Head) -> Networks:
     after that.
     """
     space, hidden = spec.action_space, Box(-jnp.inf, jnp.inf, (config.core_features,))
-    if config.batch_norm != "none" or config.critic_features:
-        name = "batch_norm" if config.batch_norm != "none" else "critic_features"
-        raise SettingsError(
-            f"agent.{name} is {getattr(config, name)}, which networks with a core do not have; leave it out"
-        )
+    for name, alone in {"batch_norm": "none", "critic_features": (), "dropout": 0.0}.items():
+        if (value := getattr(config, name)) != alone:
+            raise SettingsError(f"agent.{name} is {value}, which networks with a core do not have; leave it out")
     # Actions must pass a hidden layer together with the core's output. Without actions as input, a linear head
     # suffices.
     behind = 0 if isinstance(space, Discrete) else 1
@@ -505,14 +541,43 @@ def select_values(q: Array, pick: Array | None) -> Array:
     return jax.vmap(jax.vmap(entry), in_axes=(0, None))(q, pick)
 
 
-def min_values(critic: Network, params: PyTree, obs: PyTree, *action: Array) -> Array:
+def min_values(critic: Network, params: PyTree, obs: PyTree, *action: Array, key: Key | None = None) -> Array:
     """Return the lowest of the critics' values, `[B, outputs]` (Fujimoto et al. 2018, algorithm 1)."""
-    return apply_critics(critic, params, obs, *action).min(0)
+    return apply_critics(critic, params, obs, *action, key=key).min(0)
 
 
-def apply_critics(critic: Network, params: PyTree, obs: PyTree, *action: Array) -> Array:
-    """Return the critics' outputs, `[K, B, outputs]`; actions are scaled to -1 to 1."""
-    return cast(Array, critic.apply(params, to_critic(obs), *action))
+def apply_critics(critic: Network, params: PyTree, obs: PyTree, *action: Array, key: Key | None = None) -> Array:
+    """Return the critics' outputs, `[K, B, outputs]`; actions are scaled to -1 to 1.
+
+    With a key, that of `target_key` or `policy_loss_keys`, they have dropout. The key is consumed.
+    """
+    return cast(Array, nn.forward(critic, params, to_critic(obs), *action, key=key)[0])
+
+
+def target_key(parts: Parts, key: Key) -> Key | None:
+    """Return the key of the critics' dropout in targets; `None` without `dropout`.
+
+    DroQ's targets and policy see critics with dropout (Hiraoka et al. 2022, https://arxiv.org/abs/2110.02034, algorithm
+    2, and the authors' code); critics made in Python have theirs only where they learn. `key` is that of the update.
+    """
+    return nn.training_key(parts.networks.critic, key, 3) if parts.config.dropout else None
+
+
+def policy_loss_key(parts: Parts, key: Key) -> Key | None:
+    """Return the key of a policy's loss; `None` if neither the policy nor its critics draw. `key` is the update's."""
+    network = parts.networks.critic if parts.config.dropout else parts.networks.policy
+    return nn.training_key(network, key, 1)
+
+
+def policy_loss_keys(parts: Parts, key: Key | None) -> tuple[Key | None, Key | None]:
+    """Split the key of `policy_loss_key` into those of policy and critics; `None` of a network that draws nothing.
+
+    Inside of the loss, so that each piece of a batch draws for itself. The key is consumed.
+    """
+    if key is None or not parts.config.dropout:
+        return key, None
+    policy_key, critic_key = jax.random.split(key)
+    return policy_key if nn.takes_train(parts.networks.policy) else None, critic_key
 
 
 def critic_policy_fns(parts: Parts, distribution: DistributionFn | str, keep_critic: StripFn) -> PolicyFns:

@@ -598,7 +598,7 @@ def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
 
 
 def _network(config: DQNConfig, spec: EnvSpec) -> Network:
-    nn.check_torso(config.torso, spec.observation_space, config.channels)
+    nn.check_torso(config.torso, spec.observation_space, config.channels, config.features)
     assert isinstance(spec.action_space, Discrete)
     values = partial(
         QNetwork,

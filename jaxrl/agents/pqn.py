@@ -167,7 +167,7 @@ def _build(name: str, config: PQNConfig, custom: CustomParts, spec: EnvSpec) -> 
 
 
 def _network(config: PQNConfig, spec: EnvSpec) -> Network:
-    nn.check_torso(config.torso, spec.observation_space, config.channels)
+    nn.check_torso(config.torso, spec.observation_space, config.channels, config.features)
     shape: dict[str, Any] = {"torso": config.torso, "features": config.features, "channels": config.channels}
     values = partial(
         QNetwork,

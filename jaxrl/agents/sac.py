@@ -4,11 +4,11 @@ Continuous actions follow Haarnoja et al. 2018 (https://arxiv.org/abs/1812.05905
 (https://arxiv.org/abs/1910.07207). The two differ only in how they take an expectation over actions.
 
 Conservative Q-learning (Kumar et al. 2020, https://arxiv.org/abs/2006.04779) is an option, for learning from a fixed
-data set. So are critics without target networks (CrossQ), of quantiles (TQC) and drawn for each target (REDQ), each of
-which also has a name; and temporally correlated exploration noise, for tasks that need the same action for many steps
-(Eberhard et al. 2023, https://openreview.net/forum?id=hQ9V5QN27eS; here an autoregressive process). And so are
-recurrent cores, one for the policy and one for each critic, which learn from sequences of replay, see
-`jaxrl.agents.sequences`.
+data set. So are critics without target networks (CrossQ), of quantiles (TQC), drawn for each target (REDQ), with
+dropout (DroQ) and of residual blocks (SimBa), each of which also has a name; and temporally correlated exploration
+noise, for tasks that need the same action for many steps (Eberhard et al. 2023,
+https://openreview.net/forum?id=hQ9V5QN27eS; here an autoregressive process). And so are recurrent cores, one for the
+policy and one for each critic, which learn from sequences of replay, see `jaxrl.agents.sequences`.
 """
 
 import math
@@ -37,6 +37,7 @@ from jaxrl.agents.fields import (
     SequenceConfig,
     Share,
     Steps,
+    Torso,
     Weight,
     Widths,
 )
@@ -47,7 +48,7 @@ from jaxrl.distributions import Distribution, TanhGaussian
 from jaxrl.errors import SettingsError
 from jaxrl.masks import get_mask, unmask_empty_rows
 from jaxrl.metrics import Metrics, stat
-from jaxrl.nn import forward, training_key
+from jaxrl.nn import forward
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, RecurrentObs, Transition
@@ -128,6 +129,31 @@ class REDQConfig(SACConfig):
     num_critics: Count = 10
     critic_subset: Steps = 2
     policy_interval: Count = 20
+
+
+@dataclass(frozen=True)
+class DroQConfig(SACConfig):
+    """Settings of DroQ."""
+
+    critic_subset: Steps = 2
+    policy_interval: Count = 20
+    layer_norm: bool = True
+    dropout: Annotated[float, Between(0.0, 0.9999)] = 0.01
+
+
+@dataclass(frozen=True)
+class SimBaConfig(SACConfig):
+    """Settings of SAC on SimBa's networks."""
+
+    lr: Rate = 1e-4
+    policy_lr: Rate = 1e-4
+    temperature_lr: Rate = 1e-4
+    temperature: Positive = 0.01
+    optimizer: str = "adamw"
+    weight_decay: Weight | None = 1e-2
+    torso: Torso = "simba"
+    features: Widths = (128,)
+    critic_features: Widths = (512, 512)
 
 
 ADAM = optimizers.gradient_step(OPTIMIZERS["adam"])
@@ -324,6 +350,64 @@ def redq(
     )
 
 
+def droq(
+    config: DroQConfig | None = None,
+    *,
+    make_optimizer: Optimizer | None = None,
+    make_policy: MakePolicy | None = None,
+    make_critic: MakeNetwork | None = None,
+    extra_loss: ExtraLoss | None = None,
+    extra_policy_loss: ExtraLoss | None = None,
+    **settings: Any,
+) -> AgentMaker:
+    """Configure DroQ: REDQ with two critics that have dropout and layer normalisation; arguments are as for `sac`.
+
+    Hiraoka et al. 2022, https://arxiv.org/abs/2110.02034. The number of updates for each environment step is the
+    strategy's, as for `redq`.
+    """
+    return agent_maker(
+        "droq",
+        _build,
+        config or DroQConfig(),
+        settings,
+        _check,
+        make_optimizer=make_optimizer,
+        make_policy=make_policy,
+        make_critic=make_critic,
+        extra_loss=extra_loss,
+        extra_policy_loss=extra_policy_loss,
+    )
+
+
+def simba(
+    config: SimBaConfig | None = None,
+    *,
+    make_optimizer: Optimizer | None = None,
+    make_policy: MakePolicy | None = None,
+    make_critic: MakeNetwork | None = None,
+    extra_loss: ExtraLoss | None = None,
+    extra_policy_loss: ExtraLoss | None = None,
+    **settings: Any,
+) -> AgentMaker:
+    """Configure SAC on SimBa's networks: residual blocks with layer normalisation; arguments are as for `sac`.
+
+    Lee et al. 2024, https://arxiv.org/abs/2410.09754. Its observations are to be normalised, which is the processor's
+    part: `off_policy` has `normalise_obs()` for it if no processor is given, a session needs one that does so.
+    """
+    return agent_maker(
+        "simba",
+        _build,
+        config or SimBaConfig(),
+        settings,
+        _check,
+        make_optimizer=make_optimizer,
+        make_policy=make_policy,
+        make_critic=make_critic,
+        extra_loss=extra_loss,
+        extra_policy_loss=extra_policy_loss,
+    )
+
+
 # --- learning ----------------------------------------------------------------------------------------------------
 
 
@@ -345,7 +429,10 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
             pool = partial(lowest_of_subset, subset_key, config.critic_subset)
         elif config.quantiles:
             pool = partial(truncated_mixture, config.drop_quantiles)
-        v_t, entropy_t = _soft_value(parts, pool, policy_t, state.target, temperature, seen.then, deviation)
+        dropout_key = critics.target_key(parts, key)
+        v_t, entropy_t = _soft_value(
+            parts, pool, policy_t, state.target, temperature, seen.then, deviation, key=dropout_key
+        )
         target = critics.bootstrap_targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
     else:
         target = _next_step(parts, rows.items, policy_t, temperature, deviation)
@@ -396,7 +483,7 @@ def _policy_gradient(
             rows.weight * rows.items.weight,
             rows.items if parts.extra_policy_loss else (),
         ),
-        key=training_key(parts.networks.policy, key, 1),
+        key=critics.policy_loss_key(parts, key),
     )
 
 
@@ -441,11 +528,14 @@ def _policy_loss(
 ) -> tuple[Array, tuple[Array, PyTree]]:
     """Return the negated weighted mean of the soft value, the entropy `[B]`, and the policy's collections."""
     obs, is_first, deviation, weight, items = batch
+    policy_key, critic_key = critics.policy_loss_keys(parts, key)
     seen = critics.observe_before(parts, obs, is_first, policy, critic)
-    outputs, collections = forward(parts.networks.policy, policy, critics.to_policy(seen), key=key)
+    outputs, collections = forward(parts.networks.policy, policy, critics.to_policy(seen), key=policy_key)
     distribution = _distribution(parts, outputs, seen)
     # Critics and temperature are constants here; gradients reach the policy through its action and its entropy.
-    value, entropy = _soft_value(parts, parts.policy_values, distribution, critic, temperature, seen, deviation)
+    value, entropy = _soft_value(
+        parts, parts.policy_values, distribution, critic, temperature, seen, deviation, key=critic_key
+    )
     loss = -value
     if parts.extra_policy_loss is not None:
         loss = loss + critics.extra_policy_term(parts, policy, items, distribution, weight)
@@ -499,23 +589,25 @@ def _soft_value(
     temperature: Array,
     obs: PyTree,
     deviation: PyTree,
+    *,
+    key: Key | None,
 ) -> tuple[Array, Array]:
     """Return the soft value of `obs` `[B]`, or samples of it `[B, S]`, and the entropy of `policy` `[B]`.
 
-    `pool` makes one value, or samples, of the critics' outputs `[K, B, outputs]`.
+    `pool` makes one value, or samples, of the critics' outputs `[K, B, outputs]`. With a key, which is consumed, these
+    have dropout.
 
     A continuous action lies `deviation` `[B, D]` standard deviations from the mean, and gradients reach the policy
     through it (equations 8 and 9).
     """
+    apply = partial(critics.apply_critics, parts.networks.critic, critic, obs, key=key)
     if isinstance(parts.spec.action_space, Discrete):
-        q, entropy = pool(critics.apply_critics(parts.networks.critic, critic, obs)), policy.entropy()
+        q, entropy = pool(apply()), policy.entropy()
         return soft_value(q, entropy, temperature, jax.nn.softmax(cast(Any, policy).logits)), entropy
     # Critics take the squashed action. Its density is computed from the raw one, since `tanh` is hard to invert near 1.
     raw = cast(TanhGaussian, policy).at(deviation)
     entropy = -policy.log_prob(raw)
-    return soft_value(
-        pool(critics.apply_critics(parts.networks.critic, critic, obs, jnp.tanh(raw))), entropy, temperature
-    ), entropy
+    return soft_value(pool(apply(jnp.tanh(raw))), entropy, temperature), entropy
 
 
 def _next_step(

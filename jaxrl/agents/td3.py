@@ -23,7 +23,7 @@ from jaxrl.agents.fields import Between, Count, SequenceConfig, Weight
 from jaxrl.agents.optimizers import Gradient, Optimizer
 from jaxrl.distributions import Head
 from jaxrl.metrics import Metrics
-from jaxrl.nn import forward, training_key
+from jaxrl.nn import forward
 from jaxrl.spaces import Box, EnvSpec, to_box
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, RecurrentObs
@@ -278,7 +278,8 @@ def _update(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Arr
     noise = hyper.target_noise * jax.random.normal(key, action_t.shape, jnp.float32)
     noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
     action_t = jnp.clip(action_t + noise, -1.0, 1.0)  # target policy smoothing, equations 14 and 15
-    v_t = critics.min_values(parts.networks.critic, state.target_critic, seen.then, action_t)[:, 0]
+    dropout_key = critics.target_key(parts, key)
+    v_t = critics.min_values(parts.networks.critic, state.target_critic, seen.then, action_t, key=dropout_key)[:, 0]
     target = critics.bootstrap_targets(parts, batch.items, rows.items, v_t)
     critic, metrics, priorities = critics.learn_critic(parts, state, batch, target, key, opt_step)
     if parts.memory is not None:
@@ -311,7 +312,7 @@ def _policy_gradient(parts: Parts, state: TD3State, batch: Batch, rows: Batch, k
         state.policy,
         # As sampled, and not as seen: the policy's memories are recomputed under its gradient.
         (batch.items.obs, batch.items.is_first, weight, near, rows.items if parts.extra_policy_loss else ()),
-        key=training_key(parts.networks.policy, key, 1),
+        key=critics.policy_loss_key(parts, key),
     )
 
 
@@ -336,10 +337,10 @@ def _move_policy(parts: Parts, state: TD3State, gradient: Gradient, opt_step: Ar
     )
 
 
-def _value(parts: Parts, critic: PyTree, obs: PyTree, action: Array) -> Array:
-    """Return the first critic's values `[B]` of actions from -1 to 1, `[B, D]`."""
+def _value(parts: Parts, critic: PyTree, obs: PyTree, action: Array, key: Key | None = None) -> Array:
+    """Return the first critic's values `[B]` of actions from -1 to 1, `[B, D]`; with a key, under dropout."""
     # The minimum is for targets alone; the policy follows one critic, as in algorithm 1.
-    return cast(Array, parts.networks.critic.apply(critic, critics.to_critic(obs), action))[0, :, 0]
+    return critics.apply_critics(parts.networks.critic, critic, obs, action, key=key)[0, :, 0]
 
 
 def value_weight(q: Array, weight: Array, alpha: Array) -> Array:
@@ -357,10 +358,11 @@ def _policy_loss(
     TD3+BC adds the mean squared distance from the data's actions (its equation 3).
     """
     obs, is_first, weight, near, items = batch
+    policy_key, critic_key = critics.policy_loss_keys(parts, key)
     obs = critics.observe_before(parts, obs, is_first, policy, critic)
-    outputs, collections = forward(parts.networks.policy, policy, critics.to_policy(obs), key=key)
+    outputs, collections = forward(parts.networks.policy, policy, critics.to_policy(obs), key=policy_key)
     action = cast(Array, parts.head.distribution(outputs))
-    loss = -value * _value(parts, critic, obs, action)
+    loss = -value * _value(parts, critic, obs, action, critic_key)
     if parts.config.bc_alpha:
         loss = loss + jnp.mean(jnp.square(action - near), axis=-1)
     if parts.extra_policy_loss is not None:

@@ -648,6 +648,17 @@ PRESETS["redq"] = {
         "agent": {"features": [64, 64]},
     },
 }
+PRESETS["droq"] = PRESETS["redq"]
+# 5 000 environment steps, 1 000 of them before the first update; two updates a step. Learning rates and widths as for
+# SAC, where those published are 1e-4, 128 and 512. With rates that stay, one seed of three had learnt the task and lost
+# it again at the end (-344).
+PRESETS["simba"] = {
+    "Pendulum-v1": {
+        **_SAC_PENDULUM,
+        "max_opts": 8_000,
+        "agent": {**_SAC_PENDULUM["agent"], "features": [64], "critic_features": [64, 64], "lr_decay": 8_000},
+    },
+}
 # 160 000 environment steps. The car must swing to and fro many times before anything is paid, which noise of its own at
 # each step does not bring about: a deviation of 0.5 that lasts, after RL Baselines3 Zoo (Raffin 2020).
 _MOUNTAIN_CAR: dict[str, Any] = {

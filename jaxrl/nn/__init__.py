@@ -13,8 +13,17 @@ from jaxrl.nn.custom import (
     training_key,
 )
 from jaxrl.nn.encode import encode
-from jaxrl.nn.layers import ACTIVATIONS, DTYPES, MLP, NoisyDense, dense
-from jaxrl.nn.networks import COSINES, ActorCritic, BatchNormNetwork, Critic, PolicyNetwork, QNetwork, ensemble
+from jaxrl.nn.layers import ACTIVATIONS, DTYPES, FLAT, MLP, RESIDUAL, BroNet, NoisyDense, SimBa, dense
+from jaxrl.nn.networks import (
+    COSINES,
+    ActorCritic,
+    BatchNormNetwork,
+    Critic,
+    DropoutCritic,
+    PolicyNetwork,
+    QNetwork,
+    ensemble,
+)
 from jaxrl.nn.recurrent import Recurrent, RecurrentEnsemble, RecurrentNetwork, merge_axes, run_core
 from jaxrl.nn.torsos import (
     TORSOS,
@@ -34,15 +43,19 @@ __all__ = [
     "CORES",
     "COSINES",
     "DTYPES",
+    "FLAT",
     "MLP",
+    "RESIDUAL",
     "TORSOS",
     "ActorCritic",
     "BatchNormNetwork",
+    "BroNet",
     "Cell",
     "ConvTorso",
     "Convolutions",
     "Core",
     "Critic",
+    "DropoutCritic",
     "Ensemble",
     "FlaxCell",
     "ImpalaCNN",
@@ -56,6 +69,7 @@ __all__ = [
     "Recurrent",
     "RecurrentEnsemble",
     "RecurrentNetwork",
+    "SimBa",
     "check_network",
     "check_torso",
     "dense",

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.masks import for_critic
+from jaxrl.nn.layers import FLAT
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, box_bounds
 from jaxrl.trees import Array, PyTree
 
@@ -15,14 +16,14 @@ def encode(space: Space, obs: PyTree, torso: str = "auto") -> Any:
     """Encode a batch of observations as float32: `[B, H, W, C]` for a convolution, `[B, D]` for dense layers.
 
     A dict or tuple with images becomes a tuple of images, `[B, H, W, C]` each, and all other parts as `[B, D]`, unless
-    the torso is `mlp`. Discrete parts are encoded one-hot, integers bounded by 0 and 255 (images) are divided by 255,
-    and parts of dicts and tuples are concatenated. Action masks are dropped.
+    the torso has no convolutions. Discrete parts are encoded one-hot, integers bounded by 0 and 255 (images) are
+    divided by 255, and parts of dicts and tuples are concatenated. Action masks are dropped.
     """
     space, obs = for_critic(space), for_critic(obs)
     spaces = space_leaves(space)
     parts = [_encode_leaf(s, x) for s, x in zip(spaces, jax.tree.leaves(obs), strict=True)]
     flat = lambda parts: [x.reshape(x.shape[0], -1) for x in parts]
-    if torso == "mlp" or not image_leaves(space):
+    if torso in FLAT or not image_leaves(space):
         return jnp.concatenate(flat(parts), axis=-1)
     if isinstance(space, Box):
         return parts[0]

@@ -1,6 +1,6 @@
-"""Dense layers, the basis of all networks."""
+"""Dense layers, plain and in residual blocks: the basis of all networks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from jaxrl.xla.orthogonal import orthogonal as random_orthogonal
 from jaxrl.xla.products import dot_general, multiply
 
 LECUN = nn.initializers.lecun_normal()
+HE = nn.initializers.he_normal()
 ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "gelu": nn.gelu, "silu": nn.silu, "elu": nn.elu}
 DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}
 """Types of computation of torsos, as Flax takes them: `None` is the type of the parameters, always float32."""
@@ -37,13 +38,97 @@ class MLP(nn.Module):
     """Initial scale of the parameter noise, see `NoisyDense`; 0: no noise."""
     dtype: str = "float32"
     """Type of computation and output, `float32` or `bfloat16`; parameters are float32."""
+    dropout: float = 0.0
+    """Share of each dense layer's outputs that are set to 0, before normalisation and activation; above 0, a call needs
+    Flax's `rngs={"dropout": key}`."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for width in self.features:
-            x = make_dense(width, self.noisy, self.orthogonal, self.dtype)(x)
+            x = make_dense(width, self.noisy, kernel_init(self.orthogonal), self.dtype)(x)
+            if self.dropout:
+                x = nn.Dropout(self.dropout, deterministic=False)(x)
             x = activate(x, self.activation, self.layer_norm, self.dtype)
         return x
+
+
+class SimBa(nn.Module):
+    """A linear embedding, residual blocks, and layer normalisation; `[..., D] -> [..., features[-1]]`.
+
+    There is one block for each of `features`, which are all equal: layer normalisation, a dense layer of four times the
+    width, the activation, and a dense layer back to the width (Lee et al. 2024, https://arxiv.org/abs/2410.09754,
+    section 4). Matrices are initialised as in the authors' code. Without `features` it returns its input.
+    """
+
+    features: Sequence[int]
+    activation: str = "relu"
+    noisy: float = 0.0
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        if not self.features:
+            return x
+        layer = lambda width, init: make_dense(width, self.noisy, init, self.dtype)
+        x = layer(self.features[0], kernel_init(True, 1.0))(x)
+        for width in self.features:
+            normed = nn.LayerNorm(dtype=DTYPES[self.dtype])(x)
+            wide = ACTIVATIONS[self.activation](layer(4 * width, HE)(normed))
+            x = x + layer(width, HE)(wide)
+        # Nothing in the blocks bounds the sum.
+        return nn.LayerNorm(dtype=DTYPES[self.dtype])(x)
+
+
+class BroNet(nn.Module):
+    """A dense layer with layer normalisation and activation, then residual blocks; `[..., D] -> [..., features[-1]]`.
+
+    There is one block for each of `features`, which are all equal: two dense layers with layer normalisation, and the
+    activation between them (Nauman et al. 2024, https://arxiv.org/abs/2405.16158, figure 3). Matrices are initialised
+    as in the authors' code. Without `features` it returns its input.
+    """
+
+    features: Sequence[int]
+    activation: str = "relu"
+    noisy: float = 0.0
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        if not self.features:
+            return x
+        layer = lambda width: make_dense(width, self.noisy, kernel_init(True), self.dtype)
+        x = activate(layer(self.features[0])(x), self.activation, True, self.dtype)
+        for width in self.features:
+            inner = activate(layer(width)(x), self.activation, True, self.dtype)
+            x = x + nn.LayerNorm(dtype=DTYPES[self.dtype])(layer(width)(inner))
+        return x
+
+
+RESIDUAL: Mapping[str, Any] = {"simba": SimBa, "bro": BroNet}
+FLAT = ("mlp", *RESIDUAL)
+"""Torsos of dense layers alone, for which all observations are flattened."""
+
+
+def make_layers(
+    kind: str,
+    features: Sequence[int],
+    activation: str,
+    *,
+    layer_norm: bool = False,
+    orthogonal: bool = False,
+    noisy: float = 0.0,
+    dtype: str = "float32",
+    dropout: float = 0.0,
+) -> nn.Module:
+    """Return the dense layers of torso `kind`.
+
+    Residual torsos have their own normalisation and initialisation, whatever `layer_norm` and `orthogonal` say, and no
+    dropout.
+    """
+    if kind in RESIDUAL:
+        built: nn.Module = RESIDUAL[kind](features, activation, noisy, dtype)
+        return built
+    return MLP(features, activation, layer_norm, orthogonal, noisy, dtype, dropout)
 
 
 def activate(x: Array, activation: str, layer_norm: bool, dtype: str) -> Array:
@@ -128,9 +213,9 @@ class BatchNorm(nn.Module):
         return normed * scale + bias
 
 
-def make_dense(width: int, noisy: float, orthogonal: bool = False, dtype: str = "float32") -> nn.Module:
-    """Return a dense layer, or a `NoisyDense` if `noisy` is above 0."""
-    return NoisyDense(width, noisy, dtype) if noisy else dense(width, kernel_init(orthogonal), dtype)
+def make_dense(width: int, noisy: float, init: Any = LECUN, dtype: str = "float32") -> nn.Module:
+    """Return a dense layer, or a `NoisyDense`, which has its own initialiser, if `noisy` is above 0."""
+    return NoisyDense(width, noisy, dtype) if noisy else dense(width, init, dtype)
 
 
 def dense(width: int, kernel_init: Any = LECUN, dtype: str = "float32") -> nn.Dense:

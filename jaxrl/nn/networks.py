@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxrl.masks import for_policy
 from jaxrl.nn.cores import Core
 from jaxrl.nn.encode import encode
-from jaxrl.nn.layers import ACTIVATIONS, MLP, BatchNorm, dense, kernel_init, make_dense
+from jaxrl.nn.layers import ACTIVATIONS, FLAT, MLP, BatchNorm, dense, kernel_init, make_dense, make_layers
 from jaxrl.nn.recurrent import merge_axes, run_core
 from jaxrl.nn.torsos import Joined, check_torso, make_convolutions, make_torso, torso_kind
 from jaxrl.spaces import Box
@@ -105,20 +105,38 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, obs: PyTree, action: Array | None = None) -> Array:
-        check_torso(self.torso, self.observation_space, self.channels)
+        return self._values(obs, action)
+
+    def _values(self, obs: PyTree, action: Array | None, dropout: float = 0.0) -> Array:
+        """Return the outputs with `dropout` behind the dense layers; for use inside a compact method."""
+        check_torso(self.torso, self.observation_space, self.channels, self.features)
         options: dict[str, Any] = {
             "activation": self.activation, "layer_norm": self.layer_norm, "dtype": self.dtype,
         }  # fmt: skip
         x = encode(self.observation_space, obs, self.torso)
         # Convolutions without dense layers: an action must enter before the first of those.
         kind = torso_kind(self.torso, self.observation_space, self.channels)
-        if kind != "mlp" and isinstance(self.observation_space, Box):
+        if kind not in FLAT and isinstance(self.observation_space, Box):
             x = make_convolutions(kind, self.channels, **options)(x)
-        elif kind != "mlp":
+        elif kind not in FLAT:
             x = Joined(kind=kind, channels=self.channels, **options)(*x)
         if action is not None:
             x = jnp.concatenate([x, action], axis=-1)
-        return dense(self.outputs)(MLP(self.features, **options)(x).astype(jnp.float32))
+        hidden = make_layers(kind, self.features, dropout=dropout, **options)(x)
+        return dense(self.outputs)(hidden.astype(jnp.float32))
+
+
+class DropoutCritic(Critic):
+    """A `Critic` whose dense layers but the last have dropout (Hiraoka et al. 2022, https://arxiv.org/abs/2110.02034).
+
+    With `train`, a call needs Flax's `rngs={"dropout": key}`; without it is that of a `Critic` of the same parameters.
+    """
+
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(self, obs: PyTree, action: Array | None = None, train: bool = False) -> Array:
+        return self._values(obs, action, self.dropout if train else 0.0)
 
 
 class BatchNormNetwork(nn.Module):

@@ -1,4 +1,4 @@
-"""Torsos: map an encoded observation to features, by dense layers or one of three convolutional networks."""
+"""Torsos: map an encoded observation to features, by dense layers, or convolutions and dense layers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError, suggest
 from jaxrl.nn.encode import image_leaves
-from jaxrl.nn.layers import DTYPES, MLP, activate, kernel_init
+from jaxrl.nn.layers import DTYPES, FLAT, MLP, RESIDUAL, activate, kernel_init, make_layers
 from jaxrl.spaces import Box, Space
 from jaxrl.trees import Array
 from jaxrl.xla.products import convolve
@@ -114,7 +114,7 @@ def make_conv(channels: int, size: int, stride: int, padding: str, orthogonal: b
 
 
 CONVOLUTIONS: Mapping[str, Any] = {"minatar": Convolutions, "nature": NatureCNN, "impala": ImpalaCNN}
-TORSOS = ("auto", "mlp", *CONVOLUTIONS, "conv")
+TORSOS = ("auto", *FLAT, *CONVOLUTIONS, "conv")
 """Names of torsos; `conv` is the older name of `minatar`."""
 
 
@@ -181,7 +181,7 @@ class JoinedTorso(nn.Module):
 
 
 def torso_kind(torso: str, space: Space, channels: Sequence[int] = ()) -> str:
-    """Return `mlp`, `minatar`, `nature` or `impala`: the given torso, or for `auto` one that fits the observations.
+    """Return the given torso, or for `auto` one that fits the observations; `minatar` for `conv`.
 
     `auto` is `mlp` if there are no images, `nature` if that can take all of them, and otherwise `minatar`. `nature`
     cannot take an image with a side below 36, or a number of `channels` other than three.
@@ -194,12 +194,22 @@ def torso_kind(torso: str, space: Space, channels: Sequence[int] = ()) -> str:
     return "nature" if len(channels) in (0, len(NATURE)) and _shortest_side(images) >= NATURE_SIDE else "minatar"
 
 
-def check_torso(torso: str, space: Space, channels: Sequence[int] = ()) -> None:
-    """Raise `SettingsError` if the torso is unknown, or cannot take these observations with these channels."""
+def check_torso(
+    torso: str, space: Space, channels: Sequence[int] = (), features: Sequence[int] = (), name: str = "features"
+) -> None:
+    """Raise `SettingsError` if the torso is unknown, or cannot take these observations, channels or features.
+
+    `name` is that of the setting of `features`.
+    """
     if torso not in TORSOS:
         raise SettingsError(f"unknown torso {torso!r}; {suggest(torso, TORSOS)}")
     kind, images = torso_kind(torso, space, channels), image_leaves(space)
-    if kind == "mlp":
+    if kind in RESIDUAL and len(set(features)) > 1:
+        raise SettingsError(
+            f"agent.{name} is {tuple(features)}, but the blocks of torso {torso} are all of one width; "
+            f"the nearest is {(max(features),) * len(features)}"
+        )
+    if kind in FLAT:
         return
     if not images:
         raise SettingsError(
@@ -242,11 +252,11 @@ def make_torso(
     """Build the torso chosen by `torso_kind`; `options` are `layer_norm`, `orthogonal`, `noisy` and `dtype`.
 
     Raises:
-      SettingsError: the torso is unknown, or cannot take these observations.
+      SettingsError: the torso is unknown, or cannot take these observations or features.
     """
-    check_torso(torso, space, channels)
-    kind, options = torso_kind(torso, space, channels), {**options, "features": tuple(features)}
-    if kind == "mlp":
-        return MLP(activation=activation, **options)
+    check_torso(torso, space, channels, features)
+    kind = torso_kind(torso, space, channels)
+    if kind in FLAT:
+        return make_layers(kind, tuple(features), activation, **options)
     made = ConvTorso if isinstance(space, Box) else JoinedTorso
-    return made(activation=activation, kind=kind, channels=tuple(channels), **options)
+    return made(tuple(features), activation=activation, kind=kind, channels=tuple(channels), **options)

@@ -18,7 +18,7 @@ from jaxrl.metrics import Metrics, stats, totals
 from jaxrl.processors.base import DISABLED, Processor, chain, dummy_step, init_processor
 from jaxrl.processors.memory import carry_memory
 from jaxrl.processors.n_step import NStepState, n_step
-from jaxrl.processors.normalise import RewardState, normalise_reward
+from jaxrl.processors.normalise import RewardState, normalise_obs, normalise_reward
 from jaxrl.shards import merge_metrics
 from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.base import CollectInfo, EpisodeEnds
@@ -118,11 +118,11 @@ def connect(bound: Agent, processor: Processor) -> tuple[Processor, Agent]:
 
 
 def make_default_processor(settings: Mapping[str, Any]) -> Processor:
-    """Return the default processor of an agent, from `registry.defaults_for`; it does not change observations."""
+    """Return the default processor of an agent, from `registry.defaults_for`; it keeps the space of observations."""
     parts = settings.get("processor", {})
+    scales = {"normalise_obs": normalise_obs, "normalise_reward": normalise_reward}
     # Rewards are normalised before they are summed over `n` steps.
-    last = n_step(parts.get("n_step", 1))
-    return chain(normalise_reward(), last) if parts.get("normalise_reward") else last
+    return chain(*(make() for name, make in scales.items() if parts.get(name)), n_step(parts.get("n_step", 1)))
 
 
 def check_agent_maker(agent: object) -> None:

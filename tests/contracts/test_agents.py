@@ -50,9 +50,11 @@ PLAIN: dict[str, dict[str, Any]] = {
     "crossq": {"batch_norm": "none", "policy_interval": 1, "critic_features": (5,)},
     "tqc": {"critic_features": (5,)},
     "redq": {"policy_interval": 1},
+    "droq": {"policy_interval": 1, "dropout": 0.0},
+    "simba": {"critic_features": (5,)},
 }
 """Settings of those whose defaults do not keep all of it: statistics of a batch are those of all its rows and of its
-pieces, and a policy that rests does not move."""
+pieces, which also draw their dropout, and a policy that rests does not move."""
 
 
 def agent_of(name: str, **settings: Any) -> Agent:

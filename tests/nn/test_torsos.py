@@ -175,6 +175,8 @@ NETWORKS = {
     "noisy q": lambda **options: QNetwork(VECTOR, 3, features=(8, 7), noisy=0.5, **options),
     "impala": lambda **options: QNetwork(SMALL, 3, torso="impala", channels=(4,), features=(7,), **options),
     "policy": lambda **options: PolicyNetwork(VECTOR, 3, features=(8, 7), **options),
+    "simba": lambda **options: PolicyNetwork(VECTOR, 3, torso="simba", features=(8, 8), **options),
+    "bro": lambda **options: Critic(VECTOR, 3, torso="bro", features=(8, 8), **options),
     "critic": lambda **options: Critic(SMALL, 3, features=(8, 7), **options),
     "joined critic": lambda **options: Critic({"a": SMALL, "b": VECTOR}, 3, features=(8, 7), **options),
     "both": lambda **options: ActorCritic(VECTOR, 3, features=(8, 7), **options),

@@ -103,6 +103,15 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
         "Pendulum-v1",
         updates=2,
     ),
+    "sac with dropout, accumulated": lambda: _off_policy(
+        jaxrl.droq(features=(8,), dropout=0.2, policy_interval=3, accumulate=2), env="Pendulum-v1", updates=2
+    ),
+    "simba, normalised": lambda: _off_policy(
+        jaxrl.simba(features=(8,), critic_features=(8, 8)),
+        jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()),
+        "Pendulum-v1",
+        updates=2,
+    ),
     "sac of quantiles whose noise remembers": lambda: _off_policy(
         jaxrl.sac(features=(8,), noise_memory=0.9, quantiles=4), env="Pendulum-v1"
     ),
