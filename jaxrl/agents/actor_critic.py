@@ -206,6 +206,10 @@ class _Parts(NamedTuple):
     """Whether the network, given everything, must be kept from choosing actions by the privileged state."""
 
 
+PARTS = ("make_optimizer", "make_network", "extra_loss")
+"""Arguments for parts made in Python."""
+
+
 def ppo(
     config: PPOConfig | None = None,
     *,
@@ -229,86 +233,35 @@ def ppo(
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    return agent_maker(
-        "ppo",
-        _build,
-        config or PPOConfig(),
-        settings,
-        _check,
-        make_optimizer=make_optimizer,
-        make_network=make_network,
-        extra_loss=extra_loss,
-    )
+    parts = {"make_optimizer": make_optimizer, "make_network": make_network, "extra_loss": extra_loss}
+    return _maker("ppo", config or PPOConfig(), {**settings, **parts})
 
 
-def a2c(
-    config: A2CConfig | None = None,
-    *,
-    make_optimizer: Optimizer | None = None,
-    make_network: MakePolicy | None = None,
-    extra_loss: ExtraLoss | None = None,
-    **settings: Any,
-) -> AgentMaker:
+def a2c(config: A2CConfig | None = None, **arguments: Any) -> AgentMaker:
     """Configure an A2C agent (Mnih et al. 2016, https://arxiv.org/abs/1602.01783); arguments are as for `ppo`."""
-    return agent_maker(
-        "a2c",
-        _build,
-        config or A2CConfig(),
-        settings,
-        _check,
-        make_optimizer=make_optimizer,
-        make_network=make_network,
-        extra_loss=extra_loss,
-    )
+    return _maker("a2c", config or A2CConfig(), arguments)
 
 
-def reinforce(
-    config: REINFORCEConfig | None = None,
-    *,
-    make_optimizer: Optimizer | None = None,
-    make_network: MakePolicy | None = None,
-    extra_loss: ExtraLoss | None = None,
-    **settings: Any,
-) -> AgentMaker:
+def reinforce(config: REINFORCEConfig | None = None, **arguments: Any) -> AgentMaker:
     """Configure REINFORCE with a baseline (Sutton and Barto 2018, section 13.4); arguments are as for `ppo`.
 
     Returns run to the end of the episode. Where a rollout or a time limit cuts it off, the critic's value stands for
     the rest.
     """
-    return agent_maker(
-        "reinforce",
-        _build,
-        config or REINFORCEConfig(),
-        settings,
-        _check,
-        make_optimizer=make_optimizer,
-        make_network=make_network,
-        extra_loss=extra_loss,
-    )
+    return _maker("reinforce", config or REINFORCEConfig(), arguments)
 
 
-def impala(
-    config: IMPALAConfig | None = None,
-    *,
-    make_optimizer: Optimizer | None = None,
-    make_network: MakePolicy | None = None,
-    extra_loss: ExtraLoss | None = None,
-    **settings: Any,
-) -> AgentMaker:
+def impala(config: IMPALAConfig | None = None, **arguments: Any) -> AgentMaker:
     """Configure an IMPALA agent (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561); arguments are as for `ppo`.
 
     It is meant for actors on the host whose parameters are several rounds old. `gae_lambda` is the lambda of V-trace.
     """
-    return agent_maker(
-        "impala",
-        _build,
-        config or IMPALAConfig(),
-        settings,
-        _check,
-        make_optimizer=make_optimizer,
-        make_network=make_network,
-        extra_loss=extra_loss,
-    )
+    return _maker("impala", config or IMPALAConfig(), arguments)
+
+
+def _maker(name: str, config: Any, arguments: Mapping[str, Any]) -> AgentMaker:
+    """Return the maker of an agent of this family."""
+    return agent_maker(name, _build, config, arguments, PARTS, _check)
 
 
 def _check(config: PPOConfig, parts: Mapping[str, Any]) -> None:

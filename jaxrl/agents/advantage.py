@@ -109,17 +109,14 @@ def awac(
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    return agent_maker(
-        "awac",
-        _build,
-        config or AWACConfig(),
-        settings,
-        make_optimizer=make_optimizer,
-        make_policy=make_policy,
-        make_critic=make_critic,
-        extra_loss=extra_loss,
-        extra_policy_loss=extra_policy_loss,
-    )
+    parts = {
+        "make_optimizer": make_optimizer,
+        "make_policy": make_policy,
+        "make_critic": make_critic,
+        "extra_loss": extra_loss,
+        "extra_policy_loss": extra_policy_loss,
+    }
+    return agent_maker("awac", _build, config or AWACConfig(), {**settings, **parts}, [*parts])
 
 
 def iql(
@@ -134,18 +131,15 @@ def iql(
     **settings: Any,
 ) -> AgentMaker:
     """Configure an IQL agent; as for `awac`, and `make_value` maps an `EnvSpec` to a network `[B, ...] -> [B]`."""
-    return agent_maker(
-        "iql",
-        _build,
-        config or IQLConfig(),
-        settings,
-        make_optimizer=make_optimizer,
-        make_policy=make_policy,
-        make_critic=make_critic,
-        make_value=make_value,
-        extra_loss=extra_loss,
-        extra_policy_loss=extra_policy_loss,
-    )
+    parts = {
+        "make_optimizer": make_optimizer,
+        "make_policy": make_policy,
+        "make_critic": make_critic,
+        "make_value": make_value,
+        "extra_loss": extra_loss,
+        "extra_policy_loss": extra_policy_loss,
+    }
+    return agent_maker("iql", _build, config or IQLConfig(), {**settings, **parts}, [*parts])
 
 
 def _build(name: str, config: AWACConfig, custom: CustomParts, spec: EnvSpec) -> Agent:

@@ -93,15 +93,8 @@ def bc(
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    return agent_maker(
-        "bc",
-        _build,
-        config or BCConfig(),
-        settings,
-        make_optimizer=make_optimizer,
-        make_network=make_network,
-        extra_loss=extra_loss,
-    )
+    parts = {"make_optimizer": make_optimizer, "make_network": make_network, "extra_loss": extra_loss}
+    return agent_maker("bc", _build, config or BCConfig(), {**settings, **parts}, [*parts])
 
 
 def _build(name: str, config: BCConfig, custom: CustomParts, spec: EnvSpec) -> Agent:

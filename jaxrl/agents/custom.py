@@ -78,27 +78,29 @@ def agent_maker(
     name: str,
     build: Callable[[str, Any, CustomParts, EnvSpec], Agent],
     config: Config,
-    settings: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    parts: Sequence[str],
     check: Callable[[Config, Mapping[str, Any]], None] | None = None,
-    **parts: Callable[..., Any] | None,
 ) -> AgentMaker:
     """Return the maker of an agent: what `jaxrl.dqn(...)` and its siblings do with their arguments.
 
     Args:
       name: the agent's name.
       build: `(name, config, custom, spec) -> agent`.
-      config: its settings, some of which `settings` replace.
-      settings: these, by name.
+      config: its settings.
+      arguments: settings that replace some of these, and parts made in Python, which are `None` if settings describe
+        them.
+      parts: names of all such parts that the agent takes.
       check: `(config, parts)`: raises `SettingsError` for settings that contradict each other, or one of the parts.
-      **parts: those made in Python, by the names of their arguments; `None` for those that settings describe.
 
     Raises:
       SettingsError: a setting is unknown or a value is out of range, or a part is not a function.
     """
-    config = replace_settings(name, config, settings)
+    given = {part: arguments.get(part) for part in parts}
+    config = replace_settings(name, config, {word: arguments[word] for word in arguments if word not in given})
     if check is not None:
-        check(config, parts)
-    return Maker(build, name, config, collect_parts(cast(OptimizerConfig, config), parts))
+        check(config, given)
+    return Maker(build, name, config, collect_parts(cast(OptimizerConfig, config), given))
 
 
 def collect_parts(config: OptimizerConfig, parts: Mapping[str, Callable[..., Any] | None]) -> CustomParts:

@@ -208,6 +208,10 @@ class _Parts(NamedTuple):
     """With a recurrent core, its memory at the start of an episode."""
 
 
+PARTS = ("make_optimizer", "make_network", "extra_loss", "target")
+"""Arguments for parts made in Python."""
+
+
 def dqn(
     config: DQNConfig | None = None,
     *,
@@ -234,69 +238,29 @@ def dqn(
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    return agent_maker(
-        "dqn",
-        _build,
-        config or DQNConfig(),
-        settings,
-        _check,
-        make_optimizer=make_optimizer,
-        make_network=make_network,
-        extra_loss=extra_loss,
-        target=target,
-    )
+    parts = {"make_optimizer": make_optimizer, "make_network": make_network, "extra_loss": extra_loss, "target": target}
+    return _maker("dqn", config or DQNConfig(), {**settings, **parts})
 
 
-def rainbow(
-    config: RainbowConfig | None = None,
-    *,
-    make_optimizer: Optimizer | None = None,
-    make_network: MakeNetwork | None = None,
-    extra_loss: ExtraLoss | None = None,
-    target: TargetFn | None = None,
-    **settings: Any,
-) -> AgentMaker:
+def rainbow(config: RainbowConfig | None = None, **arguments: Any) -> AgentMaker:
     """Configure a Rainbow agent (Hessel et al. 2018, https://arxiv.org/abs/1710.02298); arguments are as for `dqn`.
 
     The rest of Rainbow lies outside the agent: combine it with a prioritised buffer and an n-step processor.
     """
-    return agent_maker(
-        "rainbow",
-        _build,
-        config or RainbowConfig(),
-        settings,
-        _check,
-        make_optimizer=make_optimizer,
-        make_network=make_network,
-        extra_loss=extra_loss,
-        target=target,
-    )
+    return _maker("rainbow", config or RainbowConfig(), arguments)
 
 
-def cql_dqn(
-    config: CQLDQNConfig | None = None,
-    *,
-    make_optimizer: Optimizer | None = None,
-    make_network: MakeNetwork | None = None,
-    extra_loss: ExtraLoss | None = None,
-    target: TargetFn | None = None,
-    **settings: Any,
-) -> AgentMaker:
+def cql_dqn(config: CQLDQNConfig | None = None, **arguments: Any) -> AgentMaker:
     """Configure conservative Q-learning for discrete actions, to learn from data.
 
     Kumar et al. 2020, https://arxiv.org/abs/2006.04779. Arguments are as for `dqn`.
     """
-    return agent_maker(
-        "cql_dqn",
-        _build,
-        config or CQLDQNConfig(),
-        settings,
-        _check,
-        make_optimizer=make_optimizer,
-        make_network=make_network,
-        extra_loss=extra_loss,
-        target=target,
-    )
+    return _maker("cql_dqn", config or CQLDQNConfig(), arguments)
+
+
+def _maker(name: str, config: Any, arguments: Mapping[str, Any]) -> AgentMaker:
+    """Return the maker of an agent of this family."""
+    return agent_maker(name, _build, config, arguments, PARTS, _check)
 
 
 # --- learning ----------------------------------------------------------------------------------------------------

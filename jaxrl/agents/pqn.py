@@ -127,15 +127,14 @@ def pqn(
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
+    parts = {"make_optimizer": make_optimizer, "make_network": make_network, "extra_loss": extra_loss}
     return agent_maker(
         "pqn",
         _build,
         config or PQNConfig(),
-        settings,
+        {**settings, **parts},
+        [*parts],
         lambda config, parts: sequences.check_core(config, make_network=parts["make_network"]),
-        make_optimizer=make_optimizer,
-        make_network=make_network,
-        extra_loss=extra_loss,
     )
 
 

@@ -199,6 +199,10 @@ class SACState(NamedTuple):
     hyper: SACHyper
 
 
+PARTS = ("make_optimizer", "make_policy", "make_critic", "extra_loss", "extra_policy_loss")
+"""Arguments for parts made in Python."""
+
+
 def sac(
     config: SACConfig | None = None,
     *,
@@ -225,187 +229,68 @@ def sac(
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    return agent_maker(
-        "sac",
-        _build,
-        config or SACConfig(),
-        settings,
-        _check,
-        make_optimizer=make_optimizer,
-        make_policy=make_policy,
-        make_critic=make_critic,
-        extra_loss=extra_loss,
-        extra_policy_loss=extra_policy_loss,
-    )
+    parts = {
+        "make_optimizer": make_optimizer,
+        "make_policy": make_policy,
+        "make_critic": make_critic,
+        "extra_loss": extra_loss,
+        "extra_policy_loss": extra_policy_loss,
+    }
+    return _maker("sac", config or SACConfig(), {**settings, **parts})
 
 
-def cql(
-    config: CQLConfig | None = None,
-    *,
-    make_optimizer: Optimizer | None = None,
-    make_policy: MakePolicy | None = None,
-    make_critic: MakeNetwork | None = None,
-    extra_loss: ExtraLoss | None = None,
-    extra_policy_loss: ExtraLoss | None = None,
-    **settings: Any,
-) -> AgentMaker:
+def cql(config: CQLConfig | None = None, **arguments: Any) -> AgentMaker:
     """Configure conservative Q-learning on top of SAC, to learn from data; arguments are as for `sac`."""
-    return agent_maker(
-        "cql",
-        _build,
-        config or CQLConfig(),
-        settings,
-        _check,
-        make_optimizer=make_optimizer,
-        make_policy=make_policy,
-        make_critic=make_critic,
-        extra_loss=extra_loss,
-        extra_policy_loss=extra_policy_loss,
-    )
+    return _maker("cql", config or CQLConfig(), arguments)
 
 
-def crossq(
-    config: CrossQConfig | None = None,
-    *,
-    make_optimizer: Optimizer | None = None,
-    make_policy: MakePolicy | None = None,
-    make_critic: MakeNetwork | None = None,
-    extra_loss: ExtraLoss | None = None,
-    extra_policy_loss: ExtraLoss | None = None,
-    **settings: Any,
-) -> AgentMaker:
+def crossq(config: CrossQConfig | None = None, **arguments: Any) -> AgentMaker:
     """Configure CrossQ: SAC with batch normalisation in place of target networks; arguments are as for `sac`.
 
     Bhatt et al. 2024, https://arxiv.org/abs/1902.05605.
     """
-    return agent_maker(
-        "crossq",
-        _build,
-        config or CrossQConfig(),
-        settings,
-        _check,
-        make_optimizer=make_optimizer,
-        make_policy=make_policy,
-        make_critic=make_critic,
-        extra_loss=extra_loss,
-        extra_policy_loss=extra_policy_loss,
-    )
+    return _maker("crossq", config or CrossQConfig(), arguments)
 
 
-def tqc(
-    config: TQCConfig | None = None,
-    *,
-    make_optimizer: Optimizer | None = None,
-    make_policy: MakePolicy | None = None,
-    make_critic: MakeNetwork | None = None,
-    extra_loss: ExtraLoss | None = None,
-    extra_policy_loss: ExtraLoss | None = None,
-    **settings: Any,
-) -> AgentMaker:
+def tqc(config: TQCConfig | None = None, **arguments: Any) -> AgentMaker:
     """Configure TQC: SAC whose critics learn quantiles, of which targets leave out the largest.
 
     Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269. For continuous actions; arguments are as for `sac`.
     """
-    return agent_maker(
-        "tqc",
-        _build,
-        config or TQCConfig(),
-        settings,
-        _check,
-        make_optimizer=make_optimizer,
-        make_policy=make_policy,
-        make_critic=make_critic,
-        extra_loss=extra_loss,
-        extra_policy_loss=extra_policy_loss,
-    )
+    return _maker("tqc", config or TQCConfig(), arguments)
 
 
-def redq(
-    config: REDQConfig | None = None,
-    *,
-    make_optimizer: Optimizer | None = None,
-    make_policy: MakePolicy | None = None,
-    make_critic: MakeNetwork | None = None,
-    extra_loss: ExtraLoss | None = None,
-    extra_policy_loss: ExtraLoss | None = None,
-    **settings: Any,
-) -> AgentMaker:
+def redq(config: REDQConfig | None = None, **arguments: Any) -> AgentMaker:
     """Configure REDQ: SAC with many critics and as many updates, whose targets take the lowest of a random few.
 
     Chen et al. 2021, https://arxiv.org/abs/2101.05982. Arguments are as for `sac`; the number of updates for each
     environment step is the strategy's, `off_policy(..., updates=20)`; after as many the policy moves once
     (`policy_interval`).
     """
-    return agent_maker(
-        "redq",
-        _build,
-        config or REDQConfig(),
-        settings,
-        _check,
-        make_optimizer=make_optimizer,
-        make_policy=make_policy,
-        make_critic=make_critic,
-        extra_loss=extra_loss,
-        extra_policy_loss=extra_policy_loss,
-    )
+    return _maker("redq", config or REDQConfig(), arguments)
 
 
-def droq(
-    config: DroQConfig | None = None,
-    *,
-    make_optimizer: Optimizer | None = None,
-    make_policy: MakePolicy | None = None,
-    make_critic: MakeNetwork | None = None,
-    extra_loss: ExtraLoss | None = None,
-    extra_policy_loss: ExtraLoss | None = None,
-    **settings: Any,
-) -> AgentMaker:
+def droq(config: DroQConfig | None = None, **arguments: Any) -> AgentMaker:
     """Configure DroQ: REDQ with two critics that have dropout and layer normalisation; arguments are as for `sac`.
 
     Hiraoka et al. 2022, https://arxiv.org/abs/2110.02034. The number of updates for each environment step is the
     strategy's, as for `redq`.
     """
-    return agent_maker(
-        "droq",
-        _build,
-        config or DroQConfig(),
-        settings,
-        _check,
-        make_optimizer=make_optimizer,
-        make_policy=make_policy,
-        make_critic=make_critic,
-        extra_loss=extra_loss,
-        extra_policy_loss=extra_policy_loss,
-    )
+    return _maker("droq", config or DroQConfig(), arguments)
 
 
-def simba(
-    config: SimBaConfig | None = None,
-    *,
-    make_optimizer: Optimizer | None = None,
-    make_policy: MakePolicy | None = None,
-    make_critic: MakeNetwork | None = None,
-    extra_loss: ExtraLoss | None = None,
-    extra_policy_loss: ExtraLoss | None = None,
-    **settings: Any,
-) -> AgentMaker:
+def simba(config: SimBaConfig | None = None, **arguments: Any) -> AgentMaker:
     """Configure SAC on SimBa's networks: residual blocks with layer normalisation; arguments are as for `sac`.
 
     Lee et al. 2024, https://arxiv.org/abs/2410.09754. Its observations are to be normalised, which is the processor's
     part: `off_policy` has `normalise_obs()` for it if no processor is given, a session needs one that does so.
     """
-    return agent_maker(
-        "simba",
-        _build,
-        config or SimBaConfig(),
-        settings,
-        _check,
-        make_optimizer=make_optimizer,
-        make_policy=make_policy,
-        make_critic=make_critic,
-        extra_loss=extra_loss,
-        extra_policy_loss=extra_policy_loss,
-    )
+    return _maker("simba", config or SimBaConfig(), arguments)
+
+
+def _maker(name: str, config: Any, arguments: Mapping[str, Any]) -> AgentMaker:
+    """Return the maker of an agent of this family."""
+    return agent_maker(name, _build, config, arguments, PARTS, _check)
 
 
 # --- learning ----------------------------------------------------------------------------------------------------

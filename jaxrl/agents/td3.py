@@ -99,6 +99,10 @@ class TD3State(NamedTuple):
     hyper: TD3Hyper
 
 
+PARTS = ("make_optimizer", "make_policy", "make_critic", "extra_loss", "extra_policy_loss")
+"""Arguments for parts made in Python."""
+
+
 def td3(
     config: TD3Config | None = None,
     *,
@@ -125,68 +129,29 @@ def td3(
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    return agent_maker(
-        "td3",
-        _build,
-        config or TD3Config(),
-        settings,
-        _check,
-        make_optimizer=make_optimizer,
-        make_policy=make_policy,
-        make_critic=make_critic,
-        extra_loss=extra_loss,
-        extra_policy_loss=extra_policy_loss,
-    )
+    parts = {
+        "make_optimizer": make_optimizer,
+        "make_policy": make_policy,
+        "make_critic": make_critic,
+        "extra_loss": extra_loss,
+        "extra_policy_loss": extra_policy_loss,
+    }
+    return _maker("td3", config or TD3Config(), {**settings, **parts})
 
 
-def ddpg(
-    config: DDPGConfig | None = None,
-    *,
-    make_optimizer: Optimizer | None = None,
-    make_policy: MakePolicy | None = None,
-    make_critic: MakeNetwork | None = None,
-    extra_loss: ExtraLoss | None = None,
-    extra_policy_loss: ExtraLoss | None = None,
-    **settings: Any,
-) -> AgentMaker:
+def ddpg(config: DDPGConfig | None = None, **arguments: Any) -> AgentMaker:
     """Configure a DDPG agent; arguments are as for `td3`."""
-    return agent_maker(
-        "ddpg",
-        _build,
-        config or DDPGConfig(),
-        settings,
-        _check,
-        make_optimizer=make_optimizer,
-        make_policy=make_policy,
-        make_critic=make_critic,
-        extra_loss=extra_loss,
-        extra_policy_loss=extra_policy_loss,
-    )
+    return _maker("ddpg", config or DDPGConfig(), arguments)
 
 
-def td3_bc(
-    config: TD3BCConfig | None = None,
-    *,
-    make_optimizer: Optimizer | None = None,
-    make_policy: MakePolicy | None = None,
-    make_critic: MakeNetwork | None = None,
-    extra_loss: ExtraLoss | None = None,
-    extra_policy_loss: ExtraLoss | None = None,
-    **settings: Any,
-) -> AgentMaker:
+def td3_bc(config: TD3BCConfig | None = None, **arguments: Any) -> AgentMaker:
     """Configure TD3+BC, to learn from data; arguments are as for `td3`."""
-    return agent_maker(
-        "td3_bc",
-        _build,
-        config or TD3BCConfig(),
-        settings,
-        _check,
-        make_optimizer=make_optimizer,
-        make_policy=make_policy,
-        make_critic=make_critic,
-        extra_loss=extra_loss,
-        extra_policy_loss=extra_policy_loss,
-    )
+    return _maker("td3_bc", config or TD3BCConfig(), arguments)
+
+
+def _maker(name: str, config: Any, arguments: Mapping[str, Any]) -> AgentMaker:
+    """Return the maker of an agent of this family."""
+    return agent_maker(name, _build, config, arguments, PARTS, _check)
 
 
 def _check(config: TD3Config, parts: Mapping[str, Any]) -> None:
