@@ -648,7 +648,7 @@ PRESETS["redq"] = {
         "agent": {"features": [64, 64]},
     },
 }
-PRESETS["droq"] = PRESETS["redq"]
+PRESETS["droq"] = {**PRESETS["redq"]}
 # 5 000 environment steps, 1 000 of them before the first update; two updates a step. Learning rates and widths as for
 # SAC, where those published are 1e-4, 128 and 512. With rates that stay, one seed of three had learnt the task and lost
 # it again at the end (-344).
