@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxrl import shards
 from jaxrl.agents import losses
+from jaxrl.errors import SettingsError
 from jaxrl.trees import Array
 from jaxrl.types import Transition
 from jaxrl.xla.reductions import entry, total
@@ -94,6 +95,17 @@ def support_bounds(reach: ReturnBounds, v_min: float | None, v_max: float | None
     return jnp.where(high > low, low, high - jnp.maximum(jnp.abs(high), 1.0)), high
 
 
+def check_support(atoms: int, v_min: float | None, v_max: float | None) -> None:
+    """Raise `SettingsError` if both ends of a support are given and do not lie apart."""
+    if v_min is None or v_max is None:
+        return
+    if not (v_max - v_min) / (atoms - 1) > 1e-5 * max(abs(v_min), abs(v_max)):
+        raise SettingsError(
+            f"agent.v_min is {v_min} and agent.v_max {v_max}; expected v_min below v_max, "
+            "and atoms that differ by more than 1e-5 of the larger, which float32 can resolve"
+        )
+
+
 def expected(loss: str) -> Values:
     """Represent returns by their mean, as Mnih et al. 2015 do; `loss` is `huber` or `squared`."""
     return Values(
@@ -155,12 +167,12 @@ def c51(atoms: int, v_min: float | Array, v_max: float | Array) -> Values:
     The ends may be traced scalars. The priority is the KL divergence between target and prediction (Hessel et al. 2018,
     https://arxiv.org/abs/1710.02298).
     """
-    support = _evenly(v_min, v_max, atoms)
+    support = evenly(v_min, v_max, atoms)
     mean = lambda out: jnp.sum(jax.nn.softmax(out) * support[None], axis=-1)
     return Values(atoms, mean, partial(_c51_loss, support), partial(_c51_outside, support))
 
 
-def _evenly(low: float | Array, high: float | Array, count: int) -> np.ndarray | Array:
+def evenly(low: float | Array, high: float | Array, count: int) -> np.ndarray | Array:
     """Return `count` numbers from `low` to `high`, both ends exact; a constant where the ends are."""
     if not isinstance(low, jax.Array) and not isinstance(high, jax.Array):
         return np.linspace(low, high, count, dtype=np.float32)
