@@ -138,7 +138,7 @@ class REPPOState(NamedTuple):
     opt_state: PyTree
     hyper: REPPOHyper
     reach: PyTree
-    """The `ReturnBounds` from which the support is derived; `()` if `v_min` and `v_max` are given."""
+    """The `ReturnBounds` from which the support is derived."""
 
 
 class Sample(NamedTuple):
@@ -146,7 +146,6 @@ class Sample(NamedTuple):
 
     obs: PyTree
     action: Array
-    """From -1 to 1, `[B, D]`, or the numbers of discrete actions, `[B]`."""
     reward: Array
     discount: Array
     target: Array
@@ -224,8 +223,7 @@ def _prepare(parts: _Parts, state: REPPOState, rollout: Rollout) -> Sample:
     temperature = jnp.exp(state.multipliers.log_temperature) * _unit(support)
     at = lambda x: x.reshape(last.shape)
     target = merge_axes(soft_targets(items, last, at(q_t), at(entropy_t), temperature, lambda_))
-    action = next(iter(critics.unit_actions(parts.spec, rows.action)), rows.action)
-    return Sample(rows.obs, action, rows.reward, rows.discount, target, behaviour, rows.weight)
+    return Sample(rows.obs, rows.action, rows.reward, rows.discount, target, behaviour, rows.weight)
 
 
 def _update(
@@ -233,7 +231,7 @@ def _update(
 ) -> tuple[REPPOState, Metrics, Array]:
     """Update the critic, then the policy against the new critic, and the multipliers."""
     hyper, items = state.hyper, batch.items
-    reach = update_return_bounds(state.reach, items) if _derives_support(parts.config) else ()
+    reach = update_return_bounds(state.reach, cast(Transition, items))
     support = _support(parts.config, reach)
     rates = {"lr": hyper.lr, "max_norm": hyper.max_grad_norm, "opt_step": opt_step}
     critic = gradient_update(
@@ -281,8 +279,8 @@ def _update(
         "temperature": jnp.exp(state.multipliers.log_temperature) * _unit(support),
         "kl_weight": jnp.exp(state.multipliers.log_kl_weight) * _unit(support),
     }
-    if not (parts.config.v_min is None and parts.config.v_max is None):
-        metrics["out_of_support"] = outside.mean()
+    if parts.config.v_min is not None or parts.config.v_max is not None:
+        metrics["out_of_support"] = jnp.mean(items.weight * outside)
     opt_states = OptStates(policy.opt_state, critic.opt_state, opt_state)
     state = REPPOState(policy.variables, critic.variables, multipliers, opt_states, hyper, reach)
     return state, metrics, jnp.abs(error)
@@ -292,19 +290,15 @@ def _critic_loss(
     parts: _Parts, support: Array, params: PyTree, items: Sample, key: Key | None
 ) -> tuple[Array, tuple[tuple[Array, Array, Array], PyTree]]:
     """Return the mean loss; errors, values and flags of targets beyond the support, `[B]`; the critic's collections."""
-    discrete = isinstance(parts.spec.action_space, Discrete)
-    out, collections = _logits(parts, params, items.obs, *(() if discrete else (items.action,)), key=key)
-    logits = jax.vmap(select_row)(out, items.action) if discrete else out[:, 0]
-    loss = critic_loss(logits, items.target, support)
-    q = jax.nn.softmax(logits) @ support
+    taken = critics.unit_actions(parts.spec, items.action)
+    out, collections = _logits(parts, params, items.obs, *taken, key=key)
+    logits = out[:, 0] if taken else jax.vmap(select_row)(out, items.action)
+    loss, q = critic_loss(logits, items.target, support), jax.nn.softmax(logits) @ support
     if parts.extra_loss is not None:
-        values = jax.nn.softmax(out) @ support if discrete else q
+        values = q if taken else jax.nn.softmax(out) @ support
         loss = loss + extra_term(parts.extra_loss, params, items, values, items.weight)
     outside = (items.target < support[0]) | (items.target > support[-1])
-    return jnp.mean(items.weight * loss), (
-        (items.weight * (items.target - q), q, items.weight * outside),
-        collections,
-    )
+    return jnp.mean(items.weight * loss), ((items.weight * (items.target - q), q, outside), collections)
 
 
 def _policy_loss(
@@ -352,17 +346,7 @@ def _logits(parts: _Parts, params: PyTree, obs: PyTree, *action: Array, key: Key
 
 
 def _support(config: REPPOConfig, reach: PyTree) -> Array:
-    """Return the centres of the bins of returns, `[n]`."""
-    if not _derives_support(config):
-        return jnp.asarray(evenly(cast(float, config.v_min), cast(float, config.v_max), config.atoms))
-    low, high = support_bounds(reach, config.v_min, config.v_max)
-    margin = MARGIN * (high - low)
-    low, high = (low - margin * (config.v_min is None)), (high + margin * (config.v_max is None))
-    return jnp.asarray(evenly(low, high, config.atoms))
-
-
-def _derives_support(config: REPPOConfig) -> bool:
-    return config.v_min is None or config.v_max is None
+    return jnp.asarray(evenly(*support_bounds(reach, config.v_min, config.v_max, MARGIN), config.atoms))
 
 
 def _unit(support: Array) -> Array:
@@ -508,7 +492,7 @@ def _build(name: str, config: REPPOConfig, custom: CustomParts, spec: EnvSpec) -
             settings=asdict(config),
             custom=custom.custom,
             exploration=TEMPERATURE,
-            bounds_returns=_derives_support(config),
+            bounds_returns=config.v_min is None or config.v_max is None,
         ),
     )
 
@@ -554,5 +538,4 @@ def _init(parts: _Parts, key: Key) -> REPPOState:
         parts.gradient_step.init(critic, hyper.lr),
         ADAM.init(multipliers, hyper.lr),
     )
-    reach = init_return_bounds() if _derives_support(config) else ()
-    return REPPOState(policy, critic, multipliers, opt_state, hyper, reach)
+    return REPPOState(policy, critic, multipliers, opt_state, hyper, init_return_bounds())

@@ -82,12 +82,22 @@ def update_return_bounds(reach: ReturnBounds, items: Transition) -> ReturnBounds
     return ReturnBounds(jnp.minimum(reach.low, low), jnp.maximum(reach.high, high))
 
 
-def support_bounds(reach: ReturnBounds, v_min: float | None, v_max: float | None) -> tuple[Array, Array]:
+def support_bounds(
+    reach: ReturnBounds, v_min: float | None, v_max: float | None, margin: float = 0.0
+) -> tuple[Array, Array]:
     """Return the ends of a support: `v_min` and `v_max`, or the end of `reach` in place of one that is `None`.
 
     If the two would coincide or cross, the end that is not given is moved away from the other by 1, or by the other's
-    size if that is larger.
+    size if that is larger. Then it is moved further by `margin` times the width.
     """
+    low, high = _apart(reach, v_min, v_max)
+    if not margin:
+        return low, high
+    spare = margin * (high - low)
+    return (low - spare if v_min is None else low), (high + spare if v_max is None else high)
+
+
+def _apart(reach: ReturnBounds, v_min: float | None, v_max: float | None) -> tuple[Array, Array]:
     low = reach.low if v_min is None else jnp.float32(v_min)
     high = reach.high if v_max is None else jnp.float32(v_max)
     if v_max is None:
