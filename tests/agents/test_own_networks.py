@@ -45,6 +45,15 @@ CASES: dict[str, tuple[Any, jaxrl.EnvSpec, dict[str, Any]]] = {
     ),
     "cql_dqn": (jaxrl.cql_dqn, DISCRETE, values),
     "pqn": (jaxrl.pqn, DISCRETE, values),
+    "reppo": (jaxrl.reppo, CONTINUOUS, {**policy, "make_critic": lambda spec: Mine((5,))}),
+    "discrete reppo": (
+        jaxrl.reppo,
+        DISCRETE,
+        {
+            **policy,
+            "make_critic": lambda spec: nn.Sequential([Mine((ACTIONS * 5,)), lambda x: x.reshape(-1, ACTIONS, 5)]),
+        },
+    ),
     "ppo": (jaxrl.ppo, CONTINUOUS, both),
     "a2c": (jaxrl.a2c, DISCRETE, {"make_network": lambda spec, head: Mine((head.outputs, 1))}),
     "reinforce": (jaxrl.reinforce, DISCRETE, both),
@@ -59,6 +68,8 @@ CASES: dict[str, tuple[Any, jaxrl.EnvSpec, dict[str, Any]]] = {
     "awac": (jaxrl.awac, DISCRETE, {**policy, **critic_of_all}),
     "iql": (jaxrl.iql, CONTINUOUS, {**policy, **critic, "make_value": lambda spec: Mine((0,))}),
 }
+FIVE_ATOMS = ("rainbow", "reppo", "discrete reppo")
+"""Those whose networks above put out distributions of five atoms."""
 NETWORKS = ("params", "policy", "critic", "value")
 """Entries of agents' states that are the parameters of a network."""
 
@@ -67,7 +78,7 @@ NETWORKS = ("params", "policy", "critic", "value")
 @pytest.mark.parametrize("name", CASES)
 def test_every_agent_learns_with_networks_made_in_python(name):
     make, spec, own = CASES[name]
-    agent = make(**own, **({"atoms": 5} if name == "rainbow" else {}))(spec)
+    agent = make(**own, **({"atoms": 5} if name in FIVE_ATOMS else {}))(spec)
     assert agent.info.custom == tuple(own)
     state = agent.init(KEY)
     new, metrics = jax.jit(lambda state: updated(agent, spec, state))(state)
