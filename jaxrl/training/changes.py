@@ -31,7 +31,8 @@ YARDSTICK = frozenset({"env", "env_args", "eval_env", "eval_env_args", "eval_act
 def unread(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of the settings that nothing reads under `settings`.
 
-    Of an agent with other values than c51, they are the ends of its support; without a core, what says how sequences of replay are learnt from.
+    Of an agent with other values than c51, they are the ends of its support; without a core, what says how sequences of
+    replay are learnt from.
     """
     agent = settings.get("agent")
     known = agent if isinstance(agent, Mapping) else {}
