@@ -93,7 +93,7 @@ def test_the_penalty_of_cql_may_be_given_as_an_extra_loss_of_the_critics() -> No
     assert float(jnp.abs(vector_of(mine.critic) - vector_of(without.critic)).max()) > 1e-3
 
 
-@pytest.mark.parametrize("make", [jaxrl.sac, jaxrl.td3, jaxrl.ddpg, jaxrl.td3_bc, jaxrl.awac, jaxrl.iql, jaxrl.reppo])
+@pytest.mark.parametrize("make", [jaxrl.sac, jaxrl.td3, jaxrl.ddpg, jaxrl.td3_bc, jaxrl.awac, jaxrl.iql])
 def test_a_penalty_moves_the_critics_and_another_the_policy_each_by_its_own_slope(make: Any) -> None:
     """By gradient descent, a term that is `sum(params^2) / 2` takes `lr * params` off the parameters, exactly."""
     half = lambda params, items, outputs: jnp.broadcast_to(

@@ -36,24 +36,18 @@ both = {"make_network": lambda spec, head: Mine((head.outputs, 0))}
 policy = {"make_policy": lambda spec, head: Mine((head.outputs,))}
 critic = {"make_critic": lambda spec: Mine((0,))}
 critic_of_all = {"make_critic": lambda spec: Mine((ACTIONS,))}
+five_atoms = lambda: nn.Sequential([Mine((ACTIONS * 5,)), lambda x: x.reshape(-1, ACTIONS, 5)])
 CASES: dict[str, tuple[Any, jaxrl.EnvSpec, dict[str, Any]]] = {
     "dqn": (jaxrl.dqn, DISCRETE, values),
     "rainbow": (
         jaxrl.rainbow,
         DISCRETE,
-        {"make_network": lambda spec: nn.Sequential([Mine((ACTIONS * 5,)), lambda x: x.reshape(-1, ACTIONS, 5)])},
+        {"make_network": lambda spec: five_atoms()},
     ),
     "cql_dqn": (jaxrl.cql_dqn, DISCRETE, values),
     "pqn": (jaxrl.pqn, DISCRETE, values),
     "reppo": (jaxrl.reppo, CONTINUOUS, {**policy, "make_critic": lambda spec: Mine((5,))}),
-    "discrete reppo": (
-        jaxrl.reppo,
-        DISCRETE,
-        {
-            **policy,
-            "make_critic": lambda spec: nn.Sequential([Mine((ACTIONS * 5,)), lambda x: x.reshape(-1, ACTIONS, 5)]),
-        },
-    ),
+    "discrete reppo": (jaxrl.reppo, DISCRETE, {**policy, "make_critic": lambda spec: five_atoms()}),
     "ppo": (jaxrl.ppo, CONTINUOUS, both),
     "a2c": (jaxrl.a2c, DISCRETE, {"make_network": lambda spec, head: Mine((head.outputs, 1))}),
     "reinforce": (jaxrl.reinforce, DISCRETE, both),

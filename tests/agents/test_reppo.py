@@ -16,6 +16,7 @@ from jaxrl.agents.reppo import MARGIN, Multipliers, critic_loss, multiplier_grad
 from jaxrl.distributions import LOG_STD, Categorical, Gaussian, TanhGaussian, kl_divergence, mask_distribution
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import sample_space
+from jaxrl.training.changes import unread
 from jaxrl.types import Batch, Rollout, Transition
 
 KEY = jax.random.key(0)
@@ -430,6 +431,26 @@ def test_settings_that_cannot_be_are_refused_in_one_line(settings: dict[str, Any
     with pytest.raises(SettingsError, match=said) as refused:
         jaxrl.reppo(**settings)
     assert "\n" not in str(refused.value)
+
+
+def test_a_term_of_ones_own_moves_its_network_by_its_own_slope(name: str) -> None:
+    """By gradient descent, a term that is `sum(params^2) / 2` takes `lr * params` off the parameters, exactly."""
+    half = lambda params, sample, outputs: jnp.broadcast_to(
+        sum(jnp.sum(x**2) for x in jax.tree.leaves(params)) / 2, sample.weight.shape
+    )
+    state, terms = beginning(name), {"critic": "extra_loss", "policy": "extra_policy_loss"}
+    sample = agent_of(name).prepare(state, rollout_of(name))
+    for part, term in terms.items():
+        plain, mine = (updated(name, state, sample, **given)[0] for given in ({}, {term: half}))
+        moved = jax.tree.map(lambda a, b: a - b, getattr(mine, part), getattr(plain, part))
+        for change, before in zip(jax.tree.leaves(moved), jax.tree.leaves(getattr(state, part)), strict=True):
+            np.testing.assert_allclose(change, -0.25 * before, rtol=1e-3, atol=1e-4)
+
+
+def test_the_ends_of_its_support_count_as_settings_that_are_read() -> None:
+    of = lambda make: unread({"agent": dict(make(features=(8,))(SPECS["discrete"]).info.settings)})
+    assert "agent.v_min" not in of(jaxrl.reppo)
+    assert "agent.v_min" in of(jaxrl.dqn)
 
 
 @pytest.mark.parametrize("learnt", ["temperature", "kl_weight"])
