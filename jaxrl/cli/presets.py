@@ -471,8 +471,8 @@ PRESETS["pqn"] = {
     },
 }
 # 500 000 environment steps of the same sizes; settings of the agent are the same everywhere. Observations are
-# normalised as in the authors' code (Voelcker et al. 2025, https://arxiv.org/abs/2507.11019). From half as many steps in
-# a rollout, and half as many updates on it, Pendulum-v1 is learnt as well, and forgotten more often.
+# normalised as in the authors' code (Voelcker et al. 2025, https://arxiv.org/abs/2507.11019). From half as many steps
+# in a rollout, and half as many updates on it, Pendulum-v1 is learnt as well, and forgotten more often.
 PRESETS["reppo"] = {
     name: {
         "max_opts": 15_616,
