@@ -145,6 +145,23 @@ class TanhGaussian(NamedTuple):
         return self.base.entropy() + jnp.sum(slope @ jnp.asarray(_WEIGHTS, jnp.float32), axis=-1)
 
 
+def kl_divergence(p: Distribution, q: Distribution) -> Array:
+    """Return the divergence of `q` from `p`, `sum p log(p / q)`, `[...]`; both are categorical or (tanh-)Gaussian.
+
+    `tanh` is one-to-one, so that the divergence of squashed Gaussians is that of the Gaussians.
+    """
+    if isinstance(p, TanhGaussian) and isinstance(q, TanhGaussian):
+        p, q = p.base, q.base
+    if isinstance(p, Gaussian) and isinstance(q, Gaussian):
+        ratio = jnp.exp(2 * (p.log_std - q.log_std))
+        distance = jnp.square((p.mean - q.mean) * jnp.exp(-q.log_std))
+        return reductions.total(q.log_std - p.log_std + 0.5 * (ratio + distance - 1))
+    assert isinstance(p, Categorical)
+    assert isinstance(q, Categorical)
+    log_p, log_q = reductions.log_softmax(p.logits), reductions.log_softmax(q.logits)
+    return reductions.total(jnp.exp(log_p) * (log_p - log_q))
+
+
 def gumbel_like(key: Key, logits: Array) -> Array:
     """Draw standard Gumbel noise of the shape of `logits`; the key is consumed."""
     return jax.random.gumbel(key, logits.shape, jnp.float32)

@@ -60,6 +60,8 @@ _SCALED: Mapping[str, Any] = {"processor": {"normalise_reward": True}}
 """Settings of policy gradients; normalised rewards make one learning rate suit rewards of any scale."""
 _ONE_UPDATE: Mapping[str, Any] = {"epochs": 1, "minibatches": 1, **_SCALED}
 _SHORT: Mapping[str, Any] = {"rollout": 16, **_ONE_UPDATE}
+_MANY: Mapping[str, Any] = {"minibatches": 16}
+"""Settings of REPPO: its critic needs many updates."""
 _RAINBOW: Mapping[str, Any] = {"buffer": {"prioritised": True, "alpha": 0.5}, "processor": {"n_step": 3}}
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -90,6 +92,9 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "impala": Algorithm("IMPALA", "jaxrl.agents.actor_critic", "IMPALAConfig", "on_policy", ANY, settings=_SHORT),
     "pqn": Algorithm("PQN", "jaxrl.agents.pqn", "PQNConfig", "on_policy", DISCRETE),
+    "reppo": Algorithm(
+        "REPPO", "jaxrl.agents.reppo", "REPPOConfig", "on_policy", (*DISCRETE, *BOUNDED), "Pendulum-v1", _MANY
+    ),
     "bc": Algorithm("BC", "jaxrl.agents.bc", "BCConfig", "offline", ("discrete", "multidiscrete", "bounded"), env=None),
     "td3_bc": Algorithm("TD3+BC", "jaxrl.agents.td3", "TD3BCConfig", "offline", BOUNDED, env=None),
     "cql": Algorithm("CQL", "jaxrl.agents.sac", "CQLConfig", "offline", (*DISCRETE, *BOUNDED), env=None),

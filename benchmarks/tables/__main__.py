@@ -35,6 +35,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "sac-reach": partial(reach.reached, "sac", "crossq", "tqc", "redq", "droq", "simba"),
     "td3-reach": partial(reach.reached, "td3", "ddpg"),
     "pqn-reach": partial(reach.reached, "pqn"),
+    "reppo-reach": partial(reach.reached, "reppo"),
     "policy-gradients-reach": partial(reach.reached, "ppo", "a2c", "reinforce", "impala"),
     "judging-reach": reach.judged,
     "without-preset-reach": reach.without_preset,

@@ -7,6 +7,7 @@ from jaxrl.agents.bc import BCConfig, bc
 from jaxrl.agents.dqn import CQLDQNConfig, DQNConfig, RainbowConfig, cql_dqn, dqn, rainbow
 from jaxrl.agents.outside import register_algorithm
 from jaxrl.agents.pqn import PQNConfig, pqn
+from jaxrl.agents.reppo import REPPOConfig, reppo
 from jaxrl.agents.sac import (
     CQLConfig,
     CrossQConfig,

@@ -36,14 +36,15 @@ ExtraLoss = Callable[[PyTree, Any, Any], Array]
 """`(params, sample, outputs) -> [B]`: a term of the loss for each step, added to the agent's.
 
 `params` are the network's variables, and `sample` the steps that are learnt from: of actor-critics `Sample`, of `pqn`
-`Target`, of all others `Transition`. With a recurrent core, the steps of sequences of replay stand one after the other
-as `[B]`, and observations are `RecurrentObs`, with the memories that were stored. What `outputs` is depends on the
-loss:
+`Target`, of `reppo` its `Sample`, of all others `Transition`. With a recurrent core, the steps of sequences of replay
+stand one after the other as `[B]`, and observations are `RecurrentObs`, with the memories that were stored. What
+`outputs` is depends on the loss:
 
 - of actor-critics `Outputs`; with a memory it and the sample are `[B, T]`;
 - of the DQN family and `pqn` the values `[B, A]` of the actions;
 - for critics (`sac`, `td3` and their kin), whose `params` are those of all `K`: their values of the actions taken,
   `[K, B]`, or of each discrete action, `[K, B, A]`;
+- of the critic of `reppo` the values `[B]` of the actions taken, or `[B, A]` of each discrete one;
 - of policies trained against critics (`extra_policy_loss`), and of `bc`, the distributions of raw actions; of `td3`,
   `ddpg` and `td3_bc` the actions themselves, `[B, D]` from -1 to 1.
 """

@@ -47,6 +47,7 @@ from jaxrl.agents.values import (
     BootstrapTarget,
     Values,
     c51,
+    check_support,
     expected,
     init_return_bounds,
     midpoints,
@@ -684,13 +685,8 @@ def _check(config: DQNConfig, parts: Mapping[str, Any]) -> None:
                     f"agent.{name} is {getattr(config, name)}, but agent.value_rescaling is for expected values alone, "
                     f"without munchausen and cql; set it to {usual}, or value_rescaling to False"
                 )
-    if config.values == "c51" and config.v_min is not None and config.v_max is not None:
-        reach, apart = max(abs(config.v_min), abs(config.v_max)), (config.v_max - config.v_min) / (config.atoms - 1)
-        if not apart > 1e-5 * reach:
-            raise SettingsError(
-                f"agent.v_min is {config.v_min} and agent.v_max {config.v_max}; expected v_min below v_max, "
-                "and atoms that differ by more than 1e-5 of the larger, which float32 can resolve"
-            )
+    if config.values == "c51":
+        check_support(config.atoms, config.v_min, config.v_max)
     if config.values == "c51" and config.munchausen:
         raise SettingsError(
             "agent.munchausen shifts the returns of each action, which c51 cannot represent; use qr or iqn"

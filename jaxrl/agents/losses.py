@@ -36,6 +36,21 @@ def project(z: Array, p: Array, support: Array) -> Array:
     return jnp.sum(p[None, :] * jnp.clip(1 - distance / step, 0.0, 1.0), axis=1)
 
 
+def hl_gauss(target: Array, support: Array, spread: float = 0.75) -> Array:
+    """Return a histogram `[n]` of the scalar `target` on `support`: a normal distribution around it, cut into bins.
+
+    The bins are centred on the evenly spaced `support` `[n]`, and `spread` is the standard deviation in widths of a
+    bin. A target beyond the ends is moved to the nearest; what the distribution has outside of the bins is shared out
+    among them (HL-Gauss, Imani and White 2018, https://arxiv.org/abs/1806.04613; Farebrother et al. 2024,
+    https://arxiv.org/abs/2403.03950, section 3.1).
+    """
+    chex.assert_rank([target, support], [0, 1])
+    place = (jnp.clip(target, support[0], support[-1]) - support[0]) / (support[1] - support[0])
+    edges = jnp.arange(support.shape[0] + 1, dtype=jnp.float32) - 0.5
+    below = jax.scipy.special.ndtr((edges - place) / spread)
+    return (below[1:] - below[:-1]) / (below[-1] - below[0])
+
+
 def cross_entropy(logits: Array, target: Array) -> Array:
     """Return the cross-entropy of `target` `[n]` and the softmax of `logits` `[n]`."""
     chex.assert_rank([logits, target], 1)

@@ -51,7 +51,7 @@ def lambda_returns(r_t: Array, discount_t: Array, last_t: Array, v_t: Array, lam
 
     `G_tm1 = r_t + discount_t * ((1 - lambda) * v_t + lambda * G_t)`, and `r_t + discount_t * v_t` at the last step of
     an episode and of the rollout. With `lambda` 1 this is the Monte-Carlo return, with 0 the one-step target. Arguments
-    are as for `gae`.
+    are as for `gae`; `lambda_` may also be `[T]`, one for each step.
     """
     chex.assert_rank([r_t, discount_t, last_t, v_t], 1)
     # Nothing follows the rollout's last step, even if its episode goes on.

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxrl import shards
 from jaxrl.agents import losses
+from jaxrl.errors import SettingsError
 from jaxrl.trees import Array
 from jaxrl.types import Transition
 from jaxrl.xla.reductions import entry, total
@@ -81,17 +82,38 @@ def update_return_bounds(reach: ReturnBounds, items: Transition) -> ReturnBounds
     return ReturnBounds(jnp.minimum(reach.low, low), jnp.maximum(reach.high, high))
 
 
-def support_bounds(reach: ReturnBounds, v_min: float | None, v_max: float | None) -> tuple[Array, Array]:
+def support_bounds(
+    reach: ReturnBounds, v_min: float | None, v_max: float | None, margin: float = 0.0
+) -> tuple[Array, Array]:
     """Return the ends of a support: `v_min` and `v_max`, or the end of `reach` in place of one that is `None`.
 
     If the two would coincide or cross, the end that is not given is moved away from the other by 1, or by the other's
-    size if that is larger.
+    size if that is larger. Then it is moved further by `margin` times the width.
     """
+    low, high = _apart(reach, v_min, v_max)
+    if not margin:
+        return low, high
+    spare = margin * (high - low)
+    return (low - spare if v_min is None else low), (high + spare if v_max is None else high)
+
+
+def _apart(reach: ReturnBounds, v_min: float | None, v_max: float | None) -> tuple[Array, Array]:
     low = reach.low if v_min is None else jnp.float32(v_min)
     high = reach.high if v_max is None else jnp.float32(v_max)
     if v_max is None:
         return low, jnp.where(high > low, high, low + jnp.maximum(jnp.abs(low), 1.0))
     return jnp.where(high > low, low, high - jnp.maximum(jnp.abs(high), 1.0)), high
+
+
+def check_support(atoms: int, v_min: float | None, v_max: float | None) -> None:
+    """Raise `SettingsError` if both ends of a support are given and do not lie apart."""
+    if v_min is None or v_max is None:
+        return
+    if not (v_max - v_min) / (atoms - 1) > 1e-5 * max(abs(v_min), abs(v_max)):
+        raise SettingsError(
+            f"agent.v_min is {v_min} and agent.v_max {v_max}; expected v_min below v_max, "
+            "and atoms that differ by more than 1e-5 of the larger, which float32 can resolve"
+        )
 
 
 def expected(loss: str) -> Values:
@@ -155,12 +177,12 @@ def c51(atoms: int, v_min: float | Array, v_max: float | Array) -> Values:
     The ends may be traced scalars. The priority is the KL divergence between target and prediction (Hessel et al. 2018,
     https://arxiv.org/abs/1710.02298).
     """
-    support = _evenly(v_min, v_max, atoms)
+    support = evenly(v_min, v_max, atoms)
     mean = lambda out: jnp.sum(jax.nn.softmax(out) * support[None], axis=-1)
     return Values(atoms, mean, partial(_c51_loss, support), partial(_c51_outside, support))
 
 
-def _evenly(low: float | Array, high: float | Array, count: int) -> np.ndarray | Array:
+def evenly(low: float | Array, high: float | Array, count: int) -> np.ndarray | Array:
     """Return `count` numbers from `low` to `high`, both ends exact; a constant where the ends are."""
     if not isinstance(low, jax.Array) and not isinstance(high, jax.Array):
         return np.linspace(low, high, count, dtype=np.float32)

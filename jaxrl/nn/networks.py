@@ -81,12 +81,12 @@ class PolicyNetwork(nn.Module):
     activation: str = "relu"
     channels: Sequence[int] = ()
     dtype: str = "float32"
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, obs: PyTree) -> Array:
-        torso = make_torso(
-            self.torso, self.observation_space, self.features, self.activation, self.channels, dtype=self.dtype
-        )
+        options: dict[str, Any] = {"layer_norm": self.layer_norm, "dtype": self.dtype}
+        torso = make_torso(self.torso, self.observation_space, self.features, self.activation, self.channels, **options)
         hidden = torso(encode(self.observation_space, obs, self.torso))
         return dense(self.outputs)(hidden.astype(jnp.float32))
 

@@ -92,15 +92,15 @@ def on_policy(
 
     Args:
       env: one environment, of which `num_envs` copies run in parallel.
-      agent: as returned by `jaxrl.ppo(...)`, `a2c`, `reinforce`, `impala` or `pqn`.
+      agent: as returned by `jaxrl.ppo(...)`, `a2c`, `reinforce`, `impala`, `pqn` or `reppo`.
       processor: turns steps into one-step transitions, and sets the discount. By default `one_step()`, for all agents
-        but `pqn` behind `normalise_reward()`, which makes them insensitive to the scale of rewards.
+        but `pqn` and `reppo` behind `normalise_reward()`, which makes them insensitive to the scale of rewards.
       num_envs: number of environments `N`.
       rollout: steps `T` of each environment per iteration.
       epochs: passes over each rollout.
       minibatches: equal parts of an epoch, one optimisation step each; 1: the whole rollout.
-        The default of these three depends on the agent: 128, 4 and 4 for `ppo` and `pqn`; one update of the whole
-        rollout for `a2c`, `reinforce` and `impala`, which learn worse with several.
+        The default of these three depends on the agent: 128, 4 and 4 for `ppo` and `pqn`; 128, 4 and 16 for `reppo`;
+        one update of the whole rollout for `a2c`, `reinforce` and `impala`, which learn worse with several.
       actors: settings of actors, which step `num_envs` environments each on the host; a rollout has those of all. By
         default, an environment in JAX runs on the device, and any other with one actor.
       resets: how episodes start, see `jaxrl.vectorise`; environments on the host always use `fresh`.

@@ -31,11 +31,12 @@ YARDSTICK = frozenset({"env", "env_args", "eval_env", "eval_env_args", "eval_act
 def unread(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of the settings that nothing reads under `settings`.
 
-    Without c51, they are the ends of its support; without a core, what says how sequences of replay are learnt from.
+    Of an agent with other values than c51, they are the ends of its support; without a core, what says how sequences of
+    replay are learnt from.
     """
     agent = settings.get("agent")
     known = agent if isinstance(agent, Mapping) else {}
-    support = () if known.get("values") == "c51" else ("v_min", "v_max")
+    support = () if known.get("values", "c51") == "c51" else ("v_min", "v_max")
     of_core = () if known.get("core", "none") != "none" else SequenceConfig.__dataclass_fields__
     return frozenset(f"agent.{name}" for name in (*support, *of_core) if name != "core")
 

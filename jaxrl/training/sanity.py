@@ -82,13 +82,13 @@ def values_beyond(row: Mapping[str, Any], agent: Mapping[str, Any], allowed: Ext
 
 
 def support_missed(row: Mapping[str, Any], agent: Mapping[str, Any]) -> str | None:
-    """Say which share of an interval's targets was beyond the support of c51; `None` if it is small."""
+    """Say which share of an interval's targets was beyond the support of c51 or `reppo`; `None` if it is small."""
     share = _number(row, "out_of_support")
     if share <= OUTSIDE:
         return None
     ends = " and ".join(f"agent.{name} {agent[name]}" for name in ("v_min", "v_max") if agent.get(name) is not None)
     return (
-        f"{share:.0%} of the returns that c51 learns from lie outside of its support, by {ends or 'its bounds'}; "
+        f"{share:.0%} of the returns that are learnt lie outside of the support, by {ends or 'its bounds'}; "
         "set them wider, or leave them unset: they are then derived from the rewards"
     )
 

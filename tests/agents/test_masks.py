@@ -109,6 +109,7 @@ AGENTS = [
     pytest.param(off, jaxrl.rainbow(**SMALL, atoms=5), minefield(), id="rainbow"),
     pytest.param(off, jaxrl.sac(**SMALL), minefield(), id="sac"),
     pytest.param(on, jaxrl.pqn(**SMALL, **often), minefield(), id="pqn"),
+    pytest.param(on, jaxrl.reppo(**SMALL), minefield(), id="reppo"),
     pytest.param(on, jaxrl.ppo(**SMALL), minefield(PAIRS), id="ppo"),
     pytest.param(on, jaxrl.ppo(**SMALL, core="gru", core_features=8), minefield(SQUARE, (2, 3)), id="ppo-gru"),
     pytest.param(on, jaxrl.a2c(**SMALL), minefield(), id="a2c"),

@@ -36,15 +36,18 @@ both = {"make_network": lambda spec, head: Mine((head.outputs, 0))}
 policy = {"make_policy": lambda spec, head: Mine((head.outputs,))}
 critic = {"make_critic": lambda spec: Mine((0,))}
 critic_of_all = {"make_critic": lambda spec: Mine((ACTIONS,))}
+five_atoms = lambda: nn.Sequential([Mine((ACTIONS * 5,)), lambda x: x.reshape(-1, ACTIONS, 5)])
 CASES: dict[str, tuple[Any, jaxrl.EnvSpec, dict[str, Any]]] = {
     "dqn": (jaxrl.dqn, DISCRETE, values),
     "rainbow": (
         jaxrl.rainbow,
         DISCRETE,
-        {"make_network": lambda spec: nn.Sequential([Mine((ACTIONS * 5,)), lambda x: x.reshape(-1, ACTIONS, 5)])},
+        {"make_network": lambda spec: five_atoms()},
     ),
     "cql_dqn": (jaxrl.cql_dqn, DISCRETE, values),
     "pqn": (jaxrl.pqn, DISCRETE, values),
+    "reppo": (jaxrl.reppo, CONTINUOUS, {**policy, "make_critic": lambda spec: Mine((5,))}),
+    "discrete reppo": (jaxrl.reppo, DISCRETE, {**policy, "make_critic": lambda spec: five_atoms()}),
     "ppo": (jaxrl.ppo, CONTINUOUS, both),
     "a2c": (jaxrl.a2c, DISCRETE, {"make_network": lambda spec, head: Mine((head.outputs, 1))}),
     "reinforce": (jaxrl.reinforce, DISCRETE, both),
@@ -59,6 +62,8 @@ CASES: dict[str, tuple[Any, jaxrl.EnvSpec, dict[str, Any]]] = {
     "awac": (jaxrl.awac, DISCRETE, {**policy, **critic_of_all}),
     "iql": (jaxrl.iql, CONTINUOUS, {**policy, **critic, "make_value": lambda spec: Mine((0,))}),
 }
+FIVE_ATOMS = ("rainbow", "reppo", "discrete reppo")
+"""Those whose networks above put out distributions of five atoms."""
 NETWORKS = ("params", "policy", "critic", "value")
 """Entries of agents' states that are the parameters of a network."""
 
@@ -67,7 +72,7 @@ NETWORKS = ("params", "policy", "critic", "value")
 @pytest.mark.parametrize("name", CASES)
 def test_every_agent_learns_with_networks_made_in_python(name):
     make, spec, own = CASES[name]
-    agent = make(**own, **({"atoms": 5} if name == "rainbow" else {}))(spec)
+    agent = make(**own, **({"atoms": 5} if name in FIVE_ATOMS else {}))(spec)
     assert agent.info.custom == tuple(own)
     state = agent.init(KEY)
     new, metrics = jax.jit(lambda state: updated(agent, spec, state))(state)

@@ -51,14 +51,18 @@ def networks_of(name: str, rate: float = 0.0) -> tuple[Any, jaxrl.EnvSpec, dict[
     if name == "bc":
         return make, CONTINUOUS, {"make_network": of_policy(rate=rate)}
     discrete = name.startswith("discrete")
-    own = {"make_policy": of_policy(rate=rate), "make_critic": of((ACTIONS if discrete else 0,), rate)}
+    # The critic of REPPO puts out logits of its 151 bins.
+    outputs = ACTIONS if discrete else 151 if name == "reppo" else 0
+    own = {"make_policy": of_policy(rate=rate), "make_critic": of((outputs,), rate)}
     if name == "iql":
         own["make_value"] = of((0,), rate)
     return make, DISCRETE if discrete else CONTINUOUS, own
 
 
 EVERY_DAY = ("dqn", "ppo", "sac", "td3", "iql")
-OTHERS = ("cql_dqn", "pqn", "a2c", "reinforce", "impala", "bc", "discrete sac", "cql", "ddpg", "td3_bc", "awac")
+OTHERS = (
+    *("cql_dqn", "pqn", "reppo", "a2c", "reinforce", "impala", "bc", "discrete sac", "cql", "ddpg", "td3_bc", "awac"),
+)
 
 
 def stats_of(variables):

@@ -17,7 +17,7 @@ from jaxrl.cli.algos import build
 from jaxrl.cli.config import parse, preset
 from jaxrl.cli.presets import PRESETS
 
-ON_POLICY = ("ppo", "a2c", "reinforce", "impala", "pqn")
+ON_POLICY = ("ppo", "a2c", "reinforce", "impala", "pqn", "reppo")
 SMALL = (
     *("--env", "Catch-bsuite", "--num-envs", "4", "--rollout", "8", "--epochs", "2", "--minibatches", "2"),
     *("--agent.features", "8", "--eval-interval", "20", "--eval-episodes", "3", "--record-interval", "20"),

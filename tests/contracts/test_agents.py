@@ -211,7 +211,9 @@ def test_its_networks_are_pure_functions_of_what_its_state_holds(name: str) -> N
     for part, apply in agent.apply.items():
         action = (batch.items.action,) if part == "critic" and name not in DISCRETE else ()
         for out in jax.tree.leaves(apply(getattr(state, part), obs, *action)):
-            critics = (agent.info.settings["num_critics"],) if part == "critic" else ()
+            # REPPO has a single critic, which has no axis of its own.
+            several = part == "critic" and "num_critics" in agent.info.settings
+            critics = (agent.info.settings["num_critics"],) if several else ()
             assert out.shape[: len(critics) + 1] == (*critics, rows)
             assert jnp.isfinite(out).all()
 

@@ -158,7 +158,7 @@ def test_images_that_are_too_small_are_refused(torso, space, channels, said):
         check_torso(torso, space, channels)
 
 
-@pytest.mark.parametrize("make", [jaxrl.dqn, jaxrl.pqn, jaxrl.ppo, jaxrl.bc, jaxrl.sac, jaxrl.iql])
+@pytest.mark.parametrize("make", [jaxrl.dqn, jaxrl.pqn, jaxrl.reppo, jaxrl.ppo, jaxrl.bc, jaxrl.sac, jaxrl.iql])
 def test_every_agent_refuses_them_at_once(make):
     with pytest.raises(jaxrl.SettingsError, match="use torso minatar, impala or mlp"):
         make(torso="nature")(seeing(SMALL))

@@ -170,6 +170,15 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
     "td3_bc from data": lambda: _offline_box(jaxrl.td3_bc(features=(8,))),
     "cql from data": lambda: _offline_box(jaxrl.cql(features=(8,), cql_actions=3)),
     "cql_dqn from data": lambda: _offline(jaxrl.cql_dqn(features=(8,))),
+    "reppo, normalised": lambda: _on_policy(
+        jaxrl.reppo(features=(8,), atoms=11, accumulate=2),
+        jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()),
+        "Pendulum-v1",
+        minibatches=2,
+    ),
+    "reppo, discrete actions": lambda: _on_policy(
+        jaxrl.reppo(features=(8,), atoms=11, v_min=-1.0, v_max=1.0, lr_decay=80), minibatches=2
+    ),
     "pqn": lambda: _on_policy(jaxrl.pqn(features=(8,), epsilon_decay=40), minibatches=4, epochs=1),
 }
 

@@ -137,7 +137,11 @@ def test_nothing_that_is_not_finite_is_in_the_buffer_or_the_agent(part: str) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["obs", "reward"])
 @pytest.mark.parametrize(
-    "agent", [jaxrl.ppo, jaxrl.pqn, partial(jaxrl.ppo, core="gru"), jaxrl.a2c, jaxrl.reinforce, jaxrl.impala]
+    "agent",
+    [
+        *(jaxrl.ppo, jaxrl.pqn, partial(jaxrl.ppo, core="gru"), jaxrl.a2c, jaxrl.reinforce, jaxrl.impala),
+        partial(jaxrl.reppo, v_min=-10.0, v_max=10.0),
+    ],
 )
 def test_nothing_that_is_not_finite_reaches_an_agent_that_learns_on_policy(part: str, agent: Any) -> None:
     memory = jaxrl.MemoryRecorder()

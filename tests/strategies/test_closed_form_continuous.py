@@ -1,4 +1,4 @@
-"""SAC, TD3 and DDPG learn values and best actions that are known in closed form, and SAC those of discrete toys too."""
+"""SAC, TD3, DDPG and REPPO learn values and best actions known in closed form, and SAC those of discrete toys too."""
 
 import functools
 import math
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from toys_closed_form import TOYS
 
-from jaxrl.agents import ddpg, sac, td3
+from jaxrl.agents import ddpg, reppo, sac, td3
 from jaxrl.buffers import prioritised, uniform
 from jaxrl.envs import Env, TimeStep
 from jaxrl.nn import PolicyNetwork, ensemble
 from jaxrl.processors import one_step
 from jaxrl.spaces import Box, Discrete, EnvSpec, from_box
-from jaxrl.strategies import off_policy
+from jaxrl.strategies import off_policy, on_policy
 from jaxrl.strategies.base import iterate
 
 DISCOUNT = 0.8
@@ -165,6 +165,34 @@ def test_the_toys_tell_a_cut_from_an_end_and_entropy_from_none():
     assert plain[3] - plain[6] > 2
     assert plain[3] - soft[3] > 0.1
     np.testing.assert_array_equal(plain[:3], soft[:3])
+
+
+@functools.cache
+def learn_reppo():
+    """Return the same of REPPO, and the temperature to which it came down."""
+    iterations, epochs, minibatches = 400, 4, 4
+    settings = {"features": FEATURES, "activation": "tanh", "lr": 3e-3, "lr_decay": iterations * epochs * minibatches}
+    small = {"temperature": 3.0, "target_entropy": -4.0, "v_min": -10.0, "v_max": 6.0, "atoms": 201}
+    env, agent = three_in_one(), reppo(**settings, **small)
+    sizes = {"num_envs": 32, "rollout": 8, "epochs": epochs, "minibatches": minibatches}
+    strategy = on_policy(env, agent, processor=one_step(DISCOUNT), **sizes)
+    body = lambda state, key, t: strategy.step(state, key, t)[0]
+    begin = jax.jit(strategy.init)(jax.random.key(0))
+    state = jax.jit(lambda state: iterate(body, state.key, state, jnp.uint32(0), jnp.uint32(iterations)))(begin)
+    obs, params = jnp.arange(9), strategy.policy.params(state)
+    _, greedy = strategy.policy.act(params, strategy.policy.begin(params, obs))
+    best = jnp.asarray(MIDDLE[None] + REACH[None] * BEST, jnp.float32)
+    values = agent(env.spec).policy_fns.value(state.agent, obs, best)
+    # In units of a hundredth of the support.
+    temperature = math.exp(state.agent.multipliers.log_temperature) * (6.0 + 10.0) / 100
+    return np.asarray(from_box(ACTIONS, greedy)), np.asarray(values), temperature
+
+
+def test_reppo_learns_the_best_actions_and_their_values_from_its_own_rollouts():
+    greedy, values, temperature = learn_reppo()
+    np.testing.assert_allclose(greedy, BEST, atol=5e-2)
+    assert temperature < 0.03
+    np.testing.assert_allclose(values, values_of_best(bonus_of_entropy(temperature)), atol=2e-2)
 
 
 # --- discrete actions ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from toys_closed_form import TOYS
 
-from jaxrl.agents import a2c, impala, ppo, pqn, reinforce
+from jaxrl.agents import a2c, impala, ppo, pqn, reinforce, reppo
 from jaxrl.envs import Env, TimeStep, vectorise
 from jaxrl.nn import ActorCritic, QNetwork
 from jaxrl.processors import one_step
@@ -38,7 +38,12 @@ def run(strategy, iterations, seed=0):
 
 
 def learn(toy, make, iterations, epochs, minibatches, **settings):
-    """Train on `toy`, the learning rate falling to 0; return the parameters.
+    """Train on `toy`, the learning rate falling to 0; return the parameters."""
+    return learn_state(toy, make, iterations, epochs, minibatches, **settings).params
+
+
+def learn_state(toy, make, iterations, epochs, minibatches, **settings):
+    """Train on `toy`, the learning rate falling to 0; return the agent's state.
 
     A rollout takes 7 steps, so that its end comes at every place of an episode.
     """
@@ -47,7 +52,7 @@ def learn(toy, make, iterations, epochs, minibatches, **settings):
     strategy = on_policy(
         toy.env, agent, processor=processor, num_envs=16, rollout=7, epochs=epochs, minibatches=minibatches
     )
-    return run(strategy, iterations).agent.params
+    return run(strategy, iterations).agent
 
 
 def policy_and_value(toy, make, **settings):
@@ -93,6 +98,27 @@ def test_action_values_of_pqn_are_those_of_the_closed_form(name):
     params = learn(toy, pqn, q_lambda=0.65, **settings)
     network = QNetwork(toy.env.spec.observation_space, 2, features=FEATURES, layer_norm=True)
     np.testing.assert_allclose(network.apply(params, toy.obs), toy.values, atol=1e-2)
+
+
+@pytest.mark.every_day("clock_truncates")
+@pytest.mark.parametrize("name", TOYS)
+def test_values_of_reppo_are_those_of_the_closed_form(name):
+    """No policy has so little entropy as the target, so that the temperature falls from little to none.
+
+    Values of actions that the policy has given up are not learnt any more, and have no weight in its own.
+    """
+    toy = TOYS[name](DISCOUNT)
+    settings = {"activation": "tanh", "temperature": 1e-5, "target_entropy": -1.0}
+    settings |= {"v_min": -3.0, "v_max": 7.0, "atoms": 101}
+    state = learn_state(toy, reppo, iterations=300, epochs=4, minibatches=2, **settings)
+    fns = reppo(features=FEATURES, **settings)(toy.env.spec).policy_fns
+    values = np.asarray(fns.value(state, toy.obs, ()))
+    probability = np.asarray(jax.nn.softmax(fns.distribution(state, toy.obs, jnp.uint32(0)).logits))
+    if name == "action_preference":
+        assert np.diag(probability).min() > 0.9
+        np.testing.assert_allclose(np.diag(values), 1.0, atol=1e-2)
+    else:
+        np.testing.assert_allclose((probability * values).sum(axis=1), toy.values[:, 0], atol=1e-2)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------

@@ -344,7 +344,7 @@ def test_counts_that_make_no_sense_are_refused(name, value):
 
 def test_an_agent_that_learns_from_replay_is_refused():
     with pytest.raises(
-        SettingsError, match="dqn does not learn on-policy; agents that do: ppo, a2c, reinforce, impala and pqn"
+        SettingsError, match="dqn does not learn on-policy; agents that do: ppo, a2c, reinforce, impala, pqn and reppo"
     ):
         make(dqn())
 

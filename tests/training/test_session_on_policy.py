@@ -28,9 +28,10 @@ def session_of(agent: Any = PPO, **settings: Any) -> jaxrl.Session:
         pytest.param(jaxrl.ppo(features=(8,), core="gru", core_features=4), {}, marks=pytest.mark.slow),
         pytest.param(jaxrl.a2c(features=(8,)), {"epochs": 1, "minibatches": 1}, marks=pytest.mark.slow),
         pytest.param(jaxrl.pqn(features=(8,), epsilon_decay=8), {}, marks=pytest.mark.slow),
+        pytest.param(jaxrl.reppo(features=(8,)), {}, marks=pytest.mark.slow),
         pytest.param(jaxrl.reinforce(features=(8,)), {"num_envs": 1, "epochs": 1}, marks=pytest.mark.slow),
     ],
-    ids=["ppo", "recurrent ppo", "a2c", "pqn", "reinforce"],
+    ids=["ppo", "recurrent ppo", "a2c", "pqn", "reppo", "reinforce"],
 )
 def test_a_session_is_the_on_policy_trainer_one_step_at_a_time(agent: Any, settings: dict[str, Any]) -> None:
     """Episodes of 3 and rollouts of 4 steps: ends fall on every place of a rollout, its last among them."""
