@@ -33,6 +33,7 @@ def trained(strategy: jaxrl.Strategy, iterations: int = 5) -> tuple[Any, Any]:
     return state.agent.params, metrics
 
 
+@pytest.mark.every_day("none")
 @pytest.mark.parametrize("core", ["none", "gru"])
 def test_an_entropy_bonus_may_be_given_as_an_extra_loss(core: str) -> None:
     bonus = lambda params, sample, outputs: -0.1 * outputs.policy.entropy()
@@ -93,7 +94,12 @@ def test_the_penalty_of_cql_may_be_given_as_an_extra_loss_of_the_critics() -> No
     assert float(jnp.abs(vector_of(mine.critic) - vector_of(without.critic)).max()) > 1e-3
 
 
-@pytest.mark.parametrize("make", [jaxrl.sac, jaxrl.td3, jaxrl.ddpg, jaxrl.td3_bc, jaxrl.awac, jaxrl.iql])
+@pytest.mark.every_day("sac", "td3", "iql")
+@pytest.mark.parametrize(
+    "make",
+    [jaxrl.sac, jaxrl.td3, jaxrl.ddpg, jaxrl.td3_bc, jaxrl.awac, jaxrl.iql],
+    ids=lambda make: make.__name__,
+)
 def test_a_penalty_moves_the_critics_and_another_the_policy_each_by_its_own_slope(make: Any) -> None:
     """By gradient descent, a term that is `sum(params^2) / 2` takes `lr * params` off the parameters, exactly."""
     half = lambda params, items, outputs: jnp.broadcast_to(
@@ -172,7 +178,10 @@ def munchausen(items: Any, values: Any) -> jax.Array:
     return items.reward + 0.9 * bonus + items.discount * value
 
 
-@pytest.mark.parametrize(("target", "settings"), [(double, {}), (munchausen, {"munchausen": 0.9})])
+@pytest.mark.every_day("munchausen")
+@pytest.mark.parametrize(
+    ("target", "settings"), [(double, {}), (munchausen, {"munchausen": 0.9})], ids=["double", "munchausen"]
+)
 def test_a_target_of_ones_own_may_be_that_of_a_setting(target: Any, settings: dict[str, float]) -> None:
     mine, metrics = trained(off_policy(target=target, lr=1e-2))
     usual, same = trained(off_policy(**settings, lr=1e-2))

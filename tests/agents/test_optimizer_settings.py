@@ -52,8 +52,8 @@ def test_biases_and_scales_of_several_critics_do_not_decay() -> None:
     """Those of all critics are one array `[K, D]`, which is no kernel for all that; `[K, D, D]` is."""
     step = gradient_step(optimizer_of(DQNConfig(optimizer="adamw", weight_decay=0.2)))
     agent = jaxrl.sac(num_critics=2, features=(4,), layer_norm=True)(CONTINUOUS)
-    critic = agent.init(jax.random.key(0)).critic
-    ones = jax.tree.map(jnp.ones_like, critic)
+    critic = jax.eval_shape(agent.init, jax.random.key(0)).critic
+    ones = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), critic)
     nothing, lr = ravel(jax.tree.map(jnp.zeros_like, critic)), jnp.float32(0.5)
     after, *_ = step.step(ones, nothing, step.init(ones, lr), lr, jnp.float32(1e9))
     decayed = {
@@ -86,10 +86,8 @@ def test_what_an_optimizer_does_not_have_is_refused(settings: dict[str, Any], to
         jaxrl.dqn(**settings)
 
 
-def test_an_agent_learns_with_them() -> None:
+def test_a_strategy_tells_them() -> None:
     agent = jaxrl.ppo(optimizer="adamw", optimizer_eps=1e-5, optimizer_b2=0.99, weight_decay=0.01, features=(8,))
     strategy = jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), agent, num_envs=4, rollout=8)
-    result = jaxrl.Trainer(strategy, max_opts=32, eval_interval=0, quiet=True).train()
-    assert result.summary["opt_steps"] == 32
     assert strategy.info.settings is not None
     assert strategy.info.settings["agent"]["weight_decay"] == 0.01

@@ -195,14 +195,14 @@ def equation(request):
     return EQUATIONS[request.param]
 
 
-@pytest.mark.parametrize("lambda_", [0.0, 0.7, 0.95, 1.0])
+@pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
 def test_steps_without_an_end_agree_with_rlax(mode, equation, lambda_):
     ours, theirs = equation
     rows = random_rows(0)
     np.testing.assert_allclose(mode(ours)(*rows, lambda_), theirs(rows, lambda_), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("lambda_", [0.0, 0.7, 0.95, 1.0])
+@pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
 def test_steps_with_terminations_agree_with_rlax(mode, equation, lambda_):
     ours, theirs = equation
     rows = random_rows(1, terminated=0.2)
@@ -210,7 +210,7 @@ def test_steps_with_terminations_agree_with_rlax(mode, equation, lambda_):
     np.testing.assert_allclose(mode(ours)(*rows, lambda_), theirs(rows, lambda_), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("lambda_", [0.0, 0.7, 0.95, 1.0])
+@pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
 def test_a_truncated_episode_and_the_next_agree_with_rlax_on_each_apart(mode, equation, lambda_):
     ours, theirs = equation
     reward, discount, last, v_tm1, v_t = random_rows(2)

@@ -211,7 +211,8 @@ def test_each_critic_drops_for_itself():
     agent = jaxrl.sac(make_critic=of((0,), 0.5))(CONTINUOUS)
     state = agent.init(KEY)
     alike = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), state.critic)
-    kernels = updated(agent, CONTINUOUS, state._replace(critic=alike))[0].critic["params"]["Dense_0"]["kernel"]
+    new = jax.jit(lambda state: updated(agent, CONTINUOUS, state)[0])(state._replace(critic=alike))
+    kernels = new.critic["params"]["Dense_0"]["kernel"]
     assert (np.asarray(kernels[0]) != kernels[1]).any()
 
 

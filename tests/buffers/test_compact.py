@@ -401,14 +401,3 @@ def test_what_has_no_successors_in_the_ring_is_refused(example: Any, lag: int, w
 def test_ends_are_a_share(ends: Any) -> None:
     with pytest.raises(SettingsError, match=r"buffer\.ends is"):
         uniform(8, 1, compact=True, ends=ends)
-
-
-def test_items_unlike_the_example_are_refused_by_the_name_of_the_leaf() -> None:
-    buffer = uniform(8, 1, compact=True)
-    number = jnp.zeros(2)
-    with pytest.raises(SettingsError, match=re.escape("float32[2, 3] at .next_obs")):
-        buffer.push(
-            buffer.init(ITEM, 2, 2),
-            ITEM._replace(obs=number, next_obs=jnp.zeros((2, 3)), reward=number, discount=number, weight=number),
-            STEP,
-        )

@@ -161,12 +161,6 @@ def test_blocks_that_do_not_tile_the_ring_are_refused(rows: int) -> None:
         buffer.push(buffer.init(number(), ROWS), jnp.zeros(rows), jnp.int32(0))
 
 
-@pytest.mark.parametrize(("capacity", "batch_size"), [(0, 1), (10, 0), (2.5, 1), (10, True)])
-def test_counts_are_counts(capacity: Any, batch_size: Any) -> None:
-    with pytest.raises(SettingsError, match=r"buffer\.(capacity|batch_size) is"):
-        uniform(capacity, batch_size)
-
-
 def test_a_batch_larger_than_the_buffer_is_refused() -> None:
     with pytest.raises(SettingsError, match="raise it to at least 64"):
         uniform(32, 64)
@@ -186,15 +180,6 @@ def big() -> tuple[Buffer, Any, Any]:
 
 def members(tree: Any, count: int) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), tree)
-
-
-def test_a_donated_push_is_in_place() -> None:
-    buffer, ring, block = big()
-    compiled = jax.jit(buffer.push, donate_argnums=0).lower(ring, block, jnp.int32(0)).compile()
-    memory = compiled.memory_analysis()
-    assert memory.alias_size_in_bytes == tree_bytes(ring)
-    assert memory.temp_size_in_bytes < tree_bytes(ring) / 100
-    assert "dynamic-update-slice" in compiled.as_text()
 
 
 def test_pushes_and_samples_in_a_scan_need_no_second_ring() -> None:
@@ -225,12 +210,3 @@ def test_a_population_that_shares_its_count_pushes_without_a_scatter() -> None:
             assert compiled.memory_analysis().temp_size_in_bytes < tree_bytes(rings) / 100
         scatters[name] = bool(operations & {"scatter", "while"})
     assert scatters == {"shared": False, "batched": True}
-
-
-def test_a_population_holds_what_its_members_would() -> None:
-    buffer = uniform(6, 2)
-    push = jax.jit(jax.vmap(buffer.push, in_axes=(0, 0, None)))
-    rings = jax.vmap(lambda member: buffer.init(member, 2))(jnp.zeros(2))
-    for t in range(4):
-        rings = push(rings, jnp.arange(4.0).reshape(2, 2) + 10 * t, jnp.int32(t))
-    assert jax.vmap(lambda ring: ring.items)(rings).tolist() == [[30, 31, 10, 11, 20, 21], [32, 33, 12, 13, 22, 23]]

@@ -440,7 +440,7 @@ def test_fewer_optimisation_steps_than_were_made_are_refused(finished: Finished,
     ],
 )
 def test_refusal_is_one_line_and_exit_code_2(doors: Doors, module: str, args: list[str], said: str) -> None:
-    done = doors.run(module, *args)
+    done = (doors.run if args[0] == "--env" else doors.here)(module, *args)  # one of them is a real process
     assert done.returncode == 2
     assert said in one_error_line(done)
     assert list(doors.cwd.iterdir()) == []

@@ -54,6 +54,7 @@ def test_a_sound_machine_passes_and_nothing_is_left_behind(doors: Doors, tempora
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_form_that_errs_is_found_and_the_other_checks_go_on(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
     right = products.multiply
     wrong = lambda x, kernel: right(x, kernel) + (0.0 if current_forms() == "plain" else 1.0)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from front_doors import SMALL, Doors, Finished, leaves, one_error_line, rows, snapshot, timeless
+from front_doors import SMALL, Doors, Finished, leaves, rows, snapshot, timeless
 
 import jaxrl
 from jaxrl import train
@@ -409,20 +409,6 @@ def test_the_summary_says_how_to_go_on(stop: str, more: str | None, capsys: pyte
     train.show(Result(None, None, counters, None), "my run")
     shown = re.findall(r"^  go on +(.*)$", capsys.readouterr().out, re.MULTILINE)
     assert shown == ([] if more is None else [f"python -m jaxrl.train --resume 'my run'{more}"])
-
-
-def test_run_directory_in_use_is_refused(doors: Doors, finished: Finished) -> None:
-    copy = doors.cwd / "copy"
-    shutil.copytree(finished.path, copy)
-    held = RunDir(copy, resume=True)
-    try:
-        before = snapshot(copy)
-        done = doors.run("train", "--resume", copy, "--max-opts", "120")
-    finally:
-        held.release()
-    assert done.returncode == 4
-    assert "another process" in one_error_line(done)
-    assert snapshot(copy) == before
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ def test_bad_settings_are_refused_by_name(
 
 
 def test_bad_arguments_are_one_line_and_exit_code_2(doors: Doors, finished: Finished) -> None:
-    done = doors.run("collect", finished.path, "--transitions", 5, "--out", "x.npz", "--noise", 0.5)
+    done = doors.here("collect", finished.path, "--transitions", 5, "--out", "x.npz", "--noise", 0.5)
     assert done.returncode == 2
     assert "noise is for continuous actions" in one_error_line(done)
 

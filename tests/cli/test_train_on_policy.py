@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from front_doors import Doors, leaves, one_error_line, rows, timeless
+from front_doors import Doors, leaves, rows, timeless
 from toys_agents import vector_of
 
 import jaxrl
@@ -107,12 +107,6 @@ def test_bad_settings_are_refused_by_name(case: str, tmp_path: Path, monkeypatch
     assert refused.value.exit_code == 2
     assert [part for part in parts if part not in str(refused.value)] == []
     assert list(tmp_path.iterdir()) == []
-
-
-def test_bad_settings_are_one_line_and_exit_code_2(doors: Doors) -> None:
-    done = doors.run("train", "ppo", "--num-envs", "3", "--minibatches", "5")
-    assert done.returncode == 2
-    assert "minibatches 5 does not divide" in one_error_line(done)
 
 
 @pytest.mark.parametrize("algo", ON_POLICY)

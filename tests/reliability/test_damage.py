@@ -308,14 +308,16 @@ def test_without_the_list_of_files_no_flipped_bit_gives_wrong_values(small: Smal
     assert BEFORE in used <= {BEFORE, NEWEST}
 
 
-@pytest.mark.every_day("missing")
-@pytest.mark.parametrize("how", ["truncated", "empty", "missing"])
+@pytest.mark.every_day("missing-5")
+@pytest.mark.parametrize(("how", "every"), [("truncated", 1), ("empty", 1), ("missing", 1), ("missing", 5)])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_without_the_list_of_files_no_damaged_file_gives_wrong_values(small: SmallRun, run: Path, how: str) -> None:
+def test_without_the_list_of_files_no_damaged_file_gives_wrong_values(
+    small: SmallRun, run: Path, how: str, every: int
+) -> None:
     newest = run / "checkpoints" / str(NEWEST)
     (newest / FILES).unlink()
     whole, used = shutil.copytree(newest, run.parent / "whole"), []
-    for name in [file.relative_to(newest) for file in files_of(newest)]:
+    for name in [file.relative_to(newest) for file in files_of(newest)][::every]:
         damage(newest / name, how)
         used.append(take_up(small, run))
         assert_right(small, run, used[-1])
@@ -564,10 +566,6 @@ def test_without_its_settings_a_run_is_refused(run: Path, how: str) -> None:
     [
         ("seed: 0", "seed: 1", "seed: 0 -> 1"),
         ("lr: 0.00025", "lr: 0.00035", "agent.lr: 0.00025 -> 0.00035"),
-        ("warmup: 16", "warmup: 17", "warmup: 16 -> 17"),
-        ("capacity: 64", "capacity: 66", "buffer.capacity: 64 -> 66"),
-        ("n_step: 3", "n_step: 1", "processor.n_step: 3 -> 1"),
-        ("target_interval: 5", "target_interval: 4", "agent.target_interval: 5 -> 4"),
         ("num_envs: 2", "num_env{: 2", "num_env{"),
     ],
 )

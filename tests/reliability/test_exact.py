@@ -86,10 +86,7 @@ print(train(Path({run!r}), {name!r}).digest)
 """
 
 
-REST = [pytest.param(name, marks=pytest.mark.slow) for name in COMBINATIONS if name != ORDINARY[1]]
-
-
-@pytest.mark.parametrize("whole", [ORDINARY[1], *REST], indirect=True)
+@pytest.mark.slow  # every day, runs that get signals are compared with one of another process
 def test_another_process_makes_the_same_bits(whole: tuple[str, Told], tmp_path: Path) -> None:
     name, expected = whole
     here, run = Path(__file__).parent, tmp_path / "run"

@@ -38,6 +38,10 @@ LIMITS = (0, 50, 100, 250, 500, 700, 1000, 1400, 3000, 6000)
 NOTHING: dict[str, list[int]] = {"checkpoints": [], "best": []}
 FREE = (0, 8192, 16384, 32768)
 """Bytes that are left on a small file system."""
+WAYS = (*(f"limit-{size}" for size in LIMITS), *(f"free-{free}" for free in FREE), "names", "read-only")
+"""How a disk refuses from `FULL` to `ROOM`."""
+EVERY_DAY = ("limit-0", "limit-250", "limit-1000", "limit-6000", "free-0", "free-16384", "names", "read-only")
+"""Those of the ordinary tests."""
 KEPT = {"checkpoints": 3, "best": 1}
 """How many are kept of each."""
 
@@ -180,14 +184,15 @@ OFF = functools.partial(limit, -1)
 ON = functools.partial(limit, 0)
 
 
-def within_limits(directory: str) -> None:
-    """Make an undisturbed run, and some that meet with a limit; print what came of them."""
+def within_limits(directory: str, *names: str) -> None:
+    """Make an undisturbed run, and those of these `names` that meet with a limit; print what came of them."""
     plans: dict[str, dict[int, Callable[[], object]]] = {
         "calm": {},
         **{f"limit-{size}": {FULL: functools.partial(limit, size), ROOM: OFF} for size in LIMITS},
         "twice": {4: ON, 8: OFF, 13: ON, 17: OFF},
         "never": {FULL: ON},
     }
+    plans = {name: plan for name, plan in plans.items() if name in names or name not in WAYS}
     found = {name: live(Path(directory, name), plan) for name, plan in plans.items()}
     OFF()
     leave(found)
@@ -199,18 +204,21 @@ def leave(found: Mapping[str, Any]) -> None:
     os._exit(0)
 
 
-def on_small_disks(directory: str) -> None:
-    """Make runs on file systems that fill up or become read-only; print what came of them, and copy what they left."""
+def on_small_disks(directory: str, *names: str) -> None:
+    """Make runs of these `names` on file systems that fill up or become read-only, and one that begins on a full one.
+
+    Print what came of them, and copy what they left.
+    """
     disk, found = Path(directory, "disk"), {}
     run, empty = disk / "run", (disk / "filler").unlink
-    names, no_names = functools.partial(take_all_names, disk), lambda: shutil.rmtree(disk / "fillers")
+    take, give = functools.partial(take_all_names, disk), lambda: shutil.rmtree(disk / "fillers")
     plans: dict[str, dict[int, Callable[[], object]]] = {
         **{f"free-{free}": {FULL: functools.partial(fill, disk, free), ROOM: empty} for free in FREE},
-        "names": {FULL: names, ROOM: no_names},
-        "names-from-the-start": {0: names, ROOM: no_names},
+        "names": {FULL: take, ROOM: give},
+        "names-from-the-start": {0: take, ROOM: give},
         "read-only": {FULL: lambda: make_read_only(run), ROOM: lambda: make_writable(run)},
     }
-    for name, plan in plans.items():
+    for name, plan in ((name, plan) for name, plan in plans.items() if name in names or name not in WAYS):
         mount("tmpfs", disk, "size=1m,nr_inodes=1000")
         found[name] = live(run, plan)
         shutil.copytree(run, Path(directory, name))
@@ -360,18 +368,18 @@ class Seen(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def limited(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+def limited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     directory = tmp_path_factory.mktemp("limited")
-    return Seen(*in_process(within_limits, directory), directory)
+    return Seen(*in_process(within_limits, directory, *_wanted(request, WAYS)), directory)
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     directory = tmp_path_factory.mktemp("small")
-    return Seen(*in_process(on_small_disks, directory, small=True), directory)
+    return Seen(*in_process(on_small_disks, directory, *_wanted(request, WAYS), small=True), directory)
 
 
-@pytest.fixture(params=[*(f"limit-{n}" for n in LIMITS), *(f"free-{n}" for n in FREE), "names", "read-only"])
+@pytest.fixture(params=[way if way in EVERY_DAY else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
 def name(request: pytest.FixtureRequest) -> str:
     """A way in which the disk refuses from `FULL` to `ROOM`."""
     return str(request.param)
@@ -482,7 +490,8 @@ class Doors(NamedTuple):
 
 @pytest.fixture(scope="module")
 def plain_doors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Doors:
-    names = _wanted(request, {"told": TOLD, "start": START, "never": (NEVER,), "output": OUTPUTS, "lost": LOST})
+    doors = {"told": TOLD, "start": START, "never": (NEVER,), "output": OUTPUTS, "lost": LOST}
+    names = _wanted(request, _each(doors))
     directory = tmp_path_factory.mktemp("plain")
     return Doors(in_process(front_doors, directory, *names)[0], directory)
 
@@ -490,14 +499,14 @@ def plain_doors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 @pytest.fixture(scope="module")
 def small_doors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Doors:
     directory = tmp_path_factory.mktemp("mounted")
-    names = _wanted(request, {"start": SMALL_START, "never": SMALL_NEVER})
+    names = _wanted(request, _each({"start": SMALL_START, "never": SMALL_NEVER}))
     return Doors(in_process(front_doors, directory, *names, small=True)[0], directory)
 
 
-def _wanted(request: pytest.FixtureRequest, names: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return those doors of `names` that tests to be run ask for; each is a process."""
+def _wanted(request: pytest.FixtureRequest, names: Sequence[str]) -> list[str]:
+    """Return those of `names` that tests to be run ask for; each is a run, or a process."""
     cases = [item.name for item in request.session.items if item.get_closest_marker("skip") is None]
-    return [name for name in _each(names) if any(case.endswith(f"[{name}]") for case in cases)]
+    return [name for name in names if any(case.endswith(f"[{name}]") for case in cases)]
 
 
 def _each(names: Mapping[str, Sequence[str]]) -> list[str]:

@@ -43,12 +43,12 @@ def item(rewards: list[float]) -> Transition:
 def test_a_batch_is_the_rings_and_then_so_many_demonstrations(make: Any) -> None:
     buffer = mix(make(8, batch_size=6), lambda: item([10.0, 11.0, 12.0]), rows=3, count=5)
     assert buffer.batch_size == 11
-    state = buffer.push(
+    state = jax.jit(buffer.push)(
         buffer.init(jax.tree.map(lambda x: x[0], item([0.0])), 4), item([0.0, 1.0, 2.0, 3.0]), jnp.uint32(0)
     )
-    seen = []
+    seen, sample = [], jax.jit(lambda key: buffer.sample(state, key, jnp.uint32(1), jnp.uint32(0)))
     for seed in range(20):
-        batch = buffer.sample(state, jax.random.key(seed), jnp.uint32(1), jnp.uint32(0))
+        batch = sample(jax.random.key(seed))
         assert np.all(np.asarray(batch.items.reward[:6]) < 4)
         assert batch.weight[6:].tolist() == [1.0] * 5
         seen += batch.items.reward[6:].tolist()

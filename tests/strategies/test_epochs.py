@@ -35,7 +35,7 @@ def test_units_come_to_lie_anywhere(units: int) -> None:
     assert (places[:, 1] == places[:, 0] + 1).mean() < 5 / units + 0.01
 
 
-@pytest.mark.parametrize(("rows", "batch"), [(12, 4), (10, 4), (7, 7), (70, 32), (101, 3)])
+@pytest.mark.parametrize(("rows", "batch"), [(10, 4), (7, 7), (101, 3)])
 def test_an_epoch_has_every_item_once_and_the_next_another_order(rows: int, batch: int) -> None:
     steps = jnp.arange(3 * rows, dtype=jnp.uint32)
     batches = jax.jit(jax.vmap(lambda step: epoch_indices(KEY, step, batch, rows)))(steps)

@@ -64,14 +64,20 @@ def trainer(name: str, run: Path, max_opts: int = 20, **resume: bool) -> jaxrl.T
     return jaxrl.Trainer(strategy, max_opts=max_opts, run_dir=str(run), **settings, **resume)
 
 
+class Runs(dict[str, tuple[Path, Any]]):
+    """Where each run is, and its policy; one is trained when it is first asked for."""
+
+    def __init__(self, at: Path) -> None:
+        self.at = at
+
+    def __missing__(self, name: str) -> tuple[Path, Any]:
+        self[name] = (self.at / name, trainer(name, self.at / name).train().policy)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
-    """Where each run is, and its policy."""
-    at = tmp_path_factory.mktemp("runs")
-    return {name: (at / name, trainer(name, at / name).train().policy) for name in AGENTS}
-
-
-Runs = dict[str, tuple[Path, Any]]
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.mark.slow
@@ -88,7 +94,7 @@ def test_with_an_optimizer_of_ones_own_a_run_is_loaded_judged_and_played(
 
 @pytest.mark.slow
 def test_the_settings_name_what_they_do_not_tell(runs: Runs) -> None:
-    said = {name: (run / "config.yaml").read_text() for name, (run, _) in runs.items()}
+    said = {name: (runs[name][0] / "config.yaml").read_text() for name in AGENTS}
     assert "custom:\n- make_optimizer\n" in said["optimizer"]
     assert "custom:\n- make_policy\n- make_critic\n" in said["policy"]
     assert "features:\n  - 8\n" in said["optimizer"]

@@ -131,6 +131,7 @@ def test_what_a_member_took_over_is_what_its_settings_say_and_stays(tmp_path: Pa
         assert settings_and_state(tmp_path / f"run/members/{number:05d}") == (lr, lr, np.float32(lr))
 
 
+@pytest.mark.slow
 def test_stopped_anywhere_it_goes_on_to_the_same_end(tmp_path: Path) -> None:
     whole = Trainer(made(PBT), **LENGTH, run_dir=tmp_path / "whole", quiet=True).train()
     assert any(member.parent is not None for member in whole.members)

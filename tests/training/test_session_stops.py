@@ -166,6 +166,7 @@ def test_a_session_that_diverges_goes_back_to_what_it_saved(tmp_path: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.every_day("27")
 @pytest.mark.parametrize("stop", [23, 27])
 def test_one_that_went_back_is_resumed_to_the_same_bits(stop: int, tmp_path: Path) -> None:
     """It diverges twice, but gets further in between: one try is enough."""

@@ -342,6 +342,7 @@ def test_nothing_is_drawn_in_the_inner_loop_of_training(name: str) -> None:
     assert_nothing_drawn_inside(TRAINED[name]())
 
 
+@pytest.mark.every_day("cuda")
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_nor_with_the_forms_of_an_accelerator(platform: str) -> None:
     with forms(platform):
