@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+import hypothesis
 import jax
 import pytest
 
@@ -16,6 +17,10 @@ from jaxrl.xla.options import FAST_COMPILE
 
 # The classic bug of losses is `[B]` against `[B, 1]`; NumPy's silent promotion would hide it.
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# No test fails for being slow: a machine may be busy.
+hypothesis.settings.register_profile("busy", deadline=None)
+hypothesis.settings.load_profile("busy")
 
 
 def pytest_configure(config: pytest.Config) -> None:
