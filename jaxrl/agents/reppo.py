@@ -293,9 +293,9 @@ def _critic_loss(
     taken = critics.unit_actions(parts.spec, items.action)
     out, collections = _logits(parts, params, items.obs, *taken, key=key)
     logits = out[:, 0] if taken else jax.vmap(select_row)(out, items.action)
-    loss, q = critic_loss(logits, items.target, support), jax.nn.softmax(logits) @ support
+    loss, q = critic_loss(logits, items.target, support), _expected(logits, support)
     if parts.extra_loss is not None:
-        values = q if taken else jax.nn.softmax(out) @ support
+        values = q if taken else _expected(out, support)
         loss = loss + extra_term(parts.extra_loss, params, items, values, items.weight)
     outside = (items.target < support[0]) | (items.target > support[-1])
     return jnp.mean(items.weight * loss), ((items.weight * (items.target - q), q, outside), collections)
@@ -333,16 +333,22 @@ def _action_value(
     A continuous action lies `extras["deviation"]` `[B, D]` standard deviations from the mean.
     """
     if isinstance(policy, Categorical):
-        q = jax.nn.softmax(_logits(parts, critic, obs)[0]) @ support
+        q = _expected(_logits(parts, critic, obs)[0], support)
         return jnp.sum(jax.nn.softmax(policy.logits) * q, axis=-1), policy.entropy()
     action = jnp.tanh(cast(TanhGaussian, policy).at(extras["deviation"]))
-    return (jax.nn.softmax(_logits(parts, critic, obs, action)[0]) @ support)[:, 0], policy.entropy()
+    return _expected(_logits(parts, critic, obs, action)[0], support)[:, 0], policy.entropy()
 
 
 def _logits(parts: _Parts, params: PyTree, obs: PyTree, *action: Array, key: Key | None = None) -> tuple[Array, PyTree]:
     """Return the critic's logits `[B, A, n]`, with `A` 1 for a continuous `action`, and its collections."""
     out, collections = nn.forward(parts.critic, params, masks.for_critic(obs), *action, key=key)
     return out[:, None] if action else out, collections
+
+
+def _expected(logits: Array, support: Array) -> Array:
+    """Return the mean returns `[...]` of logits `[..., n]`."""
+    # A sum in place of a product: the latter is rounded in different ways for one shard and for several.
+    return jnp.sum(jax.nn.softmax(logits) * support.reshape((1,) * (logits.ndim - 1) + (-1,)), axis=-1)
 
 
 def _support(config: REPPOConfig, reach: PyTree) -> Array:
@@ -403,7 +409,7 @@ def _policy(parts: _Parts, params: PyTree, obs: PyTree, temperature: PyTree = ()
 def _values(parts: _Parts, state: REPPOState, obs: PyTree, action: PyTree) -> Array:
     """Return values as `ValueFn`."""
     taken = critics.unit_actions(parts.spec, action)
-    q = jax.nn.softmax(_logits(parts, state.critic, obs, *taken)[0]) @ _support(parts.config, state.reach)
+    q = _expected(_logits(parts, state.critic, obs, *taken)[0], _support(parts.config, state.reach))
     return q[:, 0] if taken else mask_values(q, obs)
 
 
