@@ -1,4 +1,4 @@
-"""What is left out means the same in Python and on the command line, name by name."""
+"""What is left out means the same in Python and on the command line, name by name; and presets fit."""
 
 import inspect
 from collections.abc import Callable
@@ -10,6 +10,8 @@ import pytest
 
 import jaxrl
 from jaxrl.cli.algos import BufferConfig, OfflineRun, OffPolicyRun, OnPolicyRun, ProcessorConfig, build, general
+from jaxrl.cli.config import preset
+from jaxrl.cli.presets import PRESETS
 from jaxrl.registry import algorithm_names
 from jaxrl.training.session.session import ROLLOUT_SETTINGS
 from jaxrl.training.settings import SessionConfig
@@ -134,3 +136,13 @@ def test_an_agent_is_told_once_and_only_what_it_will_see() -> None:
     stacked = jaxrl.chain(jaxrl.frame_stack(3), jaxrl.one_step())
     jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), maker, processor=stacked)
     assert told == [(12,)]
+
+
+@pytest.mark.parametrize("algo", algorithm_names("off_policy", "on_policy"))
+def test_every_preset_fits_its_environment(algo: str) -> None:
+    for name in (name for name in PRESETS[algo] if ":" not in name):  # those of suites are tried with the suites
+        config = preset(algo, name.replace("*", "Breakout"))
+        config.check()
+        schedule = config.schedule(build(algo, config))
+        assert schedule.opt_steps(schedule.last) == config.max_opts
+        assert config.agent.lr_decay in (0, config.max_opts)

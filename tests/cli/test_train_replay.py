@@ -11,9 +11,7 @@ from test_readme import block
 
 import jaxrl
 from jaxrl import train
-from jaxrl.cli.algos import build
-from jaxrl.cli.config import parse, preset
-from jaxrl.cli.presets import PRESETS
+from jaxrl.cli.config import parse
 
 SMALL = (
     *("--num-envs", "4", "--opt-interval", "2", "--warmup", "16", "--agent.features", "8", "--quiet"),
@@ -109,13 +107,3 @@ def test_bad_settings_are_refused_by_name(
     assert refused.value.exit_code == 2
     assert said in str(refused.value)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("algo", ["dqn", "rainbow", "sac", "td3", "ddpg"])
-def test_every_preset_fits_its_environment(algo: str) -> None:
-    for name in (name for name in PRESETS[algo] if ":" not in name):  # those of suites are tried with the suites
-        config = preset(algo, name.replace("*", "Breakout"))
-        config.check()
-        schedule = config.schedule(build(algo, config))
-        assert schedule.opt_steps(schedule.last) == config.max_opts
-        assert config.agent.lr_decay in (0, config.max_opts)
