@@ -17,6 +17,7 @@ from jaxrl.distributions import LOG_STD, Categorical, Gaussian, TanhGaussian, kl
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import sample_space
 from jaxrl.training.changes import unread
+from jaxrl.tuning import Override, override
 from jaxrl.types import Batch, Rollout, Transition
 
 KEY = jax.random.key(0)
@@ -451,6 +452,16 @@ def test_the_ends_of_its_support_count_as_settings_that_are_read() -> None:
     of = lambda make: unread({"agent": dict(make(features=(8,))(SPECS["discrete"]).info.settings)})
     assert "agent.v_min" not in of(jaxrl.reppo)
     assert "agent.v_min" in of(jaxrl.dqn)
+
+
+@pytest.mark.parametrize("learnt", ["temperature", "kl_weight"])
+def test_a_sweep_varies_where_it_begins(learnt: str) -> None:
+    agent = jaxrl.reppo(features=(8,))(SPECS["discrete"])
+    begun = []
+    for value in (0.01, 0.5):
+        with override({f"agent.{learnt}": Override(0.01, value)}):
+            begun.append(float(getattr(jax.jit(lambda key: agent.init(key))(KEY).multipliers, f"log_{learnt}")))
+    np.testing.assert_allclose(begun, np.log([0.01, 0.5]), rtol=1e-6)
 
 
 @pytest.mark.parametrize("learnt", ["temperature", "kl_weight"])

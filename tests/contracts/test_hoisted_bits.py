@@ -23,7 +23,7 @@ def strategy_of(name: str) -> jaxrl.Strategy:
     env = jaxrl.make_env("Catch-bsuite" if name in DISCRETE and name != "sac" else "Pendulum-v1")
     agent = algorithm_maker(name)(features=(8,))
     if ALGORITHMS[name].kind == "on_policy":
-        return jaxrl.on_policy(env, agent, num_envs=2, rollout=4)
+        return jaxrl.on_policy(env, agent, num_envs=2, rollout=4, minibatches=4 if name == "reppo" else None)
     buffer = jaxrl.uniform(64, batch_size=4)
     return jaxrl.off_policy(env, agent, buffer=buffer, num_envs=2, opt_interval=4, warmup=16)
 
