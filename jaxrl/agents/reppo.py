@@ -78,7 +78,6 @@ class REPPOConfig(NetworkConfig, OptimizerConfig):
     """Settings of REPPO."""
 
     lr: Rate = 3e-4
-    """Learning rate of policy, critic and multipliers."""
     max_grad_norm: Weight = 0.5
     activation: Activation = "silu"
     layer_norm: bool = True
