@@ -472,7 +472,7 @@ def test_a_fresh_target_equals_the_network_without_sharing_its_memory():
         ({"optimizer": "adm"}, "unknown optimizer 'adm'; did you mean adam"),
         ({"loss": "hubr"}, r"unknown agent\.loss 'hubr'; did you mean huber"),
         ({"activation": "rel"}, r"unknown agent\.activation 'rel'; did you mean relu"),
-        ({"torso": "cnn"}, r"unknown agent\.torso 'cnn'; known: auto, conv, impala, minatar"),
+        ({"torso": "cnn"}, r"unknown agent\.torso 'cnn'; known: auto, bro, conv, impala, minatar"),
         ({"value_rescaling": True, "values": "qr"}, r"agent\.values is qr, .* set it to expected, or value_rescaling"),
         ({"value_rescaling": True, "munchausen": 0.9}, r"agent\.munchausen is 0\.9, but agent\.value_rescaling"),
         ({"value_rescaling": True, "cql": 1.0}, r"agent\.cql is 1\.0, but agent\.value_rescaling"),
