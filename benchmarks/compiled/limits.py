@@ -72,7 +72,7 @@ def model(row: Row) -> Model:
 def counts(rows: Mapping[str, Sequence[Row]]) -> list[str]:
     """Return the table of what programs are made of; `rows` of each target."""
     lines = [
-        "| case | H200: kernels | serial terms | launches a call | waits | MB moved | v5e: instructions | thousand cycles |",
+        "| case | H200: kernels | serial terms | launches | waits | MB moved | v5e: instructions | thousand cycles |",
         "|---|---|---|---|---|---|---|---|",
     ]
     others = {row["case"]: row for row in rows["v5e"]}

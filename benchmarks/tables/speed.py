@@ -6,6 +6,7 @@ from benchmarks import scale
 from benchmarks.compiled import limits, shards
 from benchmarks.peers import settings
 from benchmarks.tables.results import Row, Rows, figure, prose, results, source, spaced, table
+from jaxrl.nn import CORES
 
 TRAINING = {
     "dqn-1": "DQN, CartPole-v1, MLP 120-84, batch 128; 1 environment",
@@ -251,13 +252,13 @@ def compiled(name: str) -> str:
 
 def cores() -> str:
     """Return what an optimisation step takes with each recurrent core."""
-    files = [results(f"*-compiled-cores-{target}.json")[-1] for target in limits.CONSTANTS]
+    files = [results(f"*-compiled-{target}.json")[-1] for target in limits.CONSTANTS]
     (measured,) = [one for one in results("*cores-memory-*.json") if one.rows and one.rows[0]["seed"] is None][-1:]
     ratio = {row["core"]: row["ratio_to_none"] for row in measured.rows}
-    of = {one.rows[0]["target"]: {row["case"].removeprefix("ppo-"): row for row in one.rows} for one in files}
+    of = {one.rows[0]["target"]: {row["case"]: row for row in one.rows} for one in files}
     lines = []
-    for core, row in of["h200"].items():
-        tpu = of["v5e"][core]
+    for core in (core for core in CORES if f"ppo-{core}" in of["h200"]):
+        row, tpu = (of[target][f"ppo-{core}"] for target in ("h200", "v5e"))
         cycles = f"{tpu['estimated_cycles_per_opt_step'] / 1e3:,.0f}"
         told = [f"{ratio[core]:.2f}", f"{row['kernels_per_opt_step']:,.0f}", f"{row['bytes'] / 1e6:,.1f}"]
         lines.append([f"`{core}`", *told, f"{tpu['kernels_per_opt_step']:,.0f}", cycles])
