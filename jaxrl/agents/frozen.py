@@ -11,7 +11,7 @@ from jaxrl.metrics import Metrics
 from jaxrl.trees import Array, Key, PyTree, is_part, make_key, parts_of, path_of
 from jaxrl.types import Batch
 
-MOVING = ("opt_state", "hyper")
+MOVING = ("opt_state", "hyper", "lr_scale")
 """Fields of an agent's state that are no network's."""
 
 

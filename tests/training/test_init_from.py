@@ -169,6 +169,18 @@ def test_another_agent_gives_what_it_calls_otherwise(tmp_path: Path) -> None:
     assert equal((new["actor_torso"], new["policy"]), (old["MLP_0"], old["Dense_0"]))
 
 
+def test_a_learning_rate_that_was_adapted_stays_with_its_run(tmp_path: Path) -> None:
+    make = lambda **settings: jaxrl.on_policy(
+        jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(8,), **settings), num_envs=2, rollout=4
+    )
+    old = jaxrl.Trainer(make(desired_kl=1e-6), run_dir=str(tmp_path / "old"), **SETTINGS).train().state.agent
+    assert float(old.lr_scale) < 1
+    new = begun(make(desired_kl=1e-6), init_from=str(tmp_path / "old")).agent
+    assert equal(new.params, old.params)
+    assert float(new.lr_scale) == 1
+    assert equal(begun(make(), init_from=str(tmp_path / "old")).agent.params, old.params)
+
+
 @pytest.mark.parametrize("name", ["weights.npz", "weights.safetensors"])
 def test_arrays_of_a_file_are_taken_by_their_paths(tmp_path: Path, name: str) -> None:
     given = np.arange(32, dtype=np.float32).reshape(4, 8)

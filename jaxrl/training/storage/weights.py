@@ -22,7 +22,7 @@ from jaxrl.training.storage.members import population_of
 from jaxrl.training.storage.run_dir import require_run
 from jaxrl.trees import Key, PyTree, is_part, parts_of, path_of
 
-NOT_TAKEN = ("opt_state", "hyper")
+NOT_TAKEN = ("opt_state", "hyper", "lr_scale")
 """Fields of an agent's state whose arrays belong to the other run."""
 AGENT = "state/agent/"
 """Where in a state the parts that users name begin; statistics are named from one level above, as `processor/...`."""
