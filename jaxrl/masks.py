@@ -5,6 +5,7 @@ sees the mask; policies, and action values that act as policies, do not see the 
 entries there are, so programs without them do no extra work.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -140,6 +141,11 @@ def get_mask(obs: PyTree, axes: int = 1) -> Array | None:
 def unmask_empty_rows(mask: Array) -> Array:
     """Allow all actions in rows of `mask` `[..., A]` that allow none."""
     return mask | ~mask.any(axis=-1, keepdims=True)
+
+
+def entropy_share(mask: Array) -> Array:
+    """Return the entropy of the uniform policy over what `mask` `[..., A]` allows, as a share of that over all `A`."""
+    return jnp.log(unmask_empty_rows(mask).sum(axis=-1)) / math.log(mask.shape[-1])
 
 
 def apply_mask(x: Array, mask: Array | None) -> Array:

@@ -542,12 +542,8 @@ def _update(
     if config.normalise_advantage == "minibatch":
         # Per minibatch, as in the paper's code: each update sees advantages of the same scale.
         sample = sample._replace(advantage=standardise(sample.advantage, sample.weight))
-    step, loss, training_key = (
-        parts.gradient_step,
-        partial(_loss, parts, hyper, opt_step),
-        nn.training_key(parts.network, key),
-    )
-    gradient = loss_gradient(step, loss, state.params, sample, key=training_key)
+    step, loss = parts.gradient_step, partial(_loss, parts, hyper, opt_step)
+    gradient = loss_gradient(step, loss, state.params, sample, key=nn.training_key(parts.network, key))
     terms = gradient.aux
     # One reduction for all terms: on a GPU each would be a kernel of its own.
     means = jnp.stack(list(terms.values())).reshape(len(terms), -1).mean(axis=1)

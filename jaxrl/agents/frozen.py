@@ -12,7 +12,7 @@ from jaxrl.trees import Array, Key, PyTree, is_part, make_key, parts_of, path_of
 from jaxrl.types import Batch
 
 MOVING = ("opt_state", "hyper", "lr_scale")
-"""Fields of an agent's state that are no network's."""
+"""Fields of an agent's state that are no network's, and that another run does not begin with."""
 
 
 def freeze(agent: Agent) -> Agent:

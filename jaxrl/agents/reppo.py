@@ -362,7 +362,7 @@ def _target_entropy(target: Array, mask: Array | None) -> Array:
     """Return the target entropy; under a mask `[B, A]` the share of it that the allowed actions have of the entropy."""
     if mask is None or mask.shape[-1] == 1:
         return target
-    return target * jnp.log(masks.unmask_empty_rows(mask).sum(axis=-1)) / math.log(mask.shape[-1])
+    return target * masks.entropy_share(mask)
 
 
 def _deviations(parts: _Parts, key: Key, rows: int) -> dict[str, Array]:

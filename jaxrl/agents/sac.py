@@ -46,7 +46,7 @@ from jaxrl.agents.schedules import schedules_in
 from jaxrl.agents.sequences import Views
 from jaxrl.distributions import Distribution, TanhGaussian
 from jaxrl.errors import SettingsError
-from jaxrl.masks import get_mask, unmask_empty_rows
+from jaxrl.masks import entropy_share, get_mask
 from jaxrl.metrics import Metrics, stat
 from jaxrl.nn import forward
 from jaxrl.spaces import Box, Discrete, EnvSpec
@@ -517,9 +517,7 @@ def _target_entropy(parts: Parts, usual: Array, obs: PyTree) -> Array:
     # A target that the user set stays as it is. With a single action the entropy below would be divided by 0.
     if mask is None or parts.config.target_entropy or mask.shape[-1] == 1:
         return usual
-    # Entropy of the uniform policy over the allowed actions, as a share of that over all.
-    share = jnp.log(unmask_empty_rows(mask).sum(axis=-1)) / math.log(mask.shape[-1])
-    return jnp.where(usual == jnp.float32(_usual_entropy(parts.spec)), usual * share, usual)
+    return jnp.where(usual == jnp.float32(_usual_entropy(parts.spec)), usual * entropy_share(mask), usual)
 
 
 def _deviations(parts: Parts, key: Key, rows: Batch) -> PyTree:

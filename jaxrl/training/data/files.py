@@ -16,6 +16,7 @@ from jaxrl.errors import DISK_ERRORS, SettingsError, StorageError
 from jaxrl.paths import local
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
 from jaxrl.training.data.minari import read_minari
+from jaxrl.training.storage.array_files import read_header
 from jaxrl.training.storage.leaves import digest
 from jaxrl.trees import PyTree
 
@@ -165,17 +166,9 @@ def _check_size(file: str, archive: Any) -> None:
     # Headers alone are read here. NumPy would allocate what they say before it finds the data missing.
     for info in archive.zip.infolist():
         with archive.zip.open(info) as packed:
-            shape, dtype = _header(packed)
+            shape, dtype = read_header(packed)
         if not dtype.hasobject and math.prod(shape) * dtype.itemsize > info.file_size:
             raise SettingsError(f"{file}: {info.filename} is said to have shape {list(shape)[:9]}, but is shorter")
-
-
-def _header(packed: Any) -> tuple[tuple[int, ...], np.dtype]:
-    """Return shape and dtype of an array, as its header tells them."""
-    version = np.lib.format.read_magic(packed)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(packed)
-    return shape, dtype
 
 
 def _memory() -> int:

@@ -80,10 +80,15 @@ def _entry(archive: zipfile.ZipFile, name: str) -> _Array:
             return array
 
     with archive.open(name) as file:
-        version = np.lib.format.read_magic(file)
-        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = header(file)
-    return _Array(shape, dtype, read)
+        return _Array(*read_header(file), read)
+
+
+def read_header(packed: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """Return shape and dtype of an array, as its header of NumPy tells them."""
+    version = np.lib.format.read_magic(packed)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(packed)
+    return shape, dtype
 
 
 def _tensor(tensors: Any, name: str) -> _Array:

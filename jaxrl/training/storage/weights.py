@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 import jaxrl.training.processes as processes
+from jaxrl.agents.frozen import MOVING
 from jaxrl.errors import NoCheckpointError, SettingsError, suggest
 from jaxrl.training.storage.array_files import FILES, read_file
 from jaxrl.training.storage.checkpoints import CheckpointError, is_step
@@ -22,8 +23,6 @@ from jaxrl.training.storage.members import population_of
 from jaxrl.training.storage.run_dir import require_run
 from jaxrl.trees import Key, PyTree, is_part, parts_of, path_of
 
-NOT_TAKEN = ("opt_state", "hyper", "lr_scale")
-"""Fields of an agent's state whose arrays belong to the other run."""
 AGENT = "state/agent/"
 """Where in a state the parts that users name begin; statistics are named from one level above, as `processor/...`."""
 SHOWN = 5
@@ -83,14 +82,14 @@ def weights_of(place: str | None, parts: Sequence[str], like: Callable[[], PyTre
     wanted = {name: leaf for name, leaf in flatten(like()) if _is_taken(name)}
     path = Path(place)
     if path.suffix in FILES and not path.is_dir():
-        pairs = _pairs([Part.read(word) for word in parts], wanted) if parts else None
+        pairs = _pairs(parts, wanted) if parts else None
         return _of_file(path, pairs, wanted)
     saved, told = _of_run(path)
     saved = _for_shards(wanted, saved)
     if not parts:
         _require_same(wanted, {name: leaf for name, leaf in saved.items() if _is_taken(name)}, told.run)
         return Weights({name: saved[name] for name in wanted}, (f"begins with the networks of {told}",))
-    pairs = _pairs([Part.read(word) for word in parts], wanted)
+    pairs = _pairs(parts, wanted)
     leaves = {name: _required(name, there, wanted[name], saved, told.run) for name, there in pairs.items()}
     return Weights(leaves, (f"begins with {_listed(leaves)} of {told}; drawn anew: {_listed(wanted, leaves)}",))
 
@@ -104,7 +103,6 @@ class Part(NamedTuple):
 
     to: str
     source: str
-    word: str
 
     @classmethod
     def read(cls, word: str) -> "Part":
@@ -115,7 +113,7 @@ class Part(NamedTuple):
                 f"init_parts has {word!r}; expected a path as policy/params/MLP_0, in which * stands for any text, or "
                 "TO=FROM with two paths"
             )
-        return cls(to, source or to, word)
+        return cls(to, source or to)
 
     def source_of(self, path: str) -> str | None:
         """Return what `path` is called there; `None` if it does not belong to this part."""
@@ -175,15 +173,15 @@ def _of_file(path: Path, pairs: Mapping[str, str] | None, wanted: Mapping[str, j
     )
 
 
-def _pairs(parts: Sequence[Part], wanted: Iterable[str]) -> dict[str, str]:
+def _pairs(words: Sequence[str], wanted: Iterable[str]) -> dict[str, str]:
     """Return which leaves are taken, and what each is called there, within an agent's state.
 
     Raises:
-      SettingsError: a part has none.
+      SettingsError: a part cannot be read, or has none.
     """
     shorts = {_short(name): name for name in wanted}
     found: dict[str, str] = {}
-    for part in parts:
+    for part in map(Part.read, words):
         chosen = {shorts[path]: there for path in shorts if (there := part.source_of(path)) is not None}
         if not chosen:
             hint = suggest(part.to, parts_of([*shorts]))
@@ -225,7 +223,7 @@ def _is_taken(path: str) -> bool:
     # By their place in the state: networks of the agent, and running statistics of the processor.
     match path.split("/"):
         case "state", "agent", field, *_:
-            return field not in NOT_TAKEN
+            return field not in MOVING
         case "state", "processor", *names:
             return "moments" in names
     return False
