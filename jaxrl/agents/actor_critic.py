@@ -71,7 +71,7 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class PPOConfig(NetworkConfig, OptimizerConfig, CoreConfig):
-    """Settings of PPO; a core is shared by policy and value."""
+    """Settings of PPO; policy and value share a core unless `critic_core` says otherwise."""
 
     lr: Rate = 2.5e-4
     max_grad_norm: Weight = 0.5
@@ -117,6 +117,8 @@ class PPOConfig(NetworkConfig, OptimizerConfig, CoreConfig):
     """Apply layer normalisation before each activation."""
     shared: bool = False
     """Share one torso between policy and value; otherwise each has its own."""
+    critic_core: Annotated[str, OneOf(("shared", "none"))] = "shared"
+    """With a core, whether the value reads it too (shared), or has a torso of its own and no memory (none)."""
 
 
 @dataclass(frozen=True)
@@ -274,6 +276,11 @@ def _check(config: PPOConfig, parts: Mapping[str, Any]) -> None:
     if config.desired_kl and not config.lr:
         raise SettingsError("agent.lr is 0, which agent.desired_kl cannot adapt; set it above 0")
     sequences.check_core(config, make_network=parts["make_network"])
+    if config.shared and config.core != "none" and config.critic_core == "none":
+        raise SettingsError(
+            "agent.shared is on, but with agent.critic_core none the value has a torso of its own; turn shared off, or "
+            "set critic_core to shared"
+        )
 
 
 def _build(name: str, config: PPOConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
@@ -337,6 +344,7 @@ def _network(config: PPOConfig, spec: EnvSpec, head: Head) -> Network:
         config.channels,
         config.dtype,
         spec.observation_space if masks.has_entry(spec.observation_space, PRIVILEGED) else None,
+        config.critic_core == "shared",
     )
 
 

@@ -195,12 +195,14 @@ class ActorCritic(nn.Module):
     """Share one torso between policy and value; otherwise each has its own."""
     layer_norm: bool = False
     core: Core | None = None
-    """Recurrent core after a torso that policy and value share."""
+    """Recurrent core after the policy's torso."""
     channels: Sequence[int] = ()
     dtype: str = "float32"
     critic_space: Any = None
     """Space of complete observations, if `observation_space` is the part that the policy sees. The value function then
     has a separate torso for complete observations, in addition to features shared with the policy, if any."""
+    share_core: bool = True
+    """Share the core, and the torso before it; otherwise the value has a torso of its own, and no memory."""
 
     def setup(self) -> None:
         make = lambda space: make_torso(
@@ -224,7 +226,7 @@ class ActorCritic(nn.Module):
     @property
     def _joint(self) -> bool:
         """Whether policy and value share features."""
-        return self.shared or self.core is not None
+        return self.shared or (self.core is not None and self.share_core)
 
     def __call__(self, obs: PyTree) -> tuple[Array, Array, PyTree]:
         if self.core is None:
@@ -243,8 +245,9 @@ class ActorCritic(nn.Module):
         return self._read_core(run_core(self.core, obs.memory, hidden, is_first)[1], critic)
 
     def _read_core(self, hidden: Array, critic: Array) -> tuple[Array, Array]:
-        # Without a space of its own, the value reads the core as the policy does.
-        return self.apply_heads(hidden, hidden if self.critic_space is None else critic)
+        # Without a torso of its own, the value reads the core as the policy does.
+        has_torso = self.critic_space is not None or not self.share_core
+        return self.apply_heads(hidden, critic if has_torso else hidden)
 
     def apply_torso(self, obs: PyTree) -> tuple[Array, Array]:
         """Return the features of the torsos for policy and value, each `[B, F]`."""

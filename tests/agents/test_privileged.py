@@ -16,7 +16,7 @@ from jaxrl.masks import fill_privileged, for_policy
 from jaxrl.registry import algorithm_maker
 from jaxrl.spaces import Box, Discrete, sample_space
 from jaxrl.training.policy import GreedyPolicy
-from jaxrl.types import Batch, Rollout
+from jaxrl.types import Batch, RecurrentObs, Rollout
 
 BOX = hidden_sign(Box(-1.0, 1.0, (2,))).spec
 NUMBERS = hidden_sign(Discrete(3)).spec
@@ -79,6 +79,7 @@ PPO = {
     "own torsos": {},
     "shared": {"shared": True},
     "recurrent": {"core": "gru", "core_features": 4},
+    "recurrent policy": {"core": "gru", "core_features": 4, "critic_core": "none"},
     "network in Python": {"make_network": lambda spec, head: Peeping(head.outputs)},
 }
 
@@ -96,7 +97,7 @@ def test_only_the_value_of_policy_gradients_sees_the_privileged_state(case: str)
 
     def prepared(privileged: Any) -> Any:
         items = transitions(agent, BOX, state, 2, ROWS)
-        if case == "recurrent":
+        if case.startswith("recurrent"):
             items = items._replace(obs=items.obs._replace(obs=with_state(items.obs.obs, privileged)))
         else:
             items = items._replace(obs=with_state(items.obs, privileged))
@@ -106,6 +107,37 @@ def test_only_the_value_of_policy_gradients_sees_the_privileged_state(case: str)
     of_value, of_policy = jax.jit(jax.jacobian(prepared))(jnp.full((2, ROWS, 1), 0.5))
     assert np.abs(of_value).min() > 0
     assert not np.any(of_policy)
+
+
+@pytest.mark.parametrize("privileged", [True, False])
+def test_a_value_without_the_core_has_a_torso_of_its_own_and_no_memory(privileged: bool) -> None:
+    spec = BOX if privileged else BOX._replace(observation_space={"seen": Box(-1.0, 1.0, (2,))})
+    agent = jaxrl.ppo(**SMALL, core="mingru", core_features=4, critic_core="none")(spec)
+    state = jax.jit(agent.init)(KEY)
+    obs = sample_space(spec.observation_space, KEY, ROWS)
+
+    def outputs(memory: Any) -> Any:
+        return agent.apply["params"](state.params, RecurrentObs(obs, memory))[:2]
+
+    memories = jax.tree.map(lambda x: jnp.full((ROWS, *x.shape), 0.3), agent.memory)
+    of_policy, of_value = jax.jacobian(outputs)(memories)
+    assert all(np.any(x) for x in jax.tree.leaves(of_policy))
+    assert not any(np.any(x) for x in jax.tree.leaves(of_value))
+    # In sequences, values are those of the single observations; the torso of the policy has no part in them.
+    items = transitions(agent, spec, state, 3, ROWS)
+    prepared = lambda params: agent.prepare(state._replace(params=params), Rollout(items, jnp.zeros((3, ROWS), bool)))
+    flat = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(3 * ROWS, *x.shape[2:]), items.obs.obs)
+    none = jax.tree.map(lambda x: jnp.zeros((3 * ROWS, *x.shape)), agent.memory)
+    alone = agent.apply["params"](state.params, RecurrentObs(flat, none))[1]
+    np.testing.assert_allclose(prepared(state.params).value.ravel(), alone, atol=1e-6)
+    slopes = jax.grad(lambda params: prepared(params).value.sum())(state.params)["params"]
+    moved = {name for name, part in slopes.items() if any(np.any(x) for x in jax.tree.leaves(part))}
+    assert moved == {"critic_torso", "value"}
+
+
+def test_a_torso_that_is_shared_cannot_be_the_values_own() -> None:
+    with pytest.raises(SettingsError, match=r"agent\.shared is on, but with agent\.critic_core none.*turn shared off"):
+        jaxrl.ppo(core="gru", critic_core="none", shared=True)
 
 
 @pytest.mark.slow
