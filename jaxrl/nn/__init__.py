@@ -1,6 +1,6 @@
 """Networks: torsos for any observation space, heads, recurrent cores, and custom networks."""
 
-from jaxrl.nn.cores import CORES, Cell, Core, FlaxCell, initial_memory, memories_before, register_core
+from jaxrl.nn.cores import CORES, Cell, Core, FlaxCell, NNXCell, initial_memory, memories_before, register_core
 from jaxrl.nn.custom import (
     Ensemble,
     Network,
@@ -61,6 +61,7 @@ __all__ = [
     "ImpalaCNN",
     "Joined",
     "JoinedTorso",
+    "NNXCell",
     "NatureCNN",
     "Network",
     "NoisyDense",

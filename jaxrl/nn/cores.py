@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import SettingsError, suggest
+from jaxrl.nn.custom import from_nnx
 from jaxrl.nn.layers import dense, kernel_init
 from jaxrl.trees import Array, Key, PyTree, tree_where
 
@@ -52,8 +53,8 @@ class Cell(nn.Module):
     It defines `initial` and `__call__`, and where a sequence can be had for less than its steps one by one, `sequence`.
     """
 
-    residual: ClassVar[bool] = False
-    """Whether it adds to its input, which must then have its own width."""
+    fixed_width: ClassVar[bool] = False
+    """Whether its inputs must have the width of its outputs, as where it adds to them."""
 
     def initial(self) -> PyTree:
         """Return the memory at the beginning of an episode, of one environment: zeros."""
@@ -94,6 +95,31 @@ class FlaxCell(Cell):
         return after, y
 
 
+class NNXCell(Cell):
+    """A cell of `flax.nnx`, which is worked through step by step; its inputs are first brought to `features`."""
+
+    features: int
+    make: Callable[[Any], Any]
+    """Function from `nnx.Rngs` to the cell, of `features` inputs and outputs."""
+    fixed_width: ClassVar[bool] = True
+
+    def setup(self) -> None:
+        self.network = from_nnx(self.make)
+        self.cell = self.param("cell", lambda key: self.network.init(key)["params"])
+
+    def initial(self) -> PyTree:
+        """Return zeros in the shape of the cell's carry."""
+        from flax import nnx
+
+        carry = lambda: self.make(nnx.Rngs(0)).initialize_carry((1, self.features), nnx.Rngs(0))
+        return jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), jax.eval_shape(carry))
+
+    def __call__(self, memory: PyTree, x: Array) -> tuple[PyTree, Array]:
+        """Take a step."""
+        after, y = self.network.apply({"params": self.cell}, memory, x)
+        return after, y
+
+
 # --- cells that are associative scans ---------------------------------------------------------------------------
 
 
@@ -111,7 +137,7 @@ class ScanCell(Cell):
     """
 
     features: int
-    residual: ClassVar[bool] = True
+    fixed_width: ClassVar[bool] = True
 
     def setup(self) -> None:
         self.norm = nn.LayerNorm()
@@ -392,7 +418,7 @@ class GTrXL(Cell):
 
     features: int
     window: int = 32
-    residual: ClassVar[bool] = True
+    fixed_width: ClassVar[bool] = True
 
     def initial(self) -> PyTree:
         """Return no steps: `window` rows of zeros, and how many of them are steps of the episode."""
@@ -512,7 +538,8 @@ def register_core(name: str, make: Callable[[int], Cell]) -> None:
 
     Args:
       name: what it is called.
-      make: a function from the width of its outputs to the cell; `jaxrl.nn.FlaxCell` makes one of any cell of Flax.
+      make: a function from the width of its outputs to the cell; `jaxrl.nn.FlaxCell` makes one of any cell of Flax, and
+        `jaxrl.nn.NNXCell` of any of `flax.nnx`.
 
     Raises:
       SettingsError: a core of this name is there already.
@@ -548,8 +575,7 @@ class Core(nn.Module):
 
     def setup(self) -> None:
         self.cells = [make_cell(self.core, self.features, self.window) for _ in range(self.layers)]
-        if self.cells[0].residual:
-            # A residual cell adds to its inputs, so that these must have its width.
+        if self.cells[0].fixed_width:
             self.embed = dense(self.features)
 
     def __call__(self, memory: PyTree, x: Array) -> tuple[PyTree, Array]:
@@ -569,4 +595,4 @@ class Core(nn.Module):
         return tuple(after), xs
 
     def _embedded(self, x: Array) -> Array:
-        return self.embed(x) if self.cells[0].residual else x
+        return self.embed(x) if self.cells[0].fixed_width else x

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.nn import CORES, Cell, Core, FlaxCell, initial_memory, register_core
+from jaxrl.nn import CORES, Cell, Core, FlaxCell, NNXCell, initial_memory, register_core
 from jaxrl.nn.cores import hippo_eigenvalues
 
 T, B, F, WIDTH, WINDOW = 17, 3, 6, 8, 4
@@ -247,6 +248,31 @@ def test_a_cell_of_flax_is_a_core() -> None:
     for t in range(T):
         h = np.tanh(dense(XS[t], p["i"]) + dense(np.where(FIRST[t][:, None], 0.0, h), p["h"]))
         np.testing.assert_allclose(outs[t], h, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["GRUCell", "LSTMCell"])
+def test_a_cell_of_nnx_is_a_core(kind: str) -> None:
+    """Its numbers are those of the module, step by step, begun anew where an episode begins."""
+    make = lambda rngs: getattr(nnx, kind)(WIDTH, WIDTH, rngs=rngs)
+    register_core(kind, lambda features: NNXCell(features, make))
+    memory = jax.tree.map(lambda x: np.zeros((B, *x.shape), x.dtype), initial_memory(kind, WIDTH))
+    core = Core(kind, WIDTH)
+    variables = core.init(KEY, memory, XS[0])
+    outs = np.asarray(core.apply(variables, memory, XS, FIRST, method="sequence")[1])
+    module = make(nnx.Rngs(0))
+    params = variables["params"]["cells_0"]["cell"]
+    for path, leaf in nnx.to_flat_state(nnx.state(module, nnx.Param)):
+        leaf.set_value(params["/".join(path)])
+    (own,) = memory
+    for t in range(T):
+        own = jax.tree.map(lambda x, t=t: np.where(FIRST[t][:, None], 0.0, x), own)
+        own, y = module(own, dense(XS[t], variables["params"]["embed"]))
+        np.testing.assert_allclose(outs[t], y, rtol=1e-4, atol=1e-5)
+    env = jaxrl.make_env("memory:Recall", length=2)
+    strategy = jaxrl.on_policy(
+        env, jaxrl.ppo(core=kind, core_features=WIDTH, core_layers=2, features=(4,)), num_envs=4, rollout=8
+    )
+    assert jaxrl.Trainer(strategy, max_opts=16, eval_episodes=2, quiet=True).train().summary["opt_steps"] == 16
 
 
 @pytest.mark.parametrize(
