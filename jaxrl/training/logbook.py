@@ -5,6 +5,7 @@ go on with what an earlier process wrote.
 """
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,10 +36,13 @@ from jaxrl.training.recorders import (
     recorders_of,
     train_episode_recorder,
 )
+from jaxrl.training.recorders.jsonl import rows_of
+from jaxrl.training.report import Point
 from jaxrl.training.sanity import EvalKind, TrainingReturns, columns_to_write, hint, is_far_below
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.storage.members import group_of
 from jaxrl.training.storage.run import Best, Storage
+from jaxrl.training.storage.run_dir import METRICS
 from jaxrl.trees import PyTree
 
 STATM = Path("/proc/self/statm")
@@ -68,6 +72,8 @@ class Logbook:
         """
         self.validity = Validity()
         """How many environment steps the rows are on, and how many of those were not valid."""
+        self.curve: list[Point] = []
+        """The evaluations of the run so far."""
         self._schedule, self._where = schedule, where
         self._given, self._console = given, console_of(given, quiet)
         self._rows, self._episodes = Recorders([]), Recorders([])
@@ -99,6 +105,9 @@ class Logbook:
             self.rewind(opt_steps if storage.resumes else -1)
             for log in self._logs:
                 log.take_up(self._waiting)
+            self.curve = []
+            for row in () if storage.path is None else rows_of(storage.path / METRICS, ("eval",)):
+                self._continue_curve(row)
         for note in notes:
             self.event("note", note)
         if resume:
@@ -176,6 +185,7 @@ class Logbook:
     def scored(self, columns: Mapping[str, Any], evaluation: Evaluation | None = None) -> Row:
         """Write and return the row of a score, and tell the histograms of an evaluation that it comes of."""
         row = self.row("eval", **columns)
+        self._continue_curve(row)
         spread = {} if evaluation is None else {"returns": evaluation.returns, "lengths": evaluation.lengths}
         self._rows.scored(row, histograms(row["opt_steps"], row["env_steps"], **spread))
         return row
@@ -197,6 +207,11 @@ class Logbook:
             ledger.told_greedy = True
             self.event("greedy", hint(row["eval_reward"], training.mean))
         return row
+
+    def _continue_curve(self, row: Row) -> None:
+        """Add an evaluation to the curve; it takes the place of those as late or later, before which the run stands."""
+        point = Point(row["opt_steps"], row["env_steps"], _finite(row.get("score")), _finite(row.get("train_return")))
+        self.curve = [*(other for other in self.curve if other.opt_steps < point.opt_steps), point]
 
     def remark(self, text: str | None) -> None:
         """Write a note as an event, if there is one.
@@ -302,6 +317,10 @@ class Logbook:
     @property
     def _counters(self) -> dict[str, int]:
         return self._where()[0]
+
+
+def _finite(number: Any) -> float | None:
+    return float(number) if isinstance(number, int | float) and math.isfinite(number) else None
 
 
 def memory() -> dict[str, float]:

@@ -315,7 +315,9 @@ class Run:
         fresh, is_member = not self.resume.run and self._state is None, self.membership.number is not None
         self._weights = check_run(self.strategy, self.config, fresh, is_member)
         where = lambda: (self.ledger.counters(self.schedule), self.ledger.wall)
+        curve = [] if self._state is None else self._log.curve
         self._log = Logbook(self.schedule, where, (*self.config.recorders, *self._given_recorders), self._quiet)
+        self._log.curve = curve
         with self._log.staged("tracing"), self.ledger.timed("compile"):
             self._memory = program.check_step(self.strategy, self.evaluator, self._params)
 
@@ -451,7 +453,7 @@ class Run:
         step = self.ledger.best_opt_steps if best else self.schedule.opt_steps(self.ledger.t)
         greedy = policy and GreedyPolicy(policy, params, {"score": score, "opt_steps": step})
         about = {"stop": self.stop_reason, "trained": format_name(self.strategy), "run_dir": self.config.run_dir}
-        return Result(greedy, score, {**self._summary(), **about}, state)
+        return Result(greedy, score, {**self._summary(), **about}, state, tuple(self._log.curve))
 
     def settings(self) -> dict[str, Any]:
         """Return all settings of the run, as `config.yaml` holds them."""

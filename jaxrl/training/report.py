@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxrl.errors import SettingsError
 from jaxrl.parsing import format_repr
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Row
@@ -24,6 +25,17 @@ class Report(NamedTuple):
     """Why the run ends here, or `None` if it goes on."""
 
 
+class Point(NamedTuple):
+    """An evaluation as a point of the learning curve."""
+
+    opt_steps: int
+    env_steps: int
+    score: float | None
+    """`None` if it was not finite."""
+    train_return: float | None
+    """Mean return of the training episodes since the point before; `None` if none has ended."""
+
+
 class Result(NamedTuple):
     """What a run leaves."""
 
@@ -34,12 +46,58 @@ class Result(NamedTuple):
     """Counters, speed, how the time was spent, and why the run stopped."""
     state: PyTree
     """The final training state."""
+    curve: tuple[Point, ...] = ()
+    """Every evaluation so far, those before a resumption included."""
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the scores of evaluations, and the returns of training beside them, over environment steps.
+
+        Args:
+          axes: matplotlib axes to draw into; left out, those of a new figure, which a notebook shows by itself.
+
+        Returns:
+          The axes.
+
+        Raises:
+          SettingsError: nothing was evaluated, or matplotlib is not installed.
+        """
+        axes = axes_for(self.curve, axes)
+        draw(axes, self.curve, "score", label="evaluation score", marker="o", markersize=3)
+        draw(axes, self.curve, "train_return", label="training return", alpha=0.6)
+        axes.legend()
+        return axes
 
     def __repr__(self) -> str:
         summary = self.summary
         return format_repr(
             "Result", summary.get("trained"), *progress_parts(summary), run_dir_part(summary.get("run_dir"))
         )
+
+
+def axes_for(points: Sequence[Point], axes: Any = None) -> Any:
+    """Return matplotlib axes for a learning curve: `axes`, or those of a new figure.
+
+    Raises:
+      SettingsError: there is no point, or matplotlib is not installed.
+    """
+    if not points:
+        raise SettingsError("nothing was evaluated, so there is no curve; set eval_interval, or train for longer")
+    if axes is None:
+        try:
+            from matplotlib import pyplot
+        except ImportError:
+            raise SettingsError("pictures need the extra `report`: pip install 'jaxrl[report]'") from None
+        axes = pyplot.subplots(figsize=(6, 3), layout="constrained")[1]
+    axes.set_xlabel("environment steps")
+    axes.grid(alpha=0.3)
+    return axes
+
+
+def draw(axes: Any, points: Sequence[Point], what: str, **style: Any) -> None:
+    """Draw a field of `points` over environment steps, where it is there."""
+    there = [(point.env_steps, y) for point in points if (y := getattr(point, what)) is not None]
+    if there:
+        axes.plot(*zip(*there, strict=True), **style)
 
 
 def progress_parts(summary: Mapping[str, Any]) -> list[str]:

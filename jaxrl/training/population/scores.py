@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl.errors import SettingsError, suggest
 from jaxrl.parsing import format_repr, format_settings
-from jaxrl.training.report import Result, run_dir_part
+from jaxrl.training.report import Result, axes_for, draw, run_dir_part
 
 HALVED = "halved"
 """The status of a member that halving has ended."""
@@ -155,6 +155,21 @@ class PopulationResult(NamedTuple):
         numbers = set(self.best().members)
         score = lambda member: -math.inf if member.best_score is None else member.best_score
         return max((member for member in self.members if member.number in numbers), key=score)
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the scores of each member's evaluations over environment steps, in one colour for each setting.
+
+        Arguments, result and errors are those of `Result.plot`.
+        """
+        curves = {member.number: member.result.curve for member in self.members if member.result is not None}
+        axes = axes_for([point for curve in curves.values() for point in curve], axes)
+        for i, setting in enumerate(self.by()):
+            drawn = [number for number in setting.members if number in curves]
+            for number in drawn:
+                label = named(setting.values) if number == drawn[0] else None
+                draw(axes, curves[number], "score", color=f"C{i}", label=label, alpha=0.7)
+        axes.legend()
+        return axes
 
     def table(self) -> str:
         """Return a line for each setting, the best first."""
