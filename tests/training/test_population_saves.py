@@ -115,17 +115,18 @@ def test_members_go_on_from_the_save_before_one_that_is_damaged(
         assert trained(there, max_opts=80, resume=True) == longer
 
 
-def test_with_all_saves_damaged_members_are_refused_and_nothing_is_changed(run: Path, tmp_path: Path) -> None:
+def test_with_all_saves_damaged_members_are_refused_until_all_begins_again(run: Path, tmp_path: Path) -> None:
     there = tmp_path / "run"
     shutil.copytree(run, there)
     for save in saves(there):
         (save / "manifest.json").write_text("{}")
     with (
         pytest.warns(UserWarning, match="is passed over"),
-        pytest.raises(NoCheckpointError, match=r"member \d: .*holds no valid checkpoint"),
+        pytest.raises(NoCheckpointError, match=r"member \d: .*holds no valid checkpoint.*is whole: .*--start-over"),
     ):
         trained(there, max_opts=80, resume=True)
     assert [save.name for save in saves(there)] == [save.name for save in saves(run)]
+    assert trained(there, start_over=True) == trained(tmp_path / "fresh")
 
 
 @pytest.mark.parametrize(

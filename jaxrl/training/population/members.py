@@ -22,7 +22,7 @@ from jaxrl.training.processes import require_alone
 from jaxrl.training.report import Report
 from jaxrl.training.settings import TrainerConfig, prolonged
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
-from jaxrl.training.storage.group import CHECKPOINTS, open_store
+from jaxrl.training.storage.group import CHECKPOINTS, any_whole, open_store
 from jaxrl.training.storage.members import Membership, population_of
 from jaxrl.training.storage.run_dir import CONFIG, LOCK, plain, read_yaml
 from jaxrl.training.trainer import Trainer
@@ -71,6 +71,8 @@ def explain_damage(path: Path | None, member: Member) -> Iterator[None]:
 
 def _remedy(path: Path | None, member: Member) -> str:
     """Say what helps a member whose directory is damaged."""
+    if path is not None and not any_whole(path):
+        return "no save of the population is whole: begin it again with --start-over"
     try:
         settings = flat(read_yaml(path / CONFIG)) if path is not None else {}
     except SettingsError:

@@ -61,6 +61,19 @@ def open_store(run: Path, name: str, opened: "dict[Path, Saves] | None" = None) 
     return MemberStore(saves, int(run.name))
 
 
+def any_whole(member: Path) -> bool:
+    """Return whether a save of the population that the run in `member` belongs to is whole, or none was made yet."""
+    store = Store(member.parent.parent / CHECKPOINTS, 1)
+
+    def is_whole(save: int) -> bool:
+        try:
+            return bool(store.manifest(save))
+        except CheckpointError:
+            return False
+
+    return not store.steps() or any(map(is_whole, store.steps()))
+
+
 def require_no_own(members: Iterable[Path]) -> None:
     """Raise `NoCheckpointError` if members in these directories have checkpoints of their own: of earlier versions."""
     for path in members:
