@@ -53,7 +53,7 @@ from jaxrl.training.storage.leaves import (
 )
 from jaxrl.trees import PyTree
 
-FORMAT = 13
+FORMAT = 14
 MANIFEST, ARRAYS = "manifest.json", "arrays"
 UNFINISHED, REMOVED = ".unfinished", ".removed"
 """Added to the name of a step that is being written, and of one that is being removed."""
