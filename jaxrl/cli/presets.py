@@ -707,6 +707,29 @@ PRESETS["td3"] = {
 PRESETS["ddpg"] = {"Pendulum-v1": _PENDULUM, "MountainCarContinuous-v0": _MOUNTAIN_CAR}
 
 
+def _many_envs(max_opts: int, updates: int, batch_size: int, processor: dict[str, Any], **agent: Any) -> dict[str, Any]:
+    """Return settings for a small task in 64 environments; published networks have up to 1024 units."""
+    return {
+        "max_opts": max_opts,
+        "eval_interval": max_opts // 20,
+        "eval_episodes": 50,
+        "num_envs": 64,
+        "opt_interval": 64,
+        "updates": updates,
+        "agent": {"features": [64, 64], "critic_features": [64, 64], **agent},
+        "buffer": {"capacity": 100_000, "batch_size": batch_size},
+        "processor": {"normalise_obs": True, **processor},
+    }
+
+
+PRESETS["fast_td3"] = {
+    "Pendulum-v1": _many_envs(8_000, 8, 512, {"discount": 0.97}, lr=1e-3, policy_lr=1e-3),
+}
+PRESETS["fast_sac"] = {
+    "Pendulum-v1": _many_envs(8_000, 8, 512, {"discount": 0.97}, lr=1e-3, policy_lr=1e-3, temperature_lr=1e-3),
+}
+
+
 def _from_data(max_opts: int, policy: bool, processor: dict[str, Any] | None = None, **agent: Any) -> dict[str, Any]:
     """Return settings for learning from data; sizes and learning rate as for the same environments above."""
     rates = {"lr": 1e-3, "policy_lr": 1e-3} if policy else {"lr": 1e-3}
