@@ -723,10 +723,10 @@ def _many_envs(max_opts: int, updates: int, batch_size: int, processor: dict[str
 
 
 PRESETS["fast_td3"] = {
-    "Pendulum-v1": _many_envs(8_000, 8, 512, {"discount": 0.97}, lr=1e-3, policy_lr=1e-3),
+    "Pendulum-v1": _many_envs(4_000, 8, 512, {"discount": 0.97}, lr=1e-3, policy_lr=1e-3),
 }
 PRESETS["fast_sac"] = {
-    "Pendulum-v1": _many_envs(8_000, 8, 512, {"discount": 0.97}, lr=1e-3, policy_lr=1e-3, temperature_lr=1e-3),
+    "Pendulum-v1": _many_envs(4_000, 8, 512, {"discount": 0.97}, lr=1e-3, policy_lr=1e-3, temperature_lr=1e-3),
 }
 
 
