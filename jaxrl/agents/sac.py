@@ -338,12 +338,12 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
     deviation = _deviations(parts, target_key, rows)
     # The next action comes from the present policy, not from a target policy as in TD3.
     policy_t = _policy(parts, state.policy, seen.then)
-    dropout_key = critics.target_key(parts, key)
     reach = critics.widen_reach(config, state.reach, rows.items)
     support = parts.support_fn and parts.support_fn(reach)
     target: Array | NextStep
     more: Metrics = {}
     if support is not None:
+        dropout_key = critics.target_key(parts, key)
         outputs, _, entropy_t = _evaluate(parts, policy_t, state.target, seen.then, deviation, key=dropout_key)
         target, more = critics.target_distribution(config, rows.items, outputs, support, temperature * entropy_t)
     elif config.target_network:
@@ -353,6 +353,7 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
             pool = partial(lowest_of_subset, subset_key, config.critic_subset)
         elif config.quantiles:
             pool = partial(truncated_mixture, config.drop_quantiles)
+        dropout_key = critics.target_key(parts, key)
         v_t, entropy_t = _soft_value(
             parts, pool, policy_t, state.target, temperature, seen.then, deviation, key=dropout_key
         )
