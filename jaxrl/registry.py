@@ -56,6 +56,10 @@ _TWENTY: Mapping[str, Any] = {**_BOXES, "updates": 20}
 """Settings of REDQ and DroQ: many updates a step."""
 _TWO_NORMALISED: Mapping[str, Any] = {**_BOXES, "updates": 2, "processor": {"normalise_obs": True}}
 """Settings of SimBa; its networks take normalised observations."""
+_FAST: Mapping[str, Any] = {"num_envs": 128, "opt_interval": 128, "processor": {"normalise_obs": True}}
+_FAST_TD3: Mapping[str, Any] = {**_FAST, "updates": 2, "buffer": {"capacity": 1_310_720, "batch_size": 32_768}}
+"""Settings of FastTD3: many environments, few updates on large batches, and observations that are normalised."""
+_FAST_SAC: Mapping[str, Any] = {**_FAST, "updates": 8, "buffer": {"capacity": 1_310_720, "batch_size": 8_192}}
 _SCALED: Mapping[str, Any] = {"processor": {"normalise_reward": True}}
 """Settings of policy gradients; normalised rewards make one learning rate suit rewards of any scale."""
 _ONE_UPDATE: Mapping[str, Any] = {"epochs": 1, "minibatches": 1, **_SCALED}
@@ -83,8 +87,14 @@ ALGORITHMS: dict[str, Algorithm] = {
     "simba": Algorithm(
         "SimBa", "jaxrl.agents.sac", "SimBaConfig", "off_policy", (*DISCRETE, *BOUNDED), "Pendulum-v1", _TWO_NORMALISED
     ),
+    "fast_sac": Algorithm(
+        "FastSAC", "jaxrl.agents.sac", "FastSACConfig", "off_policy", BOUNDED, "Pendulum-v1", _FAST_SAC
+    ),
     "td3": Algorithm("TD3", "jaxrl.agents.td3", "TD3Config", "off_policy", BOUNDED, "Pendulum-v1", _BOXES),
     "ddpg": Algorithm("DDPG", "jaxrl.agents.td3", "DDPGConfig", "off_policy", BOUNDED, "Pendulum-v1", _BOXES),
+    "fast_td3": Algorithm(
+        "FastTD3", "jaxrl.agents.td3", "FastTD3Config", "off_policy", BOUNDED, "Pendulum-v1", _FAST_TD3
+    ),
     "ppo": Algorithm("PPO", "jaxrl.agents.actor_critic", "PPOConfig", "on_policy", ANY, settings=_SCALED),
     "a2c": Algorithm("A2C", "jaxrl.agents.actor_critic", "A2CConfig", "on_policy", ANY, settings=_SHORT),
     "reinforce": Algorithm(

@@ -12,6 +12,7 @@ from jaxrl.agents.sac import (
     CQLConfig,
     CrossQConfig,
     DroQConfig,
+    FastSACConfig,
     REDQConfig,
     SACConfig,
     SimBaConfig,
@@ -19,10 +20,11 @@ from jaxrl.agents.sac import (
     cql,
     crossq,
     droq,
+    fast_sac,
     redq,
     sac,
     simba,
     tqc,
 )
 from jaxrl.agents.schedules import Schedule, constant, cosine, exponential, linear
-from jaxrl.agents.td3 import DDPGConfig, TD3BCConfig, TD3Config, ddpg, td3, td3_bc
+from jaxrl.agents.td3 import DDPGConfig, FastTD3Config, TD3BCConfig, TD3Config, ddpg, fast_td3, td3, td3_bc

@@ -29,15 +29,25 @@ from jaxrl.agents.fields import (
     OneOf,
     OptimizerConfig,
     Rate,
+    Real,
     Share,
     Steps,
     Weight,
     Widths,
 )
-from jaxrl.agents.losses import conservative_gap, quantile_huber, squared
+from jaxrl.agents.losses import conservative_gap, cross_entropy, hl_gauss, project, quantile_huber, squared
 from jaxrl.agents.optimizers import GradientStep, GradientUpdate, gradient_update
 from jaxrl.agents.sequences import Memories, Views
-from jaxrl.agents.values import midpoints
+from jaxrl.agents.values import (
+    check_support,
+    evenly,
+    expected_value,
+    init_return_bounds,
+    midpoints,
+    outside_support,
+    support_bounds,
+    update_return_bounds,
+)
 from jaxrl.distributions import Head
 from jaxrl.errors import SettingsError
 from jaxrl.masks import PRIVILEGED
@@ -57,7 +67,7 @@ from jaxrl.nn.custom import ROWS
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, RecurrentObs, Transition
-from jaxrl.xla.reductions import entry
+from jaxrl.xla.reductions import argmax, entry
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,40 @@ class CriticConfig(NetworkConfig, OptimizerConfig):
     critics learn, in targets, and where a policy improves their values (DroQ, 0.01 as published); 0 turns it off."""
 
 
+@dataclass(frozen=True)
+class CategoricalConfig(CriticConfig):
+    """Settings of an agent whose critics may learn distributions of the return."""
+
+    critic_target: Annotated[str, OneOf(("min", "mean"))] = "min"
+    """Targets take the lowest of the critics' values (min), or their mean."""
+    atoms: Steps = 0
+    """Atoms of the support on which each critic learns probabilities of the return, of continuous actions (101 in
+    FastTD3); 0: the mean return alone."""
+    critic_loss: Annotated[str, OneOf(("c51", "hl_gauss"))] = "c51"
+    """With atoms, what those probabilities are matched to: the distribution of the target, projected onto the support
+    (c51), or a histogram around its mean (hl_gauss)."""
+    v_min: Real | None = None
+    """Lowest return that atoms can represent; unset: the lowest possible under the rewards and discounts learnt from so
+    far."""
+    v_max: Real | None = None
+    """Highest return that atoms can represent; unset: as for `v_min`."""
+
+    @property
+    def derives_support(self) -> bool:
+        """Whether an end of the support follows from the rewards."""
+        return bool(self.atoms) and (self.v_min is None or self.v_max is None)
+
+    def support_fn(self, margin: float = 0.0) -> "SupportFn | None":
+        """Return the function that makes the support; `margin` is as for `support_bounds`; `None` without atoms."""
+        if not self.atoms:
+            return None
+        return lambda reach: jnp.asarray(evenly(*support_bounds(reach, self.v_min, self.v_max, margin), self.atoms))
+
+
+SupportFn = Callable[[PyTree], Array]
+"""`reach -> [n]`: the support, from `ReturnBounds`, or `()` if both of its ends are given."""
+
+
 class Networks(NamedTuple):
     """A policy `[B, ...] -> [B, outputs]`, and critics `[B, ...], [B, D] -> [K, B, outputs]`."""
 
@@ -113,15 +157,15 @@ class Parts(NamedTuple):
     """Of the critics."""
     extra_policy_loss: ExtraLoss | None = None
     policy_values: Callable[[Array], Array] = lambda outputs: outputs.min(0)
-    """`[K, B, outputs] -> [B, outputs]`: what the policy improves, from the critics' outputs; the lowest by default."""
+    """`[K, B, outputs] -> [B, outputs]`: what the policy improves, from the critics' values; the lowest by default."""
+    support_fn: SupportFn | None = None
+    """For critics that put out logits of atoms."""
 
 
-def build_networks(
-    config: CriticConfig, custom: CustomParts, spec: EnvSpec, head: Head, quantiles: int = 1
-) -> Networks:
+def build_networks(config: CriticConfig, custom: CustomParts, spec: EnvSpec, head: Head, atoms: int = 1) -> Networks:
     """Build the networks that `config` describes, or those made in Python; raise `SettingsError` if they do not fit.
 
-    Critics of continuous actions have as many outputs as `quantiles`.
+    Critics of continuous actions have as many outputs as `atoms`.
     """
     space, seen = spec.action_space, masks.view_spec(spec, masks.for_policy)
     _check_dropout(config, custom)
@@ -132,7 +176,7 @@ def build_networks(
     spec = masks.view_spec(spec, masks.for_critic)
     obs = observation_structs(spec)
     if "make_critic" not in custom.makers:
-        outputs = space.n if isinstance(space, Discrete) else quantiles
+        outputs = space.n if isinstance(space, Discrete) else atoms
         widths = config.critic_features or config.features
         # `nn.ensemble` maps parameters alone. Batch statistics and dropout of each critic need the general `Ensemble`.
         given = "critic_features" if config.critic_features else "features"
@@ -374,6 +418,66 @@ def correlated_noise(kept: Array, before: Array, fresh: Array) -> Array:
     return kept * before + jnp.sqrt(1 - jnp.square(kept)) * fresh
 
 
+# --- atoms ------------------------------------------------------------------------------------------------------
+
+
+def check_atoms(config: Any, make_critic: object, **alone: Any) -> None:
+    """Raise `SettingsError` for atoms without a support, or beside settings that are not the ones in `alone`."""
+    if not config.atoms:
+        return
+    if config.atoms < 2:
+        raise SettingsError(f"agent.atoms is {config.atoms}; expected at least 2, or 0 for the mean return alone")
+    check_support(config.atoms, config.v_min, config.v_max)
+    for name, usual in {"core": "none", **alone}.items():
+        if (value := getattr(config, name)) != usual:
+            raise SettingsError(
+                f"agent.atoms is {config.atoms} and agent.{name} {value}, which do not go together; set {name} to "
+                f"{usual}, or atoms to 0"
+            )
+    if make_critic is not None:
+        raise SettingsError(
+            f"agent.atoms is {config.atoms}, which a critic made in Python does not have; set atoms to 0"
+        )
+
+
+def initial_reach(config: CategoricalConfig) -> PyTree:
+    """Return the `ReturnBounds` before the first step; `()` where no end of a support follows from them."""
+    return init_return_bounds() if config.derives_support else ()
+
+
+def widen_reach(config: CategoricalConfig, reach: PyTree, items: Transition) -> PyTree:
+    """Widen the bounds of `initial_reach` by the steps `items` `[R]`."""
+    return update_return_bounds(reach, items) if config.derives_support else reach
+
+
+def target_distribution(
+    config: CategoricalConfig, items: Transition, logits: Array, support: Array, bonus: Array | float = 0.0
+) -> tuple[Array, Metrics]:
+    """Return the probabilities `[R, n]` of the atoms that critics are to learn, and metrics.
+
+    The target critics have `logits` `[K, R, n]` after the steps `items` `[R]`, where entropy adds `bonus` `[R]`. The
+    distribution is that of the critic with the lowest mean (FastTD3, Seo et al. 2025, https://arxiv.org/abs/2505.22642)
+    or the mixture of all.
+    """
+    p = jax.nn.softmax(logits)
+    if config.critic_target == "min":
+        chosen = jax.nn.one_hot(argmax(-expected_value(p, support).T), p.shape[0])  # `[R, K]`
+    else:
+        chosen = jnp.full(p.shape[1::-1], 1 / p.shape[0], jnp.float32)
+    p = jnp.sum(chosen.T[..., None] * p, axis=0)
+    reward = items.reward + items.discount * bonus
+    z = reward[:, None] + items.discount[:, None] * support[None]
+    if config.critic_loss == "hl_gauss":
+        target = jax.vmap(hl_gauss, in_axes=(0, None))(jnp.sum(p * z, axis=-1), support)
+    else:
+        target = jax.vmap(project, in_axes=(0, 0, None))(z, p, support)
+    # Without rewards to go by, returns may lie beyond an end of the support that the user gave.
+    if config.v_min is None and config.v_max is None:
+        return target, {}
+    outside = jax.vmap(outside_support, in_axes=(0, 0, None))(z, p, support)
+    return target, {"out_of_support": jnp.mean(items.weight * outside)}
+
+
 class SampledActions(NamedTuple):
     """Sampled actions whose values CQL pushes down; both are `()` for discrete actions, where every action counts."""
 
@@ -410,11 +514,13 @@ def learn_critic(
     key: Key,
     opt_step: Array,
     sampled: SampledActions | None = None,
+    support: Array | None = None,
 ) -> tuple[GradientUpdate, Metrics, Array]:
     """Regress the critics' values of the data's actions on `target` `[B]`; also return metrics and absolute errors.
 
-    With `sampled`, add `hyper.cql` times the conservative penalty (CQL). With cores, `batch` is of sequences; all else
-    is of the steps that are learnt from, `[R]`. `key` is that of the update.
+    With a `support` `[n]`, the targets are probabilities `[B, n]` of its atoms. With `sampled`, add `hyper.cql` times
+    the conservative penalty (CQL). With cores, `batch` is of sequences; all else is of the steps that are learnt from,
+    `[R]`. `key` is that of the update.
     """
     rows = training_rows(parts, batch)
     action = unit_actions(parts.spec, rows.items.action)
@@ -423,7 +529,7 @@ def learn_critic(
     penalty = None if sampled is None else partial(_gap, parts.networks.critic)
     learnt = gradient_update(
         parts.gradient_step,
-        partial(_critic_loss, parts, penalty, 0.0 if sampled is None else state.hyper.cql),
+        partial(_critic_loss, parts, penalty, 0.0 if sampled is None else state.hyper.cql, support),
         state.critic,
         state.opt_state.critic,
         (
@@ -451,7 +557,13 @@ def learn_critic(
 
 
 def _critic_loss(
-    parts: Parts, cql_gap: Any, cql_weight: Array | float, params: PyTree, batch: PyTree, key: Key | None
+    parts: Parts,
+    cql_gap: Any,
+    cql_weight: Array | float,
+    support: Array | None,
+    params: PyTree,
+    batch: PyTree,
+    key: Key | None,
 ) -> tuple[Array, tuple[tuple[Array, Array, PyTree], PyTree]]:
     """Return the weighted mean of the critics' summed losses; absolute errors, values and CQL gaps, each `[B]`; and the
     critics' collections."""
@@ -464,13 +576,16 @@ def _critic_loss(
         rows, actions = joint(to_critic(obs), to_critic(target.obs)), joint(action, target.action)
         both, collections = nn.forward(parts.networks.critic, params, rows, *actions, key=key)
         out, out_t = jnp.split(both, 2, axis=1)
-        v_t = jnp.sum(target.probability * out_t.min(0), axis=-1) + target.bonus
+        v_t = jnp.sum(target.probability * parts.policy_values(out_t), axis=-1) + target.bonus
         # This target comes from the parameters that are differentiated, while all others are data of the loss.
         target = jax.lax.stop_gradient(target.reward + target.discount * v_t)
     else:
         out, collections = nn.forward(parts.networks.critic, params, to_critic(obs), *action, key=key)
     gap: PyTree = ()
-    if target.ndim == 2:
+    if support is not None:
+        q = expected_value(jax.nn.softmax(out), support)
+        loss, error = categorical_critic_loss(out, target, support)
+    elif target.ndim == 2:
         q = out.mean(-1)
         loss, error = quantile_critic_loss(out, target)
     else:
@@ -514,6 +629,16 @@ def quantile_critic_loss(z: Array, target: Array) -> tuple[Array, Array]:
     return each.sum(0), target.mean(-1)[None] - z.mean(-1)
 
 
+def categorical_critic_loss(logits: Array, target: Array, support: Array) -> tuple[Array, Array]:
+    """Return the loss of each step `[B]`, and the mean of the target minus that of each critic, `[K, B]`.
+
+    The loss is the cross-entropy of the probabilities `target` `[B, n]` and the critics' `logits` `[K, B, n]` of the
+    atoms `support` `[n]`, summed over critics (Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, algorithm 1).
+    """
+    each = jax.vmap(jax.vmap(cross_entropy), in_axes=(0, None))(logits, target)
+    return each.sum(0), expected_value(target, support)[None] - expected_value(jax.nn.softmax(logits), support)
+
+
 def extra_policy_term(parts: Parts, policy: PyTree, items: Transition, outputs: Any, weight: Array) -> Array:
     """Return the user's term of the policy's loss for the steps `items` `[R]`."""
     assert parts.extra_policy_loss is not None
@@ -539,6 +664,19 @@ def select_values(q: Array, pick: Array | None) -> Array:
     if pick is None:
         return q[..., 0]
     return jax.vmap(jax.vmap(entry), in_axes=(0, None))(q, pick)
+
+
+def pool_values(how: str) -> Callable[[Array], Array]:
+    """Return what makes one of the critics' values, `[K, B, outputs] -> [B, outputs]`: `min` or `mean`."""
+    return lambda outputs: outputs.mean(0) if how == "mean" else outputs.min(0)
+
+
+def policy_pool(parts: Parts, reach: PyTree) -> Callable[[Array], Array]:
+    """Return what makes the values `[B, outputs]` that the policy improves of the critics' outputs `[K, B, ...]`."""
+    if parts.support_fn is None:
+        return parts.policy_values
+    support = parts.support_fn(reach)
+    return lambda logits: parts.policy_values(expected_value(jax.nn.softmax(logits), support)[..., None])
 
 
 def min_values(critic: Network, params: PyTree, obs: PyTree, *action: Array, key: Key | None = None) -> Array:
@@ -595,7 +733,8 @@ def _values(parts: Parts, state: Any, obs: PyTree, action: PyTree) -> Array:
     apply = partial(apply_critics, parts.networks.critic, state.critic, obs)
     if isinstance(parts.spec.action_space, Discrete):
         return mask_values(parts.policy_values(apply()), obs)
-    return parts.policy_values(apply(*unit_actions(parts.spec, action)))[:, 0]
+    pool = parts.policy_values if parts.support_fn is None else policy_pool(parts, state.reach)
+    return pool(apply(*unit_actions(parts.spec, action)))[:, 0]
 
 
 def unit_actions(spec: EnvSpec, action: Array) -> tuple[Array, ...]:

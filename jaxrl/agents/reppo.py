@@ -47,8 +47,10 @@ from jaxrl.agents.losses import cross_entropy, hl_gauss
 from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_update
 from jaxrl.agents.returns import lambda_returns
 from jaxrl.agents.values import (
+    ENTROPY_MARGIN,
     check_support,
     evenly,
+    expected_value,
     init_return_bounds,
     select_row,
     support_bounds,
@@ -65,8 +67,6 @@ from jaxrl.tuning import tunable
 from jaxrl.types import Batch, Rollout, Transition
 from jaxrl.xla import flat
 
-MARGIN = 0.1
-"""Share of its width by which a derived support reaches beyond the bounds: entropy adds to returns."""
 UNITS = 100.0
 """Number of units in the width of the support. With a discount of 0.99 one is the range of a step's rewards."""
 ADAM = optimizers.gradient_step(optimizers.OPTIMIZERS["adam"])
@@ -346,12 +346,11 @@ def _logits(parts: _Parts, params: PyTree, obs: PyTree, *action: Array, key: Key
 
 def _expected(logits: Array, support: Array) -> Array:
     """Return the mean returns `[...]` of logits `[..., n]`."""
-    # A sum in place of a product: the latter is rounded in different ways for one shard and for several.
-    return jnp.sum(jax.nn.softmax(logits) * support.reshape((1,) * (logits.ndim - 1) + (-1,)), axis=-1)
+    return expected_value(jax.nn.softmax(logits), support)
 
 
 def _support(config: REPPOConfig, reach: PyTree) -> Array:
-    return jnp.asarray(evenly(*support_bounds(reach, config.v_min, config.v_max, MARGIN), config.atoms))
+    return jnp.asarray(evenly(*support_bounds(reach, config.v_min, config.v_max, ENTROPY_MARGIN), config.atoms))
 
 
 def _unit(support: Array) -> Array:

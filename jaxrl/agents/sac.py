@@ -24,10 +24,11 @@ from jaxrl import distributions, shards
 from jaxrl.agents import critics, optimizers, sequences
 from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Mode
 from jaxrl.agents.checks import check_actions, make_hyper
-from jaxrl.agents.critics import CriticConfig, NextStep, Parts, SampledActions
+from jaxrl.agents.critics import CategoricalConfig, NextStep, Parts, SampledActions
 from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import (
+    Activation,
     Between,
     Count,
     OneOf,
@@ -44,6 +45,7 @@ from jaxrl.agents.fields import (
 from jaxrl.agents.optimizers import OPTIMIZERS, Gradient, Optimizer
 from jaxrl.agents.schedules import schedules_in
 from jaxrl.agents.sequences import Views
+from jaxrl.agents.values import ENTROPY_MARGIN
 from jaxrl.distributions import Distribution, TanhGaussian
 from jaxrl.errors import SettingsError
 from jaxrl.masks import entropy_share, get_mask
@@ -56,7 +58,7 @@ from jaxrl.xla.reductions import select
 
 
 @dataclass(frozen=True)
-class SACConfig(SequenceConfig, CriticConfig):
+class SACConfig(SequenceConfig, CategoricalConfig):
     """Settings of SAC."""
 
     temperature: Positive = 1.0
@@ -156,6 +158,24 @@ class SimBaConfig(SACConfig):
     critic_features: Widths = (512, 512)
 
 
+@dataclass(frozen=True)
+class FastSACConfig(SACConfig):
+    """Settings of FastSAC."""
+
+    optimizer: str = "adamw"
+    optimizer_b2: Share | None = 0.95
+    weight_decay: Weight | None = 1e-3
+    tau: Share = 0.125
+    temperature: Positive = 0.001
+    policy_interval: Count = 4
+    critic_target: Annotated[str, OneOf(("min", "mean"))] = "mean"
+    atoms: Steps = 101
+    activation: Activation = "silu"
+    layer_norm: bool = True
+    features: Widths = (512, 256, 128)
+    critic_features: Widths = (768, 384, 192)
+
+
 ADAM = optimizers.gradient_step(OPTIMIZERS["adam"])
 """Optimizer of the temperature, whatever optimises the networks: weight decay, for one, makes no sense for a
 temperature."""
@@ -197,6 +217,9 @@ class SACState(NamedTuple):
     """A scalar, or `()` if the temperature is fixed."""
     opt_state: OptStates
     hyper: SACHyper
+    reach: PyTree = ()
+    """The `ReturnBounds` from which the support of atoms is derived; `()` if `v_min` and `v_max` are given, or without
+    atoms."""
 
 
 PARTS = ("make_optimizer", "make_policy", "make_critic", "extra_loss", "extra_policy_loss")
@@ -288,6 +311,15 @@ def simba(config: SimBaConfig | None = None, **arguments: Any) -> AgentMaker:
     return _maker("simba", config or SimBaConfig(), arguments)
 
 
+def fast_sac(config: FastSACConfig | None = None, **arguments: Any) -> AgentMaker:
+    """Configure FastSAC, for many simulated environments and large batches; arguments are as for `sac`.
+
+    Seo et al. 2025, https://arxiv.org/abs/2512.01996. Critics learn distributions of the return, and targets take the
+    mean of them. For continuous actions; environments, batches and updates are the strategy's.
+    """
+    return _maker("fast_sac", config or FastSACConfig(), arguments)
+
+
 def _maker(name: str, config: Any, arguments: Mapping[str, Any]) -> AgentMaker:
     """Return the maker of an agent of this family."""
     return agent_maker(name, _build, config, arguments, PARTS, _check)
@@ -306,8 +338,15 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
     deviation = _deviations(parts, target_key, rows)
     # The next action comes from the present policy, not from a target policy as in TD3.
     policy_t = _policy(parts, state.policy, seen.then)
+    reach = critics.widen_reach(config, state.reach, rows.items)
+    support = parts.support_fn and parts.support_fn(reach)
     target: Array | NextStep
-    if config.target_network:
+    more: Metrics = {}
+    if support is not None:
+        dropout_key = critics.target_key(parts, key)
+        outputs, _, entropy_t = _evaluate(parts, policy_t, state.target, seen.then, deviation, key=dropout_key)
+        target, more = critics.target_distribution(config, rows.items, outputs, support, temperature * entropy_t)
+    elif config.target_network:
         pool: Callable[[Array], Array] = parts.policy_values
         if config.critic_subset:
             sample_key, subset_key = jax.random.split(sample_key)
@@ -322,13 +361,14 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
     else:
         target = _next_step(parts, rows.items, policy_t, temperature, deviation)
     sampled = _sampled_actions(parts, state.policy, seen, sample_key) if config.cql else None
-    critic, metrics, priorities = critics.learn_critic(parts, state, batch, target, key, opt_step, sampled)
+    critic, metrics, priorities = critics.learn_critic(parts, state, batch, target, key, opt_step, sampled, support)
     if parts.memory is not None:
         priorities = sequences.sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
     state = state._replace(
         critic=critic.variables,
         target=optimizers.polyak_update(state.target, critic.variables, hyper.tau) if config.target_network else (),
         opt_state=state.opt_state._replace(critic=critic.opt_state),
+        reach=reach,
     )
     deviation = _deviations(parts, policy_key, rows)
     gradient = partial(_policy_gradient, parts, state, batch, rows, deviation, temperature, key)
@@ -343,7 +383,7 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
         state = select(due, improved, state)
         # The zeros of a skipped update are no measurement.
         measured = {name: stat(value, due) for name, value in policy_metrics.items()}
-    return state, {**metrics, **measured, "temperature": temperature}, priorities
+    return state, {**metrics, **more, **measured, "temperature": temperature}, priorities
 
 
 def _policy_gradient(
@@ -358,7 +398,7 @@ def _policy_gradient(
     """Return the gradient of the policy's loss; `rows` are the `training_rows` of `batch`."""
     return optimizers.loss_gradient(
         parts.gradient_step,
-        partial(_policy_loss, parts, state.critic, temperature),
+        partial(_policy_loss, parts, critics.policy_pool(parts, state.reach), state.critic, temperature),
         state.policy,
         (
             # As sampled, and not as seen: the policy's memories are recomputed under its gradient.
@@ -409,7 +449,13 @@ def _improve_policy(
 
 
 def _policy_loss(
-    parts: Parts, critic: PyTree, temperature: Array, policy: PyTree, batch: PyTree, key: Key | None
+    parts: Parts,
+    pool: Callable[[Array], Array],
+    critic: PyTree,
+    temperature: Array,
+    policy: PyTree,
+    batch: PyTree,
+    key: Key | None,
 ) -> tuple[Array, tuple[Array, PyTree]]:
     """Return the negated weighted mean of the soft value, the entropy `[B]`, and the policy's collections."""
     obs, is_first, deviation, weight, items = batch
@@ -418,9 +464,7 @@ def _policy_loss(
     outputs, collections = forward(parts.networks.policy, policy, critics.to_policy(seen), key=policy_key)
     distribution = _distribution(parts, outputs, seen)
     # Critics and temperature are constants here; gradients reach the policy through its action and its entropy.
-    value, entropy = _soft_value(
-        parts, parts.policy_values, distribution, critic, temperature, seen, deviation, key=critic_key
-    )
+    value, entropy = _soft_value(parts, pool, distribution, critic, temperature, seen, deviation, key=critic_key)
     loss = -value
     if parts.extra_policy_loss is not None:
         loss = loss + critics.extra_policy_term(parts, policy, items, distribution, weight)
@@ -463,7 +507,7 @@ def _policy_values(config: SACConfig) -> Callable[[Array], Array]:
     """Return what makes values for the policy, `[B, outputs]`, of the critics' outputs `[K, B, outputs]`."""
     if config.quantiles:
         return lambda outputs: outputs.mean((0, 2))[:, None]
-    return lambda outputs: outputs.mean(0) if config.critic_subset else outputs.min(0)
+    return critics.pool_values("mean" if config.critic_subset else config.critic_target)
 
 
 def _soft_value(
@@ -479,20 +523,28 @@ def _soft_value(
 ) -> tuple[Array, Array]:
     """Return the soft value of `obs` `[B]`, or samples of it `[B, S]`, and the entropy of `policy` `[B]`.
 
-    `pool` makes one value, or samples, of the critics' outputs `[K, B, outputs]`. With a key, which is consumed, these
-    have dropout.
+    `pool` makes one value, or samples, of the critics' outputs `[K, B, ...]`. The rest is as for `_evaluate`.
+    """
+    outputs, probability, entropy = _evaluate(parts, policy, critic, obs, deviation, key=key)
+    return soft_value(pool(outputs), entropy, temperature, probability), entropy
+
+
+def _evaluate(
+    parts: Parts, policy: Distribution, critic: PyTree, obs: PyTree, deviation: PyTree, *, key: Key | None
+) -> tuple[Array, Array | None, Array]:
+    """Return the critics' outputs `[K, B, outputs]`, probabilities of discrete actions, and the policy's entropy `[B]`.
 
     A continuous action lies `deviation` `[B, D]` standard deviations from the mean, and gradients reach the policy
-    through it (equations 8 and 9).
+    through it (equations 8 and 9). With a key, which is consumed, the critics have dropout.
     """
     apply = partial(critics.apply_critics, parts.networks.critic, critic, obs, key=key)
     if isinstance(parts.spec.action_space, Discrete):
-        q, entropy = pool(apply()), policy.entropy()
-        return soft_value(q, entropy, temperature, jax.nn.softmax(cast(Any, policy).logits)), entropy
+        outputs, entropy = apply(), policy.entropy()
+        return outputs, jax.nn.softmax(cast(Any, policy).logits), entropy
     # Critics take the squashed action. Its density is computed from the raw one, since `tanh` is hard to invert near 1.
     raw = cast(TanhGaussian, policy).at(deviation)
     entropy = -policy.log_prob(raw)
-    return soft_value(pool(apply(jnp.tanh(raw))), entropy, temperature), entropy
+    return apply(jnp.tanh(raw)), None, entropy
 
 
 def _next_step(
@@ -611,6 +663,13 @@ def _check(config: SACConfig, parts: Mapping[str, Any]) -> None:
         )
     if config.quantiles:
         _check_quantiles(config, parts)
+    critics.check_atoms(config, parts["make_critic"], quantiles=0, critic_subset=0, cql=0.0, target_network=True)
+    for name in ("quantiles", "critic_subset"):
+        if config.critic_target == "mean" and getattr(config, name):
+            raise SettingsError(
+                f"agent.critic_target is mean, but agent.{name} {getattr(config, name)} has a target of its own; set "
+                f"critic_target to min, or {name} to 0"
+            )
     if not config.target_network and config.core != "none":
         raise SettingsError(
             f"agent.target_network is off, but with agent.core {config.core} sequences need one; leave it on, "
@@ -650,10 +709,15 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
             f"agent.quantiles is {config.quantiles}, but {spec.name} has Discrete actions; set it to 0, or take dqn "
             "with values qr"
         )
+    if config.atoms and isinstance(spec.action_space, Discrete):
+        raise SettingsError(
+            f"agent.atoms is {config.atoms}, but {spec.name} has Discrete actions; set it to 0, or take dqn with "
+            "values c51"
+        )
     head = distributions.make_head(spec, squash=True)
     memories = sequences.initial_memories(config, config.num_critics)
     networks = (
-        critics.build_networks(config, custom, spec, head, max(1, config.quantiles))
+        critics.build_networks(config, custom, spec, head, max(1, config.quantiles, config.atoms))
         if memories is None
         else critics.recurrent_networks(config, spec, head)
     )
@@ -667,6 +731,7 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
         custom.extra_loss,
         custom.extra_policy_loss,
         _policy_values(config),
+        config.support_fn(ENTROPY_MARGIN),
     )
     # The memory of the exploration noise is the noise of the step before, and 0 at an episode's start.
     noise = jnp.zeros(critics.space_size(cast(Box, spec.action_space)), jnp.float32) if config.noise_memory else None
@@ -676,7 +741,7 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
         init=partial(_init, parts),
         act=partial(_act, parts),
         update=partial(_update, parts),
-        strip=lambda state: state._replace(critic=(), target=(), log_temperature=(), opt_state=()),
+        strip=lambda state: state._replace(critic=(), target=(), log_temperature=(), opt_state=(), reach=()),
         memory=noise if memories is None else memories,
         window=sequences.sequence_spec(config),
         apply=critics.apply_fns(parts.networks),
@@ -694,6 +759,7 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
             custom=custom.custom,
             exploration=TEMPERATURE,
             offline=isinstance(config, CQLConfig),
+            bounds_returns=config.derives_support,
         ),
     )
 
@@ -714,7 +780,7 @@ def _init(parts: Parts, key: Key) -> SACState:
     )
     # The target must be a copy: both arrays are donated to the compiled loop.
     target = jax.tree.map(jnp.copy, critic) if config.target_network else ()
-    return SACState(policy, critic, target, log_temperature, opt_state, hyper)
+    return SACState(policy, critic, target, log_temperature, opt_state, hyper, critics.initial_reach(config))
 
 
 def _usual_entropy(spec: EnvSpec) -> float:

@@ -65,11 +65,12 @@ def check_core(config: CoreConfig, **makers: object) -> None:
 
 def check_noise_memory(config: Any) -> None:
     """Raise `SettingsError` for a core beside exploration noise that has a memory of its own."""
-    if config.noise_memory and config.core != "none":
-        raise SettingsError(
-            f"agent.noise_memory is {config.noise_memory}, but with agent.core {config.core} the memory is that of the "
-            "networks alone; set noise_memory to 0, or core to none"
-        )
+    for name in ("noise_memory", "noise_min"):
+        if (value := getattr(config, name, 0.0)) and config.core != "none":
+            raise SettingsError(
+                f"agent.{name} is {value}, but with agent.core {config.core} the memory is that of the networks alone; "
+                f"set {name} to 0, or core to none"
+            )
 
 
 def rollout_sequences(sample: Sample, items: Transition) -> Sample:

@@ -17,11 +17,12 @@ from jaxrl import shards
 from jaxrl.agents import critics, optimizers, sequences
 from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Mode
 from jaxrl.agents.checks import check_actions, make_hyper
-from jaxrl.agents.critics import CriticConfig, Parts
+from jaxrl.agents.critics import CategoricalConfig, Parts
 from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker
-from jaxrl.agents.fields import Between, Count, SequenceConfig, Weight
+from jaxrl.agents.fields import Between, Count, SequenceConfig, Share, Steps, Weight, Widths
 from jaxrl.agents.optimizers import Gradient, Optimizer
 from jaxrl.distributions import Head
+from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
 from jaxrl.nn import forward
 from jaxrl.spaces import Box, EnvSpec, to_box
@@ -31,12 +32,15 @@ from jaxrl.xla.reductions import select
 
 
 @dataclass(frozen=True)
-class TD3Config(CriticConfig, SequenceConfig):
+class TD3Config(CategoricalConfig, SequenceConfig):
     """Settings of TD3."""
 
     noise: Weight = 0.1
     """Standard deviation of the exploration noise, for actions scaled to -1 to 1; with noise_memory, in the long
     run."""
+    noise_min: Weight = 0.0
+    """Lowest such deviation: at each episode's start that of its noise is drawn between noise_min and noise, for each
+    environment (FastTD3); 0: noise in all of them."""
     noise_memory: Annotated[float, Between(0.0, 0.9999)] = 0.0
     """Correlation of the exploration noise between successive steps of an episode; 0: independent noise."""
     target_noise: Weight = 0.2
@@ -66,6 +70,21 @@ class TD3BCConfig(TD3Config):
     bc_alpha: Weight = 2.5
 
 
+@dataclass(frozen=True)
+class FastTD3Config(TD3Config):
+    """Settings of FastTD3."""
+
+    optimizer: str = "adamw"
+    weight_decay: Weight | None = 0.1
+    tau: Share = 0.1
+    atoms: Steps = 101
+    noise: Weight = 0.4
+    noise_min: Weight = 0.001
+    target_noise: Weight = 0.001
+    features: Widths = (512, 256, 128)
+    critic_features: Widths = (1024, 512, 256)
+
+
 class TD3Hyper(NamedTuple):
     """Hyperparameters that a sweep can vary without recompiling: float32 scalars, `[P]` in a population."""
 
@@ -79,6 +98,17 @@ class TD3Hyper(NamedTuple):
     target_noise_clip: Array
     bc_alpha: PyTree
     """`()` if it is off."""
+    noise_min: PyTree = ()
+    """`()` if it is off."""
+
+
+class ScaledNoise(NamedTuple):
+    """Memory of exploration noise whose scale is drawn for each episode."""
+
+    scale: Array
+    """The standard deviation in this episode; 0 before its first step, in which it is drawn."""
+    noise: PyTree
+    """`[D]`, the noise of the step before; `()` without `noise_memory`."""
 
 
 class OptStates(NamedTuple):
@@ -97,6 +127,9 @@ class TD3State(NamedTuple):
     target_critic: PyTree
     opt_state: OptStates
     hyper: TD3Hyper
+    reach: PyTree = ()
+    """The `ReturnBounds` from which the support of atoms is derived; `()` if `v_min` and `v_max` are given, or without
+    atoms."""
 
 
 PARTS = ("make_optimizer", "make_policy", "make_critic", "extra_loss", "extra_policy_loss")
@@ -149,6 +182,15 @@ def td3_bc(config: TD3BCConfig | None = None, **arguments: Any) -> AgentMaker:
     return _maker("td3_bc", config or TD3BCConfig(), arguments)
 
 
+def fast_td3(config: FastTD3Config | None = None, **arguments: Any) -> AgentMaker:
+    """Configure FastTD3, for many simulated environments and large batches; arguments are as for `td3`.
+
+    Seo et al. 2025, https://arxiv.org/abs/2505.22642. Critics learn distributions of the return, and each environment
+    explores by noise of its own scale. Environments, batches and updates are the strategy's.
+    """
+    return _maker("fast_td3", config or FastTD3Config(), arguments)
+
+
 def _maker(name: str, config: Any, arguments: Mapping[str, Any]) -> AgentMaker:
     """Return the maker of an agent of this family."""
     return agent_maker(name, _build, config, arguments, PARTS, _check)
@@ -158,6 +200,11 @@ def _check(config: TD3Config, parts: Mapping[str, Any]) -> None:
     """Raise `SettingsError` for settings that contradict each other."""
     sequences.check_core(config, make_policy=parts["make_policy"], make_critic=parts["make_critic"])
     sequences.check_noise_memory(config)
+    critics.check_atoms(config, parts["make_critic"])
+    if config.noise_min > config.noise:
+        raise SettingsError(
+            f"agent.noise_min is {config.noise_min} and agent.noise {config.noise}; expected noise_min at most noise"
+        )
 
 
 def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> Agent:
@@ -168,21 +215,32 @@ def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> 
     head = Head(size, cast(Any, jnp.tanh), partial(to_box, space))
     memories = sequences.initial_memories(config, config.num_critics)
     networks = (
-        critics.build_networks(config, custom, spec, head)
+        critics.build_networks(config, custom, spec, head, max(1, config.atoms))
         if memories is None
         else critics.recurrent_networks(config, spec, head)
     )
     parts = Parts(
-        config, networks, custom.gradient_step, spec, head, memories, custom.extra_loss, custom.extra_policy_loss
+        config,
+        networks,
+        custom.gradient_step,
+        spec,
+        head,
+        memories,
+        custom.extra_loss,
+        custom.extra_policy_loss,
+        critics.pool_values(config.critic_target),
+        config.support_fn(),
     )
-    noise = jnp.zeros(size, jnp.float32) if config.noise_memory else None
+    noise: PyTree = jnp.zeros(size, jnp.float32) if config.noise_memory else None
+    if config.noise_min:
+        noise = ScaledNoise(jnp.float32(0.0), () if noise is None else noise)
     with_critics = lambda state: state._replace(target_policy=(), target_critic=(), opt_state=())
     return Agent(
         name=name,
         init=partial(_init, parts),
         act=partial(_act, parts),
         update=partial(_update, parts),
-        strip=lambda state: state._replace(critic=(), target_policy=(), target_critic=(), opt_state=()),
+        strip=lambda state: state._replace(critic=(), target_policy=(), target_critic=(), opt_state=(), reach=()),
         memory=noise if memories is None else memories,
         window=sequences.sequence_spec(config),
         apply=critics.apply_fns(parts.networks),
@@ -196,19 +254,20 @@ def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> 
         info=AgentInfo(
             settings=asdict(config),
             custom=custom.custom,
-            exploration=("noise",),
+            exploration=("noise", "noise_min") if config.noise_min else ("noise",),
             offline=isinstance(config, TD3BCConfig),
+            bounds_returns=config.derives_support,
         ),
     )
 
 
 def _init(parts: Parts, key: Key) -> TD3State:
     policy, critic = critics.init_networks(parts.networks, parts.spec, key, parts.memory)
-    hyper = TD3Hyper(*make_hyper(asdict(parts.config), TD3Hyper._fields, optional=("bc_alpha",)))
+    hyper = TD3Hyper(*make_hyper(asdict(parts.config), TD3Hyper._fields, optional=("bc_alpha", "noise_min")))
     opt_state = OptStates(parts.gradient_step.init(policy, hyper.policy_lr), parts.gradient_step.init(critic, hyper.lr))
     # Targets must be copies: all of these arrays are donated to the compiled loop.
     target_policy, target_critic = jax.tree.map(jnp.copy, (policy, critic))
-    return TD3State(policy, critic, target_policy, target_critic, opt_state, hyper)
+    return TD3State(policy, critic, target_policy, target_critic, opt_state, hyper, critics.initial_reach(parts.config))
 
 
 def _policy(parts: Parts, params: PyTree, obs: PyTree) -> Array:
@@ -227,11 +286,28 @@ def _act(parts: Parts, state: TD3State, obs: PyTree, key: Key | None, opt_step: 
     if key is None or mode == "exploit":
         return to_env(action), {"memory": obs.memory} if isinstance(obs, RecurrentObs) else ()
     # Noise may carry actions beyond their bounds, to which `to_env` clips them.
+    if isinstance(obs, RecurrentObs) and isinstance(obs.memory, ScaledNoise):
+        return _act_scaled(parts, state.hyper, action, obs.memory, key)
     noise = jax.random.normal(key, action.shape, jnp.float32)
     if not isinstance(obs, RecurrentObs):
         return to_env(action + state.hyper.noise * noise), ()
     after = critics.correlated_noise(state.hyper.noise_memory, obs.memory, noise)
     return to_env(action + state.hyper.noise * after), {"memory": after}
+
+
+def _act_scaled(
+    parts: Parts, hyper: TD3Hyper, action: Array, memory: ScaledNoise, key: Key
+) -> tuple[Array, dict[str, ScaledNoise]]:
+    """Add noise of each environment's own scale to the policy's actions `[N, D]`. The key is consumed."""
+    key, scale_key = jax.random.split(key)
+    drawn = jax.random.uniform(scale_key, memory.scale.shape, jnp.float32, hyper.noise_min, hyper.noise)
+    # The memory begins anew with each episode, and with it the scale.
+    scale = jnp.where(memory.scale > 0, memory.scale, drawn)
+    noise = jax.random.normal(key, action.shape, jnp.float32)
+    if parts.config.noise_memory:
+        noise = critics.correlated_noise(hyper.noise_memory, memory.noise, noise)
+    after = ScaledNoise(scale, noise if parts.config.noise_memory else ())
+    return parts.head.to_env(action + scale[:, None] * noise), {"memory": after}
 
 
 def _update(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Array) -> tuple[TD3State, Metrics, Array]:
@@ -244,12 +320,21 @@ def _update(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Arr
     noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
     action_t = jnp.clip(action_t + noise, -1.0, 1.0)  # target policy smoothing, equations 14 and 15
     dropout_key = critics.target_key(parts, key)
-    v_t = critics.min_values(parts.networks.critic, state.target_critic, seen.then, action_t, key=dropout_key)[:, 0]
-    target = critics.bootstrap_targets(parts, batch.items, rows.items, v_t)
-    critic, metrics, priorities = critics.learn_critic(parts, state, batch, target, key, opt_step)
+    outputs = critics.apply_critics(parts.networks.critic, state.target_critic, seen.then, action_t, key=dropout_key)
+    reach = critics.widen_reach(parts.config, state.reach, rows.items)
+    support = parts.support_fn and parts.support_fn(reach)
+    more: Metrics = {}
+    if support is None:
+        target = critics.bootstrap_targets(parts, batch.items, rows.items, parts.policy_values(outputs)[:, 0])
+    else:
+        target, more = critics.target_distribution(parts.config, rows.items, outputs, support)
+    critic, metrics, priorities = critics.learn_critic(parts, state, batch, target, key, opt_step, support=support)
+    metrics = {**metrics, **more}
     if parts.memory is not None:
         priorities = sequences.sequence_priorities(priorities, batch.weight.shape[0], parts.config.priority_max)
-    state = state._replace(critic=critic.variables, opt_state=state.opt_state._replace(critic=critic.opt_state))
+    state = state._replace(
+        critic=critic.variables, opt_state=state.opt_state._replace(critic=critic.opt_state), reach=reach
+    )
     gradient = partial(_policy_gradient, parts, state, batch, rows, key)
     if parts.config.policy_interval == 1:
         return _move_policy(parts, state, gradient(), opt_step), metrics, priorities
@@ -263,14 +348,15 @@ def _policy_gradient(parts: Parts, state: TD3State, batch: Batch, rows: Batch, k
     """Return the gradient of the policy's loss; `rows` are the `training_rows` of `batch`."""
     weight = rows.weight * rows.items.weight
     near: PyTree = ()
-    loss = partial(_policy_loss, parts, state.critic, 1.0)
+    loss = partial(_policy_loss, parts, state.critic, state.reach, 1.0)
     if parts.config.bc_alpha:
         # Critics and policies have actions from -1 to 1, whatever the bounds of the box.
         near = critics.unit_actions(parts.spec, rows.items.action)[0]
         obs = critics.observe_before(parts, batch.items.obs, batch.items.is_first, state.policy, state.critic)
         # Equation 5 normalises by the size of the values; no gradient goes through it.
-        q = _value(parts, state.critic, obs, _policy(parts, state.policy, obs))
-        loss = partial(_policy_loss, parts, state.critic, value_weight(q, weight, state.hyper.bc_alpha))
+        q = _value(parts, state.critic, state.reach, obs, _policy(parts, state.policy, obs))
+        scale = value_weight(q, weight, state.hyper.bc_alpha)
+        loss = partial(_policy_loss, parts, state.critic, state.reach, scale)
     return optimizers.loss_gradient(
         parts.gradient_step,
         loss,
@@ -302,10 +388,13 @@ def _move_policy(parts: Parts, state: TD3State, gradient: Gradient, opt_step: Ar
     )
 
 
-def _value(parts: Parts, critic: PyTree, obs: PyTree, action: Array, key: Key | None = None) -> Array:
-    """Return the first critic's values `[B]` of actions from -1 to 1, `[B, D]`; with a key, under dropout."""
-    # The minimum is for targets alone; the policy follows one critic, as in algorithm 1.
-    return critics.apply_critics(parts.networks.critic, critic, obs, action, key=key)[0, :, 0]
+def _value(parts: Parts, critic: PyTree, reach: PyTree, obs: PyTree, action: Array, key: Key | None = None) -> Array:
+    """Return the values `[B]` that the policy improves of actions from -1 to 1, `[B, D]`; with a key, under dropout."""
+    outputs = critics.apply_critics(parts.networks.critic, critic, obs, action, key=key)
+    if parts.support_fn is None and parts.config.critic_target == "min":
+        # The minimum is for targets alone; the policy follows one critic, as in algorithm 1.
+        return outputs[0, :, 0]
+    return critics.policy_pool(parts, reach)(outputs)[:, 0]
 
 
 def value_weight(q: Array, weight: Array, alpha: Array) -> Array:
@@ -316,7 +405,13 @@ def value_weight(q: Array, weight: Array, alpha: Array) -> Array:
 
 
 def _policy_loss(
-    parts: Parts, critic: PyTree, value: Array | float, policy: PyTree, batch: PyTree, key: Key | None
+    parts: Parts,
+    critic: PyTree,
+    reach: PyTree,
+    value: Array | float,
+    policy: PyTree,
+    batch: PyTree,
+    key: Key | None,
 ) -> tuple[Array, tuple[tuple, PyTree]]:
     """Return the negated weighted mean of the value (equation 9 of DDPG), times `value`; and the policy's collections.
 
@@ -327,7 +422,7 @@ def _policy_loss(
     obs = critics.observe_before(parts, obs, is_first, policy, critic)
     outputs, collections = forward(parts.networks.policy, policy, critics.to_policy(obs), key=policy_key)
     action = cast(Array, parts.head.distribution(outputs))
-    loss = -value * _value(parts, critic, obs, action, critic_key)
+    loss = -value * _value(parts, critic, reach, obs, action, critic_key)
     if parts.config.bc_alpha:
         loss = loss + jnp.mean(jnp.square(action - near), axis=-1)
     if parts.extra_policy_loss is not None:

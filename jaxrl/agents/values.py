@@ -22,6 +22,8 @@ RESCALE_SLOPE = 1e-3
 """Least slope of `signed_hyperbolic`, epsilon of the papers. It makes the inverse Lipschitz continuous."""
 ENDLESS = 1e-3
 """Stands for `1 - discount` where the discount is 1, and one step's reward would imply no bound on the return."""
+ENTROPY_MARGIN = 0.1
+"""Share of its width by which a derived support reaches beyond the bounds if entropy adds to returns."""
 
 
 class BootstrapTarget(NamedTuple):
@@ -199,10 +201,20 @@ def _c51_loss(support: np.ndarray | Array, chosen: Array, taus: Array, after: Bo
 
 
 def _c51_outside(support: np.ndarray | Array, after: BootstrapTarget) -> Array:
-    z, p = _foretold(support, after)
+    return outside_support(*_foretold(support, after), support)
+
+
+def outside_support(z: Array, p: Array, support: np.ndarray | Array) -> Array:
+    """Return the probability that returns `z` `[n]` with probabilities `p` `[n]` lie beyond the ends of `support`."""
     # The tolerance absorbs rounding: an atom that should fall on an end may land slightly beyond it.
     beyond = jnp.abs(z - jnp.clip(z, support[0], support[-1])) > 0.01 * (support[1] - support[0])
     return jnp.sum(p, where=beyond)
+
+
+def expected_value(p: Array, support: Array) -> Array:
+    """Return the means `[...]` of probabilities `[..., n]` of the atoms `support` `[n]`."""
+    # A sum in place of a product: the latter is rounded in different ways for one shard and for several.
+    return jnp.sum(p * support.reshape((1,) * (p.ndim - 1) + (-1,)), axis=-1)
 
 
 def _foretold(support: np.ndarray | Array, after: BootstrapTarget) -> tuple[Array, Array]:

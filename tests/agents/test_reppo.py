@@ -12,7 +12,8 @@ from toys_draws import drawn
 
 import jaxrl
 from jaxrl.agents.losses import hl_gauss
-from jaxrl.agents.reppo import MARGIN, Multipliers, critic_loss, multiplier_gradients, policy_loss, soft_targets
+from jaxrl.agents.reppo import Multipliers, critic_loss, multiplier_gradients, policy_loss, soft_targets
+from jaxrl.agents.values import ENTROPY_MARGIN
 from jaxrl.distributions import LOG_STD, Categorical, Gaussian, TanhGaussian, kl_divergence, mask_distribution
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import sample_space
@@ -356,7 +357,7 @@ def test_the_support_reaches_a_little_beyond_the_returns_that_rewards_allow(name
     after, metrics, _ = updated(name, state, sample._replace(reward=reward, discount=discount), **DERIVED)
     np.testing.assert_allclose(after.reach, [-10.0, 20.0], rtol=1e-5)
     assert "out_of_support" not in metrics
-    np.testing.assert_allclose(metrics["temperature"], 1e-3 * 30 * (1 + 2 * MARGIN) / 100, rtol=1e-5)
+    np.testing.assert_allclose(metrics["temperature"], 1e-3 * 30 * (1 + 2 * ENTROPY_MARGIN) / 100, rtol=1e-5)
     # Logits that are all alike mean the middle.
     flat_critic = after._replace(critic=jax.tree.map(jnp.zeros_like, after.critic))
     obs, action = sample.obs, sample.action

@@ -266,9 +266,9 @@ def still(agent, length=LENGTH, **settings):
     return off_policy(env, agent, **{"buffer": uniform(6_400, 8), "processor": one_step(), **settings})
 
 
-def quiet(spec, memory=0.8, noise=0.1):
+def quiet(spec, memory=0.8, noise=0.1, noise_min=0.0):
     """Make TD3 that does not learn; it compiles fast."""
-    agent = td3(features=(), noise=noise, noise_memory=memory)(spec)
+    agent = td3(features=(), noise=noise, noise_memory=memory, noise_min=noise_min)(spec)
     keep = lambda state, batch, key, opt_step: (state, {}, jnp.zeros(batch.weight.shape))
     return agent._replace(update=keep)
 
@@ -337,6 +337,46 @@ def test_evaluation_is_free_of_noise_that_lasts():
         carry = policy.observe(params, carry, step)
 
 
+@functools.cache
+def scales(memory=0.0, length=20):
+    """Return scale, noise and action of 800 steps in 8 environments, whose noise has a scale for each episode."""
+    strategy = still(functools.partial(quiet, memory=memory, noise=0.4, noise_min=0.1), length, warmup=6_400)
+    state = jax.jit(strategy.init)(KEY)
+    middle = np.tanh(np.asarray(state.agent.policy["params"]["Dense_0"]["bias"]))
+    taken = unit(np.asarray(state.buffer.items.action).reshape(6_400, 2)).reshape(800, 8, 2)
+    scale = np.asarray(state.buffer.items.next_obs.memory.scale).reshape(800, 8)
+    return scale, taken - middle[None, None]
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.5])
+def test_each_episode_of_each_environment_has_noise_of_a_scale_of_its_own(memory):
+    scale, noise = scales(memory)
+    by_episode = scale.reshape(40, 20, 8)
+    np.testing.assert_array_equal(by_episode, np.broadcast_to(by_episode[:, :1], by_episode.shape))
+    drawn_scales = by_episode[:, 0].ravel()
+    assert len(set(drawn_scales.tolist())) == 320
+    # Uniform between 0.1 and 0.4: mean 0.25 and deviation 0.3 / sqrt(12), of 320 draws.
+    assert 0.1 <= drawn_scales.min() < 0.11
+    assert 0.39 < drawn_scales.max() <= 0.4
+    np.testing.assert_allclose([drawn_scales.mean(), drawn_scales.std()], [0.25, 0.0866], atol=0.015)
+    if not memory:
+        np.testing.assert_allclose((noise / scale[..., None]).std(), 1.0, atol=0.03)
+
+
+def test_the_scale_of_an_episode_that_goes_on_is_kept_and_greedy_actions_have_none():
+    agent = agent_of(noise=0.4, noise_min=0.1)
+    begin = jax.tree.map(lambda x: jnp.broadcast_to(x, (SIZE, *x.shape)), agent.memory)
+    obs, state = batch_of().items.obs, beginning(noise=0.4, noise_min=0.1)
+    act = lambda memory, key, mode: agent.act(state, RecurrentObs(obs, memory), key, jnp.uint32(0), mode)
+    action, extras = act(begin, KEY, "explore")
+    later, again = act(extras["memory"], jax.random.key(7), "explore")
+    assert equal(again["memory"], extras["memory"])
+    assert not equal(later, action)
+    greedy, kept = act(extras["memory"], None, "exploit")
+    assert equal(kept["memory"], extras["memory"])
+    assert equal(greedy, agent.act(state, obs, None, jnp.uint32(0), "exploit")[0])
+
+
 def test_the_memory_of_noise_is_not_shown_to_the_networks():
     agent = agent_of(noise_memory=0.5)
     batch, memory = batch_of(), jnp.asarray(np.random.default_rng(0).normal(size=(SIZE, 2)), jnp.float32)
@@ -381,6 +421,8 @@ def test_other_actions_are_refused_with_one_clear_message(name, space, said):
         ({"noize": 1.0}, "did you mean noise"),
         ({"noise": -0.1}, r"agent\.noise is -0\.1"),
         ({"noise_memory": 1.5}, r"agent\.noise_memory is 1\.5"),
+        ({"noise_min": 0.2}, r"agent\.noise_min is 0\.2 and agent\.noise 0\.1; expected noise_min at most noise"),
+        ({"noise_min": 0.05, "core": "gru"}, r"noise_min is 0\.05, but with agent\.core gru the memory is"),
         ({"policy_interval": 0}, r"agent\.policy_interval is 0"),
         ({"target_noise_clip": -1.0}, r"agent\.target_noise_clip is -1\.0"),
     ],

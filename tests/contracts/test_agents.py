@@ -52,6 +52,8 @@ PLAIN: dict[str, dict[str, Any]] = {
     "redq": {"policy_interval": 1},
     "droq": {"policy_interval": 1, "dropout": 0.0},
     "simba": {"critic_features": (5,)},
+    "fast_sac": {"policy_interval": 1, "critic_features": (5,)},
+    "fast_td3": {"policy_interval": 1, "critic_features": (5,)},
 }
 """Settings of those whose defaults do not keep all of it: statistics of a batch are those of all its rows and of its
 pieces, which also draw their dropout, and a policy that rests does not move."""

@@ -126,6 +126,17 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
     "td3 whose noise remembers": lambda: _off_policy(
         jaxrl.td3(features=(8,), noise_memory=0.9, lr_decay=60), env="Pendulum-v1"
     ),
+    "td3 of atoms, noise of a scale for each episode that remembers": lambda: _off_policy(
+        jaxrl.fast_td3(features=(8,), critic_features=(8,), atoms=11, noise_memory=0.5, accumulate=2),
+        jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()),
+        "Pendulum-v1",
+        updates=2,
+    ),
+    "sac of atoms on a support that is given": lambda: _off_policy(
+        jaxrl.fast_sac(features=(8,), critic_features=(8,), atoms=11, v_min=-100.0, critic_loss="hl_gauss"),
+        env="Pendulum-v1",
+        buffer=jaxrl.prioritised(96, batch_size=8),
+    ),
     "td3 with scans": lambda: _off_policy(
         jaxrl.td3(features=(8,), core="lru", core_features=8, burn_in=2, sequence=4),
         env="Pendulum-v1",

@@ -118,6 +118,10 @@ RARE = {
     "td3, noise that lasts": ("td3", {"noise_memory": 0.8}, {}),
     "td3, a patient policy": ("td3", {"policy_interval": 3}, {}),
     "ddpg, several updates a step": ("ddpg", {}, {"updates": 2}),
+    "sac, the mean of both critics": ("sac", {"critic_target": "mean"}, {}),
+    "sac, atoms": ("sac", {"atoms": 43, "v_min": -15.0, "v_max": 6.0, "critic_target": "mean"}, {}),
+    "td3, atoms": ("td3", {"atoms": 43, "v_min": -15.0, "v_max": 6.0}, {}),
+    "td3, histograms": ("td3", {"atoms": 43, "v_min": -15.0, "v_max": 6.0, "critic_loss": "hl_gauss"}, {}),
 }
 
 
@@ -133,9 +137,14 @@ def learn(variant):
     obs, params = jnp.arange(9), strategy.policy.params(state)
     _, greedy = strategy.policy.act(params, strategy.policy.begin(params, obs))
     options = {"features": FEATURES, "activation": "tanh", "layer_norm": settings.get("layer_norm", False)}
-    outputs = settings.get("quantiles", 1)
+    outputs = settings.get("quantiles") or settings.get("atoms", 1)
     critic = ensemble(settings.get("num_critics", 1 if name == "ddpg" else 2), Discrete(9), outputs=outputs, **options)
-    values = critic.apply(state.agent.critic, obs, jnp.asarray(BEST, jnp.float32)).mean(-1)
+    values = critic.apply(state.agent.critic, obs, jnp.asarray(BEST, jnp.float32))
+    if "atoms" in settings:
+        support = np.linspace(settings["v_min"], settings["v_max"], outputs)
+        values = np.sum(jax.nn.softmax(values) * support[None, None], axis=-1)
+    else:
+        values = values.mean(-1)
     return np.asarray(from_box(ACTIONS, greedy)), np.asarray(values)
 
 

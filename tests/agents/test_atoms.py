@@ -1,0 +1,239 @@
+"""Critics of atoms: targets, losses and moves in NumPy on linear networks, and what they refuse."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_draws import drawn
+
+import jaxrl
+from jaxrl.agents.critics import target_distribution
+from jaxrl.distributions import LOG_STD
+from jaxrl.errors import SettingsError
+from jaxrl.types import Batch, Transition
+
+KEY = jax.random.key(0)
+BOX = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (3,)), jaxrl.Box(-1.0, 1.0, (2,)))
+SIZE, TEMPERATURE = 5, 0.5
+NOISE = np.random.default_rng(3).normal(size=(2, SIZE, 2)).astype(np.float32)
+"""What is drawn: for the policy's loss and for targets by SAC; the first alone by TD3."""
+ATOMS = {"atoms": 5, "v_min": -2.0, "v_max": 2.0}
+SUPPORT = np.linspace(-2.0, 2.0, 5)
+PLAIN = {"features": (), "optimizer": "sgd", "lr": 0.25, "policy_lr": 0.25, "policy_interval": 1}
+
+
+def batch() -> Batch:
+    rng = np.random.default_rng(0)
+    obs, next_obs = rng.normal(0, 0.5, (2, SIZE, 3))
+    action, reward = rng.uniform(-0.9, 0.9, (SIZE, 2)), rng.normal(size=SIZE)
+    parts = (obs, action, reward, np.array([0.9, 0.0, 0.9, 0.9, 0.9]), next_obs)
+    items = Transition(*(jnp.asarray(part, jnp.float32) for part in parts))
+    ones = jnp.ones(SIZE, jnp.float32)
+    return Batch(items._replace(weight=ones), jnp.arange(SIZE), ones)
+
+
+@functools.cache
+def updated(name: str, **settings: Any) -> tuple[Any, Any, Any]:
+    """Return a state with all parameters drawn anew, that after an update from it, and the update's metrics."""
+    fixed = {"temperature": TEMPERATURE, "learn_temperature": False} if name == "sac" else {}
+    agent = {"sac": jaxrl.sac, "td3": jaxrl.td3}[name](**{**PLAIN, **fixed, **ATOMS, **settings})(BOX)
+    state, rng = agent.init(KEY), np.random.default_rng(5)
+    draw = lambda params: jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.4, x.shape), jnp.float32), params)
+    parts = ("policy", "critic", *(("target",) if name == "sac" else ("target_policy", "target_critic")))
+    state = state._replace(**{part: draw(getattr(state, part)) for part in parts})
+    with drawn(normal=[NOISE[1], NOISE[0]]):
+        after, metrics, _ = jax.jit(agent.update)(state, batch(), KEY, jnp.uint32(0))
+    return state, after, metrics
+
+
+def layer(params: Any) -> dict[str, np.ndarray]:
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), params["params"]["Dense_0"])
+
+
+def linear(params: Any, x: np.ndarray) -> np.ndarray:
+    """Apply the one layer of a network, or of each critic: `[B, D] -> [(K,) B, outputs]`."""
+    return np.asarray(x @ layer(params)["kernel"] + layer(params)["bias"][..., None, :])
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    return np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+
+
+def beside(obs: Any, action: Any) -> np.ndarray:
+    return np.concatenate([np.asarray(obs, np.float64), np.asarray(action, np.float64)], axis=1)
+
+
+def acted(name: str, params: Any, obs: Any, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return observations with the actions drawn there, `[B, 5]`, and what the entropy adds to their value, `[B]`."""
+    outputs = linear(params, np.asarray(obs, np.float64))
+    if name == "td3":
+        return beside(obs, np.clip(np.tanh(outputs) + np.clip(0.2 * noise, -0.5, 0.5), -1, 1)), np.zeros(SIZE)
+    mean, log_std = np.split(outputs, 2, axis=1)
+    log_std, noise = np.clip(log_std, *LOG_STD), noise.astype(np.float64)
+    raw = mean + np.exp(log_std) * noise
+    density = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - np.tanh(raw) ** 2)
+    return beside(obs, np.tanh(raw)), -TEMPERATURE * density.sum(1)
+
+
+def project(z: np.ndarray, p: np.ndarray) -> np.ndarray:
+    """Share each probability out between the two atoms beside its return, one at a time."""
+    out = np.zeros(5)
+    for value, probability in zip(z, p, strict=True):
+        place = np.clip(value, -2, 2) + 2  # in steps of the support, which are 1
+        low = min(int(place), 3)
+        out[low] += probability * (low + 1 - place)
+        out[low + 1] += probability * (place - low)
+    return out
+
+
+def targets(name: str, state: Any, how: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the target probabilities `[B, 5]`, and those of returns beyond the support, `[B]`."""
+    items, noise = batch().items, NOISE[1]
+    policy, critic = (state.policy, state.target) if name == "sac" else (state.target_policy, state.target_critic)
+    x, bonus = acted(name, policy, items.next_obs, noise)
+    p = softmax(linear(critic, x))
+    rows, outside = [], []
+    for b in range(SIZE):
+        means = [float(p[k, b] @ SUPPORT) for k in range(2)]
+        chosen = p[int(np.argmin(means)), b] if how == "min" else (p[0, b] + p[1, b]) / 2
+        z = float(items.reward[b]) + float(items.discount[b]) * (SUPPORT + bonus[b])
+        rows.append(project(z, chosen))
+        outside.append(chosen[(z < -2) | (z > 2)].sum())
+    return np.array(rows), np.array(outside)
+
+
+@pytest.mark.parametrize("name", ["td3", "sac"])
+@pytest.mark.parametrize("how", ["min", "mean"])
+def test_an_update_is_that_worked_by_hand(name: str, how: str) -> None:
+    state, after, metrics = updated(name, critic_target=how)
+    target, outside = targets(name, state, how)
+    x = beside(batch().items.obs, batch().items.action)
+    p = softmax(linear(state.critic, x))
+    np.testing.assert_allclose(metrics["loss"], -(target[None] * np.log(p)).sum((0, 2)).mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["q"], (p @ SUPPORT).mean(), rtol=1e-4, atol=1e-6)
+    error = np.abs((target @ SUPPORT)[None] - p @ SUPPORT).mean()
+    np.testing.assert_allclose(metrics["td_error"], error, rtol=1e-4)
+    np.testing.assert_allclose(metrics["out_of_support"], outside.mean(), rtol=1e-4)
+    # The gradient of a cross-entropy for its logits is the difference of the probabilities.
+    gradient = np.einsum("bd,kbn->kdn", x, p - target[None]) / SIZE
+    moved = layer(state.critic)["kernel"] - 0.25 * gradient
+    np.testing.assert_allclose(layer(after.critic)["kernel"], moved, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["td3", "sac"])
+@pytest.mark.parametrize("how", ["min", "mean"])
+def test_the_policy_improves_the_lowest_or_the_mean_of_the_critics_means(name: str, how: str) -> None:
+    state, after, _ = updated(name, critic_target=how)
+
+    def value(bias: np.ndarray) -> float:
+        params = {"params": {"Dense_0": {**state.policy["params"]["Dense_0"], "bias": bias}}}
+        obs = batch().items.obs
+        x, bonus = acted(name, params, obs, NOISE[0] if name == "sac" else np.zeros_like(NOISE[0]))
+        means = softmax(linear(after.critic, x)) @ SUPPORT
+        return float(((means.min(0) if how == "min" else means.mean(0)) + bonus).mean())
+
+    bias, size = layer(state.policy)["bias"], 1e-5
+    slope = [(value(bias + size * one) - value(bias - size * one)) / (2 * size) for one in np.eye(bias.size)]
+    np.testing.assert_allclose(layer(after.policy)["bias"], bias + 0.25 * np.array(slope), atol=2e-5)
+    if name == "td3":
+        agent = jaxrl.td3(**PLAIN, **ATOMS, critic_target=how)(BOX)
+        items = batch().items
+        means = softmax(linear(state.critic, beside(items.obs, items.action))) @ SUPPORT
+        assert agent.policy_fns is not None
+        assert callable(agent.policy_fns.value)
+        told = agent.policy_fns.value(state, items.obs, items.action)
+        np.testing.assert_allclose(told, means.min(0) if how == "min" else means.mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_the_distribution_of_the_critic_with_the_lowest_mean_is_the_target_row_by_row() -> None:
+    """Certain critics: the first knows returns of 1 and -1, the second of 0 and 0, each at two steps."""
+    sure = np.full((2, 2, 5), -1e3)
+    for critic, row, atom in ((0, 0, 3), (0, 1, 1), (1, 0, 2), (1, 1, 2)):
+        sure[critic, row, atom] = 0.0
+    items = Transition(None, None, jnp.zeros(2), jnp.ones(2), None)._replace(weight=jnp.ones(2))
+    learnt = lambda **settings: target_distribution(
+        jaxrl.TD3Config(**{**ATOMS, **settings}), items, jnp.asarray(sure, jnp.float32), jnp.asarray(SUPPORT), 0.0
+    )[0]
+    np.testing.assert_allclose(learnt(), [[0, 0, 1, 0, 0], [0, 1, 0, 0, 0]], atol=1e-6)
+    np.testing.assert_allclose(learnt(critic_target="mean"), [[0, 0, 0.5, 0.5, 0], [0, 0.5, 0.5, 0, 0]], atol=1e-6)
+    # A histogram around the mean 0: what a normal distribution of deviation 0.75 has in bins of width 1.
+    smooth = np.asarray(learnt(critic_loss="hl_gauss"))
+    np.testing.assert_allclose(smooth[0], [0.0223, 0.2299, 0.4954, 0.2299, 0.0223], atol=1e-4)
+    np.testing.assert_allclose(smooth.sum(1), 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["c51", "hl_gauss"])
+@pytest.mark.parametrize("make", [jaxrl.fast_td3, jaxrl.fast_sac])
+def test_the_value_of_a_constant_reward_is_that_of_the_closed_form(make: Any, loss: str) -> None:
+    """A reward of 1 a step for ever, discounted by 0.8, is worth 5; its entropy is worth next to nothing."""
+    small = {"features": (), "critic_features": (16,), "weight_decay": 0.0, "lr": 3e-2, "lr_decay": 800}
+    agent = make(**small, atoms=41, v_min=-10.0, v_max=10.0, critic_loss=loss, policy_interval=1)(BOX)
+    rng, ones = np.random.default_rng(0), jnp.ones(64)
+    obs, action = jnp.asarray(rng.normal(0, 0.5, (64, 3))), jnp.asarray(rng.uniform(-1, 1, (64, 2)))
+    items = Transition(obs, action, ones, 0.8 * ones, obs)._replace(weight=ones)
+    rows = Batch(items, jnp.arange(64), ones)
+    step = lambda state, t: (agent.update(state, rows, jax.random.fold_in(KEY, t), t)[0], ())
+    state, _ = jax.jit(lambda state: jax.lax.scan(step, state, jnp.arange(800, dtype=jnp.uint32)))(agent.init(KEY))
+    assert agent.policy_fns is not None
+    assert callable(agent.policy_fns.value)
+    np.testing.assert_allclose(agent.policy_fns.value(state, items.obs, items.action), 5.0, atol=0.15)
+
+
+def test_a_support_follows_from_the_rewards_and_none_is_reported_to_lie_beyond_it() -> None:
+    agent = jaxrl.td3(**PLAIN, atoms=5)(BOX)
+    after, metrics, _ = jax.jit(agent.update)(agent.init(KEY), batch(), KEY, jnp.uint32(0))
+    reward, discount = (np.asarray(x) for x in (batch().items.reward, batch().items.discount))
+    bounds = reward / (1 - discount)
+    np.testing.assert_allclose([after.reach.low, after.reach.high], [min(0, bounds.min()), bounds.max()], rtol=1e-5)
+    assert "out_of_support" not in metrics
+    assert agent.info.bounds_returns
+    assert jaxrl.td3(**PLAIN, **ATOMS)(BOX).init(KEY).reach == ()
+
+
+# --- names and refusals -------------------------------------------------------------------------------------------
+
+
+def test_each_is_sac_or_td3_with_other_defaults() -> None:
+    td3 = {
+        "optimizer": "adamw", "weight_decay": 0.1, "tau": 0.1, "atoms": 101, "noise": 0.4, "noise_min": 0.001,
+        "target_noise": 0.001, "features": (512, 256, 128), "critic_features": (1024, 512, 256),
+    }  # fmt: skip
+    sac = {
+        "optimizer": "adamw", "optimizer_b2": 0.95, "weight_decay": 0.001, "tau": 0.125, "temperature": 0.001,
+        "policy_interval": 4, "critic_target": "mean", "atoms": 101, "activation": "silu", "layer_norm": True,
+        "features": (512, 256, 128), "critic_features": (768, 384, 192),
+    }  # fmt: skip
+    assert jaxrl.fast_td3()(BOX).info.settings == jaxrl.td3(**td3)(BOX).info.settings
+    assert jaxrl.fast_sac()(BOX).info.settings == jaxrl.sac(**sac)(BOX).info.settings
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "message"),
+    [
+        (jaxrl.td3, {"atoms": 1}, r"agent\.atoms is 1; expected at least 2, or 0"),
+        (jaxrl.td3, {"atoms": 5, "v_min": 1.0, "v_max": 1.0}, r"v_min is 1\.0 and agent\.v_max 1\.0"),
+        (jaxrl.td3, {"atoms": 5, "core": "gru"}, r"agent\.atoms is 5 and agent\.core gru, which do not go together"),
+        (jaxrl.td3, {"atoms": 5, "make_critic": lambda spec: None}, r"which a critic made in Python does not have"),
+        (jaxrl.td3, {"critic_target": "max"}, r"unknown agent\.critic_target 'max'"),
+        (jaxrl.sac, {"atoms": 5, "quantiles": 5}, r"agent\.quantiles 5.*set quantiles to 0, or atoms to 0"),
+        (jaxrl.sac, {"atoms": 5, "critic_subset": 1}, r"atoms is 5 and agent\.critic_subset 1"),
+        (jaxrl.sac, {"atoms": 5, "cql": 1.0}, r"atoms is 5 and agent\.cql 1\.0"),
+        (jaxrl.sac, {"atoms": 5, "target_network": False}, r"agent\.target_network False.*set target_network to True"),
+        (jaxrl.sac, {"critic_target": "mean", "critic_subset": 1}, r"is mean, but agent\.critic_subset 1"),
+        (jaxrl.sac, {"critic_target": "mean", "quantiles": 5}, r"critic_target is mean, but agent\.quantiles 5"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused(make: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        make(**settings)(BOX)
+
+
+def test_atoms_are_of_continuous_actions() -> None:
+    numbers = BOX._replace(action_space=jaxrl.Discrete(4))
+    with pytest.raises(SettingsError, match=r"atoms is 5, but Toy has Discrete actions.*dqn with values c51"):
+        jaxrl.sac(atoms=5)(numbers)
+    with pytest.raises(SettingsError, match=r"fast_sac takes continuous"):
+        jaxrl.fast_sac()(numbers)
