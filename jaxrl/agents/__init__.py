@@ -12,17 +12,21 @@ from jaxrl.agents.sac import (
     CQLConfig,
     CrossQConfig,
     DroQConfig,
+    EDACConfig,
     REDQConfig,
     SACConfig,
+    SACNConfig,
     SimBaConfig,
     TQCConfig,
     cql,
     crossq,
     droq,
+    edac,
     redq,
     sac,
+    sac_n,
     simba,
     tqc,
 )
 from jaxrl.agents.schedules import Schedule, constant, cosine, exponential, linear
-from jaxrl.agents.td3 import DDPGConfig, TD3BCConfig, TD3Config, ddpg, td3, td3_bc
+from jaxrl.agents.td3 import DDPGConfig, ReBRACConfig, TD3BCConfig, TD3Config, ddpg, rebrac, td3, td3_bc
