@@ -173,7 +173,7 @@ class Table(nn.Module):
 
 
 def test_the_distance_from_the_next_action_is_taken_off_the_value_there_unless_an_episode_ends() -> None:
-    """Paid 1 a step, at a discount of 0.5: 2 where it was cut, 1 where it ended, and before them less by the penalty."""
+    """Paid 1 a step, at a discount of 0.5: 2 where it was cut, 1 where it ended, and before them less."""
     obs, next_obs = np.eye(4, dtype=np.float32)[[0, 1, 2, 3]], np.eye(4, dtype=np.float32)[[1, 1, 3, 3]]
     action = np.array([[0.0], [0.8], [0.0], [-0.6]], np.float32)
     rows = np.arange(4)
