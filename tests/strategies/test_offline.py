@@ -175,7 +175,7 @@ class Table(nn.Module):
 def test_the_distance_from_the_next_action_is_taken_off_the_value_there_unless_an_episode_ends() -> None:
     """Paid 1 a step, at a discount of 0.5: 2 where it was cut, 1 where it ended, and before them less."""
     obs, next_obs = np.eye(4, dtype=np.float32)[[0, 1, 2, 3]], np.eye(4, dtype=np.float32)[[1, 1, 3, 3]]
-    action = np.array([[0.0], [0.8], [0.0], [-0.6]], np.float32)
+    action = np.array([[0.0], [0.8], [0.0], [0.6]], np.float32)
     rows = np.arange(4)
     spec = jaxrl.EnvSpec("Pairs", Box(0.0, 1.0, (4,)), Box(-1.0, 1.0, (1,)))
     data = jaxrl.Dataset(spec, obs, action, np.ones(4, np.float32), next_obs, rows == 3, rows == 1)
@@ -185,7 +185,7 @@ def test_the_distance_from_the_next_action_is_taken_off_the_value_there_unless_a
     )  # fmt: skip
     state = trained(jaxrl.offline(data, agent, batch_size=4, processor=jaxrl.one_step(0.5)), 800)
     greedy, _ = agent(spec).act(state.agent, next_obs, None, jnp.uint32(0), "exploit")
-    cut, ended = 0.75 * np.square(np.asarray(greedy)[[0, 2], 0] - [0.8, -0.6])
+    cut, ended = 0.75 * np.square(np.asarray(greedy)[[0, 2], 0] - [0.8, 0.6])
     wanted = [1 + 0.5 * (2 - cut), 2, 1 + 0.5 * (1 - ended), 1]
     (layer,) = state.agent.critic["params"].values()
     np.testing.assert_allclose(layer["kernel"][:, :, 0], [wanted] * 2, atol=0.02)
