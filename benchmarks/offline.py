@@ -50,8 +50,8 @@ class Task(NamedTuple):
 
 
 TASKS = {
-    "CartPole-v1": Task("ppo", 160, 0.2, 10_000, ("bc", "awac", "iql", "cql", "cql_dqn")),
-    "Pendulum-v1": Task("sac", 2_400, 0.2, 10_000, ("bc", "awac", "iql", "cql", "td3_bc")),
+    "CartPole-v1": Task("ppo", 160, 0.2, 10_000, ("bc", "awac", "iql", "cql", "cql_dqn", "sac_n")),
+    "Pendulum-v1": Task("sac", 2_400, 0.2, 10_000, ("bc", "awac", "iql", "cql", "td3_bc", "rebrac", "sac_n", "edac")),
 }
 
 

@@ -107,6 +107,11 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "bc": Algorithm("BC", "jaxrl.agents.bc", "BCConfig", "offline", ("discrete", "multidiscrete", "bounded"), env=None),
     "td3_bc": Algorithm("TD3+BC", "jaxrl.agents.td3", "TD3BCConfig", "offline", BOUNDED, env=None),
+    "rebrac": Algorithm(
+        "ReBRAC", "jaxrl.agents.td3", "ReBRACConfig", "offline", BOUNDED, env=None, settings={"batch_size": 1024}
+    ),
+    "sac_n": Algorithm("SAC-N", "jaxrl.agents.sac", "SACNConfig", "offline", (*DISCRETE, *BOUNDED), env=None),
+    "edac": Algorithm("EDAC", "jaxrl.agents.sac", "EDACConfig", "offline", BOUNDED, env=None),
     "cql": Algorithm("CQL", "jaxrl.agents.sac", "CQLConfig", "offline", (*DISCRETE, *BOUNDED), env=None),
     "cql_dqn": Algorithm("CQL on DQN", "jaxrl.agents.dqn", "CQLDQNConfig", "offline", DISCRETE, env=None),
     "awac": Algorithm("AWAC", "jaxrl.agents.advantage", "AWACConfig", "offline", (*DISCRETE, *BOUNDED), env=None),

@@ -57,6 +57,14 @@ class Transition(NamedTuple):
     was pushed: then only `is_first` of the next step marks it."""
 
 
+class NextAction(NamedTuple):
+    """What data did after a transition, at its `next_obs`; `extras` of agents that ask for it."""
+
+    action: PyTree
+    known: Array
+    """Bool: false where the episode ends with the transition, so that nothing follows it."""
+
+
 class RecurrentObs(NamedTuple):
     """Observation of a recurrent agent: that of the environment, and the recurrent state before the step."""
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jaxrl
 from jaxrl.agents import Agent
 from jaxrl.spaces import sample_space
-from jaxrl.types import Batch, RecurrentObs, Rollout, Transition
+from jaxrl.types import Batch, NextAction, RecurrentObs, Rollout, Transition
 
 OBS = jaxrl.Box(-1.0, 1.0, (3,))
 ACTIONS = 4
@@ -35,6 +35,8 @@ def transitions(agent: Agent, spec: jaxrl.EnvSpec, state: Any, *shape: int) -> T
     action, extras = agent.act(state, obs, KEY, jnp.uint32(0), "explore")
     reward = jax.random.normal(jax.random.key(3), (rows,))
     no = jnp.zeros(rows, bool)
+    if agent.info.next_actions:
+        extras = NextAction(jnp.roll(action, 1, axis=0), ~no)
     items = Transition(obs, action, reward, jnp.full(rows, 0.9), next_obs, extras, jnp.ones(rows), no, no)
     return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), items)
 

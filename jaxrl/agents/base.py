@@ -130,6 +130,8 @@ class AgentInfo(NamedTuple):
     """Names of the hyperparameters that follow a schedule, see `jaxrl.agents.schedules`."""
     offline: bool = False
     """Whether the agent is meant for offline learning, from a fixed data set."""
+    next_actions: bool = False
+    """Whether the `extras` of transitions must be their `NextAction`, which data alone have."""
     bounds_returns: bool = False
     """Whether the agent derives the range of possible returns from rewards and discounts, which requires a discount
     below 1."""

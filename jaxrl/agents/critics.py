@@ -139,6 +139,8 @@ class Networks(NamedTuple):
     critic: Network
     value: Network | None = None
     """`[B, ...] -> [B]` or `[B, 1]`; only IQL has one."""
+    one_critic: Network | None = None
+    """One of the critics, for its own slice of the variables; `None` with cores."""
 
 
 class Parts(NamedTuple):
@@ -182,16 +184,21 @@ def build_networks(config: CriticConfig, custom: CustomParts, spec: EnvSpec, hea
         given = "critic_features" if config.critic_features else "features"
         nn.check_torso(config.torso, spec.observation_space, config.channels, widths, given)
         if config.batch_norm != "none":
-            return Networks(policy, Ensemble(_network(Critic, config, spec, outputs, widths), config.num_critics))
+            return _networks(policy, _network(Critic, config, spec, outputs, widths), config.num_critics)
         options = {**_options(config, spec), "features": widths, "layer_norm": config.layer_norm}
         if config.dropout:
             one = DropoutCritic(spec.observation_space, outputs, **options, dropout=config.dropout)
-            return Networks(policy, Ensemble(one, config.num_critics))
-        return Networks(policy, nn.ensemble(config.num_critics, spec.observation_space, outputs=outputs, **options))
+            return _networks(policy, one, config.num_critics)
+        several = nn.ensemble(config.num_critics, spec.observation_space, outputs=outputs, **options)
+        return Networks(policy, several, one_critic=Critic(spec.observation_space, outputs, **options))
     args, values = ((obs,), value_output(spec)) if isinstance(space, Discrete) else ((obs, _actions(space)), ONE_VALUE)
     # The user makes one critic; the ensemble maps it over K sets of parameters.
     member = nn.check_network(custom.made("make_critic", spec), "make_critic", args, (values,))
-    return Networks(policy, Ensemble(member, config.num_critics))
+    return _networks(policy, member, config.num_critics)
+
+
+def _networks(policy: Network, member: Network, count: int) -> Networks:
+    return Networks(policy, Ensemble(member, count), one_critic=member)
 
 
 def _check_dropout(config: CriticConfig, custom: CustomParts) -> None:
@@ -514,12 +521,14 @@ def learn_critic(
     key: Key,
     opt_step: Array,
     sampled: SampledActions | None = None,
+    eta: PyTree = (),
     support: Array | None = None,
 ) -> tuple[GradientUpdate, Metrics, Array]:
     """Regress the critics' values of the data's actions on `target` `[B]`; also return metrics and absolute errors.
 
     With a `support` `[n]`, the targets are probabilities `[B, n]` of its atoms. With `sampled`, add `hyper.cql` times
-    the conservative penalty (CQL). With cores, `batch` is of sequences; all else is of the steps that are learnt from,
+    the conservative penalty (CQL); with `eta`, so much of the `similarity` of the critics' gradients (EDAC). With
+    cores, `batch` is of sequences; all else is of the steps that are learnt from,
     `[R]`. `key` is that of the update.
     """
     rows = training_rows(parts, batch)
@@ -529,7 +538,7 @@ def learn_critic(
     penalty = None if sampled is None else partial(_gap, parts.networks.critic)
     learnt = gradient_update(
         parts.gradient_step,
-        partial(_critic_loss, parts, penalty, 0.0 if sampled is None else state.hyper.cql, support),
+        partial(_critic_loss, parts, penalty, 0.0 if sampled is None else state.hyper.cql, eta, support),
         state.critic,
         state.opt_state.critic,
         (
@@ -548,25 +557,27 @@ def learn_critic(
         max_norm=state.hyper.max_grad_norm,
         opt_step=opt_step,
     )
-    error, q, gap = learnt.aux
+    error, q, gap, alike = learnt.aux
     # The errors become priorities, which the importance weights of this batch must not enter; those of invalid steps
     # are 0.
     error = error * rows.items.weight
     metrics = {"loss": learnt.loss, "q": q.mean(), "td_error": error.mean(), "grad_norm": learnt.norm}
-    return learnt, metrics if sampled is None else {**metrics, "cql_gap": gap.mean()}, error
+    options = {"cql_gap": gap, "similarity": alike}
+    return learnt, {**metrics, **{name: x.mean() for name, x in options.items() if not isinstance(x, tuple)}}, error
 
 
 def _critic_loss(
     parts: Parts,
     cql_gap: Any,
     cql_weight: Array | float,
+    eta: PyTree,
     support: Array | None,
     params: PyTree,
     batch: PyTree,
     key: Key | None,
-) -> tuple[Array, tuple[tuple[Array, Array, PyTree], PyTree]]:
-    """Return the weighted mean of the critics' summed losses; absolute errors, values and CQL gaps, each `[B]`; and the
-    critics' collections."""
+) -> tuple[Array, tuple[tuple[Array, Array, PyTree, PyTree], PyTree]]:
+    """Return the weighted mean of the critics' summed losses; absolute errors, values, CQL gaps and similarities, each
+    `[B]`; and the critics' collections."""
     obs, is_first, action, pick, target, weight, sampled, items = batch
     # Inside of the loss: gradients reach the critics through their memories too.
     obs = observe_before(parts, obs, is_first, critic=params)
@@ -592,10 +603,37 @@ def _critic_loss(
         q = select_values(out, pick)
         gap = () if cql_gap is None else cql_gap(params, obs, sampled, out, q)
         loss, error = critic_loss(q, target, gap, cql_weight)
+    alike: PyTree = ()
+    if not isinstance(eta, tuple):
+        alike = similarity(_action_gradients(parts.networks, params, obs, *action))
+        # Half of the published term, beside half the squared errors: so that `eta` is as published.
+        loss = loss + eta * q.shape[0] / 2 * alike
     if parts.extra_loss is not None:
         loss = loss + extra_term(parts.extra_loss, params, items, q if pick is None else out, weight)
     gap = jax.tree.map(lambda x: x.mean(0), gap)
-    return jnp.mean(weight * loss), ((jnp.abs(error).mean(0), q.mean(0), gap), collections)
+    return jnp.mean(weight * loss), ((jnp.abs(error).mean(0), q.mean(0), gap, alike), collections)
+
+
+def _action_gradients(networks: Networks, params: PyTree, obs: PyTree, action: Array) -> Array:
+    """Return the gradient of each critic's value for `action` `[B, D]`, `[K, B, D]`; without dropout."""
+    one: Any = networks.one_critic
+    seen = to_critic(obs)
+    # Rows do not depend on each other, so the gradient of their sum has that of each.
+    value = lambda params, action: one.apply(params, seen, action).sum()
+    return jax.vmap(jax.grad(value, argnums=1), in_axes=(0, None))(params, action)
+
+
+def similarity(gradients: Array) -> Array:
+    """Return the mean cosine between the `gradients` `[K, B, D]` of two different critics, `[B]`.
+
+    This times `K` is what EDAC makes small (An et al. 2021, https://arxiv.org/abs/2110.01548, algorithm 1).
+    """
+    count = gradients.shape[0]
+    # A constant in the root, because the derivative of a norm at 0 is none; critics that are flat there count as 0.
+    units = gradients * jax.lax.rsqrt(jnp.sum(jnp.square(gradients), axis=-1, keepdims=True) + 1e-12)
+    # The square of the sum of all has each pair twice, and each critic with itself once.
+    pairs = jnp.square(units.sum(0)).sum(-1) - jnp.square(units).sum((0, 2))
+    return pairs / (count * (count - 1))
 
 
 def critic_loss(q: Array, target: Array, gap: PyTree = (), cql: Array | float = 0.0) -> tuple[Array, Array]:

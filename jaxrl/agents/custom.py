@@ -46,7 +46,7 @@ stand one after the other as `[B]`, and observations are `RecurrentObs`, with th
   `[K, B]`, or of each discrete action, `[K, B, A]`;
 - of the critic of `reppo` the values `[B]` of the actions taken, or `[B, A]` of each discrete one;
 - of policies trained against critics (`extra_policy_loss`), and of `bc`, the distributions of raw actions; of `td3`,
-  `ddpg` and `td3_bc` the actions themselves, `[B, D]` from -1 to 1.
+  `ddpg`, `td3_bc` and `rebrac` the actions themselves, `[B, D]` from -1 to 1.
 """
 
 

@@ -5,7 +5,8 @@ Continuous actions follow Haarnoja et al. 2018 (https://arxiv.org/abs/1812.05905
 
 Conservative Q-learning (Kumar et al. 2020, https://arxiv.org/abs/2006.04779) is an option, for learning from a fixed
 data set. So are critics without target networks (CrossQ), of quantiles (TQC), drawn for each target (REDQ), with
-dropout (DroQ) and of residual blocks (SimBa), each of which also has a name; and temporally correlated exploration
+dropout (DroQ) and of residual blocks (SimBa), many (SAC-N) and diverse ones (EDAC; both An et al. 2021,
+https://arxiv.org/abs/2110.01548), each of which also has a name; and temporally correlated exploration
 noise, for tasks that need the same action for many steps (Eberhard et al. 2023,
 https://openreview.net/forum?id=hQ9V5QN27eS; here an autoregressive process). And so are recurrent cores, one for the
 policy and one for each critic, which learn from sequences of replay, see `jaxrl.agents.sequences`.
@@ -92,6 +93,9 @@ class SACConfig(SequenceConfig, CategoricalConfig):
     cql_actions: Count = 10
     """Continuous actions sampled for the CQL penalty: this many uniformly, this many from the policy, and this many
     from the policy at the next observation."""
+    eta: Weight = 0.0
+    """Weight of a penalty for critics whose gradients in the action point the same way (continuous actions; EDAC, 1 to
+    1000 as published); 0 turns it off."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,21 @@ class FastSACConfig(SACConfig):
     critic_features: Widths = (768, 384, 192)
 
 
+@dataclass(frozen=True)
+class SACNConfig(SACConfig):
+    """Settings of SAC-N."""
+
+    num_critics: Count = 10
+    features: Widths = (256, 256, 256)
+
+
+@dataclass(frozen=True)
+class EDACConfig(SACNConfig):
+    """Settings of EDAC."""
+
+    eta: Weight = 1.0
+
+
 ADAM = optimizers.gradient_step(OPTIMIZERS["adam"])
 """Optimizer of the temperature, whatever optimises the networks: weight decay, for one, makes no sense for a
 temperature."""
@@ -197,6 +216,8 @@ class SACHyper(NamedTuple):
     """`()` if it is off."""
     exploration: PyTree = ()
     """Temperature at which an actor samples actions, if set per actor; else `()`."""
+    eta: PyTree = ()
+    """`()` if it is off."""
 
 
 class OptStates(NamedTuple):
@@ -320,6 +341,22 @@ def fast_sac(config: FastSACConfig | None = None, **arguments: Any) -> AgentMake
     return _maker("fast_sac", config or FastSACConfig(), arguments)
 
 
+def sac_n(config: SACNConfig | None = None, **arguments: Any) -> AgentMaker:
+    """Configure SAC-N: SAC with the lowest of many critics, to learn from data; arguments are as for `sac`.
+
+    An et al. 2021, https://arxiv.org/abs/2110.01548.
+    """
+    return _maker("sac_n", config or SACNConfig(), arguments)
+
+
+def edac(config: EDACConfig | None = None, **arguments: Any) -> AgentMaker:
+    """Configure EDAC: SAC-N with a penalty for critics that agree on where to go, to learn from data.
+
+    An et al. 2021, https://arxiv.org/abs/2110.01548. For continuous actions; arguments are as for `sac`.
+    """
+    return _maker("edac", config or EDACConfig(), arguments)
+
+
 def _maker(name: str, config: Any, arguments: Mapping[str, Any]) -> AgentMaker:
     """Return the maker of an agent of this family."""
     return agent_maker(name, _build, config, arguments, PARTS, _check)
@@ -361,7 +398,9 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
     else:
         target = _next_step(parts, rows.items, policy_t, temperature, deviation)
     sampled = _sampled_actions(parts, state.policy, seen, sample_key) if config.cql else None
-    critic, metrics, priorities = critics.learn_critic(parts, state, batch, target, key, opt_step, sampled, support)
+    critic, metrics, priorities = critics.learn_critic(
+        parts, state, batch, target, key, opt_step, sampled, hyper.eta, support
+    )
     if parts.memory is not None:
         priorities = sequences.sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
     state = state._replace(
@@ -663,13 +702,18 @@ def _check(config: SACConfig, parts: Mapping[str, Any]) -> None:
         )
     if config.quantiles:
         _check_quantiles(config, parts)
-    critics.check_atoms(config, parts["make_critic"], quantiles=0, critic_subset=0, cql=0.0, target_network=True)
+    critics.check_atoms(
+        config, parts["make_critic"], quantiles=0, critic_subset=0, cql=0.0, eta=0.0, target_network=True
+    )
     for name in ("quantiles", "critic_subset"):
         if config.critic_target == "mean" and getattr(config, name):
             raise SettingsError(
                 f"agent.critic_target is mean, but agent.{name} {getattr(config, name)} has a target of its own; set "
                 f"critic_target to min, or {name} to 0"
             )
+    if config.eta and (config.num_critics < 2 or config.core != "none"):
+        what = f"num_critics {config.num_critics}" if config.num_critics < 2 else f"core {config.core}"
+        raise SettingsError(f"agent.eta is {config.eta}, but agent.{what} has no pairs of critics for it; set eta to 0")
     if not config.target_network and config.core != "none":
         raise SettingsError(
             f"agent.target_network is off, but with agent.core {config.core} sequences need one; leave it on, "
@@ -714,6 +758,8 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
             f"agent.atoms is {config.atoms}, but {spec.name} has Discrete actions; set it to 0, or take dqn with "
             "values c51"
         )
+    if config.eta and isinstance(spec.action_space, Discrete):
+        raise SettingsError(f"agent.eta is {config.eta}, but {spec.name} has Discrete actions; set it to 0")
     head = distributions.make_head(spec, squash=True)
     memories = sequences.initial_memories(config, config.num_critics)
     networks = (
@@ -758,7 +804,7 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
             settings=asdict(config),
             custom=custom.custom,
             exploration=TEMPERATURE,
-            offline=isinstance(config, CQLConfig),
+            offline=isinstance(config, CQLConfig | SACNConfig),
             bounds_returns=config.derives_support,
         ),
     )
@@ -769,7 +815,7 @@ def _init(parts: Parts, key: Key) -> SACState:
     policy, critic = critics.init_networks(parts.networks, parts.spec, key, parts.memory)
     entropy = config.target_entropy or _usual_entropy(parts.spec)
     settings = {**asdict(config), "target_entropy": entropy}
-    hyper = SACHyper(*make_hyper(settings, SACHyper._fields, optional=("cql", "noise_memory", *TEMPERATURE)))
+    hyper = SACHyper(*make_hyper(settings, SACHyper._fields, optional=("cql", "noise_memory", "eta", *TEMPERATURE)))
     log_temperature: PyTree = ()
     learnt: PyTree = ()
     if config.learn_temperature:

@@ -1,8 +1,9 @@
 """Deterministic policy gradients: TD3 (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477), with DDPG as a setting.
 
 DDPG (Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971) is TD3 with one critic, a policy update at every step,
-and no noise on targets. TD3+BC (Fujimoto & Gu 2021, https://arxiv.org/abs/2106.06860), for fixed data sets, also keeps
-the policy near the data's actions.
+and no noise on targets. For fixed data sets, TD3+BC (Fujimoto & Gu 2021, https://arxiv.org/abs/2106.06860) also keeps
+the policy near the data's actions, and ReBRAC (Tarasov et al. 2023, https://arxiv.org/abs/2305.09836) the targets too,
+each by a weight of its own.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Mode
 from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.critics import CategoricalConfig, Parts
 from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker
-from jaxrl.agents.fields import Between, Count, SequenceConfig, Share, Steps, Weight, Widths
+from jaxrl.agents.fields import Between, Count, Rate, SequenceConfig, Share, Steps, Weight, Widths
 from jaxrl.agents.optimizers import Gradient, Optimizer
 from jaxrl.distributions import Head
 from jaxrl.errors import SettingsError
@@ -27,7 +28,7 @@ from jaxrl.metrics import Metrics
 from jaxrl.nn import forward
 from jaxrl.spaces import Box, EnvSpec, to_box
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, RecurrentObs
+from jaxrl.types import Batch, NextAction, RecurrentObs, Transition
 from jaxrl.xla.reductions import select
 
 
@@ -52,6 +53,12 @@ class TD3Config(CategoricalConfig, SequenceConfig):
     bc_alpha: Weight = 0.0
     """Weight of the value, divided by its mean size, against the squared distance from the data's actions (alpha of
     TD3+BC); 0: the value alone."""
+    actor_bc_coef: Weight = 0.0
+    """Weight of the squared distance of the policy's actions from the data's, against the lowest value divided by its
+    mean size (ReBRAC); 0 turns both off."""
+    critic_bc_coef: Weight = 0.0
+    """Weight of the squared distance of targets' actions from the data's next actions, which is taken off the value
+    there (ReBRAC, from data alone); 0 turns it off."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,18 @@ class FastTD3Config(TD3Config):
     critic_features: Widths = (1024, 512, 256)
 
 
+@dataclass(frozen=True)
+class ReBRACConfig(TD3Config):
+    """Settings of ReBRAC."""
+
+    lr: Rate = 1e-3
+    policy_lr: Rate = 1e-3
+    actor_bc_coef: Weight = 0.01
+    critic_bc_coef: Weight = 0.01
+    layer_norm: bool = True
+    features: Widths = (256, 256, 256)
+
+
 class TD3Hyper(NamedTuple):
     """Hyperparameters that a sweep can vary without recompiling: float32 scalars, `[P]` in a population."""
 
@@ -99,6 +118,10 @@ class TD3Hyper(NamedTuple):
     bc_alpha: PyTree
     """`()` if it is off."""
     noise_min: PyTree = ()
+    """`()` if it is off."""
+    actor_bc_coef: PyTree = ()
+    """`()` if it is off."""
+    critic_bc_coef: PyTree = ()
     """`()` if it is off."""
 
 
@@ -132,6 +155,8 @@ class TD3State(NamedTuple):
     atoms."""
 
 
+OPTIONS = ("bc_alpha", "noise_min", "actor_bc_coef", "critic_bc_coef")
+"""Hyperparameters that are `()` where they are 0."""
 PARTS = ("make_optimizer", "make_policy", "make_critic", "extra_loss", "extra_policy_loss")
 """Arguments for parts made in Python."""
 
@@ -191,6 +216,11 @@ def fast_td3(config: FastTD3Config | None = None, **arguments: Any) -> AgentMake
     return _maker("fast_td3", config or FastTD3Config(), arguments)
 
 
+def rebrac(config: ReBRACConfig | None = None, **arguments: Any) -> AgentMaker:
+    """Configure ReBRAC, to learn from data; arguments are as for `td3`."""
+    return _maker("rebrac", config or ReBRACConfig(), arguments)
+
+
 def _maker(name: str, config: Any, arguments: Mapping[str, Any]) -> AgentMaker:
     """Return the maker of an agent of this family."""
     return agent_maker(name, _build, config, arguments, PARTS, _check)
@@ -204,6 +234,11 @@ def _check(config: TD3Config, parts: Mapping[str, Any]) -> None:
     if config.noise_min > config.noise:
         raise SettingsError(
             f"agent.noise_min is {config.noise_min} and agent.noise {config.noise}; expected noise_min at most noise"
+        )
+    if config.bc_alpha and config.actor_bc_coef:
+        raise SettingsError(
+            f"agent.bc_alpha is {config.bc_alpha} and agent.actor_bc_coef {config.actor_bc_coef}; both weigh the "
+            "distance from the data's actions, so set one of them to 0"
         )
 
 
@@ -255,7 +290,8 @@ def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> 
             settings=asdict(config),
             custom=custom.custom,
             exploration=("noise", "noise_min") if config.noise_min else ("noise",),
-            offline=isinstance(config, TD3BCConfig),
+            offline=isinstance(config, TD3BCConfig | ReBRACConfig),
+            next_actions=config.critic_bc_coef > 0,
             bounds_returns=config.derives_support,
         ),
     )
@@ -263,7 +299,7 @@ def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> 
 
 def _init(parts: Parts, key: Key) -> TD3State:
     policy, critic = critics.init_networks(parts.networks, parts.spec, key, parts.memory)
-    hyper = TD3Hyper(*make_hyper(asdict(parts.config), TD3Hyper._fields, optional=("bc_alpha", "noise_min")))
+    hyper = TD3Hyper(*make_hyper(asdict(parts.config), TD3Hyper._fields, optional=OPTIONS))
     opt_state = OptStates(parts.gradient_step.init(policy, hyper.policy_lr), parts.gradient_step.init(critic, hyper.lr))
     # Targets must be copies: all of these arrays are donated to the compiled loop.
     target_policy, target_critic = jax.tree.map(jnp.copy, (policy, critic))
@@ -321,13 +357,18 @@ def _update(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Arr
     action_t = jnp.clip(action_t + noise, -1.0, 1.0)  # target policy smoothing, equations 14 and 15
     dropout_key = critics.target_key(parts, key)
     outputs = critics.apply_critics(parts.networks.critic, state.target_critic, seen.then, action_t, key=dropout_key)
+    bonus: Array | float = 0.0
+    if parts.config.critic_bc_coef:
+        bonus = -hyper.critic_bc_coef * _next_distance(parts, rows.items, action_t)
     reach = critics.widen_reach(parts.config, state.reach, rows.items)
     support = parts.support_fn and parts.support_fn(reach)
     more: Metrics = {}
     if support is None:
-        target = critics.bootstrap_targets(parts, batch.items, rows.items, parts.policy_values(outputs)[:, 0])
+        v_t = parts.policy_values(outputs)[:, 0]
+        v_t = v_t + bonus if parts.config.critic_bc_coef else v_t
+        target = critics.bootstrap_targets(parts, batch.items, rows.items, v_t)
     else:
-        target, more = critics.target_distribution(parts.config, rows.items, outputs, support)
+        target, more = critics.target_distribution(parts.config, rows.items, outputs, support, bonus)
     critic, metrics, priorities = critics.learn_critic(parts, state, batch, target, key, opt_step, support=support)
     metrics = {**metrics, **more}
     if parts.memory is not None:
@@ -344,19 +385,31 @@ def _update(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Arr
     return select(due, moved, state), metrics, priorities
 
 
+def _next_distance(parts: Parts, items: Transition, action: Array) -> Array:
+    """Return the squared distance `[B]` of `action` `[B, D]` from what the data did next; 0 where they did nothing."""
+    after = items.extras
+    if not isinstance(after, NextAction):
+        raise SettingsError(
+            f"agent.critic_bc_coef is {parts.config.critic_bc_coef}, but transitions have their next actions in data "
+            "alone; learn from data only, or set it to 0"
+        )
+    near = critics.unit_actions(parts.spec, after.action)[0]
+    return jnp.where(after.known, jnp.square(action - near).sum(-1), 0.0)
+
+
 def _policy_gradient(parts: Parts, state: TD3State, batch: Batch, rows: Batch, key: Key) -> Gradient:
     """Return the gradient of the policy's loss; `rows` are the `training_rows` of `batch`."""
     weight = rows.weight * rows.items.weight
     near: PyTree = ()
-    loss = partial(_policy_loss, parts, state.critic, state.reach, 1.0)
-    if parts.config.bc_alpha:
+    loss = partial(_policy_loss, parts, state.critic, state.reach, 1.0, state.hyper)
+    if parts.config.bc_alpha or parts.config.actor_bc_coef:
         # Critics and policies have actions from -1 to 1, whatever the bounds of the box.
         near = critics.unit_actions(parts.spec, rows.items.action)[0]
         obs = critics.observe_before(parts, batch.items.obs, batch.items.is_first, state.policy, state.critic)
         # Equation 5 normalises by the size of the values; no gradient goes through it.
         q = _value(parts, state.critic, state.reach, obs, _policy(parts, state.policy, obs))
-        scale = value_weight(q, weight, state.hyper.bc_alpha)
-        loss = partial(_policy_loss, parts, state.critic, state.reach, scale)
+        scale = value_weight(q, weight, state.hyper.bc_alpha if parts.config.bc_alpha else 1.0)
+        loss = partial(_policy_loss, parts, state.critic, state.reach, scale, state.hyper)
     return optimizers.loss_gradient(
         parts.gradient_step,
         loss,
@@ -391,13 +444,13 @@ def _move_policy(parts: Parts, state: TD3State, gradient: Gradient, opt_step: Ar
 def _value(parts: Parts, critic: PyTree, reach: PyTree, obs: PyTree, action: Array, key: Key | None = None) -> Array:
     """Return the values `[B]` that the policy improves of actions from -1 to 1, `[B, D]`; with a key, under dropout."""
     outputs = critics.apply_critics(parts.networks.critic, critic, obs, action, key=key)
-    if parts.support_fn is None and parts.config.critic_target == "min":
-        # The minimum is for targets alone; the policy follows one critic, as in algorithm 1.
+    if parts.support_fn is None and parts.config.critic_target == "min" and not parts.config.actor_bc_coef:
+        # The policy follows one critic, as in algorithm 1 of TD3; that of ReBRAC the lowest, as in its authors' code.
         return outputs[0, :, 0]
     return critics.policy_pool(parts, reach)(outputs)[:, 0]
 
 
-def value_weight(q: Array, weight: Array, alpha: Array) -> Array:
+def value_weight(q: Array, weight: Array, alpha: Array | float) -> Array:
     """Return `alpha` divided by the weighted mean of `|q|` `[B]` (equation 5 of TD3+BC)."""
     # One weight for the whole batch, and so for all of its shards and pieces.
     count, size = shards.psum((jnp.sum(weight), jnp.sum(weight * jnp.abs(q))))
@@ -409,13 +462,14 @@ def _policy_loss(
     critic: PyTree,
     reach: PyTree,
     value: Array | float,
+    hyper: TD3Hyper,
     policy: PyTree,
     batch: PyTree,
     key: Key | None,
 ) -> tuple[Array, tuple[tuple, PyTree]]:
     """Return the negated weighted mean of the value (equation 9 of DDPG), times `value`; and the policy's collections.
 
-    TD3+BC adds the mean squared distance from the data's actions (its equation 3).
+    TD3+BC adds the mean squared distance from the data's actions (its equation 3), ReBRAC a share of the summed one.
     """
     obs, is_first, weight, near, items = batch
     policy_key, critic_key = critics.policy_loss_keys(parts, key)
@@ -425,6 +479,8 @@ def _policy_loss(
     loss = -value * _value(parts, critic, reach, obs, action, critic_key)
     if parts.config.bc_alpha:
         loss = loss + jnp.mean(jnp.square(action - near), axis=-1)
+    if parts.config.actor_bc_coef:
+        loss = loss + hyper.actor_bc_coef * jnp.sum(jnp.square(action - near), axis=-1)
     if parts.extra_policy_loss is not None:
         loss = loss + critics.extra_policy_term(parts, policy, items, action, weight)
     return jnp.mean(weight * loss), ((), collections)

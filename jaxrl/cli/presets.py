@@ -795,6 +795,15 @@ PRESETS["iql"] = {
 PRESETS["td3_bc"] = {
     "Pendulum-v1": _from_data(10_000, True, {**_TENTH, "normalise_obs": True}, bc_alpha=10.0, tau=0.02),
 }
+# Not tried: sizes, rates and rewards as above, all else as published.
+PRESETS["rebrac"] = {
+    "Pendulum-v1": {**_from_data(10_000, True, _TENTH), "batch_size": 256},
+}
+PRESETS["sac_n"] = {
+    "CartPole-v1": _from_data(4_000, True),
+    "Pendulum-v1": _from_data(6_000, True, _TENTH),
+}
+PRESETS["edac"] = {"Pendulum-v1": PRESETS["sac_n"]["Pendulum-v1"]}
 PRESETS["cql"] = {
     "CartPole-v1": _from_data(4_000, True),
     "Pendulum-v1": _from_data(6_000, True, _TENTH),

@@ -18,7 +18,7 @@ from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor, init_processor
 from jaxrl.processors.n_step import one_step
-from jaxrl.registry import algorithm_names, join_names
+from jaxrl.registry import algorithm_names, defaults_for, join_names
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
 from jaxrl.strategies import guard, interaction
 from jaxrl.strategies.base import EvalFns, StateFns, Strategy, StrategyInfo, fold
@@ -26,7 +26,7 @@ from jaxrl.strategies.guard import Health
 from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.strategies.replay import optimise
 from jaxrl.trees import Array, Key, PyTree, make_key, row_struct
-from jaxrl.types import Step, Transition
+from jaxrl.types import NextAction, Step, Transition
 from jaxrl.xla.shuffle import permute
 
 
@@ -61,7 +61,7 @@ def offline(
     data: Dataset,
     agent: AgentMaker,
     *,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     env: Env | HostEnv | None = None,
     processor: Processor | None = None,
     updates: int = 1,
@@ -78,7 +78,8 @@ def offline(
     Args:
       data: as returned by `jaxrl.load_dataset(...)`.
       agent: as returned by `jaxrl.iql(...)`, another offline agent, or any agent that learns from replay.
-      batch_size: transitions in a batch, drawn uniformly with replacement; 0: all of the data in every update.
+      batch_size: transitions in a batch, drawn uniformly with replacement; 0: all of the data in every update. If left
+        out, as many as suit the agent: 1024 for `rebrac`, 256 for all others.
       env: environment for evaluation. Without it, the score is the distance of greedy actions to those of held-out
         episodes.
       processor: turns steps into transitions (default: `one_step()`).
@@ -93,11 +94,13 @@ def offline(
       SettingsError: the data are of another environment or smaller than a batch, or the agent cannot learn from them.
     """
     check_count("updates", updates)
-    check_count("batch_size", batch_size, least=0)
     processor = processor or one_step()
     check_env(data, env)
     train, held = split_holdout(data, holdout)
     bound = _build_agent(agent, processor, data)
+    if batch_size is None:
+        batch_size = int(defaults_for(bound.name, "offline").get("batch_size", 256))
+    check_count("batch_size", batch_size, least=0)
     factor = compute_reward_factor(train, scale_rewards_by)
     if factor is not None:
         train = train._replace(reward=train.reward * np.float32(factor))
@@ -293,7 +296,8 @@ def _init(parts: _Parts, key: Key) -> OfflineState:
     stream, agent_key = jax.random.split(key)
     processor = fit_processor(parts.processor, parts.data)
     # Statistics of all data first, which then apply to every transition alike.
-    items = make_transitions(parts.processor.freeze(parts.processor.get_stats(processor)), parts.data)
+    frozen = parts.processor.freeze(parts.processor.get_stats(processor))
+    items = make_transitions(frozen, parts.data, parts.agent.info.next_actions)
     empty = parts.buffer.init(row_struct(items), parts.data.rows)
     buffer = parts.buffer.push(empty, items, jnp.uint32(0))
     factor: PyTree = () if parts.factor is None else jnp.float32(parts.factor)
@@ -341,15 +345,33 @@ def fit_processor(processor: Processor, data: Dataset) -> PyTree:
     return jax.lax.scan(lambda state, step: (processor.process(state, step)[0], None), start, before_last)[0]
 
 
-def make_transitions(processor: Processor, data: Dataset) -> Transition:
-    """Return the transitions of `data`, leaves `[R, ...]`, in the order of the steps at which they start."""
+def make_transitions(processor: Processor, data: Dataset, next_actions: bool = False) -> Transition:
+    """Return the transitions of `data`, leaves `[R, ...]`, in the order of the steps at which they start.
+
+    With `next_actions`, their `extras` are each a `NextAction`.
+
+    Raises:
+      SettingsError: next actions are wanted, and the processor does not say where episodes end.
+    """
     steps, obs, action = _steps(data)
     # An n-step transition comes out n - 1 steps late: padding steps, whose own transitions are cut off, flush the last.
     blank = jax.tree.map(lambda x: np.repeat(np.zeros_like(x[:1]), processor.horizon, axis=0), steps)
     steps = jax.tree.map(lambda x, y: np.concatenate([x, y]), steps, blank)
     _, items = jax.lax.scan(processor.process, init_processor(processor, obs, action, ()), steps)
+    if next_actions:
+        items = items._replace(extras=_next_action(items, processor.horizon + 1))
     made: Transition = jax.tree.map(lambda x: x[processor.horizon :, 0], items._replace(is_first=(), is_last=()))
     return made
+
+
+def _next_action(items: Transition, lag: int) -> NextAction:
+    """Return what follows each of `items`, which within an episode starts `lag` steps later."""
+    if isinstance(items.is_last, tuple):
+        raise SettingsError(
+            "processor: its transitions have no is_last, so what follows them is unknown; use one_step()"
+        )
+    # Of the last items the wrong ones are taken, but these end their episode, as the data do.
+    return NextAction(jax.tree.map(lambda x: jnp.roll(x, -lag, axis=0), items.action), ~items.is_last)
 
 
 # --- evaluation without an environment --------------------------------------------------------------------------

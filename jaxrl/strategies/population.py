@@ -21,7 +21,10 @@ from jaxrl.xla.options import prefers_one_program
 DISCOUNT = "processor.discount"
 SWITCHES = tuple(
     f"agent.{name}"
-    for name in ("noise_memory", "noise_min", "cql", "boltzmann", "bc_alpha", "rho_clip", "target_entropy")
+    for name in (
+        *("noise_memory", "noise_min", "cql", "eta", "boltzmann", "bc_alpha", "actor_bc_coef", "critic_bc_coef"),
+        *("rho_clip", "target_entropy"),
+    )
 )
 """Settings for which 0 changes the program: it turns something off (for a target entropy, selects the default)."""
 MAX_MEMBERS = 100_000

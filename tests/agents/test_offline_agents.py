@@ -9,12 +9,13 @@ import pytest
 from toys_agents import vector_of
 from toys_draws import drawn
 
-from jaxrl.agents import awac, bc, cql, cql_dqn, dqn, iql, sac, td3, td3_bc
+from jaxrl.agents import awac, bc, cql, cql_dqn, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
+from jaxrl.agents.critics import similarity
 from jaxrl.agents.losses import advantage_weight, conservative_gap, expectile_loss
 from jaxrl.agents.td3 import value_weight
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, sample_space
-from jaxrl.types import Batch, Transition
+from jaxrl.types import Batch, NextAction, Transition
 
 KEY = jax.random.key(0)
 OBS = Box(-1.0, 1.0, (3,))
@@ -53,6 +54,22 @@ def test_the_conservative_gap_is_that_worked_by_hand():
 def test_values_weigh_alpha_over_their_mean_size():
     q, weight = jnp.array([3.0, -5.0, 100.0]), jnp.array([1.0, 1.0, 0.0])
     np.testing.assert_allclose(value_weight(q, weight, jnp.float32(2.5)), 2.5 / 4, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "wanted"),
+    [
+        ([[3.0, 0.0], [5.0, 0.0]], 1.0),
+        ([[3.0, 0.0], [0.0, 0.1]], 0.0),
+        ([[3.0, 4.0], [-0.6, -0.8]], -1.0),
+        ([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]], (0 + np.sqrt(2)) / 3),
+        ([[0.0, 0.0], [5.0, 0.0], [1.0, 0.0]], 1 / 3),
+    ],
+)
+def test_the_similarity_of_gradients_is_their_mean_cosine_and_has_a_slope_where_one_is_zero(gradients, wanted):
+    found, slope = jax.value_and_grad(lambda x: similarity(x).sum())(jnp.asarray(gradients)[:, None])
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert np.isfinite(slope).all()
 
 
 # --- agents -------------------------------------------------------------------------------------------------------
@@ -190,6 +207,122 @@ def test_td3_bc_without_likeness_is_td3():
     assert one.hyper.bc_alpha == ()
 
 
+def test_an_update_of_rebrac_is_that_worked_by_hand():
+    settings = {"actor_bc_coef": 0.7, "critic_bc_coef": 1.3, "layer_norm": False, "policy_interval": 1, "tau": 0.0}
+    agent = rebrac(**PLAIN, **settings, lr=0.25, policy_lr=0.125)(SPECS["continuous"])
+    state = beginning(agent, ("policy", "critic", "target_policy", "target_critic"))
+    rng, batch = np.random.default_rng(2), batch_of("continuous")
+    known, after = np.arange(SIZE) % 4 != 2, rng.uniform(-1, 1, (SIZE, 2)).astype(np.float32)
+    batch = batch._replace(items=batch.items._replace(extras=NextAction(jnp.asarray(after), jnp.asarray(known))))
+    noise = rng.normal(0, 3, (SIZE, 2)).astype(np.float32)
+    with drawn(normal=[noise]):
+        new, metrics, _ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
+    items = jax.tree.map(lambda x: np.asarray(x, np.float64), batch.items)
+    joined = lambda obs, action: np.concatenate([obs, action], axis=1)
+    # The critics, by targets at the target policy's action with clipped noise.
+    then = np.clip(np.tanh(linear(state.target_policy, items.next_obs)) + np.clip(0.2 * noise, -0.5, 0.5), -1, 1)
+    apart = np.where(known, np.square(then - after).sum(1), 0.0)
+    value = linear(state.target_critic, joined(items.next_obs, then))[..., 0].min(0) - 1.3 * apart
+    target = items.reward + items.discount * value
+    x = joined(items.obs, items.action)
+    error = target[None] - linear(state.critic, x)[..., 0]
+    np.testing.assert_allclose(metrics["loss"], (WEIGHT * 0.5 * np.square(error).sum(0)).mean(), rtol=1e-5)
+    moved = layer(new.critic)[0] - layer(state.critic)[0]
+    np.testing.assert_allclose(moved[..., 0], 0.25 * (WEIGHT * error) @ x / SIZE, atol=1e-5)
+    # The policy, by the lowest of the new critics over its mean size, near the data's actions.
+    kernel, bias = layer(state.policy)
+
+    def outcome(kernel):
+        action = np.tanh(items.obs @ kernel + bias[None])
+        return linear(new.critic, joined(items.obs, action))[..., 0].min(0), np.square(action - items.action).sum(1)
+
+    size = (WEIGHT * np.abs(outcome(kernel)[0])).sum() / WEIGHT.sum()
+
+    def loss(kernel):
+        q, distance = outcome(kernel)
+        return (WEIGHT * (0.7 * distance - q / size)).mean()
+
+    h = 1e-5
+    for entry in np.ndindex(kernel.shape):
+        way = h * np.eye(1, kernel.size, np.ravel_multi_index(entry, kernel.shape)).reshape(kernel.shape)
+        slope = (loss(kernel + way) - loss(kernel - way)) / (2 * h)
+        np.testing.assert_allclose(layer(new.policy)[0][entry] - kernel[entry], -0.125 * slope, atol=1e-5)
+
+
+SAME = {
+    "rebrac": (
+        rebrac,
+        td3,
+        {
+            "lr": 1e-3, "policy_lr": 1e-3, "actor_bc_coef": 0.01, "critic_bc_coef": 0.01, "layer_norm": True,
+            "features": (256, 256, 256),
+        },
+    ),
+    "sac_n": (sac_n, sac, {"num_critics": 10, "features": (256, 256, 256)}),
+    "edac": (edac, sac, {"num_critics": 10, "features": (256, 256, 256), "eta": 1.0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_each_is_another_agent_with_other_defaults(name):
+    make, of, settings = SAME[name]
+    agent, same = make()(SPECS["continuous"]), of(**settings)(SPECS["continuous"])
+    assert agent.info.settings == same.info.settings
+    assert (agent.info.offline, same.info.offline) == (True, False)
+
+
+@pytest.mark.parametrize(("make", "of"), [(rebrac, td3), (edac, sac)])
+def test_without_their_terms_they_are_bit_for_bit_what_they_are_made_of(make, of):
+    off = {"actor_bc_coef": 0.0, "critic_bc_coef": 0.0} if make is rebrac else {"eta": 0.0}
+    settings, batch = {**PLAIN, "layer_norm": True, "num_critics": 3, **off}, batch_of("continuous")
+    one, two = (jax.jit(a.update)(jax.jit(a.init)(KEY), batch, KEY, jnp.uint32(1)) for a in made(settings, make, of))
+    np.testing.assert_array_equal(vector_of(one[0]), vector_of(two[0]))
+    assert one[1].keys() == two[1].keys()
+
+
+def made(settings, *makers):
+    return [make(**{**settings, "features": (5,), "lr": 0.1, "policy_lr": 0.1})(SPECS["continuous"]) for make in makers]
+
+
+def test_edac_moves_critics_apart_by_the_slope_of_the_cosines_between_their_gradients():
+    """Against a loss over pairs of critics and rows one by one, differentiated as a whole."""
+    settings = {"num_critics": 3, "activation": "tanh", "optimizer": "sgd", "tau": 0.0}
+    agent, plain = made({**settings, "eta": 2.0}, edac)[0], made(settings, sac)[0]
+    state, batch = beginning(agent, ("policy", "critic", "target")), batch_of("continuous")
+    update = lambda agent, state: jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
+    new, metrics, _ = update(agent, state)
+    old, usual, _ = update(plain, state._replace(hyper=state.hyper._replace(eta=())))
+
+    def pairs(critic):
+        value = lambda obs, action: agent.apply["critic"](critic, obs[None], action[None])[:, 0, 0]
+        slopes = jax.vmap(jax.jacobian(value, argnums=1))(batch.items.obs, batch.items.action)  # [B, K, D]
+        cosine = lambda a, b: (a @ b) / (jnp.linalg.norm(a) * jnp.linalg.norm(b))
+        rows = [cosine(x[0], x[1]) + cosine(x[0], x[2]) + cosine(x[1], x[2]) for x in slopes]
+        return jnp.stack(rows)
+
+    term = lambda critic: 2.0 / 2 * (WEIGHT * pairs(critic)).mean()
+    np.testing.assert_allclose(metrics["similarity"], pairs(state.critic).mean() / 3, rtol=1e-4)
+    np.testing.assert_allclose(metrics["loss"] - usual["loss"], term(state.critic), rtol=1e-3)
+    slope = jax.jit(jax.grad(term))(state.critic)
+    np.testing.assert_allclose(
+        vector_of(new.critic) - vector_of(old.critic), -0.1 * vector_of(slope), rtol=1e-3, atol=1e-6
+    )
+    assert float(jnp.abs(vector_of(slope)).max()) > 1e-3
+
+
+def test_a_single_dimension_has_two_ways_to_go_and_no_slope_between_them():
+    spec = EnvSpec("Toy", OBS, Box(-1.0, 1.0, (1,)))
+    settings = {**PLAIN, "features": (5,), "lr": 0.1, "num_critics": 3}
+    batch = batch_of("continuous")
+    batch = batch._replace(items=batch.items._replace(action=batch.items.action[:, :1]))
+    agent, plain = edac(**settings, eta=100.0)(spec), sac(**settings)(spec)
+    state = beginning(agent, ("policy", "critic", "target"))
+    new, metrics, _ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
+    old, _, _ = jax.jit(plain.update)(state._replace(hyper=state.hyper._replace(eta=())), batch, KEY, jnp.uint32(0))
+    np.testing.assert_allclose(vector_of(new.critic), vector_of(old.critic), atol=1e-5)
+    assert -1 / 3 - 1e-4 <= float(metrics["similarity"]) <= 1 + 1e-4
+
+
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("make", [iql, awac])
 def test_the_policy_learns_from_each_action_by_its_advantage(make, name):
@@ -236,7 +369,7 @@ def test_cloning_takes_several_discrete_actions_at_once():
     np.testing.assert_allclose(metrics["loss"], -(WEIGHT * log_prob).mean(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [bc, td3_bc, cql, awac, iql])
+@pytest.mark.parametrize("make", [bc, td3_bc, rebrac, cql, sac_n, edac, awac, iql])
 def test_a_state_that_only_acts_is_the_policy(make):
     agent = make(features=(4,))(SPECS["continuous"])
     state = jax.eval_shape(agent.init, KEY)
@@ -255,6 +388,12 @@ def test_a_state_that_only_acts_is_the_policy(make):
         (lambda: cql(cql=-1.0), r"agent\.cql is -1\.0"),
         (lambda: cql(cql_actions=0), r"agent\.cql_actions is 0"),
         (lambda: td3_bc(bc_alpha=np.inf), r"agent\.bc_alpha is inf"),
+        (lambda: td3_bc(actor_bc_coef=0.1), r"bc_alpha is 2\.5 and agent\.actor_bc_coef 0\.1; both.*set one of them"),
+        (lambda: edac(num_critics=1), r"agent\.eta is 1\.0, but agent\.num_critics 1 has no pairs"),
+        (lambda: sac(eta=1.0, core="gru"), r"agent\.eta is 1\.0, but agent\.core gru has no pairs"),
+        (lambda: sac(eta=1.0)(SPECS["discrete"]), r"agent\.eta is 1\.0, but Toy has Discrete actions"),
+        (lambda: edac()(SPECS["discrete"]), "edac takes continuous actions"),
+        (lambda: rebrac()(SPECS["discrete"]), "rebrac takes continuous actions"),
         (lambda: bc(tau=0.5), "bc has no setting 'tau'"),
         (lambda: iql()(EnvSpec("Toy", OBS, MultiDiscrete((2, 3)))), "iql takes continuous or discrete actions"),
         (lambda: bc()(EnvSpec("Toy", OBS, Box(-np.inf, np.inf, (1,)))), "bound on both sides"),

@@ -59,6 +59,8 @@ CASES: dict[str, tuple[Any, jaxrl.EnvSpec, dict[str, Any]]] = {
     "td3": (jaxrl.td3, CONTINUOUS, {**policy, **critic}),
     "ddpg": (jaxrl.ddpg, CONTINUOUS, {**policy, "make_critic": lambda spec: Mine((1,))}),
     "td3_bc": (jaxrl.td3_bc, CONTINUOUS, {**policy, **critic}),
+    "rebrac": (jaxrl.rebrac, CONTINUOUS, {**policy, **critic}),
+    "edac": (jaxrl.edac, CONTINUOUS, {**policy, **critic}),
     "awac": (jaxrl.awac, DISCRETE, {**policy, **critic_of_all}),
     "iql": (jaxrl.iql, CONTINUOUS, {**policy, **critic, "make_value": lambda spec: Mine((0,))}),
 }

@@ -62,6 +62,7 @@ def networks_of(name: str, rate: float = 0.0) -> tuple[Any, jaxrl.EnvSpec, dict[
 EVERY_DAY = ("dqn", "ppo", "sac", "td3", "iql")
 OTHERS = (
     *("cql_dqn", "pqn", "reppo", "a2c", "reinforce", "impala", "bc", "discrete sac", "cql", "ddpg", "td3_bc", "awac"),
+    *("rebrac", "edac"),
 )
 
 

@@ -17,7 +17,7 @@ from jaxrl.cli.algos import general
 from jaxrl.errors import SettingsError
 from jaxrl.registry import ALGORITHMS, algorithm_maker, algorithm_names
 from jaxrl.spaces import sample_space
-from jaxrl.types import Batch, Rollout, Transition
+from jaxrl.types import Batch, NextAction, Rollout, Transition
 
 KEY, OPT_STEP = jax.random.key(0), jnp.uint32(3)
 T, N = 4, 2
@@ -83,6 +83,8 @@ def batch_of(name: str, agent: Agent, state: Any) -> Batch:
     acted, extras = agent.act(state, obs, keys[1], OPT_STEP, "explore")
     action = acted if agent.prepare else sample_space(spec_of(name).action_space, keys[2], SIZE)
     reward, ends = jax.random.normal(keys[3], (SIZE,)), jax.random.bernoulli(keys[4], 0.2, (SIZE,))
+    if agent.info.next_actions:
+        extras = NextAction(jnp.roll(action, 1, axis=0), ~ends)
     items: Any = Transition(obs, action, reward, jnp.where(ends, 0.0, 0.9), next_obs, extras, jnp.ones(SIZE))
     if agent.prepare is not None:
         by_time = jax.tree.map(lambda x: x.reshape(T, N, *x.shape[1:]), items)
@@ -161,7 +163,7 @@ def test_nothing_is_learnt_from_rows_of_weight_zero(name: str) -> None:
     dead = jnp.arange(SIZE) % 3 == 1
 
     def garbage(items: Any) -> Any:
-        spoil = lambda x: jnp.where(dead.reshape(-1, *[1] * (x.ndim - 1)), 0.25, x)
+        spoil = lambda x: jnp.where(dead.reshape(-1, *[1] * (x.ndim - 1)), jnp.asarray(0.25, x.dtype), x)
         kept = {"action": items.action, "weight": jnp.where(dead, 0.0, items.weight)}
         return jax.tree.map(spoil, items)._replace(**kept)
 

@@ -7,6 +7,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from toys_data import bandit, walk
 from toys_goals import places
 
@@ -43,9 +44,10 @@ def _offline(agent: object, processor: object = None, **settings: Any) -> jaxrl.
     return jaxrl.offline(walk((5,) * 12, (True, False) * 6), agent, processor=processor, **options)
 
 
-def _offline_box(agent: object) -> jaxrl.Strategy:
-    actions = [i / 20 - 1 for i in range(40)]
-    return jaxrl.offline(bandit(actions, actions, jaxrl.Box(-1.0, 1.0, (1,))), agent, batch_size=8, holdout=0.25)
+def _offline_box(agent: object, processor: object = None, length: int = 1) -> jaxrl.Strategy:
+    data = bandit([i / 20 - 1 for i in range(40)], [i / 20 - 1 for i in range(40)], jaxrl.Box(-1.0, 1.0, (1,)))
+    data = data._replace(terminated=np.arange(1, 41) % length == 0)
+    return jaxrl.offline(data, agent, processor=processor, batch_size=8, holdout=0.25)
 
 
 class Normed(nn.Module):
@@ -179,6 +181,8 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
     "bc from data": lambda: _offline(jaxrl.bc(features=(8,), lr_decay=60)),
     "awac from data": lambda: _offline_box(jaxrl.awac(features=(8,))),
     "td3_bc from data": lambda: _offline_box(jaxrl.td3_bc(features=(8,))),
+    "rebrac from data, n-step": lambda: _offline_box(jaxrl.rebrac(features=(8,)), jaxrl.n_step(3), length=5),
+    "edac from data": lambda: _offline_box(jaxrl.edac(features=(8,), num_critics=3, accumulate=2)),
     "cql from data": lambda: _offline_box(jaxrl.cql(features=(8,), cql_actions=3)),
     "cql_dqn from data": lambda: _offline(jaxrl.cql_dqn(features=(8,))),
     "reppo, normalised": lambda: _on_policy(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +42,17 @@ def test_returns_and_discounts_never_cross_an_end_and_are_cut_only_where_an_epis
         assert (made.reward[row], made.discount[row]) == (np.float32(reward), np.float32(discount))
         assert (made.obs[row], made.next_obs[row]) == (data.obs[row], data.next_obs[last])
         assert (made.action[row], made.weight[row]) == (data.action[row], 1)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_next_actions_are_what_the_data_did_after_each_transition_unless_the_episode_ends_with_it(n: int) -> None:
+    data = walk()
+    data = data._replace(action=np.arange(data.rows, dtype=np.int32))
+    after = make_transitions(jaxrl.n_step(n), data, next_actions=True).extras
+    for row in range(data.rows):
+        stop = next(i for i in range(row, data.rows) if data.terminated[i] or data.truncated[i])
+        assert after.known[row] == (row + n <= stop)
+        assert not after.known[row] or after.action[row] == row + n
 
 
 def test_observations_are_normalised_by_the_mean_and_deviation_of_all_of_them() -> None:
@@ -150,6 +162,34 @@ def test_what_was_cut_is_worth_what_follows_and_what_terminated_is_not(make: Any
     (layer,) = state.agent.critic["params"].values()
     q = layer["bias"][:, 0, None] + layer["kernel"][:, 0] * jnp.array([[1.0, -1.0]])
     np.testing.assert_allclose(q, [[2.0, 1.0]] * 2, atol=0.03)
+
+
+class Table(nn.Module):
+    """A critic that goes by the observation alone: a value for each of its entries."""
+
+    @nn.compact
+    def __call__(self, obs: Any, action: Any) -> Any:
+        return nn.Dense(1, use_bias=False)(obs)[:, 0]
+
+
+def test_the_distance_from_the_next_action_is_taken_off_the_value_there_unless_an_episode_ends() -> None:
+    """Paid 1 a step, at a discount of 0.5: 2 where it was cut, 1 where it ended, and before them less."""
+    obs, next_obs = np.eye(4, dtype=np.float32)[[0, 1, 2, 3]], np.eye(4, dtype=np.float32)[[1, 1, 3, 3]]
+    action = np.array([[0.0], [0.8], [0.0], [0.6]], np.float32)
+    rows = np.arange(4)
+    spec = jaxrl.EnvSpec("Pairs", Box(0.0, 1.0, (4,)), Box(-1.0, 1.0, (1,)))
+    data = jaxrl.Dataset(spec, obs, action, np.ones(4, np.float32), next_obs, rows == 3, rows == 1)
+    agent = jaxrl.rebrac(
+        features=(), make_critic=lambda spec: Table(), lr=0.05, lr_decay=800, policy_lr=0.0, tau=0.1, policy_interval=1,
+        target_noise=0.0, critic_bc_coef=0.75,
+    )  # fmt: skip
+    state = trained(jaxrl.offline(data, agent, batch_size=4, processor=jaxrl.one_step(0.5)), 800)
+    greedy, _ = agent(spec).act(state.agent, next_obs, None, jnp.uint32(0), "exploit")
+    cut, ended = 0.75 * np.square(np.asarray(greedy)[[0, 2], 0] - [0.8, 0.6])
+    wanted = [1 + 0.5 * (2 - cut), 2, 1 + 0.5 * (1 - ended), 1]
+    (layer,) = state.agent.critic["params"].values()
+    np.testing.assert_allclose(layer["kernel"][:, :, 0], [wanted] * 2, atol=0.02)
+    assert min(cut, ended) > 0.1
 
 
 # --- judging, settings and refusals -------------------------------------------------------------------------------
