@@ -120,7 +120,7 @@ class PopulationRows:
         """
         scores = self._scores[opt_steps]
         others = [m.number for m in self._members if m.number not in scores and m.number not in self._gone]
-        # Reported once, when all expected members are past this step.
+        # Report once, when every expected member was evaluated here or is past this step.
         if opt_steps in self._told or any(self._farthest.get(number, 0) <= opt_steps for number in others):
             return
         self._told.add(opt_steps)
