@@ -115,7 +115,7 @@ class Recorder:
         """Record a filmed episode."""
 
     def tick(self, progress: Progress) -> None:
-        """Show the progress of the run; called often, must be cheap."""
+        """Report progress; called often, so it must be cheap."""
 
     def rewind(self, opt_steps: int) -> None:
         """Discard all records after `opt_steps`: the run was rolled back, or resumed in a new process."""
