@@ -109,7 +109,7 @@ class Team:
     def __init__(
         self, strategy: Strategy, members: int, width: int, device: Any, tells: bool, evaluator: Any, host: Semaphore
     ) -> None:
-        """Expect calls of `members`; each releases `host` while it waits. Unused lanes repeat the data of another."""
+        """Create a team of `members`, which release `host` while they wait; unused lanes repeat the data of another."""
         self.strategy, self.device, self.evaluates = strategy, device, isinstance(evaluator, CompiledEvaluator)
         self.actions: str | None = getattr(evaluator, "actions", None)
         self._width, self._tells, self._host, self._turn = width, tells, host, Condition()

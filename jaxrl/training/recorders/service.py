@@ -170,7 +170,9 @@ class _Worker:
         self._path = None if run.directory is None else run.directory / f"{name}.json"
         self._kept = _read(self._path)
         self._told: dict[str, int] = dict(self._kept.pop("told", {}))
+        """The last step sent, by kind."""
         self._floor = self._least(run.opt_steps) if run.changed else dict(self._told)
+        """The step up to which rows are skipped as sent before, by kind."""
         self._tellers = {_METRICS: self._tell_metrics, _REWIND: self._go_back}
         self._tellers |= dict.fromkeys((_VIDEO, _HISTOGRAM), self._tell_more)
         self._thread = threading.Thread(target=self._work, name=f"jaxrl-{name}", daemon=True)

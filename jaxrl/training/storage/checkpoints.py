@@ -1,7 +1,7 @@
 """Checkpoints: atomic saves, with every leaf verified on load.
 
-Orbax writes and reads the arrays, but it has no checksums, casts a wrong dtype silently, and loses a save that nobody
-waits for. So every step has a sealed manifest with each leaf's path, shape, dtype and CRC-32, and a list of its files
+Orbax writes and reads the arrays, but it has no checksums, casts a wrong dtype silently, and loses a save that is not
+waited for. So every step has a sealed manifest with each leaf's path, shape, dtype and CRC-32, and a list of its files
 with their checksums. A step is written under a temporary name, renamed once all of it is on disk and only then reported
 as saved; a damaged step is skipped with a warning, in favour of the one before it.
 

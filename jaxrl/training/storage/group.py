@@ -185,6 +185,7 @@ class Saves(Store):
         found = [save for _, save in sorted(self._found.items()) if isinstance(save, Save)]
         rows: dict[int, dict[int, Place]] = {}
         every = (row for save in found for row in save.rows)
+        # In order of submission: a row replaces those of its member at the same or later steps.
         for member, step, place in sorted(every, key=lambda row: (row[2].order, row[2].save)):
             before = rows.get(member, {})
             rows[member] = {**{s: p for s, p in before.items() if s < step}, step: place}
@@ -238,6 +239,7 @@ class Saves(Store):
     def put(self, rows: Sequence[Row]) -> None:
         """Write `rows` as one save; raise `StorageError` on failure."""
         stacks: dict[tuple[Any, ...], list[Row]] = {}
+        # Only rows with equal paths, shapes and dtypes can be stacked.
         for row in sorted((*self._carried(), *rows), key=lambda row: (row.member, row.order)):
             form = tuple((name, leaf.shape, str(leaf.dtype)) for name, leaf in row.leaves.items())
             stacks.setdefault(form, []).append(row)

@@ -93,7 +93,7 @@ class Best(NamedTuple):
 
 
 class Storage:
-    """The files of a run. Write errors are reported and training continues; `error` has what the last attempts left."""
+    """The files of a run. Write errors are reported and training continues; the latest attempts decide how it ends."""
 
     def __init__(
         self,
@@ -512,7 +512,7 @@ def never_saved(path: Path, checkpoints: Store) -> bool:
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Return the installed versions of `packages`; jaxrl's is that of the code, as package metadata may be outdated."""
-    whole = sys.modules["jaxrl"]  # the facade imports this module, so it is not imported here
+    whole = sys.modules["jaxrl"]  # the facade, which modules of the package must not import
     return {name: whole.__version__ if name == "jaxrl" else _installed(name) for name in packages}
 
 
