@@ -134,7 +134,7 @@ def take_over(own: MemberRun, other: MemberRun, copy: Copy, place: int, device: 
     Return the trainer to save before the member continues, or `None` if there is nothing to do.
 
     Repeated after a crash, it must give the same result. So the new key depends only on the seed, the step and the
-    member's number: members may share a seed, and copies of one parent must diverge.
+    member's number: members may share a seed, and copies of one parent must develop differently.
     """
     trainer, parent = own.trainer, other.trainer
     if own.membership.adopted_at == place:
@@ -232,7 +232,7 @@ class Gates:
         return verdict
 
 
-# --- whose turn it is ---------------------------------------------------------------------------------------------
+# --- scheduling ---------------------------------------------------------------------------------------------------
 
 
 class Queue:
@@ -269,7 +269,7 @@ class Queue:
         return found
 
 
-# --- what is checked first ----------------------------------------------------------------------------------------
+# --- checks -------------------------------------------------------------------------------------------------------
 
 
 def check_members(population: Population, config: TrainerConfig) -> None:

@@ -348,7 +348,7 @@ def _read(path: Path | None) -> dict[str, Any]:
     return {}
 
 
-# --- what a run has left for a service ----------------------------------------------------------------------------
+# --- results of a run, for services -------------------------------------------------------------------------------
 
 
 BEST = "best"

@@ -76,7 +76,7 @@ def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], di
         if not in_folders:
             join_arrays(path)
         return {name: checksum(array) for name, array in leaves.items()}, {}
-    (path / "array_metadatas").mkdir()  # other processes wait for it in Orbax, even if process 0 fails before
+    (path / "array_metadatas").mkdir()  # Orbax in other processes waits for it: make it before anything can fail
     processes.tell("save", str(path))
     try:
         own = _write_own(path, leaves)
