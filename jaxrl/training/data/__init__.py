@@ -1,1 +1,1 @@
-"""Data sets: read, checked, written, and collected."""
+"""Data sets: reading, validating, writing and collecting."""

@@ -1,4 +1,4 @@
-"""Gather a data set with a policy: steps of whole episodes, in order."""
+"""Collecting data sets with a policy: complete episodes, in order."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,11 +17,11 @@ from jaxrl.strategies.base import Policy, fold
 from jaxrl.trees import Array, Key, PyTree, tree_where
 
 CHUNK = 256
-"""Vector steps in one call."""
+"""Vector steps per call."""
 
 
 class _Taken(NamedTuple):
-    """What is kept of a step of `N` environments; the first fields as in a `Dataset`."""
+    """The recorded part of a step of `N` environments; all fields but the last as in `Dataset`."""
 
     obs: PyTree
     action: PyTree
@@ -43,22 +43,22 @@ def gather(
     noise: float = 0.0,
     num_envs: int = 16,
 ) -> Dataset:
-    """Take `transitions` steps with the greedy policy; the last episode is cut where they are full.
+    """Collect `transitions` steps with the greedy policy; the last episode is truncated at that number.
 
-    Episodes are taken in the order in which they began, so that short ones are no likelier to be among them.
+    Episodes are taken in order of their first steps, so that the data are not biased towards short ones.
 
     Args:
       env: the environment.
-      policy: how to act.
-      params: what the policy goes by.
+      policy: the policy.
+      params: parameters of the policy.
       key: consumed.
-      transitions: steps `R`.
-      random: share of the steps whose action is uniformly random.
-      noise: deviation of the noise on actions, of the half width of their bounds; for boxes.
-      num_envs: environments side by side.
+      transitions: number of steps `R`.
+      random: fraction of steps with a uniformly random action.
+      noise: standard deviation of Gaussian noise on actions, in half widths of their bounds; for boxes only.
+      num_envs: number of parallel environments.
 
     Raises:
-      SettingsError: counts and shares that cannot be, noise on actions that take none, or steps that are not finite.
+      SettingsError: an argument is out of range, noise is set for discrete actions, or a step is not finite.
     """
     check_count("transitions", transitions)
     check_count("num_envs", num_envs)
@@ -73,7 +73,7 @@ def gather(
     scene = (state, jax.jit(policy.begin)(params, obs), obs)
     chunks: list[_Taken] = []
     rows = None
-    # Chunks of a fixed length, so that one program serves any number of steps.
+    # Chunks have a fixed length, so that one program serves any number of steps.
     while rows is None:
         scene, taken = run(params, scene, fold(step_key, len(chunks)))
         chunks.append(jax.tree.map(np.asarray, taken))
@@ -82,7 +82,7 @@ def gather(
         ends = [c.terminated | c.truncated for c in chunks]
         rows = in_order(np.concatenate(ends), transitions)
     whole = jax.tree.map(lambda *x: np.concatenate(x)[rows], *chunks)
-    # The last episode may be cut in its midst.
+    # The last episode may be incomplete.
     whole.truncated[-1] = not whole.terminated[-1]
     return Dataset(env.spec, *whole[:-1])
 
@@ -90,7 +90,7 @@ def gather(
 def _run(
     env: VecEnv, policy: Policy, random: float, noise: float, params: PyTree, scene: PyTree, key: Key
 ) -> tuple[PyTree, _Taken]:
-    """Take `CHUNK` steps in all environments; leaves of what is kept are `[CHUNK, N, ...]`. Pure."""
+    """Take `CHUNK` steps in all environments; leaves of the recorded steps are `[CHUNK, N, ...]`. Pure."""
 
     def step(scene: PyTree, key: Key) -> tuple[PyTree, _Taken]:
         state, carry, obs = scene
@@ -106,7 +106,7 @@ def _run(
 
 
 def disturbed(spec: EnvSpec, obs: PyTree, action: PyTree, key: Key, random: float, noise: float) -> PyTree:
-    """Return actions `[N, ...]` with noise on them, a share of them replaced by random ones. The key is consumed."""
+    """Add noise to actions `[N, ...]`, and replace a fraction of them by random ones. The key is consumed."""
     space, num_envs = spec.action_space, jax.tree.leaves(action)[0].shape[0]
     coin_key, random_key, noise_key = jax.random.split(key, 3)
     if noise and isinstance(space, Box):
@@ -119,15 +119,15 @@ def disturbed(spec: EnvSpec, obs: PyTree, action: PyTree, key: Key, random: floa
 
 
 def in_order(ends: np.ndarray, wanted: int) -> Any:
-    """Return where the first `wanted` steps lie, in time `[T]` and environment `[N]`, given where episodes end.
+    """Return the indices (time, environment) of the first `wanted` steps, given the ends `[T, N]` of episodes.
 
-    Episodes come in the order in which they began, each in one piece; all but the last are whole. `None` if `ends`
-    `[T, N]` do not reach so far yet.
+    Episodes are contiguous and in order of their first steps; all but the last are complete. `None` if more steps are
+    needed.
     """
     steps, envs = ends.shape
     episodes = []
     for env in range(envs):
-        # The episode that is under way at the end of what was gathered counts as not whole.
+        # The episode in progress at step T is incomplete.
         stops = [*(np.flatnonzero(ends[:, env]) + 1), steps]
         begun = 0
         for stop in stops:
@@ -141,7 +141,7 @@ def in_order(ends: np.ndarray, wanted: int) -> Any:
         places.append(np.full(stop - begun, env))
         if sum(map(len, times)) >= wanted:
             return np.concatenate(times)[:wanted], np.concatenate(places)[:wanted]
-        # This episode goes on past what was gathered: those after it would come too early.
+        # Steps of an incomplete episode are missing, and must precede all later episodes.
         if not whole:
             return None
     return None

@@ -1,4 +1,4 @@
-"""Data sets on disk: written whole, and read with every check that can be made before training on them."""
+"""Data sets on disk: atomic writing, and reading with full validation before training."""
 
 import json
 import math
@@ -28,7 +28,7 @@ SYNONYMS = {
     "terminals": "terminated",
     "timeouts": "truncated",
 }
-"""The names of D4RL (Fu et al. 2020, https://arxiv.org/abs/2004.07219)."""
+"""Names of entries in D4RL (Fu et al. 2020, https://arxiv.org/abs/2004.07219)."""
 MINARI = "minari:"
 _LEAF = lambda x: isinstance(x, Box | Discrete | MultiDiscrete)
 
@@ -37,10 +37,10 @@ _LEAF = lambda x: isinstance(x, Box | Discrete | MultiDiscrete)
 
 
 def save_dataset(path: str | Path, data: Dataset) -> None:
-    """Write `data` as one `.npz` file, whole or not at all.
+    """Write `data` atomically as one `.npz` file.
 
-    Its entries are `obs, action, reward, next_obs, terminated, truncated`, the leaves of nested ones as `obs/a/b`, and
-    `spec`, the environment as JSON.
+    Its entries are `obs, action, reward, next_obs, terminated, truncated`, with leaves of nested ones as `obs/a/b`, and
+    `spec`, the environment spec as JSON.
 
     Raises:
       SettingsError: the file cannot be written.
@@ -65,7 +65,7 @@ def _entries(data: Dataset) -> dict[str, np.ndarray]:
 
 
 def _arrays(data: Dataset) -> dict[str, np.ndarray]:
-    """Return the arrays of `data` by their flat names."""
+    """Return the arrays of `data` by flat name."""
     trees = data._asdict()
     del trees["spec"], trees["settings"]
     return {
@@ -83,16 +83,16 @@ def _word(entry: Any) -> str:
 
 
 def load_dataset(*files: str | Path, spec: EnvSpec | None = None, sha256: str | None = None) -> Dataset:
-    """Read data sets, one after the other, as one.
+    """Read data sets and concatenate them.
 
     Args:
-      files: `.npz` files as `save_dataset` writes them, or with the names of D4RL; or `minari:NAME`, a data set that
-        Minari has on this machine.
-      spec: the environment, where a file does not say in which its steps were taken (and for a data set of Minari).
-      sha256: of the arrays, if only one data set will do.
+      files: `.npz` files as written by `save_dataset` or with D4RL's names, or `minari:NAME` for a local Minari data
+        set.
+      spec: the environment spec, for files without one; for a Minari data set it replaces Minari's.
+      sha256: expected digest of the arrays, if any.
 
     Raises:
-      SettingsError: a file that cannot be read, or is not what it should be; which entry, and how to mend it.
+      SettingsError: a file cannot be read or is invalid; the error names the entry and a remedy.
     """
     if not files:
         raise SettingsError("there are no data: name at least one file")
@@ -116,12 +116,12 @@ def load_dataset(*files: str | Path, spec: EnvSpec | None = None, sha256: str | 
 
 
 def _lasting(file: str) -> str:
-    """Return the name by which `file` is found from any directory."""
+    """Return `file` as a name that is valid in any working directory."""
     return file if file.startswith(MINARI) else str(Path(file).absolute())
 
 
 def _kind(spec: EnvSpec) -> Any:
-    """Return what data sets must have alike."""
+    """Return the part of a spec that must be equal in all data sets."""
     return spaces.spec_to_plain(spec._replace(time_limit=None))
 
 
@@ -137,7 +137,7 @@ def _load(file: str, spec: EnvSpec | None) -> Dataset:
 
 
 def _read(file: str) -> dict[str, np.ndarray]:
-    """Return the entries of an `.npz` file under the names of this library."""
+    """Return the entries of an `.npz` file under jaxrl's names."""
     if Path(file).exists() and not Path(file).is_file():
         raise SettingsError(f"cannot read {file}: it is no regular file; expected an .npz file")
     try:
@@ -151,19 +151,19 @@ def _read(file: str) -> dict[str, np.ndarray]:
         raise
     except OSError as error:
         raise SettingsError(f"cannot read {file}: {error.strerror or error}") from error
-    except Exception as error:  # a damaged archive may raise anything that zip, deflate and NumPy know
+    except Exception as error:  # a damaged archive may raise any error of zipfile, zlib or NumPy
         raise SettingsError(f"cannot read {file}: expected an .npz file of plain arrays, undamaged") from error
 
 
 def _check_size(file: str, archive: Any) -> None:
-    """Raise `SettingsError` for an archive that would fill the memory: packed, it may be a thousand times smaller."""
+    """Raise `SettingsError` if an archive, which compression may shrink a thousandfold, does not fit into memory."""
     size, memory = sum(info.file_size for info in archive.zip.infolist()), _memory()
     if size > memory:
         raise SettingsError(
             f"{file} holds {size / 2**30:.1f} GiB of arrays once unpacked, more than the {memory / 2**30:.1f} GiB of "
             "memory of this machine; leave steps out"
         )
-    # Headers alone are read here. NumPy would allocate what they say before it finds the data missing.
+    # Read headers only: NumPy would allocate the shapes stated there before it notices that data are missing.
     for info in archive.zip.infolist():
         with archive.zip.open(info) as packed:
             shape, dtype = read_header(packed)
@@ -172,7 +172,7 @@ def _check_size(file: str, archive: Any) -> None:
 
 
 def _memory() -> int:
-    """Return the bytes of memory of this machine."""
+    """Return the physical memory of this machine in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -196,7 +196,7 @@ def _spec(file: str, entry: np.ndarray | None) -> EnvSpec | None:
 
 
 def checked(file: str, entries: Mapping[str, np.ndarray], spec: EnvSpec) -> Dataset:
-    """Return the data set that `entries` are; raise `SettingsError` for the first thing that is wrong with them."""
+    """Validate `entries` and return them as a data set; raise `SettingsError` for the first problem."""
     rows = _rows(file, entries)
     obs, next_obs = (_gathered(file, entries, name, spec.observation_space, rows) for name in ("obs", "next_obs"))
     action = _gathered(file, entries, "action", spec.action_space, rows)
@@ -217,12 +217,12 @@ def _rows(file: str, entries: Mapping[str, np.ndarray]) -> int:
 
 
 def _numbers(file: str, entries: Mapping[str, np.ndarray], name: str, rows: int) -> np.ndarray:
-    """Return one finite number a step, float32 `[R]`."""
+    """Return an entry with one finite number per step, float32 `[R]`."""
     return _leaf(file, entries, name, Box(-np.inf, np.inf, ()), rows)
 
 
 def _gathered(file: str, entries: Mapping[str, np.ndarray], name: str, space: Space, rows: int) -> PyTree:
-    """Return what is under `name`, a leaf of `space` each."""
+    """Return the entry `name` as a tree with the structure of `space`."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(space, is_leaf=_LEAF)
     names = ["/".join((name, *map(_word, path))) for path, _ in leaves]
     odd = {key for key in entries if key.split("/")[0] == name} - set(names)
@@ -233,7 +233,7 @@ def _gathered(file: str, entries: Mapping[str, np.ndarray], name: str, space: Sp
 
 
 def _leaf(file: str, entries: Mapping[str, np.ndarray], name: str, space: Any, rows: int) -> np.ndarray:
-    """Return one array `[R, *shape]` of elements of `space`."""
+    """Return an array `[R, *shape]` of elements of `space`."""
     if name not in entries:
         old = {new: old for old, new in SYNONYMS.items()}.get(name)
         raise SettingsError(f"{file} has no {name}{f' (or {old})' if old else ''}; add it, one row a step")
@@ -245,7 +245,7 @@ def _leaf(file: str, entries: Mapping[str, np.ndarray], name: str, space: Any, r
     kinds = "fiub" if np.issubdtype(dtype, np.floating) else "iub"
     if array.dtype.kind not in kinds:
         raise SettingsError(f"{file}: {name} has dtype {array.dtype}; expected {dtype}")
-    # Before the cast, which might wrap a number around into the bounds.
+    # Check bounds before the cast, which could wrap values around into them.
     low, high = _bounds(space, name)
     with np.errstate(over="ignore"):
         held = np.ascontiguousarray(array, dtype if dtype.kind == "f" else None)
@@ -256,7 +256,7 @@ def _leaf(file: str, entries: Mapping[str, np.ndarray], name: str, space: Any, r
 
 
 def _bounds(space: Any, name: str) -> tuple[Any, Any]:
-    """Return the least and the largest that may come, a little beyond the bounds of actions that are rounded."""
+    """Return the lowest and highest values accepted; bounds of continuous actions have some slack for rounding."""
     if isinstance(space, Discrete | MultiDiscrete):
         start = np.asarray(space.start)[None]
         return start, start + np.asarray(space.n)[None] - 1
@@ -276,7 +276,7 @@ def _refuse(file: str, name: str, bad: np.ndarray, what: str) -> None:
 
 
 def _ends(file: str, entries: Mapping[str, np.ndarray], rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return where episodes terminated and where they were cut; the last step is cut where nothing says otherwise."""
+    """Return `terminated` and `truncated`, bool `[R]`; the last step is truncated unless it is terminal."""
     if "terminated" not in entries:
         raise SettingsError(f"{file} has no terminated (or terminals); add it, true where an episode ended by itself")
     terminated, truncated = (
@@ -294,7 +294,7 @@ def _ends(file: str, entries: Mapping[str, np.ndarray], rows: int) -> tuple[np.n
 
 
 def _check_order(file: str, data: Dataset) -> None:
-    """Raise `SettingsError` where an episode goes on with something else than what its step led to."""
+    """Raise `SettingsError` if, inside an episode, an observation differs from `next_obs` of the step before."""
     going_on = ~(data.terminated | data.truncated)[:-1]
     for obs, next_obs in zip(jax.tree.leaves(data.obs), jax.tree.leaves(data.next_obs), strict=True):
         came, led_to = (x.reshape(len(x), -1).astype(np.float64) for x in (obs[1:], next_obs[:-1]))

@@ -1,4 +1,4 @@
-"""Data sets of Minari (https://minari.farama.org) that are on this machine; imported only when one is asked for."""
+"""Local data sets of Minari (https://minari.farama.org); imported only on demand."""
 
 from typing import Any
 
@@ -13,18 +13,18 @@ from jaxrl.trees import PyTree
 
 
 def read_minari(name: str, spec: EnvSpec | None = None) -> tuple[dict[str, np.ndarray], EnvSpec]:
-    """Return the steps of the data set `name`, by the flat names of a data set's file, and their environment.
+    """Return the steps of the data set `name`, by flat name as in a data set's file, and their environment spec.
 
-    That is `spec` if it is given, for Minari knows environments by other names.
+    The spec is `spec` if given, as Minari has other names for environments.
 
     Raises:
-      SettingsError: Minari is not installed, or has no such data set here; the line that mends it.
+      SettingsError: Minari is not installed, or has no such local data set; the error names the command to run.
     """
     minari = require_extra("minari", "data sets of Minari")
     try:
         found = minari.load_dataset(name)
         episodes = [_episode(episode) for episode in found.iterate_episodes()]
-    except Exception as error:  # whatever its storage makes of a name that is none, or of a damaged file
+    except Exception as error:  # its storage may raise anything for an invalid name or a damaged file
         raise SettingsError(
             f"Minari cannot read {name!r} on this machine ({error_text(error)}); fetch it with: minari download {name}"
         ) from error
@@ -41,7 +41,7 @@ def read_minari(name: str, spec: EnvSpec | None = None) -> tuple[dict[str, np.nd
 
 
 def _recounted(steps: dict[str, PyTree], own: EnvSpec, spec: EnvSpec) -> dict[str, PyTree]:
-    """Return `steps` with whole numbers counted as by the spaces of `spec`, not as by Minari's `own`."""
+    """Return `steps` with discrete elements shifted from the spaces of Minari's `own` spec to those of `spec`."""
     recounted = dict(steps)
     for name, what in (("obs", "observation_space"), ("action", "action_space"), ("next_obs", "observation_space")):
         theirs, ours = getattr(own, what), getattr(spec, what)
@@ -51,7 +51,7 @@ def _recounted(steps: dict[str, PyTree], own: EnvSpec, spec: EnvSpec) -> dict[st
 
 
 def _episode(episode: Any) -> dict[str, PyTree]:
-    """Return the `T` steps of an episode, of which Minari keeps `T + 1` observations."""
+    """Return the `T` steps of an episode, for which Minari stores `T + 1` observations."""
     ends = np.asarray(episode.terminations, bool), np.asarray(episode.truncations, bool)
     last = np.arange(len(ends[0])) == len(ends[0]) - 1
     return {

@@ -1,1 +1,1 @@
-"""Training a population: its members side by side, each a run of its own."""
+"""Population training: many members at once, each of them a run."""

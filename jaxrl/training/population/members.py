@@ -1,4 +1,4 @@
-"""The members of a population on their way: how each begins and goes on, where they wait, whose turn it is."""
+"""Members of a population in training: starting and continuing them, a search's gates, scheduling, and checks."""
 
 import heapq
 import math
@@ -28,39 +28,39 @@ from jaxrl.training.storage.run_dir import CONFIG, LOCK, plain, read_yaml
 from jaxrl.training.trainer import Trainer
 
 COPY_STREAM = 2**32 - 3
-"""Folded into the key of the seed of a member that takes over from another, before the place and its number."""
+"""Stream folded into the seed's key of a member that copies another, followed by the step and the member's number."""
 ENDS = ("stop_reward", "patience", "stop", HALVED)
-"""Why a member may have ended before the others."""
+"""Statuses of members that ended early."""
 
 
 def same_ends(path: Path, config: TrainerConfig) -> bool:
-    """Return whether what a member stopped at is still what it would stop at."""
+    """Return whether the stopping settings of the member in `path` are unchanged in `config`."""
     old = read_yaml(path / CONFIG)
     return all(old.get(name) == getattr(config, name) for name in ("stop_reward", "patience"))
 
 
 def taken_over(checkpoints: Store, member: Member) -> dict[str, Any]:
-    """Return the values of swept settings under which a member was saved, where it may have taken over."""
+    """Return the swept settings whose saved values differ from the member's own, because it copied another."""
     try:
         saved = flat(checkpoints.newest_facts()[1]["settings"])
     except (NoCheckpointError, KeyError, AttributeError):
-        return {}  # it begins again, or its trainer says what is wrong
+        return {}  # it starts afresh, or its trainer raises the specific error
     return {name: saved[name] for name, value in member.swept.items() if saved.get(name, value) != value}
 
 
 @contextmanager
 def explain_damage(path: Path | None, member: Member) -> Iterator[None]:
-    """Let a member begin or go on inside; where what is on disk does not let it, say which one it is, and the remedy.
+    """Add the member's number and a remedy to errors about damaged files raised inside.
 
-    It can be trained anew to the same bits, unless it has taken over from another, which has moved on.
+    Retraining a member gives the same bits, unless it copied another, whose state then no longer exists.
     """
     try:
         yield
-    # Whole, but of another version: to train it anew is no remedy.
+    # Intact but of another version: retraining is not the remedy.
     except OtherVersionError as error:
         raise NoCheckpointError(f"member {member.number}: {error}") from error
     except NoCheckpointError as error:
-        # The advice behind the semicolon is for a run by itself.
+        # The advice after the semicolon is for single runs.
         reason = str(error).partition(";")[0]
         raise NoCheckpointError(f"member {member.number}: {reason}; {_remedy(path, member)}") from error
     except SettingsError as error:
@@ -70,7 +70,7 @@ def explain_damage(path: Path | None, member: Member) -> Iterator[None]:
 
 
 def _remedy(path: Path | None, member: Member) -> str:
-    """Say what helps a member whose directory is damaged."""
+    """Return the advice for a member with a damaged directory."""
     if path is not None and not any_whole(path):
         return "no save of the population is whole: begin it again with --start-over"
     try:
@@ -86,7 +86,7 @@ def _remedy(path: Path | None, member: Member) -> str:
 
 
 class MemberRun:
-    """A member on its way."""
+    """A member and the state of its training."""
 
     def __init__(self, member: Member) -> None:
         self.member = member
@@ -94,24 +94,24 @@ class MemberRun:
         self.status = "running"
         self.trainer: Trainer | None = None
         self.scores: tuple[float | None, float | None] = (None, None)
-        """The best and the last, of one that diverged before."""
+        """Best and last score of a member that diverged in an earlier process."""
         self.reports: Generator[Report, None, None] | None = None
         self.trained_to = -1
-        """Optimisation steps of its last evaluation here, in a search."""
+        """In a search: optimisation steps of its last evaluation in this process."""
 
     def kept(self) -> "MemberRun":
-        """Return the member for another call, which goes on from where its trainer stands."""
+        """Return the member for another call of `train`, continuing from its trainer's state."""
         again = MemberRun(self.member)
         again.trainer, again.scores, again.membership = self.trainer, self.scores, self.membership
         again.status = self.status if self.status in (*ENDS, "diverged") else "running"
         return again
 
     def go_on(self, max_opts: int) -> None:
-        """Go on in memory, to `max_opts` optimisation steps; one that had an end of its own goes no further.
+        """Continue in memory up to `max_opts` optimisation steps; a member that ended early makes no more.
 
         Raises:
-          DivergedError: it had diverged.
-          SettingsError: it has made more optimisation steps.
+          DivergedError: it has diverged.
+          SettingsError: it has already made more optimisation steps.
         """
         trainer = self.trainer
         assert trainer is not None
@@ -129,25 +129,25 @@ def _none() -> Generator[Report, None, None]:
 
 
 def take_over(own: MemberRun, other: MemberRun, copy: Copy, place: int, device: Any) -> Trainer | None:
-    """Let a member go on as its parent stands after `place` optimisation steps, under other settings.
+    """Replace a member's state by its parent's after `place` optimisation steps, with the settings of `copy`.
 
-    Return what is to be saved before it goes on.
+    Return the trainer to save before the member continues, or `None` if there is nothing to do.
 
-    It may be done again after a crash, and must then come to the same. So its stream of randomness hangs on its seed,
-    on the place and on its number alone: members may share a seed, and copies of one parent must not stay the same.
+    Repeated after a crash, it must give the same result. So the new key depends only on the seed, the step and the
+    member's number: members may share a seed, and copies of one parent must develop differently.
     """
     trainer, parent = own.trainer, other.trainer
     if own.membership.adopted_at == place:
-        return None  # before a crash, and that is what was loaded
+        return None  # done before a crash: the copy was loaded
     if trainer is None or parent is None or trainer.state is None or parent.state is None:
-        return None  # one of them has come to its end
+        return None  # one of them has ended
     key = jax.random.key(trainer.config.seed, impl=str(jax.random.key_impl(trainer.state.key)))
     for part in (COPY_STREAM, place, copy.member):
         key = jax.random.fold_in(key, part)
-    # A copy: the parent donates its own as soon as it goes on.
+    # Copy: the parent donates its buffers as soon as it continues.
     state = copied(trainer.strategy, parent.state, device)._replace(key=key)
     line = f"goes on as member {copy.parent} stood after {place} optimisation steps, with {named(copy.values)}"
-    # Before `adopt` saves: its checkpoint tells that this was done.
+    # Set before `adopt` saves, so that the checkpoint records it.
     own.membership.adopted_at = place
     trainer.adopt(set_values(own.member, state, copy.values), with_values(own.member.strategy, copy.values), line)
     return trainer
@@ -157,13 +157,13 @@ def take_over(own: MemberRun, other: MemberRun, copy: Copy, place: int, device: 
 
 
 class Gates:
-    """Collects the members' scores at each gate; says who waits, and when all that will come are there."""
+    """The gates of a search: collects scores at each, holds members that wait, and decides once all have arrived."""
 
     def __init__(self, search: Search, members: Sequence[Member], config: TrainerConfig) -> None:
-        """Place the gates.
+        """Compute the gates of `search`.
 
         Raises:
-          SettingsError: there are no evaluations to go by, or the run ends before the first gate.
+          SettingsError: there are no evaluations, only one member, or no gate before the end.
         """
         if not config.eval_interval or not config.eval_episodes:
             raise SettingsError(f"{search.name} goes by evaluations; set eval_interval and eval_episodes")
@@ -177,47 +177,47 @@ class Gates:
                 f"lower eval_interval, which is {config.eval_interval}"
             )
         self.passed = 0
-        """Gates that are behind all members."""
+        """Number of gates decided."""
         self.there = {member.number for member in members}
-        """Members that have not been ended by a verdict."""
+        """Members that no verdict has ended."""
         self.values: dict[int, Mapping[str, Any]] = {member.number: dict(member.swept) for member in members}
-        """Present values of the swept settings."""
+        """Current values of the swept settings."""
         self.parents: dict[int, int] = {}
-        """Whose place a member last took."""
+        """The member that each member last copied."""
         self._scores: list[dict[int, float]] = [{} for _ in self.steps]
         self._farthest = 0
         self._gone: set[int] = set()
 
     def take(self, number: int, opt_steps: int, score: float | None) -> None:
-        """Take in the score of an evaluation: at each gate the first one at or past it counts."""
+        """Record the score of an evaluation; each gate uses the first one at or past it."""
         for step, scores in zip(self.steps, self._scores, strict=True):
             if step <= opt_steps and number not in scores:
                 scores[number] = math.nan if score is None else float(score)
         self.reached(opt_steps)
 
     def reached(self, opt_steps: int) -> None:
-        """Take note of how far a member is."""
+        """Record the progress of a member."""
         self._farthest = max(self._farthest, opt_steps)
 
     def place(self, gate: int) -> int:
-        """Return where the members stand at a gate: the first evaluation at or past it, which they all make there."""
+        """Return the optimisation steps of the first evaluation at or past a gate, the same for all members."""
         return -(-self.steps[gate] // self._stride) * self._stride
 
     def is_behind(self, gate: int) -> bool:
-        """Return whether a member is beyond a gate, so that all that was decided there had been done before."""
+        """Return whether any member is past a gate, whose verdict has then been carried out by an earlier process."""
         return self._farthest > self.place(gate)
 
     def holds(self, opt_steps: int) -> bool:
-        """Return whether a member that is so far waits for the others."""
+        """Return whether a member at `opt_steps` has to wait at the next gate."""
         return self.passed < len(self.steps) and opt_steps >= self.steps[self.passed]
 
     def gone(self, number: int) -> None:
-        """Expect no more of a member, which ended by itself."""
+        """Stop waiting for a member that has ended by itself."""
         self._gone.add(number)
 
     def verdict(self, held: Mapping[int, int]) -> Verdict | None:
-        """Return what is decided at the next gate, once all that will come have come; then it is behind them."""
-        # Nothing is left to decide, or nobody waits at the gate or is beyond it.
+        """Decide at the next gate and move on to the one after; `None` until all members have arrived."""
+        # No gate is left, or no member is at the next one or past it.
         if self.passed == len(self.steps) or not (held or self.is_behind(self.passed)):
             return None
         if any(held.get(number, -1) < self.steps[self.passed] for number in self.there - self._gone):
@@ -232,14 +232,14 @@ class Gates:
         return verdict
 
 
-# --- whose turn it is ---------------------------------------------------------------------------------------------
+# --- scheduling ---------------------------------------------------------------------------------------------------
 
 
 class Queue:
-    """Members that wait for their turn: next is the one that is least far, of those whose devices are free."""
+    """Members ready to train, in a queue: the next is the least advanced one with free devices."""
 
     def __init__(self, runs: Sequence[MemberRun]) -> None:
-        # Those of one program begin together: of many programs not all are kept.
+        # Members of one program start in a row: the cache does not hold many programs.
         programs = [*dict.fromkeys(id(run.member.strategy.step) for run in runs)]
         self._runs = sorted(runs, key=lambda run: (programs.index(id(run.member.strategy.step)), run.member.number))
         self._places = {run.member.number: place for place, run in enumerate(self._runs)}
@@ -249,16 +249,16 @@ class Queue:
         return len(self._waiting)
 
     def put(self, number: int, opt_steps: int) -> None:
-        """Let a member wait that has made so many optimisation steps."""
+        """Enqueue a member that has made `opt_steps` optimisation steps."""
         heapq.heappush(self._waiting, (opt_steps, self._places[number]))
 
     def take(self, is_free: Callable[[int], bool]) -> MemberRun | None:
-        """Take out the next member whose number `is_free`; `None` if there is none."""
+        """Remove and return the next member whose number `is_free`; `None` if there is none."""
         passed_over: list[tuple[int, int]] = []
         found = None
         while self._waiting and found is None:
             entry = heapq.heappop(self._waiting)
-            # Members whose devices are busy keep their turn.
+            # Members with busy devices keep their positions.
             run = self._runs[entry[1]]
             if is_free(run.member.number):
                 found = run
@@ -269,11 +269,11 @@ class Queue:
         return found
 
 
-# --- what is checked first ----------------------------------------------------------------------------------------
+# --- checks -------------------------------------------------------------------------------------------------------
 
 
 def check_members(population: Population, config: TrainerConfig) -> None:
-    """Raise `SettingsError` if the members cannot be trained side by side under `config`."""
+    """Raise `SettingsError` if the members cannot be trained as a population under `config`."""
     config.check()
     require_alone("a population")
     members = population.members
@@ -292,7 +292,7 @@ def check_members(population: Population, config: TrainerConfig) -> None:
 def check_mesh(population: Population, shape: MeshShape, devices: int) -> None:
     """Raise `SettingsError`, naming the nearest mesh, unless members and their shards can be divided over `shape`.
 
-    `devices` are those that were asked for; 1: all that there are.
+    `devices` is the number of devices requested; 1 means all available ones.
     """
     count, shards = len(population.members), {member.strategy.placement.shards for member in population.members}
     there = mesh.check_there(devices) if devices > 1 else len(jax.devices())
@@ -316,7 +316,7 @@ def check_mesh(population: Population, shape: MeshShape, devices: int) -> None:
 
 
 def check_devices(population: Population, devices: int) -> None:
-    """Raise `SettingsError` unless there are so many devices, and a part of the population for each."""
+    """Raise `SettingsError` unless `devices` are available, and each has members to train."""
     mesh.check_there(devices)
     count = len(population.members)
     if population.layout.name == "spread":
@@ -331,7 +331,7 @@ def check_devices(population: Population, devices: int) -> None:
 
 
 def require_same(population: Population, max_opts: int, path: Path) -> None:
-    """Raise `SettingsError` unless the population in `path` is this one, and can be trained to `max_opts`."""
+    """Raise `SettingsError` unless `path` holds this population, and it can be trained to `max_opts`."""
     found, own = population_of(path), plain(population.settings)
     if found != own:
         raise SettingsError(
@@ -342,7 +342,7 @@ def require_same(population: Population, max_opts: int, path: Path) -> None:
 
 
 def require_rungs(population: Population, before: Any, max_opts: int, what: object) -> None:
-    """Raise `SettingsError` where the rungs of halving follow from other optimisation steps, those of `before`."""
+    """Raise `SettingsError` if the rungs of halving were computed for `before` optimisation steps, not `max_opts`."""
     if isinstance(population.search, Halving) and before != max_opts:
         raise SettingsError(
             f"max_opts is {max_opts}, but the rungs of {what} follow from {before}; keep it, or go on "
@@ -351,7 +351,7 @@ def require_rungs(population: Population, before: Any, max_opts: int, what: obje
 
 
 def require_begun(path: Path) -> None:
-    """Raise `SettingsError` if at the place of a member that has no settings there is anything but its beginning."""
+    """Raise `SettingsError` if the directory of a member without a config holds more than the start of one."""
     if path.is_dir():
         kept = [entry.name for entry in path.iterdir() if entry.name not in (LOCK, f".{CONFIG}.tmp")]
         if kept:

@@ -1,4 +1,4 @@
-"""The rows of a population: those of its members' evaluations, and what they come to over all."""
+"""Log and console output of a population: its members' evaluations, and statistics over all members."""
 
 import json
 import math
@@ -25,14 +25,14 @@ from jaxrl.training.storage import run_dir
 from jaxrl.training.storage.run_dir import METRICS
 
 LINES = 12
-"""Settings, of which each is told its own line while training goes on, at most."""
+"""Maximum lines printed at once, of settings or of decisions; more settings are shown as one line for all members."""
 
 
 class PopulationRows:
-    """Collects the members' evaluations; where all have come as far, says what they came to."""
+    """Collects the members' evaluations, and reports each round once all members have completed it."""
 
     def __init__(self, population: Population, quiet: bool) -> None:
-        """Expect the members of a population."""
+        """Expect evaluations of all members; with `quiet`, print nothing."""
         self._members, self._search, self._quiet = population.members, population.search, quiet
         self._scores: dict[int, dict[int, float]] = {}
         self._held: dict[int, dict[int, Row]] = {}
@@ -41,16 +41,16 @@ class PopulationRows:
         self._farthest: dict[int, int] = {}
         self._path: Path | None = None
         self.failure: StorageError | None = None
-        """What could not be written; a resumption makes the file anew."""
+        """The first write error; resuming rebuilds the file."""
         self._begun = time.perf_counter()
         self._opt_steps, self._first = 0, 0
-        """Optimisation steps of a whole run, and those after which this process began."""
+        """Total optimisation steps of a run, and those made before this process."""
         self._hinted = False
         self._stage = Stage()
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """Show that programs are compiled inside."""
+        """Show on the terminal that programs are being compiled inside."""
         if not self._quiet:
             self._stage.show("compiling")
         try:
@@ -59,29 +59,28 @@ class PopulationRows:
             self._stage.clear()
 
     def begin(self, schedule: Schedule) -> None:
-        """Count the seconds that are left from now on, until the end of `schedule`."""
+        """Start the estimate of the time left until the end of `schedule`."""
         self._opt_steps, self._first = schedule.opt_steps(schedule.last), max(self._told, default=0)
         self._begun = time.perf_counter()
 
     def scores_of(self, number: int) -> list[tuple[int, float]]:
-        """Return optimisation steps and score of all evaluations of a member so far, the earliest first."""
+        """Return optimisation steps and scores of a member's evaluations so far, the earliest first."""
         return [(step, scores[number]) for step, scores in sorted(self._scores.items()) if number in scores]
 
     def open(self, directory: Path | None, runs: Mapping[int, Path], saved_at: Callable[[int], int]) -> None:
-        """Write into `directory` what the members' own logs, in `runs`, hold up to their checkpoints; then append.
+        """Rebuild the log in `directory` from the members' logs in `runs`, up to their checkpoints; then append to it.
 
         `saved_at` returns the optimisation steps of a member's newest checkpoint.
 
-        The file holds nothing that the members' logs do not: it is made of them anew whenever a run goes on.
+        The log is derived from the members' logs, so it is rebuilt at every resume.
         """
         if directory is None:
             return
         self._path = directory / METRICS
-        # Emptied first: all that follows is made of the members' logs.
         run_dir.write_atomically(self._path, "")
         for number, run in runs.items():
-            # What came after the checkpoint comes again, but not to one that diverged, and stays as it is; that before
-            # the first step is in no report.
+            # Evaluations after the checkpoint will be repeated, except for a diverged member, whose log is final. Those
+            # before the first step are in no report.
             diverged = run_dir.read_metadata(run).get("status") == "diverged"
             saved = MAX_COUNT if diverged else saved_at(number)
             for row in rows_of(run / METRICS, ("eval",)):
@@ -89,7 +88,7 @@ class PopulationRows:
                     self.take(number, row)
 
     def take(self, number: int, row: Row, greedy_falls_short: bool = False) -> None:
-        """Take in the evaluation of a member, and warn of the first whose greedy actions return far less."""
+        """Add an evaluation of a member; print a hint, once, if greedy actions return far less than training does."""
         if greedy_falls_short and not self._hinted and row.get("train_return") is not None:
             self._hinted = True
             self.say(f"{row['opt_steps']:>9,} opts  member {number}: {hint(row['eval_reward'], row['train_return'])}")
@@ -97,7 +96,7 @@ class PopulationRows:
         if number in at:
             return
         score = row.get("score")
-        # The first evaluation of a member at a step counts; one that comes again, as after a rollback, does not.
+        # The first evaluation of a member at a step counts; a repeated one, as after a rollback, does not.
         at[number] = float("nan") if score is None else float(score)
         self._held.setdefault(row["opt_steps"], {})[number] = row
         self._farthest[number] = max(row["opt_steps"], self._farthest.get(number, 0))
@@ -105,28 +104,28 @@ class PopulationRows:
             self._tell(opt_steps)
 
     def go_on(self) -> None:
-        """Expect more of every member again."""
+        """Expect evaluations of every member again."""
         self._gone.clear()
 
     def gone(self, number: int) -> None:
-        """Expect no more of a member."""
+        """Stop waiting for a member."""
         self._gone.add(number)
         for opt_steps in sorted(self._scores):
             self._tell(opt_steps)
 
     def _tell(self, opt_steps: int) -> None:
-        """Write what the members came to after `opt_steps`, once all that still run have got there.
+        """Report the round at `opt_steps` once all running members have reached it.
 
-        Where some of these were not evaluated, there is no round: nothing is said of all of them.
+        If some of them were not evaluated there, statistics over all members are omitted.
         """
         scores = self._scores[opt_steps]
         others = [m.number for m in self._members if m.number not in scores and m.number not in self._gone]
-        # Told once, and not before all who are expected are there or beyond.
+        # Report once, when every expected member was evaluated here or is past this step.
         if opt_steps in self._told or any(self._farthest.get(number, 0) <= opt_steps for number in others):
             return
         self._told.add(opt_steps)
         env_steps, returns = None, list[float]()
-        for number, row in sorted(self._held.pop(opt_steps).items()):  # not as threads came by
+        for number, row in sorted(self._held.pop(opt_steps).items()):  # in order of members, not of threads
             env_steps = row.get("env_steps", env_steps)
             returns += [row["train_return"]] if row.get("train_return") is not None else []
             self._write({"member": number, **row})
@@ -150,7 +149,7 @@ class PopulationRows:
         self._show(opt_steps, env_steps, strata, sum(returns) / len(returns) if returns else None)
 
     def decided(self, opt_steps: int, verdict: Verdict, is_new: bool) -> None:
-        """Write who goes on from whom, and under which settings; show what a search decided, if that is new."""
+        """Log the copies that a search decided, with parents and settings; if new, print the decisions."""
         said = []
         for copy in verdict.copies:
             row = {"kind": "lineage", "opt_steps": opt_steps, "member": copy.member, "parent": copy.parent}
@@ -171,7 +170,7 @@ class PopulationRows:
         return strata
 
     def say(self, line: str) -> None:
-        """Show a line, if anything is to be shown."""
+        """Print a line unless quiet."""
         if not self._quiet:
             print_folded(line)
 
@@ -210,5 +209,5 @@ class PopulationRows:
 
 
 def _listed(members: Sequence[int]) -> str:
-    """Return the numbers of members, the first ones of many."""
+    """Return the numbers of members, at most the first `LINES`."""
     return ", ".join(map(str, members[:LINES])) + (" ..." if len(members) > LINES else "")

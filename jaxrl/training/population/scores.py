@@ -1,4 +1,4 @@
-"""What a population scored: by member, by setting, and over all, with intervals."""
+"""Results of a population: scores by member, by setting and overall, with confidence intervals."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,34 +11,34 @@ from jaxrl.parsing import format_repr, format_settings
 from jaxrl.training.report import Result, axes_for, draw, run_dir_part
 
 HALVED = "halved"
-"""The status of a member that halving has ended."""
+"""The status of a member ended by halving."""
 RESAMPLES = 2_000
-"""Of the bootstrap."""
+"""Number of bootstrap resamples."""
 SHOWN = 20
-"""Settings in a table, at most: the best."""
+"""Maximum settings in a table, the best ones."""
 
 
 class Spread(NamedTuple):
-    """Scores of several members in a few numbers; NaN where there is none."""
+    """Summary statistics of members' scores; NaN if there are none."""
 
     members: int
     mean: float
     iqm: float
     """Mean of the middle half (Agarwal et al. 2021, https://arxiv.org/abs/2108.13264)."""
     low: float
-    """Of the 95 % interval of `iqm`, by a bootstrap stratified over settings, as is `high`."""
+    """With `high`, the 95 % confidence interval of `iqm` from a bootstrap stratified over settings."""
     high: float
 
     @property
     def interval(self) -> str:
-        """The interval as it is shown, a dash where there is none."""
+        """The interval as text; a dash if there is none."""
         return f"[{self.low:.5g}, {self.high:.5g}]" if np.isfinite(self.low) else "-"
 
 
 def spread(strata: Iterable[Sequence[float]]) -> Spread:
-    """Return the spread of scores, those of one setting in each of `strata`; what is not finite does not count.
+    """Summarise the finite scores; each of `strata` has those of one setting.
 
-    Where no setting has two, nothing tells how far they spread: the interval is NaN.
+    The interval is NaN unless some setting has at least two.
     """
     finite = [np.asarray([x for x in scores if np.isfinite(x)], np.float64) for scores in strata]
     finite = [scores for scores in finite if len(scores)]
@@ -51,39 +51,39 @@ def spread(strata: Iterable[Sequence[float]]) -> Spread:
 
 
 def interval(strata: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the ends `[2, ...]` of the 95 % interval of the IQM of finite scores, `[..., members]` a stratum.
+    """Return the ends `[2, ...]` of the 95 % interval of the IQM of finite scores, `[..., members]` per stratum.
 
-    Of many numbers at once, each is as it would be alone: the members are drawn alike.
+    Leading dimensions are independent: all use the same resamples, so each result equals that computed alone.
     """
-    # With a fixed seed: the same scores always have the same interval.
+    # Fixed seed: equal scores always have equal intervals.
     rng = np.random.default_rng(0)
     drawn = [scores[..., rng.integers(count := scores.shape[-1], size=(RESAMPLES, count))] for scores in strata]
     return np.asarray(np.quantile(iqm(np.concatenate(drawn, axis=-1)), (0.025, 0.975), axis=-1))
 
 
 def iqm(scores: np.ndarray) -> np.ndarray:
-    """Return the interquartile mean along the last axis: without the lowest and the highest quarter, rounded down."""
+    """Return the interquartile mean along the last axis, without the lowest and highest `n // 4` scores."""
     count = scores.shape[-1]
     return np.asarray(np.sort(scores, axis=-1)[..., count // 4 : count - count // 4].mean(axis=-1))
 
 
 class MemberResult(NamedTuple):
-    """What a member left."""
+    """The result of one member."""
 
     number: int
     seed: int
     swept: Mapping[str, Any]
-    """Its values of the settings that were swept."""
+    """Its initial values of the swept settings."""
     status: str
-    """Why it stopped, `diverged` among the reasons; `running` where the population was stopped before it."""
+    """Why it stopped, for example `diverged`; `running` if the population was stopped first."""
     best_score: float | None
     last_score: float | None
     result: Result | None
-    """`None` if it never began, or diverged."""
+    """`None` if it never started or has diverged."""
     values: Mapping[str, Any] = {}
-    """Its present values of the swept settings, where a search changes them on the way."""
+    """Its current values of the swept settings, if a search changes them during training."""
     parent: int | None = None
-    """The member whose place it last took, in a search."""
+    """The member that it last copied in a search."""
 
     def __repr__(self) -> str:
         score = None if self.best_score is None else f"best score {self.best_score:.6g}"
@@ -94,29 +94,29 @@ class MemberResult(NamedTuple):
 
     @property
     def now(self) -> dict[str, Any]:
-        """Its values of the swept settings at the end."""
+        """Its final values of the swept settings."""
         return {**self.swept, **self.values}
 
 
 class Setting(NamedTuple):
-    """The members that share some values, and what they scored."""
+    """A group of members with equal values of some settings, and their scores."""
 
     values: Mapping[str, Any]
     members: tuple[int, ...]
     last: Spread
-    """Of their last scores."""
+    """Statistics of their last scores."""
     best: float
-    """The best score of any of them; the largest of many noisy numbers, so often too high. NaN if there is none."""
+    """The best score of any member, biased upwards as a maximum of noisy scores; NaN if there is none."""
     halved: int = 0
-    """How many of them a search ended early."""
+    """Number of members that a search ended early."""
 
 
 class PopulationResult(NamedTuple):
-    """What a population left."""
+    """The results of a population."""
 
     members: tuple[MemberResult, ...]
     stop: str | None
-    """Why the population stopped, if something stopped all of it."""
+    """Why the entire population was stopped, or `None`."""
 
     def __repr__(self) -> str:
         scores = [member.best_score for member in self.members if member.best_score is not None]
@@ -126,13 +126,13 @@ class PopulationResult(NamedTuple):
         return format_repr("PopulationResult", trained, f"{len(self.members)} members", best, stop, "see .table()")
 
     def by(self, *names: str) -> list[Setting]:
-        """Return the members in groups of equal values of the swept settings `names`, of all if none is named.
+        """Group the members by their values of the swept settings `names`, by default of all of them.
 
-        Values are those that they ended with, for PBT changes them. The best group comes first, by the interquartile
-        mean of last scores; of equal ones the earlier. Groups whose members halving has all ended come last.
+        Values are the final ones, as PBT changes them. Groups are sorted by the interquartile mean of last scores, the
+        best first, ties in order of members; groups whose members were all ended by halving come last.
 
         Raises:
-          SettingsError: a setting that was not swept.
+          SettingsError: a setting was not swept.
         """
         swept = list(self.members[0].swept)
         for name in names:
@@ -142,22 +142,22 @@ class PopulationResult(NamedTuple):
         for member in self.members:
             groups.setdefault(tuple(member.now[name] for name in names or swept), []).append(member)
         found = [_setting(dict(zip(names or swept, key, strict=True)), group) for key, group in groups.items()]
-        # Members that halving has ended have scores of shorter training, which cannot be compared.
+        # Scores of members ended by halving come from shorter training and are not comparable.
         whole = lambda setting: setting.halved < len(setting.members)
         return sorted(found, key=lambda setting: (not whole(setting), -np.nan_to_num(setting.last.iqm, nan=-np.inf)))
 
     def best(self, by: str | None = None) -> Setting:
-        """Return the best group of `by`, or of all swept settings."""
+        """Return the best group by the setting `by`, or by all swept settings."""
         return self.by(*([by] if by else []))[0]
 
     def best_member(self) -> MemberResult:
-        """Return the member of the best group, as `best()` has it, whose own best score is the highest."""
+        """Return the member with the highest best score in the group `best()`."""
         numbers = set(self.best().members)
         score = lambda member: -math.inf if member.best_score is None else member.best_score
         return max((member for member in self.members if member.number in numbers), key=score)
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw the scores of each member's evaluations over environment steps, in one colour for each setting.
+        """Plot the evaluation scores of each member over environment steps, with one colour per setting.
 
         Arguments, result and errors are those of `Result.plot`.
         """
@@ -172,7 +172,7 @@ class PopulationResult(NamedTuple):
         return axes
 
     def table(self) -> str:
-        """Return a line for each setting, the best first."""
+        """Return a table with a line per setting, the best first."""
         settings = self.by()
         lines = [f"{'members':>8}{'last, IQM':>12}{'95 % interval':>24}{'best':>12}  setting"]
         for setting in settings[:SHOWN]:
@@ -194,12 +194,12 @@ def _setting(values: Mapping[str, Any], group: Sequence[MemberResult]) -> Settin
 
 
 def _ended(setting: Setting) -> str:
-    """Return what a table says of those that did not come to the end."""
+    """Return the table's remark on halved members."""
     several = f"{setting.halved} of them " if setting.halved < len(setting.members) else ""
     return f", {several}halved" if setting.halved else ""
 
 
 def named(values: Mapping[str, Any]) -> str:
-    """Return swept values as they are written on a command line."""
+    """Format swept values as on a command line; `-` if there are none."""
     words = (f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items())
     return " ".join(words) or "-"

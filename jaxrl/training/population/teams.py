@@ -1,9 +1,9 @@
-"""Members that train together: their calls meet, and one program answers them all.
+"""Members that train together: their calls are batched into one vmapped program.
 
-Each member stays a run with a loop of its own on the host, in a thread of its own. Where its loop would call a program,
-it asks its team, which answers as soon as all members that are on their way have asked: `width` members make their
-iterations in one call of a program that `vmap` made, at the same counters. A member that does not take part, since it
-waits for a search or has gone back to a checkpoint, is set aside meanwhile, bit for bit.
+Each member remains a run with its own loop on the host, in its own thread. Instead of calling a program, the loop calls
+its team, which executes once all running members have called: `width` members make their iterations in one call of a
+vmapped program, at the same counters. The state of a member that does not take part, because it waits for a search or
+was rolled back to a checkpoint, is saved meanwhile, bit for bit.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,49 +26,49 @@ from jaxrl.xla.options import graph_options
 
 
 class Call(NamedTuple):
-    """What a member asks its team for."""
+    """A member's request to its team."""
 
     given: tuple[PyTree, PyTree]
-    """State and sums; parameters and key where it asks for an evaluation."""
+    """State and sums; for an evaluation, parameters and key."""
     start: int = -1
     stop: int = -1
-    """Iterations; those of an evaluation are negative, so it comes first."""
+    """Range of iterations; negative for an evaluation, so that it comes first."""
 
 
 class Lane:
-    """A member's place in a team: what its trainer calls in place of programs of its own."""
+    """A member's lane in a team, which its trainer calls instead of its own programs."""
 
     def __init__(self, team: "Team", place: int) -> None:
-        """Take the lane `place` of `team`."""
+        """Refer to the lane `place` of `team`."""
         self._team, self._place = team, place
         self.others = self
 
     def run(self, state: PyTree, sums: Sums, t: int, stop: int) -> tuple[PyTree, Sums, int, list[EpisodeEnds]]:
-        """Make iterations from `t` on, `stop - t` at most; return how far they came as well, see `ActorPool.run`."""
+        """Make iterations from `t`, at most `stop - t`; the iteration reached is returned too, see `ActorPool.run`."""
         made: tuple[PyTree, Sums, int, list[EpisodeEnds]] = self._team.ask(self._place, Call((state, sums), t, stop))
         return made
 
     def __call__(self, params: PyTree, key: Key) -> Evaluation:
-        """Evaluate beside the others."""
+        """Evaluate together with the team."""
         found: Evaluation = self._team.ask(self._place, Call((params, key)))
         return found
 
     def whole(self, state: PyTree) -> PyTree:
-        """Return a state by itself, wherever it is."""
+        """Return the state itself, read from its lane if necessary."""
         return state.part(_itself) if isinstance(state, Away) else state
 
     def part(self, state: PyTree, choose: Callable[[PyTree], PyTree]) -> PyTree:
-        """Return what `choose` takes of a state; of its health, what the last call has told."""
+        """Return `choose(state)`, read from its lane if necessary; health is the value that the last call returned."""
         if not isinstance(state, Away):
             return choose(state)
         return state.health if choose == self._team.strategy.state_fns.health else state.part(choose)
 
     def params(self, strategy: Strategy, state: PyTree) -> PyTree:
-        """Return what the policy needs of a state; without a policy, the state."""
+        """Return the policy's parameters in a state; without a policy, the state."""
         return self.whole(state) if strategy.policy is None else self.part(state, strategy.policy.params)
 
     def evaluator_for(self, evaluator: Any) -> Any:
-        """Return what evaluates this member in place of `evaluator`."""
+        """Return this lane if the team evaluates its members, else `evaluator`."""
         return self if self._team.evaluates else evaluator
 
     @property
@@ -77,29 +77,29 @@ class Lane:
         return self._team.actions
 
     def leave(self) -> None:
-        """Let the others go on without this member."""
+        """Have the team no longer wait for this member."""
         self._team.leave(self._place)
 
     def join(self) -> None:
-        """Have the others wait for this member again."""
+        """Have the team wait for this member again."""
         self._team.join(self._place)
 
 
 class Away:
-    """A state that lies among those of a team, in the lane of a member, until the next call for that member."""
+    """Reference to a state in a lane of its team, valid until the member's next call."""
 
     def __init__(self, team: "Team", place: int, health: Any) -> None:
-        """Point to the lane `place`; `health` is what the strategy says of it."""
+        """Refer to the lane `place`; `health` is the strategy's health of the state."""
         self._team, self.place, self.health = team, place, health
         self.kept: PyTree = None
-        """The state, once its lane was needed for something else."""
+        """A copy of the state, made once its lane was needed."""
 
     def whole(self) -> PyTree:
-        """Return the state by itself."""
+        """Return the state itself."""
         return self.part(_itself)
 
     def part(self, choose: Callable[[PyTree], PyTree]) -> PyTree:
-        """Return what `choose` takes of the state."""
+        """Return `choose` of the state."""
         return self._team.read(self, choose)
 
 
@@ -109,7 +109,7 @@ class Team:
     def __init__(
         self, strategy: Strategy, members: int, width: int, device: Any, tells: bool, evaluator: Any, host: Semaphore
     ) -> None:
-        """Expect so many members; `host` is held by each but while it waits. Lanes without a member repeat another."""
+        """Create a team of `members`, which release `host` while they wait; unused lanes repeat the data of another."""
         self.strategy, self.device, self.evaluates = strategy, device, isinstance(evaluator, CompiledEvaluator)
         self.actions: str | None = getattr(evaluator, "actions", None)
         self._width, self._tells, self._host, self._turn = width, tells, host, Condition()
@@ -120,15 +120,15 @@ class Team:
         self._answers: dict[int, Any] = {}
         self._states: PyTree = None
         self._away: dict[int, Away] = {}
-        """Whose state is in its lane of `_states`."""
+        """References to the valid lanes of `_states`, by place."""
 
     def compile(self) -> Any:
-        """Return the program of the iterations."""
+        """Return the compiled training program."""
         return compile_together(self.strategy, self._width, self._tells)
 
     def ask(self, place: int, call: Call) -> Any:
-        """Wait for the others; return what the call comes to."""
-        # While this member waits, another may have its place on the host. Whoever comes last answers for all.
+        """Submit a call and wait for its result."""
+        # While this member waits, another may use its place on the host. The last to call executes for all.
         with self._waiting(), self._turn:
             self._asked[place] = call
             self._turn.notify_all()
@@ -143,7 +143,7 @@ class Team:
         return answer
 
     def leave(self, place: int) -> None:
-        """Answer the others without the member `place`."""
+        """Stop waiting for the member `place`."""
         with self._turn:
             self._expected.discard(place)
             self._turn.notify_all()
@@ -154,13 +154,13 @@ class Team:
             self._expected.add(place)
 
     def dissolve(self) -> None:
-        """Answer from now on whoever asks at once."""
+        """Execute all calls immediately from now on."""
         with self._turn:
             self._expected.clear()
             self._turn.notify_all()
 
     def read(self, away: Away, choose: Callable[[PyTree], PyTree]) -> PyTree:
-        """Return what `choose` takes of a state."""
+        """Return `choose` of the state that `away` refers to."""
         with self._turn:
             if away.kept is not None:
                 return choose(away.kept)
@@ -175,13 +175,13 @@ class Team:
             self._host.acquire()
 
     def _answer(self) -> None:
-        """Answer all that ask for evaluations, or for the earliest iterations."""
-        # Only those at the earliest iterations: a member that has gone back to a checkpoint first catches up.
+        """Execute the pending evaluations, or else the calls with the earliest iterations."""
+        # The earliest first: a member that was rolled back to a checkpoint catches up with the others.
         start = min(call.start for call in self._asked.values())
         due = {place: self._asked.pop(place) for place, call in sorted(self._asked.items()) if call.start == start}
         try:
             answers: dict[int, Any] = self._evaluated(due) if start < 0 else self._trained(due)
-        # All who have asked are told, for none of them would get another answer.
+        # The call was shared, so every caller gets the error.
         except Exception as error:
             answers = dict.fromkeys(due, error)
         self._answers.update(answers)
@@ -189,19 +189,19 @@ class Team:
 
     def _evaluated(self, due: dict[int, Call]) -> dict[int, Any]:
         first = next(iter(due))
-        # A lane without a member that asks repeats the first: its result is not used.
+        # Lanes without a call repeat the first one's data; their results are unused.
         rows = [due.get(place, due[first]).given for place in range(self._width)]
         made = jax.device_get(self._evaluation(*_stacked(rows)))
         return {place: Evaluation(*jax.tree.map(lambda x, i=place: x[i], tuple(made))) for place in due}
 
     def _trained(self, due: dict[int, Call]) -> dict[int, Any]:
         self._put({place: call.given[0] for place, call in due.items()})
-        # As far as the first of them wants to go; the others ask again.
+        # Up to the earliest `stop`; the other members call again.
         stop, first = min(call.stop for call in due.values()), next(iter(due))
         sums = [due.get(place, due[first]).given[1] for place in range(self._width)]
         stacked = jax.tree.map(lambda *rows: np.stack(rows), *jax.device_get(sums))
         made = self.compile()(self._states, stacked, np.uint32(due[first].start), np.uint32(stop))
-        # The answers refer to lanes of these states; each member's is cut out only where someone reads it.
+        # Return references to lanes of these states: a member's state is sliced out only when read.
         self._states = made.state
         of_all = jax.device_get((made.sums, made.ended_rows, made.health))
         answers = {}
@@ -212,18 +212,17 @@ class Team:
         return answers
 
     def _put(self, given: dict[int, PyTree]) -> None:
-        """Put states into their lanes; what is in other lanes is set aside."""
-        # The program works on every lane and donates it, so the state of a member that takes no part is copied out
-        # before.
+        """Write states into their lanes, after copying out the states in other lanes."""
+        # The program updates and donates all lanes, so states of members that do not take part must be copied first.
         for place in [place for place in self._away if place not in given]:
             away = self._away.pop(place)
             away.kept = away.whole()
         for place, state in given.items():
-            # It lies in its lane already, as after most calls.
+            # Usually the state is in its lane already, from the last call.
             if isinstance(state, Away) and self._away.get(place) is state:
                 continue
             one = jax.device_put(state.whole() if isinstance(state, Away) else state, self.device)
-            # The first state fills all lanes, so that each holds one that can be computed with.
+            # The first state fills all lanes, so that each holds a valid one.
             if self._states is None:
                 self._states = _repeated(one, self._width)
             else:
@@ -255,18 +254,18 @@ def _stacked(rows: list[PyTree]) -> PyTree:
 
 
 class Places(NamedTuple):
-    """Where the members of a population train."""
+    """Placement of a population's members on devices and in teams."""
 
     lanes: dict[int, Lane]
-    """Of those that train together, by number."""
+    """Lanes of members in teams, by number."""
     devices: dict[int, Any]
-    """Of each member, by number, the first of its devices; `None` for JAX's default."""
+    """First device of each member, by number; `None` for JAX's default."""
     teams: list[Team]
     several: int = 1
-    """Devices of each member."""
+    """Devices per member."""
 
     def on(self, number: int, strategy: Strategy) -> Strategy:
-        """Return the strategy of a member on its devices."""
+        """Return `strategy` placed on the devices of a member."""
         if self.several == 1:
             return strategy
         first = jax.devices().index(self.devices[number])
@@ -274,36 +273,36 @@ class Places(NamedTuple):
         return strategy._replace(placement=placement)
 
     def free(self, number: int, going: Iterable[int]) -> bool:
-        """Say whether a member may train while others are `going`.
+        """Return whether a member may train while others are `going`.
 
-        Programs of the same devices, begun by two threads, could wait for each other for ever.
+        Programs on the same devices, launched by two threads, could deadlock.
         """
         return self.several == 1 or self.devices[number] not in {self.devices[other] for other in going}
 
     def leave(self, number: int) -> None:
-        """Have nobody wait for a member."""
+        """Have a member's team no longer wait for it."""
         if number in self.lanes:
             self.lanes[number].leave()
 
     def join(self, number: int) -> None:
-        """Have the others of its team wait for a member again."""
+        """Have a member's team wait for it again."""
         if number in self.lanes:
             self.lanes[number].join()
 
     def dissolve(self) -> None:
-        """Have nobody wait for anybody."""
+        """Have no team wait for any member."""
         for team in self.teams:
             team.dissolve()
 
     @contextmanager
     def at(self, number: int) -> Iterator[None]:
-        """Run on the first device of a member."""
+        """Make the first device of a member JAX's default inside."""
         with jax.default_device(self.devices[number]) if self.devices[number] else nullcontext():
             yield
 
 
 def widths(population: Population) -> list[list[Member]]:
-    """Return the teams of members that train together: those of one strategy, at most `width` each."""
+    """Return the members of each team: at most `width` of one strategy."""
     by_strategy: dict[int, list[Member]] = {}
     for member in population.members:
         by_strategy.setdefault(id(member.strategy.step), []).append(member)
@@ -318,16 +317,16 @@ def placed(
     evaluator: Callable[[Strategy], Any],
     host: Semaphore,
 ) -> Places:
-    """Place the members of a population on devices, and those that train together in teams.
+    """Place the members of a population on devices, and with the layout `together` in teams.
 
     Args:
       population: the members.
-      shape: how many groups of devices there are for members, and how many each has.
-      tells: whether the training of a strategy also tells which episodes ended.
-      evaluator: what evaluates members of a strategy.
-      host: how many members work on the host at the same time.
+      shape: number of device groups for members, and devices in each.
+      tells: returns whether a strategy's training also returns which episodes ended.
+      evaluator: returns the evaluator of a strategy.
+      host: limits the members that work on the host at the same time.
     """
-    # Teams, or members, go round the groups of devices.
+    # Teams, or members, are assigned to device groups round-robin.
     first = lambda place: place % shape.members * shape.envs
     device = lambda place: jax.devices()[first(place)] if shape.devices > 1 else None
     if population.layout.name != "together":
@@ -341,7 +340,7 @@ def placed(
         widest[step] = max(widest.get(step, 0), len(group))
     for number, group in enumerate(groups):
         strategy = group[0].strategy
-        # All teams of a strategy have the same width, and so share one program.
+        # All teams of a strategy have the same width, so they share one program.
         width, tell = widest[id(strategy.step)], tells(strategy)
         team = Team(strategy, len(group), width, device(number), tell, evaluator(strategy), host)
         places.teams.append(team)
@@ -351,7 +350,7 @@ def placed(
 
 
 def outline(population: Population, mesh: MeshShape, workers: int, programs: int) -> str:
-    """Say how many members there are, of how many settings, and how they train."""
+    """Describe the population in one line: members, settings, layout, devices and programs."""
     count = len(population.members)
     settings = len({tuple(member.swept.items()) for member in population.members})
     made = f"{settings} setting{'s' * (settings > 1)} with {count // settings} seed{'s' * (count > settings)} each"

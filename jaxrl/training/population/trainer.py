@@ -1,8 +1,7 @@
-"""Train a population: its members' runs take turns on the cores of the machine.
+"""Population training: the members' runs take turns on the cores of the machine.
 
-Every member is a run like any other, with a directory of its own, and all of them share the compiled programs. A
-program does not know of other members, so a member's bits depend on its own seed and settings alone, and are those of
-the same run by itself.
+Every member is an ordinary run with its own directory; all of them share the compiled programs. A program does not
+depend on other members, so a member is bitwise equal to the same run trained alone with its seed and settings.
 """
 
 import os
@@ -60,18 +59,18 @@ from jaxrl.xla.contexts import bind_context
 from jaxrl.xla.options import parallel_calls
 
 MOST_ENDS = 256
-"""Members that end at the same time, each in a thread, at most."""
+"""Maximum members that end at the same time, each in a thread."""
 
 
 class MemberReport(NamedTuple):
-    """What happened at a boundary of a member."""
+    """The report of one member at a boundary."""
 
     member: int
     report: Report
 
 
 class PopulationTrainer:
-    """Train a population: `train()` runs to the end, `for number, report in trainer:` stops where a member did."""
+    """Trainer of a population: `train()` runs to the end, `for number, report in trainer:` yields at boundaries."""
 
     def __init__(
         self,
@@ -92,16 +91,16 @@ class PopulationTrainer:
         raise_on_signal: bool = True,
         **settings: Any,
     ) -> None:
-        """Check everything that can be checked before anything compiles or is written.
+        """Validate all arguments before anything compiles or is written.
 
-        Arguments are those of `Trainer`, and hold for each member; `stop` and `hooks` are called from several threads.
+        Arguments are those of `Trainer` and apply to each member; `stop` and `hooks` are called from several threads.
 
         Args:
-          workers: members that train at the same time, each in a thread; left out, as many as there are cores, or one
-            on an accelerator. It changes no bit of any member.
+          workers: members that train at the same time, each in a thread (default: the number of cores, or one on an
+            accelerator). It does not affect the results.
 
         Raises:
-          SettingsError: what cannot be.
+          SettingsError: an argument is invalid, or arguments contradict each other.
         """
         if not population.members:
             raise SettingsError("a population without members; expected one or more")
@@ -147,17 +146,17 @@ class PopulationTrainer:
         return format_repr("PopulationTrainer", self.population, most, run_dir_part(self.config.run_dir))
 
     def train(self, max_opts: int | None = None) -> PopulationResult:
-        """Run to the end; return what the members left.
+        """Train to the end and return the members' results.
 
-        Called again, the members go on from where they are: on disk, or without a directory in memory.
+        Called again, members continue from their latest state: on disk, or in memory if there is no directory.
 
         Args:
-          max_opts: from now on the optimisation steps of each whole run.
+          max_opts: new total of optimisation steps for each run.
 
         Raises:
-          KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came, as of a `Trainer`; all members are saved.
-          SettingsError: `max_opts` is less than was made, or the rungs of halving follow from another one.
-          StorageError: the last checkpoint of a member could not be written; everything else was done.
+          KeyboardInterrupt, SystemExit: on SIGINT or SIGTERM, as in `Trainer`; all members are saved.
+          SettingsError: `max_opts` is below the steps already made, or changes the rungs of halving.
+          StorageError: the last checkpoint of a member could not be written; everything else completed.
           DivergedError: all members diverged.
         """
         if max_opts is not None:
@@ -174,9 +173,9 @@ class PopulationTrainer:
         return result
 
     def __iter__(self) -> Iterator[MemberReport]:
-        """Train, yielding at each boundary of each member; leaving the loop early saves all of them first."""
+        """Train, yielding at each boundary of each member; leaving the loop early saves all members."""
         if self._begun:
-            # Called again: where there is a directory the members are in it now, whatever they began from.
+            # Called again: with a directory, the members are resumed from it, however they began.
             self._resume, self._start_over = self.config.run_dir is not None, False
             self.interrupt.clear()
         if self._begun and not self._resume:
@@ -196,7 +195,7 @@ class PopulationTrainer:
             with self._rows.compiling():
                 self._compile()
             self._activity = "the present part of each member"
-            # What recorders import is imported by one thread: packages that import each other do not bear several.
+            # Import recorders' packages in one thread: circular imports fail in several at once.
             recorders_of(self.config.recorders, None if self._dir is None else self._dir.path)
             self._rows.say(outline(self.population, self._mesh, self.workers, len(self._strategies())))
             self._rows.begin(self._unrecorded(one, self._make["evaluator"]).schedule)
@@ -214,35 +213,35 @@ class PopulationTrainer:
             )
 
     def result(self) -> PopulationResult:
-        """Return what the members have left so far."""
+        """Return the results so far."""
         return PopulationResult(tuple(self._result_of(run) for run in self._runs), self.interrupt.reason)
 
     def settings(self) -> dict[str, Any]:
-        """Return all settings, as `config.yaml` holds them: those of member 0, and what makes its members."""
+        """Return all settings as in `config.yaml`: those of member 0, and the definition of the population."""
         first = settings_of_run(self.population.members[0].strategy, self.config)
         return {**first, POPULATION: dict(self.population.settings)}
 
     # --- turns ---
 
     def _take_turns(self, pool: ThreadPoolExecutor) -> Iterator[MemberReport]:
-        """Let the member that is least far go to its next boundary, on as many threads as there are workers."""
+        """Keep advancing the least advanced member to its next boundary, on as many threads as there are workers."""
         queue = Queue(self._runs)
         going: dict[Future[Report | None], MemberRun] = {}
         held: dict[int, int] = {}
         ends: list[MemberRun] = []
         try:
             while queue or going or held or ends:
-                # Those that have come to their ends are closed together, when nobody is left to train.
+                # Close finished members together once no member is left to train, so that one save holds them all.
                 if ends and not (queue or going):
                     self._end_together({run.member.number: partial(self._advance_here, run) for run in ends})
                     ends.clear()
-                # Members that a search has let go on join their teams before any of them begins: the others must wait
+                # All members that a search releases join their teams before any of them starts: team-mates must wait
                 # for them.
                 for number, opt_steps in self._released(held, idle=not (queue or going)):
                     self._join(number)
                     queue.put(number, opt_steps)
                 while len(going) < self._threads() and (run := queue.take(self._free_beside(going))) is not None:
-                    if run.reports is not None or not self.interrupt:  # when all is to stop, nobody begins
+                    if run.reports is not None or not self.interrupt:  # start no more members after an interrupt
                         going[pool.submit(bind_context(self._advance), run)] = run
                     else:
                         self._leave(run.member.number)
@@ -253,7 +252,7 @@ class PopulationTrainer:
                     run = going.pop(future)
                     report = future.result()
                     if self._resume and not self._described and self._dir is not None:
-                        self._dir.write_config(self.settings())  # now that a member has gone on under them
+                        self._dir.write_config(self.settings())  # now that a member has been resumed under them
                     self._described = True
                     if report is None:
                         self._gone(run)
@@ -270,28 +269,27 @@ class PopulationTrainer:
                     else:
                         queue.put(run.member.number, report.opt_steps)
                     yield MemberReport(run.member.number, report)
-            self._released(held, idle=True)  # what was decided before, if all had ended before this began
+            self._released(held, idle=True)  # repeat earlier decisions if all members had ended before this call
         finally:
-            # Nobody waits any longer for members that will not come. Then all threads end, and only then members are
-            # saved.
+            # First dissolve the teams, so that no thread waits for members that never come; save after all have ended.
             self._places.dissolve()
             wait(going)
             self._close()
 
     def _join(self, number: int) -> None:
-        """Have the others wait for a member."""
+        """Have others wait for a member in calls and saves."""
         self._places.join(number)
         if self._saves is not None:
             self._saves.join(number)
 
     def _leave(self, number: int) -> None:
-        """Have nobody wait for a member."""
+        """Have others no longer wait for a member in calls and saves."""
         self._places.leave(number)
         if self._saves is not None:
             self._saves.leave(number)
 
     def _gone(self, run: MemberRun) -> None:
-        """Expect nothing more of a member."""
+        """Remove a finished member from teams, saves, rows and gates."""
         self._leave(run.member.number)
         self._rows.gone(run.member.number)
         if self._gates:
@@ -299,7 +297,7 @@ class PopulationTrainer:
             self._gates.gone(run.member.number)
 
     def _end_together(self, ends: Mapping[int, Callable[[], object]]) -> None:
-        """End members, by number, at the same time, so that one save has them all; raise the first error at last."""
+        """End members (by number) concurrently, so that one save holds them all; then raise the first error."""
 
         def end(number: int) -> object:
             try:
@@ -319,17 +317,17 @@ class PopulationTrainer:
             raise failed[0]
 
     def _free_beside(self, going: Mapping[Any, MemberRun]) -> Callable[[int], bool]:
-        """Return what says of a member's number whether no other that is `going` has its devices."""
+        """Return a predicate: whether the devices of a member, by number, are free of all members `going`."""
         busy = [run.member.number for run in going.values()]
         return lambda number: self._places.free(number, busy)
 
     # --- searching ---
 
     def _new_gates(self) -> Gates | None:
-        """Return the gates of a search among the members, if there is to be one.
+        """Return the gates of the population's search, or `None` without one.
 
         Raises:
-          SettingsError: members of different programs cannot take each other's places.
+          SettingsError: the settings do not suit a search, or for PBT the members have different programs.
         """
         search, members = self.population.search, self.population.members
         if search is None:
@@ -343,7 +341,7 @@ class PopulationTrainer:
         return Gates(search, members, self.config)
 
     def _waits(self, run: MemberRun, report: Report) -> bool:
-        """Take in what a member reports; return whether it has come to a gate."""
+        """Pass a member's report to the gates; return whether it has to wait at one."""
         if self._gates is None:
             return False
         self._gates.reached(report.opt_steps)
@@ -355,27 +353,27 @@ class PopulationTrainer:
         return report.stop is None and self._gates.holds(report.opt_steps)
 
     def _recall(self, run: MemberRun) -> None:
-        """Have the gates know what a member scored before it began here: as it has saved, else as its log says."""
+        """Pass a member's earlier scores to the gates: those in its checkpoint first, then those in its log."""
         assert self._gates is not None
         number = run.member.number
         for opt_steps, score in (*run.membership.scores.items(), *self._rows.scores_of(number)):
             self._gates.take(number, opt_steps, score)
 
     def _released(self, held: dict[int, int], idle: bool) -> list[tuple[int, int]]:
-        """Return those among the `held` who may go on, with their optimisation steps; `held` keeps the others."""
+        """Remove from `held` the members that may continue; return them with their optimisation steps."""
         if self._gates is None or not (idle or self.interrupt):
             return []
-        # Decided only while nobody is under way: no state is copied that is being trained.
+        # Decide only while no member trains: states in training must not be copied.
         while not self.interrupt and (verdict := self._gates.verdict(held)) is not None:
             self._carry_out(verdict, self._gates.passed - 1, held)
         free = [n for n in sorted(held) if self.interrupt or not self._gates.holds(held[n])]
         return [(number, held.pop(number)) for number in free]
 
     def _carry_out(self, verdict: Verdict, gate: int, held: dict[int, int]) -> None:
-        """End members, and let others take over; who has taken over is on disk before anyone goes on."""
+        """End members and copy others as decided; copies are on disk before any member continues."""
         assert self._gates is not None
         place, behind = self._gates.place(gate), self._gates.is_behind(gate)
-        # Beyond the gate, what was decided there was done before this process began; it is only counted again.
+        # If the gate is behind, an earlier process carried out its verdict: it is only recorded again.
         changed = []
         for copy in verdict.copies:
             if not behind:
@@ -401,16 +399,16 @@ class PopulationTrainer:
         self._end_together(ends)
 
     def _strategies(self) -> list[Strategy]:
-        """Return one strategy for each program that members share."""
+        """Return one strategy per shared program."""
         return list({id(member.strategy.step): member.strategy for member in self.population.members}.values())
 
     def _close(self) -> None:
-        """End all members, saving those that have not come to their ends; raise the first error, but end all."""
+        """End all members, saving the unfinished ones; then raise the first error."""
         self._end_together({run.member.number: run.reports.close for run in self._runs if run.reports is not None})
 
     def _advance(self, run: MemberRun) -> Report | None:
-        """Train a member up to its next boundary; `None` if it has come to its end."""
-        # Of members that train together, those that wait for others let go of their place on the host.
+        """Train a member to its next boundary and return its report; `None` if it has ended."""
+        # In a team, a member waiting for others releases `_host` meanwhile.
         with self._host, self._places.at(run.member.number):
             return self._advance_here(run)
 
@@ -421,12 +419,12 @@ class PopulationTrainer:
                     self._begin(run)
                 assert run.reports is not None
                 report = next(run.reports, None)
-        # One that diverges ends, and the others go on.
+        # A diverged member ends; the others continue.
         except DivergedError:
             run.status = "diverged"
             return None
         except StorageError as error:
-            # This member ends, the others go on; the first such error is raised once all are done.
+            # This member ends and the others continue; the first such error is raised once all are done.
             self._failure = self._failure or error
             report = None
         if report is None and run.trainer is not None:
@@ -444,7 +442,7 @@ class PopulationTrainer:
         if self._saves is not None:
             place.stores = partial(self._saves.store, member=run.member.number)
         place.announces, place.gates = self._gates is not None, self._gates.steps if self._gates else ()
-        # A kill loses none of it: from a checkpoint that has the replay too, the member comes to it again.
+        # Safe against kills: resumed from a checkpoint with its replay buffer, the member finds the same policy again.
         place.saves_best_late = self.config.save_interval != 0 and self.config.save_replay
         run.reports = run.reports or run.trainer.reports()
 
@@ -457,7 +455,7 @@ class PopulationTrainer:
             raise DivergedError(f"{path} diverged")
         if path is not None and not again:
             require_begun(path)
-            (path / f".{CONFIG}.tmp").unlink(missing_ok=True)  # of one that ended before it had begun
+            (path / f".{CONFIG}.tmp").unlink(missing_ok=True)  # left by a process killed at the start
         config = self.config.changed(
             seed=self.config.seed + run.member.seed,
             run_dir=None if path is None else str(path),
@@ -466,7 +464,7 @@ class PopulationTrainer:
         )
         made = {**self._make, "allow_changes": self._make["allow_changes"] and again}
         if again and path is not None and before.get("status") in ENDS and same_ends(path, config):
-            # It had come to its end: it is loaded, but goes no further.
+            # The member has ended: load it without training any further.
             made["interrupt"] = Interrupt()
             made["interrupt"].stop(before["status"])
         strategy = self._places.on(run.member.number, run.member.strategy)
@@ -476,25 +474,25 @@ class PopulationTrainer:
         return Trainer(strategy, config, resume=again, console=False, **made)
 
     def _place(self) -> None:
-        """Find each member its device, and those that train together their team."""
+        """Assign devices to members, and team-mates to their teams."""
         self._host = Semaphore(self.workers)
         evaluator = lambda strategy: self._unrecorded(strategy, self._make["evaluator"]).evaluator
         self._places = placed(self.population, self._mesh, self._tells, evaluator, self._host)
 
     def _threads(self) -> int:
-        """Return how many members are on their way at the same time: all, where they wait for each other."""
+        """Return the number of threads: `workers`, or in teams, which wait for every member, one for each member."""
         return len(self._runs) if self._places.teams else self.workers
 
     def _tells(self, strategy: Strategy) -> bool:
         return teller_of(strategy, self.config, self._make["hooks"] or Hooks()).tells
 
     def _compile(self) -> None:
-        """Compile the programs that members share, on every device one strategy after the other, before they begin."""
+        """Compile the shared programs before members start, for every device and strategy in turn."""
         shared = {(self._places.devices[m.number], id(m.strategy.step)): m for m in self.population.members}
         for member in shared.values():
             strategy = member.strategy
             if not strategy.env_steps_per_step:
-                continue  # programs that hold data are not kept
+                continue  # programs that embed a data set are not cached
             trainer, runs = self._unrecorded(strategy, self._make["evaluator"]), not self._places.teams
             params = strategy.policy.params if strategy.policy is not None else lambda state: state
             key = make_key(self.config.seed)
@@ -506,7 +504,7 @@ class PopulationTrainer:
                 team.compile()
 
     def _unrecorded(self, strategy: Strategy, evaluator: EvaluateFn | None) -> Trainer:
-        """Return a trainer as the members have, but that writes and shows nothing."""
+        """Return a trainer like the members', but without storage and output."""
         return Trainer(
             strategy,
             self.config.changed(run_dir=None, quiet=True, recorders=(), devices=1, mesh=None),
@@ -518,7 +516,7 @@ class PopulationTrainer:
 
     @contextmanager
     def _opened(self) -> Iterator[None]:
-        """Hold the directory of the population while its members train."""
+        """Hold the lock on the population's directory while its members train."""
         if self.config.run_dir is None:
             yield
             return
@@ -528,13 +526,13 @@ class PopulationTrainer:
         try:
             if self._resume:
                 require_same(self.population, self.config.max_opts, self._dir.path)
-            # The old population is moved aside only once this one holds the lock.
+            # Move the old population aside only under the lock.
             if replaces:
                 self._dir.set_aside()
             self._dir.sign()
             if not self._resume:
                 self._dir.write_config(self.settings())
-            # A resumed population keeps the day on which it was begun.
+            # A resumed population keeps its creation time.
             created = {} if self._resume else {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
             self._dir.write_metadata(format=FORMAT, **created, status="running", members=len(self._runs))
             (self._dir / MEMBERS).mkdir(exist_ok=True)
@@ -560,7 +558,7 @@ class PopulationTrainer:
             self._dir.release()
 
     def _end(self, status: str) -> None:
-        """Write how the population ended."""
+        """Write the final status and the table of members."""
         assert self._dir is not None
         try:
             self._dir.write_metadata(status=status, table=self._table())

@@ -1,4 +1,4 @@
-"""Recorders: where a run's rows go. `jaxrl.registry.RECORDERS` is the table of those that have a name."""
+"""Recorders: the destinations of a run's rows. `jaxrl.registry.RECORDERS` lists those available by name."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ from jaxrl.training.storage.run_dir import EPISODES, METRICS, TRAIN_EPISODES
 
 
 def require_recorders(given: Sequence[object]) -> None:
-    """Raise `SettingsError` unless all are names or objects of `Recorder`."""
+    """Raise `SettingsError` unless all are names or `Recorder` objects."""
     for recorder in given:
         if not isinstance(recorder, str | Recorder):
             raise SettingsError(
@@ -35,7 +35,7 @@ def require_recorders(given: Sequence[object]) -> None:
 
 
 def console_of(given: Sequence[Recorder | str], quiet: bool) -> ConsoleRecorder | None:
-    """Return the console of a run, an object or one by name; `None` if nobody is to be shown anything."""
+    """Return the console recorder of a run, given as an object or by name; `None` if there is none."""
     named_one = ConsoleRecorder() if "console" in given and not quiet else None
     return next((recorder for recorder in given if isinstance(recorder, ConsoleRecorder)), named_one)
 
@@ -43,9 +43,9 @@ def console_of(given: Sequence[Recorder | str], quiet: bool) -> ConsoleRecorder 
 def recorders_of(
     given: Sequence[Recorder | str], directory: Path | None, console: ConsoleRecorder | None = None
 ) -> list[Recorder]:
-    """Return the recorders of a run: its own log always, first, and those `given` by name or as objects.
+    """Return the recorders of a run: always its own log, first, then those `given` by name or as objects.
 
-    `console` is what its name stands for. Without a directory, names that need one are left out.
+    `console` is the recorder of that name. Without a directory, all other names are ignored.
     """
     found: list[Recorder] = [] if directory is None else [JSONLRecorder(directory / METRICS)]
     names = dict.fromkeys(name for name in given if isinstance(name, str) and name not in ("console", "jsonl"))
@@ -62,5 +62,5 @@ def episode_recorder(directory: Path | None) -> list[Recorder]:
 
 
 def train_episode_recorder(directory: Path | None) -> list[JSONLRecorder]:
-    """Return the recorder of the episodes of the training, which makes no file before there is one to write."""
+    """Return the recorder of training episodes, which creates its file with the first one."""
     return [] if directory is None else [JSONLRecorder(directory / TRAIN_EPISODES)]

@@ -1,4 +1,4 @@
-"""What takes in a run's rows, and a group of them of which none can stop the others."""
+"""The interface of recorders, and a group of them that isolates their failures."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,16 +10,16 @@ import numpy as np
 from jaxrl.errors import describe_error, print_stderr
 
 Row = Mapping[str, Any]
-"""One line of `metrics.jsonl`: `kind`, `opt_steps`, `env_steps`, `wall_s`, and what belongs to the kind."""
+"""One line of `metrics.jsonl`: `kind`, `opt_steps`, `env_steps`, `wall_s`, and the fields of its kind."""
 
 
 KINDS = ("train", "eval")
-"""The rows of numbers."""
+"""Kinds of rows with metrics."""
 NUMBER = (int, float)
 
 
 class Progress(NamedTuple):
-    """Where a run is, after every chunk."""
+    """Progress of a run after a chunk."""
 
     opt_steps: int
     env_steps: int
@@ -29,25 +29,25 @@ class Progress(NamedTuple):
 
 
 class RunInfo(NamedTuple):
-    """What recorders are told of a run before its first row."""
+    """Description of a run, given to recorders before its first row."""
 
     name: str
     directory: Path | None
     settings: Mapping[str, Any]
-    """By their paths, such as `agent.lr`."""
+    """Values by path, such as `agent.lr`."""
     tags: tuple[str, ...]
-    """Algorithm and environment, then those that the user gave."""
+    """Algorithm and environment, then the user's tags."""
     opt_steps: int
-    """Where the run goes on: the rows up to this step were told before; 0 at the beginning."""
+    """The step resumed from, up to which rows were recorded before; 0 for a new run."""
     changed: bool = False
-    """Whether it goes on under other settings or versions that decide the training, so that rows may differ."""
+    """Whether settings or versions that affect the training changed at this resume, so that rows may differ."""
     group: Path | None = None
-    """Directory of the population that it is a member of."""
+    """Directory of the population of which the run is a member."""
     notes: str = ""
 
 
 class Video(NamedTuple):
-    """An episode of the latest policy, filmed after an evaluation."""
+    """A filmed episode of the latest policy, recorded after an evaluation."""
 
     opt_steps: int
     env_steps: int
@@ -59,7 +59,7 @@ class Video(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """Numbers that are more than their mean: one of each episode of an evaluation."""
+    """A distribution over the episodes of an evaluation."""
 
     opt_steps: int
     env_steps: int
@@ -69,72 +69,72 @@ class Histogram(NamedTuple):
     """Float64 `[n]`, finite, at least one."""
 
     def bins(self, most: int = 30) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many values are in each of `most` bins of one width, `[most]`, and the edges, `[most + 1]`.
+        """Return the counts `[most]` and the edges `[most + 1]` of `most` bins of equal width.
 
-        Values that are all the same stand in the middle.
+        Values that are all equal fall into the middle.
         """
         low, high = float(self.values.min()), float(self.values.max())
         size = max(abs(low), abs(high))
-        if high - low <= 1e-9 * size:  # of numbers so close NumPy finds no edges between them
+        if high - low <= 1e-9 * size:  # too close for distinct float edges
             low, high = low - max(0.5, 1e-6 * size), high + max(0.5, 1e-6 * size)
-        # As `numpy.histogram` has them, in a quarter of its time: what it may be given otherwise it checks in Python.
+        # Equal to `numpy.histogram` in a quarter of its time, most of which are checks of arguments in Python.
         edges = np.arange(most + 1) * ((high - low) / most) + low
         edges[-1] = high
         return np.bincount(edges[1:-1].searchsorted(self.values, side="right"), minlength=most), edges
 
 
 def histograms(opt_steps: int, env_steps: int, **values: Any) -> list[Histogram]:
-    """Return the histograms of an evaluation by their names, without what is no finite number of float32."""
+    """Return the histograms of an evaluation from keyword arguments, without values not finite in float32."""
     found = {name: np.asarray(x, np.float64).ravel() for name, x in values.items()}
     kept = {name: x[np.abs(x) <= np.finfo(np.float32).max] for name, x in found.items()}
     return [Histogram(opt_steps, env_steps, f"eval/{name}", x) for name, x in kept.items() if len(x)]
 
 
 class Recorder:
-    """What takes in a run's rows; override what is needed, the rest does nothing.
+    """Base class of recorders, which receive a run's rows; override the methods needed, the others do nothing.
 
-    All methods are called in the thread that trains; whatever may block there belongs in a `ServiceRecorder`.
+    All methods are called in the training thread; anything that may block belongs in a `ServiceRecorder`.
     """
 
     def begin(self, run: RunInfo) -> None:
-        """Take note of the run, before its first row."""
+        """Prepare for `run`, before its first row."""
 
     def write(self, row: Row) -> None:
-        """Take in one row."""
+        """Record one row."""
 
     def scored(self, row: Row, histograms: Sequence[Histogram]) -> None:
-        """Take in the row of an evaluation and its histograms: by default, one after the other."""
+        """Record the row of an evaluation and its histograms; by default, with `write` and `histogram`."""
         self.write(row)
         for histogram in histograms:
             self.histogram(histogram)
 
     def histogram(self, histogram: Histogram) -> None:
-        """Take in the returns or the lengths of the episodes of an evaluation, after its row."""
+        """Record the returns or lengths of the episodes of an evaluation, after its row."""
 
     def video(self, video: Video) -> None:
-        """Take in an episode that was filmed."""
+        """Record a filmed episode."""
 
     def tick(self, progress: Progress) -> None:
-        """Take note of how far the run is; called often, must be cheap."""
+        """Report progress; called often, so it must be cheap."""
 
     def rewind(self, opt_steps: int) -> None:
-        """Take back what came after this step: the run goes back there, or goes on from an earlier process."""
+        """Discard all records after `opt_steps`: the run was rolled back, or resumed in a new process."""
 
     def unwritten(self, waiting: dict[str, list[str]]) -> None:
-        """Put what a full disk did not take into `waiting`, a dict of JSON, which is kept in the checkpoints."""
+        """Add records that a full disk has not accepted to `waiting`, a JSON object saved in checkpoints."""
 
     def take_up(self, waiting: Mapping[str, list[str]]) -> None:
-        """Write what an earlier process could not, as `unwritten` has put it there."""
+        """Write the records that an earlier process added to `waiting` in `unwritten`."""
 
     def close(self) -> None:
-        """Bring everything to where it belongs; nothing follows."""
+        """Flush everything and release resources; no call follows."""
 
 
 class Recorders:
-    """Several recorders as one. A recorder that fails is left out from then on, and reported once."""
+    """Several recorders as one. A recorder that fails is reported and disabled."""
 
     def __init__(self, recorders: Sequence[Any]) -> None:
-        """Take objects of `Recorder`; `write_all` and `extend` are for those that have them, as `JSONLRecorder`."""
+        """Group `recorders`; `write_all` and `extend` require all of them to have these, as `JSONLRecorder` does."""
         self._live = list(recorders)
         self.failures: list[str] = []
 
@@ -163,24 +163,24 @@ class Recorders:
         self._each(lambda recorder: recorder.rewind(opt_steps))
 
     def unwritten(self) -> dict[str, list[str]]:
-        """Return the records that could not be written yet, by the names of the recorders, in base64."""
+        """Return the records not written yet, by recorder name, in base64."""
         waiting: dict[str, list[str]] = {}
         self._each(lambda recorder: recorder.unwritten(waiting))
         return waiting
 
     def take_up(self, unwritten: Mapping[str, list[str]]) -> None:
-        """Write what an earlier process could not."""
+        """Write the records that an earlier process could not write."""
         self._each(lambda recorder: recorder.take_up(unwritten))
 
     def close(self) -> None:
         self._each(lambda recorder: recorder.close())
 
     def _each(self, tell: Callable[[Any], None]) -> None:
-        # A copy, since one that fails is taken out while the others are told.
+        # Iterate over a copy, as failing recorders are removed.
         for recorder in list(self._live):
             try:
                 tell(recorder)
-            except (Exception, SystemExit) as error:  # rich ends the process when nobody reads its pipe
+            except (Exception, SystemExit) as error:  # rich raises SystemExit on a broken pipe
                 self._live.remove(recorder)
                 line = f"recorder {type(recorder).__name__} failed and is left out: {describe_error(error)}"
                 self.failures.append(line)
@@ -188,18 +188,18 @@ class Recorders:
 
 
 def numbers_of(row: Row) -> dict[str, float]:
-    """Return the finite numbers of a row but its step, by `kind/name`."""
+    """Return the finite numbers of a row without `opt_steps`, by `kind/name`."""
     kind = row["kind"]
     return {f"{kind}/{name}": float(value) for name, value in row.items() if _is_number(value) and name != "opt_steps"}
 
 
 def _is_number(value: object) -> bool:
-    if type(value) is float:  # nearly all are, and to ask for more takes longer
+    if type(value) is float:  # fast path for nearly all values
         return math.isfinite(value)
     return isinstance(value, NUMBER) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_unwritten(unwritten: Any) -> None:
-    """Raise `ValueError` or `TypeError` unless this is what `Recorders.unwritten` returns."""
+    """Raise `ValueError` or `TypeError` unless `unwritten` has the form that `Recorders.unwritten` returns."""
     if not all(isinstance(text, str) for texts in dict(unwritten).values() for text in list(texts)):
         raise ValueError("what is unwritten is no text")

@@ -1,4 +1,4 @@
-"""Progress for a person to watch: a live line on a terminal, plain lines elsewhere."""
+"""Console progress: a live line on a terminal, plain lines elsewhere."""
 
 import math
 import time
@@ -12,18 +12,18 @@ from jaxrl.training.recorders.base import Progress, Recorder, Row, RunInfo, Vide
 
 REFRESH_S = 0.1
 PLAIN_S = 30.0
-"""Seconds without a line after which one says how far a run is, where no terminal shows it."""
+"""Without a terminal: seconds since the last line after which progress is printed."""
 COUNTER, BAR = 24, 24
-"""Columns of the counter, at least, and of the bar."""
+"""Minimum columns of the counter, and columns of the bar."""
 WIDE = 136
-"""Columns of a terminal that has room for a bar."""
+"""Minimum columns of a terminal for a bar."""
 
 
 class ConsoleRecorder(Recorder):
-    """Show counters, speed, time left, and the last and best return; of a run that never evaluates, each record."""
+    """Shows counters, speed, time left, and the last and best return; for a run without evaluations, each train row."""
 
     actions: str | None = None
-    """How evaluations choose actions, for the line of the first one."""
+    """How evaluations choose actions, shown with the first one."""
 
     def __init__(self, console: Any = None) -> None:
         from rich.console import Console
@@ -40,22 +40,22 @@ class ConsoleRecorder(Recorder):
         self._shown = 0.0 if self.console.is_terminal else time.monotonic()
 
     def stage(self, what: str) -> None:
-        """Show what is done before the first step: on a terminal until something else is shown."""
+        """Show a stage before the first step; a terminal erases it at the next output."""
         self._stage.show(what)
 
     def unstage(self) -> None:
-        """Take back what a terminal shows of it."""
+        """Erase the stage from the terminal."""
         self._stage.clear()
 
     def begin(self, run: RunInfo) -> None:
-        """Take note whether the run evaluates."""
+        """Read from the settings whether the run evaluates."""
         self._evaluates = bool(run.settings.get("eval_interval") and run.settings.get("eval_episodes"))
 
     def write(self, row: Row) -> None:
         self._stage.clear()
         if row["kind"] == "train":
             self._train, self._explained = row.get("episode_return"), row.get("explained_variance")
-            # A run that evaluates shows its evaluations instead.
+            # With evaluations, only these are shown.
             if self._evaluates or self._evaluated_at == row["opt_steps"]:
                 return
         if not self.console.is_terminal:
@@ -78,7 +78,7 @@ class ConsoleRecorder(Recorder):
 
     def tick(self, progress: Progress) -> None:
         live, self._progress = self.console.is_terminal, progress
-        # Called after every chunk: most calls end here.
+        # Called after every chunk: most calls return here.
         if time.monotonic() - self._shown < (REFRESH_S if live else PLAIN_S):
             return
         self._shown = time.monotonic()
@@ -101,7 +101,7 @@ class ConsoleRecorder(Recorder):
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
 
-        # On a narrow terminal the counter stays whole, and the rest is cut: a line that wraps could not be taken back.
+        # On a narrow terminal the counter stays complete and the rest is cropped: a wrapped line cannot be erased.
         whole = Column(no_wrap=True, min_width=COUNTER)
         counter = TextColumn("{task.completed:>9,}/{task.total:,} opts", table_column=whole)
         bar = [BarColumn(bar_width=BAR)] if self.console.width >= WIDE else []
@@ -112,12 +112,12 @@ class ConsoleRecorder(Recorder):
 
     @property
     def _room(self) -> float:
-        """The columns of a terminal; elsewhere lines are as long as they are."""
+        """Columns of the terminal; infinite elsewhere."""
         return self.console.width if self.console.is_terminal else math.inf
 
     @property
     def _left(self) -> str:
-        """The time left as a part of a line; nothing at the end, and where nobody knows."""
+        """The time left as part of a line; empty at the end or if unknown."""
         progress = self._progress
         return f"  {progress.seconds_left:.0f} s left" if progress and progress.opt_steps < progress.max_opts else ""
 
@@ -137,13 +137,13 @@ class ConsoleRecorder(Recorder):
 
     def _detail(self, progress: Progress) -> str:
         taken = max(COUNTER, len(_counter(progress))) + (BAR + 1 if self.console.width >= WIDE else 0)
-        return fitted(self._parts(progress), self.console.width - taken + 1)[2:]  # columns are one apart
+        return fitted(self._parts(progress), self.console.width - taken + 1)[2:]  # rich separates columns by one space
 
 
 def fitted(parts: Sequence[tuple[int, str]], room: float) -> str:
-    """Return a line of those of its `parts` that fit into `room` columns, each with its rank: the lowest matter most.
+    """Join the `parts`, each `(rank, text)`, that fit into `room` columns; lower ranks have priority.
 
-    Those of rank 0 are there in any case. Of others none is there if one that matters more did not fit.
+    Parts of rank 0 are always included. The first rank that does not fit excludes all higher ones.
     """
     ranked = sorted(parts, key=itemgetter(0))
     ends = accumulate(len(text) for _, text in ranked)
@@ -174,7 +174,7 @@ def _eval_parts(row: Row, left: str, actions: str | None) -> list[tuple[int, str
     counts = [(0, f"{row['opt_steps']:>9,} opts"), (6, f"  {row['env_steps']:>11,} env steps")]
     training = "" if row.get("train_return") is None else f"  train {_number(row['train_return'])}"
     end = [(2, training), (1, verdict), (7, again), (4, left)]
-    if "episodes" not in row:  # a session's: the score that its user has given
+    if "episodes" not in row:  # a session's score, given by its user
         return [*counts, (0, f"  score {_number(row['eval_reward']):>9}"), *end]
     return [
         *counts,
@@ -188,7 +188,7 @@ def _eval_parts(row: Row, left: str, actions: str | None) -> list[tuple[int, str
 
 
 def _verdict(row: Row) -> tuple[str, str]:
-    """Return whether an evaluation is the best, and what a second look at it came to."""
+    """Return the remark on a best evaluation, and the result of its re-evaluation."""
     again = row.get("confirm_score")
     if again is None:
         return ("  best", "") if row["is_best"] else ("", "")

@@ -1,4 +1,4 @@
-"""The rows of metrics as a table, for spreadsheets and pandas."""
+"""Metrics as a CSV table, for spreadsheets and pandas."""
 
 import csv
 import io
@@ -14,10 +14,10 @@ from jaxrl.training.storage.run_dir import CSV, METRICS, plain, write_atomically
 
 
 class CSVRecorder(Recorder):
-    """Write the rows of `train` and `eval` into `metrics.csv` of the run directory, a column for each name.
+    """Writes `train` and `eval` rows to `metrics.csv` in the run directory, with a column for each name.
 
-    The log `metrics.jsonl` has the same rows, and the table is made of it anew wherever it must change otherwise than
-    by another line: for a new column, and where the run goes back or goes on.
+    For any change but an appended row, which is a new column, a rollback or a resume, the table is rebuilt from the
+    same rows in `metrics.jsonl`.
     """
 
     def __init__(self) -> None:
@@ -33,18 +33,18 @@ class CSVRecorder(Recorder):
     def write(self, row: Row) -> None:
         if row["kind"] not in KINDS or self._log is None:
             return
-        # The columns are known: one more line will do.
+        # Without new columns, append a line.
         if row.keys() <= set(self._columns):
             self._log.append(_line(row, self._columns))
         else:
             self._make_anew(row)
 
     def rewind(self, opt_steps: int) -> None:
-        """Make the table of the log, which has been taken back already."""
+        """Rebuild the table from the log, which was rewound before."""
         self._make_anew()
 
     def take_up(self, waiting: Mapping[str, list[str]]) -> None:
-        """Make the table of the log, which has got what an earlier process could not write."""
+        """Rebuild the table from the log, which now has the rows that an earlier process could not write."""
         self._make_anew()
 
     def close(self) -> None:
@@ -52,11 +52,11 @@ class CSVRecorder(Recorder):
             self._log.close()
 
     def _make_anew(self, row: Row | None = None) -> None:
-        """Write the table of all rows in the log, and of `row` if the disk has not taken it there."""
+        """Rebuild the table from all rows in the log, and `row` if a full disk kept it out of the log."""
         assert self._log is not None
         self._log.release()
         rows = list(rows_of(self._source))
-        # The log is written first, so it usually has the row already.
+        # The log is written first, so it usually contains the row.
         if row is not None and (not rows or rows[-1] != plain(row)):
             rows.append(row)
         self._log.waiting.clear()
@@ -66,7 +66,7 @@ class CSVRecorder(Recorder):
 
 
 def _line(row: Mapping[str, Any], columns: list[str]) -> bytes:
-    """Return a line of the table; what a row lacks, and what is no finite number, is left empty."""
+    """Return a line of the table; missing values and non-finite numbers are left empty."""
     text = io.StringIO()
     values = plain(row)
     csv.writer(text, lineterminator="\n").writerow([values.get(name) for name in columns])

@@ -1,4 +1,4 @@
-"""One JSON object a line."""
+"""Logs in JSON Lines: writing, rewinding, reading and checking."""
 
 import contextlib
 import json
@@ -12,28 +12,28 @@ from jaxrl.training.recorders.log_file import LogFile
 from jaxrl.training.storage.run_dir import plain, write_atomically
 
 MOST_WAITING = 1 << 20
-"""Bytes of rows given by `extend` that may wait for a disk: they are kept in memory, and in checkpoints."""
+"""Maximum bytes of rows given by `extend` that wait on a full disk: they are kept in memory and in checkpoints."""
 _ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 class JSONLRecorder(Recorder):
-    """Append every row to a file, in the system's hands as soon as it is written."""
+    """Appends every row to a file, without buffering in the process."""
 
     def __init__(self, path: Path) -> None:
         self.name = path.name
         self.lost = 0
-        """Rows that were given up."""
+        """Number of rows dropped."""
         self._log = LogFile(path)
 
     def write(self, row: Row) -> None:
         self.write_all([row])
 
     def write_all(self, rows: Sequence[Row]) -> None:
-        """Write several rows at once, which is faster; all of them reach the file, or none does yet."""
+        """Write several rows in one call, which is faster; either all of them are written or all stay pending."""
         self._log.append("".join([f"{line_of(row)}\n" for row in rows]).encode())
 
     def extend(self, lines: bytes) -> None:
-        """Append many rows at once; those that a full disk has not taken are given up beyond `MOST_WAITING`."""
+        """Append many rows in one call; on a full disk, they are dropped beyond `MOST_WAITING` pending bytes."""
         waiting = sum(map(len, self._log.waiting))
         if waiting + len(lines) > max(MOST_WAITING, len(lines)):
             self.lost += lines.count(b"\n")
@@ -42,7 +42,7 @@ class JSONLRecorder(Recorder):
         self._log.append(lines)
 
     def rewind(self, opt_steps: int) -> None:
-        """Drop the rows after `opt_steps`, and a torn last line."""
+        """Remove the rows after `opt_steps`, and a truncated last line."""
         self._log.release()
         if damaged := trim(self._log.path, opt_steps):
             lines = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
@@ -52,7 +52,7 @@ class JSONLRecorder(Recorder):
         self._log.waiting = [line for line in waiting if _belongs(line, opt_steps)]
 
     def unwritten(self, waiting: dict[str, list[str]]) -> None:
-        """Tell which lines the disk has not taken."""
+        """Add the lines that are not written yet to `waiting`."""
         if self._log.waiting:
             waiting[self.name] = self._log.unwritten()
 
@@ -67,23 +67,23 @@ class JSONLRecorder(Recorder):
 
 
 def line_of(row: Row) -> str:
-    """Return a row as JSON, with `None` for numbers that are not finite."""
+    """Return a row as JSON, with `null` for numbers that are not finite."""
     try:
         return _ENCODER.encode(row)
-    except (TypeError, ValueError):  # what JSON does not know is seldom in a row, and to look for it takes longer
+    except (TypeError, ValueError):  # rare, so that checking every value first would cost more
         return json.dumps(plain(row))
 
 
 def trim(path: Path, opt_steps: int) -> list[int]:
-    """Mend the log `path` for a run that goes on at `opt_steps`: drop a torn last line, and rows from the future.
+    """Rewind the log `path` to `opt_steps`: remove later rows and a truncated last line.
 
-    Lines that are no rows go too; return their numbers.
+    Invalid lines are removed too; return their numbers.
     """
     if not path.exists():
         return []
     held = path.read_bytes()
     *lines, torn = held.split(b"\n")
-    # A last line without a line end stays if it is a whole row.
+    # A last line without a newline is kept if it is a complete row.
     kept = [line for line in (*lines, torn) if _belongs(line, opt_steps)]
     mended = b"".join(line + b"\n" for line in kept)
     if mended != held:
@@ -92,7 +92,7 @@ def trim(path: Path, opt_steps: int) -> list[int]:
 
 
 def rows_of(path: Path, kinds: Collection[str] = KINDS) -> Iterator[Row]:
-    """Yield the rows of these kinds in a log; what is no row is passed over."""
+    """Yield the rows of these kinds in a log, skipping invalid lines."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         for line in file:
             with contextlib.suppress(ValueError, RecursionError):
@@ -102,7 +102,7 @@ def rows_of(path: Path, kinds: Collection[str] = KINDS) -> Iterator[Row]:
 
 
 def log_problems(path: Path) -> list[str]:
-    """Say what is wrong with the rows of the log `path`; a torn last line is not, as a resume mends it."""
+    """Return the problems in the log `path`, except for a truncated last line, which resuming repairs."""
     problems, seen, last = [], set(), 0
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     for number, line in enumerate(lines, start=1):
@@ -112,7 +112,7 @@ def log_problems(path: Path) -> list[str]:
             continue
         where = (row["env"], row.get("env_steps")) if isinstance(row.get("env"), int) else row.get("episode")
         what = (row.get("kind"), row["opt_steps"], where)
-        # A score that a user has given to a session has no episodes; several may be given at one step.
+        # A session's scores, given by its user, have no episodes and may repeat at a step.
         repeats = row.get("kind") != "event" and (row.get("kind") != "eval" or "episodes" in row)
         if what in seen and repeats:
             problems.append(f"line {number} repeats a row of optimisation step {row['opt_steps']}")
@@ -129,7 +129,7 @@ def _belongs(line: bytes, opt_steps: int) -> bool:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """Return the row of a log in `line`, or `None` if there is none."""
+    """Return the row in `line`, or `None` if it is not a valid one."""
     try:
         row: Any = json.loads(line.decode())
     except (ValueError, RecursionError):

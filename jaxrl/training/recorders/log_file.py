@@ -1,4 +1,4 @@
-"""A file that is only appended to, and outlives a full disk."""
+"""Append-only files that survive a full disk."""
 
 import base64
 import os
@@ -9,20 +9,20 @@ from jaxrl.errors import print_stderr
 
 
 class LogFile:
-    """Append records; each is in the system's hands when `append` returns, whole or not at all.
+    """Appends records atomically and unbuffered: each has been passed to the operating system when `append` returns.
 
-    What a full disk does not take waits in memory, said once, and is written with a later record.
+    Records that a full disk rejects stay pending in memory, with one warning, and are written with a later record.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.waiting: list[bytes] = []
-        """Records that are not in the file yet."""
+        """Pending records, not in the file yet."""
         self._descriptor: int | None = None
         self._failing = False
 
     def append(self, record: bytes) -> None:
-        """Add `record` to the end of the file; an empty one only has those that wait tried again."""
+        """Append `record` to the file; an empty one only retries the pending records."""
         self.waiting += [record] if record else []
         try:
             self._flush()
@@ -34,7 +34,7 @@ class LogFile:
             self._failing = False
 
     def close(self) -> None:
-        """Bring everything to the disk; raise `OSError` if it does not take it."""
+        """Flush everything to disk and close the file; raise `OSError` on failure."""
         try:
             self._flush()
             if self._descriptor is not None:
@@ -43,19 +43,19 @@ class LogFile:
             self.release()
 
     def unwritten(self) -> list[str]:
-        """Return the records that are not in the file yet, in base64."""
+        """Return the pending records in base64."""
         return [base64.b64encode(record).decode() for record in self.waiting]
 
     def take_up(self, unwritten: Sequence[str], held: bytes) -> None:
-        """Append the records that an earlier process could not, but for those that `held` shows it could after all."""
+        """Append the records that an earlier process could not, except those in `held`, the content of the file."""
         for text in unwritten:
             record = base64.b64decode(text)
-            # The disk may have taken it after the checkpoint was made.
+            # It may have been written after the checkpoint was made.
             if record not in held:
                 self.append(record)
 
     def release(self) -> None:
-        """Let go of the file; the next record opens it again."""
+        """Close the file; the next record opens it again."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -67,13 +67,12 @@ class LogFile:
             self.path.parent.mkdir(exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._descriptor = os.open(self.path, flags, 0o666)
-        # All that waits in one go, the oldest first.
         data, written = b"".join(self.waiting), 0
         try:
             while written < len(data):
                 written += os.write(self._descriptor, memoryview(data)[written:])
         except OSError:
-            # A record that was written in part is taken back whole. It still waits.
+            # Truncate a partial write: all records stay pending.
             os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
             raise
         self.waiting.clear()

@@ -1,4 +1,4 @@
-"""Keep the rows in a list."""
+"""Rows in memory."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from jaxrl.training.recorders.base import Recorder, Row
 
 
 class MemoryRecorder(Recorder):
-    """Keep every row in `rows`."""
+    """Keeps every row in the list `rows`."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Rows for MLflow."""
+"""MLflow."""
 
 import logging
 import os
@@ -16,15 +16,15 @@ from jaxrl.training.recorders.service import Service, ServiceRecorder, best_file
 from jaxrl.training.storage.run_dir import read_json
 
 EXPERIMENT = "jaxrl"
-"""The experiment of runs for which nobody has named another."""
+"""The default experiment."""
 AT_ONCE, METRICS_AT_ONCE = 100, 1_000
-"""Parameters and metrics in one call, at most."""
+"""Maximum parameters and metrics per call."""
 LONGEST = 500
-"""Characters of a parameter, at most, for servers of every age."""
+"""Maximum characters of a parameter that servers of all versions accept."""
 EVENTS = "events.txt"
-"""Artifact that has a line for each event."""
+"""Artifact with a line for each event."""
 PARENT = "mlflow.json"
-"""File in a population's directory that says which run its members are nested in."""
+"""File in a population's directory with the id of the parent run of its members."""
 _parents = threading.Lock()
 
 
@@ -32,9 +32,9 @@ def mlflow_recorder(experiment: str | None = None, tracking_uri: str | None = No
     """Return a recorder for MLflow.
 
     Args:
-      experiment: left out, what `MLFLOW_EXPERIMENT_NAME` says, or else `jaxrl`.
-      tracking_uri: left out, what `MLFLOW_TRACKING_URI` says, or else files in `mlruns` of the run directory, for a
-        member of a population of the population's.
+      experiment: name of the experiment (default: `MLFLOW_EXPERIMENT_NAME`, or else `jaxrl`).
+      tracking_uri: the server (default: `MLFLOW_TRACKING_URI`, or else files in `mlruns` in the directory of the run,
+        or of the population for its members).
 
     Raises:
       SettingsError: the package is missing.
@@ -44,7 +44,7 @@ def mlflow_recorder(experiment: str | None = None, tracking_uri: str | None = No
 
 
 class _MLflow(Service):
-    """One run at the service; members of a population are nested in one run."""
+    """One run at the service; members of a population are nested in a parent run."""
 
     def __init__(self, experiment: str | None, tracking_uri: str | None) -> None:
         self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
@@ -59,11 +59,11 @@ class _MLflow(Service):
         _hush_retries()
 
         if self._uri is None:
-            # MLflow would have its files in a database, for which its full package is needed.
+            # MLflow prefers a database, which needs its full package.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             self._uri = ((run.group or run.directory or Path()) / "mlruns").absolute().as_uri()
         self._client = MlflowClient(tracking_uri=self._uri)
-        # Members connect at the same time, each in its thread: one makes the experiment and the parent.
+        # Members connect concurrently: only one may create the experiment and the parent.
         with _parents:
             experiment = self._client.get_experiment_by_name(self._experiment)
             experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(self._experiment)
@@ -78,9 +78,9 @@ class _MLflow(Service):
         return {"id": self._id}
 
     def send_some(self, rows: Sequence[Row]) -> int:
-        """Tell as many rows as one call takes."""
+        """Send as many rows as fit into one call."""
         told = [self._metrics_of(row) for row in rows]
-        # As many whole rows as one call may have metrics, at least one.
+        # Rows are not split, and at least one is sent.
         count = max(1, sum(size <= METRICS_AT_ONCE for size in accumulate(map(len, told))))
         self._client.log_batch(self._id, metrics=list(chain.from_iterable(told[:count])))
         return count
@@ -104,7 +104,7 @@ class _MLflow(Service):
             self._client.set_terminated(self._parent)
 
     def _describe(self, run: RunInfo) -> None:
-        """Tell settings as parameters; those that have changed since, which MLflow's cannot, as tags."""
+        """Log settings as parameters, and later changes, which MLflow's parameters do not allow, as tags."""
         from mlflow.entities import Param, RunTag
 
         logged = self._client.get_run(self._id).data.params
@@ -119,7 +119,7 @@ class _MLflow(Service):
         self._client.log_batch(self._id, tags=[RunTag(name, value) for name, value in tags.items()])
 
     def _parent_of(self, group: Path, experiment_id: str) -> str:
-        """Return the run that members of a population are nested in; the first of them makes it."""
+        """Return the id of the parent run of a population's members; the first member creates it."""
         path = group / PARENT
         found = read_json(path).get("id") if path.exists() else None
         if isinstance(found, str):
@@ -130,7 +130,7 @@ class _MLflow(Service):
 
 
 def _hush_retries() -> None:
-    """Keep MLflow's connection from a line for each of its tries: that the server is away is told once, by us."""
+    """Silence urllib3's line for each retry of MLflow's connection: `ServiceRecorder` reports failures once."""
     logger = logging.getLogger("urllib3.connectionpool")
-    if logger.level == logging.NOTSET:  # who has set it, wants it so
+    if logger.level == logging.NOTSET:  # keep a level set by the user
         logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Recorders for services, each in a thread of its own: one that hangs or is away costs the training nothing."""
+"""Recorders for tracking services, each in its own thread: a service that hangs or is down never blocks training."""
 
 import contextlib
 import json
@@ -18,58 +18,59 @@ from jaxrl.training.reel import films_in
 from jaxrl.training.storage.run_dir import CONFIG, METADATA, METRICS, VIDEOS, read_json, read_metadata
 
 CAPACITY = 4_096
-"""Rows that wait for a service, at most; those that come then are taken from the log at the end."""
+"""Maximum queued rows; any beyond it are read from the log at the end of the run."""
 GATHER_S = 1.0
-"""Seconds over which rows are gathered. A thread that woke for each would contend with the training for Python's lock
-just while rows are made; and a service that takes many in one call is called less often."""
+"""Seconds over which rows are batched. A thread woken by each row would contend for the GIL just while rows are made,
+and services that accept many rows per call are called less often."""
 LOG_AT_ONCE = 256
-"""Rows of a log that are read before they are told."""
+"""Rows of a log that are read and sent at a time."""
 LIMIT_S = 30.0
 """Seconds that the end of a run waits for a service."""
 RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
-"""Seconds until what has failed is tried again: at first, and doubled each time up to at most."""
+"""Initial and maximum retry delay in seconds; it doubles with each failure."""
 
 
 class Service:
-    """What tells a service of one run: override what it needs.
+    """Client of a tracking service for one run; override the methods that it needs.
 
-    All of it is called in one thread, except `abandon`, may block, and is tried again if it fails.
+    All methods but `abandon` are called in one thread, may block, and are retried on failure, except that videos and
+    histograms are sent once.
     """
 
     def connect(self, run: RunInfo, kept: dict[str, Any], /) -> dict[str, Any]:
-        """Open the run at the service, or go on with the one that `kept` describes; return what to keep, for JSON.
+        """Create the run at the service, or resume the one in `kept`; return the JSON object to keep for next time.
 
-        `kept` is what an earlier process returned here, or empty.
+        `kept` is the object returned in an earlier process, or empty.
         """
         return kept
 
     def send(self, row: Row, /) -> None:
-        """Tell a row of `train` or `eval`."""
+        """Send a row of kind `train` or `eval`."""
 
     def send_some(self, rows: Sequence[Row], /) -> int:
-        """Tell some of the rows that wait in one call, from the first on; return how many, at least one."""
+        """Send the first of the pending `rows` in one call; return how many, at least one."""
         self.send(rows[0])
         return 1
 
     def video(self, video: Video, /) -> None:
-        """Tell a video."""
+        """Send a video."""
 
     def histogram(self, histogram: Histogram, /) -> None:
-        """Tell a histogram."""
+        """Send a histogram."""
 
     def finish(self, run: RunInfo, /) -> None:
-        """Tell what the run has left in its directory, and that it has ended."""
+        """Upload the results in the run's directory, and mark the run as ended."""
 
     def abandon(self) -> None:
-        """See to it that the process can end although not all could be told; called in the thread that trains."""
+        """Let the process exit although not everything was sent; called in the training thread."""
 
 
 class ServiceRecorder(Recorder):
-    """Tell a service the rows of metrics, in a thread of its own.
+    """Sends metrics to a service in its own thread.
 
-    The log of the run has every row. So none is lost that the service does not take: what an earlier process could not
-    tell is taken from the log when the run goes on. A file beside the log keeps up to where rows were told, and none is
-    told again, unless it differs.
+    The run's log has every row, so none is lost if the service fails: rows that an earlier process could not send are
+    read from the log when the run is resumed. A file in the run directory records up to which step rows were sent; none
+    is sent twice unless it may have changed.
     """
 
     def __init__(
@@ -82,25 +83,25 @@ class ServiceRecorder(Recorder):
         retry_s: float = RETRY_S,
         gather_s: float = GATHER_S,
     ) -> None:
-        """Prepare, but begin no thread.
+        """Prepare without starting a thread.
 
         Args:
-          name: of the service, in messages and in the name of the file that is kept.
-          make: makes what tells it; called once for each run.
-          capacity: rows that wait at most.
+          name: name of the service, in messages and as the name of its state file.
+          make: returns the client; called once per run.
+          capacity: maximum queued rows.
           limit_s: seconds that the end of a run waits for the service.
-          retry_s: seconds until what has failed is tried again, the first time.
-          gather_s: seconds over which rows are gathered before they are told.
+          retry_s: seconds until the first retry.
+          gather_s: seconds over which rows are batched.
         """
         self._name, self._make = name, make
         self._capacity, self._limit_s, self._retry_s, self._gather_s = capacity, limit_s, retry_s, gather_s
         self._worker: _Worker | None = None
 
     def begin(self, run: RunInfo) -> None:
-        """Connect, and tell what an earlier process could not; return at once.
+        """Start the thread, which connects and sends what an earlier process could not; return immediately.
 
         Raises:
-          SettingsError: what was made is no `Service`.
+          SettingsError: `make` did not return a `Service`.
         """
         service = self._make()
         if not isinstance(service, Service):
@@ -112,27 +113,27 @@ class ServiceRecorder(Recorder):
         self._worker.start()
 
     def write(self, row: Row) -> None:
-        """Have a row told."""
+        """Queue a row of kind `train` or `eval`; others are ignored."""
         if self._worker is not None and row["kind"] in KINDS:
             self._worker.put(row)
 
     def video(self, video: Video) -> None:
-        """Have a video told."""
+        """Queue a video."""
         if self._worker is not None:
             self._worker.put_more(_VIDEO, video)
 
     def histogram(self, histogram: Histogram) -> None:
-        """Have a histogram told."""
+        """Queue a histogram."""
         if self._worker is not None:
             self._worker.put_more(f"{_HISTOGRAM}/{histogram.name}", histogram)
 
     def rewind(self, opt_steps: int) -> None:
-        """Tell rows after `opt_steps` again if this run has made them before: they come of other random numbers."""
+        """Send rows after `opt_steps` again if this process has already made some: new random numbers change them."""
         if self._worker is not None and self._worker.taken:
             self._worker.rewind(opt_steps)
 
     def close(self) -> None:
-        """Wait until all is told, but not longer than the time limit."""
+        """Wait until everything is sent, at most for the time limit."""
         if self._worker is not None and not self._worker.end(self._limit_s):
             print_stderr(
                 f"warning: {self._name} has not taken all rows within {self._limit_s:g} s; {METRICS} has them, and "
@@ -151,25 +152,27 @@ class _GivenUpError(Exception):
 
 
 class _Worker:
-    """The thread of one run: connect, catch up, tell rows as they come, finish."""
+    """The thread of one run: connects, catches up from the log, sends queued rows, finishes."""
 
     def __init__(
         self, name: str, service: Service, run: RunInfo, capacity: int, retry_s: float, gather_s: float
     ) -> None:
         self.taken = 0
-        """Rows taken in."""
+        """Number of rows received."""
         self._name, self._service, self._run = name, service, run
         self._capacity, self._retry_s, self._gather_s = capacity, retry_s, gather_s
         self._rows: deque[Row] = deque()
         self._due, self._closing, self._abandoned = threading.Event(), threading.Event(), threading.Event()
         self._behind = self._said = self._done = False
         self._back: int | None = None
-        """The least step to which the run went back after rows were left to the log."""
+        """The earliest step to which the run was rewound since the queue overflowed."""
         self._keeping = threading.Lock()
         self._path = None if run.directory is None else run.directory / f"{name}.json"
         self._kept = _read(self._path)
         self._told: dict[str, int] = dict(self._kept.pop("told", {}))
+        """The last step sent, by kind."""
         self._floor = self._least(run.opt_steps) if run.changed else dict(self._told)
+        """The step up to which rows are skipped as sent before, by kind."""
         self._tellers = {_METRICS: self._tell_metrics, _REWIND: self._go_back}
         self._tellers |= dict.fromkeys((_VIDEO, _HISTOGRAM), self._tell_more)
         self._thread = threading.Thread(target=self._work, name=f"jaxrl-{name}", daemon=True)
@@ -178,11 +181,11 @@ class _Worker:
         self._thread.start()
 
     def put(self, row: Row) -> None:
-        """Take in a row; where there is no room, this one and those after it are left to the log."""
+        """Queue a row; once the queue is full, this and all later rows are left to the log."""
         self.taken += 1
         if not self._behind and len(self._rows) < self._capacity:
             self._rows.append(row)
-            # Wakes the thread before its time.
+            # Wake the thread early.
             if 2 * len(self._rows) >= self._capacity:
                 self._due.set()
             return
@@ -191,24 +194,24 @@ class _Worker:
         self._behind = True
 
     def rewind(self, opt_steps: int) -> None:
-        """Take in that the run went back; there is always room for that."""
+        """Queue a rewind of the run, whatever the capacity."""
         if not self._behind:
             self._rows.append({"kind": _REWIND, "opt_steps": opt_steps})
             return
         self._back = opt_steps if self._back is None else min(self._back, opt_steps)
-        self._keep()  # a run that is killed before its end tells these rows when it goes on
+        self._keep()  # if the process is killed, the rows are sent when the run is resumed
 
     def put_more(self, kind: str, given: Video | Histogram) -> None:
-        """Take in what is no row, unless the service does nothing with it."""
+        """Queue a video or histogram, unless the service ignores them."""
         sort = _sort_of(kind)
         if getattr(type(self._service), sort) is not getattr(Service, sort):
             self.put({"kind": kind, "opt_steps": given.opt_steps, "given": given})
 
     def end(self, limit_s: float) -> bool:
-        """Say whether all was told within the limit, or it was already said that not."""
+        """End the thread; return whether all was sent within the limit, or a failure was already reported."""
         self._closing.set()
         self._due.set()
-        # A thread that hangs in the service is left behind: it is a daemon, and writes nothing from here on.
+        # A thread that hangs in the service is abandoned: it is a daemon, and writes no more files.
         self._thread.join(limit_s)
         self._abandoned.set()
         if not self._done:
@@ -223,7 +226,7 @@ class _Worker:
             while self._gather():
                 self._tell(self._waiting())
             self._tell(self._waiting())
-            # Rows that found no room are taken from the log, from where the service has them.
+            # After an overflow, send the remaining rows from the log.
             if self._behind:
                 self._told = self._floor = self._held()
                 self._back = None
@@ -232,17 +235,17 @@ class _Worker:
             self._done = True
 
     def _gather(self) -> bool:
-        """Let rows come for a while, or until half of the room is taken; say whether more may come."""
+        """Wait for `gather_s`, or until the queue is half full; return whether more rows may come."""
         self._due.wait(self._gather_s)
         self._due.clear()
         return not self._closing.is_set()
 
     def _waiting(self) -> list[Row]:
-        """Take the rows that wait."""
+        """Dequeue all rows."""
         return [self._rows.popleft() for _ in range(len(self._rows))]
 
     def _catch_up(self, upto: int | None = None) -> None:
-        """Tell what the log holds after the floor, up to a step."""
+        """Send the rows in the log after the floor, up to step `upto`."""
         if self._run.directory is None or upto == 0:
             return
         held = rows_of(self._run.directory / METRICS)
@@ -251,7 +254,7 @@ class _Worker:
             self._tell(some)
 
     def _tell(self, rows: Iterable[Row]) -> None:
-        """Tell rows in their order."""
+        """Send rows in order."""
         for sort, some in groupby(rows, lambda row: _sort_of(row["kind"])):
             self._tellers[sort](some)
 
@@ -263,7 +266,7 @@ class _Worker:
             left = left[count:]
 
     def _send(self, rows: Sequence[Row]) -> int:
-        """Have the first of `rows`, or more, told; return how many."""
+        """Send the first of `rows`; return how many, between 1 and all."""
         return min(max(int(self._service.send_some(rows)), 1), len(rows))
 
     def _tell_more(self, rows: Iterable[Row]) -> None:
@@ -275,7 +278,7 @@ class _Worker:
         try:
             tell = self._service.video if row["kind"] == _VIDEO else self._service.histogram
             tell(row["given"])
-        except Exception as error:  # once: the run's files have it, and rows behind it shall not wait
+        except Exception as error:  # not retried: the run's files have it, and it would delay the rows after it
             self._say(describe_error(error))
 
     def _go_back(self, rows: Iterable[Row]) -> None:
@@ -286,17 +289,17 @@ class _Worker:
         return bool(row["opt_steps"] > self._floor.get(row["kind"], -1))
 
     def _held(self) -> dict[str, int]:
-        """Return up to where the service has the rows of the log."""
+        """Return the last valid step sent of each kind."""
         return dict(self._told) if self._back is None else self._least(self._back)
 
     def _least(self, opt_steps: int) -> dict[str, int]:
         return {kind: min(told, opt_steps) for kind, told in self._told.items()}
 
     def _attempt(self, action: Callable[[], Any]) -> Any:
-        """Do something until it succeeds; raise `_GivenUpError` if it fails and the run has ended."""
+        """Retry `action` until it succeeds; raise `_GivenUpError` if it still fails after the end of the run."""
         wait = self._retry_s
         while not self._abandoned.is_set():
-            # Asked before the attempt: the one that begins after the end of the run is the last.
+            # Read before the attempt: the first attempt that starts after the end of the run is the last.
             last = self._closing.is_set()
             try:
                 return action()
@@ -304,7 +307,7 @@ class _Worker:
                 self._say(describe_error(error))
             if last:
                 break
-            # The end of the run cuts the pause short.
+            # The end of the run interrupts the delay.
             self._closing.wait(wait)
             wait = min(2 * wait, LONGEST_RETRY_S)
         raise _GivenUpError
@@ -314,7 +317,7 @@ class _Worker:
         self._keep()
 
     def _keep(self) -> None:
-        """Write down up to where rows were told. On a full disk it stays as it was: some may then be told twice."""
+        """Save the state file. On a full disk the old one stays, and some rows may later be sent twice."""
         if self._path is None or self._abandoned.is_set():
             return
         temporary = self._path.with_name(f".{self._path.name}.tmp")
@@ -331,12 +334,12 @@ class _Worker:
 
 
 def _sort_of(kind: str) -> str:
-    """Return how things of this kind are told."""
+    """Return the sort of a queued item, by which it is sent."""
     return _METRICS if kind in KINDS else kind.partition("/")[0]
 
 
 def _read(path: Path | None) -> dict[str, Any]:
-    """Return what an earlier process kept, or nothing if it is missing or damaged."""
+    """Return the state file of an earlier process, or `{}` if it is missing or damaged."""
     with contextlib.suppress(ValueError, OSError):
         kept = {} if path is None else read_json(path)
         told = kept.get("told", {})
@@ -345,7 +348,7 @@ def _read(path: Path | None) -> dict[str, Any]:
     return {}
 
 
-# --- what a run has left for a service ----------------------------------------------------------------------------
+# --- results of a run, for services -------------------------------------------------------------------------------
 
 
 BEST = "best"
@@ -353,7 +356,7 @@ SCORES = ("best_score", "best_opt_steps", "last_score")
 
 
 def best_files(run: RunInfo) -> dict[str, Path]:
-    """Return the files of the best policy by their names in a directory that `load_policy` takes; none without one."""
+    """Return the files of the best policy, if any, by their names in a directory that `load_policy` accepts."""
     if run.directory is None:
         return {}
     best = sorted(path for path in (run.directory / BEST).glob("[0-9]*/**/*") if path.is_file())
@@ -363,26 +366,26 @@ def best_files(run: RunInfo) -> dict[str, Path]:
 
 
 def films(run: RunInfo) -> list[Path]:
-    """Return the pictures that move in the directory of the run."""
+    """Return the GIF and MP4 files in the directory of the run."""
     return [] if run.directory is None else films_in(run.directory)
 
 
 def videos(run: RunInfo) -> dict[str, Path]:
-    """Return the episodes filmed on the way, by their names in the directory of the run."""
+    """Return the episodes filmed during training, by their names in the directory of the run."""
     found = [] if run.directory is None else films_in(run.directory / VIDEOS)
     return {f"{VIDEOS}/{path.name}": path for path in found}
 
 
 def events_of(run: RunInfo) -> list[Row]:
-    """Return the events of the run, in their order."""
+    """Return the events of the run in order."""
     log = () if run.directory is None else rows_of(run.directory / METRICS, ("event",))
-    # A path in a message may have bytes that are no text, which services cannot write.
+    # A path in a message may have surrogate escapes, which services cannot encode.
     said = lambda row: str(row.get("message", "")).encode(errors="replace").decode()
     return [{**row, "event": str(row.get("event", "")), "message": said(row)} for row in log]
 
 
 def summary_of(run: RunInfo) -> tuple[dict[str, Any], bool]:
-    """Return the scores of a run that has ended, and whether it failed."""
+    """Return scores and status of an ended run, and whether it failed."""
     facts = {} if run.directory is None else read_metadata(run.directory)
     status = str(facts.get("status", ""))
     scores = {name: facts[name] for name in SCORES if isinstance(facts.get(name), int | float)}

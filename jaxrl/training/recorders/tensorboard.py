@@ -1,4 +1,4 @@
-"""Scalars, histograms, texts and films for TensorBoard, without TensorFlow."""
+"""TensorBoard: scalars, histograms, texts and videos, without TensorFlow."""
 
 import math
 import platform
@@ -16,21 +16,21 @@ from jaxrl.training.recorders.base import KINDS, Histogram, Recorder, Row, RunIn
 from jaxrl.training.recorders.log_file import LogFile
 
 SCORES = ("eval/eval_reward", "train/episode_return")
-"""What the page of hyperparameters compares runs by."""
+"""Metrics by which TensorBoard's HPARAMS page compares runs."""
 LARGEST = float(np.finfo(np.float32).max)
 
 
 class TensorBoardRecorder(Recorder):
-    """Write every number of the `train` and `eval` rows as `train/...` and `eval/...` over `opt_steps`.
+    """Writes every number of `train` and `eval` rows as `train/...` and `eval/...` over `opt_steps`.
 
-    Events are texts under `events`, and the run's notes under `notes`.
+    Events of the run are texts under `events`, and its notes are under `notes`.
 
-    The events are written as they come, without the writer thread of tensorboardX: a thread that dies on a full disk
-    leaves its queue to fill up and block the training.
+    Files are written in the training thread, without the writer thread of tensorboardX: when that dies on a full disk,
+    its queue fills up and blocks the training.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
-        """Write into `directory`; left out, into `tensorboard` in that of the run."""
+        """Write into `directory` (default: `tensorboard` in the run directory)."""
         from tensorboardX.proto import event_pb2
 
         self.name = "tensorboard" if directory is None else directory.name
@@ -40,12 +40,12 @@ class TensorBoardRecorder(Recorder):
         self._log: LogFile | None = None
 
     def begin(self, run: RunInfo) -> None:
-        """Take note of the directory, and of the settings, which a run that begins writes before its first row."""
+        """Set the directory, and for a new run the settings, which are written before its first row."""
         if self._given is None:
             if run.directory is None:
                 raise SettingsError("TensorBoardRecorder() needs a run_dir, or a directory of its own")
             self._directory = run.directory / self.name
-        # A run that goes on has written them in an earlier process.
+        # A resumed run has written its settings in an earlier process.
         self._begun = None if run.opt_steps else run
 
     def write(self, row: Row) -> None:
@@ -57,9 +57,9 @@ class TensorBoardRecorder(Recorder):
             self._append(self._record(step=row["opt_steps"], summary={"value": [text]}))
 
     def scored(self, row: Row, histograms: Sequence[Histogram]) -> None:
-        """Write a row of numbers, and the histograms of its episodes, as one event."""
+        """Write the row of an evaluation and its histograms as one event."""
         own = (type(self).write, type(self).histogram) == (TensorBoardRecorder.write, TensorBoardRecorder.histogram)
-        if not own:  # those of a subclass take in all rows and histograms
+        if not own:  # a subclass that overrides these must receive all rows and histograms
             super().scored(row, histograms)
         else:
             self._write_numbers(row, histograms)
@@ -70,7 +70,7 @@ class TensorBoardRecorder(Recorder):
         self._append(self._record(step=row["opt_steps"], summary={"value": [*values, *map(_bars, histograms)]}))
 
     def video(self, video: Video) -> None:
-        """Show the episode among the images, where TensorBoard plays a GIF; it plays no MP4."""
+        """Write the episode as an image if it is a GIF; TensorBoard cannot play MP4."""
         if video.path.suffix != ".gif":
             return
         self._tell_run()
@@ -83,20 +83,20 @@ class TensorBoardRecorder(Recorder):
         self._append(self._record(step=histogram.opt_steps, summary={"value": [_bars(histogram)]}))
 
     def rewind(self, opt_steps: int) -> None:
-        """Begin a new file of events; TensorBoard then hides what older ones hold after `opt_steps`."""
+        """Start a new event file; TensorBoard then hides the events after `opt_steps` in older ones."""
         carried: list[bytes] = []
         if self._log is not None:
             self._log.release()
-            # What the disk has not taken goes into the new file.
+            # Unwritten records move to the new file.
             carried, self._log = self._log.waiting, None
         for record in carried:
             self._append(record)
-        # The mark by which TensorBoard takes the rest of older files for undone.
+        # A session start makes TensorBoard discard later steps of older files.
         start = self._proto.SessionLog(status=self._proto.SessionLog.START)
         self._append(self._record(step=opt_steps + 1, session_log=start))
 
     def unwritten(self, waiting: dict[str, list[str]]) -> None:
-        """Tell which events the disk has not taken."""
+        """Add the events that are not written yet to `waiting`."""
         if self._log is not None and self._log.waiting:
             waiting[self.name] = self._log.unwritten()
 
@@ -104,7 +104,7 @@ class TensorBoardRecorder(Recorder):
         """Append the events that an earlier process could not write."""
         if unwritten := waiting.get(self.name):
             held = b"".join(path.read_bytes() for path in self._directory.glob("events.*"))
-            assert self._log is not None  # a run that goes on has just been told to rewind
+            assert self._log is not None  # a resumed run has just called `rewind`
             self._log.take_up(unwritten, held)
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class TensorBoardRecorder(Recorder):
             self._log = None
 
     def _tell_run(self) -> None:
-        """Write settings and notes of a run that begins."""
+        """Write settings and notes of a new run, once."""
         if self._begun is None:
             return
         run, self._begun = self._begun, None
@@ -124,39 +124,39 @@ class TensorBoardRecorder(Recorder):
 
     def _append(self, record: bytes) -> None:
         if self._log is None:
-            # The directory's files are read in the order of their names.
+            # TensorBoard reads the files in order of their names.
             name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
             self._log = LogFile(self._directory / name)
             self._log.append(self._record(file_version="brain.Event:2"))
         self._log.append(record)
 
     def _record(self, **fields: Any) -> bytes:
-        """Return an event of these fields, as the file holds it."""
+        """Return an event with these fields, serialised as a record of the file."""
         return _framed(self._proto.Event(wall_time=time.time(), **fields).SerializeToString())
 
 
 def _in_float32(x: float) -> float:
-    """Return a number as float32 has it, where those that are too large are infinite."""
+    """Return `x`, or infinity if it exceeds float32."""
     return x if abs(x) <= LARGEST else math.copysign(math.inf, x)
 
 
 def _bars(of: Histogram) -> dict[str, Any]:
-    """Return the value that TensorBoard shows as a histogram."""
+    """Return a summary value with a histogram."""
     (counts, edges), values = of.bins(), of.values
     sums = {"min": values.min(), "max": values.max(), "num": len(values), "sum": values.sum()}
-    # A bucket ends at its limit, so the first, which is empty, is there for where the second one begins.
+    # Buckets have only upper limits, so an empty first bucket marks the lower limit of the second.
     buckets = {"bucket_limit": edges.tolist(), "bucket": [0.0, *counts.tolist()]}
     return {"tag": of.name, "histo": {**sums, "sum_squares": values @ values, **buckets}}
 
 
 def _framed(data: bytes) -> bytes:
-    """Return `data` as a TFRecord: length, checksum of it, data, checksum of it."""
+    """Return `data` as a TFRecord: length, checksum of the length, data, checksum of the data."""
     length = struct.pack("<Q", len(data))
     return length + _masked_crc(length) + data + _masked_crc(data)
 
 
 def _settings_events(settings: Mapping[str, Any]) -> list[Any]:
-    """Return the summaries that TensorBoard's page of hyperparameters is made of."""
+    """Return the summaries for TensorBoard's HPARAMS page."""
     from tensorboardX.summary import hparams
 
     plain = {name: x if isinstance(x, bool | int | float | str) else str(x) for name, x in settings.items()}
@@ -164,7 +164,7 @@ def _settings_events(settings: Mapping[str, Any]) -> list[Any]:
 
 
 def _text(tag: str, text: str) -> dict[str, Any]:
-    """Return the value that TensorBoard shows on its page of texts."""
+    """Return a summary value for TensorBoard's TEXT page."""
     tensor = {
         "dtype": "DT_STRING",
         "string_val": [text.encode(errors="replace")],

@@ -1,4 +1,4 @@
-"""Rows for Weights & Biases."""
+"""Weights & Biases."""
 
 import contextlib
 import netrc
@@ -17,24 +17,24 @@ from jaxrl.training.recorders.base import Histogram, Row, RunInfo, Video, number
 from jaxrl.training.recorders.service import Service, ServiceRecorder, best_files, events_of, films, summary_of
 
 PROJECT = "jaxrl"
-"""The project of runs for which nobody has named another."""
+"""The default project."""
 EVENT = ("opt_steps", "env_steps", "wall_s", "event", "message")
 """Columns of the table of events."""
 FLUSH_S = 1.0
-"""Seconds until wandb's files have a row: what they do not have when a process is killed, is lost for wandb."""
+"""Seconds until a row is flushed to wandb's files: if the process is killed first, wandb loses the row."""
 LEAVE_S = 2.0
-"""Seconds that wandb's own process has to end at the end of this one, where the run has not waited for it."""
+"""Seconds for wandb's service process to exit after this one, if the run has not waited for it."""
 HOST = "https://api.wandb.ai"
 _others: list[set[int]] = []
-"""Wandb's own processes that were there before the first run of this process connected: they are the user's."""
+"""Service processes of wandb that existed before the first run here connected, and so belong to the user."""
 _looking = threading.Lock()
 
 
 def wandb_recorder(**init: Any) -> ServiceRecorder:
-    """Return a recorder for Weights & Biases; `init` are arguments of `wandb.init`, as in `project="pendulum"`.
+    """Return a recorder for Weights & Biases; `init` are arguments of `wandb.init`, such as `project="pendulum"`.
 
     Raises:
-      SettingsError: the package is missing, or there is no key for the server.
+      SettingsError: the package is missing, or there is no API key for the server.
     """
     require_extra("wandb", "runs recorded by wandb")
     _require_key(init.get("mode") or os.environ.get("WANDB_MODE", "online"))
@@ -42,7 +42,7 @@ def wandb_recorder(**init: Any) -> ServiceRecorder:
 
 
 class _Wandb(Service):
-    """One run at the service; members of a population share the group of its name."""
+    """One run at the service; members of a population share a group, named after it."""
 
     def __init__(self, init: Mapping[str, Any]) -> None:
         self._init = init
@@ -52,10 +52,10 @@ class _Wandb(Service):
         import wandb
 
         if self._run is None:
-            # An id of its own choice, kept beside the log: a run that goes on finds its page again.
+            # The id is ours and kept in the run directory, so that a resumed run continues on the same page.
             run_id = kept.get("id") or os.urandom(4).hex()
             arguments = {**_arguments(run), **self._init}
-            # A process may have many runs open, as for a population; and it prints what it prints.
+            # A process may have many runs open, as for a population; wandb must not capture its output.
             settings = wandb.Settings(
                 silent=True, console="off", symlink=False, x_transaction_log_flush_interval=FLUSH_S
             )
@@ -65,7 +65,7 @@ class _Wandb(Service):
             self._run = wandb.init(id=run_id, resume="allow", reinit="create_new", settings=settings, **arguments)
             for axis in ("opt_steps", "env_steps"):
                 self._run.define_metric(axis)
-            # Wandb's own steps count calls, over which no two runs can be compared.
+            # Wandb's default step counts calls, so runs could not be compared over it.
             self._run.define_metric("*", step_metric="opt_steps")
             self._run.config.update(dict(run.settings), allow_val_change=True)
         return {"id": self._run.id}
@@ -90,7 +90,7 @@ class _Wandb(Service):
     def finish(self, run: RunInfo) -> None:
         import wandb
 
-        if events := events_of(run):  # as one table: of a run that went on, it takes the place of the one before
+        if events := events_of(run):  # one table; after a resume it replaces the earlier one
             rows = [[event.get(name) for name in EVENT] for event in events]
             self._run.log({"opt_steps": events[-1]["opt_steps"], "events": wandb.Table(columns=[*EVENT], data=rows)})
         summary, failed = summary_of(run)
@@ -105,12 +105,12 @@ class _Wandb(Service):
         self._run.finish(exit_code=int(failed))
 
     def abandon(self) -> None:
-        """Do not let wandb wait for its server once more, and without end, when the process ends."""
+        """Keep wandb from waiting for its server again, without limit, when the process exits."""
         threading.Thread(target=_end_uploads, daemon=True).start()
 
 
 def _arguments(run: RunInfo) -> dict[str, Any]:
-    """Return arguments of `wandb.init`; where the user's environment has a say, it wins."""
+    """Return arguments of `wandb.init`; environment variables take precedence."""
     environment = os.environ
     tags = [tag for tag in environment.get("WANDB_TAGS", "").split(",") if tag]
     alone = run.group is None
@@ -126,9 +126,9 @@ def _arguments(run: RunInfo) -> dict[str, Any]:
 
 
 def _end_uploads() -> None:
-    """Once this process ends, end wandb's own that a run has begun, where the system says which that is.
+    """Kill wandb's service process at the exit of this one, if a run has started it and `/proc` shows which it is.
 
-    Its files have what it has not uploaded. It would not heed a milder signal, once it has been told to end.
+    Data not uploaded yet remain in its files. While it is exiting, it ignores milder signals.
     """
     threading.main_thread().join()
     time.sleep(LEAVE_S)
@@ -138,10 +138,10 @@ def _end_uploads() -> None:
 
 
 def _services() -> set[int]:
-    """Return wandb's own processes among the children of this one."""
+    """Return the ids of wandb's service processes among the children of this one."""
     found = set()
     for task in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread or a child has ended meanwhile
+        with contextlib.suppress(OSError):  # a thread or child has just ended
             for pid in task.read_text().split():
                 if Path(f"/proc/{pid}/comm").read_text().strip() == "wandb-core":
                     found.add(int(pid))
@@ -149,7 +149,7 @@ def _services() -> set[int]:
 
 
 def _require_key(mode: str) -> None:
-    """Raise `SettingsError` if rows are to go to a server for which there is no key: wandb would ask for one."""
+    """Raise `SettingsError` if the server needs an API key and there is none: wandb would prompt for it."""
     if mode != "online" or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return
     host = urlsplit(os.environ.get("WANDB_BASE_URL", HOST)).hostname or ""

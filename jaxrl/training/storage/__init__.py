@@ -1,1 +1,1 @@
-"""All that a run keeps on disk: its directory, checkpoints, the sums of its logs; and how it is found and checked."""
+"""Storage of runs on disk: directories, checkpoints and log checksums; finding, checking and retraining runs."""

@@ -1,4 +1,4 @@
-"""Arrays by name in a file that others wrote: NumPy's `.npz`, or `.safetensors`."""
+"""Named arrays in files of other programs: NumPy's `.npz` and `.safetensors`."""
 
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,11 +11,11 @@ import numpy as np
 from jaxrl.errors import SettingsError
 
 FILES = (".npz", ".safetensors")
-"""Names of such files end so."""
+"""Suffixes of supported files."""
 
 
 class _Array(NamedTuple):
-    """An array in a file, whose numbers have not been read."""
+    """An array in a file, with its data not read yet."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -25,15 +25,15 @@ class _Array(NamedTuple):
 def read_file(
     path: Path, choose: Callable[[Iterable[str]], Mapping[str, str]], wanted: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Read those arrays of a file that are asked for, by their new names.
+    """Read the chosen arrays of a file, by their new names.
 
     Args:
       path: the file.
-      choose: returns, from the names in the file as paths with `/`, new names and which array each is.
-      wanted: shapes and dtypes by new name; looked at before any number is read.
+      choose: maps the names in the file, as paths with `/`, to a dict from new names to these.
+      wanted: shapes and dtypes by new name, checked before any data is read.
 
     Raises:
-      SettingsError: there is no such file, it is damaged, or an array has another shape or dtype.
+      SettingsError: the file is missing or damaged, or an array has another shape or dtype.
     """
     if not path.is_file():
         raise SettingsError(f"init_from: there is no file {path}")
@@ -53,13 +53,13 @@ def read_file(
         raise
     except ImportError as error:
         raise SettingsError(f"{path} needs the package safetensors; pip install safetensors") from error
-    except Exception as error:  # of a stranger's file, anything
+    except Exception as error:  # an untrusted file may raise anything
         raise SettingsError(f"init_from: {path} cannot be read: {error}") from error
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[dict[str, _Array]]:
-    """Yield the arrays of a file, by path with `/`."""
+    """Yield the arrays of a file by path with `/`."""
     if path.suffix == ".npz":
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith(".npy")]
@@ -72,7 +72,7 @@ def _opened(path: Path) -> Iterator[dict[str, _Array]]:
 
 
 def _entry(archive: zipfile.ZipFile, name: str) -> _Array:
-    """Return an array of a NumPy archive, of which only the header is read."""
+    """Return an array of a NumPy archive, reading only its header."""
 
     def read() -> np.ndarray:
         with archive.open(name) as file:
@@ -84,7 +84,7 @@ def _entry(archive: zipfile.ZipFile, name: str) -> _Array:
 
 
 def read_header(packed: Any) -> tuple[tuple[int, ...], np.dtype]:
-    """Return shape and dtype of an array, as its header of NumPy tells them."""
+    """Read shape and dtype from the header of an array in NumPy's format."""
     version = np.lib.format.read_magic(packed)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(packed)
@@ -98,5 +98,5 @@ def _tensor(tensors: Any, name: str) -> _Array:
 
 
 def _path(name: str) -> str:
-    """Return the path of an array: with `/`, as Flax and NumPy have it, where other libraries have dots."""
+    """Return the path of an array, with the dots of other libraries replaced by `/`, as in Flax and NumPy."""
     return name if "/" in name else name.replace(".", "/")

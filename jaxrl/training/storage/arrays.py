@@ -1,12 +1,12 @@
-"""The arrays of a checkpoint on disk, written by one process or by several, each what it has.
+"""Arrays of a checkpoint on disk, written by one process or by several, each its own shards.
 
-They are a tree of Orbax's: `orbax.checkpoint.PyTreeCheckpointer().restore(path)` returns them in nested dictionaries,
-by their names in the state.
+They form an Orbax checkpoint: `orbax.checkpoint.PyTreeCheckpointer().restore(path)` returns nested dictionaries with
+the names of the training state.
 
-Where arrays are spread over processes, the first tells the others to write. Each writes its shards through Orbax, and
-answers with checksums of them and of its files; when all have answered the first joins the parts to one store. The
-checksum of an array is made of those of its shards, and is that of its bytes in a row. Any number of processes reads
-what one has written, or several: a checkpoint does not tell how many, but by its files.
+If arrays are sharded over processes, process 0 broadcasts the order to write. Each process writes its shards through
+Orbax and replies with the checksums of its shards and files; process 0 then merges the parts into one store. The
+checksum of an array is combined from those of its shards and equals that of its contiguous bytes. The number of
+processes may differ between writing and reading: only the files depend on it.
 """
 
 import json
@@ -29,21 +29,21 @@ from jaxrl.training.storage.run_dir import sync_dir
 from jaxrl.trees import PyTree, tree_bytes
 
 ORBAX = threading.Lock()
-"""Held while Orbax works: two saves at once in one process would mix up their signals."""
+"""Held during Orbax calls: two concurrent saves in one process would confuse their signals."""
 FILES = "files.json"
-"""The list of a checkpoint's other files."""
+"""The list of all other files of a checkpoint."""
 OVERHEAD, FOLDER = 1 << 16, 3 << 12
-"""Bytes that a checkpoint takes beside its arrays, at least, and that the folder of an array takes, with two files."""
+"""Minimum bytes of a checkpoint in addition to its arrays, and bytes of an array's directory with its two files."""
 LONGEST = 250
-"""Bytes of a path that can be the name of a folder."""
+"""Maximum bytes of a path used as a directory name."""
 CRC_POLYNOMIAL = 0xEDB88320
-"""Of CRC-32 (ISO 3309), its lowest power in the highest bit."""
+"""Polynomial of CRC-32 (ISO 3309), with the lowest power in the highest bit."""
 
 Leaves = dict[str, np.ndarray]
 
 
 def own_leaves(tree: PyTree) -> dict[str, Any]:
-    """Return the leaves of `tree` by path: what is divided among processes as it is, else copied to the host."""
+    """Return the leaves of `tree` by path: those sharded over processes unchanged, all others copied to the host."""
     found = {}
     for path, leaf in flatten(jax.tree.map(_local, tree)):
         found[path] = leaf if processes.is_spread(leaf) else np.array(leaf, copy=True)
@@ -51,42 +51,42 @@ def own_leaves(tree: PyTree) -> dict[str, Any]:
 
 
 def _local(leaf: Any) -> Any:
-    """Return this process' copy of what every process has all of."""
+    """Return this process' copy of a replicated leaf; any other unchanged."""
     return leaf.addressable_data(0) if processes.is_spread(leaf) and leaf.is_fully_replicated else leaf
 
 
 def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, list[int]]]:
-    """Write `leaves`, given by path, into the new directory `path`; all processes over which some are spread take part.
+    """Write `leaves` (by path) into the new directory `path`, together with all processes that hold shards of them.
 
     Returns:
-      the checksum of each leaf by its path, and of each file of another process, as `file_sums` has them.
+      The checksum of each leaf by path, and the entries of other processes' files as `file_sums` returns them.
 
     Raises:
-      StorageError: another process could not write.
-      OSError: this one could not, or what Orbax raises.
+      StorageError: another process failed to write.
+      OSError: this process failed to write; Orbax may raise others.
       LostError: another process is gone.
     """
     path.mkdir()
     if not any(array.size for array in leaves.values()):
-        return {name: checksum(array) for name, array in leaves.items()}, {}  # Orbax writes no empty tree
+        return {name: checksum(array) for name, array in leaves.items()}, {}  # Orbax cannot write an empty tree
     if not any(map(processes.is_spread, leaves.values())):
         in_folders = all(len(name.encode()) <= LONGEST for name in leaves)
-        # One process: a folder for each array, unless a name is too long for one.
+        # One process: a directory for each array, unless a name is too long.
         _write_own(path, leaves, in_parts=not in_folders)
         if not in_folders:
             join_arrays(path)
         return {name: checksum(array) for name, array in leaves.items()}, {}
-    (path / "array_metadatas").mkdir()  # Orbax in the others waits for it, and the first may fail before it makes it
+    (path / "array_metadatas").mkdir()  # Orbax in other processes waits for it: make it before anything can fail
     processes.tell("save", str(path))
     try:
         own = _write_own(path, leaves)
-    finally:  # whatever has happened here, they answer
-        # An answer that is not taken now would pass for that to the next order.
+    finally:  # the others reply even if this process failed
+        # A reply left unread would be taken for that to the next order.
         answers = [json.loads(said) for said in processes.answers()]
     for i, said in enumerate(answers, 1):
         if "failed" in said:
             raise StorageError(f"process {i}: {said['failed']}")
-    # All parts are on the disk. Orbax joins them to one store that any number of processes can read.
+    # All parts are on disk: merge them into one store that any number of processes can read.
     join_arrays(path)
     parts = [own, *(said["shards"] for said in answers)]
     sums = {name: _whole_sum(array, name, parts) for name, array in leaves.items()}
@@ -94,9 +94,9 @@ def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], di
 
 
 def write_part(path: Path, tree: PyTree) -> str:
-    """Write what a process beside the first has of a training state into `path`; return its answer.
+    """Write the shards of a process other than 0 into `path`; return its reply.
 
-    What all processes have, the first writes.
+    Replicated leaves are written by process 0.
     """
     try:
         own = _write_own(path, {name: x for name, x in own_leaves(tree).items() if processes.is_spread(x)})
@@ -106,28 +106,28 @@ def write_part(path: Path, tree: PyTree) -> str:
 
 
 def read_together(path: Path, like: PyTree, sums: Sequence[int]) -> PyTree:
-    """Read a training state from `path` onto the devices of all processes, each its own part; the others do as well.
+    """Read a training state from `path` onto the devices of all processes; each reads its own shards.
 
     Args:
-      path: what `write_all` has written.
-      like: shapes with their places.
+      path: directory that `write_all` has written.
+      like: shapes and dtypes with shardings.
       sums: the checksum of each leaf.
 
     Raises:
-      DamagedError: the data of a leaf are not those that were written; it says which.
-      StorageError: another process could not read.
+      DamagedError: the data of a leaf have changed; its argument is the path of the leaf.
+      StorageError: another process failed to read.
       LostError: another process is gone.
     """
     processes.tell("load", str(path), list(sums))
     try:
         tree, own = _read_own(path, like, sums)
-    finally:  # whatever has happened here, they answer
+    finally:  # the others reply even if this process failed
         answers = [json.loads(said) for said in processes.answers()]
     for i, said in enumerate(answers, 1):
         if "failed" in said:
             raise StorageError(f"process {i}: {said['failed']}")
     parts, paths = [own, *answers], [path for path, _ in flatten(like)]
-    # A divided leaf is checked by joining the checksums of its shards, a replicated one by each process for itself.
+    # Sharded leaves are verified by combining the checksums of their shards, replicated ones by every process itself.
     wrong = {name for part in parts for name in part["wrong"]}
     for name, found in zip(paths, sums, strict=True):
         shards = sorted(shard for part in parts for shard in part["shards"].get(name, []))
@@ -137,11 +137,11 @@ def read_together(path: Path, like: PyTree, sums: Sequence[int]) -> PyTree:
 
 
 class DamagedError(Exception):
-    """Name a leaf whose data are not those that were written."""
+    """A leaf whose data differ from those written; the argument is its path."""
 
 
 def read_part(path: Path, like: PyTree, sums: Sequence[int]) -> tuple[PyTree, str]:
-    """Read what a process beside the first has of a training state; return it, and its answer."""
+    """Read the shards of a process other than 0; return the training state and the reply."""
     try:
         tree, own = _read_own(path, like, sums)
     except Exception as error:
@@ -150,7 +150,7 @@ def read_part(path: Path, like: PyTree, sums: Sequence[int]) -> tuple[PyTree, st
 
 
 def _read_own(path: Path, like: PyTree, sums: Sequence[int]) -> tuple[PyTree, dict[str, Any]]:
-    """Read what this process has; return it, the sums of its shards, and paths of leaves that are `wrong` here."""
+    """Read this process' part; return it with `shards` (checksums) and `wrong` (paths of damaged replicated leaves)."""
     leaves, form = jax.tree.flatten(like)
     wanted = {path: processes.plain_shape(leaf) for (path, _), leaf in zip(flatten(like), leaves, strict=True)}
     arrays = read_arrays(path, wanted)
@@ -166,12 +166,12 @@ def _read_own(path: Path, like: PyTree, sums: Sequence[int]) -> tuple[PyTree, di
 
 
 def _is_own(file: str) -> bool:
-    """Say whether Orbax has named a file, or a directory that it is in, after this process."""
+    """Return whether Orbax has named `file`, or a directory it is in, after this process."""
     return any(part.endswith(f"process_{processes.number()}") for part in Path(file).parts)
 
 
 def _write_own(path: Path, leaves: Mapping[str, Any], in_parts: bool = True) -> dict[str, list[list[int]]]:
-    """Write what this process has of `leaves`; return for each that is divided what `_shard_sums` says."""
+    """Write this process' part of `leaves`; return the `_shard_sums` of each sharded leaf."""
     arrays = {name: array for name, array in leaves.items() if array.size}
     size = sum(_own_bytes(array) for array in arrays.values())
     require_room(path, size + OVERHEAD + len(arrays) * FOLDER)
@@ -180,8 +180,8 @@ def _write_own(path: Path, leaves: Mapping[str, Any], in_parts: bool = True) -> 
 
 
 def _own_shards(array: jax.Array) -> list[Any]:
-    """Return the shards of a divided array that this process writes."""
-    # Of copies on several devices, one is written.
+    """Return the shards of a sharded array that this process writes."""
+    # Of replicas on several devices, one is written.
     return [shard for shard in array.addressable_shards if shard.replica_id == 0]
 
 
@@ -190,8 +190,8 @@ def _own_bytes(array: Any) -> int:
 
 
 def _shard_sums(array: jax.Array) -> list[list[int]]:
-    """Return of each shard that this process writes: its first row, its bytes and their CRC-32."""
-    # Divided along its first axis only: sorted by their first rows, shards are in the order of their bytes.
+    """Return `[first row, bytes, CRC-32]` of each shard that this process writes."""
+    # Arrays are sharded along the first axis only: sorted by first row, shards are in the order of their bytes.
     return [
         [shard.index[0].start or 0, shard.data.nbytes, checksum(np.asarray(shard.data))] for shard in _own_shards(array)
     ]
@@ -207,21 +207,20 @@ def _whole_sum(array: Any, name: str, parts: Iterable[Mapping[str, list[list[int
 
 
 def joined_crc(parts: Iterable[tuple[int, int]]) -> int:
-    """Return the CRC-32 of bytes in a row, from that of each part and its length in bytes.
+    """Combine the CRC-32 and length in bytes of consecutive parts into the CRC-32 of all of them.
 
-    As zlib's `crc32_combine`: a CRC is a remainder of polynomials over two elements, so bytes behind it multiply it by
-    a power of x.
+    As zlib's `crc32_combine`: a CRC is a remainder of polynomials over GF(2), so each appended bit multiplies it by x.
     """
     whole = 0
     for crc, size in parts:
-        # As if `size` zero bytes followed the part before, which a product with a power of x stands for.
+        # Append `size` zero bytes to the parts so far, as a product with a power of x.
         whole = _product(_power(size), whole) ^ crc
     return whole
 
 
 def _power(size: int) -> int:
-    """Return x to the power of the bits in `size` bytes, by squaring."""
-    # The polynomials 1 and x^8, as the lowest power is in the highest bit: one byte is eight bits.
+    """Return x to the power `8 * size`, by squaring."""
+    # The polynomials 1 and x^8, with the lowest power in the highest bit.
     power, square = 1 << 31, 1 << 23
     while size:
         power = _product(power, square) if size & 1 else power
@@ -230,7 +229,7 @@ def _power(size: int) -> int:
 
 
 def _product(a: int, b: int) -> int:
-    """Return the product of two polynomials modulo that of CRC-32."""
+    """Return the product of two polynomials modulo `CRC_POLYNOMIAL`."""
     product = 0
     for bit in range(31, -1, -1):
         product ^= b if a >> bit & 1 else 0
@@ -239,7 +238,7 @@ def _product(a: int, b: int) -> int:
 
 
 def reason(error: Exception) -> str:
-    """Return kind and first line of an error; one of jaxrl's own says enough without its kind."""
+    """Return the type and first line of an error; of jaxrl's own errors the line alone."""
     lines = [line.strip() for line in safe_str(error).splitlines() if line.strip()]
     if lines and isinstance(error, JaxrlError):
         return lines[0]
@@ -247,16 +246,15 @@ def reason(error: Exception) -> str:
 
 
 def require_room(directory: Path, size: int) -> None:
-    """Raise `OSError` unless the disk of `directory` takes a file of `size` bytes; leave none there.
+    """Raise `OSError` unless the disk of `directory` has room for `size` bytes; the test file is removed.
 
-    Orbax, when its disk gets full, fills the terminal with tracebacks from threads of TensorStore; so it is asked to
-    write only where there is room.
+    On a full disk, Orbax floods the terminal with tracebacks from TensorStore's threads, so check before calling it.
     """
-    path = directory / f"room{processes.number()}"  # others ask for room in the same directory
+    path = directory / f"room{processes.number()}"  # other processes use the same directory
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        if hasattr(os, "posix_fallocate"):  # not everywhere; there Orbax finds out
-            # Allocated for real, not as a hole: a full disk is found out here.
+        if hasattr(os, "posix_fallocate"):  # elsewhere the error is Orbax's
+            # Allocates blocks rather than a hole, so a full disk fails here.
             os.posix_fallocate(descriptor, 0, size)
     finally:
         os.close(descriptor)
@@ -268,7 +266,7 @@ def file_sums(
 ) -> dict[str, list[int]]:
     """Return size and CRC-32 of the files under `directory` by relative name; with `sync`, flush them to disk.
 
-    They are all, or those `of` whose name the answer is true.
+    Only files for whose name `of` returns true are included.
     """
     found = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != FILES)
     files = {name: path for path in found if of(name := str(path.relative_to(directory)))}
@@ -279,7 +277,7 @@ def file_sums(
 
 
 def check_seen(directory: Path, sums: Mapping[str, list[int]]) -> None:
-    """Raise `OSError` unless this process sees the files of others, of which they tell `sums`, in their sizes."""
+    """Raise `OSError` unless this process sees other processes' files with the sizes that they report in `sums`."""
     unseen = {name for name, (size, _) in sums.items() if not _has_size(directory / name, size)}
     if unseen:
         raise OSError(f"{min(unseen)}, which another process has written, is not seen by this one")
@@ -303,19 +301,19 @@ def _file_sum(path: Path, sync: bool) -> list[int]:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any], in_parts: bool) -> None:
-    """Write what this process has of `arrays` into the directory `path`, whole or as parts to be joined."""
+    """Write this process' part of `arrays` into the directory `path`; if `in_parts`, `join_arrays` must follow."""
     import orbax.checkpoint as ocp
     from etils import epath
 
     with ORBAX, hushed():
-        # Its database of many small files (OCDBT) is for parts, and for very long names. Else each array has a folder,
-        # whose files say in plain text what they hold: `require_layout` can look before any library opens them.
+        # OCDBT, a database of many small files, is used for parts and for very long names. Otherwise each array has a
+        # directory whose plain-text metadata `require_layout` can check before any library opens it.
         handler = ocp.PyTreeCheckpointHandler(use_ocdbt=in_parts)
         handler.save(epath.Path(path), args=ocp.args.PyTreeSave(nested(arrays)))
 
 
 def join_arrays(path: Path) -> None:
-    """Join the parts that processes have written into `path` by `write_arrays`."""
+    """Merge the parts that all processes have written into `path` with `write_arrays`."""
     import orbax.checkpoint as ocp
     from etils import epath
 
@@ -324,15 +322,15 @@ def join_arrays(path: Path) -> None:
 
 
 def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what `write_all` wrote; `like` has the paths, shapes and dtypes, and for devices the places.
+    """Read the arrays that `write_all` wrote; `like` has shapes and dtypes by path, and shardings if any.
 
     Raises:
-      LayoutError: something else is there.
-      OSError, ValueError: it is damaged, or what Orbax raises.
+      LayoutError: the files do not hold these arrays.
+      OSError, ValueError: the files are damaged; Orbax may raise others.
     """
     import orbax.checkpoint as ocp
 
-    wanted = {name: x for name, x in like.items() if tree_bytes(x)}  # arrays without entries are not on disk
+    wanted = {name: x for name, x in like.items() if tree_bytes(x)}  # empty arrays are not on disk
     tree, found = nested(wanted), dict[str, Any]()
     if wanted:
         require_layout(path, {name: processes.plain_shape(x) for name, x in wanted.items()})
@@ -342,6 +340,6 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_entries(like: Any) -> Any:
-    """Return an array of no numbers, on the devices where `like` has its place, if it has one."""
+    """Return an empty array with the shape, dtype and, if any, sharding of `like`."""
     empty = np.empty(like.shape, like.dtype)
     return empty if isinstance(like, np.ndarray) else processes.placed(like, empty)

@@ -1,13 +1,13 @@
-"""Checkpoints: written whole, checked leaf by leaf on the way back.
+"""Checkpoints: atomic saves, with every leaf verified on load.
 
-Orbax writes and reads the arrays; but it has no checksums, casts a wrong dtype silently, and loses a save that nobody
-waits for. So every step carries a sealed manifest with each leaf's path, shape, dtype and CRC-32, and a list of its
-files with their checksums; it is written under another name and renamed when all of it is on the disk, "saved" is said
-only then, and a damaged step is named and passed over for the one before it.
+Orbax writes and reads the arrays, but it has no checksums, casts a wrong dtype silently, and loses a save that is not
+waited for. So every step has a sealed manifest with each leaf's path, shape, dtype and CRC-32, and a list of its files
+with their checksums. A step is written under a temporary name, renamed once all of it is on disk and only then reported
+as saved; a damaged step is skipped with a warning, in favour of the one before it.
 
-    <opt_steps>/manifest.json    what the leaves are, and facts about the run
+    <opt_steps>/manifest.json    paths, shapes, dtypes and checksums of the leaves, and facts about the run
     <opt_steps>/files.json       size and checksum of every other file
-    <opt_steps>/arrays/          the arrays, as a tree of Orbax's
+    <opt_steps>/arrays/          the arrays, an Orbax PyTree checkpoint
 """
 
 import contextlib
@@ -56,47 +56,47 @@ from jaxrl.trees import PyTree
 FORMAT = 14
 MANIFEST, ARRAYS = "manifest.json", "arrays"
 UNFINISHED, REMOVED = ".unfinished", ".removed"
-"""Added to the name of a step that is being written, and of one that is being removed."""
+"""Suffixes of a step being written and of one being removed."""
 
 Facts = dict[str, Any]
 
 
 FAULTS = (OSError, ValueError, MemoryError, StorageError)
-"""What says that a disk or what is on it is at fault: errors of the system, and those that Orbax and TensorStore raise
-where they cannot write or read. Any other is one of a program, and is not taken for damage."""
+"""Errors attributed to the disk or its contents: those of the system, and those that Orbax and TensorStore raise when
+they cannot read or write. Any other is a bug and is not treated as damage."""
 
 
 class CheckpointError(Exception):
-    """Say what is wrong with one checkpoint."""
+    """A damaged or unreadable checkpoint."""
 
     verdict = "is damaged"
 
 
 class VersionError(CheckpointError):
-    """Say that a checkpoint was written by another version of jaxrl."""
+    """A checkpoint in the format of another version of jaxrl."""
 
     verdict = "cannot be read"
 
 
 class OtherVersionError(NoCheckpointError):
-    """Say that the newest checkpoint is whole, but of another version of jaxrl: nothing needs to be trained anew."""
+    """The newest checkpoint is intact but in the format of another version of jaxrl: no training is lost."""
 
 
 class MismatchError(CheckpointError):
-    """Say which leaf of a whole checkpoint does not fit what it is to be loaded into."""
+    """An intact checkpoint with a leaf that does not match the structure to load into."""
 
 
 class Store:
-    """The checkpoints in one directory, `<directory>/<opt_steps>/`; the newest `keep` stay."""
+    """The checkpoints in one directory, `<directory>/<opt_steps>/`; the newest `keep` are retained."""
 
     def __init__(self, directory: Path, keep: int, regular: Callable[[int], bool] = lambda step: True) -> None:
-        """Prepare to read or write `directory`, which is made when first written to; see `surplus` for `regular`."""
+        """Prepare to read or write `directory`, which the first save creates; see `surplus` for `regular`."""
         self.directory = directory.absolute()
         self.keep, self.regular = keep, regular
         self.newest: int | None = None
-        """The step that was last saved or loaded."""
+        """The step last saved or loaded."""
         self.forms: Sequence[Callable[[PyTree], PyTree]] = ()
-        """Each makes of the structure to be loaded another that may have been saved, such as one without the replay."""
+        """Alternative structures to load, as functions of the given one: for example without the replay buffer."""
         self._write_s = 0.0
         self._bad: set[int] = set()
         self._thread: ThreadPoolExecutor | None = None
@@ -105,35 +105,35 @@ class Store:
     # --- writing ---
 
     def save(self, step: int, tree: PyTree, facts: Mapping[str, Any], after: "Store | None" = None) -> None:
-        """Begin to write `tree` and `facts` (JSON) as `step`; it is saved when `wait` says so.
+        """Start saving `tree` and `facts` (JSON) as `step`; the save is complete once `wait` returns it.
 
-        The arrays are copied before this returns, or written where they are spread over processes: the caller may
-        donate them. A step that was just saved or loaded is not written again. What is being written to the store
-        `after` is on disk, or has failed, before any of it.
+        The arrays are copied before this returns (sharded over processes, they are written), so the caller may donate
+        them. The step last saved or loaded is not written again. The pending save of the store `after` completes or
+        fails before this one begins.
 
         Raises:
-          StorageError: the save before this one failed.
+          StorageError: the previous save failed.
         """
-        # One save at a time, and one that failed is reported before another begins.
+        # One save at a time; a failure is reported before the next one starts.
         self.wait()
         if step == self.newest:
             return
-        # The save that `after` has in progress now; a later one is not waited for.
+        # Only the save that is pending in `after` now: later ones are not waited for.
         before = None if after is None else after._job
-        if is_spread(tree):  # what is on devices of other processes cannot be copied and written later
+        if is_spread(tree):  # shards on other processes' devices cannot be copied to this host for a deferred write
             self._job = _done(partial(self.write, step, own_leaves(tree), dict(facts), before))
             return
-        # The copy to the host is made here, in the caller's thread: its next call may donate the arrays.
+        # Copy to the host in the caller's thread: its next call may donate the arrays.
         write = partial(self.write, step, host_leaves(tree), dict(facts), before)
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         try:
             self._job = self._thread.submit(write)
-        except RuntimeError:  # the interpreter is ending, and starts no more work in threads
+        except RuntimeError:  # the interpreter is shutting down: no new work in threads
             self._job = _done(write)
 
     @property
     def write_s(self) -> float:
-        """Seconds that the last save took, in its thread or in the caller's."""
+        """Duration of the last save in seconds, whether in its own thread or in the caller's."""
         return self._write_s
 
     @property
@@ -142,18 +142,18 @@ class Store:
         return self._job is not None and not self._job.done()
 
     def wait(self, block: bool = True) -> int | None:
-        """Wait until the save in progress is on disk and return its step; raise `StorageError` if it failed.
+        """Wait for the pending save to reach the disk and return its step; raise `StorageError` if it failed.
 
-        Return `None` if none was in progress, or, without `block`, if it still is.
+        Return `None` if no save is pending or, without `block`, if it is still in progress.
         """
         if self._job is None or not (block or self._job.done()):
             return None
-        # Taken before its result is: a save that failed is reported once.
+        # Cleared before `result` may raise: a failed save is reported once.
         job, self._job = self._job, None
         return job.result()
 
     def close(self) -> int | None:
-        """Wait as `wait` does, and let go of the thread."""
+        """Wait for the pending save as `wait` does, and shut down the thread."""
         try:
             return self.wait()
         finally:
@@ -162,15 +162,15 @@ class Store:
             self._thread = None
 
     def write(self, step: int, leaves: Leaves, facts: Facts, after: "Future[int] | None" = None) -> int:
-        """Write `step` now, once `after` has come to its end; raise `StorageError` if it could not be written."""
+        """Write `step` synchronously, once `after` has completed or failed; raise `StorageError` on failure."""
         path, unfinished = self._path(step), self._path(step, UNFINISHED)
-        # Only waited for: whether it failed is for its own store to tell.
+        # Its result is not read: its own store reports a failure.
         if after is not None:
             wait([after])
         begun = time.monotonic()
         self._sweep()
         try:
-            # Under a name that no reader takes for a step, until every file and its directory have reached the disk.
+            # Readers ignore this name, so no step is visible before all its files and directories are synced.
             unfinished.mkdir(parents=True)
             sums, theirs = write_all(unfinished / ARRAYS, leaves)
             entries = [{**describe_leaf(name, array), "crc32": sums[name]} for name, array in leaves.items()]
@@ -178,55 +178,55 @@ class Store:
             (unfinished / MANIFEST).write_text(json.dumps(manifest))
             theirs = {f"{ARRAYS}/{name}": found for name, found in theirs.items()}
             check_seen(unfinished, theirs)
-            own = file_sums(unfinished, sync=True, of=lambda name: name not in theirs)  # theirs are not read again
-            # The list comes last: it has the checksums of all other files.
+            own = file_sums(unfinished, sync=True, of=lambda name: name not in theirs)  # `theirs` are not read again
+            # The list comes last: it holds the checksums of all other files.
             run_dir.write_atomically(unfinished / FILES, json.dumps({**theirs, **own}))
-            # An older step of this number, such as a damaged one, goes only now that its successor is whole.
+            # An existing step of this number, such as a damaged one, is removed only once its replacement is complete.
             if path.exists():
                 self._remove(step)
-            # This makes it a checkpoint; the sync of the directory makes the name outlive a loss of power.
+            # The atomic rename commits the step; syncing the directory makes it survive a power failure.
             unfinished.rename(path)
             run_dir.sync_dir(self.directory)
         except LostError:
             raise
         except FAULTS as error:
-            self._sweep()  # what is half there takes the room of the next
+            self._sweep()  # free the space of the partial step for the next save
             raise StorageError(f"checkpoint {path} could not be written: {reason(error)}") from error
         self.newest = step
         self._bad.discard(step)
-        # Older steps are removed only after the new one is whole, so a kill never leaves fewer than there were.
+        # Prune only once the new step is complete: a kill never leaves fewer checkpoints than before.
         self._prune(step)
         self._write_s = time.monotonic() - begun
         return step
 
     def _prune(self, newest: int) -> None:
-        """Remove what `surplus` says."""
+        """Remove the `surplus` steps."""
         for step in surplus(self.steps(), self.keep, newest, self.regular):
             self._remove(step)
         self._sweep()
 
     def _sweep(self) -> None:
-        """Remove what a save or a removal that was cut short has left half there."""
+        """Delete the remains of interrupted saves and removals."""
         with contextlib.suppress(OSError):
             for entry in self.directory.iterdir():
                 if entry.suffix in (UNFINISHED, REMOVED) and is_step(entry.stem):
                     shutil.rmtree(entry, ignore_errors=True)
 
     def _remove(self, step: int) -> None:
-        """Remove a step, by another name: half removed, it must not look like a damaged one."""
+        """Remove a step, renaming it first: partially removed, it must not look like a damaged one."""
         with contextlib.suppress(OSError):
-            # From the rename on it is no step. What a kill leaves of it is swept at the next save.
+            # Once renamed it is no longer a step; if the process is killed now, the next save sweeps the rest.
             self._path(step).rename(self._path(step, REMOVED))
         shutil.rmtree(self._path(step, REMOVED), ignore_errors=True)
 
     def copy(self, step: int, to: Path) -> None:
         """Copy `step` into the directory `to` of another store; raise `CheckpointError` if it is damaged."""
         shutil.copytree(self._path(step), to / str(step))
-        # The copy is what is checked, so damage is found whether it was there before or came by copying.
+        # Verify the copy, not the source: this also detects damage done by copying.
         Store(to, 1).manifest(step)
 
     def drop_after(self, step: int) -> None:
-        """Remove the steps after `step`: the run is going back behind them."""
+        """Remove the steps after `step`, to which the run is rewound."""
         self.wait()
         for later in [s for s in self.steps() if s > step]:
             self._remove(later)
@@ -234,17 +234,17 @@ class Store:
     # --- reading ---
 
     def steps(self) -> list[int]:
-        """Return the steps that were written to their end, in order; they may have been damaged since."""
+        """Return all completed steps in ascending order; they may have been damaged since."""
         if not self.directory.is_dir():
             return []
         return sorted(int(entry.name) for entry in self.directory.iterdir() if is_step(entry.name))
 
     def load_newest(self, like: PyTree, good: Callable[[Facts], bool] | None = None) -> tuple[int, PyTree, Facts]:
-        """Load the newest step that is whole, and whose facts are `good`, warning of each newer one that is not whole.
+        """Load the newest valid step whose facts are `good`; warn of each newer step that is damaged.
 
         Raises:
-          NoCheckpointError: there is none.
-          SettingsError: it is whole, but was made for another structure; the leaf is named.
+          NoCheckpointError: there is no such step.
+          SettingsError: the step is intact but has another structure; the error names the leaf.
         """
 
         def load(step: int) -> tuple[int, PyTree, Facts] | None:
@@ -257,20 +257,20 @@ class Store:
         return found
 
     def newest_facts(self) -> tuple[int, Facts]:
-        """Return the newest step whose files are whole, and its facts; raise `NoCheckpointError` if there is none."""
+        """Return the newest step with intact files, and its facts; raise `NoCheckpointError` if there is none."""
         found: tuple[int, Facts] = self._newest(lambda step: (step, self.manifest(step)["facts"]))
         return found
 
     def check_newest(self, like: PyTree) -> None:
-        """Raise as `load_newest` does if the newest step cannot be loaded into `like`; its arrays are not read."""
+        """Check that the newest step fits `like`, without reading arrays; raises what `load_newest` does."""
         self._newest(lambda step: self._either(like, lambda like: self._fitting_manifest(step, like_leaves(like))))
 
     def _newest(self, read: Callable[[int], Any]) -> Any:
-        """Return the first that is not `None` of what `read` makes of the steps, from the newest on."""
+        """Return the first result of `read(step)` that is not `None`, from the newest step backwards."""
         self.wait()
         for step in reversed(self.steps()):
             try:
-                # A step that was found damaged is neither read nor warned of again.
+                # Known damaged steps are neither read nor warned of again.
                 found = None if step in self._bad else read(step)
                 if found is not None:
                     return found
@@ -285,17 +285,17 @@ class Store:
         raise NoCheckpointError(f"{self.directory} holds no valid checkpoint; nothing was changed")
 
     def _pass_over(self, path: Path, error: CheckpointError) -> None:
-        """Warn of a step that is not whole; raise `OtherVersionError` if another version of jaxrl can read it."""
-        if isinstance(error, VersionError):  # going on from an older one would lose what came after it
+        """Warn that a damaged step is skipped; raise `OtherVersionError` if another version of jaxrl can read it."""
+        if isinstance(error, VersionError):  # falling back to an older step would lose the training since
             raise OtherVersionError(f"checkpoint {path} {error.verdict}: {error}") from error
         warnings.warn(f"checkpoint {path} is passed over: {error}", stacklevel=4)
 
     def load(self, step: int, like: PyTree) -> tuple[PyTree, Facts]:
-        """Read `step` into the structure of `like` (arrays or shapes); return it and the facts saved with it.
+        """Load `step` into the structure of `like` (arrays or shapes); return it with its facts.
 
         Raises:
-          CheckpointError: it is damaged.
-          MismatchError: it was made for another structure; the leaf is named.
+          CheckpointError: the step is damaged.
+          MismatchError: the step has another structure; the error names the leaf.
         """
 
         def load(like: PyTree) -> tuple[PyTree, Facts]:
@@ -308,7 +308,7 @@ class Store:
         return tree, facts
 
     def _load_together(self, step: int, like: PyTree) -> tuple[PyTree, Facts]:
-        """Do as `load` does in all processes, of which each reads only what its devices have."""
+        """Load in all processes at once: each reads only the shards of its own devices."""
         manifest = self._fitting_manifest(step, like_leaves(like))
         try:
             sums = [entry["crc32"] for entry in manifest["leaves"]]
@@ -321,10 +321,12 @@ class Store:
             raise CheckpointError(f"cannot be read: {reason(error)}") from error
 
     def read_like(self, step: int, like: PyTree | None) -> Leaves:
-        """Read the leaves of `step` by path, which must be those of `like`, or of one of its other `forms`.
+        """Read the leaves of `step` by path; they must match `like` or one of its `forms`.
+
+        Without `like`, any structure is accepted.
 
         Raises:
-          CheckpointError: as `load` does; without `like`, any structure will do.
+          CheckpointError: as `load` does.
         """
         if like is None:
             return self.read(step)[0]
@@ -332,30 +334,29 @@ class Store:
         return leaves
 
     def _either(self, like: PyTree, read: Callable[[PyTree], Any]) -> Any:
-        """Return `read(like)`, or where that does not fit, of another form of `like`."""
+        """Return `read(like)` or, on a mismatch, `read` of the first of `forms` that fits."""
         try:
             return read(like)
         except MismatchError:
             for form in self.forms:
                 with contextlib.suppress(MismatchError):
-                    # The first form that fits; if none does, the error is that of the plain one.
                     return read(form(like))
-            raise
+            raise  # none fits: the error for `like` itself
 
     def read(self, step: int, wanted: Mapping[str, Any] | None = None) -> tuple[Leaves, Facts]:
-        """Read the leaves of `step` by path, and the facts saved with it.
+        """Read the leaves of `step` by path, and its facts.
 
         Args:
-          step: which.
-          wanted: shapes and dtypes by path, as of `like_leaves`, that it must have; left out, its own are believed.
+          step: optimisation steps of the checkpoint.
+          wanted: required shapes and dtypes by path, as from `like_leaves`; if `None`, any are accepted.
 
         Raises:
-          CheckpointError: it is damaged.
-          MismatchError: it has other leaves than `wanted`.
+          CheckpointError: the step is damaged.
+          MismatchError: its leaves are not those of `wanted`.
         """
         manifest = self._fitting_manifest(step, wanted)
         try:
-            # What is allocated is what the manifest states, and `manifest` has compared that with the memory there is.
+            # Allocates what the manifest states, which `manifest` has checked against the available memory.
             like = {entry["path"]: _empty(entry) for entry in manifest["leaves"]}
             arrays = read_arrays(self._path(step) / ARRAYS, like)
         except LayoutError as error:
@@ -365,21 +366,21 @@ class Store:
         leaves = {}
         for entry in manifest["leaves"]:
             array = np.asarray(arrays[entry["path"]])
-            # Orbax casts a wrong dtype silently, and has no checksums.
+            # Orbax casts a wrong dtype silently and has no checksums.
             if {**describe_leaf(entry["path"], array), "crc32": checksum(array)} != entry:
                 raise CheckpointError(f"the data of {entry['path']} is damaged: its checksum differs")
             leaves[entry["path"]] = array
         return leaves, manifest["facts"]
 
     def manifest(self, step: int) -> dict[str, Any]:
-        """Read the manifest of `step`, after a check of all its files.
+        """Verify all files of `step` and return its manifest.
 
         Raises:
-          CheckpointError: a file is damaged, or the manifest cannot be read, or is of another format or step.
+          CheckpointError: a file is damaged, or the manifest is unreadable or of another format or step.
         """
         path = self._path(step)
         try:
-            # Before any checksum is computed: files of a size that cannot be are not even read.
+            # Before any checksum: files of an impossible size are not read at all.
             require_possible(path, stated_bytes(path))
         except (LayoutError, OSError) as error:
             raise CheckpointError(str(error) if isinstance(error, LayoutError) else reason(error)) from error
@@ -387,7 +388,7 @@ class Store:
         return self.stated(step)
 
     def stated(self, step: int) -> dict[str, Any]:
-        """Read the manifest of `step`; raise `CheckpointError` if it is none, or of another format or step."""
+        """Read the manifest of `step`; raise `CheckpointError` if it is invalid or of another format or step."""
         try:
             manifest = json.loads(run_dir.read_text(self._path(step) / MANIFEST))
         except (OSError, ValueError, RecursionError, MemoryError) as error:
@@ -407,7 +408,7 @@ class Store:
         return manifest
 
     def _fitting_manifest(self, step: int, wanted: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the manifest of `step`; raise `MismatchError` if it has other leaves than `wanted`."""
+        """Return the manifest of `step`; raise `MismatchError` if its leaves are not those of `wanted`."""
         manifest = self.manifest(step)
         if wanted is not None and (different := mismatch(manifest["leaves"], wanted)):
             raise MismatchError(different)
@@ -418,37 +419,37 @@ class Store:
 
 
 def is_step(name: str) -> bool:
-    """Say whether a directory of this name can be a checkpoint."""
+    """Return whether `name` is that of a checkpoint: a decimal number without leading zeros."""
     return name.isascii() and name.isdecimal() and name == str(int(name))
 
 
 def surplus(
     steps: Iterable[int], keep: int, newest: int, regular: Callable[[int], bool] = lambda step: True
 ) -> set[int]:
-    """Return which of `steps` to remove once `newest` is known to be whole: all but the `keep` latest up to it.
+    """Return the `steps` to remove once `newest` is known to be valid: all but the `keep` latest up to it.
 
-    A step beyond `newest` was damaged and passed over, or belongs to a past that the run has gone back behind: were it
-    counted, it would cost a whole one its place. Steps before `newest` that are not `regular`, because the run was
-    interrupted there, go first: whether a run was interrupted must not decide where it can go back to.
+    A step beyond `newest` is damaged, or was undone by a rollback: counted, it would evict a valid one. Steps before
+    `newest` that are not `regular`, saved because the run was interrupted there, are removed first: interruptions must
+    not decide which steps a run can roll back to.
     """
     steps = set(steps)
-    # By rank: irregular steps, then regular ones, each by age, then the newest, whatever it is. The last `keep` stay.
+    # Ranked: irregular steps by age, regular ones by age, then `newest`, regular or not. The last `keep` are retained.
     ranked = sorted((step == newest, regular(step), step) for step in steps if step <= newest)
     return steps - {step for *_, step in ranked[-keep:]}
 
 
 def seal(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `manifest` with the sha256 of all the rest of it as `sha256`."""
+    """Return `manifest` with `sha256`, the digest of all its other entries."""
     rest = {name: value for name, value in manifest.items() if name != "sha256"}
     text = json.dumps(rest, sort_keys=True)
     return {**rest, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def check_files(directory: Path) -> None:
-    """Raise `CheckpointError` naming the first file of a checkpoint that is not as it was written.
+    """Verify the files of a checkpoint; raise `CheckpointError` naming the first one that has changed.
 
-    A missing list is no damage by itself: the manifest's seal and the checksums of the leaves remain. Names in the list
-    are compared, never opened: what it says cannot lead out of the directory.
+    A missing list is not damage: the seal of the manifest and the checksums of the leaves remain. Names in the list are
+    compared, never opened, so it cannot refer to files outside the directory.
     """
     try:
         if not (directory / FILES).exists():
@@ -464,16 +465,16 @@ def check_files(directory: Path) -> None:
 
 
 def stated_bytes(directory: Path) -> int:
-    """Return what the arrays of a checkpoint take by its manifest; 0 where that says nothing that could be."""
+    """Return the size in bytes of a checkpoint's arrays, as its manifest states it; 0 if that is invalid."""
     try:
         leaves = json.loads(run_dir.read_text(directory / MANIFEST))["leaves"]
         return sum(math.prod(map(int, leaf["shape"])) * jax.numpy.dtype(leaf["dtype"]).itemsize for leaf in leaves)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, MemoryError):
-        return 0  # whoever reads it says what is wrong
+        return 0  # reading the manifest raises the specific error
 
 
 def _check_types(manifest: Mapping[str, Any]) -> None:
-    """Raise `CheckpointError` unless a manifest's parts have the types that all else relies on."""
+    """Raise `CheckpointError` unless the parts of a manifest have the types that all readers rely on."""
     entries = manifest["leaves"]
     good = isinstance(manifest["facts"], dict) and isinstance(entries, list)
     kinds = {"path": str, "shape": list, "dtype": str, "crc32": int}
@@ -495,7 +496,7 @@ def _check_types(manifest: Mapping[str, Any]) -> None:
 
 
 def _explain_version(version: int, facts: Any) -> str:
-    """Say which version of jaxrl reads a checkpoint of another format, as far as it tells."""
+    """Describe a checkpoint of another format: the version of jaxrl that wrote it, if recorded, and what to do."""
     age, advice = ("a newer", "update jaxrl") if version > FORMAT else ("an earlier", "go on with that version")
     versions = facts.get("versions") if isinstance(facts, dict) else None
     writer = versions.get("jaxrl") if isinstance(versions, dict) else None
@@ -508,7 +509,7 @@ def _empty(entry: Mapping[str, Any]) -> np.ndarray:
 
 
 def _done(write: Callable[[], int]) -> "Future[int]":
-    """Write now, and return how that has ended as `Store.wait` is to find it."""
+    """Write synchronously; return a completed future with the step or the `StorageError`."""
     job: Future[int] = Future()
     try:
         job.set_result(write())

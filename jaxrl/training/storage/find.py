@@ -1,4 +1,4 @@
-"""Runs found by name."""
+"""Finding runs by name."""
 
 import re
 from datetime import UTC, datetime
@@ -12,18 +12,18 @@ from jaxrl.training.storage.run_dir import CONFIG, read_metadata
 
 
 def find_runs(root: str | Path = "runs", name: str = "*") -> list[Path]:
-    """Return the runs under `root` whose names match, the newest first, by the time at which each was begun.
+    """Return the runs at any depth under `root` whose names match `name`, the newest first.
 
-    `created` in a run's `metadata.json` tells it, or else the time at which its `config.yaml` was last written. Runs of
-    one second come in the natural order of names, turned round: numbers count as such, `v10` comes before `v9`. Only
-    directories that are runs are found, at any depth; links are not followed.
+    A run's age is `created` in its `metadata.json`, or else the modification time of its `config.yaml`. Runs created in
+    the same second are in reverse natural order of names: `v10` comes before `v9`. Links are not followed, and members
+    of populations are not listed.
 
     Args:
-      root: where to look.
-      name: a pattern as of a shell, `cartpole-*` say, for the path below `root`; without a `/` for its last part alone.
+      root: directory to search.
+      name: a shell pattern, such as `cartpole-*`, for the path below `root`, or without `/` for its last part.
 
     Raises:
-      SettingsError: `root` is no directory.
+      SettingsError: `root` is not a directory.
     """
     folder = Path(local(root))
     if not folder.is_dir():
@@ -34,28 +34,28 @@ def find_runs(root: str | Path = "runs", name: str = "*") -> list[Path]:
 
 
 def _is_member(run: Path) -> bool:
-    """Return whether a run is a member of a population, which is found in its place."""
+    """Return whether a run is a member of a population, which is listed instead."""
     return run.parent.name == MEMBERS and (run.parent.parent / CONFIG).is_file()
 
 
 def _age(folder: Path, path: Path) -> tuple[datetime, list[tuple[int, int, str]]]:
-    """Return a key by which the runs below `folder` come in the order in which they were begun."""
+    """Return a key to sort the runs below `folder` by creation time, then by name."""
     return _created(folder / path), _natural(path)
 
 
 def _created(run: Path) -> datetime:
-    """Return when a run was begun."""
+    """Return the creation time of a run."""
     try:
         created = datetime.fromisoformat(read_metadata(run)["created"])
     except (KeyError, TypeError, ValueError):
         try:
             created = datetime.fromtimestamp((run / CONFIG).stat().st_mtime, UTC)
-        except OSError:  # removed meanwhile
+        except OSError:  # just removed
             return datetime.fromtimestamp(0, UTC)
     return created if created.tzinfo is not None else created.astimezone()
 
 
 def _natural(path: Path) -> list[tuple[int, int, str]]:
-    """Return a key by which numbers in names come in their order, and before letters."""
+    """Return a key to sort names naturally: numbers by value, and before letters."""
     parts = re.findall(r"\d+|\D+", path.as_posix())
     return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts]

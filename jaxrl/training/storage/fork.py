@@ -1,4 +1,4 @@
-"""A run that branches off at a checkpoint of another: what it takes along from there."""
+"""Forks: new runs that start from a checkpoint of another run."""
 
 import contextlib
 import os
@@ -20,26 +20,26 @@ BOARD = "tensorboard"
 
 
 class Fork(NamedTuple):
-    """Where a run branches off."""
+    """The origin of a fork."""
 
     run: Path
-    """The directory of the run that stays as it is."""
+    """Directory of the original run, which is not modified."""
     step: int | str
-    """The checkpoint, by its optimisation steps, or `latest`."""
+    """Optimisation steps of the checkpoint, or `latest`."""
 
 
 def origin(
     resume: bool | str | os.PathLike[str], from_step: int | str | None, run_dir: str | None
 ) -> tuple[str | None, Fork | None]:
-    """Return the directory in which a run goes on, and where it branches off if it is a new one.
+    """Return the directory of a run, and its origin if it is a fork.
 
     Args:
-      resume: whether to go on in `run_dir`, or the directory of the run to go on from.
-      from_step: the checkpoint of that run with which the run in `run_dir` begins.
+      resume: whether to resume the run in `run_dir`, or the directory of the run to resume or fork.
+      from_step: the checkpoint of that run from which the new run in `run_dir` starts.
       run_dir: the directory of the run.
 
     Raises:
-      SettingsError: these do not go together.
+      SettingsError: the arguments contradict each other.
     """
     source = None if isinstance(resume, bool) else local(Path(resume))
     if from_step is None:
@@ -60,20 +60,20 @@ def origin(
 
 
 def branch_off(fork: Fork, target: Path) -> int:
-    """Fill the empty run directory `target` with what `fork.run` was at a checkpoint; return its step.
+    """Copy a checkpoint of `fork.run`, with logs and best policy, to the empty run directory `target`; return its step.
 
-    Logs are copied whole: resuming takes back what they hold after the checkpoint. A best policy that came after it
-    stays behind. `config.yaml` comes last: a directory that has one is a run.
+    Logs are copied in full: resuming removes rows after the checkpoint. A best policy found later is not copied.
+    `config.yaml` is copied last, as it makes the directory a run.
 
     Raises:
-      SettingsError: there is no such run or checkpoint.
+      SettingsError: there is no such run or checkpoint, or `target` lies inside the run.
       NoCheckpointError: the checkpoint is damaged.
     """
     source = fork.run.absolute()
     require_run(source)
     if population_of(source) is not None:
         raise SettingsError(f"{fork.run} is a population; branch off from one of its members, as of {fork.run}/members")
-    # A fork inside of the run would be part of it, and be copied or moved aside with it.
+    # A fork inside the original run would be copied or moved aside with it.
     if target.absolute().is_relative_to(source):
         raise SettingsError(f"{target} lies inside {fork.run}, which is to stay as it is; choose another directory")
     checkpoints, bests = open_store(source, CHECKPOINTS), open_store(source, BEST)
@@ -82,9 +82,9 @@ def branch_off(fork: Fork, target: Path) -> int:
         checkpoints.copy(step, target / CHECKPOINTS)
     except CheckpointError as error:
         raise NoCheckpointError(f"checkpoint {step} of {fork.run} {error.verdict}: {error}") from error
-    # A best policy from after the branch belongs to a future that this run does not have.
+    # A later best policy was never reached by this run.
     for best in [best for best in bests.steps() if best <= step]:
-        with contextlib.suppress(CheckpointError):  # the run goes on without it, and finds another
+        with contextlib.suppress(CheckpointError):  # not essential: the run will find another
             bests.copy(best, target / BEST)
     for name in LOGS:
         if (source / name).exists():
@@ -96,7 +96,7 @@ def branch_off(fork: Fork, target: Path) -> int:
 
 
 def describe_fork(directory: RunDir, fork: Fork, step: int) -> None:
-    """Write into `metadata.json` of a run where it comes from."""
+    """Write the origin of a fork into its `metadata.json`."""
     directory.write_metadata(
         format=FORMAT,
         created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -107,18 +107,18 @@ def describe_fork(directory: RunDir, fork: Fork, step: int) -> None:
 
 
 def told(fork: Fork, step: int) -> str:
-    """Return the event of a run that branched off."""
+    """Return the message of a fork's first event."""
     left = any(best > step for best in open_store(fork.run, BEST).steps())
     aside = "; its best policy came later, and was not taken along" if left else ""
     return f"branched off from {fork.run.absolute()} at {step} optimisation steps{aside}"
 
 
 def step_of(fork: Fork, store: Store) -> int:
-    """Return the step that `fork` means.
+    """Return the step of the checkpoint to fork from.
 
     Raises:
-      SettingsError: it is not kept.
-      NoCheckpointError: none is whole.
+      SettingsError: there is no such checkpoint.
+      NoCheckpointError: no checkpoint is valid.
     """
     kept = store.steps()
     if fork.step == "latest":

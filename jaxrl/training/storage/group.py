@@ -1,14 +1,14 @@
-"""The checkpoints of a population: what its members save at about the same time is one checkpoint on disk.
+"""Checkpoints of a population: members' saves at about the same time are batched into one checkpoint on disk.
 
     runs/lr/checkpoints/<n>/    the n-th save, a step of a `Store`; its facts have a row for each member in it
-    runs/lr/best/<n>/           likewise, of the members' best policies
+    runs/lr/best/<n>/           likewise, the members' best policies
 
-The arrays of members are stacked: restored with `orbax.checkpoint` alone, `tree["0"]["state"]["agent"]` has the agents
-of all members whose arrays are alike, along the first axis in the order of the rows. Members with arrays of other
-shapes are in `tree["1"]`, and so on.
+Members' arrays are stacked: restored with `orbax.checkpoint` alone, `tree["0"]["state"]["agent"]` holds the agents of
+all members with equal shapes and dtypes, along the first axis in the order of the rows. Members with other shapes are
+in `tree["1"]`, and so on.
 
-To a member its part looks like a `Store` of its own (`MemberStore`). What it hands in is written when all members that
-are on their way have handed in theirs (`Collector`); whoever needs it on the disk sooner has what is there written.
+To a member its rows look like its own `Store` (`MemberStore`). Submitted rows are written once all running members have
+submitted theirs (`Collector`); a member that needs its row on disk sooner flushes the batch.
 """
 
 import contextlib
@@ -34,26 +34,26 @@ from jaxrl.training.storage.run_dir import new_directory
 from jaxrl.trees import PyTree
 
 CHECKPOINTS, BEST = "checkpoints", "best"
-"""What a run keeps: the names of the two folders."""
+"""Directories of a run's checkpoints and of its best policy."""
 LONGEST_WAIT_S = 10.0
-"""Seconds that what a member has handed in waits for others, about."""
+"""Approximate time in seconds that a submitted row waits for other members."""
 PATIENCE_S = 0.25
-"""Seconds that a member which needs its last save on the disk, for it comes to the next, waits for the others."""
+"""Seconds that a member with a save due waits for others before it flushes its previous one."""
 MOST_BYTES = 1 << 28
-"""Bytes of what waits beyond which it is written."""
+"""Size of pending rows in bytes above which they are written."""
 MOST_ROWS = 1_000
-"""Rows of a save, for its manifest is read whole."""
+"""Maximum rows of a save, whose manifest is read into memory."""
 MOST_SAVES = 4
-"""Saves that stay although few members need them; what older ones hold is written once more, with the next."""
+"""Saves retained for few members beyond `keep`; rows still needed of older ones are rewritten into the next save."""
 
 
 def open_store(run: Path, name: str, opened: "dict[Path, Saves] | None" = None) -> Store:
-    """Return what a run keeps under `name`, for reading: its own store, or the part of a member in its population's.
+    """Open for reading what a run stores under `name`: its own store, or a member's part of its population's.
 
-    What was `opened` before is read once for all members.
+    `opened` caches the population's stores, so that each is read once for all members.
     """
     population = group_of(run)
-    # Members that earlier versions wrote have folders of their own, which say so when they are read.
+    # Members of earlier versions have their own directories; reading those reports the version.
     if population is None or not run.name.isdecimal() or (run / name).is_dir():
         return Store(run / name, 1)
     opened = {} if opened is None else opened
@@ -62,7 +62,7 @@ def open_store(run: Path, name: str, opened: "dict[Path, Saves] | None" = None) 
 
 
 def any_whole(member: Path) -> bool:
-    """Return whether a save of the population that the run in `member` belongs to is whole, or none was made yet."""
+    """Return whether the population of the run in `member` has a valid save, or has made none yet."""
     store = Store(member.parent.parent / CHECKPOINTS, 1)
 
     def is_whole(save: int) -> bool:
@@ -75,18 +75,18 @@ def any_whole(member: Path) -> bool:
 
 
 def require_no_own(members: Iterable[Path]) -> None:
-    """Raise `NoCheckpointError` if members in these directories have checkpoints of their own: of earlier versions."""
+    """Raise `NoCheckpointError` if members in these directories have their own checkpoints, as in earlier versions."""
     for path in members:
         if (path / CHECKPOINTS).is_dir():
-            Store(path / CHECKPOINTS, 1).newest_facts()  # which says what version reads them
+            Store(path / CHECKPOINTS, 1).newest_facts()  # raises, naming the version that reads them
 
 
 def extract(run_dir: str | Path, member: int, to: str | Path) -> Path:
-    """Copy a member of a population to a directory of its own, as a run that can be resumed; return that.
+    """Copy a member of a population to the directory `to`, as a run that can be resumed; return its path.
 
     Raises:
-      SettingsError: there is no such member, or something is at `to` already.
-      StorageError: the copy cannot be written; nothing of it stays.
+      SettingsError: there is no such member, or `to` exists.
+      StorageError: the copy cannot be written; no partial copy is left behind.
     """
     path, target = resolve(run_dir, member), Path(local(to))
     if target.resolve().is_relative_to(Path(local(run_dir)).resolve()):
@@ -96,7 +96,7 @@ def extract(run_dir: str | Path, member: int, to: str | Path) -> Path:
     require_no_member(target)
     try:
         with new_directory(target) as made:
-            # No links but that which `require_inside` allows.
+            # Links are copied as links; the only one that `require_inside` allows is wandb's.
             shutil.copytree(path, made, symlinks=True, dirs_exist_ok=True)
             for name in (CHECKPOINTS, BEST):
                 _take_out(open_store(path, name), made / name)
@@ -107,7 +107,7 @@ def extract(run_dir: str | Path, member: int, to: str | Path) -> Path:
 
 
 def _take_out(store: Store, to: Path) -> None:
-    """Copy into `to` what a member has in the store of its population; warn of what is damaged."""
+    """Copy a member's rows from the store of its population into `to`; warn of damaged ones."""
     for step in store.steps() if isinstance(store, MemberStore) else ():
         try:
             store.copy(step, to)
@@ -116,17 +116,17 @@ def _take_out(store: Store, to: Path) -> None:
 
 
 def _first(error: Exception) -> str:
-    """Return the reason of the first of the failures that `shutil` has collected."""
+    """Return the first failure that a `shutil.Error` has collected."""
     failures = error.args[0] if error.args else ""
     return str(failures[0][2] if isinstance(failures, list) and failures else failures)
 
 
 class Row(NamedTuple):
-    """What a member has handed in."""
+    """A checkpoint submitted by a member."""
 
     order: int
-    """Its place among all that was handed in. It replaces earlier rows of the member that have as many steps or more:
-    the member has gone back behind them."""
+    """Sequence number among all rows submitted. A row replaces earlier ones of its member at the same or later steps,
+    which the member has rolled back."""
     member: int
     step: int
     facts: Facts
@@ -134,49 +134,49 @@ class Row(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where on disk a row is."""
+    """Location of a row on disk."""
 
     order: int
     save: int
     stack: str
-    """The part of the tree that has the arrays."""
+    """Key of the subtree with its arrays."""
     row: int
-    """Along the first axis of each."""
+    """Index along the first axis of each array."""
     facts: Facts
 
 
 class Save(NamedTuple):
-    """What a save says of itself."""
+    """The manifest of a save, parsed."""
 
     rows: Sequence[tuple[int, int, Place]]
-    """With member and step."""
+    """`(member, step, place)` of each row."""
     entries: Mapping[str, Sequence[Entry]]
-    """What the arrays of a row are, by stack."""
+    """Manifest entries of a row's arrays, by stack."""
     keep: int
-    """Rows of each member that stay."""
+    """Rows retained for each member."""
 
 
 class Saves(Store):
     """The saves of a population in one directory."""
 
     def __init__(self, directory: Path, keep: int) -> None:
-        """Prepare to read or write `directory`; of each member the newest `keep` rows stay."""
+        """Prepare to read or write `directory`; the newest `keep` rows of each member are retained."""
         super().__init__(directory, keep)
         self._lock = threading.RLock()
         self._found: dict[int, Save | CheckpointError] = {}
         self._known: dict[int, dict[int, Place]] = {}
-        """The rows of all members by member and step, as `_found` has them."""
+        """Rows by member and step, derived from `_found`."""
         self._whole: set[int] = set()
-        """Saves whose files this process has checked."""
+        """Saves whose files this process has verified."""
         self._arrays: tuple[int, Leaves] | None = None
-        """Those of the save that was last read: members that begin read the same one, one after the other."""
+        """Arrays of the save last read: members being resumed read the same one in turn."""
 
     def rows(self, member: int) -> dict[int, Place]:
-        """Return where a member's rows are, by step."""
+        """Return the locations of a member's rows by step."""
         return self._rows().get(member, {})
 
     def _rows(self) -> dict[int, dict[int, Place]]:
-        """Return where the rows of all members are, but those that a later one has replaced or that need not stay."""
+        """Return the locations of all members' rows, without those that are replaced or no longer retained."""
         with self._lock:
             self._look()
             return self._known
@@ -185,23 +185,24 @@ class Saves(Store):
         found = [save for _, save in sorted(self._found.items()) if isinstance(save, Save)]
         rows: dict[int, dict[int, Place]] = {}
         every = (row for save in found for row in save.rows)
+        # In order of submission: a row replaces those of its member at the same or later steps.
         for member, step, place in sorted(every, key=lambda row: (row[2].order, row[2].save)):
             before = rows.get(member, {})
             rows[member] = {**{s: p for s, p in before.items() if s < step}, step: place}
         return {member: _kept(steps, found[-1].keep) for member, steps in rows.items()}
 
     def newest_order(self) -> int:
-        """Return the place of the newest row among all."""
+        """Return the `order` of the newest row; 0 if there is none."""
         return max((p.order for steps in self._rows().values() for p in steps.values()), default=0)
 
     def unreadable(self) -> dict[int, CheckpointError]:
-        """Return the saves that do not tell whose they are, with the reasons."""
+        """Return the saves whose manifests are invalid, with the errors."""
         with self._lock:
             self._look()
             return {save: found for save, found in self._found.items() if isinstance(found, CheckpointError)}
 
     def _look(self) -> None:
-        """Learn what the saves say that are there now."""
+        """Read the manifests of new saves, and forget removed ones."""
         there, before = self.steps(), {*self._found}
         self._found = {save: found for save, found in self._found.items() if save in there}
         for save in there:
@@ -209,13 +210,13 @@ class Saves(Store):
                 try:
                     self._found[save] = _contents(save, self.stated(save))
                 except CheckpointError as error:
-                    if save in self.steps():  # else a running process has just removed it
+                    if save in self.steps():  # otherwise a running process has just removed it
                         self._found[save] = error
         if before != {*self._found}:
             self._known = self._visible()
 
     def entries(self, place: Place) -> Sequence[Entry]:
-        """Return what the arrays of a row are; raise `CheckpointError` if a file of its save is not as it was."""
+        """Return the manifest entries of a row's arrays; raise `CheckpointError` if a file of its save has changed."""
         with self._lock:
             if place.save not in self._whole:
                 self.manifest(place.save)
@@ -236,8 +237,9 @@ class Saves(Store):
         return {name.removeprefix(prefix): np.array(stack[place.row]) for name, stack in stacks.items()}
 
     def put(self, rows: Sequence[Row]) -> None:
-        """Write a save of these rows; raise `StorageError` if that fails."""
+        """Write `rows` as one save; raise `StorageError` on failure."""
         stacks: dict[tuple[Any, ...], list[Row]] = {}
+        # Only rows with equal paths, shapes and dtypes can be stacked.
         for row in sorted((*self._carried(), *rows), key=lambda row: (row.member, row.order)):
             form = tuple((name, leaf.shape, str(leaf.dtype)) for name, leaf in row.leaves.items())
             stacks.setdefault(form, []).append(row)
@@ -250,13 +252,13 @@ class Saves(Store):
         self.write(max(self.steps(), default=0) + 1, leaves, {"keep": self.keep, "rows": told})
 
     def _carried(self) -> list[Row]:
-        """Return the rows of old saves that are still needed, of which too many would stay for a few members each."""
+        """Return rows to rewrite from old saves, too many of which would otherwise be retained for few members each."""
         rows = self._rows()
         old = sorted(_saves_of(rows))[: -(self.keep + MOST_SAVES)]
         every = [(member, step, place) for member, steps in rows.items() for step, place in steps.items()]
         found = []
         for member, step, place in [row for row in every if row[2].save in old]:
-            with contextlib.suppress(CheckpointError):  # damaged, it stays where it is as long as it is needed
+            with contextlib.suppress(CheckpointError):  # a damaged row is left in its save
                 found.append(Row(place.order, member, step, place.facts, self.leaves(place)))
         return found
 
@@ -268,21 +270,21 @@ class Saves(Store):
 
 
 def _kept(steps: Mapping[int, Place], keep: int) -> dict[int, Place]:
-    """Return the rows of a member that stay, of all its rows by step."""
+    """Return the retained rows of a member, given all its rows by step."""
     gone = surplus(steps, keep, max(steps), lambda step: bool(steps[step].facts.get("regular", True)))
     return {step: place for step, place in steps.items() if step not in gone}
 
 
 def _saves_of(rows: Mapping[int, Mapping[int, Place]]) -> set[int]:
-    """Return the saves that rows are in."""
+    """Return the saves that hold `rows`."""
     return {place.save for steps in rows.values() for place in steps.values()}
 
 
 def _contents(save: int, manifest: Mapping[str, Any]) -> Save:
-    """Return what the manifest of a save says, which a stranger may have written.
+    """Parse and validate the manifest of a save, which may come from anyone.
 
     Raises:
-      CheckpointError: it is not what `Saves.put` writes.
+      CheckpointError: it was not written by `Saves.put`.
     """
     entries: dict[str, list[Entry]] = {}
     lengths: dict[str, set[int]] = {}
@@ -309,15 +311,15 @@ def _contents(save: int, manifest: Mapping[str, Any]) -> Save:
 
 
 class MemberStore(Store):
-    """The rows of one member, as if they were checkpoints of its own."""
+    """The rows of one member, with the interface of its own `Store`."""
 
     def __init__(self, saves: Saves, member: int, collector: "Collector | None" = None) -> None:
-        """Read the rows of `member` in `saves`; write by way of `collector`, if there is one."""
+        """Read the rows of `member` in `saves`; write through `collector`, without which it is read-only."""
         super().__init__(saves.directory, saves.keep)
         self._saves, self._member, self._collector = saves, member, collector
 
     def save(self, step: int, tree: PyTree, facts: Mapping[str, Any], after: Store | None = None) -> None:
-        """Hand in `tree` and `facts`, see `Store.save`; best policies are written before checkpoints in any case."""
+        """Submit `tree` and `facts`, see `Store.save`; `after` is unused: best policies always precede checkpoints."""
         self.wait()
         if step != self.newest:
             self._hand_in(step, host_leaves(tree), dict(facts))
@@ -328,7 +330,7 @@ class MemberStore(Store):
         self._job = self._collector.take(self._saves, self._member, step, leaves, facts)
 
     def wait(self, block: bool = True) -> int | None:
-        """Wait as a `Store` does; what waits for other members is written, if this one cannot go on without."""
+        """Wait as `Store.wait` does; with `block`, have the pending row written instead of waiting for all members."""
         if self._job is not None and self._collector is not None:
             self._collector.hurry(self._member, self._job) if block else self._collector.look()
         step = super().wait(block)
@@ -337,22 +339,22 @@ class MemberStore(Store):
 
     @property
     def write_s(self) -> float:
-        """Seconds that the last save took, of all members that it is of."""
+        """Duration in seconds of the last save, shared by all members in it."""
         return self._saves.write_s
 
     def copy(self, step: int, to: Path) -> None:
-        """Write a row into the directory `to` as a checkpoint of a run of its own."""
+        """Write a row into the directory `to` as a checkpoint of a single run."""
         Store(to, 1).write(step, *self.read(step))
 
     def drop_after(self, step: int) -> None:
-        """Have the member stand at `step` again: its row is written once more, and replaces those after it."""
+        """Rewind the member to `step`: its row is written again and so replaces those after it."""
         self.wait()
         if any(later > step for later in self.steps()):
             self._hand_in(step, *self.read(step))
             self.wait()
 
     def steps(self) -> list[int]:
-        """Return the steps of the rows, in order."""
+        """Return the steps of the rows in ascending order."""
         return sorted(self._saves.rows(self._member))
 
     def manifest(self, step: int) -> dict[str, Any]:
@@ -385,27 +387,27 @@ class MemberStore(Store):
 
 
 class Collector:
-    """Collects what members of a population hand in, and writes what came together as one save."""
+    """Batches the rows that members of a population submit, and writes each batch as one save."""
 
     def __init__(self, population: Path, keep: int, members: Iterable[int]) -> None:
-        """Expect these members; of each the newest `keep` checkpoints stay."""
+        """Expect rows of `members`; the newest `keep` checkpoints of each are retained."""
         self.checkpoints, self.best = Saves(population / CHECKPOINTS, keep), Saves(population / BEST, 1)
         self._turn = threading.Condition(threading.RLock())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._waiting: dict[Saves, list[tuple[Row, Future[int]]]] = {self.best: [], self.checkpoints: []}
-        """In the order in which they are written: best policies first, for a member that goes on from a checkpoint does
-        not meet them again."""
+        """Pending rows in writing order: best policies first, as a member resumed from a checkpoint does not come
+        across them again."""
         self._oldest, self._bytes, self._order = 0.0, 0, 0
         self._expected, self._ending = set(members), False
         self._stuck: set[int] = set()
-        """Members that wait until what they have handed in is written."""
+        """Members blocked until their rows are written."""
 
     def store(self, name: str, member: int) -> MemberStore:
-        """Return what a member keeps under `name`."""
+        """Return the store of a member under `name`."""
         return MemberStore(self.checkpoints if name == CHECKPOINTS else self.best, member, self)
 
     def take(self, saves: Saves, member: int, step: int, leaves: Leaves, facts: Facts) -> "Future[int]":
-        """Take in what a member hands in; it is on the disk once the answer has a result."""
+        """Enqueue a row of a member; the future completes once the row is on disk."""
         job: Future[int] = Future()
         with self._turn:
             self._order = 1 + (self._order or max(self.checkpoints.newest_order(), self.best.newest_order()))
@@ -420,24 +422,24 @@ class Collector:
         return job
 
     def join(self, member: int) -> None:
-        """Expect a member to hand in its part."""
+        """Have batches wait for `member`."""
         with self._turn:
             self._expected.add(member)
 
     def leave(self, member: int) -> None:
-        """Expect no more of a member."""
+        """Stop waiting for `member`."""
         with self._turn:
             self._expected.discard(member)
             self._turn.notify_all()
 
     def look(self) -> None:
-        """Write what has waited for long."""
+        """Flush the batch if it has been pending for too long."""
         with self._turn:
             if any(self._waiting.values()) and time.monotonic() - self._oldest > LONGEST_WAIT_S:
                 self._write()
 
     def hurry(self, member: int, job: "Future[int]") -> None:
-        """Have `job` written, if it waits: with what others hand in within a moment, or while many end, with all."""
+        """Flush a pending `job`, with rows submitted within `PATIENCE_S`; while `ending`, once all have submitted."""
         with self._turn:
             until = time.monotonic() + PATIENCE_S
             self._stuck.add(member)
@@ -455,12 +457,12 @@ class Collector:
         return any(job is other for jobs in self._waiting.values() for _, other in jobs)
 
     def _here(self) -> set[int]:
-        """Return the members that have handed in a checkpoint."""
+        """Return the members with a pending checkpoint."""
         return {row.member for row, _ in self._waiting[self.checkpoints]}
 
     @contextlib.contextmanager
     def ending(self, members: Iterable[int]) -> Iterator[None]:
-        """Let these members end inside, each in a thread of its own that calls `leave` at last: together they save."""
+        """Batch the final saves of `members`: inside, each ends in its own thread, which calls `leave` last."""
         ends = set(members)
         with self._turn:
             others, self._expected, self._ending = self._expected - ends, ends, True
@@ -471,7 +473,7 @@ class Collector:
                 self._expected, self._ending = others, False
 
     def _write(self) -> None:
-        """Begin to write what is here."""
+        """Start writing all pending rows."""
         with self._turn:
             for saves, jobs in self._waiting.items():
                 self._waiting[saves] = []
@@ -479,19 +481,19 @@ class Collector:
                     part = jobs[first : first + MOST_ROWS]
                     try:
                         self._thread.submit(_put, saves, part)
-                    except RuntimeError:  # the interpreter is ending, and starts no more work in threads
+                    except RuntimeError:  # the interpreter is shutting down: no new work in threads
                         _put(saves, part)
             self._stuck.clear()
             self._turn.notify_all()
 
     def close(self) -> None:
-        """Write what is here, and wait until it is on the disk."""
+        """Flush all pending rows to disk."""
         self._write()
         self._thread.shutdown()
 
 
 def _put(saves: Saves, jobs: Sequence[tuple[Row, "Future[int]"]]) -> None:
-    """Write a save, and tell each who waits for it how that has ended."""
+    """Write a save, and complete the futures of its rows with the step or the error."""
     try:
         saves.put([row for row, _ in jobs])
     except BaseException as error:

@@ -1,7 +1,7 @@
-"""What the arrays of a checkpoint must look like on disk, checked before any library opens them.
+"""Validation of a checkpoint's arrays on disk, before any library opens them.
 
-TensorStore believes the sizes in its own files, and a C++ library that runs out of memory aborts the process. So all
-that it would believe is compared with the manifest first, and that with what can be: a stranger may have written both.
+TensorStore trusts the sizes in its files, and a C++ library that runs out of memory aborts the process. So its metadata
+is first checked against the manifest, and the manifest against the available memory: both may be malicious.
 """
 
 import json
@@ -17,28 +17,28 @@ import numpy as np
 from jaxrl.training.storage.run_dir import read_text
 
 ZARRAY, TREE, DATABASE = ".zarray", "_METADATA", "manifest.ocdbt"
-"""Files of an array (Zarr, version 2), of the tree of arrays (Orbax), and of the database of several processes."""
+"""Metadata files of an array (Zarr version 2), of the tree (Orbax), and of the database of several processes."""
 EXPANSION = 1 << 15
-"""Bytes that one byte of Zstandard can stand for at most: a block of 4 bytes is up to 128 KiB (RFC 8878)."""
+"""Maximum expansion of Zstandard: a block of 4 bytes decompresses to at most 128 KiB (RFC 8878)."""
 SLACK = 1 << 26
-"""Bytes that the files of a checkpoint may take beside twice those of its arrays."""
+"""Bytes that a checkpoint's files may take in addition to twice the size of its arrays."""
 KINDS = ("np.ndarray", "jax.Array", "scalar")
-"""What Orbax may call the type of a leaf."""
+"""Orbax's names for the types of leaves."""
 
 
 class LayoutError(Exception):
-    """Say what of a checkpoint's arrays is not as jaxrl writes it."""
+    """Arrays on disk that are not in the form jaxrl writes."""
 
 
 def memory() -> int:
-    """Return the bytes of memory that this process can have at most."""
+    """Return the maximum memory of this process in bytes."""
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
     return there if allowed == resource.RLIM_INFINITY else min(there, allowed)
 
 
 def require_possible(directory: Path, arrays: int) -> None:
-    """Raise `LayoutError` if `arrays`, in bytes, take more than all memory, or files far more than those can."""
+    """Raise `LayoutError` if the arrays' size in bytes exceeds the memory, or the files are far larger than that."""
     if arrays > (most := memory()):
         raise LayoutError(f"its arrays would take {arrays:.3g} bytes, and this machine has {most:.3g}")
     files = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
@@ -47,12 +47,12 @@ def require_possible(directory: Path, arrays: int) -> None:
 
 
 def require_layout(path: Path, wanted: Mapping[str, Any]) -> None:
-    """Raise `LayoutError` unless the directory `path` has the arrays `wanted` (shapes by path), of just these sizes.
+    """Raise `LayoutError` unless the directory `path` has exactly the arrays `wanted` (shapes by path).
 
     Raises:
       OSError: a file cannot be read.
     """
-    # Files tell which of the two forms it is; the tree must agree.
+    # The files determine the format; the tree's metadata must agree.
     is_database = (path / DATABASE).exists()
     _require_tree(_parsed(TREE, read_text(path / TREE)), wanted, is_database)
     files = _Database(path) if is_database else _Folders(path)
@@ -61,18 +61,18 @@ def require_layout(path: Path, wanted: Mapping[str, Any]) -> None:
         count, size = files.chunks(name, chunks)
         if count != math.prod(-(-n // c) for n, c in zip(leaf.shape, chunks, strict=True)):
             raise LayoutError(f"{name} has {count} chunks, which are not all of it")
-        # Fewer bytes than any compressor could make of it.
+        # Smaller than any compression could make it.
         if size * EXPANSION < math.prod(leaf.shape) * leaf.dtype.itemsize:
             raise LayoutError(f"{name} has {size} bytes on disk, which cannot be all of it")
 
 
 def _joined(path: str) -> str:
-    """Return the name under which Orbax has the array of this path."""
+    """Return the name of an array's directory in Orbax."""
     return path.replace("/", ".")
 
 
 class _Folders:
-    """Arrays in folders of their own, each with a file for every chunk."""
+    """Arrays in one directory each, with a file for every chunk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -81,19 +81,19 @@ class _Folders:
         return read_text(self._path / _joined(name) / ZARRAY)
 
     def chunks(self, name: str, sizes: Collection[int]) -> tuple[int, int]:
-        """Return how many chunks an array has, and what they take together."""
+        """Return the number of an array's chunks and their total size in bytes."""
         found = [entry for entry in (self._path / _joined(name)).iterdir() if entry.name != ZARRAY]
         _require_names(name, (entry.name for entry in found), len(sizes))
         return len(found), sum(entry.stat().st_size for entry in found)
 
 
 class _Database:
-    """Arrays in the database of many small files (OCDBT) that several processes write."""
+    """Arrays in a database of many small files (OCDBT), as several processes write them."""
 
     def __init__(self, path: Path) -> None:
         import tensorstore
 
-        # Its entries are named `ARRAY/.zarray` and `ARRAY/CHUNK`, as files in folders would be.
+        # Keys are `ARRAY/.zarray` and `ARRAY/CHUNK`, like the paths of files in directories.
         base = {"driver": "file", "path": f"{path.absolute()}/"}
         self._store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
         self._entries: dict[str, list[str]] = {}
@@ -106,14 +106,14 @@ class _Database:
         return bytes(self._store.read(f"{_joined(name)}/{ZARRAY}").result().value).decode()
 
     def chunks(self, name: str, sizes: Collection[int]) -> tuple[int, int]:
-        """Return how many chunks an array has, and what all of the database takes."""
+        """Return the number of an array's chunks, and the size in bytes of the entire database."""
         found = [entry for entry in self._entries.get(_joined(name), ()) if entry != ZARRAY]
         _require_names(name, found, len(sizes))
         return len(found), self._size
 
 
 def _require_names(name: str, chunks: Iterable[str], dimensions: int) -> None:
-    """Raise `LayoutError` unless all chunks of an array are named by their place, as `0.3`."""
+    """Raise `LayoutError` unless all chunks of an array are named by their indices, such as `0.3`."""
     for chunk in chunks:
         parts = chunk.split(".")
         if len(parts) != max(dimensions, 1) or not all(part.isascii() and part.isdecimal() for part in parts):
@@ -121,7 +121,7 @@ def _require_names(name: str, chunks: Iterable[str], dimensions: int) -> None:
 
 
 def _parsed(name: str, text: str) -> dict[str, Any]:
-    """Return a JSON object; raise `LayoutError` if there is none."""
+    """Parse a JSON object; raise `LayoutError` if `text` is not one."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -132,35 +132,35 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
 
 
 def _require_tree(tree: Mapping[str, Any], wanted: Collection[str], is_database: bool) -> None:
-    """Raise `LayoutError` unless Orbax will find these arrays, in nested dictionaries and in the form they are in."""
+    """Raise `LayoutError` unless Orbax's tree has exactly these arrays, in nested dictionaries and in this format."""
     if tree.get("use_zarr3") or bool(tree.get("use_ocdbt", is_database)) != is_database:
         raise LayoutError(f"{TREE} names another form of arrays")
     leaves = tree.get("tree_metadata")
     try:
-        # Orbax has the keys of its tree as the text of a tuple.
+        # Orbax stores the keys of its tree as strings of tuples.
         names = {str(tuple(path.split("/"))) for path in wanted}
         good = set(leaves) == names and all(map(_is_array, leaves, leaves.values()))  # type: ignore[arg-type, union-attr]
-    except (TypeError, AttributeError, KeyError, ValueError):  # it is whatever a stranger has written
+    except (TypeError, AttributeError, KeyError, ValueError):  # untrusted data may have any structure
         good = False
     if not good:
         raise LayoutError(f"{TREE} names other arrays than the manifest")
 
 
 def _is_array(key: str, leaf: Mapping[str, Any]) -> bool:
-    """Say whether Orbax has an array in nested dictionaries under the names of `key`."""
+    """Return whether `leaf` is an array in nested dictionaries under the names in `key`."""
     names = tuple(step["key"] for step in leaf["key_metadata"])
     dictionaries = all(step["key_type"] == 2 for step in leaf["key_metadata"])
     return key == str(names) and dictionaries and leaf["value_metadata"]["value_type"] in KINDS
 
 
 def _require_array(name: str, found: Mapping[str, Any], leaf: Any) -> list[int]:
-    """Raise `LayoutError` unless an array is of this shape and dtype, in chunks no larger; return the chunks' shape."""
+    """Return the shape of an array's chunks; raise `LayoutError` unless its metadata agree with `leaf`."""
     shape, chunks = list(leaf.shape), found.get("chunks")
     what = {"zarr_format": 2, "shape": shape, "dtype": _dtype(leaf.dtype), "order": "C", "filters": None}
     for key, value in what.items():
         if found.get(key) != value:
             raise LayoutError(f"{name} has {key} {str(found.get(key))[:60]} on disk, expected {value}")
-    # Chunks larger than the array would be allocated in their whole size.
+    # Chunks larger than the array would be allocated in full.
     fits = isinstance(chunks, list) and len(chunks) == len(shape) and all(type(n) is int for n in chunks)
     if not fits or not all(0 < c <= n for c, n in zip(chunks, shape, strict=True)):  # type: ignore[arg-type]
         raise LayoutError(f"{name} has chunks {str(chunks)[:60]} on disk, for the shape {shape}")
@@ -172,6 +172,6 @@ def _require_array(name: str, found: Mapping[str, Any], leaf: Any) -> list[int]:
 
 
 def _dtype(dtype: Any) -> str:
-    """Return what Zarr calls a dtype."""
+    """Return Zarr's name of a dtype."""
     found = np.dtype(dtype)
     return found.str if found.kind in "biufc" else found.name

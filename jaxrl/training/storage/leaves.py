@@ -1,7 +1,7 @@
-"""The leaves of a training state as plain arrays: paths, shapes, dtypes, checksums, and the digest of them all.
+"""Leaves of a training state as plain arrays: paths, shapes, dtypes, checksums, and a digest.
 
-A leaf's path is made of the names on the way to it: `state/agent/params/params/Dense_0/kernel`. On disk it is the same
-path in nested dictionaries (`nested`), which is what Orbax returns to whoever restores a checkpoint without jaxrl.
+A leaf's path joins the keys that lead to it: `state/agent/params/params/Dense_0/kernel`. On disk the same keys form
+nested dictionaries (`nested`), which Orbax returns to users who restore a checkpoint without jaxrl.
 """
 
 import functools
@@ -17,15 +17,15 @@ import numpy as np
 from jaxrl.trees import PyTree, is_key, key_impl, path_of
 
 MAX_DEPTH, MAX_PATH = 64, 4096
-"""Nested dictionaries, and characters of a path, at most."""
+"""Maximum nesting of dictionaries, and characters of a path."""
 
 Entry = dict[str, Any]
-"""What a checkpoint's manifest says of one leaf: `path`, `shape`, `dtype`, and `crc32` of its bytes."""
+"""Entry of a leaf in a checkpoint's manifest: `path`, `shape`, `dtype`, and `crc32` of its bytes."""
 
 
 def host_leaves(tree: PyTree) -> dict[str, np.ndarray]:
-    """Copy every leaf of `tree` to the host, PRNG keys as their numbers; return them by their paths."""
-    # A plain device_get may be a view of the device's memory, which a donated buffer's next owner overwrites.
+    """Copy every leaf of `tree` to the host and return them by path; PRNG keys become their key data."""
+    # `device_get` may return a view of device memory, which is overwritten once the buffer is donated.
     return {path: np.array(leaf, copy=True) for path, leaf in flatten(tree)}
 
 
@@ -42,13 +42,13 @@ def rebuild(like: PyTree, arrays: Sequence[np.ndarray]) -> PyTree:
             return jax.numpy.asarray(array)
         return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=key_impl(leaf))
 
-    # Keys are wrapped only here: on disk they are the numbers of their data.
+    # On disk, PRNG keys are plain key data.
     leaves, treedef = jax.tree.flatten(like)
     return jax.tree.unflatten(treedef, [wrap(leaf, array) for leaf, array in zip(leaves, arrays, strict=True)])
 
 
 def digest(leaves: Mapping[str, np.ndarray]) -> str:
-    """Return the sha256 over `leaves`: paths, dtypes, shapes and bytes, in their order."""
+    """Return the sha256 over paths, dtypes, shapes and bytes of `leaves`, in order."""
     sha = hashlib.sha256()
     for path, array in leaves.items():
         sha.update(f"{path} {array.dtype} {array.shape};".encode())
@@ -62,7 +62,7 @@ def state_digest(state: PyTree) -> str:
 
 
 def describe_leaf(path: str, leaf: Any) -> Entry:
-    """Return the entry of a leaf without its checksum; arrays and shapes alike."""
+    """Return the manifest entry of an array or shape, without the checksum."""
     return {"path": path, "shape": list(leaf.shape), "dtype": str(leaf.dtype)}
 
 
@@ -72,7 +72,7 @@ def checksum(array: np.ndarray) -> int:
 
 
 def mismatch(saved: Sequence[Entry], wanted: Mapping[str, Any]) -> str | None:
-    """Say where `wanted` (shapes by path) first differs from the entries `saved`; `None` if nowhere."""
+    """Describe the first difference between `wanted` (shapes by path) and the entries `saved`; `None` if equal."""
     entries = {entry["path"]: entry for entry in saved}
     for path, leaf in wanted.items():
         if path not in entries:
@@ -84,12 +84,12 @@ def mismatch(saved: Sequence[Entry], wanted: Mapping[str, Any]) -> str | None:
     extra = [path for path in entries if path not in wanted]
     if extra:
         return f"it also has a leaf {extra[0]}"
-    # Leaves are put back by their order, so the order must agree as well.
+    # Leaves are restored by position, so the order must be equal too.
     return None if list(entries) == list(wanted) else "its leaves are in another order"
 
 
 def flatten(tree: PyTree) -> list[tuple[str, Any]]:
-    """List the leaves with their paths; keys as their data under a path that names their kind; shapes stay shapes."""
+    """Return `(path, leaf)` pairs; PRNG keys become key data, with the implementation in the path; shapes are kept."""
 
     def plain(path: str, leaf: Any) -> tuple[str, Any]:
         if not is_key(leaf):
@@ -101,7 +101,7 @@ def flatten(tree: PyTree) -> list[tuple[str, Any]]:
 
 
 def is_path(path: str) -> bool:
-    """Say whether a string can be the path of a leaf; one that cannot might lead anywhere on a disk."""
+    """Return whether `path` is valid for a leaf; any other might escape the checkpoint's directory."""
     return len(path) <= MAX_PATH and path.isprintable() and all(name and "." not in name for name in path.split("/"))
 
 
@@ -109,7 +109,7 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return `arrays`, given by path, as nested dictionaries.
 
     Raises:
-      ValueError: a path is nested too deeply, or conflicts with another, as no tree's do, but a stranger's file may.
+      ValueError: a path is nested too deeply or conflicts with another, as is possible in untrusted files.
     """
     tree: dict[str, Any] = {}
     for path, array in arrays.items():

@@ -1,4 +1,4 @@
-"""Sums of the logs: a log is only appended to, so what a checkpoint has seen of it stays as it was."""
+"""Checksums of the logs: logs are append-only, so the part written before a checkpoint must not change."""
 
 import os
 import zlib
@@ -10,11 +10,11 @@ from jaxrl.training.storage.run_dir import EPISODES, METRICS, TRAIN_EPISODES
 
 LOGS = (METRICS, EPISODES, TRAIN_EPISODES)
 PIECE = 1 << 20
-"""Bytes read at once."""
+"""Bytes read at a time."""
 
 
 class _Sum(NamedTuple):
-    """CRC-32 of the first `size` bytes of the file with the number `inode`."""
+    """CRC-32 of the first `size` bytes of the file `inode`."""
 
     inode: int
     size: int
@@ -22,17 +22,16 @@ class _Sum(NamedTuple):
 
 
 class LogSums:
-    """Sum up the logs in a directory, each time reading what was appended since the last."""
+    """Incremental checksums of the logs in a directory: each call reads only the bytes appended since the last."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._known: dict[str, _Sum] = {}
 
     def facts(self) -> dict[str, list[int]]:
-        """Return size and CRC-32 of each log that is there."""
+        """Return size and CRC-32 of each existing log."""
         for name in LOGS:
             try:
-                # From where the last sum ended: a log is only read once, however often the run saves.
                 self._known[name] = self._sum(self._directory / name, self._known.get(name))
             except OSError:
                 self._known.pop(name, None)
@@ -42,7 +41,7 @@ class LogSums:
         with open(path, "rb") as file:
             info = os.fstat(file.fileno())
             if known is None or known.inode != info.st_ino or known.size > info.st_size:
-                known = _Sum(info.st_ino, 0, 0)  # a mended log is another file
+                known = _Sum(info.st_ino, 0, 0)  # a rewound log is a new file
             file.seek(known.size)
             size, crc = known.size, known.crc
             while part := file.read(PIECE):
@@ -51,7 +50,7 @@ class LogSums:
 
 
 def damage(directory: Path, facts: Mapping[str, Any]) -> list[str]:
-    """Say which logs no longer begin with what they held when a checkpoint with these `facts` was saved."""
+    """Describe the logs whose content before the checkpoint with these `facts` has changed since."""
     sums = facts.get("logs")
     problems = []
     for name in LOGS:

@@ -1,4 +1,4 @@
-"""Where the members of a population are."""
+"""Members of a population: their directories, and their part in a checkpoint."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,40 +10,39 @@ from jaxrl.paths import local
 from jaxrl.training.storage.run_dir import CONFIG, read_metadata, read_yaml, require_run
 
 MEMBERS, POPULATION = "members", "population"
-"""The folder of a population's members, and the entry of its `config.yaml` that says what they are."""
+"""Directory of a population's members, and the entry of its `config.yaml` that defines them."""
 
 
 class Membership:
-    """The place of a run in a population, by default in none.
+    """A run's membership in a population, by default none.
 
-    A member's checkpoints hold it: which member they are of, and what a search must know to decide again what it
-    decided. So no log is needed to go on, and no member can be taken for another.
+    It is saved in a member's checkpoints: the member's number, and the scores from which a search repeats its earlier
+    decisions. So resuming needs no log, and members cannot be confused.
     """
 
     def __init__(self, number: int | None = None) -> None:
-        """Take the place of this number."""
+        """Create the membership of the member `number`."""
         self.number = number
         self.announces = self.saves_best_late = False
-        """Whether to report before any training; whether to write a best policy with the next checkpoint."""
+        """Whether to report before any training, and whether to defer a best policy to the next checkpoint."""
         self.gates: Sequence[int] = ()
         """Optimisation steps at which a search decides."""
         self.stores: Callable[[str], Any] | None = None
-        """What it keeps, by name, as a part of what all members keep."""
+        """Returns the member's part of the population's store of a name."""
         self.scores: dict[int, float] = {}
-        """By optimisation steps: of the first evaluation at or past each gate, and of the newest."""
+        """Scores of the first evaluation at or past each gate and of the newest one, by optimisation steps."""
         self.adopted_at = 0
-        """Optimisation steps after which it last took over from another member; 0: never."""
+        """Optimisation steps at which it last copied another member; 0: never."""
 
     def evaluated(self, opt_steps: int, score: float) -> None:
-        """Keep a score; of two at the same place the first counts, as in the search."""
+        """Record a score; of two at the same step the first counts, as in the search."""
         self.scores.setdefault(opt_steps, score)
-        # Of each gate, the first score at or past it, which is what a search decides by; the rest but the newest is let
-        # go.
+        # Retain the first score at or past each gate, by which a search decides, and the newest.
         deciding = {min((step for step in self.scores if step >= gate), default=opt_steps) for gate in self.gates}
         self.scores = {step: x for step, x in self.scores.items() if step in deciding or step == opt_steps}
 
     def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of it."""
+        """Return the membership as facts of a checkpoint."""
         if self.number is None:
             return {}
         # JSON has no NaN.
@@ -51,11 +50,11 @@ class Membership:
         return {"member": {"number": self.number, "scores": scores, "adopted_at": self.adopted_at}}
 
     def restore(self, facts: Mapping[str, Any], path: Path | None) -> None:
-        """Take up what a checkpoint of the run in `path` holds.
+        """Restore the membership from the facts of a checkpoint of the run in `path`.
 
         Raises:
-          SettingsError: that is another member's, or that of a run of its own.
-          NoCheckpointError: it is not what `facts()` returns.
+          SettingsError: the checkpoint is of another member or of a single run.
+          NoCheckpointError: the facts are not of the form that `facts()` returns.
         """
         if self.number is None:
             return
@@ -79,13 +78,13 @@ def member_dir(population: str | Path, number: int) -> Path:
 
 
 def group_of(run_dir: Path) -> Path | None:
-    """Return the directory of the population that the run in `run_dir` is a member of, or `None`."""
+    """Return the directory of the population of which the run in `run_dir` is a member, or `None`."""
     group = run_dir.parent.parent
     return group if run_dir.parent.name == MEMBERS and (group / CONFIG).is_file() else None
 
 
 def require_no_member(run_dir: str | Path | None) -> None:
-    """Raise `SettingsError` if a run in `run_dir` would be among the members of a population."""
+    """Raise `SettingsError` if `run_dir` is among the members of a population."""
     path = Path(run_dir or ".").resolve()
     group = None if run_dir is None else group_of(path)
     if group is None:
@@ -94,7 +93,7 @@ def require_no_member(run_dir: str | Path | None) -> None:
         if population_of(group) is None:
             return
     except JaxrlError:
-        return  # its settings are damaged, so that nobody goes on with it
+        return  # its settings are damaged, so it cannot be resumed anyway
     raise SettingsError(
         f"{run_dir} is among the members of the population {group}, which go on together; resume that, or go on with "
         f"a copy of one member, by jaxrl.extract({str(group)!r}, {int(path.name) if path.name.isdecimal() else 0}, ...)"
@@ -102,18 +101,18 @@ def require_no_member(run_dir: str | Path | None) -> None:
 
 
 def population_of(path: str | Path) -> dict[str, Any] | None:
-    """Return what makes the population in the directory `path`, or `None` if a run of its own is there."""
+    """Return the definition of the population in the directory `path`, or `None` if it holds a single run."""
     found = read_yaml(Path(path) / CONFIG).get(POPULATION)
     return found if isinstance(found, dict) else None
 
 
 def resolve(run_dir: str | Path, member: int | None = None) -> Path:
-    """Return the directory of a run: itself, or of a population that of `member`, by default of the best.
+    """Return the directory of a run: `run_dir` itself or, of a population, that of `member` (default: the best).
 
-    The best is that of the highest best score; of equal ones the first.
+    The best member has the highest best score, of equal ones the lowest number.
 
     Raises:
-      SettingsError: there is no such member, or this is no population.
+      SettingsError: there is no such member, or `member` is given for a single run.
     """
     path = Path(local(run_dir))
     require_run(path)
@@ -134,7 +133,7 @@ def resolve(run_dir: str | Path, member: int | None = None) -> Path:
 
 
 def runs_of(run_dir: str | Path, member: int | None = None) -> list[Path]:
-    """Return the run in a directory, or of a population all its members, or `member` alone."""
+    """Return the directory of a single run, or those of all members of a population, or of `member` only."""
     run_dir = Path(local(run_dir))
     if member is not None or population_of(run_dir) is None:
         return [resolve(run_dir, member)]

@@ -1,4 +1,4 @@
-"""All that a run writes: its directory, checkpoints and best policy. Without a directory it writes nothing."""
+"""Storage of a run: its directory, checkpoints and best policy. Without a directory nothing is written."""
 
 import functools
 import math
@@ -40,23 +40,23 @@ from jaxrl.trees import PyTree
 from jaxrl.xla.contexts import product_precision
 
 VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax")
-"""Packages whose version may decide a bit of the training."""
+"""Packages whose version may change the training bit for bit."""
 MIN_SAVE_GAP_S, MAX_SAVE_GAP_S, MAX_SAVE_SHARE = 10.0, 600.0, 0.05
-"""Seconds between saves of a run without a `save_interval`: so many that writing takes at most this share of the time,
-but never more than the second."""
+"""Bounds in seconds on the gap between saves of a run without a `save_interval`. Within them, saving takes at most this
+share of the time."""
 OTHER_VERSIONS = ("orbax-checkpoint", "chex", "numpy")
 
 
 class Resume(NamedTuple):
-    """Whether and how to go on with the run in a directory."""
+    """Whether and how to resume the run in a directory."""
 
     run: bool = False
     allow_changes: bool = False
-    """Go on although settings or versions differ that decide the training."""
+    """Resume despite changed settings or versions that affect the training."""
     start_over: bool = False
-    """Begin again, whatever the settings of a run that is there; it is moved aside."""
+    """Start afresh, whatever the settings of an existing run, which is moved aside."""
     fork: Fork | None = None
-    """Begin a new run from a checkpoint of another."""
+    """Start a new run from a checkpoint of another."""
 
 
 def resumption(
@@ -66,10 +66,10 @@ def resumption(
     allow_changes: bool,
     start_over: bool,
 ) -> tuple[str | None, Resume]:
-    """Return the directory of a run, and whether and how it is taken up; see `origin`.
+    """Return the directory of a run, and whether and how to resume it; see `origin`.
 
     Raises:
-      SettingsError: these do not go together.
+      SettingsError: the arguments contradict each other.
     """
     run_dir, fork = origin(resume, from_step, run_dir)
     if resume and run_dir is None:
@@ -93,7 +93,7 @@ class Best(NamedTuple):
 
 
 class Storage:
-    """What a run writes. A failure is reported and survived; the newest attempts decide how the run ends."""
+    """The files of a run. Write errors are reported and training continues; the latest attempts decide how it ends."""
 
     def __init__(
         self,
@@ -105,49 +105,49 @@ class Storage:
         fits: Callable[[Store, Mapping[str, Any]], bool] = lambda checkpoints, facts: True,
         stores: Callable[[str], Store] | None = None,
     ) -> None:
-        """Take hold of the run directory `path`, or of nothing if it is `None`.
+        """Open and lock the run directory `path`; if it is `None`, nothing is written.
 
-        `fits` says of checkpoints, and the facts of the newest, whether they can be gone on from under these settings.
-        `stores` are those of a member of a population, by name; others have their own.
+        `fits(checkpoints, facts)`, given the facts of the newest checkpoint, returns whether it can be resumed under
+        these settings. `stores(name)` returns the stores of a population's member; other runs open their own.
 
         Raises:
-          SettingsError: the directory holds something else, or a run with other settings, or cannot be written.
-          RunDirInUseError: another process holds it.
-          NoCheckpointError: `resume`, and no checkpoint is valid.
+          SettingsError: the directory is not a run or has other settings, or cannot be written.
+          RunDirInUseError: another process holds the lock.
+          NoCheckpointError: `resume` is set, and no checkpoint is valid.
           StorageError: the disk is full.
         """
         self.report: Callable[[str], None] = lambda line: None
-        """Told in one line when writing begins to fail, and when it works again."""
+        """Called with one line when writing starts to fail and when it recovers."""
         self.on_saved: Callable[[int], None] = lambda opt_steps: None
-        """Told when a checkpoint is whole on the disk."""
+        """Called once a checkpoint is complete on disk."""
         self.dir: RunDir | None = None
         self.best_score: float | None = None
         """Score of the best policy on disk."""
         self.resumes = False
-        """Whether there is a checkpoint to go on from."""
+        """Whether there is a checkpoint to resume from."""
         self.changes: list[Change] = []
-        """How settings and versions differ from those of the checkpoint."""
+        """Differences of settings and versions from those of the checkpoint."""
         self.decisive: list[Change] = []
-        """Those of them on which the training depends."""
+        """The subset of `changes` that affects the training."""
         self._unused: Path | None = None
-        """The directory of a run that has branched off and not gone on yet."""
+        """The directory of a new fork that has not been resumed yet."""
         self._step = 0
-        """Where it did."""
+        """The step from which it was forked."""
         self._failures: dict[str, StorageError] = {}
         self._pending: float | None = None
         self._settings, self._resume, self._fits = plain(settings), resume, fits
         if path is None:
             return
         self._versions = versions(VERSIONS)
-        # From here on the directory is locked: nobody else writes to it.
+        # From here on the directory is locked against other writers.
         self.dir = (
             self._new_fork(resume.fork, Path(path)) if resume.fork else RunDir(path, resume.run or self._replaces(path))
         )
-        # The best policy has a store of its own, which pruning of checkpoints does not touch.
+        # The best policy has its own store, which the pruning of checkpoints does not touch.
         self.checkpoints = stores(CHECKPOINTS) if stores else Store(self.dir / CHECKPOINTS, keep, regular)
         self.best = stores(BEST) if stores else Store(self.dir / BEST, 1)
         self._logs = LogSums(self.dir.path)
-        # What is there is compared with the settings before any of it is written over.
+        # Compare existing files with the settings before overwriting any of them.
         try:
             self._look_back(resume)
             self.dir.sign()
@@ -160,12 +160,11 @@ class Storage:
             raise StorageError(f"cannot write the run directory {self.dir.path}: {error.strerror}") from error
 
     def _new_fork(self, fork: Fork, path: Path) -> RunDir:
-        """Begin the run in `path` with what another was; it is removed again unless the run goes on."""
+        """Create the run in `path` as a fork of another; `close` removes it again unless the run is resumed."""
         if path.exists():
             require_empty(path)
         else:
             make_dir(path)
-        # From here on, `close` removes the directory unless the run has gone on.
         self._unused = path
         try:
             self._step = branch_off(fork, path)
@@ -180,7 +179,7 @@ class Storage:
             raise
 
     def _look_back(self, resume: Resume) -> None:
-        """Find out what there is to go on from."""
+        """Find a checkpoint to resume from, and compare its settings and versions."""
         assert self.dir is not None
         if not (resume.run or self._replaces(self.dir.path)):
             return
@@ -189,7 +188,7 @@ class Storage:
                 f"{self.path} is a population, and this trains one run; give its Population to the Trainer, or go on "
                 f"with one of the members, as {member_dir(self.dir.path, 0)}"
             )
-        # The old run is moved aside whole, never deleted.
+        # The old run is moved aside, never deleted.
         if resume.start_over:
             self.dir.set_aside()
             return
@@ -201,8 +200,7 @@ class Storage:
             except OtherVersionError:
                 raise
             except NoCheckpointError as error:
-                # Checkpoints are there, but none is whole: beginning again would lose them, so the user must ask for
-                # it.
+                # Checkpoints exist, but none is valid: starting afresh abandons them, so the user must ask for it.
                 raise NoCheckpointError(f"{error}; begin the run again with --start-over") from error
             self.resumes = True
             if 0 < (most := self._settings.get("max_opts", step)) < step:
@@ -212,25 +210,29 @@ class Storage:
         self._compare(old)
 
     def _replaces(self, path: str | Path) -> bool:
-        """Return whether this begins again where another run is."""
+        """Return whether `start_over` replaces an existing run in `path`."""
         return self._resume.start_over and (Path(path) / CONFIG).is_file()
 
     def _compare(self, old: Mapping[str, Any]) -> None:
-        """Take note of how settings and versions differ from `old`; refuse what decides the training."""
+        """Record how settings and versions differ from `old`; raise on changes that affect the training.
+
+        Raises:
+          SettingsError: such a change is not allowed, or cannot be.
+        """
         settings, installed = self._settings, self._versions
         self.changes = changes(old.get("settings"), settings)
         self.changes += changes(old.get("versions", installed), installed, "versions")
         harmless = HARMLESS | unread(self._settings)
         free = lambda name: name in harmless or name.partition(".")[0] in harmless
         self.decisive = [change for change in self.changes if not free(change.name)]
-        # Changed settings may still fit what was saved. Only the checkpoint itself can tell.
+        # Changed settings may still fit the saved state; only the checkpoint itself can answer that.
         fits = not self.decisive or not self.resumes or self._fits(self.checkpoints, old)
         if self.resumes and fits:
             self.decisive = [change for change in self.decisive if not change.only_names]
         if not self.decisive:
             return
         said = f"{self.path} was trained with other settings or versions ({'; '.join(map(str, self.decisive))})"
-        # No permission helps here: the seed is part of every random number so far.
+        # `allow_changes` does not apply: every random number so far depends on the seed.
         if any(change.name == "seed" for change in self.decisive):
             raise SettingsError(f"{said}; the seed decided all of it: go on with its own, or use --start-over")
         if not fits:
@@ -245,7 +247,7 @@ class Storage:
             )
 
     def _describe(self) -> None:
-        """Write what describes the run."""
+        """Write `config.yaml` and `metadata.json`."""
         assert self.dir is not None
         created = {} if self.resumes else {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "opt_steps": 0}
         self.dir.write_config(self._settings)
@@ -271,32 +273,32 @@ class Storage:
 
     @property
     def error(self) -> StorageError | None:
-        """What could not be written at the last attempt."""
+        """A failure that has not recovered since, if any."""
         return next(iter(self._failures.values()), None)
 
     # --- writing ---
 
     def resumption(self, opt_steps: int, aside: str = "") -> str:
-        """Say from where a run that is resumed goes on, with `aside` if from a checkpoint, and what has changed."""
+        """Describe how the run was resumed, with `aside` if from a checkpoint, and what has changed."""
         how = f"resumed at {opt_steps} optimisation steps{aside}" if self.resumes else "began again"
         changed = "; ".join(map(str, self.changes))
         return f"{how}; changed: {changed}" if changed else how
 
     @property
     def measured_anew(self) -> str | None:
-        """What makes scores from now on mean something else than those of the checkpoint, if anything does."""
+        """The changes that make scores incomparable with those of the checkpoint, if any."""
         other = measured_otherwise(self.changes)
         return "; ".join(map(str, other)) if other and self.resumes else None
 
     def beginning(self) -> str | None:
-        """Say where the run comes from, if it branched off from another."""
+        """Describe the origin of the run if it is a fork."""
         return told(self._resume.fork, self._step) if self._resume.fork is not None else None
 
     def renew(self, settings: Mapping[str, Any]) -> None:
-        """Go on under other settings: those of `config.yaml`, and of what is saved from now on.
+        """Replace the settings, in `config.yaml` and in all later saves.
 
         Raises:
-          StorageError: they could not be written.
+          StorageError: `config.yaml` cannot be written.
         """
         settings = plain(settings)
         self.decisive, self._settings = changes(self._settings, settings), settings
@@ -309,45 +311,44 @@ class Storage:
     def save(
         self, opt_steps: int, tree: PyTree, facts: Mapping[str, Any], best: Best | None, again: bool = False
     ) -> None:
-        """Begin a checkpoint, once the one before it has come to its end; the `best` policy is on disk before it is.
+        """Start saving a checkpoint once the pending one is done; the `best` policy reaches the disk before it.
 
-        For a run that goes on from the checkpoint does not meet that policy again. One that is there already is not
-        written again, unless `again`: the state has changed without an optimisation.
+        A run resumed from the checkpoint does not come across that policy again. An existing step is not rewritten
+        unless `again` is set, for a state that changed without an optimisation step.
         """
         if self.dir is not None:
-            # The best policy first: its save is handed to the checkpoint as `after`, so it is on disk before a
-            # checkpoint that has seen it.
+            # The best policy first: as `after`, its save reaches the disk before the checkpoint that has seen it.
             self.keep_best(best)
             self.settle()
-            # A step that was just saved would be taken for this one.
+            # Otherwise the store would skip this step as already saved.
             if again:
                 self.checkpoints.newest = None
             facts = {**facts, "settings": self._settings, "versions": self._versions, "logs": self._logs.facts()}
             self.checkpoints.save(opt_steps, tree, facts, after=self.best)
 
     def is_time_to_save(self, seconds: float) -> bool:
-        """Say whether a run without a `save_interval` is to save, `seconds` after it last did."""
+        """Return whether a run without a `save_interval` is due to save, `seconds` after its last save."""
         if self.dir is None or self.checkpoints.is_writing:
             return False
         return seconds >= min(max(MIN_SAVE_GAP_S, self.checkpoints.write_s / MAX_SAVE_SHARE), MAX_SAVE_GAP_S)
 
     def settle(self, block: bool = True) -> None:
-        """Take note of how the save in progress has ended; without `block`, only if it has."""
+        """Record the outcome of the pending save; without `block`, only if it is done."""
         step = self._settled("checkpoint", self.checkpoints, block) if self.dir is not None else None
         if step is not None:
             self.note(saved_opt_steps=step)
             self.on_saved(step)
 
     def keep_best(self, best: Best | None) -> None:
-        """Begin to write the best policy, unless the disk has one as good: a resumed run passes its own past again."""
+        """Start saving the best policy, unless one as good is on disk: a resumed run repeats part of its past."""
         if self.dir is None or best is None:
             return
-        # The score on disk is known only after the save before has ended.
+        # The score on disk is known only once the previous save is done.
         self._settle_best()
-        # A policy that could not be written leaves `best_score` as it was, so the next call tries again.
+        # A failed save leaves `best_score` unchanged, so the next call retries.
         if self.best_score is None or best.score > self.best_score:
             self._pending = best.score
-            self.best.newest = None  # one of the same step is another policy, scored otherwise or from another past
+            self.best.newest = None  # the same step may be another policy: scored differently, or before a rollback
             self.best.save(best.opt_steps, best.params, best.facts)
 
     def note(self, **facts: Any) -> None:
@@ -361,17 +362,16 @@ class Storage:
             self._failed("metadata", StorageError(f"{self.dir / METADATA} could not be written: {error.strerror}"))
 
     def describe(self, entries: Mapping[str, Any]) -> None:
-        """Merge entries of the user's own into `about` in `metadata.json`."""
+        """Merge user-defined entries into `about` in `metadata.json`."""
         if self.dir is not None:
             there = read_metadata(self.dir.path).get("about")
             self.note(about={**(there if isinstance(there, dict) else {}), **entries})
 
     def finish(self) -> None:
-        """Wait for what is being written."""
+        """Wait for pending saves."""
         if self.dir is None:
             return
         try:
-            # The best policy before the checkpoint, in the order in which they were begun.
             self._settle_best()
             self.settle()
         finally:
@@ -379,7 +379,7 @@ class Storage:
             self.checkpoints.close()
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Release the directory, and remove a fork that was never resumed."""
         if self.dir is not None:
             self.dir.release()
         if self._unused is not None:
@@ -400,7 +400,7 @@ class Storage:
         return step
 
     def _failed(self, what: str, error: StorageError) -> None:
-        # Reported when writing begins to fail, not at each attempt.
+        # Report the first failure, not every attempt.
         if what not in self._failures:
             self.report(f"warning: {error}; training goes on")
         self._failures[what] = error
@@ -412,12 +412,12 @@ class Storage:
     # --- reading ---
 
     def expect(self, forms: Sequence[Form]) -> None:
-        """Take it that checkpoints may have other `forms` than the structure that they are loaded into."""
+        """Accept checkpoints with other `forms` than the structure they are loaded into."""
         if self.dir is not None:
             self.checkpoints.forms = forms
 
     def check_fits(self, like: PyTree) -> None:
-        """Raise `SettingsError`, naming the leaf, if the checkpoint to go on from does not fit `like`."""
+        """Raise `SettingsError`, naming the leaf, if the checkpoint to resume from does not fit `like`."""
         self.checkpoints.check_newest(like)
 
     def load(self, like: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
@@ -425,50 +425,49 @@ class Storage:
 
         Raises:
           NoCheckpointError: no checkpoint is valid.
-          SettingsError: it was made for another structure; the leaf is named.
+          SettingsError: the checkpoint has another structure; the error names the leaf.
         """
         step, tree, facts = self.checkpoints.load_newest(like)
-        self._compare(facts)  # again: it may be an older one than that which was looked at first
+        self._compare(facts)  # again: it may be older than the one compared first
         self._forget_logs()
         assert self.dir is not None
-        # A changed log is worth a warning, but training does not depend on it.
+        # Training does not depend on the logs, so damage is only a warning.
         for problem in damage(self.dir.path, facts):
             warnings.warn(f"{self.path}: {problem}", stacklevel=2)
         return step, tree, facts
 
     def go_on(self) -> None:
-        """Write what describes the run now that nothing speaks against going on."""
+        """Write `config.yaml` and `metadata.json` once all checks for resuming have passed."""
         try:
             self._describe()
-            # From here on a fork is a run of its own, and stays.
+            # From here on `close` does not remove a fork.
             self._unused = None
         except OSError as error:
             raise StorageError(f"cannot write the run directory {self.path}: {error.strerror}") from error
 
     def rollback(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
-        """Load the newest checkpoint saved in good health, and drop those after it; `None` if there is none.
+        """Load the newest healthy checkpoint and remove all later ones; `None` if there is none.
 
-        One that was saved at its regular turn is preferred: the rollback point must not depend on when the run was
-        interrupted.
+        Regular saves are preferred: the rollback point must not depend on when the run was interrupted.
         """
         if self.dir is None:
             return None
         self.settle()
         self._forget_logs()
-        # Where no regular one is healthy, any healthy one will do.
+        # Fall back to any healthy checkpoint if no regular one is.
         for good in (lambda facts: facts["healthy"] and facts["regular"], lambda facts: facts["healthy"]):
             try:
                 step, tree, facts = self.checkpoints.load_newest(like, good)
             except NoCheckpointError:
                 continue
-            # They belong to a future that is undone: a kill now must resume before it.
+            # Later steps are undone: if the process is killed now, it must not resume from them.
             self.checkpoints.drop_after(step)
             return tree, facts
         self.checkpoints.newest = None
         return None
 
     def _forget_logs(self) -> None:
-        """Sum up the logs from their beginnings again: what comes after a step is taken back."""
+        """Restart the log checksums: rows after the restored step are about to be removed."""
         assert self.dir is not None
         self._logs = LogSums(self.dir.path)
 
@@ -480,7 +479,7 @@ class Storage:
             step, params, facts = self.best.load_newest(like)
         except NoCheckpointError:
             return None
-        # The facts are sealed, but a stranger may have sealed them.
+        # The seal proves integrity, not origin: the facts may come from anyone.
         score = facts.get("score")
         if not isinstance(score, int | float) or not math.isfinite(score):
             warnings.warn(
@@ -491,19 +490,19 @@ class Storage:
             warnings.warn(f"best policy {self.best.directory / str(step)} is passed over: {problem}", stacklevel=2)
             return None
         if measured_otherwise(changes(facts.get("settings", self._settings), self._settings)):
-            return None  # no score to beat; the first one under these settings takes its place
+            return None  # its score is not comparable: the first one under these settings replaces it
         self.best_score = score
         return Best(step, score, params, facts)
 
     def _foreign(self, facts: Mapping[str, Any]) -> str | None:
-        """Say why the best policy with these `facts` is another run's; the seed is what no resumption changes."""
+        """Explain why a best policy with these `facts` is another run's: resuming never changes the seed."""
         settings, own = facts.get("settings"), self._settings.get("seed")
         seed = settings.get("seed", own) if isinstance(settings, dict) else own
         return None if seed == own else f"it is of a run with seed {str(seed)[:20]}, not {own}"
 
 
 def never_saved(path: Path, checkpoints: Store) -> bool:
-    """Say whether the run in `path` ended before its first checkpoint was written, so that nothing can be lost."""
+    """Return whether the run in `path` ended before its first checkpoint, so that there is nothing to lose."""
     if checkpoints.steps():
         return False
     if metadata := read_metadata(path):
@@ -512,11 +511,11 @@ def never_saved(path: Path, checkpoints: Store) -> bool:
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return the installed version of each of `packages`; of jaxrl that of the code, which an install may be behind."""
-    whole = sys.modules["jaxrl"]  # it is a front door, and not imported from here
+    """Return the installed versions of `packages`; jaxrl's is that of the code, as package metadata may be outdated."""
+    whole = sys.modules["jaxrl"]  # the facade, which modules of the package must not import
     return {name: whole.__version__ if name == "jaxrl" else _installed(name) for name in packages}
 
 
-@functools.cache  # looked up in files, which each of many members would read again
+@functools.cache  # the lookup reads files, and every member of a population needs it
 def _installed(package: str) -> str:
     return version(package)

@@ -1,4 +1,4 @@
-"""A run's directory: who may write it, and its small files."""
+"""Run directories: locking, and small files written atomically."""
 
 import contextlib
 import glob
@@ -18,26 +18,26 @@ from jaxrl.errors import DISK_ERRORS, JaxrlError, SettingsError, StorageError
 from jaxrl.paths import CONFIG, LOCK, hold, local, reason_of_path, require_empty
 
 FORMAT = 1
-"""Version of the directory's layout."""
+"""Version of the directory layout."""
 
 METADATA, METRICS, EPISODES = "metadata.json", "metrics.jsonl", "eval_episodes.jsonl"
 TRAIN_EPISODES = "train_episodes.jsonl"
 CSV = "metrics.csv"
 VIDEOS = "videos"
-"""Directory of the episodes that are filmed on the way."""
+"""Directory of the episodes filmed during training."""
 LARGEST_TEXT = 1 << 26
-"""Bytes of a settings file, of metadata or of a manifest, at most."""
+"""Maximum bytes of a settings file, of metadata or of a manifest."""
 
 
 class RunDir:
-    """A run directory held by this process: created, locked, and its small files written whole."""
+    """A run directory, created and locked by this process."""
 
     def __init__(self, path: str | Path, resume: bool) -> None:
-        """Take hold of the directory `path`.
+        """Create and lock the directory `path`.
 
         Raises:
-          SettingsError: it exists and is not empty (or is no run, with `resume`), or cannot be written.
-          RunDirInUseError: another process holds it.
+          SettingsError: it exists and is not empty (with `resume`: it is not a run), or cannot be written.
+          RunDirInUseError: another process holds the lock.
           StorageError: the disk is full.
         """
         self._lock: IO[str] | None = None
@@ -45,14 +45,13 @@ class RunDir:
             self.path = Path(local(path)).absolute()
             if resume:
                 require_run(self.path)
-            # A directory with a lock may be one that another process is just filling; whether it is empty is asked
-            # again below.
+            # With a lock file, another process may be starting a run here: taking the lock decides.
             elif self.path.exists() and not os.path.lexists(self.path / LOCK):
                 require_empty(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             require_inside(self.path)
             self._lock = hold(self.path)
-            # Asked again under the lock: another process may have begun a run between the first look and the lock.
+            # Check again under the lock: another process may have started a run since the first check.
             if not resume:
                 require_empty(self.path)
         except JaxrlError:
@@ -61,7 +60,7 @@ class RunDir:
         except (OSError, ValueError) as error:
             self.release()
             reason = getattr(error, "strerror", None) or error
-            if isinstance(error, FileNotFoundError):  # as in /proc, where the system's own words would mislead
+            if isinstance(error, FileNotFoundError):  # as in /proc, where the system's message would mislead
                 reason = "no directory can be made there"
             kind = StorageError if getattr(error, "errno", None) in DISK_ERRORS else SettingsError
             raise kind(f"cannot write the run directory {str(path)!r}: {reason}") from error
@@ -70,10 +69,9 @@ class RunDir:
         return self.path / name
 
     def sign(self) -> None:
-        """Write into the lock who holds it."""
+        """Write process id and host into the lock file, for the error that other processes raise."""
         assert self._lock is not None
-        # Written only by the holder, so that others can name it. The lock itself is held on the open file, not by this
-        # text.
+        # The text is only informative: the lock is held on the open file.
         os.ftruncate(self._lock.fileno(), 0)
         os.write(self._lock.fileno(), f"pid {os.getpid()} on {platform.node()}".encode())
 
@@ -88,27 +86,27 @@ class RunDir:
         )
 
     def set_aside(self) -> Path:
-        """Move all that the run has written into a new directory `discarded-N`; return it."""
+        """Move all files of the run into a new directory `discarded-N`; return it."""
         number = 1
         while (aside := self.path / f"discarded-{number}").exists():
             number += 1
         aside.mkdir()
         for entry in list(self.path.iterdir()):
             if entry.name == CONFIG:
-                shutil.copy2(entry, aside)  # a run directory has one at every moment
+                shutil.copy2(entry, aside)  # copied: a run directory must have one at all times
             elif entry.name != LOCK and not entry.name.startswith("discarded-"):
                 entry.rename(aside / entry.name)
         return aside
 
     def release(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
 
 def make_dir(path: Path) -> None:
-    """Make a directory that is not there yet; raise `SettingsError` if that cannot be."""
+    """Create a new directory; raise `SettingsError` if that is impossible."""
     try:
         path.mkdir(parents=True)
     except (OSError, ValueError) as error:
@@ -116,7 +114,7 @@ def make_dir(path: Path) -> None:
 
 
 def require_run(path: Path) -> None:
-    """Raise `SettingsError` unless `path` is a directory that holds a run of a known format, and nothing outside it."""
+    """Raise `SettingsError` unless `path` is the directory of a run of a known format, without links out of it."""
     try:
         if not path.is_dir():
             there = "it is a file" if path.exists() else "there is no such directory"
@@ -138,7 +136,7 @@ def require_run(path: Path) -> None:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Return what `metadata.json` of `path` says, or nothing if it is missing or damaged: no training depends on it."""
+    """Return `metadata.json` of `path`, or `{}` if it is missing or damaged: training does not depend on it."""
     try:
         return read_json(path / METADATA)
     except SettingsError:
@@ -146,9 +144,9 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def require_inside(path: Path) -> None:
-    """Raise `SettingsError` if anything in the directory `path` is a link, or neither file nor directory.
+    """Raise `SettingsError` if the directory `path` contains a link, or anything but files and directories.
 
-    Following a link would read or write outside the run; so would appending to a file that has another name elsewhere.
+    Following a link would read or write outside the run; so would appending to a file with a hard link elsewhere.
     """
     appended = (LOCK, METRICS, EPISODES, TRAIN_EPISODES, CSV)
     for folder, folders, files in os.walk(path, onerror=_raise):
@@ -157,7 +155,7 @@ def require_inside(path: Path) -> None:
             try:
                 info = os.lstat(entry)
             except FileNotFoundError:
-                continue  # a running process replaces its files
+                continue  # a running process has just replaced it
             if stat.S_ISLNK(info.st_mode) and _is_wandbs(entry):
                 continue
             if stat.S_ISLNK(info.st_mode):
@@ -172,7 +170,7 @@ def require_inside(path: Path) -> None:
 
 
 def _is_wandbs(link: str) -> bool:
-    """Say whether a link is the one that wandb's own process makes to its log, and that nothing here follows."""
+    """Return whether `link` is the one that wandb's service process makes to its log; nothing here follows it."""
     *_, folder, _, logs, name = ("", "", "", *Path(link).parts)
     return (folder, logs, name) == ("wandb", "logs", "debug-core.log")
 
@@ -183,7 +181,7 @@ def _raise(error: OSError) -> None:
 
 
 def sync_dir(path: Path) -> None:
-    """Bring the names in a directory to the disk, so that they outlive a loss of power."""
+    """Flush a directory's entries to disk, so that its names survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -193,23 +191,22 @@ def sync_dir(path: Path) -> None:
 
 @contextlib.contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """Make a directory whole or not at all: fill the one that is yielded, which is then renamed to `path`.
+    """Create a directory atomically: the caller fills the one yielded, which is then renamed to `path`.
 
-    What is at `path` is replaced. Until the new one has its name the old one is there whole, if not under its own name
-    then beside it. What a kill has left of an earlier try is removed, and an old one that it left beside comes back.
+    An existing directory at `path` is replaced; until then it stays complete, under its own or a temporary name. The
+    remains of a killed attempt are removed first, and a directory that it had moved aside is restored.
 
     Raises:
-      OSError: it cannot be written; what was there stays.
+      OSError: the directory cannot be written; an existing one stays.
     """
     made, aside = path.with_name(f".{path.name}.{os.getpid()}.tmp"), path.with_name(f".{path.name}.old")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # First, what a kill has left of an earlier try; the steps below are those that it may have cut short.
+    # Recover from an attempt that was killed in the steps below.
     _put_in_order(path, aside)
     made.mkdir()
     try:
         yield made
-        # Between these two renames the old directory is only under its other name. `_put_in_order` gives it back if a
-        # kill comes here.
+        # If killed between these two renames, the next `_put_in_order` restores the old directory.
         if path.exists():
             path.rename(aside)
         made.rename(path)
@@ -219,18 +216,17 @@ def new_directory(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             _put_in_order(path, aside)
         raise
-    # The old one goes only now that the new one has its name.
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def _put_in_order(path: Path, aside: Path) -> None:
-    """Take back an old directory that lost its name, and remove what processes that are gone have half made."""
+    """Restore a directory left under its temporary name, and remove partial ones of processes that are gone."""
     if aside.is_dir() and not os.path.lexists(path):
         aside.rename(path)
     prefix, suffix = f".{path.name}.", ".tmp"
     for rest in path.parent.glob(f"{glob.escape(prefix)}*{suffix}"):
         process = rest.name.removeprefix(prefix).removesuffix(suffix)
-        # Other names are another's: of the user, or of a directory whose name begins like this one's.
+        # Any other name belongs to the user, or to a directory whose name has this one's as a prefix.
         if process.isascii() and process.isdecimal() and not _lives(int(process)):
             _remove(rest)
     _remove(aside)
@@ -252,15 +248,14 @@ def _lives(process: int) -> bool:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file whole or not at all: to a temporary one beside it, then rename."""
-    temporary = path.with_name(f".{path.name}.tmp")  # there is one writer, and what a kill left is overwritten
+    """Write a file atomically: to a temporary file in the same directory, then rename."""
+    temporary = path.with_name(f".{path.name}.tmp")  # there is one writer; remains of a killed one are overwritten
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
             file.flush()
-            # The bytes reach the disk before the name does: the other way round a loss of power could leave an empty
-            # file.
+            # Sync the data before the rename: otherwise a power failure could leave an empty file.
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
@@ -270,10 +265,10 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def read_text(path: Path) -> str:
-    """Return what is in a text file of a run directory.
+    """Read a text file of a run directory.
 
     Raises:
-      ValueError: it is larger than any that jaxrl writes, or no text.
+      ValueError: it is larger than any that jaxrl writes, or is not text.
       OSError: it cannot be read.
     """
     if (size := path.stat().st_size) > LARGEST_TEXT:
@@ -282,7 +277,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; raise `SettingsError` naming the file if it is none."""
+    """Read a JSON object; raise `SettingsError`, naming the file, if it is not one."""
     try:
         value = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError, MemoryError) as error:
@@ -293,10 +288,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Load plain values alone.
+    """Loader for plain values only.
 
-    A name that is given twice is refused, of which YAML would take the last, and so are aliases: a few lines of them
-    can stand for endless values.
+    Duplicate keys are errors, of which YAML would take the last; so are aliases, a few of which can expand without
+    bound.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -314,9 +309,9 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping of plain values, without aliases; raise `SettingsError` naming the file if it is none."""
+    """Read a YAML mapping of plain values without aliases; raise `SettingsError`, naming the file, if it is not one."""
     try:
-        value = yaml.load(read_text(path), _Loader)  # safe: only plain values
+        value = yaml.load(read_text(path), _Loader)  # safe: plain values only
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"cannot read {path}: {reason_of_path(error)}") from error
     if not isinstance(value, dict):
@@ -326,7 +321,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """Return `value` with tuples as lists and non-finite numbers as `None`, for JSON and YAML."""
-    if type(value) in (float, int, str, bool):  # nearly all values are, and to ask for more takes longer
+    if type(value) in (float, int, str, bool):  # fast path for nearly all values
         return None if type(value) is float and not math.isfinite(value) else value
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
