@@ -129,7 +129,7 @@ def params_of(strategy: Strategy, state: PyTree) -> PyTree:
 
 
 def _params_of_all(strategy: Strategy, state: PyTree) -> PyTree:
-    """Do the same in all processes."""
+    """Return the policy's parameters, or without a policy the state, in every process."""
     if strategy.policy is None:
         return gathered(state)
     processes.tell("params")

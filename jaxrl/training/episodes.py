@@ -73,7 +73,7 @@ def teller_of(strategy: Strategy, config: TrainerConfig, hooks: Hooks) -> Teller
 
 
 def episodes_in(endings: Sequence[EpisodeEnds], t: int, stop: int, schedule: Schedule) -> Episodes:
-    """Return the episodes that ended in iterations `t .. stop-1`; `endings` are those of one call or of several."""
+    """Return the episodes that ended in iterations `t .. stop-1`, from the `endings` of one or more calls."""
     host = [_on_host(ended) for ended in endings]
     # Calls write into arrays of a fixed length: drop the rows past the last iteration.
     length, total = (np.concatenate([x[i] for x in host])[: stop - t] for i in (0, 1))

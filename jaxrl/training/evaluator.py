@@ -143,7 +143,7 @@ def eval_columns(evaluation: Evaluation, score: float, again: float | None, is_b
 
 
 def episode_rows(counters: dict[str, int], evaluation: Evaluation) -> Iterator[dict[str, Any]]:
-    """Return a row for each episode of an evaluation."""
+    """Yield a row for each episode of an evaluation."""
     # Lists: indexing scalars of an array takes longer than the rest of a row.
     floats = lambda values: np.asarray(values, np.float64).tolist()
     columns = {
@@ -397,7 +397,7 @@ def _asked(env: Env, policy: Policy, sampled: bool) -> tuple[Chooser, Env]:
 
 
 def begin_episodes(env: Env, asked: Chooser, episodes: int, params: PyTree, reset_key: Key) -> _Episodes:
-    """Return `episodes` episodes before their first steps."""
+    """Return the initial state of `episodes` parallel episodes."""
     state, obs = jax.vmap(env.reset)(jax.random.split(reset_key, episodes))
     state, obs = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), (state, obs))
     finite = finite_rows(obs)
@@ -473,7 +473,7 @@ class EvalOutcome(NamedTuple):
 
     @property
     def kept(self) -> float:
-        """The score that counts."""
+        """The score that counts: that of the confirmation, if there was one."""
         return self.score if self.again is None else self.again
 
 

@@ -555,7 +555,7 @@ def anew(refilled: range, strategy: Strategy) -> str:
 
 
 def require_counters(checkpoint: str, counted: Mapping[str, int], saved: Mapping[str, Any]) -> None:
-    """Raise `SettingsError` unless the counters under these settings are those that were saved."""
+    """Raise `SettingsError` unless the counters under the current settings match the saved ones."""
     if counted != saved:
         raise SettingsError(
             f"checkpoint {checkpoint} was made after {saved}, which under these settings would be {counted}; "

@@ -16,7 +16,7 @@ from jaxrl.xla.equations import eqn_scan_counts, walk
 SHARED = ("agent", "buffer", "health", "key")
 """Parts of a training state whose size is independent of the number of environments."""
 NOTEWORTHY = 100_000_000
-"""Minimum size in bytes at which a run with a replay buffer prints its plan: smaller ones do not matter to users."""
+"""Minimum size in bytes at which a run with a replay buffer logs its plan: smaller ones do not matter to users."""
 
 
 class Plan(NamedTuple):
@@ -107,6 +107,7 @@ def fitting(plan: Plan, limit: int, num_envs: int | None, episodes: int | None) 
         each = plan.state["buffer"] / plan.capacity
         ways["buffer.capacity"] = int((limit - plan.total + plan.state["buffer"]) / each)
     shared = sum(size for name, size in plan.state.items() if name in SHARED)
+    # All other memory grows linearly with `num_envs`.
     grows = plan.kept - shared + sum(plan.iteration.values())
     if num_envs and grows and limit >= plan.kept - grows + plan.evaluation:
         ways["num_envs"] = (limit - shared) * num_envs // grows

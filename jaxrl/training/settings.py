@@ -1,4 +1,4 @@
-"""Settings of the trainer's and the session's loop on the host."""
+"""Settings of trainers and sessions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -153,7 +153,7 @@ class TrainerConfig:
         return replace(self, max_opts=rounded_up(self.max_opts, strategy.opt_steps_per_step))
 
     def schedule(self, strategy: Strategy) -> Schedule:
-        """Return the schedule of a run of `strategy`; raise `SettingsError` for intervals that do not fit it."""
+        """Return the schedule of a run of `strategy`; raise `SettingsError` for incompatible intervals."""
         return Schedule(
             max_opts=self.max_opts,
             opt_steps_per_step=strategy.opt_steps_per_step,

@@ -159,4 +159,4 @@ def _serve(worker: Worker, line: Connection) -> None:
             number, method, args = line.recv()
             # `cloudpickle` sends classes of the user's script by value: no importable module has them.
             line.send_bytes(cloudpickle.dumps((number, getattr(worker, method)(*args))))
-    end_with_children()  # whatever the environments are doing
+    end_with_children()  # even if an environment is in the middle of a call

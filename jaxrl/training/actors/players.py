@@ -30,7 +30,7 @@ class Stopped(Exception):
 
 
 class Programs(NamedTuple):
-    """The compiled functions of a strategy with actors."""
+    """Compiled functions of a strategy with actors."""
 
     run: Callable[..., Any]
     """`(state, sums, arrival, t) -> (state, sums)`, optionally with `EpisodeEnds`; the state and sums are donated."""
@@ -87,7 +87,7 @@ class Player:
         """Processor statistics of rounds that may not be in the published ones yet, with the numbers of the rounds."""
 
     def open(self) -> None:
-        """Open the environments, from the actor's own seed."""
+        """Open the environments, seeded by the actor's key."""
         actor_fns = self.actor_fns
         seed = int(jax.random.bits(self.part.key) >> 1)
         # No timeout for compilation; everything else has one.

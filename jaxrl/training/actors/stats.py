@@ -35,6 +35,7 @@ class ActorStats:
 
     def calling(self, limit_s: float) -> "ActorStats":
         """Count the following `with` block as a call of the environment, with timeout `limit_s`."""
+        # Set before `inside`, since a `Watch` in another thread may read them at any time.
         self.calls, self.limit_s = self.calls + 1, limit_s
         return self
 

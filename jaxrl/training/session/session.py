@@ -148,7 +148,7 @@ class Session:
         if about:
             self.describe(**about)
 
-    # --- what a loop calls ---
+    # --- the interface of the user's loop ---
 
     def act(self, obs: PyTree, explore: bool = True) -> Any:
         """Return actions for observations, as NumPy arrays.
@@ -226,7 +226,7 @@ class Session:
         return learnt
 
     def cut(self) -> None:
-        """Truncate the running episodes: the next observations begin new ones. No transition is made of the cut.
+        """Truncate the running episodes: the next observations begin new ones. Nothing is learnt from the cut itself.
 
         For a loop that abandons an episode between two steps; if it ends with a step, pass `truncated` instead.
         """
@@ -479,7 +479,7 @@ class Session:
             call(self.hooks.evaluated, trial.evaluation)
 
     def _call_hooks(self, learnt: Learnt | None, episodes: list[Episode]) -> None:
-        # Deferred to here: finished saves are noticed in places where a hook must not raise.
+        # Finished saves are queued where they are noticed, and reported here, because hooks run last.
         while self._saves:
             call(self.hooks.save, self._saves.pop(0))
         if learnt is not None:

@@ -118,7 +118,7 @@ class SessionState(NamedTuple):
     resetting: np.ndarray | None = None
     """Whether the next step of the vector resets this environment instead of acting, `[N]`; not saved."""
     resumed: bool = False
-    """Whether the running episodes may have been lost with the process that drove them."""
+    """Whether the running episodes may have been lost with an earlier process."""
 
 
 def begun(host: Host, where: np.ndarray) -> Host:

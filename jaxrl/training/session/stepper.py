@@ -88,7 +88,7 @@ class Stepper:
             *_, place = locate_step(self.stepwise.schedule, now.steps - 1)
             is_last = self._mark_ended(
                 state.items.is_last, late, np.uint32(place)
-            )  # not donated: an interrupt may come
+            )  # not donated, as an exception may interrupt this call
             state = state._replace(items=state.items._replace(is_last=is_last))
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
 
