@@ -85,9 +85,9 @@ class Run:
         self.latest: PyTree = None
         """Parameters of the latest policy, if the state is sharded over processes."""
         self.lane: Any = Alone()
-        """The lane of a team, if a member of a population trains together with others."""
+        """Where the state lives; replaced for a member of a population that trains in a team."""
         self.membership = Membership()
-        """Replaced for a member of a population."""
+        """Replaced for any member of a population."""
         self._quiet, self._notes, self._given_recorders = quiet, notes, recorders
         self._state: PyTree = None
         self._sums: Any = None
@@ -533,7 +533,7 @@ def fits(strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: St
 def replenished(strategy: Strategy, state: PyTree, t: int, changed: bool) -> tuple[PyTree, range]:
     """Return a state saved after `t` iterations, its buffer refilled if it was saved without; and the refilled range.
 
-    If settings have `changed`, the state takes the present ones. The range has the numbers of the blocks pushed again
+    If settings have `changed`, the state takes the current ones. The range has the numbers of the blocks pushed again
     (by actors: later), and is empty if the buffer was saved.
     """
     refill = strategy.state_fns.refill

@@ -112,8 +112,8 @@ class Session:
           spec: an `EnvSpec`, an `Env`, or an environment of Gymnasium, stoa or envelope; only its spaces are used.
           agent: an online agent, from `jaxrl.dqn(...)`, `jaxrl.ppo(...)` or another.
           buffer: a replay buffer, as from `jaxrl.uniform(...)`; omit it for an on-policy agent, and only there.
-          processor: turns steps into transitions (default: `one_step()`; for an on-policy agent, after the default
-            processor of `jaxrl.on_policy`).
+          processor: turns steps into transitions (default: `one_step()`, for an on-policy agent after the default
+            normalisation of `jaxrl.on_policy`).
           config: base settings (default: `SessionConfig()`).
           resume: resume the session in `run_dir` from its newest valid checkpoint.
           allow_changes: resume even if versions, or settings of the agent or the session, that decide the training
