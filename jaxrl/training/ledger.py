@@ -42,7 +42,7 @@ class Ledger:
     interval_s: float = 0.0
     """Seconds of training in the current interval."""
     wall_s: float = 0.0
-    """Seconds of the run in earlier processes."""
+    """Seconds of the run before it was last started or resumed."""
     seen_reward: float = 0.0
     """Largest magnitude of a reward so far; likewise the two below, see `sanity.Extremes`."""
     seen_discount: float = 0.0

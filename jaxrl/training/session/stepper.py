@@ -22,7 +22,7 @@ from jaxrl.trees import PyTree, make_key
 
 
 class Stepper:
-    """Computes the next state of a session; holds compiled programs, and nothing that belongs into a checkpoint."""
+    """Computes the next state of a session; holds compiled programs, and nothing that belongs in a checkpoint."""
 
     def __init__(self, stepwise: Stepwise, seed: int) -> None:
         """Jit the programs; each is compiled when first called."""
