@@ -1,4 +1,4 @@
-"""The host's side of training."""
+"""Host-side training: loops, evaluation, logging and storage."""
 
 from jaxrl.training.evaluator import Evaluation, Evaluator, mean_return
 from jaxrl.training.interrupt import Interrupt

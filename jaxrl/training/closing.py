@@ -1,4 +1,4 @@
-"""The closing lines of a run: why it stopped, what it came to, and what comes next."""
+"""The closing lines of a run: stop reason, results, and how to continue."""
 
 import contextlib
 import signal
@@ -13,14 +13,13 @@ from jaxrl.training.report import Result
 
 AGAIN = "the trainer keeps its state: call train() again"
 LIMITS = {"max_opts": "opt_steps", "max_env_steps": "env_steps"}
-"""Limits of a run, and what each counts, by the name in its summary."""
+"""The counter in the summary for each limit of a run."""
 
 
 def print_summary(result: Result, run_dir: str | None, following: Mapping[str, str]) -> None:
-    """Print the summary of a run, each part on one line.
+    """Print the summary of a run, with an entry per line.
 
-    The directory, and the lines of what may be done next, `following`, are for copying: they stay whole however narrow
-    the terminal is.
+    The directory and the suggested commands, `following`, are for copying, and are not folded in a narrow terminal.
     """
     for name, text in _lines(result.summary).items():
         print_folded(f"  {name:<12}{text}", indent=14)
@@ -30,7 +29,7 @@ def print_summary(result: Result, run_dir: str | None, following: Mapping[str, s
 
 
 def print_table(table: str, following: Mapping[str, str]) -> None:
-    """Print what the settings of a population came to, and `following`, what may be done next."""
+    """Print the results of a population as a table, and the suggested commands, `following`."""
     lines = [f"  {name:<12}{text}" for name, text in following.items()]
     with contextlib.suppress(OSError):  # the reader may be gone
         print("\n".join([table, *lines]), flush=True)
@@ -63,10 +62,10 @@ def _lines(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def print_summary_in_python(trainer: Any, result: Result) -> None:
-    """Print the summary of a run that was trained in Python; only the first of several processes does."""
+    """Print the summary of a run that was trained in Python, in process 0 only."""
     run_dir, custom = trainer.config.run_dir, (trainer.strategy.info.settings or {"custom": True}).get("custom")
     following = {} if (again := _continuation(result.summary, run_dir)) is None else {"go on": again}
-    # A strategy that was made in Python is needed again to load its policy.
+    # Loading the policy of a custom strategy needs the strategy.
     if run_dir is not None and result.policy is not None:
         following["load"] = f"policy = jaxrl.load_policy({run_dir!r}{', strategy=strategy' if custom else ''})"
     if not number():
@@ -85,7 +84,7 @@ def _continuation(summary: Mapping[str, Any], run_dir: str | None) -> str | None
 
 
 def print_table_in_python(trainer: Any, result: Any) -> None:
-    """Print what a population came to that was trained in Python."""
+    """Print the results of a population that was trained in Python."""
     run_dir, lines = trainer.config.run_dir, {}
     if run_dir is not None:
         best = result.best_member().number
@@ -96,7 +95,7 @@ def print_table_in_python(trainer: Any, result: Any) -> None:
 
 
 def leave_by_signal(signalled: int, stop: str | None, opt_steps: int, run_dir: str | None, quiet: bool) -> NoReturn:
-    """End a training that is over, and closed, as the signal `signalled` ends a program; say so in one line.
+    """Print a message on the signal `signalled` that ended a closed run, and raise its exception.
 
     Raises:
       KeyboardInterrupt: after SIGINT.
@@ -112,7 +111,7 @@ def leave_by_signal(signalled: int, stop: str | None, opt_steps: int, run_dir: s
 
 
 def leave_population_by_signal(signalled: int, run_dir: str | None, quiet: bool) -> NoReturn:
-    """End the training of a population, as `leave_by_signal` does that of a run."""
+    """Do the same as `leave_by_signal` for a population."""
     again = AGAIN if run_dir is None else _saved(f"Trainer(population, ..., run_dir={run_dir!r}, resume=True)")
     if not quiet:
         print_stderr(f"stopped by {signal.Signals(signalled).name}; {again}")
@@ -120,7 +119,7 @@ def leave_population_by_signal(signalled: int, run_dir: str | None, quiet: bool)
 
 
 def report_exit(error: BaseException | None, terminated: bool, opt_steps: int, run_dir: str | None) -> None:
-    """Say in one line that SIGINT, or SIGTERM if it was `terminated`, has ended a session that is closed."""
+    """Print a message if SIGINT, or SIGTERM if `terminated`, has ended a closed session."""
     if terminated or isinstance(error, KeyboardInterrupt):
         name = "SIGTERM" if terminated else "SIGINT"
         saved = run_dir and _saved(f"Session(..., run_dir={run_dir!r}, resume=True)")

@@ -1,4 +1,4 @@
-"""A run's shards on several devices: where each part of its state is, and programs that run on all of them."""
+"""Sharding of a run over devices: placement of its state, and programs that run on all of them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,40 +16,40 @@ from jaxrl.trees import PyTree
 from jaxrl.xla.spread import DEVICES
 
 SAME = PartitionSpec()
-"""Of what every device has."""
+"""The spec of replicated values."""
 
 
 class Alone:
-    """Where the state of a run is that trains by itself: with its trainer."""
+    """The lane of a run that trains by itself; the trainer holds its state."""
 
     others = None
-    """What makes its iterations in place of a program of its own."""
+    """What runs the iterations in place of the run's own program."""
 
     def whole(self, state: PyTree) -> PyTree:
-        """Return a state by itself, wherever it is."""
+        """Return the complete state."""
         return state
 
     def part(self, state: PyTree, choose: Callable[[PyTree], PyTree]) -> PyTree:
-        """Return what `choose` takes of a state."""
+        """Return the part of a state that `choose` selects."""
         return choose(state)
 
     def params(self, strategy: Strategy, state: PyTree) -> PyTree:
-        """Return what the policy needs of a state."""
+        """Return the parameters of the policy."""
         return params_of(strategy, state)
 
 
 def on_devices(strategy: Strategy, devices: int, mesh: str | None = None) -> Strategy:
-    """Return `strategy` with its shards spread over so many devices; no bit of what it computes depends on them.
+    """Return `strategy` with its shards spread over `devices` devices; results do not depend on their number.
 
     Raises:
-      SettingsError: they are not there, cannot have as many shards each, or are not those of the `mesh`.
+      SettingsError: there are too few devices, shards do not divide evenly, or the `mesh` has another size.
     """
     shape = shape_of(mesh, devices, of_members=False)
     if processes.several():
         return _on_all(strategy, shape.envs if mesh else devices)
     there = check_there(devices)
     what, most = ("devices", there) if mesh is None else ("mesh envs", None)
-    # Every device runs the same program, with as many shards as any other.
+    # Every device runs the same program, so all have the same number of shards.
     require_even(strategy.placement.shards, shape.envs, what, most)
     if mesh is not None and devices == 1:
         require_all_used(
@@ -59,7 +59,7 @@ def on_devices(strategy: Strategy, devices: int, mesh: str | None = None) -> Str
 
 
 def _on_all(strategy: Strategy, devices: int) -> Strategy:
-    """Do the same on the devices of all processes; none can be left out, for each process runs every program."""
+    """Do the same over the devices of all processes; all must be used, as each process runs every program."""
     if strategy.actor_fns is not None:
         processes.require_alone("training with actors, or in environments on the host,")
     if not strategy.env_steps_per_step:
@@ -79,13 +79,13 @@ def _on_all(strategy: Strategy, devices: int) -> Strategy:
 
 
 def over_devices(strategy: Strategy, function: Callable[..., Any], like: PyTree, begins: bool = False) -> Any:
-    """Return `function` run on all devices of `strategy`, each with its shards.
+    """Map `function` over the devices of `strategy`, each with its shards.
 
     Args:
-      strategy: its state is the first of what the function takes (unless it `begins` with a key) and returns.
-      function: `(state, *others) -> (state, other)`; all others are the same on every device.
+      strategy: the strategy whose state the function takes and returns.
+      function: `(state, *others) -> (state, other)`, or `(key, *others) -> ...` if it `begins`; others are replicated.
       like: the shapes of the state.
-      begins: whether the function makes the first state.
+      begins: whether the function makes the initial state, from a key.
     """
     if strategy.placement.devices == 1:
         return function
@@ -93,7 +93,7 @@ def over_devices(strategy: Strategy, function: Callable[..., Any], like: PyTree,
 
     def run(*args: Any) -> Any:
         given = (SAME if begins else state, *[SAME] * (len(args) - 1))
-        # What is the same on all devices, JAX cannot tell of what they have gathered; `jaxrl.strategies.sharded` does.
+        # `check_vma=False`: JAX cannot infer that gathered values are replicated; `strategies.sharded` ensures it.
         return jax.shard_map(function, mesh=_mesh(strategy), in_specs=given, out_specs=(state, SAME), check_vma=False)(
             *args
         )
@@ -102,7 +102,7 @@ def over_devices(strategy: Strategy, function: Callable[..., Any], like: PyTree,
 
 
 def placed(strategy: Strategy, state: PyTree) -> PyTree:
-    """Put a training state where its run has it; shapes are told where they are to be."""
+    """Place a training state on the devices of its run; for shapes, add the shardings."""
     if strategy.placement.devices == 1:
         return state
     put = lambda x, spec: _at(x, NamedSharding(_mesh(strategy), spec))
@@ -110,7 +110,7 @@ def placed(strategy: Strategy, state: PyTree) -> PyTree:
 
 
 def copied(strategy: Strategy, state: PyTree, device: Any) -> PyTree:
-    """Return a copy of a training state where another run of `strategy` has it; on `device` if it has one alone."""
+    """Return a copy of a training state on the devices of `strategy`, or on `device` if it has a single one."""
     if strategy.placement.devices == 1:
         return jax.device_put(state, device, may_alias=False)
     put = lambda x, spec: jax.device_put(x, NamedSharding(_mesh(strategy), spec), may_alias=False)
@@ -118,29 +118,29 @@ def copied(strategy: Strategy, state: PyTree, device: Any) -> PyTree:
 
 
 def params_of(strategy: Strategy, state: PyTree) -> PyTree:
-    """Return what the policy needs of a state, on the first device alone; without a policy, the state."""
+    """Return the policy's parameters, on the first device only; without a policy, the state."""
     if processes.is_spread(state):
         return _params_of_all(strategy, state)
     if strategy.policy is None or strategy.placement.devices == 1:
         return state if strategy.policy is None else strategy.policy.params(state)
-    # A policy acts on one device: in each of several processes on its own first.
+    # A policy acts on one device, the first local one if there are several processes.
     first = jax.local_devices()[0] if processes.several() else jax.devices()[strategy.placement.first_device]
     return jax.device_put(strategy.policy.params(state), first)
 
 
 def _params_of_all(strategy: Strategy, state: PyTree) -> PyTree:
-    """Do the same in all processes."""
+    """Return the policy's parameters, or without a policy the state, in every process."""
     if strategy.policy is None:
         return gathered(state)
     processes.tell("params")
     with processes.reported():
-        # Computed on all devices, with a replicated result: each process then has all of it.
+        # A replicated output, so that each process has all of it.
         same = NamedSharding(_mesh(strategy), SAME)
         return processes.whole(jax.jit(strategy.policy.params, out_shardings=same)(state))
 
 
 def gathered(tree: PyTree) -> PyTree:
-    """Return a training state, with its sums or without, of which this process has all; that of one it has already."""
+    """Gather a training state, with or without its sums, in this process; a local state is returned as is."""
     if processes.is_spread(tree):
         processes.tell("gather")
         tree = processes.whole(tree)
@@ -148,7 +148,7 @@ def gathered(tree: PyTree) -> PyTree:
 
 
 def spread_out(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
-    """Return a state and its sums on the devices of all processes, in the first; it may have them alone so far."""
+    """In process 0, shard a local state and its sums over the devices of all processes, unless they already are."""
     if processes.is_spread(state):
         return state, sums
     processes.tell("place")
@@ -156,7 +156,7 @@ def spread_out(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree,
 
 
 def handed_out(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
-    """Spread a state and its sums that the first process has over the devices of all; the others give the shapes."""
+    """Shard the state and sums of process 0 over the devices of all processes; the others pass shapes."""
     sharding = lambda spec: NamedSharding(_mesh(strategy), spec)
     where = jax.tree.map(sharding, (_specs(strategy, state), jax.tree.map(lambda _: SAME, sums)))
     made: tuple[PyTree, PyTree] = processes.handed_out((state, sums), where)
@@ -164,7 +164,7 @@ def handed_out(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree,
 
 
 def whereabouts(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
-    """Return the shapes of a state and its sums; where several processes have them, with their places."""
+    """Return the shapes of a state and its sums; with several processes, with their shardings."""
     if not processes.several():
         return state, sums
     same = NamedSharding(_mesh(strategy), SAME)
@@ -176,7 +176,7 @@ def _over(strategy: Strategy, devices: int) -> Strategy:
 
 
 def altered(strategy: Strategy, how: str, state: PyTree, *args: int) -> PyTree:
-    """Return what the function `how` of `strategy.state_fns`, such as `reseed`, makes of a state, in all processes."""
+    """Apply the function `how` of `strategy.state_fns`, such as `reseed`, to a state, in all processes."""
     if not processes.is_spread(state):
         return getattr(strategy.state_fns, how)(state, *args)
     processes.tell("alter", how, *args)
@@ -187,7 +187,7 @@ def altered(strategy: Strategy, how: str, state: PyTree, *args: int) -> PyTree:
 
 
 def apart(tree: PyTree) -> PyTree:
-    """Return copies of arrays, which may be donated."""
+    """Return copies of arrays, safe to donate."""
     return jax.tree.map(processes.copied, tree)
 
 
@@ -208,16 +208,16 @@ def _mesh(strategy: Strategy) -> Mesh:
 
 
 def after_placing(strategy: Strategy, program: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a compiled program that takes its state from wherever it is."""
+    """Wrap a compiled program to place its state on the devices first."""
     return program if strategy.placement.devices == 1 else partial(_run_placed, strategy, program)
 
 
 def _run_placed(strategy: Strategy, program: Callable[..., Any], state: PyTree, *others: Any) -> Any:
-    # With one process, the compiled program still wants its arguments where it was compiled for them.
+    # With a single process, the arguments must still be placed as the program was compiled.
     if not processes.several():
         return program(placed(strategy, state), *others)
     sums, start, stop = others
-    # The orders are given in the order in which programs begin: every process must begin the same ones.
+    # Broadcast in the order in which programs start: all processes must start the same ones.
     state, sums = spread_out(strategy, state, sums)
     processes.tell("run", int(start), int(stop), not isinstance(sums.count, jax.Array))
     with processes.reported():
@@ -225,7 +225,7 @@ def _run_placed(strategy: Strategy, program: Callable[..., Any], state: PyTree, 
 
 
 def begun(program: Callable[..., Any], *args: Any) -> Any:
-    """Run the program that makes the first state, in all processes."""
+    """Run the program that makes the initial state, in all processes."""
     processes.tell("init")
     with processes.reported():
         return jax.block_until_ready(program(*args)) if processes.several() else program(*args)

@@ -1,7 +1,7 @@
-"""When updates stop being finite: whether training has diverged, and what to say of it.
+"""Detection of divergence from non-finite updates, and its messages.
 
-A strategy's `health` says how its updates go, as `strategies.guard` keeps it; one without never diverges here. Nor does
-a run succeed in which the environments gave no finite step.
+The health counters are those of `strategies.guard`; a strategy without them never counts as diverged. A run without a
+single finite environment step fails, too.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,22 +13,22 @@ from jaxrl.strategies.guard import Health, find_metric_name
 
 
 def in_good_health(health: Health | None) -> bool:
-    """Say whether the last update was made, not skipped."""
+    """Return whether the last update was applied, not skipped."""
     return health is None or not np.any(health.skipped_in_a_row)
 
 
 def diverged(health: Health | None, limit: int) -> bool:
-    """Say whether `limit` updates in a row were skipped at any time so far; a limit of 0 is none."""
+    """Return whether `limit` updates in a row were ever skipped; a limit of 0 is none."""
     return bool(limit and health is not None and np.any(health.most_in_a_row >= limit))
 
 
 def skips_left(health: Health, limit: int) -> int:
-    """Return how many more updates must at least be skipped until `limit` in a row were; 0: they were, at any time."""
+    """Return how many more updates must be skipped to reach `limit` in a row; 0 if it was ever reached."""
     return 0 if diverged(health, limit) else limit - int(np.max(health.skipped_in_a_row))
 
 
 def explain(health: Health, metrics: Iterable[str]) -> str:
-    """Say how many updates were skipped, from which on, and which of `metrics` was the first that was not finite."""
+    """Return a text with the number of skipped updates, the first of them, and the first non-finite of `metrics`."""
     name = find_metric_name(int(np.max(health.bad_name)), metrics)
     return (
         f"{np.max(health.most_in_a_row)} updates in a row were skipped, "
@@ -37,7 +37,7 @@ def explain(health: Health, metrics: Iterable[str]) -> str:
 
 
 class Validity(NamedTuple):
-    """How many environment steps the rows of a run are on, and how many of them were not valid; of this process."""
+    """Counts of environment steps in the rows of this process, and of invalid ones among them."""
 
     steps: int = 0
     invalid: int = 0
@@ -45,7 +45,7 @@ class Validity(NamedTuple):
 
     @property
     def verdict(self) -> str | None:
-        """What to say of a run none of whose steps was valid."""
+        """Error message if none of the steps was valid, else `None`."""
         if not 0 < self.steps <= self.invalid:
             return None
         return (
@@ -55,10 +55,7 @@ class Validity(NamedTuple):
 
 
 def look(validity: Validity, row: Mapping[str, Any], steps: int) -> tuple[Validity, str | None]:
-    """Take in the row of an interval of `steps` environment steps.
-
-    Return also a warning if none of them was valid, the first time that this is so.
-    """
+    """Add the row of an interval of `steps` environment steps; return also a warning if all were invalid, once."""
     invalid = row.get("invalid_steps") or 0
     none = 0 < steps <= invalid
     seen = Validity(validity.steps + steps, validity.invalid + invalid, validity.warned or none)

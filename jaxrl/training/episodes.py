@@ -1,4 +1,4 @@
-"""Episodes of the training: from what the compiled loop tells of its steps to rows of a log."""
+"""Training episodes: from the arrays of the compiled loop to rows of a log."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -18,28 +18,28 @@ LINE = '{"opt_steps": %d, "env_steps": %d, "env": %d, "return": %s, "length": %d
 
 
 class Episodes(NamedTuple):
-    """Episodes that ended, in the order of their last steps; arrays `[E]`."""
+    """Finished episodes, in the order of their last steps; arrays `[E]`."""
 
     opt_steps: np.ndarray
-    """Optimisation steps made at the end of the iteration in which it ended."""
+    """Optimisation steps at the end of the iteration in which it ended."""
     env_steps: np.ndarray
-    """Environment steps taken, warm-up and those of its last vector step included."""
+    """Environment steps, including the warm-up and its last vector step."""
     env: np.ndarray
-    """Which of the environments, from 0."""
+    """Index of the environment."""
     total: np.ndarray
-    """Float32, its return."""
+    """Float32, the return."""
     length: np.ndarray
     terminated: np.ndarray
-    """Bool; all others were truncated."""
+    """Bool; otherwise it was truncated."""
 
 
 class Teller(NamedTuple):
-    """What becomes of the episodes that a run is told of."""
+    """Distributes finished episodes to the log and the hook."""
 
     tells: bool
-    """Whether the program tells of them at all."""
+    """Whether the program reports episodes."""
     most: int
-    """Iterations of a call, at most."""
+    """Maximum number of iterations in a call."""
     writes: bool
     hook: Hook
 
@@ -52,7 +52,7 @@ class Teller(NamedTuple):
         write: Callable[[Episodes], object],
         trainer: object,
     ) -> None:
-        """Give those that ended in iterations `t .. stop-1` to `write`, and each to the hook, as far as is wanted."""
+        """Pass the episodes that ended in iterations `t .. stop-1` to `write`, and each to the hook, if enabled."""
         if not endings or stop == t:
             return
         found = episodes_in(endings, t, stop, schedule)
@@ -63,7 +63,7 @@ class Teller(NamedTuple):
 
 
 def teller_of(strategy: Strategy, config: TrainerConfig, hooks: Hooks) -> Teller:
-    """Return what tells of single episodes, if that is wanted; raise `SettingsError` if the strategy cannot."""
+    """Return the teller of a run; raise `SettingsError` if the strategy does not report episodes but must."""
     writes, tells = config.train_episodes, config.train_episodes or hooks.episode is not None
     if tells and strategy.collect is None:
         name = "train_episodes" if writes else "Hooks.episode"
@@ -73,13 +73,13 @@ def teller_of(strategy: Strategy, config: TrainerConfig, hooks: Hooks) -> Teller
 
 
 def episodes_in(endings: Sequence[EpisodeEnds], t: int, stop: int, schedule: Schedule) -> Episodes:
-    """Return the episodes that ended in iterations `t .. stop-1`; `endings` are those of one call or of several."""
+    """Return the episodes that ended in iterations `t .. stop-1`, from the `endings` of one or more calls."""
     host = [_on_host(ended) for ended in endings]
-    # Calls write into arrays of a fixed length; the rows of iterations that were not made are cut off.
+    # Calls write into arrays of a fixed length: drop the rows past the last iteration.
     length, total = (np.concatenate([x[i] for x in host])[: stop - t] for i in (0, 1))
     num_envs = length.shape[-1]
     length, total = length.reshape(-1), total.reshape(-1)
-    # A length of 0 is a step that ended nothing; a negative one is that of a truncated episode.
+    # A length of 0 is a step without an end; a negative one is that of a truncated episode.
     place = np.flatnonzero(length)
     iteration, step = np.divmod(place, schedule.env_steps_per_step)
     vector_step, env = np.divmod(step, num_envs)
@@ -94,13 +94,13 @@ def episodes_in(endings: Sequence[EpisodeEnds], t: int, stop: int, schedule: Sch
 
 
 def _on_host(ended: EpisodeEnds) -> tuple[np.ndarray, np.ndarray]:
-    """Return the arrays on the host, whole: cut on the device, each length would be a program of its own."""
+    """Copy the full arrays to the host: slicing on the device would compile a program for each length."""
     return np.asarray(ended.length), np.asarray(ended.total)
 
 
 def lines_of(found: Episodes) -> bytes:
-    """Return the rows of `train_episodes.jsonl`, all in one go: there may be ten thousands a second."""
-    # A float32 has nine digits. A return that overflowed is none that JSON knows.
+    """Format rows of `train_episodes.jsonl` in one operation: there may be tens of thousands per second."""
+    # Nine digits represent a float32 exactly. JSON has no infinity, for a return that overflowed.
     totals = [f"{x:.9g}" if math.isfinite(x) else "null" for x in found.total.tolist()]
     columns = (
         found.opt_steps.tolist(),
@@ -115,7 +115,7 @@ def lines_of(found: Episodes) -> bytes:
 
 
 def rows_of(found: Episodes) -> Iterator[dict[str, Any]]:
-    """Return the same rows for hooks."""
+    """Yield the same rows as dicts, for hooks."""
     for opt_steps, env_steps, env, total, length, terminated in zip(*(x.tolist() for x in found), strict=True):
         yield {
             "opt_steps": opt_steps,

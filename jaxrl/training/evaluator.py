@@ -1,4 +1,4 @@
-"""Evaluate a policy by whole episodes, side by side, in environments and with keys of their own; and find the best."""
+"""Evaluation: run complete episodes in parallel, with separate environments and keys; and selection of the best."""
 
 import json
 import math
@@ -26,54 +26,54 @@ from jaxrl.xla.contexts import options_of
 from jaxrl.xla.options import graph_options
 
 MAX_STEPS = 10_000
-"""Steps after which an episode without a time limit counts as unfinished."""
+"""Step limit of an evaluation without a time limit; an episode that reaches it counts as unfinished."""
 
 EVAL_STREAM = 2**32 - 1
-"""Folded into the seed's key for evaluation: no iteration has this number."""
+"""Folded into the key of the seed for evaluation; no iteration has this number."""
 CONFIRM_STREAM = 2**32 - 1
-"""Folded into the key of an evaluation for the second look at a candidate for the best.
+"""Folded into the key of an evaluation to confirm a candidate for the best.
 
-The first look has consumed that key by splitting it, and `fold_in` gives what a split would give as the key of this
-number: one far beyond those that an evaluation takes, hence independent of them.
+The first evaluation consumed that key by splitting it. `fold_in` returns the key that a split would have at this
+index, far beyond those an evaluation uses, hence independent of them.
 """
 SAMPLE_STREAM = 2**32 - 2
-"""Folded into the key of an evaluation for the actions it draws."""
+"""Folded into the key of an evaluation for sampled actions."""
 DECAYED = 2**32 - 1
-"""An optimisation step after the end of any schedule of exploration."""
+"""An optimisation step past the end of any exploration schedule."""
 
 
 def confirm_key(key: Key) -> Key:
-    """Return the key of the second look after a first one with `key`."""
+    """Return the key of the confirmation, given that of the first evaluation."""
     return jax.random.fold_in(key, CONFIRM_STREAM)
 
 
 def eval_key(seed: int) -> Key:
-    """Return the key that those of all evaluations in a run of this `seed` are folded from."""
+    """Return the base key of all evaluations in a run with this `seed`."""
     return jax.random.fold_in(make_key(seed), EVAL_STREAM)
 
 
 class Evaluation(NamedTuple):
-    """The outcome of `E` episodes."""
+    """Results of `E` episodes."""
 
     returns: np.ndarray
-    """Float `[E]`, undiscounted; of an unfinished episode what it had gathered, and NaN of one that was not finite."""
+    """Float `[E]`, undiscounted; of an unfinished episode up to the step limit, and NaN of a non-finite one."""
     lengths: np.ndarray
     """Int `[E]`."""
     finished: np.ndarray
-    """Bool `[E]`: the episode ended, rather than being left at the step limit of the evaluation."""
+    """Bool `[E]`: whether the episode ended before the step limit of the evaluation."""
     columns: Mapping[str, np.ndarray] = {}
-    """Further numbers of each episode, `[E]`, such as `success`; their means go into the row of the evaluation.
+    """Further numbers `[E]`, such as `success`, whose means go into the row of the evaluation.
 
-    Those of an environment's `info` are as of the last step: `info/NAME`, or `NAME` where it begins with `episode_`.
-    NaN is in the episodes without such a number; means are over the others."""
+    Scalars of an environment's `info`, at the last step, are named `info/NAME`, or `NAME` if it begins with `episode_`.
+    NaN marks episodes without the number; means skip it."""
 
     @property
     def unfinished(self) -> int:
-        """How many episodes were left at the step limit."""
+        """Number of episodes that reached the step limit."""
         return int(np.sum(~np.asarray(self.finished, bool)))
 
     def report(self) -> "EvaluationReport":
-        """Return the episodes in a few numbers: `print` it, or write its `to_json()`."""
+        """Return summary statistics of the episodes: `print` them, or write their `to_json()`."""
         columns = {name: _spread(_there(values)) for name, values in self.columns.items()}
         return EvaluationReport(
             len(self.returns), self.unfinished, _spread(self.returns), _spread(self.lengths), columns
@@ -85,7 +85,7 @@ QUANTILES = {"min": 0.0, "5%": 0.05, "25%": 0.25, "median": 0.5, "75%": 0.75, "9
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """An evaluation in a few numbers."""
+    """Summary statistics of an evaluation."""
 
     episodes: int
     unfinished: int
@@ -93,14 +93,14 @@ class EvaluationReport:
     """Mean, standard deviation and quantiles, by name."""
     lengths: Mapping[str, float]
     columns: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """The same of further columns, by name."""
+    """The same for each further column, by name."""
 
     def to_json(self) -> str:
-        """Return it as one JSON object; NaN and infinity as `null`."""
+        """Return the report as a JSON object; NaN and infinity become `null`."""
         return json.dumps(plain(asdict(self)))
 
     def __str__(self) -> str:
-        """Return it as a small table."""
+        """Return the report as a table."""
         rows = {"return": self.returns, "length": self.lengths, **self.columns}
         wide = max(10, *map(len, rows))
         lines = [" " * wide + "".join(f"{text:>10}" for text in self.returns)]
@@ -110,22 +110,22 @@ class EvaluationReport:
 
 
 def _spread(values: np.ndarray) -> dict[str, float]:
-    """Return mean, standard deviation and quantiles; NaN where a value is not finite."""
+    """Return mean, standard deviation and quantiles; all NaN if any value is not finite."""
     wide = np.asarray(values, np.float64)
-    # One episode that is not finite leaves nothing to say of all.
+    # A single non-finite episode makes all statistics meaningless.
     wide = wide if np.isfinite(wide).all() else np.full_like(wide, np.nan)
     spread = {"mean": float(wide.mean()), "std": float(wide.std())}
     return spread | {name: float(np.quantile(wide, share)) for name, share in QUANTILES.items()}
 
 
 def _there(values: Any) -> np.ndarray:
-    """Return the numbers of a further column; NaN alone if no episode has one."""
+    """Return the numbers of a further column without NaN; all NaN if no episode has one."""
     wide = np.asarray(values, np.float64)
     return wide if np.isnan(wide).all() else wide[~np.isnan(wide)]
 
 
 def eval_columns(evaluation: Evaluation, score: float, again: float | None, is_best: bool) -> dict[str, Any]:
-    """Return what an evaluation adds to its row; `again` is the score of a second look at a candidate for the best."""
+    """Return the columns of an evaluation; `again` is the score of the confirmation of a candidate for the best."""
     returns = np.asarray(evaluation.returns, np.float64)
     return {
         "eval_reward": float(returns.mean()),
@@ -143,8 +143,8 @@ def eval_columns(evaluation: Evaluation, score: float, again: float | None, is_b
 
 
 def episode_rows(counters: dict[str, int], evaluation: Evaluation) -> Iterator[dict[str, Any]]:
-    """Return a row for each episode of an evaluation."""
-    # As lists: a scalar of an array takes longer to make than the rest of a row.
+    """Yield a row for each episode of an evaluation."""
+    # Lists: indexing scalars of an array takes longer than the rest of a row.
     floats = lambda values: np.asarray(values, np.float64).tolist()
     columns = {
         "return": floats(evaluation.returns),
@@ -158,30 +158,29 @@ def episode_rows(counters: dict[str, int], evaluation: Evaluation) -> Iterator[d
 
 class EvaluateFn(Protocol):
     def __call__(self, params: PyTree, key: Key, /) -> Evaluation:
-        """Evaluate the policy with `params`, what the strategy's `policy.params` returns (the whole state without one).
+        """Evaluate the policy with `params`, as from the strategy's `policy.params` (without a policy, the state).
 
-        Where a run confirms its best, a candidate is evaluated again right after, with these `params` and another key.
+        With `confirm_best`, a candidate for the best is evaluated again at once, with these `params` and another key.
         """
         ...
 
 
 ScoreFn = Callable[[Evaluation], float]
-"""What "best" means: the larger the better; NaN is never best."""
+"""Maps an evaluation to the score that selects the best policy; larger is better, and NaN is never best."""
 
 
 def mean_return(evaluation: Evaluation) -> float:
-    """Score by the mean return, unfinished episodes included."""
+    """Return the mean return, unfinished episodes included."""
     return float(np.mean(np.asarray(evaluation.returns, np.float64)))
 
 
 class CompiledEvaluator:
-    """Evaluate by a pure function that returns the fields of an `Evaluation` in order, compiled."""
+    """Evaluate by a pure, compiled function that returns the fields of an `Evaluation` in order."""
 
     def __init__(self, run: Callable[[PyTree, Key], tuple[Any, ...]]) -> None:
-        """Prepare an evaluation; nothing is compiled before the first call."""
+        """Prepare the evaluation; compile at the first call."""
         self.run = run
-        # `partial` makes it a function of its own: JAX would give one that was traced with other forms the programs of
-        # then.
+        # `partial` makes a distinct function: otherwise JAX would reuse programs traced with other forms.
         self._jitted: Any = jax.jit(partial(run), compiler_options=graph_options())
         self._run = self._jitted
         self._compiled_for: Any = None
@@ -191,58 +190,58 @@ class CompiledEvaluator:
         return Evaluation(*jax.tree.map(np.asarray, tuple(self._run(params, key))))
 
     def compile(self, params: PyTree, key: Key) -> None:
-        """Compile for `params` of these shapes, so that the first evaluation is not slower than the others."""
+        """Compile for `params` of these shapes ahead of the first evaluation."""
         shapes = jax.tree.map(lambda x: (x.shape, x.dtype), params), jax.tree.structure(params), options_of()
         if self._compiled_for != shapes:
-            # Compiled again only for other shapes or options of JAX.
+            # Recompile only for other shapes or options of JAX.
             self._run, self._compiled_for = self._jitted.lower(params, key).compile(), shapes
 
 
 class Evaluator(CompiledEvaluator):
-    """Run `episodes` parallel episodes from start to end, greedy ones unless `sampled`.
+    """Run `episodes` complete episodes in parallel, greedily unless `sampled`.
 
-    An episode ends where the environment gives a non-finite observation, the first one included, or reward: its return
-    is NaN, so that no score is made of it.
+    A non-finite reward or observation, the first one included, ends its episode with a NaN return, and so makes the
+    score NaN.
     """
 
     def __init__(
         self, env: Env, policy: Policy, episodes: int, max_steps: int | None = None, *, sampled: bool = False
     ) -> None:
-        """Prepare an evaluation; nothing is compiled before the first call.
+        """Prepare the evaluation; compile at the first call.
 
         Args:
-          env: the environment to act in.
-          policy: how to act.
-          episodes: how many, all at once.
-          max_steps: steps after which an episode is left unfinished; the environment's own limit, or 10 000.
-          sampled: draw actions as in training, at the end of what exploration decays to.
+          env: the environment.
+          policy: the policy to evaluate.
+          episodes: the number of parallel episodes.
+          max_steps: steps after which an episode is left unfinished (default: the time limit of `env`, or 10 000).
+          sampled: sample actions as in training, with fully decayed exploration.
 
         Raises:
-          SettingsError: the number of episodes cannot be, or the policy was made by hand and cannot sample.
+          SettingsError: `episodes` is invalid, or `sampled` with a custom policy that has no `sample`.
         """
         check_count("eval_episodes", episodes)
         self.actions = "sampled" if sampled else "greedy"
-        # With several agents, the policy of one is asked for each of them.
+        # With several agents, all follow the policy of one.
         asked, one = _asked(env, policy, sampled)
         self.episodes, self._begun = episodes, partial(begin_episodes, one, asked, episodes)
         limit = max_steps or env.spec.time_limit or MAX_STEPS
         super().__init__(partial(run_episodes, env, policy, episodes, limit, sampled=sampled))
 
     def bytes_of(self, params: PyTree) -> int:
-        """Return how many bytes the episodes take side by side, given the shapes of the policy's parameters."""
+        """Return the memory of the parallel episodes in bytes, given the shapes of the policy's parameters."""
         return tree_bytes(jax.eval_shape(self._begun, params, jax.eval_shape(lambda: make_key(0))))
 
 
 class HostEvaluator:
-    """Run `episodes` episodes from start to end, side by side, in environments on the host.
+    """Run `episodes` complete episodes in parallel, in environments on the host.
 
-    Those that are not finite are treated as `Evaluator` does.
+    Non-finite episodes are handled as in `Evaluator`.
     """
 
     def __init__(
         self, env: HostEnv, policy: Policy, episodes: int, max_steps: int | None = None, *, sampled: bool = False
     ) -> None:
-        """Prepare an evaluation; arguments are those of `Evaluator`. Environments are opened for each anew."""
+        """Prepare the evaluation; the arguments are those of `Evaluator`. Each call opens new environments."""
         check_count("eval_episodes", episodes)
         self.actions = "sampled" if sampled else "greedy"
         self.env, self.episodes = env.eval_env or env, episodes
@@ -264,24 +263,24 @@ class HostEvaluator:
         carry = self._begin(params, envs.reset())
         returns, lengths = np.where(envs.invalid_reset, np.nan, 0.0), np.zeros(self.episodes, np.int32)
         running, info = ~envs.invalid_reset, dict[str, Any]()
-        # Environments reset themselves where an episode has ended; these later episodes are masked by `running`.
+        # Environments reset themselves after an episode; `running` masks these later episodes.
         for t in range(self.max_steps):
             if not running.any():
                 break
             carry, action = self._act(params, carry, key, np.uint32(t))
             step = envs.step(jax.tree.map(np.asarray, action))
-            # NaN makes the return of an episode NaN from here on, so that no score is made of it.
+            # NaN propagates to the return of the episode, and to the score.
             reward = np.where(step.valid, step.reward, np.nan)
             returns, lengths = returns + np.where(running, reward, 0.0), lengths + running
             info = _latest(info, step.info, running)
             running &= ~(step.terminated | step.truncated)
-            # Without the scalars: their names may change from step to step, and each set would be compiled anew.
+            # Drop the scalars: their names may change from step to step, and each set would recompile.
             carry = self._observe(params, carry, step._replace(action=action, info={}))
         return Evaluation(returns, lengths, ~running, columns_of_info(info))
 
 
 def _latest(known: Mapping[str, Any], new: Mapping[str, Any], running: np.ndarray) -> dict[str, Any]:
-    """Return the scalars that each episode told last, `[E]`; NaN in one that has not told it yet."""
+    """Return the latest scalars of each episode, `[E]`; NaN if an episode has had none yet."""
     latest = dict(known)
     for name, values in new.items():
         if name not in ("episode_return", "episode_length"):
@@ -291,7 +290,7 @@ def _latest(known: Mapping[str, Any], new: Mapping[str, Any], running: np.ndarra
 
 
 class Chooser(NamedTuple):
-    """A policy as evaluation asks it: greedily, or drawing from the key of the evaluation."""
+    """A policy in evaluation, greedy or sampled."""
 
     begin: Callable[[PyTree, PyTree], PyTree]
     act: Callable[[PyTree, PyTree, Key, Array], tuple[PyTree, PyTree]]
@@ -300,7 +299,7 @@ class Chooser(NamedTuple):
 
 
 def chooser(policy: Policy, sampled: bool) -> Chooser:
-    """Return how evaluation asks `policy`; raise `SettingsError` if it is to sample and cannot."""
+    """Return `policy` as a `Chooser`; raise `SettingsError` if it is `sampled` and has no `sample`."""
     if not sampled:
         return Chooser(policy.begin, lambda params, carry, key, t: policy.act(params, carry), policy.observe)
     sample = policy.sample
@@ -308,7 +307,7 @@ def chooser(policy: Policy, sampled: bool) -> Chooser:
         raise SettingsError("the policy was made by hand without a way to sample; evaluate it with greedy actions")
 
     def act(params: PyTree, carry: PyTree, key: Key, t: Array) -> tuple[PyTree, PyTree]:
-        # A stream of its own, beside that of the environments' steps.
+        # A separate stream from that of the environments' steps.
         drawn = jax.random.fold_in(jax.random.fold_in(key, SAMPLE_STREAM), t)
         return sample(params, carry, drawn, jnp.uint32(DECAYED))
 
@@ -316,7 +315,7 @@ def chooser(policy: Policy, sampled: bool) -> Chooser:
 
 
 def of_agents(one: Chooser, count: int) -> Chooser:
-    """Return the policy of one agent as that of games with `count` agents each, who all follow it."""
+    """Return the chooser for environments with `count` agents each, which all follow the policy of `one`."""
 
     def act(params: PyTree, carry: PyTree, key: Key, t: Array) -> tuple[PyTree, PyTree]:
         carry, action = one.act(params, carry, key, t)
@@ -331,7 +330,7 @@ def of_agents(one: Chooser, count: int) -> Chooser:
 
 
 def evaluator_for(env: Env | HostEnv, policy: Policy, episodes: int, sampled: bool = False) -> EvaluateFn:
-    """Return what evaluates `policy` in `env`."""
+    """Return an evaluator of `policy` in `env`, on the device or on the host."""
     made = Evaluator if isinstance(env, Env) else HostEvaluator
     evaluator: EvaluateFn = made(env, policy, episodes, sampled=sampled)  # type: ignore[arg-type]
     return evaluator
@@ -340,7 +339,7 @@ def evaluator_for(env: Env | HostEnv, policy: Policy, episodes: int, sampled: bo
 def evaluator_of(strategy: Strategy, episodes: int, sampled: bool = False) -> EvaluateFn:
     """Return the evaluator of `strategy`, in an environment or by `EvalFns.evaluate`; raise `SettingsError` without.
 
-    For the same strategy it is the same evaluator, compiled once.
+    The evaluator is cached per strategy, and compiled once.
     """
     made, name = programs_of(strategy), f"evaluator of {episodes}{' sampled' if sampled else ''}"
     if name not in made:
@@ -372,17 +371,17 @@ class _Episodes(NamedTuple):
     lengths: Array
     running: Array
     info: dict[str, Array]
-    """The environment's own scalars `[E]`, as of the last step of each episode so far."""
+    """Scalars of the environment's `info`, `[E]`, at the latest step of each episode."""
 
 
 def run_episodes(
     env: Env, policy: Policy, episodes: int, max_steps: int, params: PyTree, key: Key, *, sampled: bool = False
 ) -> tuple[Array, Array, Array, dict[str, Array]]:
-    """Run `episodes` episodes to their ends; return the fields of an `Evaluation`. Pure."""
+    """Run `episodes` episodes in parallel until all have ended; return the fields of an `Evaluation`. Pure."""
     asked, env = _asked(env, policy, sampled)
     reset_key, step_key = jax.random.split(key)
     start = begin_episodes(env, asked, episodes, params, reset_key)
-    # The carry of a loop has all of its leaves from the start: an abstract step tells which scalars there will be.
+    # The loop's carry needs all leaves from the start: find the names of the scalars by an abstract step.
     seen = jax.eval_shape(partial(_advance, env, asked, params, step_key), start).info
     start = start._replace(info={name: jnp.full(episodes, jnp.nan, jnp.float32) for name in seen})
     end = jax.lax.while_loop(
@@ -392,13 +391,13 @@ def run_episodes(
 
 
 def _asked(env: Env, policy: Policy, sampled: bool) -> tuple[Chooser, Env]:
-    """Return how `policy` is asked in `env`, and that as an environment of one agent."""
+    """Return the chooser of `policy` in `env`, and `env` as an environment of a single agent."""
     asked = chooser(policy, sampled)
     return (asked, env) if env.agents is None else (of_agents(asked, env.agents), as_single_env(env))
 
 
 def begin_episodes(env: Env, asked: Chooser, episodes: int, params: PyTree, reset_key: Key) -> _Episodes:
-    """Return `episodes` episodes before their first steps."""
+    """Return the initial state of `episodes` parallel episodes."""
     state, obs = jax.vmap(env.reset)(jax.random.split(reset_key, episodes))
     state, obs = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), (state, obs))
     finite = finite_rows(obs)
@@ -406,7 +405,7 @@ def begin_episodes(env: Env, asked: Chooser, episodes: int, params: PyTree, rese
         step=jnp.int32(0),
         env=state,
         carry=asked.begin(params, zero_invalid_rows(finite, obs)),
-        # An episode whose first observation is not finite is over before its first step.
+        # An episode with a non-finite first observation ends before its first step.
         returns=jnp.where(finite, jnp.float32(0), jnp.float32(jnp.nan)),
         lengths=jnp.zeros(episodes, jnp.int32),
         running=finite,
@@ -415,12 +414,12 @@ def begin_episodes(env: Env, asked: Chooser, episodes: int, params: PyTree, rese
 
 
 def columns_of_info(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an environment's own scalars by the names that their columns have, as in training."""
+    """Return the scalars of an environment by their column names, as in training."""
     return {scalar_column(name): value for name, value in info.items()}
 
 
 def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) -> _Episodes:
-    # All episodes step on until the last has ended. Whatever follows an end is masked by `running`.
+    # All episodes step until the last has ended; `running` masks the steps after an end.
     carry, action = policy.act(params, e.carry, key, e.step)
     keys = jax.random.split(fold(key, e.step), e.running.shape[0])
     state, out = jax.vmap(env.step)(e.env, action, keys)
@@ -430,7 +429,7 @@ def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) 
         truncated = truncated | (lengths >= env.spec.time_limit)
     finite = finite_rows((out.obs, out.reward))
     reward = jnp.where(finite, jnp.asarray(out.reward, jnp.float32), jnp.nan)
-    # No auto-reset: what a policy would see of another episode is not counted anyway.
+    # No auto-reset: later episodes are not counted.
     step = Step(action, (), reward, terminated, truncated & ~terminated, out.obs, out.obs)
     new = {name: jnp.asarray(value, jnp.float32) for name, value in out.info.items() if jnp.ndim(value) == 1}
     return _Episodes(
@@ -448,49 +447,49 @@ def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) 
 
 
 class EvalRules(NamedTuple):
-    """What evaluates the policy of a run, and how its score counts."""
+    """The rules by which a run evaluates its policy and selects the best."""
 
     evaluator: EvaluateFn
     score: ScoreFn
     key: Key
     fixed: bool
-    """Whether all evaluations begin in the same states."""
+    """Whether all evaluations start in the same states."""
     confirms: bool
-    """Whether a candidate for the best is evaluated a second time."""
+    """Whether to evaluate a candidate for the best a second time."""
 
 
 class EvalOutcome(NamedTuple):
-    """An evaluation, and whether the policy is the best."""
+    """An evaluation, its scores, and whether the policy is the best."""
 
     evaluation: Evaluation
     score: float
     again: float | None
-    """The score of the second look, if there was one."""
+    """The score of the confirmation, if there was one."""
     is_best: bool
     is_to_keep: bool
-    """Whether it is better than what is on disk: that can be poorer than the best so far, for that was damaged."""
+    """Whether it is better than the policy on disk, which may be worse than the best so far if that was damaged."""
     least_return: float
-    """The lower of the mean returns of both looks; NaN if one is."""
+    """The lower of the mean returns of both evaluations; NaN if one is."""
 
     @property
     def kept(self) -> float:
-        """The score that counts."""
+        """The score that counts: that of the confirmation, if there was one."""
         return self.score if self.again is None else self.again
 
 
 def evaluate_and_confirm(
     rules: EvalRules, params: PyTree, opt_steps: int, ledger: Ledger, on_disk: float | None
 ) -> EvalOutcome:
-    """Evaluate `params` after `opt_steps` optimisation steps, a candidate for the best twice; `ledger` takes note.
+    """Evaluate `params` after `opt_steps` optimisation steps, a candidate for the best twice; update `ledger`.
 
-    `on_disk` is the score of the best policy there.
+    `on_disk` is the score of the best policy on disk.
     """
-    # By the optimisation step, not by the number of evaluations so far, which a resumption may change.
+    # Fold in the optimisation step, not the number of evaluations, which a resumption may change.
     key = jax.random.fold_in(rules.key, 0 if rules.fixed else opt_steps)
     evaluation, score = _evaluate_once(rules, params, key, ledger, "evaluate")
     least, again = mean_return(evaluation), None
     better = lambda score: math.isfinite(score) and (on_disk is None or score > on_disk)
-    # A candidate is the highest of many noisy scores, and so probably too high. The second look is independent of it.
+    # A candidate has the maximum of many noisy scores, which is biased upwards; the confirmation is independent of it.
     if rules.confirms and (ledger.is_better(score) or better(score)):
         second, again = _evaluate_once(rules, params, confirm_key(key), ledger, "confirm")
         least = float(np.minimum(least, mean_return(second)))
@@ -500,7 +499,7 @@ def evaluate_and_confirm(
 
 
 def _evaluate_once(rules: EvalRules, params: PyTree, key: Key, ledger: Ledger, part: str) -> tuple[Evaluation, float]:
-    """Evaluate once; return also the score. The time counts as `part`; the key is split."""
+    """Evaluate once; return the evaluation and its score. Time is added to `part`; the key is consumed."""
     with ledger.timed(part):
         evaluation = rules.evaluator(params, key)
         return evaluation, float(rules.score(evaluation))

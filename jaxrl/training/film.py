@@ -1,4 +1,4 @@
-"""Episodes as pictures that move: of a policy that was loaded, and of the latest one while a run goes on."""
+"""Rendering of episodes: of a loaded policy, and of the latest policy during a run."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,13 +23,13 @@ from jaxrl.training.storage.run_dir import VIDEOS
 from jaxrl.trees import PyTree, make_key
 
 Player = Callable[[GreedyPolicy, int, int], tuple[list[np.ndarray], float]]
-"""`(policy, seed, max_steps) -> (pictures, return)`: play one greedy episode; a picture `[H, W, 3]` of every state."""
+"""`(policy, seed, max_steps) -> (frames, return)`: play a greedy episode, with a frame `[H, W, 3]` of every state."""
 Take = Callable[[], tuple[Sequence[np.ndarray], float]]
-"""What returns the pictures of an episode, and its return."""
+"""`() -> (frames, return)` of an episode."""
 
 
 def player(env: Env | HostEnv) -> Player:
-    """Return what plays episodes of `env`, compiled once; raise `SettingsError` if it cannot be drawn."""
+    """Return a player of episodes in `env`, compiled once; raise `SettingsError` if `env` cannot be rendered."""
     if isinstance(env, HostEnv):
         if env.make_renderable is None:
             raise SettingsError(f"{env.spec.name} cannot be rendered here")
@@ -84,17 +84,17 @@ def _first(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x[0], tree)
 
 
-# --- while a run goes on ------------------------------------------------------------------------------------------
+# --- during a run -------------------------------------------------------------------------------------------------
 
 
 def with_videos(strategy: Strategy, config: TrainerConfig, given: Hooks | None) -> Hooks:
-    """Return the hooks `given` to a run, with one that films the latest policy where its settings ask for it.
+    """Return the hooks `given` to a run, with one that films the latest policy every `video_interval`.
 
-    Films begin in the same state each time, so that they can be compared. Nothing of the training depends on them: one
-    that fails is told, and the run goes on.
+    Films start in the same state each time, so that they are comparable. They do not affect the training: a failure is
+    logged, and the run continues.
 
     Raises:
-      SettingsError: the environment cannot be drawn, or there is none, or no policy.
+      SettingsError: there is no environment or no policy, or the environment cannot be rendered.
     """
     hooks = given or Hooks()
     if not config.video_interval:
@@ -105,7 +105,7 @@ def with_videos(strategy: Strategy, config: TrainerConfig, given: Hooks | None) 
         raise SettingsError("video_interval films episodes, but there is no environment or no policy; set it to 0")
     try:
         play = player(env)
-        # Found out before the training begins, not after hours of it.
+        # Fail before the training, not after hours of it.
         _first_picture(env)
     except SettingsError as error:
         raise SettingsError(f"video_interval is {config.video_interval}, but {error}; or set it to 0") from error
@@ -118,12 +118,12 @@ def with_videos(strategy: Strategy, config: TrainerConfig, given: Hooks | None) 
                 latest = policy.at(trainer._params(trainer.state))
                 trainer._log.filmed(_film(play, latest, trainer.config, **counters))
 
-    # Before the user's own hook, which may look at the film.
+    # Before the user's hook, which may read the film.
     return hooks._replace(evaluation=(film, partial(call, hooks.evaluation)))
 
 
 def _first_picture(env: Env | HostEnv) -> None:
-    """Draw a first state; raise `SettingsError` if that fails."""
+    """Render an initial state; raise `SettingsError` if that fails."""
     try:
         if isinstance(env, HostEnv):
             assert env.make_renderable is not None
@@ -142,7 +142,7 @@ def _first_picture(env: Env | HostEnv) -> None:
 
 
 def _film(play: Player, policy: GreedyPolicy, config: TrainerConfig, opt_steps: int, env_steps: int) -> Video | str:
-    """Film an episode; return it, or why there is none."""
+    """Film an episode; return the video, or the reason why there is none."""
     assert config.run_dir is not None
     return filmed(
         partial(play, policy, config.seed, LONGEST), config.run_dir, config.video_format, opt_steps, env_steps
@@ -150,6 +150,6 @@ def _film(play: Player, policy: GreedyPolicy, config: TrainerConfig, opt_steps: 
 
 
 def filmed(take: Take, run_dir: str, form: str, opt_steps: int, env_steps: int) -> Video | str:
-    """Write the film that `take` returns into the directory of a run; return it, or why there is none."""
+    """Write the film from `take` into the directory of a run; return the video, or the reason why there is none."""
     film = kept_film(take, Path(run_dir) / VIDEOS / f"{opt_steps}.{form}")
     return film if isinstance(film, str) else Video(opt_steps, env_steps, *film)

@@ -1,4 +1,4 @@
-"""How a run's loop begins and ends with other processes, and what these do: they run the programs they are told to."""
+"""Multi-process runs: start and end of the leader's loop, and the followers, which execute its orders."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,20 +20,20 @@ from jaxrl.trees import make_key
 
 @contextmanager
 def led(trainer: Any) -> Iterator[None]:
-    """Run the loop of a trainer inside; the other processes begin, and end, with it.
+    """Synchronise the other processes with the start and end of the leader's loop in the block.
 
     Raises:
-      SettingsError: one of them has other settings or versions, or could not begin.
+      SettingsError: one of them has different settings or versions, or failed to start.
     """
     if processes.several():
         processes.agree(_must_agree(trainer))
     try:
         yield
-    # A loop that was left has ended like any other, and the other processes must hear of it.
+    # A loop that the caller left has ended like any other.
     except GeneratorExit:
         _end(trainer)
         raise
-    # They would wait for orders that never come.
+    # The followers must not wait for orders that never come.
     except BaseException as error:
         processes.tell(END, {"failed": describe_error(error)})
         raise
@@ -41,7 +41,7 @@ def led(trainer: Any) -> Iterator[None]:
 
 
 def _end(trainer: Any) -> None:
-    """Have the parameters of the policy in each process, and end."""
+    """Gather the parameters of the policy in each process, and send the last order."""
     if processes.several():
         trainer.state, trainer._sums = devices.spread_out(trainer.strategy, trainer.state, trainer._sums)
         trainer.latest = devices.params_of(trainer.strategy, trainer.state) if trainer.strategy.policy else None
@@ -54,11 +54,11 @@ def _must_agree(trainer: Any) -> dict[str, Any]:
 
 
 def follow(trainer: Any) -> bool:
-    """Do what the first process says, to the end of the run; `False` if this is the first, or the only one.
+    """Execute the orders of process 0 until the run ends; return `False` at once in process 0 or a single process.
 
     Raises:
-      SettingsError: it has other settings or versions.
-      ProcessError: it has failed, or is gone.
+      SettingsError: process 0 has different settings or versions.
+      ProcessError: process 0 has failed, or is gone.
     """
     if not processes.number():
         return False
@@ -82,7 +82,7 @@ def _obey(trainer: Any) -> None:
         elif order == "place":
             state, sums = devices.handed_out(strategy, *compiled.like)
         elif order == "load":
-            state, sums = None, None  # make room for what is loaded
+            state, sums = None, None  # free memory before loading
             (state, sums), said = _loaded(compiled.like, *given)
             processes.answer(said)
         elif order == "alter":
@@ -96,20 +96,20 @@ def _obey(trainer: Any) -> None:
         elif order == "save":
             processes.answer(write_part(Path(*given), Saved(state, sums)))
         elif order == "gather":
-            # Gathering is a program that all run; only the first process keeps what it returns.
+            # A collective: all processes take part, and process 0 keeps the result.
             processes.whole((state, sums))
         elif order == END:
             _ended(trainer, state, sums, latest, *given)
 
 
 def _loaded(like: Any, path: str, checksums: list[int]) -> tuple[Any, str]:
-    """Read what this process has of a checkpoint; return the state and its sums, or nothing, and what to answer."""
+    """Read this process's part of a checkpoint; return the state and its sums, or `None` twice, and the answer."""
     found, said = read_part(Path(path), like, checksums)
     return found or (None, None), said
 
 
 def _ended(trainer: Any, state: Any, sums: Any, latest: Any, how: dict[str, Any]) -> None:
-    """Take over how the run has ended, as the first process tells it."""
+    """Adopt the outcome of the run from process 0."""
     if "failed" in how:
         raise ProcessError(f"process 0 has ended the run: {how['failed']}")
     trainer.state, trainer._sums, trainer.latest, trainer.stop_reason = state, sums, latest, how["stop"]

@@ -1,4 +1,4 @@
-"""Stopping a run from outside: by a handle, from any thread, or by SIGINT and SIGTERM."""
+"""Stop requests: by a handle from any thread, or by SIGINT and SIGTERM."""
 
 import contextlib
 import os
@@ -13,34 +13,34 @@ from jaxrl.errors import DivergedError, StorageError, print_stderr
 from jaxrl.terminal import clear_line, end_at_once
 
 try:
-    # CPython's own functions, which those of `signal` wrap to look up each handler among enums: that makes a session's
-    # step a fifth slower (68 us without, 83 us with them, beside the optimisation).
+    # CPython's functions without the wrappers in `signal`, whose enum lookups make a session's step a fifth slower
+    # (83 us instead of 68 us, besides the optimisation).
     import _signal as handlers
 except ImportError:
     import signal as handlers
 
 
 class Interrupt:
-    """A handle that stops a run at its next chunk's end, after saving. Safe to use from any thread."""
+    """A handle that stops a run at the end of its current chunk, after saving. Thread-safe."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self.signal: int | None = None
         self._acknowledged = False
-        """Whether a signal has come that a second one would follow."""
+        """Whether the first signal was acknowledged."""
         self._activity: Callable[[], str] | None = None
 
     def stop(self, reason: str = "handle") -> None:
-        """Ask the run to save and stop."""
+        """Request that the run saves and stops."""
         self.reason = self.reason or reason
 
     def receive(self, number: int) -> None:
-        """Ask the run to save and stop as the signal `number` does."""
+        """Request that the run saves and stops, because of the signal `number`."""
         self.signal = number
         self.stop(signal.Signals(number).name)
 
     def clear(self) -> None:
-        """Forget that anyone has asked, for a run that goes on after it was stopped."""
+        """Withdraw the request, for a run that continues after a stop."""
         self.reason = self.signal = None
         self._acknowledged = False
 
@@ -51,15 +51,15 @@ class Interrupt:
     def signals(self, activity: Callable[[], str] | None = None) -> Iterator[None]:
         """Turn the first SIGINT or SIGTERM into `stop`; a second one ends the process at once (130 or 143).
 
-        The first is acknowledged at once on standard error, with the present `activity`, which is to finish before the
-        run stops; `None`: in silence.
+        The first is acknowledged immediately on standard error, with the current `activity`, which finishes before the
+        run stops; `None`: silently.
 
-        Handlers can only be set by the main thread; in any other this does nothing.
+        Only the main thread can set handlers; in any other this does nothing.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        # Set by the first of nested or interleaved loops alone: its handlers serve all that listen.
+        # Set by the first of nested or interleaved loops: its handlers serve all.
         for number in HANDLED:
             if signal.getsignal(number) is not _on_signal:
                 _BEFORE[number] = signal.signal(number, _on_signal)
@@ -70,7 +70,7 @@ class Interrupt:
                 _WATCHES.append(Watch())
             yield
         finally:
-            # A loop that was dropped may be closed by another thread, which cannot restore handlers.
+            # An abandoned loop may be closed by another thread, which cannot restore handlers.
             _LISTENING.remove(self)
             if not _LISTENING and threading.current_thread() is threading.main_thread():
                 _restore_handlers()
@@ -78,41 +78,41 @@ class Interrupt:
 
 HANDLED = (signal.SIGINT, signal.SIGTERM)
 _LISTENING: list[Interrupt] = []
-"""Handles of all runs that go on in the main thread; several, where their loops are interleaved or nested.
+"""Handles of all active runs in the main thread; several, if their loops are interleaved or nested.
 
-They may end in any order: only with the last of them do the handlers come back that were there before the first.
+They may end in any order; the last one restores the previous handlers.
 """
 _BEFORE: dict[int, Any] = {}
-"""Those handlers, by signal."""
+"""The previous handlers, by signal."""
 _WATCHES: "list[Watch]" = []
-"""The watch, while there is one."""
+"""The active watch, if any."""
 _ENDING = threading.RLock()
-"""Taken for ever by the thread that ends the process."""
+"""Acquired, and never released, by the thread that ends the process."""
 
 
 class Watch:
-    """A thread that acknowledges the first signal, and obeys the second, while the main thread is in a compiler.
+    """A thread that acknowledges the first signal and exits at the second, even while the main thread is in XLA.
 
-    Python calls handlers in the main thread alone, and only between two of its own instructions: not before a call of
-    XLA has returned. But at once, whatever that thread does, Python's part in C writes the number of each signal into
-    the file descriptor that `signal.set_wakeup_fd` has set. One that was set before (an event loop's) gets them too.
+    Python calls signal handlers only in the main thread, between two bytecode instructions, hence after a call of XLA.
+    Its C handler, however, writes the number of each signal at once to the descriptor from `signal.set_wakeup_fd`,
+    which this thread reads. A previous descriptor, such as an event loop's, gets the numbers too.
     """
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
-        # A handler in C must never wait for a full pipe.
+        # The C handler must never block on a full pipe.
         os.set_blocking(self._write, False)
         self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._watch, name="jaxrl signals", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Acknowledge what has come, and end."""
-        # What someone else has set meanwhile stays.
+        """Acknowledge pending signals, and end the thread."""
+        # Keep a descriptor that was set by others in the meantime.
         now = signal.set_wakeup_fd(-1)
-        with contextlib.suppress(ValueError, OSError):  # closed meanwhile
+        with contextlib.suppress(ValueError, OSError):  # it may be closed
             signal.set_wakeup_fd(self._before if now == self._write else now, warn_on_full_buffer=False)
-        # No signal has the number 0: it ends the thread, once all before it is read.
+        # 0 is not a signal: a sentinel that ends the thread after all pending numbers.
         os.write(self._write, b"\0")
         self._thread.join()
         os.close(self._read)
@@ -128,9 +128,9 @@ class Watch:
 
 
 def _acknowledge(number: int) -> None:
-    """Say that the runs which listen will stop; end the process at the second signal."""
+    """Print that the active runs will stop; end the process at the second signal."""
     listening = list(_LISTENING)
-    # The watch may see a second signal while the main thread has not yet been given the first.
+    # The watch may see a second signal before the main thread has handled the first.
     if any(interrupt._acknowledged for interrupt in listening):
         _end_at_once(number)
     for interrupt in listening:
@@ -143,9 +143,9 @@ def _acknowledge(number: int) -> None:
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    """Stop all runs that listen; end the process at the second signal."""
+    """Stop all active runs; end the process at the second signal."""
     del frame
-    if not _LISTENING:  # the last run was dropped by another thread, which cannot restore handlers
+    if not _LISTENING:  # the last run was closed by another thread, which could not restore handlers
         _restore_handlers()
         signal.raise_signal(number)
     if any(interrupt.signal is not None for interrupt in _LISTENING):
@@ -163,13 +163,13 @@ def _restore_handlers() -> None:
     while _WATCHES:
         _WATCHES.pop().close()
     for number, handler in _BEFORE.items():
-        if handler is not None:  # one that was not set from Python cannot be given back
+        if handler is not None:  # `None`: it was not set from Python, and cannot be restored
             signal.signal(number, handler)
     _BEFORE.clear()
 
 
 def _forget_watch() -> None:
-    """Leave the watch to the parent: signals of a forked child are none of its own."""
+    """Detach the watch in a forked child; it belongs to the parent."""
     if _WATCHES:
         _WATCHES.clear()
         with contextlib.suppress(ValueError):
@@ -180,7 +180,7 @@ os.register_at_fork(after_in_child=_forget_watch)
 
 
 def raise_signal(number: int) -> NoReturn:
-    """Raise what ends a program after the signal `number`, as `KeyboardInterrupt` does after SIGINT."""
+    """Raise the exception that ends a program after the signal `number`: `KeyboardInterrupt` or `SystemExit`."""
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(128 + number)
@@ -189,24 +189,24 @@ def raise_signal(number: int) -> NoReturn:
 class Termination:
     """Turn SIGTERM into `SystemExit(143)` from `begin` to `end`, as Python turns SIGINT into `KeyboardInterrupt`.
 
-    A second one ends the process at once. In a thread other than the main one, or where the program handles SIGTERM
-    itself, this does nothing.
+    A second one ends the process at once. This does nothing outside of the main thread, or if the program has its own
+    SIGTERM handler.
     """
 
     def __init__(self) -> None:
         self.came = False
-        """Whether SIGTERM has come."""
+        """Whether SIGTERM was received."""
         self._handles = False
 
     def begin(self) -> None:
-        """Handle SIGTERM from now on."""
+        """Install the handler."""
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             self._handles = True
             signal.signal(signal.SIGTERM, self._exit)
 
     def end(self) -> None:
-        """Handle it no longer."""
+        """Restore the default handler."""
         if self._handles and threading.current_thread() is threading.main_thread():
             self._handles = False
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -219,11 +219,12 @@ class Termination:
 
 
 class Undisturbed:
-    """Put off SIGINT and SIGTERM to the end of a `with` block: what they raise cannot leave it half done.
+    """Defer SIGINT and SIGTERM to the end of a `with` block, so that their exceptions cannot interrupt it.
 
-    Only the main thread handles signals; in any other this does nothing. One that ends the process at once still does.
+    Only the main thread handles signals; in any other this does nothing. A signal with the system's default action
+    still ends the process at once.
 
-    A session needs this in every step, so that it has to be quick; see `handlers`.
+    It runs in every step of a session, so it must be fast; see `handlers`.
     """
 
     def __enter__(self) -> None:
@@ -231,16 +232,16 @@ class Undisturbed:
         self._came: int | None = None
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                if callable(handlers.getsignal(number)):  # one that was not set from Python could not be given back
+                if callable(handlers.getsignal(number)):  # others cannot be restored, or do not raise
                     self._handlers[number] = handlers.signal(number, self._note)
 
     def __exit__(self, *error: object) -> None:
         try:
-            # With its handler back, a SIGTERM that waits may raise here. SIGINT gets its handler back all the same.
+            # Once restored, the handler of a pending SIGTERM may raise here; restore that of SIGINT all the same.
             self._restore(signal.SIGTERM)
         finally:
             self._restore(signal.SIGINT)
-        # Now by the handlers that were there before.
+        # Deliver the deferred signal to the restored handlers.
         if self._came is not None:
             signal.raise_signal(self._came)
 
@@ -253,15 +254,15 @@ class Undisturbed:
 
 
 def ended_by(error: BaseException, reason: str | None) -> str:
-    """Return why a run ended that this error has left, if another `reason` was not known before."""
+    """Return the stop reason of a run that ended by `error`; an earlier `reason` takes precedence over a failure."""
     if isinstance(error, DivergedError):
         return "diverged"
     return f"failed: {type(error).__name__}" if reason is None else reason
 
 
 def tell_unsaved(error: BaseException, unsaved: StorageError | None) -> None:
-    """Tell that the end of a run is not on disk, where the `error` that left it would not."""
+    """Report that the last save of a run failed, if the `error` that ended it would hide that."""
     if isinstance(error, SystemExit) and unsaved is not None:
-        raise unsaved from error  # an exit code of 0 would say that all is saved
+        raise unsaved from error  # an exit code of 0 would mean that all is saved
     if isinstance(error, GeneratorExit) and unsaved is not None:
-        print_stderr(f"error: {unsaved}")  # no exception can leave a loop that was left
+        print_stderr(f"error: {unsaved}")  # no exception can propagate from a closed generator

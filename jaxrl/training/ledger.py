@@ -1,4 +1,4 @@
-"""What the host knows of a run: where it is, how good it was, and where the time went."""
+"""Host-side state of a run: counters, scores and timings."""
 
 import math
 import time
@@ -18,12 +18,12 @@ ACTIVITIES = {
     "confirm": "the evaluation",
     "save": "the save",
 }
-"""Those that may take long, for a person to read."""
+"""Parts that may take long, in words for messages."""
 
 
 @dataclass
 class Ledger:
-    """Exact counters, scores and seconds; saved with every checkpoint."""
+    """Exact counters, scores and timings in seconds; saved with every checkpoint."""
 
     t: int = 0
     """Iterations done."""
@@ -32,29 +32,29 @@ class Ledger:
     last_score: float | None = None
     evals_without_best: int = 0
     rollbacks: int = 0
-    """Times that the run went back to a checkpoint."""
+    """Number of rollbacks to a checkpoint."""
     tries: int = 0
-    """Of those, times since it last got further."""
+    """Rollbacks since the run last made progress."""
     changed_at: int = 0
-    """Optimisation step at which settings or versions last changed that decide the training; 0: never."""
+    """Optimisation step of the last change to settings or versions that decide the training; 0: never."""
     interval_start: int = 0
-    """Iteration at which the running interval of metrics began."""
+    """First iteration of the current interval of metrics."""
     interval_s: float = 0.0
-    """Seconds of training in it."""
+    """Seconds of training in the current interval."""
     wall_s: float = 0.0
-    """Seconds of the run before this process took it up."""
+    """Seconds of the run before it was last started or resumed."""
     seen_reward: float = 0.0
-    """The largest size of a reward so far, as are those below; see `sanity.Extremes`."""
+    """Largest magnitude of a reward so far; likewise the two below, see `sanity.Extremes`."""
     seen_discount: float = 0.0
     seen_bonus: float = 0.0
     told_values: bool = False
-    """Whether values beyond all returns were reported."""
+    """Whether a warning about values beyond all possible returns was logged."""
     told_support: bool = False
-    """Whether a support too narrow was reported."""
-    unsaved_s = 0.0  # seconds of training since the last save in this process; no field, for no checkpoint needs it
-    doing = ""  # a part in which time is spent now; no field, for no checkpoint needs it
+    """Whether a warning about a support that is too narrow was logged."""
+    unsaved_s = 0.0  # seconds of training since the last save in this process; not a field, so not saved
+    doing = ""  # the part that is being timed; not a field, so not saved
     told_greedy: bool = False
-    """Whether it was reported that greedy actions return far less than sampled ones."""
+    """Whether a warning about greedy actions that return far less than sampled ones was logged."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     _begun: float = field(default_factory=lambda: time.perf_counter())
 
@@ -63,13 +63,13 @@ class Ledger:
 
     @property
     def wall(self) -> float:
-        """Seconds of the run in all."""
+        """Total seconds of the run."""
         return self.wall_s + time.perf_counter() - self._begun
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Add the time spent inside to `part`."""
-        # Parts may be nested: the outer one is what is done again afterwards.
+        """Add the duration of the block to `part`."""
+        # Parts may be nested: restore the outer one afterwards.
         begun, before, self.doing = time.perf_counter(), self.doing, part
         try:
             yield
@@ -79,24 +79,24 @@ class Ledger:
 
     @property
     def activity(self) -> str:
-        """What a run that is to stop finishes first, for a person to read."""
+        """What the run will finish before it stops, in words for messages."""
         return ACTIVITIES.get(self.doing, "this part of the training")
 
     def trained(self, t: int, seconds: float) -> None:
-        """Take note that training reached iteration `t` in `seconds`."""
+        """Record that training advanced to iteration `t`, in `seconds`."""
         self.t = t
         self.seconds["train"] += seconds
         self.interval_s += seconds
         self.unsaved_s += seconds
 
     def is_better(self, score: float) -> bool:
-        """Say whether `score` is better than the best: strictly greater, NaN and infinity never."""
+        """Return whether `score` is finite and strictly greater than the best."""
         return math.isfinite(score) and (self.best_score is None or score > self.best_score)
 
     def record_score(self, score: float, opt_steps: int, again: float | None = None) -> bool:
-        """Take note of an evaluation; say whether it is the best.
+        """Record the score of an evaluation; return whether it is the best.
 
-        Where a candidate was evaluated `again`, that score must be better than the best too, and is the one kept.
+        The score of a confirmation, `again`, must also beat the best, and is the one recorded as best.
         """
         kept = score if again is None else again
         is_best = self.is_better(score) and self.is_better(kept)
@@ -107,7 +107,7 @@ class Ledger:
         return is_best
 
     def watch(self, row: Mapping[str, Any], agent: Mapping[str, Any]) -> dict[str, str]:
-        """Take note of a row of metrics; return what is wrong with it, by the name of the event, each once in a run."""
+        """Check a row of metrics; return warnings by the name of their event, each once in a run."""
         allowed = extremes(row, agent, Extremes(self.seen_reward, self.seen_discount, self.seen_bonus))
         self.seen_reward, self.seen_discount, self.seen_bonus = allowed
         said: dict[str, str] = {}
@@ -118,20 +118,20 @@ class Ledger:
         return said
 
     def forget_scores(self) -> None:
-        """Begin anew to look for the best: scores from now on mean something else."""
+        """Reset the best score, as old scores are not comparable with new ones."""
         self.best_score, self.best_opt_steps, self.evals_without_best = None, None, 0
 
     @property
     def has_scores(self) -> bool:
-        """Whether anything has been evaluated."""
+        """Whether any evaluation was recorded."""
         return self.best_score is not None or self.evals_without_best > 0
 
     def counters(self, schedule: Schedule) -> dict[str, int]:
-        """Return the exact counts that every row begins with."""
+        """Return the exact counters that every row begins with."""
         return {"opt_steps": schedule.opt_steps(self.t), "env_steps": schedule.env_steps(self.t)}
 
     def rates(self, schedule: Schedule, iterations: int, seconds: float) -> dict[str, float | None]:
-        """Return steps per second of training, compile, evaluation and saving left out."""
+        """Return steps per second of training, without compilation, evaluation and saving."""
         rate = iterations / seconds if seconds and iterations else None
         return {
             "opt_steps_per_sec": rate and rate * schedule.opt_steps_per_step,
@@ -139,35 +139,35 @@ class Ledger:
         }
 
     def taken_up(self, wall: float) -> "Ledger":
-        """Return this ledger for a run that goes on in the same process, after `wall` seconds of its own."""
+        """Return this ledger for a run that continues in the same process, after `wall` seconds."""
         return replace(self, wall_s=wall, _begun=time.perf_counter())
 
     def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the ledger."""
+        """Return the ledger as a dict for a checkpoint."""
         facts = {**asdict(self), "wall_s": self.wall}
         del facts["_begun"]
         return facts
 
     def restored(self, facts: dict[str, Any]) -> "Ledger":
-        """Return the ledger of a run that goes on from `facts`, with the seconds that this process has spent.
+        """Return the ledger of a run that resumes from `facts`, with the seconds of this process added.
 
         Raises:
-          ValueError: `facts` are not what `facts()` returns.
+          ValueError: `facts` are not from `facts()`.
         """
         _check(facts)
         seconds = {part: facts["seconds"].get(part, 0.0) + self.seconds[part] for part in PARTS}
         return Ledger(**{**facts, "seconds": seconds, "_begun": self._begun})
 
     def rolled_back(self, facts: dict[str, Any]) -> "Ledger":
-        """Return the ledger of this run once it is back where `facts` were written; time and best are not undone."""
+        """Return the ledger after a rollback to the checkpoint with `facts`; it keeps time, best score and tries."""
         back = Ledger(**{**facts, "seconds": self.seconds, "wall_s": self.wall_s, "_begun": self._begun})
         back.best_score, back.best_opt_steps = self.best_score, self.best_opt_steps
-        # Time, the best score and tries are not undone, or a run could go back for ever.
+        # Restoring the tries too would let a run roll back for ever.
         back.rollbacks, back.tries = self.rollbacks + 1, self.tries + 1
         return back
 
     def summary(self, schedule: Schedule) -> dict[str, Any]:
-        """Return counters, speeds, scores, and seconds by part and in all."""
+        """Return counters, speeds, scores, and seconds, in total and by part."""
         wall = self.wall
         return {
             **self.counters(schedule),
@@ -182,7 +182,7 @@ class Ledger:
 
 
 def _check(facts: Any) -> None:
-    """Raise `ValueError` unless `facts` have the names and types that `Ledger.facts` gives them."""
+    """Raise `ValueError` unless `facts` have the names and types of `Ledger.facts`."""
     like = Ledger().facts()
     if not isinstance(facts, dict) or facts.keys() != like.keys() or not isinstance(facts["seconds"], dict):
         raise ValueError(f"expected counters named {', '.join(like)}")

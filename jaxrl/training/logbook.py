@@ -1,7 +1,7 @@
-"""The book-keeping that a trainer and a session share: rows and events, the best policy, the facts of a checkpoint.
+"""Logging for trainer and session: rows and events, the best policy, the facts of a checkpoint.
 
-A logbook decides nothing and computes nothing of the training; it only knows how things are written down, and how to
-go on with what an earlier process wrote.
+A logbook decides nothing and computes nothing of the training; it only formats and writes, and continues the logs of an
+earlier process.
 """
 
 import contextlib
@@ -46,13 +46,13 @@ from jaxrl.training.storage.run_dir import METRICS
 from jaxrl.trees import PyTree
 
 STATM = Path("/proc/self/statm")
-"""Where Linux tells a process how many pages of memory it has, the second number being those that are resident."""
+"""Memory of the process in pages, on Linux; the second number is the resident set."""
 
 CLOSED = "nothing is being trained; call note() in a hook, or between the reports of a trainer"
 
 
 class Logbook:
-    """Write down what happens in a run. Until `open` is called, rows go nowhere."""
+    """The log of a run. Before `open`, rows are discarded."""
 
     def __init__(
         self,
@@ -64,44 +64,43 @@ class Logbook:
         """Prepare the recorders, but open no file.
 
         Args:
-          schedule: when things happen in the run.
-          where: returns where the run is: the counters that every row begins with, and its seconds so far.
-          given: what takes in the rows, beside the logs of the run directory: names and objects. Without a directory,
-            names that need one are left out.
-          quiet: leave out a console that is given by its name.
+          schedule: the schedule of the run.
+          where: returns the counters that every row begins with, and the seconds of the run so far.
+          given: recorders besides the logs of the run directory: names and objects. Without a directory, names that
+            need one are skipped.
+          quiet: skip a console given by name.
         """
         self.validity = Validity()
-        """How many environment steps the rows are on, and how many of those were not valid."""
+        """Counts of environment steps covered by the rows, and of invalid ones among them."""
         self.curve: list[Point] = []
-        """The evaluations of the run so far."""
+        """The learning curve so far."""
         self._schedule, self._where = schedule, where
         self._given, self._console = given, console_of(given, quiet)
         self._rows, self._episodes = Recorders([]), Recorders([])
         self._train_episodes = Recorders([])
         self._waiting: dict[str, list[str]] = {}
         self._noted: dict[str, tuple[float, int]] = {}
-        """Sum and number of what was noted for the next row, by name."""
+        """Sum and count of the numbers noted for the next row, by name."""
         self._columns: set[str] | None = None
-        """Names of the columns of the row before, or of all that is known of them; `None` before the run is open."""
+        """Column names of the previous row, empty before the first; `None` while the logbook is closed."""
 
-    # --- beginning, going back, ending ---
+    # --- open, rewind, close ---
 
     def open(self, storage: Storage, resume: bool, notes: Iterable[str], aside: str = "") -> None:
-        """Open the logs in the directory of `storage`, and write how the run begins.
+        """Open the logs in the directory of `storage`, and log the start of the run.
 
-        With `resume` the logs first lose what came after the checkpoint, and get the rows that an earlier process could
-        not write. `notes` become events; `aside` goes into the event of a resumption.
+        With `resume`, first truncate the logs to the checkpoint and append the rows that an earlier process could not
+        write. `notes` become events; `aside` goes into the event of a resumption.
         """
         opt_steps = self._counters["opt_steps"]
         self._rows = Recorders(recorders_of(self._given, storage.path, self._console))
         self._episodes = Recorders(episode_recorder(storage.path))
         self._train_episodes = Recorders(train_episode_recorder(storage.path))
         self._rows.begin(run_info(storage, opt_steps))
-        # From here on the run is open, and notes are taken.
+        # From here on `note` is allowed.
         self._columns = set()
         if resume:
-            # First back to the checkpoint. The rows that an earlier process could not write are from before it, and
-            # come after that.
+            # Rewind first: the unwritten rows of an earlier process precede the checkpoint, and follow its rows.
             self.rewind(opt_steps if storage.resumes else -1)
             for log in self._logs:
                 log.take_up(self._waiting)
@@ -116,12 +115,12 @@ class Logbook:
             self.event("best", f"evaluation settings changed ({changed}): the best score is reset")
 
     def rewind(self, opt_steps: int) -> None:
-        """Take back what the logs hold after `opt_steps`."""
+        """Truncate the logs after `opt_steps`."""
         for log in self._logs:
             log.rewind(opt_steps)
 
     def close(self) -> None:
-        """Bring all rows to where they belong; nothing follows."""
+        """Flush and close the logs."""
         self._columns = None
         self.unstage()
         for log in self._logs:
@@ -130,19 +129,19 @@ class Logbook:
     # --- rows ---
 
     def row(self, kind: str, **columns: Any) -> dict[str, Any]:
-        """Return a row of this moment."""
+        """Return a row with the current counters and time."""
         counters, wall = self._where()
         return {"kind": kind, **counters, "wall_s": round(wall, 3), **columns}
 
     def event(self, event: str, message: str, **more: str) -> None:
-        """Write that something has happened."""
+        """Log an event."""
         self._rows.write(self.row("event", event=event, message=message, **more))
 
     def note(self, values: Mapping[str, float]) -> None:
-        """Keep numbers for the next row of metrics, as means.
+        """Add numbers to the means in the next row of metrics.
 
         Raises:
-          SettingsError: the run is not open, a value is no number, or the row has a column of that name.
+          SettingsError: the run is not open, a value is not a number, or the row has a column of that name.
         """
         if self._columns is None:
             raise SettingsError(CLOSED)
@@ -155,13 +154,13 @@ class Logbook:
             self._noted[name] = total + float(value), count + 1
 
     def trained(self, columns: Mapping[str, Any], ledger: Ledger, agent: Mapping[str, Any], steps: int = 0) -> Row:
-        """Write and return a row of metrics, with an event for each thing that is wrong with it.
+        """Log and return a row of metrics, with an event for each warning about it.
 
-        `ledger` takes note of what was said, so that it is said once; `agent` are the settings of the agent. `steps` is
-        the number of environment steps that the row is on, if it matters how many of them were valid.
+        Warnings are given once, which `ledger` remembers; `agent` has the settings of the agent. `steps` is the number
+        of environment steps in the interval, if their validity matters.
         """
         row = self.row("train", **columns_to_write(columns), **memory())
-        # A name may have been noted before the first row told that it is a column; the row's own wins.
+        # Before the first row the columns are unknown: a noted name may be one of them, and the row's value wins.
         self._columns, left_out = {*row}, sorted({*self._noted} & {*row})
         row |= {name: total / count for name, (total, count) in self._noted.items() if name not in self._columns}
         self._noted = {}
@@ -176,14 +175,14 @@ class Logbook:
         return row
 
     def filmed(self, video: Video | str) -> None:
-        """Tell of a video, or write an event that says why there is none."""
+        """Log a video, or an event with the reason why there is none."""
         if isinstance(video, str):
             self.event("video", video)
         else:
             self._rows.video(video)
 
     def scored(self, columns: Mapping[str, Any], evaluation: Evaluation | None = None) -> Row:
-        """Write and return the row of a score, and tell the histograms of an evaluation that it comes of."""
+        """Log and return the row of a score, with the histograms of its evaluation, if any."""
         row = self.row("eval", **columns)
         self._continue_curve(row)
         spread = {} if evaluation is None else {"returns": evaluation.returns, "lengths": evaluation.lengths}
@@ -191,17 +190,17 @@ class Logbook:
         return row
 
     def evaluated(self, found: EvalOutcome, training: TrainingReturns | None, kind: EvalKind, ledger: Ledger) -> Row:
-        """Write and return the row of an evaluation, and write one for each of its episodes; see `eval_columns`.
+        """Log and return the row of an evaluation, and log a row for each of its episodes; see `eval_columns`.
 
-        `training` are the returns of the training episodes beside it. Where greedy actions come to far less, an event
-        says so; `ledger` takes note, so that it is said once.
+        `training` has the returns of the training episodes. If greedy actions return far less, log a warning, once in
+        a run.
         """
         if self._console is not None:
             self._console.actions = kind.actions
         columns = eval_columns(found.evaluation, found.score, found.again, found.is_best)
         row = self.scored({**columns, "train_return": training and training.mean}, found.evaluation)
         self._episodes.write_all(list(episode_rows(self._counters, found.evaluation)))
-        # Said once in a run: the ledger is saved with the checkpoint.
+        # Once in a run, resumed ones included: the ledger is part of the checkpoint.
         if kind.hints and not ledger.told_greedy and is_far_below(found.evaluation.returns, training):
             assert training is not None
             ledger.told_greedy = True
@@ -209,15 +208,15 @@ class Logbook:
         return row
 
     def _continue_curve(self, row: Row) -> None:
-        """Add an evaluation to the curve; it takes the place of those as late or later, before which the run stands."""
+        """Add an evaluation to the curve; drop points at the same step or later, as left by a rewind."""
         point = Point(row["opt_steps"], row["env_steps"], _finite(row.get("score")), _finite(row.get("train_return")))
         self.curve = [*(other for other in self.curve if other.opt_steps < point.opt_steps), point]
 
     def remark(self, text: str | None) -> None:
-        """Write a note as an event, if there is one.
+        """Log `text` as an event, if there is one.
 
         Raises:
-          SettingsError: the run is not open, or this is no text.
+          SettingsError: the run is not open, or `text` is not a non-empty string.
         """
         if text is None:
             return
@@ -228,20 +227,20 @@ class Logbook:
         self.event("note", text)
 
     def ended(self, episodes: Episodes) -> None:
-        """Write a row for each episode of the training."""
+        """Log a row for each training episode."""
         if len(episodes.length):
             self._train_episodes.extend(lines_of(episodes))
 
-    # --- what is shown ---
+    # --- console ---
 
     def stage(self, what: str) -> None:
-        """Show what is done next."""
+        """Show the current stage of the run."""
         if self._console is not None:
             self._console.stage(what)
 
     @contextmanager
     def staged(self, what: str) -> Iterator[None]:
-        """Show what is done inside; take that back where it fails, for the reason then stands alone."""
+        """Show a stage during the block; clear it on failure, so that the error stands alone."""
         self.stage(what)
         try:
             yield
@@ -250,12 +249,12 @@ class Logbook:
             raise
 
     def unstage(self) -> None:
-        """Take back what was shown of it."""
+        """Clear the stage."""
         if self._console is not None:
             self._console.unstage()
 
     def tick(self, t: int, rate: float) -> Progress:
-        """Show and return how far the run is after `t` iterations, at `rate` iterations a second."""
+        """Show and return the progress after `t` iterations, at `rate` iterations per second."""
         schedule = self._schedule
         progress = Progress(
             **self._counters,
@@ -269,19 +268,19 @@ class Logbook:
     # --- checkpoints ---
 
     def best(self, score: float, params: PyTree, policy: Policy | None, settings: Mapping[str, Any]) -> Best:
-        """Return the present policy as the best, with all that it takes to load and run it."""
+        """Return the current policy as the best, with the facts needed to load and run it."""
         counters = self._counters
         facts = {"score": score, **counters, **describe(policy, settings)}
         return Best(counters["opt_steps"], score, params, facts)
 
     def facts(self, ledger: Ledger, health: Health | None, **own: Any) -> dict[str, Any]:
-        """Return what a checkpoint holds beside its state; `own` is what only this kind of run has to add.
+        """Return the facts of a checkpoint; `own` are those of this kind of run.
 
-        A regular save in good health means that the run has got further: `ledger` then counts its tries anew.
+        A regular, healthy save is progress since the last rollback: it resets `ledger.tries`.
         """
         counters = self._counters
         healthy, regular = in_good_health(health), self._schedule.is_regular_save(counters["opt_steps"])
-        # Before the facts are made, which hold the ledger.
+        # Before the facts, which include the ledger.
         ledger.tries = 0 if healthy and regular else ledger.tries
         return {
             "ledger": ledger.facts(),
@@ -294,15 +293,15 @@ class Logbook:
         }
 
     def restored_ledger(self, facts: Mapping[str, Any], ledger: Ledger, anew: bool = False) -> Ledger:
-        """Return the ledger of a run that goes on from `facts`; keep the rows that could not be written for `open`.
+        """Return the ledger of a run that resumes from `facts`; keep its unwritten rows for `open`.
 
-        With `anew`, scores from now on mean something else than those before, and the best of these is forgotten.
+        With `anew`, evaluation settings have changed, so that old scores are not comparable: reset the best.
 
         Raises:
-          KeyError, TypeError, ValueError: these are not what `facts()` returns.
+          KeyError, TypeError, ValueError: `facts` are not from `facts()`.
         """
         taken, waiting = ledger.restored(facts["ledger"]), facts["unwritten"]
-        # Checked before anything is taken over: a stranger may have written it.
+        # Validate before use: the checkpoint may come from an untrusted source.
         check_unwritten(waiting)
         self._noted = {str(name): (float(total), int(count)) for name, (total, count) in facts.get("noted", {}).items()}
         self._waiting = waiting
@@ -324,7 +323,7 @@ def _finite(number: Any) -> float | None:
 
 
 def memory() -> dict[str, float]:
-    """Return the memory that this process and its first device use now, in MB of 1e6 bytes, as far as they tell."""
+    """Return the current memory use of the process and its first device in MB (1e6 bytes), where available."""
     found: dict[str, float] = {}
     with contextlib.suppress(OSError, ValueError, IndexError), open(STATM, "rb", buffering=0) as file:
         found["rss_mb"] = int(file.read(256).split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
@@ -335,11 +334,11 @@ def memory() -> dict[str, float]:
 
 
 def run_info(storage: Storage, opt_steps: int) -> RunInfo:
-    """Return what recorders are told of a run that begins, or goes on, after `opt_steps`."""
+    """Return the description of a run for recorders; it starts or resumes after `opt_steps`."""
     settings, group = storage.settings, None if storage.path is None else group_of(storage.path)
     named_by = tuple(str(part) for part in (settings.get("algo"), settings.get("env")) if part)
     called = "-".join((*named_by, f"s{settings.get('seed')}")) if storage.path is None else storage.path.name
-    name = called if group is not None else settings.get("name") or called  # members are told apart by their own
+    name = called if group is not None else settings.get("name") or called  # members need distinct names
     return RunInfo(
         name=name if group is None else f"{group.name}-{name}",
         directory=storage.path,
@@ -353,7 +352,7 @@ def run_info(storage: Storage, opt_steps: int) -> RunInfo:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by their paths, such as `agent.lr`."""
+    """Flatten nested settings to paths, such as `agent.lr`."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         inside = flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
@@ -363,7 +362,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @contextmanager
 def unpacking(checkpoint: str, verdict: str) -> Iterator[None]:
-    """Read the facts of a checkpoint inside; `verdict` says what one is that does not have them.
+    """Convert errors from reading the facts of a checkpoint; `verdict`, as "no session's", goes into the message.
 
     Raises:
       NoCheckpointError: the facts are not those of this kind of run.

@@ -1,9 +1,8 @@
-"""The loop of a run: all that happens to it, in the order in which it happens.
+"""The training loop: train to a boundary, evaluate, log, save, until a limit or a request to stop.
 
-The loop is thin on purpose. When things happen is decided by `schedule`, what is computed by `program`, what is written
-by `storage`; nothing here can change a bit of the training. `Run` begins with the page to read: `_loop`, and
-`_at_boundary`, which is one turn of it. Below are the parts of a turn, and then how a run begins, goes on and ends.
-What a user calls is `trainer.Trainer`.
+The loop is thin on purpose: `schedule` decides when, `program` computes, `storage` writes; nothing here can change a
+bit of the training. Read `Run._loop` first, then `_at_boundary`, one turn of it. Below them are the parts of a turn,
+then start, resumption and shutdown. The public class is `trainer.Trainer`.
 """
 
 import math
@@ -49,13 +48,13 @@ from jaxrl.trees import PyTree, make_key
 from jaxrl.xla import attempts
 
 CHUNK_S = 0.25
-"""Seconds of training in one call, about: how long a signal waits, and how often progress is shown."""
+"""Target duration of one compiled call: the latency of a signal and the interval of progress updates."""
 BROKEN = ("failed", "diverged", "actor")
-"""How the reasons begin for which a run ended whose state in memory cannot be gone on from."""
+"""Prefixes of stop reasons after which the state in memory is unusable."""
 
 
 class Run:
-    """A run of a strategy under settings that were checked, and where it stands; a `Trainer` is one."""
+    """A run of a strategy with validated settings, and its progress; the base of `Trainer`."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class Run:
         quiet: bool,
         notes: Sequence[str],
     ) -> None:
-        """Take hold of nothing yet; `notes` on the settings are logged as the run begins."""
+        """Acquire no resources yet; `notes` on the settings are logged at the start."""
         require_recorders(recorders)
         self.strategy, self.config, self.schedule = strategy, config, schedule
         self.evaluator, self.score, self.stop = evaluator, score, stop
@@ -84,11 +83,11 @@ class Run:
         self.ledger = Ledger()
         self.stop_reason: str | None = None
         self.latest: PyTree = None
-        """Parameters of the last policy, where the state is spread over processes."""
+        """Parameters of the latest policy, if the state is sharded over processes."""
         self.lane: Any = Alone()
-        """That of a team, for a member of a population that trains together with others."""
+        """Where the state lives; replaced for a member of a population that trains in a team."""
         self.membership = Membership()
-        """That of a member of a population."""
+        """Replaced for any member of a population."""
         self._quiet, self._notes, self._given_recorders = quiet, notes, recorders
         self._state: PyTree = None
         self._sums: Any = None
@@ -101,7 +100,7 @@ class Run:
 
     @property
     def state(self) -> PyTree:
-        """The training state; `None` before there is one."""
+        """The training state; `None` before initialisation."""
         return self.lane.whole(self._state)
 
     @state.setter
@@ -111,43 +110,43 @@ class Run:
     # --- the page -----------------------------------------------------------------------------------------------
 
     def reports(self) -> Generator[Report, None, None]:
-        """Train, yielding at each boundary; `close()` saves. Raises what `Trainer.train` raises."""
+        """Train, yielding a report at each boundary; closing the generator saves. Raises as `Trainer.train` does."""
         if self._take_up() and not follow(self):
             with led(self):
                 yield from self._loop()
 
     def _loop(self) -> Generator[Report, None, None]:
-        """Train, as the only process or the one that decides for others."""
+        """Train, as the only process or as the leader of several."""
         self._plan()
         with self._opened() as storage:
             self._begin()
-            # A search may hold a member where it stands, before it trains any further.
+            # A population search may pause a member here, before it trains any further.
             if self.membership.announces:
                 yield self._report(None, None, saved=False)
             while self.stop_reason is None:
                 boundary = next_boundary(self.schedule, self.ledger.t)
                 self._advance_to(boundary.t)
-                # The boundary is not done: no row, evaluation or checkpoint is made of a state that diverged.
+                # Skip the boundary: a diverged state gets no row, evaluation or checkpoint.
                 if diverged(self._health(), self.config.max_skips):
                     self._roll_back()
                     continue
                 report = self._at_boundary(boundary)
                 try:
                     yield report
-                # The caller has left the loop here, without an error. What was trained is saved like at any other end.
+                # The caller left the loop without an error: save as at any other end.
                 except GeneratorExit:
                     self.stop_reason = self.stop_reason or "left"
                     self._save()
                     raise
-        # Raised last: all else is written and closed, but the run must not pass for one that is saved.
+        # Raised last: all else is written and closed, but the run must not pass for saved.
         if storage.error is not None:
             raise storage.error
         call(self.hooks.end, self, self.result())
 
     def _at_boundary(self, due: Boundary) -> Report:
-        """Do what is due: evaluate, record, decide whether to stop, save."""
+        """Evaluate, record and save as due, and decide whether to stop."""
         if self.ledger.t < due.t:
-            # Interrupted on the way: save, but record nothing, so that the rows of the resumed run stay the same.
+            # Interrupted between boundaries: save, but record nothing, so that a resumed run logs the same rows.
             self.stop_reason = self.interrupt.reason
             self._save()
             return self._report(None, None, saved=True)
@@ -155,11 +154,10 @@ class Run:
         row = self._record() if due.record else None
         if evaluation is None and self.config.is_promising(row):
             evaluation = self._evaluate(row)
-        # The save comes after evaluation and row: a checkpoint holds what they have changed, so a resumed run repeats
-        # neither.
+        # Save after evaluation and row: the checkpoint includes their effects, so a resumed run repeats neither.
         saves = due.save or self._is_time_to_save()
         self.stop_reason = self._find_stop_reason(due, self._report(row, evaluation, saves))
-        if self.stop_reason and not self.interrupt:  # a run that ends by itself ends with both
+        if self.stop_reason and not self.interrupt:  # an uninterrupted run ends with both
             evaluation, row = evaluation or self._evaluate(row), row or self._record()
         saves = saves or self.stop_reason is not None
         if saves:
@@ -169,7 +167,7 @@ class Run:
         return self._report(row, evaluation, saves)
 
     def _find_stop_reason(self, due: Boundary, report: Report) -> str | None:
-        """Return the first that holds: a limit, the evaluation's, the user's own, someone from outside."""
+        """Return the first that holds: a limit, the evaluation's rules, the user's `stop`, an interrupt."""
         if due.last:
             return self.schedule.limit(self.ledger.t)
         if report.eval and (reached := stopping.after_evaluation(self.config, self.ledger, self._least_return)):
@@ -179,25 +177,24 @@ class Run:
     # --- one turn -----------------------------------------------------------------------------------------------
 
     def _advance_to(self, end: int) -> None:
-        """Call the compiled program until iteration `end`, or until someone asks to stop, or it diverges."""
+        """Call the compiled program until iteration `end`, a request to stop, or divergence."""
         while self.ledger.t < end and not stops(self.interrupt) and not diverged(self._health(), self.config.max_skips):
-            # A call ends at the boundary, after about `CHUNK_S`, or where the arrays for ended episodes are full.
+            # A call ends at the boundary, after about `CHUNK_S`, or when the arrays of ended episodes are full.
             begun, t = time.perf_counter(), self.ledger.t
             stop = min(end, t + self._chunk, t + self._teller.most)
             made = pool.advance(self._program, self.lane.others or self._actors, self._state, self._sums, t, stop)
-            # What was given is donated, so the new state takes its place at once. Waiting makes the seconds those of
-            # the device.
+            # The arguments were donated: replace the state at once. Dispatch is asynchronous: block to time the call.
             self._state, self._sums, stop, told = jax.block_until_ready(made)
             seconds = max(time.perf_counter() - begun, 1e-9)
             self.ledger.trained(stop, seconds)
             with self.ledger.timed("record"):
                 self._teller.tell(told, t, stop, self.schedule, self._log.ended, self)
             self._fail_with_actors()
-            # By the speed of this call, the next one takes about `CHUNK_S`.
+            # At the speed of this call, the next one takes about `CHUNK_S`.
             self._chunk = self.max_chunk or max(1, int((stop - t) * CHUNK_S / seconds))
-            # A save that has come to its end meanwhile is told of, and a failed one reported.
+            # Report saves that have finished or failed in the meantime.
             self._storage.settle(block=False)
-            if stop < end and self._is_time_to_save():  # at `end` the boundary saves, after what else is due there
+            if stop < end and self._is_time_to_save():  # at `end` the boundary saves, after all else due there
                 self._save()
             call(self.hooks.chunk, self, self._log.tick(stop, (stop - t) / seconds))
 
@@ -231,7 +228,7 @@ class Run:
         return row
 
     def _keep_best(self, score: float) -> None:
-        # A copy: the state is donated to the next call, while the best policy is written in a thread and kept.
+        # A copy: the state is donated to the next call, while a thread writes the best policy.
         params = jax.device_put(self._params(self._state), may_alias=False)
         self._best = self._log.best(score, params, self.strategy.policy, self.settings())
         if not self.membership.saves_best_late:
@@ -249,7 +246,7 @@ class Run:
             row = self._log.trained(
                 {**rates, **waits, **program.summarise(self._metrics, self._sums)}, ledger, agent, steps
             )
-            # The next row is of what comes from here on.
+            # Start the next interval.
             self._sums = program.zero_sums(len(self._metrics))
             ledger.interval_start, ledger.interval_s = ledger.t, 0.0
         call(self.hooks.record, self, row)
@@ -262,20 +259,20 @@ class Run:
             self.ledger.unsaved_s = 0.0
 
     def _is_time_to_save(self) -> bool:
-        """Say whether a run without a `save_interval` is to save."""
+        """Return whether to save now, in a run without a `save_interval`."""
         return self.config.save_interval is None and self._storage.is_time_to_save(self.ledger.unsaved_s)
 
     def _roll_back(self) -> None:
-        """Return to the last good state, and take another stream of randomness from there.
+        """Roll back to the last good state, and continue with another random stream.
 
         Raises:
-          DivergedError: that has been tried often enough.
+          DivergedError: `max_rollbacks` is exhausted.
         """
         health = self._health()
         assert health is not None
         what = explain(health, self._metrics)
         stopping.require_try(self._log, self.ledger, self.config.max_rollbacks, what)
-        self.state, self._sums, self._refilled = None, None, range(0)  # make room for what is loaded
+        self.state, self._sums, self._refilled = None, None, range(0)  # free memory before loading
         found = self._storage.rollback(self._compiled.like)
         self.ledger = stopping.rolled_back_ledger(self.ledger, found)
         state, self._sums = found[0] if found else self._compiled.init(make_key(self.config.seed))
@@ -290,9 +287,9 @@ class Run:
     # --- beginning and ending -----------------------------------------------------------------------------------
 
     def _take_up(self) -> bool:
-        """Prepare to begin, or to go on from where the run is; say so and return `False` if nothing is left to do."""
+        """Prepare to start or continue; print a message and return `False` if nothing is left to do."""
         reason, self.stop_reason, self.latest = self.stop_reason, None, None
-        # It ended because someone had asked; to be called again takes that back.
+        # The run was stopped by request; calling it again withdraws the request.
         if reason is not None and (reason == self.interrupt.reason or self.interrupt.signal is not None):
             self.interrupt.clear()
         sound = self._state is not None and reason is not None and not reason.startswith(BROKEN)
@@ -303,15 +300,15 @@ class Run:
             return False
         if sound and self.config.run_dir is None:
             self.ledger = self.ledger.taken_up(self._wall)
-            # The results that were returned keep theirs: what goes on is donated.
+            # Copy: the state will be donated, and results already returned still refer to it.
             self.state, self._sums = apart((self.state, self._sums))
-        # From the newest checkpoint, or from the beginning: what is in memory is let go.
+        # Start from the newest checkpoint or from scratch: release the state in memory.
         else:
             self.ledger, self._best, self.state, self._sums = Ledger(), None, None, None
         return True
 
     def _plan(self) -> None:
-        """Check what a run is to begin with, and that it fits into memory; nothing is written yet."""
+        """Check the initial weights and that the run fits into memory; nothing is written yet."""
         fresh, is_member = not self.resume.run and self._state is None, self.membership.number is not None
         self._weights = check_run(self.strategy, self.config, fresh, is_member)
         where = lambda: (self.ledger.counters(self.schedule), self.ledger.wall)
@@ -323,7 +320,7 @@ class Run:
 
     @contextmanager
     def _opened(self) -> Iterator[Storage]:
-        """Hold everything that lives while the run does: directory, recorders, signal handlers."""
+        """Hold the resources of the run: its directory, logs and signal handlers."""
         config, regular = self.config, self.schedule.is_regular_save
         can = partial(fits, self.strategy, self.schedule, self.ledger)
         with self.interrupt.signals(None if config.quiet else lambda: self.ledger.activity):
@@ -335,7 +332,7 @@ class Run:
                 yield storage
             except BaseException as error:
                 self.stop_reason = ended_by(error, self.stop_reason)
-                # What is being written comes to its end before the error goes on.
+                # Finish pending writes before the error propagates.
                 self._close(storage)
                 tell_unsaved(error, storage.error)
                 raise
@@ -359,7 +356,7 @@ class Run:
         warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
         self._log.stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):
-            # One of three: from a checkpoint, from the beginning, or from what is in memory already.
+            # Restore a checkpoint, initialise, or keep the state already in memory.
             if self._storage.resumes:
                 self._restore()
             elif self._state is None:
@@ -380,14 +377,14 @@ class Run:
         with unpacking(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
             ledger = self._log.restored_ledger(facts, self.ledger, bool(self._storage.measured_anew))
         saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
-        # Before the state is taken up: under other settings the same iteration would mean other counts.
+        # Checked first: under other settings the same iteration would mean other counts.
         require_counters(f"{step} of {self.config.run_dir}", ledger.counters(self.schedule), saved)
         self.state, self._sums, self.ledger = self._taken_up(state, ledger), sums, ledger
         pool.go_on_counting(self._actors, facts)
         self._storage.go_on()
 
     def _taken_up(self, state: PyTree, ledger: Ledger) -> PyTree:
-        """Give a state that was loaded what was allowed to change, and the replay it was saved without; note it."""
+        """Apply changed settings to a loaded state and refill a replay buffer it was saved without; note both."""
         state, self._refilled = replenished(self.strategy, state, ledger.t, bool(self._storage.decisive))
         if self._storage.decisive or self._refilled:
             ledger.changed_at = self.schedule.opt_steps(ledger.t)
@@ -405,7 +402,7 @@ class Run:
         try:
             if self._actors is not None:
                 self._actors.close()
-            # A best policy that was to wait for the next checkpoint is written now.
+            # Write a best policy that was deferred to the next checkpoint.
             with self.ledger.timed("save"):
                 storage.keep_best(self._best)
                 storage.finish()
@@ -413,17 +410,16 @@ class Run:
             if self._state is not None:
                 storage.note(**self._summary(), status=self.stop_reason)
         finally:
-            # Logs are closed before the lock is released: from then on another process may write them.
+            # Close the logs before releasing the lock: afterwards another process may write them.
             self._log.close()
             storage.close()
-            if storage.path is not None and storage.path.exists():  # whoever calls again goes on there
+            if storage.path is not None and storage.path.exists():  # another call resumes from there
                 self.resume = Resume(run=True, allow_changes=self.resume.allow_changes)
 
     def adopt(self, state: PyTree, strategy: Strategy, told: str) -> None:
-        """Go on from another state and with other settings of the same program; `told` becomes an event.
+        """Continue from another state with other settings of the same program; `told` becomes an event.
 
-        It must be on the disk before the run goes on, which `require_saved` says: after a crash it must not be found
-        where it stood before.
+        Call `require_saved` before training continues: after a crash the run must not resume from its former state.
         """
         own = self.strategy.placement
         there = strategy.placement._replace(devices=own.devices, first_device=own.first_device)
@@ -439,13 +435,13 @@ class Run:
         if self._storage.error is not None:
             raise self._storage.error
 
-    # --- what it knows ------------------------------------------------------------------------------------------
+    # --- state and results --------------------------------------------------------------------------------------
 
     def result(self) -> Result:
-        """Return what the run has left so far; raise `SettingsError` before it has begun."""
+        """Return the result so far; raise `SettingsError` before the first training."""
         if self._state is None:
             raise SettingsError("nothing has been trained yet; call train(), or iterate, first")
-        # A run that goes on donates its state to the next call of the compiled program.
+        # Copy while the run is in progress: the next call of the compiled program donates the state.
         state = self.state if self.stop_reason else apart(self.state)
         policy, best = self.strategy.policy, self._best
         latest = lambda: self._params(self.state) if self.latest is None else self.latest
@@ -456,7 +452,7 @@ class Run:
         return Result(greedy, score, {**self._summary(), **about}, state, tuple(self._log.curve))
 
     def settings(self) -> dict[str, Any]:
-        """Return all settings of the run, as `config.yaml` holds them."""
+        """Return all settings of the run, as in `config.yaml`."""
         return settings_of_run(self.strategy, self.config)
 
     def _saved(self) -> PyTree:
@@ -472,7 +468,7 @@ class Run:
         return {**self.ledger.summary(self.schedule), **pool.summary_of(self._actors)}
 
     def _health(self) -> Health | None:
-        """Return how updates have been going, if the strategy says so."""
+        """Return the health counters of the updates, if the strategy keeps them."""
         return self.strategy.state_fns.health and jax.device_get(
             self.lane.part(self._state, self.strategy.state_fns.health)
         )
@@ -486,11 +482,11 @@ class Run:
 
 
 def check_run(strategy: Strategy, config: TrainerConfig, fresh: bool, is_member: bool) -> Weights:
-    """Return what a `fresh` run is to begin with; nothing has been written yet.
+    """Return the initial weights of a `fresh` run; nothing has been written yet.
 
     Raises:
-      SettingsError: what `weights_of` raises; or it is no member of a population, and would be in the place of one.
-      RunDirInUseError: another process holds the directory.
+      SettingsError: as `weights_of`; or `run_dir` is that of a population's member, and this run is none.
+      RunDirInUseError: another process holds the lock of the directory.
     """
     if config.run_dir is not None:
         if not is_member:
@@ -507,12 +503,12 @@ def compiled_for(
     weights: Weights,
     goes_on: bool,
 ) -> tuple[Compiled, Weights]:
-    """Return the programs of a run that begins with `weights`, once it is known that what it goes on from fits them.
+    """Return the compiled programs and the initial weights; check the checkpoint to resume, if any, before compiling.
 
     Raises:
-      SettingsError: the checkpoint does not fit, or what `weights_of` raises.
+      SettingsError: the checkpoint does not fit, or as `weights_of`.
     """
-    if not goes_on and not weights.leaves:  # it was to be resumed, and has never been saved
+    if not goes_on and not weights.leaves:  # the run to resume has no checkpoint
         weights = weights_of(config.init_from, config.init_parts, lambda: program.state_shapes(strategy))
     storage.expect(program.forms_of(strategy))
     if storage.resumes:
@@ -522,24 +518,23 @@ def compiled_for(
 
 
 def fits(strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: Store, facts: Mapping[str, Any]) -> bool:
-    """Say whether the newest of `checkpoints`, of which these are the facts, could be gone on from."""
+    """Return whether the run can resume from the newest of `checkpoints`; `facts` are those of that checkpoint."""
     try:
         like = program.state_shapes(strategy)
         checkpoints.forms = program.forms_of(strategy)
         checkpoints.check_newest(like)
         restored = ledger.restored(facts["ledger"])
-    # Whatever is missing or damaged means that it cannot be gone on from; loading would say why.
+    # Missing or damaged: loading would raise with the reason.
     except (SettingsError, KeyError, TypeError, ValueError):
         return False
     return restored.counters(schedule)["env_steps"] == facts.get("env_steps")
 
 
 def replenished(strategy: Strategy, state: PyTree, t: int, changed: bool) -> tuple[PyTree, range]:
-    """Return a state that was saved after `t` iterations, with a buffer if it was saved without, and how it got it.
+    """Return a state saved after `t` iterations, its buffer refilled if it was saved without; and the refilled range.
 
-    Where settings have `changed`, it has the present ones.
-
-    The range has the numbers of the blocks that were pushed anew; none if the buffer was saved. Actors push them later.
+    If settings have `changed`, the state takes the current ones. The range has the numbers of the blocks pushed again
+    (by actors: later), and is empty if the buffer was saved.
     """
     refill = strategy.state_fns.refill
     if changed and strategy.state_fns.set_hyperparams is not None:
@@ -552,7 +547,7 @@ def replenished(strategy: Strategy, state: PyTree, t: int, changed: bool) -> tup
 
 
 def anew(refilled: range, strategy: Strategy) -> str:
-    """Say what a run that goes on from a checkpoint has to begin anew; `refilled` is what `replenished` says."""
+    """Return the text on what a resumed run starts anew; `refilled` is the range from `replenished`."""
     steps = len(refilled) * strategy.env_steps_per_step
     parts = ["environments that start anew"] if strategy.actor_fns is not None else []
     parts += [f"replay filled anew by {steps} environment steps, which no counter counts"] if steps else []
@@ -560,7 +555,7 @@ def anew(refilled: range, strategy: Strategy) -> str:
 
 
 def require_counters(checkpoint: str, counted: Mapping[str, int], saved: Mapping[str, Any]) -> None:
-    """Raise `SettingsError` unless the counters under these settings are those that were saved."""
+    """Raise `SettingsError` unless the counters under the current settings match the saved ones."""
     if counted != saved:
         raise SettingsError(
             f"checkpoint {checkpoint} was made after {saved}, which under these settings would be {counted}; "
@@ -569,7 +564,7 @@ def require_counters(checkpoint: str, counted: Mapping[str, int], saved: Mapping
 
 
 def notes_of(plan: Plan, strategy: Strategy, storage: Storage) -> list[str]:
-    """Return what is said as a run begins; the whole `plan` of its memory is written into `metadata.json`."""
+    """Return the notes to log at the start of a run; write the full memory `plan` into `metadata.json`."""
     without = attempts.failures()
     storage.note(memory=plan.facts(), **({"without": without} if without else {}))
     return [*plan.notes(), *strategy.info.notes, *attempts.notes()]

@@ -1,4 +1,4 @@
-"""What a run takes of the device's memory, planned from shapes before anything is compiled."""
+"""Device memory of a run, planned from shapes before anything is compiled."""
 
 import os
 from collections.abc import Mapping
@@ -14,22 +14,22 @@ from jaxrl.xla.attempts import with_fallback
 from jaxrl.xla.equations import eqn_scan_counts, walk
 
 SHARED = ("agent", "buffer", "health", "key")
-"""Parts of a training state that do not grow with the number of environments."""
+"""Parts of a training state whose size is independent of the number of environments."""
 NOTEWORTHY = 100_000_000
-"""Bytes from which on a run with a replay buffer says what it takes, as it begins: for less, nobody chooses another."""
+"""Minimum size in bytes at which a run with a replay buffer logs its plan: smaller ones do not matter to users."""
 
 
 class Plan(NamedTuple):
-    """What surely is in memory at once, in bytes: the state, and beside it an iteration's or an evaluation's own."""
+    """A lower bound of the peak memory in bytes: the state, plus the larger of an iteration and an evaluation."""
 
     state: Mapping[str, int]
-    """The parts of the training state."""
+    """Sizes of the parts of the training state."""
     iteration: Mapping[str, int] = {}
-    """What an iteration takes beside it."""
+    """Additional memory of an iteration."""
     evaluation: int = 0
-    """What the environments of an evaluation take beside it."""
+    """Additional memory of the environments of an evaluation."""
     capacity: int | None = None
-    """Transitions that the buffer holds, if there is one."""
+    """Capacity of the buffer in transitions, if there is one."""
 
     @property
     def kept(self) -> int:
@@ -44,15 +44,15 @@ class Plan(NamedTuple):
         return self.kept + self.beside
 
     def notes(self) -> list[str]:
-        """Return what is said of it as a run begins: where replay takes much, which is for the user to choose."""
+        """Return the plan as a note for the start of a run, if it has a large replay buffer."""
         return [str(self)] if self.capacity is not None and self.total >= NOTEWORTHY else []
 
     def facts(self) -> dict[str, Any]:
-        """Return it in bytes, for JSON."""
+        """Return the plan in bytes, for JSON."""
         return {"state": dict(self.state), "iteration": dict(self.iteration), "evaluation": self.evaluation}
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Return the plan as a line of text."""
         ordered = sorted(((size, name) for name, size in self.state.items()), reverse=True)
         each = ", ".join(f"{name} {readable(size)}" for size, name in ordered if size >= 1_000 and name)
         text = f"the training state takes {readable(self.kept)}" + (f" ({each})" if each else "")
@@ -64,31 +64,30 @@ class Plan(NamedTuple):
 
 
 def plan_of_state(state: PyTree, capacity: int | None = None) -> Plan:
-    """Return the plan of a training state alone, from its shapes; `capacity` is that of its buffer, if it has one."""
-    # The fields of the state, each as a whole.
+    """Return the plan of a training state alone, from its shapes; `capacity` is that of its buffer, if any."""
+    # Sizes by top-level field of the state.
     children, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: x is not state)
     parts = {jax.tree_util.keystr(path, simple=True): tree_bytes(part) for path, part in children}
     return Plan(parts, capacity=capacity)
 
 
 def plan_of(strategy: Strategy, state: PyTree, jaxpr: Any = None, evaluation: int = 0) -> Plan:
-    """Return the plan of a run: of `strategy`, and its `state` as shapes.
+    """Return the plan of a run of `strategy`, from the shapes of its `state`.
 
-    `jaxpr` is that of an iteration, once it is known; `evaluation` what evaluating takes, in bytes.
+    `jaxpr` is that of an iteration, if known; `evaluation` is the memory of an evaluation in bytes.
     """
     iteration: dict[str, int] = {}
     if jaxpr is not None:
-        # Of the traced iteration, what XLA surely has to hold.
+        # Arrays of the traced iteration that XLA must materialise.
         known = lambda: {"the steps it learns from": largest_rows(jaxpr), "the largest array": largest_array(jaxpr)}
         iteration |= with_fallback("the memory plan of an iteration", known, dict)
     return plan_of_state(state, strategy.state_fns.capacity)._replace(iteration=iteration, evaluation=evaluation)
 
 
 def require_fit(plan: Plan, num_envs: int | None = None, episodes: int | None = None) -> None:
-    """Raise `SettingsError` if a run of this plan cannot fit in the memory of the device.
+    """Raise `SettingsError`, naming the nearest settings that fit, if a plan exceeds the memory of the device.
 
-    The error names the nearest settings that would. `num_envs` are the environments of the plan, `episodes` those of an
-    evaluation.
+    `num_envs` is the number of environments in the plan, `episodes` that in an evaluation.
     """
     limit = device_bytes()
     if plan.total <= limit:
@@ -101,13 +100,14 @@ def require_fit(plan: Plan, num_envs: int | None = None, episodes: int | None = 
 
 
 def fitting(plan: Plan, limit: int, num_envs: int | None, episodes: int | None) -> dict[str, int]:
-    """Return the settings of which one alone, at most so large, lets the run fit into `limit` bytes."""
-    limit -= BLOCK_BYTES  # of random numbers, which are drawn for more iterations at once where one takes fewer
+    """Return the settings that alone let the run fit into `limit` bytes, each with its maximum."""
+    limit -= BLOCK_BYTES  # for blocks of random numbers, which cover more iterations if one needs fewer
     ways: dict[str, int] = {}
     if plan.capacity is not None:
         each = plan.state["buffer"] / plan.capacity
         ways["buffer.capacity"] = int((limit - plan.total + plan.state["buffer"]) / each)
     shared = sum(size for name, size in plan.state.items() if name in SHARED)
+    # All other memory grows linearly with `num_envs`.
     grows = plan.kept - shared + sum(plan.iteration.values())
     if num_envs and grows and limit >= plan.kept - grows + plan.evaluation:
         ways["num_envs"] = (limit - shared) * num_envs // grows
@@ -117,7 +117,7 @@ def fitting(plan: Plan, limit: int, num_envs: int | None, episodes: int | None) 
 
 
 def require_members_fit(plan: Plan, members: int) -> None:
-    """Raise `SettingsError` if a population of so many `members`, of which one has this `plan`, cannot fit."""
+    """Raise `SettingsError` if a population of `members` members with this `plan` each exceeds the device memory."""
     limit, one = device_bytes(), plan.kept
     if members * one + plan.beside > limit:
         raise SettingsError(
@@ -132,24 +132,24 @@ def readable(size: int) -> str:
 
 
 def device_bytes() -> int:
-    """Return the memory of the device; of a CPU, that of the machine."""
+    """Return the memory of the device in bytes; for a CPU, that of the machine."""
     stats = jax.devices()[0].memory_stats() or {}
     return int(stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-# --- what a program makes ---------------------------------------------------------------------------------------
+# --- arrays in a program ----------------------------------------------------------------------------------------
 
 
 def largest_array(jaxpr: Any) -> int:
-    """Return the bytes of the largest array that a product of matrices or a convolution makes, wherever it stands.
+    """Return the bytes of the largest output of a matrix product or convolution, nested ones included.
 
-    Others may never be written: XLA fuses them with what follows, or updates in place.
+    Other arrays may never be materialised: XLA fuses them or updates in place.
     """
     products = (eqn for eqn in walk(jaxpr) if eqn.primitive.name in ("dot_general", "conv_general_dilated"))
     return max([0, *(tree_bytes(out.aval) for eqn in products for out in eqn.outvars)])
 
 
 def largest_rows(jaxpr: Any) -> int:
-    """Return the bytes of the most that a scan puts side by side, such as the steps of a rollout."""
+    """Return the bytes of the largest stacked output of a scan, such as the steps of a rollout."""
     scans = (eqn for eqn in walk(jaxpr) if eqn.primitive.name == "scan")
     return max([0, *(sum(tree_bytes(row.aval) for row in eqn.outvars[eqn_scan_counts(eqn).carry :]) for eqn in scans)])

@@ -1,4 +1,4 @@
-"""How devices are divided: into groups for the members of a population, and in a group among the shards of a run.
+"""Device meshes: groups of devices for the members of a population, and within a group the shards of a run.
 
 `jaxrl.training.devices` places a training state on them.
 """
@@ -13,36 +13,36 @@ from jaxrl.parsing import as_int
 
 EXAMPLE = "members=4,envs=2"
 MOST = 1 << 20
-"""Devices of an axis, at most."""
+"""Maximum length of an axis."""
 
 
 class MeshShape(NamedTuple):
-    """The lengths of a mesh of devices."""
+    """The axis lengths of a device mesh."""
 
     members: int = 1
-    """Groups of devices; each trains members of its own."""
+    """Number of device groups; each trains different members."""
     envs: int = 1
-    """Devices of a group, over which the shards of each run in it are spread."""
+    """Devices per group, over which the shards of each run are spread."""
 
     def __str__(self) -> str:
         return f"members={self.members},envs={self.envs}"
 
     @property
     def devices(self) -> int:
-        """Return the number of all devices."""
+        """Total number of devices."""
         return self.members * self.envs
 
 
 def as_text(mesh: Any) -> Any:
-    """Return a mesh that was given by name, as `{"members": 4, "envs": 2}`, as it is written."""
+    """Convert a mesh given as a dict, such as `{"members": 4, "envs": 2}`, to text."""
     return ",".join(f"{axis}={size}" for axis, size in mesh.items()) if isinstance(mesh, Mapping) else mesh
 
 
 def read_mesh(text: object) -> MeshShape:
-    """Read a mesh as a person writes it; an axis that is left out has length 1.
+    """Parse a mesh, such as `members=4,envs=2`; a missing axis has length 1.
 
     Raises:
-      SettingsError: it is none, or has an axis that there is none of.
+      SettingsError: a syntax error, an unknown or repeated axis, or an invalid length.
     """
     sizes: dict[str, int] = {}
     for part in text.split(",") if isinstance(text, str) else [""]:
@@ -58,10 +58,10 @@ def read_mesh(text: object) -> MeshShape:
 
 
 def shape_of(mesh: str | None, devices: int, of_members: bool) -> MeshShape:
-    """Return the mesh that settings ask for: without one, all `devices` are for members, or for shards of one run.
+    """Return the mesh from the settings; by default all `devices` are for members, or for the shards of a single run.
 
     Raises:
-      SettingsError: it cannot be read, is for members where there are none, or is not of so many `devices`.
+      SettingsError: the mesh is invalid, has groups for members in a single run, or does not have `devices` devices.
     """
     if mesh is None:
         return MeshShape(members=devices) if of_members else MeshShape(envs=devices)
@@ -78,7 +78,7 @@ def shape_of(mesh: str | None, devices: int, of_members: bool) -> MeshShape:
 
 
 def require_all_used(shape: MeshShape, there: int, fits: Callable[[MeshShape], bool]) -> None:
-    """Raise `SettingsError`, naming the nearest mesh that `fits`, unless `shape` has all devices, or one."""
+    """Raise `SettingsError`, naming the nearest mesh that `fits`, unless `shape` uses all devices or a single one."""
     if shape.devices in (1, there):
         return
     few = f"devices to {shape.devices}, to leave the others alone"
@@ -90,8 +90,7 @@ def require_all_used(shape: MeshShape, there: int, fits: Callable[[MeshShape], b
 
 
 def near_shape(shape: MeshShape, devices: int, fits: Callable[[MeshShape], bool]) -> MeshShape:
-    """Return the mesh nearest to `shape` that `fits`, of exactly so many devices or, if none does, of fewer."""
-    # All divisions of so many devices; if none fits, those of fewer.
+    """Return the mesh nearest to `shape` that `fits`, of exactly `devices` devices or, if there is none, of fewer."""
     for count in range(devices, 0, -1):
         found = [MeshShape(n, count // n) for n in range(1, count + 1) if count % n == 0]
         far = lambda fit: (abs(fit.members - shape.members) + abs(fit.envs - shape.envs), fit)
@@ -101,7 +100,7 @@ def near_shape(shape: MeshShape, devices: int, fits: Callable[[MeshShape], bool]
 
 
 def require_even(shards: int, devices: int, what: str, most: int | None = None) -> None:
-    """Raise `SettingsError`, naming the nearest numbers, unless shards are divided evenly among devices."""
+    """Raise `SettingsError`, naming the nearest numbers, unless shards divide evenly among devices."""
     if shards % devices:
         fits = [n for n in range(1, (most or shards) + 1) if shards % n == 0]
         near = sorted({max(n for n in fits if n < devices), *[n for n in fits if n > devices][:1]})
@@ -112,7 +111,7 @@ def require_even(shards: int, devices: int, what: str, most: int | None = None) 
 
 
 def check_there(devices: int) -> int:
-    """Return how many devices there are, if more than one is asked for; raise `SettingsError` if there are fewer."""
+    """Return the number of available devices (1 if `devices` is); raise `SettingsError` if there are too few."""
     there = len(jax.devices()) if check_count("devices", devices) > 1 else 1
     if devices > there:
         raise SettingsError(

@@ -1,8 +1,8 @@
-"""One run by several processes: the first decides, and tells the others which programs to run with it.
+"""Multi-process runs: process 0 runs the loop and broadcasts the programs that all processes run together.
 
-Every program over the devices of several processes must be started by all of them, in the same order. So the first
-process runs the trainer's loop as ever, and before each such program writes an order where the others read it: in the
-key-value store of JAX's distributed runtime. When something is evaluated, written or stopped they need not know.
+All processes must start every program over their devices, in the same order. So process 0 runs the trainer's loop as
+usual, and before each such program puts an order into the key-value store of JAX's distributed runtime, for the others
+to read. They need not know when to evaluate, write or stop.
 """
 
 import ctypes
@@ -24,40 +24,40 @@ from jaxrl.training.interrupt import Interrupt
 from jaxrl.trees import PyTree, is_key, key_impl
 
 PIECE = 1 << 24
-"""Bytes of a state that are sent to the other processes at once."""
+"""Chunk size in bytes for broadcasts of a state."""
 POLL_MS = 200
-"""How long one look for an order takes at most: a signal waits as long."""
+"""Timeout of a poll for an order, and so the latency of a signal."""
 KEPT = 64
-"""Orders that stay readable; none of them is older than a program that all have run."""
+"""Number of orders retained; older ones precede a program that all processes have run."""
 END, READY, SIGNAL = "end", "jaxrl/ready/", "jaxrl/signal/"
 GONE = "another process of the run is gone; start all again with --resume, which goes on from the last save"
 _count, _met = itertools.count(), itertools.count()
-"""Numbers of the orders given, or taken, and of the meetings; the same in all processes."""
+"""Counters of orders and barriers; equal in all processes."""
 _handlers: list[Any] = []
-"""What the system has been told to call at a signal, which must never be freed."""
+"""C callbacks registered as signal handlers, kept alive."""
 
 
 class LostError(ProcessError):
-    """Report that another process of the run is gone, so that nothing can be told to it."""
+    """Raised if another process of the run is gone."""
 
 
 def several() -> bool:
-    """Say whether JAX's distributed runtime has made this process one of several."""
+    """Return whether this process is one of several in JAX's distributed runtime."""
     return jax.distributed.is_initialized() and processes() > 1
 
 
 def number() -> int:
-    """Return the number of this process; 0 of the one that decides, and of one that is alone."""
+    """Return the index of this process; 0 for the leader, and for a single process."""
     return int(_runtime().process_id) if several() else 0
 
 
 def processes() -> int:
-    """Return how many processes there are."""
+    """Return the number of processes."""
     return int(_runtime().num_processes) if jax.distributed.is_initialized() else 1
 
 
 def require_alone(what: str) -> None:
-    """Raise `SettingsError` if this process is one of several, among which `what` cannot be spread."""
+    """Raise `SettingsError` if this process is one of several, which `what` does not support."""
     if several():
         raise SettingsError(
             f"{what} takes one process, and this is one of {processes()}; leave --distributed out (in Python, "
@@ -66,8 +66,8 @@ def require_alone(what: str) -> None:
 
 
 def _runtime() -> Any:
-    """Return what JAX's distributed runtime knows: no public name leads to its key-value store, and the public names of
-    the number of processes make JAX look for devices, which is too early while these are being chosen."""
+    """Return the state of JAX's distributed runtime, a private API: there is no public access to its key-value store,
+    and the public process counts initialise JAX's devices, too early while these are being chosen."""
     from jax._src import distributed
 
     return distributed.global_state
@@ -81,7 +81,7 @@ def _store() -> Any:
 
 
 def tell(order: str, *given: Any) -> None:
-    """Have the other processes do something at the same time; nothing if there are none, or this is one of them."""
+    """Broadcast an order from process 0 to the others; do nothing in the others, or in a single process."""
     if not several() or number():
         return
     n = next(_count)
@@ -92,17 +92,17 @@ def tell(order: str, *given: Any) -> None:
 
 
 def orders(interrupt: Interrupt) -> Iterator[list[Any]]:
-    """Yield what the first process tells this one to do, to its end; a signal to this process is passed on to it.
+    """Yield the orders of process 0 up to the last; forward a signal in this process to it.
 
     Raises:
-      ProcessError: the first process has failed.
+      ProcessError: process 0 has failed.
     """
     passed = False
     while True:
         name, found = f"jaxrl/order/{next(_count)}", None
         while found is None:
             if interrupt.signal is not None and not passed:
-                # Once: the first process decides what becomes of it.
+                # Forward a signal once; process 0 decides what to do.
                 passed = True
                 _store().key_value_set(f"{SIGNAL}{number()}", str(interrupt.signal), allow_overwrite=True)
             found = _look(name)
@@ -113,7 +113,7 @@ def orders(interrupt: Interrupt) -> Iterator[list[Any]]:
 
 
 def _look(name: str) -> str | None:
-    """Return what stands under `name`, or `None` if nothing has for a while."""
+    """Return the value of the key `name`, or `None` after a timeout."""
     with reported():
         try:
             return str(_store().blocking_key_value_get(name, POLL_MS))
@@ -124,21 +124,21 @@ def _look(name: str) -> str | None:
 
 
 def stops(interrupt: Interrupt) -> bool:
-    """Say whether someone has asked to stop the run; the first process also looks for signals that came to another."""
+    """Return whether a stop was requested; process 0 also checks for signals forwarded by the others."""
     if several() and not number() and not interrupt:
         with reported():
             for name, signal in _store().key_value_dir_get(SIGNAL):
-                # Deleted before it is obeyed, so that each signal counts once.
+                # Delete it first, so that each signal counts once.
                 _store().key_value_delete(name)
                 interrupt.receive(int(signal))
     return bool(interrupt)
 
 
 def agree(settings: Mapping[str, Any]) -> None:
-    """Wait until all processes have come, and have the `settings` of the first.
+    """Wait for all processes, and check that they have the same `settings`.
 
     Raises:
-      SettingsError: one has others, or could not begin.
+      SettingsError: a process has different settings, or failed to start.
     """
     if number():
         _agree_with_first(settings)
@@ -153,7 +153,7 @@ def _agree_with_first(settings: Mapping[str, Any]) -> None:
     order, wanted = next(orders(Interrupt()))
     if order == END:
         raise ProcessError(f"process 0 could not begin: {wanted['failed']}")
-    # The own settings take the same way through JSON as those that they are compared with.
+    # Convert this process's settings through JSON, like those received.
     found = changes(wanted, json.loads(json.dumps(settings, default=str)))
     said = f"has other settings or versions than process 0 ({'; '.join(map(str, found))}); start all by one command"
     if found:
@@ -162,8 +162,8 @@ def _agree_with_first(settings: Mapping[str, Any]) -> None:
 
 
 def answers() -> Iterator[str]:
-    """Yield what each of the other processes answers, in their order; the first process waits for them."""
-    # In a fixed order, since all of them must have answered anyway.
+    """Yield the answers of the other processes in order, waiting for each; called by process 0."""
+    # A fixed order costs nothing, as all of them must answer.
     for i in range(1, processes()):
         name, said = f"{READY}{i}", None
         while said is None:
@@ -174,13 +174,13 @@ def answers() -> Iterator[str]:
 
 
 def answer(said: str) -> None:
-    """Tell the first process that this one is ready, or why it is not, or what it has done."""
+    """Send process 0 the answer to an order: a result, or why this process is not ready."""
     with reported():
         _store().key_value_set(f"{READY}{number()}", said, allow_overwrite=True)
 
 
 def meet(where: str) -> None:
-    """Wait until all processes are here; compiling may take them long, and a program waits less for the others."""
+    """Wait at a barrier for all processes, with a longer timeout than a program's, since compilation may be slow."""
     if several():
         with reported():
             _store().wait_at_barrier(f"jaxrl/{where}/{next(_met)}", 3_600_000)
@@ -188,7 +188,7 @@ def meet(where: str) -> None:
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Raise `LostError` for what JAX raises inside where a process is gone."""
+    """Convert errors of JAX to `LostError` if another process is gone."""
     try:
         yield
     except (jax.errors.JaxRuntimeError, ValueError) as error:
@@ -199,15 +199,15 @@ def reported() -> Iterator[None]:
 
 
 def _is_loss(said: str) -> bool:
-    """Say whether an error of JAX is one of those that the loss of a process makes; those of a program are not."""
+    """Return whether an error of JAX is due to the loss of a process, rather than to a program."""
     signs = ("Gloo", "NCCL", "Connection", "UNAVAILABLE", "heartbeat", "Barrier", "CoordinationService", "CANCELLED")
     return any(sign in said for sign in signs)
 
 
 def leave_when_lost(line: str = GONE) -> None:
-    """End with one line and an exit code where JAX itself ends this process, because it has not heard of another.
+    """Print a message and set the exit code when JAX aborts this process because another one is gone.
 
-    JAX aborts then, whatever Python does meanwhile; what the system calls on that is all that can still speak.
+    Such an abort bypasses Python; only a C handler of SIGABRT still runs.
     """
 
     def aborted(signal: int) -> None:
@@ -215,7 +215,7 @@ def leave_when_lost(line: str = GONE) -> None:
         print_stderr(f"error: {line}")
         os._exit(ProcessError.exit_code)
 
-    # C's own `signal`: a handler of Python's would wait for the interpreter, and the abort does not.
+    # `signal` of libc: a Python handler would wait for the interpreter, but the abort does not.
     _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted))
     ctypes.CDLL(None).signal(int(signals.SIGABRT), _handlers[-1])
 
@@ -224,7 +224,7 @@ def leave_when_lost(line: str = GONE) -> None:
 
 
 def is_spread(tree: PyTree) -> bool:
-    """Say whether any of the arrays is on devices of other processes as well."""
+    """Return whether any array is also on devices of other processes."""
     if not several():
         return False
     real = (x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer))
@@ -232,13 +232,13 @@ def is_spread(tree: PyTree) -> bool:
 
 
 def is_to_be_spread(like: PyTree) -> bool:
-    """Say whether any of these shapes has its place on devices of other processes as well."""
+    """Return whether any of these shapes has a sharding with devices of other processes."""
     placed = (x.sharding for x in jax.tree.leaves(like) if isinstance(x, jax.ShapeDtypeStruct))
     return several() and any(where is not None and not where.is_fully_addressable for where in placed)
 
 
 def whole(tree: PyTree) -> PyTree:
-    """Return `tree` with all of each array in this process; if some are spread, all processes take part."""
+    """Gather complete arrays in this process; a collective operation of all processes if any array is spread."""
     if not is_spread(tree):
         return tree
     with reported():
@@ -249,7 +249,7 @@ def _whole(leaf: Any) -> Any:
     if not is_spread(leaf):
         return leaf
     if not leaf.is_fully_replicated:
-        # The identity with a replicated result: XLA gathers the parts on every device.
+        # The identity with a replicated output makes XLA all-gather the shards.
         leaf = jax.jit(_same, out_shardings=NamedSharding(leaf.sharding.mesh, PartitionSpec()))(leaf)
     return leaf.addressable_data(0)
 
@@ -259,17 +259,17 @@ def _same(x: Any) -> Any:
 
 
 def copied(leaf: Any) -> Any:
-    """Return a copy of an array, of which each process copies its part."""
+    """Return a copy of an array; each process copies its shards."""
     if not is_spread(leaf):
         return jax.device_put(leaf, may_alias=False)
     data = jax.random.key_data(leaf) if is_key(leaf) else leaf
-    # Each process can only copy what is on its own devices; the copies together are the array.
+    # A process can only copy shards on its own devices: assemble the array of the copies.
     own = [jax.device_put(shard.data, may_alias=False) for shard in data.addressable_shards]
     return as_keys(leaf, jax.make_array_from_single_device_arrays(data.shape, data.sharding, own))
 
 
 def handed_out(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Spread what the first process has over the devices of all; the others give the shapes of it."""
+    """Shard the arrays of process 0 over the devices of all processes; the others pass shapes."""
     leaves, form = jax.tree.flatten(tree)
     with reported():
         arrays = _sent(leaves)
@@ -278,19 +278,19 @@ def handed_out(tree: PyTree, shardings: PyTree) -> PyTree:
 
 
 def _sent(leaves: list[Any]) -> list[np.ndarray]:
-    """Return the numbers of each leaf in the first process, piece by piece of their bytes: a sum would lose signs."""
+    """Broadcast the leaves of process 0 as bytes, in chunks: JAX broadcasts by a sum, which would lose signed zeros."""
     like = [_numbers(leaf) for leaf in leaves]
     sizes = [int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in like]
     flat = np.zeros(sum(sizes), np.uint8)
     ends = np.cumsum([0, *sizes])
     if not number():
         for x, start in zip(like, ends, strict=False):
-            # Bytes, so that every dtype takes the same way.
+            # As bytes, which work for every dtype.
             raw = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
             flat[start : start + raw.size] = raw
     from jax.experimental import multihost_utils
 
-    # All processes take part in each broadcast; only the first has put anything into `flat`.
+    # All processes take part in each broadcast; only process 0 has filled `flat`.
     for start in range(0, flat.size, PIECE):
         flat[start : start + PIECE] = multihost_utils.broadcast_one_to_all(flat[start : start + PIECE])
     parts = (flat[a:b] for a, b in itertools.pairwise(ends))
@@ -298,14 +298,14 @@ def _sent(leaves: list[Any]) -> list[np.ndarray]:
 
 
 def _numbers(leaf: Any) -> Any:
-    """Return a leaf as numbers, or the shape of these; a key as its data."""
+    """Return a leaf as an array or shape, with keys converted to their data."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
     return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
 def _placed(leaf: Any, array: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    # Every process has all numbers, and puts those parts on its devices that belong there.
+    # Every process has the complete array, and puts its own shards on its devices.
     made = jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
     if not is_key(leaf):
         return made
@@ -314,7 +314,7 @@ def _placed(leaf: Any, array: np.ndarray, sharding: NamedSharding) -> jax.Array:
 
 
 def plain_shape(leaf: Any) -> Any:
-    """Return the shape that a leaf has on disk, with its place: that of a key is of its data."""
+    """Return the shape and sharding of a leaf on disk; for a key, those of its data."""
     if not is_key(leaf):
         return leaf
     data = jax.eval_shape(jax.random.key_data, leaf)
@@ -322,10 +322,10 @@ def plain_shape(leaf: Any) -> Any:
 
 
 def placed(shape: Any, array: np.ndarray) -> jax.Array:
-    """Return `array`, which every process has, in the place of `shape`."""
+    """Return `array`, which every process has, with the sharding of `shape`."""
     return jax.make_array_from_callback(shape.shape, shape.sharding, lambda index: array[index])
 
 
 def as_keys(leaf: Any, array: jax.Array) -> jax.Array:
-    """Return `array` as keys, if `leaf` is."""
+    """Return `array` as keys, if `leaf` is one."""
     return jax.random.wrap_key_data(array, impl=key_impl(leaf)) if is_key(leaf) else array

@@ -1,4 +1,4 @@
-"""The compiled loop: iterations of a strategy with running sums of its metrics, one program for every length."""
+"""The compiled training loop: iterations of a strategy with running sums of its metrics, one program for any length."""
 
 import functools
 import math
@@ -25,40 +25,40 @@ from jaxrl.xla.equations import walk
 from jaxrl.xla.options import compiler_options, graph_options, once_options, product_options, spread_options
 
 KEPT = 8
-"""Strategies whose compiled programs are kept for the next run of the same one."""
+"""Size of the LRU cache of compiled programs, in strategies."""
 
 
 class Sums(NamedTuple):
-    """Running sums of `M` metrics in the order of their sorted names: memory does not grow with what is summed."""
+    """Running sums of `M` metrics, sorted by name, in constant memory."""
 
     count: Array  # type: ignore[assignment]
     """Uint32 `[M]`, modulo 2^32."""
     wraps: Array
-    """Uint32 `[M]`: how many times 2^32 there are beside `count`."""
+    """Uint32 `[M]`: how often `count` has wrapped around, in units of 2^32."""
     sum: Array
     """Float32 `[M]`."""
     error: Array
-    """Float32 `[M]`, what rounding has lost of `sum` (Kahan 1965): a sum over millions of steps stays exact."""
+    """Float32 `[M]`, the rounding error of `sum` (Kahan 1965): a sum over millions of steps stays exact."""
     min: Array
     max: Array
 
 
 class Saved(NamedTuple):
-    """What a checkpoint holds of a run."""
+    """The arrays of a checkpoint."""
 
     state: PyTree
     sums: Sums
-    """Of the metrics since the last row."""
+    """Sums of the metrics since the last row."""
 
 
 Form = Callable[[PyTree], PyTree]
-"""Makes of the shapes of a state those of another form in which a checkpoint may hold it."""
+"""Maps the shapes of a state to those of an alternative form of it in a checkpoint."""
 
 
 def forms_of(strategy: Strategy) -> list[Form]:
-    """Return in what forms a checkpoint may hold the state and the sums of a run, beside the one of `state_shapes`.
+    """Return the alternatives to `state_shapes` in which a checkpoint may hold the state and sums of a run.
 
-    Without the replay buffer, which is then `()`. One of shards always has it.
+    The only one is without the replay buffer, `()`; a sharded run always saves it.
     """
     if strategy.placement.shards > 1 or strategy.state_fns.refill is None:
         return []
@@ -66,7 +66,7 @@ def forms_of(strategy: Strategy) -> list[Form]:
 
 
 def without_replay(saved: Saved) -> Saved:
-    """Return a state, and its sums, without what the buffer holds; arrays and shapes alike."""
+    """Return a state and its sums with an empty buffer `()`; for arrays and shapes alike."""
     return saved._replace(state=saved.state._replace(buffer=()))
 
 
@@ -74,13 +74,13 @@ def zero_sums(size: int) -> Sums:
     """Return the sums of `size` metrics before the first iteration."""
 
     def full(value: float, dtype: type = np.float32) -> Any:
-        return np.full(size, value, dtype)  # for JAX it would be a program, to be compiled in the midst of a run
+        return np.full(size, value, dtype)  # `jnp.full` would compile a program in the middle of a run
 
     return Sums(full(0, np.uint32), full(0, np.uint32), full(0), full(0), full(math.inf), full(-math.inf))
 
 
 def metric_shapes(strategy: Strategy, state: PyTree) -> dict[str, Any]:
-    """Return the metrics that `strategy.step` reports, as shapes, sorted by name."""
+    """Return the shapes of the metrics of `strategy.step`, sorted by name."""
     made = programs_of(strategy)
     if "metrics" not in made:
         _, metrics = jax.eval_shape(_step_of(strategy), *_given(strategy, state))
@@ -89,18 +89,18 @@ def metric_shapes(strategy: Strategy, state: PyTree) -> dict[str, Any]:
 
 
 def _given(strategy: Strategy, state: PyTree) -> tuple[PyTree, ...]:
-    """Return what the step of `strategy` is given, as shapes."""
+    """Return the shapes of the arguments of `strategy.step`."""
     arrival = () if strategy.actor_fns is None else (strategy.actor_fns.arrival,)
     return state, state.key, np.uint32(0), *arrival
 
 
 def _step_of(strategy: Strategy) -> Any:
-    """Return the step of `strategy`, traced once for the shapes of its metrics and the memory plan."""
+    """Return the jitted step of `strategy`, traced once for both the metric shapes and the memory plan."""
     return programs_of(strategy).setdefault("step", jax.jit(strategy.step, inline=True))
 
 
 def run(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array) -> tuple[PyTree, Sums]:
-    """Make iterations `start .. stop-1`; return the new state and sums. Pure; compiled once by the trainer."""
+    """Run iterations `start .. stop-1`; return the new state and sums. Pure; compiled once by the trainer."""
 
     def body(carry: tuple[PyTree, Sums], key: Key, t: Array) -> tuple[PyTree, Sums]:
         state, sums = carry
@@ -111,48 +111,47 @@ def run(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array
 
 
 def run_one(strategy: Strategy, state: PyTree, sums: Sums, arrival: PyTree, t: Array) -> tuple[PyTree, Sums]:
-    """Make iteration `t` of a strategy whose actors have sent `arrival`."""
+    """Run iteration `t` of a strategy with actors, on the batch `arrival`."""
     state, metrics = strategy.step(state, fold(state.key, t), t, arrival)
     return state, add(sums, metrics)
 
 
 class Lanes(NamedTuple):
-    """What a call for members in lanes `[W, ...]` leaves."""
+    """The results of a call for several members; every leaf is `[W, ...]`, one lane per member."""
 
     state: PyTree
     sums: Sums
     ended_rows: list[EpisodeEnds]
-    """Of one that tells of episodes, what ended."""
+    """The `EpisodeEnds`, if the program reports episodes; else empty."""
     health: Any
-    """Of a strategy that says how its updates have been going."""
+    """The health counters of the updates, if the strategy keeps them."""
 
 
 def run_together(strategy: Strategy, tells: bool, state: PyTree, sums: Sums, start: Array, stop: Array) -> Lanes:
-    """Make iterations `start .. stop-1` of several members at once; all counters are one scalar for all of them."""
+    """Run iterations `start .. stop-1` of several members at once; they share all counters, which are scalars."""
     program = partial(tell if tells else run, strategy)
     state, sums, *ended_rows = jax.vmap(program, in_axes=(0, 0, None, None))(state, sums, start, stop)
     return Lanes(state, sums, ended_rows, strategy.state_fns.health and jax.vmap(strategy.state_fns.health)(state))
 
 
 MOST_TOLD = 1 << 18
-"""Environment steps of one call, at most, of which is told whether they ended an episode; never less than an
-iteration's."""
+"""Maximum number of environment steps in one call that reports episodes, but at least one iteration."""
 
 
 def most_told(strategy: Strategy) -> int:
-    """Return how many iterations a call of `tell` makes at most: what each tells is kept, in arrays of that length."""
+    """Return the maximum number of iterations in a call of `tell`: the length of its arrays of ended episodes."""
     return max(1, MOST_TOLD // strategy.env_steps_per_step)
 
 
 def tell(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array) -> tuple[PyTree, Sums, EpisodeEnds]:
-    """Make iterations `start .. stop-1`, as `run` does, of `most_told` at most; return also what ended in each.
+    """Run iterations `start .. stop-1`, at most `most_told`; return the state, the sums and the ended episodes.
 
-    Its leaves are `[most_told, T, N]`: an iteration writes one row, whether or not an episode ended.
+    Leaves of the latter are `[most_told, T, N]`: an iteration writes one row, whether or not an episode ended.
     """
     assert isinstance(strategy.step, ComposedStep)
     step, most = strategy.step.with_episodes, most_told(strategy)
     _, _, like = jax.eval_shape(step, state, state.key, start)
-    # Arrays of the longest call, so that one program serves every length.
+    # Allocate for the longest call, so that one program serves any length.
     blank = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), like)
 
     def body(
@@ -170,24 +169,24 @@ def tell(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Arra
 def tell_one(
     strategy: Strategy, state: PyTree, sums: Sums, arrival: PyTree, t: Array
 ) -> tuple[PyTree, Sums, EpisodeEnds]:
-    """Make iteration `t` of a strategy whose actors have sent `arrival`; return also what ended in it."""
+    """Run iteration `t` of a strategy with actors, on the batch `arrival`; return also the ended episodes."""
     assert isinstance(strategy.step, ComposedStep)
     state, metrics, ended = strategy.step.with_episodes(state, fold(state.key, t), t, arrival)
     return state, add(sums, metrics), jax.tree.map(lambda x: x[None], ended)
 
 
 def add(sums: Sums, metrics: Metrics) -> Sums:
-    """Add one iteration's metrics."""
+    """Add the metrics of one iteration to the sums."""
     return add_up(sums, stack_metrics(metrics))
 
 
 def add_up(sums: Sums, new: Stat | Sums) -> Sums:
-    """Add what others have summed up."""
-    # Kahan's sum: what the last addition has lost is put back before the next one.
+    """Add stacked metrics, or other sums."""
+    # Kahan summation: subtract the rounding error of the last addition before the next one.
     addend = new.sum - sums.error
     total = sums.sum + addend
     count = sums.count + new.count.astype(jnp.uint32)
-    # A count that is smaller than before has wrapped around, once at most.
+    # A smaller count than before has wrapped around, at most once.
     wraps = sums.wraps + (count < sums.count).astype(jnp.uint32)
     return Sums(
         count=count,
@@ -200,9 +199,9 @@ def add_up(sums: Sums, new: Stat | Sums) -> Sums:
 
 
 def summarise(shapes: dict[str, Any], sums: Sums) -> dict[str, float | int | None]:
-    """Return a row of the log: totals as integers; mean, `_min` and `_max` of what was measured (`None` if never)."""
+    """Return the columns of a row: totals as integers; mean, `_min` and `_max` of statistics (`None` if empty)."""
     row: dict[str, float | int | None] = {}
-    # Not by `jax.device_get`: of small arrays on the CPU it takes thirty times as long.
+    # Not `jax.device_get`: for small arrays on the CPU it takes thirty times as long.
     fields = (sums.count, sums.wraps, sums.sum, sums.min, sums.max)
     columns = zip(*(np.asarray(x).tolist() for x in fields), strict=True)
     for (name, shape), (count, wraps, value, low, high) in zip(shapes.items(), columns, strict=True):
@@ -216,13 +215,13 @@ def summarise(shapes: dict[str, Any], sums: Sums) -> dict[str, float | int | Non
 
 
 class Compiled(NamedTuple):
-    """The compiled programs of a run, and the shapes of what they work on."""
+    """The compiled programs of a run, and the shapes of their states."""
 
     init: Any
-    """`(key) -> (state, sums)`; compiled when first called, for a run that is resumed."""
+    """`(key) -> (state, sums)`; in a resumed run, compiled when first called."""
     run: Any
-    """`(state, sums, start, stop) -> (state, sums)`, of one that acts on the host `(state, sums, arrival, t) -> ...`;
-    the state and sums given are donated. One that tells of episodes returns them as well."""
+    """`(state, sums, start, stop) -> (state, sums)`, with actors `(state, sums, arrival, t) -> ...`; state and sums are
+    donated. A program that reports episodes also returns `EpisodeEnds`."""
     like: Saved
     metrics: dict[str, Any]
 
@@ -230,17 +229,17 @@ class Compiled(NamedTuple):
 def compile_all(
     strategy: Strategy, key: Array, evaluator: Any, params: Any, resume: bool, tells: bool = False, runs: bool = True
 ) -> Compiled:
-    """Compile all programs of a run at once, each in a thread: XLA lets go of Python's lock while it compiles.
+    """Compile all programs of a run concurrently, each in a thread: XLA releases the GIL while it compiles.
 
-    With `tells`, the training also tells which episodes ended. Without `runs` its program is left out: others have it.
-    What was compiled for the same strategy before, in this process, is used again.
+    With `tells`, the training program also returns the ended episodes; without `runs` there is none, for a member that
+    a team trains. Programs compiled earlier in this process for the same strategy are reused.
     """
     processes.tell("compile", resume)
-    # What this process has compiled for the strategy before is in `made`.
+    # `made` has the programs that this process has already compiled for the strategy.
     init, made, values = jit_init(strategy), programs_of(strategy), values_of(strategy)
     like, run = state_shapes(strategy), "tell" if tells else "run"
     state = like[0]
-    # What is traced at the same time shares what JAX remembers, and so decides what XLA sees of programs of shards.
+    # Concurrent traces share JAX's caches, which changes what XLA sees of sharded programs: compile those in turn.
     with ThreadPoolExecutor(3 if strategy.placement.shards == 1 else 1) as pool:
         submit = lambda job, *args: pool.submit(bind_context(job), *args)
         run_job = None if run in made or not runs else submit(_compile_run, strategy, like, tells)
@@ -257,22 +256,21 @@ def compile_all(
 
 
 def values_of(strategy: Strategy) -> dict[str, Array]:
-    """Return the settings that live in a training state, as `_init` takes them.
+    """Return the hyperparameters stored in the training state, as arguments of `_init`.
 
-    A run by itself hands them over as well: as constants in its program they could be rounded otherwise than in a
-    population.
+    A single run passes them too: constants in its program could be rounded differently than in a population.
     """
     own = {name: swap.new for name, swap in strategy.info.overrides.items()}
     return {name: jnp.float32(own.get(name, value)) for name, value in _traced_begin(strategy)[1].items()}
 
 
 def compile_together(strategy: Strategy, width: int, tells: bool) -> Any:
-    """Compile `run_together` for `width` members; `(state, sums, start, stop) -> Lanes`, the state is donated."""
+    """Compile `run_together` for `width` members, `(state, sums, start, stop) -> Lanes`; the state is donated."""
     wide = lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype)
     made, name = programs_of(strategy), f"{'tell' if tells else 'run'} {width} together"
     if name not in made:
         count = jax.ShapeDtypeStruct((), jnp.uint32)
-        # The sums come from the host with each call, so only the states are donated.
+        # The sums come from the host with each call: donate the states only.
         program = jax.jit(partial(run_together, strategy, tells), donate_argnums=0, compiler_options=compiler_options())
         traced = program.trace(*jax.tree.map(wide, state_shapes(strategy)), count, count)
         made[name] = traced.lower().compile(compiler_options=product_options(lambda: longest_sum(traced.jaxpr)))
@@ -288,18 +286,17 @@ def _compile_run(strategy: Strategy, like: Saved, tells: bool) -> Any:
 
 
 def programs_of(strategy: Strategy) -> dict[str, Any]:
-    """Return what was compiled for `strategy` in this process, by name, to be added to.
+    """Return the mutable cache of the programs compiled for `strategy` in this process, by name.
 
-    Strategies are told apart by their functions, and programs by what JAX was told about numbers and devices. The
-    programs of the `KEPT` strategies used last are kept, so what their functions refer to must not change, as of any
-    function given to `jax.jit`. A strategy whose functions cannot be hashed keeps none, nor does one that takes no
-    environment steps: its data would be kept with them.
+    The key has the strategy's functions, and JAX's settings of numerics and devices. The `KEPT` strategies used last
+    are cached, so their functions must not depend on mutable state, like any function given to `jax.jit`. Strategies
+    with unhashable functions are not cached, nor those without environment steps: the cache would retain their data.
     """
     if not strategy.env_steps_per_step:
         return {}
-    # An environment stepped on the host has a spec that programs are made for, too.
+    # Programs depend on the spec of a host environment, too.
     env = strategy.actor_fns.env if strategy.actor_fns else strategy.env
-    # No program sets hyperparameters, and each member of a population has a function of its own for it.
+    # No program uses `set_hyperparams`, which is another function in each member of a population.
     on_state = strategy.state_fns._replace(set_hyperparams=None)
     evaluation, envs = strategy.evaluation, [env, strategy.evaluation.env, getattr(env, "eval_env", None)]
     groups = (strategy, strategy.policy, strategy.placement, evaluation, on_state, on_state.refill, *envs)
@@ -308,31 +305,31 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
     facts += [strategy.env_steps_per_step, strategy.placement.shards]
     try:
         return _programs((*map(tuple, functions), *facts, *_where(strategy), current_forms(), *options_of().values()))
-    # Nothing is kept: whoever asks gets a dict of its own, and compiles for itself.
+    # Unhashable: return a fresh dict, so that each caller compiles for itself.
     except TypeError:
         return {}
 
 
 def _facts(env: Any) -> tuple[Any, ...]:
-    """Return what else than its functions decides programs of an environment."""
+    """Return the facts of an environment, besides its functions, on which programs depend."""
     values = tuple(dict(getattr(env, "values", {})).items())
     return repr(env.spec), getattr(env, "agents", None), values, getattr(env, "open", None)
 
 
 def _where(strategy: Strategy) -> tuple[int, ...]:
-    """Return the first device and the number of devices of a strategy; the one of a single device is JAX's default."""
+    """Return the first device and the device count of a strategy; `()` for a single device, which is JAX's default."""
     return (strategy.placement.first_device, strategy.placement.devices) if strategy.placement.devices > 1 else ()
 
 
 @functools.lru_cache(maxsize=KEPT)
 def _programs(key: tuple[Any, ...]) -> dict[str, Any]:
-    # The cache is the store: each key has a dict, and the one not used for longest is dropped.
+    # The LRU cache is the store: one dict per key.
     del key
     return {}
 
 
 def state_shapes(strategy: Strategy) -> Saved:
-    """Return the shapes of a training state and of its sums, as a checkpoint holds them."""
+    """Return the shapes of a training state and its sums, as in a checkpoint."""
     state, _ = _traced_begin(strategy)
     shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
     sums: Sums = jax.tree.map(shape, zero_sums(len(metric_shapes(strategy, state))))
@@ -340,7 +337,7 @@ def state_shapes(strategy: Strategy) -> Saved:
 
 
 def _traced_begin(strategy: Strategy) -> tuple[PyTree, dict[str, float]]:
-    """Return the shapes of a training state, and the settings that live in it; traced once for all who ask."""
+    """Return the shapes of a training state, and the hyperparameters stored in it; traced once."""
     made = programs_of(strategy)
     if "begin" not in made:
         made["begin"] = trace_hyperparams(partial(_begin, strategy), jax.eval_shape(lambda: make_key(0)))
@@ -354,7 +351,7 @@ def _begin(strategy: Strategy, key: Array) -> PyTree:
 
 def _init(strategy: Strategy, key: Array, values: Mapping[str, Array] | None = None) -> tuple[PyTree, Sums]:
     old = _traced_begin(strategy)[1] if values else {}
-    # The settings are arguments of this program: in place of each number that the strategy holds comes an array.
+    # The hyperparameters are arguments of this program: arrays replace the numbers in the strategy.
     with override({name: Override(old[name], value) for name, value in (values or {}).items()}):
         state = _begin(strategy, key)
     return state, zero_sums(len(metric_shapes(strategy, state)))
@@ -363,7 +360,7 @@ def _init(strategy: Strategy, key: Array, values: Mapping[str, Array] | None = N
 def jit_init(strategy: Strategy) -> Any:
     """Return the program `(key, values of hyperparameters = {}) -> (state, sums)`, compiled when first called."""
     init = devices.over_devices(strategy, partial(_init, strategy), state_shapes(strategy)[0], begins=True)
-    # Compiled quickly, XLA works the same sum out in two places, and rounds it in two ways.
+    # Sharded: the options for fast compilation make XLA compute a sum in two places, with different rounding.
     options = once_options() if strategy.placement.shards == 1 else spread_options(graph_options())
     program = jax.jit(init, compiler_options=options)
     return programs_of(strategy).setdefault("jit_init", program)
@@ -385,15 +382,15 @@ def jit_refill(strategy: Strategy) -> Any:
 
 
 def jit_training(function: Callable[..., Any], shards: int = 1) -> Any:
-    """Compile what optimises when it is first called; its first two arguments are donated."""
+    """Jit a training function with the compiler options for training; its first two arguments are donated."""
     options = compiler_options() if shards == 1 else spread_options(compiler_options())
     return jax.jit(function, donate_argnums=(0, 1), compiler_options=options)
 
 
 def longest_sum(jaxpr: Any) -> int:
-    """Return over how many entries a product of matrices sums, the longest one wherever it stands.
+    """Return the longest contraction of all matrix products in a jaxpr, nested ones included.
 
-    A product of two vectors is none: XLA makes a sum of it.
+    Products of two vectors do not count: XLA turns them into sums.
     """
     longest = 0
     for eqn in walk(jaxpr):
@@ -408,7 +405,7 @@ def longest_sum(jaxpr: Any) -> int:
 def check_step(strategy: Strategy, evaluator: Any = None, params: Any = None) -> Plan:
     """Trace one iteration; return the memory plan of a run.
 
-    `evaluator` and `params`, from a state to its policy's parameters, say what evaluating takes.
+    `evaluator` and `params`, which maps a state to the policy's parameters, add the memory of an evaluation.
 
     Raises:
       SettingsError: the step changes the structure, shapes or dtypes of its state, or the run cannot fit.
@@ -424,14 +421,14 @@ def check_step(strategy: Strategy, evaluator: Any = None, params: Any = None) ->
 
 
 def num_envs_of(strategy: Strategy) -> int | None:
-    """Return how many environments the settings of a strategy ask for, if they do."""
+    """Return `num_envs` from the settings of a strategy, if it has them."""
     num_envs = (strategy.info.settings or {}).get("num_envs")
     return num_envs if isinstance(num_envs, int) else None
 
 
 def _check_step(strategy: Strategy) -> Plan:
-    """Return the memory plan of a strategy whose step keeps its state."""
-    # The state alone is checked first, since tracing a step of one that cannot fit may take long.
+    """Return the memory plan of a strategy; check that its step preserves the structure of the state."""
+    # Check the state alone first: tracing the step of one that cannot fit may take long.
     state, num_envs = _traced_begin(strategy)[0], num_envs_of(strategy)
     require_fit(plan_of_state(state, strategy.state_fns.capacity), num_envs)
     jaxpr, (new, metrics) = jax.make_jaxpr(_step_of(strategy), return_shape=True)(*_given(strategy, state))

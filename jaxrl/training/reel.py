@@ -1,4 +1,4 @@
-"""Pictures as files that move: GIFs by Pillow, MP4s by PyAV."""
+"""Video files: GIF by Pillow, MP4 by PyAV."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -11,12 +11,12 @@ from jaxrl.errors import SettingsError, error_text, require_extra, suggest
 
 FPS = 30
 LONGEST = 1_000
-"""Environment steps of an episode that is filmed on the way, at most."""
+"""Maximum number of environment steps in a film made during training."""
 FORMATS = ("gif", "mp4")
 
 
 def check_format(name: str, what: str) -> None:
-    """Raise `SettingsError` unless the setting `what` is the name of a format that can be written here."""
+    """Raise `SettingsError` unless the setting `what` names a supported format."""
     if name not in FORMATS:
         raise SettingsError(f"unknown {what} {name!r}; {suggest(str(name), FORMATS)}")
     if name == "mp4":
@@ -24,7 +24,7 @@ def check_format(name: str, what: str) -> None:
 
 
 def write_film(frames: Sequence[np.ndarray], path: Path, fps: int, form: str) -> None:
-    """Write `[H, W, 3]` uint8 pictures in the format `form`; raise `SettingsError` if `path` cannot be written."""
+    """Write `[H, W, 3]` uint8 frames in the format `form`; raise `SettingsError` if `path` cannot be written."""
     try:
         (_write_mp4 if form == "mp4" else _write_gif)(frames, path, fps)
     except OSError as error:
@@ -32,7 +32,7 @@ def write_film(frames: Sequence[np.ndarray], path: Path, fps: int, form: str) ->
 
 
 def _write_gif(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
-    """Write a GIF that begins anew after its end."""
+    """Write a GIF that loops forever."""
     from PIL import Image
 
     first, *rest = [Image.fromarray(frame) for frame in frames]
@@ -40,9 +40,9 @@ def _write_gif(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
 
 
 def _write_mp4(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
-    """Write H.264, which all browsers play; it wants even sides, so that an odd one gets its last row or column twice.
+    """Write H.264, which all browsers play; odd sides are padded with the last row or column, as it requires even ones.
 
-    The same pictures make the same bytes.
+    The output is deterministic.
     """
     av: Any = require_extra("av", "films as MP4", "video")
     height, width = frames[0].shape[:2]
@@ -57,18 +57,18 @@ def _write_mp4(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
 
 
 def kept_film(take: Callable[[], tuple[Sequence[np.ndarray], float]], path: Path) -> tuple[Path, float, int, int] | str:
-    """Write the film that `take` returns with the episode's return, whole or not at all; `path` names the format.
+    """Write the film from `take` atomically; the suffix of `path` is the format.
 
-    Return path, return, height and width; or, if anything fails, why there is no film.
+    Return path, return of the episode, height and width; or, if anything fails, the reason why there is no film.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         frames, total = take()
         path.parent.mkdir(exist_ok=True)
         write_film(frames, temporary, FPS, path.suffix[1:])
-        # Under its name only once it is whole.
+        # Atomic rename: an incomplete film never has the final name.
         os.replace(temporary, path)
-    # Whatever fails, be it drawing, encoding or the disk, costs a film and not the run.
+    # A failure to render, encode or write costs a film, not the run.
     except Exception as error:
         temporary.unlink(missing_ok=True)
         return f"no video: {error_text(error)}"
@@ -77,12 +77,12 @@ def kept_film(take: Callable[[], tuple[Sequence[np.ndarray], float]], path: Path
 
 
 def films_in(directory: Path) -> list[Path]:
-    """Return the films in a directory, by name."""
+    """Return the films in a directory, sorted by name."""
     return sorted(path for form in FORMATS for path in directory.glob(f"*.{form}"))
 
 
 def as_picture(drawn: Any, whose: str) -> np.ndarray:
-    """Return a copy of a picture; raise `SettingsError` if it is none, `whose` it was meant to be."""
+    """Return a copy of a frame; raise `SettingsError`, naming `whose` it is, unless it is uint8 `[H, W, 3]`."""
     if np.ndim(drawn) != 3 or np.shape(drawn)[2] != 3 or np.asarray(drawn).dtype != np.uint8:
         got = f"{np.asarray(drawn).dtype} {list(np.shape(drawn))}"
         raise SettingsError(f"{whose} is drawn as {got}; expected uint8 [H, W, 3]")

@@ -1,4 +1,4 @@
-"""What a run tells of itself: at each boundary, and at its end."""
+"""Reports at boundaries, the result of a run, and hooks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,44 +16,44 @@ class Report(NamedTuple):
     opt_steps: int
     env_steps: int
     train: Row | None
-    """The row of metrics, if it was time to record."""
+    """The row of metrics, if one was due."""
     eval: Row | None
-    """The row of the evaluation, if it was time for one."""
+    """The row of the evaluation, if one was due."""
     saved: bool
-    """Whether a checkpoint was begun here, if the run has a directory."""
+    """Whether a save was started here (without a run directory, nothing is written)."""
     stop: str | None
-    """Why the run ends here, or `None` if it goes on."""
+    """Why the run ends here, or `None` if it continues."""
 
 
 class Point(NamedTuple):
-    """An evaluation as a point of the learning curve."""
+    """An evaluation, as a point of the learning curve."""
 
     opt_steps: int
     env_steps: int
     score: float | None
     """`None` if it was not finite."""
     train_return: float | None
-    """Mean return of the training episodes since the point before; `None` if none has ended."""
+    """Mean return of the training episodes since the previous point; `None` if none has ended."""
 
 
 class Result(NamedTuple):
-    """What a run leaves."""
+    """The result of a run."""
 
     policy: GreedyPolicy | None
-    """The best policy, or the last where nothing was evaluated; `None` if the strategy has no policy."""
+    """The best policy, or the last if nothing was evaluated; `None` if the strategy has no policy."""
     best_score: float | None
     summary: dict[str, Any]
-    """Counters, speed, how the time was spent, and why the run stopped."""
+    """Counters, speeds, timings by part, and the stop reason."""
     state: PyTree
     """The final training state."""
     curve: tuple[Point, ...] = ()
-    """Every evaluation so far, those before a resumption included."""
+    """All evaluations so far, including those before a resumption."""
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw the scores of evaluations, and the returns of training beside them, over environment steps.
+        """Plot evaluation scores and training returns over environment steps.
 
         Args:
-          axes: matplotlib axes to draw into; left out, those of a new figure, which a notebook shows by itself.
+          axes: matplotlib axes to draw into (default: those of a new figure, which a notebook displays).
 
         Returns:
           The axes.
@@ -78,7 +78,7 @@ def axes_for(points: Sequence[Point], axes: Any = None) -> Any:
     """Return matplotlib axes for a learning curve: `axes`, or those of a new figure.
 
     Raises:
-      SettingsError: there is no point, or matplotlib is not installed.
+      SettingsError: there are no points, or matplotlib is not installed.
     """
     if not points:
         raise SettingsError("nothing was evaluated, so there is no curve; set eval_interval, or train for longer")
@@ -94,14 +94,14 @@ def axes_for(points: Sequence[Point], axes: Any = None) -> Any:
 
 
 def draw(axes: Any, points: Sequence[Point], what: str, **style: Any) -> None:
-    """Draw a field of `points` over environment steps, where it is there."""
+    """Plot a field of `points` over environment steps, skipping `None`."""
     there = [(point.env_steps, y) for point in points if (y := getattr(point, what)) is not None]
     if there:
         axes.plot(*zip(*there, strict=True), **style)
 
 
 def progress_parts(summary: Mapping[str, Any]) -> list[str]:
-    """Return how far a run came, its best score and why it stopped, for a person to read."""
+    """Return the progress, best score and stop reason of a run as text."""
     parts = [f"{summary['opt_steps']:,} optimisation steps", f"{summary['env_steps']:,} environment steps"]
     if (score := summary.get("best_score")) is not None:
         parts.append(f"best score {score:.6g} at {summary['best_opt_steps']:,}")
@@ -109,7 +109,7 @@ def progress_parts(summary: Mapping[str, Any]) -> list[str]:
 
 
 def run_dir_part(run_dir: str | None) -> str | None:
-    """Return the run directory as it is given in Python, if there is one."""
+    """Return the run directory as a Python argument, if there is one."""
     return run_dir and f"run_dir={run_dir!r}"
 
 
@@ -118,33 +118,33 @@ Hook = Callable[..., object] | Sequence[Callable[..., object]] | None
 
 
 class Hooks(NamedTuple):
-    """Functions called as a run goes on; each gets the `Trainer` first. Each field takes one, or a list of several.
+    """Callbacks of a run, a function each or a list; the first argument is the `Trainer`.
 
-    All but `chunk`, `save` and `episode` are called at exact optimisation steps, so that they may change the training,
-    and the run can be repeated. When the other three are called depends on the clock.
+    All but `chunk`, `save` and `episode` are called at exact optimisation steps, so they may change the training and
+    the run stays reproducible. The timing of these three depends on the clock.
     """
 
     start: Hook = None
     """`(trainer)`, before training."""
     chunk: Hook = None
-    """`(trainer, progress)`, after each call of the compiled program, some four times a second."""
+    """`(trainer, progress)`, after each call of the compiled program, about four times a second."""
     before_evaluation: Hook = None
     """`(trainer)`, before each evaluation."""
     evaluation: Hook = None
     """`(trainer, evaluation, is_best)`, after each evaluation."""
     record: Hook = None
-    """`(trainer, row)`, after each interval of metrics; `trainer.note` then goes into the next row."""
+    """`(trainer, row)`, after each interval of metrics; a `trainer.note` here goes into the next row."""
     save: Hook = None
-    """`(trainer, opt_steps)`, when a checkpoint is whole on the disk, given its optimisation step."""
+    """`(trainer, opt_steps)`, when a checkpoint is complete on disk, with its optimisation step."""
     episode: Hook = None
-    """`(trainer, row)`, for each episode of the training that has ended, in order; soon after its end, with a row as of
+    """`(trainer, row)`, for each finished training episode, in order, soon after its end; the row is as in
     `train_episodes.jsonl`."""
     end: Hook = None
-    """`(trainer, result)`, after all is written, also of a run that was interrupted, but not of one that failed."""
+    """`(trainer, result)`, after all is written; also for an interrupted run, but not for a failed one."""
 
 
 def call(hook: Hook, *args: Any) -> None:
-    """Call a hook, or all of several, in order."""
+    """Call a hook, or each of several in order."""
     for one in hook if isinstance(hook, Sequence) else (hook,):
         if one is not None:
             one(*args)

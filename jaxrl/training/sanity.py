@@ -1,7 +1,7 @@
-"""What is wrong with a run, by its rows: values that no return can have, a support that is too narrow, greedy actions
-that return far less than sampled ones.
+"""Sanity checks of rows: values beyond all possible returns, a support that is too narrow, greedy actions that return
+far less than sampled ones.
 
-Pure functions of a row, a dict of numbers or `None`, as of `program.summarise`.
+Pure functions of a row, as from `program.summarise`: a dict of numbers or `None`.
 """
 
 import math
@@ -15,19 +15,19 @@ from jaxrl.registry import ALGORITHMS
 from jaxrl.strategies.base import Strategy
 
 FACTOR = 2.0
-"""Times the bound from which on values are told: what is learnt may overshoot a little on its way."""
+"""Warn about values above this multiple of the bound: estimates may overshoot it temporarily."""
 OUTSIDE = 0.05
-"""Share of the targets beyond the support from which on it is told."""
+"""Warn if a larger share of the targets is outside of the support."""
 ENTROPY = 10.0
-"""Most that an entropy adds for a temperature of 1: that of 22 000 actions, all alike."""
+"""Maximum entropy bonus for a temperature of 1: that of 22 000 equally likely actions."""
 
 
 CHECKED = ("largest_reward", "largest_discount")
-"""Metrics that are measured for these checks alone; rows do not have them."""
+"""Metrics for these checks only; rows omit them."""
 EXTREMES = ("", "_min", "_max")
-"""Endings of the columns that a metric has."""
+"""Suffixes of the columns of a metric."""
 WITHOUT_EXTREMES = ("reward_factor",)
-"""Metrics that are the same throughout a run; rows have them in one column each."""
+"""Metrics that are constant in a run, and so have a single column."""
 LEFT_OUT = frozenset(
     [f"{name}{end}" for name in CHECKED for end in EXTREMES]
     + [f"{name}{end}" for name in WITHOUT_EXTREMES for end in EXTREMES[1:]]
@@ -35,29 +35,29 @@ LEFT_OUT = frozenset(
 
 
 class Extremes(NamedTuple):
-    """The largest numbers over all transitions learnt from so far."""
+    """Maxima over all transitions learnt from so far."""
 
     reward: float = 0.0
-    """Its size, with or without sign."""
+    """Largest magnitude of a reward."""
     discount: float = 0.0
     bonus: float = 0.0
-    """What the agent itself adds to a reward, such as the entropy of its policy."""
+    """What the agent adds to a reward, such as the entropy of its policy."""
 
     @property
     def bound(self) -> float:
-        """The largest size that a return can have, at least 1; infinite under a discount of 1."""
+        """Largest possible magnitude of a return, at least 1; infinite for a discount of 1."""
         return max(1.0, (self.reward + self.bonus) / (1 - self.discount)) if self.discount < 1 else math.inf
 
 
 def columns_to_write(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of metrics that somebody reads."""
+    """Return the columns of metrics without those for internal checks."""
     return {name: value for name, value in columns.items() if name not in LEFT_OUT}
 
 
 def extremes(row: Mapping[str, Any], agent: Mapping[str, Any], before: Extremes) -> Extremes:
-    """Return the largest numbers so far, with the interval of `row`, of an agent with these settings."""
+    """Return the maxima `before`, updated with the interval of `row`; `agent` has the agent's settings."""
     size = lambda name: max((abs(x) for x in (_number(row, f"{name}_{end}") for end in ("min", "max"))), default=0.0)
-    # SAC adds its entropy to rewards, Munchausen's DQN its clipped log-policy, and to values the entropy.
+    # SAC adds its entropy to rewards; Munchausen DQN adds its clipped log-policy to rewards and the entropy to values.
     bonus = size("temperature") * size("entropy")
     if munchausen := agent.get("munchausen"):
         bonus += -MUNCHAUSEN_CLIP * munchausen + ENTROPY * agent.get("munchausen_temperature", 0.0)
@@ -66,9 +66,9 @@ def extremes(row: Mapping[str, Any], agent: Mapping[str, Any], before: Extremes)
 
 
 def values_beyond(row: Mapping[str, Any], agent: Mapping[str, Any], allowed: Extremes) -> str | None:
-    """Say by how much the mean values of an interval exceed what rewards and discounts allow; `None` if they do not."""
+    """Return a warning if the mean values of an interval exceed what rewards and discounts allow, else `None`."""
     if "largest_reward_max" not in row:
-        return None  # a strategy of one's own, of whose rewards nothing is known
+        return None  # a custom strategy with unknown rewards
     for name in ("q", "value"):
         value = _number(row, name)
         if abs(value) > FACTOR * allowed.bound:
@@ -82,7 +82,7 @@ def values_beyond(row: Mapping[str, Any], agent: Mapping[str, Any], allowed: Ext
 
 
 def support_missed(row: Mapping[str, Any], agent: Mapping[str, Any]) -> str | None:
-    """Say which share of an interval's targets was beyond the support of c51 or `reppo`; `None` if it is small."""
+    """Return a warning if many targets of an interval were outside of the support of c51 or `reppo`, else `None`."""
     share = _number(row, "out_of_support")
     if share <= OUTSIDE:
         return None
@@ -94,7 +94,7 @@ def support_missed(row: Mapping[str, Any], agent: Mapping[str, Any]) -> str | No
 
 
 def _number(row: Mapping[str, Any], name: str) -> float:
-    """Return the finite number `name` of `row`, or 0."""
+    """Return the number `name` of `row` if it is finite, else 0."""
     value = row.get(name)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
 
@@ -111,14 +111,14 @@ def _advice(agent: Mapping[str, Any]) -> str:
 
 
 ACTOR_CRITIC = "jaxrl.agents.actor_critic"
-"""Module of the agents that learn on-policy and draw their actions from what they learn."""
+"""Module of the on-policy agents whose policies are stochastic."""
 ERRORS, SHARE, LEAST = 4.0, 0.25, 5
-"""Returns lie far apart by more than this number of standard errors, and by more than this share of their range; of
-fewer episodes than `LEAST` nothing follows."""
+"""A gap is large if it exceeds this number of standard errors and this share of the range of returns, given at least
+`LEAST` episodes."""
 
 
 class TrainingReturns(NamedTuple):
-    """Returns of the training episodes of an interval in a few numbers."""
+    """Summary of the returns of training episodes in an interval."""
 
     mean: float
     low: float
@@ -130,9 +130,9 @@ class EvalKind(NamedTuple):
     """How the policy of a run is evaluated."""
 
     actions: str | None
-    """`greedy` or `sampled`; `None` for an evaluator of the user's own."""
+    """`greedy` or `sampled`; `None` for a custom evaluator."""
     hints: bool
-    """Whether returns of greedy evaluations and of training are of the same episodes but for how actions are chosen."""
+    """Whether greedy evaluations and training episodes differ only in how actions are chosen."""
 
 
 def eval_kind_of(strategy: Strategy, evaluator: object) -> EvalKind:
@@ -140,14 +140,14 @@ def eval_kind_of(strategy: Strategy, evaluator: object) -> EvalKind:
     actions = getattr(evaluator, "actions", None)
     env = strategy.env or (strategy.actor_fns.env if strategy.actor_fns else None)
     algorithm = ALGORITHMS.get(str((strategy.info.settings or {}).get("algo")))
-    # An evaluation in another environment, or of games of several agents, has returns of its own.
+    # Returns in another environment, or with several agents, are not comparable.
     same = strategy.evaluation.env is None and not getattr(env, "eval_env", None) and not getattr(env, "agents", None)
     draws = algorithm is not None and algorithm.module == ACTOR_CRITIC
     return EvalKind(actions, actions == "greedy" and same and draws)
 
 
 def training_returns(columns: Mapping[str, Any]) -> TrainingReturns | None:
-    """Return what the columns of an interval hold of its episodes; `None` if none has ended."""
+    """Return the summary of an interval's episodes from its columns; `None` if none has ended."""
     mean, low, high = (columns.get(f"episode_return{end}") for end in ("", "_min", "_max"))
     if mean is None or low is None or high is None:
         return None
@@ -155,10 +155,10 @@ def training_returns(columns: Mapping[str, Any]) -> TrainingReturns | None:
 
 
 def is_far_below(returns: np.ndarray, training: TrainingReturns | None) -> bool:
-    """Return whether evaluation `returns` `[E]` lie far below those of training.
+    """Return whether evaluation `returns` `[E]` are far below those of training.
 
-    Of training only the extremes are known, and no standard deviation is larger than half of their distance (Popoviciu
-    1935), so that the standard error is rather taken too large.
+    Only the extremes of training are known. The standard deviation is at most half their distance (Popoviciu 1935), so
+    the standard error is overestimated.
     """
     evaluated = np.asarray(returns, np.float64)
     if training is None or min(len(evaluated), training.episodes) < LEAST:
@@ -169,11 +169,11 @@ def is_far_below(returns: np.ndarray, training: TrainingReturns | None) -> bool:
         (training.high - training.low) / 2 / math.sqrt(training.episodes),
     )
     gap = training.mean - evaluated.mean()
-    return bool(gap > ERRORS * math.hypot(*errors) and gap > SHARE * (high - low))  # false of what is not finite
+    return bool(gap > ERRORS * math.hypot(*errors) and gap > SHARE * (high - low))  # false if not finite
 
 
 def hint(evaluated: float, trained: float) -> str:
-    """Return what to say where greedy actions return far less than sampled ones."""
+    """Return the warning about greedy actions that return far less than sampled ones."""
     return (
         f"greedy actions return {evaluated:.4g} where sampled ones return {trained:.4g} in training, and the best "
         "policy is chosen by the former; see --eval-actions sampled"

@@ -1,4 +1,4 @@
-"""When things happen: a pure function from the settings to the next boundary, in exact integers."""
+"""The schedule of a run: a pure function from settings to the next boundary, in exact integers."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,24 +6,24 @@ from typing import NamedTuple
 from jaxrl.errors import SettingsError, check_count
 
 MAX_COUNT = 2**32 - 1
-"""Iterations and optimisation steps are uint32 on the device; this is the last one."""
+"""Maximum of the uint32 counters of iterations and optimisation steps on the device."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The counts of a run. An interval of 0 is off; all but `max_env_steps` are in optimisation steps."""
+    """Length, intervals and limits of a run, in optimisation steps unless named otherwise; an interval of 0 is off."""
 
     max_opts: int
     opt_steps_per_step: int = 1
     env_steps_per_step: int = 1
-    """0 of a strategy that learns from data alone."""
+    """0 for a strategy that learns from data only."""
     warmup_env_steps: int = 0
     eval_interval: int = 0
     record_interval: int = 0
     save_interval: int | None = 0
-    """`None`: by the clock, and so at no boundary but the last."""
+    """`None`: saves are timed by the clock, so only the last boundary saves."""
     max_env_steps: int = 0
-    """Environment steps, warm-up included, at or past which the run ends; 0: no limit."""
+    """Limit of environment steps, warm-up included; 0: none."""
 
     def __post_init__(self) -> None:
         for name in ("max_opts", "opt_steps_per_step"):
@@ -51,29 +51,29 @@ class Schedule:
             )
 
     def opt_steps(self, t: int) -> int:
-        """Return the optimisation steps done after `t` iterations."""
+        """Return the number of optimisation steps after `t` iterations."""
         return t * self.opt_steps_per_step
 
     def env_steps(self, t: int) -> int:
-        """Return the environment steps done after `t` iterations, warm-up included."""
+        """Return the number of environment steps after `t` iterations, warm-up included."""
         return self.warmup_env_steps + t * self.env_steps_per_step
 
     def limit(self, t: int) -> str:
-        """Return which limit a run that ends after `t` iterations has reached, by the name of its setting."""
+        """Return the name of the limit that a run which ends after `t` iterations has reached."""
         return "max_opts" if self.opt_steps(t) >= self.max_opts else "max_env_steps"
 
     def nothing_left(self, t: int) -> str:
-        """Return what to say to whoever asks a run to go on that has come to its end, after `t` iterations."""
+        """Return the message for continuing a finished run, after `t` iterations."""
         limit = self.limit(t)
         how = "as in train(max_opts=...)" if limit == "max_opts" else "in another Trainer"
         return f"nothing is left to train: {limit} {getattr(self, limit)} is reached; give a larger one, {how}"
 
     def is_regular_save(self, opt_steps: int) -> bool:
-        """Say whether a save after `opt_steps` is due by its interval, if any, not because the run was interrupted."""
+        """Return whether a save after `opt_steps` is due by its interval, rather than because of an interrupt."""
         return self.save_interval is None or self._is_regular(self.save_interval, opt_steps)
 
     def is_regular_record(self, opt_steps: int) -> bool:
-        """Say whether a row after `opt_steps` is due by its interval."""
+        """Return whether a row after `opt_steps` is due by its interval."""
         return self._is_regular(self.record_interval, opt_steps)
 
     def _is_regular(self, interval: int, opt_steps: int) -> bool:
@@ -82,17 +82,17 @@ class Schedule:
 
     @property
     def last(self) -> int:
-        """The iteration at whose end the run ends."""
+        """The last iteration of the run."""
         last = self.max_opts // self.opt_steps_per_step
         if self.max_env_steps:
-            # The warm-up counts as environment steps, but at least one iteration is made.
+            # The warm-up counts as environment steps, but at least one iteration is run.
             left = max(self.max_env_steps - self.warmup_env_steps, 1)
             last = min(last, -(-left // self.env_steps_per_step))
         return last
 
 
 def rounded_up(max_opts: int, opt_steps_per_step: int) -> int:
-    """Return the least length of at least `max_opts` that is made of whole iterations; a bad one as it is."""
+    """Round `max_opts` up to whole iterations; return an invalid value unchanged."""
     if not isinstance(max_opts, int) or max_opts < 1:
         return max_opts
     rounded = -(-max_opts // opt_steps_per_step) * opt_steps_per_step
@@ -100,7 +100,7 @@ def rounded_up(max_opts: int, opt_steps_per_step: int) -> int:
 
 
 class Boundary(NamedTuple):
-    """A point between two iterations at which something happens, in the order of the fields."""
+    """A point between two iterations, with the actions due there, in order."""
 
     t: int
     evaluate: bool
@@ -112,7 +112,7 @@ class Boundary(NamedTuple):
 def next_boundary(schedule: Schedule, t: int) -> Boundary:
     """Return the first boundary after iteration `t`.
 
-    Each interval acts at the first iteration boundary at or past each of its multiples; the end does all three.
+    An interval is due at the first iteration boundary at or past each of its multiples; at the end, all three are.
     """
     intervals = (schedule.eval_interval, schedule.record_interval, schedule.save_interval or 0)
     turns = [_next_turn(schedule, interval, t) for interval in intervals]
@@ -125,6 +125,6 @@ def next_boundary(schedule: Schedule, t: int) -> Boundary:
 def _next_turn(schedule: Schedule, interval: int, t: int) -> int | None:
     if not interval:
         return None
-    # The first multiple beyond what is done, and the iteration that reaches it.
+    # The next multiple of the interval, and the iteration that reaches it.
     multiple = (schedule.opt_steps(t) // interval + 1) * interval
     return -(-multiple // schedule.opt_steps_per_step)

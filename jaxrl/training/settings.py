@@ -1,4 +1,4 @@
-"""Settings of the trainer's and the session's loop on the host."""
+"""Settings of trainers and sessions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -132,15 +132,15 @@ class TrainerConfig:
             raise SettingsError("patience and stop_reward look at evaluations; set eval_interval as well")
 
     def is_promising(self, row: Mapping[str, Any] | None) -> bool:
-        """Say whether the row of a record asks for an evaluation at once."""
+        """Return whether the row of a record triggers an evaluation, see `eval_at_return`."""
         mean = None if row is None else row.get("episode_return")
         return self.eval_at_return is not None and mean is not None and bool(mean >= self.eval_at_return)
 
     def films_at(self, opt_steps: int, iteration: int) -> bool:
-        """Say whether the evaluation at `opt_steps` is the first since a multiple of `video_interval`.
+        """Return whether the evaluation at `opt_steps` is the first since a multiple of `video_interval`.
 
-        `iteration` is the number of optimisation steps of one: an evaluation comes with the first that is due or
-        overdue, and the last of a run anywhere.
+        `iteration` is the number of optimisation steps per iteration: an evaluation happens in the first iteration at
+        or past a multiple of `eval_interval`, and at the end of the run.
         """
         if not self.video_interval:
             return False
@@ -153,7 +153,7 @@ class TrainerConfig:
         return replace(self, max_opts=rounded_up(self.max_opts, strategy.opt_steps_per_step))
 
     def schedule(self, strategy: Strategy) -> Schedule:
-        """Return the schedule of a run of `strategy`; raise `SettingsError` for intervals that do not fit it."""
+        """Return the schedule of a run of `strategy`; raise `SettingsError` for incompatible intervals."""
         return Schedule(
             max_opts=self.max_opts,
             opt_steps_per_step=strategy.opt_steps_per_step,
@@ -169,14 +169,14 @@ class TrainerConfig:
 def config_for(
     strategy: Strategy, evaluator: object, config: TrainerConfig | None, settings: Mapping[str, Any]
 ) -> TrainerConfig:
-    """Return `config` with some `settings` changed; where nobody gave one, and nothing can evaluate, nothing will."""
+    """Return `config` with changed `settings`; the default config has no evaluations if nothing can evaluate."""
     if strategy.policy is None and evaluator is None and config is None:
         settings = {"eval_interval": 0, "eval_episodes": 0, **settings}
     return (config or TrainerConfig()).changed(**settings)
 
 
 def settings_of_run(strategy: Strategy, config: TrainerConfig) -> dict[str, Any]:
-    """Return all settings of a run but its directory, which can be moved, as `config.yaml` holds them."""
+    """Return all settings of a run as in `config.yaml`, without its directory, which can be moved."""
     own = {field.name: getattr(config, field.name) for field in fields(TrainerConfig) if field.name != "run_dir"}
     return {**(strategy.info.settings or {"algo": "custom", "custom": ["strategy"]}), **own}
 
@@ -263,23 +263,23 @@ def changed(whose: str, config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def _localise(config: Any, *names: str) -> None:
-    """Expand `~` in the directories that these settings name; raise `SettingsError` for a URL."""
+    """Expand `~` in the paths of these settings; raise `SettingsError` for a URL."""
     for name in names:
         if isinstance(path := getattr(config, name), str | Path):
             object.__setattr__(config, name, local(path))
 
 
 def _as_declared(config: Any, name: str, value: Any) -> Any:
-    """Return `value` as an `int` if the setting is a whole number, so that `1e5` may be given for one."""
+    """Convert `value` to the type of the setting: lists to tuples, meshes to text, and `1e5` to an `int`."""
     value = tuple(value) if name in ("recorders", "tags", "init_parts") and isinstance(value, list) else value
     value = as_text(value) if name == "mesh" else value
     return as_int(value) if config.__dataclass_fields__[name].type in (int, int | None) else value
 
 
 def with_recorders(config: Config, given: Sequence[Any] | None) -> tuple[Config, list[Any]]:
-    """Return `config` with the recorders `given` by name in place of its own, and those given as objects.
+    """Return `config` with the recorders `given` by name in place of its own, and the list of those given as objects.
 
-    Left out (`None`), those of `config` stay.
+    `None` keeps those of `config`.
     """
     if given is None:
         return config, []
@@ -312,9 +312,9 @@ def check_description(config: TrainerConfig | SessionConfig) -> None:
 
 
 def check_recorders(names: Sequence[str], run_dir: str | None, default: Sequence[str] = ()) -> None:
-    """Raise `SettingsError` for a name that is no recorder's, and for one that cannot be made here.
+    """Raise `SettingsError` for unknown recorders, and for those that are not available here.
 
-    Without a run directory, those of the `default` that need one are left out in silence.
+    Without a run directory, recorders of the `default` that need one are skipped silently.
     """
     if not isinstance(names, tuple):
         raise SettingsError(f"recorders is {names!r}; expected a list of names, as in ['console', 'wandb']")
@@ -332,11 +332,11 @@ def check_recorders(names: Sequence[str], run_dir: str | None, default: Sequence
         if run_dir is None and not row.anywhere and names != default:
             raise SettingsError(f"recorder {name!r} writes into the directory of the run; set run_dir as well")
         if row.package is not None:
-            import_name(row.module, row.maker)()  # it knows what else it takes, such as a key
+            import_name(row.module, row.maker)()  # the constructor checks other requirements, such as a key
 
 
 def check_seed(seed: int) -> None:
-    """Raise `SettingsError` unless `seed` is a whole number of 32 bits."""
+    """Raise `SettingsError` unless `seed` is an unsigned 32-bit integer."""
     if check_count("seed", seed, least=0) >= 2**32:
         raise SettingsError(f"seed is {seed}; expected a whole number below 2^32")
 
@@ -356,17 +356,17 @@ def check_strategy(strategy: object) -> None:
 
 
 def rounding(asked: int, taken: int, opt_steps_per_step: int) -> list[str]:
-    """Return the note that a run is longer than was asked for, if it is."""
+    """Return a note if the length of a run was rounded up."""
     if asked == taken:
         return []
     return [f"max_opts {asked} is rounded up to {taken}: an iteration makes {opt_steps_per_step} optimisation steps"]
 
 
 def planned(strategy: Strategy, config: TrainerConfig) -> tuple[TrainerConfig, Schedule, list[str]]:
-    """Return checked settings whose length is possible, the schedule of the run, and what to say of the length.
+    """Return validated settings with a rounded length, the schedule of the run, and notes on the length.
 
     Raises:
-      SettingsError: the settings cannot be.
+      SettingsError: a setting is invalid, or settings contradict each other.
     """
     config.check()
     if not config.save_replay and strategy.state_fns.refill is None:
@@ -379,10 +379,10 @@ def planned(strategy: Strategy, config: TrainerConfig) -> tuple[TrainerConfig, S
 def prolonged(
     strategy: Strategy, config: TrainerConfig, max_opts: int, done: int
 ) -> tuple[TrainerConfig, Schedule, list[str]]:
-    """Return the settings, the schedule and the notes of a run that is to make `max_opts` optimisation steps in all.
+    """Return the settings, schedule and notes of a run extended to a total of `max_opts` optimisation steps.
 
     Raises:
-      SettingsError: that is no length, or fewer than the `done` that it has made.
+      SettingsError: `max_opts` is not a valid length, or less than the `done` steps.
     """
     plan = planned(strategy, config.changed(max_opts=max_opts))
     if plan[0].max_opts < done:

@@ -1,7 +1,7 @@
-"""Why a run ends before its limits, and how it goes back where updates are no longer finite: for trainer and session.
+"""Early stopping and rollbacks, for trainer and session.
 
-A run is stopped by a good evaluation, by none better for long, or because nothing can be learnt. Each reason is the
-name of a setting, or `diverged`.
+A run stops early at a target return, after evaluations without improvement, or if nothing can be learnt. The reason is
+the name of a setting, or `diverged`.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from jaxrl.training.logbook import Logbook
 
 
 class Limits(Protocol):
-    """The settings of a run that are asked after an evaluation."""
+    """The settings for early stopping after an evaluation."""
 
     @property
     def stop_reward(self) -> float | None: ...
@@ -23,7 +23,7 @@ class Limits(Protocol):
 
 
 def after_evaluation(limits: Limits, ledger: Ledger, mean_return: float) -> str | None:
-    """Return which limit an evaluation has reached, the `ledger` having taken note of it; `None` if none."""
+    """Return the limit reached by an evaluation that is already recorded in `ledger`, or `None`."""
     if limits.stop_reward is not None and mean_return >= limits.stop_reward:
         return "stop_reward"
     if limits.patience and ledger.evals_without_best >= limits.patience:
@@ -32,10 +32,7 @@ def after_evaluation(limits: Limits, ledger: Ledger, mean_return: float) -> str 
 
 
 def require_try(log: Logbook, ledger: Ledger, max_rollbacks: int, what: str) -> None:
-    """Write that training diverged, and raise `DivergedError`, if going back has been tried often enough.
-
-    `what` is what `divergence.explain` says.
-    """
+    """Log the divergence and raise `DivergedError` if no rollback is left; `what` is from `divergence.explain`."""
     if ledger.tries < max_rollbacks:
         return
     log.event("diverged", what)
@@ -44,18 +41,18 @@ def require_try(log: Logbook, ledger: Ledger, max_rollbacks: int, what: str) -> 
 
 
 def rolled_back_ledger(ledger: Ledger, found: tuple[Any, Mapping[str, Any]] | None) -> Ledger:
-    """Return the ledger of a run that goes back to what `Storage.rollback` has found; if nothing, to its beginning."""
+    """Return the ledger after a rollback to the checkpoint `found` by `Storage.rollback`, or to the start if `None`."""
     return ledger.rolled_back(Ledger().facts() if found is None else found[1]["ledger"])
 
 
 def log_rollback(log: Logbook, opt_steps: int, what: str, aside: str = "") -> None:
-    """Take back the rows after `opt_steps`, and write why; `aside` says what begins anew."""
+    """Truncate the logs after `opt_steps`, and log the reason; `aside` is the text on what starts anew."""
     log.rewind(opt_steps)
     log.event("rollback", f"{what}; went back to here{aside}, to go on with other random numbers")
 
 
 def require_valid(log: Logbook, validity: Validity) -> None:
-    """Write that nothing was learnt, and raise `DivergedError`, if none of the environment steps was valid."""
+    """Log and raise `DivergedError` if none of the environment steps was valid."""
     if verdict := validity.verdict:
         log.event("diverged", verdict)
         raise DivergedError(verdict)

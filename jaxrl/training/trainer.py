@@ -1,4 +1,4 @@
-"""What a user calls to train a strategy: `train()`, or one boundary at a time."""
+"""The public trainer of a strategy: `train()`, or one boundary at a time."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +23,11 @@ from jaxrl.training.storage.run import resumption
 class Trainer(Run):
     """Train a strategy: `train()` runs to the end, `for report in trainer:` stops at each boundary.
 
-    Of a `Population`, a `PopulationTrainer` is made instead.
+    For a `Population`, the constructor returns a `PopulationTrainer`.
     """
 
     def __new__(cls, strategy: Any, *args: Any, **settings: Any) -> Any:
-        """Make the trainer of a strategy, or of a population."""
+        """Return a trainer, or a `PopulationTrainer` if `strategy` is a population."""
         if isinstance(strategy, Population):
             return import_name("jaxrl.training.population.trainer", "PopulationTrainer")(strategy, *args, **settings)
         return super().__new__(cls)
@@ -52,32 +52,32 @@ class Trainer(Run):
         console: bool = True,
         **settings: Any,
     ) -> None:
-        """Check everything that can be checked before anything compiles or is written.
+        """Validate the settings before anything compiles or is written.
 
         Args:
-          strategy: what to train.
-          config: settings to start from; the defaults of `TrainerConfig` if left out.
-          evaluator: evaluates in place of greedy episodes in the strategy's environment; with `confirm_best` it is
-            called a second time, with another key, where the first score is better than the best.
-          score: from an evaluation to the number by which the best is chosen.
-          stop: asked at each boundary whether to end the run.
-          recorders: what takes in the rows, beside the logs of the run directory: names, in place of the setting
-            `recorders` of `config`, and objects of one's own.
-          hooks: functions to call on the way.
-          resume: go on with the run in `run_dir`, or in the directory given, from its newest valid checkpoint.
-          from_step: begin a new run in `run_dir` from this checkpoint, or the `latest`, of the run `resume`, which
-            stays as it is.
-          allow_changes: resume although settings or versions differ that decide the training.
-          start_over: begin in `run_dir` anew; a run that is there, if any, is moved aside, to `discarded-N` in it.
-          interrupt: a handle by which another thread can stop the run; also found as `trainer.interrupt`.
-          max_chunk: iterations in one call at most; left out, about a quarter of a second's worth.
+          strategy: the strategy to train.
+          config: base settings (default: `TrainerConfig()`).
+          evaluator: replaces the greedy episodes in the strategy's environment; with `confirm_best` it is called
+            again, with another key, when the first score beats the best.
+          score: maps an evaluation to the score that selects the best policy.
+          stop: called at each boundary; ends the run by returning true.
+          recorders: destinations of the rows besides the logs of the run directory: names, which override the setting
+            `recorders` of `config`, and `Recorder` objects.
+          hooks: callbacks.
+          resume: resume the run in `run_dir`, or in the given directory, from its newest valid checkpoint.
+          from_step: fork the run `resume` into a new one in `run_dir`, from this checkpoint or the `latest`; the
+            original is unchanged.
+          allow_changes: resume even if settings or versions that decide the training have changed.
+          start_over: start from scratch in `run_dir`; an existing run is moved to `discarded-N` in it.
+          interrupt: a handle to stop the run from another thread; also `trainer.interrupt`.
+          max_chunk: maximum number of iterations in one call (default: about a quarter of a second's worth).
           raise_on_signal: raise `KeyboardInterrupt` after SIGINT, and `SystemExit(143)` after SIGTERM, once the run is
-            saved and closed; without it, `train` returns, and `result.summary["stop"]` is the name of the signal.
-          console: show progress and a summary at the end, unless `quiet`; no member of a population does.
+            saved and closed; otherwise `train` returns, and `result.summary["stop"]` is the name of the signal.
+          console: show progress, and a summary at the end, unless `quiet`; never for members of a population.
           **settings: fields of `TrainerConfig`, as in `Trainer(strategy, max_opts=50_000)`.
 
         Raises:
-          SettingsError: what cannot be.
+          SettingsError: a setting is invalid, or settings contradict each other.
         """
         check_strategy(strategy)
         config, given = with_recorders(config_for(strategy, evaluator, config, settings), recorders)
@@ -111,20 +111,20 @@ class Trainer(Run):
         return format_repr("Trainer", format_name(self.strategy), most, *progress_parts(summary), run_dir)
 
     def train(self, max_opts: int | None = None) -> Result:
-        """Run to the end; return what it left.
+        """Train to the end; return the result.
 
-        Called again, the run goes on from where it is, and where nothing is left to do says so. One that has failed
-        goes on from its newest checkpoint, or without a directory begins again.
+        Another call continues the run, or prints a message if nothing is left to do. A failed run resumes from its
+        newest checkpoint, or starts over without a directory.
 
         Args:
-          max_opts: from now on the optimisation steps of the whole run.
+          max_opts: new total length of the run, in optimisation steps.
 
         Raises:
-          KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came, see `raise_on_signal`. All is saved; `result()` returns
-            what was trained, and `train()` goes on with it.
-          SettingsError: `max_opts` is no length, or the run is longer already.
+          KeyboardInterrupt, SystemExit: received SIGINT or SIGTERM, see `raise_on_signal`. The run is saved;
+            `result()` returns its result so far, and `train()` continues it.
+          SettingsError: `max_opts` is not a valid length, or the run is longer already.
           StorageError: the last checkpoint could not be written; everything else was done.
-          DivergedError: no finite update could be made for long, from the last good checkpoint on, again and again.
+          DivergedError: updates stayed non-finite, also after repeated rollbacks to the last good checkpoint.
         """
         if max_opts is not None:
             done = self.schedule.opt_steps(self.ledger.t)
@@ -138,17 +138,17 @@ class Trainer(Run):
         return result
 
     def __iter__(self) -> Iterator[Report]:
-        """Train, yielding at each boundary; leaving the loop early saves first. Raises what `train` raises."""
+        """Train, yielding a report at each boundary; leaving the loop early saves. Raises as `train` does."""
         yield from self.reports()
         if self.raise_on_signal and (number := self.interrupt.signal) is not None:
             opt_steps = self.schedule.opt_steps(self.ledger.t)
             closing.leave_by_signal(number, self.stop_reason, opt_steps, self.config.run_dir, self.config.quiet)
 
     def note(self, text: str | None = None, /, **values: float) -> None:
-        """Take numbers into the next row, each as the mean of what was noted; a `text` becomes an event at once.
+        """Add numbers to the next row, each as the mean of its noted values; log `text` as an event at once.
 
         Raises:
-          SettingsError: nothing is being trained, a value is no number, or a column of that name is there already.
+          SettingsError: nothing is being trained, a value is not a number, or the row has a column of that name.
         """
         self._log.remark(text)
         self._log.note(values)

@@ -1,1 +1,1 @@
-"""Actors, which step environments on the host: in threads, in processes of this machine, or in workers of Ray."""
+"""Actors that step host environments: in threads, in local processes, or in Ray workers."""

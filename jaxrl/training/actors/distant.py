@@ -1,6 +1,6 @@
-"""Actors in other processes, each as its thread in the process of the learner sees it.
+"""The learner's side of actors in other processes: one thread drives each remote worker.
 
-How a worker is begun and reached is a matter of an `Engine`: processes of this machine, or workers of Ray.
+An `Engine` starts and reaches workers: local processes, or Ray.
 """
 
 import pickle
@@ -24,58 +24,58 @@ from jaxrl.xla import requested_forms
 from jaxrl.xla.options import worker_options
 
 POLL_S = 0.1
-"""Seconds between looks at a worker."""
+"""Seconds between polls of a worker."""
 PATIENCE_S = 2.0
-"""Seconds given to a worker to close its environments, before it is killed."""
+"""Grace period in seconds for a worker to close its environments, before it is killed."""
 START_S = 300.0
-"""Seconds that a worker may take to begin: it is placed, and imports jaxrl."""
+"""Timeout in seconds for a worker to start, which includes scheduling and imports."""
 KEPT = 8
-"""Parameters that are kept for actors that are behind."""
+"""Number of published parameters retained for actors that lag behind."""
 
 
 class Gone(Exception):
-    """Tell that a worker is gone, as the end of a sentence on its actor: `its process is gone: ...`."""
+    """Raised if a worker has died; the message continues a sentence on its actor, as `its process is gone: ...`."""
 
 
 class Reach(Protocol):
-    """A worker as it is reached. All but `kill` raise `Gone` where it has died."""
+    """A handle to a worker. All methods but `kill` raise `Gone` if it has died."""
 
     def ask(self, method: str, *args: Any) -> Any:
-        """Begin a call of a method of `Worker`; return what `came` and `take` know it by."""
+        """Start an asynchronous call of a method of `Worker`; return a handle for `came` and `take`."""
         ...
 
     def came(self, call: Any, seconds: float) -> bool:
-        """Wait for the answer for at most so long; return whether it has come."""
+        """Wait up to `seconds` for the answer; return whether it has arrived."""
         ...
 
     def take(self, call: Any) -> Any:
-        """Return an answer that has come."""
+        """Return an answer that has arrived."""
         ...
 
     def kill(self) -> None:
-        """End it at once, and what belongs to it."""
+        """Kill the worker and its child processes."""
         ...
 
 
 class Engine(Protocol):
-    """How workers are begun."""
+    """Starts workers."""
 
     name: str
-    """What one is called."""
+    """Name of a worker in messages."""
     doubt: str
-    """What to ask oneself where one does not answer."""
+    """Hint in messages on a worker that does not answer."""
 
     def begin(self) -> Reach:
-        """Begin a worker."""
+        """Start a worker."""
         ...
 
     def put(self, parcel: bytes) -> Any:
-        """Return what stands for `parcel` in calls of all workers."""
+        """Return `parcel`, or a reference to it, to pass in calls of all workers."""
         ...
 
 
 class Company:
-    """What the distant players of a run share."""
+    """State shared by the remote players of a run."""
 
     def __init__(
         self,
@@ -85,16 +85,16 @@ class Company:
         turn: Callable[[], AbstractContextManager[None]],
         tell: Callable[[str], object],
     ) -> None:
-        """Prepare; `turn()` waits for the moment to open environments, and `tell(line)` takes what is to be logged.
+        """Pickle the actors' functions; `turn()` holds the lock for opening environments, and `tell(line)` logs.
 
         Raises:
-          SettingsError: the environment or the agent cannot be sent to another process.
+          SettingsError: the environment or the agent cannot be pickled.
         """
         self.engine, self.actor_fns, self.halted, self.turn, self.tell = engine, actor_fns, halted, turn, tell
         self._sent: dict[int, Any] = {}
         self._sending = threading.Lock()
         try:
-            # Only what a player calls: the rest of a strategy stays here.
+            # Send only the functions that a player calls.
             self.script = cloudpickle.dumps(actor_fns._replace(push=None, publish=nothing, arrival=None))
         except Exception as error:
             raise SettingsError(
@@ -104,8 +104,8 @@ class Company:
             ) from error
 
     def parcel(self, published: Published) -> Any:
-        """Return what stands for parameters in calls; they are pickled once for all actors."""
-        # Actors ask for the same parameters at the same time: the first pickles them, the others wait for that.
+        """Return the parameters for calls of workers; they are pickled once for all actors."""
+        # Actors request the same parameters at the same time: the first pickles them, the others wait.
         with self._sending:
             if published.round not in self._sent:
                 self._sent[published.round] = self.engine.put(cloudpickle.dumps(jax.tree.map(np.asarray, published)))
@@ -116,24 +116,24 @@ class Company:
 
 
 class DistantPlayer:
-    """A player in another process, as its thread sees it."""
+    """A player in another process, driven by its thread here."""
 
     def __init__(self, company: Company, part: Part, stats: ActorStats) -> None:
-        """Prepare; the worker begins when the environments are opened."""
+        """Prepare the player; `open` starts the worker."""
         self._company, self._part, self._stats = company, part, stats
         self._left = company.actor_fns.config.actor_restarts
         self._worker: Reach | None = None
         self._answered = False
-        """Whether the worker has ever answered."""
+        """Whether the worker has answered since its start."""
 
     def open(self) -> None:
-        """Begin a worker, and open the environments there; another one, as often as may be, where it dies."""
+        """Start a worker and open its environments; restart it if it dies, up to `actor_restarts` times."""
         while self._worker is None:
             with self._lasting():
                 self._open()
 
     def play(self, number: int, published: Published) -> Block:
-        """Have the round played; again from its seed by another worker, as often as may be, where one dies."""
+        """Play a round; if the worker dies, replay it by a new one from the seed, up to `actor_restarts` times."""
         while True:
             with self._lasting():
                 if self._worker is None:
@@ -143,10 +143,10 @@ class DistantPlayer:
                 return block
 
     def close(self, kill: bool = False) -> None:
-        """Close the environments and end the worker; with `kill`, without waiting for a step that hangs."""
+        """Close the environments and end the worker; with `kill`, without waiting for a hanging step."""
         worker = self._worker
         if worker is not None and not kill:
-            # One that has died is closed already.
+            # A dead worker needs no closing.
             with suppress(Gone), self._stats.calling(PATIENCE_S):
                 worker.came(worker.ask("close"), PATIENCE_S)
         self._drop()
@@ -160,11 +160,11 @@ class DistantPlayer:
 
     @contextmanager
     def _lasting(self) -> Iterator[None]:
-        """Get over a worker that dies within, if that may be; it is `None` then.
+        """Drop a worker that dies during the block, if a restart is left.
 
         Raises:
           Stopped: the run has ended.
-          Elsewhere: it may not be.
+          Elsewhere: no restart is left.
         """
         try:
             yield
@@ -185,21 +185,21 @@ class DistantPlayer:
             worker.kill()
 
     def _ask(self, method: str, *args: Any) -> Any:
-        """Have the worker do something, and look at it meanwhile.
+        """Call a method of the worker and wait for the answer, with health checks meanwhile.
 
         Raises:
-          Gone: it has died.
+          Gone: the worker has died.
           Stopped: the run has ended.
-          Elsewhere: what it did has failed, a call of the environment hangs, or the worker is silent.
+          Elsewhere: the call failed, a call of the environment hangs, or the worker does not respond.
         """
         worker = self._worker
         assert worker is not None, "begun before it is asked"
-        with self._stats.calling(self._longest()):  # one that has stopped to read would hold this thread here
+        with self._stats.calling(self._longest()):  # a worker that has stopped reading would block this thread
             call = worker.ask(method, *args)
-        # A worker that answers glances is alive, however long its round takes. Only silence counts against it.
+        # A worker that answers glances is alive, however long its round takes; only silence counts.
         glance, silent, looked = None, 0.0, time.perf_counter()
         while not self._came(worker, call, POLL_S):
-            # A process that was stopped for an hour did not wait for its worker.
+            # Capped: while this process was suspended, it did not wait for the worker.
             now = time.perf_counter()
             silent, looked = silent + min(now - looked, GLANCE_S), now
             if self._company.halted():
@@ -211,18 +211,18 @@ class DistantPlayer:
                 glance, silent = worker.ask("glance"), 0.0
             elif silent > self._longest():
                 engine = self._company.engine
-                self._drop()  # it would not hear that it is to close
+                self._drop()  # kill it: it would not respond to `close`
                 raise Elsewhere(f": its {engine.name} has not answered for {silent:.0f} s; {engine.doubt}")
         report: Answer = worker.take(call)
         self._answered = True
-        # The worker counts what its environments do; waiting for the learner is counted here.
+        # The worker counts its steps and episodes; waiting for the learner is counted here.
         self._stats.take_up([*report.counted[:-1], self._stats.waited_s])
         if report.failure is not None:
             raise Elsewhere(*report.failure)
         return report.value
 
     def _came(self, worker: Reach, call: Any, seconds: float) -> bool:
-        """Say whether an answer has come, as one that stops in the middle of it would hold this thread, too."""
+        """Return whether an answer has arrived; timed as a call, since a stalled worker would block this thread."""
         with self._stats.calling(self._longest()):
             return worker.came(call, seconds)
 
@@ -232,5 +232,5 @@ class DistantPlayer:
             raise Elsewhere(hanging(self._company.actor_fns.env.spec.name, late[0]), late[1])
 
     def _longest(self) -> float:
-        """Return the seconds that the worker may be silent."""
+        """Return the timeout for a silent worker in seconds."""
         return max(OPENING_S, self._company.actor_fns.config.actor_timeout) if self._answered else START_S

@@ -1,8 +1,8 @@
-"""Workers in processes of this machine, each at the other end of a pair of pipes.
+"""Workers in local processes, reached through a pair of pipes.
 
-They are programs of their own, not forks: a fork of a process in which JAX runs threads may hang. They belong to no
-terminal, and end with the pipes, so that none outlives the process of the learner, however that ends. Each has a
-supervisor (`jaxrl.supervisor`), which ends what its environments have begun.
+They are spawned, not forked: a fork of a process with JAX's threads may hang. They have no controlling terminal, and
+end when the pipes close, so that none outlives the learner, however that ends. Each has a supervisor
+(`jaxrl.supervisor`), which ends the child processes of its environments.
 """
 
 import itertools
@@ -25,34 +25,34 @@ from jaxrl.training.actors.worker import Worker
 
 Call = tuple[Connection, int]
 ASIDE = ("glance", "end")
-"""What a worker is asked while it plays."""
+"""Methods that are called while a worker plays."""
 ENDING_S = 5.0
-"""Seconds given to a process whose pipes have ended to end itself."""
+"""Grace period in seconds for a process to end after its pipes were closed."""
 
 
-# --- in the process of the learner ------------------------------------------------------------------------------
+# --- in the learner's process -----------------------------------------------------------------------------------
 
 
 class Processes:
-    """Workers in processes of this machine."""
+    """An engine for workers in local processes."""
 
     name = "process"
     doubt = "is it stopped, or the machine out of memory?"
 
     def begin(self) -> "Piped":
-        """Begin a worker."""
+        """Start a worker."""
         return Piped()
 
     def put(self, parcel: bytes) -> bytes:
-        """Return `parcel`, which goes through each pipe."""
+        """Return `parcel` itself, which is sent through each pipe."""
         return parcel
 
 
 class Piped:
-    """A worker at the other end of two pipes: one for what it does in turn, one for what is asked meanwhile."""
+    """A worker behind two pipes: one for sequential calls, one for calls that are served meanwhile."""
 
     def __init__(self) -> None:
-        """Begin its process, which imports from where this one does."""
+        """Start the process, with the `sys.path` of this one."""
         self._calls, calls = Pipe()
         self._asides, asides = Pipe()
         self._numbers, self._answers = itertools.count(), dict[int, Any]()
@@ -63,7 +63,7 @@ class Piped:
             f"import sys; sys.path[:] = {sys.path}; import jaxrl.supervisor as s; s.end_with_parent(); "
             f"s.supervise({lifeline}); from {__name__} import main; main{handles}"
         )
-        # The ends of the worker are closed in this process: so its death is seen as the end of the pipes.
+        # Close the worker's ends in this process, so that its death shows as the end of the pipes.
         with calls, asides, os.fdopen(lifeline):
             self._process = subprocess.Popen(
                 [sys.executable, "-c", program],
@@ -73,9 +73,9 @@ class Piped:
             )
 
     def ask(self, method: str, *args: Any) -> Call:
-        """Begin a call of a method of `Worker`; return where its answer comes, and its number."""
+        """Start an asynchronous call of a method of `Worker`; return its pipe and its number."""
         if method == "close":
-            # Told aside, since the call to close waits behind the round that this ends.
+            # End the round in progress by the second pipe, since `close` is queued behind it.
             self.ask("end")
         line = self._asides if method in ASIDE else self._calls
         call = line, next(self._numbers)
@@ -84,24 +84,24 @@ class Piped:
         return call
 
     def came(self, call: Call, seconds: float) -> bool:
-        """Wait for the answer for at most so long, after each that comes before it; return whether it has come."""
+        """Wait up to `seconds` for each pending answer up to this one; return whether it has arrived."""
         line, number = call
         with self._living():
             while number not in self._answers and line.poll(seconds):
                 answered, value = line.recv()
                 self._answers[answered] = value
             if number not in self._answers and self._process.poll() is not None:
-                raise EOFError  # where another process keeps the pipes open
+                raise EOFError  # the process is dead, but another one keeps the pipes open
         return number in self._answers
 
     def take(self, call: Call) -> Any:
-        """Return an answer that has come."""
+        """Return an answer that has arrived."""
         return self._answers.pop(call[1])
 
     def kill(self) -> None:
-        """End the process, and those that its environments have begun."""
-        # The supervisor ends the worker with all that belongs to it once this pipe ends. Where there is none, or it
-        # fails, the group of processes is killed.
+        """Kill the process and the child processes of its environments."""
+        # The supervisor ends the worker and its children once this pipe closes. Without one, or if it fails, kill the
+        # process group.
         self._lifeline.close()
         if SUPPORTED:
             with suppress(subprocess.TimeoutExpired):
@@ -124,7 +124,7 @@ class Piped:
 
 
 def _how(code: int | None) -> str:
-    """Say how a process ended."""
+    """Return how a process ended, as text."""
     if code is None:
         return "it closed its pipes"
     if code >= 0:
@@ -133,30 +133,30 @@ def _how(code: int | None) -> str:
     return f"killed by {name}" + (", out of memory?" if -code == signal.SIGKILL else "")
 
 
-# --- in a process of its own ------------------------------------------------------------------------------------
+# --- in the worker's process ------------------------------------------------------------------------------------
 
 
 def main(calls: int, asides: int) -> None:
-    """Serve what is asked through two pipes, and let no signal of a terminal or a scheduler end it."""
+    """Serve calls through two pipes; ignore SIGINT and SIGTERM."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the learner handles them, and may still save
         signal.signal(number, _heedless)
     for handle in (calls, asides):
-        os.set_inheritable(handle, False)  # a process that an environment begins would keep them open
+        os.set_inheritable(handle, False)  # a child process of an environment would keep them open
     worker = Worker()
-    # A thread of its own for what is asked aside: the main one may be in a call of the environment.
+    # A separate thread for the second pipe: the main one may be in a call of the environment.
     threading.Thread(target=_serve, args=(worker, Connection(asides)), name="asides", daemon=True).start()
     _serve(worker, Connection(calls))
 
 
 def _heedless(number: int, frame: Any) -> None:
-    """Do nothing at a signal. To ignore it would be inherited by the programs that environments begin."""
+    """Handle a signal by doing nothing; unlike this handler, `SIG_IGN` would be inherited by child programs."""
 
 
 def _serve(worker: Worker, line: Connection) -> None:
-    """Do one thing after the other that is asked through `line`; then end all that belongs to the worker."""
+    """Serve calls from `line` one by one until it closes; then end the worker and its child processes."""
     with suppress(EOFError, OSError):
         while True:
             number, method, args = line.recv()
-            # What classes of the user's own script are made of goes along: no module here has them.
+            # `cloudpickle` sends classes of the user's script by value: no importable module has them.
             line.send_bytes(cloudpickle.dumps((number, getattr(worker, method)(*args))))
-    end_with_children()  # whatever the environments are doing
+    end_with_children()  # even if an environment is in the middle of a call

@@ -1,4 +1,4 @@
-"""Workers on other machines, as actors of Ray (https://docs.ray.io), which is imported on demand."""
+"""Workers in a Ray cluster (https://docs.ray.io), as Ray actors; Ray is imported on demand."""
 
 import os
 import signal
@@ -15,33 +15,33 @@ from jaxrl.training.actors.distant import Gone
 from jaxrl.training.actors.worker import Worker
 
 ANSWER_S = 10.0
-"""Seconds that a cluster may take to answer."""
+"""Timeout in seconds for a connection to a cluster."""
 
 
 def connect(actors: int) -> None:
-    """Join the Ray cluster of `RAY_ADDRESS`, or the one that runs on this machine, or start one of this machine alone.
+    """Connect to the Ray cluster at `RAY_ADDRESS`, else to one running on this machine, else start a local one.
 
     Ray stays connected until the process ends.
 
     Raises:
-      SettingsError: Ray is not installed, there is no cluster where one should be, or it has too few CPUs.
+      SettingsError: Ray is not installed, the cluster cannot be reached, or it has too few CPUs.
     """
     ray, given = require_extra("ray", NEEDS_RAY), os.environ.get("RAY_ADDRESS")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     with _own_signals(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")  # another program takes its place at once
+        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")  # the fork calls exec at once
         if not ray.is_initialized():
             try:
-                # A quick look first, for Ray itself would try for minutes.
+                # Check the address first: Ray itself would retry for minutes.
                 _require_answer(given)
                 ray.init(address="auto", **quiet)
             except Exception as error:
                 if given or not isinstance(error, ConnectionError):
                     where = f"at RAY_ADDRESS={given}" if given else "on this machine that can be joined"
                     raise SettingsError(f"there is no Ray cluster {where}: {describe_error(error)}") from error
-                # Nobody has named a cluster and none is running: one of this machine will do. It offers a CPU to each
-                # actor, though there may be fewer.
+                # No cluster is named or running: start a local one. It offers a CPU to each actor, even if there are
+                # fewer.
                 cpus = max(actors, os.cpu_count() or 1)
                 ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
     cpus = int(ray.cluster_resources().get("CPU", 0))
@@ -53,7 +53,7 @@ def connect(actors: int) -> None:
 
 
 def _require_answer(address: str | None) -> None:
-    """Raise an `OSError` where nothing answers at `HOST:PORT`: Ray itself would ask again for minutes."""
+    """Raise an `OSError` if nothing answers at `HOST:PORT`, without the retries of Ray."""
     host, _, port = (address or "").rpartition(":")
     if port.isdigit() and "/" not in host:
         socket.create_connection((host, int(port)), ANSWER_S).close()
@@ -61,7 +61,7 @@ def _require_answer(address: str | None) -> None:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep the handler of SIGTERM, which Ray replaces by its own."""
+    """Restore the SIGTERM handler, which Ray replaces."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -71,51 +71,51 @@ def _own_signals() -> Iterator[None]:
 
 
 class Ray:
-    """Workers anywhere in the cluster that this process belongs to."""
+    """An engine for workers in the Ray cluster of this process."""
 
     name = "Ray worker"
     doubt = "has the cluster room for it?"
 
     def __init__(self) -> None:
-        """Prepare."""
+        """Import Ray."""
         self._ray = require_extra("ray", NEEDS_RAY)
 
     def begin(self) -> "RayWorker":
-        """Begin a worker somewhere in the cluster."""
+        """Start a worker, placed by Ray."""
         return RayWorker(self._ray)
 
     def put(self, parcel: bytes) -> Any:
-        """Return a reference to `parcel` in Ray's store, where it lies once for all workers of a machine."""
+        """Return a reference to `parcel` in Ray's object store, which has one copy per machine."""
         return self._ray.put(parcel)
 
 
 class RayWorker:
-    """A worker in a process of Ray, which calls its methods side by side, each in a thread."""
+    """A worker as a Ray actor, which runs calls concurrently, each in a thread."""
 
     def __init__(self, ray: Any) -> None:
-        """Begin it."""
-        # Three calls at once: one plays, one glances, one closes. A restarted actor would have lost its environments.
+        """Start the Ray actor."""
+        # Three concurrent calls: play, glance and close. No restarts by Ray: they would lose the environments.
         place = {"num_cpus": 1, "max_concurrency": 3, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
         self._ray, self._actor = ray, ray.remote(**place)(Worker).remote()
 
     def ask(self, method: str, *args: Any) -> Any:
-        """Begin a call of a method of `Worker`; return the reference of its answer."""
+        """Start an asynchronous call of a method of `Worker`; return the reference of its answer."""
         with self._living():
             return getattr(self._actor, method).remote(*args)
 
     def came(self, call: Any, seconds: float) -> bool:
-        """Wait for the answer for at most so long; return whether it has come."""
+        """Wait up to `seconds` for the answer; return whether it has arrived."""
         with self._living():
             return bool(self._ray.wait([call], timeout=seconds)[0])
 
     def take(self, call: Any) -> Any:
-        """Return an answer that has come."""
+        """Return an answer that has arrived."""
         with self._living():
             return self._ray.get(call)
 
     def kill(self) -> None:
-        """End it."""
-        with suppress(Exception):  # it may be gone, and so may Ray
+        """Kill the Ray actor."""
+        with suppress(Exception):  # the actor or Ray itself may be gone
             self._ray.kill(self._actor)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What one actor does, round by round: the same in a thread of this process and in a worker elsewhere."""
+"""The work of one actor, round by round; the same in a local thread and in a remote worker."""
 
 import math
 import traceback
@@ -20,22 +20,22 @@ from jaxrl.trees import Key, PyTree
 from jaxrl.xla.packing import HostRows
 
 OPENING_S = 60.0
-"""Seconds that opening environments may take at the least, which begins processes and imports."""
+"""Minimum timeout in seconds for opening environments, which starts processes and imports."""
 STREAM = 2**32 - 2
-"""Folded into the key of a run's stream for its actors: no iteration has this number."""
+"""Folded into the key of a run for its actors; no iteration has this number."""
 
 
 class Stopped(Exception):
-    """End an actor."""
+    """Raised to end an actor."""
 
 
 class Programs(NamedTuple):
-    """The compiled functions of a strategy with actors."""
+    """Compiled functions of a strategy with actors."""
 
     run: Callable[..., Any]
-    """`(state, sums, arrival, t) -> (state, sums)`, perhaps with `EpisodeEnds`; the state and sums are donated."""
+    """`(state, sums, arrival, t) -> (state, sums)`, optionally with `EpisodeEnds`; the state and sums are donated."""
     push: Callable[..., Any]
-    """`(state, arrival, t) -> state`; the state given is donated."""
+    """`(state, arrival, t) -> state`; the state is donated."""
     publish: Callable[..., Any]
     begin: Callable[..., Any]
     first: Callable[..., Any]
@@ -46,13 +46,13 @@ class Programs(NamedTuple):
 
 
 def programs(actor_fns: ActorFns, run: Callable[..., Any]) -> Programs:
-    """Return what learner and actors call; `run` is compiled already, the others are when first called."""
+    """Return the programs of learner and actors; `run` is compiled, the others compile when first called."""
     return Programs(
         run=run,
         push=jax.jit(actor_fns.push or (lambda state, arrival, t: state), donate_argnums=0),
-        # Copies: the state is donated to the next iteration, while actors still act with these.
+        # Copies: the state is donated to the next iteration, while actors still use these parameters.
         publish=jax.jit(lambda state: jax.tree.map(lambda x: x.copy(), actor_fns.publish(state))),
-        # Each in a wrapper of its own: JAX would give a function traced with other forms the programs of then.
+        # A new `partial` each: otherwise JAX would reuse programs traced with other forms.
         begin=jax.jit(partial(actor_fns.begin)),
         first=jax.jit(partial(actor_fns.first), static_argnums=0),
         next=jax.jit(partial(actor_fns.next), static_argnums=0),
@@ -63,40 +63,40 @@ def programs(actor_fns: ActorFns, run: Callable[..., Any]) -> Programs:
 
 
 class Part(NamedTuple):
-    """What makes an actor the one that it is."""
+    """The identity of an actor."""
 
     actor: int
     key: Key
     random: int
-    """Rounds whose actions are random."""
+    """Number of initial rounds with random actions."""
 
 
 class Player:
-    """One actor: its environments, and what it keeps from round to round."""
+    """One actor: its environments, and its state between rounds."""
 
     def __init__(
         self, actor_fns: ActorFns, programs: Programs, part: Part, stats: ActorStats, halted: Callable[[], bool]
     ) -> None:
-        """Prepare; nothing is opened yet. A round ends with `Stopped` once `halted()`."""
+        """Prepare the actor; nothing is opened yet. A round raises `Stopped` once `halted()` is true."""
         self.actor_fns, self.programs, self.part, self.stats, self.halted = actor_fns, programs, part, stats, halted
         self._envs: HostVectorEnv | None = None
-        # What a step led to goes to the device as a few arrays of words, in place of one for each leaf.
+        # Pack the results of a step into a few arrays of words: faster to transfer than one array per leaf.
         self._told = HostRows(actor_fns.result_layout, actor_fns.num_envs)
         self._window: Packed | None = None
         self._own: list[tuple[int, PyTree]] = []
-        """What it has learnt in rounds that the learner may not have learnt from yet, by their numbers."""
+        """Processor statistics of rounds that may not be in the published ones yet, with the numbers of the rounds."""
 
     def open(self) -> None:
-        """Open the environments, from the actor's own seed."""
+        """Open the environments, seeded by the actor's key."""
         actor_fns = self.actor_fns
         seed = int(jax.random.bits(self.part.key) >> 1)
-        # A program takes as long to compile as it takes; everything else has a limit.
+        # No timeout for compilation; everything else has one.
         opening_s = math.inf if actor_fns.env.compiled else max(OPENING_S, actor_fns.config.actor_timeout)
         with self.stats.calling(opening_s):
             self._envs = HostVectorEnv(actor_fns.env, actor_fns.num_envs, seed, actor_fns.config.processes)
 
     def play(self, number: int, published: Published) -> Block:
-        """Take the steps of round `number`, after those that come before an actor's first."""
+        """Take the steps of round `number`; in the first call, after starting the episodes."""
         published, random = self._exploring(published), number < self.part.random
         window = self._begin(published, random) if self._window is None else self._informed(self._window, published)
         self._window, block = self._steps(published, window, number, self.actor_fns.steps, random)
@@ -105,7 +105,7 @@ class Player:
         return block
 
     def close(self, kill: bool = False) -> None:
-        """Close the environments; with `kill`, from another thread, without waiting for a step that hangs."""
+        """Close the environments; with `kill`, from another thread, without waiting for a hanging step."""
         if self._envs is not None and kill:
             self._envs.close(kill=True)
         elif self._envs is not None:
@@ -113,21 +113,21 @@ class Player:
                 self._envs.close()
 
     def _begin(self, published: Published, random: bool) -> Packed:
-        """Start the episodes, and take the steps of which no transition is complete."""
+        """Start the episodes, and take the steps before the first complete transition."""
         assert self._envs is not None, "opened before it is played in"
         with self.stats.calling(self.actor_fns.config.actor_timeout):
             obs = self._envs.reset()
         window: Packed = self.programs.begin(published.agent, published.learnt, obs, self.part.key)
         if self.actor_fns.prime:
-            # Steps of which the processor makes no whole transition yet, as of n-step returns. Their block is dropped.
+            # Steps that fill the processor, such as for n-step returns; their block is dropped.
             window, _ = self._steps(published, window, STREAM, self.actor_fns.prime, random)
         return window
 
     def _informed(self, window: Packed, published: Published) -> Packed:
-        """Return `window` with what all have learnt up to `published`, and this actor in its own rounds since."""
+        """Return `window` with the published processor statistics, merged with those of this actor's rounds since."""
         if not self.actor_fns.learns:
             return window
-        # Rounds before that of the parameters are in what was published.
+        # Earlier rounds are part of the published statistics.
         self._own = [(round, fresh) for round, fresh in self._own if round >= published.round]
         learnt = published.learnt
         for _, fresh in self._own:
@@ -136,25 +136,24 @@ class Player:
         return informed
 
     def _exploring(self, published: Published) -> Published:
-        """Return the parameters with this actor's own exploration."""
+        """Return the parameters with the exploration of this actor."""
         given = self.actor_fns.exploration[self.part.actor]
         if not given:
             return published
         agent, factor = published.agent, self.actor_fns.factor
         times = 1.0 if factor is None else float(factor(jnp.uint32(published.opt_step)))
-        # Hyperparameters are arrays in the agent's state, so other numbers compile nothing.
+        # Hyperparameters are arrays in the agent's state, so other values do not recompile.
         hyper = agent.hyper._replace(**{name: np.float32(value * times) for name, value in given.items()})
         return published._replace(agent=agent._replace(hyper=hyper))
 
     def _steps(
         self, published: Published, window: Packed, number: int, steps: int, random: bool
     ) -> tuple[Packed, Block]:
-        """Take the `steps` steps of round `number`; return where the actor stands then, and the steps as a block."""
+        """Take the `steps` steps of round `number`; return the new window, and the steps as a block."""
         programs, agent, key = self.programs, published.agent, self.part.key
         window, choice = programs.first(random, agent, window, key, np.array([number, published.opt_step], np.uint32))
         kept, infos, fresh = [], [], ()
-        # Each program takes in a step and chooses the next action. The last of a round only takes in: the next round
-        # has other parameters to choose with.
+        # `next` processes a step and chooses an action; `last` only processes, as the next round has other parameters.
         for place in range(1, steps + 1):
             told, info = self._step(choice.action)
             if place < steps:
@@ -166,10 +165,10 @@ class Player:
         return window, block_of(kept, infos, jax.tree.map(np.asarray, fresh))
 
     def _step(self, action: PyTree) -> tuple[Packed, dict[str, np.ndarray]]:
-        """Have the environments do what was chosen; return what it led to, packed, and their own scalars."""
+        """Step the environments; return the packed results, and the scalars of the environments."""
         assert self._envs is not None, "opened before it is played in"
         action, stats = jax.tree.map(np.asarray, action), self.stats
-        # Asked between two steps, where the environments are whole.
+        # Stop only between two steps, where the environments are consistent.
         if self.halted():
             raise Stopped
         with stats.calling(self.actor_fns.config.actor_timeout):
@@ -185,16 +184,16 @@ class Player:
 
 
 class Elsewhere(Exception):
-    """Tell of what ended an actor outside of this process: how its line goes on after its number, and a traceback."""
+    """The failure of an actor in another process: a line that follows the actor's number, and a traceback."""
 
     def __init__(self, line: str, trace: str = "") -> None:
-        """Keep both."""
+        """Store the line and the traceback."""
         super().__init__(line)
         self.line, self.trace = line, trace
 
 
 def raised(error: BaseException) -> Elsewhere:
-    """Tell of what an actor raised."""
+    """Convert an exception of an actor."""
     if isinstance(error, Elsewhere):
         return error
     line = str(error) if isinstance(error, EnvError) else describe_error(error)
@@ -202,5 +201,5 @@ def raised(error: BaseException) -> Elsewhere:
 
 
 def hanging(name: str, limit_s: float) -> str:
-    """Say that a call of environment `name` takes too long, as `Elsewhere` does."""
+    """Return the line of an `Elsewhere` for a call of environment `name` that takes too long."""
     return f": a call of {name} takes more than {limit_s:g} s; it hangs, or raise actor_timeout"

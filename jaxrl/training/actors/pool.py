@@ -1,4 +1,4 @@
-"""Actors: each has a thread, which plays or asks a worker elsewhere, while the learner in the main thread optimises."""
+"""Actors: a thread each, which steps environments or drives a remote worker, while the main thread optimises."""
 
 import ctypes
 import threading
@@ -25,21 +25,21 @@ from jaxrl.trees import PyTree
 from jaxrl.xla.contexts import bind_context
 
 POLL_S = 0.1
-"""Seconds between looks at whether someone asks to stop."""
+"""Seconds between polls for stop requests and failures."""
 PATIENCE_S = 2.0
-"""Seconds given to an actor to return from a call of its environment, when a run ends."""
+"""Grace period in seconds for calls of environments in progress when a run ends."""
 
 Tell = Callable[[str, str], object]
 
 
 class ParameterServer:
-    """What actors and learner exchange; every wait ends when the server is closed."""
+    """Exchanges parameters and blocks between learner and actors; closing it ends every wait."""
 
     def __init__(self, max_lag: int) -> None:
         self.max_lag = max_lag
         self.closed = False
         self.failure: tuple[str, str] | None = None
-        """Which actor failed first and why, in one line, and the traceback of what it raised."""
+        """The first failure of an actor: a line with its number and the reason, and a traceback."""
         self._changed = threading.Condition()
         self._published: list[Published] = []
         self._blocks: dict[tuple[int, int], Block] = {}
@@ -48,14 +48,14 @@ class ParameterServer:
     # --- for the learner ---
 
     def open(self, agent: PyTree, opt_step: int, learnt: PyTree, rounds: int) -> None:
-        """Offer the first parameters; the run learns from so many `rounds`, and none beyond them begins."""
+        """Publish the first parameters; actors play `rounds` rounds, and none beyond."""
         with self._changed:
             self._rounds = rounds
             self._published = [Published(0, opt_step, agent, learnt)]
             self._changed.notify_all()
 
     def take(self, actors: int, seconds: float) -> list[Block] | None:
-        """Return the blocks of the next round in the order of the actors, or `None` if not all came in `seconds`."""
+        """Return the blocks of the next round, ordered by actor, or `None` if any is missing after `seconds`."""
         with self._changed:
             wanted = [(self._taken, i) for i in range(actors)]
             ready = lambda: all(key in self._blocks for key in wanted)
@@ -64,31 +64,31 @@ class ParameterServer:
             return [self._blocks.pop(key) for key in wanted]
 
     def learnt(self, agent: PyTree = None, opt_step: int = 0, learnt: PyTree = ()) -> None:
-        """Take note that the round that was taken has been learnt from, and of new parameters, if there are any.
+        """Mark the round last taken as learnt from, and publish new parameters, if any.
 
-        At once, so that no round can begin between the two with parameters that are not its own.
+        Both at once, so that no round can begin in between with the wrong parameters.
         """
         with self._changed:
             self._taken += 1
             if agent is not None:
                 self._published.append(Published(self._taken, opt_step, agent, learnt))
-                # No actor begins a round before the next that is to be taken.
+                # Evict older parameters: no actor begins a round before the next one to be taken.
                 oldest = self._of_round(self._taken)
                 self._published = [p for p in self._published if p.round >= oldest.round]
             self._changed.notify_all()
 
     def missing(self, actors: int) -> list[int]:
-        """Return the actors whose block of the next round has not come."""
+        """Return the actors whose block of the next round is missing."""
         with self._changed:
             return [i for i in range(actors) if (self._taken, i) not in self._blocks]
 
     def opt_step_of_round(self) -> int:
-        """Return the optimisation step of the parameters that the next round is played with."""
+        """Return the optimisation step of the parameters for the next round."""
         with self._changed:
             return self._of_round(self._taken).opt_step
 
     def close(self) -> None:
-        """Let everyone who waits go."""
+        """Wake up all waiting threads."""
         with self._changed:
             self.closed = True
             self._changed.notify_all()
@@ -96,9 +96,8 @@ class ParameterServer:
     # --- for actors ---
 
     def begin(self, number: int) -> Published:
-        """Wait until round `number` may begin; return the parameters to play it with."""
-        # A round may begin while at most `max_lag` rounds before it are not learnt from, which bounds the age of its
-        # parameters.
+        """Wait until round `number` may begin; return its parameters."""
+        # At most `max_lag` earlier rounds may still be unlearnt, which bounds the staleness of the parameters.
         may = lambda: self._published and number < min(self._rounds, self._taken + self.max_lag + 1)
         with self._changed:
             self._changed.wait_for(lambda: self.closed or may())
@@ -107,13 +106,13 @@ class ParameterServer:
             return self._of_round(number)
 
     def deliver(self, number: int, actor: int, block: Block) -> None:
-        """Send the block of a round."""
+        """Hand the block of a round to the learner."""
         with self._changed:
             self._blocks[number, actor] = block
             self._changed.notify_all()
 
     def fail(self, actor: int, error: BaseException) -> None:
-        """Tell that an actor cannot go on."""
+        """Report the failure of an actor; the first one counts."""
         with self._changed:
             if not self.closed and self.failure is None:
                 why = raised(error)
@@ -121,28 +120,27 @@ class ParameterServer:
             self._changed.notify_all()
 
     def _of_round(self, number: int) -> Published:
-        """Return the newest parameters that are at least `max_lag` rounds old; always the same for one round."""
-        # By the number of the round, not by what is there when an actor asks: so no race decides with what a round is
-        # played.
+        """Return the newest parameters at least `max_lag` rounds old; deterministic in the number of the round."""
+        # Not the newest at the time of the call, which would depend on a race between actors and learner.
         old = [p for p in self._published if p.round <= number - self.max_lag]
         return old[-1] if old else self._published[0]
 
 
 class ActorPool:
-    """The actors of a run, from its first iteration in this process to its end."""
+    """The actors of a run in this process."""
 
     def __init__(
         self, actor_fns: ActorFns, programs: Any, interrupt: Interrupt, opt_steps_per_step: int, tell: Tell, last: int
     ) -> None:
-        """Prepare; threads and environments begin with the first call of `run`.
+        """Prepare the pool; threads and environments start with the first call of `run`.
 
-        `tell(event, line)` is for the log; `last` is the iteration at whose end the run ends.
+        `tell(event, line)` logs an event; `last` is the last iteration of the run.
         """
         self.actor_fns, self.programs, self.interrupt, self.tell = actor_fns, programs, interrupt, tell
         self.failure: tuple[ActorError, str] | None = None
-        """The error that ended the actors, and what the log is to say of it."""
+        """The error that ended the actors, and its traceback for the log."""
         self.waited_s = 0.0
-        """Seconds in which the learner waited for actors."""
+        """Seconds that the learner has waited for actors."""
         self._opts, self._last = opt_steps_per_step, last
         assert actor_fns.config.max_lag is not None, "nothing is unset in the settings of a strategy's actors"
         self._server = ParameterServer(actor_fns.config.max_lag)
@@ -152,24 +150,24 @@ class ActorPool:
         self._threads: list[threading.Thread] = []
         self._opening = threading.Lock()
         self._news: list[str] = []
-        """What happened to actors that went on, and is not told yet."""
+        """Messages on restarted actors, pending for the log."""
         self.refill = range(0)
-        """Numbers of the blocks that a buffer is to be filled with which a checkpoint was saved without."""
+        """Numbers of the blocks that refill a buffer saved without its contents."""
         self._fill = range(0)
-        """Numbers of the blocks to be pushed before the next iteration."""
+        """Numbers of the blocks to push before the next iteration."""
         self._random = 0
-        """Rounds whose actions are random."""
+        """Number of rounds with random actions."""
         self._arrived: list[Block] = []
-        """The blocks of the round that came last."""
+        """The blocks of the latest round."""
         self._lags: list[float] = [0.0, 0.0, 0.0]
-        """Rounds learnt from, and the sum and the largest of their lags, in optimisation steps."""
+        """Number of rounds learnt from, and the sum and maximum of their lags, in optimisation steps."""
         self._told = (0.0, 0.0, time.perf_counter())
         self._scalars = Scalars()
 
     # --- for the trainer ---
 
     def renewed(self) -> "ActorPool":
-        """Close, and return a pool whose environments begin anew."""
+        """Close this pool; return another with new environments, and the same counts."""
         self.close()
         pool = ActorPool(self.actor_fns, self.programs, self.interrupt, self._opts, self.tell, self._last)
         pool.refill = self.refill
@@ -177,19 +175,19 @@ class ActorPool:
         return pool
 
     def run(self, state: PyTree, sums: PyTree, t: int, stop: int) -> tuple[PyTree, PyTree, int, list[EpisodeEnds]]:
-        """Make iterations from `t` on, up to `stop` or until there is a reason not to.
+        """Run iterations `t .. stop-1`, or until a stop request or a failure.
 
-        Return also the next, and which episodes ended in each, if the program tells.
+        Return also the next iteration, and the ended episodes of each, if the program reports them.
         """
         endings: list[EpisodeEnds] = []
-        # Environments are opened by the first call, once the state is there from which actors get their keys.
+        # Start with the first call: the actors' keys come from the state.
         if not self._threads:
             self._start(state, t)
         while t < stop:
             arrival = self._receive(t)
             if arrival is None:
                 break
-            # A block that only fills the buffer is no iteration: no counter and no sum moves.
+            # A block that only fills the buffer is not an iteration: it moves no counter and no sum.
             if self._fill:
                 state = self.programs.push(state, arrival, np.uint32(self._fill[0]))
                 self._fill = self._fill[1:]
@@ -207,7 +205,7 @@ class ActorPool:
         return state, sums, t, endings
 
     def columns(self) -> dict[str, float | None]:
-        """Return the columns of a row on the time since the last: what environments told, and the share of waiting."""
+        """Return the columns of a row: the environments' scalars and the shares of waiting since the previous row."""
         actors, now = sum(stats.waited_s for stats in self._stats), time.perf_counter()
         learner_0, actors_0, then = self._told
         seconds = max(now - then, 1e-9)
@@ -219,7 +217,7 @@ class ActorPool:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return what each actor has done in the whole run, and how long both sides have waited."""
+        """Return the totals of the run: work and waiting of each actor, waiting of the learner, staleness."""
         rounds, total, most = self._lags
         return {
             "learner_waited_s": self.waited_s,
@@ -237,11 +235,11 @@ class ActorPool:
         }
 
     def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of that, for JSON."""
+        """Return the counts as facts of a checkpoint, for JSON."""
         return {"waited_s": self.waited_s, "lags": self._lags, "actors": [stats.facts() for stats in self._stats]}
 
     def take_up(self, facts: Any) -> None:
-        """Go on counting from what `facts()` returned in an earlier process; from nothing, if it is that of others."""
+        """Restore the counts from `facts()`; ignore them if malformed or for another number of actors."""
         numbers: Mapping[str, Any] = facts if isinstance(facts, Mapping) else {}
         waited, lags, actors = (numbers.get(name, []) for name in ("waited_s", "lags", "actors"))
         each = isinstance(actors, list) and len(actors) == len(self._stats)
@@ -254,22 +252,21 @@ class ActorPool:
     def close(self) -> None:
         """End every actor, its environments and their processes.
 
-        What outlives it is a thread stuck outside of Python, in compiled code of an environment in this process or in
-        a wait of the system: no thread can be killed there, and `processes` is for such environments.
+        A thread stuck outside of Python, in compiled code of an environment or in a system call, outlives it, as it
+        cannot be killed; run such environments in `processes`.
         """
         self._server.close()
         self._join()
-        # Threads that do not come back from their environments: ending these may free them, and an exception ends those
-        # in Python.
+        # For threads stuck in their environments: killing these may free them, and an exception ends those in Python.
         stuck = [i for i, thread in enumerate(self._threads) if thread.is_alive()]
         for i in stuck:
             self._players[i].close(kill=True)
             _raise_in(self._threads[i])
         if stuck:
-            self._join()  # a thread that waited for a process is free now
+            self._join()  # threads that waited for a process are free now
 
     def _join(self) -> None:
-        """Wait for all threads, but for those in a call of their environment no longer than `PATIENCE_S` in all."""
+        """Join all threads; those inside a call of their environment for at most `PATIENCE_S` in total."""
         deadline = time.perf_counter() + PATIENCE_S
         for thread, stats in zip(self._threads, self._stats, strict=False):
             while thread.is_alive() and not (stats.inside and time.perf_counter() > deadline):
@@ -278,7 +275,7 @@ class ActorPool:
     # --- the learner's side ---
 
     def _publish(self, state: PyTree, t: int, due: bool) -> None:
-        """Take note that a round was learnt from; offer its parameters, where they are `due`."""
+        """Mark the round as learnt from; publish the new parameters if `due`."""
         agent, learnt = self.programs.publish(state) if due else (None, ())
         self._server.learnt(agent, t * self._opts, learnt)
 
@@ -287,8 +284,7 @@ class ActorPool:
         self._random = self.actor_fns.fill if self.actor_fns.random_fill and not t else 0
         agent, learnt = self.programs.publish(state)
         self._server.open(agent, t * self._opts, learnt, len(self._fill) + self._last - t)
-        # By the iteration as well: environments that begin anew after a resumption do not repeat the episodes of
-        # before.
+        # Fold in the iteration too, so that a resumed run does not repeat the episodes from before.
         key = fold(fold(state.key, STREAM), t)
         self._players = self._cast([Part(i, fold(key, i), self._random) for i in range(self.actor_fns.actors)])
         for i in range(self.actor_fns.actors):
@@ -297,7 +293,7 @@ class ActorPool:
             self._threads[-1].start()
 
     def _cast(self, parts: list[Part]) -> list[Player | DistantPlayer]:
-        """Return who plays: in this process, or in others."""
+        """Return the players, local or remote."""
         halted, engine = lambda: self._server.closed, self.actor_fns.config.actor_engine
         make: Callable[[Part, ActorStats], Player | DistantPlayer]
         if engine == "threads":
@@ -308,7 +304,7 @@ class ActorPool:
         return list(map(make, parts, self._stats))
 
     def _receive(self, t: int) -> ActorBatch | None:
-        """Wait for the next round; `None` where there is a reason to stop."""
+        """Wait for the next round; return `None` on a stop request or a failure."""
         begun = time.perf_counter()
         blocks = None
         while blocks is None:
@@ -317,23 +313,23 @@ class ActorPool:
             if self.interrupt or self.failure:
                 return None
             looked = time.perf_counter()
-            # In short waits, so that signals and failures are seen between them.
+            # Wait in short intervals, to notice signals and failures.
             blocks = self._server.take(self.actor_fns.actors, POLL_S)
             self._look(time.perf_counter() - looked)
         self.waited_s += time.perf_counter() - begun
         self._arrived, first = blocks, blocks[0].words
-        # Blocks are `[T, N, ...]`. Their environments stand side by side in the order of the actors, not of arrival.
+        # Blocks are `[T, N, ...]`: concatenate environments in the order of the actors, not of arrival.
         words: Any = {word: np.concatenate([block.words[word] for block in blocks], axis=1) for word in first}
         lag: Any = np.float32(t * self._opts - self._server.opt_step_of_round())
         fresh = jax.tree.map(lambda *x: np.stack(x), *[block.fresh for block in blocks])
         return ActorBatch(words, lag, fresh)
 
     def _look(self, seconds: float) -> None:
-        """Take note of an actor that failed or hangs; the learner has waited `seconds` since it last looked."""
+        """Detect actors that failed or hang; the learner has waited `seconds` since the last check."""
         if self.interrupt:
-            return  # a signal may have reached more than this process
+            return  # the signal may also have killed environments or workers
         late = self._watch.late(seconds)
-        # A thread ends by itself only after it has failed, and reporting that might have failed too.
+        # A thread that ended has failed, even if reporting that failed too.
         dead = [i for i, thread in enumerate(self._threads) if not thread.is_alive()]
         if self._server.failure is not None:
             line, trace = self._server.failure
@@ -359,7 +355,7 @@ class ActorPool:
                 player.open()
             for number in count():
                 self._server.deliver(number, actor, player.play(number, self._begin(number, actor)))
-        with self._reported(actor):  # what closing raises does not hide why it came to that
+        with self._reported(actor):  # an error from closing does not hide an earlier one
             player.close()
 
     @contextmanager
@@ -373,8 +369,8 @@ class ActorPool:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Wait, where environments are opened in turn, until no other actor opens its own."""
-        # Asked again and again: closing the server does not release this lock.
+        """With `open_in_turn`, hold the lock for opening environments."""
+        # Poll: closing the server does not release this lock.
         while self.actor_fns.config.open_in_turn and not self._opening.acquire(timeout=POLL_S):
             if self._server.closed:
                 raise Stopped
@@ -392,7 +388,7 @@ class ActorPool:
 
 
 def _raise_in(thread: threading.Thread) -> None:
-    """Raise `Stopped` in a thread, as soon as it runs Python: a loop without end comes to one."""
+    """Raise `Stopped` in a thread as soon as it runs Python, which also ends an infinite loop."""
     if thread.ident is not None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Stopped))
 
@@ -400,7 +396,7 @@ def _raise_in(thread: threading.Thread) -> None:
 def advance(
     run: Callable[..., Any], actors: ActorPool | None, state: PyTree, sums: PyTree, t: int, stop: int
 ) -> tuple[PyTree, PyTree, int, list[EpisodeEnds]]:
-    """Make iterations `t .. stop-1` by the program `run` or by `actors`, see `ActorPool.run`."""
+    """Run iterations `t .. stop-1` by the program `run` or by `actors`, see `ActorPool.run`."""
     if actors is not None:
         return actors.run(state, sums, t, stop)
     state, sums, *endings = run(state, sums, np.uint32(t), np.uint32(stop))
@@ -410,7 +406,7 @@ def advance(
 def pool_of(
     strategy: Strategy, run: Callable[..., Any], interrupt: Interrupt, tell: Tell, last: int
 ) -> ActorPool | None:
-    """Return the actors of a strategy whose environments are on the host; the run ends after iteration `last`."""
+    """Return the actor pool of a strategy, `None` without actors; the run ends after iteration `last`."""
     actor_fns: ActorFns | None = strategy.actor_fns
     if actor_fns is None:
         return None
@@ -420,16 +416,16 @@ def pool_of(
 
 
 def summary_of(actors: ActorPool | None) -> dict[str, Any]:
-    """Return what the summary of a run has on its `actors`, if it has any."""
+    """Return the entries on `actors`, if any, for the summary of a run."""
     return {} if actors is None else actors.summary()
 
 
 def facts_of(actors: ActorPool | None) -> dict[str, Any]:
-    """Return what the facts of a checkpoint have on them."""
+    """Return the entries on `actors`, if any, for the facts of a checkpoint."""
     return {} if actors is None else {"actors": actors.facts()}
 
 
 def go_on_counting(actors: ActorPool | None, facts: Mapping[str, Any]) -> None:
-    """Let `actors`, if there are any, count on from the `facts` of a checkpoint."""
+    """Restore the counts of `actors`, if any, from the `facts` of a checkpoint."""
     if actors is not None:
         actors.take_up(facts.get("actors"))

@@ -1,7 +1,7 @@
-"""A player in a process of its own: what begins it, what it is asked, and what it answers.
+"""The worker's side of an actor in another process: its configuration, its methods and its answers.
 
-It is given the parameters of a round by their number, and returns its block. It runs `Player`, as a thread does, from
-the same seed: so the bits are the same.
+It plays a round with given parameters and returns the block. It runs the same `Player` as a thread, from the same seed,
+so that results are identical bit by bit.
 """
 
 import pickle
@@ -19,11 +19,11 @@ from jaxrl.xla import forms
 from jaxrl.xla.options import apply_options
 
 SAME = ("jaxrl", "jax", "numpy")
-"""Packages whose version must be the same on all machines."""
+"""Packages whose versions must match the learner's."""
 
 
 class Order(NamedTuple):
-    """What a worker is begun with; parts that hold arrays as bytes, because it first sets up JAX."""
+    """The configuration of a worker; parts with arrays are pickled, because the worker sets up JAX first."""
 
     versions: dict[str, str]
     options: dict[str, Any]
@@ -34,20 +34,20 @@ class Order(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a worker returns."""
+    """The answer of a worker to a call."""
 
     value: Any
     failure: tuple[str, str] | None
-    """How the line goes on after the actor's number, and a traceback."""
+    """The line that follows the actor's number, and a traceback."""
     counted: list[float]
-    """What the actor has done, see `ActorStats.facts`."""
+    """Counts of the actor, see `ActorStats.facts`."""
 
 
 class Worker:
-    """A player in a process of its own. While one thread opens or plays, others may glance or close."""
+    """Runs a player. While one thread opens or plays, others may glance or close."""
 
     def __init__(self) -> None:
-        """Prepare."""
+        """Prepare the worker; `open` creates its player."""
         self._stats = ActorStats()
         self._watch, self._looked = Watch([self._stats]), time.perf_counter()
         self._player: Player | None = None
@@ -56,32 +56,32 @@ class Worker:
         self._put = jax.jit(lambda agent, learnt: (agent, learnt))
 
     def open(self, order: Order, facts: list[float]) -> Answer:
-        """Open the environments of an actor that has done what `facts` count."""
+        """Open the environments of an actor whose counts so far are `facts`."""
         return self._answer(lambda: self._open(order, facts))
 
     def play(self, number: int, published: bytes) -> Answer:
-        """Play a round with parameters `published`, pickled; its block is the value of the answer."""
+        """Play a round with the pickled parameters `published`; the value of the answer is the block."""
         assert self._player is not None, "opened before it plays"
         player = self._player
         return self._answer(lambda: player.play(number, self._on_device(pickle.loads(published))))
 
     def glance(self) -> tuple[float, str] | None:
-        """Return the limit of a call of the environment that takes too long, and where it is; `None` without one."""
+        """Return the timeout and the stack of an overdue call of the environment, or `None`."""
         now = time.perf_counter()
         late, self._looked = self._watch.late(now - self._looked), now
         return (late[0], stack_of(self._thread)) if late else None
 
     def end(self) -> None:
-        """End the round under way."""
+        """End the round in progress."""
         self._ended = True
 
     def close(self) -> Answer:
-        """End the round under way, and close the environments."""
+        """End the round in progress, and close the environments."""
         self.end()
         return self._answer(lambda: self._player.close() if self._player is not None else None)
 
     def _open(self, order: Order, facts: list[float]) -> None:
-        # Before anything is unpickled, which other versions might read wrongly.
+        # Check versions before unpickling, which other versions might get wrong.
         if (here := versions(SAME)) != order.versions:
             mine, theirs = (", ".join(map(" ".join, named.items())) for named in (here, order.versions))
             raise Elsewhere(f": its machine has {mine}, and the learner's has {theirs}; install the same")
@@ -94,18 +94,18 @@ class Worker:
             self._player.open()
 
     def _on_device(self, published: Published) -> Published:
-        """Return parameters as a program returns them, which other programs then take in the quickest way."""
+        """Return parameters as outputs of a program, which are the fastest inputs of other programs."""
         agent, learnt = self._put(published.agent, published.learnt)
         return published._replace(agent=agent, learnt=learnt)
 
     def _answer(self, do: Callable[[], Any]) -> Answer:
         value, failure = None, None
-        # Closing waits here until the round under way has ended.
+        # `close` waits here until the round in progress has ended.
         with self._playing, forms(self._forms):
             self._thread = threading.get_ident()
             try:
                 value = do()
-            # An answer like any other: it is raised where the learner sees it, in the thread that has asked.
+            # Return any exception in the answer: the calling thread of the learner raises it.
             except BaseException as error:
                 report = raised(error)
                 failure = report.line, report.trace
@@ -113,4 +113,4 @@ class Worker:
 
 
 def nothing(*args: Any) -> Any:
-    """Stand where a player needs no program."""
+    """A placeholder for programs that a player does not call."""

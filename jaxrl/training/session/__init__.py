@@ -1,1 +1,1 @@
-"""Training driven from a loop that the user owns."""
+"""Training from the user's own loop."""

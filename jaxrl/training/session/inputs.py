@@ -1,4 +1,4 @@
-"""What a session is given from outside: checked, copied, and made finite."""
+"""Inputs of a session: validated, copied, and made finite."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -17,18 +17,18 @@ from jaxrl.trees import PyTree
 
 
 class Outside(NamedTuple):
-    """What is known of the environments that someone else drives."""
+    """A description of the user's environments."""
 
     spec: EnvSpec
     made: Mapping[str, Any] | None = None
-    """What `make_env` needs to build one; `None` for those that it cannot."""
+    """Settings with which `make_env` builds one; `None` if it cannot."""
     action_space: Any = None
     """The Gymnasium action space of a single environment, if there is one."""
     resets_itself: bool = False
-    """Whether a step after an episode's end takes no action, and only begins the next episode."""
+    """Whether the step after the end of an episode ignores its action and resets."""
 
     def action(self, action: PyTree) -> PyTree:
-        """Return actions `[N, ...]` as the environments take them."""
+        """Convert actions `[N, ...]` to the format of the environments."""
         if self.action_space is None:
             return spaces.to_elements(self.spec.action_space, action)
         return convert_action(self.action_space, action)
@@ -38,12 +38,12 @@ def outside(given: Any, num_envs: int) -> Outside:
     """Describe an `EnvSpec`, an `Env`, an object of stoa or envelope, or an environment (or vector) of Gymnasium.
 
     Raises:
-      SettingsError: it is none of these, a vector of another number of environments, or one that does not say when it
-        resets.
+      SettingsError: it is none of these, a vector with another number of environments, or one with an unknown
+        autoreset mode.
     """
     if isinstance(given, EnvSpec):
         return Outside(given._replace(observation_space=spaces.to_channels_last(given.observation_space)))
-    # Objects of other libraries first, which have spaces of other kinds.
+    # First adapt objects of other libraries, whose spaces are of other types.
     given = adapt_object(given) or given
     if isinstance(given, Env):
         return Outside(given.spec, given.settings)
@@ -60,7 +60,7 @@ def outside(given: Any, num_envs: int) -> Outside:
 
 
 def _resets_itself(vector: Any) -> bool:
-    """Return whether a Gymnasium vector resets where an episode ended in the step after; raise where it hides that."""
+    """Return whether a Gymnasium vector resets in the step after an end; raise if its autoreset mode is unknown."""
     mode = (getattr(vector, "metadata", None) or {}).get("autoreset_mode")
     name = str(getattr(mode, "name", mode)).upper().replace("_", "")
     if name not in ("NEXTSTEP", "SAMESTEP", "DISABLED"):
@@ -73,21 +73,21 @@ def _resets_itself(vector: Any) -> bool:
 
 
 class Observations(NamedTuple):
-    """Observations as they go to the device."""
+    """Observations ready for the device."""
 
     obs: PyTree
-    """Owned by the session, `[N, ...]`, whole numbers counted from 0; rows that were not finite are zeros."""
+    """Copies, `[N, ...]`; integers start at 0, and non-finite rows are zero."""
     valid: np.ndarray
-    """`[N]` bool: the row was finite."""
+    """Bool `[N]`: whether the row was finite."""
     single: bool
-    """It came without the axis of environments."""
+    """Whether the input had no axis of environments."""
 
 
 def take_obs(name: str, space: Space, num_envs: int | None, obs: PyTree) -> Observations:
-    """Return observations of one environment or of `num_envs` (`None`: of any number).
+    """Return the observations of one environment or of `num_envs` (`None`: any number).
 
     Raises:
-      SettingsError: another structure, shape or kind of number than `space` has; `name` says of what.
+      SettingsError: structure, shape or dtype do not match `space`; the message begins with `name`.
     """
     if isinstance(space, Box | Discrete | MultiDiscrete):
         return _take_leaf(name, space, num_envs, obs)
@@ -108,7 +108,7 @@ def take_obs(name: str, space: Space, num_envs: int | None, obs: PyTree) -> Obse
 
 def _take_leaf(name: str, space: Box | Discrete | MultiDiscrete, num_envs: int | None, value: Any) -> Observations:
     came = spaces.match_image_layout(_array(name, value), space.shape)
-    # Without the axis of environments only one can be meant.
+    # The axis of environments may be missing only for a single one.
     single = came.shape == space.shape and num_envs in (None, 1)
     batched = came.ndim == len(space.shape) + 1 and came.shape[1:] == space.shape and num_envs in (None, came.shape[0])
     castable = came.dtype == space.dtype or np.can_cast(came.dtype, space.dtype, "same_kind")
@@ -116,7 +116,7 @@ def _take_leaf(name: str, space: Box | Discrete | MultiDiscrete, num_envs: int |
         shape = [] if num_envs == 1 else ["N" if num_envs is None else num_envs]
         wanted = "[" + ", ".join(map(str, [*shape, *space.shape])) + "]"
         raise SettingsError(f"{name} is {came.dtype}{list(came.shape)}; expected {space.dtype}{wanted}")
-    # A copy: the caller may write into its own array while the device still reads.
+    # A copy: the caller may overwrite its array while the device still reads.
     array = np.array(spaces.to_dtype(name, came, space.dtype)).reshape(-1, *space.shape)
     if not isinstance(space, Box):
         array = array - np.asarray(space.start, array.dtype) if np.any(space.start) else array
@@ -139,23 +139,23 @@ def take_result(
     spoilt: np.ndarray,
     resetting: np.ndarray | None,
 ) -> tuple[StepResult, np.ndarray, np.ndarray]:
-    """Return the result of a step, made finite; `spoilt` `[N]` says where it left an observation that was not.
+    """Return the result of a step, made finite; `spoilt` `[N]` marks steps from a non-finite observation.
 
-    Where `resetting` `[N]`, a vector was to reset instead: that is no step, nothing is learnt from it, and the next
-    observation begins an episode. Return also where it did, and where an episode ended by what was given.
+    Where `resetting` `[N]`, a vector resets instead: that is not a step, it is not learnt from, and the next
+    observation begins an episode. Return also where it did, and where an episode ended by the given flags.
 
     Raises:
-      SettingsError: some of it does not fit the space or the number of environments.
+      SettingsError: an argument does not fit the space or the number of environments.
     """
     obs = take_obs("observe: next_obs", space, num_envs, next_obs)
     rewards, finite = take_reward(reward, num_envs)
     flags = [take_flags(f"observe: {name}", x, num_envs) for name, x in zip(ENDS, (terminated, truncated), strict=True)]
     done = flags[0] | flags[1]
-    reset = np.zeros_like(done) if resetting is None else resetting & ~done  # of a reset nothing ends
+    reset = np.zeros_like(done) if resetting is None else resetting & ~done  # a reset ends no episode
     valid = obs.valid & finite & ~spoilt & ~reset
     ended = flags[0] & valid
     cut = (flags[1] | ~valid) & ~ended
-    # One array of all four, which goes to the device in one transfer.
+    # One array of all four, for a single transfer to the device.
     numbers = np.empty((4, num_envs), np.float32)
     numbers[0], numbers[1], numbers[2], numbers[3] = rewards * valid, ended, cut, valid
     return StepResult(numbers, obs.obs), reset, done  # type: ignore[arg-type]
@@ -165,12 +165,12 @@ ENDS = "terminated", "truncated"
 
 
 def ends(result: StepResult) -> np.ndarray:
-    """Say for each environment whether its episode ends with a step; bool `[N]`."""
+    """Return for each environment whether its episode ends with a step; bool `[N]`."""
     return np.asarray(result.numbers[1] + result.numbers[2] > 0)
 
 
 def take_reward(reward: Any, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return rewards float32 `[N]`, those that were not finite as 0, and which were finite."""
+    """Return rewards, float32 `[N]`, with 0 for non-finite ones, and which of them were finite."""
     came = _per_env("observe: reward", reward, num_envs, "biuf", "a number")
     with np.errstate(over="ignore"):
         array = came.astype(np.float32)
@@ -186,7 +186,7 @@ def take_flags(name: str, flags: Any, num_envs: int) -> np.ndarray:
 
 
 def every(flags: np.ndarray) -> bool:
-    """Say whether all are true; of few flags, `flags.all()` takes several times as long."""
+    """Return whether all are true; for few flags, `flags.all()` takes several times as long."""
     return np.count_nonzero(flags) == flags.size
 
 
@@ -206,13 +206,13 @@ def _array(name: str, value: Any) -> np.ndarray:
 
 
 def shown(outside: Outside, action: PyTree, single: bool) -> Any:
-    """Return actions `[N, ...]` as the user gets them, arrays of its own; those of a `single` one without the axis."""
+    """Return copies of actions `[N, ...]` in the user's format; if `single`, without the axis of environments."""
     action = outside.action(jax.tree.map(np.array, action))
     return jax.tree.map(lambda x: x[0], action) if single else action
 
 
 def check_entry(name: str, value: Any) -> None:
-    """Raise `SettingsError` unless `value` is a number, text, nothing, or made of lists and dicts of these."""
+    """Raise `SettingsError` unless `value` is a number, text, `None`, or lists and dicts of these."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             check_entry(f"{name}.{key}", inner)

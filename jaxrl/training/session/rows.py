@@ -1,4 +1,4 @@
-"""The rows of metrics of a session: as a trainer's, of what its loop has reported since the last of them."""
+"""The rows of metrics of a session: like a trainer's, over what the loop reported since the previous row."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,45 +7,45 @@ from jaxrl.training.evaluator import Evaluation, eval_columns
 from jaxrl.training.session.statistics import AGGREGATIONS, Statistics
 
 IN_ROWS = ("mean", "min", "max")
-"""What rows tell of a series for which nobody has chosen."""
+"""Default aggregations of a series in rows."""
 OF_EPISODES = Statistics({"episode_return": ["mean"], "episode_length": ["mean"]}, window=1)
 
 
 class Episode(NamedTuple):
-    """An episode that has come to its end."""
+    """A finished episode."""
 
     env: int
-    """Which environment's."""
+    """Index of the environment."""
     episode_return: float
     """Undiscounted."""
     length: int
     terminated: bool
-    """It reached an end of its own; else it was cut."""
+    """Whether it terminated; otherwise it was truncated."""
     opt_steps: int
-    """Optimisation steps made when it ended."""
+    """Optimisation steps at its end."""
     env_steps: int
 
     @property
     def numbers(self) -> dict[str, float]:
-        """What statistics are taken of."""
+        """The numbers for statistics."""
         return {"episode_return": self.episode_return, "episode_length": float(self.length)}
 
 
 class Interval(NamedTuple):
-    """What is known on the host of the time since the last row; the rest is in the sums on the device."""
+    """Host-side statistics since the previous row; metrics of the updates are in the sums on the device."""
 
     statistics: Statistics = OF_EPISODES
     terminated: int = 0
-    """Of its episodes, those that reached an end of their own."""
+    """Number of terminated episodes."""
     opt_steps: int = 0
-    """At its beginning, as are those below."""
+    """Value at the start of the interval, like those below."""
     env_steps: int = 0
     invalid: int = 0
     wall: float = 0.0
     """Seconds of the session."""
 
     def over(self, episodes: list[Episode]) -> "Interval":
-        """Take in episodes."""
+        """Add finished episodes."""
         statistics = self.statistics
         for episode in episodes:
             statistics = statistics.note(episode.numbers)
@@ -53,15 +53,15 @@ class Interval(NamedTuple):
         return self._replace(statistics=statistics, terminated=self.terminated + ends)
 
     def noted(self, values: Mapping[str, float | None]) -> "Interval":
-        """Take in numbers of the user's own."""
+        """Add numbers noted by the user."""
         return self._replace(statistics=self.statistics.note({f"info/{name}": x for name, x in values.items()}))
 
     def columns(
         self, opt_steps: int, env_steps: int, invalid: int, wall: float, chosen: Mapping[str, Sequence[str]]
     ) -> dict[str, Any]:
-        """Return the columns of a row at these counts; steps per second count all that went by, the user's loop too.
+        """Return the columns of a row at these counts; speeds are per wall-clock second, the user's loop included.
 
-        Of what was noted under a name that is among those `chosen`, they are the aggregations chosen for it.
+        `chosen` has the aggregations of noted numbers by name, in place of the default `IN_ROWS`.
         """
         seconds = wall - self.wall
         rates = {"opt_steps_per_sec": opt_steps - self.opt_steps, "env_steps_per_sec": env_steps - self.env_steps}
@@ -71,7 +71,7 @@ class Interval(NamedTuple):
             for kind in kinds:
                 number = AGGREGATIONS[kind](series) if series.count else None
                 columns[name if kind == "mean" else f"{name}_{kind}"] = number
-        # Returns that overflowed are episodes, too.
+        # Episodes whose return overflowed count, too.
         returns = self.statistics.series["episode_return"]
         episodes = returns.count + returns.not_finite
         return {
@@ -83,11 +83,11 @@ class Interval(NamedTuple):
         }
 
     def facts(self) -> dict[str, Any]:
-        """Return the numbers kept, for JSON."""
+        """Return the interval as a dict, for JSON."""
         return {**self._asdict(), "statistics": self.statistics.facts()}
 
     def take_up(self, facts: Mapping[str, Any]) -> "Interval":
-        """Return the interval that `facts()` described; raise `ValueError` if it did not."""
+        """Return the interval from `facts()`; raise `ValueError` if they are malformed."""
         like = Interval()._asdict()
         if not isinstance(facts, Mapping) or facts.keys() != like.keys():
             raise ValueError(f"expected an interval of {', '.join(like)}")
@@ -97,14 +97,14 @@ class Interval(NamedTuple):
 
 
 def score_columns(score: float, is_best: bool, interval: Interval) -> dict[str, Any]:
-    """Return the columns of a row on a policy that the user has evaluated, in the midst of `interval`."""
+    """Return the columns of the score of a policy, evaluated during `interval`."""
     returns = interval.statistics.series["episode_return"]
     train_return = returns.mean if returns.count else None
     return {"eval_reward": score, "score": score, "is_best": is_best, "train_return": train_return}
 
 
 def columns_of_trial(evaluation: Evaluation | None) -> dict[str, Any]:
-    """Return what the episodes of an evaluation add to the row of their score, by the names of a trainer's row."""
+    """Return the further columns of a score from an evaluation, named as in a trainer's row; none without one."""
     if evaluation is None:
         return {}
     columns = eval_columns(evaluation, 0.0, None, False)

@@ -1,4 +1,4 @@
-"""Training driven from a loop that the user owns: a script, a robot, a game engine."""
+"""Training from the user's own loop: a script, a robot, a game engine."""
 
 import dataclasses
 import time
@@ -65,7 +65,7 @@ from jaxrl.xla import attempts
 
 
 class Session:
-    """Train by `act` and `observe`, from a loop of one's own.
+    """Train from your own loop, by `act` and `observe`.
 
         with jaxrl.Session(env, jaxrl.dqn(), buffer=jaxrl.uniform(10_000, batch_size=64), max_opts=5_000) as session:
             obs, _ = env.reset()
@@ -74,14 +74,14 @@ class Session:
                 session.observe(reward, next_obs, terminated, truncated)
                 obs = env.reset()[0] if terminated or truncated else next_obs
 
-    With one environment everything may come without the axis `[N]`, and actions then go without it. With several, `act`
-    is given the observations of all of them: the first of a new episode where one ended, and elsewhere `next_obs`.
-    `next_obs` itself is always the true successor, also of a last step. A Gymnasium vector returns it in its default
-    autoreset mode `NEXT_STEP`, and its resets are no steps; in the mode `SAME_STEP` take it from `final_obs`.
+    With one environment, inputs may omit the axis `[N]`; actions then omit it too. With several, `act` takes the
+    observations of all: the first of a new episode where one ended, `next_obs` elsewhere. `next_obs` itself is always
+    the true successor, also at the last step of an episode. A Gymnasium vector returns it in its default autoreset mode
+    `NEXT_STEP`, whose resets do not count as steps; in mode `SAME_STEP` take it from `final_obs`.
 
-    An exception, be it from a callback or Ctrl-C, leaves the session as it was before the call or after it, never in
-    between; callbacks are called after it. In a `with` block SIGTERM is such an exception too, `SystemExit(143)`, and
-    the session is saved before either leaves the block. One thread at a time may use it.
+    Calls are atomic: an exception, from a callback or Ctrl-C, leaves the session as before the call or as after it;
+    callbacks run last. In a `with` block SIGTERM raises `SystemExit(143)`, and the session is saved before an exception
+    leaves the block. Not thread-safe: use it from one thread at a time.
     """
 
     _now: SessionState
@@ -106,29 +106,29 @@ class Session:
         interrupt: Interrupt | None = None,
         **settings: Any,
     ) -> None:
-        """Check the settings, and take hold of the run directory if there is one.
+        """Validate the settings, and lock the run directory if there is one.
 
         Args:
           spec: an `EnvSpec`, an `Env`, or an environment of Gymnasium, stoa or envelope; only its spaces are used.
-          agent: what `jaxrl.dqn(...)`, `jaxrl.ppo(...)` or another returns that learns as it goes.
-          buffer: what `jaxrl.uniform(...)` returns; left out for an on-policy agent, and only there.
-          processor: what makes transitions of steps. Left out, it is `one_step()`, for an on-policy agent behind what
-            `jaxrl.on_policy` puts there.
-          config: settings to start from; the defaults of `SessionConfig` if left out.
-          resume: go on with the session in `run_dir` from its newest valid checkpoint.
-          allow_changes: resume although versions, or settings of the agent or of the session, differ that decide the
-            training.
-          start_over: begin in `run_dir` from the very beginning; what is there is moved to `discarded-N` in it.
-          recorders: what takes in the rows, beside the log of the run directory: names, in place of the setting
-            `recorders` of `config`, and objects of one's own.
-          hooks: functions to call on the way.
-          statistics: which of them the summary gives; all over all episodes, and the mean of the last 100, if left out.
-          about: entries of one's own in the description of the run, see `describe`.
-          interrupt: a handle by which another thread can ask to stop; also found as `session.interrupt`.
+          agent: an online agent, from `jaxrl.dqn(...)`, `jaxrl.ppo(...)` or another.
+          buffer: a replay buffer, as from `jaxrl.uniform(...)`; omit it for an on-policy agent, and only there.
+          processor: turns steps into transitions (default: `one_step()`, for an on-policy agent after the default
+            normalisation of `jaxrl.on_policy`).
+          config: base settings (default: `SessionConfig()`).
+          resume: resume the session in `run_dir` from its newest valid checkpoint.
+          allow_changes: resume even if versions, or settings of the agent or the session, that decide the training
+            have changed.
+          start_over: start from scratch in `run_dir`; an existing run is moved to `discarded-N` in it.
+          recorders: destinations of the rows besides the log of the run directory: names, which override the setting
+            `recorders` of `config`, and `Recorder` objects.
+          hooks: callbacks.
+          statistics: statistics in the summary (default: all over all episodes, and the mean of the last 100).
+          about: user-defined entries for the metadata of the run, see `describe`.
+          interrupt: a handle to stop the session from another thread; also `session.interrupt`.
           **settings: fields of `SessionConfig`, as in `Session(..., max_opts=50_000)`.
 
         Raises:
-          SettingsError: what cannot be.
+          SettingsError: a setting is invalid, or settings contradict each other.
         """
         config = (config or SessionConfig()).changed(**settings)
         self.config, self._given_recorders = with_recorders(config, recorders)
@@ -142,54 +142,52 @@ class Session:
         self._schedule = schedule_of(self.config, self._stepwise)
         self._closed, self._saves, self._termination = False, list[int](), Termination()
         self._saved: SessionState | None = None
-        # Memory is checked here, before the run directory is touched.
+        # Checks memory, before the run directory is touched.
         self._stepper = Stepper(self._stepwise, self.config.seed)
         self._open(how, statistics or Statistics())
         if about:
             self.describe(**about)
 
-    # --- what a loop calls ---
+    # --- the interface of the user's loop ---
 
     def act(self, obs: PyTree, explore: bool = True) -> Any:
         """Return actions for observations, as NumPy arrays.
 
-        Uniformly random ones during warm-up, unless `random_warmup` is off. With `explore=False` the choice is greedy
-        and nothing changes: not the episode, no counter, no stream of randomness. The observations, of any number of
-        environments, then are first ones to the processor; over whole episodes with stacked frames use `policy`.
+        During warm-up they are uniformly random, unless `random_warmup` is off. With `explore=False` they are greedy,
+        for any number of environments, and no episode, counter or random stream changes. The processor then treats each
+        observation as the first of an episode; with stacked frames use `policy` over whole episodes instead.
 
         Raises:
-          SettingsError: observations that do not fit the space, or are not those that the last step led to.
+          SettingsError: the observations do not fit the space, or are not those that the last step led to.
         """
         space, num_envs = self._outside.spec.observation_space, self.config.num_envs
-        # Greedy actions may be asked for any number of environments; those of training are for all of them.
+        # Training acts in all environments at once; greedy actions are for any number of observations.
         given = inputs.take_obs("act: obs", space, num_envs if explore else None, obs)
         if not explore:
             actions, greedy = self._outside.spec.action_space, self._greedy.at(self._stepper.params(self._now))
             return inputs.shown(self._outside, to_indices(actions, greedy(to_elements(space, given.obs))), given.single)
         self._require_going_on("act")
-        # Replaced only once the actions are there: an error leaves the session as it was.
+        # Assigned only after the actions are computed: an error leaves the session unchanged.
         self._now, actions = self._stepper.acting(self._now, given)
         return inputs.shown(self._outside, actions, given.single)
 
     def observe(self, reward: Any, next_obs: PyTree, terminated: Any, truncated: Any) -> Learnt | None:
-        """Take in what the actions led to; return what was learnt, if an optimisation step was due.
+        """Record the results of the actions; return the metrics if an optimisation step was due, else `None`.
 
-        A reward or observation that is not finite cuts its episode, nothing is learnt from it, and it is counted
-        (`summary()["invalid_steps"]`); the next observation begins another episode, as `ended` says. So do all of them
-        once the session has gone back to its last good checkpoint (to its beginning, without one), for training
-        diverged.
+        A step with a non-finite reward or observation truncates its episode, is not learnt from, and is counted in
+        `summary()["invalid_steps"]`; the next observation begins another episode, see `ended`. If training diverges,
+        the session rolls back to its last good checkpoint (without one, to its start), and all episodes begin anew.
 
         Raises:
-          SettingsError: no actions were given before, or what came does not fit them.
-          DivergedError: `max_skips` updates in a row were skipped, for none was finite, and `max_rollbacks` returns to
-            the last good checkpoint ended no better; or not one step was finite to the end. The session is saved, and
-            done.
+          SettingsError: `act` was not called before, or an argument does not fit the spaces.
+          DivergedError: `max_skips` updates in a row were non-finite and skipped, also after `max_rollbacks` rollbacks;
+            or no step of the session was finite. The session is saved and done.
         """
         self._require_going_on("observe")
         if not self._now.acted:
             raise SettingsError("observe was called without an act before it; call act(obs), then observe, in turns")
         space, count, now = self._outside.spec.observation_space, self.config.num_envs, self._now
-        # In an evaluation nothing is learnt, so no step has to be kept from it.
+        # An evaluation learns nothing, so there is no step to exclude.
         spoilt = now.host.spoilt if now.trial is None else np.zeros(count, bool)
         result, reset, done = inputs.take_result(
             space, count, reward, next_obs, terminated, truncated, spoilt, now.resetting
@@ -199,7 +197,7 @@ class Session:
             self._now = now
             self._examined(after_step(now.trial, result, reset))
             return None
-        # The step donates arrays of the present state. Until the next one is in its place, no signal may raise.
+        # The step donates arrays of the current state: no signal may raise before the new state replaces it.
         with Undisturbed():
             after, learnt = self._stepper.after(now, result, reset)
             episodes = list[Episode]()
@@ -214,11 +212,11 @@ class Session:
             if learnt is not None and due:
                 self._record()
         if not (episodes or self._at_end):
-            # Ahead, so that the device works while the loop comes round to `act`.
+            # Choose ahead: the device works while the user's loop gets back to `act`.
             self._now = self._stepper.chosen(self._now)
         if learnt is not None and self._is_time_to_save():
             self.save()
-        # Hooks are called last: whatever they raise, the step is wholly done.
+        # Hooks come last: whatever they raise, the step is complete.
         self._storage.settle(block=False)
         self._call_hooks(learnt, episodes)
         if learnt is not None:
@@ -228,51 +226,51 @@ class Session:
         return learnt
 
     def cut(self) -> None:
-        """Cut the running episodes where they stand: the next observations begin others. Nothing is learnt of it.
+        """Truncate the running episodes: the next observations begin new ones. Nothing is learnt from the cut itself.
 
-        For a loop that gives an episode up between two steps; a cut that comes with a step is given by `truncated`.
+        For a loop that abandons an episode between two steps; if it ends with a step, pass `truncated` instead.
         """
         now = self._now
-        # Both are cut: the episodes of training and those of an evaluation.
+        # Truncate the episodes both of training and of an evaluation.
         trial = None if now.trial is None else cut_trial(now.trial)
         self._now = now._replace(host=begun(now.host, np.ones_like(now.host.ended)), acted=False, trial=trial)
 
     def note(self, text: str | None = None, /, **values: float | None) -> None:
-        """Take numbers into the statistics of `summary` and into the next row as `info/NAME`; a text becomes an event.
+        """Add numbers to the statistics of `summary` and, as `info/NAME`, to the next row; log `text` as an event.
 
-        The row has their mean, least and largest, or what `statistics` has chosen for the name, over its interval.
+        The row has their mean, minimum and maximum over its interval, or what `statistics` selects for the name.
         """
         self._log.remark(text)
         self._now = noted(self._now, values)
 
     def describe(self, **entries: Any) -> None:
-        """Put entries of one's own into the description of the run: under `about` in its `metadata.json`.
+        """Add entries under `about` in the `metadata.json` of the run; earlier ones stay.
 
-        They may be numbers, text, and lists and dicts of these, or are refused. Others given before stay.
+        They are numbers, text, and lists and dicts of these; anything else is rejected.
         """
         inputs.check_entry("about", entries)
         self._storage.describe(entries)
 
     def evaluate_score(self, score: float) -> bool:
-        """Take the score of the present policy; keep it as the best if `score` is strictly greater than any before it.
+        """Record the score of the current policy; return whether it is the best: finite and greater than all before.
 
-        NaN and infinity are never best. Return whether it is. The session is done if the score reaches `stop_reward`,
-        or is the last of `patience` without a new best.
+        The best policy is kept. The session is done if the score reaches `stop_reward`, or is the last of `patience`
+        without a new best.
 
         Raises:
-          DivergedError: the session is done, and not one of its steps was finite.
+          DivergedError: the session is done, and none of its steps was finite.
         """
         return self._scored(float(score), self._stepper.params(self._now))
 
     def _scored(self, score: float, params: PyTree, evaluation: Evaluation | None = None) -> bool:
-        """Take the score of the policy with `params`, the present one, of an `evaluation` or given by the user."""
+        """Record the score of the current policy, with `params`; it is from an `evaluation` or from the user."""
         now = self._now
-        # A copy of the ledger: nothing has changed until the session is replaced as a whole.
+        # A copy: nothing changes before the session state is replaced at once.
         ledger, best = dataclasses.replace(now.ledger), now.best
-        # `params` are copies, which stay as they are while training goes on.
+        # `params` are copies, which training does not donate.
         if is_best := ledger.record_score(score, self.opt_steps):
             best = self._log.best(score, params, self._stepper.policy, self.settings())
-        # A session that is done keeps the reason that it has.
+        # A session that is done keeps its stop reason.
         stop = None if self.is_done else stopping.after_evaluation(self.config, ledger, score)
         with Undisturbed():
             self._now = now._replace(ledger=ledger, best=best, stop=stop or now.stop)
@@ -280,37 +278,36 @@ class Session:
             self._log.scored(columns, evaluation)
             if stop and self.config.record_interval and self.opt_steps > now.interval.opt_steps:
                 self._record()
-        # Written outside of the block above: a disk that is slow must not hold back a signal.
+        # Written outside of the block above: a slow disk must not delay a signal.
         self._storage.keep_best(best)
         if stop:
             self._require_valid()
         return is_best
 
     def evaluate_episodes(self, episodes: int = 20, film: Any = None, video_format: str = "gif") -> None:
-        """Evaluate the present policy in this loop: the next `episodes` whole episodes are greedy, and teach nothing.
+        """Evaluate the current policy in this loop: the next `episodes` episodes are greedy, and nothing is learnt.
 
-        `act` and `observe` are called as before, and no counter of steps moves. An episode that is running is played to
-        its end by the policy, but does not count; of several environments each plays a fixed number of the episodes.
-        Their mean return then is the score that `evaluate_score` is given, `hooks.evaluated` is called, and training
-        goes on. `is_done` waits for it.
+        Call `act` and `observe` as before; no step counter moves. Running episodes are played to their ends by the
+        policy, uncounted; each of several environments then plays a fixed number of episodes. Their mean return is
+        passed to `evaluate_score`, `hooks.evaluated` is called, and training continues. `is_done` is false until then.
 
-        `film()`, as `env.render`, draws the first of them, `[H, W, 3]` uint8, for `videos/` and for recorders.
+        `film()`, such as `env.render`, draws the first episode, `[H, W, 3]` uint8, for `videos/` and the recorders.
 
         Raises:
-          SettingsError: fewer than one episode, an evaluation is going on, or there is no `run_dir` for a film.
+          SettingsError: fewer than one episode, an evaluation in progress, or a film without a `run_dir`.
         """
         require_free(self._now.trial, self._closed, episodes)
         self._now = self._stepper.examined(self._now, episodes, shot_of(film, video_format, self.config.run_dir))
 
     def stop(self, reason: str = "asked") -> None:
-        """Ask for the end: `is_done` is true from now on."""
+        """Request the end of the session: `is_done` is true from now on."""
         self.interrupt.stop(reason)
 
     def save(self) -> None:
-        """Begin a checkpoint of the present state; it is on disk when `hooks.save` is called, or `close` returns."""
+        """Start to save a checkpoint; it is complete on disk when `hooks.save` is called, or `close` returns."""
         facts, now = facts_to_save(self._now, self._stepper, self._log, self._iterations)
         self._now = now
-        # The session is replaced as a whole, so one that is still the same object has been saved before.
+        # Every change makes a new object: the same one has been saved before.
         again, self._saved = now is not self._saved, now
         self._storage.save(self.opt_steps, tree_of(now), facts, now.best, again)
         scores = {"best_score": now.ledger.best_score, "last_score": now.ledger.last_score}
@@ -323,7 +320,7 @@ class Session:
         return self._schedule.is_regular_save(self.opt_steps)
 
     def restore(self) -> None:
-        """Go back to the newest valid checkpoint, as a session that is resumed; what came after it is forgotten.
+        """Rewind to the newest valid checkpoint, as if the session were resumed; later progress is lost.
 
         Raises:
           SettingsError: there is no run directory, or the session is closed.
@@ -331,7 +328,7 @@ class Session:
         """
         if self.config.run_dir is None or self._closed:
             raise SettingsError("restore needs an open session with a run_dir")
-        # What is being written must be on the disk before the newest is looked for.
+        # A pending save may be the newest checkpoint: wait for it.
         self._storage.settle()
         self._look_at = 0
         self._now = self._taken_up(self._stepper.first(self._now.statistics.fresh()))._replace(best=self._now.best)
@@ -340,14 +337,14 @@ class Session:
         self._log.event("restore", f"went back to {self.opt_steps} optimisation steps")
 
     def close(self) -> None:
-        """Save, wait until all is on the disk, and let go of the run directory.
+        """Save, wait for all pending writes, and release the run directory.
 
         Raises:
           StorageError: the last checkpoint could not be written.
         """
         if self._closed:
             return
-        # First, so that a close that fails is not tried again by another.
+        # First, so that a failed close is not retried by the next call.
         self._closed = True
         try:
             self.save()
@@ -374,34 +371,34 @@ class Session:
         try:
             self.close()
         finally:
-            # SIGTERM is handled to the end of the save.
+            # Handle SIGTERM until the save is complete.
             self._termination.end()
         report_exit(error, self._termination.came, self.opt_steps, self.config.run_dir)
 
-    # --- what a loop looks at ---
+    # --- progress and results ---
 
     @property
     def opt_steps(self) -> int:
-        """Optimisation steps made."""
+        """Optimisation steps so far."""
         return self._schedule.opt_steps(self._iterations)
 
     @property
     def env_steps(self) -> int:
-        """Environment steps taken in, over all environments."""
+        """Environment steps observed, over all environments."""
         return self._now.steps * self.config.num_envs
 
     @property
     def is_done(self) -> bool:
-        """Whether `max_opts`, `max_env_steps`, `stop_reward` or `patience` is reached, or someone has asked to stop.
+        """Whether `max_opts`, `max_env_steps`, `stop_reward` or `patience` is reached, or a stop was requested.
 
-        An evaluation that was begun is played to its end before, unless someone has asked to stop.
+        An evaluation in progress is finished first, unless a stop was requested.
         """
         over = self._at_end or self._now.stop is not None
         return bool(self.interrupt) or (over and not self.is_evaluating)
 
     @property
     def is_evaluating(self) -> bool:
-        """Whether the episodes of `evaluate_episodes` are being played."""
+        """Whether an evaluation by `evaluate_episodes` is in progress."""
         return self._now.trial is not None
 
     @property
@@ -412,9 +409,9 @@ class Session:
 
     @property
     def steps_per_sec(self) -> float | None:
-        """Environment steps a second since this process opened the session, the time of the loop counted.
+        """Environment steps per second since this process opened the session, including the time of the user's loop.
 
-        `None` before the first.
+        `None` before the first step.
         """
         env_steps, wall = self._since
         steps, seconds = self.env_steps - env_steps, self._now.ledger.wall - wall
@@ -427,21 +424,21 @@ class Session:
 
     @property
     def policy(self) -> GreedyPolicy:
-        """The present policy, greedy; it stays as it is while training goes on."""
+        """A snapshot of the current policy, greedy; training does not change it."""
         return self._greedy.at(self._stepper.params(self._now), opt_steps=self._counters()["opt_steps"])
 
     def summary(self) -> dict[str, Any]:
-        """Return counters, speeds, scores, statistics of the episodes, and means of what was learnt, over all of it."""
+        """Return counters, speeds, scores, episode statistics and means of training metrics, of the whole session."""
         return summary_of(self._now, self._stepper, self._counters(), self._status())
 
     def settings(self) -> dict[str, Any]:
-        """Return all settings of the session, as `config.yaml` holds them."""
+        """Return all settings of the session, as in `config.yaml`."""
         return settings_of_session(self.config, self._stepwise, self._outside.made)
 
     # --- beginning ---
 
     def _open(self, resume: Resume, statistics: Statistics) -> None:
-        """Take hold of the run directory, and begin or go on."""
+        """Lock the run directory, and start or resume."""
         config, regular = self.config, self._schedule.is_regular_save
         require_no_member(config.run_dir)
         self._storage = Storage(config.run_dir, config.keep, self.settings(), resume, regular)
@@ -449,7 +446,7 @@ class Session:
         self._storage.on_saved = self._saves.append
         where = lambda: (self._counters(), self._now.ledger.wall)
         self._log = Logbook(self._schedule, where, (*config.recorders, *self._given_recorders), quiet=False)
-        self._look_at = 0  # of the optimisation steps: when to look next whether updates are still made
+        self._look_at = 0  # optimisation step of the next health check
         try:
             self._now = self._stepper.first(statistics)
             if self._storage.resumes:
@@ -467,13 +464,13 @@ class Session:
             raise
 
     def _taken_up(self, first: SessionState) -> SessionState:
-        """Return what the newest valid checkpoint holds."""
+        """Load the newest valid checkpoint."""
         return taken_up(first, self._stepper, self._log, self._storage, self._schedule)
 
-    # --- small things ---
+    # --- helpers ---
 
     def _examined(self, trial: Trial) -> None:
-        """Go on with an evaluation after a step; take its score if that was the last."""
+        """Update the evaluation after a step; record its score after the last."""
         self._now = self._now._replace(trial=None if trial.over else trial, acted=False)
         if trial.over:
             self._scored(float(trial.evaluation.returns.mean()), trial.params, trial.evaluation)
@@ -482,7 +479,7 @@ class Session:
             call(self.hooks.evaluated, trial.evaluation)
 
     def _call_hooks(self, learnt: Learnt | None, episodes: list[Episode]) -> None:
-        # Saves are told of in the calls of the loop, not from where they are noticed.
+        # Finished saves are queued where they are noticed, and reported here, because hooks run last.
         while self._saves:
             call(self.hooks.save, self._saves.pop(0))
         if learnt is not None:
@@ -491,12 +488,12 @@ class Session:
             call(self.hooks.episode, episode)
 
     def _require_updates(self) -> None:
-        """Go back to the last good state, or give up, if `max_skips` updates in a row were skipped."""
+        """Roll back, or raise `DivergedError`, if `max_skips` updates in a row were skipped."""
         if not self.config.max_skips or self.opt_steps < self._look_at:
-            return  # To look means to wait for the device. There cannot have been so many yet.
+            return  # too early for so many; reading the health waits for the device
         health = self._stepper.health(self._now)
         left = skips_left(health, self.config.max_skips)
-        # No sooner can that many updates have been skipped.
+        # The earliest step by which that many updates can have been skipped.
         self._look_at = self.opt_steps + left
         if left == 0:
             what = explain(health, self._stepper.metrics)
@@ -505,7 +502,7 @@ class Session:
             self._roll_back(what)
 
     def _roll_back(self, what: str) -> None:
-        """Return to the last good state, or to the beginning, and take another stream of randomness from there."""
+        """Roll back to the last good state, or to the start, and continue with another random stream."""
         back = gone_back(self._now, self._stepper, self._storage, self._schedule)
         with Undisturbed():
             self._now, self._look_at = back, 0
@@ -513,14 +510,14 @@ class Session:
             stopping.log_rollback(self._log, self.opt_steps, what)
 
     def _require_valid(self) -> None:
-        """Raise `DivergedError` at the end of a session none of whose steps was valid."""
+        """Raise `DivergedError` at the end of a session without a single valid step."""
         if not self.interrupt:
             with self._saved_where_diverged():
                 stopping.require_valid(self._log, Validity(self.env_steps, self._now.invalid))
 
     @contextmanager
     def _saved_where_diverged(self) -> Iterator[None]:
-        """Save the session, done, before a `DivergedError` leaves it."""
+        """Mark the session as done and save it before a `DivergedError` propagates."""
         try:
             yield
         except DivergedError:
@@ -539,7 +536,7 @@ class Session:
         return self._iterations >= self._schedule.last
 
     def _record(self) -> None:
-        """Write the row of the interval that ends here, and begin another."""
+        """Log the row of the current interval, and start another."""
         self._now = recorded(self._now, self._stepper, self._log, self.opt_steps, self.env_steps)
 
     def _report(self, line: str) -> None:
@@ -564,11 +561,11 @@ class Session:
         return self._now.stop or limit or self.interrupt.reason or "running"
 
 
-# --- between two calls --------------------------------------------------------------------------------------------
+# --- updates of the session state ---------------------------------------------------------------------------------
 
 
 def summary_of(now: SessionState, stepper: Stepper, counters: Mapping[str, int], status: str) -> dict[str, Any]:
-    """Return counters, speeds, scores, statistics of the episodes, and means of what was learnt, all over `now`."""
+    """Return counters, speeds, scores, episode statistics and means of training metrics, of the whole session."""
     ledger, wall = now.ledger, now.ledger.wall
     return {
         **counters,
@@ -586,12 +583,12 @@ def summary_of(now: SessionState, stepper: Stepper, counters: Mapping[str, int],
 
 
 def noted(now: SessionState, values: Mapping[str, float | None]) -> SessionState:
-    """Return the session with these numbers among its statistics, and in its next row."""
+    """Return the session with these numbers added to its statistics and its next row."""
     return now._replace(statistics=now.statistics.note(values), interval=now.interval.noted(values))
 
 
 def recorded(now: SessionState, stepper: Stepper, log: Logbook, opt_steps: int, env_steps: int) -> SessionState:
-    """Write the row of the interval that ends here, and return the session at the beginning of another."""
+    """Log the row of the current interval; return the session at the start of another."""
     wall, ledger = now.ledger.wall, dataclasses.replace(now.ledger)
     own = now.interval.columns(opt_steps, env_steps, now.invalid, wall, now.statistics.chosen)
     columns = {**own, **summarise(stepper.metrics, now.sums)}
@@ -602,8 +599,8 @@ def recorded(now: SessionState, stepper: Stepper, log: Logbook, opt_steps: int, 
 
 
 def facts_to_save(now: SessionState, stepper: Stepper, log: Logbook, t: int) -> tuple[dict[str, Any], SessionState]:
-    """Return what a checkpoint after `t` iterations holds beside its arrays, and the session that has got further."""
-    # `facts` may set the tries back in this copy; the session takes that over below.
+    """Return the facts of a checkpoint after `t` iterations, besides its arrays, and the updated session."""
+    # `facts` may reset the tries of this copy; the session adopts that below.
     ledger = dataclasses.replace(now.ledger, t=t)
     own = {"spec": spec_facts(stepper.policy), **facts_of(now)}
     facts = log.facts(ledger, stepper.health(now), **own)
@@ -613,7 +610,7 @@ def facts_to_save(now: SessionState, stepper: Stepper, log: Logbook, t: int) -> 
 
 
 def taken_up(first: SessionState, stepper: Stepper, log: Logbook, storage: Storage, schedule: Schedule) -> SessionState:
-    """Return what the newest valid checkpoint holds, in the structure of `first`."""
+    """Load the newest valid checkpoint, in the structure of `first`."""
     like = tree_of(first)
     storage.check_fits(like)
     step, tree, facts = storage.load(like)
@@ -625,7 +622,7 @@ def taken_up(first: SessionState, stepper: Stepper, log: Logbook, storage: Stora
 
 
 def gone_back(now: SessionState, stepper: Stepper, storage: Storage, schedule: Schedule) -> SessionState:
-    """Return the last good state, or the beginning, with another stream of randomness to go on with."""
+    """Return the last good state, or the initial one, with another random stream."""
     fresh, found = now.statistics.fresh(), storage.rollback(shapes_of(now))
     ledger = stopping.rolled_back_ledger(now.ledger, found)
     if found is None:
@@ -637,19 +634,19 @@ def gone_back(now: SessionState, stepper: Stepper, storage: Storage, schedule: S
     return for_another_try(back)._replace(best=now.best, resetting=now.resetting)
 
 
-# --- the parts that settings ask for ------------------------------------------------------------------------------
+# --- parts from settings ------------------------------------------------------------------------------------------
 
 
 OF_REPLAY = ("opt_interval", "updates", "warmup", "random_warmup")
-"""Settings that only agents read which learn from replay."""
+"""Settings for replay-based agents only."""
 
 
 def put_together(
     config: SessionConfig, spec: EnvSpec, agent: AgentMaker, buffer: Buffer | None, processor: Processor | None
 ) -> Stepwise:
-    """Put the parts together; raise `SettingsError` for those that do not fit one another.
+    """Assemble the parts; raise `SettingsError` if they do not fit together.
 
-    A processor that is left out is one of single steps; of an on-policy agent, what suits it.
+    The default processor makes single-step transitions; for an on-policy agent, it is the agent's default.
     """
     require_alone("a session")
     known = interaction.build_agent(agent, processor, spec)
@@ -671,7 +668,7 @@ def put_together(
 
 
 def rounded(config: SessionConfig, stepwise: Stepwise) -> tuple[SessionConfig, list[str]]:
-    """Return settings whose `max_opts` is made of whole iterations, and what to say of it."""
+    """Return settings with `max_opts` rounded up to whole iterations, and notes on it."""
     length = rounded_up(config.max_opts, stepwise.schedule.updates)
     return replace(config, max_opts=length), rounding(config.max_opts, length, stepwise.schedule.updates)
 
@@ -699,7 +696,7 @@ def _from_rollouts(config: SessionConfig, spec: EnvSpec, processor: Processor, a
 
 
 def require_default(config: SessionConfig, names: tuple[str, ...], why: str) -> None:
-    """Raise `SettingsError`, saying `why`, if one of the settings `names` is not as it is left out."""
+    """Raise `SettingsError`, with the reason `why`, if one of the settings `names` differs from its default."""
     for name in names:
         if getattr(config, name) != getattr(SessionConfig, name):
             raise SettingsError(f"{name} is {getattr(config, name)}, but {why}; leave it out")
@@ -719,13 +716,13 @@ def schedule_of(config: SessionConfig, stepwise: Stepwise) -> Schedule:
 
 
 def _endless(schedule: UpdateSchedule) -> int:
-    """Return how many optimisation steps can be counted, in whole iterations."""
+    """Return the largest number of optimisation steps, in whole iterations, that the counters hold."""
     most = min(MAX_COUNT // schedule.updates, MAX_COUNT - schedule.warmup_env_steps // schedule.rows - 1)
     return most * schedule.updates
 
 
 def notes_of(config: SessionConfig, stepwise: Stepwise, state: StepwiseState) -> list[str]:
-    """Return what is said as a session begins."""
+    """Return the notes to log at the start of a session."""
     more = (
         ()
         if stepwise.buffer is None
@@ -735,9 +732,9 @@ def notes_of(config: SessionConfig, stepwise: Stepwise, state: StepwiseState) ->
 
 
 def settings_of_session(config: SessionConfig, stepwise: Stepwise, made: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return all settings of a session; `made` is what builds one of its environments, if anything does."""
+    """Return all settings of a session; `made` are those that build one of its environments, if it can be built."""
     own = asdict(config)
-    del own["run_dir"]  # a run can be moved
+    del own["run_dir"]  # a run directory can be moved
     for name in ROLLOUT_SETTINGS if stepwise.passes is None else OF_REPLAY:
         del own[name]
     if stepwise.passes is not None:

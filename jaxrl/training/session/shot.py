@@ -1,4 +1,4 @@
-"""A film of an evaluation in the loop of a session: pictures of the user's own environment, taken as the loop goes."""
+"""Filming an evaluation in the user's loop: a frame of the user's environment per step."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,10 +10,10 @@ from jaxrl.training.reel import LONGEST, as_picture, check_format
 
 
 class Shot(NamedTuple):
-    """The first episode that environment 0 plays for an evaluation, as far as it has come."""
+    """The film so far of the first counted episode of environment 0 in an evaluation."""
 
     draw: Callable[[], Any]
-    """Returns a picture of where that environment is now, `[H, W, 3]` uint8."""
+    """Renders the current state of that environment, `[H, W, 3]` uint8."""
     form: str
     pictures: tuple[np.ndarray, ...] = ()
     total: float | None = None
@@ -22,19 +22,19 @@ class Shot(NamedTuple):
     """Why there is no film."""
 
     def begun(self) -> "Shot":
-        """Take the first picture of an episode; one that was given up before is forgotten."""
-        # The film is whole: later episodes are not filmed.
+        """Take the first frame of an episode; drop those of an episode that was abandoned."""
+        # Once the film is complete, later episodes are not filmed.
         return self if self.total is not None else self._replace(pictures=()).looked()
 
     def after(self, total: float, ended: bool) -> "Shot":
-        """Take a picture after a step, behind which the episode's return is `total`, and which may have `ended` it."""
+        """Take a frame after a step; `total` is the return so far, and `ended` whether the step ended the episode."""
         if self.total is not None:
             return self
         shot = self.looked()
         return shot._replace(total=total) if ended else shot
 
     def looked(self) -> "Shot":
-        """Take a picture. Nothing that goes wrong there reaches the loop."""
+        """Take a frame; an error fails the film, not the loop."""
         if self.failed or len(self.pictures) > LONGEST:
             return self
         try:
@@ -43,7 +43,7 @@ class Shot(NamedTuple):
             return self._replace(failed=error_text(error))
 
     def taken(self) -> tuple[tuple[np.ndarray, ...], float]:
-        """Return the pictures and the return; raise `SettingsError` if there is no film."""
+        """Return the frames and the return; raise `SettingsError` if there is no film."""
         if self.failed or self.total is None:
             raise SettingsError(self.failed or "the episode did not end")
         return self.pictures, self.total
@@ -56,10 +56,10 @@ def _seen(drawn: Any) -> np.ndarray:
 
 
 def shot_of(draw: Callable[[], Any] | None, form: str, run_dir: str | None) -> Shot | None:
-    """Return a film that is to be taken by `draw`; `None` without one.
+    """Return a film to be taken by `draw`; `None` if `draw` is.
 
     Raises:
-      SettingsError: there is no directory for it, or `form` cannot be written here.
+      SettingsError: `run_dir` is not set, or the format `form` is unknown or not supported here.
     """
     if draw is None:
         return None

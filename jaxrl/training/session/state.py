@@ -1,4 +1,4 @@
-"""What a session is between two calls, what a checkpoint holds of it, and the session made of that again."""
+"""The state of a session between two calls; saving and restoring it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -36,22 +36,22 @@ from jaxrl.types import Transition
 
 
 class SessionHooks(NamedTuple):
-    """Functions called as a session goes on, each once what it reports has wholly happened; one each, or a list."""
+    """Callbacks of a session, each called after the event is complete; a function each, or a list."""
 
     episode: Hook = None
     """`(episode)`, after each episode."""
     learnt: Hook = None
-    """`(learnt)`, after each time that optimisation steps were made."""
+    """`(learnt)`, after the optimisation steps of an iteration."""
     evaluated: Hook = None
-    """`(evaluation)`, an `Evaluation`, once the episodes of `evaluate_episodes` are played."""
+    """`(evaluation)`, an `Evaluation`, after the last episode of `evaluate_episodes`."""
     save: Hook = None
-    """`(opt_steps)`, when a checkpoint is whole on the disk, given its optimisation step."""
+    """`(opt_steps)`, when a checkpoint is complete on disk, with its optimisation step."""
 
 
 class Learnt(Mapping[str, float]):
-    """Means of the metrics of the optimisation steps just made, by name; fetched from the device when first read.
+    """Mean metrics of the latest optimisation steps, by name; fetched from the device when first read.
 
-    A metric of which nothing was measured, as of a skipped update, is NaN.
+    A metric without a measurement, as in a skipped update, is NaN.
     """
 
     def __init__(self, names: list[str], means: jax.Array) -> None:
@@ -60,7 +60,7 @@ class Learnt(Mapping[str, float]):
 
     def _values(self) -> dict[str, float]:
         if self._read is None:
-            # Reading waits for the device; a loop that reads nothing never waits.
+            # Reading blocks on the device: a loop that reads nothing never waits.
             self._read = dict(zip(self._names, np.asarray(self._means).tolist(), strict=True))
         return self._read
 
@@ -78,7 +78,7 @@ class Learnt(Mapping[str, float]):
 
 
 class Host(NamedTuple):
-    """What the host knows of the running episodes; every leaf `[N, ...]`."""
+    """Host-side state of the running episodes; every leaf is `[N, ...]`."""
 
     returns: np.ndarray
     lengths: np.ndarray
@@ -87,42 +87,42 @@ class Host(NamedTuple):
     ended: np.ndarray
     """Whether the next observation begins an episode."""
     spoilt: np.ndarray
-    """Whether the latest observation was not finite, so that nothing may be learnt from the step that leaves it."""
+    """Whether the latest observation was not finite, so that the step from it is not learnt from."""
 
 
 class SessionState(NamedTuple):
-    """All that a session is between two calls. It is replaced as a whole, so that it is never half of anything."""
+    """The complete state of a session between two calls; immutable, so that updates are atomic."""
 
     state: StepwiseState
     sums: Sums
-    """Of the metrics since the last row."""
+    """Sums of the metrics since the last row."""
     past: Sums
-    """Of those before."""
+    """Sums of the metrics before."""
     host: Host
     ledger: Ledger
     steps: int = 0
     """Vector steps taken."""
     invalid: int = 0
-    """Steps of one environment that were not finite."""
+    """Environment steps that were not finite."""
     statistics: Statistics = Statistics()
     interval: Interval = Interval()
     best: Best | None = None
     chosen: tuple[PyTree, PyTree] | None = None
-    """Actions and extras for the latest observations, if they are chosen already."""
+    """Actions and extras for the latest observations, if already chosen."""
     acted: bool = False
-    """Whether the actions were given out, and wait for what they lead to."""
+    """Whether `act` has returned the actions, and their results are pending."""
     stop: str | None = None
-    """Why the session is done, if by an evaluation or because it diverged."""
+    """Why the session is done, if because of an evaluation or divergence."""
     trial: Trial | None = None
-    """The evaluation that is going on, if one is. It is not saved: a session that is resumed goes on with training."""
+    """The evaluation in progress, if any. It is not saved: a resumed session continues with training."""
     resetting: np.ndarray | None = None
-    """Whether the vector of environments begins an episode in its next step instead of acting, `[N]`; not saved."""
+    """Whether the next step of the vector resets this environment instead of acting, `[N]`; not saved."""
     resumed: bool = False
-    """Whether the running episodes may have been lost with the process that drove them."""
+    """Whether the running episodes may have been lost with an earlier process."""
 
 
 def begun(host: Host, where: np.ndarray) -> Host:
-    """Return `host` once episodes begin `where` `[N]` they do."""
+    """Return `host` with new episodes started `where` `[N]` true."""
     return host._replace(
         returns=np.where(where, np.float32(0), host.returns),
         lengths=np.where(where, np.int32(0), host.lengths),
@@ -131,7 +131,7 @@ def begun(host: Host, where: np.ndarray) -> Host:
 
 
 def differ(obs: PyTree, seen: PyTree, num_envs: int) -> np.ndarray:
-    """Say for each environment whether two observations of it differ; bool `[N]`."""
+    """Return for each environment whether its two observations differ; bool `[N]`."""
     other = np.zeros(num_envs, bool)
     for a, b in zip(jax.tree.leaves(obs), jax.tree.leaves(seen), strict=True):
         entries = a != b
@@ -141,9 +141,9 @@ def differ(obs: PyTree, seen: PyTree, num_envs: int) -> np.ndarray:
 
 
 def episodes_of(host: Host, result: StepResult, reset: np.ndarray, opt_steps: int, env_steps: int) -> list[Episode]:
-    """Return the episodes that a step ends; `host` is what was known before it, the counts are those after it.
+    """Return the episodes that a step ends; `host` is the state before it, the counts are those after it.
 
-    Where `reset` `[N]`, there was no step.
+    Where `reset` `[N]`, the step was a reset and ends none.
     """
     reward, terminated, _, _ = result.numbers
     return [
@@ -155,7 +155,7 @@ def episodes_of(host: Host, result: StepResult, reset: np.ndarray, opt_steps: in
 
 
 def over(statistics: Statistics, episodes: list[Episode]) -> Statistics:
-    """Take episodes into the statistics."""
+    """Add episodes to the statistics."""
     for episode in episodes:
         statistics = statistics.note({**episode.numbers, "terminated": float(episode.terminated)})
     return statistics
@@ -164,28 +164,28 @@ def over(statistics: Statistics, episodes: list[Episode]) -> Statistics:
 def learn_and_sum(
     stepwise: Stepwise, learner: Learner, sums: Sums, items: Transition, window: PackedProcessor, key: Any, t: Any
 ) -> tuple[Learner, Sums, jax.Array]:
-    """Make the optimisation steps of iteration `t`; return also the sums with their metrics added, and their means."""
+    """Run the optimisation steps of iteration `t`; return also the updated sums, and the means of the metrics."""
     learner, metrics = learn_once(stepwise, learner, items, window, key, t)
     return learner, add(sums, metrics), _means(metrics)
 
 
 def _means(metrics: Metrics) -> jax.Array:
-    """Return the means of metrics in the order of their sorted names, NaN of nothing; of events their number."""
+    """Return the means of metrics, sorted by name (NaN if empty); for a `Total`, the number of events."""
     stats = stack_metrics(metrics)
     events = np.array([isinstance(metric, Total) for _, metric in sorted(metrics.items())])
     means = jnp.where(stats.count > 0, stats.sum / jnp.maximum(stats.count, 1), jnp.nan)
     return jnp.where(events, stats.count.astype(jnp.float32), means)
 
 
-# --- what a checkpoint holds --------------------------------------------------------------------------------------
+# --- checkpoints --------------------------------------------------------------------------------------------------
 
 
 class SavedSession(NamedTuple):
-    """What a checkpoint holds of a session."""
+    """The arrays of a session's checkpoint."""
 
     state: PyTree
     sums: Sums
-    """Of the metrics since the last row, and of all before."""
+    """Sums of the metrics since the last row; `past` has those before."""
     past: Sums
     host: Host
 
@@ -196,12 +196,12 @@ def tree_of(now: SessionState) -> SavedSession:
 
 
 def shapes_of(now: SessionState) -> PyTree:
-    """Return their shapes."""
+    """Return the shapes of the arrays of a checkpoint."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree_of(now))
 
 
 def facts_of(now: SessionState) -> dict[str, Any]:
-    """Return what only a session has beside its arrays, for JSON."""
+    """Return the facts of a checkpoint that are specific to sessions, for JSON."""
     return {
         "steps": now.steps,
         "invalid": now.invalid,
@@ -211,27 +211,27 @@ def facts_of(now: SessionState) -> dict[str, Any]:
 
 
 def restored(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, statistics: Statistics) -> SessionState:
-    """Return the session of a checkpoint; `statistics` are fresh ones of the present choices.
+    """Return the session of a checkpoint; `statistics` are empty ones with the current choices.
 
     Raises:
-      KeyError, TypeError, ValueError: `facts` are not what `facts_of` returns.
+      KeyError, TypeError, ValueError: `facts` are not from `facts_of`.
     """
     state, sums, past, host = tree
-    # Types are checked, since a stranger may have written them.
+    # Check types: the checkpoint may come from an untrusted source.
     steps, invalid = facts["steps"], facts["invalid"]
     if type(steps) is not int or type(invalid) is not int:
         raise ValueError("steps and invalid are counts")
     statistics, interval = statistics.take_up(facts["statistics"]), Interval().take_up(facts["interval"])
-    # NumPy again: the loader has made arrays of the device of them.
+    # Convert back to NumPy: the loader returns device arrays.
     host = jax.tree.map(np.array, host)
     return SessionState(state, sums, past, host, ledger, steps, invalid, statistics, interval, resumed=True)
 
 
 def with_changes(now: SessionState, stepwise: Stepwise, schedule: Schedule, changes: Sequence[Change]) -> SessionState:
-    """Give a session that was loaded the settings that were allowed to change, if there are such `changes`.
+    """Apply changed settings, if there are `changes`, to a loaded session.
 
     Raises:
-      SettingsError: the processor is among them: what it holds of the running episodes was made by the old one.
+      SettingsError: the processor has changed: its saved state of the running episodes is from the old one.
     """
     changed = [str(change) for change in changes if change.name.startswith("processor")]
     if changed:
@@ -244,9 +244,9 @@ def with_changes(now: SessionState, stepwise: Stepwise, schedule: Schedule, chan
 
 
 def for_another_try(now: SessionState) -> SessionState:
-    """Return a session that went back, with other random numbers to go on with.
+    """Return a session after a rollback, with another random stream.
 
-    Its environments did not go back: the running episodes are cut.
+    Its environments were not rolled back, so the running episodes are truncated.
     """
     state = reseed(now.state, now.ledger.rollbacks)
     return now._replace(state=state, host=begun(now.host, np.ones_like(now.host.ended)))

@@ -1,4 +1,4 @@
-"""Running statistics of numbers that come one at a time, such as returns: small, exact, and never stopped by a NaN."""
+"""Running statistics of a stream of numbers, such as returns: small, exact, and robust to NaN."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,29 +10,29 @@ from jaxrl.errors import SettingsError, check_count, suggest
 
 @dataclass(frozen=True)
 class Series:
-    """What is kept of one series of numbers; those that are missing or not finite are only counted."""
+    """The running state of one series of numbers; missing and non-finite ones are only counted."""
 
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0
-    """Sum of squared differences from the mean (Welford 1962), which loses no digits to a large mean."""
+    """Sum of squared deviations from the mean (Welford 1962), which keeps its precision if the mean is large."""
     low: float = math.inf
     high: float = -math.inf
     recent: tuple[float, ...] = ()
-    """The latest, oldest first."""
+    """The latest numbers, oldest first."""
     missing: int = 0
-    """Times that there was no number."""
+    """Count of missing numbers."""
     not_finite: int = 0
     total: float = 0.0
 
     def add(self, value: float | None, window: int) -> "Series":
-        """Take in one number, or that there was none."""
+        """Add a number, or `None` for a missing one."""
         if value is None:
             return replace(self, missing=self.missing + 1)
         value = float(value)
         if not math.isfinite(value):
             return replace(self, not_finite=self.not_finite + 1)
-        # Welford's update: the mean first, then the squares from the distances to both means.
+        # Welford's update: first the mean, then the squares from the deviations from the old and the new mean.
         count, apart = self.count + 1, value - self.mean
         mean = self.mean + apart / count
         return Series(
@@ -57,14 +57,14 @@ AGGREGATIONS: dict[str, Callable[[Series], float]] = {
     "rolling": lambda series: math.fsum(series.recent) / len(series.recent),
     "sum": lambda series: series.total,
 }
-"""From a series that has a number to what is reported of it; `rolling` is the mean of the latest."""
+"""Aggregations of a non-empty series; `rolling` is the mean of the latest numbers."""
 
 UNASKED = ("mean", "std", "min", "max", "last", "rolling")
-"""Those of a name for which nobody has chosen."""
+"""Default aggregations of a name."""
 
 
 class Statistics:
-    """Running statistics by name. It never changes: `add` returns another one.
+    """Running statistics by name. Immutable: `add` returns a new object.
 
     statistics = jaxrl.Statistics({"return": ["mean", "rolling"]}, window=100)
     statistics = statistics.add({"return": 200.0, "battery": None})
@@ -78,15 +78,15 @@ class Statistics:
         others: Sequence[str] = UNASKED,
         window: int = 100,
     ) -> None:
-        """Choose what is reported.
+        """Choose the aggregations.
 
         Args:
-          chosen: for a name which of `mean`, `std`, `min`, `max`, `last`, `rolling` and `sum`.
-          others: the same for every other name; all but `sum` if left out.
-          window: numbers over which `rolling` goes.
+          chosen: aggregations by name, of `mean`, `std`, `min`, `max`, `last`, `rolling` and `sum`.
+          others: aggregations of every other name (default: all but `sum`).
+          window: the number of latest values in `rolling`.
 
         Raises:
-          SettingsError: an aggregation that there is not, or a window below 1.
+          SettingsError: an unknown aggregation, or a window below 1.
         """
         self.chosen = {name: tuple(kinds) for name, kinds in (chosen or {}).items()}
         self.others, self.window = tuple(others), check_count("window", window)
@@ -96,18 +96,17 @@ class Statistics:
         self.series: dict[str, Series] = {name: Series() for name in self.chosen}
 
     def add(self, values: Mapping[str, Any]) -> "Statistics":
-        """Take in one number for each name; one that is known and left out, or `None`, is counted as missing."""
-        # All known names, since one that is left out counts as missing.
+        """Add a number for each name; a known name that is absent, or `None`, counts as missing."""
         names = [*self.series, *(name for name in values if name not in self.series)]
         return self._with({n: self.series.get(n, Series()).add(values.get(n), self.window) for n in names})
 
     def note(self, values: Mapping[str, Any]) -> "Statistics":
-        """Take in numbers as `add` does, but say nothing of names that are left out."""
+        """Add numbers like `add`, but ignore absent names."""
         new = {name: self.series.get(name, Series()).add(value, self.window) for name, value in values.items()}
         return self._with({**self.series, **new})
 
     def summary(self) -> dict[str, float | int | None]:
-        """Return `<name>_<aggregation>`, `None` where there was no number yet, and how many numbers there were."""
+        """Return `<name>_<aggregation>`, `None` without a number, and the counts of numbers."""
         summary: dict[str, float | int | None] = {}
         for name, series in self.series.items():
             for kind in self.chosen.get(name, self.others):
@@ -117,17 +116,17 @@ class Statistics:
         return summary
 
     def fresh(self) -> "Statistics":
-        """Return statistics of the same choices and of no numbers yet."""
+        """Return empty statistics with the same aggregations."""
         return self._with({name: Series() for name in self.chosen})
 
     def facts(self) -> dict[str, list[Any]]:
-        """Return the numbers kept, for JSON."""
+        """Return the running state, for JSON."""
         return {
             name: [x if x not in (math.inf, -math.inf) else None for x in astuple(s)] for name, s in self.series.items()
         }
 
     def take_up(self, facts: Mapping[str, Sequence[Any]]) -> "Statistics":
-        """Return these statistics with the numbers that `facts()` returned; raise `ValueError` if they are none."""
+        """Return these statistics with the state from `facts()`; raise `ValueError` if it is malformed."""
 
         def series(values: Sequence[Any]) -> Series:
             count, mean, squares, low, high, recent, missing, not_finite, total = values
@@ -151,7 +150,7 @@ class Statistics:
             raise ValueError(f"no statistics: {error}") from error
 
     def _with(self, series: dict[str, Series]) -> "Statistics":
-        # Never changed in place: a session that is interrupted keeps the one from before.
+        # Never updated in place: an interrupted session keeps the previous object.
         new = Statistics(self.chosen, others=self.others, window=self.window)
         new.series = series
         return new

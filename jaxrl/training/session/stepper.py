@@ -1,4 +1,4 @@
-"""A session one step at a time: its compiled programs, and what it is after each call."""
+"""The compiled programs of a session, as functions from one session state to the next."""
 
 from functools import partial
 
@@ -22,10 +22,10 @@ from jaxrl.trees import PyTree, make_key
 
 
 class Stepper:
-    """Says what a session is after each call. It holds programs, and nothing that a checkpoint would have to hold."""
+    """Computes the next state of a session; holds compiled programs, and nothing that belongs in a checkpoint."""
 
     def __init__(self, stepwise: Stepwise, seed: int) -> None:
-        """Prepare the programs; each is compiled when first called."""
+        """Jit the programs; each is compiled when first called."""
         key = make_key(seed)
         self.stepwise, self._key, self._keys = stepwise, key, stream_keys(key, stepwise.passes)
         self.policy = make_policy(stepwise.agent, stepwise.processor, stepwise.spec)
@@ -49,10 +49,10 @@ class Stepper:
             partial(programs.learn_once, stepwise), learner, state.items, state.window, state.key, np.uint32(0)
         )
         self.metrics = dict(sorted(metrics.items()))
-        """Of an optimisation step: what each looks like, by its name."""
+        """Shapes of the metrics of an optimisation step, by name."""
 
     def first(self, statistics: Statistics) -> SessionState:
-        """Return what a session is before its first observation."""
+        """Return the initial state of a session."""
         num_envs = self.stepwise.schedule.num_envs
         state = self._init(self._key)
         seen = jax.tree.map(np.array, state.last.told.next_obs)
@@ -62,14 +62,13 @@ class Stepper:
         return SessionState(state, sums, past, host, Ledger(), statistics=statistics)
 
     def arrived(self, now: SessionState, given: Observations) -> SessionState:
-        """Return what is known once these observations are there to be acted on."""
+        """Return the state after receiving the observations to act on."""
         state, host = now.state, now.host
         if now.steps == 0:
             window = self._begin(state.agent, given.obs, given.valid)
             fresh = np.ones_like(host.ended)
         else:
-            # An episode begins where one ended, and in a session that was resumed where something else is seen than
-            # before.
+            # An episode begins where one ended and, in a resumed session, where the observation is not the last one.
             other = differ(given.obs, host.seen, self.stepwise.schedule.num_envs)
             fresh = host.ended | other
             if not np.count_nonzero(fresh):
@@ -83,25 +82,25 @@ class Stepper:
             window = self._restart_processor(state.last, given.obs, fresh, given.valid)
         host = begun(host, fresh)._replace(seen=given.obs, ended=np.zeros_like(fresh), spoilt=~given.valid)
         state = state._replace(window=window)
-        # An episode that was given up between two steps: its last item is marked as such afterwards.
+        # An episode abandoned between two steps: mark its last item as such afterwards.
         late = fresh & ~ends(state.last.told)
         if now.steps and late.any():
             *_, place = locate_step(self.stepwise.schedule, now.steps - 1)
             is_last = self._mark_ended(
                 state.items.is_last, late, np.uint32(place)
-            )  # not donated: an interrupt may come
+            )  # not donated, as an exception may interrupt this call
             state = state._replace(items=state.items._replace(is_last=is_last))
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
 
     def unless_reset(self, now: SessionState, given: Observations) -> SessionState:
-        """Return `now` once these observations came to be acted on: where they are others, the user has reset."""
+        """Return `now` with no pending reset where the observations have changed: there the user has reset."""
         if now.resetting is None or not np.count_nonzero(now.resetting):
             return now
         seen = now.host.seen if now.trial is None else now.trial.seen
         return now._replace(resetting=now.resetting & ~differ(given.obs, seen, self.stepwise.schedule.num_envs))
 
     def acting(self, now: SessionState, given: Observations) -> tuple[SessionState, PyTree]:
-        """Return `now` with actions given out for these observations, and the actions `[N, ...]`."""
+        """Return the state after acting on these observations, and the actions `[N, ...]`."""
         now = self.unless_reset(now, given)
         if now.trial is not None:
             trial = self.examiner.act(now.trial, given)
@@ -112,39 +111,39 @@ class Stepper:
         return now._replace(acted=True), now.chosen[0]
 
     def examined(self, now: SessionState, episodes: int, shot: Shot | None = None) -> SessionState:
-        """Return `now` where an evaluation of the present policy begins; running episodes of training are cut."""
+        """Return the state at the start of an evaluation of the current policy; running episodes are truncated."""
         seen, ended = now.host.seen, now.host.ended | (now.steps == 0)
         trial = self.examiner.first(self.params(now), episodes, seen, ended)._replace(shot=shot)
         return now._replace(host=begun(now.host, np.ones_like(ended)), acted=False, chosen=None, trial=trial)
 
     def chosen(self, now: SessionState) -> SessionState:
-        """Return `now` with actions for the observations that are there, chosen unless they were before.
+        """Return `now` with actions for its observations, unless they are already chosen.
 
-        Whether ahead or not, one program chooses them: another might round differently, and a resumed run differ.
+        The same program chooses them ahead or on demand: another might round differently, and a resumed run diverge.
         """
         if now.chosen is not None:
             return now
         phase, t, step = locate_step(self.stepwise.schedule, now.steps)
-        # A session that went back for another try has another stream of training than its seed's.
+        # After a rollback, the training stream is not that of the seed.
         key = now.state.key if phase == "train" else self._keys[phase]
         place = np.array([t, step, t * self.stepwise.schedule.updates if phase == "train" else 0], np.uint32)
         return now._replace(chosen=self.act[phase](now.state.agent, now.state.window.shown, key, place))
 
     def after(self, now: SessionState, result: StepResult, reset: np.ndarray) -> tuple[SessionState, Learnt | None]:
-        """Return all that is after a step, and what was learnt from it. At least the items of `now` are donated.
+        """Return the state after a step, and the metrics if it made an iteration complete. Donates arrays of `now`.
 
-        Where `reset` `[N]`, there was no step, so that none was invalid.
+        Where `reset` `[N]`, there was no step, hence no invalid one.
         """
         assert now.chosen is not None
         state, schedule, reward = now.state, self.stepwise.schedule, result.numbers[0]
-        # Kept for the next observation: where that begins an episode, the processor starts anew from this step.
+        # Kept for the next observation: where that begins an episode, the processor restarts from this step.
         last = Last(state.window, *now.chosen, result)
         phase, t, place = locate_step(schedule, now.steps)
         program = self.process_step[phase != "prime"]
         items, window = program(state.items, state.window, *now.chosen, result, np.uint32(place))
         state = state._replace(items=items, window=window, last=last)
         sums, learnt, whole = now.sums, None, place + 1 == steps_per_iteration(schedule, phase)
-        # After the steps of a whole iteration its items fill the buffer, or in training are learnt from.
+        # At the end of an iteration, its items fill the buffer or, in training, are learnt from.
         if whole and phase == "fill":
             state = state._replace(buffer=self._fill(state.buffer, items, np.uint32(t)))
         elif whole and phase == "train":
@@ -162,16 +161,16 @@ class Stepper:
         return after, learnt
 
     def params(self, now: SessionState) -> PyTree:
-        """Return the parameters of the greedy policy, which stay as they are while training goes on."""
+        """Return a copy of the parameters of the greedy policy, which training does not donate."""
         return self._copied(now.state.agent, now.state.window)
 
     def health(self, now: SessionState) -> Health:
-        """Return how updates have been going, once the device has come to it."""
+        """Return the health counters of the updates; blocks on the device."""
         health: Health = jax.device_get(now.state.health)
         return health
 
 
 def plan_of_session(stepwise: Stepwise, state: PyTree) -> Plan:
-    """Return the memory plan of a session whose `state` is given, or its shapes."""
+    """Return the memory plan of a session from its `state` or the shapes of it."""
     capacity = None if stepwise.buffer is None else stepwise.buffer.capacity(stepwise.schedule.rows)
     return plan_of_state(state, capacity)

@@ -1,4 +1,4 @@
-"""An evaluation in the loop of a session: whole episodes of the greedy policy, from which nothing is learnt."""
+"""An evaluation in the user's loop: complete episodes of the greedy policy, without learning."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,27 +19,27 @@ from jaxrl.types import Step
 
 
 class Trial(NamedTuple):
-    """Where an evaluation stands; every array is `[N]`, or of the policy `[N, ...]`."""
+    """The state of an evaluation; arrays are `[N]`, or for the policy `[N, ...]`."""
 
     params: PyTree
-    """Of the policy that is evaluated."""
+    """Parameters of the evaluated policy."""
     left: np.ndarray
-    """Episodes still to be counted of each environment: a fixed number, so that short ones are not preferred."""
+    """Remaining episodes of each environment: a fixed number, to avoid a bias towards short ones."""
     counts: np.ndarray
-    """Whether the running episode was begun in the evaluation; one from before it is played to its end, uncounted."""
+    """Whether the running episode counts; one begun before the evaluation is played to its end, uncounted."""
     ended: np.ndarray
     """Whether the next observation begins an episode."""
     returns: np.ndarray
-    """Of the running episodes; NaN once something was not finite."""
+    """Returns of the running episodes; NaN after a non-finite step."""
     lengths: np.ndarray
     seen: PyTree
     """The latest observations."""
     found: tuple[tuple[float, int], ...] = ()
-    """Returns and lengths of the episodes that were counted."""
+    """Returns and lengths of the counted episodes."""
     chosen: tuple[PyTree, PyTree] | None = None
-    """What the policy remembers, and its latest actions."""
+    """The policy's carry and its latest actions."""
     shot: Shot | None = None
-    """The film of the first episode that environment 0 plays and is counted for."""
+    """The film of the first counted episode of environment 0."""
 
     @property
     def over(self) -> bool:
@@ -52,7 +52,7 @@ class Trial(NamedTuple):
 
 
 def require_free(trial: Trial | None, closed: bool, episodes: int) -> None:
-    """Raise `SettingsError` unless an evaluation of so many episodes may begin."""
+    """Raise `SettingsError` unless an evaluation of `episodes` episodes can start."""
     check_count("episodes", episodes)
     if trial is not None or closed:
         why = "the session is closed" if closed else "an evaluation is going on; wait for is_evaluating to end"
@@ -60,15 +60,15 @@ def require_free(trial: Trial | None, closed: bool, episodes: int) -> None:
 
 
 class Examiner:
-    """Plays evaluations with one compiled policy."""
+    """Runs evaluations of one policy, compiled once."""
 
     def __init__(self, policy: Policy) -> None:
         self._begin, self._follow = jax.jit(partial(begin, policy)), jax.jit(partial(_follow, policy))
 
     def first(self, params: PyTree, episodes: int, seen: PyTree, ended: np.ndarray) -> Trial:
-        """Return an evaluation over so many `episodes`; where `ended`, the next observation begins one."""
+        """Return a new evaluation over `episodes` episodes; where `ended`, the next observation begins one."""
         num_envs = len(ended)
-        # As even as can be; the first environments play one more.
+        # Divided evenly; the first environments play the remainder.
         left = episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
         return Trial(params, left, ended.copy(), ended.copy(), np.zeros(num_envs), np.zeros(num_envs, int), seen)
 
@@ -86,7 +86,7 @@ class Examiner:
 def _follow(
     policy: Policy, params: PyTree, carry: PyTree, action: PyTree, seen: PyTree, obs: PyTree, ended: Any
 ) -> tuple[PyTree, PyTree]:
-    """Return what the policy remembers, and its next actions; where `ended` `[N]`, `obs` begins another episode."""
+    """Return the policy's carry and its next actions; where `ended` `[N]`, `obs` begins another episode."""
     zeros = jnp.zeros(ended.shape, jnp.float32)
     carry = policy.observe(params, carry, Step(action, (), zeros, ended, zeros > 0, final_obs=seen, obs=obs))
     return policy.act(params, carry)
@@ -99,11 +99,11 @@ def _begun(trial: Trial, where: np.ndarray, spoilt: np.ndarray) -> Trial:
 
 
 def after(trial: Trial, result: StepResult, reset: np.ndarray) -> Trial:
-    """Return the evaluation after a step; where `reset` `[N]`, there was none, and an episode begins."""
+    """Return the evaluation after a step; where `reset` `[N]`, the step was a reset and begins an episode."""
     reward, _, _, valid = result.numbers
     returns = np.where(np.asarray(valid) > 0, trial.returns + reward, np.nan)
     lengths, ended = trial.lengths + 1, ends(result)
-    # Counted only if it was begun in the evaluation, and its environment has episodes left to play.
+    # Count an episode only if it began in the evaluation and its environment has episodes left.
     told = ended & trial.counts & (trial.left > 0) & ~reset
     shot = trial.shot
     if shot is not None and trial.counts[0] and not reset[0]:
@@ -111,7 +111,7 @@ def after(trial: Trial, result: StepResult, reset: np.ndarray) -> Trial:
     found = [(float(returns[i]), int(lengths[i])) for i in np.flatnonzero(told)]
     return trial._replace(
         left=trial.left - told,
-        # From its first end on, every episode of an environment has begun in the evaluation.
+        # After an end, the next episode begins in the evaluation.
         counts=trial.counts | ended,
         ended=ended,
         returns=returns,
@@ -123,6 +123,6 @@ def after(trial: Trial, result: StepResult, reset: np.ndarray) -> Trial:
 
 
 def cut(trial: Trial) -> Trial:
-    """Return the evaluation with its running episodes given up: they do not count, and others begin."""
+    """Return the evaluation with its running episodes discarded, uncounted, and new ones begun."""
     yes = np.ones_like(trial.ended)
     return trial._replace(ended=yes, counts=yes)
