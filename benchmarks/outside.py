@@ -92,7 +92,7 @@ def _session_step(session: jaxrl.Session, obs: np.ndarray) -> tuple[float, bool]
 def _session_programs(session: jaxrl.Session, obs: np.ndarray, times: int) -> float:
     """Return the median microseconds of choosing an action and taking a step in, on a copy of the iteration's steps."""
     now, act, place = session._now, session._stepper.act["train"], np.zeros(3, np.uint32)
-    told, items, us = now.state.last.told, jax.tree.map(jnp.copy, now.state.items), []
+    told, items, us = now.state.last.result, jax.tree.map(jnp.copy, now.state.items), []
     for _ in range(times):
         begun = time.perf_counter()
         action, extras = act(now.state.agent, now.state.window.shown, now.state.key, place)

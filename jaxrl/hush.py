@@ -20,12 +20,12 @@ def hushed() -> Iterator[None]:
     """
     hook = sys.unraisablehook
 
-    def tell(what: Any) -> None:
+    def report(what: Any) -> None:
         if not _of_an_event_loop(what.exc_value):
             hook(what)
 
     filters = {name: _without(part) for name, part in _LOGGED.items()}
-    sys.unraisablehook = tell
+    sys.unraisablehook = report
     for name, leave_out in filters.items():
         logging.getLogger(name).addFilter(leave_out)
     try:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxrl.cli.opening import greet, stage, tell
+from jaxrl.cli.opening import greet, print_note, stage
 
 if __name__ == "__main__":
     greet(sys.argv[1:])  # before what is slow to import
@@ -20,7 +20,7 @@ from jaxrl.cli.arguments import command, normalise, quote, refuse_repeats, value
 from jaxrl.cli.config import Request, algorithm_named, parse
 from jaxrl.cli.finished import nothing_left
 from jaxrl.cli.joining import join, joining, together
-from jaxrl.cli.leaving import say_how_far
+from jaxrl.cli.leaving import print_progress
 from jaxrl.cli.outside import admit, admit_algorithm
 from jaxrl.cli.sweeps import PopulationConfig, build_population, read_sweep
 from jaxrl.envs.registry import module_to_import
@@ -31,7 +31,7 @@ from jaxrl.strategies.population import Population
 from jaxrl.training import Result, Trainer, TrainerConfig
 from jaxrl.training.closing import LIMITS, print_summary, print_table
 from jaxrl.training.mesh import shape_of
-from jaxrl.training.population.scores import PopulationResult, named
+from jaxrl.training.population.scores import PopulationResult, format_swept
 from jaxrl.training.population.trainer import PopulationTrainer
 from jaxrl.training.processes import number
 from jaxrl.xla.contexts import product_precision
@@ -72,12 +72,12 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
         config = replace(config, devices=len(devices))
     quiet = config.quiet or number() > 0
     if not quiet:
-        tell(f"device {devices[0].device_kind}, run directory {one_line(config.run_dir)}")
+        print_note(f"device {devices[0].device_kind}, run directory {one_line(config.run_dir)}")
         products = product_precision(devices[0])
         if products != "float32":
-            tell(f"products of matrices in {products}; JAX_DEFAULT_MATMUL_PRECISION=highest for float32")
+            print_note(f"products of matrices in {products}; JAX_DEFAULT_MATMUL_PRECISION=highest for float32")
         for note in request.notes:
-            tell(one_line(note))
+            print_note(one_line(note))
         stage.show("building the environment")
     members = population_config(request.population)
     strategy = build(request.algo, config) if members is None else build_population(request.algo, config, members)
@@ -92,7 +92,7 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
         raise_on_signal=False,
     )
     stage.clear()
-    say_how_far("")  # from here on something may be written
+    print_progress("")  # from here on something may be written
     try:
         result = train(trainer)
     except (RunDirInUseError, RunDirTakenError) as error:
@@ -101,7 +101,7 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
         if isinstance(error, RunDirTakenError):
             require_new(config.run_dir)  # in the words of the command line
         raise
-    say_how_far(" after the training; all of it is saved")
+    print_progress(" after the training; all of it is saved")
     if not quiet and isinstance(result, Result):
         show(result, config.run_dir, playable=config.env is not None, again=_named_again(request.algo, config.env))
     elif not quiet and isinstance(result, PopulationResult):
@@ -170,7 +170,7 @@ def show_population(result: PopulationResult, run_dir: str, again: str = "") -> 
     if any(member.status == "running" or member.status.startswith("SIG") for member in result.members):
         lines["go on"] = f"{command('train')} --resume{where}{again}"
     lines["evaluate"] = f"{command('evaluate')}{where} --member {best.number}{again}"
-    swept = f", {named(best.now)}" if best.now else ""
+    swept = f", {format_swept(best.now)}" if best.now else ""
     score = "" if best.best_score is None else f", score {best.best_score:.6g}"
     lines["best"] = f"member {best.number}{score}, seed {best.seed}{swept}"
     print_table(result.table(), lines)

@@ -66,7 +66,7 @@ def join(how: Mapping[str, Any], devices: int) -> None:
     """
     join_by_cpu()
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, by which a run saves and stops
-    processes.leave_when_lost(
+    processes.exit_when_lost(
         "the other processes of the run have not come for minutes; start all of them, with one --coordinator-address "
         "that all reach, and one --num-processes"
     )
@@ -78,7 +78,7 @@ def join(how: Mapping[str, Any], devices: int) -> None:
             f"--distributed: this process cannot join the others ({reason}); where JAX does not find them by itself, "
             "give --coordinator-address HOST:PORT of process 0, --num-processes N, and --process-id 0 to N - 1"
         ) from error
-    processes.leave_when_lost()
+    processes.exit_when_lost()
     divide_cpu(devices // processes.processes())
 
 
@@ -95,7 +95,7 @@ def together(joined: bool) -> Iterator[None]:
         _leave(error.exit_code, f"error: {error}")
     except JaxrlError as error:
         if joined and processes.several():
-            _tell(error)
+            _report(error)
         raise
     except Exception:
         if not (joined and processes.several()):
@@ -113,10 +113,10 @@ def _leave(code: int, line: str = "") -> NoReturn:
     os._exit(code)
 
 
-def _tell(error: JaxrlError) -> None:
+def _report(error: JaxrlError) -> None:
     """Tell the other processes why this one could not begin."""
     with contextlib.suppress(jax.errors.JaxRuntimeError, processes.LostError):  # they may have ended already
         if processes.number():
             processes.answer(str(error))
         else:
-            processes.tell(processes.END, {"failed": str(error)})
+            processes.broadcast(processes.END, {"failed": str(error)})

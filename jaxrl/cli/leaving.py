@@ -15,7 +15,7 @@ def leave_on_signals() -> None:
     signal.signal(signal.SIGTERM, _leave)
 
 
-def say_how_far(text: str) -> None:
+def print_progress(text: str) -> None:
     """Have `text` stand behind the name of a signal that comes from now on."""
     global _how_far
     _how_far = text

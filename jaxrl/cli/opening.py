@@ -6,7 +6,7 @@ from typing import Any
 
 import jaxrl
 from jaxrl.cli.arguments import normalise, refuse_repeats, value_of
-from jaxrl.cli.leaving import say_how_far
+from jaxrl.cli.leaving import print_progress
 from jaxrl.cli.presets import PRESETS
 from jaxrl.errors import JaxrlError, one_line, print_stderr
 from jaxrl.paths import local, require_new
@@ -25,7 +25,7 @@ def greet(args: Sequence[str]) -> None:
 
     `--version` is answered here, and what can be refused before slow imports is: both end the process.
     """
-    say_how_far(" before training began; nothing was written")
+    print_progress(" before training began; nothing was written")
     if {"--version", "-v"} & set(args):
         print(f"jaxrl {jaxrl.__version__}")
         raise SystemExit(0)
@@ -84,7 +84,7 @@ def _branching(resume: str, args: Sequence[str]) -> str:
     return f"from step {step} of {resume}" if step else f"going on in {resume}"
 
 
-def tell(line: str) -> None:
+def print_note(line: str) -> None:
     """Print a line in place of the current activity."""
     stage.clear()
     print_folded(f"  {line}", indent=4)

@@ -49,8 +49,8 @@ def lineages(runs: Iterable[Run]) -> list[dict[str, Any]]:
     for run in runs:
         if run.population is not None:
             members.setdefault(run.path.parent.parent, []).append(run)
-    told = [(found, takeovers(path)) for path, found in members.items()]
-    return [_lineage(found, taken) for found, taken in told if taken]
+    searches = [(found, takeovers(path)) for path, found in members.items()]
+    return [_lineage(found, taken) for found, taken in searches if taken]
 
 
 def _lineage(members: Sequence[Run], taken: Sequence[Takeover]) -> dict[str, Any]:

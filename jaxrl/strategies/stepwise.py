@@ -78,7 +78,7 @@ class Last(NamedTuple):
     """The processor before the step."""
     action: PyTree
     extras: PyTree
-    told: StepResult
+    result: StepResult
     """Result of the step; checkpoints use this name."""
 
 
@@ -178,11 +178,11 @@ def restart_processor(stepwise: Stepwise, last: Last, obs: PyTree, ended: Array,
     The last step is processed again, now with the first observation of the next episode. `obs_valid` `[N]` is as in
     `Step`.
     """
-    step = _step(last.action, last.extras, last.told)
+    step = _step(last.action, last.extras, last.result)
     # An episode that the user cut off was not known to end when its step was processed. It ends as a truncation.
     cut = step._replace(
         truncated=step.truncated | (ended & ~step.terminated),
-        obs=tree_where(ended, obs, last.told.next_obs),
+        obs=tree_where(ended, obs, last.result.next_obs),
         obs_valid=obs_valid,
     )
     return _pack_processor(stepwise, stepwise.processor.process(_unpack_processor(stepwise, last.before), cut)[0])

@@ -132,7 +132,7 @@ def _params_of_all(strategy: Strategy, state: PyTree) -> PyTree:
     """Return the policy's parameters, or without a policy the state, in every process."""
     if strategy.policy is None:
         return gathered(state)
-    processes.tell("params")
+    processes.broadcast("params")
     with processes.reported():
         # A replicated output, so that each process has all of it.
         same = NamedSharding(_mesh(strategy), SAME)
@@ -142,28 +142,28 @@ def _params_of_all(strategy: Strategy, state: PyTree) -> PyTree:
 def gathered(tree: PyTree) -> PyTree:
     """Gather a training state, with or without its sums, in this process; a local state is returned as is."""
     if processes.is_spread(tree):
-        processes.tell("gather")
+        processes.broadcast("gather")
         tree = processes.whole(tree)
     return tree
 
 
-def spread_out(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
+def shard_local(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
     """In process 0, shard a local state and its sums over the devices of all processes, unless they already are."""
     if processes.is_spread(state):
         return state, sums
-    processes.tell("place")
-    return handed_out(strategy, state, processes.whole(sums))
+    processes.broadcast("place")
+    return distribute(strategy, state, processes.whole(sums))
 
 
-def handed_out(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
+def distribute(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
     """Shard the state and sums of process 0 over the devices of all processes; the others pass shapes."""
     sharding = lambda spec: NamedSharding(_mesh(strategy), spec)
     where = jax.tree.map(sharding, (_specs(strategy, state), jax.tree.map(lambda _: SAME, sums)))
-    made: tuple[PyTree, PyTree] = processes.handed_out((state, sums), where)
+    made: tuple[PyTree, PyTree] = processes.distribute((state, sums), where)
     return made
 
 
-def whereabouts(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
+def shardings_of(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
     """Return the shapes of a state and its sums; with several processes, with their shardings."""
     if not processes.several():
         return state, sums
@@ -175,11 +175,11 @@ def _over(strategy: Strategy, devices: int) -> Strategy:
     return strategy._replace(placement=strategy.placement._replace(devices=devices))
 
 
-def altered(strategy: Strategy, how: str, state: PyTree, *args: int) -> PyTree:
+def apply_in_all(strategy: Strategy, how: str, state: PyTree, *args: int) -> PyTree:
     """Apply the function `how` of `strategy.state_fns`, such as `reseed`, to a state, in all processes."""
     if not processes.is_spread(state):
         return getattr(strategy.state_fns, how)(state, *args)
-    processes.tell("alter", how, *args)
+    processes.broadcast("alter", how, *args)
     # `over_devices` wraps functions with two results.
     function = lambda state: (getattr(strategy.state_fns, how)(state, *args), ())
     with processes.reported():
@@ -207,7 +207,7 @@ def _mesh(strategy: Strategy) -> Mesh:
     return Mesh(np.array(jax.devices()[first : first + strategy.placement.devices]), (DEVICES,))
 
 
-def after_placing(strategy: Strategy, program: Callable[..., Any]) -> Callable[..., Any]:
+def place_then(strategy: Strategy, program: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a compiled program to place its state on the devices first."""
     return program if strategy.placement.devices == 1 else partial(_run_placed, strategy, program)
 
@@ -218,14 +218,14 @@ def _run_placed(strategy: Strategy, program: Callable[..., Any], state: PyTree, 
         return program(placed(strategy, state), *others)
     sums, start, stop = others
     # Broadcast in the order in which programs start: all processes must start the same ones.
-    state, sums = spread_out(strategy, state, sums)
-    processes.tell("run", int(start), int(stop), not isinstance(sums.count, jax.Array))
+    state, sums = shard_local(strategy, state, sums)
+    processes.broadcast("run", int(start), int(stop), not isinstance(sums.count, jax.Array))
     with processes.reported():
         return jax.block_until_ready(program(state, sums, start, stop))
 
 
 def begun(program: Callable[..., Any], *args: Any) -> Any:
     """Run the program that makes the initial state, in all processes."""
-    processes.tell("init")
+    processes.broadcast("init")
     with processes.reported():
         return jax.block_until_ready(program(*args)) if processes.several() else program(*args)

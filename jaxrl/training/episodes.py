@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import EpisodeEnds, Strategy
-from jaxrl.training.program import most_told
+from jaxrl.training.program import max_iterations
 from jaxrl.training.report import Hook, Hooks, call
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.settings import TrainerConfig
@@ -33,17 +33,17 @@ class Episodes(NamedTuple):
     """Bool; otherwise it was truncated."""
 
 
-class Teller(NamedTuple):
+class EpisodeReporter(NamedTuple):
     """Distributes finished episodes to the log and the hook."""
 
-    tells: bool
+    enabled: bool
     """Whether the program reports episodes."""
-    most: int
+    max_iterations: int
     """Maximum number of iterations in a call."""
     writes: bool
     hook: Hook
 
-    def tell(
+    def report(
         self,
         endings: Sequence[EpisodeEnds],
         t: int,
@@ -62,14 +62,14 @@ class Teller(NamedTuple):
             call(self.hook, trainer, row)
 
 
-def teller_of(strategy: Strategy, config: TrainerConfig, hooks: Hooks) -> Teller:
+def episode_reporter(strategy: Strategy, config: TrainerConfig, hooks: Hooks) -> EpisodeReporter:
     """Return the teller of a run; raise `SettingsError` if the strategy does not report episodes but must."""
-    writes, tells = config.train_episodes, config.train_episodes or hooks.episode is not None
-    if tells and strategy.collect is None:
+    writes, enabled = config.train_episodes, config.train_episodes or hooks.episode is not None
+    if enabled and strategy.collect is None:
         name = "train_episodes" if writes else "Hooks.episode"
         algo = (strategy.info.settings or {}).get("algo", "this strategy")
         raise SettingsError(f"{name}: the training of {algo} tells of no episodes; leave it out")
-    return Teller(tells, most_told(strategy) if tells else 2**32, writes, hooks.episode)
+    return EpisodeReporter(enabled, max_iterations(strategy) if enabled else 2**32, writes, hooks.episode)
 
 
 def episodes_in(endings: Sequence[EpisodeEnds], t: int, stop: int, schedule: Schedule) -> Episodes:

@@ -18,7 +18,7 @@ from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Policy, Strategy, fold
 from jaxrl.strategies.interaction import scalar_column
 from jaxrl.training.ledger import Ledger
-from jaxrl.training.program import programs_of
+from jaxrl.training.program import program_cache
 from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Array, Key, PyTree, make_key, tree_bytes
 from jaxrl.types import Step
@@ -246,7 +246,7 @@ class HostEvaluator:
         self.actions = "sampled" if sampled else "greedy"
         self.env, self.episodes = env.eval_env or env, episodes
         self.max_steps = max_steps or self.env.spec.time_limit or MAX_STEPS
-        chosen = chooser(policy, sampled)
+        chosen = make_eval_policy(policy, sampled)
         self._begin, self._act, self._observe = (
             jax.jit(partial(function)) for function in (chosen.begin, chosen.act, chosen.observe)
         )
@@ -289,7 +289,7 @@ def _latest(known: Mapping[str, Any], new: Mapping[str, Any], running: np.ndarra
     return latest
 
 
-class Chooser(NamedTuple):
+class EvalPolicy(NamedTuple):
     """A policy in evaluation, greedy or sampled."""
 
     begin: Callable[[PyTree, PyTree], PyTree]
@@ -298,10 +298,10 @@ class Chooser(NamedTuple):
     observe: Callable[[PyTree, PyTree, Step], PyTree]
 
 
-def chooser(policy: Policy, sampled: bool) -> Chooser:
-    """Return `policy` as a `Chooser`; raise `SettingsError` if it is `sampled` and has no `sample`."""
+def make_eval_policy(policy: Policy, sampled: bool) -> EvalPolicy:
+    """Return `policy` as a `EvalPolicy`; raise `SettingsError` if it is `sampled` and has no `sample`."""
     if not sampled:
-        return Chooser(policy.begin, lambda params, carry, key, t: policy.act(params, carry), policy.observe)
+        return EvalPolicy(policy.begin, lambda params, carry, key, t: policy.act(params, carry), policy.observe)
     sample = policy.sample
     if sample is None:
         raise SettingsError("the policy was made by hand without a way to sample; evaluate it with greedy actions")
@@ -311,11 +311,11 @@ def chooser(policy: Policy, sampled: bool) -> Chooser:
         drawn = jax.random.fold_in(jax.random.fold_in(key, SAMPLE_STREAM), t)
         return sample(params, carry, drawn, jnp.uint32(DECAYED))
 
-    return Chooser(policy.begin, act, policy.observe)
+    return EvalPolicy(policy.begin, act, policy.observe)
 
 
-def of_agents(one: Chooser, count: int) -> Chooser:
-    """Return the chooser for environments with `count` agents each, which all follow the policy of `one`."""
+def for_agents(one: EvalPolicy, count: int) -> EvalPolicy:
+    """Return the make_eval_policy for environments with `count` agents each, which all follow the policy of `one`."""
 
     def act(params: PyTree, carry: PyTree, key: Key, t: Array) -> tuple[PyTree, PyTree]:
         carry, action = one.act(params, carry, key, t)
@@ -326,7 +326,7 @@ def of_agents(one: Chooser, count: int) -> Chooser:
         reward, terminated, truncated = (jnp.repeat(x, count) for x in (step.reward, step.terminated, step.truncated))
         return one.observe(params, carry, Step(action, (), reward, terminated, truncated, successor, obs))
 
-    return Chooser(lambda params, obs: one.begin(params, flatten_agents(obs)), act, observe)
+    return EvalPolicy(lambda params, obs: one.begin(params, flatten_agents(obs)), act, observe)
 
 
 def evaluator_for(env: Env | HostEnv, policy: Policy, episodes: int, sampled: bool = False) -> EvaluateFn:
@@ -341,7 +341,7 @@ def evaluator_of(strategy: Strategy, episodes: int, sampled: bool = False) -> Ev
 
     The evaluator is cached per strategy, and compiled once.
     """
-    made, name = programs_of(strategy), f"evaluator of {episodes}{' sampled' if sampled else ''}"
+    made, name = program_cache(strategy), f"evaluator of {episodes}{' sampled' if sampled else ''}"
     if name not in made:
         made[name] = _evaluator_of(strategy, episodes, sampled)
     evaluator: EvaluateFn = made[name]
@@ -390,13 +390,13 @@ def run_episodes(
     return end.returns, end.lengths, ~end.running, columns_of_info(end.info)
 
 
-def _asked(env: Env, policy: Policy, sampled: bool) -> tuple[Chooser, Env]:
-    """Return the chooser of `policy` in `env`, and `env` as an environment of a single agent."""
-    asked = chooser(policy, sampled)
-    return (asked, env) if env.agents is None else (of_agents(asked, env.agents), as_single_env(env))
+def _asked(env: Env, policy: Policy, sampled: bool) -> tuple[EvalPolicy, Env]:
+    """Return the make_eval_policy of `policy` in `env`, and `env` as an environment of a single agent."""
+    asked = make_eval_policy(policy, sampled)
+    return (asked, env) if env.agents is None else (for_agents(asked, env.agents), as_single_env(env))
 
 
-def begin_episodes(env: Env, asked: Chooser, episodes: int, params: PyTree, reset_key: Key) -> _Episodes:
+def begin_episodes(env: Env, asked: EvalPolicy, episodes: int, params: PyTree, reset_key: Key) -> _Episodes:
     """Return the initial state of `episodes` parallel episodes."""
     state, obs = jax.vmap(env.reset)(jax.random.split(reset_key, episodes))
     state, obs = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), (state, obs))
@@ -418,7 +418,7 @@ def columns_of_info(info: Mapping[str, Any]) -> dict[str, Any]:
     return {scalar_column(name): value for name, value in info.items()}
 
 
-def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) -> _Episodes:
+def _advance(env: Env, policy: EvalPolicy, params: PyTree, key: Key, e: _Episodes) -> _Episodes:
     # All episodes step until the last has ended; `running` masks the steps after an end.
     carry, action = policy.act(params, e.carry, key, e.step)
     keys = jax.random.split(fold(key, e.step), e.running.shape[0])
@@ -466,7 +466,7 @@ class EvalOutcome(NamedTuple):
     again: float | None
     """The score of the confirmation, if there was one."""
     is_best: bool
-    is_to_keep: bool
+    should_save: bool
     """Whether it is better than the policy on disk, which may be worse than the best so far if that was damaged."""
     least_return: float
     """The lower of the mean returns of both evaluations; NaN if one is."""
@@ -494,8 +494,8 @@ def evaluate_and_confirm(
         second, again = _evaluate_once(rules, params, confirm_key(key), ledger, "confirm")
         least = float(np.minimum(least, mean_return(second)))
     is_best = ledger.record_score(score, opt_steps, again)
-    is_to_keep = math.isfinite(score) and better(score if again is None else again)
-    return EvalOutcome(evaluation, score, again, is_best, is_to_keep, least)
+    should_save = math.isfinite(score) and better(score if again is None else again)
+    return EvalOutcome(evaluation, score, again, is_best, should_save, least)
 
 
 def _evaluate_once(rules: EvalRules, params: PyTree, key: Key, ledger: Ledger, part: str) -> tuple[Evaluation, float]:

@@ -16,7 +16,7 @@ from jaxrl.spaces import to_indices
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Video
-from jaxrl.training.reel import LONGEST, as_picture, check_format, kept_film
+from jaxrl.training.reel import LONGEST, as_picture, check_format, save_film
 from jaxrl.training.report import Hooks, call
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage.run_dir import VIDEOS
@@ -87,7 +87,7 @@ def _first(tree: PyTree) -> PyTree:
 # --- during a run -------------------------------------------------------------------------------------------------
 
 
-def with_videos(strategy: Strategy, config: TrainerConfig, given: Hooks | None) -> Hooks:
+def add_video_hook(strategy: Strategy, config: TrainerConfig, given: Hooks | None) -> Hooks:
     """Return the hooks `given` to a run, with one that films the latest policy every `video_interval`.
 
     Films start in the same state each time, so that they are comparable. They do not affect the training: a failure is
@@ -116,7 +116,7 @@ def with_videos(strategy: Strategy, config: TrainerConfig, given: Hooks | None) 
         if trainer.config.films_at(counters["opt_steps"], trainer.schedule.opt_steps_per_step):
             with trainer.ledger.timed("record"):
                 latest = policy.at(trainer._params(trainer.state))
-                trainer._log.filmed(_film(play, latest, trainer.config, **counters))
+                trainer._log.log_video(_film(play, latest, trainer.config, **counters))
 
     # Before the user's hook, which may read the film.
     return hooks._replace(evaluation=(film, partial(call, hooks.evaluation)))
@@ -151,5 +151,5 @@ def _film(play: Player, policy: GreedyPolicy, config: TrainerConfig, opt_steps: 
 
 def filmed(take: Take, run_dir: str, form: str, opt_steps: int, env_steps: int) -> Video | str:
     """Write the film from `take` into the directory of a run; return the video, or the reason why there is none."""
-    film = kept_film(take, Path(run_dir) / VIDEOS / f"{opt_steps}.{form}")
+    film = save_film(take, Path(run_dir) / VIDEOS / f"{opt_steps}.{form}")
     return film if isinstance(film, str) else Video(opt_steps, env_steps, *film)

@@ -35,7 +35,7 @@ def led(trainer: Any) -> Iterator[None]:
         raise
     # The followers must not wait for orders that never come.
     except BaseException as error:
-        processes.tell(END, {"failed": describe_error(error)})
+        processes.broadcast(END, {"failed": describe_error(error)})
         raise
     _end(trainer)
 
@@ -43,10 +43,10 @@ def led(trainer: Any) -> Iterator[None]:
 def _end(trainer: Any) -> None:
     """Gather the parameters of the policy in each process, and send the last order."""
     if processes.several():
-        trainer.state, trainer._sums = devices.spread_out(trainer.strategy, trainer.state, trainer._sums)
+        trainer.state, trainer._sums = devices.shard_local(trainer.strategy, trainer.state, trainer._sums)
         trainer.latest = devices.params_of(trainer.strategy, trainer.state) if trainer.strategy.policy else None
         how = {"stop": trainer.stop_reason, "signal": trainer.interrupt.signal, "ledger": trainer.ledger.facts()}
-        processes.tell(END, how)
+        processes.broadcast(END, how)
 
 
 def _must_agree(trainer: Any) -> dict[str, Any]:
@@ -80,13 +80,13 @@ def _obey(trainer: Any) -> None:
         elif order == "weights":
             state, sums = within(Saved(state, sums), *given)
         elif order == "place":
-            state, sums = devices.handed_out(strategy, *compiled.like)
+            state, sums = devices.distribute(strategy, *compiled.like)
         elif order == "load":
             state, sums = None, None  # free memory before loading
             (state, sums), said = _loaded(compiled.like, *given)
             processes.answer(said)
         elif order == "alter":
-            state = devices.altered(strategy, given[0], state, *given[1:])
+            state = devices.apply_in_all(strategy, given[0], state, *given[1:])
         elif order == "run":
             start, stop, fresh = given
             sums = zero_sums(len(compiled.metrics)) if fresh else sums

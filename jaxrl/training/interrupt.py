@@ -218,7 +218,7 @@ class Termination:
         raise_signal(number)
 
 
-class Undisturbed:
+class DeferredSignals:
     """Defer SIGINT and SIGTERM to the end of a `with` block, so that their exceptions cannot interrupt it.
 
     Only the main thread handles signals; in any other this does nothing. A signal with the system's default action
@@ -253,14 +253,14 @@ class Undisturbed:
         self._came = number
 
 
-def ended_by(error: BaseException, reason: str | None) -> str:
+def stop_reason_for(error: BaseException, reason: str | None) -> str:
     """Return the stop reason of a run that ended by `error`; an earlier `reason` takes precedence over a failure."""
     if isinstance(error, DivergedError):
         return "diverged"
     return f"failed: {type(error).__name__}" if reason is None else reason
 
 
-def tell_unsaved(error: BaseException, unsaved: StorageError | None) -> None:
+def report_unsaved(error: BaseException, unsaved: StorageError | None) -> None:
     """Report that the last save of a run failed, if the `error` that ended it would hide that."""
     if isinstance(error, SystemExit) and unsaved is not None:
         raise unsaved from error  # an exit code of 0 would mean that all is saved

@@ -47,19 +47,19 @@ class Ledger:
     """Largest magnitude of a reward so far; likewise the two below, see `sanity.Extremes`."""
     seen_discount: float = 0.0
     seen_bonus: float = 0.0
-    told_values: bool = False
+    warned_values: bool = False
     """Whether a warning about values beyond all possible returns was logged."""
-    told_support: bool = False
+    warned_support: bool = False
     """Whether a warning about a support that is too narrow was logged."""
     unsaved_s = 0.0  # seconds of training since the last save in this process; not a field, so not saved
     doing = ""  # the part that is being timed; not a field, so not saved
-    told_greedy: bool = False
+    warned_greedy: bool = False
     """Whether a warning about greedy actions that return far less than sampled ones was logged."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     _begun: float = field(default_factory=lambda: time.perf_counter())
 
     def __post_init__(self) -> None:
-        self.told_values, self.told_support = bool(self.told_values), bool(self.told_support)
+        self.warned_values, self.warned_support = bool(self.warned_values), bool(self.warned_support)
 
     @property
     def wall(self) -> float:
@@ -110,12 +110,12 @@ class Ledger:
         """Check a row of metrics; return warnings by the name of their event, each once in a run."""
         allowed = extremes(row, agent, Extremes(self.seen_reward, self.seen_discount, self.seen_bonus))
         self.seen_reward, self.seen_discount, self.seen_bonus = allowed
-        said: dict[str, str] = {}
-        if not self.told_values and (message := values_beyond(row, agent, allowed)):
-            self.told_values, said["values"] = True, message
-        if not self.told_support and (message := support_missed(row, agent)):
-            self.told_support, said["support"] = True, message
-        return said
+        warnings: dict[str, str] = {}
+        if not self.warned_values and (message := values_beyond(row, agent, allowed)):
+            self.warned_values, warnings["values"] = True, message
+        if not self.warned_support and (message := support_missed(row, agent)):
+            self.warned_support, warnings["support"] = True, message
+        return warnings
 
     def forget_scores(self) -> None:
         """Reset the best score, as old scores are not comparable with new ones."""

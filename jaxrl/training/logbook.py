@@ -110,8 +110,8 @@ class Logbook:
         for note in notes:
             self.event("note", note)
         if resume:
-            self.event("resume", storage.resumption(opt_steps, aside))
-        if changed := storage.measured_anew:
+            self.event("resume", storage.describe_resume(opt_steps, aside))
+        if changed := storage.eval_changes:
             self.event("best", f"evaluation settings changed ({changed}): the best score is reset")
 
     def rewind(self, opt_steps: int) -> None:
@@ -153,7 +153,7 @@ class Logbook:
             total, count = self._noted.get(name, (0.0, 0))
             self._noted[name] = total + float(value), count + 1
 
-    def trained(self, columns: Mapping[str, Any], ledger: Ledger, agent: Mapping[str, Any], steps: int = 0) -> Row:
+    def log_train(self, columns: Mapping[str, Any], ledger: Ledger, agent: Mapping[str, Any], steps: int = 0) -> Row:
         """Log and return a row of metrics, with an event for each warning about it.
 
         Warnings are given once, which `ledger` remembers; `agent` has the settings of the agent. `steps` is the number
@@ -174,14 +174,14 @@ class Logbook:
             self.event("invalid", warning)
         return row
 
-    def filmed(self, video: Video | str) -> None:
+    def log_video(self, video: Video | str) -> None:
         """Log a video, or an event with the reason why there is none."""
         if isinstance(video, str):
             self.event("video", video)
         else:
             self._rows.video(video)
 
-    def scored(self, columns: Mapping[str, Any], evaluation: Evaluation | None = None) -> Row:
+    def log_score(self, columns: Mapping[str, Any], evaluation: Evaluation | None = None) -> Row:
         """Log and return the row of a score, with the histograms of its evaluation, if any."""
         row = self.row("eval", **columns)
         self._continue_curve(row)
@@ -189,7 +189,7 @@ class Logbook:
         self._rows.scored(row, histograms(row["opt_steps"], row["env_steps"], **spread))
         return row
 
-    def evaluated(self, found: EvalOutcome, training: TrainingReturns | None, kind: EvalKind, ledger: Ledger) -> Row:
+    def log_eval(self, found: EvalOutcome, training: TrainingReturns | None, kind: EvalKind, ledger: Ledger) -> Row:
         """Log and return the row of an evaluation, and log a row for each of its episodes; see `eval_columns`.
 
         `training` has the returns of the training episodes. If greedy actions return far less, log a warning, once in
@@ -198,12 +198,12 @@ class Logbook:
         if self._console is not None:
             self._console.actions = kind.actions
         columns = eval_columns(found.evaluation, found.score, found.again, found.is_best)
-        row = self.scored({**columns, "train_return": training and training.mean}, found.evaluation)
+        row = self.log_score({**columns, "train_return": training and training.mean}, found.evaluation)
         self._episodes.write_all(list(episode_rows(self._counters, found.evaluation)))
         # Once in a run, resumed ones included: the ledger is part of the checkpoint.
-        if kind.hints and not ledger.told_greedy and is_far_below(found.evaluation.returns, training):
+        if kind.hints and not ledger.warned_greedy and is_far_below(found.evaluation.returns, training):
             assert training is not None
-            ledger.told_greedy = True
+            ledger.warned_greedy = True
             self.event("greedy", hint(row["eval_reward"], training.mean))
         return row
 
@@ -212,7 +212,7 @@ class Logbook:
         point = Point(row["opt_steps"], row["env_steps"], _finite(row.get("score")), _finite(row.get("train_return")))
         self.curve = [*(other for other in self.curve if other.opt_steps < point.opt_steps), point]
 
-    def remark(self, text: str | None) -> None:
+    def log_note(self, text: str | None) -> None:
         """Log `text` as an event, if there is one.
 
         Raises:
@@ -226,7 +226,7 @@ class Logbook:
             raise SettingsError(f"note: {text!r} is no text; numbers have names, as in note(norm=3.5)")
         self.event("note", text)
 
-    def ended(self, episodes: Episodes) -> None:
+    def log_episodes(self, episodes: Episodes) -> None:
         """Log a row for each training episode."""
         if len(episodes.length):
             self._train_episodes.extend(lines_of(episodes))
@@ -361,7 +361,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 @contextmanager
-def unpacking(checkpoint: str, verdict: str) -> Iterator[None]:
+def reading_facts(checkpoint: str, verdict: str) -> Iterator[None]:
     """Convert errors from reading the facts of a checkpoint; `verdict`, as "no session's", goes into the message.
 
     Raises:

@@ -22,15 +22,15 @@ from jaxrl.strategies.guard import Health
 from jaxrl.training import program, stopping
 from jaxrl.training.actors import pool
 from jaxrl.training.actors.pool import ActorPool
-from jaxrl.training.devices import Alone, altered, apart
+from jaxrl.training.devices import Alone, apart, apply_in_all
 from jaxrl.training.divergence import diverged, explain
-from jaxrl.training.episodes import teller_of
+from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvalRules, EvaluateFn, ScoreFn, eval_key, evaluate_and_confirm
-from jaxrl.training.film import with_videos
+from jaxrl.training.film import add_video_hook
 from jaxrl.training.following import follow, led
-from jaxrl.training.interrupt import Interrupt, ended_by, tell_unsaved
+from jaxrl.training.interrupt import Interrupt, report_unsaved, stop_reason_for
 from jaxrl.training.ledger import Ledger
-from jaxrl.training.logbook import Logbook, unpacking
+from jaxrl.training.logbook import Logbook, reading_facts
 from jaxrl.training.memory import Plan
 from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.processes import stops
@@ -77,7 +77,7 @@ class Run:
         require_recorders(recorders)
         self.strategy, self.config, self.schedule = strategy, config, schedule
         self.evaluator, self.score, self.stop = evaluator, score, stop
-        self.hooks = with_videos(strategy, config, hooks)
+        self.hooks = add_video_hook(strategy, config, hooks)
         self.interrupt = Interrupt() if interrupt is None else interrupt
         self.resume, self.max_chunk = resume, max_chunk
         self.ledger = Ledger()
@@ -95,7 +95,7 @@ class Run:
         self._best: Best | None = None
         self._actors: ActorPool | None = None
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
-        self._teller = teller_of(strategy, self.config, self.hooks)
+        self._episodes = episode_reporter(strategy, self.config, self.hooks)
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
 
     @property
@@ -111,7 +111,7 @@ class Run:
 
     def reports(self) -> Generator[Report, None, None]:
         """Train, yielding a report at each boundary; closing the generator saves. Raises as `Trainer.train` does."""
-        if self._take_up() and not follow(self):
+        if self._prepare() and not follow(self):
             with led(self):
                 yield from self._loop()
 
@@ -181,19 +181,19 @@ class Run:
         while self.ledger.t < end and not stops(self.interrupt) and not diverged(self._health(), self.config.max_skips):
             # A call ends at the boundary, after about `CHUNK_S`, or when the arrays of ended episodes are full.
             begun, t = time.perf_counter(), self.ledger.t
-            stop = min(end, t + self._chunk, t + self._teller.most)
+            stop = min(end, t + self._chunk, t + self._episodes.max_iterations)
             made = pool.advance(self._program, self.lane.others or self._actors, self._state, self._sums, t, stop)
             # The arguments were donated: replace the state at once. Dispatch is asynchronous: block to time the call.
-            self._state, self._sums, stop, told = jax.block_until_ready(made)
+            self._state, self._sums, stop, ended = jax.block_until_ready(made)
             seconds = max(time.perf_counter() - begun, 1e-9)
             self.ledger.trained(stop, seconds)
             with self.ledger.timed("record"):
-                self._teller.tell(told, t, stop, self.schedule, self._log.ended, self)
+                self._episodes.report(ended, t, stop, self.schedule, self._log.log_episodes, self)
             self._fail_with_actors()
             # At the speed of this call, the next one takes about `CHUNK_S`.
             self._chunk = self.max_chunk or max(1, int((stop - t) * CHUNK_S / seconds))
             # Report saves that have finished or failed in the meantime.
-            self._storage.settle(block=False)
+            self._storage.collect_saves(block=False)
             if stop < end and self._is_time_to_save():  # at `end` the boundary saves, after all else due there
                 self._save()
             call(self.hooks.chunk, self, self._log.tick(stop, (stop - t) / seconds))
@@ -219,11 +219,11 @@ class Run:
         found = evaluate_and_confirm(rules, self._params(self._state), opt_steps, self.ledger, on_disk)
         self._least_return = found.least_return
         self.membership.evaluated(opt_steps, found.score)
-        if found.is_to_keep:
+        if found.should_save:
             self._keep_best(found.kept)
         with self.ledger.timed("record"):
             training = training_returns(recorded or program.summarise(self._metrics, self._sums))
-            row = self._log.evaluated(found, training, eval_kind_of(self.strategy, self.evaluator), self.ledger)
+            row = self._log.log_eval(found, training, eval_kind_of(self.strategy, self.evaluator), self.ledger)
         call(self.hooks.evaluation, self, found.evaluation, found.is_best)
         return row
 
@@ -243,7 +243,7 @@ class Run:
             waits = self._actors.columns() if self._actors is not None else {}
             agent = (self.strategy.info.settings or {}).get("agent") or {}
             steps = done * self.schedule.env_steps_per_step
-            row = self._log.trained(
+            row = self._log.log_train(
                 {**rates, **waits, **program.summarise(self._metrics, self._sums)}, ledger, agent, steps
             )
             # Start the next interval.
@@ -255,7 +255,7 @@ class Run:
     def _save(self) -> None:
         with self.ledger.timed("save"):
             self._storage.save(self.schedule.opt_steps(self.ledger.t), self._saved(), self._facts(), self._best)
-            self._storage.note(**self._summary(), status=self.stop_reason or "running")
+            self._storage.update_metadata(**self._summary(), status=self.stop_reason or "running")
             self.ledger.unsaved_s = 0.0
 
     def _is_time_to_save(self) -> bool:
@@ -271,22 +271,22 @@ class Run:
         health = self._health()
         assert health is not None
         what = explain(health, self._metrics)
-        stopping.require_try(self._log, self.ledger, self.config.max_rollbacks, what)
+        stopping.require_rollback_left(self._log, self.ledger, self.config.max_rollbacks, what)
         self.state, self._sums, self._refilled = None, None, range(0)  # free memory before loading
         found = self._storage.rollback(self._compiled.like)
         self.ledger = stopping.rolled_back_ledger(self.ledger, found)
         state, self._sums = found[0] if found else self._compiled.init(make_key(self.config.seed))
-        state = self._taken_up(state, self.ledger) if found else state
-        self.state = altered(self.strategy, "reseed", state, self.ledger.rollbacks)
+        state = self._adapt_loaded(state, self.ledger) if found else state
+        self.state = apply_in_all(self.strategy, "reseed", state, self.ledger.rollbacks)
         if self._actors is not None:
-            self._actors = self._actors.renewed()
+            self._actors = self._actors.restart()
         stopping.log_rollback(
             self._log, self.schedule.opt_steps(self.ledger.t), what, anew(self._refilled, self.strategy)
         )
 
     # --- beginning and ending -----------------------------------------------------------------------------------
 
-    def _take_up(self) -> bool:
+    def _prepare(self) -> bool:
         """Prepare to start or continue; print a message and return `False` if nothing is left to do."""
         reason, self.stop_reason, self.latest = self.stop_reason, None, None
         # The run was stopped by request; calling it again withdraws the request.
@@ -331,10 +331,10 @@ class Run:
             try:
                 yield storage
             except BaseException as error:
-                self.stop_reason = ended_by(error, self.stop_reason)
+                self.stop_reason = stop_reason_for(error, self.stop_reason)
                 # Finish pending writes before the error propagates.
                 self._close(storage)
-                tell_unsaved(error, storage.error)
+                report_unsaved(error, storage.error)
                 raise
             else:
                 self._close(storage)
@@ -345,10 +345,10 @@ class Run:
         self._chunk, goes_on = self.max_chunk or 256, self._storage.resumes or self._state is not None
         self._log.stage("compiling")
         with self.ledger.timed("compile"):
-            how = self._params, goes_on, self._teller.tells, self.lane.others is None
+            how = self._params, goes_on, self._episodes.enabled, self.lane.others is None
             made = partial(compile_all, self.strategy, key, self.evaluator, *how)
             now = self.strategy, self.config, self._storage, self._weights, goes_on
-            self._compiled, self._weights = compiled_for(made, *now)
+            self._compiled, self._weights = compile_for(made, *now)
             self._program, self._metrics = self._compiled.run, self._compiled.metrics
             self._actors = pool.pool_of(
                 self.strategy, self._program, self.interrupt, self._log.event, self.schedule.last
@@ -374,18 +374,18 @@ class Run:
     def _restore(self) -> None:
         step, (state, sums), facts = self._storage.load(self._compiled.like)
         self.membership.restore(facts, self._storage.path)
-        with unpacking(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
-            ledger = self._log.restored_ledger(facts, self.ledger, bool(self._storage.measured_anew))
+        with reading_facts(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
+            ledger = self._log.restored_ledger(facts, self.ledger, bool(self._storage.eval_changes))
         saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
         # Checked first: under other settings the same iteration would mean other counts.
         require_counters(f"{step} of {self.config.run_dir}", ledger.counters(self.schedule), saved)
-        self.state, self._sums, self.ledger = self._taken_up(state, ledger), sums, ledger
+        self.state, self._sums, self.ledger = self._adapt_loaded(state, ledger), sums, ledger
         pool.go_on_counting(self._actors, facts)
-        self._storage.go_on()
+        self._storage.commit_resume()
 
-    def _taken_up(self, state: PyTree, ledger: Ledger) -> PyTree:
+    def _adapt_loaded(self, state: PyTree, ledger: Ledger) -> PyTree:
         """Apply changed settings to a loaded state and refill a replay buffer it was saved without; note both."""
-        state, self._refilled = replenished(self.strategy, state, ledger.t, bool(self._storage.decisive))
+        state, self._refilled = refill_buffer(self.strategy, state, ledger.t, bool(self._storage.decisive))
         if self._storage.decisive or self._refilled:
             ledger.changed_at = self.schedule.opt_steps(ledger.t)
         if self._actors is not None:
@@ -393,9 +393,9 @@ class Run:
         return state
 
     def _open_logs(self) -> None:
-        notes = (*self._notes, *self._weights.told, *notes_of(self._memory, self.strategy, self._storage))
+        notes = (*self._notes, *self._weights.notes, *notes_of(self._memory, self.strategy, self._storage))
         self._log.open(self._storage, self.resume.run, notes, anew(self._refilled, self.strategy))
-        if (beginning := self._storage.beginning()) is not None:
+        if (beginning := self._storage.describe_origin()) is not None:
             self._log.event("fork", beginning)
 
     def _close(self, storage: Storage) -> None:
@@ -408,7 +408,7 @@ class Run:
                 storage.finish()
             self._wall = self.ledger.wall
             if self._state is not None:
-                storage.note(**self._summary(), status=self.stop_reason)
+                storage.update_metadata(**self._summary(), status=self.stop_reason)
         finally:
             # Close the logs before releasing the lock: afterwards another process may write them.
             self._log.close()
@@ -416,7 +416,7 @@ class Run:
             if storage.path is not None and storage.path.exists():  # another call resumes from there
                 self.resume = Resume(run=True, allow_changes=self.resume.allow_changes)
 
-    def adopt(self, state: PyTree, strategy: Strategy, told: str) -> None:
+    def adopt(self, state: PyTree, strategy: Strategy, message: str) -> None:
         """Continue from another state with other settings of the same program; `told` becomes an event.
 
         Call `require_saved` before training continues: after a crash the run must not resume from its former state.
@@ -424,14 +424,14 @@ class Run:
         own = self.strategy.placement
         there = strategy.placement._replace(devices=own.devices, first_device=own.first_device)
         self.state, self.strategy = state, strategy._replace(placement=there)
-        self._storage.renew(self.settings())
+        self._storage.replace_settings(self.settings())
         self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
-        self._log.event("adopted", told)
+        self._log.event("adopted", message)
         self._storage.save(self.ledger.changed_at, self._saved(), self._facts(), self._best, again=True)
 
     def require_saved(self) -> None:
         """Wait for the save in progress; raise `StorageError` if it could not be written."""
-        self._storage.settle()
+        self._storage.collect_saves()
         if self._storage.error is not None:
             raise self._storage.error
 
@@ -495,7 +495,7 @@ def check_run(strategy: Strategy, config: TrainerConfig, fresh: bool, is_member:
     return weights_of(config.init_from if fresh else None, config.init_parts, lambda: program.state_shapes(strategy))
 
 
-def compiled_for(
+def compile_for(
     compile_all: Callable[[], Compiled],
     strategy: Strategy,
     config: TrainerConfig,
@@ -530,7 +530,7 @@ def fits(strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: St
     return restored.counters(schedule)["env_steps"] == facts.get("env_steps")
 
 
-def replenished(strategy: Strategy, state: PyTree, t: int, changed: bool) -> tuple[PyTree, range]:
+def refill_buffer(strategy: Strategy, state: PyTree, t: int, changed: bool) -> tuple[PyTree, range]:
     """Return a state saved after `t` iterations, its buffer refilled if it was saved without; and the refilled range.
 
     If settings have `changed`, the state takes the current ones. The range has the numbers of the blocks pushed again
@@ -538,7 +538,7 @@ def replenished(strategy: Strategy, state: PyTree, t: int, changed: bool) -> tup
     """
     refill = strategy.state_fns.refill
     if changed and strategy.state_fns.set_hyperparams is not None:
-        state = altered(strategy, "set_hyperparams", state)
+        state = apply_in_all(strategy, "set_hyperparams", state)
     if refill is None or jax.tree.leaves(state.buffer):
         return state, range(0)
     blocks = refill.blocks(t)
@@ -547,7 +547,7 @@ def replenished(strategy: Strategy, state: PyTree, t: int, changed: bool) -> tup
 
 
 def anew(refilled: range, strategy: Strategy) -> str:
-    """Return the text on what a resumed run starts anew; `refilled` is the range from `replenished`."""
+    """Return the text on what a resumed run starts anew; `refilled` is the range from `refill_buffer`."""
     steps = len(refilled) * strategy.env_steps_per_step
     parts = ["environments that start anew"] if strategy.actor_fns is not None else []
     parts += [f"replay filled anew by {steps} environment steps, which no counter counts"] if steps else []
@@ -566,5 +566,5 @@ def require_counters(checkpoint: str, counted: Mapping[str, int], saved: Mapping
 def notes_of(plan: Plan, strategy: Strategy, storage: Storage) -> list[str]:
     """Return the notes to log at the start of a run; write the full memory `plan` into `metadata.json`."""
     without = attempts.failures()
-    storage.note(memory=plan.facts(), **({"without": without} if without else {}))
+    storage.update_metadata(memory=plan.facts(), **({"without": without} if without else {}))
     return [*plan.notes(), *strategy.info.notes, *attempts.notes()]

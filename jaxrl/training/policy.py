@@ -36,7 +36,7 @@ class GreedyPolicy:
         """What was known of it when it was saved: `score`, `opt_steps`, `env_steps`."""
         # The same functions for all policies made by `at`, so nothing is compiled again.
         self._begin, self._follow = jax.jit(partial(begin, policy)), jax.jit(partial(follow, policy))
-        self._tell: dict[str, Any] = {}
+        self._outputs: dict[str, Any] = {}
         self._opt_steps = np.uint32(self.facts.get("opt_steps") or 0)
         self._remembers: bool | None = None
         self.reset()
@@ -145,11 +145,11 @@ class GreedyPolicy:
         batch, rows, single = self._batch(obs)
         given: PyTree = () if action is None else self._actions(action, rows, single)
         # Made when first asked for: most policies only act.
-        if not self._tell:
+        if not self._outputs:
             ask = lambda look, *args: _asked(self.policy, look, *args)
-            self._tell.update({name: jax.jit(partial(ask, getattr(outputs, name))) for name in ASKED})
+            self._outputs.update({name: jax.jit(partial(ask, getattr(outputs, name))) for name in ASKED})
         before = () if self._memory is None or self._memory[0] != rows else self._memory[1:]
-        answer = self._tell[what](self.params, batch, before, self._opt_steps, given)
+        answer = self._outputs[what](self.params, batch, before, self._opt_steps, given)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(answer)):
             self._require_no_memory(batch)
         return jax.tree.map(lambda x: x[0], answer) if single else answer

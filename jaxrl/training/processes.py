@@ -80,7 +80,7 @@ def _store() -> Any:
 # --- orders -----------------------------------------------------------------------------------------------------
 
 
-def tell(order: str, *given: Any) -> None:
+def broadcast(order: str, *given: Any) -> None:
     """Broadcast an order from process 0 to the others; do nothing in the others, or in a single process."""
     if not several() or number():
         return
@@ -143,7 +143,7 @@ def agree(settings: Mapping[str, Any]) -> None:
     if number():
         _agree_with_first(settings)
         return
-    tell("settings", settings)
+    broadcast("settings", settings)
     for i, said in enumerate(answers(), 1):
         if said != "yes":
             raise SettingsError(f"process {i}: {said}")
@@ -204,7 +204,7 @@ def _is_loss(said: str) -> bool:
     return any(sign in said for sign in signs)
 
 
-def leave_when_lost(line: str = GONE) -> None:
+def exit_when_lost(line: str = GONE) -> None:
     """Print a message and set the exit code when JAX aborts this process because another one is gone.
 
     Such an abort bypasses Python; only a C handler of SIGABRT still runs.
@@ -268,7 +268,7 @@ def copied(leaf: Any) -> Any:
     return as_keys(leaf, jax.make_array_from_single_device_arrays(data.shape, data.sharding, own))
 
 
-def handed_out(tree: PyTree, shardings: PyTree) -> PyTree:
+def distribute(tree: PyTree, shardings: PyTree) -> PyTree:
     """Shard the arrays of process 0 over the devices of all processes; the others pass shapes."""
     leaves, form = jax.tree.flatten(tree)
     with reported():

@@ -81,7 +81,7 @@ def zero_sums(size: int) -> Sums:
 
 def metric_shapes(strategy: Strategy, state: PyTree) -> dict[str, Any]:
     """Return the shapes of the metrics of `strategy.step`, sorted by name."""
-    made = programs_of(strategy)
+    made = program_cache(strategy)
     if "metrics" not in made:
         _, metrics = jax.eval_shape(_step_of(strategy), *_given(strategy, state))
         made["metrics"] = dict(sorted(metrics.items()))
@@ -96,7 +96,7 @@ def _given(strategy: Strategy, state: PyTree) -> tuple[PyTree, ...]:
 
 def _step_of(strategy: Strategy) -> Any:
     """Return the jitted step of `strategy`, traced once for both the metric shapes and the memory plan."""
-    return programs_of(strategy).setdefault("step", jax.jit(strategy.step, inline=True))
+    return program_cache(strategy).setdefault("step", jax.jit(strategy.step, inline=True))
 
 
 def run(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array) -> tuple[PyTree, Sums]:
@@ -127,29 +127,33 @@ class Lanes(NamedTuple):
     """The health counters of the updates, if the strategy keeps them."""
 
 
-def run_together(strategy: Strategy, tells: bool, state: PyTree, sums: Sums, start: Array, stop: Array) -> Lanes:
+def run_together(
+    strategy: Strategy, with_episodes: bool, state: PyTree, sums: Sums, start: Array, stop: Array
+) -> Lanes:
     """Run iterations `start .. stop-1` of several members at once; they share all counters, which are scalars."""
-    program = partial(tell if tells else run, strategy)
+    program = partial(run_with_episodes if with_episodes else run, strategy)
     state, sums, *ended_rows = jax.vmap(program, in_axes=(0, 0, None, None))(state, sums, start, stop)
     return Lanes(state, sums, ended_rows, strategy.state_fns.health and jax.vmap(strategy.state_fns.health)(state))
 
 
-MOST_TOLD = 1 << 18
+MAX_EPISODE_STEPS = 1 << 18
 """Maximum number of environment steps in one call that reports episodes, but at least one iteration."""
 
 
-def most_told(strategy: Strategy) -> int:
+def max_iterations(strategy: Strategy) -> int:
     """Return the maximum number of iterations in a call of `tell`: the length of its arrays of ended episodes."""
-    return max(1, MOST_TOLD // strategy.env_steps_per_step)
+    return max(1, MAX_EPISODE_STEPS // strategy.env_steps_per_step)
 
 
-def tell(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array) -> tuple[PyTree, Sums, EpisodeEnds]:
-    """Run iterations `start .. stop-1`, at most `most_told`; return the state, the sums and the ended episodes.
+def run_with_episodes(
+    strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array
+) -> tuple[PyTree, Sums, EpisodeEnds]:
+    """Run iterations `start .. stop-1`, at most `max_iterations`; return the state, the sums and the ended episodes.
 
-    Leaves of the latter are `[most_told, T, N]`: an iteration writes one row, whether or not an episode ended.
+    Leaves of the latter are `[max_iterations, T, N]`: an iteration writes one row, whether or not an episode ended.
     """
     assert isinstance(strategy.step, ComposedStep)
-    step, most = strategy.step.with_episodes, most_told(strategy)
+    step, most = strategy.step.with_episodes, max_iterations(strategy)
     _, _, like = jax.eval_shape(step, state, state.key, start)
     # Allocate for the longest call, so that one program serves any length.
     blank = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), like)
@@ -166,7 +170,7 @@ def tell(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Arra
     return state, sums, ended_rows
 
 
-def tell_one(
+def run_one_with_episodes(
     strategy: Strategy, state: PyTree, sums: Sums, arrival: PyTree, t: Array
 ) -> tuple[PyTree, Sums, EpisodeEnds]:
     """Run iteration `t` of a strategy with actors, on the batch `arrival`; return also the ended episodes."""
@@ -177,10 +181,10 @@ def tell_one(
 
 def add(sums: Sums, metrics: Metrics) -> Sums:
     """Add the metrics of one iteration to the sums."""
-    return add_up(sums, stack_metrics(metrics))
+    return merge_sums(sums, stack_metrics(metrics))
 
 
-def add_up(sums: Sums, new: Stat | Sums) -> Sums:
+def merge_sums(sums: Sums, new: Stat | Sums) -> Sums:
     """Add stacked metrics, or other sums."""
     # Kahan summation: subtract the rounding error of the last addition before the next one.
     addend = new.sum - sums.error
@@ -227,22 +231,28 @@ class Compiled(NamedTuple):
 
 
 def compile_all(
-    strategy: Strategy, key: Array, evaluator: Any, params: Any, resume: bool, tells: bool = False, runs: bool = True
+    strategy: Strategy,
+    key: Array,
+    evaluator: Any,
+    params: Any,
+    resume: bool,
+    with_episodes: bool = False,
+    runs: bool = True,
 ) -> Compiled:
     """Compile all programs of a run concurrently, each in a thread: XLA releases the GIL while it compiles.
 
-    With `tells`, the training program also returns the ended episodes; without `runs` there is none, for a member that
-    a team trains. Programs compiled earlier in this process for the same strategy are reused.
+    With `with_episodes`, the training program also returns the ended episodes; without `runs` there is none, for a
+    member that a team trains. Programs compiled earlier in this process for the same strategy are reused.
     """
-    processes.tell("compile", resume)
+    processes.broadcast("compile", resume)
     # `made` has the programs that this process has already compiled for the strategy.
-    init, made, values = jit_init(strategy), programs_of(strategy), values_of(strategy)
-    like, run = state_shapes(strategy), "tell" if tells else "run"
+    init, made, values = jit_init(strategy), program_cache(strategy), values_of(strategy)
+    like, run = state_shapes(strategy), "run_with_episodes" if with_episodes else "run"
     state = like[0]
     # Concurrent traces share JAX's caches, which changes what XLA sees of sharded programs: compile those in turn.
     with ThreadPoolExecutor(3 if strategy.placement.shards == 1 else 1) as pool:
         submit = lambda job, *args: pool.submit(bind_context(job), *args)
-        run_job = None if run in made or not runs else submit(_compile_run, strategy, like, tells)
+        run_job = None if run in made or not runs else submit(_compile_run, strategy, like, with_episodes)
         init_job = None if resume or "init" in made else submit(lambda: init.lower(key, values).compile())
         if hasattr(evaluator, "compile"):
             submit(evaluator.compile, jax.eval_shape(params, state), key).result()
@@ -251,8 +261,8 @@ def compile_all(
     processes.meet("compiled")
     first = made.get("init", init)
     begin = lambda key: Saved(*devices.begun(first, key, values))
-    where = Saved(*devices.whereabouts(strategy, *like))
-    return Compiled(begin, runs and devices.after_placing(strategy, made[run]), where, metric_shapes(strategy, state))
+    where = Saved(*devices.shardings_of(strategy, *like))
+    return Compiled(begin, runs and devices.place_then(strategy, made[run]), where, metric_shapes(strategy, state))
 
 
 def values_of(strategy: Strategy) -> dict[str, Array]:
@@ -264,28 +274,29 @@ def values_of(strategy: Strategy) -> dict[str, Array]:
     return {name: jnp.float32(own.get(name, value)) for name, value in _traced_begin(strategy)[1].items()}
 
 
-def compile_together(strategy: Strategy, width: int, tells: bool) -> Any:
+def compile_together(strategy: Strategy, width: int, with_episodes: bool) -> Any:
     """Compile `run_together` for `width` members, `(state, sums, start, stop) -> Lanes`; the state is donated."""
     wide = lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype)
-    made, name = programs_of(strategy), f"{'tell' if tells else 'run'} {width} together"
+    made, name = program_cache(strategy), f"{'run_with_episodes' if with_episodes else 'run'} {width} together"
     if name not in made:
         count = jax.ShapeDtypeStruct((), jnp.uint32)
         # The sums come from the host with each call: donate the states only.
-        program = jax.jit(partial(run_together, strategy, tells), donate_argnums=0, compiler_options=compiler_options())
+        together = partial(run_together, strategy, with_episodes)
+        program = jax.jit(together, donate_argnums=0, compiler_options=compiler_options())
         traced = program.trace(*jax.tree.map(wide, state_shapes(strategy)), count, count)
         made[name] = traced.lower().compile(compiler_options=product_options(lambda: longest_sum(traced.jaxpr)))
     return made[name]
 
 
-def _compile_run(strategy: Strategy, like: Saved, tells: bool) -> Any:
+def _compile_run(strategy: Strategy, like: Saved, with_episodes: bool) -> Any:
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     given = (count, count) if strategy.actor_fns is None else (strategy.actor_fns.arrival, count)
     state, sums = like
-    traced = jit_run(strategy, tells).trace(devices.placed(strategy, state), sums, *given)
+    traced = jit_run(strategy, with_episodes).trace(devices.placed(strategy, state), sums, *given)
     return traced.lower().compile(compiler_options=product_options(lambda: longest_sum(traced.jaxpr)))
 
 
-def programs_of(strategy: Strategy) -> dict[str, Any]:
+def program_cache(strategy: Strategy) -> dict[str, Any]:
     """Return the mutable cache of the programs compiled for `strategy` in this process, by name.
 
     The key has the strategy's functions, and JAX's settings of numerics and devices. The `KEPT` strategies used last
@@ -338,7 +349,7 @@ def state_shapes(strategy: Strategy) -> Saved:
 
 def _traced_begin(strategy: Strategy) -> tuple[PyTree, dict[str, float]]:
     """Return the shapes of a training state, and the hyperparameters stored in it; traced once."""
-    made = programs_of(strategy)
+    made = program_cache(strategy)
     if "begin" not in made:
         made["begin"] = trace_hyperparams(partial(_begin, strategy), jax.eval_shape(lambda: make_key(0)))
     shapes, found = made["begin"]
@@ -363,25 +374,25 @@ def jit_init(strategy: Strategy) -> Any:
     # Sharded: the options for fast compilation make XLA compute a sum in two places, with different rounding.
     options = once_options() if strategy.placement.shards == 1 else spread_options(graph_options())
     program = jax.jit(init, compiler_options=options)
-    return programs_of(strategy).setdefault("jit_init", program)
+    return program_cache(strategy).setdefault("jit_init", program)
 
 
-def jit_run(strategy: Strategy, tells: bool = False) -> Any:
+def jit_run(strategy: Strategy, with_episodes: bool = False) -> Any:
     """Return the program of `Compiled.run`, compiled when first called."""
-    programs = (run, tell) if strategy.actor_fns is None else (run_one, tell_one)
-    spread = devices.over_devices(strategy, partial(programs[tells], strategy), state_shapes(strategy)[0])
-    made = jit_training(spread, strategy.placement.shards)
-    return programs_of(strategy).setdefault("jit_tell" if tells else "jit_run", made)
+    programs = (run, run_with_episodes) if strategy.actor_fns is None else (run_one, run_one_with_episodes)
+    spread = devices.over_devices(strategy, partial(programs[with_episodes], strategy), state_shapes(strategy)[0])
+    made = jit_donating(spread, strategy.placement.shards)
+    return program_cache(strategy).setdefault("jit_run_with_episodes" if with_episodes else "jit_run", made)
 
 
 def jit_refill(strategy: Strategy) -> Any:
     """Return the program `(state, first, stop) -> state` of `BufferRefill.fill`, compiled when first called."""
     assert strategy.state_fns.refill is not None
     program = jax.jit(strategy.state_fns.refill.fill, donate_argnums=0, compiler_options=once_options())
-    return programs_of(strategy).setdefault("jit_refill", program)
+    return program_cache(strategy).setdefault("jit_refill", program)
 
 
-def jit_training(function: Callable[..., Any], shards: int = 1) -> Any:
+def jit_donating(function: Callable[..., Any], shards: int = 1) -> Any:
     """Jit a training function with the compiler options for training; its first two arguments are donated."""
     options = compiler_options() if shards == 1 else spread_options(compiler_options())
     return jax.jit(function, donate_argnums=(0, 1), compiler_options=options)
@@ -410,7 +421,7 @@ def check_step(strategy: Strategy, evaluator: Any = None, params: Any = None) ->
     Raises:
       SettingsError: the step changes the structure, shapes or dtypes of its state, or the run cannot fit.
     """
-    made = programs_of(strategy)
+    made = program_cache(strategy)
     if "memory" not in made:
         made["memory"] = _check_step(strategy)
     plan: Plan = made["memory"]

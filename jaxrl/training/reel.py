@@ -56,7 +56,7 @@ def _write_mp4(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
         file.mux(stream.encode())
 
 
-def kept_film(take: Callable[[], tuple[Sequence[np.ndarray], float]], path: Path) -> tuple[Path, float, int, int] | str:
+def save_film(take: Callable[[], tuple[Sequence[np.ndarray], float]], path: Path) -> tuple[Path, float, int, int] | str:
     """Write the film from `take` atomically; the suffix of `path` is the format.
 
     Return path, return of the episode, height and width; or, if anything fails, the reason why there is no film.

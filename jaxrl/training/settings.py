@@ -376,7 +376,7 @@ def planned(strategy: Strategy, config: TrainerConfig) -> tuple[TrainerConfig, S
     return config, config.schedule(strategy), rounding(asked, config.max_opts, strategy.opt_steps_per_step)
 
 
-def prolonged(
+def extend(
     strategy: Strategy, config: TrainerConfig, max_opts: int, done: int
 ) -> tuple[TrainerConfig, Schedule, list[str]]:
     """Return the settings, schedule and notes of a run extended to a total of `max_opts` optimisation steps.

@@ -31,7 +31,7 @@ def after_evaluation(limits: Limits, ledger: Ledger, mean_return: float) -> str 
     return None
 
 
-def require_try(log: Logbook, ledger: Ledger, max_rollbacks: int, what: str) -> None:
+def require_rollback_left(log: Logbook, ledger: Ledger, max_rollbacks: int, what: str) -> None:
     """Log the divergence and raise `DivergedError` if no rollback is left; `what` is from `divergence.explain`."""
     if ledger.tries < max_rollbacks:
         return

@@ -16,8 +16,8 @@ from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.loop import Run
 from jaxrl.training.recorders import Recorder
 from jaxrl.training.report import Hooks, Report, Result, progress_parts, run_dir_part
-from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, planned, prolonged, with_recorders
-from jaxrl.training.storage.run import resumption
+from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, extend, planned, with_recorders
+from jaxrl.training.storage.run import resolve_resume
 
 
 class Trainer(Run):
@@ -81,7 +81,7 @@ class Trainer(Run):
         """
         check_strategy(strategy)
         config, given = with_recorders(config_for(strategy, evaluator, config, settings), recorders)
-        run_dir, how = resumption(resume, from_step, config.run_dir, allow_changes, start_over)
+        run_dir, how = resolve_resume(resume, from_step, config.run_dir, allow_changes, start_over)
         config, schedule, notes = planned(strategy, config.changed(run_dir=run_dir))
         strategy = on_devices(strategy, config.devices, config.mesh)
         if max_chunk is not None:
@@ -128,7 +128,7 @@ class Trainer(Run):
         """
         if max_opts is not None:
             done = self.schedule.opt_steps(self.ledger.t)
-            self.config, self.schedule, self._notes = prolonged(self.strategy, self.config, max_opts, done)
+            self.config, self.schedule, self._notes = extend(self.strategy, self.config, max_opts, done)
         trained = False
         for _ in self:
             trained = True
@@ -150,5 +150,5 @@ class Trainer(Run):
         Raises:
           SettingsError: nothing is being trained, a value is not a number, or the row has a column of that name.
         """
-        self._log.remark(text)
+        self._log.log_note(text)
         self._log.note(values)

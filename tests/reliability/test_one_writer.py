@@ -14,7 +14,7 @@ from jaxrl.training.storage.run_dir import RunDir
 HOLD = (
     "import sys; from jaxrl.training.storage.run_dir import RunDir; run = RunDir(sys.argv[1], sys.argv[2] == 'resume');"
 )
-HOLD += "run.sign(); run.write_config({}); print('held', flush=True); sys.stdin.read()"
+HOLD += "run.write_owner(); run.write_config({}); print('held', flush=True); sys.stdin.read()"
 
 
 def hold(path: Path, how: str = "new") -> "subprocess.Popen[str]":

@@ -30,7 +30,7 @@ import jaxrl
 import jaxrl.train
 import jaxrl.verify
 from jaxrl.errors import SettingsError
-from jaxrl.training.storage.arrays import FILES, file_sums, joined_crc
+from jaxrl.training.storage.arrays import FILES, combine_crcs, file_sums
 
 HERE = Path(__file__).parent
 RUN = HERE / "processes_run.py"
@@ -163,7 +163,7 @@ def test_checksums_of_parts_make_that_of_the_whole() -> None:
     rng = np.random.default_rng(0)
     for sizes in ([0], [1, 0, 2], [5, 1 << 17, 3], rng.integers(0, 999, 50)):
         parts = [rng.bytes(size) for size in sizes]
-        assert joined_crc((zlib.crc32(part), len(part)) for part in parts) == zlib.crc32(b"".join(parts))
+        assert combine_crcs((zlib.crc32(part), len(part)) for part in parts) == zlib.crc32(b"".join(parts))
 
 
 def part_of_second(path: Path) -> Path:

@@ -107,8 +107,8 @@ def test_programs_of_few_strategies_are_kept(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(program, "_programs", lru_cache(program.KEPT)(program._programs.__wrapped__))
     strategies = [small_dqn.__wrapped__() for _ in range(program.KEPT + 1)]
     for strategy in strategies:
-        program.programs_of(strategy)["mark"] = True
-    assert [bool(program.programs_of(s)) for s in reversed(strategies)] == [True] * program.KEPT + [False]
+        program.program_cache(strategy)["mark"] = True
+    assert [bool(program.program_cache(s)) for s in reversed(strategies)] == [True] * program.KEPT + [False]
 
 
 def test_what_tells_of_health_and_what_gives_it_back_go_together() -> None:

@@ -116,7 +116,7 @@ def test_rows_after_the_checkpoint_are_cut(whole: Any, tmp_path: Path) -> None:
     drive(session, script, 11)
     session.evaluate_score(1.0)
     # A process that is killed lets go of the directory and writes nothing more.
-    session._storage.settle()
+    session._storage.collect_saves()
     session._storage.close()
     assert [row["opt_steps"] for row in rows(tmp_path, "train")] == [4, 8, 12]
     script.step, script.actions = kept

@@ -143,7 +143,7 @@ RETRIED: dict[str, Any] = {"save_interval": 10, "record_interval": 10, "max_skip
 def test_a_session_that_diverges_goes_back_to_what_it_saved(tmp_path: Path) -> None:
     with single(**RETRIED, run_dir=str(tmp_path)) as session:
         take_to(session, 12)
-        session._storage.settle()
+        session._storage.collect_saves()
         saved, _ = Store(tmp_path / "checkpoints", 3).load(10, shapes_of(session._now))
         session.evaluate_score(1.0)
         spoil(session)

@@ -80,7 +80,7 @@ def test_without_the_setting_the_program_is_the_same() -> None:
     strategy, count = ppo(), jax.ShapeDtypeStruct((), np.uint32)
     like = program.state_shapes(strategy)
     plain, tells = (jit_run(strategy, told).lower(*like, count, count).as_text() for told in (False, True))
-    shape = f"tensor<{program.most_told(strategy)}x4x3xi32>"
+    shape = f"tensor<{program.max_iterations(strategy)}x4x3xi32>"
     assert shape in tells
     assert shape not in plain
 
@@ -89,9 +89,9 @@ def test_without_the_setting_the_program_is_the_same() -> None:
 @pytest.mark.parametrize("chunk", [1, 7])
 def test_how_a_run_is_cut_and_resumed_changes_no_row(tmp_path: Path, chunk: int, monkeypatch: Any) -> None:
     train(tmp_path / "whole", 40, save_interval=7)
-    monkeypatch.setattr(program, "MOST_TOLD", 12 * 3)  # no more than three iterations in a call
-    program.programs_of(ppo()).pop("tell", None)
-    program.programs_of(ppo()).pop("jit_tell", None)
+    monkeypatch.setattr(program, "MAX_EPISODE_STEPS", 12 * 3)  # no more than three iterations in a call
+    program.program_cache(ppo()).pop("tell", None)
+    program.program_cache(ppo()).pop("jit_run_with_episodes", None)
     run = tmp_path / "cut"
     train(run, 20, save_interval=7, max_chunk=chunk)
     with (run / "train_episodes.jsonl").open("a") as file:  # as after a kill: rows of a future that will come again
@@ -99,8 +99,8 @@ def test_how_a_run_is_cut_and_resumed_changes_no_row(tmp_path: Path, chunk: int,
     train(run, 40, save_interval=7, resume=True)
     assert rows(run) == rows(tmp_path / "whole")
     assert log_problems(run / "train_episodes.jsonl") == []
-    program.programs_of(ppo()).pop("tell", None)
-    program.programs_of(ppo()).pop("jit_tell", None)
+    program.program_cache(ppo()).pop("tell", None)
+    program.program_cache(ppo()).pop("jit_run_with_episodes", None)
 
 
 def test_a_row_twice_and_a_row_lost_are_found(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_numbers_come_back_bit_for_bit() -> None:
 
 
 def test_what_a_full_disk_does_not_take_is_bounded_and_counted(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setattr(jsonl, "MOST_WAITING", 100)
+    monkeypatch.setattr(jsonl, "MAX_PENDING", 100)
     (tmp_path / "log").mkdir()
     recorder = JSONLRecorder(tmp_path / "log")  # a directory cannot be written to
     line = b'{"opt_steps": 1, "env": 0, "env_steps": 1}\n'

@@ -16,7 +16,7 @@ import jaxrl
 from jaxrl import xla
 from jaxrl.nn import MLP, QNetwork
 from jaxrl.strategies.base import iterate
-from jaxrl.training.program import jit_run, programs_of, state_shapes
+from jaxrl.training.program import jit_run, program_cache, state_shapes
 from jaxrl.xla import carry
 from jaxrl.xla.packing import make_gather
 
@@ -45,9 +45,9 @@ def test_plain_programs_hold_no_form() -> None:
 def test_a_strategy_has_programs_of_its_own_for_each_choice() -> None:
     strategy = small_dqn.__wrapped__()
     with xla.forms("plain"):
-        programs_of(strategy)["mark"] = True
-        assert "mark" in programs_of(strategy)
-    assert "mark" not in programs_of(strategy)
+        program_cache(strategy)["mark"] = True
+        assert "mark" in program_cache(strategy)
+    assert "mark" not in program_cache(strategy)
 
 
 @pytest.mark.every_day("plain-False")
@@ -61,9 +61,9 @@ def test_a_run_is_traced_with_the_forms_that_it_is_begun_with(
     strategy = small_dqn.__wrapped__(num_envs=2, opt_interval=2)
     with xla.forms(which):
         jaxrl.Trainer(strategy, max_opts=2, eval_episodes=1, quiet=True).train()
-        assert "run" in programs_of(strategy)
+        assert "run" in program_cache(strategy)
     assert bool(calls) is tied
-    assert "run" not in programs_of(strategy) or which == xla.current_forms()
+    assert "run" not in program_cache(strategy) or which == xla.current_forms()
 
 
 @pytest.mark.slow

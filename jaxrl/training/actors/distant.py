@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl.errors import SettingsError, describe_error
 from jaxrl.strategies.host_actors import ActorFns
-from jaxrl.training.actors.players import OPENING_S, Elsewhere, Part, Stopped, hanging
+from jaxrl.training.actors.players import OPENING_S, Part, RemoteError, Stopped, hanging
 from jaxrl.training.actors.stats import GLANCE_S, ActorStats, Block, Published
 from jaxrl.training.actors.worker import SAME, Answer, Order, nothing
 from jaxrl.training.storage.run import versions
@@ -33,12 +33,12 @@ KEPT = 8
 """Number of published parameters retained for actors that lag behind."""
 
 
-class Gone(Exception):
+class WorkerDied(Exception):
     """Raised if a worker has died; the message continues a sentence on its actor, as `its process is gone: ...`."""
 
 
-class Reach(Protocol):
-    """A handle to a worker. All methods but `kill` raise `Gone` if it has died."""
+class WorkerHandle(Protocol):
+    """A handle to a worker. All methods but `kill` raise `WorkerDied` if it has died."""
 
     def ask(self, method: str, *args: Any) -> Any:
         """Start an asynchronous call of a method of `Worker`; return a handle for `came` and `take`."""
@@ -62,19 +62,19 @@ class Engine(Protocol):
 
     name: str
     """Name of a worker in messages."""
-    doubt: str
+    hint: str
     """Hint in messages on a worker that does not answer."""
 
-    def begin(self) -> Reach:
+    def begin(self) -> WorkerHandle:
         """Start a worker."""
         ...
 
-    def put(self, parcel: bytes) -> Any:
-        """Return `parcel`, or a reference to it, to pass in calls of all workers."""
+    def put(self, pickle_params: bytes) -> Any:
+        """Return `pickle_params`, or a reference to it, to pass in calls of all workers."""
         ...
 
 
-class Company:
+class RemoteContext:
     """State shared by the remote players of a run."""
 
     def __init__(
@@ -83,14 +83,14 @@ class Company:
         actor_fns: ActorFns,
         halted: Callable[[], bool],
         turn: Callable[[], AbstractContextManager[None]],
-        tell: Callable[[str], object],
+        log: Callable[[str], object],
     ) -> None:
         """Pickle the actors' functions; `turn()` holds the lock for opening environments, and `tell(line)` logs.
 
         Raises:
           SettingsError: the environment or the agent cannot be pickled.
         """
-        self.engine, self.actor_fns, self.halted, self.turn, self.tell = engine, actor_fns, halted, turn, tell
+        self.engine, self.actor_fns, self.halted, self.turn, self.log = engine, actor_fns, halted, turn, log
         self._sent: dict[int, Any] = {}
         self._sending = threading.Lock()
         try:
@@ -103,7 +103,7 @@ class Company:
                 "function of a module"
             ) from error
 
-    def parcel(self, published: Published) -> Any:
+    def pickle_params(self, published: Published) -> Any:
         """Return the parameters for calls of workers; they are pickled once for all actors."""
         # Actors request the same parameters at the same time: the first pickles them, the others wait.
         with self._sending:
@@ -118,11 +118,11 @@ class Company:
 class DistantPlayer:
     """A player in another process, driven by its thread here."""
 
-    def __init__(self, company: Company, part: Part, stats: ActorStats) -> None:
+    def __init__(self, company: RemoteContext, part: Part, stats: ActorStats) -> None:
         """Prepare the player; `open` starts the worker."""
-        self._company, self._part, self._stats = company, part, stats
+        self._context, self._part, self._stats = company, part, stats
         self._left = company.actor_fns.config.actor_restarts
-        self._worker: Reach | None = None
+        self._worker: WorkerHandle | None = None
         self._answered = False
         """Whether the worker has answered since its start."""
 
@@ -137,9 +137,9 @@ class DistantPlayer:
         while True:
             with self._lasting():
                 if self._worker is None:
-                    with self._company.turn():
+                    with self._context.turn():
                         self._open()
-                block: Block = self._ask("play", number, self._company.parcel(published))
+                block: Block = self._ask("play", number, self._context.pickle_params(published))
                 return block
 
     def close(self, kill: bool = False) -> None:
@@ -147,14 +147,14 @@ class DistantPlayer:
         worker = self._worker
         if worker is not None and not kill:
             # A dead worker needs no closing.
-            with suppress(Gone), self._stats.calling(PATIENCE_S):
+            with suppress(WorkerDied), self._stats.calling(PATIENCE_S):
                 worker.came(worker.ask("close"), PATIENCE_S)
         self._drop()
 
     def _open(self) -> None:
-        self._worker, self._answered = self._company.engine.begin(), False
+        self._worker, self._answered = self._context.engine.begin(), False
         order = Order(
-            versions(SAME), worker_options(), requested_forms(), self._company.script, pickle.dumps(self._part)
+            versions(SAME), worker_options(), requested_forms(), self._context.script, pickle.dumps(self._part)
         )
         self._ask("open", order, self._stats.facts())
 
@@ -164,18 +164,18 @@ class DistantPlayer:
 
         Raises:
           Stopped: the run has ended.
-          Elsewhere: no restart is left.
+          RemoteError: no restart is left.
         """
         try:
             yield
-        except Gone as gone:
+        except WorkerDied as gone:
             self._drop()
-            if self._company.halted():
+            if self._context.halted():
                 raise Stopped from gone
             if not self._left:
-                raise Elsewhere(f" failed: {gone}") from gone
+                raise RemoteError(f" failed: {gone}") from gone
             self._left -= 1
-            self._company.tell(
+            self._context.log(
                 f"actor {self._part.actor} starts again from its seed, {self._left} more times at most: {gone}"
             )
 
@@ -188,9 +188,9 @@ class DistantPlayer:
         """Call a method of the worker and wait for the answer, with health checks meanwhile.
 
         Raises:
-          Gone: the worker has died.
+          WorkerDied: the worker has died.
           Stopped: the run has ended.
-          Elsewhere: the call failed, a call of the environment hangs, or the worker does not respond.
+          RemoteError: the call failed, a call of the environment hangs, or the worker does not respond.
         """
         worker = self._worker
         assert worker is not None, "begun before it is asked"
@@ -202,7 +202,7 @@ class DistantPlayer:
             # Capped: while this process was suspended, it did not wait for the worker.
             now = time.perf_counter()
             silent, looked = silent + min(now - looked, GLANCE_S), now
-            if self._company.halted():
+            if self._context.halted():
                 raise Stopped
             if glance is None:
                 glance = worker.ask("glance")
@@ -210,18 +210,18 @@ class DistantPlayer:
                 self._fail_if_late(worker.take(glance))
                 glance, silent = worker.ask("glance"), 0.0
             elif silent > self._longest():
-                engine = self._company.engine
+                engine = self._context.engine
                 self._drop()  # kill it: it would not respond to `close`
-                raise Elsewhere(f": its {engine.name} has not answered for {silent:.0f} s; {engine.doubt}")
+                raise RemoteError(f": its {engine.name} has not answered for {silent:.0f} s; {engine.hint}")
         report: Answer = worker.take(call)
         self._answered = True
         # The worker counts its steps and episodes; waiting for the learner is counted here.
         self._stats.take_up([*report.counted[:-1], self._stats.waited_s])
         if report.failure is not None:
-            raise Elsewhere(*report.failure)
+            raise RemoteError(*report.failure)
         return report.value
 
-    def _came(self, worker: Reach, call: Any, seconds: float) -> bool:
+    def _came(self, worker: WorkerHandle, call: Any, seconds: float) -> bool:
         """Return whether an answer has arrived; timed as a call, since a stalled worker would block this thread."""
         with self._stats.calling(self._longest()):
             return worker.came(call, seconds)
@@ -229,8 +229,8 @@ class DistantPlayer:
     def _fail_if_late(self, late: tuple[float, str] | None) -> None:
         self._answered = True
         if late is not None:
-            raise Elsewhere(hanging(self._company.actor_fns.env.spec.name, late[0]), late[1])
+            raise RemoteError(hanging(self._context.actor_fns.env.spec.name, late[0]), late[1])
 
     def _longest(self) -> float:
         """Return the timeout for a silent worker in seconds."""
-        return max(OPENING_S, self._company.actor_fns.config.actor_timeout) if self._answered else START_S
+        return max(OPENING_S, self._context.actor_fns.config.actor_timeout) if self._answered else START_S

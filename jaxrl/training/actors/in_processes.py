@@ -20,7 +20,7 @@ from typing import Any
 import cloudpickle
 
 from jaxrl.supervisor import SUPPORTED, end_with_children
-from jaxrl.training.actors.distant import Gone
+from jaxrl.training.actors.distant import WorkerDied
 from jaxrl.training.actors.worker import Worker
 
 Call = tuple[Connection, int]
@@ -37,15 +37,15 @@ class Processes:
     """An engine for workers in local processes."""
 
     name = "process"
-    doubt = "is it stopped, or the machine out of memory?"
+    hint = "is it stopped, or the machine out of memory?"
 
     def begin(self) -> "Piped":
         """Start a worker."""
         return Piped()
 
-    def put(self, parcel: bytes) -> bytes:
-        """Return `parcel` itself, which is sent through each pipe."""
-        return parcel
+    def put(self, pickle_params: bytes) -> bytes:
+        """Return `pickle_params` itself, which is sent through each pipe."""
+        return pickle_params
 
 
 class Piped:
@@ -120,7 +120,7 @@ class Piped:
         except (EOFError, OSError) as error:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(ENDING_S)
-            raise Gone(f"its process is gone: {_how(self._process.returncode)}") from error
+            raise WorkerDied(f"its process is gone: {_how(self._process.returncode)}") from error
 
 
 def _how(code: int | None) -> str:

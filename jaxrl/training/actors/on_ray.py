@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxrl.errors import SettingsError, describe_error, one_line, require_extra, safe_str
 from jaxrl.strategies.host_actors import NEEDS_RAY
-from jaxrl.training.actors.distant import Gone
+from jaxrl.training.actors.distant import WorkerDied
 from jaxrl.training.actors.worker import Worker
 
 ANSWER_S = 10.0
@@ -74,7 +74,7 @@ class Ray:
     """An engine for workers in the Ray cluster of this process."""
 
     name = "Ray worker"
-    doubt = "has the cluster room for it?"
+    hint = "has the cluster room for it?"
 
     def __init__(self) -> None:
         """Import Ray."""
@@ -84,9 +84,9 @@ class Ray:
         """Start a worker, placed by Ray."""
         return RayWorker(self._ray)
 
-    def put(self, parcel: bytes) -> Any:
-        """Return a reference to `parcel` in Ray's object store, which has one copy per machine."""
-        return self._ray.put(parcel)
+    def put(self, pickle_params: bytes) -> Any:
+        """Return a reference to `pickle_params` in Ray's object store, which has one copy per machine."""
+        return self._ray.put(pickle_params)
 
 
 class RayWorker:
@@ -125,4 +125,4 @@ class RayWorker:
             yield
         except (lost.RayActorError, lost.ObjectLostError) as error:
             why = one_line((safe_str(error).strip().splitlines() or [""])[-1])
-            raise Gone(f"its Ray worker is gone, with its process or machine: {why}") from error
+            raise WorkerDied(f"its Ray worker is gone, with its process or machine: {why}") from error

@@ -81,7 +81,7 @@ class Player:
         self.actor_fns, self.programs, self.part, self.stats, self.halted = actor_fns, programs, part, stats, halted
         self._envs: HostVectorEnv | None = None
         # Pack the results of a step into a few arrays of words: faster to transfer than one array per leaf.
-        self._told = HostRows(actor_fns.result_layout, actor_fns.num_envs)
+        self._results = HostRows(actor_fns.result_layout, actor_fns.num_envs)
         self._window: Packed | None = None
         self._own: list[tuple[int, PyTree]] = []
         """Processor statistics of rounds that may not be in the published ones yet, with the numbers of the rounds."""
@@ -155,11 +155,11 @@ class Player:
         kept, infos, fresh = [], [], ()
         # `next` processes a step and chooses an action; `last` only processes, as the next round has other parameters.
         for place in range(1, steps + 1):
-            told, info = self._step(choice.action)
+            result, info = self._step(choice.action)
             if place < steps:
-                window, choice, words = programs.next(random, agent, window, choice, key, told)
+                window, choice, words = programs.next(random, agent, window, choice, key, result)
             else:
-                window, words, fresh = programs.last(window, choice, told)
+                window, words, fresh = programs.last(window, choice, result)
             kept.append(words)
             infos.append(info)
         return window, block_of(kept, infos, jax.tree.map(np.asarray, fresh))
@@ -179,11 +179,11 @@ class Player:
             stats.episodes += int(ended)
             stats.returns += float(step.info["episode_return"][done].sum())
         step, info = apart(step, done)
-        told: Any = self._told.pack(step._replace(action=(), extras=()))
-        return told, info
+        result: Any = self._results.pack(step._replace(action=(), extras=()))
+        return result, info
 
 
-class Elsewhere(Exception):
+class RemoteError(Exception):
     """The failure of an actor in another process: a line that follows the actor's number, and a traceback."""
 
     def __init__(self, line: str, trace: str = "") -> None:
@@ -192,14 +192,14 @@ class Elsewhere(Exception):
         self.line, self.trace = line, trace
 
 
-def raised(error: BaseException) -> Elsewhere:
+def raised(error: BaseException) -> RemoteError:
     """Convert an exception of an actor."""
-    if isinstance(error, Elsewhere):
+    if isinstance(error, RemoteError):
         return error
     line = str(error) if isinstance(error, EnvError) else describe_error(error)
-    return Elsewhere(f" failed: {line}", "".join(traceback.format_exception(error)))
+    return RemoteError(f" failed: {line}", "".join(traceback.format_exception(error)))
 
 
 def hanging(name: str, limit_s: float) -> str:
-    """Return the line of an `Elsewhere` for a call of environment `name` that takes too long."""
+    """Return the line of an `RemoteError` for a call of environment `name` that takes too long."""
     return f": a call of {name} takes more than {limit_s:g} s; it hangs, or raise actor_timeout"

@@ -15,7 +15,7 @@ import numpy as np
 from jaxrl.errors import ActorError
 from jaxrl.strategies.base import EpisodeEnds, Strategy, fold
 from jaxrl.strategies.host_actors import ActorBatch, ActorFns
-from jaxrl.training.actors.distant import Company, DistantPlayer
+from jaxrl.training.actors.distant import DistantPlayer, RemoteContext
 from jaxrl.training.actors.in_processes import Processes
 from jaxrl.training.actors.on_ray import Ray, connect
 from jaxrl.training.actors.players import STREAM, Part, Player, Stopped, hanging, programs, raised
@@ -29,7 +29,7 @@ POLL_S = 0.1
 PATIENCE_S = 2.0
 """Grace period in seconds for calls of environments in progress when a run ends."""
 
-Tell = Callable[[str, str], object]
+LogFn = Callable[[str, str], object]
 
 
 class ParameterServer:
@@ -130,13 +130,13 @@ class ActorPool:
     """The actors of a run in this process."""
 
     def __init__(
-        self, actor_fns: ActorFns, programs: Any, interrupt: Interrupt, opt_steps_per_step: int, tell: Tell, last: int
+        self, actor_fns: ActorFns, programs: Any, interrupt: Interrupt, opt_steps_per_step: int, log: LogFn, last: int
     ) -> None:
         """Prepare the pool; threads and environments start with the first call of `run`.
 
-        `tell(event, line)` logs an event; `last` is the last iteration of the run.
+        `log(event, line)` logs an event; `last` is the last iteration of the run.
         """
-        self.actor_fns, self.programs, self.interrupt, self.tell = actor_fns, programs, interrupt, tell
+        self.actor_fns, self.programs, self.interrupt, self.log = actor_fns, programs, interrupt, log
         self.failure: tuple[ActorError, str] | None = None
         """The error that ended the actors, and its traceback for the log."""
         self.waited_s = 0.0
@@ -161,15 +161,15 @@ class ActorPool:
         """The blocks of the latest round."""
         self._lags: list[float] = [0.0, 0.0, 0.0]
         """Number of rounds learnt from, and the sum and maximum of their lags, in optimisation steps."""
-        self._told = (0.0, 0.0, time.perf_counter())
+        self._waits_before = (0.0, 0.0, time.perf_counter())
         self._scalars = Scalars()
 
     # --- for the trainer ---
 
-    def renewed(self) -> "ActorPool":
+    def restart(self) -> "ActorPool":
         """Close this pool; return another with new environments, and the same counts."""
         self.close()
-        pool = ActorPool(self.actor_fns, self.programs, self.interrupt, self._opts, self.tell, self._last)
+        pool = ActorPool(self.actor_fns, self.programs, self.interrupt, self._opts, self.log, self._last)
         pool.refill = self.refill
         pool.take_up(self.facts())
         return pool
@@ -207,9 +207,9 @@ class ActorPool:
     def columns(self) -> dict[str, float | None]:
         """Return the columns of a row: the environments' scalars and the shares of waiting since the previous row."""
         actors, now = sum(stats.waited_s for stats in self._stats), time.perf_counter()
-        learner_0, actors_0, then = self._told
+        learner_0, actors_0, then = self._waits_before
         seconds = max(now - then, 1e-9)
-        self._told = (self.waited_s, actors, now)
+        self._waits_before = (self.waited_s, actors, now)
         return {
             **self._scalars.columns(),
             "learner_waits": (self.waited_s - learner_0) / seconds,
@@ -247,7 +247,7 @@ class ActorPool:
             self.waited_s, self._lags = float(waited), [float(lag) for lag in lags]
             for stats, counted in zip(self._stats, actors, strict=True):
                 stats.take_up(counted)
-            self._told = (self.waited_s, sum(stats.waited_s for stats in self._stats), time.perf_counter())
+            self._waits_before = (self.waited_s, sum(stats.waited_s for stats in self._stats), time.perf_counter())
 
     def close(self) -> None:
         """End every actor, its environments and their processes.
@@ -300,7 +300,7 @@ class ActorPool:
             make = lambda part, stats: Player(self.actor_fns, self.programs, part, stats, halted)
         else:
             workers = Ray() if engine == "ray" else Processes()
-            make = partial(DistantPlayer, Company(workers, self.actor_fns, halted, self._turn, self._news.append))
+            make = partial(DistantPlayer, RemoteContext(workers, self.actor_fns, halted, self._turn, self._news.append))
         return list(map(make, parts, self._stats))
 
     def _receive(self, t: int) -> ActorBatch | None:
@@ -309,7 +309,7 @@ class ActorPool:
         blocks = None
         while blocks is None:
             while self._news:
-                self.tell("actor_restart", self._news.pop(0))
+                self.log("actor_restart", self._news.pop(0))
             if self.interrupt or self.failure:
                 return None
             looked = time.perf_counter()
@@ -404,7 +404,7 @@ def advance(
 
 
 def pool_of(
-    strategy: Strategy, run: Callable[..., Any], interrupt: Interrupt, tell: Tell, last: int
+    strategy: Strategy, run: Callable[..., Any], interrupt: Interrupt, log: LogFn, last: int
 ) -> ActorPool | None:
     """Return the actor pool of a strategy, `None` without actors; the run ends after iteration `last`."""
     actor_fns: ActorFns | None = strategy.actor_fns
@@ -412,7 +412,7 @@ def pool_of(
         return None
     if actor_fns.config.actor_engine == "ray":
         connect(actor_fns.actors)
-    return ActorPool(actor_fns, programs(actor_fns, run), interrupt, strategy.opt_steps_per_step, tell, last)
+    return ActorPool(actor_fns, programs(actor_fns, run), interrupt, strategy.opt_steps_per_step, log, last)
 
 
 def summary_of(actors: ActorPool | None) -> dict[str, Any]:

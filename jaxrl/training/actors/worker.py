@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl.training.actors.players import Elsewhere, Player, programs, raised
+from jaxrl.training.actors.players import Player, RemoteError, programs, raised
 from jaxrl.training.actors.stats import ActorStats, Published, Watch, stack_of
 from jaxrl.training.storage.run import versions
 from jaxrl.xla import forms
@@ -84,7 +84,7 @@ class Worker:
         # Check versions before unpickling, which other versions might get wrong.
         if (here := versions(SAME)) != order.versions:
             mine, theirs = (", ".join(map(" ".join, named.items())) for named in (here, order.versions))
-            raise Elsewhere(f": its machine has {mine}, and the learner's has {theirs}; install the same")
+            raise RemoteError(f": its machine has {mine}, and the learner's has {theirs}; install the same")
         apply_options(order.options)
         self._stats.take_up(facts)
         self._forms = order.forms

@@ -16,20 +16,20 @@ from jaxrl.training import mesh
 from jaxrl.training.devices import copied
 from jaxrl.training.logbook import flat
 from jaxrl.training.mesh import MeshShape
-from jaxrl.training.population.scores import HALVED, named
-from jaxrl.training.population.teams import widths
+from jaxrl.training.population.scores import HALVED, format_swept
+from jaxrl.training.population.teams import split_teams
 from jaxrl.training.processes import require_alone
 from jaxrl.training.report import Report
-from jaxrl.training.settings import TrainerConfig, prolonged
+from jaxrl.training.settings import TrainerConfig, extend
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
-from jaxrl.training.storage.group import CHECKPOINTS, any_whole, open_store
+from jaxrl.training.storage.group import CHECKPOINTS, has_valid_save, open_store
 from jaxrl.training.storage.members import Membership, population_of
 from jaxrl.training.storage.run_dir import CONFIG, LOCK, plain, read_yaml
 from jaxrl.training.trainer import Trainer
 
 COPY_STREAM = 2**32 - 3
 """Stream folded into the seed's key of a member that copies another, followed by the step and the member's number."""
-ENDS = ("stop_reward", "patience", "stop", HALVED)
+EARLY_ENDS = ("stop_reward", "patience", "stop", HALVED)
 """Statuses of members that ended early."""
 
 
@@ -39,7 +39,7 @@ def same_ends(path: Path, config: TrainerConfig) -> bool:
     return all(old.get(name) == getattr(config, name) for name in ("stop_reward", "patience"))
 
 
-def taken_over(checkpoints: Store, member: Member) -> dict[str, Any]:
+def copied_settings(checkpoints: Store, member: Member) -> dict[str, Any]:
     """Return the swept settings whose saved values differ from the member's own, because it copied another."""
     try:
         saved = flat(checkpoints.newest_facts()[1]["settings"])
@@ -71,12 +71,12 @@ def explain_damage(path: Path | None, member: Member) -> Iterator[None]:
 
 def _remedy(path: Path | None, member: Member) -> str:
     """Return the advice for a member with a damaged directory."""
-    if path is not None and not any_whole(path):
+    if path is not None and not has_valid_save(path):
         return "no save of the population is whole: begin it again with --start-over"
     try:
         settings = flat(read_yaml(path / CONFIG)) if path is not None else {}
     except SettingsError:
-        settings = taken_over(open_store(path, CHECKPOINTS), member) if path is not None else {}
+        settings = copied_settings(open_store(path, CHECKPOINTS), member) if path is not None else {}
     if any(settings.get(name, value) != value for name, value in member.swept.items()):
         return (
             "it had taken over from another member, so it cannot be trained anew; extract the members that you want, "
@@ -103,7 +103,7 @@ class MemberRun:
         """Return the member for another call of `train`, continuing from its trainer's state."""
         again = MemberRun(self.member)
         again.trainer, again.scores, again.membership = self.trainer, self.scores, self.membership
-        again.status = self.status if self.status in (*ENDS, "diverged") else "running"
+        again.status = self.status if self.status in (*EARLY_ENDS, "diverged") else "running"
         return again
 
     def go_on(self, max_opts: int) -> None:
@@ -117,18 +117,18 @@ class MemberRun:
         assert trainer is not None
         if self.status == "diverged":
             raise DivergedError(f"member {self.member.number} diverged")
-        if self.status in ENDS:
+        if self.status in EARLY_ENDS:
             self.reports = _none()
             return
         done = trainer.schedule.opt_steps(trainer.ledger.t)
-        trainer.config, trainer.schedule, _ = prolonged(trainer.strategy, trainer.config, max_opts, done)
+        trainer.config, trainer.schedule, _ = extend(trainer.strategy, trainer.config, max_opts, done)
 
 
 def _none() -> Generator[Report, None, None]:
     yield from ()
 
 
-def take_over(own: MemberRun, other: MemberRun, copy: Copy, place: int, device: Any) -> Trainer | None:
+def copy_parent(own: MemberRun, other: MemberRun, copy: Copy, place: int, device: Any) -> Trainer | None:
     """Replace a member's state by its parent's after `place` optimisation steps, with the settings of `copy`.
 
     Return the trainer to save before the member continues, or `None` if there is nothing to do.
@@ -146,7 +146,7 @@ def take_over(own: MemberRun, other: MemberRun, copy: Copy, place: int, device: 
         key = jax.random.fold_in(key, part)
     # Copy: the parent donates its buffers as soon as it continues.
     state = copied(trainer.strategy, parent.state, device)._replace(key=key)
-    line = f"goes on as member {copy.parent} stood after {place} optimisation steps, with {named(copy.values)}"
+    line = f"goes on as member {copy.parent} stood after {place} optimisation steps, with {format_swept(copy.values)}"
     # Set before `adopt` saves, so that the checkpoint records it.
     own.membership.adopted_at = place
     trainer.adopt(set_values(own.member, state, copy.values), with_values(own.member.strategy, copy.values), line)
@@ -178,7 +178,7 @@ class Gates:
             )
         self.passed = 0
         """Number of gates decided."""
-        self.there = {member.number for member in members}
+        self.alive = {member.number for member in members}
         """Members that no verdict has ended."""
         self.values: dict[int, Mapping[str, Any]] = {member.number: dict(member.swept) for member in members}
         """Current values of the swept settings."""
@@ -188,30 +188,30 @@ class Gates:
         self._farthest = 0
         self._gone: set[int] = set()
 
-    def take(self, number: int, opt_steps: int, score: float | None) -> None:
+    def record_score(self, number: int, opt_steps: int, score: float | None) -> None:
         """Record the score of an evaluation; each gate uses the first one at or past it."""
         for step, scores in zip(self.steps, self._scores, strict=True):
             if step <= opt_steps and number not in scores:
                 scores[number] = math.nan if score is None else float(score)
-        self.reached(opt_steps)
+        self.record_progress(opt_steps)
 
-    def reached(self, opt_steps: int) -> None:
+    def record_progress(self, opt_steps: int) -> None:
         """Record the progress of a member."""
         self._farthest = max(self._farthest, opt_steps)
 
-    def place(self, gate: int) -> int:
+    def eval_step(self, gate: int) -> int:
         """Return the optimisation steps of the first evaluation at or past a gate, the same for all members."""
         return -(-self.steps[gate] // self._stride) * self._stride
 
     def is_behind(self, gate: int) -> bool:
         """Return whether any member is past a gate, whose verdict has then been carried out by an earlier process."""
-        return self._farthest > self.place(gate)
+        return self._farthest > self.eval_step(gate)
 
-    def holds(self, opt_steps: int) -> bool:
+    def must_wait(self, opt_steps: int) -> bool:
         """Return whether a member at `opt_steps` has to wait at the next gate."""
         return self.passed < len(self.steps) and opt_steps >= self.steps[self.passed]
 
-    def gone(self, number: int) -> None:
+    def remove(self, number: int) -> None:
         """Stop waiting for a member that has ended by itself."""
         self._gone.add(number)
 
@@ -220,13 +220,13 @@ class Gates:
         # No gate is left, or no member is at the next one or past it.
         if self.passed == len(self.steps) or not (held or self.is_behind(self.passed)):
             return None
-        if any(held.get(number, -1) < self.steps[self.passed] for number in self.there - self._gone):
+        if any(held.get(number, -1) < self.steps[self.passed] for number in self.alive - self._gone):
             return None
         scores = self._scores[self.passed]
-        known = {n: scores.get(n, math.nan) for n in sorted(self.there) if n in held or n in scores}
+        known = {n: scores.get(n, math.nan) for n in sorted(self.alive) if n in held or n in scores}
         verdict = self._search.decide(self.passed, known, self.values)
         self.passed += 1
-        self.there -= set(verdict.ended)
+        self.alive -= set(verdict.ended)
         for copy in verdict.copies:
             self.values[copy.member], self.parents[copy.member] = copy.values, copy.parent
         return verdict
@@ -322,7 +322,7 @@ def check_devices(population: Population, devices: int) -> None:
     if population.layout.name == "spread":
         if devices > count:
             raise SettingsError(f"devices is {devices}, but there are {count} members; set devices to {count} at most")
-    elif devices > (teams := len(widths(population))):
+    elif devices > (teams := len(split_teams(population))):
         at_most = max(count // devices, 1)
         raise SettingsError(
             f"devices is {devices}, but members train together in {teams} program{'s' * (teams > 1)}, each on one "

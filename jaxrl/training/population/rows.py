@@ -15,16 +15,16 @@ from jaxrl.errors import StorageError, print_stderr
 from jaxrl.strategies.population import Population
 from jaxrl.strategies.search import PBT, Verdict
 from jaxrl.terminal import Stage, columns, is_terminal, print_folded
-from jaxrl.training.population.scores import named, spread
+from jaxrl.training.population.scores import format_swept, spread
 from jaxrl.training.recorders import Row
-from jaxrl.training.recorders.console import fitted
+from jaxrl.training.recorders.console import fit_parts
 from jaxrl.training.recorders.jsonl import rows_of
 from jaxrl.training.sanity import hint
 from jaxrl.training.schedule import MAX_COUNT, Schedule
 from jaxrl.training.storage import run_dir
 from jaxrl.training.storage.run_dir import METRICS
 
-LINES = 12
+MAX_LINES = 12
 """Maximum lines printed at once, of settings or of decisions; more settings are shown as one line for all members."""
 
 
@@ -36,7 +36,7 @@ class PopulationRows:
         self._members, self._search, self._quiet = population.members, population.search, quiet
         self._scores: dict[int, dict[int, float]] = {}
         self._held: dict[int, dict[int, Row]] = {}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._gone: set[int] = set()
         self._farthest: dict[int, int] = {}
         self._path: Path | None = None
@@ -60,7 +60,7 @@ class PopulationRows:
 
     def begin(self, schedule: Schedule) -> None:
         """Start the estimate of the time left until the end of `schedule`."""
-        self._opt_steps, self._first = schedule.opt_steps(schedule.last), max(self._told, default=0)
+        self._opt_steps, self._first = schedule.opt_steps(schedule.last), max(self._reported, default=0)
         self._begun = time.perf_counter()
 
     def scores_of(self, number: int) -> list[tuple[int, float]]:
@@ -91,7 +91,8 @@ class PopulationRows:
         """Add an evaluation of a member; print a hint, once, if greedy actions return far less than training does."""
         if greedy_falls_short and not self._hinted and row.get("train_return") is not None:
             self._hinted = True
-            self.say(f"{row['opt_steps']:>9,} opts  member {number}: {hint(row['eval_reward'], row['train_return'])}")
+            said = hint(row["eval_reward"], row["train_return"])
+            self.print_line(f"{row['opt_steps']:>9,} opts  member {number}: {said}")
         at = self._scores.setdefault(row["opt_steps"], {})
         if number in at:
             return
@@ -101,19 +102,19 @@ class PopulationRows:
         self._held.setdefault(row["opt_steps"], {})[number] = row
         self._farthest[number] = max(row["opt_steps"], self._farthest.get(number, 0))
         for opt_steps in sorted(step for step in self._scores if step <= row["opt_steps"]):
-            self._tell(opt_steps)
+            self._report(opt_steps)
 
     def go_on(self) -> None:
         """Expect evaluations of every member again."""
         self._gone.clear()
 
-    def gone(self, number: int) -> None:
+    def remove(self, number: int) -> None:
         """Stop waiting for a member."""
         self._gone.add(number)
         for opt_steps in sorted(self._scores):
-            self._tell(opt_steps)
+            self._report(opt_steps)
 
-    def _tell(self, opt_steps: int) -> None:
+    def _report(self, opt_steps: int) -> None:
         """Report the round at `opt_steps` once all running members have reached it.
 
         If some of them were not evaluated there, statistics over all members are omitted.
@@ -121,9 +122,9 @@ class PopulationRows:
         scores = self._scores[opt_steps]
         others = [m.number for m in self._members if m.number not in scores and m.number not in self._gone]
         # Report once, when every expected member was evaluated here or is past this step.
-        if opt_steps in self._told or any(self._farthest.get(number, 0) <= opt_steps for number in others):
+        if opt_steps in self._reported or any(self._farthest.get(number, 0) <= opt_steps for number in others):
             return
-        self._told.add(opt_steps)
+        self._reported.add(opt_steps)
         env_steps, returns = None, list[float]()
         for number, row in sorted(self._held.pop(opt_steps).items()):  # in order of members, not of threads
             env_steps = row.get("env_steps", env_steps)
@@ -154,22 +155,23 @@ class PopulationRows:
         for copy in verdict.copies:
             row = {"kind": "lineage", "opt_steps": opt_steps, "member": copy.member, "parent": copy.parent}
             self._write({**row, "values": dict(copy.values)})
-            said.append(f"member {copy.member} goes on as member {copy.parent} stands, with {named(copy.values)}")
+            values = format_swept(copy.values)
+            said.append(f"member {copy.member} goes on as member {copy.parent} stands, with {values}")
         if verdict.ended:
             said.append(f"{len(verdict.ended)} members stop here: {_listed(verdict.ended)}")
-        if len(said) > LINES:
-            said[LINES:] = [f"{len(said) - LINES} more go on as others stand"]
+        if len(said) > MAX_LINES:
+            said[MAX_LINES:] = [f"{len(said) - MAX_LINES} more go on as others stand"]
         for line in said if is_new else ():
-            self.say(f"{opt_steps:>9,} opts  {self._search.name}: {line}")
+            self.print_line(f"{opt_steps:>9,} opts  {self._search.name}: {line}")
 
     def _strata(self, scores: Mapping[int, float]) -> dict[str, list[float]]:
         strata: dict[str, list[float]] = {}
         for member in self._members:
             if member.number in scores:
-                strata.setdefault(named(member.swept), []).append(scores[member.number])
+                strata.setdefault(format_swept(member.swept), []).append(scores[member.number])
         return strata
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print a line unless quiet."""
         if not self._quiet:
             print_folded(line)
@@ -178,7 +180,7 @@ class PopulationRows:
         self, opt_steps: int, env_steps: int | None, strata: Mapping[str, Sequence[float]], training: float | None
     ) -> None:
         shown, varied = strata, isinstance(self._search, PBT)
-        if varied or len(strata) > LINES:
+        if varied or len(strata) > MAX_LINES:
             shown = {"all members" if varied else "all settings": [x for scores in strata.values() for x in scores]}
         seconds = time.perf_counter() - self._begun
         done, left = opt_steps - self._first, self._opt_steps - opt_steps
@@ -190,11 +192,12 @@ class PopulationRows:
             (1, f"  {seconds * left / done:.0f} s left" if left > 0 and done > 0 else ""),
         ]
         room = columns() if is_terminal(sys.stdout) else math.inf
-        self.say(fitted(first, room))
+        self.print_line(fit_parts(first, room))
         for name, scores in shown.items():
             row = spread([scores])
-            value, called = f"{'':14}  IQM {row.iqm:>9.5g}", "" if name == named({}) else f"  {name}"
-            self.say(fitted([(0, value), (1, f" {row.interval:<22}"), (2, f" of {row.members:<4}"), (0, called)], room))
+            value, called = f"{'':14}  IQM {row.iqm:>9.5g}", "" if name == format_swept({}) else f"  {name}"
+            parts = [(0, value), (1, f" {row.interval:<22}"), (2, f" of {row.members:<4}"), (0, called)]
+            self.print_line(fit_parts(parts, room))
 
     def _write(self, row: Mapping[str, Any]) -> None:
         if self._path is None:
@@ -209,5 +212,5 @@ class PopulationRows:
 
 
 def _listed(members: Sequence[int]) -> str:
-    """Return the numbers of members, at most the first `LINES`."""
-    return ", ".join(map(str, members[:LINES])) + (" ..." if len(members) > LINES else "")
+    """Return the numbers of members, at most the first `MAX_LINES`."""
+    return ", ".join(map(str, members[:MAX_LINES])) + (" ..." if len(members) > MAX_LINES else "")

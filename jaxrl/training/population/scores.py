@@ -166,7 +166,7 @@ class PopulationResult(NamedTuple):
         for i, setting in enumerate(self.by()):
             drawn = [number for number in setting.members if number in curves]
             for number in drawn:
-                label = named(setting.values) if number == drawn[0] else None
+                label = format_swept(setting.values) if number == drawn[0] else None
                 draw(axes, curves[number], "score", color=f"C{i}", label=label, alpha=0.7)
         axes.legend()
         return axes
@@ -178,7 +178,7 @@ class PopulationResult(NamedTuple):
         for setting in settings[:SHOWN]:
             last = setting.last
             numbers = f"{len(setting.members):>8}{last.iqm:>12.5g}{last.interval:>24}{setting.best:>12.5g}"
-            lines.append(f"{numbers}  {named(setting.values)}{_ended(setting)}")
+            lines.append(f"{numbers}  {format_swept(setting.values)}{_ended(setting)}")
         more = len(settings) - SHOWN
         return "\n".join([*lines, *([f"and {more} more"] if more > 0 else [])])
 
@@ -199,7 +199,7 @@ def _ended(setting: Setting) -> str:
     return f", {several}halved" if setting.halved else ""
 
 
-def named(values: Mapping[str, Any]) -> str:
+def format_swept(values: Mapping[str, Any]) -> str:
     """Format swept values as on a command line; `-` if there are none."""
     words = (f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items())
     return " ".join(words) or "-"

@@ -55,7 +55,7 @@ class Lane:
 
     def whole(self, state: PyTree) -> PyTree:
         """Return the state itself, read from its lane if necessary."""
-        return state.part(_itself) if isinstance(state, Away) else state
+        return state.part(_identity) if isinstance(state, Away) else state
 
     def part(self, state: PyTree, choose: Callable[[PyTree], PyTree]) -> PyTree:
         """Return `choose(state)`, read from its lane if necessary; health is the value that the last call returned."""
@@ -96,7 +96,7 @@ class Away:
 
     def whole(self) -> PyTree:
         """Return the state itself."""
-        return self.part(_itself)
+        return self.part(_identity)
 
     def part(self, choose: Callable[[PyTree], PyTree]) -> PyTree:
         """Return `choose` of the state."""
@@ -107,12 +107,19 @@ class Team:
     """Members of one strategy that share a program with `width` lanes, on one device."""
 
     def __init__(
-        self, strategy: Strategy, members: int, width: int, device: Any, tells: bool, evaluator: Any, host: Semaphore
+        self,
+        strategy: Strategy,
+        members: int,
+        width: int,
+        device: Any,
+        with_episodes: bool,
+        evaluator: Any,
+        host: Semaphore,
     ) -> None:
         """Create a team of `members`, which release `host` while they wait; unused lanes repeat the data of another."""
         self.strategy, self.device, self.evaluates = strategy, device, isinstance(evaluator, CompiledEvaluator)
         self.actions: str | None = getattr(evaluator, "actions", None)
-        self._width, self._tells, self._host, self._turn = width, tells, host, Condition()
+        self._width, self._with_episodes, self._host, self._turn = width, with_episodes, host, Condition()
         run = evaluator.run if isinstance(evaluator, CompiledEvaluator) else None
         self._evaluation: Any = run and jax.jit(jax.vmap(run), compiler_options=graph_options())
         self._expected = set(range(members))
@@ -124,7 +131,7 @@ class Team:
 
     def compile(self) -> Any:
         """Return the compiled training program."""
-        return compile_together(self.strategy, self._width, self._tells)
+        return compile_together(self.strategy, self._width, self._with_episodes)
 
     def ask(self, place: int, call: Call) -> Any:
         """Submit a call and wait for its result."""
@@ -229,7 +236,7 @@ class Team:
                 self._states = _write(self._states, one, np.int32(place))
 
 
-def _itself(state: PyTree) -> PyTree:
+def _identity(state: PyTree) -> PyTree:
     return state
 
 
@@ -265,7 +272,7 @@ class Places(NamedTuple):
     """Devices per member."""
 
     def on(self, number: int, strategy: Strategy) -> Strategy:
-        """Return `strategy` placed on the devices of a member."""
+        """Return `strategy` place_members on the devices of a member."""
         if self.several == 1:
             return strategy
         first = jax.devices().index(self.devices[number])
@@ -301,7 +308,7 @@ class Places(NamedTuple):
             yield
 
 
-def widths(population: Population) -> list[list[Member]]:
+def split_teams(population: Population) -> list[list[Member]]:
     """Return the members of each team: at most `width` of one strategy."""
     by_strategy: dict[int, list[Member]] = {}
     for member in population.members:
@@ -310,10 +317,10 @@ def widths(population: Population) -> list[list[Member]]:
     return [group[i : i + width] for group in by_strategy.values() for i in range(0, len(group), width)]
 
 
-def placed(
+def place_members(
     population: Population,
     shape: MeshShape,
-    tells: Callable[[Strategy], bool],
+    with_episodes: Callable[[Strategy], bool],
     evaluator: Callable[[Strategy], Any],
     host: Semaphore,
 ) -> Places:
@@ -322,7 +329,7 @@ def placed(
     Args:
       population: the members.
       shape: number of device groups for members, and devices in each.
-      tells: returns whether a strategy's training also returns which episodes ended.
+      with_episodes: returns whether a strategy's training also returns which episodes ended.
       evaluator: returns the evaluator of a strategy.
       host: limits the members that work on the host at the same time.
     """
@@ -332,7 +339,7 @@ def placed(
     if population.layout.name != "together":
         devices = {m.number: device(place) for place, m in enumerate(population.members)}
         return Places({}, devices, [], shape.envs)
-    groups = widths(population)
+    groups = split_teams(population)
     places = Places({}, {}, [])
     widest: dict[int, int] = {}
     for group in groups:
@@ -341,22 +348,22 @@ def placed(
     for number, group in enumerate(groups):
         strategy = group[0].strategy
         # All teams of a strategy have the same width, so they share one program.
-        width, tell = widest[id(strategy.step)], tells(strategy)
-        team = Team(strategy, len(group), width, device(number), tell, evaluator(strategy), host)
+        width, reports = widest[id(strategy.step)], with_episodes(strategy)
+        team = Team(strategy, len(group), width, device(number), reports, evaluator(strategy), host)
         places.teams.append(team)
         places.lanes.update({member.number: Lane(team, place) for place, member in enumerate(group)})
         places.devices.update(dict.fromkeys((member.number for member in group), team.device))
     return places
 
 
-def outline(population: Population, mesh: MeshShape, workers: int, programs: int) -> str:
+def describe(population: Population, mesh: MeshShape, workers: int, programs: int) -> str:
     """Describe the population in one line: members, settings, layout, devices and programs."""
     count = len(population.members)
     settings = len({tuple(member.swept.items()) for member in population.members})
     made = f"{settings} setting{'s' * (settings > 1)} with {count // settings} seed{'s' * (count > settings)} each"
     shared = "one program" if programs == 1 else f"{programs} programs"
     layout = population.layout.name
-    at_once = len(widths(population)[0]) if layout == "together" else workers
+    at_once = len(split_teams(population)[0]) if layout == "together" else workers
     each = f", {mesh.envs} each" if mesh.envs > 1 else ""
     over = f" on {mesh.devices} devices{each}" if mesh.devices > 1 else ""
     return f"{count} members: {made}, {at_once} at a time{over} ({layout}), {shared}"

@@ -22,36 +22,36 @@ from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.population import Member, Population, require_stream, with_values
 from jaxrl.strategies.search import PBT, Verdict
 from jaxrl.training.closing import leave_population_by_signal, print_table_in_python
-from jaxrl.training.episodes import teller_of
+from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.memory import plan_of_state, require_members_fit
 from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.members import (
-    ENDS,
+    EARLY_ENDS,
     HALVED,
     Gates,
     MemberRun,
     Queue,
     check_members,
+    copied_settings,
+    copy_parent,
     explain_damage,
     require_begun,
     require_rungs,
     require_same,
     same_ends,
-    take_over,
-    taken_over,
 )
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import MemberResult, PopulationResult
-from jaxrl.training.population.teams import outline, placed
+from jaxrl.training.population.teams import describe, place_members
 from jaxrl.training.program import compile_all, state_shapes
 from jaxrl.training.recorders import recorders_of
 from jaxrl.training.report import Report, run_dir_part
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
 from jaxrl.training.storage.group import CHECKPOINTS, Collector, require_no_own
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, require_no_member
-from jaxrl.training.storage.run import resumption
+from jaxrl.training.storage.run import resolve_resume
 from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, read_metadata
 from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.trees import make_key
@@ -109,7 +109,7 @@ class PopulationTrainer:
                 "from_step begins a run, not a population; branch off from a member, as of runs/lr/members"
             )
         self.config = config_for(population.members[0].strategy, evaluator, config, settings)
-        run_dir, _ = resumption(resume, None, self.config.run_dir, allow_changes, start_over)
+        run_dir, _ = resolve_resume(resume, None, self.config.run_dir, allow_changes, start_over)
         self.config = self.config.changed(run_dir=run_dir)
         check_members(population, self.config)
         if workers is not None:
@@ -138,8 +138,8 @@ class PopulationTrainer:
             "raise_on_signal": False,
         }
         for strategy in self._strategies():
-            self._unrecorded(strategy, evaluator)  # only checks
-        self._place()
+            self._trainer_without_storage(strategy, evaluator)  # only checks
+        self._assign_devices()
 
     def __repr__(self) -> str:
         most = f"max_opts={self.config.max_opts}"
@@ -185,7 +185,7 @@ class PopulationTrainer:
             self._runs = [MemberRun(member) for member in self.population.members]
             self._rows = PopulationRows(self.population, self._quiet)
         self._gates = self._new_gates()
-        self._place()
+        self._assign_devices()
         one = self.population.members[0].strategy
         require_members_fit(plan_of_state(state_shapes(one)[0], one.state_fns.capacity), len(self._runs))
         self._activity = "the compilation"
@@ -197,8 +197,8 @@ class PopulationTrainer:
             self._activity = "the present part of each member"
             # Import recorders' packages in one thread: circular imports fail in several at once.
             recorders_of(self.config.recorders, None if self._dir is None else self._dir.path)
-            self._rows.say(outline(self.population, self._mesh, self.workers, len(self._strategies())))
-            self._rows.begin(self._unrecorded(one, self._make["evaluator"]).schedule)
+            self._rows.print_line(describe(self.population, self._mesh, self.workers, len(self._strategies())))
+            self._rows.begin(self._trainer_without_storage(one, self._make["evaluator"]).schedule)
             yield from self._take_turns(pool)
         if (failure := self._failure or self._rows.failure) is not None:
             raise failure
@@ -240,7 +240,7 @@ class PopulationTrainer:
                 for number, opt_steps in self._released(held, idle=not (queue or going)):
                     self._join(number)
                     queue.put(number, opt_steps)
-                while len(going) < self._threads() and (run := queue.take(self._free_beside(going))) is not None:
+                while len(going) < self._threads() and (run := queue.take(self._devices_free(going))) is not None:
                     if run.reports is not None or not self.interrupt:  # start no more members after an interrupt
                         going[pool.submit(bind_context(self._advance), run)] = run
                     else:
@@ -255,17 +255,17 @@ class PopulationTrainer:
                         self._dir.write_config(self.settings())  # now that a member has been resumed under them
                     self._described = True
                     if report is None:
-                        self._gone(run)
+                        self._remove(run)
                         continue
                     if report.eval is not None:
-                        falls_short = run.trainer is not None and run.trainer.ledger.told_greedy
+                        falls_short = run.trainer is not None and run.trainer.ledger.warned_greedy
                         self._rows.take(run.member.number, report.eval, falls_short)
                     if self._waits(run, report):
                         held[run.member.number] = report.opt_steps
                         self._leave(run.member.number)
                     elif report.stop is not None:
                         ends.append(run)
-                        self._gone(run)
+                        self._remove(run)
                     else:
                         queue.put(run.member.number, report.opt_steps)
                     yield MemberReport(run.member.number, report)
@@ -288,13 +288,13 @@ class PopulationTrainer:
         if self._saves is not None:
             self._saves.leave(number)
 
-    def _gone(self, run: MemberRun) -> None:
+    def _remove(self, run: MemberRun) -> None:
         """Remove a finished member from teams, saves, rows and gates."""
         self._leave(run.member.number)
-        self._rows.gone(run.member.number)
+        self._rows.remove(run.member.number)
         if self._gates:
-            self._recall(run)
-            self._gates.gone(run.member.number)
+            self._restore_scores(run)
+            self._gates.remove(run.member.number)
 
     def _end_together(self, ends: Mapping[int, Callable[[], object]]) -> None:
         """End members (by number) concurrently, so that one save holds them all; then raise the first error."""
@@ -316,7 +316,7 @@ class PopulationTrainer:
         if failed:
             raise failed[0]
 
-    def _free_beside(self, going: Mapping[Any, MemberRun]) -> Callable[[int], bool]:
+    def _devices_free(self, going: Mapping[Any, MemberRun]) -> Callable[[int], bool]:
         """Return a predicate: whether the devices of a member, by number, are free of all members `going`."""
         busy = [run.member.number for run in going.values()]
         return lambda number: self._places.free(number, busy)
@@ -344,20 +344,20 @@ class PopulationTrainer:
         """Pass a member's report to the gates; return whether it has to wait at one."""
         if self._gates is None:
             return False
-        self._gates.reached(report.opt_steps)
+        self._gates.record_progress(report.opt_steps)
         if report.eval is None:
-            self._recall(run)
+            self._restore_scores(run)
         else:
-            self._gates.take(run.member.number, report.opt_steps, report.eval["score"])
+            self._gates.record_score(run.member.number, report.opt_steps, report.eval["score"])
             run.trained_to = report.opt_steps
-        return report.stop is None and self._gates.holds(report.opt_steps)
+        return report.stop is None and self._gates.must_wait(report.opt_steps)
 
-    def _recall(self, run: MemberRun) -> None:
+    def _restore_scores(self, run: MemberRun) -> None:
         """Pass a member's earlier scores to the gates: those in its checkpoint first, then those in its log."""
         assert self._gates is not None
         number = run.member.number
         for opt_steps, score in (*run.membership.scores.items(), *self._rows.scores_of(number)):
-            self._gates.take(number, opt_steps, score)
+            self._gates.record_score(number, opt_steps, score)
 
     def _released(self, held: dict[int, int], idle: bool) -> list[tuple[int, int]]:
         """Remove from `held` the members that may continue; return them with their optimisation steps."""
@@ -365,20 +365,20 @@ class PopulationTrainer:
             return []
         # Decide only while no member trains: states in training must not be copied.
         while not self.interrupt and (verdict := self._gates.verdict(held)) is not None:
-            self._carry_out(verdict, self._gates.passed - 1, held)
-        free = [n for n in sorted(held) if self.interrupt or not self._gates.holds(held[n])]
+            self._apply_verdict(verdict, self._gates.passed - 1, held)
+        free = [n for n in sorted(held) if self.interrupt or not self._gates.must_wait(held[n])]
         return [(number, held.pop(number)) for number in free]
 
-    def _carry_out(self, verdict: Verdict, gate: int, held: dict[int, int]) -> None:
+    def _apply_verdict(self, verdict: Verdict, gate: int, held: dict[int, int]) -> None:
         """End members and copy others as decided; copies are on disk before any member continues."""
         assert self._gates is not None
-        place, behind = self._gates.place(gate), self._gates.is_behind(gate)
+        place, behind = self._gates.eval_step(gate), self._gates.is_behind(gate)
         # If the gate is behind, an earlier process carried out its verdict: it is only recorded again.
         changed = []
         for copy in verdict.copies:
             if not behind:
                 own, parent = self._runs[copy.member], self._runs[copy.parent]
-                changed.append(take_over(own, parent, copy, place, self._places.devices[copy.member]))
+                changed.append(copy_parent(own, parent, copy, place, self._places.devices[copy.member]))
             elif self._runs[copy.member].trained_to == place:
                 raise StorageError(
                     f"member {copy.member} took over from member {copy.parent} after {place} optimisation steps, but "
@@ -395,7 +395,7 @@ class PopulationTrainer:
             if run.trainer is not None and run.reports is not None:
                 run.trainer.stop_reason = run.status = HALVED
                 ends[number] = run.reports.close
-            self._rows.gone(number)
+            self._rows.remove(number)
         self._end_together(ends)
 
     def _strategies(self) -> list[Strategy]:
@@ -463,28 +463,28 @@ class PopulationTrainer:
             mesh=None,
         )
         made = {**self._make, "allow_changes": self._make["allow_changes"] and again}
-        if again and path is not None and before.get("status") in ENDS and same_ends(path, config):
+        if again and path is not None and before.get("status") in EARLY_ENDS and same_ends(path, config):
             # The member has ended: load it without training any further.
             made["interrupt"] = Interrupt()
             made["interrupt"].stop(before["status"])
         strategy = self._places.on(run.member.number, run.member.strategy)
         if again and self._saves is not None and isinstance(self.population.search, PBT):
             checkpoints = self._saves.store(CHECKPOINTS, run.member.number)
-            strategy = with_values(strategy, taken_over(checkpoints, run.member))
+            strategy = with_values(strategy, copied_settings(checkpoints, run.member))
         return Trainer(strategy, config, resume=again, console=False, **made)
 
-    def _place(self) -> None:
+    def _assign_devices(self) -> None:
         """Assign devices to members, and team-mates to their teams."""
         self._host = Semaphore(self.workers)
-        evaluator = lambda strategy: self._unrecorded(strategy, self._make["evaluator"]).evaluator
-        self._places = placed(self.population, self._mesh, self._tells, evaluator, self._host)
+        evaluator = lambda strategy: self._trainer_without_storage(strategy, self._make["evaluator"]).evaluator
+        self._places = place_members(self.population, self._mesh, self._with_episodes, evaluator, self._host)
 
     def _threads(self) -> int:
         """Return the number of threads: `workers`, or in teams, which wait for every member, one for each member."""
         return len(self._runs) if self._places.teams else self.workers
 
-    def _tells(self, strategy: Strategy) -> bool:
-        return teller_of(strategy, self.config, self._make["hooks"] or Hooks()).tells
+    def _with_episodes(self, strategy: Strategy) -> bool:
+        return episode_reporter(strategy, self.config, self._make["hooks"] or Hooks()).enabled
 
     def _compile(self) -> None:
         """Compile the shared programs before members start, for every device and strategy in turn."""
@@ -493,17 +493,17 @@ class PopulationTrainer:
             strategy = member.strategy
             if not strategy.env_steps_per_step:
                 continue  # programs that embed a data set are not cached
-            trainer, runs = self._unrecorded(strategy, self._make["evaluator"]), not self._places.teams
+            trainer, runs = self._trainer_without_storage(strategy, self._make["evaluator"]), not self._places.teams
             params = strategy.policy.params if strategy.policy is not None else lambda state: state
             key = make_key(self.config.seed)
             with self._places.at(member.number):
                 evaluator, strategy = trainer.evaluator if runs else None, self._places.on(member.number, strategy)
-                compile_all(strategy, key, evaluator, params, False, self._tells(strategy), runs)
+                compile_all(strategy, key, evaluator, params, False, self._with_episodes(strategy), runs)
         for team in self._places.teams:
             with jax.default_device(team.device):
                 team.compile()
 
-    def _unrecorded(self, strategy: Strategy, evaluator: EvaluateFn | None) -> Trainer:
+    def _trainer_without_storage(self, strategy: Strategy, evaluator: EvaluateFn | None) -> Trainer:
         """Return a trainer like the members', but without storage and output."""
         return Trainer(
             strategy,
@@ -528,8 +528,8 @@ class PopulationTrainer:
                 require_same(self.population, self.config.max_opts, self._dir.path)
             # Move the old population aside only under the lock.
             if replaces:
-                self._dir.set_aside()
-            self._dir.sign()
+                self._dir.discard()
+            self._dir.write_owner()
             if not self._resume:
                 self._dir.write_config(self.settings())
             # A resumed population keeps its creation time.

@@ -175,11 +175,11 @@ class Recorders:
     def close(self) -> None:
         self._each(lambda recorder: recorder.close())
 
-    def _each(self, tell: Callable[[Any], None]) -> None:
+    def _each(self, call: Callable[[Any], None]) -> None:
         # Iterate over a copy, as failing recorders are removed.
         for recorder in list(self._live):
             try:
-                tell(recorder)
+                call(recorder)
             except (Exception, SystemExit) as error:  # rich raises SystemExit on a broken pipe
                 self._live.remove(recorder)
                 line = f"recorder {type(recorder).__name__} failed and is left out: {describe_error(error)}"

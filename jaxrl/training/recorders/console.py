@@ -61,20 +61,20 @@ class ConsoleRecorder(Recorder):
         if not self.console.is_terminal:
             self._shown = time.monotonic()
         if row["kind"] == "event":
-            self._say(row["opt_steps"], row["message"])
+            self._print_message(row["opt_steps"], row["message"])
         elif row["kind"] == "train":
-            self.console.print(fitted(_train_parts(row, self._left), self._room))
+            self.console.print(fit_parts(_train_parts(row, self._left), self._room))
         else:
             self._last = row["eval_reward"]
             if row["is_best"]:
                 self._best = self._last if row.get("confirm_score") is None else row["confirm_score"]
             actions = self.actions if self._evaluated_at < 0 else None
-            self.console.print(fitted(_eval_parts(row, self._left, actions), self._room))
+            self.console.print(fit_parts(_eval_parts(row, self._left, actions), self._room))
             self._evaluated_at = row["opt_steps"]
 
     def video(self, video: Video) -> None:
         self._stage.clear()
-        self._say(video.opt_steps, f"filmed {video.path}, return {_number(video.episode_return)}")
+        self._print_message(video.opt_steps, f"filmed {video.path}, return {_number(video.episode_return)}")
 
     def tick(self, progress: Progress) -> None:
         live, self._progress = self.console.is_terminal, progress
@@ -83,7 +83,7 @@ class ConsoleRecorder(Recorder):
             return
         self._shown = time.monotonic()
         if not live:
-            self.console.print(_counter(progress) + fitted(self._parts(progress), math.inf))
+            self.console.print(_counter(progress) + fit_parts(self._parts(progress), math.inf))
             return
         self._stage.clear()
         if self._live is None:
@@ -121,7 +121,7 @@ class ConsoleRecorder(Recorder):
         progress = self._progress
         return f"  {progress.seconds_left:.0f} s left" if progress and progress.opt_steps < progress.max_opts else ""
 
-    def _say(self, opt_steps: int, text: str) -> None:
+    def _print_message(self, opt_steps: int, text: str) -> None:
         self.console.print("\n".join(folded(f"{opt_steps:>9,} opts  {text}", self._room)))
 
     def _parts(self, progress: Progress) -> list[tuple[int, str]]:
@@ -137,10 +137,11 @@ class ConsoleRecorder(Recorder):
 
     def _detail(self, progress: Progress) -> str:
         taken = max(COUNTER, len(_counter(progress))) + (BAR + 1 if self.console.width >= WIDE else 0)
-        return fitted(self._parts(progress), self.console.width - taken + 1)[2:]  # rich separates columns by one space
+        # rich separates columns by one space
+        return fit_parts(self._parts(progress), self.console.width - taken + 1)[2:]
 
 
-def fitted(parts: Sequence[tuple[int, str]], room: float) -> str:
+def fit_parts(parts: Sequence[tuple[int, str]], room: float) -> str:
     """Join the `parts`, each `(rank, text)`, that fit into `room` columns; lower ranks have priority.
 
     Parts of rank 0 are always included. The first rank that does not fit excludes all higher ones.

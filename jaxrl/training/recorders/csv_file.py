@@ -54,12 +54,12 @@ class CSVRecorder(Recorder):
     def _make_anew(self, row: Row | None = None) -> None:
         """Rebuild the table from all rows in the log, and `row` if a full disk kept it out of the log."""
         assert self._log is not None
-        self._log.release()
+        self._log.close_file()
         rows = list(rows_of(self._source))
         # The log is written first, so it usually contains the row.
         if row is not None and (not rows or rows[-1] != plain(row)):
             rows.append(row)
-        self._log.waiting.clear()
+        self._log.pending.clear()
         self._columns = list(dict.fromkeys(name for row in rows for name in row))
         head = _line({name: name for name in self._columns}, self._columns) if rows else b""
         write_atomically(self._log.path, (head + b"".join(_line(row, self._columns) for row in rows)).decode())

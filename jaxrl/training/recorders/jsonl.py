@@ -11,7 +11,7 @@ from jaxrl.training.recorders.base import KINDS, Recorder, Row
 from jaxrl.training.recorders.log_file import LogFile
 from jaxrl.training.storage.run_dir import plain, write_atomically
 
-MOST_WAITING = 1 << 20
+MAX_PENDING = 1 << 20
 """Maximum bytes of rows given by `extend` that wait on a full disk: they are kept in memory and in checkpoints."""
 _ENCODER = json.JSONEncoder(allow_nan=False)
 
@@ -33,9 +33,9 @@ class JSONLRecorder(Recorder):
         self._log.append("".join([f"{line_of(row)}\n" for row in rows]).encode())
 
     def extend(self, lines: bytes) -> None:
-        """Append many rows in one call; on a full disk, they are dropped beyond `MOST_WAITING` pending bytes."""
-        waiting = sum(map(len, self._log.waiting))
-        if waiting + len(lines) > max(MOST_WAITING, len(lines)):
+        """Append many rows in one call; on a full disk, they are dropped beyond `MAX_PENDING` pending bytes."""
+        waiting = sum(map(len, self._log.pending))
+        if waiting + len(lines) > max(MAX_PENDING, len(lines)):
             self.lost += lines.count(b"\n")
             print_stderr(f"warning: {self._log.path} cannot be written: {self.lost} of its rows are lost")
             lines = b""
@@ -43,24 +43,24 @@ class JSONLRecorder(Recorder):
 
     def rewind(self, opt_steps: int) -> None:
         """Remove the rows after `opt_steps`, and a truncated last line."""
-        self._log.release()
+        self._log.close_file()
         if damaged := trim(self._log.path, opt_steps):
             lines = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
             said = f"{len(damaged)} of its lines are no rows and left out ({lines})"
             print_stderr(f"warning: {self._log.path} was damaged: {said}")
-        waiting = [line for record in self._log.waiting for line in record.splitlines(keepends=True)]
-        self._log.waiting = [line for line in waiting if _belongs(line, opt_steps)]
+        waiting = [line for record in self._log.pending for line in record.splitlines(keepends=True)]
+        self._log.pending = [line for line in waiting if _is_row_up_to(line, opt_steps)]
 
     def unwritten(self, waiting: dict[str, list[str]]) -> None:
         """Add the lines that are not written yet to `waiting`."""
-        if self._log.waiting:
+        if self._log.pending:
             waiting[self.name] = self._log.unwritten()
 
     def take_up(self, waiting: Mapping[str, list[str]]) -> None:
         """Append the lines that an earlier process could not write."""
         if unwritten := waiting.get(self.name):
             held = self._log.path.read_bytes() if self._log.path.exists() else b""
-            self._log.take_up(unwritten, held)
+            self._log.restore_pending(unwritten, held)
 
     def close(self) -> None:
         self._log.close()
@@ -84,7 +84,7 @@ def trim(path: Path, opt_steps: int) -> list[int]:
     held = path.read_bytes()
     *lines, torn = held.split(b"\n")
     # A last line without a newline is kept if it is a complete row.
-    kept = [line for line in (*lines, torn) if _belongs(line, opt_steps)]
+    kept = [line for line in (*lines, torn) if _is_row_up_to(line, opt_steps)]
     mended = b"".join(line + b"\n" for line in kept)
     if mended != held:
         write_atomically(path, mended.decode())
@@ -123,7 +123,7 @@ def log_problems(path: Path) -> list[str]:
     return problems
 
 
-def _belongs(line: bytes, opt_steps: int) -> bool:
+def _is_row_up_to(line: bytes, opt_steps: int) -> bool:
     row = _parse(line)
     return row is not None and row["opt_steps"] <= opt_steps
 

@@ -16,14 +16,14 @@ class LogFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.waiting: list[bytes] = []
+        self.pending: list[bytes] = []
         """Pending records, not in the file yet."""
         self._descriptor: int | None = None
         self._failing = False
 
     def append(self, record: bytes) -> None:
         """Append `record` to the file; an empty one only retries the pending records."""
-        self.waiting += [record] if record else []
+        self.pending += [record] if record else []
         try:
             self._flush()
         except OSError as error:
@@ -40,13 +40,13 @@ class LogFile:
             if self._descriptor is not None:
                 os.fsync(self._descriptor)
         finally:
-            self.release()
+            self.close_file()
 
     def unwritten(self) -> list[str]:
         """Return the pending records in base64."""
-        return [base64.b64encode(record).decode() for record in self.waiting]
+        return [base64.b64encode(record).decode() for record in self.pending]
 
-    def take_up(self, unwritten: Sequence[str], held: bytes) -> None:
+    def restore_pending(self, unwritten: Sequence[str], held: bytes) -> None:
         """Append the records that an earlier process could not, except those in `held`, the content of the file."""
         for text in unwritten:
             record = base64.b64decode(text)
@@ -54,20 +54,20 @@ class LogFile:
             if record not in held:
                 self.append(record)
 
-    def release(self) -> None:
+    def close_file(self) -> None:
         """Close the file; the next record opens it again."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def _flush(self) -> None:
-        if not self.waiting:
+        if not self.pending:
             return
         if self._descriptor is None:
             self.path.parent.mkdir(exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._descriptor = os.open(self.path, flags, 0o666)
-        data, written = b"".join(self.waiting), 0
+        data, written = b"".join(self.pending), 0
         try:
             while written < len(data):
                 written += os.write(self._descriptor, memoryview(data)[written:])
@@ -75,4 +75,4 @@ class LogFile:
             # Truncate a partial write: all records stay pending.
             os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
             raise
-        self.waiting.clear()
+        self.pending.clear()

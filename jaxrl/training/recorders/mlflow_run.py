@@ -56,7 +56,7 @@ class _MLflow(Service):
     def connect(self, run: RunInfo, kept: dict[str, Any]) -> dict[str, Any]:
         from mlflow import MlflowClient
 
-        _hush_retries()
+        _silence_retries()
 
         if self._uri is None:
             # MLflow prefers a database, which needs its full package.
@@ -79,10 +79,10 @@ class _MLflow(Service):
 
     def send_some(self, rows: Sequence[Row]) -> int:
         """Send as many rows as fit into one call."""
-        told = [self._metrics_of(row) for row in rows]
+        metrics = [self._metrics_of(row) for row in rows]
         # Rows are not split, and at least one is sent.
-        count = max(1, sum(size <= METRICS_AT_ONCE for size in accumulate(map(len, told))))
-        self._client.log_batch(self._id, metrics=list(chain.from_iterable(told[:count])))
+        count = max(1, sum(size <= METRICS_AT_ONCE for size in accumulate(map(len, metrics))))
+        self._client.log_batch(self._id, metrics=list(chain.from_iterable(metrics[:count])))
         return count
 
     def _metrics_of(self, row: Row) -> list[Any]:
@@ -129,7 +129,7 @@ class _MLflow(Service):
         return made
 
 
-def _hush_retries() -> None:
+def _silence_retries() -> None:
     """Silence urllib3's line for each retry of MLflow's connection: `ServiceRecorder` reports failures once."""
     logger = logging.getLogger("urllib3.connectionpool")
     if logger.level == logging.NOTSET:  # keep a level set by the user

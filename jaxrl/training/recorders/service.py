@@ -163,18 +163,18 @@ class _Worker:
         self._capacity, self._retry_s, self._gather_s = capacity, retry_s, gather_s
         self._rows: deque[Row] = deque()
         self._due, self._closing, self._abandoned = threading.Event(), threading.Event(), threading.Event()
-        self._behind = self._said = self._done = False
-        self._back: int | None = None
+        self._overflowed = self._warned = self._done = False
+        self._rewound_to: int | None = None
         """The earliest step to which the run was rewound since the queue overflowed."""
         self._keeping = threading.Lock()
         self._path = None if run.directory is None else run.directory / f"{name}.json"
         self._kept = _read(self._path)
-        self._told: dict[str, int] = dict(self._kept.pop("told", {}))
+        self._sent: dict[str, int] = dict(self._kept.pop("sent", {}))
         """The last step sent, by kind."""
-        self._floor = self._least(run.opt_steps) if run.changed else dict(self._told)
+        self._floor = self._least(run.opt_steps) if run.changed else dict(self._sent)
         """The step up to which rows are skipped as sent before, by kind."""
-        self._tellers = {_METRICS: self._tell_metrics, _REWIND: self._go_back}
-        self._tellers |= dict.fromkeys((_VIDEO, _HISTOGRAM), self._tell_more)
+        self._handlers = {_METRICS: self._deliver_metrics, _REWIND: self._rewind}
+        self._handlers |= dict.fromkeys((_VIDEO, _HISTOGRAM), self._deliver_other)
         self._thread = threading.Thread(target=self._work, name=f"jaxrl-{name}", daemon=True)
 
     def start(self) -> None:
@@ -183,22 +183,22 @@ class _Worker:
     def put(self, row: Row) -> None:
         """Queue a row; once the queue is full, this and all later rows are left to the log."""
         self.taken += 1
-        if not self._behind and len(self._rows) < self._capacity:
+        if not self._overflowed and len(self._rows) < self._capacity:
             self._rows.append(row)
             # Wake the thread early.
             if 2 * len(self._rows) >= self._capacity:
                 self._due.set()
             return
-        if not self._behind:
-            self._say(f"{len(self._rows):,} rows wait")
-        self._behind = True
+        if not self._overflowed:
+            self._warn(f"{len(self._rows):,} rows wait")
+        self._overflowed = True
 
     def rewind(self, opt_steps: int) -> None:
         """Queue a rewind of the run, whatever the capacity."""
-        if not self._behind:
+        if not self._overflowed:
             self._rows.append({"kind": _REWIND, "opt_steps": opt_steps})
             return
-        self._back = opt_steps if self._back is None else min(self._back, opt_steps)
+        self._rewound_to = opt_steps if self._rewound_to is None else min(self._rewound_to, opt_steps)
         self._keep()  # if the process is killed, the rows are sent when the run is resumed
 
     def put_more(self, kind: str, given: Video | Histogram) -> None:
@@ -216,25 +216,25 @@ class _Worker:
         self._abandoned.set()
         if not self._done:
             self._service.abandon()
-        return self._done or self._said
+        return self._done or self._warned
 
     def _work(self) -> None:
         with contextlib.suppress(_GivenUpError):
             self._kept = self._attempt(lambda: self._service.connect(self._run, dict(self._kept)))
             self._keep()
             self._catch_up(self._run.opt_steps)
-            while self._gather():
-                self._tell(self._waiting())
-            self._tell(self._waiting())
+            while self._wait_for_rows():
+                self._deliver(self._waiting())
+            self._deliver(self._waiting())
             # After an overflow, send the remaining rows from the log.
-            if self._behind:
-                self._told = self._floor = self._held()
-                self._back = None
+            if self._overflowed:
+                self._sent = self._floor = self._held()
+                self._rewound_to = None
                 self._catch_up()
             self._attempt(lambda: self._service.finish(self._run))
             self._done = True
 
-    def _gather(self) -> bool:
+    def _wait_for_rows(self) -> bool:
         """Wait for `gather_s`, or until the queue is half full; return whether more rows may come."""
         self._due.wait(self._gather_s)
         self._due.clear()
@@ -251,14 +251,14 @@ class _Worker:
         held = rows_of(self._run.directory / METRICS)
         rows = (row for row in held if upto is None or row["opt_steps"] <= upto)
         while some := list(islice(rows, LOG_AT_ONCE)):
-            self._tell(some)
+            self._deliver(some)
 
-    def _tell(self, rows: Iterable[Row]) -> None:
+    def _deliver(self, rows: Iterable[Row]) -> None:
         """Send rows in order."""
         for sort, some in groupby(rows, lambda row: _sort_of(row["kind"])):
-            self._tellers[sort](some)
+            self._handlers[sort](some)
 
-    def _tell_metrics(self, rows: Iterable[Row]) -> None:
+    def _deliver_metrics(self, rows: Iterable[Row]) -> None:
         left = [row for row in rows if self._is_new(row)]
         while left:
             count = self._attempt(partial(self._send, left))
@@ -269,31 +269,31 @@ class _Worker:
         """Send the first of `rows`; return how many, between 1 and all."""
         return min(max(int(self._service.send_some(rows)), 1), len(rows))
 
-    def _tell_more(self, rows: Iterable[Row]) -> None:
+    def _deliver_other(self, rows: Iterable[Row]) -> None:
         for row in filter(self._is_new, rows):
-            self._attempt(partial(self._tell_once, row))
+            self._attempt(partial(self._deliver_once, row))
             self._note([row])
 
-    def _tell_once(self, row: Row) -> None:
+    def _deliver_once(self, row: Row) -> None:
         try:
-            tell = self._service.video if row["kind"] == _VIDEO else self._service.histogram
-            tell(row["given"])
+            send = self._service.video if row["kind"] == _VIDEO else self._service.histogram
+            send(row["given"])
         except Exception as error:  # not retried: the run's files have it, and it would delay the rows after it
-            self._say(describe_error(error))
+            self._warn(describe_error(error))
 
-    def _go_back(self, rows: Iterable[Row]) -> None:
+    def _rewind(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            self._told = self._floor = self._least(row["opt_steps"])
+            self._sent = self._floor = self._least(row["opt_steps"])
 
     def _is_new(self, row: Row) -> bool:
         return bool(row["opt_steps"] > self._floor.get(row["kind"], -1))
 
     def _held(self) -> dict[str, int]:
         """Return the last valid step sent of each kind."""
-        return dict(self._told) if self._back is None else self._least(self._back)
+        return dict(self._sent) if self._rewound_to is None else self._least(self._rewound_to)
 
     def _least(self, opt_steps: int) -> dict[str, int]:
-        return {kind: min(told, opt_steps) for kind, told in self._told.items()}
+        return {kind: min(sent, opt_steps) for kind, sent in self._sent.items()}
 
     def _attempt(self, action: Callable[[], Any]) -> Any:
         """Retry `action` until it succeeds; raise `_GivenUpError` if it still fails after the end of the run."""
@@ -304,7 +304,7 @@ class _Worker:
             try:
                 return action()
             except (Exception, SystemExit) as error:
-                self._say(describe_error(error))
+                self._warn(describe_error(error))
             if last:
                 break
             # The end of the run interrupts the delay.
@@ -312,8 +312,8 @@ class _Worker:
             wait = min(2 * wait, LONGEST_RETRY_S)
         raise _GivenUpError
 
-    def _note(self, told: Sequence[Row]) -> None:
-        self._told = {**self._told, **{row["kind"]: row["opt_steps"] for row in told}}
+    def _note(self, sent: Sequence[Row]) -> None:
+        self._sent = {**self._sent, **{row["kind"]: row["opt_steps"] for row in sent}}
         self._keep()
 
     def _keep(self) -> None:
@@ -322,15 +322,15 @@ class _Worker:
             return
         temporary = self._path.with_name(f".{self._path.name}.tmp")
         with self._keeping, contextlib.suppress(OSError):
-            temporary.write_text(json.dumps({**self._kept, "told": self._held()}))
+            temporary.write_text(json.dumps({**self._kept, "sent": self._held()}))
             os.replace(temporary, self._path)
 
-    def _say(self, what: str) -> None:
-        if not self._said and not self._abandoned.is_set():
+    def _warn(self, what: str) -> None:
+        if not self._warned and not self._abandoned.is_set():
             print_stderr(
                 f"warning: {self._name} does not take rows ({what}); training goes on, and {METRICS} has all of them"
             )
-        self._said = True
+        self._warned = True
 
 
 def _sort_of(kind: str) -> str:
@@ -342,8 +342,8 @@ def _read(path: Path | None) -> dict[str, Any]:
     """Return the state file of an earlier process, or `{}` if it is missing or damaged."""
     with contextlib.suppress(ValueError, OSError):
         kept = {} if path is None else read_json(path)
-        told = kept.get("told", {})
-        if isinstance(told, dict) and all(type(step) is int for step in told.values()):
+        sent = kept.get("sent", {})
+        if isinstance(sent, dict) and all(type(step) is int for step in sent.values()):
             return kept
     return {}
 

@@ -52,7 +52,7 @@ class TensorBoardRecorder(Recorder):
         if row["kind"] in KINDS:
             self._write_numbers(row, ())
         else:
-            self._tell_run()
+            self._write_run()
             text = _text("events", f"{row['event']}: {row['message']}")
             self._append(self._record(step=row["opt_steps"], summary={"value": [text]}))
 
@@ -65,30 +65,31 @@ class TensorBoardRecorder(Recorder):
             self._write_numbers(row, histograms)
 
     def _write_numbers(self, row: Row, histograms: Sequence[Histogram]) -> None:
-        self._tell_run()
+        self._write_run()
         values = [{"tag": tag, "simple_value": _in_float32(x)} for tag, x in numbers_of(row).items()]
-        self._append(self._record(step=row["opt_steps"], summary={"value": [*values, *map(_bars, histograms)]}))
+        values += map(_histogram_value, histograms)
+        self._append(self._record(step=row["opt_steps"], summary={"value": values}))
 
     def video(self, video: Video) -> None:
         """Write the episode as an image if it is a GIF; TensorBoard cannot play MP4."""
         if video.path.suffix != ".gif":
             return
-        self._tell_run()
+        self._write_run()
         picture = {"height": video.height, "width": video.width, "colorspace": 3}
         value = {"tag": "eval/episode", "image": {**picture, "encoded_image_string": video.path.read_bytes()}}
         self._append(self._record(step=video.opt_steps, summary={"value": [value]}))
 
     def histogram(self, histogram: Histogram) -> None:
-        self._tell_run()
-        self._append(self._record(step=histogram.opt_steps, summary={"value": [_bars(histogram)]}))
+        self._write_run()
+        self._append(self._record(step=histogram.opt_steps, summary={"value": [_histogram_value(histogram)]}))
 
     def rewind(self, opt_steps: int) -> None:
         """Start a new event file; TensorBoard then hides the events after `opt_steps` in older ones."""
         carried: list[bytes] = []
         if self._log is not None:
-            self._log.release()
+            self._log.close_file()
             # Unwritten records move to the new file.
-            carried, self._log = self._log.waiting, None
+            carried, self._log = self._log.pending, None
         for record in carried:
             self._append(record)
         # A session start makes TensorBoard discard later steps of older files.
@@ -97,7 +98,7 @@ class TensorBoardRecorder(Recorder):
 
     def unwritten(self, waiting: dict[str, list[str]]) -> None:
         """Add the events that are not written yet to `waiting`."""
-        if self._log is not None and self._log.waiting:
+        if self._log is not None and self._log.pending:
             waiting[self.name] = self._log.unwritten()
 
     def take_up(self, waiting: Mapping[str, list[str]]) -> None:
@@ -105,14 +106,14 @@ class TensorBoardRecorder(Recorder):
         if unwritten := waiting.get(self.name):
             held = b"".join(path.read_bytes() for path in self._directory.glob("events.*"))
             assert self._log is not None  # a resumed run has just called `rewind`
-            self._log.take_up(unwritten, held)
+            self._log.restore_pending(unwritten, held)
 
     def close(self) -> None:
         if self._log is not None:
             self._log.close()
             self._log = None
 
-    def _tell_run(self) -> None:
+    def _write_run(self) -> None:
         """Write settings and notes of a new run, once."""
         if self._begun is None:
             return
@@ -132,7 +133,7 @@ class TensorBoardRecorder(Recorder):
 
     def _record(self, **fields: Any) -> bytes:
         """Return an event with these fields, serialised as a record of the file."""
-        return _framed(self._proto.Event(wall_time=time.time(), **fields).SerializeToString())
+        return _as_tfrecord(self._proto.Event(wall_time=time.time(), **fields).SerializeToString())
 
 
 def _in_float32(x: float) -> float:
@@ -140,7 +141,7 @@ def _in_float32(x: float) -> float:
     return x if abs(x) <= LARGEST else math.copysign(math.inf, x)
 
 
-def _bars(of: Histogram) -> dict[str, Any]:
+def _histogram_value(of: Histogram) -> dict[str, Any]:
     """Return a summary value with a histogram."""
     (counts, edges), values = of.bins(), of.values
     sums = {"min": values.min(), "max": values.max(), "num": len(values), "sum": values.sum()}
@@ -149,7 +150,7 @@ def _bars(of: Histogram) -> dict[str, Any]:
     return {"tag": of.name, "histo": {**sums, "sum_squares": values @ values, **buckets}}
 
 
-def _framed(data: bytes) -> bytes:
+def _as_tfrecord(data: bytes) -> bytes:
     """Return `data` as a TFRecord: length, checksum of the length, data, checksum of the data."""
     length = struct.pack("<Q", len(data))
     return length + _masked_crc(length) + data + _masked_crc(data)

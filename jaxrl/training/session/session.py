@@ -28,8 +28,8 @@ from jaxrl.training.closing import report_exit
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.film import filmed
-from jaxrl.training.interrupt import Interrupt, Termination, Undisturbed
-from jaxrl.training.logbook import Logbook, unpacking
+from jaxrl.training.interrupt import DeferredSignals, Interrupt, Termination
+from jaxrl.training.logbook import Logbook, reading_facts
 from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.processes import require_alone
 from jaxrl.training.program import summarise, zero_sums
@@ -47,8 +47,8 @@ from jaxrl.training.session.state import (
     begun,
     episodes_of,
     facts_of,
-    for_another_try,
     over,
+    reseed_after_rollback,
     restored,
     shapes_of,
     tree_of,
@@ -56,10 +56,10 @@ from jaxrl.training.session.state import (
 )
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.stepper import Stepper, plan_of_session
-from jaxrl.training.session.trial import Trial, after as after_step, cut as cut_trial, require_free
+from jaxrl.training.session.trial import EpisodeEvaluation, after as after_step, cut as cut_trial, require_free
 from jaxrl.training.settings import SessionConfig, rounding, with_recorders
 from jaxrl.training.storage.members import require_no_member
-from jaxrl.training.storage.run import Resume, Storage, resumption
+from jaxrl.training.storage.run import Resume, Storage, resolve_resume
 from jaxrl.trees import PyTree
 from jaxrl.xla import attempts
 
@@ -134,10 +134,10 @@ class Session:
         self.config, self._given_recorders = with_recorders(config, recorders)
         require_recorders(self._given_recorders)
         self.config.check()
-        _, how = resumption(bool(resume), None, self.config.run_dir, allow_changes, start_over)
+        _, how = resolve_resume(bool(resume), None, self.config.run_dir, allow_changes, start_over)
         self.hooks, self.interrupt = hooks or SessionHooks(), Interrupt() if interrupt is None else interrupt
         self._outside = inputs.outside(spec, self.config.num_envs)
-        self._stepwise = put_together(self.config, self._outside.spec, agent, buffer, processor)
+        self._stepwise = assemble(self.config, self._outside.spec, agent, buffer, processor)
         self.config, self._rounding = rounded(self.config, self._stepwise)
         self._schedule = schedule_of(self.config, self._stepwise)
         self._closed, self._saves, self._termination = False, list[int](), Termination()
@@ -198,7 +198,7 @@ class Session:
             self._examined(after_step(now.trial, result, reset))
             return None
         # The step donates arrays of the current state: no signal may raise before the new state replaces it.
-        with Undisturbed():
+        with DeferredSignals():
             after, learnt = self._stepper.after(now, result, reset)
             episodes = list[Episode]()
             if np.count_nonzero(after.host.ended):
@@ -217,7 +217,7 @@ class Session:
         if learnt is not None and self._is_time_to_save():
             self.save()
         # Hooks come last: whatever they raise, the step is complete.
-        self._storage.settle(block=False)
+        self._storage.collect_saves(block=False)
         self._call_hooks(learnt, episodes)
         if learnt is not None:
             self._require_updates()
@@ -240,7 +240,7 @@ class Session:
 
         The row has their mean, minimum and maximum over its interval, or what `statistics` selects for the name.
         """
-        self._log.remark(text)
+        self._log.log_note(text)
         self._now = noted(self._now, values)
 
     def describe(self, **entries: Any) -> None:
@@ -272,10 +272,10 @@ class Session:
             best = self._log.best(score, params, self._stepper.policy, self.settings())
         # A session that is done keeps its stop reason.
         stop = None if self.is_done else stopping.after_evaluation(self.config, ledger, score)
-        with Undisturbed():
+        with DeferredSignals():
             self._now = now._replace(ledger=ledger, best=best, stop=stop or now.stop)
             columns = {**columns_of_trial(evaluation), **score_columns(score, is_best, now.interval)}
-            self._log.scored(columns, evaluation)
+            self._log.log_score(columns, evaluation)
             if stop and self.config.record_interval and self.opt_steps > now.interval.opt_steps:
                 self._record()
         # Written outside of the block above: a slow disk must not delay a signal.
@@ -297,7 +297,8 @@ class Session:
           SettingsError: fewer than one episode, an evaluation in progress, or a film without a `run_dir`.
         """
         require_free(self._now.trial, self._closed, episodes)
-        self._now = self._stepper.examined(self._now, episodes, shot_of(film, video_format, self.config.run_dir))
+        shot = shot_of(film, video_format, self.config.run_dir)
+        self._now = self._stepper.start_evaluation(self._now, episodes, shot)
 
     def stop(self, reason: str = "asked") -> None:
         """Request the end of the session: `is_done` is true from now on."""
@@ -311,7 +312,7 @@ class Session:
         again, self._saved = now is not self._saved, now
         self._storage.save(self.opt_steps, tree_of(now), facts, now.best, again)
         scores = {"best_score": now.ledger.best_score, "last_score": now.ledger.last_score}
-        self._storage.note(**self._counters(), **scores, status=self._status())
+        self._storage.update_metadata(**self._counters(), **scores, status=self._status())
         self._saved_s = time.perf_counter()
 
     def _is_time_to_save(self) -> bool:
@@ -329,7 +330,7 @@ class Session:
         if self.config.run_dir is None or self._closed:
             raise SettingsError("restore needs an open session with a run_dir")
         # A pending save may be the newest checkpoint: wait for it.
-        self._storage.settle()
+        self._storage.collect_saves()
         self._look_at = 0
         self._now = self._taken_up(self._stepper.first(self._now.statistics.fresh()))._replace(best=self._now.best)
         self._since = (self.env_steps, self._now.ledger.wall)
@@ -469,13 +470,13 @@ class Session:
 
     # --- helpers ---
 
-    def _examined(self, trial: Trial) -> None:
+    def _examined(self, trial: EpisodeEvaluation) -> None:
         """Update the evaluation after a step; record its score after the last."""
         self._now = self._now._replace(trial=None if trial.over else trial, acted=False)
         if trial.over:
             self._scored(float(trial.evaluation.returns.mean()), trial.params, trial.evaluation)
             if (shot := trial.shot) is not None:
-                self._log.filmed(filmed(shot.taken, str(self.config.run_dir), shot.form, **self._counters()))
+                self._log.log_video(filmed(shot.taken, str(self.config.run_dir), shot.form, **self._counters()))
             call(self.hooks.evaluated, trial.evaluation)
 
     def _call_hooks(self, learnt: Learnt | None, episodes: list[Episode]) -> None:
@@ -498,13 +499,13 @@ class Session:
         if left == 0:
             what = explain(health, self._stepper.metrics)
             with self._saved_where_diverged():
-                stopping.require_try(self._log, self._now.ledger, self.config.max_rollbacks, what)
+                stopping.require_rollback_left(self._log, self._now.ledger, self.config.max_rollbacks, what)
             self._roll_back(what)
 
     def _roll_back(self, what: str) -> None:
         """Roll back to the last good state, or to the start, and continue with another random stream."""
-        back = gone_back(self._now, self._stepper, self._storage, self._schedule)
-        with Undisturbed():
+        back = roll_back(self._now, self._stepper, self._storage, self._schedule)
+        with DeferredSignals():
             self._now, self._look_at = back, 0
             self._since = (self.env_steps, self._now.ledger.wall)
             stopping.log_rollback(self._log, self.opt_steps, what)
@@ -523,7 +524,7 @@ class Session:
         except DivergedError:
             self._now = self._now._replace(stop="diverged")
             self.save()
-            self._storage.settle()
+            self._storage.collect_saves()
             self._call_hooks(None, [])
             raise
 
@@ -576,7 +577,7 @@ def summary_of(now: SessionState, stepper: Stepper, counters: Mapping[str, int],
         "rollbacks": ledger.rollbacks,
         "invalid_steps": now.invalid,
         **now.statistics.summary(),
-        **columns_to_write(summarise(stepper.metrics, stepper.add_up(now.past, now.sums))),
+        **columns_to_write(summarise(stepper.metrics, stepper.merge_sums(now.past, now.sums))),
         "wall_s": wall,
         "stop": status,
     }
@@ -592,9 +593,9 @@ def recorded(now: SessionState, stepper: Stepper, log: Logbook, opt_steps: int, 
     wall, ledger = now.ledger.wall, dataclasses.replace(now.ledger)
     own = now.interval.columns(opt_steps, env_steps, now.invalid, wall, now.statistics.chosen)
     columns = {**own, **summarise(stepper.metrics, now.sums)}
-    log.trained(columns, ledger, stepper.stepwise.agent.info.settings or {}, env_steps - now.interval.env_steps)
+    log.log_train(columns, ledger, stepper.stepwise.agent.info.settings or {}, env_steps - now.interval.env_steps)
     begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
-    past, sums = stepper.add_up(now.past, now.sums), zero_sums(len(stepper.metrics))
+    past, sums = stepper.merge_sums(now.past, now.sums), zero_sums(len(stepper.metrics))
     return now._replace(past=past, sums=sums, interval=begun, ledger=ledger)
 
 
@@ -614,24 +615,24 @@ def taken_up(first: SessionState, stepper: Stepper, log: Logbook, storage: Stora
     like = tree_of(first)
     storage.check_fits(like)
     step, tree, facts = storage.load(like)
-    with unpacking(f"{step} of {storage.path}", "no session's"):
+    with reading_facts(f"{step} of {storage.path}", "no session's"):
         now = restored(tree, facts, log.restored_ledger(facts, first.ledger), first.statistics)
     now = with_changes(now, stepper.stepwise, schedule, storage.decisive)
-    storage.go_on()
+    storage.commit_resume()
     return now
 
 
-def gone_back(now: SessionState, stepper: Stepper, storage: Storage, schedule: Schedule) -> SessionState:
+def roll_back(now: SessionState, stepper: Stepper, storage: Storage, schedule: Schedule) -> SessionState:
     """Return the last good state, or the initial one, with another random stream."""
     fresh, found = now.statistics.fresh(), storage.rollback(shapes_of(now))
     ledger = stopping.rolled_back_ledger(now.ledger, found)
     if found is None:
         back = stepper.first(fresh)._replace(ledger=ledger)
     else:
-        with unpacking(f"of {storage.path}", "no session's"):
+        with reading_facts(f"of {storage.path}", "no session's"):
             back = restored(*found, ledger, fresh)
         back = with_changes(back, stepper.stepwise, schedule, storage.decisive)
-    return for_another_try(back)._replace(best=now.best, resetting=now.resetting)
+    return reseed_after_rollback(back)._replace(best=now.best, resetting=now.resetting)
 
 
 # --- parts from settings ------------------------------------------------------------------------------------------
@@ -641,7 +642,7 @@ OF_REPLAY = ("opt_interval", "updates", "warmup", "random_warmup")
 """Settings for replay-based agents only."""
 
 
-def put_together(
+def assemble(
     config: SessionConfig, spec: EnvSpec, agent: AgentMaker, buffer: Buffer | None, processor: Processor | None
 ) -> Stepwise:
     """Assemble the parts; raise `SettingsError` if they do not fit together.

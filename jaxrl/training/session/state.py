@@ -29,7 +29,7 @@ from jaxrl.training.schedule import Schedule
 from jaxrl.training.session.inputs import ends
 from jaxrl.training.session.rows import Episode, Interval
 from jaxrl.training.session.statistics import Statistics
-from jaxrl.training.session.trial import Trial
+from jaxrl.training.session.trial import EpisodeEvaluation
 from jaxrl.training.storage.run import Best
 from jaxrl.trees import PyTree
 from jaxrl.types import Transition
@@ -113,7 +113,7 @@ class SessionState(NamedTuple):
     """Whether `act` has returned the actions, and their results are pending."""
     stop: str | None = None
     """Why the session is done, if because of an evaluation or divergence."""
-    trial: Trial | None = None
+    trial: EpisodeEvaluation | None = None
     """The evaluation in progress, if any. It is not saved: a resumed session continues with training."""
     resetting: np.ndarray | None = None
     """Whether the next step of the vector resets this environment instead of acting, `[N]`; not saved."""
@@ -243,7 +243,7 @@ def with_changes(now: SessionState, stepwise: Stepwise, schedule: Schedule, chan
     return now._replace(state=state, ledger=replace(now.ledger, changed_at=changed_at))
 
 
-def for_another_try(now: SessionState) -> SessionState:
+def reseed_after_rollback(now: SessionState) -> SessionState:
     """Return a session after a rollback, with another random stream.
 
     Its environments were not rolled back, so the running episodes are truncated.

@@ -59,7 +59,7 @@ AGGREGATIONS: dict[str, Callable[[Series], float]] = {
 }
 """Aggregations of a non-empty series; `rolling` is the mean of the latest numbers."""
 
-UNASKED = ("mean", "std", "min", "max", "last", "rolling")
+DEFAULT_AGGREGATIONS = ("mean", "std", "min", "max", "last", "rolling")
 """Default aggregations of a name."""
 
 
@@ -75,7 +75,7 @@ class Statistics:
         self,
         chosen: Mapping[str, Sequence[str]] | None = None,
         *,
-        others: Sequence[str] = UNASKED,
+        others: Sequence[str] = DEFAULT_AGGREGATIONS,
         window: int = 100,
     ) -> None:
         """Choose the aggregations.

@@ -12,12 +12,12 @@ from jaxrl.strategies.policy import make_policy
 from jaxrl.strategies.stepwise import Last, Learner, StepResult, Stepwise, locate_step, steps_per_iteration, stream_keys
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.memory import Plan, plan_of_state, require_fit
-from jaxrl.training.program import add_up, jit_training, zero_sums
+from jaxrl.training.program import jit_donating, merge_sums, zero_sums
 from jaxrl.training.session.inputs import Observations, ends
 from jaxrl.training.session.shot import Shot
 from jaxrl.training.session.state import Host, Learnt, SessionState, begun, differ, learn_and_sum
 from jaxrl.training.session.statistics import Statistics
-from jaxrl.training.session.trial import Examiner
+from jaxrl.training.session.trial import EpisodeEvaluator
 from jaxrl.trees import PyTree, make_key
 
 
@@ -29,7 +29,7 @@ class Stepper:
         key = make_key(seed)
         self.stepwise, self._key, self._keys = stepwise, key, stream_keys(key, stepwise.passes)
         self.policy = make_policy(stepwise.agent, stepwise.processor, stepwise.spec)
-        self.examiner = Examiner(self.policy)
+        self.examiner = EpisodeEvaluator(self.policy)
         self._init = jax.jit(partial(programs.init, stepwise))
         self._begin = jax.jit(partial(programs.begin, stepwise))
         self._restart_processor = jax.jit(partial(programs.restart_processor, stepwise))
@@ -39,8 +39,8 @@ class Stepper:
         ]
         self._mark_ended = jax.jit(programs.mark_ended)
         self._fill = jax.jit(partial(programs.fill, stepwise), donate_argnums=0)
-        self._learn = jit_training(partial(learn_and_sum, stepwise))
-        self.add_up = jax.jit(add_up)
+        self._learn = jit_donating(partial(learn_and_sum, stepwise))
+        self.merge_sums = jax.jit(merge_sums)
         self._copied = jax.jit(partial(programs.params, stepwise, self.policy))
         state = jax.eval_shape(self._init, key)
         require_fit(plan_of_session(stepwise, state), stepwise.schedule.num_envs)
@@ -55,13 +55,13 @@ class Stepper:
         """Return the initial state of a session."""
         num_envs = self.stepwise.schedule.num_envs
         state = self._init(self._key)
-        seen = jax.tree.map(np.array, state.last.told.next_obs)
+        seen = jax.tree.map(np.array, state.last.result.next_obs)
         no = np.zeros(num_envs, bool)
         host = Host(np.zeros(num_envs, np.float32), np.zeros(num_envs, np.int32), seen, ~no, no)
         sums, past = zero_sums(len(self.metrics)), zero_sums(len(self.metrics))
         return SessionState(state, sums, past, host, Ledger(), statistics=statistics)
 
-    def arrived(self, now: SessionState, given: Observations) -> SessionState:
+    def receive(self, now: SessionState, given: Observations) -> SessionState:
         """Return the state after receiving the observations to act on."""
         state, host = now.state, now.host
         if now.steps == 0:
@@ -83,7 +83,7 @@ class Stepper:
         host = begun(host, fresh)._replace(seen=given.obs, ended=np.zeros_like(fresh), spoilt=~given.valid)
         state = state._replace(window=window)
         # An episode abandoned between two steps: mark its last item as such afterwards.
-        late = fresh & ~ends(state.last.told)
+        late = fresh & ~ends(state.last.result)
         if now.steps and late.any():
             *_, place = locate_step(self.stepwise.schedule, now.steps - 1)
             is_last = self._mark_ended(
@@ -92,7 +92,7 @@ class Stepper:
             state = state._replace(items=state.items._replace(is_last=is_last))
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
 
-    def unless_reset(self, now: SessionState, given: Observations) -> SessionState:
+    def clear_resets(self, now: SessionState, given: Observations) -> SessionState:
         """Return `now` with no pending reset where the observations have changed: there the user has reset."""
         if now.resetting is None or not np.count_nonzero(now.resetting):
             return now
@@ -101,16 +101,16 @@ class Stepper:
 
     def acting(self, now: SessionState, given: Observations) -> tuple[SessionState, PyTree]:
         """Return the state after acting on these observations, and the actions `[N, ...]`."""
-        now = self.unless_reset(now, given)
+        now = self.clear_resets(now, given)
         if now.trial is not None:
             trial = self.examiner.act(now.trial, given)
             assert trial.chosen is not None
             return now._replace(trial=trial, acted=True), trial.chosen[1]
-        now = self.chosen(self.arrived(now, given))
+        now = self.chosen(self.receive(now, given))
         assert now.chosen is not None
         return now._replace(acted=True), now.chosen[0]
 
-    def examined(self, now: SessionState, episodes: int, shot: Shot | None = None) -> SessionState:
+    def start_evaluation(self, now: SessionState, episodes: int, shot: Shot | None = None) -> SessionState:
         """Return the state at the start of an evaluation of the current policy; running episodes are truncated."""
         seen, ended = now.host.seen, now.host.ended | (now.steps == 0)
         trial = self.examiner.first(self.params(now), episodes, seen, ended)._replace(shot=shot)

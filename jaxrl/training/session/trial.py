@@ -18,7 +18,7 @@ from jaxrl.trees import PyTree
 from jaxrl.types import Step
 
 
-class Trial(NamedTuple):
+class EpisodeEvaluation(NamedTuple):
     """The state of an evaluation; arrays are `[N]`, or for the policy `[N, ...]`."""
 
     params: PyTree
@@ -51,7 +51,7 @@ class Trial(NamedTuple):
         return Evaluation(returns, lengths, np.ones(len(returns), bool))
 
 
-def require_free(trial: Trial | None, closed: bool, episodes: int) -> None:
+def require_free(trial: EpisodeEvaluation | None, closed: bool, episodes: int) -> None:
     """Raise `SettingsError` unless an evaluation of `episodes` episodes can start."""
     check_count("episodes", episodes)
     if trial is not None or closed:
@@ -59,20 +59,21 @@ def require_free(trial: Trial | None, closed: bool, episodes: int) -> None:
         raise SettingsError(f"evaluate_episodes: {why}")
 
 
-class Examiner:
+class EpisodeEvaluator:
     """Runs evaluations of one policy, compiled once."""
 
     def __init__(self, policy: Policy) -> None:
         self._begin, self._follow = jax.jit(partial(begin, policy)), jax.jit(partial(_follow, policy))
 
-    def first(self, params: PyTree, episodes: int, seen: PyTree, ended: np.ndarray) -> Trial:
+    def first(self, params: PyTree, episodes: int, seen: PyTree, ended: np.ndarray) -> EpisodeEvaluation:
         """Return a new evaluation over `episodes` episodes; where `ended`, the next observation begins one."""
         num_envs = len(ended)
         # Divided evenly; the first environments play the remainder.
         left = episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
-        return Trial(params, left, ended.copy(), ended.copy(), np.zeros(num_envs), np.zeros(num_envs, int), seen)
+        returns, lengths = np.zeros(num_envs), np.zeros(num_envs, int)
+        return EpisodeEvaluation(params, left, ended.copy(), ended.copy(), returns, lengths, seen)
 
-    def act(self, trial: Trial, given: Observations) -> Trial:
+    def act(self, trial: EpisodeEvaluation, given: Observations) -> EpisodeEvaluation:
         """Return the evaluation with greedy actions for these observations."""
         if trial.chosen is None:
             chosen = self._begin(trial.params, given.obs)
@@ -92,25 +93,25 @@ def _follow(
     return policy.act(params, carry)
 
 
-def _begun(trial: Trial, where: np.ndarray, spoilt: np.ndarray) -> Trial:
+def _begun(trial: EpisodeEvaluation, where: np.ndarray, spoilt: np.ndarray) -> EpisodeEvaluation:
     # NaN stays NaN to the end of the episode.
     returns = np.where(spoilt, np.nan, np.where(where, 0.0, trial.returns))
     return trial._replace(returns=returns, lengths=np.where(where, 0, trial.lengths), ended=np.zeros_like(where))
 
 
-def after(trial: Trial, result: StepResult, reset: np.ndarray) -> Trial:
+def after(trial: EpisodeEvaluation, result: StepResult, reset: np.ndarray) -> EpisodeEvaluation:
     """Return the evaluation after a step; where `reset` `[N]`, the step was a reset and begins an episode."""
     reward, _, _, valid = result.numbers
     returns = np.where(np.asarray(valid) > 0, trial.returns + reward, np.nan)
     lengths, ended = trial.lengths + 1, ends(result)
     # Count an episode only if it began in the evaluation and its environment has episodes left.
-    told = ended & trial.counts & (trial.left > 0) & ~reset
+    counted = ended & trial.counts & (trial.left > 0) & ~reset
     shot = trial.shot
     if shot is not None and trial.counts[0] and not reset[0]:
         shot = shot.after(returns[0], bool(ended[0]))
-    found = [(float(returns[i]), int(lengths[i])) for i in np.flatnonzero(told)]
+    found = [(float(returns[i]), int(lengths[i])) for i in np.flatnonzero(counted)]
     return trial._replace(
-        left=trial.left - told,
+        left=trial.left - counted,
         # After an end, the next episode begins in the evaluation.
         counts=trial.counts | ended,
         ended=ended,
@@ -122,7 +123,7 @@ def after(trial: Trial, result: StepResult, reset: np.ndarray) -> Trial:
     )
 
 
-def cut(trial: Trial) -> Trial:
+def cut(trial: EpisodeEvaluation) -> EpisodeEvaluation:
     """Return the evaluation with its running episodes discarded, uncounted, and new ones begun."""
     yes = np.ones_like(trial.ended)
     return trial._replace(ended=yes, counts=yes)

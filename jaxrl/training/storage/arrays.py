@@ -24,7 +24,7 @@ import jaxrl.training.processes as processes
 from jaxrl.errors import JaxrlError, StorageError, safe_str
 from jaxrl.hush import hushed
 from jaxrl.training.storage.layout import require_layout
-from jaxrl.training.storage.leaves import by_path, checksum, flatten, nested
+from jaxrl.training.storage.leaves import checksum, flatten, nest, select_paths
 from jaxrl.training.storage.run_dir import sync_dir
 from jaxrl.trees import PyTree, tree_bytes
 
@@ -77,7 +77,7 @@ def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], di
             join_arrays(path)
         return {name: checksum(array) for name, array in leaves.items()}, {}
     (path / "array_metadatas").mkdir()  # Orbax in other processes waits for it: make it before anything can fail
-    processes.tell("save", str(path))
+    processes.broadcast("save", str(path))
     try:
         own = _write_own(path, leaves)
     finally:  # the others reply even if this process failed
@@ -89,7 +89,7 @@ def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], di
     # All parts are on disk: merge them into one store that any number of processes can read.
     join_arrays(path)
     parts = [own, *(said["shards"] for said in answers)]
-    sums = {name: _whole_sum(array, name, parts) for name, array in leaves.items()}
+    sums = {name: _combined_sum(array, name, parts) for name, array in leaves.items()}
     return sums, {name: found for said in answers for name, found in said["files"].items()}
 
 
@@ -105,7 +105,7 @@ def write_part(path: Path, tree: PyTree) -> str:
         return json.dumps({"failed": reason(error)})
 
 
-def read_together(path: Path, like: PyTree, sums: Sequence[int]) -> PyTree:
+def read_sharded(path: Path, like: PyTree, sums: Sequence[int]) -> PyTree:
     """Read a training state from `path` onto the devices of all processes; each reads its own shards.
 
     Args:
@@ -118,7 +118,7 @@ def read_together(path: Path, like: PyTree, sums: Sequence[int]) -> PyTree:
       StorageError: another process failed to read.
       LostError: another process is gone.
     """
-    processes.tell("load", str(path), list(sums))
+    processes.broadcast("load", str(path), list(sums))
     try:
         tree, own = _read_own(path, like, sums)
     finally:  # the others reply even if this process failed
@@ -131,7 +131,7 @@ def read_together(path: Path, like: PyTree, sums: Sequence[int]) -> PyTree:
     wrong = {name for part in parts for name in part["wrong"]}
     for name, found in zip(paths, sums, strict=True):
         shards = sorted(shard for part in parts for shard in part["shards"].get(name, []))
-        if name in wrong or (shards and joined_crc((crc, size) for _, size, crc in shards) != found):
+        if name in wrong or (shards and combine_crcs((crc, size) for _, size, crc in shards) != found):
             raise DamagedError(name)
     return tree
 
@@ -174,7 +174,7 @@ def _write_own(path: Path, leaves: Mapping[str, Any], in_parts: bool = True) -> 
     """Write this process' part of `leaves`; return the `_shard_sums` of each sharded leaf."""
     arrays = {name: array for name, array in leaves.items() if array.size}
     size = sum(_own_bytes(array) for array in arrays.values())
-    require_room(path, size + OVERHEAD + len(arrays) * FOLDER)
+    require_disk_space(path, size + OVERHEAD + len(arrays) * FOLDER)
     write_arrays(path, arrays, in_parts)
     return {name: _shard_sums(array) for name, array in leaves.items() if processes.is_spread(array)}
 
@@ -197,16 +197,16 @@ def _shard_sums(array: jax.Array) -> list[list[int]]:
     ]
 
 
-def _whole_sum(array: Any, name: str, parts: Iterable[Mapping[str, list[list[int]]]]) -> int:
+def _combined_sum(array: Any, name: str, parts: Iterable[Mapping[str, list[list[int]]]]) -> int:
     if not processes.is_spread(array):
         return checksum(array)
     shards = sorted(shard for part in parts for shard in part[name])
     if sum(size for _, size, _ in shards) != array.nbytes:
         raise StorageError(f"{name} was not written whole: {shards}")
-    return joined_crc((crc, size) for _, size, crc in shards)
+    return combine_crcs((crc, size) for _, size, crc in shards)
 
 
-def joined_crc(parts: Iterable[tuple[int, int]]) -> int:
+def combine_crcs(parts: Iterable[tuple[int, int]]) -> int:
     """Combine the CRC-32 and length in bytes of consecutive parts into the CRC-32 of all of them.
 
     As zlib's `crc32_combine`: a CRC is a remainder of polynomials over GF(2), so each appended bit multiplies it by x.
@@ -245,7 +245,7 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
-def require_room(directory: Path, size: int) -> None:
+def require_disk_space(directory: Path, size: int) -> None:
     """Raise `OSError` unless the disk of `directory` has room for `size` bytes; the test file is removed.
 
     On a full disk, Orbax floods the terminal with tracebacks from TensorStore's threads, so check before calling it.
@@ -276,7 +276,7 @@ def file_sums(
     return sums
 
 
-def check_seen(directory: Path, sums: Mapping[str, list[int]]) -> None:
+def check_visible(directory: Path, sums: Mapping[str, list[int]]) -> None:
     """Raise `OSError` unless this process sees other processes' files with the sizes that they report in `sums`."""
     unseen = {name for name, (size, _) in sums.items() if not _has_size(directory / name, size)}
     if unseen:
@@ -309,7 +309,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Any], in_parts: bool) -> None:
         # OCDBT, a database of many small files, is used for parts and for very long names. Otherwise each array has a
         # directory whose plain-text metadata `require_layout` can check before any library opens it.
         handler = ocp.PyTreeCheckpointHandler(use_ocdbt=in_parts)
-        handler.save(epath.Path(path), args=ocp.args.PyTreeSave(nested(arrays)))
+        handler.save(epath.Path(path), args=ocp.args.PyTreeSave(nest(arrays)))
 
 
 def join_arrays(path: Path) -> None:
@@ -331,11 +331,12 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
     import orbax.checkpoint as ocp
 
     wanted = {name: x for name, x in like.items() if tree_bytes(x)}  # empty arrays are not on disk
-    tree, found = nested(wanted), dict[str, Any]()
+    tree, found = nest(wanted), dict[str, Any]()
     if wanted:
         require_layout(path, {name: processes.plain_shape(x) for name, x in wanted.items()})
         with ORBAX, hushed():
-            found = by_path(ocp.StandardCheckpointHandler().restore(path, args=ocp.args.StandardRestore(tree)), wanted)
+            restored = ocp.StandardCheckpointHandler().restore(path, args=ocp.args.StandardRestore(tree))
+            found = select_paths(restored, wanted)
     return {name: found[name] if name in found else _without_entries(x) for name, x in like.items()}
 
 

@@ -33,11 +33,11 @@ from jaxrl.training.storage.arrays import (
     FILES,
     DamagedError,
     Leaves,
-    check_seen,
+    check_visible,
     file_sums,
     own_leaves,
     read_arrays,
-    read_together,
+    read_sharded,
     reason,
     write_all,
 )
@@ -177,7 +177,7 @@ class Store:
             manifest = seal({"format": FORMAT, "step": step, "facts": facts, "leaves": entries})
             (unfinished / MANIFEST).write_text(json.dumps(manifest))
             theirs = {f"{ARRAYS}/{name}": found for name, found in theirs.items()}
-            check_seen(unfinished, theirs)
+            check_visible(unfinished, theirs)
             own = file_sums(unfinished, sync=True, of=lambda name: name not in theirs)  # `theirs` are not read again
             # The list comes last: it holds the checksums of all other files.
             run_dir.write_atomically(unfinished / FILES, json.dumps({**theirs, **own}))
@@ -263,7 +263,8 @@ class Store:
 
     def check_newest(self, like: PyTree) -> None:
         """Check that the newest step fits `like`, without reading arrays; raises what `load_newest` does."""
-        self._newest(lambda step: self._either(like, lambda like: self._fitting_manifest(step, like_leaves(like))))
+        fits = lambda step, like: self._fitting_manifest(step, like_leaves(like))
+        self._newest(lambda step: self._first_fitting(like, partial(fits, step)))
 
     def _newest(self, read: Callable[[int], Any]) -> Any:
         """Return the first result of `read(step)` that is not `None`, from the newest step backwards."""
@@ -280,11 +281,11 @@ class Store:
                     "resume it with the settings and the version of jaxrl that made it"
                 ) from error
             except CheckpointError as error:
-                self._pass_over(self._path(step), error)
+                self._warn_skipped(self._path(step), error)
                 self._bad.add(step)
         raise NoCheckpointError(f"{self.directory} holds no valid checkpoint; nothing was changed")
 
-    def _pass_over(self, path: Path, error: CheckpointError) -> None:
+    def _warn_skipped(self, path: Path, error: CheckpointError) -> None:
         """Warn that a damaged step is skipped; raise `OtherVersionError` if another version of jaxrl can read it."""
         if isinstance(error, VersionError):  # falling back to an older step would lose the training since
             raise OtherVersionError(f"checkpoint {path} {error.verdict}: {error}") from error
@@ -304,7 +305,7 @@ class Store:
             leaves, facts = self.read(step, like_leaves(like))
             return rebuild(like, list(leaves.values())), facts
 
-        tree, facts = self._either(like, load)
+        tree, facts = self._first_fitting(like, load)
         return tree, facts
 
     def _load_together(self, step: int, like: PyTree) -> tuple[PyTree, Facts]:
@@ -312,7 +313,7 @@ class Store:
         manifest = self._fitting_manifest(step, like_leaves(like))
         try:
             sums = [entry["crc32"] for entry in manifest["leaves"]]
-            return read_together(self._path(step) / ARRAYS, like, sums), manifest["facts"]
+            return read_sharded(self._path(step) / ARRAYS, like, sums), manifest["facts"]
         except DamagedError as error:
             raise CheckpointError(f"the data of {error} is damaged: its checksum differs") from error
         except LostError:
@@ -330,10 +331,10 @@ class Store:
         """
         if like is None:
             return self.read(step)[0]
-        leaves: Leaves = self._either(like, lambda like: self.read(step, like_leaves(like))[0])
+        leaves: Leaves = self._first_fitting(like, lambda like: self.read(step, like_leaves(like))[0])
         return leaves
 
-    def _either(self, like: PyTree, read: Callable[[PyTree], Any]) -> Any:
+    def _first_fitting(self, like: PyTree, read: Callable[[PyTree], Any]) -> Any:
         """Return `read(like)` or, on a mismatch, `read` of the first of `forms` that fits."""
         try:
             return read(like)
@@ -385,9 +386,9 @@ class Store:
         except (LayoutError, OSError) as error:
             raise CheckpointError(str(error) if isinstance(error, LayoutError) else reason(error)) from error
         check_files(path)
-        return self.stated(step)
+        return self.read_manifest(step)
 
-    def stated(self, step: int) -> dict[str, Any]:
+    def read_manifest(self, step: int) -> dict[str, Any]:
         """Read the manifest of `step`; raise `CheckpointError` if it is invalid or of another format or step."""
         try:
             manifest = json.loads(run_dir.read_text(self._path(step) / MANIFEST))

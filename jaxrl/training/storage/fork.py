@@ -59,7 +59,7 @@ def origin(
     return run_dir, Fork(source, step)
 
 
-def branch_off(fork: Fork, target: Path) -> int:
+def copy_checkpoint(fork: Fork, target: Path) -> int:
     """Copy a checkpoint of `fork.run`, with logs and best policy, to the empty run directory `target`; return its step.
 
     Logs are copied in full: resuming removes rows after the checkpoint. A best policy found later is not copied.
@@ -106,7 +106,7 @@ def describe_fork(directory: RunDir, fork: Fork, step: int) -> None:
     )
 
 
-def told(fork: Fork, step: int) -> str:
+def describe_branch(fork: Fork, step: int) -> str:
     """Return the message of a fork's first event."""
     left = any(best > step for best in open_store(fork.run, BEST).steps())
     aside = "; its best policy came later, and was not taken along" if left else ""

@@ -35,15 +35,15 @@ from jaxrl.trees import PyTree
 
 CHECKPOINTS, BEST = "checkpoints", "best"
 """Directories of a run's checkpoints and of its best policy."""
-LONGEST_WAIT_S = 10.0
+MAX_WAIT_S = 10.0
 """Approximate time in seconds that a submitted row waits for other members."""
-PATIENCE_S = 0.25
+FLUSH_WAIT_S = 0.25
 """Seconds that a member with a save due waits for others before it flushes its previous one."""
-MOST_BYTES = 1 << 28
+MAX_BYTES = 1 << 28
 """Size of pending rows in bytes above which they are written."""
-MOST_ROWS = 1_000
+MAX_ROWS = 1_000
 """Maximum rows of a save, whose manifest is read into memory."""
-MOST_SAVES = 4
+MAX_SAVES = 4
 """Saves retained for few members beyond `keep`; rows still needed of older ones are rewritten into the next save."""
 
 
@@ -61,7 +61,7 @@ def open_store(run: Path, name: str, opened: "dict[Path, Saves] | None" = None) 
     return MemberStore(saves, int(run.name))
 
 
-def any_whole(member: Path) -> bool:
+def has_valid_save(member: Path) -> bool:
     """Return whether the population of the run in `member` has a valid save, or has made none yet."""
     store = Store(member.parent.parent / CHECKPOINTS, 1)
 
@@ -99,14 +99,14 @@ def extract(run_dir: str | Path, member: int, to: str | Path) -> Path:
             # Links are copied as links; the only one that `require_inside` allows is wandb's.
             shutil.copytree(path, made, symlinks=True, dirs_exist_ok=True)
             for name in (CHECKPOINTS, BEST):
-                _take_out(open_store(path, name), made / name)
+                _copy_rows(open_store(path, name), made / name)
     except (OSError, shutil.Error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else _first(error)
         raise StorageError(f"cannot write {target}: {reason}; nothing of it stays") from error
     return target
 
 
-def _take_out(store: Store, to: Path) -> None:
+def _copy_rows(store: Store, to: Path) -> None:
     """Copy a member's rows from the store of its population into `to`; warn of damaged ones."""
     for step in store.steps() if isinstance(store, MemberStore) else ():
         try:
@@ -133,7 +133,7 @@ class Row(NamedTuple):
     leaves: Leaves
 
 
-class Place(NamedTuple):
+class RowLocation(NamedTuple):
     """Location of a row on disk."""
 
     order: int
@@ -148,7 +148,7 @@ class Place(NamedTuple):
 class Save(NamedTuple):
     """The manifest of a save, parsed."""
 
-    rows: Sequence[tuple[int, int, Place]]
+    rows: Sequence[tuple[int, int, RowLocation]]
     """`(member, step, place)` of each row."""
     entries: Mapping[str, Sequence[Entry]]
     """Manifest entries of a row's arrays, by stack."""
@@ -164,26 +164,26 @@ class Saves(Store):
         super().__init__(directory, keep)
         self._lock = threading.RLock()
         self._found: dict[int, Save | CheckpointError] = {}
-        self._known: dict[int, dict[int, Place]] = {}
+        self._known: dict[int, dict[int, RowLocation]] = {}
         """Rows by member and step, derived from `_found`."""
         self._whole: set[int] = set()
         """Saves whose files this process has verified."""
         self._arrays: tuple[int, Leaves] | None = None
         """Arrays of the save last read: members being resumed read the same one in turn."""
 
-    def rows(self, member: int) -> dict[int, Place]:
+    def rows(self, member: int) -> dict[int, RowLocation]:
         """Return the locations of a member's rows by step."""
         return self._rows().get(member, {})
 
-    def _rows(self) -> dict[int, dict[int, Place]]:
+    def _rows(self) -> dict[int, dict[int, RowLocation]]:
         """Return the locations of all members' rows, without those that are replaced or no longer retained."""
         with self._lock:
-            self._look()
+            self._refresh()
             return self._known
 
-    def _visible(self) -> dict[int, dict[int, Place]]:
+    def _visible(self) -> dict[int, dict[int, RowLocation]]:
         found = [save for _, save in sorted(self._found.items()) if isinstance(save, Save)]
-        rows: dict[int, dict[int, Place]] = {}
+        rows: dict[int, dict[int, RowLocation]] = {}
         every = (row for save in found for row in save.rows)
         # In order of submission: a row replaces those of its member at the same or later steps.
         for member, step, place in sorted(every, key=lambda row: (row[2].order, row[2].save)):
@@ -198,24 +198,24 @@ class Saves(Store):
     def unreadable(self) -> dict[int, CheckpointError]:
         """Return the saves whose manifests are invalid, with the errors."""
         with self._lock:
-            self._look()
+            self._refresh()
             return {save: found for save, found in self._found.items() if isinstance(found, CheckpointError)}
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Read the manifests of new saves, and forget removed ones."""
         there, before = self.steps(), {*self._found}
         self._found = {save: found for save, found in self._found.items() if save in there}
         for save in there:
             if save not in self._found:
                 try:
-                    self._found[save] = _contents(save, self.stated(save))
+                    self._found[save] = _contents(save, self.read_manifest(save))
                 except CheckpointError as error:
                     if save in self.steps():  # otherwise a running process has just removed it
                         self._found[save] = error
         if before != {*self._found}:
             self._known = self._visible()
 
-    def entries(self, place: Place) -> Sequence[Entry]:
+    def entries(self, place: RowLocation) -> Sequence[Entry]:
         """Return the manifest entries of a row's arrays; raise `CheckpointError` if a file of its save has changed."""
         with self._lock:
             if place.save not in self._whole:
@@ -226,7 +226,7 @@ class Saves(Store):
                 raise CheckpointError("it has been removed")
             return found.entries[place.stack]
 
-    def leaves(self, place: Place) -> Leaves:
+    def leaves(self, place: RowLocation) -> Leaves:
         """Return the arrays of a row; raise `CheckpointError` if its save is damaged."""
         with self._lock:
             if self._arrays is None or self._arrays[0] != place.save:
@@ -236,25 +236,25 @@ class Saves(Store):
             stacks = {name: stack for name, stack in self._arrays[1].items() if name.startswith(prefix)}
         return {name.removeprefix(prefix): np.array(stack[place.row]) for name, stack in stacks.items()}
 
-    def put(self, rows: Sequence[Row]) -> None:
+    def write_rows(self, rows: Sequence[Row]) -> None:
         """Write `rows` as one save; raise `StorageError` on failure."""
         stacks: dict[tuple[Any, ...], list[Row]] = {}
         # Only rows with equal paths, shapes and dtypes can be stacked.
         for row in sorted((*self._carried(), *rows), key=lambda row: (row.member, row.order)):
             form = tuple((name, leaf.shape, str(leaf.dtype)) for name, leaf in row.leaves.items())
             stacks.setdefault(form, []).append(row)
-        told, leaves = [], Leaves()
+        described, leaves = [], Leaves()
         for stack, alike in enumerate(stacks.values()):
-            told += [{**row._replace(leaves={})._asdict(), "stack": str(stack)} for row in alike]
+            described += [{**row._replace(leaves={})._asdict(), "stack": str(stack)} for row in alike]
             for name in alike[0].leaves:
                 leaves[f"{stack}/{name}"] = np.stack([row.leaves[name] for row in alike])
         self._arrays = None
-        self.write(max(self.steps(), default=0) + 1, leaves, {"keep": self.keep, "rows": told})
+        self.write(max(self.steps(), default=0) + 1, leaves, {"keep": self.keep, "rows": described})
 
     def _carried(self) -> list[Row]:
         """Return rows to rewrite from old saves, too many of which would otherwise be retained for few members each."""
         rows = self._rows()
-        old = sorted(_saves_of(rows))[: -(self.keep + MOST_SAVES)]
+        old = sorted(_saves_of(rows))[: -(self.keep + MAX_SAVES)]
         every = [(member, step, place) for member, steps in rows.items() for step, place in steps.items()]
         found = []
         for member, step, place in [row for row in every if row[2].save in old]:
@@ -269,13 +269,13 @@ class Saves(Store):
         self._sweep()
 
 
-def _kept(steps: Mapping[int, Place], keep: int) -> dict[int, Place]:
+def _kept(steps: Mapping[int, RowLocation], keep: int) -> dict[int, RowLocation]:
     """Return the retained rows of a member, given all its rows by step."""
     gone = surplus(steps, keep, max(steps), lambda step: bool(steps[step].facts.get("regular", True)))
     return {step: place for step, place in steps.items() if step not in gone}
 
 
-def _saves_of(rows: Mapping[int, Mapping[int, Place]]) -> set[int]:
+def _saves_of(rows: Mapping[int, Mapping[int, RowLocation]]) -> set[int]:
     """Return the saves that hold `rows`."""
     return {place.save for steps in rows.values() for place in steps.values()}
 
@@ -284,7 +284,7 @@ def _contents(save: int, manifest: Mapping[str, Any]) -> Save:
     """Parse and validate the manifest of a save, which may come from anyone.
 
     Raises:
-      CheckpointError: it was not written by `Saves.put`.
+      CheckpointError: it was not written by `Saves.write_rows`.
     """
     entries: dict[str, list[Entry]] = {}
     lengths: dict[str, set[int]] = {}
@@ -301,7 +301,8 @@ def _contents(save: int, manifest: Mapping[str, Any]) -> Save:
             stack, numbers = row["stack"], (row["member"], row["step"], row["order"])
             if not all(type(n) is int and n >= 0 for n in numbers) or not isinstance(row["facts"], dict):
                 raise ValueError
-            rows.append((row["member"], row["step"], Place(row["order"], save, stack, counts[stack], row["facts"])))
+            place = RowLocation(row["order"], save, stack, counts[stack], row["facts"])
+            rows.append((row["member"], row["step"], place))
             counts[stack] += 1
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError("it does not say which members it is of") from error
@@ -322,17 +323,17 @@ class MemberStore(Store):
         """Submit `tree` and `facts`, see `Store.save`; `after` is unused: best policies always precede checkpoints."""
         self.wait()
         if step != self.newest:
-            self._hand_in(step, host_leaves(tree), dict(facts))
+            self._submit(step, host_leaves(tree), dict(facts))
 
-    def _hand_in(self, step: int, leaves: Leaves, facts: Facts) -> None:
+    def _submit(self, step: int, leaves: Leaves, facts: Facts) -> None:
         assert self._collector is not None
         self._bad.discard(step)
-        self._job = self._collector.take(self._saves, self._member, step, leaves, facts)
+        self._job = self._collector.submit(self._saves, self._member, step, leaves, facts)
 
     def wait(self, block: bool = True) -> int | None:
         """Wait as `Store.wait` does; with `block`, have the pending row written instead of waiting for all members."""
         if self._job is not None and self._collector is not None:
-            self._collector.hurry(self._member, self._job) if block else self._collector.look()
+            self._collector.flush(self._member, self._job) if block else self._collector.flush_if_due()
         step = super().wait(block)
         self.newest = self.newest if step is None else step
         return step
@@ -350,7 +351,7 @@ class MemberStore(Store):
         """Rewind the member to `step`: its row is written again and so replaces those after it."""
         self.wait()
         if any(later > step for later in self.steps()):
-            self._hand_in(step, *self.read(step))
+            self._submit(step, *self.read(step))
             self.wait()
 
     def steps(self) -> list[int]:
@@ -367,7 +368,7 @@ class MemberStore(Store):
         facts: Facts = self._fitting_manifest(step, wanted)["facts"]
         return self._saves.leaves(self._place(step)), facts
 
-    def _place(self, step: int) -> Place:
+    def _place(self, step: int) -> RowLocation:
         try:
             return self._saves.rows(self._member)[step]
         except KeyError:
@@ -378,7 +379,7 @@ class MemberStore(Store):
         newest = max((place.save for place in rows.values()), default=0)
         for save, error in sorted(self._saves.unreadable().items(), reverse=True):
             if save > newest:
-                self._pass_over(self.directory / str(save), error)
+                self._warn_skipped(self.directory / str(save), error)
         return super()._newest(read)
 
     def _path(self, step: int, suffix: str = "") -> Path:
@@ -392,71 +393,71 @@ class Collector:
     def __init__(self, population: Path, keep: int, members: Iterable[int]) -> None:
         """Expect rows of `members`; the newest `keep` checkpoints of each are retained."""
         self.checkpoints, self.best = Saves(population / CHECKPOINTS, keep), Saves(population / BEST, 1)
-        self._turn = threading.Condition(threading.RLock())
+        self._condition = threading.Condition(threading.RLock())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._waiting: dict[Saves, list[tuple[Row, Future[int]]]] = {self.best: [], self.checkpoints: []}
         """Pending rows in writing order: best policies first, as a member resumed from a checkpoint does not come
         across them again."""
         self._oldest, self._bytes, self._order = 0.0, 0, 0
         self._expected, self._ending = set(members), False
-        self._stuck: set[int] = set()
+        self._blocked: set[int] = set()
         """Members blocked until their rows are written."""
 
     def store(self, name: str, member: int) -> MemberStore:
         """Return the store of a member under `name`."""
         return MemberStore(self.checkpoints if name == CHECKPOINTS else self.best, member, self)
 
-    def take(self, saves: Saves, member: int, step: int, leaves: Leaves, facts: Facts) -> "Future[int]":
+    def submit(self, saves: Saves, member: int, step: int, leaves: Leaves, facts: Facts) -> "Future[int]":
         """Enqueue a row of a member; the future completes once the row is on disk."""
         job: Future[int] = Future()
-        with self._turn:
+        with self._condition:
             self._order = 1 + (self._order or max(self.checkpoints.newest_order(), self.best.newest_order()))
             if not any(self._waiting.values()):
                 self._oldest, self._bytes = time.monotonic(), 0
             self._waiting[saves].append((Row(self._order, member, step, facts, leaves), job))
             self._bytes += sum(leaf.nbytes for leaf in leaves.values())
-            complete = bool(self._expected) and self._expected <= self._here()
-            if (complete and not self._ending) or self._bytes > MOST_BYTES:
+            complete = bool(self._expected) and self._expected <= self._members_pending()
+            if (complete and not self._ending) or self._bytes > MAX_BYTES:
                 self._write()
-        self.look()
+        self.flush_if_due()
         return job
 
     def join(self, member: int) -> None:
         """Have batches wait for `member`."""
-        with self._turn:
+        with self._condition:
             self._expected.add(member)
 
     def leave(self, member: int) -> None:
         """Stop waiting for `member`."""
-        with self._turn:
+        with self._condition:
             self._expected.discard(member)
-            self._turn.notify_all()
+            self._condition.notify_all()
 
-    def look(self) -> None:
+    def flush_if_due(self) -> None:
         """Flush the batch if it has been pending for too long."""
-        with self._turn:
-            if any(self._waiting.values()) and time.monotonic() - self._oldest > LONGEST_WAIT_S:
+        with self._condition:
+            if any(self._waiting.values()) and time.monotonic() - self._oldest > MAX_WAIT_S:
                 self._write()
 
-    def hurry(self, member: int, job: "Future[int]") -> None:
-        """Flush a pending `job`, with rows submitted within `PATIENCE_S`; while `ending`, once all have submitted."""
-        with self._turn:
-            until = time.monotonic() + PATIENCE_S
-            self._stuck.add(member)
-            self._turn.notify_all()
+    def flush(self, member: int, job: "Future[int]") -> None:
+        """Flush a pending `job`, with rows submitted within `FLUSH_WAIT_S`; while `ending`, once all have submitted."""
+        with self._condition:
+            until = time.monotonic() + FLUSH_WAIT_S
+            self._blocked.add(member)
+            self._condition.notify_all()
             while self._is_waiting(job):
-                there = self._stuck if self._ending else self._stuck | self._here()
+                there = self._blocked if self._ending else self._blocked | self._members_pending()
                 late = not self._ending and time.monotonic() > until
                 if self._expected <= there or late:
                     self._write()
                 else:
-                    self._turn.wait(None if self._ending else PATIENCE_S)
-            self._stuck.discard(member)
+                    self._condition.wait(None if self._ending else FLUSH_WAIT_S)
+            self._blocked.discard(member)
 
     def _is_waiting(self, job: "Future[int]") -> bool:
         return any(job is other for jobs in self._waiting.values() for _, other in jobs)
 
-    def _here(self) -> set[int]:
+    def _members_pending(self) -> set[int]:
         """Return the members with a pending checkpoint."""
         return {row.member for row, _ in self._waiting[self.checkpoints]}
 
@@ -464,27 +465,27 @@ class Collector:
     def ending(self, members: Iterable[int]) -> Iterator[None]:
         """Batch the final saves of `members`: inside, each ends in its own thread, which calls `leave` last."""
         ends = set(members)
-        with self._turn:
+        with self._condition:
             others, self._expected, self._ending = self._expected - ends, ends, True
         try:
             yield
         finally:
-            with self._turn:
+            with self._condition:
                 self._expected, self._ending = others, False
 
     def _write(self) -> None:
         """Start writing all pending rows."""
-        with self._turn:
+        with self._condition:
             for saves, jobs in self._waiting.items():
                 self._waiting[saves] = []
-                for first in range(0, len(jobs), MOST_ROWS):
-                    part = jobs[first : first + MOST_ROWS]
+                for first in range(0, len(jobs), MAX_ROWS):
+                    part = jobs[first : first + MAX_ROWS]
                     try:
                         self._thread.submit(_put, saves, part)
                     except RuntimeError:  # the interpreter is shutting down: no new work in threads
                         _put(saves, part)
-            self._stuck.clear()
-            self._turn.notify_all()
+            self._blocked.clear()
+            self._condition.notify_all()
 
     def close(self) -> None:
         """Flush all pending rows to disk."""
@@ -495,7 +496,7 @@ class Collector:
 def _put(saves: Saves, jobs: Sequence[tuple[Row, "Future[int]"]]) -> None:
     """Write a save, and complete the futures of its rows with the step or the error."""
     try:
-        saves.put([row for row, _ in jobs])
+        saves.write_rows([row for row, _ in jobs])
     except BaseException as error:
         said: BaseException = error
         if isinstance(error, FAULTS) and not isinstance(error, StorageError):

@@ -1,7 +1,7 @@
 """Leaves of a training state as plain arrays: paths, shapes, dtypes, checksums, and a digest.
 
 A leaf's path joins the keys that lead to it: `state/agent/params/params/Dense_0/kernel`. On disk the same keys form
-nested dictionaries (`nested`), which Orbax returns to users who restore a checkpoint without jaxrl.
+nested dictionaries (`nest`), which Orbax returns to users who restore a checkpoint without jaxrl.
 """
 
 import functools
@@ -105,7 +105,7 @@ def is_path(path: str) -> bool:
     return len(path) <= MAX_PATH and path.isprintable() and all(name and "." not in name for name in path.split("/"))
 
 
-def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def nest(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return `arrays`, given by path, as nested dictionaries.
 
     Raises:
@@ -127,6 +127,6 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def by_path(tree: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
-    """Return the arrays at `paths` in nested dictionaries; the inverse of `nested`."""
+def select_paths(tree: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
+    """Return the arrays at `paths` in nested dictionaries; the inverse of `nest`."""
     return {path: functools.reduce(operator.getitem, path.split("/"), tree) for path in paths}

@@ -19,7 +19,7 @@ from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.changes import HARMLESS, Change, changes, measured_otherwise, unread
 from jaxrl.training.program import Form
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
-from jaxrl.training.storage.fork import Fork, branch_off, describe_fork, origin, told
+from jaxrl.training.storage.fork import Fork, copy_checkpoint, describe_branch, describe_fork, origin
 from jaxrl.training.storage.group import BEST, CHECKPOINTS
 from jaxrl.training.storage.log_sums import LogSums, damage
 from jaxrl.training.storage.members import MEMBERS, member_dir
@@ -59,7 +59,7 @@ class Resume(NamedTuple):
     """Start a new run from a checkpoint of another."""
 
 
-def resumption(
+def resolve_resume(
     resume: bool | str | os.PathLike[str],
     from_step: int | str | None,
     run_dir: str | None,
@@ -129,7 +129,7 @@ class Storage:
         """Differences of settings and versions from those of the checkpoint."""
         self.decisive: list[Change] = []
         """The subset of `changes` that affects the training."""
-        self._unused: Path | None = None
+        self._new_fork_dir: Path | None = None
         """The directory of a new fork that has not been resumed yet."""
         self._step = 0
         """The step from which it was forked."""
@@ -149,8 +149,8 @@ class Storage:
         self._logs = LogSums(self.dir.path)
         # Compare existing files with the settings before overwriting any of them.
         try:
-            self._look_back(resume)
-            self.dir.sign()
+            self._find_checkpoint(resume)
+            self.dir.write_owner()
             if not self.resumes:
                 self._describe()
         except BaseException as error:
@@ -165,9 +165,9 @@ class Storage:
             require_empty(path)
         else:
             make_dir(path)
-        self._unused = path
+        self._new_fork_dir = path
         try:
-            self._step = branch_off(fork, path)
+            self._step = copy_checkpoint(fork, path)
             directory = RunDir(path, resume=True)
             describe_fork(directory, fork, self._step)
             return directory
@@ -178,7 +178,7 @@ class Storage:
             self.close()
             raise
 
-    def _look_back(self, resume: Resume) -> None:
+    def _find_checkpoint(self, resume: Resume) -> None:
         """Find a checkpoint to resume from, and compare its settings and versions."""
         assert self.dir is not None
         if not (resume.run or self._replaces(self.dir.path)):
@@ -190,7 +190,7 @@ class Storage:
             )
         # The old run is moved aside, never deleted.
         if resume.start_over:
-            self.dir.set_aside()
+            self.dir.discard()
             return
         if never_saved(self.dir.path, self.checkpoints):
             old = {"settings": read_yaml(self.dir / CONFIG)}
@@ -278,23 +278,23 @@ class Storage:
 
     # --- writing ---
 
-    def resumption(self, opt_steps: int, aside: str = "") -> str:
+    def describe_resume(self, opt_steps: int, aside: str = "") -> str:
         """Describe how the run was resumed, with `aside` if from a checkpoint, and what has changed."""
         how = f"resumed at {opt_steps} optimisation steps{aside}" if self.resumes else "began again"
         changed = "; ".join(map(str, self.changes))
         return f"{how}; changed: {changed}" if changed else how
 
     @property
-    def measured_anew(self) -> str | None:
+    def eval_changes(self) -> str | None:
         """The changes that make scores incomparable with those of the checkpoint, if any."""
         other = measured_otherwise(self.changes)
         return "; ".join(map(str, other)) if other and self.resumes else None
 
-    def beginning(self) -> str | None:
+    def describe_origin(self) -> str | None:
         """Describe the origin of the run if it is a fork."""
-        return told(self._resume.fork, self._step) if self._resume.fork is not None else None
+        return describe_branch(self._resume.fork, self._step) if self._resume.fork is not None else None
 
-    def renew(self, settings: Mapping[str, Any]) -> None:
+    def replace_settings(self, settings: Mapping[str, Any]) -> None:
         """Replace the settings, in `config.yaml` and in all later saves.
 
         Raises:
@@ -319,7 +319,7 @@ class Storage:
         if self.dir is not None:
             # The best policy first: as `after`, its save reaches the disk before the checkpoint that has seen it.
             self.keep_best(best)
-            self.settle()
+            self.collect_saves()
             # Otherwise the store would skip this step as already saved.
             if again:
                 self.checkpoints.newest = None
@@ -332,11 +332,11 @@ class Storage:
             return False
         return seconds >= min(max(MIN_SAVE_GAP_S, self.checkpoints.write_s / MAX_SAVE_SHARE), MAX_SAVE_GAP_S)
 
-    def settle(self, block: bool = True) -> None:
+    def collect_saves(self, block: bool = True) -> None:
         """Record the outcome of the pending save; without `block`, only if it is done."""
         step = self._settled("checkpoint", self.checkpoints, block) if self.dir is not None else None
         if step is not None:
-            self.note(saved_opt_steps=step)
+            self.update_metadata(saved_opt_steps=step)
             self.on_saved(step)
 
     def keep_best(self, best: Best | None) -> None:
@@ -351,7 +351,7 @@ class Storage:
             self.best.newest = None  # the same step may be another policy: scored differently, or before a rollback
             self.best.save(best.opt_steps, best.params, best.facts)
 
-    def note(self, **facts: Any) -> None:
+    def update_metadata(self, **facts: Any) -> None:
         """Merge `facts` into `metadata.json`."""
         if self.dir is None:
             return
@@ -365,7 +365,7 @@ class Storage:
         """Merge user-defined entries into `about` in `metadata.json`."""
         if self.dir is not None:
             there = read_metadata(self.dir.path).get("about")
-            self.note(about={**(there if isinstance(there, dict) else {}), **entries})
+            self.update_metadata(about={**(there if isinstance(there, dict) else {}), **entries})
 
     def finish(self) -> None:
         """Wait for pending saves."""
@@ -373,7 +373,7 @@ class Storage:
             return
         try:
             self._settle_best()
-            self.settle()
+            self.collect_saves()
         finally:
             self.best.close()
             self.checkpoints.close()
@@ -382,8 +382,8 @@ class Storage:
         """Release the directory, and remove a fork that was never resumed."""
         if self.dir is not None:
             self.dir.release()
-        if self._unused is not None:
-            shutil.rmtree(self._unused, ignore_errors=True)
+        if self._new_fork_dir is not None:
+            shutil.rmtree(self._new_fork_dir, ignore_errors=True)
 
     def _settle_best(self) -> None:
         if self._settled("best policy", self.best, block=True) is not None:
@@ -436,12 +436,12 @@ class Storage:
             warnings.warn(f"{self.path}: {problem}", stacklevel=2)
         return step, tree, facts
 
-    def go_on(self) -> None:
+    def commit_resume(self) -> None:
         """Write `config.yaml` and `metadata.json` once all checks for resuming have passed."""
         try:
             self._describe()
             # From here on `close` does not remove a fork.
-            self._unused = None
+            self._new_fork_dir = None
         except OSError as error:
             raise StorageError(f"cannot write the run directory {self.path}: {error.strerror}") from error
 
@@ -452,7 +452,7 @@ class Storage:
         """
         if self.dir is None:
             return None
-        self.settle()
+        self.collect_saves()
         self._forget_logs()
         # Fall back to any healthy checkpoint if no regular one is.
         for good in (lambda facts: facts["healthy"] and facts["regular"], lambda facts: facts["healthy"]):
@@ -486,7 +486,7 @@ class Storage:
                 f"best policy {self.best.directory / str(step)} is passed over: it has no score", stacklevel=2
             )
             return None
-        if (problem := self._foreign(facts)) is not None:
+        if (problem := self._mismatched_run(facts)) is not None:
             warnings.warn(f"best policy {self.best.directory / str(step)} is passed over: {problem}", stacklevel=2)
             return None
         if measured_otherwise(changes(facts.get("settings", self._settings), self._settings)):
@@ -494,7 +494,7 @@ class Storage:
         self.best_score = score
         return Best(step, score, params, facts)
 
-    def _foreign(self, facts: Mapping[str, Any]) -> str | None:
+    def _mismatched_run(self, facts: Mapping[str, Any]) -> str | None:
         """Explain why a best policy with these `facts` is another run's: resuming never changes the seed."""
         settings, own = facts.get("settings"), self._settings.get("seed")
         seed = settings.get("seed", own) if isinstance(settings, dict) else own

@@ -68,7 +68,7 @@ class RunDir:
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 
-    def sign(self) -> None:
+    def write_owner(self) -> None:
         """Write process id and host into the lock file, for the error that other processes raise."""
         assert self._lock is not None
         # The text is only informative: the lock is held on the open file.
@@ -85,7 +85,7 @@ class RunDir:
             self.path / METADATA, json.dumps({**read_metadata(self.path), **plain(facts)}, indent=2) + "\n"
         )
 
-    def set_aside(self) -> Path:
+    def discard(self) -> Path:
         """Move all files of the run into a new directory `discarded-N`; return it."""
         number = 1
         while (aside := self.path / f"discarded-{number}").exists():
@@ -202,11 +202,11 @@ def new_directory(path: Path) -> Iterator[Path]:
     made, aside = path.with_name(f".{path.name}.{os.getpid()}.tmp"), path.with_name(f".{path.name}.old")
     path.parent.mkdir(parents=True, exist_ok=True)
     # Recover from an attempt that was killed in the steps below.
-    _put_in_order(path, aside)
+    _recover(path, aside)
     made.mkdir()
     try:
         yield made
-        # If killed between these two renames, the next `_put_in_order` restores the old directory.
+        # If killed between these two renames, the next `_recover` restores the old directory.
         if path.exists():
             path.rename(aside)
         made.rename(path)
@@ -214,12 +214,12 @@ def new_directory(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         with contextlib.suppress(OSError):
-            _put_in_order(path, aside)
+            _recover(path, aside)
         raise
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _put_in_order(path: Path, aside: Path) -> None:
+def _recover(path: Path, aside: Path) -> None:
     """Restore a directory left under its temporary name, and remove partial ones of processes that are gone."""
     if aside.is_dir() and not os.path.lexists(path):
         aside.rename(path)
@@ -227,7 +227,7 @@ def _put_in_order(path: Path, aside: Path) -> None:
     for rest in path.parent.glob(f"{glob.escape(prefix)}*{suffix}"):
         process = rest.name.removeprefix(prefix).removesuffix(suffix)
         # Any other name belongs to the user, or to a directory whose name has this one's as a prefix.
-        if process.isascii() and process.isdecimal() and not _lives(int(process)):
+        if process.isascii() and process.isdecimal() and not _is_alive(int(process)):
             _remove(rest)
     _remove(aside)
 
@@ -237,7 +237,7 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def _lives(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

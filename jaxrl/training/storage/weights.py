@@ -34,7 +34,7 @@ class Weights(NamedTuple):
 
     leaves: Mapping[str, np.ndarray]
     """By path in the state."""
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     """For the log: where they come from."""
 
     def after(self, init: Callable[[Key], PyTree]) -> Callable[[Key], PyTree]:
@@ -42,7 +42,7 @@ class Weights(NamedTuple):
 
         def begin(key: Key) -> PyTree:
             fresh = init(key)
-            processes.tell("weights", list(self.leaves))
+            processes.broadcast("weights", list(self.leaves))
             return within(fresh, self.leaves, self.leaves)
 
         return begin if self.leaves else init
@@ -58,7 +58,7 @@ def within(fresh: PyTree, names: Iterable[str], saved: Mapping[str, np.ndarray] 
     taken = {name: named[name] for name in names}
     shapes = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in taken.items()}
     given = shapes if saved is None else {name: saved[name] for name in taken}
-    made = processes.handed_out(given, {name: leaf.sharding for name, leaf in taken.items()})
+    made = processes.distribute(given, {name: leaf.sharding for name, leaf in taken.items()})
     return jax.tree_util.tree_map_with_path(lambda keys, leaf: made.get(path_of(keys), leaf), fresh)
 
 
@@ -84,14 +84,14 @@ def weights_of(place: str | None, parts: Sequence[str], like: Callable[[], PyTre
     if path.suffix in FILES and not path.is_dir():
         pairs = _pairs(parts, wanted) if parts else None
         return _of_file(path, pairs, wanted)
-    saved, told = _of_run(path)
+    saved, origin = _of_run(path)
     saved = _for_shards(wanted, saved)
     if not parts:
-        _require_same(wanted, {name: leaf for name, leaf in saved.items() if _is_taken(name)}, told.run)
-        return Weights({name: saved[name] for name in wanted}, (f"begins with the networks of {told}",))
+        _require_same(wanted, {name: leaf for name, leaf in saved.items() if _is_taken(name)}, origin.run)
+        return Weights({name: saved[name] for name in wanted}, (f"begins with the networks of {origin}",))
     pairs = _pairs(parts, wanted)
-    leaves = {name: _required(name, there, wanted[name], saved, told.run) for name, there in pairs.items()}
-    return Weights(leaves, (f"begins with {_listed(leaves)} of {told}; drawn anew: {_listed(wanted, leaves)}",))
+    leaves = {name: _required(name, there, wanted[name], saved, origin.run) for name, there in pairs.items()}
+    return Weights(leaves, (f"begins with {_listed(leaves)} of {origin}; drawn anew: {_listed(wanted, leaves)}",))
 
 
 class Part(NamedTuple):
@@ -123,7 +123,7 @@ class Part(NamedTuple):
         return path if self.source == self.to else self.source + path.removeprefix(self.to)
 
 
-class _Told(NamedTuple):
+class _Origin(NamedTuple):
     """Where a checkpoint is from."""
 
     run: Path
@@ -133,7 +133,7 @@ class _Told(NamedTuple):
         return f"{self.run.absolute()} after {self.step} optimisation steps"
 
 
-def _of_run(path: Path) -> tuple[Mapping[str, np.ndarray], _Told]:
+def _of_run(path: Path) -> tuple[Mapping[str, np.ndarray], _Origin]:
     """Return all leaves of a checkpoint, and where it is from."""
     given = is_step(path.name) and path.parent.name == CHECKPOINTS
     run = path.parent.parent if given else path
@@ -143,7 +143,7 @@ def _of_run(path: Path) -> tuple[Mapping[str, np.ndarray], _Told]:
     store = open_store(run.absolute(), CHECKPOINTS)
     step = step_of(Fork(run, int(path.name) if given else "latest"), store)
     try:
-        return store.read(step)[0], _Told(run, step)
+        return store.read(step)[0], _Origin(run, step)
     except CheckpointError as error:
         raise NoCheckpointError(f"checkpoint {step} of {run} {error.verdict}: {error}") from error
 
