@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxrl.errors import print_line
 from jaxrl.evaluate import add_which, load_named
 from jaxrl.exporting.formats import FORMATS, files_of
-from jaxrl.exporting.writing import require_disk_space, write
+from jaxrl.exporting.writing import require_room, write
 
 
 def main(args: Sequence[str]) -> int:
@@ -26,7 +26,7 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace that directory if an export made it")
     options = parser.parse(args)
     out = Path(options.out or f"policy-{options.format}")
-    require_disk_space(out, options.run_dir, options.overwrite)
+    require_room(out, options.run_dir, options.overwrite)
     require_devices()
     policy = load_named(options)
     write(files_of(policy, options.format), out)

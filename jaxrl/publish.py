@@ -21,7 +21,7 @@ from jaxrl.evaluate import add_env_options, add_episodes, add_which, check_episo
 from jaxrl.exporting.again import EvalOptions, portable, repeat
 from jaxrl.exporting.card import card, results, trained_in, weights
 from jaxrl.exporting.formats import files_of
-from jaxrl.exporting.writing import require_disk_space, write
+from jaxrl.exporting.writing import require_room, write
 from jaxrl.play import play
 from jaxrl.training import GreedyPolicy
 from jaxrl.training.reel import FPS, write_film
@@ -49,7 +49,7 @@ def main(args: Sequence[str]) -> int:
     options = parser.parse(args)
     check_episodes(options)
     out, run = Path(options.out), resolve(options.run_dir, options.member)
-    require_disk_space(out, options.run_dir, options.overwrite, RESULTS)
+    require_room(out, options.run_dir, options.overwrite, RESULTS)
     cache_compilations()
     require_devices()
     policy = load_named(options)

@@ -31,7 +31,7 @@ def measure(
     with forms(TARGETS[target].forms), without(plain), tempfile.TemporaryDirectory() as dump:
         made = program()
         compiled, seconds, block = _compiled(made, target, Path(dump))
-        # RemoteError a fusion of this kind is no kernel of a thread an entry.
+        # Elsewhere a fusion of this kind is no kernel of a thread an entry.
         of_gpu = _launches(compiled, Path(dump)) if TARGETS[target].forms == "cuda" else {"serial_terms": None}
         if text is not None:
             text.mkdir(parents=True, exist_ok=True)

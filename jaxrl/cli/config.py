@@ -184,7 +184,7 @@ def _fit_length(
     """Return the settings of a new run whose length, decays and intervals fit together, and all notes on them.
 
     Other libraries count environment steps alone: by their name for these, `max_opts` becomes `room` times as many as
-    that takes, so that the run can be extend by one flag.
+    that takes, so that the run can be extended by one flag.
     """
     steps = count_opt_steps(config, config.max_env_steps) if config.max_env_steps > 0 else None
     if steps is not None and "max_opts" not in chosen and any("taken as --max-env-steps" in note for note in notes):

@@ -11,7 +11,7 @@ MARK = "policy.json"
 """What every export has, and what tells it from a directory with something else."""
 
 
-def require_disk_space(out: Path, run: str, overwrite: bool, mark: str = MARK) -> None:
+def require_room(out: Path, run: str, overwrite: bool, mark: str = MARK) -> None:
     """Raise `SettingsError` where writing would cost anybody anything, the run that is read included.
 
     With `overwrite`, a directory that has a file `mark` may be replaced.

@@ -299,7 +299,7 @@ class EvalPolicy(NamedTuple):
 
 
 def make_eval_policy(policy: Policy, sampled: bool) -> EvalPolicy:
-    """Return `policy` as a `EvalPolicy`; raise `SettingsError` if it is `sampled` and has no `sample`."""
+    """Return `policy` as an `EvalPolicy`; raise `SettingsError` if it is `sampled` and has no `sample`."""
     if not sampled:
         return EvalPolicy(policy.begin, lambda params, carry, key, t: policy.act(params, carry), policy.observe)
     sample = policy.sample
@@ -315,7 +315,7 @@ def make_eval_policy(policy: Policy, sampled: bool) -> EvalPolicy:
 
 
 def for_agents(one: EvalPolicy, count: int) -> EvalPolicy:
-    """Return the make_eval_policy for environments with `count` agents each, which all follow the policy of `one`."""
+    """Return the policy for environments with `count` agents each, which all follow the policy of `one`."""
 
     def act(params: PyTree, carry: PyTree, key: Key, t: Array) -> tuple[PyTree, PyTree]:
         carry, action = one.act(params, carry, key, t)
@@ -391,7 +391,7 @@ def run_episodes(
 
 
 def _asked(env: Env, policy: Policy, sampled: bool) -> tuple[EvalPolicy, Env]:
-    """Return the make_eval_policy of `policy` in `env`, and `env` as an environment of a single agent."""
+    """Return the evaluation policy of `policy` in `env`, and `env` as an environment of a single agent."""
     asked = make_eval_policy(policy, sampled)
     return (asked, env) if env.agents is None else (for_agents(asked, env.agents), as_single_env(env))
 

@@ -154,7 +154,7 @@ def _all_flags(flags: Array) -> Array:
     """Return whether all of `flags` `[M]` hold.
 
     As a dot product, the result is a number in memory. On a CPU any simpler form would be fused into its readers, and
-    every entry of the state selected by it would recompute the batch's means. RemoteError it would be a kernel more.
+    every entry of the state selected by it would recompute the batch's means. Elsewhere it would be a kernel more.
     """
     if not shaped_for("cpu"):
         return jnp.all(flags)

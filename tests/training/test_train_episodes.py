@@ -90,7 +90,7 @@ def test_without_the_setting_the_program_is_the_same() -> None:
 def test_how_a_run_is_cut_and_resumed_changes_no_row(tmp_path: Path, chunk: int, monkeypatch: Any) -> None:
     train(tmp_path / "whole", 40, save_interval=7)
     monkeypatch.setattr(program, "MAX_EPISODE_STEPS", 12 * 3)  # no more than three iterations in a call
-    program.program_cache(ppo()).pop("tell", None)
+    program.program_cache(ppo()).pop("run_with_episodes", None)
     program.program_cache(ppo()).pop("jit_run_with_episodes", None)
     run = tmp_path / "cut"
     train(run, 20, save_interval=7, max_chunk=chunk)
@@ -99,7 +99,7 @@ def test_how_a_run_is_cut_and_resumed_changes_no_row(tmp_path: Path, chunk: int,
     train(run, 40, save_interval=7, resume=True)
     assert rows(run) == rows(tmp_path / "whole")
     assert log_problems(run / "train_episodes.jsonl") == []
-    program.program_cache(ppo()).pop("tell", None)
+    program.program_cache(ppo()).pop("run_with_episodes", None)
     program.program_cache(ppo()).pop("jit_run_with_episodes", None)
 
 

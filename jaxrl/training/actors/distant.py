@@ -69,8 +69,8 @@ class Engine(Protocol):
         """Start a worker."""
         ...
 
-    def put(self, pickle_params: bytes) -> Any:
-        """Return `pickle_params`, or a reference to it, to pass in calls of all workers."""
+    def put(self, pickled: bytes) -> Any:
+        """Return `pickled`, or a reference to it, to pass in calls of all workers."""
         ...
 
 

@@ -43,9 +43,9 @@ class Processes:
         """Start a worker."""
         return Piped()
 
-    def put(self, pickle_params: bytes) -> bytes:
-        """Return `pickle_params` itself, which is sent through each pipe."""
-        return pickle_params
+    def put(self, pickled: bytes) -> bytes:
+        """Return `pickled` itself, which is sent through each pipe."""
+        return pickled
 
 
 class Piped:

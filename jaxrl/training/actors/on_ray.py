@@ -84,9 +84,9 @@ class Ray:
         """Start a worker, placed by Ray."""
         return RayWorker(self._ray)
 
-    def put(self, pickle_params: bytes) -> Any:
-        """Return a reference to `pickle_params` in Ray's object store, which has one copy per machine."""
-        return self._ray.put(pickle_params)
+    def put(self, pickled: bytes) -> Any:
+        """Return a reference to `pickled` in Ray's object store, which has one copy per machine."""
+        return self._ray.put(pickled)
 
 
 class RayWorker:

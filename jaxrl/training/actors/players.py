@@ -201,5 +201,5 @@ def raised(error: BaseException) -> RemoteError:
 
 
 def hanging(name: str, limit_s: float) -> str:
-    """Return the line of an `RemoteError` for a call of environment `name` that takes too long."""
+    """Return the line of a `RemoteError` for a call of environment `name` that takes too long."""
     return f": a call of {name} takes more than {limit_s:g} s; it hangs, or raise actor_timeout"

@@ -272,7 +272,7 @@ class Places(NamedTuple):
     """Devices per member."""
 
     def on(self, number: int, strategy: Strategy) -> Strategy:
-        """Return `strategy` place_members on the devices of a member."""
+        """Return `strategy` placed on the devices of a member."""
         if self.several == 1:
             return strategy
         first = jax.devices().index(self.devices[number])
