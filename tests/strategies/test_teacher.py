@@ -1,0 +1,399 @@
+"""Teachers: what they say of each step, the loss by hand, students that see less, exact runs, and what is refused."""
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_agents import CONTINUOUS, DISCRETE, KEY, transitions
+from toys_masks import minefield
+
+import jaxrl
+from jaxrl import train
+from jaxrl.envs.wrappers import transform_obs
+from jaxrl.errors import SettingsError
+from jaxrl.metrics import Stat
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
+from jaxrl.strategies.interaction import build_processor_and_agent
+from jaxrl.strategies.policy import PolicyParams, make_policy
+from jaxrl.training.policy import GreedyPolicy
+from jaxrl.training.storage.group import open_store
+from jaxrl.types import Batch, Rollout
+
+CARTPOLE, PENDULUM = "CartPole-v1", "Pendulum-v1"
+SMALL: dict[str, Any] = {"features": (8,)}
+QUIET: dict[str, Any] = {
+    "eval_interval": 0,
+    "eval_episodes": 0,
+    "record_interval": 0,
+    "save_interval": 0,
+    "quiet": True,
+}
+ROWS, STEPS = 6, 2
+
+
+def fresh(maker: Any, spec: EnvSpec, processor: Any = None, opt_steps: int = 0, seed: int = 7) -> GreedyPolicy:
+    """Return the policy of a fresh agent, saved after so many optimisation steps."""
+    processor, agent = build_processor_and_agent(maker, processor or jaxrl.one_step(), spec)
+    state = jax.jit(agent.init)(jax.random.key(seed))
+    # Far from uniform: a fresh policy of PPO is close to it.
+    networks = {name: getattr(state, name) for name in ("params", "policy") if hasattr(state, name)}
+    state = state._replace(**jax.tree.map(lambda x: 6 * x, networks))
+    zeros = jax.tree.map(
+        lambda x: jnp.zeros((1, *x.shape), x.dtype), spec.observation_space, is_leaf=lambda x: isinstance(x, Box)
+    )
+    params = PolicyParams(agent.strip(state), processor.get_stats(processor.init(zeros)))
+    return GreedyPolicy(make_policy(agent, processor, spec), params, {"opt_steps": opt_steps})
+
+
+def taught(env: Any, teacher: GreedyPolicy, student: Any = None, **settings: Any) -> jaxrl.Strategy:
+    settings = {"num_envs": 3, "rollout": 8, "epochs": 1, "minibatches": 1, **settings}
+    env = jaxrl.make_env(env) if isinstance(env, str) else env
+    return jaxrl.on_policy(env, student or jaxrl.ppo(teacher_coef=1.0, **SMALL), teacher=teacher, **settings)
+
+
+def rollout(strategy: jaxrl.Strategy, iterations: int = 1) -> Any:
+    """Return the transitions of the first iterations, leaves `[T, N, ...]`."""
+    state, collect = jax.jit(strategy.init)(KEY), jax.jit(strategy.collect)  # type: ignore[arg-type]
+    found = []
+    for t in range(iterations):
+        state, items, _ = collect(state, jax.random.fold_in(KEY, t), jnp.uint32(t))
+        found.append(items)
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *found)
+
+
+# --- what a teacher says of a step --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processor", [None, jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step())])
+@pytest.mark.parametrize(
+    ("maker", "opt_steps"),
+    [(jaxrl.ppo(**SMALL), 0), (jaxrl.dqn(epsilon_end=0.0, epsilon_decay=10, **SMALL), 5), (jaxrl.bc(**SMALL), 0)],
+)
+def test_discrete_actions_get_the_probabilities_of_the_teacher(maker: Any, opt_steps: int, processor: Any) -> None:
+    env = jaxrl.make_env(CARTPOLE)
+    teacher = fresh(maker, env.spec, processor, opt_steps)
+    items = rollout(taught(env, teacher))
+    said = jax.nn.softmax(items.extras["teacher"])
+    wanted = teacher.probabilities(items.obs.reshape(-1, 4))
+    np.testing.assert_allclose(said.reshape(-1, 2), wanted, rtol=1e-5)
+    assert np.ptp(said) > 0.01
+
+
+def test_a_teacher_without_exploration_forbids_all_but_its_action_and_stays_finite() -> None:
+    env = jaxrl.make_env(CARTPOLE)
+    teacher = fresh(jaxrl.dqn(epsilon_end=0.0, epsilon_decay=10, **SMALL), env.spec, opt_steps=10)
+    said = rollout(taught(env, teacher)).extras["teacher"]
+    assert np.isfinite(said).all()
+    assert {*np.unique(jax.nn.softmax(said)).tolist()} == {0.0, 1.0}
+
+
+def test_gaussians_of_the_same_kind_are_handed_on() -> None:
+    env = jaxrl.make_env(PENDULUM)
+    for maker, squash in (
+        (jaxrl.ppo(**SMALL), False),
+        (jaxrl.ppo(squash=True, **SMALL), True),
+        (jaxrl.bc(**SMALL), False),
+    ):
+        teacher = fresh(maker, env.spec)
+        items = rollout(taught(env, teacher, jaxrl.ppo(teacher_coef=1.0, squash=squash, **SMALL)))
+        mean, log_std = jnp.split(items.extras["teacher"].reshape(-1, 2), 2, axis=-1)
+        obs = items.obs.reshape(-1, 3)
+        unit = jnp.tanh(mean) if squash else jnp.clip(mean, -1, 1)
+        np.testing.assert_allclose(2 * unit, teacher(obs), rtol=1e-5)
+        # The density of the greedy action, per unit of the action space, which is twice as wide.
+        wanted = -log_std[:, 0] - 0.5 * math.log(2 * math.pi) - math.log(2)
+        if squash:
+            wanted = wanted - jnp.log(1 - jnp.tanh(mean[:, 0]) ** 2)
+        within = np.abs(unit[:, 0]) < 0.99
+        np.testing.assert_allclose(teacher.log_prob(obs, teacher(obs))[within], wanted[within], rtol=1e-3, atol=1e-3)
+
+
+def test_other_continuous_teachers_give_their_action_with_a_spread() -> None:
+    env = jaxrl.make_env(PENDULUM)
+    for maker in (jaxrl.td3(**SMALL), jaxrl.sac(**SMALL)):
+        teacher = fresh(maker, env.spec)
+        items = rollout(taught(env, teacher))
+        mean, log_std = jnp.split(items.extras["teacher"].reshape(-1, 2), 2, axis=-1)
+        np.testing.assert_allclose(2 * mean, teacher(items.obs.reshape(-1, 3)), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(jnp.exp(log_std), np.full_like(log_std, 0.1), rtol=1e-6)
+    teacher = fresh(jaxrl.td3(**SMALL), env.spec)
+    items = rollout(taught(env, teacher, jaxrl.ppo(teacher_coef=1.0, squash=True, **SMALL)))
+    raw = items.extras["teacher"][..., 0]
+    assert np.abs(raw).max() <= 3.0
+    np.testing.assert_allclose(2 * jnp.tanh(raw).ravel(), teacher(items.obs.reshape(-1, 3))[:, 0], atol=0.02)
+
+
+@pytest.mark.parametrize("student", [{}, {"core": "gru", "core_features": 4}])
+def test_a_teacher_remembers_and_forgets_by_episodes(student: dict[str, Any]) -> None:
+    env = jaxrl.make_env("memory:Recall", length=3)  # all episodes are equally long
+    teacher = fresh(jaxrl.ppo(core="gru", core_features=4, **SMALL), env.spec)
+    items = rollout(taught(env, teacher, jaxrl.ppo(teacher_coef=1.0, **student, **SMALL)), iterations=2)
+    obs = items.obs.obs if student else items.obs
+    assert 2 < items.is_first.all(axis=1).sum() < 8
+    for t in range(16):
+        if items.is_first[t].all():
+            teacher.reset()
+        wanted = teacher.probabilities(obs[t])
+        np.testing.assert_allclose(jax.nn.softmax(items.extras["teacher"][t]), wanted, rtol=1e-5)
+        teacher(obs[t])
+
+
+def test_a_teacher_that_stacks_frames_has_its_own(tmp_path: Path) -> None:
+    env = jaxrl.make_env(CARTPOLE)
+    teacher = fresh(jaxrl.ppo(**SMALL), env.spec, jaxrl.chain(jaxrl.frame_stack(2), jaxrl.one_step()))
+    items = rollout(taught(env, teacher))
+    for t in range(8):  # no episode of CartPole is over by then
+        wanted = teacher.probabilities(items.obs[t])
+        np.testing.assert_allclose(jax.nn.softmax(items.extras["teacher"][t]), wanted, rtol=1e-5)
+        teacher(items.obs[t])
+
+
+def masked(env: jaxrl.Env, shown: list[int]) -> jaxrl.Env:
+    """Show policies some entries of an observation; the whole is the privileged state."""
+    space: Any = env.spec.observation_space
+    box = lambda part: Box(-math.inf, math.inf, (part,))
+    view = lambda obs: {"seen": obs[jnp.array(shown)], "privileged_state": obs}
+    return transform_obs(env, view, {"seen": box(len(shown)), "privileged_state": box(space.shape[0])})
+
+
+def test_a_teacher_of_the_privileged_state_sees_that() -> None:
+    env = jaxrl.make_env(CARTPOLE)
+    teacher = fresh(jaxrl.ppo(**SMALL), env.spec)
+    items = rollout(taught(masked(env, [0, 2]), teacher))
+    wanted = teacher.probabilities(items.obs["privileged_state"].reshape(-1, 4))
+    np.testing.assert_allclose(jax.nn.softmax(items.extras["teacher"]).reshape(-1, 2), wanted, rtol=1e-5)
+
+
+# --- the loss -----------------------------------------------------------------------------------------------------
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    x = x - x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def categorical_kl(teacher: np.ndarray, student: np.ndarray, sizes: tuple[int, ...], mask: Any = None) -> np.ndarray:
+    total, at = np.zeros(len(teacher)), 0
+    for size in sizes:
+        part = slice(at, at + size)
+        allowed = np.ones(teacher[:, part].shape, bool) if mask is None else mask[:, part]
+        log_p, log_q = (log_softmax(np.where(allowed, x[:, part], -1e30)) for x in (teacher, student))
+        total += np.where(allowed, np.exp(log_p) * (log_p - log_q), 0.0).sum(axis=-1)
+        at += size
+    return total
+
+
+def gaussian_kl(teacher: np.ndarray, student: np.ndarray) -> np.ndarray:
+    (m_p, s_p), (m_q, s_q) = (np.split(x, 2, axis=-1) for x in (teacher, student))
+    return (s_q - s_p + (np.exp(2 * s_p) + (m_p - m_q) ** 2) / (2 * np.exp(2 * s_q)) - 0.5).sum(axis=-1)
+
+
+MASKED = minefield(Discrete(4)).spec
+MANY = EnvSpec("Toy", DISCRETE.observation_space, MultiDiscrete((2, 3)))
+KINDS: dict[str, tuple[EnvSpec, dict[str, Any], Any]] = {
+    "categorical": (DISCRETE, {}, lambda p, q, mask: categorical_kl(p, q, (4,))),
+    "under a mask": (MASKED, {}, lambda p, q, mask: categorical_kl(p, q, (4,), mask)),
+    "several": (MANY, {}, lambda p, q, mask: categorical_kl(p, q, (2, 3))),
+    "gaussian": (CONTINUOUS, {}, lambda p, q, mask: gaussian_kl(p, q)),
+    "squashed": (CONTINUOUS, {"squash": True}, lambda p, q, mask: gaussian_kl(p, q)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_has_the_divergence_from_the_teacher_beside_its_own_terms(kind: str) -> None:
+    spec, more, by_hand = KINDS[kind]
+    agent = jaxrl.ppo(teacher_coef=0.7, policy_coef=0.3, ent_coef=0.2, vf_coef=0.4, **more, **SMALL)(spec)
+    state = jax.jit(agent.init)(KEY)
+    items = transitions(agent, spec, state, STEPS, ROWS)
+    outputs = agent.policy_fns.head.outputs  # type: ignore[union-attr]
+    said = jax.random.normal(jax.random.key(5), (STEPS, ROWS, outputs))
+    items = items._replace(extras={**items.extras, "teacher": said})
+    sample = agent.prepare(state, Rollout(items, jnp.zeros((STEPS, ROWS), bool)))  # type: ignore[misc]
+    count = STEPS * ROWS
+    _, metrics, _ = agent.update(state, Batch(sample, jnp.arange(count), jnp.ones(count)), KEY, jnp.uint32(0))
+    student = agent.apply["params"](state.params, sample.obs)[0]
+    mask = None
+    if kind == "under a mask":
+        mask = np.asarray(sample.obs["action_mask"])
+        mask = mask | ~mask.any(axis=-1, keepdims=True)  # where nothing is allowed, all is
+    divergence = by_hand(np.asarray(sample.teacher), np.asarray(student), mask).mean()
+    assert divergence > 0.1
+    np.testing.assert_allclose(metrics["teacher_kl"], divergence, rtol=1e-4)
+    own = metrics["policy_loss"] - 0.2 * metrics["entropy"]
+    wanted = 0.3 * own + 0.4 * metrics["value_loss"] + 0.7 * divergence
+    np.testing.assert_allclose(metrics["loss"], wanted, rtol=1e-4)
+
+
+def test_the_weight_follows_a_schedule_and_distillation_leaves_the_rewards_out() -> None:
+    env = jaxrl.make_env(CARTPOLE)
+    teacher = fresh(jaxrl.ppo(**SMALL), env.spec)
+
+    def params(scale: float, **settings: Any) -> Any:
+        processor = jaxrl.chain(jaxrl.reward_scale(scale), jaxrl.one_step())
+        strategy = taught(env, teacher, jaxrl.ppo(**settings, **SMALL), processor=processor)
+        state, step = jax.jit(strategy.init)(KEY), jax.jit(strategy.step)
+        for t in range(2):
+            state, metrics = step(state, jax.random.fold_in(KEY, t), jnp.uint32(t))
+        torso = lambda name: jax.tree.leaves(state.agent.params["params"][name])
+        mean = lambda x: float(x.sum / x.count if isinstance(x, Stat) else x)
+        told = {name: mean(x) for name, x in metrics.items() if name.startswith(("teacher", "loss", "value_loss"))}
+        return {name: torso(name) for name in ("actor_torso", "critic_torso")}, told
+
+    distilled = {"teacher_coef": 2.0, "policy_coef": 0.0, "max_grad_norm": 1e9}
+    (one, _), (other, _) = params(1.0, **distilled), params(-5.0, **distilled)
+    assert all(map(np.array_equal, one["actor_torso"], other["actor_torso"]))
+    assert not all(map(np.array_equal, one["critic_torso"], other["critic_torso"]))
+    metrics = params(1.0, **{**distilled, "teacher_coef": jaxrl.linear(4.0, 0.0, 2)})[1]
+    assert metrics["teacher_coef"] == 2.0  # of the second update
+    wanted = 0.5 * metrics["value_loss"] + 2.0 * metrics["teacher_kl"]
+    np.testing.assert_allclose(metrics["loss"], wanted, rtol=1e-5)
+
+
+def test_a_run_begun_from_its_teacher_is_held_to_its_first_policy(tmp_path: Path) -> None:
+    plain = jaxrl.on_policy(
+        jaxrl.make_env(CARTPOLE), jaxrl.ppo(**SMALL), num_envs=3, rollout=8, epochs=1, minibatches=1
+    )
+    jaxrl.Trainer(plain, max_opts=3, run_dir=str(tmp_path / "first"), **QUIET).train()
+    teacher = jaxrl.load_policy(tmp_path / "first")
+    divergence = {}
+    for coef in (1e-6, 100.0):
+        strategy = taught(CARTPOLE, teacher, jaxrl.ppo(teacher_coef=coef, lr=0.01, **SMALL))
+        rows = jaxrl.Trainer(
+            strategy, max_opts=20, init_from=str(tmp_path / "first"), **{**QUIET, "record_interval": 1}
+        )
+        divergence[coef] = [report.train["teacher_kl"] for report in rows if report.train]
+        assert divergence[coef][0] == pytest.approx(0.0, abs=1e-6)
+    assert divergence[100.0][-1] < divergence[1e-6][-1] / 10
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+
+
+COMMAND = (
+    *("ppo", "--env", "Catch-bsuite", "--num-envs", "4", "--rollout", "8", "--epochs", "1", "--minibatches", "2"),
+    *("--agent.features", "8", "--processor.normalise-obs", "--eval-interval", "0", "--eval-episodes", "0"),
+    *("--record-interval", "2", "--save-interval", "4", "--quiet"),
+)
+
+
+def leaves_of(run: Path, step: int) -> Any:
+    """Return all arrays of a checkpoint by path."""
+    return open_store(run, "checkpoints").read(step)[0]
+
+
+def same(one: Any, other: Any) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def old_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run to learn from."""
+    run = tmp_path_factory.mktemp("teachers") / "old"
+    assert train.main([*COMMAND, "--max-opts", "8", "--run-dir", str(run)]) == 0
+    return run
+
+
+def test_a_run_with_a_teacher_goes_on_to_the_same_bits(old_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(old_run, tmp_path / "old")
+    with_teacher = [*COMMAND, "--teacher", str(tmp_path / "old"), "--agent.teacher-coef", "linear(1,0,50)"]
+    assert train.main([*with_teacher, "--max-opts", "8", "--run-dir", str(tmp_path / "whole")]) == 0
+    assert train.main([*with_teacher, "--max-opts", "4", "--run-dir", str(tmp_path / "parts")]) == 0
+    assert train.main(["--resume", str(tmp_path / "parts"), "--max-opts", "8"]) == 0
+    whole = leaves_of(tmp_path / "whole", 8)
+    assert same(whole, leaves_of(tmp_path / "parts", 8))
+    # The checkpoint has what the teacher remembers, and none of its parameters; all else has its usual place.
+    old = leaves_of(old_run, 8)
+    more = whole.keys() - old.keys()
+    assert {path.rpartition("/")[0] for path in more if "/agent/" in path} == {"state/agent/hyper"}
+    assert not any("params" in path for path in more)
+    assert old.keys() < whole.keys()
+    # The student's policy needs no teacher.
+    shutil.rmtree(tmp_path / "old")
+    assert int(jaxrl.load_policy(tmp_path / "whole")(np.zeros((10, 5), np.float32))) in range(3)
+    with pytest.raises(SettingsError, match=f"teacher: {tmp_path / 'old'} is no run directory: there is no such"):
+        train.main(["--resume", str(tmp_path / "parts"), "--max-opts", "12"])
+    shutil.copytree(tmp_path / "whole", tmp_path / "old")
+    with pytest.raises(SettingsError, match=r"not the one that the run began with .*bring that one back"):
+        train.main(["--resume", str(tmp_path / "parts"), "--max-opts", "12"])
+    shutil.copytree(old_run, tmp_path / "elsewhere")
+    moved = ["--teacher", str(tmp_path / "elsewhere"), "--max-opts", "12"]
+    assert train.main(["--resume", str(tmp_path / "parts"), *moved]) == 0
+
+
+def test_a_checkpoint_can_be_the_teacher_and_a_begun_run_too(old_run: Path, tmp_path: Path) -> None:
+    checkpoint = str(old_run / "checkpoints" / "4")
+    begun = ["--teacher", checkpoint, "--agent.teacher-coef", "1", "--init-from", checkpoint]
+    run = tmp_path / "begun"
+    assert train.main([*COMMAND, *begun, "--max-opts", "2", "--run-dir", str(run)]) == 0
+    assert jaxrl.load_policy(old_run, step=4).sha256 != jaxrl.load_policy(old_run, step=8).sha256
+    found = (run / "config.yaml").read_text()
+    assert jaxrl.load_policy(old_run, step=4).sha256 in found
+
+
+@pytest.mark.slow
+def test_members_learn_from_one_teacher_as_runs_of_their_own(old_run: Path, tmp_path: Path) -> None:
+    with_teacher = [*COMMAND, "--teacher", str(old_run), "--max-opts", "8"]
+    sweep = ["--seeds", "2", "--sweep", "agent.teacher_coef=0.5,2"]
+    for layout in ("together", "spread"):
+        several = [*with_teacher, *sweep, "--layout", layout, "--run-dir", str(tmp_path / layout)]
+        assert train.main(several) == 0
+    alone = [*with_teacher, "--agent.teacher-coef", "2", "--seed", "1", "--run-dir", str(tmp_path / "alone")]
+    assert train.main(alone) == 0
+    for layout in ("together", "spread"):
+        member = tmp_path / layout / "members" / "00003"
+        assert same(leaves_of(member, 8), leaves_of(tmp_path / "alone", 8))
+
+
+@pytest.mark.slow
+def test_shards_and_actors_learn_from_a_teacher() -> None:
+    env = jaxrl.make_env(CARTPOLE)
+    teacher = fresh(jaxrl.ppo(**SMALL), env.spec)
+    for more in ({"num_envs": 4, "shards": 2}, {"actors": jaxrl.ActorsConfig(actors=1)}):
+        strategy = taught(env, teacher, jaxrl.ppo(teacher_coef=1.0, policy_coef=0.0, lr=0.01, **SMALL), **more)
+        rows = jaxrl.Trainer(strategy, max_opts=40, **{**QUIET, "record_interval": 10})
+        found = [report.train["teacher_kl"] for report in rows if report.train]
+        assert found[-1] < found[0] / 2
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+def test_a_teacher_of_something_else_is_refused_with_both_shapes(tmp_path: Path) -> None:
+    cart, pole = jaxrl.make_env(CARTPOLE), jaxrl.make_env(PENDULUM)
+    teacher = fresh(jaxrl.ppo(**SMALL), cart.spec)
+    refuse = lambda message, *args, **how: pytest.raises(SettingsError, match=message)
+    with refuse(r"CartPole-v1, has actions Discrete\(n=2,.*but Pendulum-v1 Box\(.*; choose"):
+        taught(pole, teacher)
+    with refuse(r"CartPole-v1, sees observations \[4\], but Acrobot-v1 has \[6\]; expected the same"):
+        taught("Acrobot-v1", fresh(jaxrl.ppo(**SMALL), cart.spec._replace(action_space=Discrete(3))))
+    with refuse(r"sees observations \[3\], but CartPole-v1 has \{privileged_state: \[4\], seen: \[2\]\}; expected"):
+        taught(masked(cart, [0, 2]), fresh(jaxrl.ppo(**SMALL), DISCRETE._replace(action_space=Discrete(2))))
+    with refuse("agent.teacher_coef, its weight in the loss, is 0; set it"):
+        taught(cart, teacher, jaxrl.ppo(**SMALL))
+    with refuse("pqn does not learn from a teacher; ppo, a2c, reinforce and impala do"):
+        taught(cart, teacher, jaxrl.pqn(**SMALL))
+    with refuse("agent.policy_coef weighs the policy objective beside a teacher"):
+        jaxrl.ppo(policy_coef=0.5)
+    alone = jaxrl.on_policy(cart, jaxrl.ppo(teacher_coef=1.0, **SMALL), num_envs=2, rollout=8)
+    with refuse("agent.teacher_coef is set, but there is no teacher; name its run, as in --teacher RUN"):
+        jaxrl.Trainer(alone, max_opts=4, **QUIET).train()
+
+
+def test_a_run_without_a_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=f"teacher: {tmp_path} is no run directory: it has no config.yaml"):
+        train.main(
+            [*COMMAND, "--teacher", str(tmp_path), "--agent.teacher-coef", "1", "--run-dir", str(tmp_path / "a")]
+        )
+
+
+# --- what students come to ----------------------------------------------------------------------------------------
+
+
+def score(strategy: Any, params: Any) -> float:
+    env = strategy.env
+    return float(np.mean(jaxrl.Evaluator(env, strategy.policy, 100)(params, jax.random.key(1)).returns))
