@@ -16,12 +16,12 @@ import jaxrl
 from jaxrl import train
 from jaxrl.envs.wrappers import transform_obs
 from jaxrl.errors import SettingsError
-from jaxrl.metrics import Stat
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from jaxrl.strategies.interaction import build_processor_and_agent
 from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.storage.group import open_store
+from jaxrl.training.storage.leaves import state_digest
 from jaxrl.types import Batch, Rollout
 
 CARTPOLE, PENDULUM = "CartPole-v1", "Pendulum-v1"
@@ -128,6 +128,7 @@ def test_other_continuous_teachers_give_their_action_with_a_spread() -> None:
     np.testing.assert_allclose(2 * jnp.tanh(raw).ravel(), teacher(items.obs.reshape(-1, 3))[:, 0], atol=0.02)
 
 
+@pytest.mark.every_day("student1")
 @pytest.mark.parametrize("student", [{}, {"core": "gru", "core_features": 4}])
 def test_a_teacher_remembers_and_forgets_by_episodes(student: dict[str, Any]) -> None:
     env = jaxrl.make_env("memory:Recall", length=3)  # all episodes are equally long
@@ -230,30 +231,28 @@ def test_the_loss_has_the_divergence_from_the_teacher_beside_its_own_terms(kind:
 
 
 def test_the_weight_follows_a_schedule_and_distillation_leaves_the_rewards_out() -> None:
-    env = jaxrl.make_env(CARTPOLE)
-    teacher = fresh(jaxrl.ppo(**SMALL), env.spec)
+    weights: dict[str, Any] = {"teacher_coef": jaxrl.linear(4.0, 0.0, 2), "policy_coef": 0.0, "max_grad_norm": 1e9}
+    _, agent = build_processor_and_agent(jaxrl.ppo(**weights, **SMALL), jaxrl.one_step(), DISCRETE)
+    state, blank = jax.jit(agent.init)(KEY), jnp.zeros((STEPS, ROWS), bool)
+    items = transitions(agent, DISCRETE, state, STEPS, ROWS)
+    items = items._replace(extras={"teacher": jax.random.normal(KEY, (STEPS, ROWS, 4))})
 
-    def params(scale: float, **settings: Any) -> Any:
-        processor = jaxrl.chain(jaxrl.reward_scale(scale), jaxrl.one_step())
-        strategy = taught(env, teacher, jaxrl.ppo(**settings, **SMALL), processor=processor)
-        state, step = jax.jit(strategy.init)(KEY), jax.jit(strategy.step)
-        for t in range(2):
-            state, metrics = step(state, jax.random.fold_in(KEY, t), jnp.uint32(t))
-        torso = lambda name: jax.tree.leaves(state.agent.params["params"][name])
-        mean = lambda x: float(x.sum / x.count if isinstance(x, Stat) else x)
-        told = {name: mean(x) for name, x in metrics.items() if name.startswith(("teacher", "loss", "value_loss"))}
-        return {name: torso(name) for name in ("actor_torso", "critic_torso")}, told
+    @jax.jit
+    def learnt(scale: Any) -> Any:
+        sample = agent.prepare(state, Rollout(items._replace(reward=scale * items.reward), blank))  # type: ignore[misc]
+        batch = Batch(sample, jnp.arange(STEPS * ROWS), jnp.ones(STEPS * ROWS))
+        return agent.update(state, batch, KEY, jnp.uint32(1))[:2]
 
-    distilled = {"teacher_coef": 2.0, "policy_coef": 0.0, "max_grad_norm": 1e9}
-    (one, _), (other, _) = params(1.0, **distilled), params(-5.0, **distilled)
-    assert all(map(np.array_equal, one["actor_torso"], other["actor_torso"]))
-    assert not all(map(np.array_equal, one["critic_torso"], other["critic_torso"]))
-    metrics = params(1.0, **{**distilled, "teacher_coef": jaxrl.linear(4.0, 0.0, 2)})[1]
-    assert metrics["teacher_coef"] == 2.0  # of the second update
+    (one, metrics), (other, _) = learnt(1.0), learnt(-5.0)
+    leaves = lambda state, name: jax.tree.leaves(state.params["params"][name])
+    assert all(map(np.array_equal, leaves(one, "actor_torso"), leaves(other, "actor_torso")))
+    assert not all(map(np.array_equal, leaves(one, "critic_torso"), leaves(other, "critic_torso")))
+    assert metrics["teacher_coef"] == 2.0  # after one of two steps
     wanted = 0.5 * metrics["value_loss"] + 2.0 * metrics["teacher_kl"]
     np.testing.assert_allclose(metrics["loss"], wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_begun_from_its_teacher_is_held_to_its_first_policy(tmp_path: Path) -> None:
     plain = jaxrl.on_policy(
         jaxrl.make_env(CARTPOLE), jaxrl.ppo(**SMALL), num_envs=3, rollout=8, epochs=1, minibatches=1
@@ -298,7 +297,24 @@ def old_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_a_run_with_a_teacher_goes_on_to_the_same_bits(old_run: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_to_the_same_bits_with_a_teacher_that_remembers(tmp_path: Path) -> None:
+    env = jaxrl.make_env(CARTPOLE)
+    stacked = jaxrl.chain(jaxrl.frame_stack(2), jaxrl.one_step())
+    teacher = fresh(jaxrl.ppo(core="gru", core_features=4, **SMALL), env.spec, stacked)
+    student = jaxrl.ppo(teacher_coef=jaxrl.linear(1.0, 0.0, 50), **SMALL)
+    strategy = taught(env, teacher, student)
+    whole = jaxrl.Trainer(strategy, max_opts=8, **QUIET).train().state
+    jaxrl.Trainer(strategy, max_opts=3, run_dir=str(tmp_path), **QUIET).train()
+    again = taught(env, teacher.at(jax.tree.map(jnp.copy, teacher.params)), student)
+    parts = jaxrl.Trainer(again, max_opts=8, run_dir=str(tmp_path), resume=True, **QUIET).train().state
+    assert state_digest(parts) == state_digest(whole)
+    other = taught(env, fresh(jaxrl.ppo(core="gru", core_features=4, **SMALL), env.spec, stacked, seed=8), student)
+    with pytest.raises(SettingsError, match="teacher_sha256"):
+        jaxrl.Trainer(other, max_opts=12, run_dir=str(tmp_path), resume=True, **QUIET).train()
+
+
+@pytest.mark.slow
+def test_a_run_of_the_command_line_goes_on_and_says_that_it_misses_its_teacher(old_run: Path, tmp_path: Path) -> None:
     shutil.copytree(old_run, tmp_path / "old")
     with_teacher = [*COMMAND, "--teacher", str(tmp_path / "old"), "--agent.teacher-coef", "linear(1,0,50)"]
     assert train.main([*with_teacher, "--max-opts", "8", "--run-dir", str(tmp_path / "whole")]) == 0
@@ -325,6 +341,7 @@ def test_a_run_with_a_teacher_goes_on_to_the_same_bits(old_run: Path, tmp_path: 
     assert train.main(["--resume", str(tmp_path / "parts"), *moved]) == 0
 
 
+@pytest.mark.slow
 def test_a_checkpoint_can_be_the_teacher_and_a_begun_run_too(old_run: Path, tmp_path: Path) -> None:
     checkpoint = str(old_run / "checkpoints" / "4")
     begun = ["--teacher", checkpoint, "--agent.teacher-coef", "1", "--init-from", checkpoint]
@@ -394,6 +411,40 @@ def test_a_run_without_a_policy_is_refused(tmp_path: Path) -> None:
 # --- what students come to ----------------------------------------------------------------------------------------
 
 
-def score(strategy: Any, params: Any) -> float:
-    env = strategy.env
-    return float(np.mean(jaxrl.Evaluator(env, strategy.policy, 100)(params, jax.random.key(1)).returns))
+HIDDEN: dict[str, tuple[Any, list[int], int, float]] = {
+    CARTPOLE: (
+        lambda env: jaxrl.on_policy(env, jaxrl.ppo(lr_decay=2_000), num_envs=8),
+        [0, 2],  # places, without velocities
+        800,
+        10.0,
+    ),
+    PENDULUM: (
+        lambda env: jaxrl.off_policy(
+            env, jaxrl.sac(features=(64, 64)), buffer=jaxrl.uniform(50_000, batch_size=128), num_envs=4, opt_interval=4
+        ),
+        [0, 1],  # the angle, without its velocity
+        2_400,
+        -1_200.0,
+    ),
+}
+"""Of each task how its teacher is trained, what students see, how long they learn, and the return of random actions."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_student_that_sees_no_velocities_comes_up_to_its_teacher_by_remembering(name: str, tmp_path: Path) -> None:
+    make, shown, updates, random = HIDDEN[name]
+    env, hidden = jaxrl.make_env(name), masked(jaxrl.make_env(name), shown)
+    trained = {"max_opts": 2_000 if name == CARTPOLE else 8_000, "eval_interval": 1_000, "quiet": True}
+    jaxrl.Trainer(make(env), run_dir=str(tmp_path), **trained).train()
+    teacher = jaxrl.load_policy(tmp_path)
+    distil: dict[str, Any] = {"teacher_coef": 1.0, "policy_coef": 0.0, "lr": jaxrl.linear(1e-3, 0, updates)}
+    student = jaxrl.ppo(core="gru", core_features=32, features=(64,), **distil)
+    rollouts = {"num_envs": 32, "rollout": 50, "epochs": 2, "minibatches": 4}
+    strategy = taught(hidden, teacher, student, **rollouts)
+    state = jaxrl.Trainer(strategy, max_opts=updates, **QUIET).train().state
+    mean = lambda env, policy, params: np.mean(jaxrl.Evaluator(env, policy, 200)(params, KEY).returns)
+    policy: Any = strategy.policy
+    wanted, come_to = mean(env, teacher.policy, teacher.params), mean(hidden, policy, policy.params(state))
+    assert wanted > random + 0.8 * ((500.0 if name == CARTPOLE else -150.0) - random)
+    assert come_to - random >= 0.95 * (wanted - random)
