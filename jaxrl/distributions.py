@@ -72,21 +72,20 @@ class MultiCategorical(NamedTuple):
     n: tuple[int, ...]
 
     def mode(self) -> Array:
-        return jnp.stack([part.mode() for part in self._parts(self.logits)], axis=-1)
+        return jnp.stack([part.mode() for part in self.parts()], axis=-1)
 
     def sample(self, key: Key) -> Array:
-        logits = self.logits + gumbel_like(key, self.logits)
-        return jnp.stack([part.mode() for part in self._parts(logits)], axis=-1)
+        return self._replace(logits=self.logits + gumbel_like(key, self.logits)).mode()
 
     def log_prob(self, action: Array) -> Array:
-        parts = self._parts(self.logits)
-        return jnp.stack([p.log_prob(action[..., i]) for i, p in enumerate(parts)]).sum(0)
+        return jnp.stack([p.log_prob(action[..., i]) for i, p in enumerate(self.parts())]).sum(0)
 
     def entropy(self) -> Array:
-        return jnp.stack([part.entropy() for part in self._parts(self.logits)]).sum(0)
+        return jnp.stack([part.entropy() for part in self.parts()]).sum(0)
 
-    def _parts(self, logits: Array) -> list[Categorical]:
-        return [Categorical(x) for x in jnp.split(logits, np.cumsum(self.n)[:-1], axis=-1)]
+    def parts(self) -> list[Categorical]:
+        """Return the variables one by one."""
+        return [Categorical(x) for x in jnp.split(self.logits, np.cumsum(self.n)[:-1], axis=-1)]
 
 
 class Gaussian(NamedTuple):
@@ -146,7 +145,7 @@ class TanhGaussian(NamedTuple):
 
 
 def kl_divergence(p: Distribution, q: Distribution) -> Array:
-    """Return the divergence of `q` from `p`, `sum p log(p / q)`, `[...]`; both are categorical or (tanh-)Gaussian.
+    """Return the divergence of `q` from `p`, `sum p log(p / q)`, `[...]`, of two distributions of the same kind.
 
     `tanh` is one-to-one, so that the divergence of squashed Gaussians is that of the Gaussians.
     """
@@ -156,6 +155,9 @@ def kl_divergence(p: Distribution, q: Distribution) -> Array:
         ratio = jnp.exp(2 * (p.log_std - q.log_std))
         distance = jnp.square((p.mean - q.mean) * jnp.exp(-q.log_std))
         return reductions.total(q.log_std - p.log_std + 0.5 * (ratio + distance - 1))
+    if isinstance(p, MultiCategorical) and isinstance(q, MultiCategorical):
+        # Of independent variables the divergences add up.
+        return jnp.stack([kl_divergence(*pair) for pair in zip(p.parts(), q.parts(), strict=True)]).sum(0)
     assert isinstance(p, Categorical)
     assert isinstance(q, Categorical)
     log_p, log_q = reductions.log_softmax(p.logits), reductions.log_softmax(q.logits)

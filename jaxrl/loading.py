@@ -15,6 +15,7 @@ from jaxrl.envs.registry import check_plain_args, module_to_import
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.nn import Network
 from jaxrl.parsing import as_int
+from jaxrl.paths import local
 from jaxrl.processors import Processor
 from jaxrl.registry import ALGORITHMS, algorithm_maker
 from jaxrl.spaces import EnvSpec
@@ -23,7 +24,7 @@ from jaxrl.strategies.interaction import build_processor_and_agent
 from jaxrl.strategies.policy import make_policy, policy_params_like
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import state_shapes
-from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, Store
+from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, Store, is_step
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import describe_leaf, like_leaves, mismatch, rebuild
 from jaxrl.training.storage.members import resolve
@@ -81,6 +82,29 @@ def load_policy(
     if step == "best" or (step is None and read_metadata(run_dir).get("best_score") is not None):
         raise NoCheckpointError(f"{run_dir} has no best policy; name a checkpoint by its step, as in step='latest'")
     return _load_checkpoint(run_dir, step, strategy, made, critics)
+
+
+def teacher_of(config: Any) -> GreedyPolicy | None:
+    """Load the teacher that the settings of a run name, the best policy of a run or that of a checkpoint, if any.
+
+    Raises:
+      SettingsError: there is none, or not the one that the run began with.
+    """
+    place = getattr(config, "teacher", None)
+    if place is None:
+        return None
+    path = Path(local(place))
+    given = is_step(path.name) and path.parent.name == CHECKPOINTS
+    try:
+        found = load_policy(path.parent.parent, step=int(path.name)) if given else load_policy(path)
+    except (SettingsError, NoCheckpointError) as error:
+        raise SettingsError(f"teacher: {error}") from error
+    if config.teacher_sha256 not in ("", found.sha256):
+        raise SettingsError(
+            f"teacher: the policy of {place} is not the one that the run began with (sha256 {found.sha256[:12]}..., "
+            f"expected {config.teacher_sha256[:12]}...); bring that one back, or begin another run"
+        )
+    return found
 
 
 def which_step(step: int | str | None) -> int | str | None:

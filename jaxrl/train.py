@@ -25,6 +25,7 @@ from jaxrl.cli.outside import admit, admit_algorithm
 from jaxrl.cli.sweeps import PopulationConfig, build_population, read_sweep
 from jaxrl.envs.registry import module_to_import
 from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, one_line, print_line, suggest
+from jaxrl.loading import teacher_of
 from jaxrl.paths import require_new
 from jaxrl.strategies import Strategy
 from jaxrl.strategies.population import Population
@@ -80,7 +81,11 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
             print_note(one_line(note))
         stage.show("building the environment")
     members = population_config(request.population)
-    strategy = build(request.algo, config) if members is None else build_population(request.algo, config, members)
+    teacher = teacher_of(config)
+    if members is None:
+        strategy: Strategy | Population = build(request.algo, config, teacher)
+    else:
+        strategy = build_population(request.algo, config, members, teacher)
     cache_compilations()
     trainer = trainer_of(
         strategy,

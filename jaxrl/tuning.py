@@ -51,6 +51,17 @@ def override(swaps: Mapping[str, Override]) -> Iterator[None]:
         _swaps.reset(token)
 
 
+@contextmanager
+def without_overrides() -> Iterator[None]:
+    """Leave states made inside a `with` block as their settings have them: they belong to no member of a sweep."""
+    tokens = _swaps.set(None), _seen.set(None)
+    try:
+        yield
+    finally:
+        _swaps.reset(tokens[0])
+        _seen.reset(tokens[1])
+
+
 def trace_hyperparams(make: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, float]]:
     """Return the shapes of `make(*args)`, and its hyperparameters with their values, by tracing."""
     found: dict[str, float] = {}

@@ -23,6 +23,7 @@ from jaxrl.cli.config import parse
 from jaxrl.cli.outside import admit_algorithm
 from jaxrl.envs.registry import module_to_import
 from jaxrl.errors import JaxrlError, NoCheckpointError, print_line, print_stderr
+from jaxrl.loading import teacher_of
 from jaxrl.registry import ALGORITHMS
 from jaxrl.strategies import Strategy
 from jaxrl.training.program import forms_of, state_shapes
@@ -115,7 +116,7 @@ def rebuilt(run_dir: Path, problems: Problems) -> Strategy | None:
             )
             return None
         request = parse(["--resume", str(run_dir)])
-        return build(request.algo, request.config)
+        return build(request.algo, request.config, teacher_of(request.config))
     except JaxrlError as error:
         problems.add(f"{CONFIG}: {error}")
         return None

@@ -473,6 +473,9 @@ CARDS: dict[str, tuple[str, list[str], list[str]]] = {
     "from other networks": (
         card({"init_from": HOME}), ["--init-from RUN --max", "not to the same bits", "of another run"], [HOME],
     ),
+    "from a teacher": (
+        card({"teacher": HOME}), ["--teacher TEACHER --max", "this makes the same bits", "SHA-256"], [HOME],
+    ),
     "changed on the way": (card(changed=True), ["not to the same bits", "changed on the way"], ["this makes"]),
     "by a session": (card({"custom": ["loop"]}, best=False), ["evaluate RUN --step 30 --episodes"], ["jaxrl.train"]),
     "with actors": (card({"actors": 2}), ["environments that do the same again, this makes the same bits"], []),
@@ -497,10 +500,11 @@ def test_another_environment_than_that_of_the_training_is_named() -> None:
 def test_settings_are_published_without_paths() -> None:
     args = {"level": f"{HOME}/1", "n": 2, "levels": ["a", f"{HOME}/b"]}
     run = {**RUN, "env_args": args, "eval_env_args": args, "demos": [f"{HOME}/d.npz"], "init_from": HOME}
+    run["teacher"] = f"{HOME}/teacher"
     kept = portable({**run, "data": ["minari:D4RL/x", f"{HOME}/a.npz"]})
     assert HOME not in str(kept)
     assert kept == {**run, "env_args": {"n": 2}, "eval_env_args": {"n": 2}, "demos": [], "init_from": None,
-                    "data": ["minari:D4RL/x"]}  # fmt: skip
+                    "teacher": None, "data": ["minari:D4RL/x"]}  # fmt: skip
 
 
 def test_an_export_that_is_replaced_is_there_whole_whatever_happens(tmp_path: Path) -> None:

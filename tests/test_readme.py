@@ -382,6 +382,16 @@ def test_masks_of_actions(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_student_learns_from_the_teacher_of_another_run(tmp_path: Path) -> None:
+    env = jaxrl.make_env("CartPole-v1")
+    teacher = jaxrl.on_policy(env, jaxrl.ppo(features=(8,)), num_envs=8, rollout=64, epochs=1, minibatches=1)
+    jaxrl.Trainer(teacher, max_opts=2, eval_interval=2, run_dir=str(tmp_path / "runs" / "teacher"), quiet=True).train()
+    (tmp_path / "hidden.py").write_text(block("hidden"))
+    code = block("teacher").replace("max_opts=1_600, eval_interval=400", "max_opts=16, eval_interval=16")
+    assert float(run_alone(code, tmp_path).splitlines()[-1]) > 0
+
+
+@pytest.mark.slow
 def test_what_only_critics_see(tmp_path: Path) -> None:
     code = block("privileged").replace("max_opts=640, eval_interval=320", "max_opts=32, eval_interval=16")
     assert abs(float(run(code, tmp_path).splitlines()[-1].strip("[]"))) <= 1

@@ -100,6 +100,10 @@ class PPOConfig(NetworkConfig, OptimizerConfig, CoreConfig):
     critic_warmup: Steps = 0
     """Optimisation steps at the start in which the value learns alone, for a policy that begins with what it has learnt
     elsewhere (init_from)."""
+    teacher_coef: Weight = 0.0
+    """Weight of the divergence from a teacher (teacher), KL(teacher || policy) at the steps of each rollout."""
+    policy_coef: Weight = 1.0
+    """Weight of the policy objective and the entropy bonus beside a teacher; 0: learn from the teacher alone."""
     normalise_advantage: Annotated[str, OneOf(("minibatch", "batch", "none"))] = "minibatch"
     """Normalise advantages to mean 0 and standard deviation 1 over each minibatch, over the whole batch, or not at all
     (none). A minibatch of a single sample is left as it is."""
@@ -162,6 +166,9 @@ class Hyper(NamedTuple):
     c_clip: PyTree = ()
     exploration: PyTree = ()
     """Temperature at which an actor samples actions, if set per actor; else `()`."""
+    teacher_coef: PyTree = ()
+    """`()` without a teacher, as is `policy_coef`."""
+    policy_coef: PyTree = ()
 
 
 class ActorCriticState(NamedTuple):
@@ -193,6 +200,8 @@ class Sample(NamedTuple):
     """Memory of the recurrent core before the first step of each sequence, `[B, ...]`."""
     is_first: Array | tuple[()] = ()
     """`[B, T]` bool: a new episode begins, so the memory is reset."""
+    teacher: Array | tuple[()] = ()
+    """Outputs of the policy's head, `[B, head.outputs]`, that would make it the teacher's; `()` without a teacher."""
 
 
 class _Parts(NamedTuple):
@@ -273,6 +282,11 @@ def _check(config: PPOConfig, parts: Mapping[str, Any]) -> None:
     if config.desired_kl and (config.lr_decay or "lr" in schedules_in(config.schedules)):
         other = f"lr_decay {config.lr_decay}" if config.lr_decay else "a schedule of lr"
         raise SettingsError(f"agent.desired_kl adapts the learning rate, and so does {other}; leave one of them out")
+    if not config.teacher_coef and (config.policy_coef != 1 or "policy_coef" in schedules_in(config.schedules)):
+        raise SettingsError(
+            "agent.policy_coef weighs the policy objective beside a teacher, but agent.teacher_coef is 0; set that, or "
+            "leave policy_coef at 1"
+        )
     if config.desired_kl and not config.lr:
         raise SettingsError("agent.lr is 0, which agent.desired_kl cannot adapt; set it above 0")
     sequences.check_core(config, make_network=parts["make_network"])
@@ -353,10 +367,11 @@ def _init(parts: _Parts, key: Key) -> ActorCriticState:
     if parts.memory is not None:
         obs = RecurrentObs(obs, jax.tree.map(lambda x: x[None], parts.memory))
     params = parts.network.init(key, obs)
-    # These fields come last in `Hyper`, so that those that are off are left to their default, `()`.
+    # Fields that are off are left to their default, `()`.
     off = {*TEMPERATURE, *(() if parts.config.rho_clip else ("rho_clip", "c_clip"))}
+    off |= {*(() if parts.config.teacher_coef else ("teacher_coef", "policy_coef"))}
     names = [name for name in Hyper._fields if name not in off]
-    hyper = Hyper(*make_hyper(asdict(parts.config), names))
+    hyper = Hyper(**dict(zip(names, make_hyper(asdict(parts.config), names), strict=True)))
     scale = jnp.float32(1.0) if parts.config.desired_kl else ()
     return ActorCriticState(params, parts.gradient_step.init(params, hyper.lr), hyper, scale)
 
@@ -456,6 +471,8 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
     weight = jnp.asarray(items.weight)
     blank = jnp.zeros_like(weight)  # until the values are known
     sample = Sample(items.obs, raw, log_prob=blank, value=blank, advantage=blank, target=blank, weight=weight)
+    if parts.config.teacher_coef:
+        sample = sample._replace(teacher=_teacher_outputs(items.extras))
     # Three layouts meet below. A rollout is time-major, `[T, N]`, as the equations of returns want it. Minibatches are
     # made of samples: single steps `[T * N]`, or with a memory whole sequences `[N, T]`, since a core must be unrolled
     # in order from the memory it had at the first step. `as_rollout` and `as_sample` convert between the two.
@@ -479,6 +496,16 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
     if parts.config.normalise_advantage == "batch":
         advantage = standardise(advantage, weight)
     return sample._replace(log_prob=behaviour, value=value, advantage=as_sample(advantage), target=as_sample(target))
+
+
+def _teacher_outputs(extras: Mapping[str, Array]) -> Array:
+    """Return what the teacher has said of the steps, see `Sample.teacher`."""
+    if "teacher" not in extras:
+        raise SettingsError(
+            "agent.teacher_coef is set, but there is no teacher; name its run, as in --teacher RUN (in Python, "
+            "on_policy(..., teacher=load_policy(RUN))), or set teacher_coef to 0"
+        )
+    return extras["teacher"]
 
 
 def _estimate(
@@ -586,7 +613,11 @@ def _loss(
 ) -> tuple[Array, tuple[dict[str, Array], PyTree]]:
     """Return the mean loss over all steps, each step's terms of it, and the network's collections."""
     distribution, value, collections = _evaluate_actions(parts, params, sample, key)
-    loss, terms = actor_critic_loss(parts.config, hyper, distribution, value, sample)
+    teacher = None if isinstance(sample.teacher, tuple) else parts.head.distribution(sample.teacher)
+    if teacher is not None:
+        # The teacher may not know of the mask, and what it forbids would be infinitely far from the policy.
+        teacher = distributions.mask_distribution(teacher, masks.get_mask(sample.obs, axes=value.ndim))
+    loss, terms = actor_critic_loss(parts.config, hyper, distribution, value, sample, teacher)
     if parts.config.critic_warmup:
         loss = jnp.where(opt_step < parts.config.critic_warmup, hyper.vf_coef * terms["value_loss"], loss)
     if parts.extra_loss is not None:
@@ -597,12 +628,18 @@ def _loss(
 
 
 def actor_critic_loss(
-    config: PPOConfig, hyper: Hyper, distribution: Distribution, value: Array, sample: Sample
+    config: PPOConfig,
+    hyper: Hyper,
+    distribution: Distribution,
+    value: Array,
+    sample: Sample,
+    teacher: Distribution | None = None,
 ) -> tuple[Array, dict[str, Array]]:
     """Return the loss of each step, and its terms (Schulman et al. 2017, equation 9).
 
     It is `policy_loss + vf_coef * value_loss - ent_coef * entropy`. `policy_loss` is the clipped surrogate of equation
     7, `-min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)`, or that of A2C, `-log p(a) * A`, or of V-trace.
+    With a teacher, `policy_coef` multiplies the first and the last term, and `teacher_coef * teacher_kl` is added.
 
     Args:
       config: which surrogate, and whether the value is clipped too.
@@ -610,6 +647,7 @@ def actor_critic_loss(
       distribution: action distributions under the parameters that are trained.
       value: values under these parameters, of the shape of `sample.target`.
       sample: the steps, whose terms are multiplied by their weights.
+      teacher: action distributions of the teacher.
     """
     log_ratio = distribution.log_prob(sample.action) - sample.log_prob
     ratio = jnp.exp(log_ratio)
@@ -635,8 +673,14 @@ def actor_critic_loss(
         "clip_fraction": (jnp.abs(ratio - 1) > hyper.clip_eps).astype(jnp.float32),
         "value": value,
     }
+    if teacher is not None:
+        terms["teacher_kl"] = distributions.kl_divergence(teacher, distribution)
     # Weighted before they are averaged: metrics and loss leave out the same steps.
     terms = {name: sample.weight * term for name, term in terms.items()}
+    if teacher is not None:
+        own = terms["policy_loss"] - hyper.ent_coef * terms["entropy"]
+        loss = hyper.policy_coef * own + hyper.vf_coef * terms["value_loss"]
+        return loss + hyper.teacher_coef * terms["teacher_kl"], terms
     loss = terms["policy_loss"] + hyper.vf_coef * terms["value_loss"] - hyper.ent_coef * terms["entropy"]
     return loss, terms
 

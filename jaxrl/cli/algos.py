@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from jaxrl.agents import AgentMaker
@@ -23,6 +24,7 @@ from jaxrl.processors import (
 from jaxrl.registry import ALGORITHMS, DEFAULT_SETTINGS, algorithm_maker, config_class
 from jaxrl.strategies import ActorsConfig, Strategy, off_policy, offline, on_policy
 from jaxrl.training.data.files import load_dataset
+from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.settings import TrainerConfig
 
 AgentConfig = TypeVar("AgentConfig")
@@ -143,6 +145,11 @@ class OnPolicyRun(EnvRun, Generic[AgentConfig]):
     minibatches: int = DEFAULT_SETTINGS["on_policy"]["minibatches"]
     """Minibatches per epoch, one optimisation step each; must divide the number of steps in a rollout (with a recurrent
     core, of environments)."""
+    teacher: str | None = None
+    """Run whose best policy is learnt from too, by the weight agent.teacher_coef, or the directory of one of its
+    checkpoints; unset: none."""
+    teacher_sha256: str = ""
+    """SHA-256 of the teacher, which a run records; another is then refused. Unset: any."""
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)
     agent: AgentConfig
 
@@ -176,10 +183,16 @@ class OfflineRun(TrainerConfig, Generic[AgentConfig]):
     agent: AgentConfig
 
 
-def build(algo: str, config: Any) -> Strategy:
-    """Build the strategy that `config` describes; raise `SettingsError` for settings that cannot work."""
+def build(algo: str, config: Any, teacher: GreedyPolicy | None = None) -> Strategy:
+    """Build the strategy that `config` describes; raise `SettingsError` for settings that cannot work.
+
+    `teacher` is what `jaxrl.loading.teacher_of(config)` returns.
+    """
     _, make = KINDS[ALGORITHMS[algo].kind]
-    strategy = make(algorithm_maker(algo)(config.agent), config)
+    agent = algorithm_maker(algo)(config.agent)
+    if teacher is None and getattr(config, "teacher", None) is not None:
+        raise SettingsError(f"teacher is {config.teacher}, and was not loaded; give build what teacher_of returns")
+    strategy = make(agent, config) if teacher is None else build_on_policy(agent, config, teacher)
     return evaluated_elsewhere(strategy, config) if isinstance(config, EnvRun) else strategy
 
 
@@ -239,9 +252,9 @@ def build_off_policy(agent: AgentMaker, config: Any) -> Strategy:
     )
 
 
-def build_on_policy(agent: AgentMaker, config: Any) -> Strategy:
-    """Build the on-policy strategy that `config` describes."""
-    return on_policy(
+def build_on_policy(agent: AgentMaker, config: Any, teacher: GreedyPolicy | None = None) -> Strategy:
+    """Build the on-policy strategy that `config` describes, whose teacher has been loaded."""
+    strategy = on_policy(
         make_env(config.env, **config.env_args),
         agent,
         processor=build_processor(config.processor),
@@ -252,7 +265,15 @@ def build_on_policy(agent: AgentMaker, config: Any) -> Strategy:
         actors=part_of(config, ActorsConfig),
         resets=config.resets,
         shards=config.shards,
+        teacher=teacher,
     )
+    if teacher is None:
+        return strategy
+    settings = dict(strategy.info.settings or {})
+    # Known by its place, it is no part made in Python.
+    place, custom = str(Path(config.teacher).absolute()), [part for part in settings["custom"] if part != "teacher"]
+    settings |= {"teacher": place, "custom": custom}
+    return strategy._replace(info=strategy.info._replace(settings=settings))
 
 
 Part = TypeVar("Part")

@@ -22,6 +22,7 @@ from jaxrl.strategies.population import (
     with_values,
 )
 from jaxrl.strategies.search import make_search
+from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.settings import TrainerConfig
 
 OF_ENV = "env_args."
@@ -69,8 +70,10 @@ def read_sweep(words: Sequence[str]) -> dict[str, Any]:
     return sweep
 
 
-def build_population(algo: str, config: Any, asked: PopulationConfig) -> Population:
-    """Build the population that is `asked` for, of runs like `config`.
+def build_population(
+    algo: str, config: Any, asked: PopulationConfig, teacher: GreedyPolicy | None = None
+) -> Population:
+    """Build the population that is `asked` for, of runs like `config`, which may have a `teacher`.
 
     Members whose settings differ only in what lives in their states as arrays share a strategy, and its programs.
 
@@ -84,18 +87,18 @@ def build_population(algo: str, config: Any, asked: PopulationConfig) -> Populat
     for one in configs:
         one.check()
     built: dict[str, tuple[Strategy, dict[str, float]]] = {}
-    base = build(algo, configs[0])
+    base = build(algo, configs[0], teacher)
     known = sweepable(base) if sweep else {}
     variants = []
     for swept, one in zip(combined, configs, strict=True):
         alive = {name: value for name, value in swept.items() if keeps_program(name, value, known)}
         rest = repr({name: value for name, value in swept.items() if name not in alive})
         if rest not in built:
-            strategy = build(algo, one)
+            strategy = build(algo, one, teacher)
             built[rest] = strategy, sweepable(strategy)
         strategy, own = built[rest]
         if any(name not in own for name in alive):  # here they hang on what is turned off
-            variants.append(build(algo, one))
+            variants.append(build(algo, one, teacher))
             continue
         # What a strategy was built with needs no other value.
         other = {name: value for name, value in alive.items() if own[name] != value}
@@ -143,6 +146,7 @@ def _values(config: Any, name: str, given: Any) -> Sequence[Any] | Range:
     of_trainer = {field.name for field in fields(TrainerConfig)}
     able = {known: kind for known, kind in kinds.items() if known not in of_trainer and kind in (int, float, bool, str)}
     able.pop("env", None)  # scores of different environments cannot be compared
+    able.pop("teacher", None)  # all members have one teacher
     if name not in able:
         hint = "give --seeds" if name == "seed" else suggest(name, able, settings=True)
         raise SettingsError(f"{name!r} cannot be swept; {hint}")

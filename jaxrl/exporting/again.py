@@ -53,8 +53,8 @@ def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
     params = {
         name: {key: value for key, value in _params(settings, name).items() if not is_path(value)} for name in ENV_ARGS
     }
-    # Paths would tell of the machine; `init_from` is one in itself.
-    kept = {**files, **params, "init_from": None}
+    # Paths would tell of the machine; `init_from` and `teacher` are such in themselves.
+    kept = {**files, **params, "init_from": None, "teacher": None}
     return {name: kept.get(name, value) for name, value in settings.items()}
 
 
@@ -106,6 +106,7 @@ def _missing(settings: Mapping[str, Any]) -> list[str]:
     for name in FILES:
         named = ["FILE" if _is_local(file) else file for file in _files(settings, name)]
         flags += [f"--{name}", *named] if "FILE" in named else []
+    flags += ["--teacher", "TEACHER"] if settings.get("teacher") else []
     return [*flags, "--init-from", "RUN"] if settings.get("init_from") else flags
 
 
@@ -116,6 +117,7 @@ def _aside(lines: Sequence[str], envs: Sequence[str]) -> list[str]:
     notes = [f"The code of the environment, `{module}`, is not part of jaxrl." for module in own]
     notes += ["PATH is a file of the environment's."] * ("PATH" in words)
     notes += ["FILE is what it learnt from; `config.yaml` has the SHA-256 of its arrays."] * ("FILE" in words)
+    notes += ["TEACHER is its teacher's run; `config.yaml` has the SHA-256 of that policy."] * ("TEACHER" in words)
     return notes + ["RUN is the run whose networks it began with."] * ("RUN" in words)
 
 

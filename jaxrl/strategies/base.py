@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl import shards
+from jaxrl.distributions import Distribution
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
 from jaxrl.metrics import Metrics, Stat, merge_stats, stack_metrics, stat, unstack_metrics
@@ -56,6 +57,8 @@ class PolicyOutputs(NamedTuple):
     """`[N, A]` or `[N]`; `action` may be `()`."""
     privileged: bool = False
     """Whether values need the privileged observation."""
+    distribution: Callable[[PyTree, PyTree, Array, PyTree], Distribution] | None = None
+    """Distributions of raw actions `[N]`; ignores `action`. `None` if the policy has none."""
 
 
 class Policy(NamedTuple):

@@ -26,6 +26,7 @@ from jaxrl.strategies.host_actors import ActorsConfig, make_shard_envs, settings
 from jaxrl.strategies.interaction import Collector, EnvLoopState
 from jaxrl.strategies.policy import make_policy
 from jaxrl.strategies.sharded import sharded
+from jaxrl.strategies.teacher import TrainedPolicy, carry_teacher, make_teacher, settings_of_teacher
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Rollout, Transition
 from jaxrl.xla.packing import make_gather
@@ -83,6 +84,7 @@ def on_policy(
     actors: ActorsConfig | None = None,
     resets: str = "auto",
     shards: int = 1,
+    teacher: TrainedPolicy | None = None,
 ) -> Strategy:
     """Compose on-policy training, as for PPO.
 
@@ -106,10 +108,13 @@ def on_policy(
       resets: how episodes start, see `jaxrl.vectorise`; environments on the host always use `fresh`.
       shards: number of parts into which environments and minibatches are divided. A run can use up to as many devices,
         with the same bits on any number of them. Steps are shuffled within a shard.
+      teacher: a trained policy to learn from, as `jaxrl.load_policy(...)` returns it, for agents with the setting
+        `teacher_coef`. It sees the environment's observations, or its `privileged_state` if that is what it was trained
+        on; its actions must be the same.
 
     Raises:
       SettingsError: sizes do not divide (the message has the nearest that do), or the agent does not support the
-        spaces.
+        spaces, or the teacher is of others.
     """
     # On-policy learning tolerates less lag of the actors' parameters than replay, whose default is 2.
     env, host_actors = split_env(env, actors, max_lag=1)
@@ -118,9 +123,10 @@ def on_policy(
     num_envs = as_int(defaults["num_envs"] if num_envs is None else num_envs)
     # Everything from here on is one shard's; `sharded` at the end combines them.
     vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards)
-    collector = Collector(
-        vector, *interaction.connect(built, processor or interaction.make_default_processor(defaults))
-    )
+    processor = processor or interaction.make_default_processor(defaults)
+    if teacher is not None:
+        processor = carry_teacher(processor, make_teacher(teacher, built, env.spec), env.spec)
+    collector = Collector(vector, *interaction.connect(built, processor))
     schedule = make_minibatch_schedule(
         collector.agent, collector.processor, vector.num_envs, rollout, epochs, minibatches
     )
@@ -142,6 +148,7 @@ def on_policy(
                 resets=vector.resets,
                 **settings_of_actors(host_actors),
                 **settings_of_schedule(schedule),
+                **settings_of_teacher(teacher),
                 shards=shards,
             ),
             notes=resets_note(resets, vector.resets),

@@ -88,11 +88,17 @@ def _get_policy_fns(agent: Agent) -> PolicyFns:
 
 def _make_outputs(agent: Agent, processor: Processor) -> PolicyOutputs:
     """Return the `PolicyOutputs` of `agent` behind `processor`; `params` are those of `make_policy`."""
+    fns = _get_policy_fns(agent)
+
+    def distribution(params: Any, carry: PyTree, opt_step: Array, action: PyTree) -> Distribution:
+        return _action_distribution(agent, processor, params, carry, opt_step)
+
     return PolicyOutputs(
         probabilities=partial(_probabilities, agent, processor),
         log_prob=partial(_log_prob, agent, processor),
         values=partial(_values, agent, processor),
-        privileged=_get_policy_fns(agent).privileged,
+        privileged=fns.privileged,
+        distribution=None if isinstance(fns.distribution, str) else distribution,
     )
 
 

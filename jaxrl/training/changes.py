@@ -14,13 +14,15 @@ HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"} | {
     "open_in_turn",
     "data",
     "demos",
+    "teacher",
     "eval_env",
     "eval_env_args",
 }
 """Settings that may change on resume. No bit of the training depends on them, unless training diverges and is rolled
 back.
 
-The location of a data set (`data`, `demos`) is one of them; its content is pinned by `data_sha256`, `demos_sha256`.
+The location of a data set (`data`, `demos`) or a `teacher` is one of them; what it holds is pinned by `data_sha256`,
+`demos_sha256`, `teacher_sha256`.
 """
 
 

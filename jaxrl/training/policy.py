@@ -1,6 +1,8 @@
 """A trained policy, ready to be called."""
 
 import copy
+import hashlib
+import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -14,6 +16,7 @@ from jaxrl.errors import SettingsError, error_text
 from jaxrl.masks import PRIVILEGED, fill_privileged, has_entry
 from jaxrl.parsing import format_repr
 from jaxrl.strategies.base import Policy
+from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
@@ -47,6 +50,14 @@ class GreedyPolicy:
         return format_repr(
             "GreedyPolicy", self.policy.spec.name, known, None if steps is None else f"optimisation step {steps:,}"
         )
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of its parameters and of the settings of agent and processor; equal policies have the same."""
+        settings = self.facts.get("settings") or {}
+        decisive = {name: settings.get(name) for name in ("algo", "agent", "processor")}
+        words = json.dumps([decisive, int(self._opt_steps)], sort_keys=True, default=str)
+        return hashlib.sha256(f"{state_digest(self.params)} {words}".encode()).hexdigest()
 
     def at(self, params: PyTree, **facts: Any) -> "GreedyPolicy":
         """Return the same policy with other `params`, at the beginning of an episode; nothing is compiled again.

@@ -225,7 +225,7 @@ def _is_taken(path: str) -> bool:
         case "state", "agent", field, *_:
             return field not in MOVING
         case "state", "processor", *names:
-            return "moments" in names
+            return "moments" in names and "teacher" not in names
     return False
 
 

@@ -1,0 +1,447 @@
+"""Teachers: what they say of each step, the loss by hand, students that see less, exact runs, and what is refused."""
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_agents import CONTINUOUS, DISCRETE, KEY, transitions
+from toys_masks import minefield
+
+import jaxrl
+from jaxrl import train
+from jaxrl.envs.wrappers import transform_obs
+from jaxrl.errors import SettingsError
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
+from jaxrl.strategies.interaction import build_processor_and_agent
+from jaxrl.strategies.policy import PolicyParams, make_policy
+from jaxrl.strategies.teacher import label, make_teacher
+from jaxrl.training.policy import GreedyPolicy
+from jaxrl.training.storage.group import open_store
+from jaxrl.training.storage.leaves import state_digest
+from jaxrl.types import Batch, Rollout
+
+CARTPOLE, PENDULUM = "CartPole-v1", "Pendulum-v1"
+SMALL: dict[str, Any] = {"features": (8,)}
+QUIET: dict[str, Any] = {
+    "eval_interval": 0,
+    "eval_episodes": 0,
+    "record_interval": 0,
+    "save_interval": 0,
+    "quiet": True,
+}
+ROWS, STEPS = 6, 2
+
+
+def fresh(maker: Any, spec: EnvSpec, processor: Any = None, opt_steps: int = 0, seed: int = 7) -> GreedyPolicy:
+    """Return the policy of a fresh agent, saved after so many optimisation steps."""
+    processor, agent = build_processor_and_agent(maker, processor or jaxrl.one_step(), spec)
+    state = jax.jit(agent.init)(jax.random.key(seed))
+    # Far from uniform: a fresh policy of PPO is close to it.
+    networks = {name: getattr(state, name) for name in ("params", "policy") if hasattr(state, name)}
+    state = state._replace(**jax.tree.map(lambda x: 6 * x, networks))
+    zeros = jax.tree.map(
+        lambda x: jnp.zeros((1, *x.shape), x.dtype), spec.observation_space, is_leaf=lambda x: isinstance(x, Box)
+    )
+    params = PolicyParams(agent.strip(state), processor.get_stats(processor.init(zeros)))
+    return GreedyPolicy(make_policy(agent, processor, spec), params, {"opt_steps": opt_steps})
+
+
+def taught(env: Any, teacher: GreedyPolicy, student: Any = None, **settings: Any) -> jaxrl.Strategy:
+    settings = {"num_envs": 3, "rollout": 8, "epochs": 1, "minibatches": 1, **settings}
+    env = jaxrl.make_env(env) if isinstance(env, str) else env
+    return jaxrl.on_policy(env, student or jaxrl.ppo(teacher_coef=1.0, **SMALL), teacher=teacher, **settings)
+
+
+def rollout(strategy: jaxrl.Strategy, iterations: int = 1) -> Any:
+    """Return the transitions of the first iterations, leaves `[T, N, ...]`."""
+    state, collect = jax.jit(strategy.init)(KEY), jax.jit(strategy.collect)  # type: ignore[arg-type]
+    found = []
+    for t in range(iterations):
+        state, items, _ = collect(state, jax.random.fold_in(KEY, t), jnp.uint32(t))
+        found.append(items)
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *found)
+
+
+# --- what a teacher says of a step --------------------------------------------------------------------------------
+
+
+CARTS, SWINGS = (EnvSpec("Toy", Box(-9.0, 9.0, (3,)), actions) for actions in (Discrete(2), Box(-2.0, 2.0, (1,))))
+OBS = jax.random.normal(jax.random.key(2), (20, 3))
+
+
+def said(teacher: GreedyPolicy, spec: EnvSpec, **student: Any) -> Any:
+    """Return what `teacher` tells a student at `OBS`, where episodes begin, `[N, K]`."""
+    _, agent = build_processor_and_agent(jaxrl.ppo(teacher_coef=1.0, **student, **SMALL), jaxrl.one_step(), spec)
+    made = make_teacher(teacher, agent, spec)
+    return label(made, teacher.policy.begin(made.params, OBS))
+
+
+@pytest.mark.parametrize("processor", [None, jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step())])
+@pytest.mark.parametrize(
+    ("maker", "opt_steps"),
+    [(jaxrl.ppo(**SMALL), 0), (jaxrl.dqn(epsilon_end=0.0, epsilon_decay=10, **SMALL), 5), (jaxrl.bc(**SMALL), 0)],
+)
+def test_discrete_actions_get_the_probabilities_of_the_teacher(maker: Any, opt_steps: int, processor: Any) -> None:
+    teacher = fresh(maker, CARTS, processor, opt_steps)
+    told = jax.nn.softmax(said(teacher, CARTS))
+    np.testing.assert_allclose(told, teacher.probabilities(OBS), rtol=1e-5)
+    assert np.ptp(told) > 0.05
+
+
+def test_a_teacher_without_exploration_forbids_all_but_its_action_and_stays_finite() -> None:
+    teacher = fresh(jaxrl.dqn(epsilon_end=0.0, epsilon_decay=10, **SMALL), CARTS, opt_steps=10)
+    told = said(teacher, CARTS)
+    assert np.isfinite(told).all()
+    np.testing.assert_array_equal(jax.nn.softmax(told), np.eye(2)[teacher(OBS)])
+
+
+@pytest.mark.parametrize(("maker", "squash"), [(jaxrl.ppo, False), (jaxrl.ppo, True), (jaxrl.bc, False)])
+def test_gaussians_of_the_same_kind_are_handed_on(maker: Any, squash: bool) -> None:
+    teacher = fresh(maker(**{"squash": True} if squash else {}, **SMALL), SWINGS)
+    mean, log_std = jnp.split(said(teacher, SWINGS, squash=squash), 2, axis=-1)
+    unit = jnp.tanh(mean) if squash else jnp.clip(mean, -1, 1)
+    np.testing.assert_allclose(2 * unit, teacher(OBS), rtol=1e-5)
+    # The density of the greedy action, per unit of the action space, which is twice as wide.
+    wanted = -log_std[:, 0] - 0.5 * math.log(2 * math.pi) - math.log(2)
+    wanted = wanted - jnp.log(1 - jnp.square(unit[:, 0])) if squash else wanted
+    within = np.abs(unit[:, 0]) < 0.99
+    assert within.sum() > 2
+    np.testing.assert_allclose(teacher.log_prob(OBS, teacher(OBS))[within], wanted[within], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("maker", "squash"), [(jaxrl.td3, False), (jaxrl.td3, True), (jaxrl.sac, False)])
+def test_other_continuous_teachers_give_their_action_with_a_spread(maker: Any, squash: bool) -> None:
+    teacher = fresh(maker(**SMALL), SWINGS)
+    raw, log_std = jnp.split(said(teacher, SWINGS, squash=squash), 2, axis=-1)
+    np.testing.assert_allclose(jnp.exp(log_std), np.full_like(log_std, 0.1), rtol=1e-6)
+    # A bound lies at infinity behind `tanh`, so that 0.995 of it is asked for.
+    unit = jnp.tanh(raw) if squash else raw
+    np.testing.assert_allclose(2 * unit, teacher(OBS), atol=0.011 if squash else 1e-5)
+    assert np.isfinite(raw).all()
+
+
+@pytest.mark.every_day("student1")
+@pytest.mark.parametrize("student", [{}, {"core": "gru", "core_features": 4}])
+def test_a_teacher_remembers_and_forgets_by_episodes(student: dict[str, Any]) -> None:
+    env = jaxrl.make_env("memory:Recall", length=3)  # all episodes are equally long
+    teacher = fresh(jaxrl.ppo(core="gru", core_features=4, **SMALL), env.spec)
+    items = rollout(taught(env, teacher, jaxrl.ppo(teacher_coef=1.0, **student, **SMALL)), iterations=2)
+    obs = items.obs.obs if student else items.obs
+    assert 2 < items.is_first.all(axis=1).sum() < 8
+    for t in range(16):
+        if items.is_first[t].all():
+            teacher.reset()
+        wanted = teacher.probabilities(obs[t])
+        np.testing.assert_allclose(jax.nn.softmax(items.extras["teacher"][t]), wanted, rtol=1e-5)
+        teacher(obs[t])
+
+
+def test_a_teacher_that_stacks_frames_has_its_own(tmp_path: Path) -> None:
+    env = jaxrl.make_env(CARTPOLE)
+    teacher = fresh(jaxrl.ppo(**SMALL), env.spec, jaxrl.chain(jaxrl.frame_stack(2), jaxrl.one_step()))
+    items = rollout(taught(env, teacher))
+    for t in range(8):  # no episode of CartPole is over by then
+        wanted = teacher.probabilities(items.obs[t])
+        np.testing.assert_allclose(jax.nn.softmax(items.extras["teacher"][t]), wanted, rtol=1e-5)
+        teacher(items.obs[t])
+
+
+def masked(env: jaxrl.Env, shown: list[int]) -> jaxrl.Env:
+    """Show policies some entries of an observation; the whole is the privileged state."""
+    space: Any = env.spec.observation_space
+    box = lambda part: Box(-math.inf, math.inf, (part,))
+    view = lambda obs: {"seen": obs[jnp.array(shown)], "privileged_state": obs}
+    return transform_obs(env, view, {"seen": box(len(shown)), "privileged_state": box(space.shape[0])})
+
+
+def test_a_teacher_of_the_privileged_state_sees_that() -> None:
+    env = jaxrl.make_env(CARTPOLE)
+    teacher = fresh(jaxrl.ppo(**SMALL), env.spec)
+    items = rollout(taught(masked(env, [0, 2]), teacher))
+    wanted = teacher.probabilities(items.obs["privileged_state"].reshape(-1, 4))
+    np.testing.assert_allclose(jax.nn.softmax(items.extras["teacher"]).reshape(-1, 2), wanted, rtol=1e-5)
+
+
+# --- the loss -----------------------------------------------------------------------------------------------------
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    x = x - x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def categorical_kl(teacher: np.ndarray, student: np.ndarray, sizes: tuple[int, ...], mask: Any = None) -> np.ndarray:
+    total, at = np.zeros(len(teacher)), 0
+    for size in sizes:
+        part = slice(at, at + size)
+        allowed = np.ones(teacher[:, part].shape, bool) if mask is None else mask[:, part]
+        log_p, log_q = (log_softmax(np.where(allowed, x[:, part], -1e30)) for x in (teacher, student))
+        total += np.where(allowed, np.exp(log_p) * (log_p - log_q), 0.0).sum(axis=-1)
+        at += size
+    return total
+
+
+def gaussian_kl(teacher: np.ndarray, student: np.ndarray) -> np.ndarray:
+    (m_p, s_p), (m_q, s_q) = (np.split(x, 2, axis=-1) for x in (teacher, student))
+    return (s_q - s_p + (np.exp(2 * s_p) + (m_p - m_q) ** 2) / (2 * np.exp(2 * s_q)) - 0.5).sum(axis=-1)
+
+
+MASKED = minefield(Discrete(4)).spec
+MANY = EnvSpec("Toy", DISCRETE.observation_space, MultiDiscrete((2, 3)))
+KINDS: dict[str, tuple[EnvSpec, dict[str, Any], Any]] = {
+    "categorical": (DISCRETE, {}, lambda p, q, mask: categorical_kl(p, q, (4,))),
+    "under a mask": (MASKED, {}, lambda p, q, mask: categorical_kl(p, q, (4,), mask)),
+    "several": (MANY, {}, lambda p, q, mask: categorical_kl(p, q, (2, 3))),
+    "gaussian": (CONTINUOUS, {}, lambda p, q, mask: gaussian_kl(p, q)),
+    "squashed": (CONTINUOUS, {"squash": True}, lambda p, q, mask: gaussian_kl(p, q)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_has_the_divergence_from_the_teacher_beside_its_own_terms(kind: str) -> None:
+    spec, more, by_hand = KINDS[kind]
+    agent = jaxrl.ppo(teacher_coef=0.7, policy_coef=0.3, ent_coef=0.2, vf_coef=0.4, **more, **SMALL)(spec)
+    state = jax.jit(agent.init)(KEY)
+    items = transitions(agent, spec, state, STEPS, ROWS)
+    outputs = agent.policy_fns.head.outputs  # type: ignore[union-attr]
+    said = jax.random.normal(jax.random.key(5), (STEPS, ROWS, outputs))
+    items = items._replace(extras={**items.extras, "teacher": said})
+    sample = agent.prepare(state, Rollout(items, jnp.zeros((STEPS, ROWS), bool)))  # type: ignore[misc]
+    count = STEPS * ROWS
+    _, metrics, _ = agent.update(state, Batch(sample, jnp.arange(count), jnp.ones(count)), KEY, jnp.uint32(0))
+    student = agent.apply["params"](state.params, sample.obs)[0]
+    mask = None
+    if kind == "under a mask":
+        mask = np.asarray(sample.obs["action_mask"])
+        mask = mask | ~mask.any(axis=-1, keepdims=True)  # where nothing is allowed, all is
+    divergence = by_hand(np.asarray(sample.teacher), np.asarray(student), mask).mean()
+    assert divergence > 0.1
+    np.testing.assert_allclose(metrics["teacher_kl"], divergence, rtol=1e-4)
+    own = metrics["policy_loss"] - 0.2 * metrics["entropy"]
+    wanted = 0.3 * own + 0.4 * metrics["value_loss"] + 0.7 * divergence
+    np.testing.assert_allclose(metrics["loss"], wanted, rtol=1e-4)
+
+
+def test_the_weight_follows_a_schedule_and_distillation_leaves_the_rewards_out() -> None:
+    weights: dict[str, Any] = {"teacher_coef": jaxrl.linear(4.0, 0.0, 2), "policy_coef": 0.0, "max_grad_norm": 1e9}
+    _, agent = build_processor_and_agent(jaxrl.ppo(**weights, **SMALL), jaxrl.one_step(), DISCRETE)
+    state, blank = jax.jit(agent.init)(KEY), jnp.zeros((STEPS, ROWS), bool)
+    items = transitions(agent, DISCRETE, state, STEPS, ROWS)
+    items = items._replace(extras={"teacher": jax.random.normal(KEY, (STEPS, ROWS, 4))})
+
+    @jax.jit
+    def learnt(scale: Any) -> Any:
+        sample = agent.prepare(state, Rollout(items._replace(reward=scale * items.reward), blank))  # type: ignore[misc]
+        batch = Batch(sample, jnp.arange(STEPS * ROWS), jnp.ones(STEPS * ROWS))
+        return agent.update(state, batch, KEY, jnp.uint32(1))[:2]
+
+    (one, metrics), (other, _) = learnt(1.0), learnt(-5.0)
+    leaves = lambda state, name: jax.tree.leaves(state.params["params"][name])
+    assert all(map(np.array_equal, leaves(one, "actor_torso"), leaves(other, "actor_torso")))
+    assert not all(map(np.array_equal, leaves(one, "critic_torso"), leaves(other, "critic_torso")))
+    assert metrics["teacher_coef"] == 2.0  # after one of two steps
+    wanted = 0.5 * metrics["value_loss"] + 2.0 * metrics["teacher_kl"]
+    np.testing.assert_allclose(metrics["loss"], wanted, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_begun_from_its_teacher_is_held_to_its_first_policy(tmp_path: Path) -> None:
+    plain = jaxrl.on_policy(
+        jaxrl.make_env(CARTPOLE), jaxrl.ppo(**SMALL), num_envs=3, rollout=8, epochs=1, minibatches=1
+    )
+    jaxrl.Trainer(plain, max_opts=3, run_dir=str(tmp_path / "first"), **QUIET).train()
+    teacher = jaxrl.load_policy(tmp_path / "first")
+    divergence = {}
+    for coef in (1e-6, 100.0):
+        strategy = taught(CARTPOLE, teacher, jaxrl.ppo(teacher_coef=coef, lr=0.01, **SMALL))
+        rows = jaxrl.Trainer(
+            strategy, max_opts=20, init_from=str(tmp_path / "first"), **{**QUIET, "record_interval": 1}
+        )
+        divergence[coef] = [report.train["teacher_kl"] for report in rows if report.train]
+        assert divergence[coef][0] == pytest.approx(0.0, abs=1e-6)
+    assert divergence[100.0][-1] < divergence[1e-6][-1] / 10
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+
+
+COMMAND = (
+    *("ppo", "--env", "Catch-bsuite", "--num-envs", "4", "--rollout", "8", "--epochs", "1", "--minibatches", "2"),
+    *("--agent.features", "8", "--processor.normalise-obs", "--eval-interval", "0", "--eval-episodes", "0"),
+    *("--record-interval", "2", "--save-interval", "4", "--quiet"),
+)
+
+
+def leaves_of(run: Path, step: int) -> Any:
+    """Return all arrays of a checkpoint by path."""
+    return open_store(run, "checkpoints").read(step)[0]
+
+
+def same(one: Any, other: Any) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def old_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run to learn from."""
+    run = tmp_path_factory.mktemp("teachers") / "old"
+    assert train.main([*COMMAND, "--max-opts", "8", "--run-dir", str(run)]) == 0
+    return run
+
+
+def test_a_run_goes_on_to_the_same_bits_with_a_teacher_that_remembers(tmp_path: Path) -> None:
+    env = jaxrl.make_env(CARTPOLE)
+    stacked = jaxrl.chain(jaxrl.frame_stack(2), jaxrl.one_step())
+    teacher = fresh(jaxrl.ppo(core="gru", core_features=4, **SMALL), env.spec, stacked)
+    student = jaxrl.ppo(teacher_coef=jaxrl.linear(1.0, 0.0, 50), **SMALL)
+    strategy = taught(env, teacher, student)
+    whole = jaxrl.Trainer(strategy, max_opts=8, **QUIET).train().state
+    jaxrl.Trainer(strategy, max_opts=3, run_dir=str(tmp_path), **QUIET).train()
+    again = taught(env, teacher.at(jax.tree.map(jnp.copy, teacher.params)), student)
+    parts = jaxrl.Trainer(again, max_opts=8, run_dir=str(tmp_path), resume=True, **QUIET).train().state
+    assert state_digest(parts) == state_digest(whole)
+    other = taught(env, fresh(jaxrl.ppo(core="gru", core_features=4, **SMALL), env.spec, stacked, seed=8), student)
+    with pytest.raises(SettingsError, match="teacher_sha256"):
+        jaxrl.Trainer(other, max_opts=12, run_dir=str(tmp_path), resume=True, **QUIET).train()
+
+
+@pytest.mark.slow
+def test_a_run_of_the_command_line_goes_on_and_says_that_it_misses_its_teacher(old_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(old_run, tmp_path / "old")
+    with_teacher = [*COMMAND, "--teacher", str(tmp_path / "old"), "--agent.teacher-coef", "linear(1,0,50)"]
+    assert train.main([*with_teacher, "--max-opts", "8", "--run-dir", str(tmp_path / "whole")]) == 0
+    assert train.main([*with_teacher, "--max-opts", "4", "--run-dir", str(tmp_path / "parts")]) == 0
+    assert train.main(["--resume", str(tmp_path / "parts"), "--max-opts", "8"]) == 0
+    whole = leaves_of(tmp_path / "whole", 8)
+    assert same(whole, leaves_of(tmp_path / "parts", 8))
+    # The checkpoint has what the teacher remembers, and none of its parameters; all else has its usual place.
+    old = leaves_of(old_run, 8)
+    more = whole.keys() - old.keys()
+    assert {path.rpartition("/")[0] for path in more if "/agent/" in path} == {"state/agent/hyper"}
+    assert not any("params" in path for path in more)
+    assert old.keys() < whole.keys()
+    # The student's policy needs no teacher.
+    shutil.rmtree(tmp_path / "old")
+    assert int(jaxrl.load_policy(tmp_path / "whole")(np.zeros((10, 5), np.float32))) in range(3)
+    with pytest.raises(SettingsError, match=f"teacher: {tmp_path / 'old'} is no run directory: there is no such"):
+        train.main(["--resume", str(tmp_path / "parts"), "--max-opts", "12"])
+    shutil.copytree(tmp_path / "whole", tmp_path / "old")
+    with pytest.raises(SettingsError, match=r"not the one that the run began with .*bring that one back"):
+        train.main(["--resume", str(tmp_path / "parts"), "--max-opts", "12"])
+    shutil.copytree(old_run, tmp_path / "elsewhere")
+    moved = ["--teacher", str(tmp_path / "elsewhere"), "--max-opts", "12"]
+    assert train.main(["--resume", str(tmp_path / "parts"), *moved]) == 0
+
+
+@pytest.mark.slow
+def test_a_checkpoint_can_be_the_teacher_and_a_begun_run_too(old_run: Path, tmp_path: Path) -> None:
+    checkpoint = str(old_run / "checkpoints" / "4")
+    begun = ["--teacher", checkpoint, "--agent.teacher-coef", "1", "--init-from", checkpoint]
+    run = tmp_path / "begun"
+    assert train.main([*COMMAND, *begun, "--max-opts", "2", "--run-dir", str(run)]) == 0
+    assert jaxrl.load_policy(old_run, step=4).sha256 != jaxrl.load_policy(old_run, step=8).sha256
+    found = (run / "config.yaml").read_text()
+    assert jaxrl.load_policy(old_run, step=4).sha256 in found
+
+
+@pytest.mark.slow
+def test_members_learn_from_one_teacher_as_runs_of_their_own(old_run: Path, tmp_path: Path) -> None:
+    with_teacher = [*COMMAND, "--teacher", str(old_run), "--max-opts", "8"]
+    sweep = ["--seeds", "2", "--sweep", "agent.teacher_coef=0.5,2"]
+    for layout in ("together", "spread"):
+        several = [*with_teacher, *sweep, "--layout", layout, "--run-dir", str(tmp_path / layout)]
+        assert train.main(several) == 0
+    alone = [*with_teacher, "--agent.teacher-coef", "2", "--seed", "1", "--run-dir", str(tmp_path / "alone")]
+    assert train.main(alone) == 0
+    for layout in ("together", "spread"):
+        member = tmp_path / layout / "members" / "00003"
+        assert same(leaves_of(member, 8), leaves_of(tmp_path / "alone", 8))
+
+
+@pytest.mark.slow
+def test_shards_and_actors_learn_from_a_teacher() -> None:
+    env = jaxrl.make_env(CARTPOLE)
+    teacher = fresh(jaxrl.ppo(**SMALL), env.spec)
+    for more in ({"num_envs": 4, "shards": 2}, {"actors": jaxrl.ActorsConfig(actors=1)}):
+        strategy = taught(env, teacher, jaxrl.ppo(teacher_coef=1.0, policy_coef=0.0, lr=0.01, **SMALL), **more)
+        rows = jaxrl.Trainer(strategy, max_opts=40, **{**QUIET, "record_interval": 10})
+        found = [report.train["teacher_kl"] for report in rows if report.train]
+        assert found[-1] < found[0] / 2
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+def test_a_teacher_of_something_else_is_refused_with_both_shapes(tmp_path: Path) -> None:
+    cart, pole = jaxrl.make_env(CARTPOLE), jaxrl.make_env(PENDULUM)
+    teacher = fresh(jaxrl.ppo(**SMALL), cart.spec)
+    refuse = lambda message, *args, **how: pytest.raises(SettingsError, match=message)
+    with refuse(r"CartPole-v1, has actions Discrete\(n=2,.*but Pendulum-v1 Box\(.*; choose"):
+        taught(pole, teacher)
+    with refuse(r"CartPole-v1, sees observations \[4\], but Acrobot-v1 has \[6\]; expected the same"):
+        taught("Acrobot-v1", fresh(jaxrl.ppo(**SMALL), cart.spec._replace(action_space=Discrete(3))))
+    with refuse(r"sees observations \[3\], but CartPole-v1 has \{privileged_state: \[4\], seen: \[2\]\}; expected"):
+        taught(masked(cart, [0, 2]), fresh(jaxrl.ppo(**SMALL), DISCRETE._replace(action_space=Discrete(2))))
+    with refuse("agent.teacher_coef, its weight in the loss, is 0; set it"):
+        taught(cart, teacher, jaxrl.ppo(**SMALL))
+    with refuse("pqn does not learn from a teacher; ppo, a2c, reinforce and impala do"):
+        taught(cart, teacher, jaxrl.pqn(**SMALL))
+    with refuse("agent.policy_coef weighs the policy objective beside a teacher"):
+        jaxrl.ppo(policy_coef=0.5)
+    alone = jaxrl.on_policy(cart, jaxrl.ppo(teacher_coef=1.0, **SMALL), num_envs=2, rollout=8)
+    with refuse("agent.teacher_coef is set, but there is no teacher; name its run, as in --teacher RUN"):
+        jaxrl.Trainer(alone, max_opts=4, **QUIET).train()
+
+
+def test_a_run_without_a_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=f"teacher: {tmp_path} is no run directory: it has no config.yaml"):
+        train.main(
+            [*COMMAND, "--teacher", str(tmp_path), "--agent.teacher-coef", "1", "--run-dir", str(tmp_path / "a")]
+        )
+
+
+# --- what students come to ----------------------------------------------------------------------------------------
+
+
+HIDDEN: dict[str, tuple[Any, list[int], int, float]] = {
+    CARTPOLE: (
+        lambda env: jaxrl.on_policy(env, jaxrl.ppo(lr_decay=2_000), num_envs=8),
+        [0, 2],  # places, without velocities
+        800,
+        10.0,
+    ),
+    PENDULUM: (
+        lambda env: jaxrl.off_policy(
+            env, jaxrl.sac(features=(64, 64)), buffer=jaxrl.uniform(50_000, batch_size=128), num_envs=4, opt_interval=4
+        ),
+        [0, 1],  # the angle, without its velocity
+        2_400,
+        -1_200.0,
+    ),
+}
+"""Of each task how its teacher is trained, what students see, how long they learn, and the return of random actions."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_student_that_sees_no_velocities_comes_up_to_its_teacher_by_remembering(name: str, tmp_path: Path) -> None:
+    make, shown, updates, random = HIDDEN[name]
+    env, hidden = jaxrl.make_env(name), masked(jaxrl.make_env(name), shown)
+    trained = {"max_opts": 2_000 if name == CARTPOLE else 8_000, "eval_interval": 1_000, "quiet": True}
+    jaxrl.Trainer(make(env), run_dir=str(tmp_path), **trained).train()
+    teacher = jaxrl.load_policy(tmp_path)
+    distil: dict[str, Any] = {"teacher_coef": 1.0, "policy_coef": 0.0, "lr": jaxrl.linear(1e-3, 0, updates)}
+    student = jaxrl.ppo(core="gru", core_features=32, features=(64,), **distil)
+    rollouts = {"num_envs": 32, "rollout": 50, "epochs": 2, "minibatches": 4}
+    strategy = taught(hidden, teacher, student, **rollouts)
+    state = jaxrl.Trainer(strategy, max_opts=updates, **QUIET).train().state
+    mean = lambda env, policy, params: np.mean(jaxrl.Evaluator(env, policy, 200)(params, KEY).returns)
+    policy: Any = strategy.policy
+    wanted, come_to = mean(env, teacher.policy, teacher.params), mean(hidden, policy, policy.params(state))
+    assert wanted > random + 0.8 * ((500.0 if name == CARTPOLE else -150.0) - random)
+    assert come_to - random >= 0.95 * (wanted - random)
