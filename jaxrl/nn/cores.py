@@ -123,8 +123,8 @@ class NNXCell(Cell):
 
 
 Number = Array | tuple[Array, Array]
-"""Real numbers, or real and imaginary parts of complex ones: stored, exported and compiled arrays are never of complex
-type, which some devices lack."""
+"""Real numbers, or real and imaginary parts of complex ones: arrays are stored, exported and compiled for any device,
+so none has a complex type."""
 
 
 class ScanCell(Cell):
