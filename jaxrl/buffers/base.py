@@ -73,7 +73,7 @@ class Buffer(NamedTuple):
     sample: SampleFn
     reprioritise: ReprioritiseFn
     capacity: Any
-    """`rows -> int`: number of items held when they are written in blocks of `rows`."""
+    """`rows -> int`: number of items held, if they are written in blocks of `rows`."""
     batch_size: int
     settings: Mapping[str, Any] | None = None
     """Settings that rebuild the buffer; `None` for one made by hand."""

@@ -174,9 +174,8 @@ class BatchNorm(nn.Module):
     """Batch normalisation of rows `[B, D]` (Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167).
 
     With `train`, inputs are normalised by the statistics of the batch, which update the running ones in the collection
-    `batch_stats`; otherwise by the running ones. With `renorm`, after `RENORM_AFTER` batches, the difference between
-    the two is corrected within bounds (batch renormalisation, Ioffe 2017, https://arxiv.org/abs/1702.03275, algorithm
-    1).
+    `batch_stats`; otherwise by the running ones. With `renorm`, after `RENORM_AFTER` batches, their difference is
+    corrected within bounds (batch renormalisation, Ioffe 2017, https://arxiv.org/abs/1702.03275, algorithm 1).
     """
 
     renorm: bool = False

@@ -90,7 +90,7 @@ class Processor(NamedTuple):
     def set_stats(self, state: PyTree, stats: PyTree) -> PyTree:
         """Return `state` with its statistics replaced by `stats`."""
         leaves, treedef = jax.tree.flatten(state)
-        # `get_stats` of the leaves' indices says which leaves it selects, whatever the structure of the state.
+        # `get_stats` of leaf indices shows which leaves it selects, whatever the structure of the state.
         places = jax.tree.leaves(self.get_stats(jax.tree.unflatten(treedef, range(len(leaves)))))
         for place, leaf in zip(places, jax.tree.leaves(stats), strict=True):
             leaves[place] = leaf
@@ -178,7 +178,7 @@ def _can_defer(processors: tuple[Processor, ...]) -> bool:
     """
     learners = [p for p in processors if p.stats is not None]
     changed: set[str] = set()  # by later processors
-    # From the end on, so that `changed` holds what processors further down change without deferring it.
+    # From the end, so that `changed` holds what processors further down change without deferring it.
     for processor in reversed(processors):
         if processor.replay_fns is None:
             changed.update(processor.changes)
@@ -188,7 +188,7 @@ def _can_defer(processors: tuple[Processor, ...]) -> bool:
 
 
 def _make_chain(processors: tuple[Processor, ...]) -> Processor:
-    # One part made by hand leaves the whole chain without settings to rebuild it from.
+    # One part made by hand leaves the chain without settings to rebuild it from.
     settings = [p.settings for p in processors]
     return Processor(
         init=partial(_init, processors),
