@@ -19,7 +19,7 @@ from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
 
 PER_AGENT = ("agents/reward", "agents/ended", "agents/alive")
-"""Names in `info` of a game of what agents have each, `[A]`: reward, terminated, alive before the step."""
+"""Entries in a game's `info` with one value per agent, `[A]`: reward, terminated, alive before the step."""
 
 
 class Game(NamedTuple):
@@ -36,7 +36,7 @@ def as_single_env(env: Env) -> Env:
 
 
 def joint_env(env: Env) -> Env:
-    """Return an environment of `A` agents as a single-agent one whose action is that of all agents.
+    """Return an environment of `A` agents as a single-agent one whose action comprises those of all agents.
 
     Its reward is `env.score` of the agents' rewards. It terminates with its last agent.
     """

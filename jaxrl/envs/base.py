@@ -223,9 +223,9 @@ def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, key: Key
         truncated = truncated | ((length >= env.spec.time_limit) & ~terminated)
     done = terminated | truncated
     final_obs = zero_invalid_rows(valid, out.obs)
-    # New episodes start with the values of now.
+    # New episodes start with the current values.
     given = _reset_args(state.values)
-    # Resets are computed whether or not an episode ended; `source` decides how many of them there are.
+    # Resets are computed whether or not an episode ended; `source` decides how many.
     starts, (fresh_state, fresh_obs, fresh_length) = source.take(state.starts, done, reset_key, *given)
     length_after = jnp.where(done, fresh_length, length)
     step = Step(

@@ -30,7 +30,7 @@ class _Walk(NamedTuple):
 
 
 def check_env(env: Env, steps: int = 1000, seed: int = 0) -> list[str]:
-    """Run `steps` random actions in `env` and return its mistakes, one line each; an empty list means none were found.
+    """Run `steps` random actions in `env` and return the mistakes found, one line each; an empty list means none.
 
     Checks that states, observations and rewards keep structure, shape and dtype; that values are finite (in resets too)
     and within bounds; that keys are used and advance; that episodes end, and a time limit is not reported as
@@ -118,7 +118,7 @@ def _check_keys(env: Env, resets: PyTree, walk: _Walk, key: Key) -> list[str]:
     found = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(walk.after)[0]:
         if is_key(leaf):
-            # A key that is the same before and after any of the steps did not advance.
+            # A key that is equal before and after some step did not advance.
             before = dict(jax.tree_util.tree_flatten_with_path(walk.before)[0])[path]
             if bool(jnp.any(jnp.all(_bits(before) == _bits(leaf), axis=-1))):
                 where = jax.tree_util.keystr(path)

@@ -42,7 +42,7 @@ def craftax_env(name: str, **params: Any) -> Env:
     defaults = {word: value for word, value in vars(env.default_params).items() if isinstance(value, int | float)}
     given = convert_like_defaults(name, params, defaults)
     limit = given.get("max_timesteps", defaults["max_timesteps"])
-    # The limit of the suite is put out of reach: the spec's own truncates.
+    # Disable the suite's own limit, which would terminate; that of the spec truncates.
     env_params = env.default_params.replace(**{**given, "max_timesteps": NEVER})
     pixels = "-Pixels-" in id_
     obs, like = jax.eval_shape(env.reset_env, KEY, env_params)

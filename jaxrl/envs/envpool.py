@@ -68,8 +68,7 @@ class _EnvPool:
             self._obs = convert_obs(self._name, self._space, obs)
             self._left = info["lives"] if self._lives else self._left
             return self._obs
-        # A lost life that did not end the game needs no reset: the next episode begins with the observation that is
-        # there.
+        # A lost life that did not end the game needs no reset: the next episode begins with the current observation.
         ids = np.flatnonzero(which & self._over).astype(np.int32)
         if ids.size:
             obs, info = self._env.reset(ids)
