@@ -306,7 +306,7 @@ def check_signatures(env: Env) -> None:
     next_state, out = result
     require_same(f"environment {name}: the state after step", next_state, "that after reset", state)
     require_same(f"environment {name}: the observation after step", out.obs, "that after reset", obs)
-    # Paths alone do not tell a list from a tuple.
+    # Paths alone do not distinguish a list from a tuple.
     after: Any = jax.tree.structure((next_state, out.obs))
     if after != jax.tree.structure((state, obs)):
         raise SettingsError(

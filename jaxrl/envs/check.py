@@ -160,7 +160,7 @@ def _check_ends(env: Env, steps: int, walk: _Walk) -> list[str]:
             f"episodes are terminated after {ends.min()} to {ends.max()} steps, but the environment has fixed_length: "
             "leave it out"
         ]
-    # More than one termination exactly at the limit, and none before it, is no coincidence.
+    # More than one termination exactly at the limit, and none before, is no coincidence.
     if limit is not None and (terminated & (lengths == limit)).sum() > 1 and not (terminated & (lengths < limit)).any():
         return [
             f"every episode is terminated at the time limit of {limit} steps: a cut is not an end; "

@@ -315,7 +315,7 @@ class _Gymnasium:
 
     def reset(self, which: np.ndarray | None = None) -> PyTree:
         options = None if which is None else {"reset_mask": which}
-        # Only the first reset is seeded; later ones go on with the generators of the environments.
+        # Only the first reset is seeded; later ones continue the environments' random streams.
         seed, self._seed = self._seed, None
         obs = self._call(partial(self._env.reset, seed=seed, options=options))[0]
         return convert_obs(self._name, self._space, obs)

@@ -2,7 +2,7 @@
 
 Each shard has its own environments, replay and batches; parameters, optimizer and counters are replicated. In every
 update, each shard computes the gradient of its part of the batch, and the gradients are gathered and added in the order
-of the shards. A shard computes the same numbers on any device, so a run does not depend on the number of devices.
+of the shards. A shard computes the same bits on any device, so a run does not depend on the number of devices.
 """
 
 from collections.abc import Callable, Sequence
