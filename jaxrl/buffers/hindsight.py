@@ -166,7 +166,7 @@ def _sample(parts: _Parts, state: HindsightState, key: Key, pushes: Array, opt_s
     steps = jnp.minimum((later_share * count).astype(jnp.int32), count - 1)
     # A later step is read by its row alone; priorities do not matter.
     ring = state.ring.rows if isinstance(state.ring, PrioritisedState) else state.ring
-    # 0 steps later is the step itself: its goal is then what it achieved.
+    # With 0 steps, the goal is what the step itself achieved.
     later: Transition = ring.read(_later_row(state, batch.index, steps))
     new = _relabel(batch.items, _env_obs(later.next_obs)["achieved_goal"], state.discount, parts.goal)
     return batch._replace(items=tree_where(coin < parts.share, new, batch.items))

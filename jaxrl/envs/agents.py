@@ -173,7 +173,7 @@ def _step(games: VecEnv, count: int, state: VecEnvState, action: PyTree, key: Ke
         obs=flatten_agents(played.obs),
         info={**scalars, "episode_return": total, "episode_length": length},
         valid=valid,
-        # Between its own end and that of the game, an agent has no observation worth acting on.
+        # Between its termination and the end of the game, an agent has no meaningful observation.
         obs_valid=jnp.where(over, ~invalid, alive & ~done),
         present=alive,
     )

@@ -77,7 +77,7 @@ class Env(NamedTuple):
     step: StepFn
     render: RenderFn | None = None
     settings: Mapping[str, Any] | None = None
-    """Arguments with which `make_env` rebuilds it; `None` for an environment made by hand."""
+    """Arguments with which `make_env` rebuilds it; `None` for a custom environment."""
     goal: GoalFn | None = None
     """Reward and termination for a goal, for `jaxrl.hindsight`; needs `achieved_goal` and `desired_goal` observed."""
     values: Mapping[str, Any] = {}

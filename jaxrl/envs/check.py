@@ -83,7 +83,7 @@ def _walk(env: Env, steps: int, key: Key) -> _Walk:
         if env.spec.time_limit is not None:
             done = done | (length + 1 >= env.spec.time_limit)
         fresh, first = env.reset(reset_key)
-        # Reset by hand and not by `vectorise`: the check needs the state after the end of an episode.
+        # Reset here and not by `vectorise`: the check needs the state after the end of an episode.
         following = jax.tree.map(lambda a, b: jnp.where(done, a, b), fresh, after)
         return (following, jnp.where(done, 0, length + 1)), _Walk(state, after, out, length + 1, first)
 

@@ -20,7 +20,7 @@ PREFIX = "craftax:"
 NAMES = ("Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1")
 NEVER = int(np.iinfo(np.int32).max)
 TILE = 16
-"""Side of a tile in a picture, in pixels."""
+"""Side of a rendered tile, in pixels."""
 
 
 def craftax_env(name: str, **params: Any) -> Env:

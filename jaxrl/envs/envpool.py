@@ -95,7 +95,7 @@ def _scatter(obs: PyTree, ids: np.ndarray, fresh: PyTree) -> PyTree:
     """Return `obs` `[N, ...]` with rows `ids` `[K]` replaced by `fresh` `[K, ...]`."""
 
     def put(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-        # A copy, since steps that were handed out refer to the old array.
+        # A copy, since steps already returned refer to the old array.
         new_rows = old.copy()
         new_rows[ids] = new
         return new_rows

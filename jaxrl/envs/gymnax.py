@@ -164,7 +164,7 @@ def wrap(name: str, env: Any, params: Any, settings: dict[str, Any] | None = Non
     reset = partial(_reset, env, params)
     state, obs = jax.eval_shape(reset, make_key(0))
     action_space = _space(env.action_space(params))
-    # With a constant key, those that would be split for its steps are never computed.
+    # With a constant key, the keys of its steps are never computed.
     uses_key = _uses_key(env, params, state)
     limit = getattr(params, TIME_LIMIT, None)
     return Env(

@@ -74,7 +74,7 @@ class HostEnv(NamedTuple):
     make_renderable: Callable[[], Any] | None = None
     """`()`: make one environment that can render, with Gymnasium's `reset`, `step` and `render`."""
     settings: Mapping[str, Any] | None = None
-    """Arguments with which `make_env` rebuilds it; `None` for an environment made by hand."""
+    """Arguments with which `make_env` rebuilds it; `None` for a custom environment."""
     compiled: bool = False
     """Whether opening it compiles programs, which can take arbitrarily long."""
     eval_env: "HostEnv | None" = None
@@ -97,7 +97,7 @@ class HostVectorEnv:
 
     def reset(self) -> PyTree:
         """Reset all environments; return first observations, with zeros in place of non-finite ones."""
-        # New arrays: the last step that was handed out may hold the old ones.
+        # New arrays: the last step returned may hold the old ones.
         self._returns, self._lengths = np.zeros_like(self._returns), np.zeros_like(self._lengths)
         return self._mark_invalid(self.vector.reset(), np.ones(self.num_envs, bool))
 
@@ -124,7 +124,7 @@ class HostVectorEnv:
             valid = np.isfinite(reward) & _finite_rows(successor) & ~self.invalid_reset
             reward, successor = np.where(valid, reward, 0.0), _zeros_where(~valid, successor)
             terminated, truncated = terminated & valid, truncated | ~valid
-        # New arrays rather than in place: the old ones belong to steps that were handed out before.
+        # New arrays rather than in place: the old ones belong to steps already returned.
         self._returns, self._lengths = self._returns + reward, self._lengths + 1
         if self.spec.time_limit:
             truncated = truncated | (self._lengths >= self.spec.time_limit)

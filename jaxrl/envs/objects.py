@@ -1,4 +1,4 @@
-"""Environment objects of other libraries: which libraries are supported, and what their adapters share.
+"""Environment objects of other libraries: the supported libraries, and code shared by their adapters.
 
 Their steps take no key; an object that needs randomness keeps keys in its state.
 """

@@ -195,7 +195,7 @@ def transform_reward(env: Env, function: Callable[[PyTree, PyTree, TimeStep], Ar
 
 
 def _wrap(env: Env, reset: Any, step: Any, inner: Callable[[Any], PyTree], more: dict[str, Space] | None = None) -> Env:
-    """Return `env` with these functions; `inner` maps the new state to that of `env`, `more` are observations added."""
+    """Return `env` with these functions; `inner` maps the new state to that of `env`, `more` are the added spaces."""
     spec = env.spec._replace(observation_space=_add_entries(env.spec.observation_space, more)) if more else env.spec
     # `render` gets the state of the wrapper, so extract the inner state for it.
     render = env.render

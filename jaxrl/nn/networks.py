@@ -262,7 +262,7 @@ class ActorCritic(nn.Module):
     def apply_heads(self, actor: Array, critic: Array) -> tuple[Array, Array]:
         """Return the outputs of the policy `[B, outputs]` and values `[B]`."""
         if self.critic_space is not None and self._joint:
-            # Features shared with the policy, such as those of a core, then the critic's own with the privileged state.
+            # Features shared with the policy, such as those of a core, then the critic's, of the complete observation.
             critic = jnp.concatenate([actor, critic], axis=-1)
         outputs = self.policy(actor)
         if self.scales:

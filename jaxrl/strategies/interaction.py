@@ -180,7 +180,7 @@ def settings_of(
 ) -> dict[str, Any]:
     """Return the settings that rebuild a strategy; `made` are those of the environment, if there is one.
 
-    `custom` lists what settings cannot rebuild: arguments of the agent and parts made by hand, those in `by_hand`, and
+    `custom` lists what settings cannot rebuild: arguments of the agent, custom parts, those in `by_hand`, and
     `training` if the command line would not train this agent as here (`offline` or not).
     """
     pieces = {

@@ -366,7 +366,7 @@ def _init(collector: Collector, replay: Replay, key: Key) -> OffPolicyState:
 
     def fill(t: Array, state: OffPolicyState) -> OffPolicyState:
         state, items, _ = warm_up(state, fold(fill_key, t), schedule.vector_steps)
-        # Blocks of the warm-up are numbered from 0, and those of training go on from them.
+        # Blocks of the warm-up are numbered from 0; those of training continue the count.
         made: OffPolicyState = push(replay, state, items, t)
         return made
 

@@ -87,8 +87,8 @@ def offline(
       holdout: fraction of episodes held out from training.
       replacement: if false, training uses every transition exactly once per epoch, in a new random order each. A batch
         at the end of an epoch is completed from the next one.
-      scale_rewards_by: scale of rewards, applied first: none; range (times 1000, divided by the largest less the
-        smallest return of an episode, as IQL does on D4RL); or std (divided by the returns' standard deviation).
+      scale_rewards_by: scale of rewards, applied first: none; range (times 1000, divided by the largest minus
+        the smallest episode return, as IQL does on D4RL); or std (divided by the returns' standard deviation).
 
     Raises:
       SettingsError: the data are from another environment or smaller than a batch, or the agent cannot learn from them.
