@@ -227,6 +227,7 @@ def convert_space(name: str, space: Any) -> Space:
         return space
     if isinstance(space, Mapping) or kind == "Dict":
         return {key: convert_space(name, part) for key, part in _check_keys(name, getattr(space, "spaces", space))}
+    # Before plain tuples, so that named tuples keep their type.
     if isinstance(space, tuple) and hasattr(space, "_fields"):
         parts: list[Any] = [convert_space(name, part) for part in space]
         return type(space)(*parts)

@@ -52,6 +52,7 @@ def joint_env(env: Env) -> Env:
             raise SettingsError(
                 f"{env.spec.name}: reward is {list(jnp.shape(out.reward))}; expected [{count}], one per agent"
             )
+        # Dead agents earn nothing and do not terminate again.
         reward = jnp.where(state.alive, jnp.asarray(out.reward, jnp.float32), 0.0)
         ended = jnp.broadcast_to(jnp.asarray(out.terminated, bool), (count,)) & state.alive
         alive = state.alive & ~ended

@@ -315,6 +315,7 @@ def make_actor_fns(
     layouts = actor.Layouts(
         actor.make_step_layout(collector), actor.make_state_layout(one, nothing), actor.make_result_layout(one)
     )
+    # Only the shapes of a round's batch; nothing is allocated.
     words = lambda: _repeat_steps(empty(layouts.step, collector.env.num_envs).words, steps)
     fresh = jax.tree.map(lambda x: jnp.broadcast_to(x, (host_actors.actors, *x.shape)), nothing)
     arrival = jax.eval_shape(lambda: ActorBatch(words(), jnp.float32(0), fresh))

@@ -183,6 +183,7 @@ def settings_of(
     `custom` lists what settings cannot rebuild: arguments of the agent, custom parts, those in `by_hand`, and
     `training` if the command line would not train this agent as here (`offline` or not).
     """
+    # `None` marks a piece that settings cannot rebuild.
     pieces = {
         "env": made,
         "agent": agent.info.settings,
