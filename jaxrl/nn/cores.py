@@ -49,7 +49,7 @@ def memories_before(memory: PyTree, memories: PyTree, is_first: Array) -> PyTree
 class Cell(nn.Module):
     """Base class of recurrent cells; `register_core` makes a custom one available by name.
 
-    Subclasses define `initial` and `__call__`, and may override `sequence` if it is cheaper than single steps.
+    Subclasses define `initial` and `__call__`, and `sequence` if it can cost less than one step at a time.
     """
 
     fixed_width: ClassVar[bool] = False
