@@ -152,6 +152,7 @@ def kl_divergence(p: Distribution, q: Distribution) -> Array:
     if isinstance(p, TanhGaussian) and isinstance(q, TanhGaussian):
         p, q = p.base, q.base
     if isinstance(p, Gaussian) and isinstance(q, Gaussian):
+        # Per dimension: log(s_q / s_p) + (s_p^2 / s_q^2 + (m_p - m_q)^2 / s_q^2 - 1) / 2.
         ratio = jnp.exp(2 * (p.log_std - q.log_std))
         distance = jnp.square((p.mean - q.mean) * jnp.exp(-q.log_std))
         return reductions.total(q.log_std - p.log_std + 0.5 * (ratio + distance - 1))
@@ -256,6 +257,7 @@ def make_head(spec: EnvSpec, squash: bool = False) -> Head:
             f"agent.squash needs bounds, but actions of {spec.name} have none; set agent.squash to false"
         )
     to_env = (lambda raw: spaces.to_box(space, jnp.tanh(raw))) if squash else partial(spaces.to_box, space)
+    # An entry with equal bounds has half-width 0 and is left out of the product.
     reach = np.log(np.where(spaces.box_span(space)[1] > 0, spaces.box_span(space)[1], 1)).sum()
     return Head(
         2 * size,

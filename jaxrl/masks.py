@@ -1,8 +1,8 @@
 """Special entries of observations: masks of allowed actions, and privileged state for critics.
 
 A dict observation may have the entries `action_mask`, true for each allowed action, and `privileged_state`. No network
-sees the mask; policies, and action values that act as policies, do not see the privileged state. The space says which
-entries there are, so programs without them do no extra work.
+sees the mask; policies, and action values that act as policies, do not see the privileged state. The space determines
+which entries exist, so programs without them do no extra work.
 """
 
 import math

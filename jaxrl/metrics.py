@@ -72,7 +72,7 @@ def as_stat(metric: Array | Stat | Total) -> Stat:
 
 
 def stack_metrics(metrics: Metrics) -> Stat:
-    """Stack metrics, sorted by name, into one `Stat` with fields `[M]`: four arrays in place of four per metric."""
+    """Stack metrics, sorted by name, into one `Stat` with fields `[M]`: four arrays instead of four per metric."""
     each = [as_stat(metric) for _, metric in sorted(metrics.items())]
     return Stat(*(stack_scalars(scalars) for scalars in zip(*each, strict=True)))
 

@@ -1,4 +1,4 @@
-"""Spaces of observations and actions, in plain numbers that can be written to a settings file."""
+"""Observation and action spaces, described by plain values that can be written to a settings file."""
 
 import math
 import operator
@@ -19,8 +19,8 @@ from jaxrl.xla.shuffle import below
 class Discrete:
     """The integers `start .. start + n - 1`.
 
-    Environments written in JAX, agents, networks and buffers count from 0. Another `start` is that of an environment
-    outside JAX: sessions, loaded policies and data sets take and return its numbers.
+    Environments written in JAX, agents, networks and buffers count from 0. Only environments outside JAX may have
+    another `start`: sessions, loaded policies and data sets take and return its numbers.
     """
 
     n: int
@@ -96,13 +96,13 @@ class Box:
 
 
 Space = Discrete | MultiDiscrete | Box | Mapping[str, Any] | tuple
-"""A space is one of the three above, or a dict or tuple of spaces."""
+"""One of the three above, or a dict or tuple of spaces."""
 
 _LEAVES = (Discrete, MultiDiscrete, Box)
 
 
 def is_leaf(x: Any) -> TypeGuard[Discrete | MultiDiscrete | Box]:
-    """Return whether `x` is one of the three spaces and no dict or tuple."""
+    """Return whether `x` is one of the three spaces, and not a dict or tuple."""
     return isinstance(x, _LEAVES)
 
 
@@ -227,6 +227,7 @@ def convert_space(name: str, space: Any) -> Space:
         return space
     if isinstance(space, Mapping) or kind == "Dict":
         return {key: convert_space(name, part) for key, part in _check_keys(name, getattr(space, "spaces", space))}
+    # Before plain tuples, so that named tuples keep their type.
     if isinstance(space, tuple) and hasattr(space, "_fields"):
         parts: list[Any] = [convert_space(name, part) for part in space]
         return type(space)(*parts)

@@ -88,7 +88,7 @@ ESCAPED, NO_NAME = {"%": "%25", "/": "%2F", ".": "%2E"}, "%"
 def path_of(keys: Sequence[Any]) -> str:
     """Return the path of a leaf from its JAX key path: names of fields and entries, and places in sequences.
 
-    `%`, `/`, `.` and what cannot be printed are written as in a URL: `/` divides names here, and `.` in Orbax. An empty
+    `%`, `/`, `.` and unprintable characters are percent-encoded: `/` separates names here, and `.` in Orbax. An empty
     name is `%`, and a tree that is a single array has the path `array`.
     """
     names = [jax.tree_util.keystr((key,), simple=True) for key in keys]
@@ -100,11 +100,11 @@ def _escaped(c: str) -> str:
 
 
 def is_part(path: str, pattern: str) -> bool:
-    """Return whether a leaf is, or is below, what users call by `pattern`: a path, with `*` for any text in a name."""
+    """Return whether `pattern` matches a leaf or one of its parents: a path, with `*` for any text in a name."""
     names, wanted = path.split("/"), pattern.split("/")
     return len(names) >= len(wanted) and all(map(fnmatchcase, names, wanted))
 
 
 def parts_of(paths: Sequence[str]) -> set[str]:
-    """Return all that a pattern without `*` may name: the paths, and those that they begin with."""
+    """Return all paths that a pattern without `*` may name: `paths` and their prefixes."""
     return {"/".join(names[: i + 1]) for path in paths for names in [path.split("/")] for i in range(len(names))}

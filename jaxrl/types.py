@@ -58,7 +58,7 @@ class Transition(NamedTuple):
 
 
 class NextAction(NamedTuple):
-    """What data did after a transition, at its `next_obs`; `extras` of agents that ask for it."""
+    """The data's action after a transition, at its `next_obs`; the `extras` for agents that require it."""
 
     action: PyTree
     known: Array

@@ -1,4 +1,4 @@
-"""Buffers store transitions and sample batches from them."""
+"""Buffers, which store transitions and sample batches from them."""
 
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.dataset import Dataset, Summary, summarise

@@ -73,10 +73,10 @@ class Buffer(NamedTuple):
     sample: SampleFn
     reprioritise: ReprioritiseFn
     capacity: Any
-    """`rows -> int`: number of items held when they are written in blocks of `rows`."""
+    """`rows -> int`: number of items held, if they are written in blocks of `rows`."""
     batch_size: int
     settings: Mapping[str, Any] | None = None
-    """Settings that rebuild the buffer; `None` for one made by hand."""
+    """Settings that rebuild the buffer; `None` for a custom one."""
     as_sequence_buffer: SequenceBufferFn | None = None
     """Makes a buffer of sequences; `None` if they are not supported."""
     with_goal_fn: WithGoalFn | None = None

@@ -1,7 +1,7 @@
 """A ring of transitions that stores each observation once.
 
-The successor of a transition is usually the observation of a later one, so only successors at ends of episodes need
-room of their own.
+The successor of a transition is usually the observation of a later one, so only successors at ends of episodes are
+stored separately.
 """
 
 import math
@@ -59,7 +59,7 @@ class CompactRows:
     """Int32 scalar, index of the end to write next."""
     lag: int
     layout: Layout
-    """Layout of whole transitions."""
+    """Layout of complete transitions."""
 
     @property
     def block(self) -> int:
@@ -87,7 +87,7 @@ class CompactRows:
         rows = next(iter(obs.values())).shape[0]
         successors = {w: jnp.concatenate([x, next_obs[w]]) for w, x in self.waiting.items()}
         decided, waiting = ({w: x[part] for w, x in successors.items()} for part in (slice(rows), slice(rows, None)))
-        # `decided` and `obs` are aligned: entry `i` of the one should equal entry `i` of the other.
+        # `decided` and `obs` are aligned: their entries `i` should be equal.
         link, place = self._place_ends(decided, obs)
         tails = self.tails.write(Tail(link, _drop_obs(items)), start)
         # One array holds `[rows | pending | ends]`, so that each part is written in place and a sample is a single
@@ -117,7 +117,7 @@ class CompactRows:
 
     @property
     def _whole(self) -> Rows:
-        """Observations stored whole; the last parts are pending successors and ends."""
+        """Observations that are stored in full; the last parts are pending successors and ends."""
         return self.seen.apart if isinstance(self.seen, Frames) else self.seen
 
     def _observations(self, index: Array, place: Array) -> tuple[PyTree, PyTree, Array]:
@@ -128,7 +128,7 @@ class CompactRows:
             both = self.seen.read(jnp.concatenate([index, place]))  # one gather instead of two
             return *_split_rows(both, size), jnp.ones(place.shape, bool)
         rows, apart = len(self), place >= len(self)
-        # Row 0 stands for what is stored whole, so that the gather is in bounds; the last line selects.
+        # Row 0 stands in for observations stored in full, to keep the gather in bounds; the last line selects.
         both, known = self.seen.read(jnp.concatenate([index, jnp.where(apart, 0, place)]), self.newest)
         obs, stacks = _split_rows(both, size)
         known, known_after = _split_rows(known, size)
@@ -159,7 +159,7 @@ class CompactRows:
         0, in which case the successor does not matter.
         """
         rows = len(self)
-        # Age 0 is the newest row. What decides about a row's successor is stored `lag` rows after it.
+        # Age 0 is the newest row. The link of a row's successor is stored `lag` rows after it.
         age, after = (self.newest - index) % rows, (index + self.lag) % rows
         link = self._links(after)
         pending, ended = age < self.lag, link > 0

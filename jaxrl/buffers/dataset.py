@@ -32,7 +32,7 @@ class Dataset(NamedTuple):
     truncated: np.ndarray
     """Bool `[R]`: the episode was truncated. The last step of the set is one of the two."""
     settings: Mapping[str, Any] | None = None
-    """Settings that reload the set, `data` and `data_sha256`; `None` if made by hand or changed after loading."""
+    """Settings that reload the set, `data` and `data_sha256`; `None` if not loaded, or changed after loading."""
 
     @property
     def rows(self) -> int:
@@ -43,7 +43,7 @@ class Dataset(NamedTuple):
     def episode(self) -> np.ndarray:
         """Index of each step's episode, int32 `[R]`."""
         done = self.terminated | self.truncated
-        # An episode's number is that of the ends before it, hence the shift by a step.
+        # An episode's index is the number of ends before it, hence the shift by one step.
         return np.concatenate([[0], np.cumsum(done)[:-1]]).astype(np.int32)
 
     def where(self, rows: np.ndarray) -> "Dataset":

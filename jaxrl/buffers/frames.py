@@ -20,7 +20,7 @@ from jaxrl.xla.packing import Rows
 )
 @dataclass(frozen=True)
 class Frames:
-    """Observations of `R` rows, each a stack of `count` frames along the last axis, and others stored whole.
+    """Observations of `R` rows, each a stack of `count` frames along the last axis, and others stored in full.
 
     An observation is assembled from the frame of its row and the frames of earlier rows, `stride` apart. Its `depth` is
     how many earlier frames belong to the same episode; older ones repeat the episode's first frame, as `frame_stack`
@@ -32,7 +32,7 @@ class Frames:
     depth: Array
     """`[R]` int32; below `-count` if the older frames are in no row, because the observation was no stack."""
     apart: Rows
-    """Observations stored whole."""
+    """Observations stored in full."""
     last: PyTree
     """The newest observations, leaves `[stride, ...]`."""
     last_depth: Array
@@ -84,7 +84,7 @@ class Frames:
             jnp.minimum(jnp.arange(self.count - 1, -1, -1, dtype=jnp.int32)[None], reach[:, None])
             * self.last_depth.shape[0]
         )
-        # Both rings move on together, so a frame is as far behind `head` as its row is behind `newest`.
+        # Both rings advance together, so a frame is as far behind `head` as its row is behind `newest`.
         age = (newest - index) % self.rows
         place = (self.head - age[:, None] - back) % len(self.single)
         frames = self.single.read(place.reshape(-1))
@@ -118,7 +118,7 @@ def rows_equal(a: PyTree, b: PyTree) -> Array:
 
 
 def empty_frames(example: PyTree, count: int, rows: int, block: int, stride: int, apart: int) -> Frames:
-    """Return storage for `rows` rows in blocks of `block`, all zeros, and for `apart` observations stored whole.
+    """Return storage for `rows` rows in blocks of `block`, all zeros, and for `apart` observations stored in full.
 
     Raises:
       SettingsError: an observation cannot be a stack of `count` frames, or the row of the previous one is unknown.

@@ -23,7 +23,7 @@ GOALS = ("observation", "achieved_goal", "desired_goal")
 
 
 class HindsightState(NamedTuple):
-    """A ring of `R` rows, with the place of each in its episode."""
+    """A ring of `R` rows, and the age of each in its episode."""
 
     ring: PyTree
     age: Array
@@ -164,9 +164,9 @@ def _sample(parts: _Parts, state: HindsightState, key: Key, pushes: Array, opt_s
     count = count_later_steps(state, batch.index) + 1
     # `later_share` times `count` may round up to `count`, one step too far.
     steps = jnp.minimum((later_share * count).astype(jnp.int32), count - 1)
-    # A later step is read by its place alone; priorities do not matter.
+    # A later step is read by its row alone; priorities do not matter.
     ring = state.ring.rows if isinstance(state.ring, PrioritisedState) else state.ring
-    # 0 steps later is the step itself: its goal is then what it achieved.
+    # With 0 steps, the goal is what the step itself achieved.
     later: Transition = ring.read(_later_row(state, batch.index, steps))
     new = _relabel(batch.items, _env_obs(later.next_obs)["achieved_goal"], state.discount, parts.goal)
     return batch._replace(items=tree_where(coin < parts.share, new, batch.items))

@@ -56,7 +56,7 @@ def mix(ring: Buffer, make: Callable[[], Transition], rows: int, count: int) -> 
 
 def _init(parts: _Parts, example: PyTree, rows: int, lag: int = 0, stride: int = 0) -> MixedState:
     items = parts.make()
-    # Data sets have no extras. An agent whose losses read none leaves them empty too, in a container of its own.
+    # Data sets have no extras. An agent whose losses read none leaves them empty too, but its container may differ.
     if isinstance(example, Transition) and not jax.tree.leaves(example.extras):
         items = items._replace(extras=example.extras)
     require_same("demos: a demonstration", row_struct(items), "a transition of the environment", example)

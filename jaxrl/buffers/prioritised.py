@@ -54,7 +54,7 @@ class _Settings(NamedTuple):
     over_all: bool
     epsilon: float
     sequences: SequenceLayout | None = None
-    """How sequences lie in the ring; `None`: single items are sampled."""
+    """Layout of sequences in the ring; `None`: single items are sampled."""
 
 
 def prioritised(
@@ -155,7 +155,7 @@ def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: A
     held = settings.ring.push(state.rows, items, pushes)
     rows = jax.tree.leaves(items)[0].shape[0]
     start = block_start(len(held), rows, pushes)
-    # To the power of `alpha` already, like all numbers in the trees.
+    # Already to the power of `alpha`, like all numbers in the trees.
     new = jnp.broadcast_to(state.highest, (rows,))
     # Groups that the block touches; a block not aligned to groups touches up to two more than it fills.
     groups = jnp.minimum(start // FANOUT + jnp.arange(rows // FANOUT + 2, dtype=jnp.int32), (len(held) - 1) // FANOUT)

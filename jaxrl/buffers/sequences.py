@@ -1,7 +1,7 @@
-"""Sequences of steps in a ring: where they start and which rows they consist of. Nothing is stored twice.
+"""Sequences of steps in a ring: their starts and their rows, without storing any step twice.
 
-A ring holds vector steps one after the other, each with a row per environment. So a sequence of one environment is
-every `stride`-th row from its first row on, wrapping around the end of the ring. It is identified by its first row.
+A ring holds consecutive vector steps, each with one row per environment. A sequence of one environment is thus every
+`stride`-th row from its first row on, wrapping around the end of the ring. It is identified by its first row.
 """
 
 from typing import Any, NamedTuple
@@ -56,20 +56,20 @@ def read_items(ring: Any, sequences: SequenceLayout | None, index: Array) -> PyT
 def sample_starts(sequences: SequenceLayout, key: Key, count: int, pushes: Array, rows: int, held: int) -> Array:
     """Sample the first rows of `count` sequences uniformly, after `pushes` blocks of `rows`; int32.
 
-    A sequence starts at the oldest step or later and ends at the newest or earlier, so it never crosses the place that
-    is written next. The key is consumed.
+    A sequence starts at the oldest step or later and ends at the newest or earlier, so it never crosses the next write
+    position. The key is consumed.
     """
     steps, blocks, per_push = held // sequences.stride, held // rows, rows // sequences.stride
     # In a full ring, the block that is written next is the oldest.
     oldest = jnp.where(pushes < blocks, 0, pushes % blocks).astype(jnp.int32) * per_push
     last = oldest + jnp.minimum(pushes, blocks).astype(jnp.int32) * per_push - sequences.length
     # Starts are the multiples of `interval` from `oldest` to `last`. If `last` is beyond the end of the ring, those of
-    # the second part wrap around to its beginning, where multiples are counted anew.
+    # the second part wrap around to its beginning, where multiples are counted from 0 again.
     first = -(-oldest // sequences.interval)
     ahead = jnp.minimum(last, steps - 1) // sequences.interval + 1 - first
     behind = jnp.where(last >= steps, (last - steps) // sequences.interval + 1, 0)
     drawn = below(key, (count,), (ahead + behind) * sequences.stride).astype(jnp.int32)
-    # Starts are the same in all environments, which therefore only multiply their number.
+    # Starts are the same in all environments, so the number of environments is only a factor.
     turn, env = drawn // sequences.stride, drawn % sequences.stride
     place = jnp.where(turn < ahead, first + turn, turn - ahead) * sequences.interval
     return place * sequences.stride + env
@@ -83,7 +83,7 @@ def completed_sequences(sequences: SequenceLayout, held: int, rows: int, pushes:
     start = block + jnp.arange(per_push, dtype=jnp.int32) - (sequences.length - 1)
     place = start % steps
     oldest = block + per_push - steps  # earlier starts have been overwritten by the same block
-    # Negative starts are those of the ring's previous round, which is there once all blocks have been written.
+    # Negative starts are in the ring's previous round, which exists once all blocks have been written.
     whole = ((start >= 0) | (pushes >= held // rows)) & (start >= oldest) & (place % sequences.interval == 0)
     index = place[:, None] * sequences.stride + jnp.arange(sequences.stride, dtype=jnp.int32)[None]
     return index.reshape(-1), jnp.repeat(whole, sequences.stride)

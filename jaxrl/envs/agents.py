@@ -19,7 +19,7 @@ from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
 
 PER_AGENT = ("agents/reward", "agents/ended", "agents/alive")
-"""Names in `info` of a game of what agents have each, `[A]`: reward, terminated, alive before the step."""
+"""Entries in a game's `info` with one value per agent, `[A]`: reward, terminated, alive before the step."""
 
 
 class Game(NamedTuple):
@@ -36,7 +36,7 @@ def as_single_env(env: Env) -> Env:
 
 
 def joint_env(env: Env) -> Env:
-    """Return an environment of `A` agents as a single-agent one whose action is that of all agents.
+    """Return an environment of `A` agents as a single-agent one whose action comprises those of all agents.
 
     Its reward is `env.score` of the agents' rewards. It terminates with its last agent.
     """
@@ -52,6 +52,7 @@ def joint_env(env: Env) -> Env:
             raise SettingsError(
                 f"{env.spec.name}: reward is {list(jnp.shape(out.reward))}; expected [{count}], one per agent"
             )
+        # Dead agents earn nothing and do not terminate again.
         reward = jnp.where(state.alive, jnp.asarray(out.reward, jnp.float32), 0.0)
         ended = jnp.broadcast_to(jnp.asarray(out.terminated, bool), (count,)) & state.alive
         alive = state.alive & ~ended
@@ -173,7 +174,7 @@ def _step(games: VecEnv, count: int, state: VecEnvState, action: PyTree, key: Ke
         obs=flatten_agents(played.obs),
         info={**scalars, "episode_return": total, "episode_length": length},
         valid=valid,
-        # Between its own end and that of the game, an agent has no observation worth acting on.
+        # Between its termination and the end of the game, an agent has no meaningful observation.
         obs_valid=jnp.where(over, ~invalid, alive & ~done),
         present=alive,
     )

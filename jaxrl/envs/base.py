@@ -77,7 +77,7 @@ class Env(NamedTuple):
     step: StepFn
     render: RenderFn | None = None
     settings: Mapping[str, Any] | None = None
-    """Arguments with which `make_env` rebuilds it; `None` for an environment made by hand."""
+    """Arguments with which `make_env` rebuilds it; `None` for a custom environment."""
     goal: GoalFn | None = None
     """Reward and termination for a goal, for `jaxrl.hindsight`; needs `achieved_goal` and `desired_goal` observed."""
     values: Mapping[str, Any] = {}
@@ -223,9 +223,9 @@ def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, key: Key
         truncated = truncated | ((length >= env.spec.time_limit) & ~terminated)
     done = terminated | truncated
     final_obs = zero_invalid_rows(valid, out.obs)
-    # New episodes start with the values of now.
+    # New episodes start with the current values.
     given = _reset_args(state.values)
-    # Resets are computed whether or not an episode ended; `source` decides how many of them there are.
+    # Resets are computed whether or not an episode ended; `source` decides how many.
     starts, (fresh_state, fresh_obs, fresh_length) = source.take(state.starts, done, reset_key, *given)
     length_after = jnp.where(done, fresh_length, length)
     step = Step(
@@ -306,7 +306,7 @@ def check_signatures(env: Env) -> None:
     next_state, out = result
     require_same(f"environment {name}: the state after step", next_state, "that after reset", state)
     require_same(f"environment {name}: the observation after step", out.obs, "that after reset", obs)
-    # Paths alone do not tell a list from a tuple.
+    # Paths alone do not distinguish a list from a tuple.
     after: Any = jax.tree.structure((next_state, out.obs))
     if after != jax.tree.structure((state, obs)):
         raise SettingsError(

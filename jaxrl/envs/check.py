@@ -30,7 +30,7 @@ class _Walk(NamedTuple):
 
 
 def check_env(env: Env, steps: int = 1000, seed: int = 0) -> list[str]:
-    """Run `steps` random actions in `env` and return its mistakes, one line each; an empty list means none were found.
+    """Run `steps` random actions in `env` and return the mistakes found, one line each; an empty list means none.
 
     Checks that states, observations and rewards keep structure, shape and dtype; that values are finite (in resets too)
     and within bounds; that keys are used and advance; that episodes end, and a time limit is not reported as
@@ -83,7 +83,7 @@ def _walk(env: Env, steps: int, key: Key) -> _Walk:
         if env.spec.time_limit is not None:
             done = done | (length + 1 >= env.spec.time_limit)
         fresh, first = env.reset(reset_key)
-        # Reset by hand and not by `vectorise`: the check needs the state after the end of an episode.
+        # Reset here and not by `vectorise`: the check needs the state after the end of an episode.
         following = jax.tree.map(lambda a, b: jnp.where(done, a, b), fresh, after)
         return (following, jnp.where(done, 0, length + 1)), _Walk(state, after, out, length + 1, first)
 
@@ -118,7 +118,7 @@ def _check_keys(env: Env, resets: PyTree, walk: _Walk, key: Key) -> list[str]:
     found = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(walk.after)[0]:
         if is_key(leaf):
-            # A key that is the same before and after any of the steps did not advance.
+            # A key that is equal before and after some step did not advance.
             before = dict(jax.tree_util.tree_flatten_with_path(walk.before)[0])[path]
             if bool(jnp.any(jnp.all(_bits(before) == _bits(leaf), axis=-1))):
                 where = jax.tree_util.keystr(path)
@@ -160,7 +160,7 @@ def _check_ends(env: Env, steps: int, walk: _Walk) -> list[str]:
             f"episodes are terminated after {ends.min()} to {ends.max()} steps, but the environment has fixed_length: "
             "leave it out"
         ]
-    # More than one termination exactly at the limit, and none before it, is no coincidence.
+    # More than one termination exactly at the limit, and none before, is no coincidence.
     if limit is not None and (terminated & (lengths == limit)).sum() > 1 and not (terminated & (lengths < limit)).any():
         return [
             f"every episode is terminated at the time limit of {limit} steps: a cut is not an end; "

@@ -20,7 +20,7 @@ PREFIX = "craftax:"
 NAMES = ("Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1")
 NEVER = int(np.iinfo(np.int32).max)
 TILE = 16
-"""Side of a tile in a picture, in pixels."""
+"""Side of a rendered tile, in pixels."""
 
 
 def craftax_env(name: str, **params: Any) -> Env:
@@ -42,7 +42,7 @@ def craftax_env(name: str, **params: Any) -> Env:
     defaults = {word: value for word, value in vars(env.default_params).items() if isinstance(value, int | float)}
     given = convert_like_defaults(name, params, defaults)
     limit = given.get("max_timesteps", defaults["max_timesteps"])
-    # The limit of the suite is put out of reach: the spec's own truncates.
+    # Disable the suite's own limit, which would terminate; that of the spec truncates.
     env_params = env.default_params.replace(**{**given, "max_timesteps": NEVER})
     pixels = "-Pixels-" in id_
     obs, like = jax.eval_shape(env.reset_env, KEY, env_params)

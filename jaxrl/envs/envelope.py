@@ -67,7 +67,7 @@ def _strip_limits(envelope: Any, env: Any) -> tuple[Any, list[int]]:
             raise SettingsError(
                 f"{type(env).__name__} {UNUSABLE_WRAPPERS[kind.__name__]}; give the environment without it"
             )
-    # From the inside out: a wrapper around a removed limit is put around what is left.
+    # From the inside out: a wrapper around a removed limit is applied to what the limit wrapped.
     inner, limits = _strip_limits(envelope, env.env)
     if isinstance(env, envelope.TruncationWrapper):
         return inner, [int(env.max_steps), *limits]

@@ -68,8 +68,7 @@ class _EnvPool:
             self._obs = convert_obs(self._name, self._space, obs)
             self._left = info["lives"] if self._lives else self._left
             return self._obs
-        # A lost life that did not end the game needs no reset: the next episode begins with the observation that is
-        # there.
+        # A lost life that did not end the game needs no reset: the next episode begins with the current observation.
         ids = np.flatnonzero(which & self._over).astype(np.int32)
         if ids.size:
             obs, info = self._env.reset(ids)
@@ -96,7 +95,7 @@ def _scatter(obs: PyTree, ids: np.ndarray, fresh: PyTree) -> PyTree:
     """Return `obs` `[N, ...]` with rows `ids` `[K]` replaced by `fresh` `[K, ...]`."""
 
     def put(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-        # A copy, since steps that were handed out refer to the old array.
+        # A copy, since steps already returned refer to the old array.
         new_rows = old.copy()
         new_rows[ids] = new
         return new_rows

@@ -68,7 +68,7 @@ def _make(name: str) -> tuple[Any, Any]:
     """Return the environment `name` and its parameters, as `gymnax.make` does."""
     if name in _MODULES and "gymnax.registration" not in sys.modules:
         module, _, kind = _MODULES[name].partition(":")
-        # The packages around the module are registered without running them; the module itself is imported in earnest.
+        # The packages around the module are registered without running them; only the module itself is imported.
         for package in ("gymnax", "gymnax.environments", f"gymnax.environments.{module.split('.')[0]}"):
             _import_lazily(package)
         env = getattr(importlib.import_module(f"gymnax.environments.{module}"), kind)()
@@ -110,7 +110,7 @@ def _get_attribute(module: ModuleType, name: str) -> Any:
         return importlib.import_module(path)
     assert module.__spec__ is not None
     assert module.__spec__.loader is not None
-    # Without the hook while the code runs, which would otherwise run it again for each missing name. It is put back if
+    # Remove the hook while the code runs, which would otherwise run it again for each missing name. It is restored if
     # the code fails, so that a later read tries again.
     lazily = module.__dict__.pop("__getattr__", None)
     try:
@@ -164,7 +164,7 @@ def wrap(name: str, env: Any, params: Any, settings: dict[str, Any] | None = Non
     reset = partial(_reset, env, params)
     state, obs = jax.eval_shape(reset, make_key(0))
     action_space = _space(env.action_space(params))
-    # With a constant key, those that would be split for its steps are never computed.
+    # With a constant key, the keys of its steps are never computed.
     uses_key = _uses_key(env, params, state)
     limit = getattr(params, TIME_LIMIT, None)
     return Env(

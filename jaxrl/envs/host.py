@@ -74,7 +74,7 @@ class HostEnv(NamedTuple):
     make_renderable: Callable[[], Any] | None = None
     """`()`: make one environment that can render, with Gymnasium's `reset`, `step` and `render`."""
     settings: Mapping[str, Any] | None = None
-    """Arguments with which `make_env` rebuilds it; `None` for an environment made by hand."""
+    """Arguments with which `make_env` rebuilds it; `None` for a custom environment."""
     compiled: bool = False
     """Whether opening it compiles programs, which can take arbitrarily long."""
     eval_env: "HostEnv | None" = None
@@ -97,7 +97,7 @@ class HostVectorEnv:
 
     def reset(self) -> PyTree:
         """Reset all environments; return first observations, with zeros in place of non-finite ones."""
-        # New arrays: the last step that was handed out may hold the old ones.
+        # New arrays: the last step returned may hold the old ones.
         self._returns, self._lengths = np.zeros_like(self._returns), np.zeros_like(self._lengths)
         return self._mark_invalid(self.vector.reset(), np.ones(self.num_envs, bool))
 
@@ -124,7 +124,7 @@ class HostVectorEnv:
             valid = np.isfinite(reward) & _finite_rows(successor) & ~self.invalid_reset
             reward, successor = np.where(valid, reward, 0.0), _zeros_where(~valid, successor)
             terminated, truncated = terminated & valid, truncated | ~valid
-        # New arrays rather than in place: the old ones belong to steps that were handed out before.
+        # New arrays rather than in place: the old ones belong to steps already returned.
         self._returns, self._lengths = self._returns + reward, self._lengths + 1
         if self.spec.time_limit:
             truncated = truncated | (self._lengths >= self.spec.time_limit)
@@ -229,7 +229,7 @@ def gymnasium_settings(env: Any) -> dict[str, Any] | None:
     if known is None or known.entry_point != spec.entry_point or not str(spec.entry_point).startswith("gymnasium."):
         return None
     wrappers = [wrapper.entry_point for wrapper in spec.additional_wrappers]
-    # A vector may be wrapped from outside as well, which its spec does not tell.
+    # A vector may also be wrapped from outside, which its spec does not show.
     while hasattr(env, "single_action_space") and env is not env.unwrapped:
         wrappers.append(f"{type(env).__module__}:{type(env).__name__}")
         env = env.env
@@ -315,7 +315,7 @@ class _Gymnasium:
 
     def reset(self, which: np.ndarray | None = None) -> PyTree:
         options = None if which is None else {"reset_mask": which}
-        # Only the first reset is seeded; later ones go on with the generators of the environments.
+        # Only the first reset is seeded; later ones continue the environments' random streams.
         seed, self._seed = self._seed, None
         obs = self._call(partial(self._env.reset, seed=seed, options=options))[0]
         return convert_obs(self._name, self._space, obs)
@@ -337,8 +337,8 @@ class _Gymnasium:
         try:
             return function()
         except (EOFError, ConnectionError) as error:
-            # The pipe to a process is closed: the process has died. The others would wait for commands, and are ended
-            # too.
+            # The pipe to a process is closed: the process has died. The others would wait for commands, so they are
+            # ended too.
             self._kill()
             raise ActorError("a process that steps its environments has ended: killed, or out of memory?") from error
 
@@ -348,7 +348,7 @@ class _Gymnasium:
             processes = getattr(self._env, "processes", ())
             if processes:
                 self._env.closed = True  # so that Gymnasium does not wait for replies
-            # All are told first, then waited for, so that they end at the same time.
+            # Signal all before waiting for any, so that they end concurrently.
             for process in processes:
                 if process.is_alive():
                     os.kill(process.pid, END)
@@ -391,8 +391,8 @@ def _convert_leaf(name: str, space: Box | Discrete | MultiDiscrete, x: Any) -> n
 def vector_scalars(info: Mapping[str, Any], num_envs: int) -> dict[str, np.ndarray]:
     """Return the scalars in the `info` of a vector of environments, float32 `[N]`, NaN where one is missing.
 
-    Nested entries are named with a slash, such as `episode/l`. Gymnasium's mask `_NAME` says which environments have
-    NAME. Anything but one number per environment is left out.
+    Nested entries are named with a slash, such as `episode/l`. Gymnasium's mask `_NAME` marks the environments that
+    have NAME. Anything but one number per environment is left out.
     """
     found: dict[str, np.ndarray] = {}
     for name, value in info.items():
@@ -462,7 +462,7 @@ class _Jax:
 
     def reset(self, which: np.ndarray | None = None) -> PyTree:
         with jax.default_device(self._device):
-            # All are reset, and the states of those asked for are taken, so that one program serves every mask.
+            # Reset all and select the requested states, so that one program serves every mask.
             state, obs = self._fresh(self._next_key())
             self._state = state if which is None else self._mix(which, state, self._state)
         return jax.tree.map(np.asarray, obs)

@@ -69,7 +69,7 @@ def jaxmarl_env(name: str, *, time_limit: Any = None, **params: Any) -> Env:
     env = _make(registration.make, name, id_, params)
     suite_limit = _suite_limit(env, kind)
     limit = suite_limit if time_limit is None else check_int(f"{name}: time_limit", time_limit)
-    # The suite reports its limit as an end of the game, so it is put out of reach where nothing else reads it.
+    # The suite reports its limit as the end of a game, so disable it where nothing else reads it.
     if suite_limit is not None and not (kind.timed or kind.rounds):
         env.max_steps = NEVER
     reset, step = partial(_reset, env, kind), partial(_step, env, kind, suite_limit)

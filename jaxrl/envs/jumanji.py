@@ -46,7 +46,7 @@ def jumanji_env(name: str, **params: Any) -> Env:
     except Exception as error:
         raise SettingsError(f"Jumanji cannot make {id_}: {error_text(error)}") from error
     limit = getattr(env, "time_limit", None)
-    # The environment would terminate at its limit. With this one it never does, and the limit of the spec truncates.
+    # The environment would terminate at its own limit: disable it, so that the limit of the spec truncates.
     if limit is not None:
         env.time_limit = NEVER
     _, first = jax.eval_shape(env.reset, KEY)

@@ -1,8 +1,9 @@
-"""Tasks that need a memory, each with its best return in closed form, with and without one: `memory:Recall` and others.
+"""Tasks that require memory, with best returns in closed form: `memory:Recall` and others.
 
-An agent without a memory chooses by its present observation alone. The difference between the two returns is thus what
-remembering is worth. Every episode has the same number of steps, which is also the time limit, and terminates with the
-last one; after it nothing is shown. Actions are discrete, and observations are small float32 vectors.
+Without a memory, an agent chooses by the current observation alone; the difference between the best returns with and
+without one is the value of remembering. Every episode has the same number of steps, which is also the time limit, and
+terminates with the last one, after which nothing is shown. Actions are discrete; observations are small float32
+vectors.
 """
 
 import inspect
@@ -52,7 +53,7 @@ class Trial(NamedTuple):
     """State of a task."""
 
     hidden: PyTree
-    """What the right actions depend on."""
+    """Hidden variables that determine the correct actions."""
     at: Array
     """Int32, steps taken in this episode."""
 
@@ -178,9 +179,9 @@ def count(length: int = 20) -> Env:
 def parity(length: int = 20) -> Env:
     """Toss a fair coin at each of `length` steps, and ask at the last if the number of ones is odd: 1 if right, else 0.
 
-    Observations are those of `memory:Count`. Action 1 says odd, 0 even.
+    Observations are those of `memory:Count`. Action 1 answers odd, 0 even.
 
-    The best return is 1; without a memory it is 1/2, for the last coin alone says nothing about the sum.
+    The best return is 1; without a memory it is 1/2, because the last coin alone does not determine the parity.
 
     Raises:
       SettingsError: `length` is below 2 or above 100 000.
@@ -189,7 +190,7 @@ def parity(length: int = 20) -> Env:
 
 
 def _toss_coins(id_: str, length: int, actions: int, answer: Callable[[Array], Array]) -> Env:
-    """Return the task to tell `answer` of the number of ones among `length` fair coins."""
+    """Return the task of answering `answer` of the number of ones among `length` fair coins."""
 
     def begin(key: Key) -> Array:
         return jnp.int32(0)
@@ -246,7 +247,7 @@ def noisy_cue(length: int = 20, noise: float = 2.0) -> Env:
     """Show a hidden sign, -1 or 1, with new Gaussian noise at each of `length` steps, and ask for it at the last.
 
     Observations are `[2]`: the sign plus noise of standard deviation `noise`, and whether the answer is asked for,
-    which is so with the last of them. Action 1 says 1, action 0 says -1; the right one pays 1, else 0.
+    which is so with the last of them. Action 1 answers 1, action 0 answers -1; the right one pays 1, else 0.
 
     With `Phi` the normal distribution function, the best return is `Phi(sqrt(length) / noise)`, by the sign of the sum
     of all that was shown: 0.987 by default. Without a memory, by the sign of the last, it is `Phi(1 / noise)`: 0.691.

@@ -94,7 +94,7 @@ def _count_symbols(env: Any) -> int | None:
 
     if env.observation_fn in (observations.rgb, observations.rgb_first_person):
         return None
-    # The largest index of an entity, in whatever version.
+    # The largest index of an entity, in any version.
     kinds = max(int(value) for word, value in vars(EntityIds).items() if not word.startswith("_"))
     most = int(env.observation_space.maximum)
     return 1 + (max(most, kinds) if most < 255 else kinds)

@@ -1,4 +1,4 @@
-"""Environment objects of other libraries: which libraries are supported, and what their adapters share.
+"""Environment objects of other libraries: the supported libraries, and code shared by their adapters.
 
 Their steps take no key; an object that needs randomness keeps keys in its state.
 """
@@ -151,7 +151,7 @@ def object_env(fns: ObjectFns) -> Env:
     like, result = jax.eval_shape(lambda key: fns.reset(key, None), KEY)
     masked = _has_mask(fns, like, result)
     seen = jax.eval_shape(partial(_convert_obs, masked), result)
-    # The observation is no dict, but becomes the entry of one beside its mask; so does its declared space.
+    # An observation that is no dict becomes the entry of one, next to its mask; so does its declared space.
     alone = isinstance(seen, dict) and not isinstance(jax.eval_shape(partial(_convert_obs, False), result), dict)
     space = _space({OBSERVATION: fns.observations} if alone else fns.observations, seen, fns.leaf)
     spec = EnvSpec(fns.name, space, fns.actions, fns.limit)

@@ -1,7 +1,7 @@
 """Adapter shared by Brax and MuJoCo Playground, whose `reset(key)` and `step(state, action)` return one `State`.
 
 The state holds observation, reward and `done` next to the physics. Both suites implement time limits and auto-reset in
-wrappers, which are not used here: so `done` is a termination, and its observation the true successor.
+wrappers, which are not used here, so `done` is a termination, and its observation the true successor.
 """
 
 import copy
@@ -50,7 +50,7 @@ def _step(env: Any, like: PyTree, repeat: int, state: Any, action: Array, key: K
         state = _suite_step(env, like, state, action)
         reward, done = state.reward, state.done > 0
     else:
-        # The physics go on after an end within the repeats; the step then reports it.
+        # The physics continue after a termination within the repeats; the step then reports it.
         body = lambda carry, _: ((after := _suite_step(env, like, carry, action)), (after.reward, after.done))
         state, (rewards, dones) = jax.lax.scan(body, state, None, repeat)
         reward, done = rewards.sum(), (dones > 0).any()

@@ -32,7 +32,7 @@ def playground_env(name: str, *, randomise: Any = None, randomiser: Randomiser |
 
     Raises:
       SettingsError: Playground is not installed, a name or a parameter is unknown or does not fit, there is nothing to
-        randomise by, or models of robots are missing: they are never fetched unasked.
+        randomise by, or models of robots are missing: they are never downloaded implicitly.
     """
     playground = require_extra("mujoco_playground", "environments of MuJoCo Playground", extra="playground")
     registry = playground.registry

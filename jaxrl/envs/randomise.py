@@ -23,7 +23,7 @@ class Randomised(NamedTuple):
 def randomise(env: Env, draw: Callable[..., PyTree], **values: Any) -> Env:
     """Draw `params` for each episode and start it with `env.reset(key, params)` (Tobin et al. 2017).
 
-    The `reset` of `env` takes parameters after the key, and keeps in its state what `step` needs of them. They are
+    The `reset` of `env` takes parameters after the key, and stores those that `step` needs in its state. They are
     constant during an episode; scalars among them are recorded as `params/NAME`.
 
     Args:

@@ -72,7 +72,7 @@ def _suggest_env(name: str) -> str:
     others = gymnasium_names()
     if name in others:
         return f"Gymnasium has it: {PREFIX}{name}"
-    # What follows a module of the user's own is no name of a task with a prefix.
+    # In `package.module:NAME` with a user's module, `NAME` is not a task with a prefix.
     foreign = prefix and not close_matches(prefix, SUITES)
     here = [known for known in env_names() if not (foreign and ":" in known)]
     close_here = close_matches(rest.rpartition("/")[2], here)
@@ -103,7 +103,7 @@ def module_to_import(name: str) -> str | None:
 
 
 def env_names() -> list[str]:
-    """Return every name that `make_env` accepts, but for those of other libraries' suites."""
+    """Return every name that `make_env` accepts, except those of other libraries' suites."""
     from jaxrl.envs import gymnax, memory
 
     return [*_REGISTERED, *gymnax.names(), *memory.names()]

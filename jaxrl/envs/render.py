@@ -1,4 +1,4 @@
-"""Simple pictures of environment states, drawn on the host with Pillow."""
+"""Simple images of environment states, drawn on the host with Pillow."""
 
 from typing import Any
 

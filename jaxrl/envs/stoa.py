@@ -18,7 +18,7 @@ UNUSABLE_WRAPPERS = {
     "OptimisticResetVmapWrapper": "resets episodes",
     "VmapWrapper": "runs many copies",
 }
-"""Wrappers of stoa that do what jaxrl does itself."""
+"""Wrappers of stoa that cannot be used, because jaxrl does the same itself."""
 UNUSABLE_ADAPTERS = {
     "GymnaxToStoa": "resets by itself and takes limits for ends; give the name of gymnax, such as CartPole-v1",
     "JumanjiToStoa": "takes limits for ends; give the name instead, such as jumanji:Snake-v1",

@@ -1,8 +1,8 @@
 """Wrappers of environments, which nest in any order. Some have names for the command line.
 
 `make_env("CartPole-v1", wrap=["sticky_actions:0.25", "time"])` applies them from left to right, as does
-`--env-args wrap "[sticky_actions:0.25,time]"`. What only concerns learning, such as clipped or scaled rewards, stacked
-frames or normalised observations, belongs into processors: runs are scored by the rewards of the environment.
+`--env-args wrap "[sticky_actions:0.25,time]"`. Changes that only concern learning, such as clipped or scaled rewards,
+stacked frames or normalised observations, belong in processors: runs are scored by the environment's rewards.
 """
 
 import math
@@ -42,7 +42,7 @@ def action_repeat(env: Env, times: int) -> Env:
         # A scan of fixed length: after the end of the episode the remaining steps are computed and discarded.
         def repeat(carry: tuple[PyTree, TimeStep], key: Key) -> tuple[tuple[PyTree, TimeStep], None]:
             state, out = carry
-            # The reward is summed up to the end of the episode; with the end, the whole carry stays as it was.
+            # Rewards are summed up to the end of the episode, after which the carry stays unchanged.
             state_after, next_out = _to_typed_arrays(env.step(state, action, key))
             next_out = next_out._replace(reward=out.reward + next_out.reward)
             return tree_where(jnp.logical_or(out.terminated, out.truncated), carry, (state_after, next_out)), None
@@ -195,9 +195,9 @@ def transform_reward(env: Env, function: Callable[[PyTree, PyTree, TimeStep], Ar
 
 
 def _wrap(env: Env, reset: Any, step: Any, inner: Callable[[Any], PyTree], more: dict[str, Space] | None = None) -> Env:
-    """Return `env` with these functions; `inner` maps the new state to that of `env`, `more` are observations added."""
+    """Return `env` with these functions; `inner` maps the new state to that of `env`, `more` are the added spaces."""
     spec = env.spec._replace(observation_space=_add_entries(env.spec.observation_space, more)) if more else env.spec
-    # `render` sees the state of the wrapper, so the inner state is taken out for it.
+    # `render` gets the state of the wrapper, so extract the inner state for it.
     render = env.render
     render_inner = None if render is None else lambda state: render(inner(state))
     return env._replace(spec=spec, reset=reset, step=step, render=render_inner, settings=None)
@@ -266,7 +266,7 @@ def _parse_wrapper(name: str) -> Callable[[Env], Env]:
     if kind not in WRAPPERS:
         raise SettingsError(f"unknown wrapper {kind!r}; {suggest(kind, WRAPPERS)}")
     function, read = WRAPPERS[kind]
-    # A colon without a number is refused as well.
+    # A colon without a number is an error too.
     if read is None:
         if colon:
             raise SettingsError(f"wrapper {name!r} takes no number; expected {kind!r}")

@@ -1,6 +1,6 @@
 """Environments of XLand-MiniGrid (https://github.com/dunnolab/xland-minigrid), imported on demand.
 
-Observations are one-hot, because the index of a tile is no intensity.
+Observations are one-hot, because tile indices are not intensities.
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ _RULES = ("benchmark", "ruleset", "pickles")
 def xminigrid_env(name: str, *, one_hot: Any = True, **params: Any) -> Env:
     """Return XLand-MiniGrid's environment `name` (with or without `xminigrid:`).
 
-    `params` replace its own: `height`, `width`, `view_size`, `max_steps`. Observations are float32
-    `[view, view, tiles + colours]`; without `one_hot` they are int32 `[view, view, 2]`. Those of `XLand-*` have no goal
-    of their own: they need a `ruleset`, which is either one of `xminigrid.types.RuleSet` (a run with it is not rebuilt
-    by name) or the number of one in a `benchmark`. Benchmarks are pickles from the internet, which can run any code
-    when they are loaded, and are so only with `pickles=True`.
+    `params` replace its defaults: `height`, `width`, `view_size`, `max_steps`. Observations are float32
+    `[view, view, tiles + colours]`, or int32 `[view, view, 2]` without `one_hot`. `XLand-*` environments need a
+    `ruleset` for their goals: an `xminigrid.types.RuleSet` (the run then cannot be rebuilt by name), or the number of
+    one in a `benchmark`. Benchmarks are pickles from the internet, which can run any code when loaded, and so require
+    `pickles=True`.
 
     Raises:
       SettingsError: XLand-MiniGrid is not installed, or a name or a parameter is unknown or does not fit.
@@ -40,7 +40,7 @@ def xminigrid_env(name: str, *, one_hot: Any = True, **params: Any) -> Env:
     id_ = check_id(PREFIX, name, xminigrid.registered_environments())
     name, given = PREFIX + id_, {**params, **({} if one_hot is True else {"one_hot": one_hot})}
     one_hot = check_flag(f"{name}: one_hot", one_hot)
-    # Made twice: the first tells which parameters there are.
+    # Made twice: the first call provides the default parameters.
     _, defaults = xminigrid.make(id_)
     sizes = [field.name for field in dataclasses.fields(defaults) if isinstance(getattr(defaults, field.name), int)]
     ruled = "ruleset" in vars(defaults)

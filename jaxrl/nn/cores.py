@@ -1,14 +1,13 @@
-"""Recurrent cores: what an agent remembers from step to step, and how a whole sequence is worked through at once.
+"""Recurrent cores: stacks of recurrent cells, evaluated step by step or over whole sequences.
 
-A core is a stack of cells. A cell has a memory, and two functions that give the same numbers: one step,
-`cell(memory, x) -> (memory, y)`, and a sequence, `cell.sequence(memory, xs, is_first) -> (memories, ys)`. Every memory
-begins with zeros, and is zero again where an episode begins.
+A cell has a memory and two equivalent functions: a step, `cell(memory, x) -> (memory, y)`, and a sequence,
+`cell.sequence(memory, xs, is_first) -> (memories, ys)`. Memories are zeros at the start of every episode.
 
-Cells of two kinds differ in what a sequence costs. The GRU and the LSTM depend on their last memory through matrices,
-so that a sequence is a loop of as many steps. The others are linear in their memory, `h_t = a_t * h_{t-1} + b_t` with
-`a_t` and `b_t` of the inputs alone. Two such steps are one of the same form, so that a sequence of `T` steps is an
-associative scan of about `log2(T)` (Blelloch 1990; Martin and Cundy 2018, https://arxiv.org/abs/1709.04057). GTrXL
-remembers the inputs themselves and attends to them, all steps at once.
+Cells differ in the cost of a sequence. In the GRU and the LSTM the next memory depends on the last through matrices, so
+a sequence is a loop over its steps. Most others are linear in their memory, `h_t = a_t * h_{t-1} + b_t`, with `a_t` and
+`b_t` functions of the inputs alone. Two such steps compose to one of the same form, so a sequence of `T` steps is an
+associative scan of depth about `log2(T)` (Blelloch 1990; Martin and Cundy 2018, https://arxiv.org/abs/1709.04057).
+GTrXL stores past inputs and attends to them, for all steps in parallel.
 """
 
 from collections.abc import Callable
@@ -25,39 +24,39 @@ from jaxrl.nn.layers import dense, kernel_init
 from jaxrl.trees import Array, Key, PyTree, tree_where
 
 LONGEST = 1_000.0
-"""Steps of the longest time scale of a new cell whose decay depends on the input."""
+"""Longest initial time scale, in steps, of cells with input-dependent decay."""
 HEADS = 4
-"""Heads of cells with several: `gla` and `gtrxl`."""
+"""Number of heads of `gla` and `gtrxl`."""
 
 
 def forget(memory: PyTree, is_first: Array) -> PyTree:
-    """Return `memory` `[B, ...]` with zeros where `is_first` `[B]`."""
+    """Reset `memory` `[B, ...]` to zeros where `is_first` `[B]`."""
     return tree_where(is_first, jax.tree.map(jnp.zeros_like, memory), memory)
 
 
 def memories_before(memory: PyTree, memories: PyTree, is_first: Array) -> PyTree:
-    """Return the memories with which steps `[T, B]` were taken.
+    """Return the memory before each of the steps `[T, B]`.
 
     Args:
-      memory: that before the first step, `[B, ...]`.
-      memories: those after each step, `[T, B, ...]`.
-      is_first: `[T, B]`; where it is true an episode begins, with zeros.
+      memory: memory before the first step, `[B, ...]`.
+      memories: memories after each step, `[T, B, ...]`.
+      is_first: `[T, B]`, true at the first step of an episode, whose memory is zeros.
     """
     shifted = jax.tree.map(lambda first, after: jnp.concatenate([first[None], after[:-1]]), memory, memories)
     return forget(shifted, is_first)
 
 
 class Cell(nn.Module):
-    """A recurrent cell; a cell of one's own derives from it, and is made known by `register_core`.
+    """Base class of recurrent cells; `register_core` makes a custom one available by name.
 
-    It defines `initial` and `__call__`, and where a sequence can be had for less than its steps one by one, `sequence`.
+    Subclasses define `initial` and `__call__`, and `sequence` if it can cost less than one step at a time.
     """
 
     fixed_width: ClassVar[bool] = False
-    """Whether its inputs must have the width of its outputs, as where it adds to them."""
+    """Whether inputs must be as wide as outputs, as in residual cells."""
 
     def initial(self) -> PyTree:
-        """Return the memory at the beginning of an episode, of one environment: zeros."""
+        """Return the memory of one environment at the start of an episode: zeros."""
         raise NotImplementedError
 
     def __call__(self, memory: PyTree, x: Array) -> tuple[PyTree, Array]:
@@ -67,7 +66,7 @@ class Cell(nn.Module):
     def sequence(self, memory: PyTree, xs: Array, is_first: Array) -> tuple[PyTree, Array]:
         """Take the steps `xs` `[T, B, F]` from `memory` `[B, ...]`; return the memory and outputs after each step.
 
-        Where `is_first` `[T, B]` an episode begins, and the step sees nothing of what was before.
+        The memory is reset before steps where `is_first` `[T, B]`.
         """
         cell, variables = self.unbind()
 
@@ -80,7 +79,7 @@ class Cell(nn.Module):
 
 
 class FlaxCell(Cell):
-    """A cell of Flax, which is worked through step by step."""
+    """A Flax Linen cell; sequences are a loop over steps."""
 
     cell: nn.RNNCellBase
 
@@ -96,11 +95,11 @@ class FlaxCell(Cell):
 
 
 class NNXCell(Cell):
-    """A cell of `flax.nnx`, which is worked through step by step; its inputs are first brought to `features`."""
+    """A `flax.nnx` cell; sequences are a loop over steps. Inputs are first projected to width `features`."""
 
     features: int
     make: Callable[[Any], Any]
-    """Function from `nnx.Rngs` to the cell, of `features` inputs and outputs."""
+    """Function from `nnx.Rngs` to the cell, with `features` inputs and outputs."""
     fixed_width: ClassVar[bool] = True
 
     def setup(self) -> None:
@@ -124,16 +123,16 @@ class NNXCell(Cell):
 
 
 Number = Array | tuple[Array, Array]
-"""Real numbers, or the real and the imaginary parts of complex ones: what is stored, exported and compiled for any
-device has no complex type."""
+"""Real numbers, or real and imaginary parts of complex ones: arrays are stored, exported and compiled for any device,
+so none has a complex type."""
 
 
 class ScanCell(Cell):
     """A residual block around a recurrence that is linear in its memory; `features` is its width.
 
     As in S5 and LRU, the recurrence reads normalised inputs, a gated linear unit follows, and the inputs are added:
-    `y = x + W_1 g * sigmoid(W_2 g)` with `g = gelu(readout)`. A subclass says what decays, what comes in, and what is
-    read.
+    `y = x + W_1 g * sigmoid(W_2 g)` with `g = gelu(readout)`. Subclasses define the decay, the increment and the
+    readout.
     """
 
     features: int
@@ -145,7 +144,7 @@ class ScanCell(Cell):
         self.set_up_recurrence()
 
     def set_up_recurrence(self) -> None:
-        """Make the layers and parameters of the recurrence."""
+        """Create the layers and parameters of the recurrence."""
         raise NotImplementedError
 
     def coefficients(self, x: Array) -> tuple[Number, Number]:
@@ -153,7 +152,7 @@ class ScanCell(Cell):
         raise NotImplementedError
 
     def readout(self, h: Any, x: Array) -> Array:
-        """Return what is read of `h` and the inputs `[..., F]`, `[..., F]`."""
+        """Return the output `[..., F]` of the recurrence for memory `h` and inputs `x` `[..., F]`."""
         raise NotImplementedError
 
     def __call__(self, memory: PyTree, x: Array) -> tuple[PyTree, Array]:
@@ -164,12 +163,12 @@ class ScanCell(Cell):
         return h, self._output(x, normed, h)
 
     def sequence(self, memory: PyTree, xs: Array, is_first: Array) -> tuple[PyTree, Array]:
-        """Take all steps by an associative scan."""
+        """Take all steps with an associative scan."""
         normed = self.norm(xs)
         decay, increment = self.coefficients(normed)
-        # A decay of 0 forgets, since all that comes here is finite. The scan itself then knows nothing of episodes.
+        # A decay of 0 resets the memory, which is finite, so the scan itself needs no episode boundaries.
         decay = tree_where(is_first, jax.tree.map(jnp.zeros_like, decay), decay)
-        # The memory from before enters with the first step.
+        # The initial memory contributes through the first increment.
         brought = times(jax.tree.map(lambda x: x[0], decay), memory)
         increment = jax.tree.map(lambda x, y: x.at[0].add(y), increment, brought)
         _, h = jax.lax.associative_scan(_compose, (decay, increment))
@@ -181,13 +180,13 @@ class ScanCell(Cell):
 
 
 def _compose(one: tuple[Number, Number], two: tuple[Number, Number]) -> tuple[Number, Number]:
-    """Return the step that takes `one` and then `two`: `a_2 (a_1 h + b_1) + b_2`."""
+    """Compose two steps, `one` first: `a_2 (a_1 h + b_1) + b_2`."""
     (a1, b1), (a2, b2) = one, two
     return times(a2, a1), plus(times(a2, b1), b2)
 
 
 def times(x: Number, y: Number) -> Number:
-    """Return the product of two real or two complex numbers."""
+    """Multiply two real or two complex numbers."""
     if isinstance(x, tuple):
         (a, b), (c, d) = x, y
         return a * c - b * d, a * d + b * c
@@ -195,13 +194,13 @@ def times(x: Number, y: Number) -> Number:
 
 
 def plus(x: Number, y: Number) -> Number:
-    """Return the sum of two real or two complex numbers."""
+    """Add two real or two complex numbers."""
     total: Number = jax.tree.map(jnp.add, x, y)
     return total
 
 
 def _per_feature(parameter: Array, x: Array) -> Array:
-    """Return a parameter `[F]` in as many axes as `x` `[..., F]` has."""
+    """Reshape a parameter `[F]` to the rank of `x` `[..., F]`."""
     return parameter.reshape((1,) * (x.ndim - 1) + parameter.shape)
 
 
@@ -211,22 +210,22 @@ def _exp(real: Array, imag: Array) -> tuple[Array, Array]:
 
 
 def _real_product(matrices: Any, h: tuple[Array, Array]) -> Array:
-    """Return the real part of complex matrices, given as two layers, times `h`."""
+    """Return the real part of a complex matrix, given as two layers, times `h`."""
     product: Array = matrices[0](h[0]) - matrices[1](h[1])
     return product
 
 
 def slow_gate(key: Key, shape: Any, dtype: Any = jnp.float32) -> Array:
-    """Draw biases of a gate `z` with `1 / z` from 1 to `LONGEST` steps, uniform in its logarithm.
+    """Draw biases of a gate `z` with time scales `1 / z` log-uniform from 1 to `LONGEST` steps.
 
-    After the chrono initialisation (Tallec and Ollivier 2018, https://arxiv.org/abs/1804.11188), which has time scales
-    that are uniform themselves.
+    After the chrono initialisation (Tallec and Ollivier 2018, https://arxiv.org/abs/1804.11188), whose time scales are
+    uniform.
     """
     return -jax.random.uniform(key, shape, dtype, 0.0, np.log(LONGEST))
 
 
 class MinGRU(ScanCell):
-    """A GRU whose gate does not see its memory: `h_t = (1 - z_t) h_{t-1} + z_t W x_t` (Feng et al. 2024, section 3.1).
+    """A GRU whose gate ignores the memory: `h_t = (1 - z_t) h_{t-1} + z_t W x_t` (Feng et al. 2024, section 3.1).
 
     https://arxiv.org/abs/2410.01201
     """
@@ -236,7 +235,7 @@ class MinGRU(ScanCell):
         return np.zeros(self.features, np.float32)
 
     def set_up_recurrence(self) -> None:
-        """Make the gate and the candidate."""
+        """Create the gate and the candidate."""
         self.update = nn.Dense(self.features, bias_init=slow_gate)
         self.candidate = dense(self.features)
 
@@ -251,19 +250,19 @@ class MinGRU(ScanCell):
 
 
 class MinLSTM(MinGRU):
-    """An LSTM whose gates do not see its memory, normalised: `h_t = f' h_{t-1} + i' W x_t` (Feng et al., section 3.2).
+    """An LSTM with normalised gates that ignore the memory: `h_t = f' h_{t-1} + i' W x_t` (Feng et al., section 3.2).
 
     `f' = f / (f + i)` and `i' = i / (f + i)` with `f` and `i` sigmoids of linear functions of `x_t`.
     """
 
     def set_up_recurrence(self) -> None:
-        """Make the gates and the candidate."""
+        """Create the gates and the candidate."""
         self.forget_gate, self.input_gate = nn.Dense(self.features), nn.Dense(self.features, bias_init=slow_gate)
         self.candidate = dense(self.features)
 
     def coefficients(self, x: Array) -> tuple[Number, Number]:
         """Return `f'` and `i' W x`."""
-        # `f / (f + i)` is the sigmoid of `log f - log i`, which no pair of tiny gates divides by zero.
+        # `f / (f + i)` is the sigmoid of `log f - log i`, which avoids 0 / 0 for two tiny gates.
         ratio = nn.log_sigmoid(self.forget_gate(x)) - nn.log_sigmoid(self.input_gate(x))
         return nn.sigmoid(ratio), nn.sigmoid(-ratio) * self.candidate(x)
 
@@ -271,8 +270,8 @@ class MinLSTM(MinGRU):
 class LRU(ScanCell):
     """The linear recurrent unit: a complex diagonal recurrence (Orvieto et al. 2023, https://arxiv.org/abs/2303.06349).
 
-    `h_t = lambda * h_{t-1} + gamma * B x_t`, and `Re(C h_t) + D * x_t` is read. The moduli of `lambda` are drawn from
-    0.9 to 0.999 and its phases from 0 to pi / 10, as the paper has it for long sequences.
+    `h_t = lambda * h_{t-1} + gamma * B x_t`, with the readout `Re(C h_t) + D * x_t`. The moduli of `lambda` are drawn
+    from 0.9 to 0.999 and its phases from 0 to pi / 10, the paper's values for long sequences.
     """
 
     moduli: ClassVar[tuple[float, float]] = (0.9, 0.999)
@@ -283,10 +282,10 @@ class LRU(ScanCell):
         return (np.zeros(self.features, np.float32),) * 2
 
     def set_up_recurrence(self) -> None:
-        """Draw the parameters as section 3.4 of the paper does."""
+        """Draw the parameters as in section 3.4 of the paper."""
         low, high = self.moduli
         size = (self.features,)
-        # `|lambda|^2` is uniform between the squares, so that the ring is filled evenly.
+        # `|lambda|^2` is uniform, so that eigenvalues are uniform on the ring.
         ring = lambda key, shape: jax.random.uniform(key, shape, jnp.float32, low**2, high**2)
         self.nu = self.param("nu", lambda key, shape: jnp.log(-0.5 * jnp.log(ring(key, shape))), size)
         turn = lambda key, shape: jax.random.uniform(key, shape, jnp.float32, 1e-4, self.phase)
@@ -298,7 +297,7 @@ class LRU(ScanCell):
 
     def coefficients(self, x: Array) -> tuple[Number, Number]:
         """Return `lambda` and `gamma B x`."""
-        # Exponentials of exponentials keep the modulus below 1 whatever is learnt: `|lambda| = exp(-exp(nu))`.
+        # `|lambda| = exp(-exp(nu))` is below 1 for all parameters.
         decay = _exp(-jnp.exp(self.nu), jnp.exp(self.theta))
         real, imag = (matrix(x) * _per_feature(jnp.exp(self.gamma), x) for matrix in self.into)
         return jax.tree.map(lambda part: jnp.broadcast_to(_per_feature(part, x), x.shape), decay), (real, imag)
@@ -311,9 +310,9 @@ class LRU(ScanCell):
 class S5(ScanCell):
     """A diagonal state space model, discretised with learnt step sizes (Smith et al. 2023).
 
-    https://arxiv.org/abs/2208.04933, as Lu et al. 2023, https://arxiv.org/abs/2303.03982, use it for reinforcement
-    learning. Its eigenvalues begin as those of HiPPO-N; of each conjugate pair one is kept, so that it has half as many
-    states as `features`.
+    https://arxiv.org/abs/2208.04933, used as in Lu et al. 2023, https://arxiv.org/abs/2303.03982, for reinforcement
+    learning. Eigenvalues are initialised to those of HiPPO-N. One of each conjugate pair is kept, so there are half as
+    many states as `features`.
     """
 
     def initial(self) -> PyTree:
@@ -325,12 +324,12 @@ class S5(ScanCell):
         return max(self.features // 2, 1)
 
     def set_up_recurrence(self) -> None:
-        """Draw the parameters; the eigenvalues are those of HiPPO-N."""
+        """Draw the parameters; eigenvalues are those of HiPPO-N."""
         eigenvalues = hippo_eigenvalues(2 * self._states)
         size = (self._states,)
         self.real = self.param("real", lambda key: jnp.asarray(eigenvalues.real, jnp.float32))
         self.imag = self.param("imag", lambda key: jnp.asarray(eigenvalues.imag, jnp.float32))
-        # Step sizes are log-uniform, so that states have time scales of their own.
+        # Step sizes are log-uniform, so that the states cover a range of time scales.
         steps = lambda key, shape: jax.random.uniform(key, shape, jnp.float32, np.log(1e-3), np.log(1e-1))
         self.log_step = self.param("log_step", steps, size)
         self.into = [nn.Dense(self._states, use_bias=False) for _ in range(2)]
@@ -339,29 +338,29 @@ class S5(ScanCell):
 
     def coefficients(self, x: Array) -> tuple[Number, Number]:
         """Return the decay and the increment under a zero-order hold (equation 6 of the paper)."""
-        # A positive real part would grow without bound; the paper clips it likewise.
+        # A positive real part would make the state diverge; the paper clips it too.
         real, imag, step = jnp.minimum(self.real, -1e-4), self.imag, jnp.exp(self.log_step)
         decay = _exp(real * step, imag * step)
         into = self.into[0](x), self.into[1](x)
-        # `(decay - 1) / pole`, the division as a product with the conjugate.
+        # `(decay - 1) / pole`, where division is multiplication by the conjugate over the squared modulus.
         square = real**2 + imag**2
         scale = times((decay[0] - 1, decay[1]), (real / square, -imag / square))
         spread = lambda part: jnp.broadcast_to(_per_feature(part, into[0]), into[0].shape)
         return jax.tree.map(spread, decay), times(jax.tree.map(spread, scale), into)
 
     def readout(self, h: Any, x: Array) -> Array:
-        """Return `2 Re(C h) + D x`: the state and its conjugate."""
+        """Return `2 Re(C h) + D x`; the factor 2 stands for the conjugate states."""
         return 2 * _real_product(self.out, h) + _per_feature(self.skip, x) * x
 
 
 def hippo_eigenvalues(size: int) -> np.ndarray:
-    """Return those eigenvalues of HiPPO-N of `size` whose imaginary part is positive.
+    """Return the eigenvalues of HiPPO-N of `size` with positive imaginary part.
 
     HiPPO-N is the normal part of HiPPO-LegS (Gu et al. 2022, https://arxiv.org/abs/2206.11893, section 2.3).
     """
     n = np.arange(size)
     root = np.sqrt(2 * n + 1)
-    # LegS plus its correction of rank one is skew-symmetric but for -1/2 on the diagonal.
+    # LegS plus its rank-one correction is skew-symmetric except for -1/2 on the diagonal.
     skew = np.outer(root, root) * 0.5
     skew = np.triu(skew, 1) - np.tril(skew, -1)
     imag = np.linalg.eigvalsh(-1j * skew)
@@ -369,11 +368,11 @@ def hippo_eigenvalues(size: int) -> np.ndarray:
 
 
 class GLA(ScanCell):
-    """Gated linear attention: keys write values into a matrix that decays (Yang et al. 2024).
+    """Gated linear attention: keys write values into a decaying matrix (Yang et al. 2024).
 
-    https://arxiv.org/abs/2312.06635, equation 3: `S_t = a_t S_{t-1} + k_t v_t^T`, and `S_t^T q_t` is read, in `HEADS`
-    heads of width `features / HEADS`. As in HGRN2 (Qin et al. 2024, https://arxiv.org/abs/2404.07904) the key is
-    `1 - a_t`: what is written is as much as what is forgotten, so that a matrix stays bounded.
+    https://arxiv.org/abs/2312.06635, equation 3: `S_t = a_t S_{t-1} + k_t v_t^T` with the readout `S_t^T q_t`, in
+    `HEADS` heads of width `features / HEADS`. As in HGRN2 (Qin et al. 2024, https://arxiv.org/abs/2404.07904) the key
+    is `1 - a_t`, so that a matrix stays bounded: it is written to as much as it decays.
     """
 
     @property
@@ -381,23 +380,23 @@ class GLA(ScanCell):
         return self.features // HEADS
 
     def initial(self) -> PyTree:
-        """Return zeros: a matrix for each head."""
+        """Return zeros: one matrix per head."""
         if self.features % HEADS:
             raise SettingsError(f"agent.core_features is {self.features}; gla needs a multiple of {HEADS}")
         return np.zeros((HEADS, self._width, self._width), np.float32)
 
     def set_up_recurrence(self) -> None:
-        """Make keys, values and queries."""
+        """Create keys, values and queries."""
         self.key = nn.Dense(self.features, bias_init=slow_gate)
         self.content, self.query = dense(self.features), dense(self.features)
 
     def coefficients(self, x: Array) -> tuple[Number, Number]:
-        """Return the decay of each row of the matrices, and what is written into them."""
+        """Return the decay of each matrix row, and the increments."""
         gate = self._heads(self.key(x))[..., None]
         return nn.sigmoid(-gate), nn.sigmoid(gate) * self._heads(self.content(x))[..., None, :]
 
     def readout(self, h: Any, x: Array) -> Array:
-        """Return what the queries read of the matrices."""
+        """Return the matrices applied to the queries."""
         query = self._heads(self.query(x))
         return jnp.sum(h * query[..., None], axis=-2).reshape(x.shape)
 
@@ -409,11 +408,11 @@ class GLA(ScanCell):
 
 
 class GTrXL(Cell):
-    """A gated block of Transformer-XL, which remembers its last `window` inputs (Parisotto et al. 2020).
+    """A gated Transformer-XL block, whose memory is its last `window` inputs (Parisotto et al. 2020).
 
     https://arxiv.org/abs/1910.06764, section 3: normalised inputs, attention with relative positions (Dai et al. 2019,
-    https://arxiv.org/abs/1901.02860, section 3.3), and a gate like a GRU's in place of each sum. A step sees itself and
-    at most `window` steps of its episode before it.
+    https://arxiv.org/abs/1901.02860, section 3.3), and a GRU-like gate in place of each residual sum. A step attends to
+    itself and to the previous `window` steps of its episode.
     """
 
     features: int
@@ -421,7 +420,7 @@ class GTrXL(Cell):
     fixed_width: ClassVar[bool] = True
 
     def initial(self) -> PyTree:
-        """Return no steps: `window` rows of zeros, and how many of them are steps of the episode."""
+        """Return an empty window: `window` rows of zeros, and the number of rows that are valid."""
         if self.features % HEADS:
             raise SettingsError(f"agent.core_features is {self.features}; gtrxl needs a multiple of {HEADS}")
         return np.zeros((self.window, self.features), np.float32), np.zeros((), np.int32)
@@ -432,7 +431,7 @@ class GTrXL(Cell):
         self.queries, self.keys, self.values, self.out = make(), make(), make(), make()
         self.places = nn.Dense(self.features, use_bias=False)
         width = (HEADS, self.features // HEADS)
-        # `u` and `v` of Dai et al.: what every query looks for, by content and by distance.
+        # `u` and `v` of Dai et al.: query-independent attention to content and to distance.
         self.by_content = self.param("by_content", nn.initializers.zeros, width)
         self.by_distance = self.param("by_distance", nn.initializers.zeros, width)
         self.attended, self.transformed = GRUGate(self.features), GRUGate(self.features)
@@ -444,11 +443,11 @@ class GTrXL(Cell):
         return jax.tree.map(lambda m: m[0], memories), ys[0]
 
     def sequence(self, memory: PyTree, xs: Array, is_first: Array) -> tuple[PyTree, Array]:
-        """Take all steps at once: each attends to the remembered inputs and to those before it."""
+        """Take all steps in parallel: each attends to stored inputs and earlier steps."""
         rows, age = memory
         steps, window = xs.shape[0], self.window
         ages = _ages(age, is_first, window)
-        # `[B, M + T, F]`: step `t` is at place `t + M`, and its window are the M places before it.
+        # `[B, M + T, F]`: step `t` is at position `t + M`, and its window is the `M` positions before.
         past = jnp.concatenate([rows, jnp.moveaxis(xs, 0, 1)], axis=1)
         x = past[:, window:]
         distance = jnp.arange(steps)[:, None] + window - jnp.arange(window + steps)[None]  # `[T, M + T]`
@@ -457,19 +456,19 @@ class GTrXL(Cell):
         hidden = self.attended(x, nn.relu(attention))
         mlp = self.narrow(nn.relu(self.wide(self.norm_mlp(hidden))))
         y = self.transformed(hidden, nn.relu(mlp))
-        # What is remembered after step `t` are places `t + 1` to `t + M`; `[T, B, M, F]`. Of one step, as an exported
-        # policy takes it, that needs no gather.
+        # The memory after step `t` is positions `t + 1` to `t + M`; `[T, B, M, F]`. A single step, as in an exported
+        # policy, needs no gather.
         places = jnp.arange(1, steps + 1)[:, None] + jnp.arange(window)[None]
         kept = past[None, :, 1:] if steps == 1 else jnp.moveaxis(past[:, places], 0, 1)
         memories = kept, jnp.minimum(ages + 1, window)
         return memories, jnp.moveaxis(y, 0, 1)
 
     def _attend(self, x: Array, past: Array, seen: Array) -> Array:
-        """Return what steps `x` `[B, T, F]` read of `past` `[B, P, F]` where `seen` `[B, T, P]`."""
+        """Return the attention of steps `x` `[B, T, F]` to `past` `[B, P, F]` where `seen` `[B, T, P]`."""
         heads = lambda z: z.reshape(*z.shape[:-1], HEADS, -1)
         query, key, value = heads(self.queries(x)), heads(self.keys(past)), heads(self.values(past))
         by_content = jnp.einsum("bthd,bphd->bhtp", query + self.by_content[None, None], key)
-        # Distances from M to 0, in the order of the places of a step's window.
+        # Distances from `M` to 0, in the order of positions in a window.
         place = heads(self.places(_sinusoids(self.window + 1, self.features)[::-1]))
         by_distance = jnp.einsum("bthd,mhd->bhtm", query + self.by_distance[None, None], place)
         score = by_content + _shift_rows(by_distance)
@@ -479,13 +478,13 @@ class GTrXL(Cell):
 
 
 class GRUGate(nn.Module):
-    """The gate of a GRU between what was, `x`, and what is new, `y`; it begins near `x` (GTrXL, section 3.2)."""
+    """A GRU gate between the residual stream `x` and a branch `y`; initially close to `x` (GTrXL, section 3.2)."""
 
     features: int
 
     @nn.compact
     def __call__(self, x: Array, y: Array) -> Array:
-        """Return `(1 - z) x + z h`, `[..., F]` as `x` and `y` are."""
+        """Return `(1 - z) x + z h`, `[..., F]`, for `x` and `y` `[..., F]`."""
         linear = lambda name: nn.Dense(self.features, use_bias=False, name=name)
         reset = nn.sigmoid(linear("reset_y")(y) + linear("reset_x")(x))
         bias = self.param("bias", nn.initializers.constant(2.0), (self.features,))
@@ -495,18 +494,18 @@ class GRUGate(nn.Module):
 
 
 def _ages(age: Array, is_first: Array, window: int) -> Array:
-    """Return how many steps of its episode are before each step, `window` at most, `[T, B]`."""
+    """Return the number of earlier steps of the same episode, at most `window`, for each step; `[T, B]`."""
     step = jnp.arange(is_first.shape[0], dtype=jnp.int32)[:, None]
-    # An episode that was there before began `age` steps before the first step.
+    # An episode that is already in progress started `age` steps before the first step.
     begun = jnp.where(is_first, step, -age[None])
     return jnp.minimum(step - (begun if len(begun) == 1 else jax.lax.cummax(begun, axis=0)), window)
 
 
 def _shift_rows(x: Array) -> Array:
-    """Move row `t` of `[..., T, M + 1]` to the right by `t` places; `[..., T, M + T]`, zeros elsewhere.
+    """Shift row `t` of `[..., T, M + 1]` right by `t` positions; `[..., T, M + T]`, zeros elsewhere.
 
-    Padded by `T` and read in rows that are shorter by one, each row begins one place later than the one before (Dai et
-    al. 2019, appendix B).
+    After padding by `T` and reshaping to rows that are shorter by one, each row starts one position later than the
+    previous one (Dai et al. 2019, appendix B).
     """
     *batch, steps, width = x.shape
     padded = jnp.concatenate([x, jnp.zeros((*batch, steps, steps), x.dtype)], axis=-1)
@@ -514,7 +513,7 @@ def _shift_rows(x: Array) -> Array:
 
 
 def _sinusoids(length: int, features: int) -> Array:
-    """Return the encoding of distances `[length, features]` (Vaswani et al. 2017, section 3.5)."""
+    """Return the sinusoidal encoding of distances, `[length, features]` (Vaswani et al. 2017, section 3.5)."""
     angle = np.arange(length)[:, None] / 10_000 ** (np.arange(0, features, 2) / features)
     return jnp.asarray(np.concatenate([np.sin(angle), np.cos(angle)], axis=1)[:, :features], jnp.float32)
 
@@ -534,15 +533,15 @@ CORES: dict[str, Callable[[int], Cell]] = {
 
 
 def register_core(name: str, make: Callable[[int], Cell]) -> None:
-    """Make a cell of one's own known: `--agent.core name`, or `jaxrl.ppo(core=name)`, of any agent with a core.
+    """Register a custom cell for `--agent.core name` and `jaxrl.ppo(core=name)`, and all other agents with a core.
 
     Args:
-      name: what it is called.
-      make: a function from the width of its outputs to the cell; `jaxrl.nn.FlaxCell` makes one of any cell of Flax, and
-        `jaxrl.nn.NNXCell` of any of `flax.nnx`.
+      name: name of the core.
+      make: function from the width of the outputs to the cell; for existing cells use `jaxrl.nn.FlaxCell` (Linen) or
+        `jaxrl.nn.NNXCell` (`flax.nnx`).
 
     Raises:
-      SettingsError: a core of this name is there already.
+      SettingsError: the name is taken.
     """
     if name in CORES or name == "none":
         raise SettingsError(f"there is a core {name!r} already; choose another name")
@@ -550,10 +549,10 @@ def register_core(name: str, make: Callable[[int], Cell]) -> None:
 
 
 def make_cell(core: str, features: int, window: int) -> Cell:
-    """Return a new cell.
+    """Create a cell.
 
     Raises:
-      SettingsError: there is none of this name, with the nearest; or its width does not suit it.
+      SettingsError: the name is unknown (with the nearest), or the cell does not support the width.
     """
     if core not in CORES:
         raise SettingsError(f"unknown core {core!r}; {suggest(core, ('none', *CORES))}")
@@ -561,12 +560,12 @@ def make_cell(core: str, features: int, window: int) -> Cell:
 
 
 def initial_memory(core: str, features: int, layers: int = 1, window: int = 32) -> PyTree:
-    """Return the memory of a `Core` at the beginning of an episode, of one environment; `None` for the core `none`."""
+    """Return the initial memory of a `Core` for one environment; `None` for the core `none`."""
     return None if core == "none" else (make_cell(core, features, window).initial(),) * layers
 
 
 class Core(nn.Module):
-    """A stack of cells; each has a memory of its own. It has the two functions of a cell."""
+    """A stack of cells, each with its own memory; it has the two functions of a cell."""
 
     core: str
     features: int

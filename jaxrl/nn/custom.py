@@ -18,10 +18,10 @@ ROWS = 3
 class Network(Protocol):
     """Two pure functions, with the signatures of a Flax Linen module's.
 
-    A network that learns and acts in different ways, as those with batch normalisation or dropout do, has an argument
-    `train` (of `__call__`, if it is a Linen module): False, the default, to act, True to learn. `apply` then also
-    takes Flax's `rngs={"dropout": key}`, and `mutable`, a list of collections of variables that it returns, as updated,
-    beside its outputs.
+    Networks that act and learn differently, such as those with batch normalisation or dropout, have an argument `train`
+    (of `__call__`, for a Linen module): False, the default, to act, True to learn. `apply` then also takes Flax's
+    `rngs={"dropout": key}` and `mutable`, a list of collections of variables, which it returns updated together with
+    the outputs.
     """
 
     def init(self, key: Key, /, *args: Any) -> PyTree:
@@ -37,7 +37,7 @@ class Network(Protocol):
 
 
 TRAINING = 0x7261494E
-"""Folded into the key of an update for what a network draws. `fold_in(key, i)` may equal `split(key, n)[i]`, so this is
+"""Folded into the key of an update to get that of a network. `fold_in(key, i)` may equal `split(key, n)[i]`, so this is
 larger than the index of any split."""
 
 
@@ -47,33 +47,33 @@ def takes_train(network: Network) -> bool:
         return takes_train(network.member)
     if isinstance(network, FromNNX):
         return bool(network.stats.names or jax.tree.leaves(network.rngs))
-    # `apply` of a Linen module takes any arguments; those of `__call__` are the module's own.
+    # `apply` of a Linen module takes any arguments; `__call__` has the actual ones.
     call = type(network).__call__ if isinstance(network, nn.Module) else network.apply
     try:
         return "train" in inspect.signature(call).parameters
-    except (TypeError, ValueError):  # of a callable that does not show its arguments
+    except (TypeError, ValueError):  # a callable without a signature
         return False
 
 
 def training_key(network: Network, key: Key, number: int = 0) -> Key | None:
-    """Return the key with which `forward` applies `network` to learn; `None` if acting and learning are alike.
+    """Return the key for `forward` to apply `network` in an update; `None` if the network acts and learns alike.
 
-    `key` is that of the update, and `number` tells the networks of an agent apart.
+    `key` is the key of the update; `number` distinguishes the networks of an agent.
     """
     return jax.random.fold_in(key, TRAINING + number) if takes_train(network) else None
 
 
 def forward(network: Network, variables: PyTree, *args: Any, key: Key | None) -> tuple[Any, PyTree]:
-    """Apply `network`; return its outputs, and its collections of variables beside `params`.
+    """Apply `network`; return its outputs, and its collections of variables other than `params`.
 
-    Without a key the network acts: it uses running statistics and no dropout, and its collections stay as they are.
-    With a key, which is consumed, it learns: it uses the statistics of the batch, and its collections are updated.
+    Without a key the network acts: it uses running statistics and no dropout, and its collections are unchanged. With a
+    key, which is consumed, it learns: it uses the statistics of the batch, and its collections are updated.
     """
     collections = split_variables(variables)[1]
     if key is None:
         return network.apply(variables, *args), collections
     if isinstance(network, Ensemble):
-        # Each member has its own variables and its own dropout, and all see the same rows.
+        # Members have separate variables and dropout, and see the same rows.
         one = lambda variables, key: forward(network.member, variables, *args, key=key)
         out, collections = jax.vmap(one)(variables, jax.random.split(key, network.size))
         return network.with_outputs_axis(out), collections
@@ -84,9 +84,9 @@ def forward(network: Network, variables: PyTree, *args: Any, key: Key | None) ->
 
 
 def split_variables(variables: PyTree) -> tuple[PyTree, PyTree]:
-    """Split a network's variables into `{"params": ...}` and its other collections, but for the noise of NoisyNet.
+    """Split a network's variables into `{"params": ...}` and its other collections, except NoisyNet's noise.
 
-    A tree that is not a network's is all parameters.
+    Any other tree counts as parameters.
     """
     if not (isinstance(variables, Mapping) and "params" in variables):
         return variables, {}
@@ -140,7 +140,7 @@ def check_network(
 def _check_training(
     network: Network, variables: PyTree, name: str, args: Sequence[PyTree], outputs: Sequence[Output]
 ) -> None:
-    """Raise `SettingsError` unless the network, when it learns, has the same outputs and the same variables."""
+    """Raise `SettingsError` unless the network has the same outputs and variables when it learns as when it acts."""
     taken = f"{_describe(args)} and train=True"
     learn = lambda variables, *args: forward(network, variables, *args, key=make_key(0))
     try:
@@ -258,7 +258,7 @@ class FromNNX(NamedTuple):
 
     make: Callable[[Any], Any]
     acting: Any
-    """Static graph definition of the module when it acts, without variables; and when it learns."""
+    """Static graph definitions of the module, without variables: for acting, and below for learning."""
     learning: Any
     params: _Named
     stats: _Named
@@ -270,7 +270,7 @@ class FromNNX(NamedTuple):
         """Initialise the variables, by name. The key is consumed."""
         from flax import nnx
 
-        # Keys and counts of random numbers are not kept: each call makes its own, see `_streams`.
+        # Keys and counts of random streams are not stored: each call creates them, see `_streams`.
         params, stats, _ = nnx.state(self.make(nnx.Rngs(key)), nnx.Param, nnx.BatchStat, ...)
         variables = {"params": self.params.name(params)}
         return {**variables, "batch_stats": self.stats.name(stats)} if self.stats.names else variables
@@ -288,18 +288,18 @@ class FromNNX(NamedTuple):
         from flax import nnx
 
         params, stats = self.params.state(variables["params"]), self.stats.state(variables.get("batch_stats", {}))
-        # Acting draws nothing from them, but the module is not complete without its streams.
+        # Acting draws no random numbers, but the module cannot be merged without its streams.
         streams = self._streams(rngs["dropout"] if rngs else make_key(0))
         module = nnx.merge(self.learning if train else self.acting, params, stats, streams)
         out = module(*args)
         if not train:
             return out
-        # The call has changed the module's statistics in place; here they become an output.
+        # The call has updated the module's statistics in place; return them as an output.
         made = {"batch_stats": self.stats.name(nnx.state(module, nnx.BatchStat))} if self.stats.names else {}
         return out, made
 
     def _streams(self, key: Key) -> Any:
-        """Return the state of the streams of random numbers: counts of 0, and for each stream a key of its own."""
+        """Return the state of the random streams: counts of 0, and a separate key for each stream."""
         leaves, treedef = jax.tree.flatten(self.rngs)
 
         def begin(i: int, x: jax.ShapeDtypeStruct) -> Array:
@@ -331,7 +331,7 @@ def from_nnx(make: Callable[[Any], Any]) -> FromNNX:
         raise SettingsError(f"from_nnx: the module cannot be made: {_first_line(error)}") from error
     if not isinstance(module, nnx.Module):
         raise SettingsError(f"from_nnx: make returned {type(module).__name__}; expected a module of flax.nnx")
-    # The last one collects all other state, which has no place in a network and is refused below.
+    # `...` collects all other state, which networks cannot have and which raises below.
     kinds = (nnx.Param, nnx.BatchStat, nnx.RngState, ...)
     # The mode is a static attribute of submodules, so there are two graph definitions over the same variables.
     module.train()

@@ -29,7 +29,7 @@ def encode(space: Space, obs: PyTree, torso: str = "auto") -> Any:
         return parts[0]
     images = tuple(x for s, x in zip(spaces, parts, strict=True) if is_image(s))
     rest = [x for s, x in zip(spaces, parts, strict=True) if not is_image(s)]
-    # The empty array is for observations of images alone, of which there would be nothing to concatenate.
+    # The empty array is for observations of images alone, with nothing else to concatenate.
     return images, jnp.concatenate([jnp.zeros((images[0].shape[0], 0), jnp.float32), *flat(rest)], axis=-1)
 
 

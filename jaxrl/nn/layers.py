@@ -122,7 +122,7 @@ def make_layers(
 ) -> nn.Module:
     """Return the dense layers of torso `kind`.
 
-    Residual torsos have their own normalisation and initialisation, whatever `layer_norm` and `orthogonal` say, and no
+    Residual torsos have their own normalisation and initialisation, regardless of `layer_norm` and `orthogonal`, and no
     dropout.
     """
     if kind in RESIDUAL:
@@ -153,7 +153,7 @@ class NoisyDense(nn.Module):
         shape, bound = (x.shape[-1], self.features), x.shape[-1] ** -0.5
         middle = lambda key, shape: jax.random.uniform(key, shape, jnp.float32, -bound, bound)
         scale = nn.initializers.constant(self.std * bound)
-        # Zeros at initialisation, and at each call whatever noise the caller has put into the collection.
+        # Zeros at initialisation; in a call, the noise that the caller passes in the collection.
         zeros = lambda name, size: self.variable("noise", name, jnp.zeros, size, jnp.float32).value
         # Equations 10 and 11 of the paper: noise of the kernel is the outer product of f(e) = sign(e) sqrt(|e|) of the
         # inputs' and the outputs' noise.
@@ -173,8 +173,8 @@ class NoisyDense(nn.Module):
 class BatchNorm(nn.Module):
     """Batch normalisation of rows `[B, D]` (Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167).
 
-    With `train` the statistics are those of the batch, and the running ones, in the collection `batch_stats`, take them
-    in; else they are the running ones. With `renorm`, after `RENORM_AFTER` batches, what differs between the two is
+    With `train`, inputs are normalised by the statistics of the batch, which update the running ones in the collection
+    `batch_stats`; otherwise by the running ones. With `renorm`, after `RENORM_AFTER` batches, their difference is
     corrected within bounds (batch renormalisation, Ioffe 2017, https://arxiv.org/abs/1702.03275, algorithm 1).
     """
 
@@ -191,7 +191,7 @@ class BatchNorm(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, size, jnp.float32)[None]
         if not train:
             return (x - mean.value[None]) * jax.lax.rsqrt(var.value[None] + BATCH_NORM_EPS) * scale + bias
-        # Over the rows of one call: of a shard, or of a piece of its batch. `gradient_update` averages the running
+        # Over the rows of one call: those of a shard, or of a part of its batch. `gradient_update` averages the running
         # statistics of all shards.
         mean_b, var_b = x.mean(0), x.var(0)
         normed = (x - mean_b[None]) * jax.lax.rsqrt(var_b[None] + BATCH_NORM_EPS)
@@ -200,7 +200,7 @@ class BatchNorm(nn.Module):
             # With these, algorithm 1 normalises by the running statistics:
             # `(x - mean_b) / std_b * r + d = (x - mean) / std`.
             r, d = std_b / std, (mean_b - mean.value) / std
-            # Before, the running statistics lag too far behind, and this is plain batch normalisation.
+            # Until then the running statistics lag too far behind, and this is plain batch normalisation.
             begun = count.value >= RENORM_AFTER
             r = jnp.where(begun, jnp.clip(r, 1 / RENORM_SCALE, RENORM_SCALE), 1.0)
             d = jnp.where(begun, jnp.clip(d, -RENORM_SHIFT, RENORM_SHIFT), 0.0)

@@ -41,7 +41,7 @@ class QNetwork(nn.Module):
     @nn.compact
     def __call__(self, obs: PyTree, taus: Array | None = None) -> Array:
         options: dict[str, Any] = {"layer_norm": self.layer_norm, "noisy": self.noisy, "dtype": self.dtype}
-        # With quantile levels, the last layer comes behind their embedding.
+        # With quantile levels, the last layer follows their embedding.
         widths = self.features if taus is None else self.features[:-1]
         torso = make_torso(self.torso, self.observation_space, widths, self.activation, self.channels, **options)
         hidden = torso(encode(self.observation_space, obs, self.torso))
@@ -108,13 +108,13 @@ class Critic(nn.Module):
         return self._values(obs, action)
 
     def _values(self, obs: PyTree, action: Array | None, dropout: float = 0.0) -> Array:
-        """Return the outputs with `dropout` behind the dense layers; for use inside a compact method."""
+        """Return the outputs, with `dropout` in the dense layers; for use inside a compact method."""
         check_torso(self.torso, self.observation_space, self.channels, self.features)
         options: dict[str, Any] = {
             "activation": self.activation, "layer_norm": self.layer_norm, "dtype": self.dtype,
         }  # fmt: skip
         x = encode(self.observation_space, obs, self.torso)
-        # Convolutions without dense layers: an action must enter before the first of those.
+        # Convolutions only: an action must enter before the first dense layer.
         kind = torso_kind(self.torso, self.observation_space, self.channels)
         if kind not in FLAT and isinstance(self.observation_space, Box):
             x = make_convolutions(kind, self.channels, **options)(x)
@@ -127,9 +127,9 @@ class Critic(nn.Module):
 
 
 class DropoutCritic(Critic):
-    """A `Critic` whose dense layers but the last have dropout (Hiraoka et al. 2022, https://arxiv.org/abs/2110.02034).
+    """A `Critic` with dropout in all dense layers but the last (Hiraoka et al. 2022, https://arxiv.org/abs/2110.02034).
 
-    With `train`, a call needs Flax's `rngs={"dropout": key}`; without it is that of a `Critic` of the same parameters.
+    With `train`, a call needs Flax's `rngs={"dropout": key}`; without, it equals a `Critic` with the same parameters.
     """
 
     dropout: float = 0.0
@@ -140,9 +140,9 @@ class DropoutCritic(Critic):
 
 
 class BatchNormNetwork(nn.Module):
-    """Dense layers with batch normalisation of the input and behind each activation; `[B, ...] -> [B, outputs]`.
+    """Dense layers with batch normalisation of the input and after each activation; `[B, ...] -> [B, outputs]`.
 
-    With actions `[B, D]`, a critic of them (Bhatt et al. 2024, https://arxiv.org/abs/1902.05605, figure 2). Images are
+    With actions `[B, D]` it is a critic (Bhatt et al. 2024, https://arxiv.org/abs/1902.05605, figure 2). Images are
     flattened.
     """
 
@@ -158,7 +158,7 @@ class BatchNormNetwork(nn.Module):
         x = encode(self.observation_space, obs, "mlp")
         if action is not None:
             x = jnp.concatenate([x, action], axis=-1)
-        # Inputs are normalised as well: observations and actions have scales of their own.
+        # Inputs are normalised as well: observations and actions differ in scale.
         x = BatchNorm(self.renorm)(x, train)
         for width in self.features:
             x = ACTIVATIONS[self.activation](dense(width, dtype=self.dtype)(x))
@@ -202,7 +202,7 @@ class ActorCritic(nn.Module):
     """Space of complete observations, if `observation_space` is the part that the policy sees. The value function then
     has a separate torso for complete observations, in addition to features shared with the policy, if any."""
     share_core: bool = True
-    """Share the core, and the torso before it; otherwise the value has a torso of its own, and no memory."""
+    """Share the core, and the torso before it; otherwise the value function has its own torso, and no memory."""
 
     def setup(self) -> None:
         make = lambda space: make_torso(
@@ -236,16 +236,16 @@ class ActorCritic(nn.Module):
         return *self._read_core(hidden, critic), memory
 
     def apply_sequence(self, obs: RecurrentObs, is_first: Array) -> tuple[Array, Array]:
-        """Return what the policy and the value say of sequences `[B, T, ...]`: `[B * T, outputs]` and `[B * T]`.
+        """Return policy outputs `[B * T, outputs]` and values `[B * T]` of sequences `[B, T, ...]`.
 
-        A sequence goes on from its memory `[B, ...]`, and anew where `is_first` `[B, T]`.
+        A sequence continues from its memory `[B, ...]`, which is reset before steps where `is_first` `[B, T]`.
         """
         assert self.core is not None
         hidden, critic = self.apply_torso(jax.tree.map(merge_axes, obs.obs))
         return self._read_core(run_core(self.core, obs.memory, hidden, is_first)[1], critic)
 
     def _read_core(self, hidden: Array, critic: Array) -> tuple[Array, Array]:
-        # Without a torso of its own, the value reads the core as the policy does.
+        # Without its own torso, the value function reads the core's output, as the policy does.
         has_torso = self.critic_space is not None or not self.share_core
         return self.apply_heads(hidden, critic if has_torso else hidden)
 
@@ -262,11 +262,11 @@ class ActorCritic(nn.Module):
     def apply_heads(self, actor: Array, critic: Array) -> tuple[Array, Array]:
         """Return the outputs of the policy `[B, outputs]` and values `[B]`."""
         if self.critic_space is not None and self._joint:
-            # Features shared with the policy, such as those of a core, then the critic's own with the privileged state.
+            # Features shared with the policy, such as those of a core, then the critic's, of the complete observation.
             critic = jnp.concatenate([actor, critic], axis=-1)
         outputs = self.policy(actor)
         if self.scales:
-            # Laid out like outputs for each observation, so that the head need not know where scales come from.
+            # Broadcast like outputs of each observation, so that the head need not know where scales come from.
             log_std = jnp.broadcast_to(self.log_std, (outputs.shape[0], self.scales))
             outputs = jnp.concatenate([outputs, log_std], axis=-1)
         return outputs, self.value(critic)[:, 0]

@@ -20,7 +20,7 @@ class Recurrent(nn.Module):
     """A recurrent core between a torso and a head; `RecurrentObs` -> the outputs and the next memory."""
 
     head: nn.Module
-    """A network on features `[B, core.features]`, called with any further arguments too."""
+    """Network from features `[B, core.features]`, and any further arguments, to the outputs."""
     observation_space: Any
     core: Core
     torso: str = "auto"
@@ -57,14 +57,14 @@ class Recurrent(nn.Module):
         return self.core(memory, hidden)[0]
 
     def apply_core(self, obs: RecurrentObs, is_first: Array) -> tuple[PyTree, Array]:
-        """Work through sequences `[B, T, ...]` from their first memories `[B, ...]`.
+        """Run the core over sequences `[B, T, ...]` from their initial memories `[B, ...]`.
 
         Return the memories after each step, `[T, B, ...]`, and the core's outputs, `[B * T, F]`.
         """
         return run_core(self.core, obs.memory, self.apply_torso(jax.tree.map(merge_axes, obs.obs)), is_first)
 
     def apply_sequence(self, obs: RecurrentObs, is_first: Array, *args: Array) -> Array:
-        """Return the outputs of all steps of sequences `[B, T, ...]`, `[B * T, ...]`, as `apply_core` has them."""
+        """Return the outputs for sequences `[B, T, ...]`, as rows `[B * T, ...]` in the order of `apply_core`."""
         out: Array = self.head(self.apply_core(obs, is_first)[1], *args)
         return out
 
@@ -72,16 +72,16 @@ class Recurrent(nn.Module):
 def run_core(core: Core, memory: PyTree, hidden: Array, is_first: Array) -> tuple[PyTree, Array]:
     """Run `core` over features `[B * T, F]` of sequences; return memories `[T, B, ...]` and outputs `[B * T, F]`.
 
-    Where `is_first` `[B, T]` an episode begins, with an empty memory.
+    The memory is reset before steps where `is_first` `[B, T]`.
     """
-    # The torso needs no order, so its features come as one batch of rows; a core needs time first.
+    # The torso is applied to flat rows; a core needs the time axis first.
     by_time = jnp.moveaxis(hidden.reshape(*is_first.shape, hidden.shape[-1]), 1, 0)
     memories, out = core.sequence(memory, by_time, is_first.T)
     return memories, merge_axes(jnp.moveaxis(out, 0, 1))
 
 
 def merge_axes(x: Array) -> Array:
-    """Return an array `[B, T, ...]` as rows `[B * T, ...]`."""
+    """Flatten an array `[B, T, ...]` to rows `[B * T, ...]`."""
     return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
@@ -102,7 +102,7 @@ class RecurrentNetwork(NamedTuple):
 
     def next_memory(self, variables: PyTree, obs: RecurrentObs, /) -> PyTree:
         """Return the memory after a step, `[B, ...]`."""
-        # Torso and core alone: the head has no part in the memory.
+        # Torso and core suffice: the head does not affect the memory.
         apply = partial(cast(Any, self.core).apply, variables)
         return apply(obs.memory, apply(obs.obs, method="apply_torso"), method="step_core")
 
@@ -118,8 +118,8 @@ class RecurrentEnsemble(NamedTuple):
 
     def init(self, key: Key, /, obs: RecurrentObs, *args: Any) -> PyTree:
         """Initialise the variables of all members, leaves `[size, ...]`. The key is consumed."""
-        # A member sees one memory `[B, ...]`. Members are initialised alike but for their keys, so the first one serves
-        # all.
+        # A member takes one memory `[B, ...]`. Initialisation differs between members only in the key, so the memory of
+        # the first serves all.
         first = RecurrentObs(obs.obs, jax.tree.map(lambda x: x[:, 0], obs.memory))
         return jax.vmap(lambda key: self.member.init(key, first, *args))(jax.random.split(key, self.size))
 

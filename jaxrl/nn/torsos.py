@@ -237,7 +237,7 @@ def _shortest_side(images: Sequence[Box]) -> int:
 
 def _min_side(kind: str, channels: Sequence[int]) -> int:
     """Return the smallest image side that the convolutional network `kind` accepts."""
-    # Each unpadded 3x3 convolution takes 2 off a side, and 1 must remain. Padded ones keep it.
+    # Each unpadded 3x3 convolution shortens a side by 2, and 1 must remain. Padded ones keep it.
     return {"minatar": 1 + 2 * (len(channels) or 1), "nature": NATURE_SIDE, "impala": 3}[kind]
 
 

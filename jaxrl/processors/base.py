@@ -56,7 +56,7 @@ class Processor(NamedTuple):
     """Whether `process` returns a `Transition`."""
     space: SpaceFn = lambda space: space
     settings: Mapping[str, Any] | None = None
-    """Settings that rebuild the processor, named as in `ProcessorConfig`; `None` for one made by hand."""
+    """Settings that rebuild the processor, named as in `ProcessorConfig`; `None` for a custom one."""
     stats: "StatsFns | None" = None
     """Functions on its running statistics, such as means; `None`: it has none."""
     replay_fns: "ReplayFns | None" = None
@@ -90,7 +90,7 @@ class Processor(NamedTuple):
     def set_stats(self, state: PyTree, stats: PyTree) -> PyTree:
         """Return `state` with its statistics replaced by `stats`."""
         leaves, treedef = jax.tree.flatten(state)
-        # `get_stats` of the leaves' indices says which leaves it selects, whatever the structure of the state.
+        # `get_stats` of leaf indices shows which leaves it selects, whatever the structure of the state.
         places = jax.tree.leaves(self.get_stats(jax.tree.unflatten(treedef, range(len(leaves)))))
         for place, leaf in zip(places, jax.tree.leaves(stats), strict=True):
             leaves[place] = leaf
@@ -178,7 +178,7 @@ def _can_defer(processors: tuple[Processor, ...]) -> bool:
     """
     learners = [p for p in processors if p.stats is not None]
     changed: set[str] = set()  # by later processors
-    # From the end on, so that `changed` holds what processors further down change without deferring it.
+    # From the end, so that `changed` holds what processors further down change without deferring it.
     for processor in reversed(processors):
         if processor.replay_fns is None:
             changed.update(processor.changes)
@@ -188,7 +188,7 @@ def _can_defer(processors: tuple[Processor, ...]) -> bool:
 
 
 def _make_chain(processors: tuple[Processor, ...]) -> Processor:
-    # One part made by hand leaves the whole chain without settings to rebuild it from.
+    # One custom part leaves the chain without settings to rebuild it from.
     settings = [p.settings for p in processors]
     return Processor(
         init=partial(_init, processors),
@@ -227,7 +227,7 @@ def _init(processors: tuple[Processor, ...], obs: PyTree) -> tuple[PyTree, ...]:
     states = []
     for processor in processors:
         states.append(processor.init(obs))
-        # The next processor starts from what this one makes of the observations.
+        # The next processor starts from the observations that this one returns.
         obs = processor.observe(states[-1])
     return tuple(states)
 
@@ -285,7 +285,7 @@ def dummy_step(obs: PyTree, action: PyTree, extras: PyTree, obs_valid: Array | t
 def map_reward(function: Any, settings: Mapping[str, Any] | None = None) -> Processor:
     """Apply `function` to rewards `[N]`; recorded returns are those of the environment."""
     return Processor(
-        # The state is the current observation, which is only handed on.
+        # The state is the current observation, passed on unchanged.
         init=lambda obs: obs,
         process=lambda state, step: (step.obs, step._replace(reward=function(step.reward))),
         observe=lambda state: state,

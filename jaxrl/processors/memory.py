@@ -1,4 +1,4 @@
-"""Carry the memory of a recurrent agent from step to step."""
+"""Carry a recurrent agent's memory from step to step."""
 
 from collections.abc import Callable
 from functools import partial
@@ -64,5 +64,5 @@ def _process(processor: Processor, memory: PyTree, state: MemoryState, step: Ste
     seen = transition._replace(
         obs=RecurrentObs(transition.obs, state.memory), next_obs=RecurrentObs(transition.next_obs, after)
     )
-    # Only what comes after starts afresh: the successor just stored belongs to the old episode, and so does its memory.
+    # Only the next step starts afresh: the successor just stored belongs to the old episode, and so does its memory.
     return MemoryState(inner, tree_where(done, _repeat_memory(memory, done.shape[0]), after)), seen

@@ -72,7 +72,7 @@ def merge_moments(moments: Moments, new: Array, mean: Array, squares: Array) -> 
 
 def _kahan_add(total: Array, lost: Array, more: Array) -> tuple[Array, Array]:
     """Add `more` to `total` with Kahan's compensation `lost`; return the new sum and compensation."""
-    # What the sum before added too much, or too little, is made up for.
+    # Subtract the rounding error of the previous sum.
     more = more - lost
     after = total + more
     return after, (after - total) - more
@@ -161,7 +161,7 @@ def _apply_obs(state: ObsState, items: Transition) -> Transition:
 def _update_where(moments: Moments, entries: Array, where: Array) -> Moments:
     """Add `entries` `[N, ...]` where `where` `[N]` is true.
 
-    By selects in place of weights: if `where` is true everywhere, the result is bitwise that of `update_moments`.
+    Uses selects instead of weights: if `where` is true everywhere, the result is bitwise that of `update_moments`.
     """
     entries = jnp.asarray(entries, jnp.float32)
     mask = where.reshape(-1, *(1,) * (entries.ndim - 1))

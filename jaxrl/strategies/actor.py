@@ -20,7 +20,7 @@ from jaxrl.xla import packing
 from jaxrl.xla.packing import Layout
 
 Packed = dict[str, Array]
-"""Items packed as rows of bits, by type of word."""
+"""Items packed as rows of bits, by word type."""
 
 
 class Choice(NamedTuple):
@@ -155,7 +155,7 @@ def last(
 
 
 def replace_stats(collector: Collector, layout: Layout, packed: Packed, stats: PyTree) -> Packed:
-    """Give the processor `stats`, which are merged of those of all actors, before another round."""
+    """Set the processor's statistics to `stats`, merged from all actors, before the next round."""
     state = _unpack_state(layout, packed)
     new_stats = jax.tree.map(jnp.zeros_like, state.new_stats)
     return _pack_state(
@@ -165,7 +165,7 @@ def replace_stats(collector: Collector, layout: Layout, packed: Packed, stats: P
 
 def _select_actions(collector: Collector, random: bool, agent: PyTree, state: ActorState, key: Key) -> Choice:
     """Select actions; `key` is the actor's stream."""
-    # By round and step, and not by a state: an actor that is started again draws the same.
+    # Derived from round and step instead of carried in the state: a restarted actor draws the same numbers.
     step_key = fold(fold(key, state.round), state.step)
     obs = collector.processor.observe(state.processor)
     return Choice(

@@ -28,7 +28,7 @@ class Health(NamedTuple):
     bad_name: Array
     """CRC-32 of the name of the first non-finite metric in the latest series; a device cannot hold the name itself."""
     most_in_a_row: Array
-    """Longest series of skipped updates so far, so that the host, which reads it only now and then, misses none."""
+    """Longest series of skipped updates so far, so that the host, which reads it only occasionally, misses none."""
     most_since: Array
     """Optimisation step at which that series began."""
 
@@ -70,7 +70,7 @@ def guarded_update(
     metrics = shards.merge_metrics(metrics)
     # A `Stat` without measurements has infinite bounds, so only its sum is tested. Counts are always finite.
     numbers = {name: m.sum if isinstance(m, Stat) else m for name, m in metrics.items() if not isinstance(m, Total)}
-    # The parameters come last, so that a metric that is not finite either, such as the loss, is what gets reported.
+    # The parameters come last, so that a non-finite metric, such as the loss, is reported instead of them.
     health, ok = _update_health(
         health, {**numbers, PARAMETERS: jnp.where(reductions.stays_finite(new, state), 0.0, jnp.nan)}, opt_step
     )

@@ -315,6 +315,7 @@ def make_actor_fns(
     layouts = actor.Layouts(
         actor.make_step_layout(collector), actor.make_state_layout(one, nothing), actor.make_result_layout(one)
     )
+    # Only the shapes of a round's batch; nothing is allocated.
     words = lambda: _repeat_steps(empty(layouts.step, collector.env.num_envs).words, steps)
     fresh = jax.tree.map(lambda x: jnp.broadcast_to(x, (host_actors.actors, *x.shape)), nothing)
     arrival = jax.eval_shape(lambda: ActorBatch(words(), jnp.float32(0), fresh))
@@ -393,7 +394,7 @@ def with_actors(
 
     def init(key: Key) -> PyTree:
         state = begin(key)
-        # The actors count the first observations and send them, so the learner begins without any.
+        # The statistics sent by the actors include the first observations, so the learner's start empty.
         return state._replace(processor=reset_stats(collector.processor, state.processor, host_actors))
 
     def take_up(state: PyTree, arrival: PyTree, t: Array) -> PyTree:
@@ -403,7 +404,7 @@ def with_actors(
 
     state_fns = strategy.state_fns
     if state_fns.refill and empty:
-        # The actors fill it with rounds of their own.
+        # The actors refill it with new rounds.
         state_fns = state_fns._replace(refill=state_fns.refill._replace(fill=lambda state, first, stop: empty(state)))
     return strategy._replace(
         init=init,
@@ -430,7 +431,7 @@ def merge_all_stats(processor: Processor, state: PyTree, fresh: PyTree) -> PyTre
     if not jax.tree.leaves(fresh):
         return state
     processor = processor.for_actors
-    # In the order of the actors: merging in floating point is not associative.
+    # In the order of the actors: merging is not associative in floating point.
     stats = processor.get_stats(state)
     for i in range(jax.tree.leaves(fresh)[0].shape[0]):
         stats = processor.merge_stats(stats, jax.tree.map(lambda x, i=i: x[i], fresh))

@@ -1,4 +1,4 @@
-"""What strategies share: agent and processor put together, their settings, and steps of the environments."""
+"""Code shared by strategies: building agent and processor, their settings, and stepping environments."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -142,8 +142,7 @@ def check_agent_maker(agent: object) -> None:
 
 def set_hyperparams(collector: Collector, state: Any) -> Any:
     """Return `state` with the hyperparameters of agent, processor and environments reset to the settings."""
-    # A new state has the present values of all `tunable` numbers. Nothing else of it is used, so the key does not
-    # matter.
+    # Only the `tunable` numbers of a new state, which have their present values, are used, so the key does not matter.
     env, obs = collector.env.reset(make_key(0))
     fresh = collector.processor.init(obs)
     discounted = lambda part: isinstance(part, NStepState | RewardState)
@@ -181,9 +180,10 @@ def settings_of(
 ) -> dict[str, Any]:
     """Return the settings that rebuild a strategy; `made` are those of the environment, if there is one.
 
-    `custom` lists what settings cannot rebuild: arguments of the agent and parts made by hand, those in `by_hand`, and
+    `custom` lists what settings cannot rebuild: arguments of the agent, custom parts, those in `by_hand`, and
     `training` if the command line would not train this agent as here (`offline` or not).
     """
+    # `None` marks a piece that settings cannot rebuild.
     pieces = {
         "env": made,
         "agent": agent.info.settings,

@@ -60,7 +60,7 @@ REFILL_STREAM = 2**32 - 4
 
 
 class Replay(NamedTuple):
-    """The learning half, the same wherever the steps are taken."""
+    """The learning half, which does not depend on where steps are taken."""
 
     agent: Agent
     processor: Processor
@@ -99,8 +99,8 @@ def off_policy(
         `one_step()`, 10 and 10; for `rainbow` prioritised replay of 3 steps; for `sac`, `td3` and `ddpg` a larger
         buffer and batch, and one environment with an update for every step; for `simba` also normalised observations;
         for `fast_td3` and `fast_sac` those, 128 environments and still larger batches.
-      updates: optimisation steps each time that one is due; if left out, as many as suit the agent (redq and droq 20,
-        fast_sac 8, simba and fast_td3 2, others 1).
+      updates: optimisation steps each time one is due (default: redq and droq 20, fast_sac 8, simba and fast_td3 2,
+        others 1).
       warmup: environment steps before the first optimisation step, rounded up to at least one batch.
       random_warmup: whether actions during the warm-up are uniformly random, or those of the exploring agent.
       actors: settings of actors, which step `num_envs` environments each on the host. By default, an environment in JAX
@@ -246,7 +246,7 @@ def _with_demos(
     The processor turns demonstrations into transitions, as it does steps of the environment.
 
     Raises:
-      SettingsError: the demonstrations are of another environment, the agent or the processor does not support them,
+      SettingsError: the demonstrations are from another environment, the agent or the processor does not support them,
         or `share` is out of range.
     """
     if demos is None:
@@ -366,7 +366,7 @@ def _init(collector: Collector, replay: Replay, key: Key) -> OffPolicyState:
 
     def fill(t: Array, state: OffPolicyState) -> OffPolicyState:
         state, items, _ = warm_up(state, fold(fill_key, t), schedule.vector_steps)
-        # Blocks of the warm-up are numbered from 0, and those of training go on from them.
+        # Blocks of the warm-up are numbered from 0; those of training continue the count.
         made: OffPolicyState = push(replay, state, items, t)
         return made
 
@@ -410,7 +410,7 @@ def _refill(collector: Collector, replay: Replay, state: OffPolicyState, first: 
     """
     # `stop` is folded in, so that runs resumed at different iterations draw different steps.
     schedule, key = replay.schedule, fold(fold(state.key, REFILL_STREAM), stop)
-    # Schedules, such as that of epsilon, stand where the run left off.
+    # Schedules, such as that of epsilon, continue where the run stopped.
     opt_step = _first_opt_step(schedule, jnp.asarray(stop, jnp.uint32) - schedule.fill)
 
     def fill(number: Array, state: OffPolicyState) -> OffPolicyState:

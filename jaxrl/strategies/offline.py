@@ -1,4 +1,4 @@
-"""Offline training from a fixed dataset, without environment or exploration."""
+"""Offline training from a fixed data set, without environment or exploration."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -73,25 +73,25 @@ def offline(
 
     `processor` treats the data as steps of an environment: n-step returns, stacked frames and scaled rewards are as
     online, and nothing bootstraps across the end of an episode. Only its statistics, such as the mean of observations,
-    are computed from all of the data first.
+    are computed in advance, from all of the data.
 
     Args:
       data: as returned by `jaxrl.load_dataset(...)`.
       agent: as returned by `jaxrl.iql(...)`, another offline agent, or any agent that learns from replay.
-      batch_size: transitions in a batch, drawn uniformly with replacement; 0: all of the data in every update. If left
-        out, as many as suit the agent: 1024 for `rebrac`, 256 for all others.
-      env: environment for evaluation. Without it, the score is the distance of greedy actions to those of held-out
-        episodes.
+      batch_size: transitions in a batch, drawn uniformly with replacement; 0: all of the data in every update (default:
+        1024 for `rebrac`, 256 for all other agents).
+      env: environment for evaluation. Without it, the score is minus the distance of greedy actions to those of
+        held-out episodes.
       processor: turns steps into transitions (default: `one_step()`).
       updates: optimisation steps per iteration.
-      holdout: share of the episodes that is held out from training.
+      holdout: fraction of episodes held out from training.
       replacement: if false, training uses every transition exactly once per epoch, in a new random order each. A batch
         at the end of an epoch is completed from the next one.
-      scale_rewards_by: scale of rewards, applied first: none; range (times 1000, divided by the largest less the
-        smallest return of an episode, as IQL does on D4RL); or std (divided by the returns' standard deviation).
+      scale_rewards_by: scale of rewards, applied first: none; range (times 1000, divided by the largest minus
+        the smallest episode return, as IQL does on D4RL); or std (divided by the returns' standard deviation).
 
     Raises:
-      SettingsError: the data are of another environment or smaller than a batch, or the agent cannot learn from them.
+      SettingsError: the data are from another environment or smaller than a batch, or the agent cannot learn from them.
     """
     check_count("updates", updates)
     processor = processor or one_step()
@@ -190,7 +190,7 @@ def _notes(parts: _Parts, by: str) -> tuple[str, ...]:
 
 
 def check_env(data: Dataset, env: Env | HostEnv | None) -> None:
-    """Raise `SettingsError` unless `data` are of `env`, if there is one."""
+    """Raise `SettingsError` unless `data` match `env`, if there is one."""
     if env is None:
         return
     if data.spec.name != env.spec.name:
@@ -218,7 +218,7 @@ def _build_agent(agent: AgentMaker, processor: Processor, data: Dataset) -> Agen
 
 
 def check_memoryless(agent: Agent, what: str) -> None:
-    """Raise `SettingsError` for an agent with a memory, which `what` (data or demos) do not contain."""
+    """Raise `SettingsError` for an agent with a memory, which `what` (data or demos) lack."""
     if agent.memory is not None:
         off = "agent.noise_memory to 0" if agent.window is None else "agent.core to none"
         raise SettingsError(f"{agent.name} remembers, and {what} do not tell what; set {off}")
@@ -231,7 +231,7 @@ def _step(parts: _Parts, state: OfflineState, key: Key, t: Array) -> tuple[Offli
     first_opt, buffer = jnp.asarray(t, jnp.uint32) * parts.updates, parts.buffer
     if parts.epochs:
         rows, batch, orders = parts.data.rows, buffer.batch_size, fold(state.key, EPOCH_STREAM)
-        # In place of drawing: the batch follows from the number of the optimisation step, and the key is not used.
+        # Nothing is drawn: the batch is a function of the optimisation step, and the key is unused.
         in_order = lambda ring, key, pushes, step: read_batch(ring, epoch_indices(orders, step, batch, rows))
         buffer = buffer._replace(sample=in_order)
     # All data are one block, which was pushed once.
@@ -324,8 +324,8 @@ def _steps(data: Dataset) -> tuple[Step, PyTree, PyTree]:
         action=spaces.to_indices(done, data.action),
         next_obs=spaces.to_indices(seen, data.next_obs),
     )
-    # `obs` of a step is the first of the next episode where one ends, and `final_obs` the last of the old one.
-    # The last step has no next one. Its place is filled, but no transition is made from it.
+    # At the end of an episode, `obs` of a step is the first of the next one, and `final_obs` the last of the old one.
+    # The last step has no next one: its `obs` is filled in, but no transition is made from it.
     following = jax.tree.map(lambda x: np.concatenate([x[1:], x[-1:]]), data.obs)
     ends: tuple[Any, Any, Any] = data.terminated, data.truncated, np.ones_like(data.terminated)
     reward: Any = data.reward
@@ -351,7 +351,7 @@ def make_transitions(processor: Processor, data: Dataset, next_actions: bool = F
     With `next_actions`, their `extras` are each a `NextAction`.
 
     Raises:
-      SettingsError: next actions are wanted, and the processor does not say where episodes end.
+      SettingsError: `next_actions` is set, and the processor does not mark the ends of episodes.
     """
     steps, obs, action = _steps(data)
     # An n-step transition comes out n - 1 steps late: padding steps, whose own transitions are cut off, flush the last.
@@ -365,12 +365,12 @@ def make_transitions(processor: Processor, data: Dataset, next_actions: bool = F
 
 
 def _next_action(items: Transition, lag: int) -> NextAction:
-    """Return what follows each of `items`, which within an episode starts `lag` steps later."""
+    """Return the action after each of `items`: within an episode, that of the item `lag` later."""
     if isinstance(items.is_last, tuple):
         raise SettingsError(
             "processor: its transitions have no is_last, so what follows them is unknown; use one_step()"
         )
-    # Of the last items the wrong ones are taken, but these end their episode, as the data do.
+    # `roll` wraps around for the last items, but these end their episode, as the data do.
     return NextAction(jax.tree.map(lambda x: jnp.roll(x, -lag, axis=0), items.action), ~items.is_last)
 
 

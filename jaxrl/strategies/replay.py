@@ -1,4 +1,4 @@
-"""Learning from replay: the schedule of updates, and the updates."""
+"""Learning from replay: update schedules and updates."""
 
 from collections.abc import Callable
 from functools import partial
@@ -139,7 +139,7 @@ def make_update_schedule(
     check_ratio(num_envs, opt_interval)
     # Either several vector steps and one update, or one vector step and several updates.
     vector_steps = times * max(1, opt_interval // num_envs)
-    # The first `horizon` vector steps count as warm-up, but push nothing; iterations are filled up.
+    # The first `horizon` vector steps count as warm-up, but push nothing; the rest is rounded up to whole iterations.
     missing = max(warmup - horizon * num_envs, least)
     return UpdateSchedule(
         num_envs=num_envs,
@@ -211,7 +211,7 @@ def _update(
     if apply is not None:
         batch = batch._replace(items=apply(batch.items))
     new, health, metrics, priorities = guarded_update(agent, state.agent, state.health, batch, update_key, opt_step)
-    # After a skipped update the priorities are -1, and the buffer keeps its own.
+    # After a skipped update the priorities are -1, and the buffer keeps the old ones.
     reprioritised = buffer.reprioritise(state.buffer, batch.index, priorities)
     return state._replace(agent=new, health=health, buffer=reprioritised), {
         **return_bound_metrics(batch.items),

@@ -1,7 +1,7 @@
 """Search among the members of a population: successive halving, and population-based training (PBT).
 
 Both decide at gates, certain optimisation steps at which all members wait for each other. A decision is a function of
-the members' scores, a seed and the index of the gate, so that a killed run repeats it after a restart.
+the members' scores, a seed and the index of the gate, so a run that is killed and resumed repeats it.
 """
 
 import math
@@ -90,7 +90,7 @@ class Halving(NamedTuple):
         return "halving"
 
     def gates(self, members: int, max_opts: int, eval_interval: int) -> list[int]:
-        # Counted in whole numbers, for a logarithm may fall just short of one.
+        # An integer loop, because a floating-point logarithm may fall just short of an integer.
         rungs = 1
         while self.factor ** (rungs + 1) <= members:
             rungs += 1
@@ -153,18 +153,18 @@ class PBT(NamedTuple):
     def _parents(self, gate: int, scores: Mapping[int, float]) -> dict[int, int]:
         """Return the parent of each replaced member; no parent is itself replaced."""
         order = rank(scores)
-        # Without a finite score there is nobody worth copying.
+        # Without a finite score there is nothing worth copying.
         if len(order) < 2 or not math.isfinite(scores[order[0]]):
             return {}
         if self.select == "truncation":
-            # At most half, so that nobody is among the best and the worst at once.
+            # At most half, so that no member is both among the best and the worst.
             count = min(max(1, int(len(order) * self.share)), len(order) // 2)
             best, worst = order[:count], order[-count:]
-            # Members of equal score do not copy each other.
+            # Members with equal scores do not copy each other.
             beaten = [number for number in worst if _finite(scores[number]) < _finite(scores[best[-1]])]
             return {number: best[int(self._rng(gate, number).integers(count))] for number in beaten}
         place = {number: at for at, number in enumerate(order)}
-        # Everyone meets a random opponent; of these encounters the lost ones remain.
+        # Each member meets a random opponent; only the losers' encounters are kept.
         met = {number: order[int(self._rng(gate, number).integers(len(order)))] for number in order}
         met = {a: b for a, b in met.items() if place[b] < place[a] and _finite(scores[b]) > _finite(scores[a])}
         roots: dict[int, int] = {}
@@ -184,7 +184,7 @@ class PBT(NamedTuple):
         anew, factor = rng.random() < self.resample, self.factors[int(rng.integers(len(self.factors)))]
         if isinstance(allowed, Range):
             return allowed.draw(rng) if anew else min(max(value * factor, allowed.low), allowed.high)
-        # A list is a ladder. Which way a factor points matters, but not its size.
+        # A list is a ladder: only the direction of a factor matters, not its size.
         ladder = sorted(float(x) for x in allowed)
         nearest_place = min(range(len(ladder)), key=lambda at: abs(ladder[at] - value))
         moved = int(rng.integers(len(ladder))) if anew else nearest_place + (factor > 1) - (factor < 1)
@@ -226,7 +226,7 @@ def parse_search(name: str, given: Any) -> dict[str, Any]:
     kind, main = SEARCHES[name]
     if isinstance(given, list | tuple):
         pairs = [str(word).partition("=") for word in given]
-        # A word without a name is the main setting.
+        # A bare value is that of the main setting.
         named = [(key if equals else main, value if equals else key) for key, equals, value in pairs]
         given = dict(named)
         if len(given) < len(named):
@@ -250,7 +250,7 @@ def _parse(name: str, value: Any, default: Any) -> Any:
             parts = value.strip("[]()").split(",") if isinstance(value, str) else value
             return tuple(float(part) for part in parts)
         if isinstance(default, int):
-            # By way of a float, so that `1e4` is a whole number.
+            # Parsed as a float, so that `1e4` is accepted as an integer.
             found = float(value)
             if found != int(found):
                 raise ValueError
@@ -267,7 +267,7 @@ def make_search(settings: Mapping[str, Any]) -> Halving | PBT | None:
     """Build the search in the settings of a population, or return `None`.
 
     Raises:
-      SettingsError: there are two.
+      SettingsError: there is more than one.
     """
     asked = [name for name in SEARCHES if settings.get(name) is not None]
     if len(asked) > 1:

@@ -2,7 +2,7 @@
 
 Each shard has its own environments, replay and batches; parameters, optimizer and counters are replicated. In every
 update, each shard computes the gradient of its part of the batch, and the gradients are gathered and added in the order
-of the shards. A shard computes the same numbers on any device, so a run does not depend on the number of devices.
+of the shards. A shard computes the same bits on any device, so a run does not depend on the number of devices.
 """
 
 from collections.abc import Callable, Sequence
@@ -90,7 +90,7 @@ def _broadcast_fields(parts: _Parts, state: PyTree, own: PyTree) -> PyTree:
     _require_same("state", own._replace(**dict.fromkeys(parts.fields, ())))
     # A field that all shards computed alike, such as an empty buffer, comes out replicated and is copied to each.
     wanted = _by_shard(parts, state)
-    # Flags of what `replicate` leaves as it is: leaves per shard already, and those meant to be replicated.
+    # Flags of leaves that `replicate` leaves unchanged: those already per shard, and those meant to be replicated.
     return replicate(state, jax.tree.map(lambda has, wants: has or not wants, own, wanted), parts.shards)
 
 

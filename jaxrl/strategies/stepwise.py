@@ -127,7 +127,7 @@ def init(stepwise: Stepwise, key: Key) -> StepwiseState:
         items=jax.tree.map(lambda x: jnp.zeros((stepwise.schedule.vector_steps, *x.shape[1:]), x.dtype), items),
         buffer=init_buffer(stepwise.learner, opened.items) if isinstance(stepwise.learner, Replay) else (),
         health=init_health(),
-        # Nothing to process again yet, but in the shapes of a step.
+        # Nothing to process again yet; the shapes are those of a step.
         last=Last(window, opened.action, opened.extras, result),
     )
 
@@ -135,7 +135,7 @@ def init(stepwise: Stepwise, key: Key) -> StepwiseState:
 def stream_keys(key: Key, passes: MinibatchSchedule | None = None) -> dict[Phase, Key]:
     """Return the key of each phase's stream.
 
-    `key` of the seed is split as in `off_policy`, or with `passes` as in `on_policy`, so that both draw the same.
+    `key` of the seed is split as in `off_policy`, or with `passes` as in `on_policy`, for the same random numbers.
     """
     stream, _, _, *others = jax.random.split(key, _num_subkeys(passes))
     phases: tuple[Phase, ...] = ("prime", "fill")
@@ -277,8 +277,8 @@ def _num_subkeys(passes: MinibatchSchedule | None) -> int:
 
 def _step(action: PyTree, extras: PyTree, result: StepResult) -> Step:
     reward, (terminated, truncated, valid) = result.numbers[0], result.numbers[1:] > 0
-    # The successor is also the next observation for now. Where the episode ended, `restart_processor` puts the first
-    # one of the next episode in its place.
+    # For now, the successor is also the next observation. Where the episode ended, `restart_processor` replaces it by
+    # the first observation of the next one.
     return Step(
         action, extras, reward, terminated, truncated, result.next_obs, result.next_obs, valid=valid, obs_valid=valid
     )
