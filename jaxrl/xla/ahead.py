@@ -43,8 +43,8 @@ def iterate_hoisted(
 ) -> PyTree:
     """Run `carry = body(carry, key_of(t), t)` for `t` from `start` to `stop`, uint32.
 
-    Blocks begin at whole multiples of their length, so that an iteration's randomness always comes from the same place
-    of the same program: how a run is cut into calls cannot change a bit of it.
+    Blocks begin at multiples of their length, so that an iteration's randomness always comes from the same place of the
+    same program: how a run is split into calls does not affect a bit of it.
     """
     form = loop_form(carry)
 

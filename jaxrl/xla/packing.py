@@ -165,10 +165,9 @@ def unpack(layout: Layout, words: dict[str, Array]) -> PyTree:
 def as_read(layout: Layout, items: PyTree) -> PyTree:
     """Return `items` `[rows, ...]` as if they had been read from rows.
 
-    They are packed and unpacked, for XLA for CPUs would fuse what they are made by into an update, which then rounds
-    differently. On other devices that would be copies of images for nothing (`dqn-nature` on a v5e: 961 000
-    estimated cycles so, and with fewer reads of what is stored apart, 1 174 000 before; on an H200 121 and 127
-    kernels).
+    They are packed and unpacked, because XLA for CPUs would fuse their producers into an update, which then rounds
+    differently. On other devices this would only copy images (`dqn-nature` on a v5e: 961 000 estimated cycles without,
+    and with fewer reads of what is stored apart, 1 174 000 before; on an H200 121 and 127 kernels).
     """
     if shaped_for("cuda", "tpu"):
         return items
@@ -176,10 +175,10 @@ def as_read(layout: Layout, items: PyTree) -> PyTree:
 
 
 class HostRows:
-    """Packs items on the host: `unpack` gives a program what was given here."""
+    """Packing on the host, which a program inverts by `unpack`."""
 
     def __init__(self, layout: Layout, rows: int) -> None:
-        """Prepare for so many rows."""
+        """Allocate the words of `rows` items."""
         widths = {f.word: f.start + prod(f.shape) for f in layout.fields}
         self._words = {word: np.zeros((rows, width), word) for word, width in widths.items()}
         self._leaves = [self._place(field) for field in layout.fields]

@@ -71,7 +71,7 @@ def permute(key: Key, place: Array, units: int) -> Array:
     # No position lies outside of `units`, so none has to walk.
     if rows * columns == units:
         return first
-    # Only entries that are still outside move on. A walk ends, since its cycle comes back to where it began, inside.
+    # Only entries that are still outside move on. A walk ends, since its cycle returns to its start, which is inside.
     return jax.lax.while_loop(outside, lambda place: jnp.where(place >= units, moved(place), place), first)
 
 

@@ -153,7 +153,7 @@ def _find_per_shard(code: Code, each: Sequence[bool]) -> list[bool]:
     for equation in code.equations:
         ins = [kinds[i] for i in equation.ins]
         if equation.name in COLLECTIVES and _has_collective(equation):
-            # What is gathered is the same for all shards, while the index differs.
+            # A gathered value is the same for all shards, while the index differs.
             outs = [equation.name == "axis_index"]
         elif equation.name == "scan":
             outs = _scan_per_shard(equation, ins)
@@ -265,7 +265,7 @@ class _Interpreter:
     def take(self, place: int, equation: Equation) -> None:
         """Run an equation, or add it to the pending ones."""
         own = [i in self.each for i in equation.ins]
-        # Shards meet: all that the collective reads is computed first, for every shard.
+        # Shards communicate: all inputs of the collective are computed first, for every shard.
         if _has_collective(equation):
             self._settle(place, equation.ins)
             self._put(equation, *_run_collective(equation, self._spread(equation), self.shards))
