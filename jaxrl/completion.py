@@ -91,7 +91,7 @@ def script(shell: str) -> str:
 
 
 def choices_of(config: Any) -> dict[str, list[str]]:
-    """Return the possible values of those flags that take one of a few words."""
+    """Return the possible values of flags that take one of a few words."""
     envs = [name for name in env_names() if ":" not in name]  # in bash, a colon ends a word
     found = {"--env": envs, "--eval-env": envs, "--recorders": [*RECORDERS]}
     parts = {f.name: getattr(config, f.name) for f in fields(config)}

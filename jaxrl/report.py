@@ -1,4 +1,4 @@
-"""`python -m jaxrl.report RUN...`: report on runs as a page, a picture or a table, while they go on or afterwards."""
+"""`python -m jaxrl.report RUN...`: report on runs, finished or in progress, as a page, a picture or a table."""
 
 from jaxrl.cli.main import Parser, place, run_main  # first: it installs signal handlers
 

@@ -145,7 +145,7 @@ def _descendants() -> list[int]:
 def _exit(code: int | None) -> NoReturn:
     """End this process with an exit code, or by a signal if the code is negative."""
     if code is not None and code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has dumped its own core
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has dumped core already
         with suppress(OSError, ValueError):
             if -code not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(-code, signal.SIG_DFL)

@@ -84,7 +84,7 @@ def join(how: Mapping[str, Any], devices: int) -> None:
 
 @contextmanager
 def together(joined: bool) -> Iterator[None]:
-    """Report errors of a process that has `joined` others to them, as long as the run has not begun.
+    """Report an error inside to the other processes, if this one has `joined` them and the run has not begun.
 
     After the loss of another process or an unexpected error, exit at once: JAX would wait for the others, which wait
     for this one.

@@ -59,7 +59,7 @@ def iterate_hoisted(
         lengths.append(length)
 
     def block(index: Array, carry: PyTree) -> PyTree:
-        # Draws for a whole block, also for those of its iterations that lie before `start` or after `stop`.
+        # Draws for the entire block, including iterations before `start` and after `stop`.
         first = index * length
         places = first + jnp.arange(length, dtype=jnp.uint32)
         keys = jax.vmap(key_of)(places)

@@ -93,7 +93,7 @@ def _gather_alone(array: Array, index: Array) -> Array:
     a large buffer take ten times as long as in one thread. It leaves an update that could happen in place to one
     thread, hence the `dynamic_update_slice` here; but if a single kernel reads the rows, the gather becomes part of it.
     """
-    # One row more than is written: XLA would replace an update of the whole array by the rows themselves.
+    # One row more than is written, because XLA would replace an update of the entire array by the rows themselves.
     space = jnp.zeros((len(index) + 1, *array.shape[1:]), array.dtype)
     start = jax.lax.optimization_barrier(jnp.int32(0))  # XLA would turn an update at a constant index into a padding
     return jax.lax.dynamic_update_slice_in_dim(space, _gather(array, index), start, 0)[: len(index)]
@@ -107,7 +107,7 @@ def layout_of(example: PyTree, flag: str = "uint8") -> Layout:
     for path, leaf in leaves:
         word = flag if leaf.dtype == bool and leaf.shape == () else f"uint{8 * leaf.dtype.itemsize}"
         start = used.get(word, 0)
-        # Leaves of one width lie one after the other; `used` is the width so far.
+        # Leaves of one width are stored consecutively; `used` is the width so far.
         used[word] = start + prod(leaf.shape)
         fields.append(Field(jax.tree_util.keystr(path), leaf.shape, leaf.dtype, word, start))
     return Layout(treedef, tuple(fields))

@@ -318,7 +318,7 @@ class _Interpreter:
         steps = [Step(partial(bind, equation), equation.ins, equation.outs) for equation in equations]
         made = {i for equation in equations for i in equation.outs}
         others = [i for equation in self.waiting[not each] for i in equation.ins]
-        # Kept are values that are read from `place` on, and those that the other group reads.
+        # Keep values that are read from `place` on or by the other group.
         kept = [i for i in dict.fromkeys(i for e in equations for i in e.outs) if self.last.get(i, -1) >= place]
         kept += [i for i in made.intersection(others) if i not in kept]
         # Inputs from outside the group: `rows` are sliced for each shard, `same` are the same for all.
