@@ -1,6 +1,6 @@
 """`python -m jaxrl COMMAND` and the command `jaxrl`: the entry point to all front doors."""
 
-from jaxrl.cli.leaving import leave_on_signals  # first, for it takes the signals
+from jaxrl.cli.leaving import leave_on_signals  # first: it installs signal handlers
 
 # isort: split
 import importlib
@@ -30,9 +30,9 @@ Begin with: jaxrl train ppo --env CartPole-v1"""
 
 
 def main() -> None:
-    """Run the front door that the first argument names; end the process with its exit code."""
+    """Run the front door that the first argument names, and exit with its code."""
     leave_on_signals()
-    from jaxrl.cli.main import begin_front_door, run_main  # late: it takes a tenth of a second
+    from jaxrl.cli.main import begin_front_door, run_main  # late: it takes 0.1 s
     from jaxrl.cli.opening import greet
 
     begin_front_door()
@@ -45,7 +45,7 @@ def main() -> None:
         run_main(_refuse, [name])
     else:
         if name == "train":
-            greet(args)  # before what is slow to import
+            greet(args)  # before slow imports
         run_main(importlib.import_module(f"jaxrl.{name}").main, args)
 
 

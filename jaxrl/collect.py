@@ -1,6 +1,6 @@
 """`python -m jaxrl.collect RUN_DIR --transitions N --out FILE`: collect a data set with a run's best policy."""
 
-from jaxrl.cli.main import (  # first, for it takes the signals
+from jaxrl.cli.main import (  # first: it installs signal handlers
     Parser,
     cache_compilations,
     place,

@@ -1,9 +1,9 @@
 """`python -m jaxrl.completion bash|zsh`: print a script that completes commands, algorithms, flags and names.
 
-All words are in the script: completing starts no Python. Print it again after an update.
+The script contains all words, so completing starts no Python. Print it again after an update.
 """
 
-from jaxrl.cli.main import Parser, run_main  # first, for it takes the signals
+from jaxrl.cli.main import Parser, run_main  # first: it installs signal handlers
 
 # isort: split
 import contextlib
@@ -57,7 +57,7 @@ WORDS = """_jaxrl_words() {{  # PLACE WORD ...: the words that may follow; nothi
         *) echo '{default}';;
     esac
 }}"""
-"""In the shell that both have: the words before the cursor are arguments."""
+"""Function in the common syntax of both shells; its arguments are the words before the cursor."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -91,7 +91,7 @@ def script(shell: str) -> str:
 
 
 def choices_of(config: Any) -> dict[str, list[str]]:
-    """Return the values that flags take, of those that take one of a few words."""
+    """Return the possible values of flags that take one of a few words."""
     envs = [name for name in env_names() if ":" not in name]  # in bash, a colon ends a word
     found = {"--env": envs, "--eval-env": envs, "--recorders": [*RECORDERS]}
     parts = {f.name: getattr(config, f.name) for f in fields(config)}
@@ -104,14 +104,14 @@ def choices_of(config: Any) -> dict[str, list[str]]:
 
 
 def flags_in_help(command: str) -> list[str]:
-    """Return the flags of a front door, from the page that its `--help` shows."""
+    """Return the flags of a front door, parsed from its `--help`."""
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
         importlib.import_module(f"jaxrl.{command}").main(["--help"])
     return sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", shown.getvalue())))
 
 
 def _cases(words: Mapping[str, Sequence[str]], then: str = "") -> str:
-    """Return the arms of a `case` of the shell, each of which prints words."""
+    """Return the clauses of a shell's `case`, each of which prints words."""
     return "\n".join(f"        {name}) echo '{' '.join(given)}'{then};;" for name, given in words.items())
 
 

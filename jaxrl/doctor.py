@@ -1,10 +1,10 @@
-"""`python -m jaxrl.doctor`: what a bug report needs to know of this machine, and whether training works on it.
+"""`python -m jaxrl.doctor`: facts about this machine for bug reports, and checks that training works on it.
 
-It prints facts, then a line for each check: its name, `ok`, `failed` or `skipped`, seconds, and figures. It writes into
+It prints the facts, then a line per check: name, `ok`, `failed` or `skipped`, seconds, and figures. It writes only to
 temporary directories, which it removes, and to the file of `--json`.
 """
 
-import jaxrl.cli.main as door  # first, for it takes the signals
+import jaxrl.cli.main as door  # first: it installs signal handlers
 
 # isort: split
 import contextlib
@@ -42,13 +42,13 @@ from jaxrl.xla.options import compiler_options
 
 Figures = Mapping[str, float | str]
 BOUND = 1e-4
-"""How far apart one iteration may be by chosen and by plain forms, as a share of what it changes of the agent.
+"""Largest difference of one iteration between chosen and plain forms, relative to its change of the agent.
 
-Float32 rounds by 6e-8. Sums in another order, and Adam's division, magnify that, on an H100 to 3e-6 at most of 15
-agents. TF32 rounds by 5e-4: products that are not in full precision exceed the bound, as does an error of a form.
+Float32 rounds by 6e-8. Another order of sums, and Adam's division, amplify that to at most 3e-6 for 15 agents on an
+H100. TF32 rounds by 5e-4: products in reduced precision exceed the bound, as does an error in a form.
 """
 OPT_STEPS, REPEATS, SAVE_MB = 512, 5, 8
-"""Optimisation steps of a run, timings of each way to compile, and the size of a save."""
+"""Optimisation steps per run, timings per choice of forms, and size of a save."""
 AGENTS: dict[str, Callable[[], Strategy]] = {
     "dqn": lambda: jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), jaxrl.dqn()),
     "ppo": lambda: jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), jaxrl.ppo(), rollout=64, epochs=2, minibatches=4),
@@ -75,7 +75,7 @@ def main(args: Sequence[str]) -> int:
     try:
         look(page)
         check(page, options.quick)
-    except KeyboardInterrupt:  # from the trainer, which takes the signals while it trains
+    except KeyboardInterrupt:  # from the trainer, which handles signals while it trains
         print_stderr("stopped by SIGINT")
         return 130
     page.add_fact("fallbacks", "; ".join(f"{name} ({why})" for name, why in attempts.failures().items()) or "none")
@@ -86,7 +86,7 @@ def main(args: Sequence[str]) -> int:
 
 
 class Page:
-    """The facts and checks so far: each is printed at once, and the file is rewritten, lest a crash lose them."""
+    """Facts and checks so far. Each is printed at once, and the file rewritten, so that a crash loses none."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -99,11 +99,11 @@ class Page:
         self._show(f"{name:<17} {one_line(value)}")
 
     def check(self, name: str, job: Callable[..., Figures], *givers: Callable[[], Any], skipped: bool = False) -> None:
-        """Make a check of what `givers` return, or skip it; add and print its outcome."""
+        """Run `job` on the results of `givers`, or skip it; add and print its outcome."""
         begun, verdict = time.perf_counter(), "skipped" if skipped else "ok"
         try:
             found = {} if skipped else dict(job(*(give() for give in givers)))
-        except Exception as error:  # whatever may be wrong with a machine
+        except Exception as error:  # a faulty machine may raise anything
             first = one_line((str(error).splitlines() or [""])[0])
             verdict, found = "failed", {"error": f"{type(error).__name__}: {first}".removeprefix("JaxrlError: ")}
         seconds = round(time.perf_counter() - begun, 1)
@@ -118,7 +118,7 @@ class Page:
 
 
 def look(page: Page) -> None:
-    """Add the facts; raise `SettingsError`, after those that need no device, if JAX finds none of those asked for."""
+    """Add the facts; raise `SettingsError`, after those that need no device, if JAX finds no requested one."""
     for name in (*VERSIONS, *OTHER_VERSIONS):
         page.add_fact(name, _attempt(lambda name: versions((name,))[name], name))
     page.add_fact("platform", f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} cores")
@@ -143,17 +143,17 @@ def _attempt(find: Callable[..., str], *args: str) -> str:
 
 
 def check(page: Page, quick: bool) -> None:
-    """Make all checks, each whatever became of the others; with `quick` those of PPO, and of speed, are skipped."""
+    """Run all checks, even if some fail; with `quick`, skip those of PPO and of speed."""
     parts = {"forms": compare_forms, "bits": repeat, "save": save, "speed": measure_speed}
     for algo, make in AGENTS.items():
-        made = cache(make)  # of one strategy, each program is compiled once for all checks
+        made = cache(make)  # one strategy, so that each program is compiled once for all checks
         for name, part in parts.items():
             page.check(f"{name} {algo}", part, made, skipped=quick and (algo != "dqn" or name == "speed"))
     page.check("disk", use_disk)
 
 
 def compare_forms(strategy: Strategy) -> Figures:
-    """Make one iteration by chosen forms, and by plain ones on the CPU, if JAX has it, from one state."""
+    """Compare an iteration in chosen forms to one in plain forms on the CPU, if available, from the same state."""
     here, there = jax.devices()[0], host_device()
     state, sums = _compile(strategy).init(jax.random.key(0))
     with jax.default_matmul_precision(None if product_precision(here) == "float32" else "highest"):
@@ -169,7 +169,7 @@ def compare_forms(strategy: Strategy) -> Figures:
 
 
 def repeat(strategy: Strategy) -> Figures:
-    """Train twice from one key; every bit has to be the same."""
+    """Train twice from one key, and require equal bits."""
     compiled, count = _compile(strategy), OPT_STEPS // strategy.opt_steps_per_step
     one, other = (state_digest(_train(compiled, compiled.init(jax.random.key(0)), 0, count)[0]) for _ in range(2))
     if one != other:
@@ -194,7 +194,7 @@ def save(strategy: Strategy) -> Figures:
 
 
 def measure_speed(strategy: Strategy) -> Figures:
-    """Time training by chosen and by plain forms, in turns."""
+    """Time training in chosen and in plain forms, alternately."""
     count, chosen = OPT_STEPS // strategy.opt_steps_per_step, _compile(strategy)
     with forms("plain"):
         programs = {"steps/s": chosen, "plain": _compile(strategy, init=False)}
@@ -205,13 +205,13 @@ def measure_speed(strategy: Strategy) -> Figures:
             begun = time.perf_counter()
             carries[name] = _train(program, carries[name], turn * count, (turn + 1) * count)
             rates[name].append(OPT_STEPS / (time.perf_counter() - begun))
-    ours, theirs = (found[1:] for found in rates.values())  # the first turn may begin slowly
+    ours, theirs = (found[1:] for found in rates.values())  # without the first turn, which warms up
     ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
     return {"steps/s": statistics.median(ours), "plain": statistics.median(theirs), "ratio": ratio}
 
 
 def use_disk() -> Figures:
-    """Sync a file and its directory, and write a checkpoint, where temporary files are."""
+    """Sync a file and its directory, and write a checkpoint, in the directory for temporary files."""
     with TemporaryDirectory(prefix="jaxrl-") as folder:
         begun, path = time.perf_counter(), Path(folder)
         write_atomically(path / "file", "0" * (SAVE_MB << 20))  # which syncs the file
@@ -226,7 +226,7 @@ def _compile(strategy: Strategy, init: bool = True) -> Compiled:
 
 
 def _train(compiled: Compiled, carry: PyTree, start: int, stop: int, device: Any = None) -> PyTree:
-    # The program takes its state for its own: with a `device`, it is given a copy there.
+    # The program donates its state: with a `device`, it gets a copy there.
     carry = carry if device is None else jax.device_put(carry, device, may_alias=False)
     return jax.block_until_ready(compiled.run(*carry, np.uint32(start), np.uint32(stop)))
 

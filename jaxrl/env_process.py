@@ -1,4 +1,4 @@
-"""Environments of Gymnasium in processes of their own: how these begin, end, and report what an environment raises.
+"""Gymnasium environments in other processes: start, supervision, and reports of exceptions.
 
 This module imports nothing slow, see `jaxrl.supervisor`.
 """
@@ -17,43 +17,43 @@ from jaxrl.supervisor import supervise
 
 
 class EnvError(Exception):
-    """Report what an environment in another process raised: its type and text in one line, with the traceback there.
+    """An exception of an environment in another process: type and message on one line, the traceback as a note.
 
-    Gymnasium sends exceptions to the learner as they are, and waits for ever for one that cannot be pickled.
+    Gymnasium sends exceptions to the learner as they are, and hangs if one cannot be pickled.
     """
 
     def __init__(self, line: object) -> None:
-        """Keep the line; the exception may be made from another one of its kind."""
+        """Store the line, or copy another `EnvError` with its notes."""
         super().__init__(safe_str(line))
         for note in getattr(line, "__notes__", ()):
             self.add_note(note)
 
 
 class EnvMaker:
-    """A function that makes an environment; in another process, one that is supervised and reports its exceptions."""
+    """Maker of an environment; in another process, the environment is supervised and reports its exceptions."""
 
     def __init__(self, make: Callable[[], Any] | None, pickled: bytes = b"") -> None:
-        """Keep the function, or what it is made from where it is needed: it may import slow modules."""
+        """Store the function, or its pickle, which is loaded only when needed, since it may import slow modules."""
         self._make, self._pickled = make, pickled
 
     def __reduce__(self) -> Any:
-        """Have it made in another process."""
+        """Pickle the function by cloudpickle, so that it may be a local one."""
         return EnvMaker, (None, cloudpickle.dumps(self._make))
 
     def __call__(self) -> Any:
-        """Return an environment."""
+        """Make the environment."""
         if self._make is not None:
             return self._make()
         parent = parent_process()
         assert parent is not None, "pickled for a child process"
-        for number in (signal.SIGINT, signal.SIGTERM):  # which the parent handles
+        for number in (signal.SIGINT, signal.SIGTERM):  # handled by the parent
             signal.signal(number, signal.SIG_IGN)
         supervise(parent.sentinel)
         return _Reporting(pickle.loads(self._pickled)())
 
 
 class _Reporting:
-    """An environment whose exceptions can be sent to another process."""
+    """Wrapper of an environment whose exceptions can be sent to another process."""
 
     def __init__(self, env: Any) -> None:
         self._env = env

@@ -172,7 +172,7 @@ def _translate(hint: Hint, known: list[str]) -> str:
 
 
 def check_count(name: str, value: object, least: int = 1, most: int | None = None) -> int:
-    """Return `value` if it is a whole number from `least` to `most`; raise `SettingsError` otherwise."""
+    """Return `value` if it is an integer from `least` to `most`; raise `SettingsError` otherwise."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) != value or int(value) < least:
         raise SettingsError(f"{name} is {value!r}; expected a whole number of at least {least}")
     if most is not None and int(value) > most:

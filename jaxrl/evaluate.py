@@ -1,6 +1,6 @@
 """`python -m jaxrl.evaluate RUN_DIR`: evaluate a run's best policy, or another, on fresh greedy episodes."""
 
-from jaxrl.cli.main import (  # first, for it takes the signals
+from jaxrl.cli.main import (  # first: it installs signal handlers
     Parser,
     cache_compilations,
     place,
@@ -75,7 +75,7 @@ def of_what(policy: GreedyPolicy, options: Namespace, env: str) -> str:
 
 
 def add_which(parser: Parser) -> None:
-    """Add the arguments that say which policy is meant."""
+    """Add the arguments that select a policy."""
     parser.add_argument("run_dir", type=place, help="directory of the run")
     parser.add_argument("--member", type=int, help="which of a population (default: the one with the best score)")
     parser.add_argument(
@@ -91,19 +91,19 @@ def add_episodes(parser: Parser) -> None:
 
 
 def check_episodes(options: Namespace) -> None:
-    """Raise `SettingsError` if the arguments of `evaluate_policy` cannot be."""
+    """Raise `SettingsError` if the arguments of `evaluate_policy` are invalid."""
     check_count("--episodes", options.episodes)
     check_between("--seed", options.seed, 0, 2**32 - 1)
 
 
 def evaluate_policy(policy: GreedyPolicy, env: Env | HostEnv, options: Namespace, sampled: bool = False) -> Evaluation:
-    """Return the fresh episodes that the arguments ask for."""
+    """Evaluate a policy in fresh episodes, as specified by the arguments."""
     evaluate = evaluator_for(env, policy.policy, options.episodes, sampled)
     return evaluate(policy.params, make_key(options.seed))
 
 
 def load_named(options: Namespace) -> GreedyPolicy:
-    """Load the policy that the arguments of `add_which` name; say so if it is not the best and nobody named it."""
+    """Load the policy selected by the arguments of `add_which`; print a note if it is, by default, not the best."""
     admit_algorithm(options.algo)
     policy = load_policy(options.run_dir, member=options.member, step=options.step)
     if options.step is None and policy.facts["kept_as"] != "best":
@@ -114,7 +114,7 @@ def load_named(options: Namespace) -> GreedyPolicy:
 
 
 def add_env_options(parser: Parser) -> None:
-    """Let a front door be told another environment than that of the training."""
+    """Add the arguments that select another environment than that of the training."""
     parser.add_argument(
         "--env", help="another environment with the same spaces (default: that of the training, with its parameters)"
     )
@@ -124,12 +124,12 @@ def add_env_options(parser: Parser) -> None:
 
 
 def env_of(policy: GreedyPolicy, env: str | None = None, env_args: Sequence[str] = ()) -> Env | HostEnv:
-    """Build the environment that a person named, or else the one that a loaded policy was trained in.
+    """Build the environment `env`, or by default the one that a loaded policy was trained in.
 
-    That of the training has its parameters but for those that are given, also where a person must name it again.
+    The latter has the parameters of the training, overridden by `env_args`, even if it has to be named again.
 
     Raises:
-      SettingsError: its spaces are not the policy's, or it was made by hand and none is named.
+      SettingsError: its spaces differ from the policy's, or none is given and that of the training cannot be rebuilt.
     """
     given = {name: parse_value(value) for name, value in parse_pairs("--env-args", env_args).items()}
     admit([env])

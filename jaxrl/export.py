@@ -1,6 +1,6 @@
-"""`python -m jaxrl.export RUN_DIR`: write a run's policy for others to run, without jaxrl."""
+"""`python -m jaxrl.export RUN_DIR`: export a run's policy as a program that needs no jaxrl."""
 
-from jaxrl.cli.main import Parser, place, require_devices, run_main  # first, for it takes the signals
+from jaxrl.cli.main import Parser, place, require_devices, run_main  # first: it installs signal handlers
 
 # isort: split
 from collections.abc import Sequence

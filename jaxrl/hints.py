@@ -1,4 +1,4 @@
-"""jaxrl's names for the settings of other libraries: some are taken for ours, others answered by a hint."""
+"""jaxrl's names for the settings of other libraries: some are translated, for others there is a hint."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ class Hint(NamedTuple):
     """jaxrl's name for a setting of another library."""
 
     names: tuple[str, ...]
-    """Paths of the settings that it may mean; the first one that exists in a given place counts."""
+    """Paths of the settings that it may mean; the first that exists in the given context counts."""
     note: str = ""
 
 
@@ -81,7 +81,7 @@ SAME = {
     }.items()
     for other in others.split()
 }
-"""Flags of other libraries that mean just what one of ours means, in the same unit, wherever an algorithm has it."""
+"""Flags of other libraries that are equivalent to one of ours, in the same unit, in every algorithm that has it."""
 _SENTENCES = {
     "algorithm agent model": "the algorithm is the first argument, as in: train ppo --env CartPole-v1",
     "render render_mode": (
@@ -138,7 +138,7 @@ def hint_of(word: str) -> Hint | None:
 
 
 def elsewhere(hint: Hint) -> str:
-    """Return a hint at where a setting belongs that was given in the wrong place."""
+    """Return a hint on where a misplaced setting belongs."""
     head, _, tail = hint.names[0].rpartition(".")
     if head:
         return f"jaxrl calls it {tail}; {ELSEWHERE[head]}"

@@ -1,4 +1,4 @@
-"""Silence what Orbax's threads print in addition to the error that Orbax raises."""
+"""Suppression of what Orbax's threads print in addition to the error that Orbax raises."""
 
 import logging
 import sys
@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 
 _LOGGED = {"absl": "_SignalingThread", "asyncio": "orbax"}
-"""By logger, what is in the messages that are left out."""
+"""Name of a logger -> text that identifies its suppressed messages."""
 
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Leave out, inside, the tracebacks that Orbax's threads print for each array when a save or a load fails.
+    """Suppress, inside, the tracebacks that Orbax's threads print for each array when a save or a load fails.
 
-    The failure itself is an exception, and reported in one line. Afterwards the hooks and filters of the process are as
-    before: saving changes nothing for a library's user. A front door encloses all that it does, for some threads find
-    only after a load has ended that TensorStore's event loop is closed.
+    The failure itself is raised, and reported on one line. Hooks and filters of the process are restored afterwards, so
+    that a save has no side effects for users of the library. Front doors run entirely inside, because some threads find
+    TensorStore's event loop closed only after a load has ended.
     """
     hook = sys.unraisablehook
 
@@ -37,7 +37,7 @@ def hushed() -> Iterator[None]:
 
 
 def _of_an_event_loop(error: BaseException | None) -> bool:
-    """Say whether a loop is closed, or was never made whole, for there were no file descriptors."""
+    """Return whether an event loop is closed, or is incomplete because file descriptors ran out."""
     if isinstance(error, RuntimeError):
         return str(error) == "Event loop is closed"
     return isinstance(error, AttributeError) and error.name == "_ssock"

@@ -1,4 +1,4 @@
-"""Directories and files that a user names: where they are, and whether a run may begin there. Imports nothing slow."""
+"""Paths given by users, and checks and locks of run directories. Imports nothing slow."""
 
 import fcntl
 import os
@@ -18,10 +18,10 @@ P = TypeVar("P", bound=str | Path)
 
 
 def local(path: P) -> P:
-    """Return `path` with a leading `~` as the home directory.
+    """Expand a leading `~` of `path`; that of an unknown user is part of a name.
 
     Raises:
-      SettingsError: it is a URL, such as `gs://bucket/run`, or names a user that there is none of.
+      SettingsError: it is a URL, such as `gs://bucket/run`.
     """
     text = str(path)
     if (url := re.match(r"([A-Za-z][\w+.-]+):/(/|[^/])", text)) and (isinstance(path, Path) or url[2] == "/"):
@@ -32,17 +32,17 @@ def local(path: P) -> P:
         return path
     home = os.path.expanduser(text)
     if home.startswith("~") and text.partition("/")[0] != "~":
-        return path  # a name that begins so
+        return path  # a name that begins with `~`
     return type(path)(home)
 
 
 def require_new(path: str | Path) -> None:
-    """Raise an error if no run can begin in `path`, which need not be there yet.
+    """Raise an error if no run can begin in `path`, which need not exist yet.
 
     Raises:
       RunDirTakenError: it holds a run.
       RunDirInUseError: another process is writing it.
-      SettingsError: it is a file, holds something else, or cannot be looked at.
+      SettingsError: it is a file, contains something else, or cannot be accessed.
     """
     path = Path(local(path))
     try:
@@ -57,9 +57,9 @@ def require_new(path: str | Path) -> None:
 
 
 def require_empty(path: Path, advice: str = IN_PYTHON) -> None:
-    """Raise `SettingsError` unless `path` is a directory that holds nothing but a lock.
+    """Raise `SettingsError` unless `path` is a directory that is empty except for a lock.
 
-    Of one that holds a run, the `advice` says what to do.
+    The message for a directory with a run ends with `advice`.
     """
     if not path.is_dir():
         raise SettingsError(f"{path} is a file; choose another run directory")
@@ -70,10 +70,10 @@ def require_empty(path: Path, advice: str = IN_PYTHON) -> None:
 
 
 def require_free(path: str | Path) -> None:
-    """Raise `RunDirInUseError` if another process holds the directory, before anything slow is begun.
+    """Raise `RunDirInUseError` if another process holds the lock, to fail before anything slow begins.
 
     Raises:
-      SettingsError: it cannot be looked at.
+      SettingsError: the lock cannot be accessed.
     """
     lock = Path(path) / LOCK
     try:
@@ -84,7 +84,7 @@ def require_free(path: str | Path) -> None:
 
 
 def hold(path: Path) -> IO[str]:
-    """Lock the directory for the life of this process; the lock dies with it, however it ends."""
+    """Lock the directory until the returned file is closed or this process ends, in whatever way."""
     file = open(path / LOCK, "a+", errors="replace")  # noqa: SIM115
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,5 +104,5 @@ def _short(path: str | Path) -> str:
 
 
 def reason_of_path(error: BaseException) -> str:
-    """Return why a path or its file cannot be used, without the path."""
+    """Return the reason why a path or its file cannot be used, without the path."""
     return getattr(error, "strerror", None) or error_text(error)

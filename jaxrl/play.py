@@ -1,6 +1,6 @@
 """`python -m jaxrl.play RUN_DIR --out episode.gif`: render one greedy episode of a run's best policy."""
 
-from jaxrl.cli.main import (  # first, for it takes the signals
+from jaxrl.cli.main import (  # first: it installs signal handlers
     Parser,
     cache_compilations,
     place,
@@ -52,12 +52,12 @@ def main(args: Sequence[str]) -> int:
 
 
 def play(env: Env | HostEnv, policy: GreedyPolicy, seed: int, max_steps: int) -> tuple[list[np.ndarray], float]:
-    """Play one episode; return a picture of every state, and the return."""
+    """Play one episode; return a frame of every state, and the return."""
     return player(env)(policy, seed, max_steps)
 
 
 def require_writable(path: Path) -> None:
-    """Raise `SettingsError` unless `path` is the name of a film and can be written; leave what is there as it is."""
+    """Raise `SettingsError` unless `path` has a film's suffix and is writable; an existing file is not changed."""
     if (form := format_of(path)) not in FORMATS:
         raise SettingsError(f"--out is {str(path)!r}; expected a name that ends with .gif or .mp4")
     check_format(form, "--out")
@@ -71,7 +71,7 @@ def require_writable(path: Path) -> None:
 
 
 def format_of(path: str | Path) -> str:
-    """Return the format that the name of a film asks for."""
+    """Return the format of a film by its suffix."""
     return Path(path).suffix.lower()[1:]
 
 

@@ -1,6 +1,6 @@
 """`python -m jaxrl.publish RUN_DIR --out DIR`: write a folder ready for a model hub; nothing is uploaded."""
 
-from jaxrl.cli.main import (  # first, for it takes the signals
+from jaxrl.cli.main import (  # first: it installs signal handlers
     Parser,
     cache_compilations,
     place,
@@ -74,7 +74,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def _changed(run: Path) -> bool:
-    """Return whether settings or versions may have changed while the run went on; its newest checkpoint tells."""
+    """Return whether settings or versions may have changed during the run, according to its newest checkpoint."""
     try:
         return bool(open_store(run, CHECKPOINTS).newest_facts()[1]["ledger"]["changed_at"])
     except (NoCheckpointError, KeyError, TypeError):
@@ -82,7 +82,7 @@ def _changed(run: Path) -> bool:
 
 
 def _film(env: Env | HostEnv, policy: GreedyPolicy) -> bytes:
-    """Return an episode as a GIF, or nothing where the environment draws no pictures."""
+    """Return an episode as a GIF, empty if the environment cannot be rendered."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "episode.gif"
         try:

@@ -26,7 +26,7 @@ class Algorithm(NamedTuple):
     config: str
     """Name of its settings dataclass in that module."""
     kind: Kind
-    """What it learns from: replay, its own rollouts, or data."""
+    """Source of its data: replay, rollouts, or a data set."""
     actions: tuple[Actions, ...]
     """Supported action spaces."""
     env: str | None = "CartPole-v1"
@@ -53,12 +53,12 @@ _BOXES: Mapping[str, Any] = {
 }
 """Settings of off-policy runs with continuous actions: one update per step, on large batches."""
 _TWENTY: Mapping[str, Any] = {**_BOXES, "updates": 20}
-"""Settings of REDQ and DroQ: many updates a step."""
+"""Settings of REDQ and DroQ: many updates per step."""
 _TWO_NORMALISED: Mapping[str, Any] = {**_BOXES, "updates": 2, "processor": {"normalise_obs": True}}
 """Settings of SimBa; its networks take normalised observations."""
 _FAST: Mapping[str, Any] = {"num_envs": 128, "opt_interval": 128, "processor": {"normalise_obs": True}}
 _FAST_TD3: Mapping[str, Any] = {**_FAST, "updates": 2, "buffer": {"capacity": 1_310_720, "batch_size": 32_768}}
-"""Settings of FastTD3: many environments, few updates on large batches, and observations that are normalised."""
+"""Settings of FastTD3: many environments, few updates on large batches, and normalised observations."""
 _FAST_SAC: Mapping[str, Any] = {**_FAST, "updates": 8, "buffer": {"capacity": 1_310_720, "batch_size": 8_192}}
 _SCALED: Mapping[str, Any] = {"processor": {"normalise_reward": True}}
 """Settings of policy gradients; normalised rewards make one learning rate suit rewards of any scale."""

@@ -1,6 +1,6 @@
-"""`python -m jaxrl.report RUN...`: report on runs as a page, a picture or a table, while they go on or afterwards."""
+"""`python -m jaxrl.report RUN...`: report on runs, finished or in progress, as a page, a picture or a table."""
 
-from jaxrl.cli.main import Parser, place, run_main  # first, for it takes the signals
+from jaxrl.cli.main import Parser, place, run_main  # first: it installs signal handlers
 
 # isort: split
 import os
@@ -74,7 +74,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def read(paths: Sequence[str], remarked: set[str]) -> tuple[list[Group], list[str]]:
-    """Return the runs at `paths` in groups, and what is to be said of them; say what has not been `remarked` yet."""
+    """Return the runs at `paths` in groups, and remarks on them; print those that are not in `remarked` yet."""
     groups = grouped(read_runs(paths))
     lines = remarks(groups)
     for line in lines:

@@ -1,11 +1,10 @@
-"""Supervisors of processes: each ends a process and all that it has begun, however it or its parent ends.
+"""Supervision of processes: the descendants of a process are killed however it or its parent ends.
 
-A process that is killed cannot end its children, and children in sessions of their own are out of reach of a signal to
-its group. So the process that is started stays behind as a supervisor, and its child does the work. Linux makes the
-supervisor the parent of all orphans among its descendants (`PR_SET_CHILD_SUBREAPER`), so that none escapes. On other
-systems there is no supervisor.
+A killed process cannot end its children, and a signal to its group does not reach those in other sessions. So the
+process that is started stays as a supervisor, and its child does the work. Linux makes the supervisor the parent of all
+orphans among its descendants (`PR_SET_CHILD_SUBREAPER`), so that none escapes. On other systems there is no supervisor.
 
-This module imports nothing slow: the supervisor keeps what is loaded when it begins.
+This module imports nothing slow, because the supervisor keeps in memory whatever is loaded at the fork.
 """
 
 import ctypes
@@ -20,21 +19,21 @@ from typing import NoReturn
 
 SUPPORTED = sys.platform == "linux"
 END = signal.SIGHUP
-"""The signal at which a supervisor ends all. It ignores SIGINT and SIGTERM, which the parent handles."""
+"""Signal on which a supervisor kills all descendants. It ignores SIGINT and SIGTERM, which the parent handles."""
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36
-"""Numbers of the settings of `prctl`."""
+"""Numbers of `prctl`'s options."""
 
 
 def supervise(lifeline: int) -> None:
     """Fork: return in the child, and supervise it in this process, which never returns.
 
-    The supervisor ends with the child, by the same code or signal, and kills whatever the child has begun. It does so
-    at once when it receives `END`, or when the pipe `lifeline` ends, whose other end the parent holds. Where this is
-    not possible, return without a fork.
+    When the child ends, the supervisor kills all remaining descendants and exits with the same code or signal. It does
+    so at once on `END`, or when the parent's end of the pipe `lifeline` is closed. If the system does not support this,
+    return without a fork.
     """
     if not SUPPORTED or not _set_process(_CHILD_SUBREAPER, 1):
         return
-    with suppress(OSError):  # leads a session already
+    with suppress(OSError):  # already a session leader
         os.setsid()
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -43,7 +42,7 @@ def supervise(lifeline: int) -> None:
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     supervisor = os.getpid()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads: those of libraries, of which none has begun to work
+        warnings.simplefilter("ignore")  # about threads: those of libraries have not begun to work
         child = os.fork()
     if child:
         _supervise(child, lifeline, awake, wake)
@@ -58,12 +57,12 @@ def supervise(lifeline: int) -> None:
 
 
 def end_with_parent(number: int = END) -> None:
-    """Have Linux send this process a signal at the end of the thread that began it."""
+    """Have Linux send this process a signal when the thread that started it ends."""
     _set_process(_PDEATHSIG, number)
 
 
 def end_with_children() -> NoReturn:
-    """End this process, whatever its threads do, and all that it has begun, as far as the system allows."""
+    """End this process, whatever its threads do, and its descendants, as far as the system allows."""
     if not SUPPORTED:
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
@@ -80,14 +79,14 @@ def _ignore(*signal: object) -> None:
 
 
 def _supervise(child: int, lifeline: int, awake: int, wake: int) -> NoReturn:
-    """Wait for the end of `child` or of `lifeline`; then end all, and this process as `child` ended."""
+    """Wait for the end of `child` or of `lifeline`; then kill all descendants, and exit as `child` did."""
     code: int | None = None
     try:
         for handle in map(int, os.listdir("/proc/self/fd")):
             if handle > 2 and handle not in (lifeline, awake, wake):
                 with suppress(OSError):
-                    os.close(handle)  # who waits for the end of a pipe of the child's waits for the child alone
-        waiting = select.poll()  # `select` takes no file descriptor from 1024 on
+                    os.close(handle)  # so that a reader of the child's pipe sees its end with the child's
+        waiting = select.poll()  # `select` fails for file descriptors from 1024 on
         for handle in (lifeline, awake):
             waiting.register(handle, select.POLLIN)
         while code is None:
@@ -101,7 +100,7 @@ def _supervise(child: int, lifeline: int, awake: int, wake: int) -> NoReturn:
 
 
 def _reap(child: int, options: int) -> int | None:
-    """Wait for descendants that have ended; return the code of `child`, if it is one of them."""
+    """Reap descendants that have ended; return the code of `child`, if it is one of them."""
     code = None
     with suppress(ChildProcessError):
         pid, status = os.waitpid(-1, options)
@@ -113,7 +112,7 @@ def _reap(child: int, options: int) -> int | None:
 
 
 def _end_descendants(child: int) -> int | None:
-    """Kill all descendants until none is left; return the code of `child`, if it was there still."""
+    """Kill descendants until none is left; return the code of `child`, if it had not been reaped."""
     code = None
     while descendants := _descendants():
         killed = 0
@@ -129,12 +128,12 @@ def _end_descendants(child: int) -> int | None:
 
 
 def _descendants() -> list[int]:
-    """Return the processes below this one, those that nobody has waited for yet included."""
+    """Return the descendants of this process, including zombies."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
-                # `PID (NAME) STATE PARENT ...`, where a name may hold anything
+                # `PID (NAME) STATE PARENT ...`, where a name may contain anything
                 parent = int(file.read().rpartition(b")")[2].split()[1])
                 children.setdefault(parent, []).append(int(name))
     found = list(children.get(os.getpid(), []))
@@ -146,7 +145,7 @@ def _descendants() -> list[int]:
 def _exit(code: int | None) -> NoReturn:
     """End this process with an exit code, or by a signal if the code is negative."""
     if code is not None and code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has written its own
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has dumped core already
         with suppress(OSError, ValueError):
             if -code not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(-code, signal.SIG_DFL)

@@ -9,12 +9,12 @@ import time
 from typing import Any
 
 CLEAR = "\r\x1b[2K"
-"""Takes back the line that the cursor is on."""
+"""Erases the line of the cursor."""
 _CURSOR = "\x1b[?25h"
 
 
 class Stage:
-    """Show the current activity until the next `clear`; on a terminal, with the seconds that it has taken so far."""
+    """Display of the current activity until the next `clear`; on a terminal, with the elapsed seconds."""
 
     def __init__(self, file: Any = None, live: bool | None = None) -> None:
         self._file, self._live = file, live
@@ -42,7 +42,7 @@ class Stage:
 
 
 def _tick(file: Any, what: str, end: threading.Event) -> None:
-    """Rewrite the line every second until `end`, cut to the terminal's width: one that wraps cannot be taken back."""
+    """Rewrite the line every second until `end`, truncated to the terminal's width: a wrapped one cannot be erased."""
     begun = time.monotonic()
     while True:
         seconds = int(time.monotonic() - begun)
@@ -53,16 +53,16 @@ def _tick(file: Any, what: str, end: threading.Event) -> None:
 
 
 def columns() -> int:
-    """Return the width of the terminal, or 80; `COLUMNS` is not asked, by which a live line could wrap."""
+    """Return the width of the terminal, or 80; `COLUMNS` is ignored, since a live line could then wrap."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return os.get_terminal_size(sys.stdout.fileno()).columns or 80
     return 80
 
 
 def folded(line: str, room: float, indent: int = 16) -> list[str]:
-    """Return `line` in lines of at most `room` columns, folded between words; those that go on are set in.
+    """Wrap `line` between words to lines of at most `room` columns, with continuation lines indented.
 
-    A no-break space comes out as any other.
+    No-break spaces are replaced by spaces.
     """
     if len(line) <= room:
         return [line.replace("\N{NO-BREAK SPACE}", " ")]
@@ -74,7 +74,7 @@ def folded(line: str, room: float, indent: int = 16) -> list[str]:
 
 
 def print_folded(line: str, indent: int = 16) -> None:
-    """Print a line: on a terminal folded to its width, elsewhere whole. A closed output is no error."""
+    """Print a line, wrapped to the width if on a terminal. A closed output is not an error."""
     with contextlib.suppress(OSError):
         print("\n".join(folded(line, columns() if is_terminal(sys.stdout) else math.inf, indent)), flush=True)
 
@@ -87,14 +87,14 @@ def is_terminal(file: Any) -> bool:
 
 
 def clear_line(more: str = "") -> None:
-    """Take back a line in progress on a terminal, past what Python still holds in its buffer; then write `more`."""
+    """Erase the live line of a terminal, bypassing Python's buffer; then write `more`."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if is_terminal(sys.stdout):
             os.write(sys.stdout.fileno(), (CLEAR + more).encode())
 
 
 def end_at_once(number: int, line: str) -> None:
-    """Say `line` in place of one in progress, and end the process as the signal `number` does. Safe in its handler."""
+    """Replace the live line by `line`, and exit with the code of the signal `number`. Safe in a signal handler."""
     clear_line(_CURSOR)
     with contextlib.suppress(OSError):
         os.write(2, f"{line}\n".encode())  # `sys.stderr` may be in the middle of a line
@@ -102,7 +102,7 @@ def end_at_once(number: int, line: str) -> None:
 
 
 def _write(file: Any, text: str) -> None:
-    """Write `text`; nobody has to read it."""
+    """Write `text`, ignoring a closed file."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         file.write(text)
         file.flush()

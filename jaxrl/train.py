@@ -1,6 +1,11 @@
 """`python -m jaxrl.train [ALGO] [flags]`: train an agent, or resume a run."""
 
-from jaxrl.cli.main import cache_compilations, divide_cpu, require_devices, run_main  # first, for it takes the signals
+from jaxrl.cli.main import (  # first: it installs signal handlers
+    cache_compilations,
+    divide_cpu,
+    require_devices,
+    run_main,
+)
 
 # isort: split
 import sys
@@ -20,7 +25,7 @@ from jaxrl.cli.arguments import command, normalise, quote, refuse_repeats, value
 from jaxrl.cli.config import Request, algorithm_named, parse
 from jaxrl.cli.finished import nothing_left
 from jaxrl.cli.joining import join, joining, together
-from jaxrl.cli.leaving import print_progress
+from jaxrl.cli.leaving import set_exit_note
 from jaxrl.cli.outside import admit, admit_algorithm
 from jaxrl.cli.sweeps import PopulationConfig, build_population, read_sweep
 from jaxrl.envs.registry import module_to_import
@@ -97,7 +102,7 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
         raise_on_signal=False,
     )
     stage.clear()
-    print_progress("")  # from here on something may be written
+    set_exit_note("")  # from here on something may be written
     try:
         result = train(trainer)
     except (RunDirInUseError, RunDirTakenError) as error:
@@ -106,7 +111,7 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
         if isinstance(error, RunDirTakenError):
             require_new(config.run_dir)  # in the words of the command line
         raise
-    print_progress(" after the training; all of it is saved")
+    set_exit_note(" after the training; all of it is saved")
     if not quiet and isinstance(result, Result):
         show(result, config.run_dir, playable=config.env is not None, again=_named_again(request.algo, config.env))
     elif not quiet and isinstance(result, PopulationResult):

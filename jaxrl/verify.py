@@ -5,7 +5,7 @@ best policy, `best <opt_steps> ok <sha256 of its parameters>` or `best none`, an
 Any further findings are on standard error.
 """
 
-from jaxrl.cli.main import (  # first, for it takes the signals
+from jaxrl.cli.main import (  # first: it installs signal handlers
     Parser,
     cache_compilations,
     place,

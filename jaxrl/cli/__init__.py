@@ -1,1 +1,1 @@
-"""The command line: what the front doors share, and how presets, files and flags become the settings of a run."""
+"""The command line: code shared by the front doors, and a run's settings from presets, files and flags."""

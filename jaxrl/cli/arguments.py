@@ -1,6 +1,6 @@
-"""The words of a command line: one form for all front doors, and the names by which these were called.
+"""Command-line arguments of all front doors: normalising, looking up and removing flags, and quoting.
 
-Imports nothing slow, for the first line of a run is printed before all that is.
+Imports nothing slow, because the first line of a run is printed before slow imports.
 """
 
 import re
@@ -13,13 +13,13 @@ from jaxrl.hints import SAME
 from jaxrl.parsing import parse_float
 
 REPEATABLE = ("--sweep",)
-"""Flags that may stand more than once: each names further settings."""
+"""Flags that may be repeated, each time with more settings."""
 
 
 def normalise(args: Sequence[str]) -> list[str]:
-    """Return the words of a command line in one form: `--flag value`, with dashes in the names of flags.
+    """Normalise the words of a command line to `--flag value`, with dashes in the names of flags.
 
-    A value that looks like a flag stays where it stands, as in `--notes=--fast`. What is in this form stays as it is.
+    A value that looks like a flag stays attached, as in `--notes=--fast`. Normalising is idempotent.
     """
     words: list[str] = []
     for word in args:
@@ -34,7 +34,7 @@ def normalise(args: Sequence[str]) -> list[str]:
 
 
 def refuse_repeats(words: Sequence[str], repeatable: Collection[str] = REPEATABLE) -> None:
-    """Raise `SettingsError` if a flag is given twice, or both as it is and with `no-`; `words` are from `normalise`."""
+    """Raise `SettingsError` if a flag is repeated, or given with and without `no-`; `words` are normalised."""
     found: dict[str, tuple[str, str]] = {}
     for at, word in enumerate(words):
         if not word.startswith("--"):
@@ -52,16 +52,16 @@ def refuse_repeats(words: Sequence[str], repeatable: Collection[str] = REPEATABL
 
 
 def translate(args: Sequence[str], known: Collection[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Return `args` with our flags in place of those of other libraries that mean the same, and notes on these.
+    """Replace flags of other libraries by jaxrl's equivalents; return the arguments, and a note on each replacement.
 
     Raises:
-      SettingsError: a flag is now given twice.
+      SettingsError: a flag is then given twice.
     """
     words, notes = list(args), []
     for at, word in enumerate(args):
         flag, equals, value = word.partition("=")
         ours = SAME.get(flag[2:].lower()) if flag.startswith("--") and flag not in known else None
-        # Where a policy has a learning rate of its own, another library's one rate may mean both.
+        # If the policy has a separate learning rate, another library's single rate is ambiguous.
         if ours in known and not (ours == "--agent.lr" and "--agent.policy-lr" in known):
             value = value if equals else "".join(args[at + 1 : at + 2])
             words[at] = f"{ours}{equals}{value if equals else ''}"
@@ -75,7 +75,7 @@ def _shown(value: str) -> str:
 
 
 def _following(words: Sequence[str], at: int) -> list[str]:
-    """Return the words after place `at` up to the next flag."""
+    """Return the words after index `at`, up to the next flag."""
     stop = at + 1
     while stop < len(words) and not is_flag(words[stop]):
         stop += 1
@@ -83,12 +83,12 @@ def _following(words: Sequence[str], at: int) -> list[str]:
 
 
 def is_flag(word: str) -> bool:
-    """Return whether a word is a flag, and no number below 0."""
+    """Return whether a word is a flag rather than a negative number."""
     return word.startswith("-") and parse_float(word) is None
 
 
 def value_of(words: Sequence[str], flag: str) -> str | None:
-    """Return what follows `flag`, or `None`."""
+    """Return the value of `flag`, or `None`."""
     for word, following in zip(words, [*words, ""][1:], strict=True):
         if word == flag:
             return following or None
@@ -122,10 +122,10 @@ def switch(words: list[str], flag: str) -> bool:
 
 
 def take_words(words: list[str], flag: str, example: str) -> list[str]:
-    """Remove `flag WORD WORD ...` from `words`; return what follows the flag, nothing without it.
+    """Remove `flag WORD WORD ...` from `words`; return the words after the flag, none if it is absent.
 
     Raises:
-      SettingsError: nothing follows it.
+      SettingsError: the flag has no value.
     """
     if flag not in words:
         return []
@@ -138,7 +138,7 @@ def take_words(words: list[str], flag: str, example: str) -> list[str]:
 
 
 def parse_pairs(flag: str, words: Sequence[str]) -> dict[str, str]:
-    """Return `NAME VALUE NAME VALUE` by name; raise `SettingsError` for a name without a value, or twice."""
+    """Parse `NAME VALUE NAME VALUE ...`; raise `SettingsError` for a name that has no value or is repeated."""
     if len(words) % 2:
         raise SettingsError(f"{flag} is {' '.join(words)!r}; expected names with values, as in {flag} gravity 9.8")
     pairs: dict[str, str] = {}
@@ -150,7 +150,7 @@ def parse_pairs(flag: str, words: Sequence[str]) -> dict[str, str]:
 
 
 def command(door: str) -> str:
-    """Return what calls a front door in the way in which this process was called: `jaxrl train`, say."""
+    """Return the command of a front door, in the style in which this process was called, such as `jaxrl train`."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is None and sys.argv and re.search(r"(^|[\\/])jaxrl(\.exe)?$", sys.argv[0]):
         return f"jaxrl {door}"
@@ -160,7 +160,7 @@ def command(door: str) -> str:
 
 
 def quote(text: str) -> str:
-    """Return `text` as a shell reads it, in one line and without anything that a terminal would obey."""
+    """Quote `text` for a shell, on one line and with control characters escaped."""
     if text.isprintable():
         return shlex.quote(text)
     plain = "".join(c if c.isprintable() and c not in "\\'" else _escaped(c) for c in text)

@@ -38,7 +38,7 @@ from jaxrl.training.storage.run_dir import read_yaml, require_run
 
 
 class Request(NamedTuple):
-    """The request that a command line makes."""
+    """A parsed command line."""
 
     algo: str
     config: Any
@@ -46,12 +46,12 @@ class Request(NamedTuple):
     allow_changes: bool
     start_over: bool
     population: Mapping[str, Any] | None = None
-    """The fields of `PopulationConfig` that were given, if any were."""
+    """Given fields of `PopulationConfig`; `None` for a single run."""
     from_run: str | None = None
-    """The run at whose checkpoint `from_step` a new one begins."""
+    """Run from whose checkpoint `from_step` a new one branches off."""
     from_step: str | None = None
     notes: tuple[str, ...] = ()
-    """How flags were taken that are not ours, and what of a preset was changed to fit the length of the run."""
+    """Notes on flags translated from other libraries, and on preset settings scaled to the length of the run."""
 
 
 def parse(args: Sequence[str]) -> Request:
@@ -72,7 +72,7 @@ def parse(args: Sequence[str]) -> Request:
     args, notes = translate(args, flags_of(general(algo)))
     members = _same_population(given, from_file.pop("population", None), resume)
     env = take(list(args), "--env") or from_file.get("env")
-    for flag, other in (("--devices", "mesh"), ("--mesh", "devices")):  # how they were divided says either of these
+    for flag, other in (("--devices", "mesh"), ("--mesh", "devices")):  # either flag replaces the other setting
         if resume and value_of(args, flag):
             from_file.pop(other, None)
     for name in ("env_args", "eval_env_args"):
@@ -102,7 +102,7 @@ def parse(args: Sequence[str]) -> Request:
 
 
 class _Source(NamedTuple):
-    """Where settings come from before flags."""
+    """Sources of settings other than flags, and options of resuming."""
 
     file: str | None
     resume: str | None
@@ -112,7 +112,7 @@ class _Source(NamedTuple):
 
 
 def _source(args: list[str]) -> _Source:
-    """Take out of `args` what names a file or a run; raise `SettingsError` for what does not go together."""
+    """Remove from `args` the flags that name a file or a run; raise `SettingsError` if they contradict each other."""
     file, resume = take(args, "--config"), take(args, "--resume")
     from_step = take(args, "--from-step")
     allow_changes, start_over = switch(args, "--allow-changes"), switch(args, "--start-over")
@@ -132,10 +132,10 @@ def _source(args: list[str]) -> _Source:
 
 
 def _algorithm(args: list[str], source: _Source, from_file: Mapping[str, Any]) -> str:
-    """Take the name of the algorithm out of `args`, or else from a file.
+    """Return the name of the algorithm: removed from `args`, or else from a file.
 
     Raises:
-      SettingsError: there is none of that name, a run has another, or parts that were made in Python.
+      SettingsError: the name is unknown or not that of the run to resume, or the run has parts made in Python.
     """
     file, resume = source.file, source.resume
     named = algorithm_named(args)
@@ -162,12 +162,12 @@ def _algorithm(args: list[str], source: _Source, from_file: Mapping[str, Any]) -
 
 
 def algorithm_named(args: Sequence[str]) -> str | None:
-    """Return the algorithm that a command line names, first of all words or by `--algo`."""
+    """Return the algorithm that a command line names, as its first word or by `--algo`."""
     return args[0] if args and not args[0].startswith("-") else value_of(args, "--algo")
 
 
 def _in_python(resume: str | None, driven: bool) -> str:
-    """Say how to go on with a run that no command line can make again."""
+    """Return advice on resuming a run that no command line can rebuild."""
     if resume is None:
         return "train it in Python, by Trainer(strategy)"
     if driven:
@@ -181,10 +181,10 @@ def _in_python(resume: str | None, driven: bool) -> str:
 def _fit_length(
     algo: str, config: Any, of_preset: Any, chosen: Collection[str], notes: tuple[str, ...], room: int
 ) -> tuple[Any, tuple[str, ...]]:
-    """Return the settings of a new run whose length, decays and intervals fit together, and all notes on them.
+    """Fit the decays and intervals of a new run to its length; return the settings and all notes.
 
-    Other libraries count environment steps alone: by their name for these, `max_opts` becomes `room` times as many as
-    that takes, so that the run can be extended by one flag.
+    Other libraries limit environment steps only: with their flag for these, `max_opts` is raised to `room` times the
+    number that this takes, so that one flag extends the run.
     """
     steps = count_opt_steps(config, config.max_env_steps) if config.max_env_steps > 0 else None
     if steps is not None and "max_opts" not in chosen and any("taken as --max-env-steps" in note for note in notes):
@@ -199,11 +199,11 @@ TOGETHER: Mapping[str, tuple[str, type]] = {
     "--num-processes": ("num_processes", int),
     "--process-id": ("process_id", int),
 }
-"""Flags that say how a process joins others, with the arguments of `jax.distributed.initialize`, and their types."""
+"""Flags of multi-process runs, with the arguments of `jax.distributed.initialize` and their types."""
 
 
 def _population(args: list[str]) -> dict[str, Any]:
-    """Take out of `args` what makes a population."""
+    """Remove the flags of a population from `args`; return its settings."""
     given: dict[str, Any] = {}
     for name in ("seeds", "members", "draw_seed", "width", "layout"):
         flag = f"--{name.replace('_', '-')}"
@@ -218,7 +218,7 @@ def _population(args: list[str]) -> dict[str, Any]:
 
 
 def _same_population(given: dict[str, Any], found: Any, resume: str | None) -> Mapping[str, Any] | None:
-    """Return what makes the population, from flags or a file; raise `SettingsError` for other members on resuming."""
+    """Merge the population settings of a file and of flags; raise `SettingsError` for flags on resuming."""
     if found is not None and not isinstance(found, Mapping):
         raise SettingsError(f"population is {found!r}; expected its seeds, sweep, members and draw_seed")
     if resume and given:
@@ -229,7 +229,7 @@ def _same_population(given: dict[str, Any], found: Any, resume: str | None) -> M
 
 
 def _answer(args: Sequence[str]) -> None:
-    """Answer `--list-envs`, which needs no run, and exit the process."""
+    """Print the environments and exit if `--list-envs` is given."""
     if "--list-envs" in args:
         listed = env_names()
         others = [f"{suite}:" for suite in SUITES if not any(name.startswith(f"{suite}:") for name in listed)]
@@ -239,7 +239,7 @@ def _answer(args: Sequence[str]) -> None:
 
 
 def preset(algo: str, env: str | None = None) -> Any:
-    """Return the settings of `algo` that suit `env`, or its default environment."""
+    """Return the preset settings of `algo` for `env` (default: its default environment)."""
     config = general(algo)
     env = config.env if env is None else env
     for settings in matching_presets(PRESETS.get(algo, {}), env):
@@ -251,7 +251,7 @@ def from_plain(config: Any, settings: Mapping[str, Any], source: str | None = No
     """Return the dataclass `config` with fields replaced by `settings`, which come from YAML.
 
     Raises:
-      SettingsError: a key is no setting, or a value has the wrong type.
+      SettingsError: a key is unknown, or a value has the wrong type.
     """
     where = f"{source}: " if source else ""
     hints = typing.get_type_hints(type(config))
@@ -272,7 +272,7 @@ def from_plain(config: Any, settings: Mapping[str, Any], source: str | None = No
 
 
 def _allowed(where: str, path: str, kind: Any, name: str, value: Any) -> None:
-    """Raise `SettingsError`, beginning with `where`, if the setting `name` of `kind` cannot be `value`."""
+    """Raise `SettingsError`, prefixed by `where`, if `value` is not allowed for the setting `name` of `kind`."""
     rule = rules_of(kind).get(name)
     if rule is not None and value is not None:
         try:
@@ -282,7 +282,7 @@ def _allowed(where: str, path: str, kind: Any, name: str, value: Any) -> None:
 
 
 def as_type(name: str, value: Any, hint: Any) -> Any:
-    """Convert `value` to the type `hint`; YAML reads `1e-3` as text and `1` as a whole number."""
+    """Convert `value` to the type `hint`; YAML parses `1e-3` as a string and `1` as an integer."""
     options = _options(hint)
     if value is None and type(None) in options:
         return None
@@ -304,13 +304,13 @@ def as_type(name: str, value: Any, hint: Any) -> Any:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return a parameter of an environment: a number, also one written as text, a boolean, other text or a list."""
+    """Convert a parameter of an environment: a number, also one in a string, a boolean, another string or a list."""
     if name.endswith("env_args.name"):
         raise SettingsError(f"{name}: no parameter can be called name, which is that of the environment itself")
     if isinstance(value, list):
         return [_plain(name, item) for item in value]
     if isinstance(value, str):
-        # YAML reads `1e-3` as text.
+        # YAML parses `1e-3` as a string.
         return value if value.strip().isdecimal() or parse_float(value) is None else parse_float(value)
     if isinstance(value, int | float):
         return value
@@ -318,7 +318,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
-    """Return the types that a value may have: both, for `X | None`."""
+    """Return the types that `hint` allows: both for `X | None`."""
     several = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return typing.get_args(hint) if several else (hint,)
 
@@ -331,16 +331,16 @@ _WANTED = {
     tuple: "a list, as in [64, 64]",
     dict: "names with values, as in {gravity: 9.8}",
 }
-"""Descriptions of the values of a type, in words."""
+"""Descriptions of each type's values, for messages."""
 
 
 def _flags(algo: str, config: Any, args: list[str]) -> Any:
-    """Parse flags over `config` with tyro, whose boxes of several lines become one."""
+    """Parse flags over `config` with tyro; its multi-line error boxes become one line."""
     import tyro
 
     kinds, prog = flag_types(config), command("train")
     mappings = {f.name: getattr(config, f.name) for f in fields(config) if isinstance(getattr(config, f.name), dict)}
-    for name in mappings:  # tyro would have a flag for each key that is there already
+    for name in mappings:  # tyro would make a flag of each existing key
         mappings[name] = _named_values(args, f"--{name.replace('_', '-')}", mappings[name])
         config = replace(config, **{name: {}})
     config = replace(config, agent=_scheduled(config.agent, args))
@@ -370,11 +370,11 @@ def _flags(algo: str, config: Any, args: list[str]) -> Any:
 
 
 def _scheduled(agent: Any, args: list[str]) -> Any:
-    """Return the settings of an agent with the schedules that flags have as values, taken out of `args`.
+    """Move schedules that are values of flags from `args` to the settings of an agent; return these.
 
-    A flag with a number ends the schedule that a file has for the same setting.
+    A flag with a number removes the file's schedule for the same setting.
     """
-    if not hasattr(agent, "schedules"):  # of an algorithm from outside
+    if not hasattr(agent, "schedules"):  # of a user's algorithm
         return agent
     words = take_words(args, "--agent.schedules", "'lr=linear(1e-3,0,10000)'")
     given: dict[str, Any] = {"schedules": words} if words else {}
@@ -415,7 +415,7 @@ def flag_types(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _numbers(args: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
-    """Return `args` as tyro reads them: `1e4` as `10000`, `[64, 64]` as `64 64`, `--quiet true` as `--quiet`.
+    """Convert `args` to tyro's syntax: `1e4` to `10000`, `[64, 64]` to `64 64`, `--quiet true` to `--quiet`.
 
     Raises:
       SettingsError: the value of a flag is invalid.
@@ -441,7 +441,7 @@ def _numbers(args: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
 
 
 def _named_values(args: list[str], flag: str, default: Mapping[str, Any]) -> dict[str, Any]:
-    """Take `flag NAME VALUE NAME VALUE` out of `args`; return what it says, or else the default."""
+    """Remove `flag NAME VALUE NAME VALUE ...` from `args`; return its values by name, or else the default."""
     if not (words := take_words(args, flag, "gravity 9.8")):
         return dict(default)
     named = {name: parse_value(value) for name, value in parse_pairs(flag, words).items()}
@@ -449,7 +449,7 @@ def _named_values(args: list[str], flag: str, default: Mapping[str, Any]) -> dic
 
 
 def _values(flag: str, given: list[str], kind: Any) -> list[str]:
-    """Return the words that followed `flag` as tyro reads them."""
+    """Convert the words after `flag` to tyro's syntax."""
     if not given:
         raise SettingsError(f"{flag} needs a value")
     if typing.get_origin(kind) is tuple and typing.get_args(kind)[0] is not str:
@@ -459,7 +459,7 @@ def _values(flag: str, given: list[str], kind: Any) -> list[str]:
 
 
 def _value(flag: str, word: str, kind: Any) -> str:
-    """Return one number as tyro reads it."""
+    """Convert one number to tyro's syntax."""
     if word == "None":
         return word
     if kind is int and isinstance(as_int(word), int):
@@ -472,7 +472,7 @@ def _value(flag: str, word: str, kind: Any) -> str:
 
 
 def _description(algo: str) -> str:
-    """Return what `--help` says of the flags that are no settings."""
+    """Return the text of `--help` on flags that are not settings."""
     recorders = ", ".join(f"{name} ({row.about})" for name, row in RECORDERS.items())
     return filled(
         f"Train {ALGORITHMS[algo].title}. The first argument, or --algo, names the algorithm "

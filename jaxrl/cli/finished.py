@@ -1,4 +1,4 @@
-"""A run that is at its end and is resumed as it is: nothing is left to do, which is said before anything compiles."""
+"""Resuming a finished run without changes: detected before anything compiles."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +14,12 @@ from jaxrl.training.storage.run_dir import CONFIG, read_metadata, read_yaml
 
 
 def nothing_left(args: Sequence[str], request: Request) -> str | None:
-    """Return what to say to whoever resumes a run that is at its end; `None` if there is something to do or to mend."""
+    """Return the message for resuming a finished run; `None` if there is anything to train or repair."""
     if not request.resume or request.from_run or request.start_over:
         return None
     run = Path(request.config.run_dir)
     flags = {word for word in args if word.startswith("--")} - {"--resume", "--quiet"}
-    same_env = value_of(args, "--env") == read_yaml(run / CONFIG).get("env")  # one's own has to be named again
+    same_env = value_of(args, "--env") == read_yaml(run / CONFIG).get("env")  # custom environments must be named again
     if flags - ({"--env"} if same_env else set()):
         return None
     runs = [run]
@@ -41,7 +41,7 @@ def nothing_left(args: Sequence[str], request: Request) -> str | None:
 
 
 def limit_of(run: Path, config: Any, opened: dict[Path, Saves]) -> str | None:
-    """Return the setting whose limit a run has reached; `None` if it has not, or if something of it is damaged."""
+    """Return the setting whose limit a run has reached; `None` if it has reached none or is damaged."""
     store, best = open_store(run, CHECKPOINTS, opened), open_store(run, BEST, opened)
     if not (steps := store.steps()):
         return None

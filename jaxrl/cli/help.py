@@ -1,4 +1,4 @@
-"""The first page of `train --help`: what a person changes first, a line each, before all settings."""
+"""The text of `train --help`: a first page with the most used settings, then all settings."""
 
 import ast
 import inspect
@@ -15,7 +15,7 @@ from jaxrl.registry import ALGORITHMS
 
 WIDTH = 24
 NARROW = 60
-"""Columns of a terminal below which a setting has its explanation under it."""
+"""Terminal width below which the explanation of a flag is printed below it."""
 FIRST = {
     "how long": ("max_opts", "max_env_steps", "stop_reward"),
     "how it learns": (
@@ -25,7 +25,7 @@ FIRST = {
     ),
     "logging and checkpoints": ("eval_interval", "eval_episodes", "save_interval", "run_dir", "recorders", "quiet"),
 }  # fmt: skip
-"""Settings of each group in order; an algorithm shows those that it has."""
+"""Settings in each group of the first page, in order; those that an algorithm lacks are skipped."""
 MANY = {
     "--seeds N": "train N seeds in one run",
     "--sweep NAME=A,B": "train each value of a setting, as in agent.lr=1e-4,1e-3",
@@ -43,9 +43,9 @@ GO_ON = {
 
 
 def first_page(algo: str, config: Any, prog: str) -> str:
-    """Return the page for an algorithm with the settings `config`, whose values are shown as defaults.
+    """Return the first page for an algorithm, with the values of `config` as defaults.
 
-    It has at most 60 lines of 80 characters, whatever the algorithm.
+    It has at most 60 lines of 80 characters for every algorithm.
     """
     settings, known = settings_of(config), f"one of {', '.join(ALGORITHMS)}; here {algo}"
     lines = [
@@ -65,7 +65,7 @@ def first_page(algo: str, config: Any, prog: str) -> str:
 
 
 def filled(*paragraphs: str) -> str:
-    """Return paragraphs as lines as wide as the terminal, but no wider than 100 characters."""
+    """Wrap paragraphs to the width of the terminal, at most 100 characters."""
     return "\n".join(textwrap.fill(each, _width(), break_on_hyphens=False) for each in paragraphs)
 
 
@@ -74,7 +74,7 @@ def _group(title: str, rows: Any) -> list[str]:
 
 
 def _row(flag: str, about: str) -> list[str]:
-    """Return the lines of a setting: two columns, or one below the other where there is no room for two."""
+    """Return the lines of a setting: in two columns, or on a narrow terminal one below the other."""
     width = _width()
     gap = "" if len(flag) < WIDTH else "  "
     left, indent = (f"  {flag:<{WIDTH}}{gap}", WIDTH + 2) if width >= NARROW else (f"  {flag}  ", 6)
@@ -90,17 +90,17 @@ def _flag(name: str) -> str:
 
 
 class Setting(NamedTuple):
-    """A setting as it stands in a run."""
+    """A setting of a run."""
 
     owner: type
-    """The class that has it as a field."""
+    """Dataclass that has it as a field."""
     name: str
-    """Its name there."""
+    """Name of the field."""
     value: Any
 
 
 def settings_of(config: Any, prefix: str = "") -> dict[str, Setting]:
-    """Return each setting by its name, as `agent.lr`."""
+    """Return all settings by dotted name, such as `agent.lr`."""
     found: dict[str, Setting] = {}
     for field in fields(config):
         value = getattr(config, field.name)
@@ -112,7 +112,7 @@ def settings_of(config: Any, prefix: str = "") -> dict[str, Setting]:
 
 
 def _plain(value: Any) -> str:
-    """Return a value as it is typed after its flag."""
+    """Format a value as it is typed after its flag."""
     if value is None or ((value in ("", (), []) or isinstance(value, Mapping)) and not value):
         return "unset"
     if isinstance(value, bool):
@@ -123,13 +123,13 @@ def _plain(value: Any) -> str:
 
 
 def _about(setting: Setting) -> str:
-    """Return the beginning of a setting's docstring, in small letters, up to its first stop."""
+    """Return the first clause of a setting's docstring, with a lower-case initial."""
     said = re.split(r"[;:.(]", _text(setting.owner, setting.name))[0].strip() or setting.name.replace("_", " ")
     return said[0].lower() + said[1:]
 
 
 def all_settings(config: Any) -> str:
-    """Return each setting of a run with its whole text and its default, in the groups of its parts."""
+    """Return the help on all settings, with full text and defaults, grouped by part of the run."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for name, each in settings_of(config).items():
         part, _, _ = name.rpartition(".")
@@ -140,7 +140,7 @@ def all_settings(config: Any) -> str:
 
 
 def _typed_as(name: str, setting: Setting) -> str:
-    """Return a flag with what follows it."""
+    """Return a flag with its `no-` form or its arguments."""
     if isinstance(setting.value, bool):
         return f"{_flag(name)}, {_flag(name.removesuffix(setting.name))}no-{setting.name.replace('_', '-')}"
     if isinstance(setting.value, Mapping):
@@ -149,7 +149,7 @@ def _typed_as(name: str, setting: Setting) -> str:
 
 
 def _text(kind: type, name: str) -> str:
-    """Return the docstring of a setting: the nearest one, where classes that inherit from one another declare it."""
+    """Return the docstring of a setting, from the first class in the MRO that has one."""
     classes = [each for each in kind.__mro__ if is_dataclass(each)]
     return next(filter(None, (_docstrings(each).get(name) for each in classes)), "")
 

@@ -1,4 +1,4 @@
-"""How a process of `jaxrl.train` becomes one of several that make one run together."""
+"""Multi-process runs: joining the other processes, and handling errors before the run begins."""
 
 import contextlib
 import os
@@ -18,16 +18,16 @@ from jaxrl.cli.opening import stage
 from jaxrl.errors import JaxrlError, SettingsError, error_text, print_stderr
 
 HEARTBEAT_S = 50
-"""Seconds after which a process that is not heard of counts as gone, and the others end."""
+"""Seconds without a heartbeat after which a process counts as lost, and the others exit."""
 SHUTDOWN_S = 60
-"""Seconds that a process which is done waits for the others to be done as well."""
+"""Seconds that a finished process waits for the others to finish."""
 
 
 def joining(args: Sequence[str]) -> tuple[list[str], dict[str, Any] | None]:
-    """Take out of `args` how this process joins others; return the rest, and that, or `None` if it is to be alone.
+    """Split `args` into the arguments of the run and those of `join`, `None` for a single process.
 
     Raises:
-      SettingsError: a value cannot be, or `--distributed` is missing.
+      SettingsError: a value is invalid, or `--distributed` is missing.
     """
     args = list(args)
     given: dict[str, Any] = {}
@@ -57,15 +57,15 @@ def _check_joining(
 
 
 def join(how: Mapping[str, Any], devices: int) -> None:
-    """Join the processes of a run; `how` are arguments of `jax.distributed.initialize`. JAX must not have begun yet.
+    """Join the processes of a run, before JAX is initialised; `how` are arguments of `jax.distributed.initialize`.
 
-    Of CPUs, each is divided so that all together have `devices`.
+    On CPUs, each process gets an equal share of `devices`.
 
     Raises:
-      SettingsError: JAX cannot find the others by itself.
+      SettingsError: the process cannot join the others, for instance because JAX does not find them by itself.
     """
     join_by_cpu()
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, by which a run saves and stops
+    jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM, on which a run saves and stops
     processes.exit_when_lost(
         "the other processes of the run have not come for minutes; start all of them, with one --coordinator-address "
         "that all reach, and one --num-processes"
@@ -84,10 +84,10 @@ def join(how: Mapping[str, Any], devices: int) -> None:
 
 @contextmanager
 def together(joined: bool) -> Iterator[None]:
-    """Do inside what a process of several does; the others learn of an error before the run has begun.
+    """Report an error inside to the other processes, if this one has `joined` them and the run has not begun.
 
-    One that has lost another, or fails as nobody has foreseen, ends here at once: JAX would wait for the others, which
-    wait for this one.
+    After the loss of another process or an unexpected error, exit at once: JAX would wait for the others, which wait
+    for this one.
     """
     try:
         yield
@@ -105,7 +105,7 @@ def together(joined: bool) -> Iterator[None]:
 
 
 def _leave(code: int, line: str = "") -> NoReturn:
-    """End this process without waiting for others."""
+    """Exit without waiting for the other processes."""
     stage.clear()
     if line:
         print_stderr(line)
@@ -114,7 +114,7 @@ def _leave(code: int, line: str = "") -> NoReturn:
 
 
 def _report(error: JaxrlError) -> None:
-    """Tell the other processes why this one could not begin."""
+    """Report to the other processes why this one could not begin."""
     with contextlib.suppress(jax.errors.JaxRuntimeError, processes.LostError):  # they may have ended already
         if processes.number():
             processes.answer(str(error))

@@ -1,4 +1,4 @@
-"""End a front door on a signal, while there is no run to save. Imports little, for it comes before all else."""
+"""Signal handlers of front doors while there is no run to save. Imports little, because it is imported first."""
 
 import signal
 import sys
@@ -10,13 +10,13 @@ _how_far = ""
 
 
 def leave_on_signals() -> None:
-    """Let SIGINT and SIGTERM end this process at once, in one line, without a traceback."""
+    """Make SIGINT and SIGTERM end this process at once, with one line instead of a traceback."""
     signal.signal(signal.SIGINT, _leave)
     signal.signal(signal.SIGTERM, _leave)
 
 
-def print_progress(text: str) -> None:
-    """Have `text` stand behind the name of a signal that comes from now on."""
+def set_exit_note(text: str) -> None:
+    """Set the text that follows the name of the signal in that line."""
     global _how_far
     _how_far = text
 
@@ -32,6 +32,6 @@ def _leave(number: int, frame: FrameType | None) -> None:
     end_at_once(number, f"stopped by {signal.Signals(number).name}{_how_far}")
 
 
-# While `python -m jaxrl.train` is still importing, too: the front doors import this module before all others.
+# On import, so that signals during slow imports are handled too: front doors import this module first.
 if is_front_door():
     leave_on_signals()

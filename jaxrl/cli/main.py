@@ -1,6 +1,6 @@
-"""Code that the front doors share. They import it first: it installs signal handlers and imports nothing slow."""
+"""Code shared by the front doors. They import it first: it installs signal handlers and imports nothing slow."""
 
-from jaxrl.cli.leaving import is_front_door  # first, for it takes the signals
+from jaxrl.cli.leaving import is_front_door  # first: it installs signal handlers
 
 # isort: split
 import argparse
@@ -24,21 +24,21 @@ from jaxrl.paths import local
 
 
 def run_main(main: Callable[[Sequence[str]], int], args: Sequence[str] | None = None) -> None:
-    """Run a front door with `args`, or the command line's, and exit the process with its exit code.
+    """Run a front door with `args` (default: those of the process), and exit with its code.
 
-    Errors that a user can cause, and warnings, are printed as one line on standard error, never as a traceback.
+    Errors that a user can cause, and warnings, are printed as one line on standard error, without a traceback.
     """
     warnings.showwarning = lambda message, *where: print_stderr(f"warning: {safe_str(message)}")
     warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # a failed save's own error says more
     with hushed():
         code = _run(main, sys.argv[1:] if args is None else args)
-        if code:  # what a failure left of Orbax's loops and tasks is gone before they would be heard
+        if code:  # free event loops and tasks of a failed save while their messages are suppressed
             gc.collect()
     sys.exit(code)
 
 
 def _run(main: Callable[[Sequence[str]], int], args: Sequence[str]) -> int:
-    """Run a front door; return its exit code, after the one line of an error."""
+    """Run a front door; print an error on one line, and return the exit code."""
     code = 128 + signal.SIGPIPE
     try:
         code = main(args)
@@ -50,7 +50,7 @@ def _run(main: Callable[[Sequence[str]], int], args: Sequence[str]) -> int:
     except OSError as error:
         if error.filename is not None or error.errno not in (errno.EPIPE, *DISK_ERRORS):
             raise
-        # The reader of standard output is gone, perhaps before the end, or its disk is full.
+        # The reader has closed standard output, perhaps before the end, or its disk is full.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code if error.errno == errno.EPIPE else StorageError.exit_code
     finally:
@@ -59,19 +59,19 @@ def _run(main: Callable[[Sequence[str]], int], args: Sequence[str]) -> int:
 
 
 def hold_standard_streams() -> None:
-    """Open `/dev/null` in place of standard input, output or error if a front door was started with it closed.
+    """Open `/dev/null` as standard input, output or error if a front door was started with it closed.
 
-    Otherwise a run's files would get these descriptors, and libraries would print into them.
+    Otherwise files of the run would get these descriptors, and libraries would print into them.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free: this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # `open` takes the lowest free one: this
 
 
 def require_temporary_directory() -> None:
-    """End a front door in one line where no file can be written at all: libraries fail as they are imported there."""
+    """Exit with a one-line error if no temporary file can be written: libraries would fail on import."""
     try:
         tempfile.gettempdir()
     except OSError as error:
@@ -93,21 +93,21 @@ if is_front_door():
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuse bad arguments with a `SettingsError`, without printing the usage; answer `--version`."""
+    """Parser that raises `SettingsError` for bad arguments, without printing the usage, and has `--version`."""
 
     def __init__(self, door: str, example: str, **settings: Any) -> None:
-        """Make the parser of a front door; `example` are arguments of it to show."""
+        """Create the parser of a front door; `example` are arguments to show in its help."""
         name = command(door)
         super().__init__(name, epilog=f"Example: {name} {example}", **settings)
         self.add_argument("--version", action="version", version=f"jaxrl {jaxrl.__version__}")
 
     def parse(self, args: Sequence[str]) -> argparse.Namespace:
-        """Parse the words of a command line; raise `SettingsError` for what cannot be, a flag given twice included."""
+        """Parse a command line; raise `SettingsError` if an argument is invalid or a flag is repeated."""
         words = normalise(args)
         flags = self._option_string_actions
         whole = [word.partition("=")[0] for word in words if word.startswith("--")]
         meant = {flag: [known for known in flags if known.startswith(flag)] for flag in whole if flag not in flags}
-        in_full = {flag: known[0] for flag, known in meant.items() if len(known) == 1}  # argparse takes a beginning too
+        in_full = {flag: known[0] for flag, known in meant.items() if len(known) == 1}  # argparse accepts prefixes
         refuse_repeats([in_full.get(word, word) for word in words], repeatable=())
         return self.parse_args(words)
 
@@ -116,7 +116,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def place(text: str) -> str:
-    """Return the argument of a front door that names a directory or a file, with `~` as the home directory."""
+    """Convert an argument that names a directory or a file, expanding `~`."""
     try:
         return local(text)
     except SettingsError as error:
@@ -142,30 +142,30 @@ def compilation_cache() -> str | None:
 
 
 def without_compilation_cache() -> None:
-    """Compile every program in this process anew, and leave none on disk."""
+    """Disable the compilation cache in this process."""
     import jax
 
     jax.config.update("jax_enable_compilation_cache", False)
 
 
 def divide_cpu(devices: int) -> None:
-    """Have JAX see the CPU as so many devices; other platforms keep theirs. JAX must not have begun yet."""
+    """Make JAX treat the CPU as `devices` devices, before it is initialised; other platforms are unaffected."""
     import jax
 
     if devices > 1:
-        with contextlib.suppress(RuntimeError):  # it has; whoever needs them says that they are missing
+        with contextlib.suppress(RuntimeError):  # already initialised; missing devices are reported later
             jax.config.update("jax_num_cpu_devices", devices)
 
 
 def join_by_cpu() -> None:
-    """Have CPUs of several processes compute together; other platforms do by themselves."""
+    """Enable collectives among CPUs of several processes; other platforms need no setting."""
     import jax
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
 
 
 def require_devices() -> Any:
-    """Return JAX's devices; raise `SettingsError` if those that it is configured to use are missing."""
+    """Return JAX's devices; raise `SettingsError` if the configured platform is not available."""
     import jax
 
     asked = getattr(jax.config, "jax_platforms", None)
@@ -183,7 +183,7 @@ def require_devices() -> Any:
 
 
 def _devices_there() -> str:
-    """Return the names of the platforms whose devices JAX finds on its own."""
+    """Return the names of the platforms that JAX finds by default."""
     import jax
 
     asked = getattr(jax.config, "jax_platforms", None)

@@ -6,7 +6,7 @@ from typing import Any
 
 import jaxrl
 from jaxrl.cli.arguments import normalise, refuse_repeats, value_of
-from jaxrl.cli.leaving import print_progress
+from jaxrl.cli.leaving import set_exit_note
 from jaxrl.cli.presets import PRESETS
 from jaxrl.errors import JaxrlError, one_line, print_stderr
 from jaxrl.paths import local, require_new
@@ -16,16 +16,15 @@ from jaxrl.terminal import Stage, print_folded
 SILENT = {"--quiet", "--help", "-h", "--list-envs"}
 
 stage = Stage()
-"""The activity of a front door, until the trainer takes over."""
+"""Display of a front door's activity, until the trainer takes over."""
 
 
 def greet(args: Sequence[str]) -> None:
-    """Print the first line of a run with these arguments, and that imports have begun; nothing if the arguments are
-    bad.
+    """Print the first line of a run, and show that imports have begun; print nothing if the arguments are invalid.
 
-    `--version` is answered here, and what can be refused before slow imports is: both end the process.
+    `--version`, and errors that can be detected before slow imports, end the process here.
     """
-    print_progress(" before training began; nothing was written")
+    set_exit_note(" before training began; nothing was written")
     if {"--version", "-v"} & set(args):
         print(f"jaxrl {jaxrl.__version__}")
         raise SystemExit(0)
@@ -35,7 +34,7 @@ def greet(args: Sequence[str]) -> None:
     except JaxrlError as error:
         print_stderr(f"error: {error}")
         raise SystemExit(error.exit_code) from None
-    other = value_of(args, "--process-id") not in (None, "0")  # of several processes, the first speaks
+    other = value_of(args, "--process-id") not in (None, "0")  # only process 0 prints
     line = None if other or SILENT & set(args) else first_line(args)
     if not line:
         return
@@ -44,20 +43,20 @@ def greet(args: Sequence[str]) -> None:
 
 
 def _refuse_at_once(args: Sequence[str]) -> None:
-    """Raise an error for flags that are given twice, and for a directory in which no run can begin."""
+    """Raise an error for a repeated flag, or a directory in which no run can begin."""
     if {"--help", "-h", "--list-envs"} & set(args):
         return
     refuse_repeats(args)
     for flag in ("--run-dir", "--resume"):
         if path := value_of(args, flag):
             local(path)
-    # Of several processes one makes the directory, and the others may come later.
+    # With several processes, another one may have made the directory already.
     if (path := value_of(args, "--run-dir")) and not {"--resume", "--distributed"} & set(args):
         require_new(path)
 
 
 def first_line(args: Sequence[str]) -> str | None:
-    """Return the first line, or `None` if these arguments will be refused anyway."""
+    """Return the first line, or `None` if these arguments will be rejected later."""
     resume, config = value_of(args, "--resume"), value_of(args, "--config")
     try:
         file = f"{resume}/config.yaml" if resume else config
@@ -79,7 +78,7 @@ def first_line(args: Sequence[str]) -> str | None:
 
 
 def _branching(resume: str, args: Sequence[str]) -> str:
-    """Say where a run goes on, or from where it branches off."""
+    """Describe which run is resumed, or from which step a new one branches off."""
     step = value_of(args, "--from-step")
     return f"from step {step} of {resume}" if step else f"going on in {resume}"
 
@@ -91,7 +90,7 @@ def print_note(line: str) -> None:
 
 
 def _generic(algo: str, env: Any, settings: Mapping[str, Any]) -> bool:
-    """Return whether only the generic settings of `algo` are in use; a settings file has its own."""
+    """Return whether `algo` runs with its generic settings, without a preset or a settings file."""
     return not settings and isinstance(env, str) and not matching_presets(PRESETS.get(algo, {}), env)
 
 

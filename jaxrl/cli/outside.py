@@ -1,8 +1,8 @@
-"""Code of a user's own, by name: `--env my_package.envs:make_maze`, `gymnasium:my_package:Maze-v0`, or the algorithm
+"""User code by name: `--env my_package.envs:make_maze`, `gymnasium:my_package:Maze-v0`, or the algorithm
 `my_package.algos:make`.
 
-Such a name is code to be run. It is imported where a person typed it on the command line, never because a run
-directory or a settings file holds it: those may be a stranger's.
+Importing such a name executes code. So it is imported only if typed on the command line, never because a run directory
+or a settings file contains it: those may come from a stranger.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from jaxrl.registry import ALGORITHMS, SUITES
 
 
 def admit(names: Iterable[str | None]) -> None:
-    """Import what these names ask for; they are what a person typed. A function is then known by its whole name.
+    """Import the modules in these names, which a person typed, and register their functions under the full names.
 
     Raises:
       SettingsError: there is no such module or function, or importing it failed.
@@ -36,9 +36,9 @@ def admit(names: Iterable[str | None]) -> None:
 
 
 def admit_algorithm(name: str | None) -> None:
-    """Import the algorithm of this name, which a person typed; it is then known by its whole name.
+    """Import the algorithm of this name, which a person typed, and register it under its full name.
 
-    Unless the module registers it, it learns off-policy, with the settings that its first parameter is annotated with.
+    Unless its module registers it, it is off-policy, with the settings class that annotates its first parameter.
 
     Raises:
       SettingsError: there is no such module or function, importing it failed, or the function makes no algorithm.
@@ -83,7 +83,7 @@ def _function(name: str, module: Any) -> Any:
 
 
 def _make(name: str, function: Any, /, **params: Any) -> Env | HostEnv:
-    """Call a user's function; what it returns is an `Env`, a `HostEnv`, or an environment of another library."""
+    """Call a user's function, and adapt its result if it is an environment of another library."""
     try:
         made = function(**params)
     except Exception as error:

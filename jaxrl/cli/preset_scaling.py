@@ -51,7 +51,7 @@ def scale_to_length(
     Args:
       config: the settings of a run.
       preset: the settings of the preset alone.
-      preset_names: names of the settings in the preset; only its own decays were chosen for its length.
+      preset_names: names of the settings in the preset; of the decays, only these were chosen for its length.
       chosen: names of the settings that the user has given, which stay.
     """
     length, preset_length = estimate_opt_steps(config), preset.max_opts

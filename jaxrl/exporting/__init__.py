@@ -1,1 +1,1 @@
-"""Trained policies for others to run: as StableHLO, as ONNX, as plain arrays with a page of NumPy, or as C99."""
+"""Export of trained policies, as StableHLO, ONNX, NumPy or C99."""

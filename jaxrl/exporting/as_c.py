@@ -1,4 +1,4 @@
-"""A policy as C99: one header and one source file that need libm alone, for controllers, robots and games."""
+"""Export to C99: one header and one source file that need only libm, for controllers, robots and games."""
 
 import itertools
 import math
@@ -18,7 +18,7 @@ from jaxrl.exporting.operations import ELEMENTWISE, Operation, refuse, require_p
 from jaxrl.masks import MASK
 
 INTEGERS = {"rem": "{} % {}", "not": "~{}", "abs": "({t})fabs({})", "integer_pow": "({t})pow({}, {y}.0f)"}
-"""Elementwise operations that are written otherwise where the result is an integer."""
+"""Forms of elementwise operations that differ if the result is an integer."""
 HELPERS = {
     "maximum": "static {t} maximum_{t}({t} a, {t} b) {{ return {a_nan} || a > b ? a : b; }}",
     "minimum": "static {t} minimum_{t}({t} a, {t} b) {{ return {a_nan} || a < b ? a : b; }}",
@@ -27,7 +27,7 @@ HELPERS = {
     "sign": "static {t} sign_{t}({t} a) {{ return {a_nan} || a == 0 ? a : a > 0 ? 1 : -1; }}",
     "square": "static {t} square_{t}({t} a) {{ return a * a; }}",
 }
-"""Functions that the source has where it calls them; NaN comes through, as in JAX."""
+"""Functions that the source includes if it calls them; they propagate NaN, as in JAX."""
 HEADER = """/* A policy trained with jaxrl: its greedy action for one observation at a time.
  *
  *     policy_state state;
@@ -89,7 +89,7 @@ void policy_init(policy_state *state)
 """
 _refuse = partial(refuse, language="C")
 Rule = Callable[..., Any]
-"""From the body of a function, an equation and its operands to its result, or to a list of several."""
+"""`(body of the function, equation, *operands) -> result`, or a list of several results."""
 
 
 # --- operations ---------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def _elementwise(body: Body, eqn: Any, form: str, given: Sequence[Array]) -> Arr
     kind, is_call = c_type(aval.dtype), re.match(r"\w+\(", form.replace("{t}", "t")) is not None
     words: list[str] = []
     views: list[View] = []
-    # Scalars, and axes of size 1, count for all entries beside them.
+    # Scalars and axes of size 1 are broadcast.
     for x in (x if x.shape == aval.shape else _spread(body, x, aval.shape, range(len(x.shape))) for x in given):
         word = shift(x.text, len(views), len(x.views))
         words.append(f"({word})" if x.is_compound and not is_call else word)
@@ -138,7 +138,7 @@ def _broadcast(body: Body, eqn: Any, x: Array) -> Array:
 
 
 def _spread(body: Body, x: Array, shape: Sequence[int], places: Sequence[int]) -> Array:
-    """Return `x`, of which the axes take `places`, repeated along the other axes of `shape`."""
+    """Broadcast `x`, whose axes become the axes `places`, to `shape`."""
     if x.views and math.prod(shape) > math.prod(x.shape):
         x = body.evaluate(x)  # once rather than for each repetition
     of = {place: i for i, place in enumerate(places) if x.shape[i] != 1}
@@ -190,7 +190,7 @@ def _product(body: Body, eqn: Any, a: Array, b: Array) -> Array:
     out = body.new(eqn.outvars[0].aval.shape, eqn.outvars[0].aval.dtype)
     free = lambda x, *others: [i for i in range(len(x.shape)) if i not in itertools.chain(*others)]
     of_out, of_a, of_b = iter(out.views[0].strides), a.views[0].strides, b.views[0].strides
-    # The innermost loop runs along the rows of weights, as they are stored.
+    # The innermost loop runs along rows of weights, which are contiguous.
     axes = [(a.shape[i], next(of_out), of_a[i], of_b[j]) for i, j in zip(left_rows, right_rows, strict=True)]
     axes += [(a.shape[i], next(of_out), of_a[i], 0) for i in free(a, left, left_rows)]
     axes += [(a.shape[i], 0, of_a[i], of_b[j]) for i, j in zip(left, right, strict=True)]
@@ -249,7 +249,7 @@ def _best(is_better: str) -> Rule:
 
 
 def _limit(sign: int, dtype: Any) -> str:
-    """Return the number of a type that is beyond all others, or the last one."""
+    """Return the largest value of a type, or the smallest if `sign` is negative; infinity for floats."""
     if np.issubdtype(dtype, np.floating):
         return literal(np.asarray(sign * np.inf, dtype)[()])
     if not np.issubdtype(dtype, np.integer):
@@ -279,11 +279,11 @@ def files(function: Function) -> dict[str, bytes]:
     """Return the files of an export by name.
 
     Raises:
-      SettingsError: the policy computes something that is not written in C here, such as pooling.
+      SettingsError: the policy has an operation that is not supported here, such as pooling.
     """
     given, made = signature(function)
     constants: dict[tuple[str, bytes], str] = {}
-    # The first step of an episode and later ones are functions of their own: a step computes one of them.
+    # First and later steps of an episode are separate functions, so that a step computes only one of them.
     cases = {"begin": True, "follow": False} if function.memory else {"": False}
     bodies = {name: _body(function, constants, first).placed() for name, first in cases.items()}
     arguments = [part.name for part in (*given, *made)]
@@ -310,7 +310,7 @@ def files(function: Function) -> dict[str, bytes]:
 
 
 def signature(function: Function) -> tuple[list[Part], list[Part]]:
-    """Return what `policy_act` takes beside the state, and what it writes; a mask of actions is the last input."""
+    """Return the inputs of `policy_act` apart from the state, and its outputs; a mask of actions is the last input."""
     names = _arguments(function).values()
     inputs = [Part(name, x.shape, str(x.dtype)) for name, x in zip(names, function.obs, strict=True)]
     actions = zip(function.results, function.actions, strict=False)
@@ -319,7 +319,7 @@ def signature(function: Function) -> tuple[list[Part], list[Part]]:
 
 
 def _arguments(function: Function) -> dict[str, str]:
-    """Return what the parts of an observation are called in C, by their names in `function.names`."""
+    """Return the C names of the parts of an observation, by their names in `function.names`."""
     own, made = {"obs": "observation", f"obs_{MASK}": MASK}, dict[str, str]()
     for i, name in enumerate(function.names[: len(function.obs)]):
         word = own.get(name) or re.sub(r"\W", "_", name.encode("ascii", "backslashreplace").decode())
@@ -347,7 +347,7 @@ def _body(function: Function, constants: dict[tuple[str, bytes], str], first: bo
         for name, x in zip(operation.outs, _write(body, operation, [*map(array, operation.ins)]), strict=True):
             values[name] = body.evaluate(x) if x.views and uses[name] > 1 else x
     results = [*map(array, program.results)]
-    # What is computed from the memory is computed before any of it is replaced.
+    # Evaluate everything that reads the memory before any of it is overwritten.
     reads = lambda x: any(view.name.startswith("state->") for view in x.views)
     kept = [body.evaluate(x, again=True) if reads(x) else x for x in results[count:]]
     for to, x in zip([*actions, *memory.values()], [*results[:count], *kept], strict=True):
@@ -359,7 +359,7 @@ def _body(function: Function, constants: dict[tuple[str, bytes], str], first: bo
 
 
 def _indented(lines: Sequence[str], arguments: Sequence[str]) -> str:
-    """Return the text of a function; arguments that it does not use are named, as compilers want it."""
+    """Return the text of a function; unused arguments are cast to void, against compiler warnings."""
     text = "\n".join(lines)
     unused = [f"(void){name};\n" for name in arguments if f"{name}[" not in text]
     return textwrap.indent("".join(unused) + text, "    ")

@@ -1,4 +1,4 @@
-"""A policy as arrays and a page of NumPy: for where nothing else can be installed."""
+"""Export to NumPy: one module and a file of arrays, for machines where nothing else can be installed."""
 
 import io
 import itertools
@@ -110,10 +110,10 @@ RULES: dict[str, Callable[..., str]] = {
 
 
 def files(function: Function) -> dict[str, bytes]:
-    """Return the files of an export by name; what they do is worked out for one observation at a time.
+    """Return the files of an export by name; the module takes one observation at a time.
 
     Raises:
-      SettingsError: the policy computes something for which there is no line of NumPy here, such as pooling.
+      SettingsError: the policy has an operation that is not supported here, such as pooling.
     """
     writer, program = _Writer(), trace(function)
     for operation in program.operations:
@@ -125,7 +125,7 @@ def files(function: Function) -> dict[str, bytes]:
 
 
 def signature(function: Function) -> tuple[list[Part], list[Part]]:
-    """Return what `act` takes and returns: parts of an observation, actions, and the arrays of the memory."""
+    """Return the inputs and outputs of `act`: parts of an observation, actions, and the arrays of the memory."""
     part = lambda name, x, *batch: Part(name, (*batch, *x.shape), str(x.dtype))
     memory = [part(f"memory[{i}]", x, 1) for i, x in enumerate(function.memory)]
     seen = zip(function.entries, function.obs, strict=True)
@@ -134,7 +134,7 @@ def signature(function: Function) -> tuple[list[Part], list[Part]]:
 
 
 class _Writer:
-    """Write each operation as a line of NumPy, and collect the arrays in them."""
+    """Writer of operations as lines of NumPy, with the arrays that they use."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -163,7 +163,7 @@ class _Writer:
         if array.ndim == 0:
             kind = array.dtype.name if array.dtype != bool else "bool_"
             return f"np.{kind}({array.item()!r})".replace("inf", "np.inf").replace("nan", "np.nan")
-        # Equal arrays are kept once.
+        # Equal arrays are stored once.
         for name, other in self.arrays.items():
             if other.dtype == array.dtype and np.array_equal(other, array):
                 return f'W["{name}"]'

@@ -20,7 +20,7 @@ TYPES = {
     "int64": "int64_t", "uint8": "uint8_t", "uint16": "uint16_t", "uint32": "uint32_t", "uint64": "uint64_t",
 }  # fmt: skip
 LETTERS = "ijklmnopqrst"
-"""Names of loops, from the outermost on."""
+"""Names of loop variables, from the outermost on."""
 
 
 class View(NamedTuple):
@@ -39,7 +39,7 @@ class Array(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     is_compound: bool = False
-    """Whether it needs parentheses beside an operator."""
+    """Whether it needs parentheses as an operand."""
 
     def move(
         self, shape: Sequence[int], strides: Callable[[tuple[int, ...]], Any], begin: Sequence[int] = ()
@@ -51,7 +51,7 @@ class Array(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """Room for an intermediate result, from its place in the source to the last line that names it."""
+    """Space for an intermediate result, live from its place in the source to the last line that names it."""
 
     name: str
     type: str
@@ -74,7 +74,7 @@ class Body:
         return stored(name, array.shape, array.dtype)
 
     def new(self, shape: Sequence[int], dtype: Any) -> Array:
-        """Return an array of the workspace."""
+        """Allocate an array in the workspace."""
         name = f"x{sum(isinstance(line, Buffer) for line in self.lines)}"
         self.lines.append(Buffer(name, c_type(dtype), math.prod(shape)))
         return stored(name, shape, dtype)
@@ -84,7 +84,7 @@ class Body:
         self.loop(f"{{0}} = {shift(x.text, 1, len(x.views))};", to.shape, *to.views, *x.views)
 
     def evaluate(self, x: Array, again: bool = False) -> Array:
-        """Return `x` as a stored array; with `again`, as a new one in any case."""
+        """Return `x` as a stored array; with `again`, always as a new one."""
         if x.text == "{0}" and not again:
             return x
         made = self.new(x.shape, x.dtype)
@@ -103,7 +103,7 @@ class Body:
         """Append loops over `shape` around a statement, in which `{0}` is an entry of the first view and so on."""
         axes: list[tuple[int, list[int]]] = []
         for size, *strides in zip(shape, *(view.strides for view in views), strict=True):
-            # Axes along which all views move on evenly are one loop.
+            # Neighbouring axes that are contiguous in all views become one loop.
             if axes and all(a == size * b for a, b in zip(axes[-1][1], strides, strict=True)):
                 axes[-1] = axes[-1][0] * size, strides
             elif size != 1:
@@ -118,7 +118,7 @@ class Body:
         self.lines.append("\n".join("    " * i + line for i, line in enumerate(lines)))
 
     def placed(self) -> tuple[list[str], Counter[str]]:
-        """Return the lines with a place for each buffer that no other one needs meanwhile, and the room they take."""
+        """Return the lines, with buffers allocated such that live ones do not overlap, and the total sizes by type."""
         last = {x: i for i, line in enumerate(self.lines) for x in re.findall(r"\bx\d+\b", str(line))}
         live: list[tuple[int, Buffer]] = []
         lines: list[str] = []
@@ -156,7 +156,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def shift(text: str, by: int, count: int) -> str:
-    """Return an expression of `count` views as one in which `by` others come before them."""
+    """Renumber the `count` views of an expression, so that `by` others come before them."""
     return text.format(*(f"{{{by + i}}}" for i in range(count)))
 
 

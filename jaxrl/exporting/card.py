@@ -1,4 +1,4 @@
-"""What a folder for a model hub says of a policy: a card with front matter, and the results behind it."""
+"""Files of a folder for a model hub: a card with front matter, results and weights."""
 
 import io
 import json
@@ -44,11 +44,11 @@ def card(
 
     Args:
       policy: the policy.
-      report: the episodes of its evaluation.
-      version: that of jaxrl which trained it.
-      where: the environment of these episodes, unless it is that of the training.
-      repeat: how it is trained and evaluated again.
-      film: whether there is a picture.
+      report: report on its evaluation.
+      version: the version of jaxrl that trained it.
+      where: the environment of the evaluation, if it differs from that of the training.
+      repeat: instructions for repeating training and evaluation.
+      film: whether the folder has a film of an episode.
     """
     facts = policy.facts
     settings = facts.get("settings", {})
@@ -85,7 +85,7 @@ def card(
 
 
 def trained_in(policy: GreedyPolicy) -> str:
-    """Return the name of the environment of the training."""
+    """Return the name of the training environment."""
     return str(policy.facts.get("settings", {}).get("env") or policy.policy.spec.name)
 
 
@@ -101,7 +101,7 @@ def weights(policy: GreedyPolicy) -> bytes:
 
 
 def _plain(leaf: Any) -> np.ndarray:
-    """Return an array in a dtype that NumPy itself can read: bfloat16 as float32."""
+    """Return an array in one of NumPy's dtypes: bfloat16 becomes float32."""
     array = np.asarray(leaf)
     return array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
 
@@ -109,7 +109,7 @@ def _plain(leaf: Any) -> np.ndarray:
 def results(
     policy: GreedyPolicy, report: EvaluationReport, versions: Mapping[str, str], env: str, seed: int, digest: str
 ) -> str:
-    """Return the results as JSON, with what they were made by: episodes in `env`, from `seed`."""
+    """Return the results as JSON, with the environment, the seed, the versions and the digest of the parameters."""
     results = {
         "evaluation": {"env": env, "seed": seed, **plain(asdict(report))},
         "score": policy.facts.get("score"),

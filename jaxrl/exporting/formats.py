@@ -1,4 +1,4 @@
-"""All formats of an export, and what their files have in common."""
+"""Export formats, and the description that exports of all formats include."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,9 +14,9 @@ class Format(NamedTuple):
     """A way to export policies."""
 
     files: Callable[[Function], dict[str, bytes]]
-    """The files of an export by name."""
+    """Returns the files of an export by name."""
     signature: Callable[[Function], tuple[list[Part], list[Part]]] = signature
-    """What the exported policy takes and returns."""
+    """Returns the inputs and outputs of the exported policy."""
 
 
 FORMATS: Mapping[str, Format] = {
@@ -28,10 +28,10 @@ FORMATS: Mapping[str, Format] = {
 
 
 def files_of(policy: GreedyPolicy, form: str) -> dict[str, bytes]:
-    """Return the files of an export in the format `form`, by name; one of them says how to call the others.
+    """Return the files of an export in the format `form`, by name; `policy.json` describes inputs and outputs.
 
     Raises:
-      SettingsError: this policy cannot be exported so.
+      SettingsError: the policy cannot be exported in this format.
     """
     function, (write, list_parts) = function_of(policy), FORMATS[form]
     described_as = described(function, policy.facts, *list_parts(function))

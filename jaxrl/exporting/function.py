@@ -1,4 +1,4 @@
-"""A policy as one pure function of arrays, its memory an explicit input and output."""
+"""A policy as one pure function of arrays, with its memory as an explicit input and output."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -23,31 +23,31 @@ class Part(NamedTuple):
 
     name: str
     shape: tuple[Any, ...]
-    """With `B` for the axis of a batch of any size."""
+    """With `B` for a batch axis of any size."""
     dtype: str
 
 
 class Function(NamedTuple):
-    """What a policy computes: `call(params, *obs, *memory, first) -> (*actions, *memory)`, all arrays `[B, ...]`.
+    """A policy as `call(params, *obs, *memory, first) -> (*actions, *memory)`, all arrays `[B, ...]`.
 
-    Without a memory it is `call(params, *obs) -> (*actions,)`.
+    Without a memory, it is `call(params, *obs) -> (*actions,)`.
     """
 
     call: Callable[..., tuple[Array, ...]]
     params: PyTree
     obs: Shapes
-    """Of each part of an observation, without the axis of the batch; so are the others."""
+    """Shape of each part of an observation, without the batch axis; likewise below."""
     actions: Shapes
     memory: Shapes
-    """Zeros where `first`, bool `[B]`, says that an episode begins; then what the call before returned."""
+    """Zeros where an episode begins (`first`, bool `[B]`), otherwise the output of the previous call."""
     names: list[str]
-    """What the inputs are called, in order."""
+    """Names of the inputs, in order."""
     results: list[str]
-    """What it returns is called, in order."""
+    """Names of the outputs, in order."""
     spaces: dict[str, Any]
     """The spaces of observations and actions, as plain values."""
     entries: list[str]
-    """Where each part of an observation is found, in Python, as in `obs['camera']`."""
+    """Python expression for each part of an observation, such as `obs['camera']`."""
 
     def inputs(self, rows: Any) -> Shapes:
         """Return the shapes of the inputs for a batch of `rows`, which may be symbolic."""
@@ -59,7 +59,7 @@ def function_of(policy: GreedyPolicy) -> Function:
     """Return the function that a loaded policy computes.
 
     Raises:
-      SettingsError: it remembers something that is no array with a row for each environment.
+      SettingsError: its memory contains an array without a row for each environment.
     """
     spec = policy.policy.spec
     struct = space_struct(spec.observation_space)
@@ -71,7 +71,7 @@ def function_of(policy: GreedyPolicy) -> Function:
     memory_form: Any = jax.tree.structure((carried, action))
     actions = [_row(x) for x in jax.tree.leaves(action)]
     names, made = _obs_names(struct), _names("action", len(actions))
-    # Whole numbers count as the environment's do, and inside from 0.
+    # Discrete values are those of the environment outside, and count from 0 inside.
     indices, elements = partial(to_indices, spec.observation_space), partial(to_elements, spec.action_space)
     entries = [f"obs{jax.tree_util.keystr(path)}" for path, _ in jax.tree.leaves_with_path(struct)]
     spaces = {"observation": space_to_plain(spec.observation_space), "action": space_to_plain(spec.action_space)}
@@ -82,7 +82,7 @@ def function_of(policy: GreedyPolicy) -> Function:
             return tuple(elements(jax.tree.leaves(begin(policy.policy, params, indices(form.unflatten(parts)))[1])))
 
         return Function(act, policy.params, obs, actions, [], names, made, spaces, entries)
-    # Traced for one environment and for two: only what grows with them has a row for each.
+    # Traced for one environment and for two: only arrays that grow with their number have a row for each.
     two = jax.tree.leaves(begun_as(2))
     for i in kept:
         if memory[i].shape[:1] != (1,) or two[i].shape != (2, *memory[i].shape[1:]):
@@ -92,7 +92,7 @@ def function_of(policy: GreedyPolicy) -> Function:
             )
 
     def step(params: PyTree, *parts: Array) -> tuple[Array, ...]:
-        # An episode's beginning and its going on are both computed; `first` chooses for each row.
+        # Both a first and a later step of an episode are computed; `first` selects one for each row.
         now, past, first = indices(form.unflatten(parts[: len(obs)])), parts[len(obs) : -1], parts[-1]
         begun = jax.tree.leaves(begin(policy.policy, params, now))
         before = [past[kept.index(i)] if i in kept else x for i, x in enumerate(begun)]
@@ -107,7 +107,7 @@ def function_of(policy: GreedyPolicy) -> Function:
 
 
 def _needed(policy: GreedyPolicy, form: Any, memory: Shapes, actions: int, obs: PyTree) -> list[int]:
-    """Return which leaves of what is remembered, the last of them actions, decide on actions, now or later."""
+    """Return which leaves of the memory, the last of which are actions, affect actions, now or later."""
     after = lambda obs, *memory: follow(policy.policy, policy.params, *form.unflatten(memory), obs)
     traced, count = jax.make_jaxpr(after)(obs, *memory), len(memory)
     return with_fallback(
@@ -116,12 +116,12 @@ def _needed(policy: GreedyPolicy, form: Any, memory: Shapes, actions: int, obs: 
 
 
 def _deciding(traced: Any, memory: int, actions: int) -> list[int]:
-    """Return which of the last `memory` inputs decide on the last `actions` of the outputs, now or later."""
+    """Return which of the last `memory` inputs affect the last `actions` of the outputs, now or later."""
     code = read(traced)
     inputs = code.ins[-memory:]
     wanted = set(range(memory - actions, memory))
     while True:
-        # What decides on a kept part of the memory must be kept as well.
+        # Whatever affects a kept part of the memory must be kept as well.
         needed = find_dependencies(code, [code.outs[i] for i in wanted])
         found = {i for i, number in enumerate(inputs) if number in needed}
         if found <= wanted:
@@ -139,7 +139,7 @@ def signature(function: Function) -> tuple[list[Part], list[Part]]:
 def described(
     function: Function, facts: dict[str, Any], inputs: Sequence[Part], outputs: Sequence[Part]
 ) -> dict[str, Any]:
-    """Return what a person needs to call a policy with these inputs and outputs, as plain values."""
+    """Return a description of a policy with these inputs and outputs for its callers, as plain values."""
     return {
         "inputs": [part._asdict() for part in inputs],
         "outputs": [part._asdict() for part in outputs],
@@ -158,7 +158,7 @@ def _pair(names: Sequence[str], shapes: Shapes) -> list[tuple[str, jax.ShapeDtyp
 def _obs_names(struct: PyTree) -> list[str]:
     paths = [jax.tree_util.keystr(path, simple=True, separator="_") for path, _ in jax.tree.leaves_with_path(struct)]
     words = ["_".join(["obs", *re.findall(r"\w+", path)]) for path in paths]
-    # Entries such as `a b` and `a_b` come to one word.
+    # Entries such as `a b` and `a_b` would give the same name.
     return [word if words.index(word) == i else f"{word}_{i}" for i, word in enumerate(words)]
 
 

@@ -1,4 +1,4 @@
-"""A policy as ONNX, converted by jax2onnx."""
+"""Export to ONNX by jax2onnx."""
 
 import contextlib
 import logging
@@ -11,14 +11,14 @@ from jaxrl.exporting.function import Function
 from jaxrl.xla import forms
 
 INSTALL = "pip install onnx onnx-ir && pip install --no-deps jax2onnx"
-"""Its own list of dependencies asks for an older Orbax than ours; to convert it needs none of them but these."""
+"""Without dependencies, because jax2onnx declares an older Orbax than ours; for converting it needs only these."""
 
 
 def files(function: Function) -> dict[str, bytes]:
     """Return the files of an export by name.
 
     Raises:
-      SettingsError: the converter is missing, or does not know something that the policy computes.
+      SettingsError: the converter is not installed, or does not support an operation of the policy.
     """
     try:
         import jax2onnx
@@ -33,14 +33,14 @@ def files(function: Function) -> dict[str, bytes]:
                 input_names=function.names,
                 output_names=function.results,
             )
-        except Exception as error:  # whatever a converter raises of what it does not know
+        except Exception as error:  # the converter may raise anything for unsupported operations
             raise SettingsError(f"jax2onnx cannot convert this policy: {error_text(error)[:300]}") from error
     return {"policy.onnx": model.SerializeToString()}
 
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """Keep off the terminal what the converter says of its own inside, and of packages that it can do without."""
+    """Suppress the converter's messages about its internals and about optional packages."""
     loggers = [logging.getLogger(name) for name in ("onnx_ir", "jax2onnx")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -75,18 +75,18 @@ class Operation(NamedTuple):
 
 
 class Program(NamedTuple):
-    """The operations that decide on the results, in order; results are names or constants, as operands are."""
+    """The operations needed for the results, in order; results are names or constants, as operands are."""
 
     operations: list[Operation]
     results: list[Any]
 
 
 def trace(function: Function, **known: np.ndarray) -> Program:
-    """Return what a policy computes for one environment; inputs are called as in `function.names`.
+    """Return the program of a policy for one environment; inputs have the names in `function.names`.
 
     Args:
       function: the policy.
-      known: inputs that are constants, by name.
+      known: constant inputs, by name.
     """
     # Plain forms have no branches by platform.
     with forms("plain"):
@@ -102,7 +102,7 @@ def trace(function: Function, **known: np.ndarray) -> Program:
 
 
 def _walk(code: Code, args: Sequence[Any], operations: list[Operation]) -> list[Any]:
-    """Append the operations of `code`, those of the functions it calls included; return its results."""
+    """Append the operations of `code`, including those of functions that it calls; return its results."""
     values = {**code.given, **dict(zip(code.ins, args, strict=True))}
     for equation in code.equations:
         made = _results(equation, [values[i] for i in equation.ins], operations)
@@ -124,7 +124,7 @@ def _results(equation: Equation, given: list[Any], operations: list[Operation]) 
 
 
 def _unchanged(equation: Equation, given: Sequence[Any]) -> Any:
-    """Return the operand that is the result; `None` if there is something to compute."""
+    """Return the operand that equals the result; `None` if there is something to compute."""
     if equation.name in ("stop_gradient", "copy"):
         return given[0]
     if equation.name == "div" and not isinstance(given[1], str) and np.all(np.asarray(given[1]) == 1):
@@ -137,14 +137,14 @@ def _unchanged(equation: Equation, given: Sequence[Any]) -> Any:
 
 
 def refuse(name: str, language: str) -> Any:
-    """Raise `SettingsError`: there is no `language` for what a policy computes, which `name` names."""
+    """Raise `SettingsError`: the operation `name` of a policy is not supported in `language`."""
     raise SettingsError(
         f"this policy computes {name}, which is not written in {language} here; export it as stablehlo or onnx instead"
     )
 
 
 def require_plain_convolution(params: Mapping[str, Any], language: str) -> None:
-    """Refuse convolutions other than of `[N, H, W, C]` with `[h, w, C, O]`, as Flax makes them."""
+    """Raise `SettingsError` for convolutions other than of `[N, H, W, C]` with `[h, w, C, O]`, as Flax makes them."""
     plain = params["lhs_dilation"] == params["rhs_dilation"] == (1, 1) and params["feature_group_count"] == 1
     layout = tuple(params["dimension_numbers"]) == ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
     if not (plain and layout and np.min(params["padding"]) >= 0):

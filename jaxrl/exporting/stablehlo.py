@@ -1,4 +1,4 @@
-"""A policy as StableHLO, by `jax.export`: one program for CPU, CUDA and TPU, for batches of any size."""
+"""Export to StableHLO by `jax.export`: one program for CPU, CUDA and TPU, for batches of any size."""
 
 from typing import Any
 
@@ -28,15 +28,15 @@ policy = export.deserialize(bytearray(pathlib.Path("policy.jax").read_bytes()))
 
 
 def exported(function: Function) -> Any:
-    """Return what `jax.export` makes of the policy: its parameters are constants of the program."""
+    """Export the policy with its parameters as constants of the program."""
     (rows,) = jax.export.symbolic_shape("B")
 
     @jax.jit
     def call(*inputs: Array) -> tuple[Array, ...]:
-        # What is worked out of constants while compiling may round differently from what a program works out.
+        # Without the barrier, XLA would fold constants when compiling, which may round differently than at run time.
         return function.call(jax.lax.optimization_barrier(function.params), *inputs)
 
-    with forms("plain"):  # one program for all platforms, and for batches of which the size is not known
+    with forms("plain"):  # one program for all platforms and batch sizes
         return jax.export.export(call, platforms=PLATFORMS)(*function.inputs(rows))
 
 
@@ -44,7 +44,7 @@ def files(function: Function) -> dict[str, bytes]:
     """Return the files of an export by name.
 
     Raises:
-      SettingsError: what `jax.export` writes files with is missing.
+      SettingsError: flatbuffers, which `jax.export` needs, is not installed.
     """
     made = exported(function)
     try:
@@ -60,7 +60,7 @@ def files(function: Function) -> dict[str, bytes]:
 
 
 def _call(function: Function) -> str:
-    """Return the lines that call it, in words of Python."""
+    """Return lines of Python that call the policy."""
     given, made = ", ".join(function.names), ", ".join(function.results)
     comma = "," if len(function.results) == 1 else ""
     lines = [f"{made}{comma} = policy.call({given})  # each [B, ...], see policy.json"]

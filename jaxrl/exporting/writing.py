@@ -1,4 +1,4 @@
-"""An export on disk: a directory that is written whole or not at all."""
+"""Writing of an export: a directory that is created atomically."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,13 +8,13 @@ from jaxrl.reports.exports import require_outside
 from jaxrl.training.storage.run_dir import new_directory
 
 MARK = "policy.json"
-"""What every export has, and what tells it from a directory with something else."""
+"""File in every export, by which its directory is recognised."""
 
 
 def require_room(out: Path, run: str, overwrite: bool, mark: str = MARK) -> None:
-    """Raise `SettingsError` where writing would cost anybody anything, the run that is read included.
+    """Raise `SettingsError` if `out` exists, or is inside the run that is read.
 
-    With `overwrite`, a directory that has a file `mark` may be replaced.
+    With `overwrite`, an existing directory that contains a file `mark` may be replaced.
     """
     require_outside(out, [run])
     if not out.exists() and not out.is_symlink():
@@ -26,7 +26,7 @@ def require_room(out: Path, run: str, overwrite: bool, mark: str = MARK) -> None
 
 
 def write(files: Mapping[str, bytes], out: Path) -> None:
-    """Write a directory with these files, some of them in folders, in place of what may stand there, whole or not.
+    """Write a directory with these files atomically, replacing an existing one; names may include a folder.
 
     Raises:
       SettingsError: it cannot be written.

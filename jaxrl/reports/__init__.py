@@ -1,1 +1,1 @@
-"""What runs have left on disk, read while they go on and never changed, as tables, curves, files and a page."""
+"""Reports on runs, finished or in progress, as tables, curves, files and a page. Runs are read, never changed."""

@@ -1,4 +1,4 @@
-"""Learning curves: of each run thinned to what can be seen, of each group as mean, IQM and interval."""
+"""Learning curves: downsampled for each run, and aggregated for each group as mean, IQM and interval."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,17 +10,17 @@ from jaxrl.reports.rows import AXES, Curve
 from jaxrl.training.population.scores import RESAMPLES, interval, iqm
 
 POINTS = 100
-"""At which the runs of a group are compared, at most."""
+"""Maximum number of points at which the runs of a group are aggregated."""
 AT_ONCE = 2**21
-"""Numbers that the bootstrap draws at once, about."""
+"""Approximate number of values that the bootstrap draws at once."""
 
 
 class Band(NamedTuple):
-    """What the runs of a group come to along an axis; each `[N]`, NaN where nothing is known."""
+    """Statistics of a group's runs along an axis; each `[N]`, NaN where unknown."""
 
     x: np.ndarray
     runs: np.ndarray
-    """How many of them have a value there."""
+    """Number of runs with a value."""
     mean: np.ndarray
     iqm: np.ndarray
     low: np.ndarray
@@ -28,9 +28,9 @@ class Band(NamedTuple):
 
 
 def thin(curve: Curve, points: int) -> Curve:
-    """Return at most `points` of a curve, at least 4: the lowest and the highest in each of equal parts, and the ends.
+    """Downsample a curve to at most `points`, 4 or more: its ends, and minimum and maximum of each of equal parts.
 
-    So every peak and every dip that could be seen stays.
+    This keeps every visible peak and dip.
     """
     count = len(curve.y)
     if count <= points:
@@ -45,9 +45,9 @@ def thin(curve: Curve, points: int) -> Curve:
 
 
 def band(curves: Sequence[Curve], axis: str, least: int = 2) -> Band | None:
-    """Return what the curves of a group come to over `axis`, one of `AXES`; `None` if fewer than `least` have points.
+    """Aggregate the curves of a group over `axis`, one of `AXES`; return `None` if fewer than `least` have points.
 
-    Between its points a curve is a straight line, and beyond its ends nothing: a run that has ended no longer counts.
+    Curves are interpolated linearly and not extrapolated: beyond its end, a run no longer counts.
     """
     lines = [_sorted(curve.x[AXES.index(axis)], curve.y) for curve in curves]
     lines = [line for line in lines if len(line[0])]
@@ -59,7 +59,7 @@ def band(curves: Sequence[Curve], axis: str, least: int = 2) -> Band | None:
 
 
 def _sorted(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the points whose place is known, in order; of those at one place the last."""
+    """Return the points with finite `x`, sorted; of several with equal `x`, the last."""
     x, y = x[np.isfinite(x)], y[np.isfinite(x)]
     order = np.argsort(x, kind="stable")
     x, y = x[order], y[order]
@@ -68,16 +68,16 @@ def _sorted(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _grid(places: Sequence[np.ndarray]) -> np.ndarray:
-    """Return where to compare: wherever any curve has a point, or if these are too many, evenly chosen ones of them."""
+    """Return the grid for aggregation: the points of all curves, or an even selection if they exceed `POINTS`."""
     x = np.unique(np.concatenate(places))
     return x if len(x) <= POINTS else x[np.linspace(0, len(x) - 1, POINTS).round().astype(int)]
 
 
 def _numbers(values: np.ndarray) -> np.ndarray:
-    """Return mean, IQM and ends of its interval, `[4, N]`, of `values [N, runs]`, of which NaN do not count."""
+    """Return mean, IQM and the bounds of its interval, `[4, N]`, of `values [N, runs]`, ignoring NaN."""
     statistics = np.full((4, len(values)), np.nan)
     known = np.isfinite(values)
-    # Places at which the same runs are known are resampled together.
+    # Points at which the same runs have values are resampled together.
     for pattern in np.unique(known, axis=0):
         rows = np.flatnonzero((known == pattern).all(axis=1))
         several = max(AT_ONCE // (RESAMPLES * max(int(pattern.sum()), 1)), 1)
@@ -87,7 +87,7 @@ def _numbers(values: np.ndarray) -> np.ndarray:
 
 
 def _of_known(values: np.ndarray) -> np.ndarray:
-    """Return the same of finite `values [N, runs]`; no interval where there is but one run."""
+    """Return the same for finite `values [N, runs]`; the interval of a single run is NaN."""
     if not values.shape[1]:
         return np.full((4, len(values)), np.nan)
     ends = interval([values]) if values.shape[1] > 1 else np.full((2, len(values)), np.nan)

@@ -1,4 +1,4 @@
-"""Reports for other programs: a tidy table, and the layout that marl-eval reads."""
+"""Reports for other programs: CSV tables, and JSON for marl-eval."""
 
 import csv
 import io
@@ -17,11 +17,11 @@ from jaxrl.reports.read import Run
 COLUMNS = ("run", "group", "seed", "member", "opt_steps", "env_steps", "seconds", "score", "return")
 AGGREGATES = ("runs", "mean", "iqm", "iqm_low", "iqm_high")
 SUITES = ("bsuite", "MinAtar", "misc")
-"""Whose names end the names of their environments, as in `Catch-bsuite`."""
+"""Suites whose names are suffixes of environment names, as in `Catch-bsuite`."""
 
 
 def to_csv(groups: Iterable[Group]) -> str:
-    """Return one table of all runs, a line for each place in a run at which a score or a mean return is known."""
+    """Return one table of all runs, with a row for each step at which a run has a score or a mean return."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -33,9 +33,9 @@ def to_csv(groups: Iterable[Group]) -> str:
 
 
 def to_aggregate_csv(groups: Iterable[Group], x: str) -> str:
-    """Return one table of all groups: mean, IQM and ends of its 95 % interval over `x`, one of `AXES`.
+    """Return one table of all groups: mean, IQM and bounds of its 95 % interval over `x`, one of `AXES`.
 
-    A line is a place at which any run of a group has a score, or a mean return; `runs` are those that count there.
+    Each row is a point at which any run of a group has a score or a mean return; `runs` is the number of runs with one.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -57,11 +57,10 @@ def _or_empty(value: int | None) -> int | str:
 
 
 def _lines(run: Run) -> list[list[Any]]:
-    """Return the last five columns of a run, in order; scores and returns at the same step share a line."""
+    """Return the last five columns of a run's rows, sorted by step; a score and a return of one step share a row."""
     lines: dict[float, list[Any]] = {}
     for place, curve in ((3, run.log.score), (4, run.log.returns)):
         for opts, envs, seconds, y in zip(*curve.x.tolist(), curve.y.tolist(), strict=True):
-            # A score and a mean return of one step are in one line, whichever comes first.
             line = lines.setdefault(opts, [int(opts), *_place(envs, seconds), "", ""])
             line[place] = y
     return [lines[opts] for opts in sorted(lines)]
@@ -74,8 +73,8 @@ def _place(envs: float, seconds: float) -> tuple[int | str, float | str]:
 def to_marl_eval(groups: Sequence[Group]) -> str:
     """Return the evaluations of all runs as JSON for marl-eval (Gorsane et al. 2022, https://arxiv.org/abs/2209.10485).
 
-    An algorithm is a group. Of an evaluation, `return` lists the returns of its episodes where these are known and
-    otherwise the one score; the absolute metric is the score of the best policy.
+    Each group is an algorithm. The `return` of an evaluation lists the returns of its episodes, or its score if these
+    are unknown; the absolute metric is the score of the best policy.
     """
     suites: dict[str, Any] = {}
     for group in groups:
@@ -88,13 +87,13 @@ def to_marl_eval(groups: Sequence[Group]) -> str:
 
 
 def _algorithm(group: Group) -> str:
-    """Name a group without its environment."""
+    """Return the name of a group without its environment."""
     env = shown(group.runs[0].settings.get("env", "unknown"))
     return " ".join(group.name.replace(f" {env}", " ", 1).split())
 
 
 def _task(env: str) -> tuple[str, str]:
-    """Return the suite and the task that the name of an environment tells."""
+    """Split the name of an environment into suite and task."""
     suite, colon, task = env.partition(":")
     if colon:
         return suite, task
@@ -116,7 +115,7 @@ def _evaluations(run: Run) -> dict[str, Any]:
 
 
 def require_outside(path: Path, runs: Iterable[str]) -> None:
-    """Raise `SettingsError` if a file to write lies in one of the runs."""
+    """Raise `SettingsError` if `path`, to be written, is inside one of the run directories."""
     whole = path.resolve()
     for run in runs:
         if whole.is_relative_to(Path(run).resolve()):

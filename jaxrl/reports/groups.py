@@ -1,4 +1,4 @@
-"""Runs of the same settings, whatever the seed; what differs between them, and what they scored."""
+"""Groups of runs with equal settings except the seed: names, differences and scores."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ LONGEST_LABEL = 120
 
 
 class Group(NamedTuple):
-    """Runs that were trained alike but for the seed."""
+    """Runs with equal settings except the seed."""
 
     name: str
     runs: tuple[Run, ...]
@@ -25,10 +25,10 @@ class Group(NamedTuple):
 
 
 def grouped(runs: Iterable[Run]) -> list[Group]:
-    """Return runs in groups of equal settings, seed and what no bit of the training depends on left out.
+    """Group runs by settings, ignoring the seed and settings that do not affect the result of training.
 
-    A run whose settings cannot be read is a group of its own. Groups are named by algorithm and environment, and by
-    the settings in which they differ from others of these.
+    A run with unreadable settings forms its own group. Groups are named by algorithm and environment, and by the
+    settings in which they differ from other groups of these.
     """
     found: dict[str, list[Run]] = {}
     for run in runs:
@@ -39,7 +39,7 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
 
 
 def _deciding(run: Run) -> dict[str, str]:
-    """Return the settings that decide a run's training, but for its seed; `varied` for what changed on the way."""
+    """Return the settings that affect training, except the seed; `varied` for those that a search changed."""
     own = {name: shown(value) for name, value in run.settings.items() if name not in HARMLESS and name != "seed"}
     return own | dict.fromkeys(run.swept if run.varied else (), "varied")
 
@@ -53,10 +53,10 @@ def _title(run: Run) -> tuple[str, str]:
 
 
 def _label(run: Run, others: Sequence[Run]) -> str:
-    """Name the group of `run` among `others`, one run of each."""
+    """Return the name of the group of `run`; `others` has one run of each group."""
     if not run.settings:
         return run.name
-    # Only groups of the same algorithm and environment need settings to be told apart.
+    # Settings distinguish only groups of the same algorithm and environment.
     alike = [_deciding(other) for other in others if other.settings and _title(other) == _title(run)]
     own = _deciding(run)
     names = [name for name in _names(alike) if len({settings.get(name) for settings in alike}) > 1]
@@ -70,7 +70,7 @@ def _names(settings: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _unique(labels: Sequence[str]) -> list[str]:
-    """Return labels, those that came before with a number."""
+    """Return `labels`, with numbers appended to those that occur several times."""
     return [
         label if labels.count(label) == 1 else f"{label} ({labels[: i + 1].count(label)})"
         for i, label in enumerate(labels)
@@ -78,7 +78,7 @@ def _unique(labels: Sequence[str]) -> list[str]:
 
 
 def shown(value: object) -> str:
-    """Return a setting as it is shown."""
+    """Format the value of a setting."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, str):
@@ -89,12 +89,12 @@ def shown(value: object) -> str:
         ValueError,
         TypeError,
         RecursionError,
-    ):  # numbers of thousands of digits, keys that are dates, endless depth
+    ):  # integers of thousands of digits, keys that are dates, unlimited depth
         return one_line(value)
 
 
 def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """Return the settings in which any two runs differ, with the values in each group; the seed counts as a setting."""
+    """Return the settings, including the seed, in which any two runs differ, with the values in each group."""
     runs = [run for group in groups for run in group.runs if run.settings]
     found: dict[str, list[str]] = {}
     for name in _names(run.settings for run in runs):
@@ -105,26 +105,26 @@ def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
 
 
 def _values(group: Group, name: str) -> list[str]:
-    """Return the values of a setting in a group, `-` where a run has none, in order."""
+    """Return the distinct values of a setting in a group, in order of the runs; `-` for a run without it."""
     values = [shown(run.settings[name]) if name in run.settings else "-" for run in group.runs if run.settings]
     return list(dict.fromkeys(values))
 
 
 def count(groups: Sequence[Group]) -> str:
-    """Return the numbers of runs and settings in words."""
+    """Format the numbers of runs and settings, as in `3 runs, 1 setting`."""
     runs, settings = sum(len(group.runs) for group in groups), len(groups)
     return f"{runs} run{'s' * (runs != 1)}, {settings} setting{'s' * (settings != 1)}"
 
 
 def remarks(groups: Iterable[Group]) -> list[str]:
-    """Return what is to be said of runs: what is wrong with them, and which are the same training twice."""
+    """Return remarks on problems of runs, and on duplicates."""
     found: list[str] = []
     for group in groups:
-        # The same seed under the same settings is one training, most likely a copy of a run.
+        # Equal settings and seeds: most likely a copy of a run.
         seen: dict[int, str] = {}
         for run in group.runs:
             found += [f"{run.name}: {remark}" for remark in run.remarks]
-            if run.varied:  # members of one seed, that have gone ways of their own
+            if run.varied:  # the search has made members with equal seeds differ
                 continue
             if run.seed in seen:
                 found.append(f"{run.name}: has the settings and the seed of {seen[run.seed]}; both count")

@@ -1,4 +1,4 @@
-"""Who of a population went on from whom, where a search lets members take over each other's place."""
+"""Lineages in a population whose search replaces members by copies of others."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,21 +11,21 @@ from jaxrl.reports.tables import reached
 from jaxrl.training.storage.run_dir import METRICS
 
 BEGINNING = b'{"kind": "lineage", '
-"""Of a row that tells it, as training writes them; other rows are many, and not taken apart."""
+"""Start of a lineage row, as training writes it; the many other rows are not parsed."""
 
 
 class Takeover(NamedTuple):
-    """A member that went on as another one stood."""
+    """Replacement of a member by a copy of its parent."""
 
     opt_steps: int
     member: int
     parent: int
     values: Mapping[str, Any]
-    """The swept settings under which it went on."""
+    """Swept settings of the member from then on."""
 
 
 def takeovers(population: Path) -> list[Takeover]:
-    """Return those that the log of a population tells, in order; lines that are half-written or damaged tell none."""
+    """Return the takeovers in the log of a population, in order; incomplete or damaged lines are skipped."""
     try:
         with (population / METRICS).open("rb") as file:
             found = [_takeover(line) for line in file if line.startswith(BEGINNING)]
@@ -44,7 +44,7 @@ def _takeover(line: bytes) -> Takeover | None:
 
 
 def lineages(runs: Iterable[Run]) -> list[dict[str, Any]]:
-    """Return for every population in which members took over from others the lives to draw, a line a founder."""
+    """Return the plot data of every population with takeovers, one line per founder."""
     members: dict[Path, list[Run]] = {}
     for run in runs:
         if run.population is not None:
@@ -57,7 +57,7 @@ def _lineage(members: Sequence[Run], taken: Sequence[Takeover]) -> dict[str, Any
     numbers = [member.member for member in members if member.member is not None]
     lives = _Lives(numbers)
     for step in sorted({one.opt_steps for one in taken}):
-        # All takeovers of a step at once, since parents and children change places in it.
+        # Takeovers of one step are simultaneous.
         lives.take([one for one in taken if one.opt_steps == step and {one.member, one.parent} <= set(numbers)])
     for member in members:
         lives.end(member.member, reached(member)[0])
@@ -65,7 +65,7 @@ def _lineage(members: Sequence[Run], taken: Sequence[Takeover]) -> dict[str, Any
 
 
 class _Lives:
-    """Members at their heights over optimisation steps, each by the founder from whom it descends at that time."""
+    """Members over optimisation steps, grouped by the founder from whom each descends at that step."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._founder = {number: number for number in numbers}
@@ -74,8 +74,8 @@ class _Lives:
         self._points: dict[int, list[tuple[float | None, int | None, str]]] = {number: [] for number in numbers}
 
     def take(self, taken: Sequence[Takeover]) -> None:
-        """Let members take over at one step, all from the parents as they stood before."""
-        # A parent may itself take over from another at this step.
+        """Apply the takeovers of one step, all from the parents as they were before it."""
+        # A parent may itself be replaced at this step.
         before = dict(self._founder)
         for one in taken:
             self.end(one.member, one.opt_steps)
@@ -85,18 +85,18 @@ class _Lives:
             self._line(one.member, (one.opt_steps, one.parent), (one.opt_steps, one.member))
 
     def end(self, member: int | None, opt_steps: float) -> None:
-        """End the part of a member's life that goes on."""
+        """End the current segment of a member's line."""
         if member is not None and opt_steps > self._begun[member]:
             self._line(member, (self._begun[member], member), (opt_steps, member))
 
     def _line(self, member: int, *places: tuple[float, int]) -> None:
         points = self._points[self._founder[member]]
         points += [(*place, self._said[member]) for place in places]
-        # A gap: what follows is another line of the same founder.
+        # A gap, before another segment of the same founder.
         points.append((None, None, ""))
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return for each founder its points with gaps, and whether any member descends from it at last."""
+        """Return each founder's points with gaps, and whether any member descends from it at the end."""
         alive = set(self._founder.values())
         return [
             {"founder": founder, "alive": founder in alive, **dict(zip("xy", zip(*points, strict=True), strict=False))}

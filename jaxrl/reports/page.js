@@ -1,9 +1,9 @@
 "use strict";
-// Okabe and Ito's colours, without the yellow that white paper swallows; `null` is the colour of the ink. Seven
-// colours and six kinds of line make 42 groups that can be told apart.
+// Okabe and Ito's colours, except yellow, which is invisible on white; `null` is the colour of text. Seven colours and
+// six kinds of line distinguish 42 groups.
 const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", null];
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
-// Parts of cividis that stand out from the paper, the more so the better the score.
+// Parts of cividis that contrast with the background, more for better scores.
 const ON_WHITE = [[150, 142, 112], [104, 106, 112], [52, 66, 108], [0, 34, 78]];
 const ON_BLACK = [[105, 112, 124], [150, 143, 115], [200, 184, 98], [254, 232, 56]];
 const AXES = { opt_steps: "optimisation steps", env_steps: "environment steps", seconds: "seconds" };
@@ -30,7 +30,7 @@ function layout(more) {
   };
 }
 
-// A group of one run is drawn by that run's own points, whatever is chosen.
+// A group of one run is always drawn as the points of that run.
 function curveTraces(metric, axis, shown) {
   const at = Object.keys(AXES).indexOf(axis);
   const { runs, bands } = data.curves[metric];
@@ -78,7 +78,7 @@ function shade(height) {
   return `rgb(${scale[low].map((part, i) => Math.round(part + (at - low) * (scale[low + 1][i] - part)))})`;
 }
 
-// An axis of its own for every setting and one for the score; a member is a line, the stronger the better.
+// An axis for each setting and one for the score; a member is a line, stronger for better scores.
 function drawPopulation(population, id) {
   const { axes, members } = population, names = axes.map((axis) => axis.name), scores = axes[axes.length - 1];
   const traces = members.map((member, i) => ({ x: names, y: axes.map((axis) => axis.heights[i]), mode: "lines+markers",
@@ -91,7 +91,7 @@ function drawPopulation(population, id) {
     yaxis: { visible: false, range: [-0.06, 1.06] } }), CONFIG);
 }
 
-// A member is a height, and changes its colour where it takes over from another; founders without descendants are faint.
+// Each member has a height, and changes colour when it copies another; founders without descendants are faint.
 function drawLineage(lineage, id) {
   const alive = lineage.lines.filter((line) => line.alive).map((line) => line.founder);
   const traces = lineage.lines.map((line) => {
@@ -106,7 +106,7 @@ function drawLineage(lineage, id) {
     yaxis: { title: { text: "member" }, autorange: "reversed", tickformat: "d", zeroline: false } }), CONFIG);
 }
 
-// Draws one plot for each of `found`, below one another in the section `place`.
+// Draw one plot for each of `found`, below one another in the section `place`.
 function drawEach(found, place, draw) {
   found.forEach((one, i) => {
     const id = `${place}-${i}`;
@@ -122,7 +122,7 @@ function drawAll() {
   drawEach(data.lineages, "lineage", drawLineage);
 }
 
-// What was chosen outlives a page that loads itself anew; a page opened as a file may have no storage.
+// Selections survive a reload of the page; a page opened as a file may have no storage.
 function remember(id) { try { sessionStorage.setItem(`jaxrl-${id}`, byId(id).value); } catch { /* none */ } }
 function recall(id) {
   let value = null;

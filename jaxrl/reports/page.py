@@ -1,4 +1,4 @@
-"""The page: one file of HTML with all that it needs, which asks nothing of a network."""
+"""The report page: one self-contained HTML file that needs no network."""
 
 import base64
 import html
@@ -19,21 +19,21 @@ from jaxrl.reports.rows import AXES, NAMES, Curve
 from jaxrl.reports.tables import Table
 
 POINTS = 40_000
-"""Drawn of all runs, for scores and for returns each, about; of a run no more than `MOST_POINTS`."""
+"""Approximate number of points drawn for all runs, for scores and returns each; at most `MOST_POINTS` per run."""
 MOST_POINTS = 1_000
 MOST_EPISODES = 200
-"""Returns of which the distribution of a run is drawn."""
+"""Maximum number of returns per run in the plot of their distribution."""
 LONG = 25
-"""Rows of a table from which it is folded away."""
+"""Number of rows above which a table is collapsed."""
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; media-src data:; connect-src 'self'"
 )
-"""What a browser lets the page do: nothing but what it holds, and, where it is served, to ask its own server."""
+"""Content security policy: only inline content, and requests to the page's own server if it is served."""
 
 
 def plotly() -> str:
-    """Return the drawing library; raise `SettingsError` if it is not installed."""
+    """Return the source of Plotly's JavaScript library; raise `SettingsError` if it is not installed."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
@@ -42,9 +42,9 @@ def plotly() -> str:
 
 
 def page(groups: Sequence[Group], remarks: Sequence[str], library: str, stamp: str = "", x: str = "env_steps") -> str:
-    """Return the report as HTML, drawn by the JavaScript in `library`; its curves are over `x` until another is chosen.
+    """Return the report as HTML, plotted by the JavaScript in `library`, with curves initially over `x`.
 
-    With a `stamp`, the page asks its server now and then for the present one, and loads itself anew if it is another.
+    With a `stamp`, the page polls its server for the current one, and reloads if it has changed.
     """
     runs = [run for group in groups for run in group.runs]
     parts = [
@@ -157,7 +157,7 @@ def _film(name: str, path: Any) -> str:
 
 
 def _drawn(groups: Sequence[Group], curves: Sequence[Sequence[Curve]]) -> dict[str, Any]:
-    """Return the curves `[groups][runs]` as the page draws them."""
+    """Return the plot data of the curves `[groups][runs]`."""
     count = sum(len(own) for own in curves)
     points = int(np.clip(POINTS // max(count, 1), 50, MOST_POINTS))
     runs = [
@@ -180,7 +180,7 @@ def _drawn(groups: Sequence[Group], curves: Sequence[Sequence[Curve]]) -> dict[s
 
 
 def _short(values: np.ndarray) -> list[float | None]:
-    """Return numbers as JSON, to six digits; whole ones whole."""
+    """Return numbers for JSON, rounded to six digits; integers are exact."""
     return [_rounded(x) for x in values.tolist()]
 
 
@@ -191,7 +191,7 @@ def _rounded(x: float) -> float | None:
 
 
 def _episodes(groups: Iterable[Group]) -> list[dict[str, Any]]:
-    """Return the returns of the last evaluation of every run, of many as many quantiles."""
+    """Return the returns of every run's last evaluation, or `MOST_EPISODES` quantiles of more."""
     found: list[dict[str, Any]] = []
     for i, group in enumerate(groups):
         for run in group.runs:

@@ -1,4 +1,4 @@
-"""What the members of a population were set to, and what they scored, as heights on parallel axes."""
+"""Parallel coordinates of a population: the members' swept settings and last scores."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,11 +9,11 @@ from jaxrl.reports.read import Run
 from jaxrl.reports.rows import number
 
 RATIO = 20
-"""Between the largest and the smallest value, from which an axis is logarithmic."""
+"""Ratio of largest to smallest value from which an axis is logarithmic."""
 
 
 def populations(runs: Iterable[Run]) -> list[dict[str, Any]]:
-    """Return for every population with something swept its axes, the last score at the end, and a line a member."""
+    """Return members and axes of every population with a sweep; the last axis is the last score."""
     members: dict[str, list[Run]] = {}
     for run in runs:
         if run.population is not None and run.swept and run.settings:
@@ -29,9 +29,9 @@ def _population(name: str, members: Sequence[Run]) -> dict[str, Any]:
 
 
 def axis(values: Sequence[Any]) -> dict[str, Any]:
-    """Return the height in 0 to 1 of each value, `None` where there is none, and ticks of heights and labels.
+    """Return the height of each value, from 0 to 1 or `None` if missing, and ticks, each a height and a label.
 
-    Names and switches are spread evenly; numbers stand where they are, or where their logarithms are if these say more.
+    Names and flags are spread evenly; numbers have a linear axis, or a logarithmic one if their range is wide.
     """
     known = [value for value in values if value is not None]
     labels = [shown(value) for value in values]
@@ -42,7 +42,7 @@ def axis(values: Sequence[Any]) -> dict[str, Any]:
         return {"heights": heights, "ticks": [[place, name] for name, place in places.items()], "values": labels}
     low, high = (min(known), max(known)) if known else (0.0, 0.0)
     scale = math.log if low > 0 and high >= RATIO * low else float
-    width = scale(high) / 2 - scale(low) / 2 or 1.0  # halves, whose difference is finite
+    width = scale(high) / 2 - scale(low) / 2 or 1.0  # halved, so that the difference cannot overflow
     heights = [None if value is None else (scale(value) / 2 - scale(low) / 2) / width for value in values]
     ends = [[0, shown(float(low))], *([[1, shown(float(high))]] if high > low else [])]
     return {"heights": heights, "ticks": ends, "values": labels}

@@ -1,4 +1,4 @@
-"""The learning curves as a picture."""
+"""Learning curves as a PNG image."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +12,13 @@ from jaxrl.reports.rows import AXES, NAMES, Curve
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#1a1a1a")
 DASHES = ("-", "--", ":", "-.", (0, (8, 3)), (0, (8, 3, 2, 3)))
-"""As on the page."""
+"""Same as on the page."""
 WIDTH = 10.0
-"""Of the picture, in inches."""
+"""Width of the image in inches."""
 
 
 def write_png(groups: Sequence[Group], path: Path, x: str = "env_steps") -> None:
-    """Write scores and returns over `x`, one of `AXES`: IQM with its interval of groups, single runs as they are.
+    """Plot scores and returns over `x`, one of `AXES`: IQM and its interval for groups, the curve for a single run.
 
     Raises:
       SettingsError: matplotlib is not installed, or the file cannot be written.
@@ -46,7 +46,7 @@ def write_png(groups: Sequence[Group], path: Path, x: str = "env_steps") -> None
 
 
 def _legend(names: Sequence[str]) -> tuple[int, float]:
-    """Return the columns that names are set in, and the inches that they take below the curves."""
+    """Return the number of columns of the legend, and its height in inches."""
     columns = int(np.clip(WIDTH / (0.8 + 0.08 * max(map(len, names), default=1)), 1, 4))
     return columns, max(0.3, 0.2 * -(-len(names) // columns))
 
@@ -61,6 +61,6 @@ def _draw(axes: object, curves: Sequence[Curve], x: str, i: int, name: str) -> N
             drawn.x, drawn.low, drawn.high, color=style["color"], alpha=0.18, linewidth=0, where=np.isfinite(drawn.low)
         )
         return
-    # Fewer than two runs: no band, but the run itself.
+    # A single curve is drawn instead of a band.
     for curve in [thin(curve, 1_000) for curve in curves if len(curve.y)][:1]:
         line(curve.x[AXES.index(x)], curve.y, marker="." if len(curve.y) < 3 else None, **style)

@@ -1,4 +1,4 @@
-"""Runs as they lie on disk. Files are opened to be read only, and no lock is taken."""
+"""Reading runs from disk: files are opened read-only, and no lock is taken."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ from jaxrl.training.storage.run_dir import (
 )
 
 LARGEST_FILM = 20 * 2**20
-"""Bytes of a film that the page takes in."""
+"""Largest film that the page includes, in bytes."""
 
 
 class Run(NamedTuple):
@@ -33,30 +33,30 @@ class Run(NamedTuple):
     name: str
     path: Path
     member: int | None
-    """Its number in the population."""
+    """Number in the population."""
     population: str | None
-    """The name of that."""
+    """Name of the population."""
     swept: tuple[str, ...]
-    """What was swept there."""
+    """Names of the population's swept settings."""
     varied: str
-    """How a search changes that on the way, as text; empty if it stays, as it does but in PBT."""
+    """Description of a search that changes these during training (PBT), otherwise empty."""
     settings: Mapping[str, Any]
-    """All of them, by their names with dots; empty if they cannot be read."""
+    """All settings by dotted name; empty if they cannot be read."""
     metadata: Mapping[str, Any]
     log: Log
     film: Path | None
-    """A GIF in its directory, the newest."""
+    """Newest film of the run."""
     remarks: tuple[str, ...]
 
     @property
     def seed(self) -> int | None:
-        """The seed, if it is known."""
+        """The seed; `None` if unknown."""
         seed = self.settings.get("seed")
         return seed if isinstance(seed, int) and abs(seed) < 2**64 else None
 
     @property
     def status(self) -> str:
-        """Why it stopped, or `running`."""
+        """Reason why the run stopped, or `running`."""
         return one_line(self.metadata.get("status", "unknown"))[:100]
 
     @property
@@ -66,20 +66,20 @@ class Run(NamedTuple):
 
     @property
     def best(self) -> float:
-        """Score of the best policy, as it was confirmed; NaN if there is none."""
+        """Confirmed score of the best policy; NaN if there is none."""
         score = number(self.metadata.get("best_score"))
         return score if np.isfinite(score) else max(self.log.bests, default=np.nan)
 
     def episodes(self, whole: bool = False) -> dict[int, list[float]]:
-        """Return the returns of its evaluation episodes by optimisation step: of the last evaluation, or of all."""
+        """Return the returns of evaluation episodes by optimisation step: of the last evaluation, or all if `whole`."""
         return read_episodes(self.path / EPISODES, whole)
 
 
 def read_runs(paths: Iterable[str]) -> list[Run]:
-    """Read runs, and of populations all members; a path given twice is read once.
+    """Read runs, and all members of populations; a path given twice is read once.
 
     Raises:
-      SettingsError: one of them is no run directory.
+      SettingsError: a path is not a run directory.
     """
     # By real path, so that a run is not counted twice under two names.
     folders = {os.path.realpath(path): Path(path) for path in map(local, paths)}
@@ -90,7 +90,7 @@ def read_runs(paths: Iterable[str]) -> list[Run]:
 
 
 def _names(paths: list[Path]) -> list[str]:
-    """Return the last part of each path, or all of it where two have the same."""
+    """Return the last component of each path, or the full path if the component is not unique."""
     last = [Path(os.path.realpath(path)).name for path in paths]
     return [name if last.count(name) == 1 else path.as_posix() for name, path in zip(last, paths, strict=True)]
 
@@ -119,7 +119,7 @@ def _member(path: Path, name: str, member: int) -> Run:
 
 
 def _read(reader: Any, path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return what a small file says, or nothing and why."""
+    """Return the content of a small file, or nothing and the reason."""
     try:
         return reader(path), []
     except SettingsError as error:
@@ -161,12 +161,12 @@ def _film(path: Path) -> tuple[Path | None, list[str]]:
 
 
 def films_of(path: Path) -> list[Path]:
-    """Return the films of a run, those made on the way among them."""
+    """Return the films of a run, including those made during training."""
     return [*films_in(path), *films_in(path / VIDEOS)]
 
 
 def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return nested settings by their names with dots."""
+    """Flatten nested settings to dotted names."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         inner = isinstance(value, Mapping) and value

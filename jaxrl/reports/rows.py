@@ -1,4 +1,4 @@
-"""The rows of a log in a few numbers each, fast, whatever is damaged in between."""
+"""Fast reading of selected columns of a log, tolerating damaged lines."""
 
 import json
 import re
@@ -9,50 +9,50 @@ from typing import Any, NamedTuple
 import numpy as np
 
 AXES = ("opt_steps", "env_steps", "seconds")
-"""What a curve can be drawn over."""
+"""X axes of curves."""
 NAMES = dict(zip(AXES, ("optimisation steps", "environment steps", "seconds"), strict=True))
 BEGINNING = re.compile(rb'\{"kind": "train", "opt_steps": (\d+), "env_steps": (\d+), "wall_s": ([\d.eE+-]+)[,}]')
-"""Of a row of metrics as the recorder writes it. Such rows are many and long, so that only some columns are read."""
+"""Start of a row of metrics, as the recorder writes it. Such rows are many and long, so only some columns are read."""
 COLUMNS = ("episode_return", "skipped_updates", "invalid_steps", "opt_steps_per_sec", "env_steps_per_sec")
 KEYS = tuple(f'"{name}": '.encode() for name in COLUMNS)
 TAIL = 4 * 2**20
-"""Bytes at the end of the log of episodes, in which those of the last evaluation are looked for."""
+"""Bytes at the end of the log of episodes that are searched for the last evaluation."""
 MOST = 2.0**53
-"""Below which a row's count counts: no run has made so many steps, and floats count no further."""
+"""Bound of valid counts in a row: no run has that many steps, and floats represent larger integers inexactly."""
 Table = list[tuple[float, ...]]
 
 
 class Curve(NamedTuple):
-    """Points of a run, in the order of its optimisation steps; only finite values."""
+    """Points of a run with finite values, sorted by optimisation steps."""
 
     x: np.ndarray
-    """`[3, N]`, over each of `AXES`; NaN where the log did not say."""
+    """`[3, N]`, a row for each of `AXES`; NaN if missing in the log."""
     y: np.ndarray
     """`[N]`."""
 
 
 class Log(NamedTuple):
-    """What the report keeps of `metrics.jsonl`."""
+    """The parts of `metrics.jsonl` that reports use."""
 
     score: Curve
     """Scores of evaluations."""
     returns: Curve
-    """Mean returns of the episodes of training."""
+    """Mean returns of training episodes."""
     bests: tuple[float, ...]
-    """Scores of the policies that became the best, in order, as they were confirmed."""
+    """Confirmed scores of policies that became the best, in order."""
     skipped: int
-    """Updates that were not finite and so not made."""
+    """Number of updates skipped because they were not finite."""
     invalid: int
-    """Environment steps that were not valid."""
+    """Number of invalid environment steps."""
     speeds: tuple[float, float]
     """Optimisation and environment steps per second in the last row that has them, or NaN."""
     events: tuple[Mapping[str, Any], ...]
     remarks: tuple[str, ...]
-    """What is wrong with the log."""
+    """Problems of the log."""
 
 
 def read_log(path: Path) -> Log:
-    """Read the log `path`, of which another process may be writing the last line; a log that is missing is empty."""
+    """Read the log `path`, whose last line another process may be writing; a missing log is empty."""
     trained: Table = []
     others: list[dict[str, Any]] = []
     damaged: list[int] = []
@@ -77,8 +77,8 @@ def _numbers(lines: list[int]) -> str:
 
 
 def _take(line: bytes, trained: Table, others: list[dict[str, Any]]) -> bool:
-    """Add the row in `line` to those of its kind; return whether there is one."""
-    # Of rows as the recorder writes them only some columns are read; any other row is parsed as a whole.
+    """Append the row in `line` to `trained` or `others`; return whether it is valid."""
+    # Only some columns are read of rows as the recorder writes them; any other row is parsed completely.
     if (found := BEGINNING.match(line)) and line.endswith(b"}\n"):
         try:
             trained.append((*map(float, found.groups()), *[_column(line, key) for key in KEYS]))
@@ -110,15 +110,15 @@ def _column(line: bytes, key: bytes) -> float:
 
 
 def number(value: object) -> float:
-    """Return a number of a row, NaN for anything else."""
+    """Return a number of a row as a float; NaN for anything else."""
     try:
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else np.nan
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # an integer too large for a float
         return np.nan
 
 
 def where(row: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Return where a row stands on each of `AXES`."""
+    """Return the position of a row on each of `AXES`."""
     return number(row.get("opt_steps")), number(row.get("env_steps")), number(row.get("wall_s"))
 
 
@@ -149,7 +149,7 @@ def _count(column: np.ndarray) -> int:
 
 
 def _curve(points: np.ndarray) -> Curve:
-    """Return the finite ones of `points [N, 4]`, sorted by their first column, of equal ones the later last."""
+    """Return the finite rows of `points [N, 4]`, sorted stably by their first column."""
     kept = points[np.isfinite(points[:, 3]) & np.isfinite(points[:, 0])]
     kept = kept[np.argsort(kept[:, 0], kind="stable")]
     return Curve(kept[:, :3].T, kept[:, 3])
@@ -161,7 +161,7 @@ def read_episodes(path: Path, whole: bool = False) -> dict[int, list[float]]:
         with path.open("rb") as file:
             begin = 0 if whole else max(file.seek(0, 2) - TAIL, 0)
             file.seek(begin)
-            # The first line may be cut where reading begins, and the last be half-written.
+            # Drop the first line, in the middle of which reading may start, and the last, which may be incomplete.
             lines = file.read().split(b"\n")[1 if begin else 0 : -1]
     except OSError:
         return {}

@@ -1,4 +1,4 @@
-"""The page for this machine alone, made anew when runs have written something."""
+"""HTTP server of the page, for this machine only; the page is rebuilt when runs have changed."""
 
 import hashlib
 import re
@@ -14,11 +14,11 @@ from jaxrl.training.storage.run_dir import CONFIG, EPISODES, METADATA, METRICS
 
 HOST = "127.0.0.1"
 OURS = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?")
-"""What a browser on this machine says that it asks for."""
+"""`Host` headers of requests from browsers on this machine."""
 
 
 def stamp_of(paths: Iterable[str]) -> str:
-    """Return a word that changes when the files that are read of the runs at `paths` do."""
+    """Return a digest that changes with any file that is read from the runs at `paths`."""
     digest = hashlib.sha256()
     for path in map(Path, paths):
         for folder in (path, *sorted((path / MEMBERS).glob("*"))):
@@ -36,7 +36,7 @@ def _state(file: Path) -> str:
 
 
 class Pages:
-    """The newest page, made once for every state of the runs."""
+    """Cache of the page, rebuilt when the runs have changed."""
 
     def __init__(self, paths: list[str], build: Callable[[str], str]) -> None:
         self._paths, self._build = paths, build
@@ -44,18 +44,18 @@ class Pages:
         self._stamp, self._page = "", b""
 
     def stamp(self) -> str:
-        """Return the stamp of the runs as they are."""
+        """Return the current stamp of the runs."""
         return stamp_of(self._paths)
 
     def page(self) -> bytes:
-        """Return the page of the runs as they are; the last one if a run cannot be read any more."""
-        # Several requests come at once, each in a thread: the page is made by one of them.
+        """Return the current page of the runs, or the previous one if a run can no longer be read."""
+        # Each request has a thread; only one of them builds the page.
         with self._lock:
             stamp = self.stamp()
             if stamp != self._stamp or not self._page:
                 try:
                     self._page = self._build(stamp).encode()
-                # A run may be half written just now. The page that there is stays until the next change.
+                # A run may be in the middle of a write: keep the previous page until the next change.
                 except JaxrlError:
                     if not self._page:
                         raise
@@ -64,11 +64,11 @@ class Pages:
 
 
 def server(port: int, pages: Pages) -> ThreadingHTTPServer:
-    """Return a server of the page, not yet at work; raise `SettingsError` if the port cannot be had."""
+    """Return a server of the page, not yet running; raise `SettingsError` if the port is not available."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            # A name that leads to this machine is another site's way to read the page.
+            # Another site could read the page by a host name that it resolves to this machine (DNS rebinding).
             if not OURS.fullmatch(self.headers.get("Host", "")):
                 self._answer(403, "text/plain", b"ask for 127.0.0.1\n")
             elif self.path == "/stamp":
@@ -87,12 +87,12 @@ def server(port: int, pages: Pages) -> ThreadingHTTPServer:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Print nothing."""
+            """Discard the access log."""
 
         def handle(self) -> None:
             try:
                 super().handle()
-            except ConnectionError:  # the browser has left
+            except ConnectionError:  # the browser has disconnected
                 self.close_connection = True
 
     try:
@@ -103,7 +103,7 @@ def server(port: int, pages: Pages) -> ThreadingHTTPServer:
 
 
 def serve(port: int, pages: Pages, ready: Callable[[str], None]) -> None:
-    """Serve the page until the process is ended; tell `ready` where it is, once it is made."""
+    """Serve the page until the process ends; call `ready` with its URL once it is built."""
     httpd = server(port, pages)
     pages.page()
     ready(f"http://{HOST}:{httpd.server_port}/")

@@ -1,4 +1,4 @@
-"""The tables of the page: names of columns, and rows of text."""
+"""Tables of the page: column names and rows of text."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -11,27 +11,27 @@ from jaxrl.reports.read import Run
 from jaxrl.reports.rows import number
 
 PARTS = ("compile", "init", "train", "evaluate", "confirm", "record", "save", "other")
-"""Of the seconds of a run, as `metadata.json` has them."""
+"""Parts of a run's seconds, as in `metadata.json`."""
 LIMITS = ("max_opts", "max_env_steps", "stop_reward", "patience")
-"""Settings by which a run ends in order: its status is then the name of one."""
+"""Settings that end a run normally; its status is then the name of one."""
 MOST_EVENTS = 500
-"""Shown, the last ones."""
+"""Maximum number of events shown, the last ones."""
 
 
 class Table(NamedTuple):
-    """Rows of text under the names of columns."""
+    """Column names and rows of text."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
 def text(value: float | None, form: str = ".5g") -> str:
-    """Return a number as it is shown, a dash for what is not known."""
+    """Format a number; a dash if it is unknown."""
     return "-" if value is None or not np.isfinite(value) else f"{value:{form}}"
 
 
 def setting_table(groups: Sequence[Group]) -> Table:
-    """Tell the settings in which runs differ, groups and settings so that the table is longer than wide."""
+    """Return the settings in which runs differ, oriented so that the table is longer than wide."""
     differing = differences(groups)
     names = [group.name for group in groups]
     if len(groups) <= len(differing):
@@ -40,7 +40,7 @@ def setting_table(groups: Sequence[Group]) -> Table:
 
 
 def group_table(groups: Iterable[Group]) -> Table:
-    """Tell what each group scored at last, the best first."""
+    """Return the last scores of each group, the best first."""
     spreads = sorted(
         ((group, group.last) for group in groups), key=lambda pair: -np.nan_to_num(pair[1].iqm, nan=-1e300)
     )
@@ -59,7 +59,7 @@ def group_table(groups: Iterable[Group]) -> Table:
 
 
 def run_table(groups: Iterable[Group]) -> Table:
-    """Tell of each run what it scored, how fast it was, and what went wrong."""
+    """Return scores, speed and problems of each run."""
     columns = ("run", "settings", "seed", "status", "last", "best", "best at", "optimisation steps")
     more = ("environment steps", "opts/s", "env steps/s", "skipped updates", "invalid steps", "rollbacks")
     rows = [_run_row(group, run) for group in groups for run in group.runs]
@@ -69,10 +69,10 @@ def run_table(groups: Iterable[Group]) -> Table:
 def _run_row(group: Group, run: Run) -> tuple[str, ...]:
     facts, log = run.metadata, run.log
     opts, envs = reached(run)
-    # The metadata has the speed of the whole run, the last row only that of its interval.
+    # The metadata has the speed of the entire run, the last row only that of its interval.
     speeds = [number(facts.get(name)) for name in ("opt_steps_per_sec", "env_steps_per_sec")]
     speeds = [recorded if np.isfinite(recorded) else row for recorded, row in zip(speeds, log.speeds, strict=True)]
-    # A run that was killed may have events that its metadata does not count.
+    # The metadata of a killed run may not count all of its events.
     went_back = sum(event.get("event") == "rollback" for event in log.events)
     rollbacks = max(int(np.nan_to_num(number(facts.get("rollbacks")))), went_back)
     return (
@@ -93,16 +93,16 @@ def _run_row(group: Group, run: Run) -> tuple[str, ...]:
 
 
 def reached(run: Run) -> tuple[float, float]:
-    """Return how many optimisation and environment steps a run has made, by its rows or else its metadata."""
+    """Return the numbers of optimisation and environment steps that a run has made."""
     rows = [curve.x[:2, -1] for curve in (run.log.score, run.log.returns) if len(curve.y)]
     recorded = np.array([number(run.metadata.get(name)) for name in ("opt_steps", "env_steps")])
-    # The farthest that anything tells: metadata of a run that goes on are as old as its last save.
+    # The maximum of rows and metadata: the metadata of a running run are as old as its last save.
     opts, envs = np.fmax.reduce(np.stack([recorded, *rows]))
     return float(opts), float(envs)
 
 
 def time_table(groups: Iterable[Group]) -> Table:
-    """Tell where the seconds of each run went; of one that goes on, until its last checkpoint."""
+    """Return the seconds of each run by part; of a run in progress, until its last checkpoint."""
     runs = [run for group in groups for run in group.runs]
     known = [(run, run.metadata.get("seconds")) for run in runs]
     rows = [
@@ -118,7 +118,7 @@ def _part(seconds: Mapping[str, object], name: str) -> str:
 
 
 def event_table(groups: Iterable[Group]) -> Table:
-    """Tell what has happened in runs: rollbacks, warnings, resumptions."""
+    """Return the events of runs: rollbacks, warnings, resumptions."""
     events = [(run, event) for group in groups for run in group.runs for event in run.log.events]
     rows = [
         (run.name, text(number(event.get("opt_steps")), ",.0f"), _word(event.get("event")), _word(event.get("message")))

@@ -43,8 +43,8 @@ def iterate_hoisted(
 ) -> PyTree:
     """Run `carry = body(carry, key_of(t), t)` for `t` from `start` to `stop`, uint32.
 
-    Blocks begin at whole multiples of their length, so that an iteration's randomness always comes from the same place
-    of the same program: how a run is cut into calls cannot change a bit of it.
+    Blocks begin at multiples of their length, so that an iteration's randomness always comes from the same place of the
+    same program: how a run is split into calls does not affect a bit of it.
     """
     form = loop_form(carry)
 
@@ -59,7 +59,7 @@ def iterate_hoisted(
         lengths.append(length)
 
     def block(index: Array, carry: PyTree) -> PyTree:
-        # Draws for a whole block, also for those of its iterations that lie before `start` or after `stop`.
+        # Draws for the entire block, including iterations before `start` and after `stop`.
         first = index * length
         places = first + jnp.arange(length, dtype=jnp.uint32)
         keys = jax.vmap(key_of)(places)

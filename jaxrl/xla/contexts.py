@@ -28,10 +28,10 @@ FULL = ("float32", "highest", "F32_F32_F32")
 
 
 def product_precision(device: Any) -> str:
-    """Return in which precision XLA multiplies matrices of float32 on a device.
+    """Return the precision in which XLA multiplies float32 matrices on a device.
 
-    Unless JAX is configured otherwise, NVIDIA GPUs from compute capability 8.0 on round what they multiply to TF32
-    (10 bits after the point), TPUs to bfloat16 (7 bits).
+    Unless JAX is configured otherwise, NVIDIA GPUs from compute capability 8.0 on round operands to TF32 (10 bits after
+    the point), TPUs to bfloat16 (7 bits).
     """
     wanted: str | None = options_of(("default_matmul_precision",))["default_matmul_precision"]
     if device.platform == "cpu" or wanted in FULL:

@@ -74,13 +74,13 @@ def read(jaxpr: Any, seen: dict[Any, bool] | None = None) -> Code:
     code.ins.extend(numbers.values())
     for var, value in zip(inner.constvars, getattr(jaxpr, "consts", ()), strict=True):
         numbers[var] = _known(code, value, var.aval)
-    # Every occurrence of a literal is a constant of its own.
+    # Every occurrence of a literal is a separate constant.
     number = lambda atom: _known(code, atom.val, atom.aval) if hasattr(atom, "val") else numbers[atom]
     for eqn in inner.eqns:
         args, name = tuple(map(number, eqn.invars)), eqn.primitive.name
         draws = name in DRAWS or any(_draws(sub, seen) for sub in _inside(eqn))
         made = tuple(code.add(var.aval) for var in eqn.outvars)
-        # Only bodies that `hoist` can split are read; any other equation stays whole.
+        # Only bodies that `hoist` can split are read; other equations stay intact.
         body = read(next(_inside(eqn)), seen) if draws and (name == "scan" or name in CALLS) else None
         code.equations.append(Equation(eqn, args, made, draws, body))
         numbers.update(zip(eqn.outvars, made, strict=True))

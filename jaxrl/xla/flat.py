@@ -98,7 +98,7 @@ def release(held: PyTree, like: PyTree) -> PyTree:
         if not _of_network(x):
             return parts
         cut = iter(next(given))
-        # The matrices that are carried beside the vector, and slices of the vector for the other leaves.
+        # The matrices that are carried in addition, and slices of the vector for the other leaves.
         leaves = [next(cut) if _beside(leaf) else leaf for leaf in jax.tree.leaves(unravel(parts, x))]
         # Again, because `unravel` has remembered the slices alone.
         _keep(leaves, parts)

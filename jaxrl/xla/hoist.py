@@ -188,8 +188,8 @@ def _fits(level: _Level, equation: Equation, times: int) -> bool:
     size = _bytes(level.code, equation.outs)
     if size * times > level.most:
         return False
-    # Kept are draws themselves, what is small for the number of its keys, draws in another order, and what is not much
-    # larger than the draws from which it is made.
+    # Keep draws, values that are small for the number of their keys, reordered draws, and values that are not much
+    # larger than the draws from which they are computed.
     drawn = [i for i in equation.ins if level.kinds[i] == DRAWN]
     reordered = equation.name == "gather" and equation.ins[0] in drawn
     of_keys = size <= KEY_BYTES * _keys(level, equation)
@@ -209,7 +209,7 @@ def _classify_inside(level: _Level, place: int, times: int, whole: bool) -> list
         ahead = _classify(body, kinds, keys, times, True, level.most)
         if CARRIED not in ahead.kinds.values():
             return [DRAWN] * len(equation.outs)
-    # What the body makes of its carry is its carry in the next iteration: repeat until no kind changes.
+    # The carry that the body returns is its input in the next iteration: repeat until no kind changes.
     while True:
         inner = _classify(body, kinds, keys, times * length, whole, level.most)
         carried = [max(k, inner.kinds[i]) for k, i in zip(kinds[counts.consts : rows], body.outs, strict=False)]
@@ -220,7 +220,7 @@ def _classify_inside(level: _Level, place: int, times: int, whole: bool) -> list
         return None
     level.loops[place] = inner
     made = [*carried, *(inner.kinds[i] for i in body.outs[counts.carry :])]
-    # Whatever is not drawn comes from the part behind, and so counts as carried outside.
+    # Outputs that are not drawn come from the part behind, so outside they count as carried.
     return [DRAWN if kind == DRAWN else CARRIED for kind in made]
 
 
@@ -333,7 +333,7 @@ def _split_loop(level: _Level, place: int, parts: _Parts) -> None:
     saved = [*dict.fromkeys([*sides.parts.saved, *passed])]
     stacked = [level.code.add(_stacked(equation, body.avals[i])) for i in saved]
 
-    # The part ahead, with an output for each drawn output of the whole, and rows of all that is saved inside.
+    # The part ahead, with an output for each drawn output of the original, and rows of all values saved inside.
     drawn = [n for n in early if _is_drawn(equation, inner, n)]
     ends = [n for n in drawn if n < carry]
     made = [*(body.outs[n] for n in drawn if n >= carry), *saved]
@@ -364,8 +364,8 @@ def _split_body(equation: Equation, inner: _Level, parts: _Parts) -> _Bodies:
     ahead = {n for n in _places_of(equation, parts.early | parts.late) if drawn(n)}
     behind = {n for n in _places_of(equation, parts.late) if not drawn(n)}
     while True:
-        # Whatever a part reads of its carry must be computed in the previous iteration: drawn by the part ahead,
-        # otherwise by the part behind.
+        # The carry that a part reads must be computed in the previous iteration: drawn values by the part ahead, others
+        # by the part behind.
         split = _split(inner, {outs[n] for n in ahead}, {outs[n] for n in behind})
         late = {n for n in range(carry) if before[n] in split.late}
         wanted_ahead = {n for n in range(carry) if before[n] in split.early} | {n for n in late if drawn(n)}

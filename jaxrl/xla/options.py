@@ -106,7 +106,7 @@ def parallel_calls() -> int:
 
 
 def _cores() -> int:
-    """Return the number of cores that this process may use; where the system does not tell, those of the machine."""
+    """Return the number of cores that this process may use, or if unknown, those of the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -143,7 +143,7 @@ def _is_in_flags(option: str) -> bool:
 
 
 def _known(options: dict[str, Any]) -> dict[str, Any]:
-    """Return those of `options` that this version of XLA knows."""
+    """Return the `options` that this version of XLA knows."""
     return {name: value for name, value in options.items() if _is_known(name, value)}
 
 

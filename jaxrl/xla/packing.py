@@ -93,7 +93,7 @@ def _gather_alone(array: Array, index: Array) -> Array:
     a large buffer take ten times as long as in one thread. It leaves an update that could happen in place to one
     thread, hence the `dynamic_update_slice` here; but if a single kernel reads the rows, the gather becomes part of it.
     """
-    # One row more than is written: XLA would replace an update of the whole array by the rows themselves.
+    # One row more than is written, because XLA would replace an update of the entire array by the rows themselves.
     space = jnp.zeros((len(index) + 1, *array.shape[1:]), array.dtype)
     start = jax.lax.optimization_barrier(jnp.int32(0))  # XLA would turn an update at a constant index into a padding
     return jax.lax.dynamic_update_slice_in_dim(space, _gather(array, index), start, 0)[: len(index)]
@@ -107,7 +107,7 @@ def layout_of(example: PyTree, flag: str = "uint8") -> Layout:
     for path, leaf in leaves:
         word = flag if leaf.dtype == bool and leaf.shape == () else f"uint{8 * leaf.dtype.itemsize}"
         start = used.get(word, 0)
-        # Leaves of one width lie one after the other; `used` is the width so far.
+        # Leaves of one width are stored consecutively; `used` is the width so far.
         used[word] = start + prod(leaf.shape)
         fields.append(Field(jax.tree_util.keystr(path), leaf.shape, leaf.dtype, word, start))
     return Layout(treedef, tuple(fields))
@@ -165,10 +165,9 @@ def unpack(layout: Layout, words: dict[str, Array]) -> PyTree:
 def as_read(layout: Layout, items: PyTree) -> PyTree:
     """Return `items` `[rows, ...]` as if they had been read from rows.
 
-    They are packed and unpacked, for XLA for CPUs would fuse what they are made by into an update, which then rounds
-    differently. On other devices that would be copies of images for nothing (`dqn-nature` on a v5e: 961 000
-    estimated cycles so, and with fewer reads of what is stored apart, 1 174 000 before; on an H200 121 and 127
-    kernels).
+    They are packed and unpacked, because XLA for CPUs would fuse their producers into an update, which then rounds
+    differently. On other devices this would only copy images (`dqn-nature` on a v5e: 961 000 estimated cycles without,
+    and with fewer reads of what is stored apart, 1 174 000 before; on an H200 121 and 127 kernels).
     """
     if shaped_for("cuda", "tpu"):
         return items
@@ -176,10 +175,10 @@ def as_read(layout: Layout, items: PyTree) -> PyTree:
 
 
 class HostRows:
-    """Packs items on the host: `unpack` gives a program what was given here."""
+    """Packing on the host, which a program inverts by `unpack`."""
 
     def __init__(self, layout: Layout, rows: int) -> None:
-        """Prepare for so many rows."""
+        """Allocate the words of `rows` items."""
         widths = {f.word: f.start + prod(f.shape) for f in layout.fields}
         self._words = {word: np.zeros((rows, width), word) for word, width in widths.items()}
         self._leaves = [self._place(field) for field in layout.fields]

@@ -151,7 +151,7 @@ def _kernel_gradient(x: Array, g: Array) -> Array:
     # A long batch and a small matrix: in pieces that XLA divides among cores.
     if small and THIN < outputs <= inputs and rows >= LONG and rows % CUTS == 0:
         return by_platform(_in_pieces, _plain_kernel_gradient, x, g)
-    # A short batch and a small matrix: `x` is transposed by a kernel of its own.
+    # A short batch and a small matrix: `x` is transposed by a separate kernel.
     if small and rows <= SMALL:
         return by_platform(lambda x, g: _barrier(x.T) @ g, _plain_kernel_gradient, x, g)
     return _plain_kernel_gradient(x, g)

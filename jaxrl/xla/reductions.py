@@ -7,8 +7,8 @@ neighbours instead.
   these is a separate kernel; unrolled, they are elementwise operations on columns (`dqn-10` on an H200, with narrow
   products as sums: 34 kernels an iteration with, 54 without). On CPUs XLA fuses the plain forms as well.
 - Sums of a few columns over a batch, such as the gradient of a last bias. Plain: nothing is done. On CUDA XLA fuses
-  such a sum into every elementwise kernel that reads it, where one thread adds up the whole batch, and works each term
-  out anew: in `dqn-10` three kernels of 128 terms, each of which read replay again. Kept apart, it is one kernel.
+  such a sum into every elementwise kernel that reads it, where one thread adds up the entire batch and recomputes each
+  term: in `dqn-10` three kernels of 128 terms, each of which read replay again. Behind a barrier, it is one kernel.
 - Stacking of scalars, and summaries of several arrays. Plain: `jnp.stack`, and one summary of the stacked arrays. XLA
   uses a kernel for each scalar of a concatenation, while a chain of selects fuses into one kernel with its consumers.
   Used on CPUs and TPUs (145 000 estimated cycles for an iteration of DQN on a v5e, 154 000 without); on CUDA XLA
@@ -96,7 +96,7 @@ def _columns(x: Array) -> list[Array]:
 
 
 def sum_once(grads: PyTree) -> PyTree:
-    """Return a gradient of which each leaf of at most `SHORT` entries is worked out in a kernel of its own."""
+    """Return a gradient whose leaves of at most `SHORT` entries are each computed in a separate kernel."""
     if not shaped_for("cuda"):
         return grads
     return jax.tree.map(lambda x: jax.lax.optimization_barrier(x) if x.size <= SHORT else x, grads)
@@ -151,7 +151,7 @@ def find_non_finite(numbers: Sequence[Array], labels: Array) -> tuple[Array, Arr
 
 
 def _all_flags(flags: Array) -> Array:
-    """Return whether all of `flags` `[M]` hold.
+    """Return whether all of `flags` `[M]` are true.
 
     As a dot product, the result is a number in memory. On a CPU any simpler form would be fused into its readers, and
     every entry of the state selected by it would recompute the batch's means. Elsewhere it would be a kernel more.
@@ -184,8 +184,7 @@ def _merge_flags(flags: list[Array]) -> list[Array]:
     """Return one vector of flags for arrays of all shapes, padded to the longest; scalars stay separate.
 
     XLA for CUDA makes each shape a kernel that writes flags, and one that reduces them (`sac` on an H200, with a policy
-    and critics: 61 kernels an iteration with, 63 without). It would cut the reduction of a concatenation in the same
-    parts.
+    and critics: 61 kernels an iteration with, 63 without). It would split the reduction of a concatenation likewise.
     """
     longest = max((x.size for x in flags), default=0)
     several = [jnp.pad(x.ravel(), (0, longest - x.size), constant_values=True) for x in flags if x.size > 1]

@@ -68,10 +68,10 @@ def permute(key: Key, place: Array, units: int) -> Array:
 
     outside = lambda place: (place >= units).any()
     first = moved(jnp.asarray(place, jnp.int32))
-    # No position lies outside of `units`, so none has to walk.
+    # No position is outside of `units`, so none has to walk.
     if rows * columns == units:
         return first
-    # Only entries that are still outside move on. A walk ends, since its cycle comes back to where it began, inside.
+    # Only entries that are still outside move on. A walk ends, since its cycle returns to its start, which is inside.
     return jax.lax.while_loop(outside, lambda place: jnp.where(place >= units, moved(place), place), first)
 
 

@@ -153,7 +153,7 @@ def _find_per_shard(code: Code, each: Sequence[bool]) -> list[bool]:
     for equation in code.equations:
         ins = [kinds[i] for i in equation.ins]
         if equation.name in COLLECTIVES and _has_collective(equation):
-            # What is gathered is the same for all shards, while the index differs.
+            # A gathered value is the same for all shards, while the index differs.
             outs = [equation.name == "axis_index"]
         elif equation.name == "scan":
             outs = _scan_per_shard(equation, ins)
@@ -265,7 +265,7 @@ class _Interpreter:
     def take(self, place: int, equation: Equation) -> None:
         """Run an equation, or add it to the pending ones."""
         own = [i in self.each for i in equation.ins]
-        # Shards meet: all that the collective reads is computed first, for every shard.
+        # Shards communicate: all inputs of the collective are computed first, for every shard.
         if _has_collective(equation):
             self._settle(place, equation.ins)
             self._put(equation, *_run_collective(equation, self._spread(equation), self.shards))
@@ -318,7 +318,7 @@ class _Interpreter:
         steps = [Step(partial(bind, equation), equation.ins, equation.outs) for equation in equations]
         made = {i for equation in equations for i in equation.outs}
         others = [i for equation in self.waiting[not each] for i in equation.ins]
-        # Kept are values that are read from `place` on, and those that the other group reads.
+        # Keep values that are read from `place` on or by the other group.
         kept = [i for i in dict.fromkeys(i for e in equations for i in e.outs) if self.last.get(i, -1) >= place]
         kept += [i for i in made.intersection(others) if i not in kept]
         # Inputs from outside the group: `rows` are sliced for each shard, `same` are the same for all.
