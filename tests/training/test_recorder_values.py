@@ -161,7 +161,7 @@ def test_a_service_is_told_each_once_also_if_a_killed_process_had_told_more(tmp_
     assert [x for x in first.told if x[0] in BOTH] == at(4, 8)
     assert [x for x in first.told if x[0] == "train"] == [("train", step) for step in (2, 4, 6, 8)]
     kept = json.loads((tmp_path / "lab.json").read_text())
-    kept["told"]["histogram/eval/returns"] = 12
+    kept["sent"]["histogram/eval/returns"] = 12
     (tmp_path / "lab.json").write_text(json.dumps(kept))
     train(tmp_path, [jaxrl.ServiceRecorder("lab", lambda: second, limit_s=60.0)], resume=True, max_opts=16)
     assert [x for x in second.told if x[0] in BOTH] == [("eval/lengths", 12), *at(16)]
