@@ -303,7 +303,7 @@ def test_a_service_is_told_every_row_once_over_resumes(tmp_path: Path) -> None:
 def test_what_a_killed_process_told_beyond_its_checkpoint_is_not_told_again(tmp_path: Path) -> None:
     run, service = tmp_path / "run", Told()
     train(run, [])
-    (run / "there.json").write_text(json.dumps({"id": "x", "told": {"train": 10, "eval": 8}}))
+    (run / "there.json").write_text(json.dumps({"id": "x", "sent": {"train": 10, "eval": 8}}))
     train(run, [recorder(service)], resume=True, max_opts=12)
     assert service.rows == [("eval", 12), ("train", 12)]
 
@@ -311,7 +311,7 @@ def test_what_a_killed_process_told_beyond_its_checkpoint_is_not_told_again(tmp_
 def test_rows_that_may_differ_are_told_again(tmp_path: Path) -> None:
     service = Told()
     given = recorder(service)
-    (tmp_path / "there.json").write_text(json.dumps({"told": {"train": 10}}))
+    (tmp_path / "there.json").write_text(json.dumps({"sent": {"train": 10}}))
     given.begin(RunInfo("run", tmp_path, {}, (), opt_steps=4, changed=True))
     given.rewind(4)  # as every run that goes on is told
     for step in (6, 8):
@@ -322,7 +322,7 @@ def test_rows_that_may_differ_are_told_again(tmp_path: Path) -> None:
     assert service.rows == [("train", 6), ("train", 8), ("train", 8)]
 
 
-@pytest.mark.parametrize("damaged", ["", "[]", '{"told": {"train": "x"}}', '{"told": 3}'])
+@pytest.mark.parametrize("damaged", ["", "[]", '{"sent": {"train": "x"}}', '{"sent": 3}'])
 def test_without_its_file_a_service_is_told_all_of_the_log(tmp_path: Path, damaged: str) -> None:
     run, service = tmp_path / "run", Told()
     train(run, [])
@@ -398,14 +398,14 @@ def test_a_run_that_goes_back_while_a_service_has_no_room_tells_those_rows_again
     for step in (2, 4, 6):  # the last finds no room
         given.write({"kind": "train", "opt_steps": step})
     given.rewind(2)
-    assert json.loads((tmp_path / "there.json").read_text())["told"] == {}
+    assert json.loads((tmp_path / "there.json").read_text())["sent"] == {}
     for step in (4, 6):
         given.write({"kind": "train", "opt_steps": step})
     write((2, 4, 6))
     free.set()
     given.close()
     assert service.rows == [("train", 2), ("train", 4), ("train", 4), ("train", 6)]
-    assert json.loads((tmp_path / "there.json").read_text()) == {"id": "x", "told": {"train": 6}}
+    assert json.loads((tmp_path / "there.json").read_text()) == {"id": "x", "sent": {"train": 6}}
 
 
 def test_what_is_no_service_is_left_out_with_a_line_that_says_why(
@@ -434,7 +434,7 @@ def test_a_service_that_takes_several_rows_in_a_call_is_told_each_once_and_in_or
     train(run, [recorder(first, gather_s=60.0)])  # the end of the run does not wait for the minute
     assert first.rows == ALL[:4]
     assert first.calls == ["connect", "some 6", "some 4", "some 2", "abandon"]
-    assert json.loads((run / "there.json").read_text()) == {"id": "x", "told": {"train": 6, "eval": 4}}
+    assert json.loads((run / "there.json").read_text()) == {"id": "x", "sent": {"train": 6, "eval": 4}}
     train(run, [recorder(second, gather_s=60.0)], resume=True, max_opts=12)
     assert second.rows == ALL[4:] + MORE
 
