@@ -468,17 +468,17 @@ def target_distribution(
     """
     p = jax.nn.softmax(logits)
     if config.critic_target == "min":
-        chosen = jax.nn.one_hot(argmax(-expected_value(p, support).T), p.shape[0])  # `[R, K]`
+        lowest = jax.nn.one_hot(argmax(-expected_value(p, support).T), p.shape[0], axis=0, dtype=p.dtype)  # `[K, R]`
+        p = jnp.sum(lowest[..., None] * p, axis=0)
     else:
-        chosen = jnp.full(p.shape[1::-1], 1 / p.shape[0], jnp.float32)
-    p = jnp.sum(chosen.T[..., None] * p, axis=0)
+        p = p.mean(0)
     reward = items.reward + items.discount * bonus
     z = reward[:, None] + items.discount[:, None] * support[None]
     if config.critic_loss == "hl_gauss":
         target = jax.vmap(hl_gauss, in_axes=(0, None))(jnp.sum(p * z, axis=-1), support)
     else:
         target = jax.vmap(project, in_axes=(0, 0, None))(z, p, support)
-    # Without rewards to go by, returns may lie beyond an end of the support that the user gave.
+    # A support that follows from rewards contains the returns; one that the user gave may not.
     if config.v_min is None and config.v_max is None:
         return target, {}
     outside = jax.vmap(outside_support, in_axes=(0, 0, None))(z, p, support)

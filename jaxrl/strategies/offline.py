@@ -220,7 +220,8 @@ def _build_agent(agent: AgentMaker, processor: Processor, data: Dataset) -> Agen
 def check_memoryless(agent: Agent, what: str) -> None:
     """Raise `SettingsError` for an agent with a memory, which `what` (data or demos) lack."""
     if agent.memory is not None:
-        off = "agent.noise_memory to 0" if agent.window is None else "agent.core to none"
+        given = [name for name in ("noise_memory", "noise_min") if (agent.info.settings or {}).get(name)]
+        off = f"agent.{' and agent.'.join(given)} to 0" if agent.window is None else "agent.core to none"
         raise SettingsError(f"{agent.name} remembers, and {what} do not tell what; set {off}")
 
 

@@ -268,6 +268,12 @@ REFUSED: dict[str, tuple[Any, list[str]]] = {
         ),
         ["noise_memory to 0"],
     ),
+    "a scale of noise that is remembered": (
+        lambda: jaxrl.offline(
+            bandit([0.0, 0.5], [0, 0], Box(-1.0, 1.0, (1,))), jaxrl.td3_bc(noise_min=0.05), batch_size=2
+        ),
+        ["set agent.noise_min to 0"],
+    ),
     "discrete actions": (lambda: jaxrl.offline(walk(), jaxrl.td3_bc(), batch_size=2), ["td3_bc takes continuous"]),
     "environment steps": (
         lambda: jaxrl.Trainer(jaxrl.offline(walk(), jaxrl.bc(), batch_size=2), max_env_steps=5),
