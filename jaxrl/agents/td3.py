@@ -2,7 +2,7 @@
 
 DDPG (Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971) is TD3 with one critic, a policy update at every step,
 and no noise on targets. TD3+BC (Fujimoto & Gu 2021, https://arxiv.org/abs/2106.06860), for fixed data sets, also keeps
-the policy near the data's actions.
+the policy near the data's actions. FastTD3 has critics of atoms, and noise whose scale is drawn for each episode.
 """
 
 from collections.abc import Mapping
