@@ -4,10 +4,10 @@ Continuous actions follow Haarnoja et al. 2018 (https://arxiv.org/abs/1812.05905
 (https://arxiv.org/abs/1910.07207). The two differ only in how they take an expectation over actions.
 
 Conservative Q-learning (Kumar et al. 2020, https://arxiv.org/abs/2006.04779) is an option, for learning from a fixed
-data set. So are critics without target networks (CrossQ), of quantiles (TQC), drawn for each target (REDQ), with
-dropout (DroQ) and of residual blocks (SimBa), many (SAC-N) and diverse ones (EDAC; both An et al. 2021,
-https://arxiv.org/abs/2110.01548), each of which also has a name; and temporally correlated exploration
-noise, for tasks that need the same action for many steps (Eberhard et al. 2023,
+data set. So are critics without target networks (CrossQ), of quantiles (TQC), of atoms (FastSAC), drawn for each target
+(REDQ), with dropout (DroQ), of residual blocks (SimBa), many of them (SAC-N) and diverse ones (EDAC; both An et al.
+2021, https://arxiv.org/abs/2110.01548), each of which also has a name; and temporally correlated exploration noise, for
+tasks that need the same action for many steps (Eberhard et al. 2023,
 https://openreview.net/forum?id=hQ9V5QN27eS; here an autoregressive process). And so are recurrent cores, one for the
 policy and one for each critic, which learn from sequences of replay, see `jaxrl.agents.sequences`.
 """

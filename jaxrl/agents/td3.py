@@ -3,7 +3,7 @@
 DDPG (Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971) is TD3 with one critic, a policy update at every step,
 and no noise on targets. For fixed data sets, TD3+BC (Fujimoto & Gu 2021, https://arxiv.org/abs/2106.06860) also keeps
 the policy near the data's actions, and ReBRAC (Tarasov et al. 2023, https://arxiv.org/abs/2305.09836) the targets too,
-each by a weight of its own.
+each by a weight of its own. FastTD3 has critics of atoms, and noise whose scale is drawn for each episode.
 """
 
 from collections.abc import Mapping
