@@ -427,7 +427,7 @@ HIDDEN: dict[str, tuple[Any, list[int], int, float]] = {
     CARTPOLE: (
         lambda env: jaxrl.on_policy(env, jaxrl.ppo(lr_decay=2_000), num_envs=8),
         [0, 2],  # places, without velocities
-        800,
+        2_000,
         10.0,
     ),
     PENDULUM: (
