@@ -126,8 +126,9 @@ def carry_teacher(processor: Processor, teacher: Teacher, spec: EnvSpec) -> Proc
     inner_of = lambda state: state[:-1] if chained else state[0]
 
     def init(obs: PyTree) -> PyTree:
+        inner = processor.init(obs)
         with without_overrides():  # a sweep is of the student's settings
-            return join(processor.init(obs), policy.begin(params, teacher.view(obs)))
+            return join(inner, policy.begin(params, teacher.view(obs)))
 
     def process(state: PyTree, step: Step) -> tuple[PyTree, Transition]:
         carry = state[-1].teacher

@@ -44,7 +44,7 @@ PAIRS: dict[str, tuple[Callable[..., Any], Any, set[str]]] = {
 }
 """A function, what stands for it on the command line, and the names that both have a default of."""
 
-ELSEWHERE = {"processor", "env", "holdout", "actors", "demos"}
+ELSEWHERE = {"processor", "env", "holdout", "actors", "demos", "teacher"}
 """Names that both have, but that are parts on the one side and text or rules on the other."""
 BY_AGENT = {
     "off_policy": {"buffer", "num_envs", "opt_interval", "updates"},

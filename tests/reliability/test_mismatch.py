@@ -364,11 +364,11 @@ def value_of(config: Any, name: str) -> Any:
 
 
 def test_every_setting_is_either_harmless_or_decides_the_training() -> None:
-    # Data, and where they lie, are for runs that learn from them, and tested there; devices with shards.
+    # Data, teachers, and where they lie, are for runs that learn from them, and tested there; devices with shards.
     demos = ["demos", "demos_sha256", "demo_share"]
     others = ["run_dir", "devices", "mesh", *demos]
     assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, *IDLE, *SHAPED, *REFUSED, *SINGLE, *others])
-    assert sorted([*FREE, "run_dir", "data", "demos", "devices", "mesh"]) == sorted(HARMLESS)
+    assert sorted([*FREE, "run_dir", "data", "demos", "teacher", "devices", "mesh"]) == sorted(HARMLESS)
 
 
 @pytest.mark.parametrize("name", DECISIVE)

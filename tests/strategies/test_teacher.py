@@ -19,10 +19,12 @@ from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from jaxrl.strategies.interaction import build_processor_and_agent
 from jaxrl.strategies.policy import PolicyParams, make_policy
+from jaxrl.strategies.population import sweepable
 from jaxrl.strategies.teacher import label, make_teacher
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.storage.group import open_store
 from jaxrl.training.storage.leaves import state_digest
+from jaxrl.tuning import Override, override
 from jaxrl.types import Batch, Rollout
 
 CARTPOLE, PENDULUM = "CartPole-v1", "Pendulum-v1"
@@ -349,6 +351,19 @@ def test_a_checkpoint_can_be_the_teacher_and_a_begun_run_too(old_run: Path, tmp_
     assert jaxrl.load_policy(old_run, step=4).sha256 in found
 
 
+def test_a_sweep_is_of_the_students_settings() -> None:
+    env = jaxrl.make_env(CARTPOLE)
+    teacher = fresh(jaxrl.ppo(**SMALL), env.spec, jaxrl.one_step(0.5))
+    for mine in (0.9, 0.5):
+        strategy = taught(env, teacher, jaxrl.ppo(teacher_coef=0.3, **SMALL), processor=jaxrl.one_step(mine))
+        known = sweepable(strategy)
+        assert (known["processor.discount"], known["agent.teacher_coef"]) == (mine, 0.3)
+        with override({"processor.discount": Override(mine, 0.7)}):
+            processor = jax.jit(strategy.init)(KEY).processor
+        assert float(processor[0].discount) == np.float32(0.7)
+        assert {float(x) for x in jax.tree.leaves(processor[-1]) if x.ndim == 0 and x.dtype == np.float32} == {0.5}
+
+
 @pytest.mark.slow
 def test_members_learn_from_one_teacher_as_runs_of_their_own(old_run: Path, tmp_path: Path) -> None:
     with_teacher = [*COMMAND, "--teacher", str(old_run), "--max-opts", "8"]
@@ -412,7 +427,7 @@ HIDDEN: dict[str, tuple[Any, list[int], int, float]] = {
     CARTPOLE: (
         lambda env: jaxrl.on_policy(env, jaxrl.ppo(lr_decay=2_000), num_envs=8),
         [0, 2],  # places, without velocities
-        800,
+        2_000,
         10.0,
     ),
     PENDULUM: (
