@@ -629,8 +629,10 @@ def similarity(gradients: Array) -> Array:
     This times `K` is what EDAC makes small (An et al. 2021, https://arxiv.org/abs/2110.01548, algorithm 1).
     """
     count = gradients.shape[0]
-    # A constant in the root, because the derivative of a norm at 0 is none; critics that are flat there count as 0.
-    units = gradients * jax.lax.rsqrt(jnp.sum(jnp.square(gradients), axis=-1, keepdims=True) + 1e-12)
+    size = jnp.sum(jnp.square(gradients), axis=-1, keepdims=True)
+    # Critics that are flat there count as 0. A constant in the root instead would give small gradients a slope along
+    # themselves, of up to one over the constant's root: rare, but so large that Adam takes long to forget it.
+    units = gradients * jax.lax.rsqrt(jnp.where(size > 0, size, 1.0))
     # The square of the sum of all has each pair twice, and each critic with itself once.
     pairs = jnp.square(units.sum(0)).sum(-1) - jnp.square(units).sum((0, 2))
     return pairs / (count * (count - 1))

@@ -72,6 +72,13 @@ def test_the_similarity_of_gradients_is_their_mean_cosine_and_has_a_slope_where_
     assert np.isfinite(slope).all()
 
 
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 1.0])
+def test_the_similarity_has_no_slope_along_a_gradient_however_small(size):
+    slope = jax.grad(lambda x: similarity(x).sum())(jnp.array([[[size * 0.6, size * 0.8]], [[5.0, 0.0]]]))[0, 0]
+    # Across it the cosine changes by its sine over its length.
+    np.testing.assert_allclose(slope * size, [0.8 * 0.8, -0.8 * 0.6], atol=1e-5)
+
+
 # --- agents -------------------------------------------------------------------------------------------------------
 
 
