@@ -417,7 +417,7 @@ class Run:
                 self.resume = Resume(run=True, allow_changes=self.resume.allow_changes)
 
     def adopt(self, state: PyTree, strategy: Strategy, message: str) -> None:
-        """Continue from another state with other settings of the same program; `told` becomes an event.
+        """Continue from another state with other settings of the same program; `message` becomes an event.
 
         Call `require_saved` before training continues: after a crash the run must not resume from its former state.
         """
