@@ -141,7 +141,7 @@ MAX_EPISODE_STEPS = 1 << 18
 
 
 def max_iterations(strategy: Strategy) -> int:
-    """Return the maximum number of iterations in a call of `run_with_episodes`, the length of its arrays of episodes."""
+    """Return the maximum number of iterations of `run_with_episodes`, which is the length of its arrays of episodes."""
     return max(1, MAX_EPISODE_STEPS // strategy.env_steps_per_step)
 
 
