@@ -59,7 +59,9 @@ def draw(rows: Sequence[Row], algos: Sequence[str], out: Path, over: str) -> Non
     for place in places.flat[len(envs) :]:
         place.remove()
     for env, axes in zip(envs, places.flat, strict=False):
-        for algo, colour, dash in zip(algos, COLOURS, DASHES, strict=False):
+        # Colours come again after the last one, each with another dash.
+        styles = ((COLOURS[i % len(COLOURS)], DASHES[(i + i // len(COLOURS)) % len(DASHES)]) for i in range(len(algos)))
+        for algo, (colour, dash) in zip(algos, styles, strict=True):
             if (found := learnt(rows, algo, env)) is not None:
                 axes.plot(found.steps, found.returns.mean(axis=0), color=colour, linestyle=dash, label=algo)
                 ends = found.returns.min(axis=0), found.returns.max(axis=0)
@@ -68,7 +70,7 @@ def draw(rows: Sequence[Row], algos: Sequence[str], out: Path, over: str) -> Non
         axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 4), useMathText=True)
         axes.grid(alpha=0.3)
     shown = {text: line for axes in figure.axes for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=len(shown))
+    figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=min(len(shown), 6))
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, metadata={"Date": None})
 

@@ -35,7 +35,7 @@ PAIRS: dict[str, tuple[Callable[..., Any], Any, set[str]]] = {
         {"warmup", "random_warmup", "resets", "demo_share", "shards"},
     ),
     "on_policy": (jaxrl.on_policy, OnPolicyRun, {"num_envs", "resets", "shards"}),
-    "offline": (jaxrl.offline, OfflineRun, {"batch_size", "updates", "replacement", "scale_rewards_by"}),
+    "offline": (jaxrl.offline, OfflineRun, {"updates", "replacement", "scale_rewards_by"}),
     "uniform": (jaxrl.uniform, BufferConfig, {"capacity", "batch_size", "compact", "ends", "frames"}),
     "prioritised": (jaxrl.prioritised, BufferConfig, set(of_dataclass(BufferConfig)) - {"prioritised", "hindsight"}),
     "one_step": (jaxrl.one_step, ProcessorConfig, {"discount"}),
@@ -49,6 +49,7 @@ ELSEWHERE = {"processor", "env", "holdout", "actors", "demos", "teacher"}
 BY_AGENT = {
     "off_policy": {"buffer", "num_envs", "opt_interval", "updates"},
     "on_policy": {"rollout", "epochs", "minibatches"},
+    "offline": {"batch_size"},
 }
 """Names of which the agent decides what suits, on both sides."""
 

@@ -352,7 +352,7 @@ def test_evaluations_of_some_members_alone_are_told_in_order_and_make_no_round(t
     rows.open(tmp_path, {}, lambda number: 0)
     for number, step in ((1, 10), (0, 20), (1, 20), (1, 30), (0, 40), (1, 40)):
         rows.take(number, {"kind": "eval", "opt_steps": step, "score": 1.0})
-    rows.gone(0)
+    rows.remove(0)
     rows.take(1, {"kind": "eval", "opt_steps": 50, "score": 1.0})
     written = [(row["kind"], row.get("member"), row["opt_steps"]) for row in rows_of(tmp_path)]
     rounds = [("eval", 1, 10), *[("eval", n, 20) for n in (0, 1)], ("population", None, 20), ("eval", 1, 30)]
