@@ -243,7 +243,7 @@ def test_the_tour_can_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert lines[6] == "[]"  # nothing is wrong with the environment
     assert 45 < float(lines[7]) <= 50
     assert lines[-1].endswith("agent.lr=1e-05")  # the worse one is the last of the table
-    assert (tmp_path / "runs/three/members/00005/best").is_dir()
+    assert (tmp_path / "runs/three/best").is_dir()
 
 
 @pytest.mark.slow
