@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jaxrl
 from jaxrl.agents import Agent
@@ -52,6 +53,17 @@ def updated(agent: Agent, spec: jaxrl.EnvSpec, state: Any) -> Any:
     batch = Batch(items, jnp.arange(rows), jnp.ones(rows))
     new, metrics, _ = agent.update(state, batch, KEY, jnp.uint32(1))
     return new, metrics
+
+
+def five_steps() -> Batch:
+    """Return a batch of five steps with observations `[3]` and actions `[2]`, of which the second ends its episode."""
+    rng = np.random.default_rng(0)
+    obs, next_obs = rng.normal(0, 0.5, (2, 5, 3))
+    action, reward = rng.uniform(-0.9, 0.9, (5, 2)), rng.normal(size=5)
+    parts = (obs, action, reward, np.array([0.9, 0.0, 0.9, 0.9, 0.9]), next_obs)
+    items = Transition(*(jnp.asarray(part, jnp.float32) for part in parts))
+    ones = jnp.ones(5, jnp.float32)
+    return Batch(items._replace(weight=ones), jnp.arange(5), ones)
 
 
 def vector_of(tree: Any) -> jax.Array:

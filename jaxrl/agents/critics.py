@@ -39,13 +39,12 @@ from jaxrl.agents.losses import conservative_gap, cross_entropy, hl_gauss, proje
 from jaxrl.agents.optimizers import GradientStep, GradientUpdate, gradient_update
 from jaxrl.agents.sequences import Memories, Views
 from jaxrl.agents.values import (
+    atoms_between,
     check_support,
-    evenly,
     expected_value,
     init_return_bounds,
     midpoints,
     outside_support,
-    support_bounds,
     update_return_bounds,
 )
 from jaxrl.distributions import Head
@@ -125,7 +124,7 @@ class CategoricalConfig(CriticConfig):
         """Return the function that makes the support; `margin` is as for `support_bounds`; `None` without atoms."""
         if not self.atoms:
             return None
-        return lambda reach: jnp.asarray(evenly(*support_bounds(reach, self.v_min, self.v_max, margin), self.atoms))
+        return lambda reach: atoms_between(reach, self.v_min, self.v_max, self.atoms, margin)
 
 
 SupportFn = Callable[[PyTree], Array]
@@ -528,8 +527,7 @@ def learn_critic(
 
     With a `support` `[n]`, the targets are probabilities `[B, n]` of its atoms. With `sampled`, add `hyper.cql` times
     the conservative penalty (CQL); with `eta`, so much of the `similarity` of the critics' gradients (EDAC). With
-    cores, `batch` is of sequences; all else is of the steps that are learnt from,
-    `[R]`. `key` is that of the update.
+    cores, `batch` is of sequences; all else is of the steps that are learnt from, `[R]`. `key` is that of the update.
     """
     rows = training_rows(parts, batch)
     action = unit_actions(parts.spec, rows.items.action)

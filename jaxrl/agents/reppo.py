@@ -48,12 +48,11 @@ from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_update
 from jaxrl.agents.returns import lambda_returns
 from jaxrl.agents.values import (
     ENTROPY_MARGIN,
+    atoms_between,
     check_support,
-    evenly,
     expected_value,
     init_return_bounds,
     select_row,
-    support_bounds,
     update_return_bounds,
 )
 from jaxrl.distributions import Categorical, Distribution, Head, TanhGaussian
@@ -350,7 +349,7 @@ def _expected(logits: Array, support: Array) -> Array:
 
 
 def _support(config: REPPOConfig, reach: PyTree) -> Array:
-    return jnp.asarray(evenly(*support_bounds(reach, config.v_min, config.v_max, ENTROPY_MARGIN), config.atoms))
+    return atoms_between(reach, config.v_min, config.v_max, config.atoms, ENTROPY_MARGIN)
 
 
 def _unit(support: Array) -> Array:

@@ -99,6 +99,13 @@ def support_bounds(
     return (low - spare if v_min is None else low), (high + spare if v_max is None else high)
 
 
+def atoms_between(
+    reach: ReturnBounds, v_min: float | None, v_max: float | None, atoms: int, margin: float = 0.0
+) -> Array:
+    """Return the support `[atoms]` between the ends of `support_bounds`."""
+    return jnp.asarray(evenly(*support_bounds(reach, v_min, v_max, margin), atoms))
+
+
 def _apart(reach: ReturnBounds, v_min: float | None, v_max: float | None) -> tuple[Array, Array]:
     low = reach.low if v_min is None else jnp.float32(v_min)
     high = reach.high if v_max is None else jnp.float32(v_max)

@@ -210,7 +210,9 @@ class Logbook:
     def _continue_curve(self, row: Row) -> None:
         """Add an evaluation to the curve; drop points at the same step or later, as left by a rewind."""
         point = Point(row["opt_steps"], row["env_steps"], _finite(row.get("score")), _finite(row.get("train_return")))
-        self.curve = [*(other for other in self.curve if other.opt_steps < point.opt_steps), point]
+        while self.curve and self.curve[-1].opt_steps >= point.opt_steps:
+            self.curve.pop()
+        self.curve.append(point)
 
     def log_note(self, text: str | None) -> None:
         """Log `text` as an event, if there is one.

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_agents import five_steps
 from toys_draws import drawn
 
 import jaxrl
@@ -25,16 +26,6 @@ SUPPORT = np.linspace(-2.0, 2.0, 5)
 PLAIN = {"features": (), "optimizer": "sgd", "lr": 0.25, "policy_lr": 0.25, "policy_interval": 1}
 
 
-def batch() -> Batch:
-    rng = np.random.default_rng(0)
-    obs, next_obs = rng.normal(0, 0.5, (2, SIZE, 3))
-    action, reward = rng.uniform(-0.9, 0.9, (SIZE, 2)), rng.normal(size=SIZE)
-    parts = (obs, action, reward, np.array([0.9, 0.0, 0.9, 0.9, 0.9]), next_obs)
-    items = Transition(*(jnp.asarray(part, jnp.float32) for part in parts))
-    ones = jnp.ones(SIZE, jnp.float32)
-    return Batch(items._replace(weight=ones), jnp.arange(SIZE), ones)
-
-
 @functools.cache
 def updated(name: str, **settings: Any) -> tuple[Any, Any, Any]:
     """Return a state with all parameters drawn anew, that after an update from it, and the update's metrics."""
@@ -45,7 +36,7 @@ def updated(name: str, **settings: Any) -> tuple[Any, Any, Any]:
     parts = ("policy", "critic", *(("target",) if name == "sac" else ("target_policy", "target_critic")))
     state = state._replace(**{part: draw(getattr(state, part)) for part in parts})
     with drawn(normal=[NOISE[1], NOISE[0]]):
-        after, metrics, _ = jax.jit(agent.update)(state, batch(), KEY, jnp.uint32(0))
+        after, metrics, _ = jax.jit(agent.update)(state, five_steps(), KEY, jnp.uint32(0))
     return state, after, metrics
 
 
@@ -91,7 +82,7 @@ def project(z: np.ndarray, p: np.ndarray) -> np.ndarray:
 
 def targets(name: str, state: Any, how: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the target probabilities `[B, 5]`, and those of returns beyond the support, `[B]`."""
-    items, noise = batch().items, NOISE[1]
+    items, noise = five_steps().items, NOISE[1]
     policy, critic = (state.policy, state.target) if name == "sac" else (state.target_policy, state.target_critic)
     x, bonus = acted(name, policy, items.next_obs, noise)
     p = softmax(linear(critic, x))
@@ -110,7 +101,7 @@ def targets(name: str, state: Any, how: str) -> tuple[np.ndarray, np.ndarray]:
 def test_an_update_is_that_worked_by_hand(name: str, how: str) -> None:
     state, after, metrics = updated(name, critic_target=how)
     target, outside = targets(name, state, how)
-    x = beside(batch().items.obs, batch().items.action)
+    x = beside(five_steps().items.obs, five_steps().items.action)
     p = softmax(linear(state.critic, x))
     np.testing.assert_allclose(metrics["loss"], -(target[None] * np.log(p)).sum((0, 2)).mean(), rtol=1e-5)
     np.testing.assert_allclose(metrics["q"], (p @ SUPPORT).mean(), rtol=1e-4, atol=1e-6)
@@ -130,7 +121,7 @@ def test_the_policy_improves_the_lowest_or_the_mean_of_the_critics_means(name: s
 
     def value(bias: np.ndarray) -> float:
         params = {"params": {"Dense_0": {**state.policy["params"]["Dense_0"], "bias": bias}}}
-        obs = batch().items.obs
+        obs = five_steps().items.obs
         x, bonus = acted(name, params, obs, NOISE[0] if name == "sac" else np.zeros_like(NOISE[0]))
         means = softmax(linear(after.critic, x)) @ SUPPORT
         return float(((means.min(0) if how == "min" else means.mean(0)) + bonus).mean())
@@ -140,7 +131,7 @@ def test_the_policy_improves_the_lowest_or_the_mean_of_the_critics_means(name: s
     np.testing.assert_allclose(layer(after.policy)["bias"], bias + 0.25 * np.array(slope), atol=2e-5)
     if name == "td3":
         agent = jaxrl.td3(**PLAIN, **ATOMS, critic_target=how)(BOX)
-        items = batch().items
+        items = five_steps().items
         means = softmax(linear(state.critic, beside(items.obs, items.action))) @ SUPPORT
         assert agent.policy_fns is not None
         assert callable(agent.policy_fns.value)
@@ -184,8 +175,8 @@ def test_the_value_of_a_constant_reward_is_that_of_the_closed_form(make: Any, lo
 
 def test_a_support_follows_from_the_rewards_and_none_is_reported_to_lie_beyond_it() -> None:
     agent = jaxrl.td3(**PLAIN, atoms=5)(BOX)
-    after, metrics, _ = jax.jit(agent.update)(agent.init(KEY), batch(), KEY, jnp.uint32(0))
-    reward, discount = (np.asarray(x) for x in (batch().items.reward, batch().items.discount))
+    after, metrics, _ = jax.jit(agent.update)(agent.init(KEY), five_steps(), KEY, jnp.uint32(0))
+    reward, discount = (np.asarray(x) for x in (five_steps().items.reward, five_steps().items.discount))
     bounds = reward / (1 - discount)
     np.testing.assert_allclose([after.reach.low, after.reach.high], [min(0, bounds.min()), bounds.max()], rtol=1e-5)
     assert "out_of_support" not in metrics

@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import CONTINUOUS, DISCRETE, updated
+from toys_agents import CONTINUOUS, DISCRETE, five_steps, updated
 from toys_draws import drawn
 
 import jaxrl
 from jaxrl.distributions import LOG_STD
 from jaxrl.errors import SettingsError
 from jaxrl.nn import Critic, DropoutCritic, Ensemble, forward
-from jaxrl.types import Batch, Transition
 
 KEY = jax.random.key(0)
 OBS = jaxrl.Box(-1.0, 1.0, (3,))
@@ -82,16 +81,6 @@ PLAIN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def batch() -> Batch:
-    rng = np.random.default_rng(0)
-    obs, next_obs = rng.normal(0, 0.5, (2, SIZE, 3))
-    action, reward = rng.uniform(-0.9, 0.9, (SIZE, 2)), rng.normal(size=SIZE)
-    parts = (obs, action, reward, np.array([0.9, 0.0, 0.9, 0.9, 0.9]), next_obs)
-    items = Transition(*(jnp.asarray(part, jnp.float32) for part in parts))
-    ones = jnp.ones(SIZE, jnp.float32)
-    return Batch(items._replace(weight=ones), jnp.arange(SIZE), ones)
-
-
 def numbers(params: Any) -> Any:
     return jax.tree.map(lambda x: np.asarray(x, np.float64), params["params"])
 
@@ -128,10 +117,10 @@ def state_of(make: Any = jaxrl.sac, **settings: Any) -> tuple[Any, Any]:
 
 def test_an_update_of_droq_drops_in_targets_in_the_critics_and_where_the_policy_learns_from_their_mean() -> None:
     agent, state = state_of(jaxrl.droq, policy_interval=1)
-    items = batch().items
+    items = five_steps().items
     # As many masks as there are passes; a further one would have nothing to draw.
     with drawn(normal=[NOISE[1], NOISE[0]], bernoulli=MASKS, choice=[np.array([0, 1])]):
-        _, metrics, _ = jax.jit(agent.update)(state, batch(), KEY, jnp.uint32(0))
+        _, metrics, _ = jax.jit(agent.update)(state, five_steps(), KEY, jnp.uint32(0))
     x, log_p = acted(state.policy, items.next_obs, NOISE[1])
     v_t = by_hand(numbers(state.target), x, MASKS[0])[..., 0].min(0) - TEMPERATURE * log_p
     target = np.asarray(items.reward) + np.asarray(items.discount) * v_t
@@ -145,7 +134,7 @@ def test_an_update_of_droq_drops_in_targets_in_the_critics_and_where_the_policy_
 
 def test_an_update_follows_from_its_key() -> None:
     agent, state = state_of(lr=0.1)
-    update = jax.jit(lambda key: agent.update(state, batch(), key, jnp.uint32(0))[:2])
+    update = jax.jit(lambda key: agent.update(state, five_steps(), key, jnp.uint32(0))[:2])
     first, again, other = update(KEY), update(KEY), update(jax.random.key(1))
     for x, y in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(x, y)
@@ -154,7 +143,7 @@ def test_an_update_follows_from_its_key() -> None:
 
 def test_policies_and_values_see_no_dropout() -> None:
     agent, state = state_of()
-    items, keep_all = batch().items, np.full((SIZE, WIDTH), 1 - RATE)
+    items, keep_all = five_steps().items, np.full((SIZE, WIDTH), 1 - RATE)
     taken = np.concatenate([items.obs, items.action], axis=1)
     expected = by_hand(numbers(state.critic), taken, keep_all)
     np.testing.assert_allclose(agent.apply["critic"](state.critic, items.obs, items.action), expected, rtol=1e-4)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_agents import five_steps
 from toys_draws import drawn
 
 import jaxrl
@@ -14,7 +15,6 @@ from jaxrl.agents.critics import quantile_critic_loss
 from jaxrl.agents.sac import lowest_of_subset, truncated_mixture
 from jaxrl.distributions import LOG_STD
 from jaxrl.errors import SettingsError
-from jaxrl.types import Batch, Transition
 
 KEY = jax.random.key(0)
 BOX = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (3,)), jaxrl.Box(-1.0, 1.0, (2,)))
@@ -29,16 +29,6 @@ PLAIN: dict[str, Any] = {
 TQC = {"quantiles": 3, "drop_quantiles": 1, "num_critics": 2}
 
 
-def batch() -> Batch:
-    rng = np.random.default_rng(0)
-    obs, next_obs = rng.normal(0, 0.5, (2, SIZE, 3))
-    action, reward = rng.uniform(-0.9, 0.9, (SIZE, 2)), rng.normal(size=SIZE)
-    parts = (obs, action, reward, np.array([0.9, 0.0, 0.9, 0.9, 0.9]), next_obs)
-    items = Transition(*(jnp.asarray(part, jnp.float32) for part in parts))
-    ones = jnp.ones(SIZE, jnp.float32)
-    return Batch(items._replace(weight=ones), jnp.arange(SIZE), ones)
-
-
 @functools.cache
 def updated(seed: int = 0, choice: tuple[int, ...] = (), **settings: Any) -> tuple[Any, Any, Any]:
     """Return a state with all parameters drawn anew, that after an update from it, and the update's metrics."""
@@ -48,7 +38,7 @@ def updated(seed: int = 0, choice: tuple[int, ...] = (), **settings: Any) -> tup
     state = state._replace(policy=draw(state.policy), critic=draw(state.critic), target=draw(state.target))
     draws = {"choice": [jnp.asarray(choice)]} if choice else {}
     with drawn(normal=[NOISE[1], NOISE[0]], **draws):
-        after, metrics, _ = jax.jit(agent.update)(state, batch(), jax.random.key(seed), jnp.uint32(0))
+        after, metrics, _ = jax.jit(agent.update)(state, five_steps(), jax.random.key(seed), jnp.uint32(0))
     return state, after, metrics
 
 
@@ -69,7 +59,7 @@ def acted(state: Any, obs: Any, noise: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def taken() -> np.ndarray:
-    items = batch().items
+    items = five_steps().items
     return np.concatenate([items.obs, items.action], axis=1)
 
 
@@ -103,7 +93,7 @@ def test_the_loss_of_quantiles_is_a_mean_over_pairs_and_a_sum_over_critics() -> 
 
 def test_an_update_of_tqc_is_that_worked_by_hand() -> None:
     state, _, metrics = updated(**TQC, lr=0.0)
-    items = batch().items
+    items = five_steps().items
     x, log_p = acted(state, items.next_obs, NOISE[1])
     together = np.sort(np.moveaxis(linear(state.target, x), 0, 1).reshape(SIZE, 6), axis=1)[:, :4]
     soft = together - TEMPERATURE * log_p[:, None]
@@ -120,7 +110,7 @@ def test_an_update_of_tqc_is_that_worked_by_hand() -> None:
 
 def test_the_value_of_a_policy_of_tqc_is_the_mean_of_its_quantiles() -> None:
     agent = jaxrl.sac(**{**PLAIN, **TQC})(BOX)
-    state, items = agent.init(KEY), batch().items
+    state, items = agent.init(KEY), five_steps().items
     assert agent.policy_fns.value is not None
     value = agent.policy_fns.value(state, items.obs, items.action)
     np.testing.assert_allclose(value, linear(state.critic, taken()).mean((0, 2)), rtol=1e-4, atol=1e-6)
@@ -130,7 +120,7 @@ def test_the_value_of_a_policy_of_tqc_is_the_mean_of_its_quantiles() -> None:
 
 
 def redq_loss(state: Any, subset: tuple[int, ...]) -> float:
-    items = batch().items
+    items = five_steps().items
     x, log_p = acted(state, items.next_obs, NOISE[1])
     v_t = linear(state.target, x)[list(subset), :, 0].min(0) - TEMPERATURE * log_p
     target = np.asarray(items.reward) + np.asarray(items.discount) * v_t
@@ -141,7 +131,7 @@ def redq_loss(state: Any, subset: tuple[int, ...]) -> float:
 def test_an_update_of_redq_takes_the_lowest_of_the_critics_drawn_and_improves_the_mean_of_all(subset) -> None:
     state, _, metrics = updated(choice=subset, num_critics=3, critic_subset=2, lr=0.0)
     np.testing.assert_allclose(metrics["loss"], redq_loss(state, subset), rtol=1e-5)
-    x, log_p = acted(state, batch().items.obs, NOISE[0])
+    x, log_p = acted(state, five_steps().items.obs, NOISE[0])
     value = linear(state.critic, x)[..., 0].mean(0) - TEMPERATURE * log_p
     np.testing.assert_allclose(metrics["policy_loss"], -value.mean(), rtol=1e-5)
 
