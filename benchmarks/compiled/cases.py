@@ -12,7 +12,7 @@ import numpy as np
 import jaxrl
 from benchmarks import loops, plain_ppo
 from benchmarks.cases import OTHERS, dqn_shape, ppo_shape
-from benchmarks.cases.shapes import PPO, replaying
+from benchmarks.cases.shapes import DQN, PPO, replaying
 from benchmarks.pixels import catching
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.cli.algos import build
@@ -163,6 +163,8 @@ def _ppo_of_frames(torso: str) -> Program:
 SIZED: dict[str, Callable[[int], Program]] = {
     "dqn": _dqn,
     "ppo": _ppo,
+    "dqn-width": lambda width: training(replaying(DQN(features=(width, width)))),
+    "ppo-width": lambda width: training(PPO(features=(width, width)).strategy()),
     "seeds": lambda width: together(replaying(dqn_shape(10)), width),
     "plain-dqn": _plain_dqn,
     "plain-ppo": _plain_ppo,

@@ -13,6 +13,7 @@ from jaxrl.metrics import Metrics, Stat, Total, stat
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Transition
 from jaxrl.xla import reductions
+from jaxrl.xla.in_place import attempt
 
 RETRY_STREAM = 2**32 - 1
 """Folded into the stream of a run for a retry; no iteration has this number."""
@@ -66,7 +67,7 @@ def guarded_update(
     Returns:
       The agent's state, the health, the metrics, and priorities `[B]`, which are -1 (unknown) after a skipped update.
     """
-    new, metrics, priorities = agent.update(state, batch, key, opt_step)
+    (new, metrics, priorities), accept = attempt(agent.update, state, batch, key, opt_step)
     metrics = shards.merge_metrics(metrics)
     # A `Stat` without measurements has infinite bounds, so only its sum is tested. Counts are always finite.
     numbers = {name: m.sum if isinstance(m, Stat) else m for name, m in metrics.items() if not isinstance(m, Total)}
@@ -77,7 +78,7 @@ def guarded_update(
     # The new state is selected as a whole: a partial update would leave parameters and moments inconsistent.
     kept = {name: _mask(metric, ok) for name, metric in metrics.items()}
     counted = {**kept, "skipped_updates": Total(1 - ok.astype(jnp.int32))}
-    return reductions.select(ok, new, state), health, counted, jnp.where(ok, priorities, -1.0)
+    return accept(ok), health, counted, jnp.where(ok, priorities, -1.0)
 
 
 def return_bound_metrics(items: Transition) -> Metrics:

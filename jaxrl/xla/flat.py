@@ -21,8 +21,10 @@ import numpy as np
 from jaxrl.trees import Array, PyTree
 from jaxrl.xla import shaped_for
 
-LARGE = 1 << 17
-"""Largest leaf that is joined with others, in entries."""
+LARGE = 1 << 15
+"""Largest leaf that is joined with others, in entries. Joining larger ones costs more than their own kernels: on a CPU,
+`ppo` with two layers of 256 units takes 1.3 of the time with a limit of `1 << 17`, and `dqn-conv` 1.3; on an H200,
+`dqn-conv` takes 74 kernels an iteration instead of 77, but moves 18.5 MB instead of 15.5."""
 MATRIX = 1 << 14
 """Largest matrix that a loop carries in addition to the vector, in entries. Larger ones are better sliced at the start
 of the next iteration, in parallel with other work."""
@@ -105,6 +107,13 @@ def release(held: PyTree, like: PyTree) -> PyTree:
         return jax.tree.unflatten(jax.tree.structure(x), leaves)
 
     return jax.tree.map(with_matrices, like, vectors, is_leaf=_of_network)
+
+
+def form_of(state: PyTree) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree]]:
+    """Return `hold` and `release` for states like `state`, if the loop being traced carries them in that form."""
+    if _made.get() is None:
+        return lambda tree: tree, lambda held: held
+    return hold, lambda held: release(held, state)
 
 
 @contextmanager

@@ -23,9 +23,9 @@ from functools import reduce
 import jax
 import jax.numpy as jnp
 
-from jaxrl.trees import Array, PyTree, tree_bytes, tree_where
-from jaxrl.xla import by_platform, shaped_for
-from jaxrl.xla.flat import trees_of, vectors_of
+from jaxrl.trees import Array, PyTree
+from jaxrl.xla import flat, shaped_for
+from jaxrl.xla.flat import vectors_of
 
 SHORT = 8
 """Longest axis that is unrolled."""
@@ -33,10 +33,6 @@ WRITTEN_OUT = ("cuda",)
 """Platforms on which it is unrolled."""
 STACKED_BY_SELECT = ("cpu", "tpu")
 """Platforms on which scalars are stacked by selects."""
-LARGE = 1 << 20
-"""Bytes of a state from which branching is faster on a CPU: `dqn-conv` takes 0.86 of the time. A branch copies the new
-state over the old one if the update is accepted, while selects read both and are split among threads. For a small state
-a branch only adds delay, and a GPU would wait for the host."""
 
 
 # --- along a short axis -----------------------------------------------------------------------------------------
@@ -192,7 +188,5 @@ def _merge_flags(flags: list[Array]) -> list[Array]:
 
 
 def select(ok: Array, new: PyTree, old: PyTree) -> PyTree:
-    """Return `new` if the scalar `ok` is true, otherwise `old`."""
-    branch = lambda ok, new, old: jax.lax.cond(ok, lambda: new, lambda: old)
-    given = ok, *vectors_of(new, old)
-    return trees_of(tree_where(*given) if tree_bytes(new) < LARGE else by_platform(branch, tree_where, *given), new)
+    """Return `new` if the scalar `ok` is true, otherwise `old`; leaves that are one and the same array stay that."""
+    return flat.elementwise(lambda new, old: old if new is old else jnp.where(ok, new, old), new, old)
