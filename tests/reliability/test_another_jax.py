@@ -89,9 +89,9 @@ def drifting() -> jaxrl.Env:
     return jaxrl.Env(spec, lambda key: (jnp.float32(0), jnp.zeros(1)), step)
 
 
-def strategy(**how: Any) -> jaxrl.Strategy:
+def strategy(features: tuple[int, ...] = (4,), **how: Any) -> jaxrl.Strategy:
     buffer = jaxrl.uniform(64, batch_size=4)
-    return jaxrl.off_policy(drifting(), jaxrl.dqn(features=(4,)), buffer=buffer, num_envs=2, warmup=8, **how)
+    return jaxrl.off_policy(drifting(), jaxrl.dqn(features=features), buffer=buffer, num_envs=2, warmup=8, **how)
 
 
 def trained(run: Path, eval_interval: int = 0, **how: Any) -> tuple[Any, dict[str, Any], list[str]]:
@@ -109,6 +109,11 @@ def test_a_program_that_cannot_be_read_is_run_as_it_is(tmp_path: Path, other_tra
     _, without, notes = trained(tmp_path / "run", eval_interval=12)
     assert {"hoist", "the memory plan of an iteration"} <= set(without)
     assert jax.__version__ in notes[-1]
+
+
+def test_a_large_update_that_cannot_be_read_is_not_computed_in_place(tmp_path: Path, other_traces: None) -> None:
+    _, without, _ = trained(tmp_path / "run", features=(300, 300))
+    assert "updates in place" in without
 
 
 @pytest.mark.slow
