@@ -774,7 +774,7 @@ def apply_together(
 
 
 def target_key(parts: Parts, key: Key, *, together: bool = False) -> Key | None:
-    """Return the key by which critics have dropout, or statistics of the batch, in targets; `None` if they have neither.
+    """Return the key by which critics have dropout or statistics of the batch in targets; `None` if they have neither.
 
     They have statistics of the batch for steps `together` with the next ones, as `apply_together` has them.
 

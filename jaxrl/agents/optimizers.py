@@ -138,9 +138,9 @@ def on_sphere(step: GradientStep) -> GradientStep:
 def project_kernels(variables: PyTree) -> PyTree:
     """Scale the kernels of a network so that the weights of each output have length 1; all else stays as it is.
 
-    Behind normalisation such a scale changes no output, but without it kernels grow, and the steps that they turn by
-    shrink (Palenicek et al. 2025, https://arxiv.org/abs/2502.07523, section 4). Kernels are `[..., in, out]` of dense
-    layers, and `[..., H, W, in, out]` of convolutions. Weights that are all 0 stay 0.
+    Where normalisation follows, no output depends on that length, but the angle by which a step turns a kernel does: it
+    shrinks as kernels grow (Palenicek et al. 2025, https://arxiv.org/abs/2502.07523). Kernels are `[..., in, out]` of
+    dense layers, and `[..., H, W, in, out]` of convolutions. Weights that are all 0 stay 0.
     """
     params, collections = split_variables(variables)
 
