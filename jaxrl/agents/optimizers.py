@@ -150,7 +150,8 @@ def project_kernels(variables: PyTree) -> PyTree:
         # Members of an ensemble come first: three axes are those of dense layers, five those of convolutions.
         inputs = (-2,) if x.ndim < 4 else (-4, -3, -2)
         length = jnp.sqrt(jnp.sum(jnp.square(x), axis=inputs, keepdims=True))
-        return x / jnp.maximum(length, 1e-12)
+        # What differs from 1 by rounding alone stays, so that a step of 0 changes no bit.
+        return x / jnp.where((length > 0) & (jnp.abs(length - 1) > 1e-6), length, 1.0)
 
     return join_variables(jax.tree.map(project, _kernels(params), params), collections)
 

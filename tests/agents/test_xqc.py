@@ -78,6 +78,10 @@ def test_the_weights_of_each_output_are_brought_to_length_one_and_nothing_else_i
     wanted["two of them"]["kernel"] = np.full((2, 3, 3, 1, 2), 1 / 3)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), got["params"], wanted)
     jax.tree.map(np.testing.assert_array_equal, got["batch_stats"], stats)
+    # Once there, they stay to the bit.
+    random = {"params": {"kernel": jax.random.normal(KEY, (2, 300, 70))}}
+    once = project_kernels(random)
+    np.testing.assert_array_equal(project_kernels(once)["params"]["kernel"], once["params"]["kernel"])
 
 
 @pytest.mark.parametrize("name", ["sac", "tqc", "simba", "td3", "awac", "iql"])
@@ -90,7 +94,7 @@ def test_every_agent_with_critics_can_have_its_kernels_there_from_the_start(name
     assert len(parts) == (3 if name == "iql" else 2)
     for part in parts:
         old, new = getattr(state, part), getattr(after, part)
-        np.testing.assert_allclose(np.concatenate([lengths(old), lengths(new)]), 1.0, rtol=1e-6)
+        np.testing.assert_allclose(np.concatenate([lengths(old), lengths(new)]), 1.0, rtol=2e-6)
         assert not np.array_equal(*(jax.tree.leaves(x["params"])[-1] for x in (old, new)))
 
 
@@ -100,7 +104,7 @@ def test_convolutions_of_critics_and_policies_can_have_theirs_there() -> None:
     state = agent.init(KEY)
     after, _ = updated(agent, spec, state)
     for variables in (state.policy, state.critic, after.policy, after.critic):
-        np.testing.assert_allclose(lengths(variables), 1.0, rtol=1e-6)
+        np.testing.assert_allclose(lengths(variables), 1.0, rtol=2e-6)
 
 
 def test_a_step_ends_where_the_optimizer_s_does_brought_to_length_one() -> None:
@@ -111,7 +115,7 @@ def test_a_step_ends_where_the_optimizer_s_does_brought_to_length_one() -> None:
     jax.tree.map(close, there.critic, project_kernels(moved.critic))
     assert np.abs(lengths(moved.critic) - 1).max() > 0.1
     # The policy learns from critics that were projected before it.
-    np.testing.assert_allclose(lengths(there.policy), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(lengths(there.policy), 1.0, rtol=2e-6)
     assert not np.allclose(there.policy["params"]["Dense_1"]["bias"], moved.policy["params"]["Dense_1"]["bias"])
 
 
@@ -121,8 +125,8 @@ def test_kernels_stay_there_and_targets_are_means_of_them() -> None:
     begin = agent.init(KEY)
     state, _ = jax.jit(lambda state: jax.lax.scan(move, state, jnp.arange(30, dtype=jnp.uint32)))(begin)
     for variables in (state.policy, state.critic):
-        np.testing.assert_allclose(lengths(variables), 1.0, rtol=1e-6)
-    assert lengths(state.target).max() < 1 + 1e-6
+        np.testing.assert_allclose(lengths(variables), 1.0, rtol=2e-6)
+    assert lengths(state.target).max() < 1 + 2e-6
     assert lengths(state.target).min() < 0.999
     assert not np.allclose(lengths(state.critic), 0.5)
     assert not np.array_equal(begin.critic["params"]["Dense_1"]["kernel"], state.critic["params"]["Dense_1"]["kernel"])
