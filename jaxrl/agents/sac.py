@@ -410,7 +410,6 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
     before = after = None
     if config.joint_batch:
         before = Rows(rows.items.obs, critics.unit_actions(parts.spec, rows.items.action))
-    if config.joint_batch or not config.target_network:
         after = Rows(seen.then, _next_action(parts, policy_t, deviation))
     target: Array | NextStep
     more: Metrics = {}
@@ -433,7 +432,7 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
         )
         target = critics.bootstrap_targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
     else:
-        target = _next_step(parts, rows.items, policy_t, temperature, deviation)
+        target, after = _next_step(parts, rows.items, policy_t, temperature, deviation)
     sampled = _sampled_actions(parts, state.policy, seen, sample_key) if config.cql else None
     critic, metrics, priorities = critics.learn_critic(
         parts, state, batch, target, key, opt_step, sampled, hyper.eta, support, after
@@ -646,14 +645,16 @@ def _next_action(parts: Parts, policy: Distribution, deviation: PyTree) -> tuple
 
 def _next_step(
     parts: Parts, items: Transition, policy: Distribution, temperature: Array, deviation: PyTree
-) -> NextStep:
+) -> tuple[NextStep, Rows]:
     """Return what the steps `items` `[R]` are regressed on without a target network; `policy` is that after them."""
     if isinstance(parts.spec.action_space, Discrete):
+        action: tuple[Array, ...] = ()
         probability, entropy = jax.nn.softmax(cast(Any, policy).logits), policy.entropy()
     else:
         raw = cast(TanhGaussian, policy).at(deviation)
-        probability, entropy = jnp.ones((raw.shape[0], 1)), -policy.log_prob(raw)
-    return NextStep(items.reward, items.discount, probability, temperature * entropy)
+        action, probability, entropy = (jnp.tanh(raw),), jnp.ones((raw.shape[0], 1)), -policy.log_prob(raw)
+    step = NextStep(items.reward, items.discount, probability, temperature * entropy)
+    return step, Rows(items.next_obs, action)
 
 
 def _target_entropy(parts: Parts, usual: Array, obs: PyTree) -> Array:
