@@ -33,6 +33,7 @@ from .agents import (
     TD3BCConfig as TD3BCConfig,
     TD3Config as TD3Config,
     TQCConfig as TQCConfig,
+    XQCConfig as XQCConfig,
     a2c as a2c,
     awac as awac,
     bc as bc,
@@ -65,6 +66,7 @@ from .agents import (
     td3 as td3,
     td3_bc as td3_bc,
     tqc as tqc,
+    xqc as xqc,
 )
 from .buffers import (
     Dataset as Dataset,

@@ -56,6 +56,8 @@ _TWENTY: Mapping[str, Any] = {**_BOXES, "updates": 20}
 """Settings of REDQ and DroQ: many updates per step."""
 _TWO_NORMALISED: Mapping[str, Any] = {**_BOXES, "updates": 2, "processor": {"normalise_obs": True}}
 """Settings of SimBa; its networks take normalised observations."""
+_TWO_SCALED: Mapping[str, Any] = {**_BOXES, "updates": 2, "processor": {"normalise_reward": True}}
+"""Settings of XQC; its support is that of normalised rewards."""
 _FAST: Mapping[str, Any] = {"num_envs": 128, "opt_interval": 128, "processor": {"normalise_obs": True}}
 _FAST_TD3: Mapping[str, Any] = {**_FAST, "updates": 2, "buffer": {"capacity": 1_310_720, "batch_size": 32_768}}
 """Settings of FastTD3: many environments, few updates on large batches, and normalised observations."""
@@ -77,6 +79,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "crossq": Algorithm(
         "CrossQ", "jaxrl.agents.sac", "CrossQConfig", "off_policy", (*DISCRETE, *BOUNDED), "Pendulum-v1", _BOXES
     ),
+    "xqc": Algorithm("XQC", "jaxrl.agents.sac", "XQCConfig", "off_policy", BOUNDED, "Pendulum-v1", _TWO_SCALED),
     "tqc": Algorithm("TQC", "jaxrl.agents.sac", "TQCConfig", "off_policy", BOUNDED, "Pendulum-v1", _BOXES),
     "redq": Algorithm(
         "REDQ", "jaxrl.agents.sac", "REDQConfig", "off_policy", (*DISCRETE, *BOUNDED), "Pendulum-v1", _TWENTY

@@ -43,6 +43,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "masks": lambda: off(minefield(), jaxrl.dqn(features=(16,))),
     "several choices": lambda: jaxrl.on_policy(minefield(MultiDiscrete((2, 3, 4))), jaxrl.ppo(features=(16,))),
     "continuous": lambda: off(jaxrl.make_env("Pendulum-v1"), jaxrl.sac(features=(16,))),
+    "batch normalisation": lambda: off(
+        jaxrl.make_env("Pendulum-v1"), jaxrl.xqc(features=(8, 8), critic_features=(8,)), jaxrl.one_step()
+    ),
     "residual blocks": lambda: off(jaxrl.make_env("Pendulum-v1"), jaxrl.sac(features=(8, 8), torso="simba")),
     "other residual blocks": lambda: jaxrl.on_policy(
         jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(8, 8), torso="bro")

@@ -32,7 +32,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "scale-speed": speed.spread,
     "presets-reach": reach.reached,
     "dqn-reach": partial(reach.reached, "dqn", "rainbow"),
-    "sac-reach": partial(reach.reached, "sac", "crossq", "tqc", "redq", "droq", "simba", "fast_sac"),
+    "sac-reach": partial(reach.reached, "sac", "crossq", "xqc", "tqc", "redq", "droq", "simba", "fast_sac"),
     "td3-reach": partial(reach.reached, "td3", "ddpg", "fast_td3"),
     "pqn-reach": partial(reach.reached, "pqn"),
     "reppo-reach": partial(reach.reached, "reppo"),

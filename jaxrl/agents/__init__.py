@@ -19,6 +19,7 @@ from jaxrl.agents.sac import (
     SACNConfig,
     SimBaConfig,
     TQCConfig,
+    XQCConfig,
     cql,
     crossq,
     droq,
@@ -29,6 +30,7 @@ from jaxrl.agents.sac import (
     sac_n,
     simba,
     tqc,
+    xqc,
 )
 from jaxrl.agents.schedules import Schedule, constant, cosine, exponential, linear
 from jaxrl.agents.td3 import (

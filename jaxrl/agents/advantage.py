@@ -149,7 +149,16 @@ def _build(name: str, config: AWACConfig, custom: CustomParts, spec: EnvSpec) ->
     if isinstance(config, IQLConfig):
         networks = networks._replace(value=critics.value_network(config, custom, spec))
     network = networks.policy
-    parts = Parts(config, networks, custom.gradient_step, spec, head, None, custom.extra_loss, custom.extra_policy_loss)
+    parts = Parts(
+        config,
+        networks,
+        critics.gradient_step(config, custom),
+        spec,
+        head,
+        None,
+        custom.extra_loss,
+        custom.extra_policy_loss,
+    )
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -173,13 +182,14 @@ def _build(name: str, config: AWACConfig, custom: CustomParts, spec: EnvSpec) ->
 
 def _init(parts: Parts, key: Key) -> AdvantageState:
     network_key, value_key = jax.random.split(key)
-    policy, critic = critics.init_networks(parts.networks, parts.spec, network_key)
+    policy, critic = critics.init_networks(parts, network_key)
     hyper = AdvantageHyper(
         *make_hyper(asdict(parts.config), AdvantageHyper._fields, optional=("expectile", *TEMPERATURE))
     )
     value: PyTree = ()
     if parts.networks.value is not None:
-        value = parts.networks.value.init(value_key, critics.to_critic(space_zeros(parts.spec.observation_space, 1)))
+        obs = critics.to_critic(space_zeros(parts.spec.observation_space, 1))
+        value = critics.init_network(parts, parts.networks.value, value_key, obs)
     opt_state = OptStates(
         parts.gradient_step.init(policy, hyper.policy_lr),
         parts.gradient_step.init(critic, hyper.lr),

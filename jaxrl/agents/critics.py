@@ -36,7 +36,7 @@ from jaxrl.agents.fields import (
     Widths,
 )
 from jaxrl.agents.losses import conservative_gap, cross_entropy, hl_gauss, project, quantile_huber, squared
-from jaxrl.agents.optimizers import GradientStep, GradientUpdate, gradient_update
+from jaxrl.agents.optimizers import GradientStep, GradientUpdate, gradient_update, on_sphere, project_kernels
 from jaxrl.agents.sequences import Memories, Views
 from jaxrl.agents.values import (
     atoms_between,
@@ -90,6 +90,12 @@ class CriticConfig(NetworkConfig, OptimizerConfig):
     batch_norm: Annotated[str, OneOf(("none", "batch", "renorm"))] = "none"
     """Batch normalisation of the inputs and the hidden layers of all networks: none, batch, or renorm (batch
     renormalisation). For observations without convolutions."""
+    pre_activation_norm: bool = False
+    """With batch_norm, normalise the hidden layers before each activation, behind dense layers without biases (XQC);
+    otherwise after it."""
+    weight_norm: bool = False
+    """Project the kernels of all networks onto the unit sphere, at the start and after each update: the weights of each
+    output have length 1 (XQC)."""
     critic_features: Widths = ()
     """Widths of the critics' dense layers; empty: features."""
     dropout: Annotated[float, Between(0.0, 0.9999)] = 0.0
@@ -170,6 +176,11 @@ def build_networks(config: CriticConfig, custom: CustomParts, spec: EnvSpec, hea
     """
     space, seen = spec.action_space, masks.view_spec(spec, masks.for_policy)
     _check_dropout(config, custom)
+    if config.pre_activation_norm and config.batch_norm == "none":
+        raise SettingsError(
+            "agent.pre_activation_norm is on, but agent.batch_norm none; set batch_norm to batch or renorm, or "
+            "pre_activation_norm off"
+        )
     usual = lambda: _network(PolicyNetwork, config, seen, head.outputs, config.features)
     policy = build_network(
         custom, "make_policy", (seen, head), usual, (observation_structs(seen),), (policy_output(head),)
@@ -239,7 +250,9 @@ def _network(
             "mlp, or batch_norm to none"
         )
     renorm = config.batch_norm == "renorm"
-    return BatchNormNetwork(spec.observation_space, outputs, widths, config.activation, renorm, config.dtype)
+    return BatchNormNetwork(
+        spec.observation_space, outputs, widths, config.activation, renorm, config.dtype, config.pre_activation_norm
+    )
 
 
 def _options(config: CriticConfig, spec: EnvSpec) -> dict[str, Any]:
@@ -254,7 +267,8 @@ def recurrent_networks(config: Any, spec: EnvSpec, head: Head) -> Networks:
     after that.
     """
     space, hidden = spec.action_space, Box(-jnp.inf, jnp.inf, (config.core_features,))
-    for name, alone in {"batch_norm": "none", "critic_features": (), "dropout": 0.0}.items():
+    without = {"critic_features": (), "dropout": 0.0, "pre_activation_norm": False, "weight_norm": False}
+    for name, alone in {"batch_norm": "none", **without}.items():
         if (value := getattr(config, name)) != alone:
             raise SettingsError(f"agent.{name} is {value}, which networks with a core do not have; leave it out")
     # Actions must pass a hidden layer together with the core's output. Without actions as input, a linear head
@@ -281,16 +295,30 @@ def _actions(space: Any) -> Array:
     return jnp.zeros((ROWS, space_size(space)), jnp.float32)
 
 
-def init_networks(networks: Networks, spec: EnvSpec, key: Key, memory: Memories | None = None) -> tuple[PyTree, PyTree]:
-    """Initialise the parameters of policy and critics; `memory` is that of `Parts`. The key is consumed."""
+def gradient_step(config: CriticConfig, custom: CustomParts) -> GradientStep:
+    """Return the gradient step of all networks."""
+    return on_sphere(custom.gradient_step) if config.weight_norm else custom.gradient_step
+
+
+def init_networks(parts: Parts, key: Key) -> tuple[PyTree, PyTree]:
+    """Initialise the variables of policy and critics. The key is consumed."""
+    networks, spec, memory = parts.networks, parts.spec, parts.memory
     policy_key, critic_key = jax.random.split(key)
     obs = spaces.space_zeros(spec.observation_space, 1)
     if memory is not None:
         obs = RecurrentObs(obs, jax.tree.map(lambda x: jnp.asarray(x)[None], memory))
     space = spec.action_space
     action = (jnp.zeros((1, space_size(space)), jnp.float32),) if isinstance(space, Box) else ()
-    policy = networks.policy.init(policy_key, to_policy(obs))
-    return policy, networks.critic.init(critic_key, to_critic(obs), *action)
+    return (
+        init_network(parts, networks.policy, policy_key, to_policy(obs)),
+        init_network(parts, networks.critic, critic_key, to_critic(obs), *action),
+    )
+
+
+def init_network(parts: Parts, network: Network, key: Key, *args: Any) -> PyTree:
+    """Initialise the variables of `network`, with `weight_norm` on the sphere. The key is consumed."""
+    variables = network.init(key, *args)
+    return project_kernels(variables) if parts.config.weight_norm else variables
 
 
 def apply_fns(networks: Networks) -> dict[str, Callable[..., Any]]:
@@ -493,19 +521,18 @@ class SampledActions(NamedTuple):
     """`[B, S]`, log-density under the sampling distribution, plus the logarithm of `S`."""
 
 
-class NextStep(NamedTuple):
-    """What targets are made of without a target network: one pass through the critics, of each step and the next.
+class Rows(NamedTuple):
+    """What critics value: observations, and actions as they take them, `()` for discrete ones."""
 
-    The values of both are then normalised by the same statistics (CrossQ, Bhatt et al. 2024,
-    https://arxiv.org/abs/1902.05605, section 3).
-    """
+    obs: PyTree
+    action: tuple[Array, ...]
+
+
+class NextStep(NamedTuple):
+    """What targets are made of without a target network, beside the critics' outputs at the next step."""
 
     reward: Array
     discount: Array
-    obs: PyTree
-    """The next observation."""
-    action: tuple[Array, ...]
-    """The policy's next action, as critics take it; `()` for discrete ones."""
     probability: Array
     """`[R, outputs]`, by which the critics' outputs are averaged: the policy's for discrete actions, otherwise ones."""
     bonus: Array
@@ -522,11 +549,13 @@ def learn_critic(
     sampled: SampledActions | None = None,
     eta: PyTree = (),
     support: Array | None = None,
+    after: Rows | None = None,
 ) -> tuple[GradientUpdate, Metrics, Array]:
     """Regress the critics' values of the data's actions on `target` `[B]`; also return metrics and absolute errors.
 
     With a `support` `[n]`, the targets are probabilities `[B, n]` of its atoms. With `sampled`, add `hyper.cql` times
     the conservative penalty (CQL); with `eta`, so much of the `similarity` of the critics' gradients (EDAC). With
+    `after`, the next steps, which a `NextStep` needs, they pass through the critics together with the steps. With
     cores, `batch` is of sequences; all else is of the steps that are learnt from, `[R]`. `key` is that of the update.
     """
     rows = training_rows(parts, batch)
@@ -546,6 +575,7 @@ def learn_critic(
             action,
             pick,
             target,
+            after,
             rows.weight * rows.items.weight,
             sampled,
             rows.items if parts.extra_loss else (),
@@ -576,20 +606,17 @@ def _critic_loss(
 ) -> tuple[Array, tuple[tuple[Array, Array, PyTree, PyTree], PyTree]]:
     """Return the weighted mean of the critics' summed losses; absolute errors, values, CQL gaps and similarities, each
     `[B]`; and the critics' collections."""
-    obs, is_first, action, pick, target, weight, sampled, items = batch
+    obs, is_first, action, pick, target, after, weight, sampled, items = batch
     # Inside of the loss: gradients reach the critics through their memories too.
     obs = observe_before(parts, obs, is_first, critic=params)
+    if after is not None:
+        out, out_t, collections = apply_together(parts.networks.critic, params, Rows(obs, action), after, key)
+    else:
+        out, collections = nn.forward(parts.networks.critic, params, to_critic(obs), *action, key=key)
     if isinstance(target, NextStep):
-        # `[2 R, ...]`: the steps, and behind them the next ones.
-        joint = lambda x, y: jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y)
-        rows, actions = joint(to_critic(obs), to_critic(target.obs)), joint(action, target.action)
-        both, collections = nn.forward(parts.networks.critic, params, rows, *actions, key=key)
-        out, out_t = jnp.split(both, 2, axis=1)
         v_t = jnp.sum(target.probability * parts.policy_values(out_t), axis=-1) + target.bonus
         # This target comes from the parameters that are differentiated, while all others are data of the loss.
         target = jax.lax.stop_gradient(target.reward + target.discount * v_t)
-    else:
-        out, collections = nn.forward(parts.networks.critic, params, to_critic(obs), *action, key=key)
     gap: PyTree = ()
     if support is not None:
         q = expected_value(jax.nn.softmax(out), support)
@@ -730,13 +757,31 @@ def apply_critics(critic: Network, params: PyTree, obs: PyTree, *action: Array, 
     return cast(Array, nn.forward(critic, params, to_critic(obs), *action, key=key)[0])
 
 
-def target_key(parts: Parts, key: Key) -> Key | None:
-    """Return the key of the critics' dropout in targets; `None` without `dropout`.
+def apply_together(
+    critic: Network, params: PyTree, rows: Rows, after: Rows, key: Key | None
+) -> tuple[Array, Array, PyTree]:
+    """Return the critics' outputs `[K, R, outputs]` for steps, and for those `after` them, and their collections.
+
+    One pass makes both, so that critics which learn normalise them by the same statistics (CrossQ, Bhatt et al. 2024,
+    https://arxiv.org/abs/1902.05605, section 3). The key is consumed.
+    """
+    # `[2 R, ...]`: the steps, and behind them the next ones.
+    joint = lambda x, y: jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y)
+    obs, actions = joint(to_critic(rows.obs), to_critic(after.obs)), joint(rows.action, after.action)
+    both, collections = nn.forward(critic, params, obs, *actions, key=key)
+    out, out_t = jnp.split(both, 2, axis=1)
+    return out, out_t, collections
+
+
+def target_key(parts: Parts, key: Key, *, together: bool = False) -> Key | None:
+    """Return the key by which critics have dropout or statistics of the batch in targets; `None` if they have neither.
+
+    They have statistics of the batch for steps `together` with the next ones, as `apply_together` has them.
 
     DroQ's targets and policy see critics with dropout (Hiraoka et al. 2022, https://arxiv.org/abs/2110.02034, algorithm
     2, and the authors' code); critics made in Python have theirs only where they learn. `key` is that of the update.
     """
-    return nn.training_key(parts.networks.critic, key, 3) if parts.config.dropout else None
+    return nn.training_key(parts.networks.critic, key, 3) if parts.config.dropout or together else None
 
 
 def policy_loss_key(parts: Parts, key: Key) -> Key | None:

@@ -123,6 +123,39 @@ def gradient_step(optimizer: Optimizer, lr_decay: int = 0, accumulate: int = 1) 
     return GradientStep(init, step, lr_decay, accumulate)
 
 
+def on_sphere(step: GradientStep) -> GradientStep:
+    """Return `step` behind which kernels are projected onto the unit sphere, see `project_kernels`."""
+
+    def projected(
+        params: PyTree, gradient: list[Array], opt_state: PyTree, lr: Array, max_norm: Array
+    ) -> tuple[PyTree, PyTree, Array]:
+        params, opt_state, norm = step.step(params, gradient, opt_state, lr, max_norm)
+        return project_kernels(params), opt_state, norm
+
+    return step._replace(step=projected)
+
+
+def project_kernels(variables: PyTree) -> PyTree:
+    """Scale the kernels of a network so that the weights of each output have length 1; all else stays as it is.
+
+    Where normalisation follows, no output depends on that length, but the angle by which a step turns a kernel does: it
+    shrinks as kernels grow (Palenicek et al. 2025, https://arxiv.org/abs/2502.07523). Kernels are `[..., in, out]` of
+    dense layers, and `[..., H, W, in, out]` of convolutions. Weights that are all 0 stay 0.
+    """
+    params, collections = split_variables(variables)
+
+    def project(kernel: bool, x: Array) -> Array:
+        if not kernel:
+            return x
+        # Members of an ensemble come first: three axes are those of dense layers, five those of convolutions.
+        inputs = (-2,) if x.ndim < 4 else (-4, -3, -2)
+        length = jnp.sqrt(jnp.sum(jnp.square(x), axis=inputs, keepdims=True))
+        # What differs from 1 by rounding alone stays, so that a step of 0 changes no bit.
+        return x / jnp.where((length > 0) & (jnp.abs(length - 1) > 1e-6), length, 1.0)
+
+    return join_variables(jax.tree.map(project, _kernels(params), params), collections)
+
+
 def clip_by_norm(grads: PyTree, norm: Array, max_norm: Array) -> PyTree:
     """Scale `grads`, whose global norm is `norm`, down to a global norm of at most `max_norm`."""
     scale = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-12))

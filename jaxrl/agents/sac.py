@@ -4,10 +4,10 @@ Continuous actions follow Haarnoja et al. 2018 (https://arxiv.org/abs/1812.05905
 (https://arxiv.org/abs/1910.07207). The two differ only in how they take an expectation over actions.
 
 Conservative Q-learning (Kumar et al. 2020, https://arxiv.org/abs/2006.04779) is an option, for learning from a fixed
-data set. So are critics without target networks (CrossQ), of quantiles (TQC), of atoms (FastSAC), drawn for each target
-(REDQ), with dropout (DroQ), of residual blocks (SimBa), many of them (SAC-N) and diverse ones (EDAC; both An et al.
-2021, https://arxiv.org/abs/2110.01548), each of which also has a name; and temporally correlated exploration noise, for
-tasks that need the same action for many steps (Eberhard et al. 2023,
+data set. So are critics without target networks (CrossQ), with kernels on the unit sphere (XQC), of quantiles (TQC), of
+atoms (FastSAC), drawn for each target (REDQ), with dropout (DroQ), of residual blocks (SimBa), many of them (SAC-N) and
+diverse ones (EDAC; both An et al. 2021, https://arxiv.org/abs/2110.01548), each of which also has a name; and
+temporally correlated exploration noise, for tasks that need the same action for many steps (Eberhard et al. 2023,
 https://openreview.net/forum?id=hQ9V5QN27eS; here an autoregressive process). And so are recurrent cores, one for the
 policy and one for each critic, which learn from sequences of replay, see `jaxrl.agents.sequences`.
 """
@@ -25,7 +25,7 @@ from jaxrl import distributions, shards
 from jaxrl.agents import critics, optimizers, sequences
 from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Mode
 from jaxrl.agents.checks import check_actions, make_hyper
-from jaxrl.agents.critics import CategoricalConfig, NextStep, Parts, SampledActions
+from jaxrl.agents.critics import CategoricalConfig, NextStep, Parts, Rows, SampledActions
 from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import (
@@ -74,6 +74,9 @@ class SACConfig(SequenceConfig, CategoricalConfig):
     target_network: bool = True
     """Bootstrap from a target network. Without one, a single pass through the critics values a step and the next one
     (CrossQ, which also has batch_norm)."""
+    joint_batch: bool = False
+    """With a target network and batch_norm, pass each step and the next one through critics and targets together, so
+    that both are normalised by the statistics of both (XQC)."""
     policy_interval: Count = 1
     """Optimisation steps between updates of the policy and the temperature."""
     critic_subset: Steps = 0
@@ -117,6 +120,23 @@ class CrossQConfig(SACConfig):
     batch_norm: Annotated[str, OneOf(("none", "batch", "renorm"))] = "renorm"
     policy_interval: Count = 3
     critic_features: Widths = (2048, 2048)
+
+
+@dataclass(frozen=True)
+class XQCConfig(SACConfig):
+    """Settings of XQC."""
+
+    temperature: Positive = 0.01
+    joint_batch: bool = True
+    batch_norm: Annotated[str, OneOf(("none", "batch", "renorm"))] = "batch"
+    pre_activation_norm: bool = True
+    weight_norm: bool = True
+    policy_interval: Count = 3
+    atoms: Steps = 101
+    v_min: Real | None = -5.0
+    v_max: Real | None = 5.0
+    features: Widths = (256, 256, 256, 256)
+    critic_features: Widths = (512, 512, 512, 512)
 
 
 @dataclass(frozen=True)
@@ -296,6 +316,16 @@ def crossq(config: CrossQConfig | None = None, **arguments: Any) -> AgentMaker:
     return _maker("crossq", config or CrossQConfig(), arguments)
 
 
+def xqc(config: XQCConfig | None = None, **arguments: Any) -> AgentMaker:
+    """Configure XQC: SAC whose critics are well conditioned; arguments are as for `sac`.
+
+    Palenicek et al. 2026, https://arxiv.org/abs/2509.25174. Batch normalisation, kernels on the unit sphere, and
+    distributions of the return from -5 to 5, for which rewards are to be normalised, which is the processor's part:
+    `off_policy` has `normalise_reward()` for it if no processor is given. For continuous actions.
+    """
+    return _maker("xqc", config or XQCConfig(), arguments)
+
+
 def tqc(config: TQCConfig | None = None, **arguments: Any) -> AgentMaker:
     """Configure TQC: SAC whose critics learn quantiles, of which targets leave out the largest.
 
@@ -377,11 +407,17 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
     policy_t = _policy(parts, state.policy, seen.then)
     reach = critics.widen_reach(config, state.reach, rows.items)
     support = parts.support_fn and parts.support_fn(reach)
+    before = after = None
+    if config.joint_batch:
+        before = Rows(rows.items.obs, critics.unit_actions(parts.spec, rows.items.action))
+        after = Rows(seen.then, _next_action(parts, policy_t, deviation))
     target: Array | NextStep
     more: Metrics = {}
     if support is not None:
-        dropout_key = critics.target_key(parts, key)
-        outputs, _, entropy_t = _evaluate(parts, policy_t, state.target, seen.then, deviation, key=dropout_key)
+        training_key = critics.target_key(parts, key, together=config.joint_batch)
+        outputs, _, entropy_t = _evaluate(
+            parts, policy_t, state.target, seen.then, deviation, key=training_key, before=before
+        )
         target, more = critics.target_distribution(config, rows.items, outputs, support, temperature * entropy_t)
     elif config.target_network:
         pool: Callable[[Array], Array] = parts.policy_values
@@ -390,16 +426,16 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
             pool = partial(lowest_of_subset, subset_key, config.critic_subset)
         elif config.quantiles:
             pool = partial(truncated_mixture, config.drop_quantiles)
-        dropout_key = critics.target_key(parts, key)
+        training_key = critics.target_key(parts, key, together=config.joint_batch)
         v_t, entropy_t = _soft_value(
-            parts, pool, policy_t, state.target, temperature, seen.then, deviation, key=dropout_key
+            parts, pool, policy_t, state.target, temperature, seen.then, deviation, key=training_key, before=before
         )
         target = critics.bootstrap_targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
     else:
-        target = _next_step(parts, rows.items, policy_t, temperature, deviation)
+        target, after = _next_step(parts, rows.items, policy_t, temperature, deviation)
     sampled = _sampled_actions(parts, state.policy, seen, sample_key) if config.cql else None
     critic, metrics, priorities = critics.learn_critic(
-        parts, state, batch, target, key, opt_step, sampled, hyper.eta, support
+        parts, state, batch, target, key, opt_step, sampled, hyper.eta, support, after
     )
     if parts.memory is not None:
         priorities = sequences.sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
@@ -559,24 +595,38 @@ def _soft_value(
     deviation: PyTree,
     *,
     key: Key | None,
+    before: Rows | None = None,
 ) -> tuple[Array, Array]:
     """Return the soft value of `obs` `[B]`, or samples of it `[B, S]`, and the entropy of `policy` `[B]`.
 
     `pool` makes one value, or samples, of the critics' outputs `[K, B, ...]`. The rest is as for `_evaluate`.
     """
-    outputs, probability, entropy = _evaluate(parts, policy, critic, obs, deviation, key=key)
+    outputs, probability, entropy = _evaluate(parts, policy, critic, obs, deviation, key=key, before=before)
     return soft_value(pool(outputs), entropy, temperature, probability), entropy
 
 
 def _evaluate(
-    parts: Parts, policy: Distribution, critic: PyTree, obs: PyTree, deviation: PyTree, *, key: Key | None
+    parts: Parts,
+    policy: Distribution,
+    critic: PyTree,
+    obs: PyTree,
+    deviation: PyTree,
+    *,
+    key: Key | None,
+    before: Rows | None = None,
 ) -> tuple[Array, Array | None, Array]:
     """Return the critics' outputs `[K, B, outputs]`, probabilities of discrete actions, and the policy's entropy `[B]`.
 
     A continuous action lies `deviation` `[B, D]` standard deviations from the mean, and gradients reach the policy
-    through it (equations 8 and 9). With a key, which is consumed, the critics have dropout.
+    through it (equations 8 and 9). With a key, which is consumed, the critics have dropout, and the steps `before`
+    share their pass.
     """
-    apply = partial(critics.apply_critics, parts.networks.critic, critic, obs, key=key)
+
+    def apply(*action: Array) -> Array:
+        if before is None:
+            return critics.apply_critics(parts.networks.critic, critic, obs, *action, key=key)
+        return critics.apply_together(parts.networks.critic, critic, before, Rows(obs, action), key)[1]
+
     if isinstance(parts.spec.action_space, Discrete):
         outputs, entropy = apply(), policy.entropy()
         return outputs, jax.nn.softmax(cast(Any, policy).logits), entropy
@@ -586,9 +636,16 @@ def _evaluate(
     return apply(jnp.tanh(raw)), None, entropy
 
 
+def _next_action(parts: Parts, policy: Distribution, deviation: PyTree) -> tuple[Array, ...]:
+    """Return the action of `policy`, as critics take it; `()` for discrete actions."""
+    if isinstance(parts.spec.action_space, Discrete):
+        return ()
+    return (jnp.tanh(cast(TanhGaussian, policy).at(deviation)),)
+
+
 def _next_step(
     parts: Parts, items: Transition, policy: Distribution, temperature: Array, deviation: PyTree
-) -> NextStep:
+) -> tuple[NextStep, Rows]:
     """Return what the steps `items` `[R]` are regressed on without a target network; `policy` is that after them."""
     if isinstance(parts.spec.action_space, Discrete):
         action: tuple[Array, ...] = ()
@@ -596,7 +653,8 @@ def _next_step(
     else:
         raw = cast(TanhGaussian, policy).at(deviation)
         action, probability, entropy = (jnp.tanh(raw),), jnp.ones((raw.shape[0], 1)), -policy.log_prob(raw)
-    return NextStep(items.reward, items.discount, items.next_obs, action, probability, temperature * entropy)
+    step = NextStep(items.reward, items.discount, probability, temperature * entropy)
+    return step, Rows(items.next_obs, action)
 
 
 def _target_entropy(parts: Parts, usual: Array, obs: PyTree) -> Array:
@@ -714,6 +772,7 @@ def _check(config: SACConfig, parts: Mapping[str, Any]) -> None:
     if config.eta and (config.num_critics < 2 or config.core != "none"):
         what = f"num_critics {config.num_critics}" if config.num_critics < 2 else f"core {config.core}"
         raise SettingsError(f"agent.eta is {config.eta}, but agent.{what} has no pairs of critics for it; set eta to 0")
+    _check_joint_batch(config, parts)
     if not config.target_network and config.core != "none":
         raise SettingsError(
             f"agent.target_network is off, but with agent.core {config.core} sequences need one; leave it on, "
@@ -721,6 +780,22 @@ def _check(config: SACConfig, parts: Mapping[str, Any]) -> None:
         )
     if config.learn_temperature and "temperature" in schedules_in(config.schedules):
         raise SettingsError("agent.temperature is learnt, and cannot follow a schedule; set learn_temperature=False")
+
+
+def _check_joint_batch(config: SACConfig, parts: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` for a joint batch that joins nothing."""
+    if not config.joint_batch:
+        return
+    if not config.target_network:
+        raise SettingsError(
+            "agent.joint_batch is on, but without agent.target_network a step and the next one share a pass anyway; "
+            "leave it off, or target_network on"
+        )
+    if config.core != "none" or (config.batch_norm == "none" and parts["make_critic"] is None):
+        what = f"core {config.core}" if config.core != "none" else "batch_norm none"
+        raise SettingsError(
+            f"agent.joint_batch is on, but critics with agent.{what} have no statistics of a batch; leave it off"
+        )
 
 
 def _check_quantiles(config: SACConfig, parts: Mapping[str, Any]) -> None:
@@ -770,7 +845,7 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
     parts = Parts(
         config,
         networks,
-        custom.gradient_step,
+        critics.gradient_step(config, custom),
         spec,
         head,
         memories,
@@ -812,7 +887,7 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
 
 def _init(parts: Parts, key: Key) -> SACState:
     config = parts.config
-    policy, critic = critics.init_networks(parts.networks, parts.spec, key, parts.memory)
+    policy, critic = critics.init_networks(parts, key)
     entropy = config.target_entropy or _usual_entropy(parts.spec)
     settings = {**asdict(config), "target_entropy": entropy}
     hyper = SACHyper(*make_hyper(settings, SACHyper._fields, optional=("cql", "noise_memory", "eta", *TEMPERATURE)))

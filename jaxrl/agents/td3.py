@@ -257,7 +257,7 @@ def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> 
     parts = Parts(
         config,
         networks,
-        custom.gradient_step,
+        critics.gradient_step(config, custom),
         spec,
         head,
         memories,
@@ -298,7 +298,7 @@ def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> 
 
 
 def _init(parts: Parts, key: Key) -> TD3State:
-    policy, critic = critics.init_networks(parts.networks, parts.spec, key, parts.memory)
+    policy, critic = critics.init_networks(parts, key)
     hyper = TD3Hyper(*make_hyper(asdict(parts.config), TD3Hyper._fields, optional=OPTIONS))
     opt_state = OptStates(parts.gradient_step.init(policy, hyper.policy_lr), parts.gradient_step.init(critic, hyper.lr))
     # Targets must be copies: all of these arrays are donated to the compiled loop.

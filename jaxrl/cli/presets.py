@@ -654,6 +654,8 @@ PRESETS["crossq"] = {
 PRESETS["tqc"] = {
     "Pendulum-v1": {**_SAC_PENDULUM, "agent": {**_SAC_PENDULUM["agent"], "critic_features": [64, 64]}},
 }
+# 10 000 environment steps as well, with two updates a step; published are four layers of 256 and 512 units.
+PRESETS["xqc"] = {"Pendulum-v1": {**PRESETS["tqc"]["Pendulum-v1"], "max_opts": 18_000, "eval_interval": 1_000}}
 # 4 000 environment steps, 1 000 of them before the first update; twenty updates a step.
 PRESETS["redq"] = {
     "Pendulum-v1": {

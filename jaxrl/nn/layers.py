@@ -218,9 +218,9 @@ def make_dense(width: int, noisy: float, init: Any = LECUN, dtype: str = "float3
     return NoisyDense(width, noisy, dtype) if noisy else dense(width, init, dtype)
 
 
-def dense(width: int, kernel_init: Any = LECUN, dtype: str = "float32") -> nn.Dense:
+def dense(width: int, kernel_init: Any = LECUN, dtype: str = "float32", bias: bool = True) -> nn.Dense:
     """Return a dense layer `[..., D] -> [..., width]` with the products of `jaxrl.xla.products`."""
-    return nn.Dense(width, kernel_init=kernel_init, dot_general=dot_general, dtype=DTYPES[dtype])
+    return nn.Dense(width, bias, kernel_init=kernel_init, dot_general=dot_general, dtype=DTYPES[dtype])
 
 
 def kernel_init(orthogonal: bool, gain: float = 2**0.5) -> Any:

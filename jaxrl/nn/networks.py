@@ -143,7 +143,8 @@ class BatchNormNetwork(nn.Module):
     """Dense layers with batch normalisation of the input and after each activation; `[B, ...] -> [B, outputs]`.
 
     With actions `[B, D]` it is a critic (Bhatt et al. 2024, https://arxiv.org/abs/1902.05605, figure 2). Images are
-    flattened.
+    flattened. With `pre_activation`, normalisation comes before each activation, and its shift takes the place of the
+    layer's bias (Palenicek et al. 2026, https://arxiv.org/abs/2509.25174).
     """
 
     observation_space: Any
@@ -152,6 +153,7 @@ class BatchNormNetwork(nn.Module):
     activation: str = "relu"
     renorm: bool = False
     dtype: str = "float32"
+    pre_activation: bool = False
 
     @nn.compact
     def __call__(self, obs: PyTree, action: Array | None = None, train: bool = False) -> Array:
@@ -160,9 +162,11 @@ class BatchNormNetwork(nn.Module):
             x = jnp.concatenate([x, action], axis=-1)
         # Inputs are normalised as well: observations and actions differ in scale.
         x = BatchNorm(self.renorm)(x, train)
+        activate = ACTIVATIONS[self.activation]
         for width in self.features:
-            x = ACTIVATIONS[self.activation](dense(width, dtype=self.dtype)(x))
-            x = BatchNorm(self.renorm)(x.astype(jnp.float32), train)
+            x = dense(width, dtype=self.dtype, bias=not self.pre_activation)(x)
+            x = BatchNorm(self.renorm)((x if self.pre_activation else activate(x)).astype(jnp.float32), train)
+            x = activate(x) if self.pre_activation else x
         return dense(self.outputs)(x)
 
 

@@ -97,10 +97,10 @@ def off_policy(
         vector steps, then one update); below, it must divide it (one vector step, then several updates).
         The defaults of `buffer`, `processor`, `num_envs` and `opt_interval` depend on the agent: `uniform()`,
         `one_step()`, 10 and 10; for `rainbow` prioritised replay of 3 steps; for `sac`, `td3` and `ddpg` a larger
-        buffer and batch, and one environment with an update for every step; for `simba` also normalised observations;
-        for `fast_td3` and `fast_sac` those, 128 environments and still larger batches.
-      updates: optimisation steps each time one is due (default: redq and droq 20, fast_sac 8, simba and fast_td3 2,
-        others 1).
+        buffer and batch, and one environment with an update for every step; for `xqc` also normalised rewards, for
+        `simba` normalised observations; for `fast_td3` and `fast_sac` those, 128 environments and still larger batches.
+      updates: optimisation steps each time one is due (default: redq and droq 20, fast_sac 8, simba, xqc and fast_td3
+        2, others 1).
       warmup: environment steps before the first optimisation step, rounded up to at least one batch.
       random_warmup: whether actions during the warm-up are uniformly random, or those of the exploring agent.
       actors: settings of actors, which step `num_envs` environments each on the host. By default, an environment in JAX

@@ -48,6 +48,13 @@ def spec_of(name: str) -> jaxrl.EnvSpec:
 
 PLAIN: dict[str, dict[str, Any]] = {
     "crossq": {"batch_norm": "none", "policy_interval": 1, "critic_features": (5,)},
+    "xqc": {
+        "batch_norm": "none",
+        "pre_activation_norm": False,
+        "joint_batch": False,
+        "policy_interval": 1,
+        "critic_features": (5,),
+    },
     "tqc": {"critic_features": (5,)},
     "redq": {"policy_interval": 1},
     "droq": {"policy_interval": 1, "dropout": 0.0},

@@ -99,6 +99,12 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
         env="Pendulum-v1",
         updates=2,
     ),
+    "xqc, rewards normalised": lambda: _off_policy(
+        jaxrl.xqc(features=(8,), critic_features=(8, 8), atoms=11, accumulate=2),
+        jaxrl.chain(jaxrl.normalise_reward(), jaxrl.one_step()),
+        "Pendulum-v1",
+        updates=2,
+    ),
     "sac, normalised, several updates, targets by two of three critics": lambda: _off_policy(
         jaxrl.sac(features=(8,), num_critics=3, critic_subset=2, layer_norm=True, accumulate=2),
         jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()),

@@ -1,0 +1,277 @@
+"""XQC and its parts: kernels on the unit sphere, steps and next steps in a batch, normalisation before activations."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_agents import CONTINUOUS, DISCRETE, KEY, five_steps, seeing, updated
+from toys_draws import drawn
+
+import jaxrl
+from jaxrl.agents.optimizers import project_kernels
+from jaxrl.distributions import LOG_STD
+from jaxrl.errors import SettingsError
+from jaxrl.types import Batch
+
+WIDTH, ATOMS, RATE = 4, 5, 0.25
+SUPPORT = np.linspace(-5.0, 5.0, ATOMS)
+NOISE = np.random.default_rng(3).normal(size=(2, 5, 2)).astype(np.float32)
+"""What is drawn: for targets, and for the policy's loss."""
+SMALL: dict[str, Any] = {
+    "features": (WIDTH,), "critic_features": (WIDTH,), "atoms": ATOMS, "optimizer": "sgd", "lr": RATE,
+    "policy_lr": RATE, "policy_interval": 1, "temperature": 0.5, "learn_temperature": False,
+}  # fmt: skip
+
+
+def begun(**settings: Any) -> tuple[Any, Any]:
+    """Return an agent, and a state of it whose parameters are all drawn anew."""
+    agent = jaxrl.xqc(**{**SMALL, **settings})(CONTINUOUS)
+    state, rng = agent.init(KEY), np.random.default_rng(5)
+    draw = lambda x: jnp.asarray(rng.normal(0.2, 0.5, x.shape), jnp.float32)
+    redrawn = lambda variables: {**variables, "params": jax.tree.map(draw, variables["params"])}
+    return agent, state._replace(**{part: redrawn(getattr(state, part)) for part in ("policy", "critic", "target")})
+
+
+def step(agent: Any, state: Any) -> tuple[Any, Any]:
+    with drawn(normal=[*NOISE]):
+        after, metrics, _ = jax.jit(agent.update)(state, five_steps(), KEY, jnp.uint32(0))
+    return after, metrics
+
+
+def once(agent: Any, spec: Any, state: Any) -> Any:
+    return jax.jit(lambda state: updated(agent, spec, state))(state)
+
+
+def wide(tree: Any) -> Any:
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    return np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+
+
+def lengths(variables: Any) -> np.ndarray:
+    """Return the lengths of the weights of all outputs of dense layers and convolutions, one after the other."""
+    found = []
+    for path, x in jax.tree_util.tree_leaves_with_path(variables["params"]):
+        if "kernel" in jax.tree_util.keystr(path):
+            inputs = (-2,) if x.ndim < 4 else (-4, -3, -2)
+            found.append(np.sqrt(np.square(np.asarray(x, np.float64)).sum(inputs)).ravel())
+    return np.concatenate(found)
+
+
+# --- kernels on the sphere ----------------------------------------------------------------------------------------
+
+
+def test_the_weights_of_each_output_are_brought_to_length_one_and_nothing_else_is_touched() -> None:
+    params = {
+        "dense": {"kernel": np.array([[3.0, 0.0], [4.0, 0.0]]), "bias": np.array([2.0, 7.0])},
+        "two critics": {"kernel": np.array([[[2.0], [0.0]], [[-3.0], [4.0]]]), "bias": np.ones((2, 1))},
+        "convolution": {"kernel": np.full((2, 2, 1, 3), -5.0)},
+        "two of them": {"kernel": np.stack([np.full((3, 3, 1, 2), 2.0), np.full((3, 3, 1, 2), 8.0)])},
+        "norm": {"scale": np.full((2, 3), 4.0), "bias": np.full((2, 3), 5.0)},
+    }
+    stats = {"norm": {"mean": np.full((2, 3), 6.0), "var": np.full((2, 3), 7.0)}}
+    got = project_kernels(jax.tree.map(jnp.float32, {"params": params, "batch_stats": stats}))
+    wanted = jax.tree.map(np.copy, params)
+    # The second output has no weights at all, and keeps them.
+    wanted["dense"]["kernel"] = np.array([[0.6, 0.0], [0.8, 0.0]])
+    wanted["two critics"]["kernel"] = np.array([[[1.0], [0.0]], [[-0.6], [0.8]]])
+    wanted["convolution"]["kernel"] = np.full((2, 2, 1, 3), -0.5)
+    wanted["two of them"]["kernel"] = np.full((2, 3, 3, 1, 2), 1 / 3)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), got["params"], wanted)
+    jax.tree.map(np.testing.assert_array_equal, got["batch_stats"], stats)
+    # Once there, they stay to the bit.
+    random = {"params": {"kernel": jax.random.normal(KEY, (2, 300, 70))}}
+    there = project_kernels(random)
+    np.testing.assert_array_equal(project_kernels(there)["params"]["kernel"], there["params"]["kernel"])
+
+
+@pytest.mark.parametrize("name", ["sac", "simba", "td3", "iql"])
+def test_every_agent_with_critics_can_have_its_kernels_there_from_the_start(name: str) -> None:
+    settings = {"features": (WIDTH,), "critic_features": (WIDTH,), "lr": 0.1, "policy_lr": 0.1, "weight_norm": True}
+    agent = getattr(jaxrl, name)(**settings)(CONTINUOUS)
+    state = agent.init(KEY)
+    after, _ = once(agent, CONTINUOUS, state)
+    parts = [part for part in ("policy", "critic", "value") if part in state._fields and getattr(state, part)]
+    assert len(parts) == (3 if name == "iql" else 2)
+    for part in parts:
+        old, new = getattr(state, part), getattr(after, part)
+        np.testing.assert_allclose(np.concatenate([lengths(old), lengths(new)]), 1.0, rtol=2e-6)
+        assert not np.array_equal(*(jax.tree.leaves(x["params"])[-1] for x in (old, new)))
+
+
+def test_convolutions_of_critics_and_policies_can_have_theirs_there() -> None:
+    spec = seeing(jaxrl.Box(0, 255, (10, 10, 2), "uint8"), DISCRETE)
+    agent = jaxrl.sac(features=(8,), channels=(3,), weight_norm=True)(spec)
+    state = agent.init(KEY)
+    after, _ = once(agent, spec, state)
+    for variables in (state.policy, state.critic, after.policy, after.critic):
+        np.testing.assert_allclose(lengths(variables), 1.0, rtol=2e-6)
+
+
+def test_a_step_ends_where_the_optimizer_s_does_brought_to_length_one() -> None:
+    free, state = begun(weight_norm=False)
+    onto, _ = begun()
+    moved, there = step(free, state)[0], step(onto, state)[0]
+    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6)
+    jax.tree.map(close, there.critic, project_kernels(moved.critic))
+    assert np.abs(lengths(moved.critic) - 1).max() > 0.1
+    # The policy learns from critics that were projected before it.
+    np.testing.assert_allclose(lengths(there.policy), 1.0, rtol=2e-6)
+    assert not np.allclose(there.policy["params"]["Dense_1"]["bias"], moved.policy["params"]["Dense_1"]["bias"])
+
+
+def test_kernels_stay_there_and_targets_are_means_of_them() -> None:
+    agent = jaxrl.xqc(features=(WIDTH,), critic_features=(WIDTH, WIDTH), lr=0.1, policy_lr=0.1, tau=0.5)(CONTINUOUS)
+    move = lambda state, t: (agent.update(state, five_steps(), jax.random.fold_in(KEY, t), t)[0], ())
+    begin = agent.init(KEY)
+    state, _ = jax.jit(lambda state: jax.lax.scan(move, state, jnp.arange(30, dtype=jnp.uint32)))(begin)
+    for variables in (state.policy, state.critic):
+        np.testing.assert_allclose(lengths(variables), 1.0, rtol=2e-6)
+    assert lengths(state.target).max() < 1 + 2e-6
+    assert lengths(state.target).min() < 0.999
+    assert not np.allclose(lengths(state.critic), 0.5)
+    assert not np.array_equal(begin.critic["params"]["Dense_1"]["kernel"], state.critic["params"]["Dense_1"]["kernel"])
+
+
+# --- an update by hand --------------------------------------------------------------------------------------------
+
+
+def normed(x: np.ndarray, layer: Any, stats: Any = None) -> np.ndarray:
+    """Normalise `[..., B, D]` by its own statistics, or by running ones."""
+    mean, var = (x.mean(-2), x.var(-2)) if stats is None else (stats["mean"], stats["var"])
+    scaled = (x - mean[..., None, :]) / np.sqrt(var + 1e-3)[..., None, :]
+    return np.asarray(scaled * layer["scale"][..., None, :] + layer["bias"][..., None, :])
+
+
+def hidden(variables: Any, x: np.ndarray, *, learns: bool) -> np.ndarray:
+    """Return what the last layer sees: inputs normalised, a matrix, normalisation, the activation."""
+    params, stats = wide(variables["params"]), wide(variables["batch_stats"])
+    assert "bias" not in params["Dense_0"]
+    of = lambda name: None if learns else stats[name]
+    x = normed(x, params["BatchNorm_0"], of("BatchNorm_0"))
+    return np.maximum(normed(x @ params["Dense_0"]["kernel"], params["BatchNorm_1"], of("BatchNorm_1")), 0)
+
+
+def head(variables: Any, x: np.ndarray) -> np.ndarray:
+    layer = wide(variables["params"])["Dense_1"]
+    return np.asarray(x @ layer["kernel"] + layer["bias"][..., None, :])
+
+
+def project(z: np.ndarray, p: np.ndarray) -> np.ndarray:
+    """Share each probability out between the two atoms beside its return, one at a time."""
+    out, gap = np.zeros(ATOMS), SUPPORT[1] - SUPPORT[0]
+    for value, probability in zip(z, p, strict=True):
+        place = (np.clip(value, -5, 5) + 5) / gap
+        low = min(int(place), ATOMS - 2)
+        out[low] += probability * (low + 1 - place)
+        out[low + 1] += probability * (place - low)
+    return out
+
+
+def test_an_update_of_the_critics_is_that_worked_by_hand() -> None:
+    """Targets and critics are normalised by the steps and the next ones together; all in NumPy, in double precision."""
+    agent, state = begun()
+    after, metrics = step(agent, state)
+    items = wide(five_steps().items._asdict())
+    mean, log_std = np.split(head(state.policy, hidden(state.policy, items["next_obs"], learns=False)), 2, axis=1)
+    log_std, noise = np.clip(log_std, *LOG_STD), NOISE[0].astype(np.float64)
+    raw = mean + np.exp(log_std) * noise
+    log_p = (-0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - np.tanh(raw) ** 2)).sum(1)
+    now = np.concatenate([items["obs"], items["action"]], axis=1)
+    x = np.concatenate([now, np.concatenate([items["next_obs"], np.tanh(raw)], axis=1)])
+    p_t = softmax(head(state.target, hidden(state.target, x, learns=True)))[:, 5:]
+    target = np.zeros((5, ATOMS))
+    for b in range(5):
+        lowest = int(np.argmin(p_t[:, b] @ SUPPORT))
+        z = items["reward"][b] + items["discount"][b] * (SUPPORT - 0.5 * log_p[b])
+        target[b] = project(z, p_t[lowest, b])
+    seen = hidden(state.critic, x, learns=True)[:, :5]
+    p = softmax(head(state.critic, seen))
+    np.testing.assert_allclose(metrics["loss"], -(target[None] * np.log(p)).sum((0, 2)).mean(), rtol=1e-5)
+    # The gradient of a cross-entropy for its logits is the difference of the probabilities.
+    slope = (p - target[None]) / 5
+    layer = wide(state.critic["params"])["Dense_1"]
+    moved = layer["kernel"] - RATE * np.einsum("kbd,kbn->kdn", seen, slope)
+    moved /= np.sqrt(np.square(moved).sum(1, keepdims=True))
+    np.testing.assert_allclose(after.critic["params"]["Dense_1"]["kernel"], moved, rtol=1e-4, atol=1e-5)
+    bias = layer["bias"] - RATE * slope.sum(1)
+    np.testing.assert_allclose(after.critic["params"]["Dense_1"]["bias"], bias, rtol=1e-4, atol=1e-5)
+    # Running statistics are of both as well; those of the policy are of the steps alone.
+    for of_critic in np.asarray(after.critic["batch_stats"]["BatchNorm_0"]["mean"]):
+        np.testing.assert_allclose(of_critic, 0.01 * x.mean(0), rtol=1e-4, atol=1e-7)
+    of_policy = after.policy["batch_stats"]["BatchNorm_0"]["mean"]
+    np.testing.assert_allclose(of_policy, 0.01 * items["obs"].mean(0), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("spec", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
+def test_targets_of_means_share_a_pass_with_the_steps_as_those_without_a_target_network_do(spec: Any) -> None:
+    """A target that equals the critics, both normalised by the same rows, is what critics alone bootstrap from."""
+    settings = {"features": (WIDTH,), "batch_norm": "batch", "optimizer": "sgd", "lr": 0.1}
+    by_target = jaxrl.sac(**settings, joint_batch=True)(spec)
+    by_pass = jaxrl.sac(**settings, target_network=False)(spec)
+    state = by_target.init(KEY)
+    (one, told), (other, again) = (
+        once(agent, spec, begin) for agent, begin in ((by_target, state), (by_pass, state._replace(target=())))
+    )
+    np.testing.assert_allclose(told["loss"], again["loss"], rtol=1e-6)
+    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+    jax.tree.map(close, (one.critic, one.policy), (other.critic, other.policy))
+    apart, _ = once(jaxrl.sac(**settings)(spec), spec, state)
+    assert not np.allclose(apart.critic["params"]["Dense_1"]["kernel"], one.critic["params"]["Dense_1"]["kernel"])
+
+
+def test_the_value_of_a_constant_reward_is_that_of_the_closed_form() -> None:
+    """A reward of 0.5 a step for ever, discounted by 0.8, is worth 2.5; its entropy is worth next to nothing."""
+    agent = jaxrl.xqc(
+        features=(), critic_features=(16,), lr=1e-2, lr_decay=600, policy_interval=1, tau=0.05
+    )(CONTINUOUS)  # fmt: skip
+    rng, ones = np.random.default_rng(0), jnp.ones(64)
+    obs, action = jnp.asarray(rng.normal(0, 0.5, (64, 3))), jnp.asarray(rng.uniform(-1, 1, (64, 2)))
+    items = five_steps().items._replace(
+        obs=obs, action=action, reward=0.5 * ones, discount=0.8 * ones, next_obs=obs, weight=ones
+    )
+    rows = Batch(items, jnp.arange(64), ones)
+    move = lambda state, t: (agent.update(state, rows, jax.random.fold_in(KEY, t), t)[0], ())
+    state, _ = jax.jit(lambda state: jax.lax.scan(move, state, jnp.arange(600, dtype=jnp.uint32)))(agent.init(KEY))
+    assert agent.policy_fns is not None
+    assert callable(agent.policy_fns.value)
+    np.testing.assert_allclose(agent.policy_fns.value(state, items.obs, items.action), 2.5, atol=0.15)
+
+
+# --- names and refusals -------------------------------------------------------------------------------------------
+
+
+def test_it_is_sac_with_other_defaults() -> None:
+    same = {
+        "temperature": 0.01, "joint_batch": True, "batch_norm": "batch", "pre_activation_norm": True,
+        "weight_norm": True, "policy_interval": 3, "atoms": 101, "v_min": -5.0, "v_max": 5.0,
+        "features": (256,) * 4, "critic_features": (512,) * 4,
+    }  # fmt: skip
+    assert jaxrl.xqc()(CONTINUOUS).info.settings == jaxrl.sac(**same)(CONTINUOUS).info.settings
+    told = jaxrl.off_policy(jaxrl.make_env("Pendulum-v1"), jaxrl.xqc(features=(8,), critic_features=(8,))).info.settings
+    assert told is not None
+    assert (told["updates"], told["processor"]["normalise_reward"]) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"joint_batch": True}, r"joint_batch is on, but critics with agent\.batch_norm none have no statistics"),
+        (
+            {"joint_batch": True, "batch_norm": "batch", "target_network": False},
+            r"joint_batch is on, but without agent\.target_network .* share a pass anyway; leave it off",
+        ),
+        ({"joint_batch": True, "core": "gru"}, r"joint_batch is on, but critics with agent\.core gru have no"),
+        ({"pre_activation_norm": True}, r"pre_activation_norm is on, but agent\.batch_norm none; set batch_norm to"),
+        ({"pre_activation_norm": True, "core": "gru"}, r"pre_activation_norm is True, which networks with a core do"),
+        ({"weight_norm": True, "core": "gru"}, r"weight_norm is True, which networks with a core do not have"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as refused:
+        jaxrl.sac(**settings)(CONTINUOUS)
+    assert "\n" not in str(refused.value)
