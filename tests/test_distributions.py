@@ -51,7 +51,7 @@ def drawn(space, outputs, squash=False, count=DRAWS):
         rows = jnp.broadcast_to(jnp.array(outputs, jnp.float32), (count, len(outputs)))
         return head.to_env(head.distribution(rows).sample(key))
 
-    return np.asarray(jax.jit(draw)(jax.random.key(0)))
+    return jax.tree.map(np.asarray, jax.jit(draw)(jax.random.key(0)))
 
 
 def softmax(logits):
@@ -420,24 +420,24 @@ def test_squashing_needs_bounds_of_every_entry(low, high):
 )
 @pytest.mark.parametrize("squash", [False, True])
 def test_other_actions_are_refused_by_name(space, squash):
-    with pytest.raises(SettingsError, match=r"Toy has actions .* expected Discrete, MultiDiscrete or a Box"):
+    with pytest.raises(SettingsError, match=r"Toy has actions.* expected Discrete, MultiDiscrete or a Box"):
         make_head(spec_of(space), squash)
 
 
 # --- several parts ------------------------------------------------------------------------------------------------
 
-PARTS = {"aim": (Box(-1.0, 1.0, (2,)), MultiDiscrete((2, 3))), "move": Discrete(4)}
+SEVERAL = {"aim": (Box(-1.0, 1.0, (2,)), MultiDiscrete((2, 3))), "move": Discrete(4)}
 """In the order of JAX's trees: a box of two numbers, choices of 2 and 3, and a choice of 4."""
-ROWS = np.random.default_rng(5).normal(size=(2, 6, 13))
+OUTPUTS = np.random.default_rng(5).normal(size=(2, 6, 13))
 """Outputs `[6, 13]` of two networks: 2 means, 5 and 4 logits, then 2 log-scales."""
-ACTIONS = {
+TAKEN = {
     "aim": (np.linspace(-1.5, 1.5, 12).reshape(6, 2), np.array([[0, 0], [1, 2], [0, 1], [1, 0], [0, 2], [1, 1]])),
     "move": np.array([0, 1, 2, 3, 3, 0]),
 }
 
 
 def joint_of(rows, squash=False):
-    return make_head(spec_of(PARTS), squash).distribution(jnp.asarray(rows, jnp.float32))
+    return make_head(spec_of(SEVERAL), squash).distribution(jnp.asarray(rows, jnp.float32))
 
 
 def by_hand(rows, temperature=1.0):
@@ -447,7 +447,7 @@ def by_hand(rows, temperature=1.0):
 
 
 def chosen(log_p):
-    indices = *ACTIONS["aim"][1].T, ACTIONS["move"]
+    indices = *TAKEN["aim"][1].T, TAKEN["move"]
     return sum(row[np.arange(6), index] for row, index in zip(log_p, indices, strict=True))
 
 
@@ -457,14 +457,14 @@ def log_density(x, mean, scale):
 
 @pytest.mark.parametrize("temperature", [None, 0.5, 3.0])
 def test_log_probabilities_and_entropies_of_independent_parts_add_up(temperature):
-    joint = joint_of(ROWS[0])
+    joint = joint_of(OUTPUTS[0])
     joint = joint if temperature is None else apply_temperature(joint, jnp.float32(temperature))
-    mean, scale, log_p = by_hand(ROWS[0], temperature or 1.0)
-    wanted = log_density(ACTIONS["aim"][0], mean, scale) + chosen(log_p)
-    actions = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32 if x.dtype.kind == "f" else jnp.int32), ACTIONS)
-    np.testing.assert_allclose(log_prob(joint, actions), wanted, rtol=1e-5)
+    mean, scale, log_p = by_hand(OUTPUTS[0], temperature or 1.0)
+    wanted = log_density(TAKEN["aim"][0], mean, scale) + chosen(log_p)
+    actions = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32 if x.dtype.kind == "f" else jnp.int32), TAKEN)
+    np.testing.assert_allclose(joint.log_prob(actions), wanted, rtol=1e-5)
     spread = np.log(scale * np.sqrt(2 * np.pi * np.e)).sum(1) - sum((np.exp(x) * x).sum(1) for x in log_p)
-    np.testing.assert_allclose(entropy(joint), spread, rtol=1e-5)
+    np.testing.assert_allclose(joint.entropy(), spread, rtol=1e-5)
     mode = joint.mode()
     np.testing.assert_allclose(mode["aim"][0], mean, rtol=1e-6)
     np.testing.assert_array_equal(mode["aim"][1], np.stack([x.argmax(1) for x in log_p[:2]], 1))
@@ -472,16 +472,16 @@ def test_log_probabilities_and_entropies_of_independent_parts_add_up(temperature
 
 
 def test_divergences_of_independent_parts_add_up():
-    (m, s, log_p), (n, t, log_q) = map(by_hand, ROWS)
+    (m, s, log_p), (n, t, log_q) = map(by_hand, OUTPUTS)
     wanted = (np.log(t / s) + (s**2 + (m - n) ** 2) / (2 * t**2) - 0.5).sum(1)
     wanted += sum((np.exp(p) * (p - q)).sum(1) for p, q in zip(log_p, log_q, strict=True))
-    np.testing.assert_allclose(kl_divergence(*map(joint_of, ROWS)), wanted, rtol=1e-4)
-    np.testing.assert_allclose(kl_divergence(joint_of(ROWS[0]), joint_of(ROWS[0])), np.zeros(6), atol=1e-6)
+    np.testing.assert_allclose(kl_divergence(*map(joint_of, OUTPUTS)), wanted, rtol=1e-4)
+    np.testing.assert_allclose(kl_divergence(joint_of(OUTPUTS[0]), joint_of(OUTPUTS[0])), np.zeros(6), atol=1e-6)
 
 
 def test_parts_are_drawn_independently_and_each_as_often_as_its_probability_says():
-    draws = drawn(PARTS, ROWS[0][0])
-    mean, _, log_p = by_hand(ROWS[0])
+    draws = drawn(SEVERAL, OUTPUTS[0][0])
+    mean, _, log_p = by_hand(OUTPUTS[0])
     assert jax.tree.map(lambda x: (x.shape, x.dtype.name), draws) == {
         "aim": (((DRAWS, 2), "float32"), ((DRAWS, 2), "int32")),
         "move": ((DRAWS,), "int32"),
@@ -498,9 +498,9 @@ def test_parts_are_drawn_independently_and_each_as_often_as_its_probability_says
 
 
 def test_a_head_of_heads_lays_out_scales_last_and_joins_what_it_splits():
-    head = make_head(spec_of(PARTS))
+    head = make_head(spec_of(SEVERAL))
     assert (head.outputs, head.scales) == (13, 2)
-    rows = jnp.asarray(ROWS[0], jnp.float32)
+    rows = jnp.asarray(OUTPUTS[0], jnp.float32)
     split = head.split(rows)
     assert [x.shape for x in split] == [(6, part.outputs) for part in part_heads(head)] == [(6, 4), (6, 5), (6, 4)]
     np.testing.assert_array_equal(head.join(split), rows)
@@ -523,7 +523,7 @@ def test_actions_of_several_parts_go_to_their_spaces_and_back(squash):
 
 def test_a_joint_distribution_of_one_part_is_that_part():
     """To the bit, its draws included."""
-    logits = jnp.asarray(ROWS[0][:, :4], jnp.float32)
+    logits = jnp.asarray(OUTPUTS[0][:, :4], jnp.float32)
     one, joint = Categorical(logits), Joint({"only": Categorical(logits)})
     key, action = jax.random.key(3), jnp.array([0, 1, 2, 3, 0, 1])
     np.testing.assert_array_equal(joint.sample(key)["only"], one.sample(key))
