@@ -73,9 +73,11 @@ class Strict(gymnasium.Env):
         "turn": gymnasium.spaces.MultiDiscrete([2, 3], start=[-1, 5]),
     }
 
-    def __init__(self, kind: str = "dict") -> None:
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, kind: str = "dict", render_mode: str | None = None) -> None:
         spaces = gymnasium.spaces
-        self.kind = kind
+        self.kind, self.render_mode = kind, render_mode
         self.action_space = spaces.Dict(self.parts) if kind == "dict" else spaces.Tuple([*self.parts.values()])
         self.steps = 0
 
