@@ -6,7 +6,7 @@ which entries exist, so programs without them do no extra work.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import jax
@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import SettingsError
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, sample_space
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, is_leaf, sample_space
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import RecurrentObs
 from jaxrl.xla.reductions import argmax
 
 MASK = "action_mask"
 """Entry for allowed actions: `[n]` for `Discrete(n)`; `[n1 + n2 + ...]` for `MultiDiscrete`, or `[k, n]` if all `k`
-entries have the same `n`."""
+entries have the same `n`. Of a dict or tuple of actions it is a dict or tuple too, see `masks_of_parts`."""
 PRIVILEGED = "privileged_state"
 """Entry that only critics see."""
 
@@ -94,31 +94,80 @@ def check_observation_entries(spec: EnvSpec) -> None:
     space: Any = spec.observation_space
     if not has_entry(space, MASK) and not has_entry(space, PRIVILEGED):
         return
-    if not jax.tree.leaves(for_policy(space), is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete)):
+    if not jax.tree.leaves(for_policy(space), is_leaf=is_leaf):
         raise SettingsError(
             f"observations of {spec.name} are {', '.join(space)}, none of which a policy sees; add an entry"
         )
     if has_entry(space, MASK):
-        _check_mask(spec, space[MASK])
+        _check_masks(spec.name, spec.action_space, space[MASK])
 
 
-def _check_mask(spec: EnvSpec, mask: Space) -> None:
-    actions = spec.action_space
-    if not isinstance(actions, Discrete | MultiDiscrete):
+def _check_masks(name: str, actions: Space, mask: Space, at: str = "") -> None:
+    """Raise `SettingsError` unless `mask` fits the entry `at` of the actions of environment `name`."""
+    if is_leaf(actions):
+        _check_mask(name, actions, mask, at)
+        return
+    parts = _entries(actions)
+    if isinstance(mask, Mapping) != isinstance(actions, Mapping) or not isinstance(mask, Mapping | tuple):
+        kind = "dict" if isinstance(actions, Mapping) else "tuple"
+        raise SettingsError(f"the {MASK}{at} of {name} is {mask}; expected a {kind} of masks, as its actions are")
+    given = _entries(mask)
+    if isinstance(actions, tuple) and len(given) != len(parts):
         raise SettingsError(
-            f"observations of {spec.name} have an {MASK}, but its actions are {type(actions).__name__}; a mask is for "
-            "Discrete and MultiDiscrete actions: leave it out"
+            f"the {MASK}{at} of {name} is a tuple of {len(given)}; expected {len(parts)}, as its actions have, with () "
+            "for those without a mask"
+        )
+    if odd := [word for word in given if word not in parts]:
+        raise SettingsError(
+            f"the {MASK}{at} of {name} has an entry {odd[0]!r}, which its actions have not; leave it out"
+        )
+    for word, part in given.items():
+        if not _is_empty(part):
+            _check_masks(name, parts[word], part, f"{at}[{word!r}]")
+
+
+def _entries(tree: Any) -> dict[Any, Any]:
+    """Return the parts of a dict or tuple by name or number, in the order of `jax.tree.leaves`."""
+    return {word: tree[word] for word in sorted(tree)} if isinstance(tree, Mapping) else dict(enumerate(tree))
+
+
+def _is_empty(mask: Any) -> bool:
+    return mask is None or (isinstance(mask, Mapping | tuple) and not mask)
+
+
+def _check_mask(name: str, actions: Discrete | MultiDiscrete | Box, mask: Space, at: str) -> None:
+    if isinstance(actions, Box):
+        raise SettingsError(
+            f"observations of {name} have an {MASK}{at}, but its actions{at} are Box; a mask is for Discrete and "
+            "MultiDiscrete actions: leave it out"
         )
     sizes = action_sizes(actions)
     shapes = {(sum(sizes),)} | ({(len(sizes), sizes[0])} if actions.shape and len({*sizes}) == 1 else set())
     if isinstance(mask, Discrete) or not isinstance(mask, Box | MultiDiscrete) or mask.shape not in shapes:
         came = mask if isinstance(mask, Mapping | tuple) else list(mask.shape)
         raise SettingsError(
-            f"the {MASK} of {spec.name} is {came}; expected {' or '.join(str(list(x)) for x in sorted(shapes))}, "
+            f"the {MASK}{at} of {name} is {came}; expected {' or '.join(str(list(x)) for x in sorted(shapes))}, "
             "true for each allowed action"
         )
     if jnp.issubdtype(mask.dtype, jnp.floating):
-        raise SettingsError(f"the {MASK} of {spec.name} is {mask.dtype}; expected bool")
+        raise SettingsError(f"the {MASK}{at} of {name} is {mask.dtype}; expected bool")
+
+
+def masks_of_parts(actions: PyTree, mask: PyTree, is_part: Callable[[Any], bool] = is_leaf) -> list[PyTree]:
+    """Return the mask of each part of `actions`, a tree with leaves `is_part`, in the order of `jax.tree.leaves`.
+
+    A dict of masks may leave entries out, and a tuple may have `()` for them; these parts have the mask `None`.
+    """
+    return list(_masks_of_parts(actions, mask, is_part))
+
+
+def _masks_of_parts(actions: PyTree, mask: PyTree, is_part: Callable[[Any], bool]) -> Iterator[PyTree]:
+    if is_part(actions):
+        yield None if _is_empty(mask) else mask
+        return
+    given = {} if _is_empty(mask) else _entries(mask)
+    for word, part in _entries(actions).items():
+        yield from _masks_of_parts(part, given.get(word), is_part)
 
 
 def action_sizes(space: Discrete | MultiDiscrete) -> tuple[int, ...]:
@@ -126,16 +175,17 @@ def action_sizes(space: Discrete | MultiDiscrete) -> tuple[int, ...]:
     return (space.n,) if isinstance(space, Discrete) else tuple(space.n)
 
 
-def get_mask(obs: PyTree, axes: int = 1) -> Array | None:
+def get_mask(obs: PyTree, axes: int = 1) -> PyTree:
     """Return the mask of allowed actions, bool `[B, A]`, entries of a `MultiDiscrete` concatenated; `None` without one.
 
-    `axes` is the number of leading axes; all are kept.
+    Of a dict or tuple of actions it is a dict or tuple of such. `axes` is the number of leading axes; all are kept.
     """
     obs = obs.obs if isinstance(obs, RecurrentObs) else obs
     if not has_entry(obs, MASK):
         return None
-    mask = jnp.asarray(obs[MASK])
-    return mask.reshape(*mask.shape[:axes], -1).astype(bool)
+    flat = lambda mask: mask.reshape(*mask.shape[:axes], -1).astype(bool)
+    mask = obs[MASK]
+    return jax.tree.map(flat, mask) if isinstance(mask, Mapping | tuple) else flat(jnp.asarray(mask))
 
 
 def unmask_empty_rows(mask: Array) -> Array:
@@ -169,16 +219,20 @@ def greedy_actions(space: Discrete | MultiDiscrete, scores: Array, mask: Array |
 
 def random_action(spec: EnvSpec, key: Key, obs: PyTree) -> PyTree:
     """Draw uniform actions `[N, ...]` among those allowed by `obs` `[N, ...]`; the key is consumed."""
-    space, num_envs = _masked_space(spec), jax.tree.leaves(obs)[0].shape[0]
-    if space is None:
-        return sample_space(spec.action_space, key, num_envs)
+    space, num_envs = spec.action_space, jax.tree.leaves(obs)[0].shape[0]
+    if not has_entry(spec.observation_space, MASK):
+        return sample_space(space, key, num_envs)
+    form: Any
+    parts, form = jax.tree.flatten(space, is_leaf=is_leaf)
+    keys = jax.random.split(key, len(parts)) if len(parts) > 1 else [key]
+    allowed = masks_of_parts(space, get_mask(obs))
+    return form.unflatten([_random_part(*each, num_envs) for each in zip(parts, keys, allowed, strict=True)])
+
+
+def _random_part(space: Discrete | MultiDiscrete | Box, key: Key, mask: Array | None, num_envs: int) -> Array:
+    if mask is None or isinstance(space, Box):
+        return sample_space(space, key, num_envs)
     # The maximum of uniform scores is a uniform choice. The scores do not depend on the mask, so that they can be drawn
     # ahead of a loop.
     scores = jax.random.uniform(key, (num_envs, sum(action_sizes(space))), jnp.float32)
-    return greedy_actions(space, scores, get_mask(obs))
-
-
-def _masked_space(spec: EnvSpec) -> Discrete | MultiDiscrete | None:
-    """Return the action space if observations have a mask, otherwise `None`."""
-    space = spec.action_space
-    return space if has_entry(spec.observation_space, MASK) and isinstance(space, Discrete | MultiDiscrete) else None
+    return greedy_actions(space, scores, mask)

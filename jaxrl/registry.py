@@ -10,11 +10,13 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal["off_policy", "on_policy", "offline"]
-Actions = Literal["discrete", "multidiscrete", "bounded", "unbounded"]
+Actions = Literal["discrete", "multidiscrete", "bounded", "unbounded", "composite"]
+"""Kinds of action spaces; `composite` is a dict or tuple of the others."""
 
 DISCRETE: tuple[Actions, ...] = ("discrete",)
 BOUNDED: tuple[Actions, ...] = ("bounded",)
-ANY: tuple[Actions, ...] = ("discrete", "multidiscrete", "bounded", "unbounded")
+SINGLE: tuple[Actions, ...] = ("discrete", "multidiscrete", "bounded", "unbounded")
+ANY: tuple[Actions, ...] = (*SINGLE, "composite")
 
 
 class Algorithm(NamedTuple):

@@ -499,6 +499,11 @@ def space_starts(space: Space) -> list[Any]:
     return [getattr(leaf, "start", 0) for leaf in jax.tree.leaves(space, is_leaf=is_leaf)]
 
 
+def space_sizes(space: Space) -> list[Any]:
+    """Return the `n` of each leaf: a number, or one per entry; 0 for a `Box`."""
+    return [getattr(leaf, "n", 0) for leaf in jax.tree.leaves(space, is_leaf=is_leaf)]
+
+
 def to_indices(space: Space, elements: PyTree) -> PyTree:
     """Convert elements of `space` `[..., *shape]` to indices: discrete values counted from 0, boxes unchanged."""
     return _shift(space, elements, -1)

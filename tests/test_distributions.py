@@ -11,10 +11,14 @@ from jaxrl.distributions import (
     LOG_STD,
     Categorical,
     Gaussian,
+    Joint,
     MultiCategorical,
     TanhGaussian,
+    apply_temperature,
+    kl_divergence,
     log_tanh_slope,
     make_head,
+    part_heads,
 )
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, from_box, to_box
@@ -47,7 +51,7 @@ def drawn(space, outputs, squash=False, count=DRAWS):
         rows = jnp.broadcast_to(jnp.array(outputs, jnp.float32), (count, len(outputs)))
         return head.to_env(head.distribution(rows).sample(key))
 
-    return np.asarray(jax.jit(draw)(jax.random.key(0)))
+    return jax.tree.map(np.asarray, jax.jit(draw)(jax.random.key(0)))
 
 
 def softmax(logits):
@@ -408,16 +412,123 @@ def test_squashing_needs_bounds_of_every_entry(low, high):
 @pytest.mark.parametrize(
     "space",
     [
-        {"arm": Box(-1.0, 1.0, (2,)), "grip": Discrete(2)},
-        (Discrete(2), Discrete(3)),
+        {"arm": Box(0, 10, (2,), "int32"), "grip": Discrete(2)},
+        (Discrete(2), (Box(0, 10, (2,), "int32"),)),
         Box(0, 10, (2,), "int32"),
         Box(0, 255, (2,), "uint8"),
     ],
 )
 @pytest.mark.parametrize("squash", [False, True])
 def test_other_actions_are_refused_by_name(space, squash):
-    with pytest.raises(SettingsError, match=r"Toy has actions .* expected Discrete, MultiDiscrete or a Box"):
+    with pytest.raises(SettingsError, match=r"Toy has actions.* expected Discrete, MultiDiscrete or a Box"):
         make_head(spec_of(space), squash)
+
+
+# --- several parts ------------------------------------------------------------------------------------------------
+
+SEVERAL = {"aim": (Box(-1.0, 1.0, (2,)), MultiDiscrete((2, 3))), "move": Discrete(4)}
+"""In the order of JAX's trees: a box of two numbers, choices of 2 and 3, and a choice of 4."""
+OUTPUTS = np.random.default_rng(5).normal(size=(2, 6, 13))
+"""Outputs `[6, 13]` of two networks: 2 means, 5 and 4 logits, then 2 log-scales."""
+TAKEN = {
+    "aim": (np.linspace(-1.5, 1.5, 12).reshape(6, 2), np.array([[0, 0], [1, 2], [0, 1], [1, 0], [0, 2], [1, 1]])),
+    "move": np.array([0, 1, 2, 3, 3, 0]),
+}
+
+
+def joint_of(rows, squash=False):
+    return make_head(spec_of(SEVERAL), squash).distribution(jnp.asarray(rows, jnp.float32))
+
+
+def by_hand(rows, temperature=1.0):
+    """Mean and scale `[6, 2]` of the box, and the log-probabilities `[6, n]` of the choices, in float64."""
+    log_p = [np.log(np.apply_along_axis(softmax, 1, x / temperature)) for x in np.split(rows[:, 2:11], [2, 5], axis=1)]
+    return rows[:, :2], np.exp(rows[:, 11:]) * temperature, log_p
+
+
+def chosen(log_p):
+    indices = *TAKEN["aim"][1].T, TAKEN["move"]
+    return sum(row[np.arange(6), index] for row, index in zip(log_p, indices, strict=True))
+
+
+def log_density(x, mean, scale):
+    return (-((x - mean) ** 2) / (2 * scale**2) - np.log(scale * np.sqrt(2 * np.pi))).sum(1)
+
+
+@pytest.mark.parametrize("temperature", [None, 0.5, 3.0])
+def test_log_probabilities_and_entropies_of_independent_parts_add_up(temperature):
+    joint = joint_of(OUTPUTS[0])
+    joint = joint if temperature is None else apply_temperature(joint, jnp.float32(temperature))
+    mean, scale, log_p = by_hand(OUTPUTS[0], temperature or 1.0)
+    wanted = log_density(TAKEN["aim"][0], mean, scale) + chosen(log_p)
+    actions = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32 if x.dtype.kind == "f" else jnp.int32), TAKEN)
+    np.testing.assert_allclose(joint.log_prob(actions), wanted, rtol=1e-5)
+    spread = np.log(scale * np.sqrt(2 * np.pi * np.e)).sum(1) - sum((np.exp(x) * x).sum(1) for x in log_p)
+    np.testing.assert_allclose(joint.entropy(), spread, rtol=1e-5)
+    mode = joint.mode()
+    np.testing.assert_allclose(mode["aim"][0], mean, rtol=1e-6)
+    np.testing.assert_array_equal(mode["aim"][1], np.stack([x.argmax(1) for x in log_p[:2]], 1))
+    np.testing.assert_array_equal(mode["move"], log_p[2].argmax(1))
+
+
+def test_divergences_of_independent_parts_add_up():
+    (m, s, log_p), (n, t, log_q) = map(by_hand, OUTPUTS)
+    wanted = (np.log(t / s) + (s**2 + (m - n) ** 2) / (2 * t**2) - 0.5).sum(1)
+    wanted += sum((np.exp(p) * (p - q)).sum(1) for p, q in zip(log_p, log_q, strict=True))
+    np.testing.assert_allclose(kl_divergence(*map(joint_of, OUTPUTS)), wanted, rtol=1e-4)
+    np.testing.assert_allclose(kl_divergence(joint_of(OUTPUTS[0]), joint_of(OUTPUTS[0])), np.zeros(6), atol=1e-6)
+
+
+def test_parts_are_drawn_independently_and_each_as_often_as_its_probability_says():
+    draws = drawn(SEVERAL, OUTPUTS[0][0])
+    mean, _, log_p = by_hand(OUTPUTS[0])
+    assert jax.tree.map(lambda x: (x.shape, x.dtype.name), draws) == {
+        "aim": (((DRAWS, 2), "float32"), ((DRAWS, 2), "int32")),
+        "move": ((DRAWS,), "int32"),
+    }
+    first, second = draws["aim"][1].T
+    probability = [np.exp(x[0]) for x in log_p]
+    together = np.einsum("i,j,k->ijk", *probability).ravel()
+    counts = np.bincount(np.ravel_multi_index((first, second, draws["move"]), (2, 3, 4)), minlength=24)
+    assert chi_squared(counts, together) < 60  # with 23 degrees of freedom, exceeded once in 30,000 times
+    # What is beyond a bound is clipped to it, so that the shares below the mean are those of the normal distribution.
+    inside = np.abs(mean[0]) < 1
+    below = (draws["aim"][0] < mean[0][None].astype(np.float32)).mean(0)
+    np.testing.assert_allclose(below[inside], 0.5, atol=0.02)
+
+
+def test_a_head_of_heads_lays_out_scales_last_and_joins_what_it_splits():
+    head = make_head(spec_of(SEVERAL))
+    assert (head.outputs, head.scales) == (13, 2)
+    rows = jnp.asarray(OUTPUTS[0], jnp.float32)
+    split = head.split(rows)
+    assert [x.shape for x in split] == [(6, part.outputs) for part in part_heads(head)] == [(6, 4), (6, 5), (6, 4)]
+    np.testing.assert_array_equal(head.join(split), rows)
+    np.testing.assert_array_equal(split[0], rows[:, np.array([0, 1, 11, 12])])
+
+
+@pytest.mark.parametrize("squash", [False, True])
+def test_actions_of_several_parts_go_to_their_spaces_and_back(squash):
+    wide = {"aim": Box((-3.0, 0.0), (1.0, 0.5), (2,)), "move": Discrete(4), "turn": (Box(-1.0, 5.0, (1,)),)}
+    head = make_head(spec_of(wide), squash)
+    raw = {"aim": jnp.array([[0.5, -0.5]]), "move": jnp.array([3]), "turn": (jnp.array([[0.25]]),)}
+    unit = np.tanh if squash else np.asarray
+    action = head.to_env(raw)
+    np.testing.assert_allclose(action["aim"], [[-1 + 2 * unit(0.5), 0.25 + 0.25 * unit(-0.5)]], rtol=1e-5)
+    np.testing.assert_allclose(action["turn"][0], [[2 + 3 * unit(0.25)]], rtol=1e-5)
+    assert action["move"].tolist() == [3]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), head.to_raw(action), raw)
+    np.testing.assert_allclose(head.log_half_width, np.log(2 * 0.25 * 3), rtol=1e-6)
+
+
+def test_a_joint_distribution_of_one_part_is_that_part():
+    """To the bit, its draws included."""
+    logits = jnp.asarray(OUTPUTS[0][:, :4], jnp.float32)
+    one, joint = Categorical(logits), Joint({"only": Categorical(logits)})
+    key, action = jax.random.key(3), jnp.array([0, 1, 2, 3, 0, 1])
+    np.testing.assert_array_equal(joint.sample(key)["only"], one.sample(key))
+    np.testing.assert_array_equal(joint.log_prob({"only": action}), one.log_prob(action))
+    np.testing.assert_array_equal(joint.entropy(), one.entropy())
 
 
 # --- and back -----------------------------------------------------------------------------------------------------

@@ -129,6 +129,14 @@ def test_the_example_of_masks_learns(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_the_example_of_actions_of_several_parts_learns_each(seed: int, tmp_path: Path) -> None:
+    best, move, where = run(seeded("composite", seed), tmp_path).splitlines()[-1].split()
+    assert 0.98 < float(best) <= 1
+    assert int(move) == 2
+    assert 0.5 < float(where.strip("[]")) < 0.7
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_example_of_what_only_critics_see_learns(seed: int, tmp_path: Path) -> None:
     action = float(run(seeded("privileged", seed), tmp_path).splitlines()[-1].strip("[]"))
     # Doing nothing comes to some -9: a third for each of 20 steps, and what the wind adds. The aim is to the left.
@@ -379,6 +387,15 @@ def test_masks_of_actions(tmp_path: Path) -> None:
     # The forbidden action would have paid 100.
     assert 5 < float(best) <= 14
     assert int(action) in (0, 1)
+
+
+@pytest.mark.slow
+def test_actions_of_several_parts(tmp_path: Path) -> None:
+    code = block("composite").replace("max_opts=1_600, eval_interval=800", "max_opts=160, eval_interval=160")
+    best, move, where = run(code, tmp_path).splitlines()[-1].split()
+    assert float(best) <= 1
+    assert int(move) in range(3)
+    assert abs(float(where.strip("[]"))) <= 1
 
 
 @pytest.mark.slow

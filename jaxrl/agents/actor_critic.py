@@ -185,8 +185,8 @@ class Sample(NamedTuple):
     """What an update learns from: steps `[B]`, or for a recurrent agent sequences `[B, T]`, one per environment."""
 
     obs: PyTree
-    action: Array
-    """Raw actions, before the head maps them to the action space."""
+    action: PyTree
+    """Raw actions, before the head maps them to the action space; a tree if the space is one."""
     log_prob: Array
     """Log-probability of the action under the parameters that chose it."""
     value: Array

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.fields import rules_of
@@ -11,7 +12,7 @@ from jaxrl.agents.schedules import ALIASES, schedules_in, with_schedules
 from jaxrl.errors import SettingsError, suggest
 from jaxrl.masks import check_observation_entries
 from jaxrl.registry import ALGORITHMS, Actions, Kind, algorithm_names, join_names
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, box_bounds
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, box_bounds, is_leaf
 from jaxrl.tuning import tunable
 
 Config = TypeVar("Config")
@@ -77,15 +78,27 @@ def check_actions(name: str, spec: EnvSpec) -> None:
         )
     takes = join_names([word for word in ("continuous", "discrete") if _WORDS[word] & {*row.actions}], "or")
     raise SettingsError(
-        f"{name} takes {takes} actions, but {spec.name} has {type(space).__name__} actions"
-        f"{f' of {space.dtype}' if isinstance(space, Box) else ''}; agents for other actions: {join_names(others)}"
+        f"{name} takes {takes} actions, but {spec.name} has {_describe(space)}; agents for "
+        f"{'such' if kind == 'composite' else 'other'} actions: {join_names(others)}"
     )
+
+
+def _describe(space: Space) -> str:
+    if isinstance(space, Box):
+        return f"Box actions of {space.dtype}"
+    kinds = {type(leaf).__name__: None for leaf in jax.tree.leaves(space, is_leaf=is_leaf)}
+    if is_leaf(space) or not kinds:
+        return f"{type(space).__name__} actions"
+    return f"{'dict' if isinstance(space, Mapping) else 'tuple'} actions of {join_names(kinds)}"
 
 
 _WORDS = {"continuous": {"bounded", "unbounded"}, "discrete": {"discrete", "multidiscrete"}}
 
 
 def _actions_of(space: Space) -> Actions | None:
+    if isinstance(space, Mapping | tuple):
+        parts = jax.tree.leaves(space, is_leaf=is_leaf)
+        return "composite" if parts and all(map(_actions_of, parts)) else None
     if isinstance(space, Discrete | MultiDiscrete):
         return "discrete" if isinstance(space, Discrete) else "multidiscrete"
     if not isinstance(space, Box) or not jnp.issubdtype(space.dtype, jnp.floating):

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.agents.checks import check_actions
 from jaxrl.errors import SettingsError, describe_error
-from jaxrl.registry import ALGORITHMS, ANY, Actions, Algorithm, Kind, join_names
+from jaxrl.registry import ALGORITHMS, SINGLE, Actions, Algorithm, Kind, join_names
 from jaxrl.spaces import EnvSpec
 
 
@@ -20,7 +20,7 @@ def register_algorithm(
     *,
     kind: Kind = "off_policy",
     config: type | None = None,
-    actions: tuple[Actions, ...] = ANY,
+    actions: tuple[Actions, ...] = SINGLE,
     env: str | None = "CartPole-v1",
     settings: Mapping[str, Any] | None = None,
 ) -> Callable[..., AgentMaker]:
@@ -37,7 +37,8 @@ def register_algorithm(
       kind: what it learns from: `off_policy`, `on_policy` (its agent has `prepare`) or `offline`.
       config: the dataclass of its settings, all with defaults; left out, the type with which the first parameter of
         `make` is annotated.
-      actions: the action spaces that it supports: any of `discrete`, `multidiscrete`, `bounded` and `unbounded`.
+      actions: the action spaces that it supports: any of `discrete`, `multidiscrete`, `bounded`, `unbounded` and
+        `composite`, which is a dict or tuple of the others and not among the default.
       env: the environment of a run that names none.
       settings: settings of a run that suit it, nested by name, as in `{"num_envs": 1, "buffer": {"batch_size": 256}}`.
 

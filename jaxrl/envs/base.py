@@ -274,7 +274,8 @@ def require_same_spaces(one: EnvSpec, other: EnvSpec) -> None:
     for what in ("observation_space", "action_space"):
         mine, theirs = getattr(one, what), getattr(other, what)
         alike = [
-            (spaces.space_struct(space), getattr(space, "n", 0), spaces.space_starts(space)) for space in (mine, theirs)
+            (spaces.space_struct(space), spaces.space_sizes(space), spaces.space_starts(space))
+            for space in (mine, theirs)
         ]
         if alike[0] != alike[1]:
             raise SettingsError(

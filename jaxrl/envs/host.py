@@ -513,7 +513,11 @@ def convert_action(space: Any, action: PyTree) -> PyTree:
     if kind == "Tuple":
         return tuple(convert_action(part, x) for part, x in zip(space.spaces, action, strict=True))
     array = np.asarray(action)
-    return array + space.start if kind in ("Discrete", "MultiDiscrete") else array.astype(space.dtype)
+    if kind in ("Discrete", "MultiDiscrete"):
+        return array + space.start
+    cast = array.astype(space.dtype)
+    # A bound of float64 may be rounded up in float32, and what is clipped to that lies outside of the space.
+    return np.clip(cast, space.low, space.high) if kind == "Box" and array.dtype != cast.dtype else cast
 
 
 def check_gymnasium_id(name: str) -> str:

@@ -19,7 +19,7 @@ from jaxrl.envs.base import Env, TimeStep, check_signatures
 from jaxrl.envs.suites import KEY, copy_containers, make_box
 from jaxrl.errors import SettingsError, check_count, describe_error
 from jaxrl.masks import MASK
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, space_struct
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, is_leaf, space_struct
 from jaxrl.trees import Array, Key, PyTree, is_key
 
 OBSERVATION = "observation"
@@ -162,7 +162,7 @@ def object_env(fns: ObjectFns) -> Env:
 
 def _has_mask(fns: ObjectFns, like: PyTree, result: ObjectStep) -> bool:
     """Return whether there is a mask next to the observation, which reset and step must agree on."""
-    if not isinstance(fns.actions, Discrete | MultiDiscrete):
+    if not any(isinstance(part, Discrete | MultiDiscrete) for part in jax.tree.leaves(fns.actions, is_leaf=is_leaf)):
         return False
     action = space_struct(fns.actions)
     _, after = jax.eval_shape(lambda state, action: fns.step(state, action, None), like, action)
@@ -203,9 +203,11 @@ def _convert_obs(masked: bool, result: ObjectStep) -> PyTree:
     """Return the observation as plain dicts, tuples and arrays, with a bool mask."""
     obs = to_plain(result.obs)
     if masked and not (isinstance(obs, dict) and MASK in obs):
-        obs = {**(obs if isinstance(obs, dict) else {OBSERVATION: obs}), MASK: result.mask}
+        obs = {**(obs if isinstance(obs, dict) else {OBSERVATION: obs}), MASK: to_plain(result.mask)}
     obs = jax.tree.map(jnp.asarray, obs)
-    return {**obs, MASK: obs[MASK].astype(bool)} if isinstance(obs, dict) and MASK in obs else obs
+    if not (isinstance(obs, dict) and MASK in obs):
+        return obs
+    return {**obs, MASK: jax.tree.map(lambda mask: mask.astype(bool), obs[MASK])}
 
 
 def to_plain(node: Any) -> PyTree:

@@ -16,7 +16,7 @@ from jaxrl.envs.agents import require_single_agent
 from jaxrl.envs.base import Env, TimeStep
 from jaxrl.errors import SettingsError, check_between, check_count, suggest
 from jaxrl.parsing import as_int, parse_float
-from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, space_zeros
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, is_leaf, space_zeros
 from jaxrl.trees import Array, Key, PyTree, tree_where
 
 
@@ -219,11 +219,14 @@ def _action_width(space: Space) -> int:
         return sum(space.n)
     if isinstance(space, Box):
         return math.prod(space.shape)
-    raise SettingsError(f"previous needs actions of a single space, but they are a {type(space).__name__} of spaces")
+    return sum(map(_action_width, jax.tree.leaves(space, is_leaf=is_leaf)))
 
 
 def _flatten_action(space: Space, action: PyTree) -> Array:
-    """Return an action as `[width]` float32, discrete parts one-hot."""
+    """Return an action as `[width]` float32, discrete parts one-hot; parts of a dict in the order of their names."""
+    if not is_leaf(space):
+        pairs = zip(jax.tree.leaves(space, is_leaf=is_leaf), jax.tree.leaves(action), strict=True)
+        return jnp.concatenate([_flatten_action(*pair) for pair in pairs])
     if isinstance(space, Discrete):
         return jax.nn.one_hot(action, space.n, dtype=jnp.float32)
     if isinstance(space, MultiDiscrete):

@@ -313,18 +313,29 @@ def signature(function: Function) -> tuple[list[Part], list[Part]]:
     """Return the inputs of `policy_act` apart from the state, and its outputs; a mask of actions is the last input."""
     names = _arguments(function).values()
     inputs = [Part(name, x.shape, str(x.dtype)) for name, x in zip(names, function.obs, strict=True)]
-    actions = zip(function.results, function.actions, strict=False)
+    actions = zip(_results(function), function.actions, strict=True)
     outputs = [Part(name, x.shape, str(x.dtype)) for name, x in actions]
     return sorted(inputs, key=lambda part: part.name == MASK), outputs
 
 
 def _arguments(function: Function) -> dict[str, str]:
     """Return the C names of the parts of an observation, by their names in `function.names`."""
-    own, made = {"obs": "observation", f"obs_{MASK}": MASK}, dict[str, str]()
-    for i, name in enumerate(function.names[: len(function.obs)]):
-        word = own.get(name) or re.sub(r"\W", "_", name.encode("ascii", "backslashreplace").decode())
-        # Macros are in capitals.
-        made[name] = word if word.upper() not in map(str.upper, made.values()) else f"{word}_{i}"
+    own, names = {"obs": "observation", f"obs_{MASK}": MASK}, function.names[: len(function.obs)]
+    return dict(zip(names, _identifiers([own.get(name, name) for name in names]), strict=True))
+
+
+def _results(function: Function) -> list[str]:
+    """Return the C names of the parts of an action."""
+    given = [*_arguments(function).values()]
+    return _identifiers([*given, *function.results[: len(function.actions)]])[len(given) :]
+
+
+def _identifiers(names: Sequence[str]) -> list[str]:
+    """Return different C names, also in capitals, as macros have them."""
+    made: list[str] = []
+    for i, name in enumerate(names):
+        word = re.sub(r"\W", "_", name.encode("ascii", "backslashreplace").decode())
+        made.append(word if word.upper() not in map(str.upper, made) else f"{word}_{i}")
     return made
 
 
@@ -336,7 +347,7 @@ def _body(function: Function, constants: dict[tuple[str, bytes], str], first: bo
     """Write one step: the first of an episode, or a later one."""
     program, body, count = trace(function, first=np.asarray([first])), Body(constants), len(function.actions)
     row = lambda name, x: stored(name, (1, *x.shape), x.dtype)
-    actions = [row(name, x) for name, x in zip(function.results, function.actions, strict=False)]
+    actions = [row(name, x) for name, x in zip(_results(function), function.actions, strict=True)]
     memory = {name: row(f"state->{name}", x) for name, x in _memory(function)}
     observed = zip(_arguments(function).items(), function.obs, strict=True)
     values = {**{name: row(argument, x) for (name, argument), x in observed}, **memory}

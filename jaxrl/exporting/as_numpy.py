@@ -3,7 +3,7 @@
 import io
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxrl.exporting.function import Function, Part
 from jaxrl.exporting.operations import ELEMENTWISE, Operation, refuse, require_plain_convolution, trace
+from jaxrl.spaces import Space, space_from_plain
 
 SOURCE = '''"""A policy trained with jaxrl. It needs NumPy, and policy.npz beside it, and nothing else.
 
@@ -129,8 +130,17 @@ def signature(function: Function) -> tuple[list[Part], list[Part]]:
     part = lambda name, x, *batch: Part(name, (*batch, *x.shape), str(x.dtype))
     memory = [part(f"memory[{i}]", x, 1) for i, x in enumerate(function.memory)]
     seen = zip(function.entries, function.obs, strict=True)
-    made = zip(function.results, function.actions, strict=False)
+    made = zip(function.action_entries, function.actions, strict=True)
     return [*(part(*x) for x in seen), *memory], [*(part(*x) for x in made), *memory]
+
+
+def _nested(space: Space, parts: Iterator[str]) -> str:
+    """Return an expression for an element of `space`, made of those for its leaves, in the order of JAX's trees."""
+    if isinstance(space, Mapping):
+        return f"{{{', '.join(f'{name!r}: {_nested(space[name], parts)}' for name in sorted(space))}}}"
+    if isinstance(space, tuple):
+        return f"({''.join(f'{_nested(part, parts)}, ' for part in space)})"
+    return next(parts)
 
 
 class _Writer:
@@ -180,8 +190,7 @@ def _source(function: Function, lines: Sequence[str], results: Sequence[Any]) ->
     said = [x if isinstance(x, str) else repr(np.asarray(x).tolist()) for x in results]
     needed = {word for line in lines for word in re.findall(r"\b[a-z]\w*\b", line.partition(" = ")[2])} | set(said)
     body = [f"{name} = np.asarray({entry}, {str(x.dtype)!r})[None]" for name, entry, x in parts if name in needed]
-    actions = [f"np.asarray({x})[0]" for x in said[:count]]
-    out = actions[0] if count == 1 else f"({', '.join(actions)})"
+    out = _nested(space_from_plain(function.spaces["action"]), (f"np.asarray({x})[0]" for x in said[:count]))
     docstring, use = f"Return the action for one observation ({shapes}).", "    action = act(obs)"
     if function.memory:
         fresh = ", ".join(f"np.zeros({(1, *x.shape)}, {str(x.dtype)!r})" for x in function.memory)

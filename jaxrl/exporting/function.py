@@ -48,6 +48,8 @@ class Function(NamedTuple):
     """The spaces of observations and actions, as plain values."""
     entries: list[str]
     """Python expression for each part of an observation, such as `obs['camera']`."""
+    action_entries: list[str]
+    """Python expression for each part of an action, such as `action['aim']`."""
 
     def inputs(self, rows: Any) -> Shapes:
         """Return the shapes of the inputs for a batch of `rows`, which may be symbolic."""
@@ -70,10 +72,10 @@ def function_of(policy: GreedyPolicy) -> Function:
     memory: Shapes = jax.tree.leaves((carried, action))
     memory_form: Any = jax.tree.structure((carried, action))
     actions = [_row(x) for x in jax.tree.leaves(action)]
-    names, made = _obs_names(struct), _names("action", len(actions))
+    names, made = _names_in("obs", struct), _names_in("action", space_struct(spec.action_space))
     # Discrete values are those of the environment outside, and count from 0 inside.
     indices, elements = partial(to_indices, spec.observation_space), partial(to_elements, spec.action_space)
-    entries = [f"obs{jax.tree_util.keystr(path)}" for path, _ in jax.tree.leaves_with_path(struct)]
+    entries = _entries_in("obs", struct), _entries_in("action", space_struct(spec.action_space))
     spaces = {"observation": space_to_plain(spec.observation_space), "action": space_to_plain(spec.action_space)}
     kept = _needed(policy, memory_form, memory, len(actions), _rows(1, struct))
     if not kept:
@@ -81,7 +83,7 @@ def function_of(policy: GreedyPolicy) -> Function:
         def act(params: PyTree, *parts: Array) -> tuple[Array, ...]:
             return tuple(elements(jax.tree.leaves(begin(policy.policy, params, indices(form.unflatten(parts)))[1])))
 
-        return Function(act, policy.params, obs, actions, [], names, made, spaces, entries)
+        return Function(act, policy.params, obs, actions, [], names, made, spaces, *entries)
     # Traced for one environment and for two: only arrays that grow with their number have a row for each.
     two = jax.tree.leaves(begun_as(2))
     for i in kept:
@@ -103,7 +105,7 @@ def function_of(policy: GreedyPolicy) -> Function:
 
     names, made = [*names, *_names("memory", len(kept)), "first"], [*made, *_names("next_memory", len(kept))]
     remembered = [_row(memory[i]) for i in kept]
-    return Function(step, policy.params, obs, actions, remembered, names, made, spaces, entries)
+    return Function(step, policy.params, obs, actions, remembered, names, made, spaces, *entries)
 
 
 def _needed(policy: GreedyPolicy, form: Any, memory: Shapes, actions: int, obs: PyTree) -> list[int]:
@@ -155,9 +157,14 @@ def _pair(names: Sequence[str], shapes: Shapes) -> list[tuple[str, jax.ShapeDtyp
     return list(zip(names, shapes, strict=True))
 
 
-def _obs_names(struct: PyTree) -> list[str]:
+def _entries_in(of: str, struct: PyTree) -> list[str]:
+    return [f"{of}{jax.tree_util.keystr(path)}" for path, _ in jax.tree.leaves_with_path(struct)]
+
+
+def _names_in(of: str, struct: PyTree) -> list[str]:
+    """Return a name for each leaf of `struct`, made of `of` and its path."""
     paths = [jax.tree_util.keystr(path, simple=True, separator="_") for path, _ in jax.tree.leaves_with_path(struct)]
-    words = ["_".join(["obs", *re.findall(r"\w+", path)]) for path in paths]
+    words = ["_".join([of, *re.findall(r"\w+", path)]) for path in paths]
     # Entries such as `a b` and `a_b` would give the same name.
     return [word if words.index(word) == i else f"{word}_{i}" for i, word in enumerate(words)]
 

@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxrl.agents.base import Agent, PolicyFns, StripFn
-from jaxrl.distributions import Categorical, Distribution, MultiCategorical
+from jaxrl.distributions import Categorical, Distribution, Joint, MultiCategorical, is_distribution
 from jaxrl.errors import SettingsError
 from jaxrl.processors.base import Processor, init_processor
 from jaxrl.spaces import EnvSpec, space_zeros
@@ -119,15 +118,25 @@ def _probabilities(
     agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array, action: PyTree
 ) -> PyTree:
     distribution = _action_distribution(agent, processor, params, carry, opt_step)
-    if isinstance(distribution, Categorical):
-        return jax.nn.softmax(distribution.logits)
-    if isinstance(distribution, MultiCategorical):
-        parts = jnp.split(distribution.logits, np.cumsum(distribution.n)[:-1], axis=-1)
-        return tuple(map(jax.nn.softmax, parts))
+    if isinstance(distribution, Joint):
+        found = jax.tree.map(_part_probabilities, distribution.parts, is_leaf=is_distribution)
+    else:
+        found = _part_probabilities(distribution)
+    if jax.tree.leaves(found):
+        return found
     raise SettingsError(
         f"actions of {agent.name} are continuous here, and have no probabilities; "
         "ask for the log-density of one by policy.log_prob(obs, action)"
     )
+
+
+def _part_probabilities(distribution: Distribution) -> PyTree:
+    """Return the probabilities of discrete actions, for each number of them; `None` if they are continuous."""
+    if isinstance(distribution, Categorical):
+        return jax.nn.softmax(distribution.logits)
+    if isinstance(distribution, MultiCategorical):
+        return tuple(jax.nn.softmax(part.logits) for part in distribution.parts())
+    return None
 
 
 def _log_prob(agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array, action: PyTree) -> Array:

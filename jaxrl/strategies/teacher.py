@@ -6,7 +6,7 @@ checkpoint holds them. What it remembers of an episode, such as the memory of a 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.agents.base import Agent
-from jaxrl.distributions import Categorical, Gaussian, Head, MultiCategorical, TanhGaussian
+from jaxrl.distributions import Categorical, Gaussian, Head, Joint, MultiCategorical, TanhGaussian, part_heads
 from jaxrl.errors import SettingsError
 from jaxrl.masks import PRIVILEGED, action_sizes, has_entry
 from jaxrl.processors.base import Processor, StatsFns
-from jaxrl.spaces import EnvSpec, Space, space_struct, space_zeros
+from jaxrl.spaces import Discrete, EnvSpec, MultiDiscrete, Space, is_leaf, space_struct, space_zeros
 from jaxrl.strategies.base import Policy
 from jaxrl.trees import Array, PyTree
 from jaxrl.tuning import without_overrides
@@ -157,22 +157,34 @@ def label(teacher: Teacher, carry: PyTree) -> Array:
     """Return outputs of the student's head that would make its policy the teacher's at the present step, `[N, K]`.
 
     They are those of the teacher's own distribution where it is of the same kind. Of any other teacher they are those
-    of its action: probability 1, or a Gaussian of the deviation `SPREAD` around it.
+    of its action: probability 1, or a Gaussian of the deviation `SPREAD` around it. Parts of a dict or tuple of actions
+    are labelled one by one.
     """
     policy, head = teacher.policy, teacher.head
     found = None
     if policy.outputs is not None and policy.outputs.distribution is not None:
         found = policy.outputs.distribution(teacher.params, carry, jnp.asarray(teacher.opt_step), ())
+    act = lambda: policy.act(teacher.params, carry)[1]
+    if not (heads := part_heads(head)):
+        return _label_part(head, found, teacher.actions, act)
+    spaces = jax.tree.leaves(teacher.actions, is_leaf=is_leaf)
+    parts = found.flatten()[0] if isinstance(found, Joint) else [None] * len(heads)
+    of_part = lambda i: _label_part(heads[i], parts[i], spaces[i], lambda: jax.tree.leaves(act())[i])
+    return head.join([of_part(i) for i in range(len(heads))])
+
+
+def _label_part(head: Head, found: Any, space: Space, act: Callable[[], Array]) -> Array:
+    """Return the outputs of `head` for one space; `found` is the teacher's distribution, `act` returns its action."""
     if isinstance(found, Categorical | MultiCategorical):
         return jnp.maximum(found.logits, NEVER)
     # Only the type is looked at: whether the student's Gaussians are squashed.
     like = head.distribution(jnp.zeros((1, head.outputs)))
     if isinstance(found, Gaussian | TanhGaussian) and type(found) is type(like):
-        base = found.base if isinstance(found, TanhGaussian) else found
+        base: Any = found.base if isinstance(found, TanhGaussian) else found
         return jnp.concatenate([base.mean, base.log_std], axis=-1)
-    action: Any = policy.act(teacher.params, carry)[1]
-    if not head.scales:
-        sizes = action_sizes(teacher.actions)  # type: ignore[arg-type]
+    action = act()
+    if isinstance(space, Discrete | MultiDiscrete):
+        sizes = action_sizes(space)
         chosen = action.reshape(action.shape[0], -1)
         taken = [jax.nn.one_hot(chosen[:, i], size) for i, size in enumerate(sizes)]
         return NEVER * (1 - jnp.concatenate(taken, axis=-1))

@@ -105,7 +105,8 @@ class GreedyPolicy:
 
         They are those of `policy(obs, key=...)`: of a policy with a distribution its own, of one with action values
         those of its exploration at the optimisation step at which it was saved. Actions of several numbers have a tuple
-        of such arrays, one for each. A policy that remembers its episode is asked about the observation that follows,
+        of such arrays, one for each; a dict or tuple of actions has such a dict or tuple, with `None` for continuous
+        parts. A policy that remembers its episode is asked about the observation that follows,
         and remembers nothing of being asked: ask first, then act.
 
         Raises:

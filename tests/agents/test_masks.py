@@ -72,6 +72,44 @@ def test_each_number_of_an_action_has_a_mask_of_its_own() -> None:
     assert {tuple(x) for x in np.asarray(drawn)[:, 0].tolist()} == {(0, 1), (2, 1)}
 
 
+PARTS = {"aim": (Box(-1.0, 1.0, (1,)), MultiDiscrete((2, 3))), "move": Discrete(3)}
+MASKED_PARTS = {"aim": ((), Box(0, 1, (5,), bool)), "move": Box(0, 1, (3,), bool)}
+
+
+def test_each_part_of_a_dict_of_actions_has_a_mask_of_its_own_and_may_have_none() -> None:
+    head = make_head(EnvSpec("Toy", Box(0.0, 1.0, (1,)), PARTS))
+    joint = head.distribution(jnp.zeros((1, head.outputs)))
+    buttons = jnp.array([[False, True, True, False, True]])
+    normal = 0.5 * math.log(2 * math.pi * math.e)
+    for mask, wanted in (
+        (None, math.log(2) + 2 * math.log(3)),
+        ({}, math.log(2) + 2 * math.log(3)),
+        ({"move": TWO_OF_THREE[None]}, 2 * math.log(2) + math.log(3)),
+        ({"aim": ((), buttons)}, math.log(2) + math.log(3)),
+        ({"aim": ((), buttons), "move": TWO_OF_THREE[None]}, 2 * math.log(2)),
+        ({"aim": (), "move": jnp.zeros((1, 3), bool)}, math.log(2) + 2 * math.log(3)),  # nothing allowed is all allowed
+    ):
+        np.testing.assert_allclose(mask_distribution(joint, mask).entropy(), [normal + wanted], rtol=1e-6)
+
+
+def test_random_actions_of_several_parts_are_uniform_among_those_allowed_in_each() -> None:
+    rows = 4_000
+    spec = EnvSpec("Toy", {"action_mask": MASKED_PARTS, "seen": Box(0.0, 1.0, (1,))}, PARTS)
+    buttons = jnp.tile(jnp.array([False, True, True, False, True]), (rows, 1))
+    obs = {
+        "action_mask": {"aim": ((), buttons), "move": jnp.tile(TWO_OF_THREE, (rows, 1))},
+        "seen": jnp.zeros((rows, 1)),
+    }
+    drawn = jax.jit(lambda key: random_action(spec, key, obs))(KEY)
+    (where, pressed), move = drawn["aim"], drawn["move"]
+    np.testing.assert_allclose(np.bincount(move, minlength=3) / rows, [0.5, 0.0, 0.5], atol=0.03)
+    assert (pressed[:, 0] == 1).all()
+    np.testing.assert_allclose(np.bincount(pressed[:, 1], minlength=3) / rows, [0.5, 0.0, 0.5], atol=0.03)
+    np.testing.assert_allclose(np.histogram(where, 4, (-1, 1))[0] / rows, 0.25, atol=0.03)
+    together = np.asarray(move == 2) & np.asarray(pressed[:, 1] == 2)
+    np.testing.assert_allclose(together.mean(), 0.25, atol=0.03)
+
+
 def test_random_actions_are_uniform_among_those_allowed_and_without_a_mask_they_are_as_ever() -> None:
     spec = minefield().spec
     obs = {"action_mask": jnp.tile(TWO_OF_THREE, (4_000, 1)), "seen": jnp.zeros((4_000, 2))}

@@ -98,10 +98,16 @@ def take_obs(name: str, space: Space, num_envs: int | None, obs: PyTree) -> Obse
     if not same:
         keys = f"a dict of {', '.join(map(str, space))}" if isinstance(space, Mapping) else f"a tuple of {len(space)}"
         raise SettingsError(f"{name} is {type(obs).__name__}; expected {keys}")
-    parts = [take_obs(f"{name}[{key!r}]", part, num_envs, obs[key]) for key, part in entries]
+    # A part without arrays, such as the mask `()` of an action that has none, is what its space is.
+    taken = {
+        key: take_obs(f"{name}[{key!r}]", part, num_envs, obs[key])
+        for key, part in entries
+        if spaces.is_leaf(part) or jax.tree.leaves(part, is_leaf=spaces.is_leaf)
+    }
+    parts = list(taken.values())
     if len({(part.single, part.valid.shape) for part in parts}) > 1:
         raise SettingsError(f"{name} has parts of different numbers of environments; expected one number in all")
-    values = [part.obs for part in parts]
+    values = [taken[key].obs if key in taken else part for key, part in entries]
     whole = dict(zip(space, values, strict=True)) if isinstance(space, Mapping) else tuple(values)
     return Observations(whole, np.logical_and.reduce([part.valid for part in parts]), parts[0].single)
 

@@ -1,0 +1,492 @@
+"""Actions that are dicts and tuples of several spaces: learnt, masked, loaded, exported, and on the host."""
+
+import ctypes
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from c_compiler import compile_c
+from toys_agents import KEY
+from toys_composite import PLACES, SPACE, Strict, marksman
+
+import jaxrl
+from jaxrl import evaluate, play
+from jaxrl.agents.custom import Outputs
+from jaxrl.distributions import kl_divergence, make_head
+from jaxrl.envs import Env
+from jaxrl.envs.host import convert_action, gymnasium_spec
+from jaxrl.errors import SettingsError
+from jaxrl.exporting import as_c, as_numpy, stablehlo
+from jaxrl.exporting.formats import files_of
+from jaxrl.exporting.function import function_of
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, space_from_plain, space_zeros
+from jaxrl.strategies.interaction import build_processor_and_agent
+from jaxrl.strategies.policy import PolicyParams, make_policy
+from jaxrl.strategies.teacher import label, make_teacher
+from jaxrl.training.policy import GreedyPolicy
+from jaxrl.training.storage.leaves import state_digest
+
+UNJUDGED: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "quiet": True}
+ONE: dict[str, Any] = {"num_envs": 1, "rollout": 8, "epochs": 1, "minibatches": 1}
+SMALL: dict[str, Any] = {"num_envs": 4, "rollout": 8, "epochs": 1, "minibatches": 2}
+FAMILY = ("ppo", "a2c", "reinforce", "impala")
+
+
+def strategy_of(env: Any, agent: Any = None, **settings: Any) -> jaxrl.Strategy:
+    return jaxrl.on_policy(env, agent or jaxrl.ppo(features=(8,)), **{**SMALL, **settings})
+
+
+def trained(strategy: jaxrl.Strategy, **settings: Any) -> jaxrl.Trainer:
+    """Train for a few updates, none of which may be skipped for a number that is not finite."""
+    trainer = jaxrl.Trainer(strategy, **{**UNJUDGED, "max_opts": 8, **settings})
+    trainer.train()
+    assert not np.any(trainer.state.health.most_in_a_row)
+    return trainer
+
+
+def fresh(spec: EnvSpec) -> GreedyPolicy:
+    """Return the policy of a fresh agent for `spec`."""
+    processor, agent = build_processor_and_agent(jaxrl.ppo(features=(4,)), jaxrl.one_step(), spec)
+    stats = processor.get_stats(processor.init(space_zeros(spec.observation_space, 1)))
+    return GreedyPolicy(make_policy(agent, processor, spec), PolicyParams(agent.strip(jax.jit(agent.init)(KEY)), stats))
+
+
+def moved(strategy: jaxrl.Strategy, seed: int = 0) -> GreedyPolicy:
+    """Return a policy whose parameters are far from those that it begins with, so that each of them matters."""
+    assert strategy.policy is not None
+    state = jax.jit(lambda key: strategy.policy.params(strategy.init(key)))(KEY)  # type: ignore[union-attr]
+    rng = np.random.default_rng(seed)
+    spread = lambda x: x + 0.5 * jnp.asarray(rng.normal(size=x.shape), x.dtype)
+    floats = lambda x: spread(x) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    return GreedyPolicy(strategy.policy, jax.tree.map(floats, state))
+
+
+# --- learning ---------------------------------------------------------------------------------------------------
+
+
+def test_ppo_learns_each_part_from_one_reward_and_its_policy_is_loaded(tmp_path: Path) -> None:
+    """The optimum is 1: the move that is seen, aimed at the place that belongs to it."""
+    agent = jaxrl.ppo(lr=5e-3, features=(32,), ent_coef=1e-3)
+    strategy = jaxrl.on_policy(marksman(), agent, num_envs=32, rollout=16)
+    result = jaxrl.Trainer(
+        strategy, max_opts=960, eval_interval=480, eval_episodes=100, quiet=True, run_dir=str(tmp_path / "run")
+    ).train()
+    assert result.best_score > 0.99
+    assert result.best_score <= 1
+    policy = jaxrl.load_policy(tmp_path / "run", strategy)
+    obs = {"seen": np.arange(3)}
+    action = policy(obs)
+    np.testing.assert_array_equal(action["move"], [0, 1, 2])
+    np.testing.assert_allclose(action["aim"][0][:, 0], PLACES, atol=0.1)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype.name), action) == {
+        "aim": (((3, 1), "float32"), ((3, 2), "int32")),
+        "move": ((3,), "int32"),
+    }
+    single = policy({"seen": 2})
+    jax.tree.map(np.testing.assert_array_equal, single, jax.tree.map(lambda x: x[2], action))
+    assert policy.policy.spec.action_space == SPACE
+
+
+@pytest.mark.every_day("ppo")
+@pytest.mark.parametrize("name", FAMILY)
+def test_all_policy_gradients_take_them_with_masks_a_memory_and_squashed_actions(name: str) -> None:
+    """Forbidden moves, which pay 1000, are never taken, and what is drawn is within its bounds."""
+    settings: dict[str, Any] = {"features": (8,), "squash": True, "core": "gru", "core_features": 8}
+    strategy = strategy_of(marksman(masked=True, length=5), getattr(jaxrl, name)(**settings))
+    state, collect = jax.jit(strategy.init)(KEY), jax.jit(strategy.collect)  # type: ignore[arg-type]
+    state, items, _ = collect(state, KEY, jnp.uint32(0))
+    assert jax.tree.map(jnp.shape, items.action) == {"aim": ((8, 4, 1), (8, 4, 2)), "move": (8, 4)}
+    mask = np.asarray(items.obs.obs["action_mask"]["move"])
+    assert np.take_along_axis(mask, np.asarray(items.action["move"])[..., None], -1).all()
+    assert (np.abs(items.action["aim"][0]) < 1).all()
+    before = strategy.policy.params(strategy.init(KEY))  # type: ignore[union-attr]
+    after = strategy.policy.params(trained(strategy).state)  # type: ignore[union-attr]
+    assert state_digest(before) != state_digest(after)
+
+
+@pytest.mark.every_day("Pendulum-v1")
+@pytest.mark.parametrize(
+    ("env", "space"),
+    [("CartPole-v1", Discrete(2)), ("Pendulum-v1", Box(-2.0, 2.0, (1,)))],
+    ids=["CartPole-v1", "Pendulum-v1"],
+)
+def test_a_dict_of_one_space_is_trained_to_the_bits_of_the_space_itself(env: str, space: Any) -> None:
+    plain = jaxrl.make_env(env)
+    assert plain.spec.action_space == space
+    nested = Env(
+        plain.spec._replace(action_space={"only": (space,)}),
+        plain.reset,
+        lambda state, action, key: plain.step(state, action["only"][0], key),
+    )
+    digests = []
+    for one in (plain, nested):
+        strategy = strategy_of(one)
+        digests.append(state_digest(strategy.policy.params(trained(strategy).state)))  # type: ignore[union-attr]
+    assert digests[0] == digests[1]
+
+
+def test_a_run_that_is_resumed_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    strategy, run = strategy_of(marksman(masked=True, length=5)), str(tmp_path / "run")
+    whole = trained(strategy, max_opts=12)
+    trained(strategy, max_opts=6, run_dir=run)
+    resumed = trained(strategy, max_opts=12, run_dir=run, resume=True)
+    assert state_digest(resumed.state) == state_digest(whole.state)
+
+
+@pytest.mark.slow
+def test_a_term_of_the_loss_sees_the_distribution_of_each_part() -> None:
+    """The entropy of the joint distribution is what all parts add up to; a penalty on it is finite and learnt from."""
+    seen: list[Any] = []
+
+    def term(params: Any, sample: Any, outputs: Outputs) -> Any:
+        parts: Any = outputs.policy.parts  # type: ignore[attr-defined]
+        seen.append(jax.tree.map(lambda part: type(part).__name__, parts, is_leaf=lambda x: hasattr(x, "entropy")))
+        return 1e-3 * parts["move"].entropy()
+
+    trained(strategy_of(marksman(), jaxrl.ppo(features=(8,), extra_loss=term)))
+    assert seen[0] == {"aim": ("Gaussian", "MultiCategorical"), "move": "Categorical"}
+
+
+def test_a_teacher_hands_on_the_distribution_of_each_part() -> None:
+    """What the student is told has divergence 0 from the teacher itself."""
+    teacher = moved(strategy_of(marksman(masked=True)))
+    agent = jaxrl.ppo(features=(8,), teacher_coef=1.0)
+    obs = {"action_mask": {"move": jnp.ones((3, 3), bool)}, "seen": jnp.arange(3)}
+    _, student = build_processor_and_agent(agent, jaxrl.one_step(), marksman(masked=True).spec)
+    made = make_teacher(teacher, student, marksman(masked=True).spec)
+    told = made.head.distribution(label(made, teacher.policy.begin(made.params, obs)))
+    own = teacher.policy.outputs.distribution(  # type: ignore[union-attr, misc]
+        made.params, teacher.policy.begin(made.params, obs), jnp.uint32(0), ()
+    )
+    np.testing.assert_allclose(kl_divergence(own, told), np.zeros(3), atol=1e-6)
+
+
+def test_a_teacher_with_other_distributions_hands_on_its_actions() -> None:
+    """A squashed teacher and a student that is not: the box gets the action with a spread, the rest is handed on."""
+    teacher = moved(strategy_of(marksman(), jaxrl.ppo(features=(8,), squash=True)))
+    _, student = build_processor_and_agent(jaxrl.ppo(teacher_coef=1.0), jaxrl.one_step(), marksman().spec)
+    made, obs = make_teacher(teacher, student, marksman().spec), {"seen": jnp.arange(3)}
+    told = made.head.distribution(label(made, teacher.policy.begin(made.params, obs))).parts  # type: ignore[attr-defined]
+    np.testing.assert_allclose(told["aim"][0].mean, teacher(obs)["aim"][0], rtol=1e-5)
+    np.testing.assert_allclose(told["aim"][0].log_std, np.full((3, 1), np.log(0.1)), rtol=1e-5)
+    np.testing.assert_allclose(jax.nn.softmax(told["move"].logits), teacher.probabilities(obs)["move"], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_student_comes_close_to_its_teacher_in_all_parts() -> None:
+    agent, memory = jaxrl.ppo(lr=1e-2, features=(8,), teacher_coef=1.0, policy_coef=0.0), jaxrl.MemoryRecorder()
+    strategy = strategy_of(marksman(masked=True), agent, teacher=moved(strategy_of(marksman(masked=True))))
+    jaxrl.Trainer(strategy, **UNJUDGED, max_opts=400, record_interval=100, recorders=[memory]).train()
+    taught = [row["teacher_kl"] for row in memory.rows if "teacher_kl" in row]
+    assert taught[-1] < 0.1 * taught[0]
+
+
+# --- what a policy tells ------------------------------------------------------------------------------------------
+
+
+def test_probabilities_are_those_of_the_parts_and_the_log_density_is_their_sum() -> None:
+    policy = moved(strategy_of(marksman()))
+    obs = {"seen": np.arange(3)}
+    action, told = policy(obs), policy.probabilities(obs)
+    assert told["aim"][0] is None
+    assert [x.shape for x in told["aim"][1]] == [(3, 2), (3, 2)]
+    np.testing.assert_allclose(told["move"].sum(-1), 1, rtol=1e-5)
+    # Other moves and buttons at the same place: the difference is that of their log-probabilities.
+    other = {"aim": (action["aim"][0], 1 - action["aim"][1]), "move": (action["move"] + 1) % 3}
+    chances = [np.asarray(x) for x in (told["move"], *told["aim"][1])]
+
+    def log_of(action: Any) -> Any:
+        taken = np.asarray(action["move"]), *np.asarray(action["aim"][1]).T
+        return sum(np.log(chance[np.arange(3), x]) for chance, x in zip(chances, taken, strict=True))
+
+    difference = policy.log_prob(obs, action) - policy.log_prob(obs, other)
+    np.testing.assert_allclose(difference, log_of(action) - log_of(other), rtol=1e-4, atol=1e-5)
+    assert policy.values(obs).shape == (3,)
+    with pytest.raises(SettingsError, match=r"the action does not match Marksman: missing entries aim"):
+        policy.log_prob(obs, {"move": action["move"]})
+
+
+def test_the_log_density_of_boxes_in_a_dict_is_per_unit_of_their_own_spaces() -> None:
+    """Each is twice as wide as raw actions, and the scale begins at 1: the density is `1 / (2 sqrt(2 pi))`."""
+    wide = Box(-2.0, 2.0, (1,))
+    policy = fresh(EnvSpec("Toy", Box(-1.0, 1.0, (1,)), {"a": wide, "b": (wide,)}))
+    obs = np.zeros(1, np.float32)
+    np.testing.assert_allclose(policy.log_prob(obs, policy(obs)), -2 * np.log(2 * np.sqrt(2 * np.pi)), rtol=1e-5)
+
+
+# --- Gymnasium and sessions ---------------------------------------------------------------------------------------
+
+
+def host_env(kind: str) -> Any:
+    return jaxrl.gymnasium_envs(gymnasium_spec(Strict(kind)), lambda: Strict(kind))
+
+
+@pytest.mark.every_day("dict")
+@pytest.mark.parametrize("kind", ["dict", "tuple"])
+def test_gymnasium_environments_get_what_is_in_their_space(kind: str) -> None:
+    """The environment checks structure, dtypes, shapes and bounds of all parts; actions of the warm-up are random."""
+    strategy = strategy_of(host_env(kind), jaxrl.ppo(features=(8,)), num_envs=2)
+    result = trained(strategy, eval_interval=8, eval_episodes=4).result()
+    assert np.isfinite(result.best_score)
+
+
+def test_actions_at_a_bound_of_float64_are_in_the_space() -> None:
+    """0.6 as float32 is above 0.6, and what is in a box of float64 is within its own bounds."""
+    space = Strict.parts["aim"]
+    where, buttons = convert_action(space, (np.full((2, 1), 0.6, np.float32), np.ones((2, 2), np.int32)))
+    assert float(np.float32(0.6)) > 0.6
+    assert where.tolist() == [[0.6], [0.6]]
+    assert space.contains((where[0], buttons[0]))
+
+
+@pytest.mark.every_day("tuple")
+@pytest.mark.parametrize("kind", ["dict", "tuple"])
+def test_a_session_gives_a_gymnasium_environment_what_is_in_its_space(kind: str) -> None:
+    env = Strict(kind)
+    session = jaxrl.Session(env, jaxrl.ppo(features=(8,)), **ONE, max_opts=4)
+    drive(session, env, env.reset(seed=0)[0], 40)
+    assert session.opt_steps == 4
+    assert session.summary()["skipped_updates"] == 0
+    # What the greedy policy returns is counted as the environment does, in the containers of its space.
+    action = session.policy({"seen": 5})
+    move, turn = (action["move"], action["turn"]) if kind == "dict" else action[1:]
+    assert int(move) in range(4, 7)
+    assert [int(turn[0]) in (-1, 0), int(turn[1]) in range(5, 8)] == [True, True]
+
+
+@pytest.mark.slow
+def test_a_session_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
+    """It is saved within a rollout, with the actions taken so far."""
+    digests = []
+    for parts in ((44,), (20, 24)):
+        env, run = Strict(), str(tmp_path / f"run{len(parts)}")
+        obs, _ = env.reset(seed=0)
+        for i, steps in enumerate(parts):
+            with jaxrl.Session(env, jaxrl.ppo(features=(8,)), **ONE, max_opts=9, run_dir=run, resume=i > 0) as session:
+                obs = drive(session, env, obs, steps)
+        digests.append(state_digest(session._now.state))
+    assert digests[0] == digests[1]
+
+
+def drive(session: jaxrl.Session, env: Strict, obs: Any, steps: int) -> Any:
+    """Take steps from `obs` until the session is done; return what is seen after them."""
+    for _ in range(steps):
+        if session.is_done:
+            break
+        action = session.act(obs)
+        assert env.action_space.contains(action)
+        next_obs, reward, terminated, truncated, _ = env.step(action)
+        session.observe(reward, next_obs, terminated, truncated)
+        obs = env.reset()[0] if terminated or truncated else next_obs
+    return obs
+
+
+def test_a_session_of_several_environments_gives_trees_of_rows() -> None:
+    spec = EnvSpec("Outside", Box(-1.0, 1.0, (2,)), {"a": Discrete(3, start=5), "b": (Box(0.0, 1.0, (2,)),)})
+    session = jaxrl.Session(spec, jaxrl.ppo(features=(8,)), num_envs=3, rollout=4, epochs=1, minibatches=1, max_opts=2)
+    while not session.is_done:
+        action = session.act(np.zeros((3, 2), np.float32))
+        assert set(action["a"].tolist()) <= {5, 6, 7}
+        assert action["b"][0].shape == (3, 2)
+        assert isinstance(action["a"], np.ndarray)
+        done = np.zeros(3, bool)
+        session.observe(np.ones(3), np.zeros((3, 2), np.float32), done, done)
+    assert session.summary()["skipped_updates"] == 0
+
+
+def test_a_session_obeys_the_masks_of_parts_and_takes_none_for_a_part_without() -> None:
+    mask = ((), Box(0, 1, (3,), bool))
+    spec = EnvSpec("Outside", {"action_mask": mask, "seen": Box(-1.0, 1.0, (2,))}, (Box(0.0, 1.0, ()), Discrete(3)))
+    session = jaxrl.Session(spec, jaxrl.ppo(features=(8,)), **ONE, max_opts=2)
+    obs = {"action_mask": ((), [False, True, False]), "seen": np.zeros(2, np.float32)}
+    while not session.is_done:
+        where, move = session.act(obs)
+        assert move == 1
+        assert 0 <= where <= 1
+        session.observe(1.0, obs, False, False)
+    assert session.summary()["skipped_updates"] == 0
+    assert session.policy(obs)[1] == 1
+
+
+@pytest.mark.slow
+def test_evaluate_and_play_take_a_run_by_its_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gymnasium.register("Strict-v0", entry_point=Strict)
+    run = tmp_path / "run"
+    settings = {**UNJUDGED, "max_opts": 4, "run_dir": str(run)}
+    jaxrl.Trainer(strategy_of(jaxrl.make_env("gymnasium:Strict-v0"), num_envs=2), **settings).train()
+    assert evaluate.main([str(run), "--episodes", "4", "--json"]) == 0
+    assert np.isfinite(json.loads(capsys.readouterr().out)["returns"]["mean"])
+    assert play.main([str(run), "--out", str(tmp_path / "episode.gif"), "--max-steps", "4"]) == 0
+    assert (tmp_path / "episode.gif").stat().st_size > 0
+
+
+# --- exports ------------------------------------------------------------------------------------------------------
+
+ROWS = 1_000
+
+
+@pytest.fixture(scope="module")
+def masked() -> GreedyPolicy:
+    return moved(strategy_of(marksman(masked=True)), seed=1)
+
+
+def observations() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    mask = rng.random((ROWS, 3)) < 0.6
+    mask[:, 0] |= ~mask.any(axis=1)
+    return {"action_mask": {"move": mask}, "seen": rng.integers(0, 3, ROWS).astype(np.int32)}
+
+
+def test_stablehlo_comes_to_the_same_bits_under_names_of_the_parts(masked: GreedyPolicy) -> None:
+    function = function_of(masked)
+    assert function.names == ["obs_action_mask_move", "obs_seen"]
+    assert function.results == ["action_aim_0", "action_aim_1", "action_move"]
+    call = jax.export.deserialize(bytearray(stablehlo.files(function)["policy.jax"])).call
+    obs = observations()
+    made, wanted = call(*jax.tree.leaves(obs)), jax.tree.leaves(masked(obs))
+    for one, other in zip(made, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert len(np.unique(wanted[0])) > 2
+    assert len(np.unique(wanted[2])) == 3
+
+
+def test_the_page_of_numpy_returns_the_action_as_its_space_is_nested(masked: GreedyPolicy, tmp_path: Path) -> None:
+    for name, content in as_numpy.files(function_of(masked)).items():
+        (tmp_path / name).write_bytes(content)
+    found = importlib.util.spec_from_file_location("exported_composite", tmp_path / "policy.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    obs = observations()
+    wanted = masked(obs)
+    made = [module.act(jax.tree.map(lambda x, i=i: x[i], obs)) for i in range(ROWS)]
+    assert jax.tree.structure(made[0]) == jax.tree.structure(wanted)
+    whole = jax.tree.map(lambda *x: np.stack(x), *made)
+    np.testing.assert_array_equal(whole["move"], wanted["move"])
+    np.testing.assert_array_equal(whole["aim"][1], wanted["aim"][1])
+    np.testing.assert_allclose(whole["aim"][0], wanted["aim"][0], rtol=1e-5, atol=1e-6)
+
+
+def test_c_writes_each_part_to_an_output_of_its_own(masked: GreedyPolicy, tmp_path: Path) -> None:
+    function = function_of(masked)
+    for name, content in as_c.files(function).items():
+        (tmp_path / name).write_bytes(content)
+    # A policy without a memory has a state of scratch space alone, for which this is room enough.
+    compile_c(tmp_path, "-shared", "-fPIC", "policy.c", "-o", "policy.so")
+    library, state = ctypes.CDLL(str(tmp_path / "policy.so")), ctypes.create_string_buffer(1 << 20)
+    library.policy_init(state)
+    inputs, outputs = as_c.signature(function)
+    assert [part.name for part in inputs] == ["obs_action_mask_move", "obs_seen"]
+    assert [(part.name, part.shape, part.dtype) for part in outputs] == [
+        ("action_aim_0", (1,), "float32"), ("action_aim_1", (2,), "int32"), ("action_move", (), "int32"),
+    ]  # fmt: skip
+    obs = jax.tree.leaves(observations())
+    made: list[list[np.ndarray]] = [[], [], []]
+    for row in range(ROWS):
+        given = [np.ascontiguousarray(part[row]) for part in obs]
+        action = [np.zeros(part.shape, part.dtype) for part in outputs]
+        library.policy_act(state, *(ctypes.c_void_p(x.ctypes.data) for x in (*given, *action)))
+        for column, x in zip(made, action, strict=True):
+            column.append(x)
+    wanted = jax.tree.leaves(masked(observations()))
+    np.testing.assert_allclose(np.stack(made[0]), wanted[0], rtol=1e-5, atol=1e-6)
+    for i in (1, 2):
+        np.testing.assert_array_equal(np.stack(made[i]), wanted[i])
+
+
+def test_names_of_outputs_in_c_are_words_of_c_and_differ_in_capitals() -> None:
+    """Also where a part is called `mask`, beside the mask of all actions."""
+    seen = {"action_mask": {}, "seen": Box(-1.0, 1.0, (2,))}
+    actions = {"mask": Discrete(2), "Go": Discrete(2), "go": Discrete(2), "é": Discrete(2)}
+    _, outputs = as_c.signature(function_of(fresh(EnvSpec("Toy", seen, actions))))
+    names = [part.name for part in outputs]
+    assert len({name.upper() for name in names}) == 4
+    assert all(name.isidentifier() and name.isascii() for name in names)
+
+
+@pytest.mark.parametrize(
+    ("form", "names"),
+    [
+        ("stablehlo", ["action_aim_0", "action_aim_1", "action_move"]),
+        ("numpy", ["action['aim'][0]", "action['aim'][1]", "action['move']"]),
+        ("c", ["action_aim_0", "action_aim_1", "action_move"]),
+    ],
+)
+def test_a_description_names_the_parts_of_an_action(form: str, names: list[str], masked: GreedyPolicy) -> None:
+    told = json.loads(files_of(masked, form)["policy.json"])
+    assert [part["name"] for part in told["outputs"]] == names
+    assert space_from_plain(told["spaces"]["action"]) == SPACE
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac", "td3", "pqn", "reppo", "bc", "iql"])
+def test_other_agents_refuse_them_in_one_line_that_names_those_that_take_them(name: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        getattr(jaxrl, name)()(EnvSpec("Marksman", Box(-1.0, 1.0, (2,)), SPACE))
+    said = str(refused.value)
+    assert said.startswith(f"{name} takes ")
+    assert "but Marksman has dict actions of Box, MultiDiscrete and Discrete" in said
+    assert said.endswith("agents for such actions: ppo, a2c, reinforce and impala")
+
+
+def test_parts_that_no_distribution_fits_are_refused_with_their_place() -> None:
+    seen = Box(-1.0, 1.0, (2,))
+    with pytest.raises(SettingsError, match=r"Toy has actions\['arm'\]\[1\] Box.*int32.*expected Discrete"):
+        jaxrl.ppo()(EnvSpec("Toy", seen, {"arm": (Discrete(2), Box(0, 9, (2,), "int32"))}))
+    with pytest.raises(SettingsError, match=r"agent\.squash needs bounds, but actions\['arm'\] of Toy have none"):
+        jaxrl.ppo(squash=True)(EnvSpec("Toy", seen, {"arm": Box(-np.inf, np.inf, (2,))}))
+    with pytest.raises(SettingsError, match=r"Toy has actions \{\}, which have no part"):
+        jaxrl.ppo()(EnvSpec("Toy", seen, {}))
+
+
+THREE, FIVE = Box(0, 1, (3,), bool), Box(0, 1, (5,), bool)
+
+
+@pytest.mark.parametrize(
+    ("actions", "mask", "said"),
+    [
+        (SPACE, THREE, r"the action_mask of Toy is Box.*; expected a dict of masks, as its actions are"),
+        (SPACE, {"moves": THREE}, r"has an entry 'moves', which its actions have not"),
+        (SPACE, {"move": FIVE}, r"the action_mask\['move'\] of Toy is \[5\]; expected \[3\]"),
+        (
+            SPACE,
+            {"aim": (THREE,)},
+            r"the action_mask\['aim'\] of Toy is a tuple of 1; expected 2.*with \(\) for",
+        ),
+        (SPACE, {"aim": (THREE, ())}, r"an action_mask\['aim'\]\[0\], but its actions\['aim'\]\[0\] are Box"),
+        ((Discrete(3), Discrete(5)), {"a": THREE}, r"expected a tuple of masks"),
+        ((Discrete(3), Discrete(5)), (THREE, Box(0.0, 1.0, (5,))), r"the action_mask\[1\] of Toy is float32"),
+    ],
+)
+def test_masks_that_do_not_fit_the_parts_are_refused(actions: Any, mask: Any, said: str) -> None:
+    spec = EnvSpec("Toy", {"action_mask": mask, "seen": Box(-1.0, 1.0, (2,))}, actions)
+    with pytest.raises(SettingsError, match=said):
+        jaxrl.ppo()(spec)
+
+
+@pytest.mark.parametrize("mask", [{}, {"move": THREE}, {"aim": ((), Box(0, 1, (2, 2), bool))}])
+def test_masks_may_leave_parts_out(mask: Any) -> None:
+    spec = EnvSpec("Toy", {"action_mask": mask, "seen": Box(-1.0, 1.0, (2,))}, SPACE)
+    assert jaxrl.ppo(features=(4,))(spec).name == "ppo"
+
+
+def test_a_composite_of_one_number_each_is_a_multidiscrete_to_the_policy() -> None:
+    """A tuple of two choices and `MultiDiscrete` of them have the same outputs, and the same probabilities."""
+    seen = Box(-1.0, 1.0, (2,))
+    one, other = (
+        make_head(EnvSpec("Toy", seen, actions)) for actions in ((Discrete(2), Discrete(3)), MultiDiscrete((2, 3)))
+    )
+    outputs = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5)), jnp.float32)
+    action = jnp.array([[0, 2], [1, 0], [1, 1], [0, 0]])
+    assert one.outputs == other.outputs
+    tuples = one.distribution(outputs).log_prob((action[:, 0], action[:, 1]))
+    np.testing.assert_allclose(tuples, other.distribution(outputs).log_prob(action), rtol=1e-6)
