@@ -318,7 +318,7 @@ def test_two_processes_come_to_the_bits_of_one(tmp_path: Path, undisturbed: tupl
 
 @pytest.mark.slow
 def test_four_processes_of_two_shards_each_come_to_the_bits_of_one(tmp_path: Path, cache: Path) -> None:
-    run = [*PPO, "--shards", 8, "--max-opts", AT]
+    run = [*but(PPO, "--max-opts", AT), "--shards", 8]
     alone(*run, "--run-dir", tmp_path / "one")
     four = [*run, "--run-dir", tmp_path / "four"]
     assert together(four, four, four, four) == [DONE] * 4
@@ -362,8 +362,8 @@ def test_replay_goes_on_within_processes(tmp_path: Path, cache: Path) -> None:
     """DQN by priority: begun in two processes, stopped, gone on in two, and again on the devices of one."""
     alone(*DQN, "--run-dir", tmp_path / "one")
     path = tmp_path / "two"
-    run = [*DQN, "--run-dir", path]
-    assert together([*run, "--max-opts", 256], [*run, "--max-opts", 256]) == [DONE, DONE]
+    run = [*but(DQN, "--max-opts", 256), "--run-dir", path]
+    assert together(run, run) == [DONE, DONE]
     go_on = ["--resume", path, "--max-opts", 512]
     assert together(go_on, go_on) == [DONE, DONE]
     alone("--resume", path, "--max-opts", LAST, "--devices", 2)
@@ -374,13 +374,14 @@ def test_replay_goes_on_within_processes(tmp_path: Path, cache: Path) -> None:
 
 @pytest.mark.slow
 def test_processes_begin_with_the_networks_of_another_run_as_one_does(tmp_path: Path, cache: Path) -> None:
-    alone(*PPO, "--max-opts", AT, "--seed", 1, "--run-dir", tmp_path / "old")
-    run = [*PPO, "--shards", 2, "--max-opts", AT, "--init-from", tmp_path / "old"]
+    short = but(PPO, "--max-opts", AT)
+    alone(*short, "--seed", 1, "--run-dir", tmp_path / "old")
+    run = [*short, "--shards", 2, "--init-from", tmp_path / "old"]
     alone(*run, "--run-dir", tmp_path / "one")
     two = [*run, "--run-dir", tmp_path / "two"]
     assert together(two, two) == [DONE, DONE]
     assert saved(tmp_path / "two") == saved(tmp_path / "one")
-    alone(*PPO, "--shards", 2, "--max-opts", AT, "--run-dir", tmp_path / "none")
+    alone(*short, "--shards", 2, "--run-dir", tmp_path / "none")
     assert saved(tmp_path / "none") != saved(tmp_path / "one")
 
 
@@ -388,7 +389,7 @@ def test_processes_begin_with_the_networks_of_another_run_as_one_does(tmp_path: 
 def test_a_second_run_in_the_directory_is_refused_by_all_its_processes(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "run"
     hold = subprocess.Popen(
-        [sys.executable, str(RUN), "-", *PPO, "--max-opts", "1000000", "--run-dir", str(path)],
+        [sys.executable, str(RUN), "-", *map(str, but(PPO, "--max-opts", 1_000_000)), "--run-dir", str(path)],
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )
     try:
@@ -406,14 +407,12 @@ def test_a_second_run_in_the_directory_is_refused_by_all_its_processes(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("what", "more", "said"), [("-", ("--shards", 4), "shards: 2 -> 4"), ("jax=0.0.1", (), "versions.jax: ")]
-)
+@pytest.mark.parametrize(("what", "shards", "said"), [("-", 4, "shards: 2 -> 4"), ("jax=0.0.1", 2, "versions.jax: ")])
 def test_a_process_with_other_settings_or_versions_is_refused_and_they_are_named(
-    tmp_path: Path, cache: Path, what: str, more: tuple[object, ...], said: str
+    tmp_path: Path, cache: Path, what: str, shards: int, said: str
 ) -> None:
     run = [*PPO, "--shards", 2, "--run-dir", tmp_path / "run"]
-    first, second = together(run, [*run, *more], whats=("-", what))
+    first, second = together(run, but(run, "--shards", shards), whats=("-", what))
     for ended in (first, second):
         assert ended.code == 2
         (line,) = ended.errors
