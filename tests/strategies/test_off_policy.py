@@ -25,7 +25,7 @@ from jaxrl.strategies.base import iterate
 from jaxrl.strategies.guard import guarded_update, init_health
 from jaxrl.types import Batch, Transition
 from jaxrl.xla import ahead
-from jaxrl.xla.reductions import LARGE
+from jaxrl.xla.in_place import LARGE
 
 KEY = jax.random.key(1)
 GAMMA = 0.5
@@ -499,7 +499,7 @@ BATCH = Batch(Transition(*(jnp.zeros(2),) * 5), jnp.arange(2), jnp.ones(2))
 
 
 SIZES = [1, LARGE // 4]
-"""Entries of a state that is chosen by selects, and of one that is chosen by a branch."""
+"""Entries of a state that is chosen by selects, and of one that is computed in place."""
 
 
 @pytest.mark.parametrize("size", SIZES)
