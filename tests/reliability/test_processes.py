@@ -45,6 +45,7 @@ PPO = [
 DQN = [
     *("dqn", "--env", "CartPole-v1", "--num-envs", "4", "--opt-interval", "4", "--warmup", "16", "--shards", "2"),
     *("--buffer.capacity", "256", "--buffer.batch-size", "8", "--buffer.prioritised", "--agent.features", "4"),
+    *("--agent.lr-decay", str(LAST), "--agent.epsilon-decay", str(AT)),  # a preset would fit them to each length
     *("--max-opts", str(LAST), "--save-interval", str(AT), "--keep", "1", "--quiet", "--eval-interval", "512"),
     *("--eval-episodes", "2", "--recorders", "jsonl"),
 ]

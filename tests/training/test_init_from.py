@@ -68,7 +68,6 @@ def test_networks_are_taken_and_nothing_else(old_run: tuple[Path, Any]) -> None:
     assert not equal(earlier.agent.params, new.agent.params)
 
 
-@pytest.mark.slow
 def test_statistics_of_observations_go_with_the_networks(tmp_path: Path) -> None:
     old = saved(tmp_path / "old", normalise=True)
     new = begun(strategy(normalise=True), init_from=str(tmp_path / "old"))

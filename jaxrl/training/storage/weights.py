@@ -233,12 +233,22 @@ def _for_shards(wanted: Mapping[str, Any], saved: Mapping[str, np.ndarray]) -> d
     """Return what was saved with statistics for as many shards as there are now; all shards have the same ones."""
     made = dict(saved)
     for name in wanted.keys() & saved.keys():
-        count = f"{name.rpartition('/')[0]}/count"
-        if "moments" in name.split("/") and count in wanted and count in saved:
+        count = _count_of(name, wanted)
+        if count is not None and count in saved:
             # The statistics of all shards are equal, so the first stands for any number.
             one = saved[name][0] if saved[count].ndim else saved[name]
             made[name] = np.broadcast_to(one, (*wanted[count].shape, *one.shape))
     return made
+
+
+def _count_of(name: str, wanted: Mapping[str, Any]) -> str | None:
+    """Return the path of the count of the statistics to which the leaf `name` belongs, or `None`."""
+    words = name.split("/")
+    if "moments" not in words:
+        return None
+    # The compensation of a statistic lies one level deeper than the statistic.
+    above = ("/".join([*words[:n], "count"]) for n in reversed(range(1, len(words))))
+    return next((path for path in above if path in wanted), None)
 
 
 def _require_same(wanted: Mapping[str, jax.ShapeDtypeStruct], saved: Mapping[str, np.ndarray], run: Path) -> None:
