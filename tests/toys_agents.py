@@ -66,6 +66,20 @@ def five_steps() -> Batch:
     return Batch(items._replace(weight=ones), jnp.arange(5), ones)
 
 
+def values_of_constant(agent: Agent, reward: float, updates: int) -> Any:
+    """Return what critics put on 64 steps of a `reward` that never ends, discounted by 0.8, after some updates."""
+    rng, ones = np.random.default_rng(0), jnp.ones(64)
+    obs, action = jnp.asarray(rng.normal(0, 0.5, (64, 3))), jnp.asarray(rng.uniform(-1, 1, (64, 2)))
+    items = Transition(obs, action, reward * ones, 0.8 * ones, obs)._replace(weight=ones)
+    rows = Batch(items, jnp.arange(64), ones)
+    move = lambda state, t: (agent.update(state, rows, jax.random.fold_in(KEY, t), t)[0], ())
+    times = jnp.arange(updates, dtype=jnp.uint32)
+    state, _ = jax.jit(lambda state: jax.lax.scan(move, state, times))(agent.init(KEY))
+    assert agent.policy_fns is not None
+    assert callable(agent.policy_fns.value)
+    return agent.policy_fns.value(state, obs, action)
+
+
 def vector_of(tree: Any) -> jax.Array:
     """Return all numbers of `tree` one after the other."""
     return jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(tree)])

@@ -149,16 +149,7 @@ def _build(name: str, config: AWACConfig, custom: CustomParts, spec: EnvSpec) ->
     if isinstance(config, IQLConfig):
         networks = networks._replace(value=critics.value_network(config, custom, spec))
     network = networks.policy
-    parts = Parts(
-        config,
-        networks,
-        critics.gradient_step(config, custom),
-        spec,
-        head,
-        None,
-        custom.extra_loss,
-        custom.extra_policy_loss,
-    )
+    parts = critics.make_parts(config, custom, networks, spec, head)
     return Agent(
         name=name,
         init=partial(_init, parts),

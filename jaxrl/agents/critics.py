@@ -295,9 +295,21 @@ def _actions(space: Any) -> Array:
     return jnp.zeros((ROWS, space_size(space)), jnp.float32)
 
 
-def gradient_step(config: CriticConfig, custom: CustomParts) -> GradientStep:
-    """Return the gradient step of all networks."""
-    return on_sphere(custom.gradient_step) if config.weight_norm else custom.gradient_step
+def make_parts(
+    config: CriticConfig, custom: CustomParts, networks: Networks, spec: EnvSpec, head: Head, **more: Any
+) -> Parts:
+    """Return the parts of an agent, with the gradient step of all networks and the user's losses; `more` are others."""
+    step = on_sphere(custom.gradient_step) if config.weight_norm else custom.gradient_step
+    return Parts(
+        config,
+        networks,
+        step,
+        spec,
+        head,
+        extra_loss=custom.extra_loss,
+        extra_policy_loss=custom.extra_policy_loss,
+        **more,
+    )
 
 
 def init_networks(parts: Parts, key: Key) -> tuple[PyTree, PyTree]:

@@ -842,17 +842,15 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
         if memories is None
         else critics.recurrent_networks(config, spec, head)
     )
-    parts = Parts(
+    parts = critics.make_parts(
         config,
+        custom,
         networks,
-        critics.gradient_step(config, custom),
         spec,
         head,
-        memories,
-        custom.extra_loss,
-        custom.extra_policy_loss,
-        _policy_values(config),
-        config.support_fn(ENTROPY_MARGIN),
+        memory=memories,
+        policy_values=_policy_values(config),
+        support_fn=config.support_fn(ENTROPY_MARGIN),
     )
     # The memory of the exploration noise is the noise of the step before, and 0 at an episode's start.
     noise = jnp.zeros(critics.space_size(cast(Box, spec.action_space)), jnp.float32) if config.noise_memory else None

@@ -254,17 +254,15 @@ def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> 
         if memories is None
         else critics.recurrent_networks(config, spec, head)
     )
-    parts = Parts(
+    parts = critics.make_parts(
         config,
+        custom,
         networks,
-        critics.gradient_step(config, custom),
         spec,
         head,
-        memories,
-        custom.extra_loss,
-        custom.extra_policy_loss,
-        critics.pool_values(config.critic_target),
-        config.support_fn(),
+        memory=memories,
+        policy_values=critics.pool_values(config.critic_target),
+        support_fn=config.support_fn(),
     )
     noise: PyTree = jnp.zeros(size, jnp.float32) if config.noise_memory else None
     if config.noise_min:

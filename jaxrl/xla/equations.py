@@ -197,9 +197,14 @@ def run(steps: Sequence[Step], values: dict[int, Any]) -> None:
 
 def call(code: Code, *args: Any) -> list[Any]:
     """Run a function."""
+    return arrays(code, evaluate(code, *args), code.outs)
+
+
+def evaluate(code: Code, *args: Any) -> dict[int, Any]:
+    """Run a function; return all its values by number."""
     values = {**code.given, **dict(zip(code.ins, args, strict=True))}
     run([Step(partial(bind, equation), equation.ins, equation.outs) for equation in code.equations], values)
-    return arrays(code, values, code.outs)
+    return values
 
 
 def arrays(code: Code, values: dict[int, Any], numbers: Sequence[int]) -> list[Any]:

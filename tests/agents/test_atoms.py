@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import five_steps
+from toys_agents import five_steps, values_of_constant
 from toys_draws import drawn
 
 import jaxrl
 from jaxrl.agents.critics import target_distribution
 from jaxrl.distributions import LOG_STD
 from jaxrl.errors import SettingsError
-from jaxrl.types import Batch, Transition
+from jaxrl.types import Transition
 
 KEY = jax.random.key(0)
 BOX = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (3,)), jaxrl.Box(-1.0, 1.0, (2,)))
@@ -162,15 +162,7 @@ def test_the_value_of_a_constant_reward_is_that_of_the_closed_form(make: Any, lo
     """A reward of 1 a step for ever, discounted by 0.8, is worth 5; its entropy is worth next to nothing."""
     small = {"features": (), "critic_features": (16,), "weight_decay": 0.0, "lr": 3e-2, "lr_decay": 800}
     agent = make(**small, atoms=41, v_min=-10.0, v_max=10.0, critic_loss=loss, policy_interval=1)(BOX)
-    rng, ones = np.random.default_rng(0), jnp.ones(64)
-    obs, action = jnp.asarray(rng.normal(0, 0.5, (64, 3))), jnp.asarray(rng.uniform(-1, 1, (64, 2)))
-    items = Transition(obs, action, ones, 0.8 * ones, obs)._replace(weight=ones)
-    rows = Batch(items, jnp.arange(64), ones)
-    step = lambda state, t: (agent.update(state, rows, jax.random.fold_in(KEY, t), t)[0], ())
-    state, _ = jax.jit(lambda state: jax.lax.scan(step, state, jnp.arange(800, dtype=jnp.uint32)))(agent.init(KEY))
-    assert agent.policy_fns is not None
-    assert callable(agent.policy_fns.value)
-    np.testing.assert_allclose(agent.policy_fns.value(state, items.obs, items.action), 5.0, atol=0.15)
+    np.testing.assert_allclose(values_of_constant(agent, reward=1.0, updates=800), 5.0, atol=0.15)
 
 
 def test_a_support_follows_from_the_rewards_and_none_is_reported_to_lie_beyond_it() -> None:

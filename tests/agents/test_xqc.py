@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import CONTINUOUS, DISCRETE, KEY, five_steps, seeing, updated
+from toys_agents import CONTINUOUS, DISCRETE, KEY, five_steps, seeing, updated, values_of_constant
 from toys_draws import drawn
 
 import jaxrl
 from jaxrl.agents.optimizers import project_kernels
 from jaxrl.distributions import LOG_STD
 from jaxrl.errors import SettingsError
-from jaxrl.types import Batch
 
 WIDTH, ATOMS, RATE = 4, 5, 0.25
 SUPPORT = np.linspace(-5.0, 5.0, ATOMS)
@@ -229,17 +228,7 @@ def test_the_value_of_a_constant_reward_is_that_of_the_closed_form() -> None:
     agent = jaxrl.xqc(
         features=(), critic_features=(16,), lr=1e-2, lr_decay=600, policy_interval=1, tau=0.05
     )(CONTINUOUS)  # fmt: skip
-    rng, ones = np.random.default_rng(0), jnp.ones(64)
-    obs, action = jnp.asarray(rng.normal(0, 0.5, (64, 3))), jnp.asarray(rng.uniform(-1, 1, (64, 2)))
-    items = five_steps().items._replace(
-        obs=obs, action=action, reward=0.5 * ones, discount=0.8 * ones, next_obs=obs, weight=ones
-    )
-    rows = Batch(items, jnp.arange(64), ones)
-    move = lambda state, t: (agent.update(state, rows, jax.random.fold_in(KEY, t), t)[0], ())
-    state, _ = jax.jit(lambda state: jax.lax.scan(move, state, jnp.arange(600, dtype=jnp.uint32)))(agent.init(KEY))
-    assert agent.policy_fns is not None
-    assert callable(agent.policy_fns.value)
-    np.testing.assert_allclose(agent.policy_fns.value(state, items.obs, items.action), 2.5, atol=0.15)
+    np.testing.assert_allclose(values_of_constant(agent, reward=0.5, updates=600), 2.5, atol=0.15)
 
 
 # --- names and refusals -------------------------------------------------------------------------------------------
