@@ -28,7 +28,7 @@ from jaxrl.training.reel import FPS, write_film
 from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.members import resolve
-from jaxrl.training.storage.run_dir import CONFIG, read_metadata, read_yaml
+from jaxrl.training.storage.run_dir import CONFIG, read_metadata, read_settings
 
 RESULTS = "results.json"
 
@@ -57,7 +57,7 @@ def main(args: Sequence[str]) -> int:
     report, film = evaluate_policy(policy, env, options).report(), _film(env, policy)
     versions = {name: str(value) for name, value in dict(read_metadata(run).get("versions") or {}).items()}
     asked = EvalOptions(options.env, options.env_args, options.episodes, options.seed)
-    settings, best = read_yaml(run / CONFIG), policy.facts["kept_as"] == "best"
+    settings, best = read_settings(run), policy.facts["kept_as"] == "best"
     where = asked.where(settings)
     again, digest = repeat(settings, policy.facts["opt_steps"], best, _changed(run), asked), state_digest(policy.params)
     files = {

@@ -16,6 +16,7 @@ from jaxrl.cli.main import (  # first: it installs signal handlers
 # isort: split
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from jaxrl.cli.algos import build
@@ -27,14 +28,14 @@ from jaxrl.loading import teacher_of
 from jaxrl.registry import ALGORITHMS
 from jaxrl.strategies import Strategy
 from jaxrl.training.program import forms_of, state_shapes
-from jaxrl.training.recorders import log_problems
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, Saves, open_store
 from jaxrl.training.storage.leaves import digest
 from jaxrl.training.storage.log_sums import LOGS, damage
+from jaxrl.training.storage.logs import log_problems
 from jaxrl.training.storage.members import runs_of
 from jaxrl.training.storage.retrain import replay
-from jaxrl.training.storage.run_dir import CONFIG, read_metadata, read_yaml, require_run
+from jaxrl.training.storage.run_dir import CONFIG, open_log, read_metadata, read_settings, require_run
 
 
 def main(args: Sequence[str]) -> int:
@@ -107,10 +108,11 @@ class Problems:
 def rebuilt(run_dir: Path, problems: Problems) -> Strategy | None:
     """Build the strategy that `config.yaml` describes; `None` if it has parts made in Python, or is damaged."""
     try:
-        if read_yaml(run_dir / CONFIG).get("custom"):
+        settings = read_settings(run_dir)
+        if settings.get("custom"):
             print_stderr("the run has parts made in Python: shapes are not compared with its settings")
             return None
-        if (algo := read_yaml(run_dir / CONFIG).get("algo")) not in ALGORITHMS and module_to_import(str(algo)):
+        if (algo := settings.get("algo")) not in ALGORITHMS and module_to_import(str(algo)):
             print_stderr(
                 f"the run's algorithm is code of your own: give --algo {algo} to compare shapes with its settings"
             )
@@ -163,12 +165,21 @@ def check_logs(run_dir: Path, store: Store, good: Sequence[int], problems: Probl
     """Print the line of the logs if nothing is wrong with them: in themselves, and by their sums in a checkpoint."""
     before, problems.found = problems.found, False
     for name in LOGS:
-        for problem in log_problems(run_dir / name):
+        for problem in log_problems(run_dir, name):
             problems.add(f"{name}: {problem}")
     check_sums(run_dir, store, good, problems)
     if not problems.found:
-        print_line("logs ok", *(name for name in LOGS if (run_dir / name).exists()))
+        print_line("logs ok", *(name for name in LOGS if has_log(run_dir, name)))
     problems.found |= before
+
+
+def has_log(run_dir: Path, name: str) -> bool:
+    """Return whether a run has written a log."""
+    try:
+        open_log(run_dir, name).close()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def check_sums(run_dir: Path, store: Store, good: Sequence[int], problems: Problems) -> None:
@@ -176,7 +187,7 @@ def check_sums(run_dir: Path, store: Store, good: Sequence[int], problems: Probl
     if not good:
         return
     with contextlib.suppress(CheckpointError):  # a running process has removed it
-        found = damage(run_dir, store.manifest(good[-1])["facts"])
+        found = damage(partial(open_log, run_dir), store.manifest(good[-1])["facts"])
         if good[-1] in store.steps():  # otherwise a running process rolled back past it and shortened the logs
             for problem in found:
                 problems.add(problem)

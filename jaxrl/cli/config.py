@@ -34,7 +34,7 @@ from jaxrl.parsing import as_int, parse_float, parse_value, split_list
 from jaxrl.paths import CONFIG, local
 from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, join_names, matching_presets
 from jaxrl.strategies.search import parse_search
-from jaxrl.training.storage.run_dir import read_yaml, require_run
+from jaxrl.training.storage.run_dir import read_settings, read_yaml, require_run
 
 
 class Request(NamedTuple):
@@ -67,7 +67,7 @@ def parse(args: Sequence[str]) -> Request:
     source = _source(args)
     resume, file = source.resume, source.file
     given = _population(args)
-    from_file = read_yaml(Path(file)) if file else {}
+    from_file = read_settings(Path(resume)) if resume else read_yaml(Path(file)) if file else {}
     algo = _algorithm(args, source, from_file)
     args, notes = translate(args, flags_of(general(algo)))
     members = _same_population(given, from_file.pop("population", None), resume)

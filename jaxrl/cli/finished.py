@@ -1,6 +1,7 @@
 """Resuming a finished run without changes: detected before anything compiles."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from jaxrl.training.storage.checkpoints import CheckpointError
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, Saves, open_store
 from jaxrl.training.storage.log_sums import damage
 from jaxrl.training.storage.members import population_of, runs_of
-from jaxrl.training.storage.run_dir import CONFIG, read_metadata, read_yaml
+from jaxrl.training.storage.run_dir import open_log, read_metadata, read_settings
 
 
 def nothing_left(args: Sequence[str], request: Request) -> str | None:
@@ -19,7 +20,7 @@ def nothing_left(args: Sequence[str], request: Request) -> str | None:
         return None
     run = Path(request.config.run_dir)
     flags = {word for word in args if word.startswith("--")} - {"--resume", "--quiet"}
-    same_env = value_of(args, "--env") == read_yaml(run / CONFIG).get("env")  # custom environments must be named again
+    same_env = value_of(args, "--env") == read_settings(run).get("env")  # custom environments must be named again
     if flags - ({"--env"} if same_env else set()):
         return None
     runs = [run]
@@ -47,7 +48,7 @@ def limit_of(run: Path, config: Any, opened: dict[Path, Saves]) -> str | None:
         return None
     try:
         facts = store.manifest(steps[-1])["facts"]
-        whole = not damage(run, facts)
+        whole = not damage(partial(open_log, run), facts)
     except CheckpointError:
         return None
     if not whole or (read_metadata(run).get("best_score") is not None and not best.steps()):

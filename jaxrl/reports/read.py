@@ -11,15 +11,15 @@ from jaxrl.errors import SettingsError, one_line, safe_str
 from jaxrl.paths import local
 from jaxrl.reports.rows import Log, number, read_episodes, read_log
 from jaxrl.training.reel import films_in
-from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir
+from jaxrl.training.storage.members import POPULATION
 from jaxrl.training.storage.run_dir import (
-    CONFIG,
-    EPISODES,
+    MEMBERS_FILE,
     METADATA,
-    METRICS,
     VIDEOS,
+    member_dir,
     read_json,
-    read_yaml,
+    read_members,
+    read_settings,
     require_run,
 )
 
@@ -72,7 +72,7 @@ class Run(NamedTuple):
 
     def episodes(self, whole: bool = False) -> dict[int, list[float]]:
         """Return the returns of evaluation episodes by optimisation step: of the last evaluation, or all if `whole`."""
-        return read_episodes(self.path / EPISODES, whole)
+        return read_episodes(self.path, whole)
 
 
 def read_runs(paths: Iterable[str]) -> list[Run]:
@@ -96,29 +96,27 @@ def _names(paths: list[Path]) -> list[str]:
 
 
 def _runs_in(path: Path, name: str) -> list[Run]:
-    config, remarks = _read(read_yaml, path / CONFIG)
+    config, remarks = _read(read_settings, path)
     found = config.get(POPULATION)
-    if not isinstance(found, dict) and not (path / MEMBERS).is_dir():
-        return [_run(path, name, config, remarks)]
+    if not isinstance(found, dict) and not (path / MEMBERS_FILE).is_file():
+        return [_single(path, name, config, remarks)]
     swept = found.get("sweep") if isinstance(found, dict) else None
     names = tuple(map(str, swept)) if isinstance(swept, dict) else ()
-    folders = (entry for entry in (path / MEMBERS).glob("*") if entry.name.isascii() and entry.name.isdecimal())
-    numbers = sorted(int(entry.name) for entry in folders if entry == member_dir(path, int(entry.name)))
+    there, wrong = _read(read_members, path)
+    remarks += wrong
     varied = safe_str([found["pbt"], swept]) if isinstance(found, dict) and found.get("pbt") else ""
-    members = [_member(path, name, number)._replace(swept=names, varied=varied) for number in numbers]
+    members = [
+        _run(run := member_dir(path, number), f"{name}/{run.name}", one.settings, one.metadata, [])._replace(
+            member=number, population=name, swept=names, varied=varied
+        )
+        for number, one in there.items()
+    ]
     if not members:
-        return [_run(path, name, config, [*remarks, "it has no members yet"])]
+        return [_single(path, name, config, [*remarks, "it has no members yet"])]
     return [members[0]._replace(remarks=(*remarks, *members[0].remarks)), *members[1:]]
 
 
-def _member(path: Path, name: str, member: int) -> Run:
-    folder = member_dir(path, member)
-    config, remarks = _read(read_yaml, folder / CONFIG)
-    run = _run(folder, f"{name}/{folder.name}", config, remarks)
-    return run._replace(member=member, population=name)
-
-
-def _read(reader: Any, path: Path) -> tuple[dict[str, Any], list[str]]:
+def _read(reader: Any, path: Path) -> tuple[dict[Any, Any], list[str]]:
     """Return the content of a small file, or nothing and the reason."""
     try:
         return reader(path), []
@@ -126,9 +124,13 @@ def _read(reader: Any, path: Path) -> tuple[dict[str, Any], list[str]]:
         return {}, [str(error)]
 
 
-def _run(path: Path, name: str, config: Mapping[str, Any], remarks: list[str]) -> Run:
+def _single(path: Path, name: str, config: Mapping[str, Any], remarks: list[str]) -> Run:
     metadata, wrong = _read(read_json, path / METADATA)
-    log = read_log(path / METRICS)
+    return _run(path, name, config, metadata, [*remarks, *wrong])
+
+
+def _run(path: Path, name: str, config: Mapping[str, Any], metadata: Mapping[str, Any], remarks: list[str]) -> Run:
+    log = read_log(path)
     film, large = _film(path)
     own = {key: value for key, value in config.items() if key != POPULATION}
     return Run(
@@ -142,7 +144,7 @@ def _run(path: Path, name: str, config: Mapping[str, Any], remarks: list[str]) -
         metadata=metadata,
         log=log,
         film=film,
-        remarks=tuple(one_line(remark)[:500] for remark in (*remarks, *wrong, *log.remarks, *large)),
+        remarks=tuple(one_line(remark)[:500] for remark in (*remarks, *log.remarks, *large)),
     )
 
 

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl.training.storage.run_dir import EPISODES, METRICS, open_log
+
 AXES = ("opt_steps", "env_steps", "seconds")
 """X axes of curves."""
 NAMES = dict(zip(AXES, ("optimisation steps", "environment steps", "seconds"), strict=True))
@@ -51,25 +53,25 @@ class Log(NamedTuple):
     """Problems of the log."""
 
 
-def read_log(path: Path) -> Log:
-    """Read the log `path`, whose last line another process may be writing; a missing log is empty."""
+def read_log(run: Path) -> Log:
+    """Read the log of a run or a member, whose last line another process may be writing; a missing log is empty."""
     trained: Table = []
     others: list[dict[str, Any]] = []
     damaged: list[int] = []
     torn = False
     try:
-        with path.open("rb") as file:
+        with open_log(run, METRICS) as file:
             for number, line in enumerate(file, start=1):
                 torn = not line.endswith(b"\n")
                 if not torn and not _take(line, trained, others):
                     damaged.append(number)
     except FileNotFoundError:
-        return _log(path, trained, others, [f"there is no {path.name}"])
+        return _log(trained, others, [f"there is no {METRICS}"])
     except OSError as error:
-        return _log(path, trained, others, [f"{path.name} cannot be read: {error.strerror or error}"])
-    remarks = [f"{len(damaged)} lines of {path.name} are no rows ({_numbers(damaged)})"] if damaged else []
-    remarks += [f"the last line of {path.name} is half-written"] if torn else []
-    return _log(path, trained, others, remarks)
+        return _log(trained, others, [f"{METRICS} cannot be read: {error.strerror or error}"])
+    remarks = [f"{len(damaged)} lines of {METRICS} are no rows ({_numbers(damaged)})"] if damaged else []
+    remarks += [f"the last line of {METRICS} is half-written"] if torn else []
+    return _log(trained, others, remarks)
 
 
 def _numbers(lines: list[int]) -> str:
@@ -122,13 +124,13 @@ def where(row: Mapping[str, Any]) -> tuple[float, float, float]:
     return number(row.get("opt_steps")), number(row.get("env_steps")), number(row.get("wall_s"))
 
 
-def _log(path: Path, trained: Table, others: list[dict[str, Any]], remarks: list[str]) -> Log:
+def _log(trained: Table, others: list[dict[str, Any]], remarks: list[str]) -> Log:
     table = np.asarray(trained, np.float64).reshape(-1, len(AXES) + len(COLUMNS))
     evaluated = [row for row in others if row.get("kind") == "eval"]
     scores = [(*where(row), number(row.get("score", row.get("eval_reward")))) for row in evaluated]
     bests = [number(row.get("confirm_score", row.get("score"))) for row in evaluated if row.get("is_best") is True]
     if not remarks and not len(table) and not scores:
-        remarks = [f"{path.name} has no rows yet"]
+        remarks = [f"{METRICS} has no rows yet"]
     elif not scores:
         remarks = [*remarks, "it has no evaluations"]
     rates = table[np.isfinite(table[:, 6:8]).all(axis=1), 6:8]
@@ -155,10 +157,10 @@ def _curve(points: np.ndarray) -> Curve:
     return Curve(kept[:, :3].T, kept[:, 3])
 
 
-def read_episodes(path: Path, whole: bool = False) -> dict[int, list[float]]:
+def read_episodes(run: Path, whole: bool = False) -> dict[int, list[float]]:
     """Return the returns of evaluation episodes by optimisation step: of the last evaluation, or of all if `whole`."""
     try:
-        with path.open("rb") as file:
+        with open_log(run, EPISODES) as file:
             begin = 0 if whole else max(file.seek(0, 2) - TAIL, 0)
             file.seek(begin)
             # Drop the first line, in the middle of which reading may start, and the last, which may be incomplete.

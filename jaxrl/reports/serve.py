@@ -9,8 +9,7 @@ from pathlib import Path
 
 from jaxrl.errors import JaxrlError, SettingsError
 from jaxrl.reports.read import films_of
-from jaxrl.training.storage.members import MEMBERS
-from jaxrl.training.storage.run_dir import CONFIG, EPISODES, METADATA, METRICS
+from jaxrl.training.storage.run_dir import CONFIG, EPISODES, MEMBERS, MEMBERS_FILE, METADATA, METRICS
 
 HOST = "127.0.0.1"
 OURS = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?")
@@ -21,9 +20,10 @@ def stamp_of(paths: Iterable[str]) -> str:
     """Return a digest that changes with any file that is read from the runs at `paths`."""
     digest = hashlib.sha256()
     for path in map(Path, paths):
-        for folder in (path, *sorted((path / MEMBERS).glob("*"))):
-            for file in (*(folder / name for name in (CONFIG, METADATA, METRICS, EPISODES)), *films_of(folder)):
-                digest.update(f"{file} {_state(file)}\n".encode())
+        own = [path / name for name in (CONFIG, METADATA, MEMBERS_FILE, METRICS, EPISODES)]
+        films = [film for folder in (path, *sorted((path / MEMBERS).glob("*"))) for film in films_of(folder)]
+        for file in (*own, *films):
+            digest.update(f"{file} {_state(file)}\n".encode())
     return digest.hexdigest()[:16]
 
 

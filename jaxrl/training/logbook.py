@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -31,23 +32,24 @@ from jaxrl.training.recorders import (
     Video,
     check_unwritten,
     console_of,
-    episode_recorder,
     histograms,
+    own_recorder,
     recorders_of,
-    train_episode_recorder,
 )
-from jaxrl.training.recorders.jsonl import rows_of
 from jaxrl.training.report import Point
 from jaxrl.training.sanity import EvalKind, TrainingReturns, columns_to_write, hint, is_far_below
 from jaxrl.training.schedule import Schedule
-from jaxrl.training.storage.members import group_of
+from jaxrl.training.storage.group_files import MemberDir
+from jaxrl.training.storage.logs import rows_in
 from jaxrl.training.storage.run import Best, Storage
-from jaxrl.training.storage.run_dir import METRICS
+from jaxrl.training.storage.run_dir import EPISODES, METRICS, TRAIN_EPISODES, group_of
 from jaxrl.trees import PyTree
 
 STATM = Path("/proc/self/statm")
 """Memory of the process in pages, on Linux; the second number is the resident set."""
 
+OF_POPULATION = ("console", "jsonl", "tensorboard")
+"""Recorders by name that a population has once for all members."""
 CLOSED = "nothing is being trained; call note() in a hook, or between the reports of a trainer"
 
 
@@ -93,9 +95,9 @@ class Logbook:
         write. `notes` become events; `aside` goes into the event of a resumption.
         """
         opt_steps = self._counters["opt_steps"]
-        self._rows = Recorders(recorders_of(self._given, storage.path, self._console))
-        self._episodes = Recorders(episode_recorder(storage.path))
-        self._train_episodes = Recorders(train_episode_recorder(storage.path))
+        self._rows = Recorders(recorders_of(self._recorders_in(storage), storage.log(METRICS), self._console))
+        self._episodes = Recorders(own_recorder(storage.log(EPISODES)))
+        self._train_episodes = Recorders(own_recorder(storage.log(TRAIN_EPISODES)))
         self._rows.begin(run_info(storage, opt_steps))
         # From here on `note` is allowed.
         self._columns = set()
@@ -105,7 +107,7 @@ class Logbook:
             for log in self._logs:
                 log.take_up(self._waiting)
             self.curve = []
-            for row in () if storage.path is None else rows_of(storage.path / METRICS, ("eval",)):
+            for row in () if storage.dir is None else rows_in(partial(storage.dir.open_log, METRICS), ("eval",)):
                 self._continue_curve(row)
         for note in notes:
             self.event("note", note)
@@ -113,6 +115,15 @@ class Logbook:
             self.event("resume", storage.describe_resume(opt_steps, aside))
         if changed := storage.eval_changes:
             self.event("best", f"evaluation settings changed ({changed}): the best score is reset")
+
+    def _recorders_in(self, storage: Storage) -> Sequence[Recorder | str]:
+        """Return the recorders given, of a member without those that the population has for all members."""
+        if not isinstance(storage.dir, MemberDir):
+            return self._given
+        own = [recorder for recorder in self._given if recorder not in OF_POPULATION]
+        if own:  # they may write files
+            storage.dir.make()
+        return own
 
     def rewind(self, opt_steps: int) -> None:
         """Truncate the logs after `opt_steps`."""

@@ -324,7 +324,7 @@ class Run:
         config, regular = self.config, self.schedule.is_regular_save
         can = partial(fits, self.strategy, self.schedule, self.ledger)
         with self.interrupt.signals(None if config.quiet else lambda: self.ledger.activity):
-            how = self.resume, regular, can, self.membership.stores
+            how = self.resume, regular, can, self.membership.files
             storage = self._storage = Storage(config.run_dir, config.keep, self.settings(), *how)
             storage.report = lambda line: self._log.event("storage", line)
             storage.on_saved = lambda opt_steps: call(self.hooks.save, self, opt_steps)

@@ -22,9 +22,10 @@ from jaxrl.training.processes import require_alone
 from jaxrl.training.report import Report
 from jaxrl.training.settings import TrainerConfig, extend
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
-from jaxrl.training.storage.group import CHECKPOINTS, has_valid_save, open_store
+from jaxrl.training.storage.group import has_valid_save
+from jaxrl.training.storage.group_files import GroupFiles
 from jaxrl.training.storage.members import Membership, population_of
-from jaxrl.training.storage.run_dir import CONFIG, LOCK, plain, read_yaml
+from jaxrl.training.storage.run_dir import CONFIG, MEMBERS_FILE, plain, read_yaml
 from jaxrl.training.trainer import Trainer
 
 COPY_STREAM = 2**32 - 3
@@ -33,9 +34,8 @@ EARLY_ENDS = ("stop_reward", "patience", "stop", HALVED)
 """Statuses of members that ended early."""
 
 
-def same_ends(path: Path, config: TrainerConfig) -> bool:
-    """Return whether the stopping settings of the member in `path` are unchanged in `config`."""
-    old = read_yaml(path / CONFIG)
+def same_ends(old: Mapping[str, Any], config: TrainerConfig) -> bool:
+    """Return whether the stopping settings in `config` are those of the `old` settings of a member."""
     return all(old.get(name) == getattr(config, name) for name in ("stop_reward", "patience"))
 
 
@@ -49,7 +49,7 @@ def copied_settings(checkpoints: Store, member: Member) -> dict[str, Any]:
 
 
 @contextmanager
-def explain_damage(path: Path | None, member: Member) -> Iterator[None]:
+def explain_damage(files: GroupFiles | None, member: Member) -> Iterator[None]:
     """Add the member's number and a remedy to errors about damaged files raised inside.
 
     Retraining a member gives the same bits, unless it copied another, whose state then no longer exists.
@@ -62,27 +62,24 @@ def explain_damage(path: Path | None, member: Member) -> Iterator[None]:
     except NoCheckpointError as error:
         # The advice after the semicolon is for single runs.
         reason = str(error).partition(";")[0]
-        raise NoCheckpointError(f"member {member.number}: {reason}; {_remedy(path, member)}") from error
-    except SettingsError as error:
-        if path is None or (path / CONFIG).exists():
-            raise
-        raise SettingsError(f"member {member.number}: {error}; {_remedy(path, member)}") from error
+        raise NoCheckpointError(f"member {member.number}: {reason}; {_remedy(files, member)}") from error
 
 
-def _remedy(path: Path | None, member: Member) -> str:
-    """Return the advice for a member with a damaged directory."""
-    if path is not None and not has_valid_save(path):
+def _remedy(files: GroupFiles | None, member: Member) -> str:
+    """Return the advice for a member whose checkpoints are damaged."""
+    assert files is not None
+    if not has_valid_save(files.directory):
         return "no save of the population is whole: begin it again with --start-over"
-    try:
-        settings = flat(read_yaml(path / CONFIG)) if path is not None else {}
-    except SettingsError:
-        settings = copied_settings(open_store(path, CHECKPOINTS), member) if path is not None else {}
+    settings = flat(files.settings(member.number))
     if any(settings.get(name, value) != value for name, value in member.swept.items()):
         return (
             "it had taken over from another member, so it cannot be trained anew; extract the members that you want, "
             "and go on with these"
         )
-    return f"remove {path}, and resume again: this member alone is trained anew, to the same bits"
+    return (
+        f"remove its line from {files.directory / MEMBERS_FILE}, and resume again: this member alone is trained anew, "
+        "to the same bits"
+    )
 
 
 class MemberRun:
@@ -348,13 +345,3 @@ def require_rungs(population: Population, before: Any, max_opts: int, what: obje
             f"max_opts is {max_opts}, but the rungs of {what} follow from {before}; keep it, or go on "
             "with the best members as runs of their own (jaxrl.extract)"
         )
-
-
-def require_begun(path: Path) -> None:
-    """Raise `SettingsError` if the directory of a member without a config holds more than the start of one."""
-    if path.is_dir():
-        kept = [entry.name for entry in path.iterdir() if entry.name not in (LOCK, f".{CONFIG}.tmp")]
-        if kept:
-            raise SettingsError(f"{path} has no {CONFIG}, but {min(kept)}")
-    elif path.exists():
-        raise SettingsError(f"{path} is a file, and no directory of a member")

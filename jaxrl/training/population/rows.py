@@ -1,27 +1,24 @@
 """Log and console output of a population: its members' evaluations, and statistics over all members."""
 
-import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxrl.errors import StorageError, print_stderr
 from jaxrl.strategies.population import Population
 from jaxrl.strategies.search import PBT, Verdict
 from jaxrl.terminal import Stage, columns, is_terminal, print_folded
 from jaxrl.training.population.scores import format_swept, spread
 from jaxrl.training.recorders import Row
 from jaxrl.training.recorders.console import fit_parts
-from jaxrl.training.recorders.jsonl import rows_of
+from jaxrl.training.recorders.jsonl import line_of
 from jaxrl.training.sanity import hint
-from jaxrl.training.schedule import MAX_COUNT, Schedule
-from jaxrl.training.storage import run_dir
+from jaxrl.training.schedule import Schedule
+from jaxrl.training.storage.group_files import GroupFiles, GroupLog
 from jaxrl.training.storage.run_dir import METRICS
 
 MAX_LINES = 12
@@ -39,9 +36,7 @@ class PopulationRows:
         self._reported: set[int] = set()
         self._gone: set[int] = set()
         self._farthest: dict[int, int] = {}
-        self._path: Path | None = None
-        self.failure: StorageError | None = None
-        """The first write error; resuming rebuilds the file."""
+        self._log: GroupLog | None = None
         self._begun = time.perf_counter()
         self._opt_steps, self._first = 0, 0
         """Total optimisation steps of a run, and those made before this process."""
@@ -67,25 +62,16 @@ class PopulationRows:
         """Return optimisation steps and scores of a member's evaluations so far, the earliest first."""
         return [(step, scores[number]) for step, scores in sorted(self._scores.items()) if number in scores]
 
-    def open(self, directory: Path | None, runs: Mapping[int, Path], saved_at: Callable[[int], int]) -> None:
-        """Rebuild the log in `directory` from the members' logs in `runs`, up to their checkpoints; then append to it.
+    def open(self, files: GroupFiles) -> None:
+        """Append to the log that members share, with the rounds that they completed in an earlier process.
 
-        `saved_at` returns the optimisation steps of a member's newest checkpoint.
-
-        The log is derived from the members' logs, so it is rebuilt at every resume.
+        The population's rows follow from its members', so they are written anew at every resume.
         """
-        if directory is None:
-            return
-        self._path = directory / METRICS
-        run_dir.write_atomically(self._path, "")
-        for number, run in runs.items():
-            # Evaluations after the checkpoint will be repeated, except for a diverged member, whose log is final. Those
-            # before the first step are in no report.
-            diverged = run_dir.read_metadata(run).get("status") == "diverged"
-            saved = MAX_COUNT if diverged else saved_at(number)
-            for row in rows_of(run / METRICS, ("eval",)):
-                if 0 < row["opt_steps"] <= saved:
-                    self.take(number, row)
+        self._log = files.log(METRICS)
+        for number, row in self._log.resumed_rows():
+            # Evaluations before the first step are in no report.
+            if row["kind"] == "eval" and row["opt_steps"] > 0:
+                self.take(number, row)
 
     def take(self, number: int, row: Row, greedy_falls_short: bool = False) -> None:
         """Add an evaluation of a member; print a hint, once, if greedy actions return far less than training does."""
@@ -126,10 +112,9 @@ class PopulationRows:
             return
         self._reported.add(opt_steps)
         env_steps, returns = None, list[float]()
-        for number, row in sorted(self._held.pop(opt_steps).items()):  # in order of members, not of threads
+        for _, row in sorted(self._held.pop(opt_steps).items()):  # in order of members, not of threads
             env_steps = row.get("env_steps", env_steps)
             returns += [row["train_return"]] if row.get("train_return") is not None else []
-            self._write({"member": number, **row})
         if others:
             return
         strata = self._strata(scores)
@@ -200,15 +185,8 @@ class PopulationRows:
             self.print_line(fit_parts(parts, room))
 
     def _write(self, row: Mapping[str, Any]) -> None:
-        if self._path is None:
-            return
-        try:
-            with self._path.open("a") as file:
-                file.write(json.dumps(run_dir.plain(row)) + "\n")
-        except OSError as error:
-            if self.failure is None:
-                self.failure = StorageError(f"cannot write {self._path}: {error.strerror or error}")
-                print_stderr(f"warning: {self.failure}; training goes on, and the members' own logs have it all")
+        if self._log is not None:
+            self._log.append_own(f"{line_of(row)}\n".encode())
 
 
 def _listed(members: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ import jax
 from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
 from jaxrl.parsing import format_repr
 from jaxrl.strategies.base import Strategy
-from jaxrl.strategies.population import Member, Population, require_stream, with_values
+from jaxrl.strategies.population import Population, require_stream, with_values
 from jaxrl.strategies.search import PBT, Verdict
 from jaxrl.training.closing import leave_population_by_signal, print_table_in_python
 from jaxrl.training.episodes import episode_reporter
@@ -37,7 +37,6 @@ from jaxrl.training.population.members import (
     copied_settings,
     copy_parent,
     explain_damage,
-    require_begun,
     require_rungs,
     require_same,
     same_ends,
@@ -49,10 +48,12 @@ from jaxrl.training.program import compile_all, state_shapes
 from jaxrl.training.recorders import recorders_of
 from jaxrl.training.report import Report, run_dir_part
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
-from jaxrl.training.storage.group import CHECKPOINTS, Collector, require_no_own
-from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, require_no_member
+from jaxrl.training.storage.group import CHECKPOINTS, Collector
+from jaxrl.training.storage.group_files import GroupFiles, MemberDir, MemberFiles
+from jaxrl.training.storage.logs import RowLog
+from jaxrl.training.storage.members import POPULATION, require_no_member
 from jaxrl.training.storage.run import resolve_resume
-from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, read_metadata
+from jaxrl.training.storage.run_dir import CONFIG, FORMAT, METRICS, RunDir, member_dir
 from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.trees import make_key
 from jaxrl.xla.contexts import bind_context
@@ -122,6 +123,7 @@ class PopulationTrainer:
         self._quiet = self.config.quiet or "console" not in self.config.recorders
         self._rows = PopulationRows(population, self._quiet)
         self._dir: RunDir | None = None
+        self._files: GroupFiles | None = None
         self._saves: Collector | None = None
         self._runs = [MemberRun(member) for member in population.members]
         self._failure: StorageError | None = None
@@ -196,12 +198,12 @@ class PopulationTrainer:
                 self._compile()
             self._activity = "the present part of each member"
             # Import recorders' packages in one thread: circular imports fail in several at once.
-            recorders_of(self.config.recorders, None if self._dir is None else self._dir.path)
+            recorders_of(self.config.recorders, None if self._dir is None else RowLog(self._dir / METRICS))
             self._rows.print_line(describe(self.population, self._mesh, self.workers, len(self._strategies())))
             self._rows.begin(self._trainer_without_storage(one, self._make["evaluator"]).schedule)
             yield from self._take_turns(pool)
-        if (failure := self._failure or self._rows.failure) is not None:
-            raise failure
+        if self._failure is not None:
+            raise self._failure
         if self.raise_on_signal and (signalled := self.interrupt.signal) is not None:
             leave_population_by_signal(signalled, self.config.run_dir, self.config.quiet)
 
@@ -251,9 +253,7 @@ class PopulationTrainer:
                 for future in sorted(done, key=lambda future: going[future].member.number):
                     run = going.pop(future)
                     report = future.result()
-                    if self._resume and not self._described and self._dir is not None:
-                        self._dir.write_config(self.settings())  # now that a member has been resumed under them
-                    self._described = True
+                    self._describe()
                     if report is None:
                         self._remove(run)
                         continue
@@ -275,6 +275,14 @@ class PopulationTrainer:
             self._places.dissolve()
             wait(going)
             self._close()
+
+    def _describe(self) -> None:
+        """Write all settings once, now that a member has begun or been resumed under them."""
+        if self._dir is not None and not self._described:
+            if self._resume:
+                self._dir.write_config(self.settings())
+            self._write_members()
+        self._described = True
 
     def _join(self, number: int) -> None:
         """Have others wait for a member in calls and saves."""
@@ -414,7 +422,7 @@ class PopulationTrainer:
 
     def _advance_here(self, run: MemberRun) -> Report | None:
         try:
-            with explain_damage(self._path_of(run.member), run.member):
+            with explain_damage(self._files, run.member):
                 if run.reports is None:
                     self._begin(run)
                 assert run.reports is not None
@@ -439,37 +447,36 @@ class PopulationTrainer:
         if (lane := self._places.lanes.get(run.member.number)) is not None:
             run.trainer.lane, run.trainer.evaluator = lane, lane.evaluator_for(run.trainer.evaluator)
         place = run.trainer.membership = run.membership
-        if self._saves is not None:
-            place.stores = partial(self._saves.store, member=run.member.number)
+        if self._files is not None and self._saves is not None:
+            store = partial(self._saves.store, member=run.member.number)
+            place.files = MemberFiles(MemberDir(self._files, run.member.number), store)
         place.announces, place.gates = self._gates is not None, self._gates.steps if self._gates else ()
         # Safe against kills: resumed from a checkpoint with its replay buffer, the member finds the same policy again.
         place.saves_best_late = self.config.save_interval != 0 and self.config.save_replay
         run.reports = run.reports or run.trainer.reports()
 
     def _trainer_of(self, run: MemberRun) -> Trainer:
-        path = self._path_of(run.member)
-        again = path is not None and self._resume and (path / CONFIG).exists()
-        before = read_metadata(path) if again and path is not None else {}
+        number, files = run.member.number, self._files
+        again = files is not None and number in files
+        before = {} if files is None else files.metadata(number)
         if before.get("status") == "diverged":
             run.scores = before.get("best_score"), before.get("last_score")
-            raise DivergedError(f"{path} diverged")
-        if path is not None and not again:
-            require_begun(path)
-            (path / f".{CONFIG}.tmp").unlink(missing_ok=True)  # left by a process killed at the start
+            raise DivergedError(f"member {number} diverged")
         config = self.config.changed(
             seed=self.config.seed + run.member.seed,
-            run_dir=None if path is None else str(path),
+            run_dir=None if files is None else str(member_dir(files.directory, number)),
             devices=self._mesh.envs,
             mesh=None,
         )
         made = {**self._make, "allow_changes": self._make["allow_changes"] and again}
-        if again and path is not None and before.get("status") in EARLY_ENDS and same_ends(path, config):
+        early = before.get("status") in EARLY_ENDS
+        if files is not None and again and early and same_ends(files.settings(number), config):
             # The member has ended: load it without training any further.
             made["interrupt"] = Interrupt()
             made["interrupt"].stop(before["status"])
-        strategy = self._places.on(run.member.number, run.member.strategy)
+        strategy = self._places.on(number, run.member.strategy)
         if again and self._saves is not None and isinstance(self.population.search, PBT):
-            checkpoints = self._saves.store(CHECKPOINTS, run.member.number)
+            checkpoints = self._saves.store(CHECKPOINTS, number)
             strategy = with_values(strategy, copied_settings(checkpoints, run.member))
         return Trainer(strategy, config, resume=again, console=False, **made)
 
@@ -535,15 +542,7 @@ class PopulationTrainer:
             # A resumed population keeps its creation time.
             created = {} if self._resume else {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
             self._dir.write_metadata(format=FORMAT, **created, status="running", members=len(self._runs))
-            (self._dir / MEMBERS).mkdir(exist_ok=True)
-            there = {run.member.number: path for run in self._runs if (path := self._path_of(run.member))}
-            require_no_own(there.values())
-            saves = self._saves = Collector(self._dir.path, self.config.keep, there)
-            self._rows.open(
-                self._dir.path,
-                {n: path for n, path in there.items() if self._resume and path.exists()},
-                lambda number: max(saves.checkpoints.rows(number), default=0),
-            )
+            self._open_files(self._dir.path)
             yield
             done = all(run.status != "running" for run in self._runs)
             self._end(self.interrupt.reason or ("done" if done else "running"))
@@ -557,17 +556,29 @@ class PopulationTrainer:
                 self._saves.close()
             self._dir.release()
 
+    def _open_files(self, directory: Path) -> None:
+        """Open the files that members share, for a resume at their newest checkpoints."""
+        numbers = [run.member.number for run in self._runs]
+        saves = self._saves = Collector(directory, self.config.keep, numbers, first=self._write_members)
+        saved_at = lambda number: max(saves.checkpoints.rows(number), default=-1)
+        self._files = GroupFiles(directory, saved_at if self._resume else None)
+        self._rows.open(self._files)
+
+    def _write_members(self) -> None:
+        """Write what has changed of members' settings and metadata; raise `OSError` on failure."""
+        if self._files is not None:
+            self._files.flush()
+
     def _end(self, status: str) -> None:
         """Write the final status and the table of members."""
         assert self._dir is not None
         try:
+            if self._files is not None:
+                self._files.close()
             self._dir.write_metadata(status=status, table=self._table())
         except OSError as error:
             reason = f"cannot write the run directory {self._dir.path}: {error.strerror or error}"
             self._failure = self._failure or StorageError(reason)
-
-    def _path_of(self, member: Member) -> Path | None:
-        return None if self._dir is None else member_dir(self._dir.path, member.number)
 
     def _table(self) -> list[Mapping[str, Any]]:
         return [member._replace(result=None)._asdict() for member in self.result().members]

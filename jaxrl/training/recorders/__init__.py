@@ -1,7 +1,6 @@
 """Recorders: the destinations of a run's rows. `jaxrl.registry.RECORDERS` lists those available by name."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from jaxrl.errors import SettingsError
 from jaxrl.registry import RECORDERS, import_name
@@ -18,11 +17,11 @@ from jaxrl.training.recorders.base import (
 )
 from jaxrl.training.recorders.console import ConsoleRecorder
 from jaxrl.training.recorders.csv_file import CSVRecorder
-from jaxrl.training.recorders.jsonl import JSONLRecorder, log_problems, trim
+from jaxrl.training.recorders.jsonl import JSONLRecorder
 from jaxrl.training.recorders.memory import MemoryRecorder
 from jaxrl.training.recorders.service import Service, ServiceRecorder
 from jaxrl.training.recorders.tensorboard import TensorBoardRecorder
-from jaxrl.training.storage.run_dir import EPISODES, METRICS, TRAIN_EPISODES
+from jaxrl.training.storage.logs import Log
 
 
 def require_recorders(given: Sequence[object]) -> None:
@@ -41,26 +40,21 @@ def console_of(given: Sequence[Recorder | str], quiet: bool) -> ConsoleRecorder 
 
 
 def recorders_of(
-    given: Sequence[Recorder | str], directory: Path | None, console: ConsoleRecorder | None = None
+    given: Sequence[Recorder | str], log: Log | None, console: ConsoleRecorder | None = None
 ) -> list[Recorder]:
-    """Return the recorders of a run: always its own log, first, then those `given` by name or as objects.
+    """Return the recorders of a run: always its own `log`, first, then those `given` by name or as objects.
 
-    `console` is the recorder of that name. Without a directory, all other names are ignored.
+    `console` is the recorder of that name. Without a log, and so a directory, all other names are ignored.
     """
-    found: list[Recorder] = [] if directory is None else [JSONLRecorder(directory / METRICS)]
+    found: list[Recorder] = own_recorder(log)
     names = dict.fromkeys(name for name in given if isinstance(name, str) and name not in ("console", "jsonl"))
     if console is not None and console not in given:
         found.append(console)
-    if directory is not None:
+    if log is not None:
         found += [import_name(RECORDERS[name].module, RECORDERS[name].maker)() for name in names]
     return [*found, *(recorder for recorder in given if not isinstance(recorder, str))]
 
 
-def episode_recorder(directory: Path | None) -> list[Recorder]:
-    """Return the recorder of evaluation episodes."""
-    return [] if directory is None else [JSONLRecorder(directory / EPISODES)]
-
-
-def train_episode_recorder(directory: Path | None) -> list[JSONLRecorder]:
-    """Return the recorder of training episodes, which creates its file with the first one."""
-    return [] if directory is None else [JSONLRecorder(directory / TRAIN_EPISODES)]
+def own_recorder(log: Log | None) -> list[Recorder]:
+    """Return the recorder of a log of the run, which creates its file with the first row."""
+    return [] if log is None else [JSONLRecorder(log.path, log)]

@@ -13,8 +13,6 @@ Row = Mapping[str, Any]
 """One line of `metrics.jsonl`: `kind`, `opt_steps`, `env_steps`, `wall_s`, and the fields of its kind."""
 
 
-KINDS = ("train", "eval")
-"""Kinds of rows with metrics."""
 NUMBER = (int, float)
 
 

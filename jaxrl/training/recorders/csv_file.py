@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl.errors import SettingsError
-from jaxrl.training.recorders.base import KINDS, Recorder, Row, RunInfo
-from jaxrl.training.recorders.jsonl import rows_of
-from jaxrl.training.recorders.log_file import LogFile
-from jaxrl.training.storage.run_dir import CSV, METRICS, plain, write_atomically
+from jaxrl.training.recorders.base import Recorder, Row, RunInfo
+from jaxrl.training.storage.logs import KINDS, LogFile, rows_of
+from jaxrl.training.storage.run_dir import CSV, plain, write_atomically
 
 
 class CSVRecorder(Recorder):
@@ -28,7 +27,7 @@ class CSVRecorder(Recorder):
     def begin(self, run: RunInfo) -> None:
         if run.directory is None:
             raise SettingsError("CSVRecorder needs a run_dir")
-        self._source, self._log = run.directory / METRICS, LogFile(run.directory / CSV)
+        self._source, self._log = run.directory, LogFile(run.directory / CSV)
 
     def write(self, row: Row) -> None:
         if row["kind"] not in KINDS or self._log is None:
@@ -55,7 +54,7 @@ class CSVRecorder(Recorder):
         """Rebuild the table from all rows in the log, and `row` if a full disk kept it out of the log."""
         assert self._log is not None
         self._log.close_file()
-        rows = list(rows_of(self._source))
+        rows: list[Row] = list(rows_of(self._source))
         # The log is written first, so it usually contains the row.
         if row is not None and (not rows or rows[-1] != plain(row)):
             rows.append(row)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl.errors import SettingsError, describe_error, print_stderr
-from jaxrl.training.recorders.base import KINDS, Histogram, Recorder, Row, RunInfo, Video
-from jaxrl.training.recorders.jsonl import rows_of
+from jaxrl.training.recorders.base import Histogram, Recorder, Row, RunInfo, Video
 from jaxrl.training.reel import films_in
+from jaxrl.training.storage.logs import KINDS, rows_of
 from jaxrl.training.storage.run_dir import CONFIG, METADATA, METRICS, VIDEOS, read_json, read_metadata
 
 CAPACITY = 4_096
@@ -248,7 +248,7 @@ class _Worker:
         """Send the rows in the log after the floor, up to step `upto`."""
         if self._run.directory is None or upto == 0:
             return
-        held = rows_of(self._run.directory / METRICS)
+        held = rows_of(self._run.directory)
         rows = (row for row in held if upto is None or row["opt_steps"] <= upto)
         while some := list(islice(rows, LOG_AT_ONCE)):
             self._deliver(some)
@@ -378,7 +378,7 @@ def videos(run: RunInfo) -> dict[str, Path]:
 
 def events_of(run: RunInfo) -> list[Row]:
     """Return the events of the run in order."""
-    log = () if run.directory is None else rows_of(run.directory / METRICS, ("event",))
+    log = () if run.directory is None else rows_of(run.directory, ("event",))
     # A path in a message may have surrogate escapes, which services cannot encode.
     said = lambda row: str(row.get("message", "")).encode(errors="replace").decode()
     return [{**row, "event": str(row.get("event", "")), "message": said(row)} for row in log]

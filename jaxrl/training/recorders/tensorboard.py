@@ -12,8 +12,8 @@ import crc32c
 import numpy as np
 
 from jaxrl.errors import SettingsError
-from jaxrl.training.recorders.base import KINDS, Histogram, Recorder, Row, RunInfo, Video, numbers_of
-from jaxrl.training.recorders.log_file import LogFile
+from jaxrl.training.recorders.base import Histogram, Recorder, Row, RunInfo, Video, numbers_of
+from jaxrl.training.storage.logs import KINDS, LogFile
 
 SCORES = ("eval/eval_reward", "train/episode_return")
 """Metrics by which TensorBoard's HPARAMS page compares runs."""

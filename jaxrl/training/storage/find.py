@@ -7,7 +7,6 @@ from pathlib import Path
 
 from jaxrl.errors import SettingsError
 from jaxrl.paths import local
-from jaxrl.training.storage.members import MEMBERS
 from jaxrl.training.storage.run_dir import CONFIG, read_metadata
 
 
@@ -28,14 +27,9 @@ def find_runs(root: str | Path = "runs", name: str = "*") -> list[Path]:
     folder = Path(local(root))
     if not folder.is_dir():
         raise SettingsError(f"{root} holds no runs: there is no such directory")
-    below = [path.parent.relative_to(folder) for path in folder.rglob(CONFIG) if not _is_member(path.parent)]
+    below = [path.parent.relative_to(folder) for path in folder.rglob(CONFIG)]
     named = [path for path in below if fnmatchcase(path.as_posix() if "/" in name else path.name, name)]
     return [folder / path for path in sorted(named, key=lambda path: _age(folder, path), reverse=True)]
-
-
-def _is_member(run: Path) -> bool:
-    """Return whether a run is a member of a population, which is listed instead."""
-    return run.parent.name == MEMBERS and (run.parent.parent / CONFIG).is_file()
 
 
 def _age(folder: Path, path: Path) -> tuple[datetime, list[tuple[int, int, str]]]:

@@ -7,14 +7,16 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.parsing import as_int
 from jaxrl.paths import local
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store
-from jaxrl.training.storage.log_sums import LOGS
+from jaxrl.training.storage.logs import copy_logs
 from jaxrl.training.storage.members import population_of
-from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, require_run
+from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, read_settings, require_run, write_atomically
 
 BOARD = "tensorboard"
 
@@ -86,12 +88,10 @@ def copy_checkpoint(fork: Fork, target: Path) -> int:
     for best in [best for best in bests.steps() if best <= step]:
         with contextlib.suppress(CheckpointError):  # not essential: the run will find another
             bests.copy(best, target / BEST)
-    for name in LOGS:
-        if (source / name).exists():
-            shutil.copy2(source / name, target / name)
+    copy_logs(source, target)
     if (source / BOARD).is_dir():
         shutil.copytree(source / BOARD, target / BOARD)
-    shutil.copyfile(source / CONFIG, target / CONFIG)
+    write_atomically(target / CONFIG, yaml.safe_dump(read_settings(source), sort_keys=False))
     return step
 
 

@@ -12,6 +12,7 @@ submitted theirs (`Collector`); a member that needs its row on disk sooner flush
 """
 
 import contextlib
+import json
 import os
 import shutil
 import threading
@@ -23,14 +24,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import yaml
 
 from jaxrl.errors import SettingsError, StorageError
 from jaxrl.paths import local
 from jaxrl.training.storage.arrays import Leaves, reason
 from jaxrl.training.storage.checkpoints import FAULTS, CheckpointError, Facts, Store, surplus
 from jaxrl.training.storage.leaves import Entry, host_leaves
-from jaxrl.training.storage.members import group_of, require_no_member, resolve
-from jaxrl.training.storage.run_dir import new_directory
+from jaxrl.training.storage.logs import copy_logs
+from jaxrl.training.storage.members import require_no_member, resolve
+from jaxrl.training.storage.run_dir import (
+    CONFIG,
+    METADATA,
+    group_of,
+    new_directory,
+    number_of,
+    read_members,
+    write_atomically,
+)
 from jaxrl.trees import PyTree
 
 CHECKPOINTS, BEST = "checkpoints", "best"
@@ -52,18 +63,16 @@ def open_store(run: Path, name: str, opened: "dict[Path, Saves] | None" = None) 
 
     `opened` caches the population's stores, so that each is read once for all members.
     """
-    population = group_of(run)
-    # Members of earlier versions have their own directories; reading those reports the version.
-    if population is None or not run.name.isdecimal() or (run / name).is_dir():
+    if (population := group_of(run)) is None:
         return Store(run / name, 1)
     opened = {} if opened is None else opened
     saves = opened.setdefault(population / name, Saves(population / name, 1))
-    return MemberStore(saves, int(run.name))
+    return MemberStore(saves, number_of(run))
 
 
-def has_valid_save(member: Path) -> bool:
-    """Return whether the population of the run in `member` has a valid save, or has made none yet."""
-    store = Store(member.parent.parent / CHECKPOINTS, 1)
+def has_valid_save(population: Path) -> bool:
+    """Return whether the population in this directory has a valid save, or has made none yet."""
+    store = Store(population / CHECKPOINTS, 1)
 
     def is_whole(save: int) -> bool:
         try:
@@ -72,13 +81,6 @@ def has_valid_save(member: Path) -> bool:
             return False
 
     return not store.steps() or any(map(is_whole, store.steps()))
-
-
-def require_no_own(members: Iterable[Path]) -> None:
-    """Raise `NoCheckpointError` if members in these directories have their own checkpoints, as in earlier versions."""
-    for path in members:
-        if (path / CHECKPOINTS).is_dir():
-            Store(path / CHECKPOINTS, 1).newest_facts()  # raises, naming the version that reads them
 
 
 def extract(run_dir: str | Path, member: int, to: str | Path) -> Path:
@@ -97,7 +99,12 @@ def extract(run_dir: str | Path, member: int, to: str | Path) -> Path:
     try:
         with new_directory(target) as made:
             # Links are copied as links; the only one that `require_inside` allows is wandb's.
-            shutil.copytree(path, made, symlinks=True, dirs_exist_ok=True)
+            if path.is_dir():
+                shutil.copytree(path, made, symlinks=True, dirs_exist_ok=True)
+            settings, metadata = read_members(path.parent.parent)[member]
+            write_atomically(made / METADATA, json.dumps(metadata, indent=2) + "\n")
+            copy_logs(path, made)
+            write_atomically(made / CONFIG, yaml.safe_dump(settings, sort_keys=False))
             for name in (CHECKPOINTS, BEST):
                 _copy_rows(open_store(path, name), made / name)
     except (OSError, shutil.Error) as error:
@@ -390,8 +397,14 @@ class MemberStore(Store):
 class Collector:
     """Batches the rows that members of a population submit, and writes each batch as one save."""
 
-    def __init__(self, population: Path, keep: int, members: Iterable[int]) -> None:
-        """Expect rows of `members`; the newest `keep` checkpoints of each are retained."""
+    def __init__(
+        self, population: Path, keep: int, members: Iterable[int], first: Callable[[], None] = lambda: None
+    ) -> None:
+        """Expect rows of `members`; the newest `keep` checkpoints of each are retained.
+
+        `first` is called before each save, to write what must be on disk before it; if that fails, so does the save.
+        """
+        self._first = first
         self.checkpoints, self.best = Saves(population / CHECKPOINTS, keep), Saves(population / BEST, 1)
         self._condition = threading.Condition(threading.RLock())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -481,9 +494,9 @@ class Collector:
                 for first in range(0, len(jobs), MAX_ROWS):
                     part = jobs[first : first + MAX_ROWS]
                     try:
-                        self._thread.submit(_put, saves, part)
+                        self._thread.submit(self._put, saves, part)
                     except RuntimeError:  # the interpreter is shutting down: no new work in threads
-                        _put(saves, part)
+                        self._put(saves, part)
             self._blocked.clear()
             self._condition.notify_all()
 
@@ -492,17 +505,17 @@ class Collector:
         self._write()
         self._thread.shutdown()
 
-
-def _put(saves: Saves, jobs: Sequence[tuple[Row, "Future[int]"]]) -> None:
-    """Write a save, and complete the futures of its rows with the step or the error."""
-    try:
-        saves.write_rows([row for row, _ in jobs])
-    except BaseException as error:
-        said: BaseException = error
-        if isinstance(error, FAULTS) and not isinstance(error, StorageError):
-            said = StorageError(f"a checkpoint in {saves.directory} could not be written: {reason(error)}")
-        for _, job in jobs:
-            job.set_exception(said)
-    else:
-        for row, job in jobs:
-            job.set_result(row.step)
+    def _put(self, saves: Saves, jobs: Sequence[tuple[Row, "Future[int]"]]) -> None:
+        """Write a save, and complete the futures of its rows with the step or the error."""
+        try:
+            self._first()
+            saves.write_rows([row for row, _ in jobs])
+        except BaseException as error:
+            said: BaseException = error
+            if isinstance(error, FAULTS) and not isinstance(error, StorageError):
+                said = StorageError(f"a checkpoint in {saves.directory} could not be written: {reason(error)}")
+            for _, job in jobs:
+                job.set_exception(said)
+        else:
+            for row, job in jobs:
+                job.set_result(row.step)

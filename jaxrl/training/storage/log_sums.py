@@ -2,9 +2,10 @@
 
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from jaxrl.training.storage.run_dir import EPISODES, METRICS, TRAIN_EPISODES
 
@@ -49,22 +50,22 @@ class LogSums:
         return _Sum(info.st_ino, size, crc)
 
 
-def damage(directory: Path, facts: Mapping[str, Any]) -> list[str]:
-    """Describe the logs whose content before the checkpoint with these `facts` has changed since."""
+def damage(open_log: Callable[[str], IO[bytes]], facts: Mapping[str, Any]) -> list[str]:
+    """Describe the logs, opened by name, whose content before the checkpoint with these `facts` has changed since."""
     sums = facts.get("logs")
     problems = []
     for name in LOGS:
         saved = sums.get(name) if isinstance(sums, dict) else None
         if isinstance(saved, list) and len(saved) == 2 and all(type(number) is int for number in saved):
-            problem = _damage(directory / name, *saved)
+            problem = _damage(partial(open_log, name), *saved)
             problems += [f"{name}: {problem}"] if problem else []
     return problems
 
 
-def _damage(path: Path, size: int, crc: int) -> str | None:
+def _damage(open_log: Callable[[], IO[bytes]], size: int, crc: int) -> str | None:
     found = left = 0
     try:
-        with open(path, "rb") as file:
+        with open_log() as file:
             left = size
             while left > 0 and (part := file.read(min(left, PIECE))):
                 left, found = left - len(part), zlib.crc32(part, found)

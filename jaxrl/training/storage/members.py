@@ -1,16 +1,17 @@
-"""Members of a population: their directories, and their part in a checkpoint."""
+"""Members of a population: their part in a checkpoint, and which of them a user means."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError
 from jaxrl.paths import local
-from jaxrl.training.storage.run_dir import CONFIG, read_metadata, read_yaml, require_run
+from jaxrl.training.storage.group_files import MemberFiles
+from jaxrl.training.storage.run_dir import group_of, member_dir, number_of, read_members, read_settings, require_run
 
-MEMBERS, POPULATION = "members", "population"
-"""Directory of a population's members, and the entry of its `config.yaml` that defines them."""
+POPULATION = "population"
+"""The entry of a population's `config.yaml` that defines its members."""
 
 
 class Membership:
@@ -27,8 +28,8 @@ class Membership:
         """Whether to report before any training, and whether to defer a best policy to the next checkpoint."""
         self.gates: Sequence[int] = ()
         """Optimisation steps at which a search decides."""
-        self.stores: Callable[[str], Any] | None = None
-        """Returns the member's part of the population's store of a name."""
+        self.files: MemberFiles | None = None
+        """Its files among the population's, if these are stored."""
         self.scores: dict[int, float] = {}
         """Scores of the first evaluation at or past each gate and of the newest one, by optimisation steps."""
         self.adopted_at = 0
@@ -72,17 +73,6 @@ class Membership:
         self.scores, self.adopted_at = scores, at
 
 
-def member_dir(population: str | Path, number: int) -> Path:
-    """Return the directory of a member."""
-    return Path(population) / MEMBERS / f"{number:05d}"
-
-
-def group_of(run_dir: Path) -> Path | None:
-    """Return the directory of the population of which the run in `run_dir` is a member, or `None`."""
-    group = run_dir.parent.parent
-    return group if run_dir.parent.name == MEMBERS and (group / CONFIG).is_file() else None
-
-
 def require_no_member(run_dir: str | Path | None) -> None:
     """Raise `SettingsError` if `run_dir` is among the members of a population."""
     path = Path(run_dir or ".").resolve()
@@ -96,18 +86,18 @@ def require_no_member(run_dir: str | Path | None) -> None:
         return  # its settings are damaged, so it cannot be resumed anyway
     raise SettingsError(
         f"{run_dir} is among the members of the population {group}, which go on together; resume that, or go on with "
-        f"a copy of one member, by jaxrl.extract({str(group)!r}, {int(path.name) if path.name.isdecimal() else 0}, ...)"
+        f"a copy of one member, by jaxrl.extract({str(group)!r}, {max(number_of(path), 0)}, ...)"
     )
 
 
 def population_of(path: str | Path) -> dict[str, Any] | None:
     """Return the definition of the population in the directory `path`, or `None` if it holds a single run."""
-    found = read_yaml(Path(path) / CONFIG).get(POPULATION)
+    found = read_settings(Path(path)).get(POPULATION)
     return found if isinstance(found, dict) else None
 
 
 def resolve(run_dir: str | Path, member: int | None = None) -> Path:
-    """Return the directory of a run: `run_dir` itself or, of a population, that of `member` (default: the best).
+    """Return the path of a run: `run_dir` itself or, of a population, that of `member` (default: the best).
 
     The best member has the highest best score, of equal ones the lowest number.
 
@@ -120,11 +110,11 @@ def resolve(run_dir: str | Path, member: int | None = None) -> Path:
         if member is not None:
             raise SettingsError(f"{run_dir} is a run of its own, and has no member {member}; leave the member out")
         return path
-    there = [int(found.name) for found in runs_of(path)]
-    if not there:
+    members = read_members(path)
+    if not (there := list(members)):
         raise SettingsError(f"{run_dir} has no members yet")
     if member is None:
-        scores = {number: read_metadata(member_dir(path, number)).get("best_score") for number in there}
+        scores = {number: one.metadata.get("best_score") for number, one in members.items()}
         known = {number: score for number, score in scores.items() if isinstance(score, int | float)}
         return member_dir(path, max(known, key=lambda number: known[number]) if known else there[0])
     if member not in there:
@@ -133,9 +123,8 @@ def resolve(run_dir: str | Path, member: int | None = None) -> Path:
 
 
 def runs_of(run_dir: str | Path, member: int | None = None) -> list[Path]:
-    """Return the directory of a single run, or those of all members of a population, or of `member` only."""
+    """Return the path of a single run, or those of all members of a population, or of `member` only."""
     run_dir = Path(local(run_dir))
     if member is not None or population_of(run_dir) is None:
         return [resolve(run_dir, member)]
-    folders = (path for path in (run_dir / MEMBERS).glob("*") if path.name.isascii() and path.name.isdecimal())
-    return sorted(path for path in folders if path == member_dir(run_dir, int(path.name)))
+    return [member_dir(run_dir, number) for number in read_members(run_dir)]

@@ -21,8 +21,10 @@ from jaxrl.training.program import Form
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.fork import Fork, copy_checkpoint, describe_branch, describe_fork, origin
 from jaxrl.training.storage.group import BEST, CHECKPOINTS
+from jaxrl.training.storage.group_files import MemberDir, MemberFiles
 from jaxrl.training.storage.log_sums import LogSums, damage
-from jaxrl.training.storage.members import MEMBERS, member_dir
+from jaxrl.training.storage.logs import Log, RowLog
+from jaxrl.training.storage.members import POPULATION
 from jaxrl.training.storage.run_dir import (
     CONFIG,
     EPISODES,
@@ -31,9 +33,8 @@ from jaxrl.training.storage.run_dir import (
     METRICS,
     RunDir,
     make_dir,
+    member_dir,
     plain,
-    read_metadata,
-    read_yaml,
     require_empty,
 )
 from jaxrl.trees import PyTree
@@ -103,12 +104,12 @@ class Storage:
         resume: Resume,
         regular: Callable[[int], bool] = lambda opt_steps: True,
         fits: Callable[[Store, Mapping[str, Any]], bool] = lambda checkpoints, facts: True,
-        stores: Callable[[str], Store] | None = None,
+        member: MemberFiles | None = None,
     ) -> None:
         """Open and lock the run directory `path`; if it is `None`, nothing is written.
 
         `fits(checkpoints, facts)`, given the facts of the newest checkpoint, returns whether it can be resumed under
-        these settings. `stores(name)` returns the stores of a population's member; other runs open their own.
+        these settings. A `member` of a population has its files among the population's; other runs open their own.
 
         Raises:
           SettingsError: the directory is not a run or has other settings, or cannot be written.
@@ -120,7 +121,7 @@ class Storage:
         """Called with one line when writing starts to fail and when it recovers."""
         self.on_saved: Callable[[int], None] = lambda opt_steps: None
         """Called once a checkpoint is complete on disk."""
-        self.dir: RunDir | None = None
+        self.dir: RunDir | MemberDir | None = None
         self.best_score: float | None = None
         """Score of the best policy on disk."""
         self.resumes = False
@@ -140,13 +141,16 @@ class Storage:
             return
         self._versions = versions(VERSIONS)
         # From here on the directory is locked against other writers.
-        self.dir = (
-            self._new_fork(resume.fork, Path(path)) if resume.fork else RunDir(path, resume.run or self._replaces(path))
-        )
+        if member is not None:
+            self.dir = member.dir
+        elif resume.fork:
+            self.dir = self._new_fork(resume.fork, Path(path))
+        else:
+            self.dir = RunDir(path, resume.run or self._replaces(path))
         # The best policy has its own store, which the pruning of checkpoints does not touch.
-        self.checkpoints = stores(CHECKPOINTS) if stores else Store(self.dir / CHECKPOINTS, keep, regular)
-        self.best = stores(BEST) if stores else Store(self.dir / BEST, 1)
-        self._logs = LogSums(self.dir.path)
+        self.checkpoints = member.store(CHECKPOINTS) if member else Store(self.dir / CHECKPOINTS, keep, regular)
+        self.best = member.store(BEST) if member else Store(self.dir / BEST, 1)
+        self._logs = self._log_sums()
         # Compare existing files with the settings before overwriting any of them.
         try:
             self._find_checkpoint(resume)
@@ -183,17 +187,19 @@ class Storage:
         assert self.dir is not None
         if not (resume.run or self._replaces(self.dir.path)):
             return
-        if (self.dir / MEMBERS).is_dir():
+        settings = self.dir.settings()
+        if POPULATION in settings:
             raise SettingsError(
                 f"{self.path} is a population, and this trains one run; give its Population to the Trainer, or go on "
                 f"with one of the members, as {member_dir(self.dir.path, 0)}"
             )
         # The old run is moved aside, never deleted.
         if resume.start_over:
+            assert isinstance(self.dir, RunDir)
             self.dir.discard()
             return
-        if never_saved(self.dir.path, self.checkpoints):
-            old = {"settings": read_yaml(self.dir / CONFIG)}
+        if never_saved(self.dir, self.checkpoints):
+            old = {"settings": settings}
         else:
             try:
                 step, old = self.checkpoints.newest_facts()
@@ -270,6 +276,12 @@ class Storage:
     def path(self) -> Path | None:
         """The run directory."""
         return None if self.dir is None else self.dir.path
+
+    def log(self, name: str) -> Log | None:
+        """Return a log for writing, if there is a directory."""
+        if self.dir is None:
+            return None
+        return RowLog(self.dir / name) if isinstance(self.dir, RunDir) else self.dir.log(name)
 
     @property
     def error(self) -> StorageError | None:
@@ -364,7 +376,7 @@ class Storage:
     def describe(self, entries: Mapping[str, Any]) -> None:
         """Merge user-defined entries into `about` in `metadata.json`."""
         if self.dir is not None:
-            there = read_metadata(self.dir.path).get("about")
+            there = self.dir.metadata().get("about")
             self.update_metadata(about={**(there if isinstance(there, dict) else {}), **entries})
 
     def finish(self) -> None:
@@ -432,7 +444,7 @@ class Storage:
         self._forget_logs()
         assert self.dir is not None
         # Training does not depend on the logs, so damage is only a warning.
-        for problem in damage(self.dir.path, facts):
+        for problem in damage(self.dir.open_log, facts):
             warnings.warn(f"{self.path}: {problem}", stacklevel=2)
         return step, tree, facts
 
@@ -468,8 +480,11 @@ class Storage:
 
     def _forget_logs(self) -> None:
         """Restart the log checksums: rows after the restored step are about to be removed."""
+        self._logs = self._log_sums()
+
+    def _log_sums(self) -> LogSums:
         assert self.dir is not None
-        self._logs = LogSums(self.dir.path)
+        return LogSums(self.dir.path) if isinstance(self.dir, RunDir) else self.dir.log_sums()
 
     def load_best(self, like: PyTree) -> Best | None:
         """Load the best policy on disk, if there is one; warn if it is damaged."""
@@ -501,13 +516,13 @@ class Storage:
         return None if seed == own else f"it is of a run with seed {str(seed)[:20]}, not {own}"
 
 
-def never_saved(path: Path, checkpoints: Store) -> bool:
-    """Return whether the run in `path` ended before its first checkpoint, so that there is nothing to lose."""
+def never_saved(files: RunDir | MemberDir, checkpoints: Store) -> bool:
+    """Return whether the run with these files ended before its first checkpoint, so that there is nothing to lose."""
     if checkpoints.steps():
         return False
-    if metadata := read_metadata(path):
+    if metadata := files.metadata():
         return metadata.get("saved_opt_steps") is None
-    return not any((path / name).exists() for name in (METRICS, EPISODES, BEST))
+    return not any((files / name).exists() for name in (METRICS, EPISODES, BEST))
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:

@@ -1,16 +1,25 @@
-"""Run directories: locking, and small files written atomically."""
+"""Run directories: locking, small files written atomically, and reading what a run has written.
+
+A member of a population has no files of its own, except for videos and what users' recorders write. It is named by a
+path all the same, such as `runs/lr/members/00003`, which all functions here take in place of a run's directory. Its
+settings and metadata are a line of `runs/lr/members.jsonl`; its rows are those of the population's logs that begin
+with `{"member": 3, `.
+"""
 
 import contextlib
+import functools
 import glob
+import io
 import json
 import math
 import os
 import platform
+import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import yaml
 
@@ -25,6 +34,10 @@ TRAIN_EPISODES = "train_episodes.jsonl"
 CSV = "metrics.csv"
 VIDEOS = "videos"
 """Directory of the episodes filmed during training."""
+MEMBERS, MEMBERS_FILE = "members", "members.jsonl"
+"""The directory in the names of a population's members, and the file with the settings and metadata of all."""
+MEMBER_LINE = re.compile(rb'\{"member": (\d+), ')
+"""The beginning of a line in a population's file that is about a member."""
 LARGEST_TEXT = 1 << 26
 """Maximum bytes of a settings file, of metadata or of a manifest."""
 
@@ -85,6 +98,18 @@ class RunDir:
             self.path / METADATA, json.dumps({**read_metadata(self.path), **plain(facts)}, indent=2) + "\n"
         )
 
+    def settings(self) -> dict[str, Any]:
+        """Return the settings in `config.yaml`."""
+        return read_yaml(self.path / CONFIG)
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the content of `metadata.json`, or `{}` if it is missing or damaged."""
+        return read_metadata(self.path)
+
+    def open_log(self, name: str) -> IO[bytes]:
+        """Open a log for reading."""
+        return open_log(self.path, name)
+
     def discard(self) -> Path:
         """Move all files of the run into a new directory `discarded-N`; return it."""
         number = 1
@@ -115,6 +140,10 @@ def make_dir(path: Path) -> None:
 
 def require_run(path: Path) -> None:
     """Raise `SettingsError` unless `path` is the directory of a run of a known format, without links out of it."""
+    if (group := group_of(path)) is not None:
+        require_run(group)
+        _of_member(path)
+        return
     try:
         if not path.is_dir():
             there = "it is a file" if path.exists() else "there is no such directory"
@@ -133,14 +162,6 @@ def require_run(path: Path) -> None:
         )
     if version != FORMAT:
         raise SettingsError(f"{path} has format {str(version)[:20]}; this version of jaxrl knows format {FORMAT} alone")
-
-
-def read_metadata(path: Path) -> dict[str, Any]:
-    """Return `metadata.json` of `path`, or `{}` if it is missing or damaged: training does not depend on it."""
-    try:
-        return read_json(path / METADATA)
-    except SettingsError:
-        return {}
 
 
 def require_inside(path: Path) -> None:
@@ -285,6 +306,117 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SettingsError(f"cannot read {path}: expected a JSON object, found {type(value).__name__}")
     return value
+
+
+# --- what a run has written ---------------------------------------------------------------------------------------
+
+
+class MemberFacts(NamedTuple):
+    """What a population has on file about a member."""
+
+    settings: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+def member_dir(population: str | Path, number: int) -> Path:
+    """Return the path that names a member."""
+    return Path(population) / MEMBERS / f"{number:05d}"
+
+
+def number_of(member: Path) -> int:
+    """Return the number of the member that a path names; -1 if it names none."""
+    number = int(member.name) if member.name.isascii() and member.name.isdecimal() else -1
+    return number if member.name == member_dir("", number).name else -1
+
+
+def group_of(run: Path) -> Path | None:
+    """Return the directory of the population of which `run` names a member, or `None`."""
+    group = run.parent.parent
+    named = run.parent.name == MEMBERS and (group / CONFIG).is_file() and not (run / CONFIG).is_file()
+    return group if named else None
+
+
+def read_settings(run: Path) -> dict[str, Any]:
+    """Return the settings of a run or a member; raise `SettingsError` if they cannot be read."""
+    return read_yaml(run / CONFIG) if group_of(run) is None else dict(_of_member(run).settings)
+
+
+def read_metadata(run: Path) -> dict[str, Any]:
+    """Return the metadata of a run or a member, or `{}` if they are missing or damaged: no training depends on them."""
+    try:
+        return read_json(run / METADATA) if group_of(run) is None else dict(_of_member(run).metadata)
+    except SettingsError:
+        return {}
+
+
+def open_log(run: Path, name: str) -> IO[bytes]:
+    """Open a log of a run or a member for reading; raise `OSError` if there is none."""
+    if (group := group_of(run)) is None:
+        return open(run / name, "rb")
+    lines = _split(group / name, _stamp(group / name)).get(number_of(run))
+    if lines is None:
+        raise FileNotFoundError(2, "No such file or directory", str(group / name))
+    return io.BytesIO(lines)
+
+
+def read_members(population: Path) -> Mapping[int, MemberFacts]:
+    """Return what a population has on file about its members, by number in ascending order.
+
+    Raises:
+      SettingsError: the file is damaged, or the population is of a version whose members had directories.
+    """
+    path = population / MEMBERS_FILE
+    try:
+        return _members(path, _stamp(path))
+    except FileNotFoundError:
+        if next((population / MEMBERS).glob(f"*/{CONFIG}"), None) is not None:
+            raise SettingsError(
+                f"the members of {population} have a directory each, as version 0.29 wrote them; read it with that"
+            ) from None
+        return {}
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"cannot read {path}: {reason_of_path(error)}") from error
+
+
+def _of_member(run: Path) -> MemberFacts:
+    """Return what is on file about a member; raise `SettingsError` if there is no such member."""
+    there = read_members(run.parent.parent)
+    if number_of(run) not in there:
+        raise SettingsError(f"{run} is no run directory: {run.parent.parent} has no such member")
+    return there[number_of(run)]
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Return what changes with a file's content; raise `OSError` if there is none."""
+    info = path.stat()
+    return info.st_ino, info.st_size, info.st_mtime_ns
+
+
+@functools.lru_cache(maxsize=4)
+def _members(path: Path, stamp: tuple[int, ...]) -> Mapping[int, MemberFacts]:
+    first, *lines = read_text(path).splitlines() or [""]
+    found = {}
+    try:
+        # What all members have in common is written once.
+        common = json.loads(first)["common"]
+        for line in lines:
+            one = json.loads(line)
+            parts = ({**common[part], **one[part]} for part in MemberFacts._fields)
+            found[int(one["member"])] = MemberFacts(*parts)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"line {2 + len(found) if first else 1} is not about a member") from error
+    return dict(sorted(found.items()))
+
+
+@functools.lru_cache(maxsize=3)
+def _split(path: Path, stamp: tuple[int, ...]) -> Mapping[int, bytes]:
+    """Return the lines of each member in a population's log, as they would stand in a log of its own."""
+    found: dict[int, list[bytes]] = {}
+    with path.open("rb") as file:
+        for line in file:
+            if about := MEMBER_LINE.match(line):
+                found.setdefault(int(about[1]), []).append(b"{" + line[about.end() :])
+    return {number: b"".join(lines) for number, lines in found.items()}
 
 
 class _Loader(yaml.SafeLoader):

@@ -1,0 +1,363 @@
+"""The files of a population in training: one with its members' settings and metadata, and logs that they share.
+
+To a member they look like a run directory of its own (`MemberDir`). `run_dir` says how they are named and read.
+"""
+
+import io
+import json
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from jaxrl.errors import print_stderr
+from jaxrl.training.schedule import MAX_COUNT
+from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.log_sums import LOGS, LogSums
+from jaxrl.training.storage.logs import LogFile, describe_lines, in_base64, is_row_up_to, missing, parse, rewound
+from jaxrl.training.storage.run_dir import (
+    MEMBER_LINE,
+    MEMBERS_FILE,
+    MemberFacts,
+    member_dir,
+    plain,
+    read_members,
+    write_atomically,
+)
+
+
+class GroupFiles:
+    """The files of a population, open for its members."""
+
+    def __init__(self, directory: Path, saved: Callable[[int], int] | None) -> None:
+        """Begin the files in `directory`, or continue them if there is `saved`.
+
+        `saved` returns the optimisation steps of a member's newest checkpoint, -1 for none. It will repeat the rows
+        after that, which are dropped, unless it has diverged.
+
+        Raises:
+          SettingsError: the file of members is damaged or of another version.
+        """
+        self.directory = directory
+        self._lock = threading.RLock()
+        self._members = {} if saved is None else dict(read_members(directory))
+        self._changed = False
+        steps = None if saved is None else {number: self._last_step(number, saved) for number in self._members}
+        self._logs = {name: GroupLog(directory / name, steps) for name in LOGS}
+
+    def _last_step(self, number: int, saved: Callable[[int], int]) -> int:
+        return MAX_COUNT if self.metadata(number).get("status") == "diverged" else saved(number)
+
+    def __contains__(self, number: int) -> bool:
+        """Return whether the member has begun."""
+        return number in self._members
+
+    def settings(self, number: int) -> dict[str, Any]:
+        """Return the settings of a member."""
+        return self._members[number].settings
+
+    def metadata(self, number: int) -> dict[str, Any]:
+        """Return the metadata of a member."""
+        return self._members[number].metadata if number in self._members else {}
+
+    def change(self, number: int, settings: Mapping[str, Any] | None = None, **metadata: Any) -> None:
+        """Replace the settings of a member, or merge facts into its metadata; `flush` writes them."""
+        with self._lock:
+            before = self._members.get(number, MemberFacts({}, {}))
+            now = before.settings if settings is None else plain(settings)
+            self._members[number] = MemberFacts(now, {**before.metadata, **plain(metadata)})
+            self._changed = True
+
+    def log(self, name: str) -> "GroupLog":
+        """Return a log that all members share."""
+        return self._logs[name]
+
+    def flush(self) -> None:
+        """Write what has changed about members; raise `OSError` on failure."""
+        with self._lock:
+            if not self._changed:
+                return
+            members = dict(sorted(self._members.items()))
+            common = {part: _common([getattr(one, part) for one in members.values()]) for part in MemberFacts._fields}
+            lines: list[Mapping[str, Any]] = [{"common": common}]
+            for number, one in members.items():
+                own = {part: _without(getattr(one, part), common[part]) for part in MemberFacts._fields}
+                lines.append({"member": number, **own})
+            write_atomically(self.directory / MEMBERS_FILE, "".join(json.dumps(line) + "\n" for line in lines))
+            self._changed = False
+
+    def close(self) -> None:
+        """Write what has changed, and close the logs; raise `OSError` on failure."""
+        self.flush()
+        for log in self._logs.values():
+            log.close()
+
+
+def _common(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the entries that are equal in all members."""
+    first, *others = members
+    return {name: x for name, x in first.items() if all(name in one and one[name] == x for one in others)}
+
+
+def _without(one: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: x for name, x in one.items() if name not in common}
+
+
+class MemberFiles(NamedTuple):
+    """What a member stores."""
+
+    dir: "MemberDir"
+    store: Callable[[str], Store]
+    """Returns its part of the population's checkpoints or best policies."""
+
+
+class MemberDir:
+    """The files of one member, with the interface of a `RunDir`."""
+
+    def __init__(self, files: GroupFiles, number: int) -> None:
+        self._files, self._number = files, number
+        self.path = member_dir(files.directory, number)
+        """Its name; a directory only once something is written there that the population's files have no place for."""
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    def make(self) -> None:
+        """Make a directory of that name, for what has no place in the population's files."""
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def write_owner(self) -> None:
+        """Do nothing: the lock is the population's."""
+
+    def write_config(self, settings: Mapping[str, Any]) -> None:
+        """Replace the settings."""
+        self._files.change(self._number, settings)
+
+    def write_metadata(self, **facts: Any) -> None:
+        """Merge `facts` into the metadata."""
+        self._files.change(self._number, **facts)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings."""
+        return self._files.settings(self._number)
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the metadata."""
+        return self._files.metadata(self._number)
+
+    def log(self, name: str) -> "MemberLog":
+        """Return a log for writing."""
+        return MemberLog(self._files.log(name), self._number)
+
+    def log_sums(self) -> "MemberSums":
+        """Return the checksums of the logs."""
+        return MemberSums(self._files, self._number)
+
+    def open_log(self, name: str) -> IO[bytes]:
+        """Open a log for reading; raise `FileNotFoundError` if it is empty."""
+        return self.log(name).open()
+
+    def release(self) -> None:
+        """Do nothing: the lock is the population's."""
+
+
+class MemberSums(LogSums):
+    """Checksums of a member's part of each log, which are kept as it is written."""
+
+    def __init__(self, files: GroupFiles, number: int) -> None:
+        self._files, self._number = files, number
+
+    def facts(self) -> dict[str, list[int]]:
+        """Return size and CRC-32 of each existing log."""
+        sums = {name: self._files.log(name).sum_of(self._number) for name in LOGS}
+        return {name: [size, crc] for name, (size, crc) in sums.items() if size}
+
+
+class GroupLog:
+    """A log that all members of a population share."""
+
+    def __init__(self, path: Path, saved: Mapping[int, int] | None) -> None:
+        """Begin a log, or with `saved` continue one.
+
+        Nothing of it is lost to a resume that is refused: only when the first member rewinds are all rewound to the
+        optimisation steps in `saved`, in one pass, and the population's own rows dropped, which are written anew.
+        """
+        self.path = path
+        self._file, self._lock = LogFile(path), threading.RLock()
+        self._saved = saved if saved is not None and path.exists() else None
+        self._early: list[bytes] = []
+        """Rows of the population from before the members are rewound."""
+        self._held: dict[int, bytes] = {}
+        """Rows of members that have appended none yet, as in a log of their own."""
+        self._sums: dict[int, tuple[int, int]] = {}
+        """Size and CRC-32 of the rows on disk of the other members, as in a log of their own."""
+        self._pending: list[tuple[int, bytes]] = []
+        """Records of members that a full disk has not taken yet."""
+        if self._saved is not None:
+            for number, lines in _by_member(path.read_bytes().splitlines(keepends=True)).items():
+                self._held[number] = b"".join(lines)
+
+    def resumed_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield each member's number and rows up to where it is resumed, before any of them rewinds."""
+        for number, last in sorted((self._saved or {}).items()):
+            for line in self._held.get(number, b"").splitlines():
+                if (row := parse(line)) is not None and row["opt_steps"] <= last:
+                    yield number, row
+
+    def append(self, number: int, lines: bytes) -> None:
+        """Append rows of a member."""
+        with self._lock:
+            self._settle()
+            if lines:
+                self._pending.append((number, lines))
+            self._file.append(_marked(number, lines))
+            self._count()
+
+    def append_own(self, lines: bytes) -> None:
+        """Append rows of the population."""
+        with self._lock:
+            if self._saved is None:
+                self._file.append(lines)
+                self._count()
+            else:
+                self._early.append(lines)
+
+    def _count(self) -> None:
+        """Count what has reached the disk."""
+        if not self._file.pending:
+            for number, lines in self._pending:
+                size, crc = self.sum_of(number)
+                self._held.pop(number, None)
+                self._sums[number] = size + len(lines), zlib.crc32(lines, crc)
+            self._pending.clear()
+
+    def sum_of(self, number: int) -> tuple[int, int]:
+        """Return size and CRC-32 of a member's rows on disk."""
+        with self._lock:
+            if number in self._held:
+                return len(self._held[number]), zlib.crc32(self._held[number])
+            return self._sums.get(number, (0, 0))
+
+    def read(self, number: int) -> bytes:
+        """Return a member's rows on disk."""
+        with self._lock:
+            if number in self._held or number not in self._sums:
+                return self._held.get(number, b"")
+            return b"".join(_by_member(self.path.read_bytes().splitlines(keepends=True)).get(number, ()))
+
+    def pending(self, number: int) -> list[bytes]:
+        """Return a member's records that a full disk has not taken yet."""
+        with self._lock:
+            return [lines for whose, lines in self._pending if whose == number]
+
+    def rewind(self, number: int, opt_steps: int) -> None:
+        """Remove a member's rows after `opt_steps`."""
+        with self._lock:
+            self._settle()
+            lines = self.read(number).splitlines(keepends=True)
+            if not all(is_row_up_to(line, opt_steps) for line in lines):
+                self._rewrite(lambda whose, row: whose != number or row["opt_steps"] <= opt_steps)
+            self._held[number] = b"".join(line for line in lines if is_row_up_to(line, opt_steps))
+            self._sums.pop(number, None)
+            if self.pending(number):
+                kept = rewound(self.pending(number), opt_steps)
+                self._pending = [one for one in self._pending if one[0] != number] + [(number, line) for line in kept]
+                self._file.pending = [_marked(whose, lines) for whose, lines in self._pending]
+
+    def _settle(self) -> None:
+        """Rewind all members to their checkpoints, unless that is done."""
+        if self._saved is None:
+            return
+        saved, self._saved = self._saved, None
+        self._rewrite(lambda whose, row: whose is not None and row["opt_steps"] <= saved.get(whose, -1))
+        self._held = {
+            number: b"".join(line for line in lines.splitlines(keepends=True) if is_row_up_to(line, saved[number]))
+            for number, lines in self._held.items()
+            if number in saved
+        }
+        for lines in self._early:
+            self._file.append(lines)
+
+    def _rewrite(self, is_kept: Callable[[int | None, Mapping[str, Any]], bool]) -> None:
+        """Write the log anew with the rows that are kept, given the member and the row; warn of invalid lines."""
+        self._file.close_file()
+        kept, damaged = [], []
+        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+        for i, line in enumerate(lines, start=1):
+            about = MEMBER_LINE.match(line)
+            if (row := parse(line)) is None:
+                damaged += [i] if line.endswith(b"\n") else []  # otherwise its writer was killed
+            elif is_kept(int(about[1]) if about else None, row):
+                kept.append(line if line.endswith(b"\n") else line + b"\n")
+        if kept != lines:
+            write_atomically(self.path, b"".join(kept).decode())
+        if damaged:
+            print_stderr(f"warning: {self.path} was damaged: {describe_lines(damaged)}")
+
+    def close(self) -> None:
+        """Flush everything to disk and close the file; raise `OSError` on failure."""
+        with self._lock:
+            self._file.close()
+
+    def sync(self) -> None:
+        """Flush everything to disk; raise `OSError` on failure."""
+        with self._lock:
+            self._file.close()
+            self._count()
+
+
+class MemberLog:
+    """A member's part of a `GroupLog`, with the interface of a log of its own."""
+
+    def __init__(self, log: GroupLog, number: int) -> None:
+        self.path = log.path
+        self._log, self._number = log, number
+
+    @property
+    def pending(self) -> list[bytes]:
+        """Records that a full disk has not taken yet."""
+        return self._log.pending(self._number)
+
+    def append(self, record: bytes) -> None:
+        """Append whole lines; empty ones only retry the pending records."""
+        self._log.append(self._number, record)
+
+    def rewind(self, opt_steps: int) -> list[int]:
+        """Remove the rows after `opt_steps`; of invalid lines the population's log warns."""
+        self._log.rewind(self._number, opt_steps)
+        return []
+
+    def open(self) -> IO[bytes]:
+        """Open it for reading; raise `FileNotFoundError` if it is empty."""
+        if not (found := self._log.read(self._number)):
+            raise FileNotFoundError(2, "No such file or directory", str(self.path))
+        return io.BytesIO(found)
+
+    def unwritten(self) -> list[str]:
+        """Return the pending records in base64."""
+        return in_base64(self.pending)
+
+    def restore_pending(self, unwritten: Sequence[str], held: bytes) -> None:
+        """Append the records that an earlier process could not, except those in `held`, the content of the log."""
+        for record in missing(unwritten, held):
+            self.append(record)
+
+    def close(self) -> None:
+        """Flush everything to disk; raise `OSError` on failure."""
+        self._log.sync()
+
+
+def _marked(number: int, lines: bytes) -> bytes:
+    """Return rows with the member's number before their columns. Text in JSON has no line breaks."""
+    beginning = b'\n{"member": %d, ' % number
+    return (b"\n" + lines).replace(b"\n{", beginning)[1:]
+
+
+def _by_member(lines: Sequence[bytes]) -> dict[int, list[bytes]]:
+    """Return the lines of each member without its number."""
+    found: dict[int, list[bytes]] = {}
+    for line in lines:
+        if about := MEMBER_LINE.match(line):
+            found.setdefault(int(about[1]), []).append(b"{" + line[about.end() :])
+    return found

@@ -1,0 +1,236 @@
+"""Append-only logs that survive a full disk, and logs of rows in JSON Lines."""
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from jaxrl.errors import print_stderr
+from jaxrl.training.storage.run_dir import EPISODES, METRICS, TRAIN_EPISODES, open_log, write_atomically
+
+KINDS = ("train", "eval")
+"""Kinds of rows with metrics."""
+
+
+class LogFile:
+    """Appends records atomically and unbuffered: each has been passed to the operating system when `append` returns.
+
+    Records that a full disk rejects stay pending in memory, with one warning, and are written with a later record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.pending: list[bytes] = []
+        """Pending records, not in the file yet."""
+        self._descriptor: int | None = None
+        self._failing = False
+
+    def append(self, record: bytes) -> None:
+        """Append `record` to the file; an empty one only retries the pending records."""
+        self.pending += [record] if record else []
+        try:
+            self._flush()
+        except OSError as error:
+            if not self._failing:
+                print_stderr(f"warning: cannot write {self.path}: {error.strerror}; its rows wait")
+            self._failing = True
+        else:
+            self._failing = False
+
+    def close(self) -> None:
+        """Flush everything to disk and close the file; raise `OSError` on failure."""
+        try:
+            self._flush()
+            if self._descriptor is not None:
+                os.fsync(self._descriptor)
+        finally:
+            self.close_file()
+
+    def unwritten(self) -> list[str]:
+        """Return the pending records in base64."""
+        return in_base64(self.pending)
+
+    def restore_pending(self, unwritten: Sequence[str], held: bytes) -> None:
+        """Append the records that an earlier process could not, except those in `held`, the content of the file."""
+        for record in missing(unwritten, held):
+            self.append(record)
+
+    def close_file(self) -> None:
+        """Close the file; the next record opens it again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _flush(self) -> None:
+        if not self.pending:
+            return
+        if self._descriptor is None:
+            self.path.parent.mkdir(exist_ok=True)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._descriptor = os.open(self.path, flags, 0o666)
+        data, written = b"".join(self.pending), 0
+        try:
+            while written < len(data):
+                written += os.write(self._descriptor, memoryview(data)[written:])
+        except OSError:
+            # Truncate a partial write: all records stay pending.
+            os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
+            raise
+        self.pending.clear()
+
+
+def in_base64(records: Sequence[bytes]) -> list[str]:
+    """Return records as JSON takes them."""
+    return [base64.b64encode(record).decode() for record in records]
+
+
+def describe_lines(numbers: Sequence[int]) -> str:
+    """Say which lines of a log were invalid."""
+    listed = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+    return f"{len(numbers)} of its lines are no rows and left out ({listed})"
+
+
+def missing(unwritten: Sequence[str], held: bytes) -> Iterator[bytes]:
+    """Yield the records of an earlier process, in base64, that are not in `held`, the content of the file."""
+    for text in unwritten:
+        record = base64.b64decode(text)
+        # It may have been written after the checkpoint was made.
+        if record not in held:
+            yield record
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------
+
+
+class Log(Protocol):
+    """A log of rows: a file of its own (`RowLog`), or a member's part of its population's."""
+
+    path: Path
+
+    @property
+    def pending(self) -> Sequence[bytes]:
+        """Records that a full disk has not taken yet."""
+
+    def append(self, record: bytes) -> None:
+        """Append whole lines; empty ones only retry the pending records."""
+
+    def rewind(self, opt_steps: int) -> list[int]:
+        """Remove the rows after `opt_steps` and invalid lines; return the numbers of these."""
+
+    def open(self) -> IO[bytes]:
+        """Open it for reading; raise `FileNotFoundError` if it is empty."""
+
+    def unwritten(self) -> list[str]:
+        """Return the pending records in base64."""
+
+    def restore_pending(self, unwritten: Sequence[str], held: bytes) -> None:
+        """Append the records that an earlier process could not, except those in `held`, the content of the log."""
+
+    def close(self) -> None:
+        """Flush everything to disk; raise `OSError` on failure."""
+
+
+class RowLog(LogFile):
+    """A log of rows in a file of its own."""
+
+    def open(self) -> IO[bytes]:
+        """Open it for reading; raise `FileNotFoundError` if it is empty."""
+        return open(self.path, "rb")
+
+    def rewind(self, opt_steps: int) -> list[int]:
+        """Remove the rows after `opt_steps`, a truncated last line, and invalid lines; return the numbers of these."""
+        self.close_file()
+        damaged = trim(self.path, opt_steps)
+        self.pending = rewound(self.pending, opt_steps)
+        return damaged
+
+
+def rewound(records: Sequence[bytes], opt_steps: int) -> list[bytes]:
+    """Return the lines of `records` that are rows up to `opt_steps`."""
+    lines = [line for record in records for line in record.splitlines(keepends=True)]
+    return [line for line in lines if is_row_up_to(line, opt_steps)]
+
+
+def trim(path: Path, opt_steps: int) -> list[int]:
+    """Rewind the log `path` to `opt_steps`: remove later rows and a truncated last line.
+
+    Invalid lines are removed too; return their numbers.
+    """
+    if not path.exists():
+        return []
+    held = path.read_bytes()
+    *lines, torn = held.split(b"\n")
+    # A last line without a newline is kept if it is a complete row.
+    kept = [line for line in (*lines, torn) if is_row_up_to(line, opt_steps)]
+    mended = b"".join(line + b"\n" for line in kept)
+    if mended != held:
+        write_atomically(path, mended.decode())
+    return [number for number, line in enumerate(lines, start=1) if parse(line) is None]
+
+
+def copy_logs(run: Path, to: Path) -> None:
+    """Copy all logs of a run or a member into a directory."""
+    for name in (METRICS, EPISODES, TRAIN_EPISODES):
+        with contextlib.suppress(FileNotFoundError), open_log(run, name) as log, (to / name).open("wb") as copy:
+            shutil.copyfileobj(log, copy)
+
+
+def rows_of(run: Path, kinds: Collection[str] = KINDS, name: str = METRICS) -> Iterator[dict[str, Any]]:
+    """Return the rows of these kinds in a log of a run or a member, skipping invalid lines."""
+    return rows_in(partial(open_log, run, name), kinds)
+
+
+def rows_in(opened: Callable[[], IO[bytes]], kinds: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of these kinds in a log, skipping invalid lines; it is opened by `opened`."""
+    with contextlib.suppress(OSError), opened() as file:
+        for line in file:
+            with contextlib.suppress(ValueError, RecursionError):
+                row = json.loads(line)
+                if isinstance(row, dict) and row.get("kind") in kinds and type(row.get("opt_steps")) is int:
+                    yield row
+
+
+def log_problems(run: Path, name: str) -> list[str]:
+    """Return the problems in a log of a run or a member, except for a truncated last line, which resuming repairs."""
+    problems, seen, last = [], set(), 0
+    lines: list[bytes] = []
+    with contextlib.suppress(FileNotFoundError), open_log(run, name) as file:
+        lines = file.read().split(b"\n")[:-1]
+    for number, line in enumerate(lines, start=1):
+        row = parse(line)
+        if row is None:
+            problems.append(f"line {number} is no row")
+            continue
+        where = (row["env"], row.get("env_steps")) if isinstance(row.get("env"), int) else row.get("episode")
+        what = (row.get("kind"), row["opt_steps"], where)
+        # A session's scores, given by its user, have no episodes and may repeat at a step.
+        repeats = row.get("kind") != "event" and (row.get("kind") != "eval" or "episodes" in row)
+        if what in seen and repeats:
+            problems.append(f"line {number} repeats a row of optimisation step {row['opt_steps']}")
+        if row["opt_steps"] < last:
+            problems.append(f"line {number} goes back from optimisation step {last} to {row['opt_steps']}")
+        seen.add(what)
+        last = row["opt_steps"]
+    return problems
+
+
+def is_row_up_to(line: bytes, opt_steps: int) -> bool:
+    row = parse(line)
+    return row is not None and row["opt_steps"] <= opt_steps
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """Return the row in `line`, or `None` if it is not a valid one."""
+    try:
+        row: Any = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("kind"), str | None):
+        return None
+    steps, episode = row.get("opt_steps"), row.get("episode")
+    return row if type(steps) is int and steps >= 0 and isinstance(episode, int | None) else None
