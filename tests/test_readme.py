@@ -301,7 +301,7 @@ def test_populations(tmp_path: Path) -> None:
     *table, told = run(code, tmp_path).splitlines()
     assert {line.split()[-1] for line in table[1:]} == {"agent.lr=0.001", "agent.lr=1e-05"}
     assert 8 < float(told.split()[2]) <= 500
-    assert (tmp_path / "runs/lr/members/00007/best").is_dir()
+    assert (tmp_path / "runs/lr/best").is_dir()
 
 
 @pytest.mark.slow
@@ -311,7 +311,7 @@ def test_the_population_example_finds_the_better_setting(tmp_path: Path) -> None
     assert told.startswith("{'agent.lr': 0.001} ")
     assert float(told.split()[2]) > 400
     assert told.endswith("(4, 5, 6, 7)")
-    assert (tmp_path / "runs/lr/members/00007/best").is_dir()
+    assert (tmp_path / "runs/lr/best").is_dir()
 
 
 @pytest.mark.slow

@@ -12,19 +12,29 @@ def write_run(
     path: Path, seed: int = 0, scores: Sequence[float] = (), returns: Sequence[float] = (), **more: Any
 ) -> Path:
     """Write a run with a score and a mean return after every 10 optimisation steps; `more` are settings."""
-    agent = {"lr": more.pop("lr", 0.001)}
-    metadata = {"format": 1, "status": "max_opts", "seconds": {"compile": 2.0, "train": 3.0}, "wall_s": 5.5}
     path.mkdir(parents=True)
-    settings = {"algo": "ppo", "env": "CartPole-v1", "agent": agent, "seed": seed, "max_opts": 100, **more}
-    (path / "config.yaml").write_text(yaml.safe_dump(settings))
-    (path / "metadata.json").write_text(json.dumps(metadata))
+    (path / "config.yaml").write_text(yaml.safe_dump(settings_of(seed, **more)))
+    (path / "metadata.json").write_text(json.dumps(METADATA))
+    log(path, rows_of(scores, returns))
+    return path
+
+
+METADATA = {"format": 1, "status": "max_opts", "seconds": {"compile": 2.0, "train": 3.0}, "wall_s": 5.5}
+
+
+def settings_of(seed: int = 0, lr: float = 0.001, **more: Any) -> dict[str, Any]:
+    """Return settings of a run."""
+    return {"algo": "ppo", "env": "CartPole-v1", "agent": {"lr": lr}, "seed": seed, "max_opts": 100, **more}
+
+
+def rows_of(scores: Sequence[float] = (), returns: Sequence[float] = ()) -> list[dict[str, Any]]:
+    """Return rows of a log: scores, then mean returns."""
     rows = []
     for i, score in enumerate(scores, start=1):
         rows.append({"kind": "eval", **place(i), "eval_reward": score, "episodes": 2, "score": score})
     for i, value in enumerate(returns, start=1):
         rows.append({"kind": "train", **place(i), "episode_return": value, "skipped_updates": i, "invalid_steps": 0})
-    log(path, rows)
-    return path
+    return rows
 
 
 def place(i: int) -> dict[str, Any]:
@@ -38,11 +48,20 @@ def log(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
+def write_members(path: Path, members: Sequence[tuple[dict[str, Any], Sequence[float]]]) -> None:
+    """Write the settings and scores of members into the files of a population."""
+    path.mkdir(parents=True)
+    lines: list[dict[str, Any]] = [{"common": {"settings": {}, "metadata": METADATA}}]
+    for number, (settings, scores) in enumerate(members):
+        lines.append({"member": number, "settings": settings, "metadata": {}})
+        log(path, [{"member": number, **row} for row in rows_of(scores)])
+    (path / "members.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 def write_population(path: Path, scores: dict[float, Sequence[float]]) -> Path:
     """Write a population that sweeps the learning rate, with the last score of each member."""
     members = [(lr, seed, score) for lr, found in scores.items() for seed, score in enumerate(found)]
-    for i, (lr, seed, score) in enumerate(members):
-        write_run(path / "members" / f"{i:05d}", seed, [0.0, score], lr=lr)
+    write_members(path, [(settings_of(seed, lr), [0.0, score]) for lr, seed, score in members])
     sweep = {"population": {"seeds": 2, "sweep": {"agent.lr": list(scores)}}}
     (path / "config.yaml").write_text(yaml.safe_dump({"algo": "ppo", **sweep}))
     return path
@@ -50,10 +69,38 @@ def write_population(path: Path, scores: dict[float, Sequence[float]]) -> Path:
 
 def write_search(path: Path, taken: Sequence[tuple[int, int, int]]) -> Path:
     """Write a population of PBT, three members of one seed; `taken` are a step, a member and whom it goes on from."""
-    for i, lr in enumerate((0.1, 0.2, 0.1)):
-        write_run(path / "members" / f"{i:05d}", 0, [0.0, float(i)], lr=lr)
+    write_members(path, [(settings_of(0, lr), [0.0, float(i)]) for i, lr in enumerate((0.1, 0.2, 0.1))])
     settings = {"seeds": 1, "sweep": {"agent.lr": "log_uniform(0.01,1)"}, "pbt": {"interval": 10}}
     (path / "config.yaml").write_text(yaml.safe_dump({"algo": "ppo", "population": settings}))
     rows = [{"kind": "lineage", "opt_steps": at, "member": own, "parent": of} for at, own, of in taken]
     log(path, [{**row, "values": {"agent.lr": 0.1}} for row in rows])
     return path
+
+
+# --- what training has written ------------------------------------------------------------------------------------
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file in JSON Lines; the last may be on its way."""
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def rows_in(run: Path, member: int | None = None, log: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """Return the rows of a run, or those of a member of a population as they would stand in a log of its own."""
+    rows = read_lines(run / log)
+    if member is None:
+        return rows
+    own = [row for row in rows if next(iter(row)) == "member" and row["member"] == member]
+    return [{name: x for name, x in row.items() if name != "member"} for row in own]
+
+
+def rows_about_all(population: Path) -> list[dict[str, Any]]:
+    """Return the population's own rows."""
+    return [row for row in read_lines(population / "metrics.jsonl") if next(iter(row)) == "kind"]
+
+
+def member_facts(population: Path, member: int, part: str = "settings") -> dict[str, Any]:
+    """Return the settings or the metadata of a member."""
+    first, *members = read_lines(population / "members.jsonl")
+    (own,) = (line for line in members if line["member"] == member)
+    return {**first["common"][part], **own[part]}

@@ -89,7 +89,12 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 def timeless(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a log that a run must repeat: all but events, less what was measured by the clock."""
-    kept = [row for row in rows(path) if row.get("kind") != "event"]
+    return without_times(rows(path))
+
+
+def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out events, and what was measured by the clock."""
+    kept = [row for row in rows if row.get("kind") != "event"]
     return [{k: v for k, v in row.items() if k != "wall_s" and not k.endswith(("_per_sec", "_mb"))} for row in kept]
 
 

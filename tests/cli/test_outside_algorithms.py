@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 from front_doors import Doors
+from toys_runs import member_facts
 
 import jaxrl
 from jaxrl import evaluate, play, train, verify
@@ -144,10 +145,7 @@ def test_help_and_sweeps_know_its_settings(capsys: pytest.CaptureFixture[str]) -
         train.main([MAKE, "--agent.epsilo", "0.1"])
     sweep = ("--sweep", "agent.lr=0.1,0.2", "--max-opts", "8", "--run-dir", "swept", "--quiet")
     assert train.main([MAKE, *SMALL, *sweep]) == 0
-    settings = [
-        yaml.safe_load(path.read_text())["agent"] for path in sorted(Path("swept/members").glob("*/config.yaml"))
-    ]
-    assert [agent["lr"] for agent in settings] == [0.1, 0.2]
+    assert [member_facts(Path("swept"), number)["agent"]["lr"] for number in range(2)] == [0.1, 0.2]
 
 
 def test_a_registered_algorithm_is_used_as_a_built_in_one() -> None:

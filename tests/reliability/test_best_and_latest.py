@@ -14,8 +14,8 @@ from toys_trainer import ByStep, counting
 import jaxrl
 from jaxrl.training.changes import Change, changes
 from jaxrl.training.ledger import Ledger
-from jaxrl.training.recorders import log_problems, trim
 from jaxrl.training.storage.checkpoints import Store, surplus
+from jaxrl.training.storage.logs import log_problems, trim
 
 # --- whole runs -------------------------------------------------------------------------------------------------
 
@@ -262,16 +262,16 @@ def test_a_log_cut_anywhere_is_mended_to_what_came_before(
     cut = min(cut, len(text))
     path = tmp_path_factory.mktemp("logs") / "log"
     path.write_bytes(text[:cut])
-    assert log_problems(path) == []
+    assert log_problems(path.parent, path.name) == []
     trim(path, at)
     mended = [json.loads(line) for line in path.read_text().splitlines()]
     whole = text[:cut].count(b"\n") + (cut < len(text) and text[cut : cut + 1] == b"\n")
     assert mended == [row for row in rows[:whole] if row["opt_steps"] <= at]
-    assert log_problems(path) == []
+    assert log_problems(path.parent, path.name) == []
     # The run goes on from there; had it lost none of the rows up to there, the log is as if it had never stopped.
     with open(path, "a") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows if row["opt_steps"] > at)
-    assert log_problems(path) == []
+    assert log_problems(path.parent, path.name) == []
     if whole == len(rows):
         assert path.read_bytes() == text
 
@@ -289,5 +289,5 @@ def test_a_log_cut_anywhere_is_mended_to_what_came_before(
 def test_a_log_that_no_run_writes_has_its_problem_named(tmp_path: Path, rows: list[Any], problem: str) -> None:
     path = tmp_path / "log"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (found,) = log_problems(path)
+    (found,) = log_problems(path.parent, path.name)
     assert found.startswith(problem)

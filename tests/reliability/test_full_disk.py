@@ -25,9 +25,10 @@ from jaxrl.cli.main import cache_compilations, run_main
 from jaxrl.errors import StorageError
 from jaxrl.train import show
 from jaxrl.training.evaluator import Evaluation
-from jaxrl.training.recorders import TensorBoardRecorder, log_problems
+from jaxrl.training.recorders import TensorBoardRecorder
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import state_digest
+from jaxrl.training.storage.logs import log_problems
 
 FULL, ROOM, END = 7, 13, 24
 """Optimisation steps after which the disk is full, has room again, and the run ends; it saves after every third."""
@@ -410,7 +411,7 @@ def test_the_next_saves_are_good(seen: Seen, name: str) -> None:
 def test_the_logs_have_every_row_once(seen: Seen, name: str, limited: Seen) -> None:
     for log in LOGS:
         assert timeless(lines(seen.directory / name / log)) == timeless(lines(limited.directory / "calm" / log))
-        assert log_problems(seen.directory / name / log) == []
+        assert log_problems(seen.directory / name, log) == []
     assert scalars(seen.directory / name / "tensorboard") == scalars(limited.directory / "calm" / "tensorboard")
 
 

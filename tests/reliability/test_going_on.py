@@ -15,10 +15,10 @@ from toys_trainer import Scripted, counting, small_dqn
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.training.recorders import log_problems
 from jaxrl.training.recorders.jsonl import JSONLRecorder
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import state_digest
+from jaxrl.training.storage.logs import log_problems
 from jaxrl.training.storage.run import Best, Resume, Storage
 
 QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "save_interval": 10, "quiet": True}
@@ -166,7 +166,7 @@ def test_an_evaluation_at_the_start_is_made_once_however_the_run_begins(tmp_path
     jaxrl.Trainer(counting(), evaluator=scores, resume=True, **settings).train()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["opt_steps"] for row in rows if row["kind"] == "eval"] == [0, 1, 2, 3]
-    assert log_problems(tmp_path / "metrics.jsonl") == []
+    assert log_problems(tmp_path, "metrics.jsonl") == []
 
 
 def test_a_trainer_can_train_twice() -> None:

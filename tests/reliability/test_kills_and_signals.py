@@ -13,9 +13,9 @@ from fragile_run import AFTER, SETTINGS
 from toys_trainer import small_dqn
 
 import jaxrl
-from jaxrl.training.recorders import log_problems
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import state_digest
+from jaxrl.training.storage.logs import log_problems
 
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 POINTS = tuple(AFTER)
@@ -63,7 +63,7 @@ def assert_whole(run: Path) -> None:
     for step in store.steps():
         store.read(step)
     assert len(Store(run / "best", 1).steps()) == 1
-    assert log_problems(run / "metrics.jsonl") + log_problems(run / "eval_episodes.jsonl") == []
+    assert log_problems(run, "metrics.jsonl") + log_problems(run, "eval_episodes.jsonl") == []
     assert sorted(entry.name for entry in (run / "checkpoints").iterdir()) == ["110", "120"]
 
 

@@ -18,8 +18,9 @@ from toys_trainer import CountState, counting
 
 import jaxrl
 from jaxrl.training.evaluator import Evaluation
-from jaxrl.training.recorders import TensorBoardRecorder, log_problems
+from jaxrl.training.recorders import TensorBoardRecorder
 from jaxrl.training.storage.leaves import state_digest
+from jaxrl.training.storage.logs import log_problems
 
 LOGS = ("metrics.jsonl", "eval_episodes.jsonl")
 
@@ -135,7 +136,7 @@ def killed_run(run: Path, kills: int, max_opts: int) -> None:
             hearing.close()
         # What a recorder was told is in the log, although nobody closed it.
         assert told in [row["opt_steps"] for row in lines(run / LOGS[0]) if row["kind"] == "train"]
-        assert [problem for log in LOGS for problem in log_problems(run / log)] == []
+        assert [problem for log in LOGS for problem in log_problems(run, log)] == []
         if chance.random() < 0.5:
             tear(run)
 
@@ -160,7 +161,7 @@ def test_after_kills_while_writing_the_logs_equal_those_of_an_undisturbed_run(
     for log in LOGS:
         assert timeless(lines(killed / log)) == timeless(lines(calm / log))
         assert (killed / log).read_text().endswith("\n")
-        assert log_problems(killed / log) == []
+        assert log_problems(killed, log) == []
     assert [row["opt_steps"] for row in lines(killed / LOGS[0]) if row["kind"] == "train"] == [*range(1, max_opts + 1)]
     assert scalars(killed / "tensorboard") == scalars(calm / "tensorboard")
     resumed = [row for row in lines(killed / LOGS[0]) if row.get("event") == "resume"]

@@ -124,6 +124,6 @@ def test_episodes_of_the_last_evaluation_or_of_all(tmp_path: Path) -> None:
     path = tmp_path / "eval_episodes.jsonl"
     rows = [{"opt_steps": t, "episode": i, "return": t + i} for t in (10, 20) for i in (0, 1)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"opt_steps": 30, "ret')
-    assert read_episodes(path) == {20: [20.0, 21.0]}
-    assert read_episodes(path, whole=True) == {10: [10.0, 11.0], 20: [20.0, 21.0]}
+    assert read_episodes(tmp_path) == {20: [20.0, 21.0]}
+    assert read_episodes(tmp_path, whole=True) == {10: [10.0, 11.0], 20: [20.0, 21.0]}
     assert read_episodes(tmp_path / "none") == {}

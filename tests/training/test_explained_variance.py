@@ -1,6 +1,5 @@
 """The column `explained_variance` of actor-critics, worked by hand from rollouts whose values and returns are known."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +113,6 @@ def test_it_goes_to_1_as_values_are_learnt(settings: dict[str, Any]) -> None:
 def test_members_have_it_as_well(tmp_path: Path) -> None:
     members = jaxrl.population(known(jaxrl.a2c), seeds=2)
     jaxrl.Trainer(members, max_opts=1, run_dir=str(tmp_path), recorders=[], **QUIET).train()
-    logs = sorted(tmp_path.glob("members/*/metrics.jsonl"))
-    trained = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
-    found = [row["explained_variance"] for row in trained if row["kind"] == "train"]
+    trained = [row for number in range(2) for row in rows_in(tmp_path, number) if row["kind"] == "train"]
+    found = [row["explained_variance"] for row in trained]
     assert found == [pytest.approx(-36 / 7, rel=1e-5)] * 2

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-import yaml
+from toys_runs import rows_about_all, rows_in
 from toys_trainer import small_dqn
 
 import jaxrl
@@ -26,6 +26,7 @@ from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import digest, state_digest
+from jaxrl.training.storage.run_dir import member_dir, read_settings
 from jaxrl.training.trainer import Trainer
 
 LENGTH = {"max_opts": 80, "eval_interval": 20, "eval_episodes": 8, "record_interval": 40, "save_interval": 40}
@@ -37,9 +38,7 @@ def made(search: object, members: int = 5) -> Population:
 
 
 def lineage(run: Path) -> list[dict]:
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    rows = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be on its way
-    return [row for row in rows if row["kind"] == "lineage"]
+    return [row for row in rows_about_all(run) if row["kind"] == "lineage"]
 
 
 def told(result: PopulationResult) -> list[tuple]:
@@ -73,7 +72,7 @@ def test_a_member_that_takes_over_is_its_parent_with_other_settings_and_randomne
             for a, b in zip(jax.tree.leaves(copy.state.agent.params), jax.tree.leaves(agent.params), strict=True):
                 np.testing.assert_array_equal(a, b)
             assert float(copy.state.agent.hyper.lr) == np.float32(row["values"]["agent.lr"])
-            told = (tmp_path / "run" / "members" / f"{row['member']:05d}" / "metrics.jsonl").read_text()
+            told = json.dumps(rows_in(tmp_path / "run", row["member"]))
             assert f"goes on as member {row['parent']} stood after {row['opt_steps']} optimisation steps" in told
     assert seen
     assert 1 < len(keys) == len(set(keys)), "members share a seed, but none that has taken over shares a stream"
@@ -99,7 +98,7 @@ def settings_and_state(run: Path) -> tuple[float, float, float]:
     store = open_store(run, CHECKPOINTS)
     step, facts = store.newest_facts()
     held = float(store.read(step)[0]["state/agent/hyper/lr"])
-    return yaml.safe_load((run / "config.yaml").read_text())["agent"]["lr"], facts["settings"]["agent"]["lr"], held
+    return read_settings(run)["agent"]["lr"], facts["settings"]["agent"]["lr"], held
 
 
 @pytest.mark.slow
@@ -167,7 +166,7 @@ def test_it_is_said_who_stops_and_who_goes_on_as_whom(capsys: pytest.CaptureFixt
     rows.decided(20, verdict, is_new=False)  # done before, when the run was stopped
     assert capsys.readouterr().out == "       20 opts  pbt: member 3 goes on as member 1 stands, with agent.lr=0.02\n"
     for number in range(5):
-        rows.take(number, {"opt_steps": 20, "score": float(number)})
+        rows.take(number, {"kind": "eval", "opt_steps": 20, "score": float(number)})
     assert capsys.readouterr().out.split("of")[1].split() == ["5", "all", "members"]  # no longer of the first settings
     PopulationRows(made(jaxrl.Halving(2)), quiet=False).decided(40, Verdict(ended=tuple(range(14))), is_new=True)
     said = "halving: 14 members stop here: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 ..."
@@ -219,18 +218,17 @@ def test_halving_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
 def checkpoints(run: Path) -> dict[str, str]:
     """Return the digest of every checkpoint of every member."""
     found = {}
-    for member in sorted(run.glob("members/*")):
+    for member in (member_dir(run, number) for number in range(5)):
         store = open_store(member, CHECKPOINTS)
         for step in store.steps():
             found[f"{member.name} {step}"] = digest(store.read(step)[0])
     return found
 
 
-def adoptions(run: Path) -> list[tuple[str, int]]:
+def adoptions(run: Path) -> list[tuple[int, int]]:
     """Return which member says that it took over, and at which optimisation step."""
-    logs = sorted(run.glob("members/*/metrics.jsonl"))
-    rows = [(log.parent.name, json.loads(line)) for log in logs for line in log.read_text().splitlines()]
-    return [(name, row["opt_steps"]) for name, row in rows if row.get("event") == "adopted"]
+    rows = [(number, row) for number in range(5) for row in rows_in(run, number)]
+    return [(number, row["opt_steps"]) for number, row in rows if row.get("event") == "adopted"]
 
 
 def digits_of(params: Any, key: jax.Array) -> Evaluation:
@@ -291,20 +289,21 @@ def test_killed_behind_a_gate_before_anyone_saves_again_it_comes_to_the_same_bit
 @pytest.mark.filterwarnings("ignore:.*eval_episodes.jsonl. cannot be read")
 def test_scores_at_gates_outlive_the_logs_of_members(searched: Searched, tmp_path: Path) -> None:
     run = searched.cut(60, tmp_path / "run")
-    for log in run.glob("members/*/*.jsonl"):
-        log.unlink()
+    for log in ("metrics.jsonl", "eval_episodes.jsonl"):
+        (run / log).unlink()
     with pytest.warns(UserWarning, match=r"metrics.jsonl: cannot be read"):
         searched.go_on(run)
     searched.require_same(run)
 
 
-def test_members_in_each_others_places_are_told_by_their_logs_and_go_on_as_themselves(
+def test_rows_under_another_members_number_are_told_and_all_go_on_as_themselves(
     searched: Searched, tmp_path: Path
 ) -> None:
     run = searched.cut(40, tmp_path / "run")
-    members = run / "members"
-    for old, new in (("00000", "other"), ("00002", "00000"), ("other", "00002")):
-        (members / old).rename(members / new)
+    log = (run / "metrics.jsonl").read_text()
+    for old, new in ((0, 9), (2, 0), (9, 2)):
+        log = log.replace(f'{{"member": {old}, ', f'{{"member": {new}, ')
+    (run / "metrics.jsonl").write_text(log)
     with pytest.warns(UserWarning, match=r"members/0000[02]: metrics.jsonl: .*newest checkpoint tells of"):
         searched.go_on(run)
     assert checkpoints(run) == checkpoints(searched.run)

@@ -10,6 +10,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import yaml
+from toys_runs import member_facts, read_lines, rows_about_all, rows_in
 from toys_trainer import counting, small_dqn
 
 import jaxrl
@@ -21,24 +23,33 @@ from jaxrl.strategies.population import replace_settings, with_values
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import PopulationResult, iqm, spread
-from jaxrl.training.recorders import TensorBoardRecorder
+from jaxrl.training.recorders import CSVRecorder
 from jaxrl.training.storage.checkpoints import FORMAT, seal
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store
+from jaxrl.training.storage.group_files import GroupFiles
 from jaxrl.training.storage.leaves import state_digest
-from jaxrl.training.storage.members import member_dir
+from jaxrl.training.storage.run_dir import member_dir
 from jaxrl.training.trainer import Trainer
 
 LENGTH = {"max_opts": 60, "eval_interval": 20, "eval_episodes": 3, "record_interval": 20, "save_interval": 20}
 SMALL = {"agent.features": [8]}
 
 
-def rows_of(path: Path) -> list[dict]:
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-
-
 def untimed(rows: list[dict]) -> list[dict]:
     timed = {"wall_s", "opt_steps_per_sec", "env_steps_per_sec", "rss_mb", "device_mb"}
     return [{name: value for name, value in row.items() if name not in timed} for row in rows]
+
+
+def without_line(file: Path, member: int) -> None:
+    """Remove the line of a member, as errors advise."""
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if not line.startswith(f'{{"member": {member}, ')))
+
+
+def evaluated(run: Path, members: int) -> list[list[dict]]:
+    """Return the population's rows, and the evaluations of each member."""
+    own = [[row for row in rows_in(run, number) if row["kind"] == "eval"] for number in range(members)]
+    return [untimed(rows) for rows in (rows_about_all(run), *own)]
 
 
 def test_members_are_the_runs_that_they_would_be_alone(tmp_path: Path) -> None:
@@ -55,9 +66,10 @@ def test_members_are_the_runs_that_they_would_be_alone(tmp_path: Path) -> None:
         assert own.result is not None
         assert state_digest(own.result.state) == state_digest(single.state)
         assert (own.best_score, own.last_score) == (single.best_score, single.summary["last_score"])
-        there = member_dir(tmp_path / "all", member.number)
-        assert untimed(rows_of(there)) == untimed(rows_of(path))
-        assert (there / "config.yaml").read_text() == (path / "config.yaml").read_text()
+        for log in ("metrics.jsonl", "eval_episodes.jsonl"):
+            assert untimed(rows_in(tmp_path / "all", member.number, log)) == untimed(rows_in(path, log=log))
+        settings = yaml.safe_load((path / "config.yaml").read_text())
+        assert member_facts(tmp_path / "all", member.number) == settings
         assert jaxrl.load_policy(tmp_path / "all", member=member.number)(np.zeros(4)) in (0, 1)
 
 
@@ -81,15 +93,15 @@ def test_a_swept_setting_does_what_the_setting_does(algo: str) -> None:
 def test_rows_of_the_population_are_its_members_and_what_they_come_to(tmp_path: Path) -> None:
     made = jaxrl.population(small_dqn(), seeds=3)
     Trainer(made, **LENGTH, run_dir=tmp_path / "run", quiet=True).train()
-    rows = rows_of(tmp_path / "run")
-    for at in (20, 40, 60):
-        own = [row for row in rows if row["opt_steps"] == at]
-        assert [row.get("member") for row in own] == [0, 1, 2, None]
-        scores = [row["score"] for row in own[:3]]
-        assert own[3]["kind"] == "population"
-        assert own[3]["mean"] == pytest.approx(np.mean(scores))
-        assert own[3]["best"] == max(scores)
-        assert own[3]["best_member"] == int(np.argmax(scores))
+    evaluations = [[row for row in rows_in(tmp_path / "run", n) if row["kind"] == "eval"] for n in range(3)]
+    rounds = rows_about_all(tmp_path / "run")
+    assert [(row["kind"], row["opt_steps"]) for row in rounds] == [("population", at) for at in (20, 40, 60)]
+    for row, of_each in zip(rounds, zip(*evaluations, strict=True), strict=True):
+        assert {one["opt_steps"] for one in of_each} == {row["opt_steps"]}
+        scores = [one["score"] for one in of_each]
+        assert row["mean"] == pytest.approx(np.mean(scores))
+        assert row["best"] == max(scores)
+        assert row["best_member"] == int(np.argmax(scores))
     metadata = json.loads((tmp_path / "run" / "metadata.json").read_text())
     assert metadata["status"] == "done"
     assert [member["status"] for member in metadata["table"]] == ["max_opts"] * 3
@@ -133,7 +145,7 @@ def test_a_population_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) 
         assert one.result is not None
         assert other.result is not None
         assert state_digest(one.result.state) == state_digest(other.result.state)
-    assert untimed(rows_of(tmp_path / "cut")) == untimed(rows_of(tmp_path / "whole"))
+    assert evaluated(tmp_path / "cut", 6) == evaluated(tmp_path / "whole", 6)
     with pytest.raises(jaxrl.SettingsError, match=r"holds the population .* not "):
         Trainer(jaxrl.population(small_dqn(), seeds=2), **LENGTH, run_dir=tmp_path / "cut", resume=True).train()
 
@@ -147,7 +159,7 @@ def test_a_second_call_goes_on_from_where_it_is(tmp_path: Path) -> None:
     for found in (longer, again):
         for one, other in zip(found.members, whole.members, strict=True):
             assert state_digest(one.result.state) == state_digest(other.result.state)
-    assert untimed(rows_of(tmp_path / "cut")) == untimed(rows_of(tmp_path / "whole"))
+    assert evaluated(tmp_path / "cut", 2) == evaluated(tmp_path / "whole", 2)
 
 
 @pytest.mark.every_day("spread")
@@ -326,38 +338,34 @@ def test_a_member_that_came_to_its_end_goes_no_further(tmp_path: Path) -> None:
 
 
 def test_rows_do_not_wait_for_what_a_kill_left_unsaid(tmp_path: Path) -> None:
-    """Metadata that know of no checkpoint yet, and a directory whose owner was killed before it had begun."""
+    """Metadata that know of no checkpoint yet, and a member that had not begun when the process was killed."""
     made = jaxrl.population(small_dqn(), seeds=2)
     Trainer(made, **{**LENGTH, "max_opts": 20}, run_dir=tmp_path / "run", quiet=True).train()
-    for number in (0, 1):
-        path = member_dir(tmp_path / "run", number) / "metadata.json"
-        metadata = json.loads(path.read_text())
-        del metadata["saved_opt_steps"]
-        path.write_text(json.dumps(metadata))
+    file = tmp_path / "run" / "members.jsonl"
+    lines = read_lines(file)
+    del lines[0]["common"]["metadata"]["saved_opt_steps"]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     Trainer(made, **LENGTH, run_dir=tmp_path / "run", quiet=True, resume=True).train()
-    assert [row["opt_steps"] for row in rows_of(tmp_path / "run") if row["kind"] == "population"] == [20, 40, 60]
+    assert [row["opt_steps"] for row in rows_about_all(tmp_path / "run")] == [20, 40, 60]
     more = jaxrl.population(small_dqn(), seeds=2)
     begun = tmp_path / "begun"
     Trainer(more, **{**LENGTH, "max_opts": 20}, run_dir=begun, quiet=True).train()
-    shutil.rmtree(member_dir(begun, 1))
-    member_dir(begun, 1).mkdir()
-    (member_dir(begun, 1) / ".config.yaml.tmp").write_text("")
+    without_line(begun / "members.jsonl", 1)
+    (begun / ".members.jsonl.tmp").write_text("")
     done = Trainer(more, **LENGTH, run_dir=begun, quiet=True, resume=True).train()
     assert [member.status for member in done.members] == ["max_opts"] * 2
 
 
-def test_evaluations_of_some_members_alone_are_told_in_order_and_make_no_round(tmp_path: Path) -> None:
+def test_evaluations_of_some_members_alone_make_no_round(tmp_path: Path) -> None:
     """As with `eval_at_return`: a row of all is written where all were evaluated, or have ended before."""
     rows = PopulationRows(jaxrl.population(small_dqn(), seeds=2), quiet=True)
-    rows.open(tmp_path, {}, lambda number: 0)
+    files = GroupFiles(tmp_path, None)
+    rows.open(files, None)
     for number, step in ((1, 10), (0, 20), (1, 20), (1, 30), (0, 40), (1, 40)):
         rows.take(number, {"kind": "eval", "opt_steps": step, "score": 1.0})
     rows.remove(0)
     rows.take(1, {"kind": "eval", "opt_steps": 50, "score": 1.0})
-    written = [(row["kind"], row.get("member"), row["opt_steps"]) for row in rows_of(tmp_path)]
-    rounds = [("eval", 1, 10), *[("eval", n, 20) for n in (0, 1)], ("population", None, 20), ("eval", 1, 30)]
-    rounds += [*[("eval", n, 40) for n in (0, 1)], ("population", None, 40), ("eval", 1, 50), ("population", None, 50)]
-    assert written == rounds
+    assert [(row["opt_steps"], row["members"]) for row in rows_about_all(tmp_path)] == [(20, 2), (40, 2), (50, 1)]
 
 
 def test_what_is_there_is_neither_taken_for_something_else_nor_filled(tmp_path: Path) -> None:
@@ -375,7 +383,7 @@ def test_what_is_there_is_neither_taken_for_something_else_nor_filled(tmp_path: 
     with pytest.raises(SettingsError, match="branch off from a member"):
         Trainer(made, **begun, resume=run, from_step=20, run_dir=tmp_path / "other")
     assert (run / "config.yaml").read_bytes() == config
-    assert len(list((run / "members").iterdir())) == 2
+    assert not (run / "members").exists()
     assert Trainer(made, **{**begun, "max_opts": 40}, resume=run).train().members[1].result.summary["opt_steps"] == 40
 
 
@@ -392,15 +400,53 @@ def test_the_place_of_a_member_is_its_own(tmp_path: Path) -> None:
     ):
         with pytest.raises(SettingsError, match=r"is among the members of the population .*jaxrl.extract"):
             Trainer(trained, **begun, **how).train()
-    (member_dir(run, 0) / "config.yaml").unlink()
-    with pytest.raises(SettingsError, match=r"member 0: .* has no config.yaml, but .*; remove .*00000, and resume"):
-        Trainer(made, **begun, run_dir=run, resume=True).train()
-    shutil.rmtree(member_dir(run, 0))
-    member_dir(run, 0).write_text("")
-    with pytest.raises(SettingsError, match=r"member 0: .* is a file, .*; remove .*00000, and resume again"):
-        Trainer(made, **begun, run_dir=run, resume=True).train()
-    member_dir(run, 0).unlink()
+    without_line(run / "members.jsonl", 0)
     assert len(Trainer(made, **begun, run_dir=run, resume=True).train().members) == 2
+
+
+@pytest.mark.parametrize("line", ["", "{", '{"member": 2}', '{"member": "x", "settings": {}, "metadata": {}}', "[]"])
+def test_a_damaged_file_of_members_is_refused_and_costs_nothing(line: str, tmp_path: Path) -> None:
+    made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
+    begun = {**LENGTH, "max_opts": 20, "quiet": True, "run_dir": run}
+    Trainer(made, **begun).train()
+    whole = (run / "members.jsonl").read_text()
+    (run / "members.jsonl").write_text(whole + line + "\n" if line else "")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(SettingsError, match=r"cannot read .*members.jsonl: line \d is not about a member"):
+        Trainer(made, **begun, resume=True).train()
+    del before[run / "metadata.json"]  # it says that the resume has failed
+    assert {path: path.read_bytes() for path in before} == before
+    (run / "members.jsonl").write_text(whole)
+    assert len(Trainer(made, **{**begun, "max_opts": 40}, resume=True).train().members) == 2
+
+
+def test_a_population_whose_members_have_directories_is_of_an_earlier_version(tmp_path: Path) -> None:
+    made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
+    begun = {**LENGTH, "max_opts": 20, "quiet": True, "run_dir": run}
+    Trainer(made, **begun).train()
+    (run / "members.jsonl").unlink()
+    member_dir(run, 0).mkdir(parents=True)
+    shutil.copy(run / "config.yaml", member_dir(run, 0))
+    for read in (lambda: Trainer(made, **begun, resume=True).train(), lambda: jaxrl.load_policy(run)):
+        with pytest.raises(SettingsError, match=r"have a directory each, as version 0\.29 wrote them"):
+            read()
+
+
+def test_a_refused_resume_leaves_the_logs_and_an_accepted_one_drops_what_is_not_saved(tmp_path: Path) -> None:
+    made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
+    begun = {**LENGTH, "max_opts": 40, "quiet": True, "run_dir": run}
+    Trainer(made, **begun).train()
+    unsaved = {"kind": "eval", "opt_steps": 50, "score": 1.0}
+    with (run / "metrics.jsonl").open("a") as log:
+        log.write(json.dumps({"member": 1, **unsaved}) + "\n" + json.dumps({"kind": "population", **unsaved}) + "\n")
+        log.write('{"member": 0, "kind": "ev')
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(SettingsError, match="was trained with other settings"):
+        Trainer(made, **begun, seed=7, resume=True).train()
+    assert (run / "metrics.jsonl").read_bytes() == before
+    Trainer(made, **{**begun, "max_opts": 60}, resume=True).train()
+    rows = [row["opt_steps"] for row in rows_in(run, 1) if row["kind"] == "eval"]
+    assert rows == [row["opt_steps"] for row in rows_about_all(run)] == [20, 40, 60]
 
 
 def test_a_member_is_taken_out_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -419,18 +465,19 @@ def test_a_member_is_taken_out_whole_or_not_at_all(tmp_path: Path) -> None:
     shutil.copytree(run / "checkpoints", tmp_path / f".own.{2**22 + 1}.tmp")  # of no living process
     assert jaxrl.extract(run, 1, own) == own
     assert sorted(path.name for path in tmp_path.iterdir()) == ["own", "run"]
-    logs = {path.name for path in member_dir(run, 1).iterdir()}
-    assert {path.name for path in own.iterdir()} == {*logs, "checkpoints", "best"}
+    files = {"config.yaml", "metadata.json", "metrics.jsonl", "eval_episodes.jsonl"}
+    assert {path.name for path in own.iterdir()} == {*files, "checkpoints", "best"}
 
 
 def test_what_recorders_import_is_imported_before_members_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, make = [], TensorBoardRecorder.__init__
+    threads, make = [], CSVRecorder.__init__
     note = lambda self: (threads.append(threading.current_thread()), make(self))[1]
-    monkeypatch.setattr(TensorBoardRecorder, "__init__", note)
+    monkeypatch.setattr(CSVRecorder, "__init__", note)
     made = jaxrl.population(small_dqn(), seeds=2)
-    Trainer(made, **{**LENGTH, "max_opts": 20}, run_dir=tmp_path / "run", quiet=True).train()
+    length = {**LENGTH, "max_opts": 20, "recorders": ("csv",)}
+    Trainer(made, **length, run_dir=tmp_path / "run", quiet=True).train()
     assert threads[0] is threading.main_thread()
     assert len(threads) == 3
 

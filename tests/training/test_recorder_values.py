@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
-from test_recorder_services import population
 from test_recorders_by_name import SHORT, train
 from test_videos import Filmed, stepwise
 from toys_trainer import Scripted, counting
@@ -91,13 +90,6 @@ def test_a_session_tells_the_episodes_of_an_evaluation(tmp_path: Path) -> None:
         session.evaluate_score(2.0)  # of which nobody knows the episodes
     assert [(x.name, x.values.tolist()) for x in told.histograms] == list(zip(BOTH, [[4.0] * 3] * 2, strict=True))
     assert bars(tmp_path / "tensorboard") == [(name, 0) for name in BOTH]
-
-
-def test_members_of_a_population_tell_theirs(tmp_path: Path) -> None:
-    population(tmp_path, "tensorboard")
-    for member in ("00000", "00001"):
-        told = bars(tmp_path / "members" / member / "tensorboard")
-        assert told == [(name, step) for step in (2, 4) for name in BOTH]
 
 
 @pytest.mark.parametrize(

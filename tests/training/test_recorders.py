@@ -14,15 +14,8 @@ from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
-from jaxrl.training.recorders import (
-    ConsoleRecorder,
-    JSONLRecorder,
-    Progress,
-    RunInfo,
-    TensorBoardRecorder,
-    console,
-    trim,
-)
+from jaxrl.training.recorders import ConsoleRecorder, JSONLRecorder, Progress, RunInfo, TensorBoardRecorder, console
+from jaxrl.training.storage.logs import trim
 
 TRAIN = {"kind": "train", "opt_steps": 10, "env_steps": 100, "wall_s": 1.0, "loss": 0.5, "episode_return": None}
 EVAL = {

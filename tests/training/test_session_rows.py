@@ -9,7 +9,7 @@ import pytest
 from toys_agents import vector_of
 
 import jaxrl
-from jaxrl.training.recorders import log_problems
+from jaxrl.training.storage.logs import log_problems
 from tests.toys_session import Script, digest, drive, single, small
 
 EVERY = 4
@@ -69,7 +69,7 @@ def test_scores_are_rows_and_several_may_be_told_at_one_step(tmp_path: Path) -> 
     assert [(row["eval_reward"], row["is_best"]) for row in told] == [(3.0, True), (None, False), (3.5, True)]
     assert {(row["opt_steps"], row["env_steps"]) for row in told} == {(session.opt_steps, 40)}
     assert rows(tmp_path, "train") == []
-    assert log_problems(tmp_path / "metrics.jsonl") == []
+    assert log_problems(tmp_path, "metrics.jsonl") == []
     notes = [row["message"] for row in rows(tmp_path, "event")]
     assert any("the training state takes" in note for note in notes)
 
@@ -129,7 +129,7 @@ def test_rows_after_the_checkpoint_are_cut(whole: Any, tmp_path: Path) -> None:
         assert [row["opt_steps"] for row in rows(tmp_path, "train")] == [4, 8]
         drive(session, script, 18)
     assert (rows(tmp_path, "train"), digest(session)) == whole
-    assert log_problems(tmp_path / "metrics.jsonl") == []
+    assert log_problems(tmp_path, "metrics.jsonl") == []
 
 
 def test_rows_have_what_was_chosen_of_what_is_noted(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from jaxrl.errors import SettingsError
 from jaxrl.training import program
 from jaxrl.training.episodes import Episodes, lines_of
 from jaxrl.training.program import jit_run
-from jaxrl.training.recorders import JSONLRecorder, jsonl, log_problems
+from jaxrl.training.recorders import JSONLRecorder, jsonl
 from jaxrl.training.storage.leaves import state_digest
+from jaxrl.training.storage.logs import log_problems
 
 RUN: dict[str, Any] = {
     "eval_interval": 0,
@@ -98,7 +99,7 @@ def test_how_a_run_is_cut_and_resumed_changes_no_row(tmp_path: Path, chunk: int,
         file.write('{"opt_steps": 21, "env_steps": 246, "env": 0, "return": 1, "length": 1, "terminated": true}\n{"op')
     train(run, 40, save_interval=7, resume=True)
     assert rows(run) == rows(tmp_path / "whole")
-    assert log_problems(run / "train_episodes.jsonl") == []
+    assert log_problems(run, "train_episodes.jsonl") == []
     program.program_cache(ppo()).pop("run_with_episodes", None)
     program.program_cache(ppo()).pop("jit_run_with_episodes", None)
 
@@ -108,7 +109,7 @@ def test_a_row_twice_and_a_row_lost_are_found(tmp_path: Path) -> None:
     path = tmp_path / "run" / "train_episodes.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:5], *lines[4:]]))
-    assert log_problems(path) == ["line 6 repeats a row of optimisation step 3"]
+    assert log_problems(path.parent, path.name) == ["line 6 repeats a row of optimisation step 3"]
     with pytest.warns(UserWarning, match=r"train_episodes.jsonl: was changed"):
         train(tmp_path / "run", 21, resume=True)
 
@@ -134,7 +135,7 @@ def test_actors_and_members_tell_too(tmp_path: Path) -> None:
     ]
     train(tmp_path / "all", 20, jaxrl.population(ppo(), seeds=2))
     train(tmp_path / "alone", 20, seed=1)
-    assert rows(tmp_path / "all" / "members" / "00001") == rows(tmp_path / "alone")
+    assert rows_in(tmp_path / "all", 1, "train_episodes.jsonl") == rows(tmp_path / "alone")
 
 
 def test_who_has_no_episodes_is_refused() -> None:

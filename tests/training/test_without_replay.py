@@ -147,9 +147,13 @@ def test_members_of_a_population_are_gone_on_with(tmp_path: Path) -> None:
         settings = {**RUN, "save_replay": False, "resume": resume}
         jaxrl.Trainer(members, max_opts=length, run_dir=str(tmp_path / "all"), **settings).train()
     for number in range(2):
-        run = tmp_path / "all" / "members" / f"{number:05d}"
-        assert "replay filled anew by 140 environment steps" in events(run, "resume")[0]
-        assert not [path for path in open_store(run, CHECKPOINTS).read(30)[0] if "buffer" in path]
+        (resumed,) = (row for row in rows_in(tmp_path / "all", number) if row.get("event") == "resume")
+        assert "replay filled anew by 140 environment steps" in resumed["message"]
+        assert not [
+            path
+            for path in open_store(member_dir(tmp_path / "all", number), CHECKPOINTS).read(30)[0]
+            if "buffer" in path
+        ]
 
 
 @pytest.mark.slow

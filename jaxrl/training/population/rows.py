@@ -3,45 +3,105 @@
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl.strategies.population import Population
 from jaxrl.strategies.search import PBT, Verdict
 from jaxrl.terminal import Stage, columns, is_terminal, print_folded
+from jaxrl.training.population.boards import Boards
 from jaxrl.training.population.scores import format_swept, spread
-from jaxrl.training.recorders import Row
+from jaxrl.training.recorders import Row, RunInfo
 from jaxrl.training.recorders.console import fit_parts
 from jaxrl.training.recorders.jsonl import line_of
 from jaxrl.training.sanity import hint
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.storage.group_files import GroupFiles, GroupLog
-from jaxrl.training.storage.run_dir import METRICS
+from jaxrl.training.storage.run_dir import BOARD, METRICS
 
 MAX_LINES = 12
 """Maximum lines printed at once, of settings or of decisions; more settings are shown as one line for all members."""
 
 
+class Round(NamedTuple):
+    """Rows of one kind at the same optimisation steps."""
+
+    opt_steps: int
+    rows: Mapping[int, Row]
+    """By member, in order."""
+    is_whole: bool
+    """Whether all running members have a row here."""
+
+
+class Rounds:
+    """Gathers the members' rows of one kind into rounds; a round is complete once all running members came so far."""
+
+    def __init__(self, members: Iterable[int]) -> None:
+        """Expect rows of `members`."""
+        self._expected = set(members)
+        self._rows: dict[int, dict[int, Row]] = {}
+        self._farthest: dict[int, int] = {}
+        self._complete: set[int] = set()
+
+    @property
+    def newest(self) -> int:
+        """Optimisation steps of the newest complete round; 0 before the first."""
+        return max(self._complete, default=0)
+
+    def add(self, number: int, row: Row) -> list[Round]:
+        """Add a row of a member; return the rounds that are complete now.
+
+        The first row of a member at a step counts; a repeated one, as after a rollback, does not.
+        """
+        opt_steps = row["opt_steps"]
+        if opt_steps not in self._complete:
+            self._rows.setdefault(opt_steps, {}).setdefault(number, row)
+        self._farthest[number] = max(opt_steps, self._farthest.get(number, 0))
+        return self._completed()
+
+    def remove(self, number: int) -> list[Round]:
+        """Stop waiting for a member; return the rounds that are complete now."""
+        self._expected.discard(number)
+        return self._completed()
+
+    def _completed(self) -> list[Round]:
+        found = []
+        for opt_steps, rows in sorted(self._rows.items()):
+            others = self._expected - rows.keys()
+            if all(self._farthest.get(number, 0) > opt_steps for number in others):
+                found.append(Round(opt_steps, dict(sorted(rows.items())), not others))
+        for one in found:
+            del self._rows[one.opt_steps]
+            self._complete.add(one.opt_steps)
+        return found
+
+    def go_on(self, members: Iterable[int]) -> None:
+        """Expect rows of `members` again."""
+        self._expected = set(members)
+
+
 class PopulationRows:
-    """Collects the members' evaluations, and reports each round once all members have completed it."""
+    """Collects the members' rows, and reports each round of evaluations once all members have completed it."""
 
     def __init__(self, population: Population, quiet: bool) -> None:
         """Expect evaluations of all members; with `quiet`, print nothing."""
         self._members, self._search, self._quiet = population.members, population.search, quiet
         self._scores: dict[int, dict[int, float]] = {}
-        self._held: dict[int, dict[int, Row]] = {}
-        self._reported: set[int] = set()
-        self._gone: set[int] = set()
-        self._farthest: dict[int, int] = {}
+        self._evaluated = Rounds(self._numbers())
+        self._trained = Rounds(self._numbers())
         self._log: GroupLog | None = None
+        self._boards: Boards | None = None
         self._begun = time.perf_counter()
         self._opt_steps, self._first = 0, 0
         """Total optimisation steps of a run, and those made before this process."""
         self._hinted = False
         self._stage = Stage()
+
+    def _numbers(self) -> list[int]:
+        return [member.number for member in self._members]
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
@@ -55,71 +115,76 @@ class PopulationRows:
 
     def begin(self, schedule: Schedule) -> None:
         """Start the estimate of the time left until the end of `schedule`."""
-        self._opt_steps, self._first = schedule.opt_steps(schedule.last), max(self._reported, default=0)
+        self._opt_steps, self._first = schedule.opt_steps(schedule.last), self._evaluated.newest
         self._begun = time.perf_counter()
 
     def scores_of(self, number: int) -> list[tuple[int, float]]:
         """Return optimisation steps and scores of a member's evaluations so far, the earliest first."""
         return [(step, scores[number]) for step, scores in sorted(self._scores.items()) if number in scores]
 
-    def open(self, files: GroupFiles) -> None:
-        """Append to the log that members share, with the rounds that they completed in an earlier process.
+    def open(self, files: GroupFiles, about: RunInfo | None) -> None:
+        """Append to the log that members share, and to TensorBoard if there is `about`, which describes the population.
 
-        The population's rows follow from its members', so they are written anew at every resume.
+        Rounds that the members completed in an earlier process are taken up from their rows. The population's own rows
+        follow from these, so they are written anew at every resume; TensorBoard has them.
         """
         self._log = files.log(METRICS)
         for number, row in self._log.resumed_rows():
             # Evaluations before the first step are in no report.
-            if row["kind"] == "eval" and row["opt_steps"] > 0:
+            if row["opt_steps"] > 0:
                 self.take(number, row)
+        if about is not None:
+            self._boards = Boards(files.directory / BOARD, self._groups(), about._replace(opt_steps=self._newest()))
+
+    def _newest(self) -> int:
+        return max(self._evaluated.newest, self._trained.newest)
+
+    def close(self) -> None:
+        """Close TensorBoard's files."""
+        if self._boards is not None:
+            self._boards.close()
 
     def take(self, number: int, row: Row, greedy_falls_short: bool = False) -> None:
-        """Add an evaluation of a member; print a hint, once, if greedy actions return far less than training does."""
+        """Add a row of a member; print a hint, once, if greedy actions return far less than training does."""
         if greedy_falls_short and not self._hinted and row.get("train_return") is not None:
             self._hinted = True
             said = hint(row["eval_reward"], row["train_return"])
             self.print_line(f"{row['opt_steps']:>9,} opts  member {number}: {said}")
-        at = self._scores.setdefault(row["opt_steps"], {})
-        if number in at:
-            return
-        score = row.get("score")
-        # The first evaluation of a member at a step counts; a repeated one, as after a rollback, does not.
-        at[number] = float("nan") if score is None else float(score)
-        self._held.setdefault(row["opt_steps"], {})[number] = row
-        self._farthest[number] = max(row["opt_steps"], self._farthest.get(number, 0))
-        for opt_steps in sorted(step for step in self._scores if step <= row["opt_steps"]):
-            self._report(opt_steps)
+        if row["kind"] == "eval":
+            self._scores.setdefault(row["opt_steps"], {}).setdefault(number, _score_of(row))
+            self._report(self._evaluated.add(number, row))
+        elif row["kind"] == "train":
+            self._draw(self._trained.add(number, row))
 
     def go_on(self) -> None:
-        """Expect evaluations of every member again."""
-        self._gone.clear()
+        """Expect rows of every member again."""
+        self._evaluated.go_on(self._numbers())
+        self._trained.go_on(self._numbers())
 
     def remove(self, number: int) -> None:
         """Stop waiting for a member."""
-        self._gone.add(number)
-        for opt_steps in sorted(self._scores):
-            self._report(opt_steps)
+        self._report(self._evaluated.remove(number))
+        self._draw(self._trained.remove(number))
 
-    def _report(self, opt_steps: int) -> None:
-        """Report the round at `opt_steps` once all running members have reached it.
+    def _draw(self, rounds: Sequence[Round]) -> None:
+        if self._boards is not None:
+            for one in rounds:
+                self._boards.write(one.rows)
 
-        If some of them were not evaluated there, statistics over all members are omitted.
-        """
-        scores = self._scores[opt_steps]
-        others = [m.number for m in self._members if m.number not in scores and m.number not in self._gone]
-        # Report once, when every expected member was evaluated here or is past this step.
-        if opt_steps in self._reported or any(self._farthest.get(number, 0) <= opt_steps for number in others):
-            return
-        self._reported.add(opt_steps)
-        env_steps, returns = None, list[float]()
-        for _, row in sorted(self._held.pop(opt_steps).items()):  # in order of members, not of threads
-            env_steps = row.get("env_steps", env_steps)
-            returns += [row["train_return"]] if row.get("train_return") is not None else []
-        if others:
-            return
+    def _report(self, rounds: Sequence[Round]) -> None:
+        """Report rounds of evaluations; if some members were not evaluated there, there are no statistics."""
+        self._draw(rounds)
+        for opt_steps, rows, is_whole in rounds:
+            if is_whole:
+                self._report_all(opt_steps, rows)
+
+    def _report_all(self, opt_steps: int, rows: Mapping[int, Row]) -> None:
+        scores = {number: self._scores[opt_steps][number] for number in rows}
+        env_steps = next(iter(rows.values())).get("env_steps")
+        returns = [row["train_return"] for row in rows.values() if row.get("train_return") is not None]
         strata = self._strata(scores)
         over_all = spread(strata.values())
-        finite = {number: score for number, score in sorted(scores.items()) if np.isfinite(score)}
+        finite = {number: score for number, score in scores.items() if np.isfinite(score)}
         best = max(finite, key=lambda number: finite[number], default=None)
         self._write(
             {
@@ -156,6 +221,20 @@ class PopulationRows:
                 strata.setdefault(format_swept(member.swept), []).append(scores[member.number])
         return strata
 
+    def _name_of_all(self, settings: int) -> str | None:
+        """Return what to show in one line for all members, or `None` to show so many settings one by one."""
+        if isinstance(self._search, PBT):
+            return "all members"
+        return "all settings" if settings > MAX_LINES else None
+
+    def _groups(self) -> dict[str, list[int]]:
+        """Return the members of each line that is shown."""
+        groups: dict[str, list[int]] = {}
+        for member in self._members:
+            groups.setdefault(format_swept(member.swept), []).append(member.number)
+        name = self._name_of_all(len(groups))
+        return groups if name is None else {name: self._numbers()}
+
     def print_line(self, line: str) -> None:
         """Print a line unless quiet."""
         if not self._quiet:
@@ -164,9 +243,9 @@ class PopulationRows:
     def _show(
         self, opt_steps: int, env_steps: int | None, strata: Mapping[str, Sequence[float]], training: float | None
     ) -> None:
-        shown, varied = strata, isinstance(self._search, PBT)
-        if varied or len(strata) > MAX_LINES:
-            shown = {"all members" if varied else "all settings": [x for scores in strata.values() for x in scores]}
+        shown = strata
+        if (name := self._name_of_all(len(strata))) is not None:
+            shown = {name: [x for scores in strata.values() for x in scores]}
         seconds = time.perf_counter() - self._begun
         done, left = opt_steps - self._first, self._opt_steps - opt_steps
         first = [
@@ -187,6 +266,10 @@ class PopulationRows:
     def _write(self, row: Mapping[str, Any]) -> None:
         if self._log is not None:
             self._log.append_own(f"{line_of(row)}\n".encode())
+
+
+def _score_of(row: Row) -> float:
+    return math.nan if row.get("score") is None else float(row["score"])
 
 
 def _listed(members: Sequence[int]) -> str:

@@ -25,6 +25,7 @@ from jaxrl.training.closing import leave_population_by_signal, print_table_in_py
 from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
+from jaxrl.training.logbook import flat
 from jaxrl.training.memory import plan_of_state, require_members_fit
 from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.members import (
@@ -45,7 +46,7 @@ from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import describe, place_members
 from jaxrl.training.program import compile_all, state_shapes
-from jaxrl.training.recorders import recorders_of
+from jaxrl.training.recorders import RunInfo, recorders_of
 from jaxrl.training.report import Report, run_dir_part
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
 from jaxrl.training.storage.group import CHECKPOINTS, Collector
@@ -257,6 +258,8 @@ class PopulationTrainer:
                     if report is None:
                         self._remove(run)
                         continue
+                    if report.train is not None:
+                        self._rows.take(run.member.number, report.train)
                     if report.eval is not None:
                         falls_short = run.trainer is not None and run.trainer.ledger.warned_greedy
                         self._rows.take(run.member.number, report.eval, falls_short)
@@ -562,7 +565,15 @@ class PopulationTrainer:
         saves = self._saves = Collector(directory, self.config.keep, numbers, first=self._write_members)
         saved_at = lambda number: max(saves.checkpoints.rows(number), default=-1)
         self._files = GroupFiles(directory, saved_at if self._resume else None)
-        self._rows.open(self._files)
+        self._rows.open(self._files, self._about() if "tensorboard" in self.config.recorders else None)
+
+    def _about(self) -> RunInfo:
+        """Return the description of the population for recorders."""
+        assert self._dir is not None
+        settings = flat(self.settings())
+        named_by = tuple(str(part) for part in (settings.get("algo"), settings.get("env")) if part)
+        tags, notes = (*named_by, *self.config.tags), str(settings.get("notes") or "")
+        return RunInfo(self._dir.path.name, self._dir.path, settings, tags, opt_steps=0, notes=notes)
 
     def _write_members(self) -> None:
         """Write what has changed of members' settings and metadata; raise `OSError` on failure."""
@@ -573,6 +584,7 @@ class PopulationTrainer:
         """Write the final status and the table of members."""
         assert self._dir is not None
         try:
+            self._rows.close()
             if self._files is not None:
                 self._files.close()
             self._dir.write_metadata(status=status, table=self._table())

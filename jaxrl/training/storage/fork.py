@@ -16,9 +16,7 @@ from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store
 from jaxrl.training.storage.logs import copy_logs
 from jaxrl.training.storage.members import population_of
-from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, read_settings, require_run, write_atomically
-
-BOARD = "tensorboard"
+from jaxrl.training.storage.run_dir import BOARD, CONFIG, FORMAT, RunDir, read_settings, require_run, write_atomically
 
 
 class Fork(NamedTuple):

@@ -107,7 +107,7 @@ def extract(run_dir: str | Path, member: int, to: str | Path) -> Path:
             write_atomically(made / CONFIG, yaml.safe_dump(settings, sort_keys=False))
             for name in (CHECKPOINTS, BEST):
                 _copy_rows(open_store(path, name), made / name)
-    except (OSError, shutil.Error) as error:
+    except (OSError, shutil.Error, StorageError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else _first(error)
         raise StorageError(f"cannot write {target}: {reason}; nothing of it stays") from error
     return target

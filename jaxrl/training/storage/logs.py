@@ -70,7 +70,7 @@ class LogFile:
         if not self.pending:
             return
         if self._descriptor is None:
-            self.path.parent.mkdir(exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._descriptor = os.open(self.path, flags, 0o666)
         data, written = b"".join(self.pending), 0

@@ -32,8 +32,8 @@ FORMAT = 1
 METADATA, METRICS, EPISODES = "metadata.json", "metrics.jsonl", "eval_episodes.jsonl"
 TRAIN_EPISODES = "train_episodes.jsonl"
 CSV = "metrics.csv"
-VIDEOS = "videos"
-"""Directory of the episodes filmed during training."""
+VIDEOS, BOARD = "videos", "tensorboard"
+"""Directories of the episodes filmed during training, and of TensorBoard's files."""
 MEMBERS, MEMBERS_FILE = "members", "members.jsonl"
 """The directory in the names of a population's members, and the file with the settings and metadata of all."""
 MEMBER_LINE = re.compile(rb'\{"member": (\d+), ')
