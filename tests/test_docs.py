@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from test_readme import block, run, run_alone
+from toys_runs import read_lines
 
 from benchmarks.reports import chromium, visited
 from jaxrl.cli.algos import general

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 from toys_closed_form import clock_terminates
 from toys_envs import counting, nan_at
+from toys_runs import rows_in
 
 import jaxrl
 

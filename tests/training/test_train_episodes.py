@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from toys_runs import rows_in
 from toys_trainer import counting, small_dqn
 
 import jaxrl

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from toys_runs import rows_in
 
 import jaxrl
 from jaxrl import verify
@@ -17,6 +18,7 @@ from jaxrl.training.report import Result
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import host_leaves, state_digest
+from jaxrl.training.storage.run_dir import member_dir
 
 RUN: dict[str, Any] = {"save_interval": 10, "keep": 9, "eval_interval": 0, "eval_episodes": 0, "quiet": True}
 CAPACITY, ROWS = 200, 4
