@@ -32,7 +32,7 @@ from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, Saves, open_store
 from jaxrl.training.storage.leaves import digest
 from jaxrl.training.storage.log_sums import LOGS, damage
-from jaxrl.training.storage.logs import log_problems
+from jaxrl.training.storage.logs import lines_of_nobody, log_problems
 from jaxrl.training.storage.members import runs_of
 from jaxrl.training.storage.retrain import replay
 from jaxrl.training.storage.run_dir import CONFIG, open_log, read_metadata, read_settings, require_run
@@ -67,6 +67,11 @@ def main(args: Sequence[str]) -> int:
         if run_dir != Path(options.run_dir):
             print_line(f"member {int(run_dir.name)}")
         found |= _verify(run_dir, options.replay, opened)
+    if runs and runs[0] != Path(options.run_dir):
+        for name in LOGS:
+            for number in lines_of_nobody(Path(options.run_dir), name):
+                found = True
+                print_stderr(f"{name}: line {number} is no row")
     for directory, saves in opened.items():
         for save, error in saves.unreadable().items():
             found = True

@@ -11,7 +11,7 @@ from jaxrl.training.storage.checkpoints import CheckpointError
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, Saves, open_store
 from jaxrl.training.storage.log_sums import damage
 from jaxrl.training.storage.members import population_of, runs_of
-from jaxrl.training.storage.run_dir import open_log, read_metadata, read_settings
+from jaxrl.training.storage.run_dir import group_of, open_log, read_metadata, read_settings
 
 
 def nothing_left(args: Sequence[str], request: Request) -> str | None:
@@ -19,6 +19,8 @@ def nothing_left(args: Sequence[str], request: Request) -> str | None:
     if not request.resume or request.from_run or request.start_over:
         return None
     run = Path(request.config.run_dir)
+    if group_of(run) is not None:
+        return None  # it is refused: members go on together
     flags = {word for word in args if word.startswith("--")} - {"--resume", "--quiet"}
     same_env = value_of(args, "--env") == read_settings(run).get("env")  # custom environments must be named again
     if flags - ({"--env"} if same_env else set()):

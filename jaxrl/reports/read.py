@@ -16,9 +16,11 @@ from jaxrl.training.storage.run_dir import (
     MEMBERS_FILE,
     METADATA,
     VIDEOS,
+    group_of,
     member_dir,
     read_json,
     read_members,
+    read_metadata,
     read_settings,
     require_run,
 )
@@ -125,7 +127,8 @@ def _read(reader: Any, path: Path) -> tuple[dict[Any, Any], list[str]]:
 
 
 def _single(path: Path, name: str, config: Mapping[str, Any], remarks: list[str]) -> Run:
-    metadata, wrong = _read(read_json, path / METADATA)
+    # Missing metadata are worth a remark; those of a member are in the file that its settings were read from.
+    metadata, wrong = _read(read_json, path / METADATA) if group_of(path) is None else (read_metadata(path), [])
     return _run(path, name, config, metadata, [*remarks, *wrong])
 
 

@@ -32,6 +32,13 @@ def trained(run: Path, members: int = 3, **settings: object) -> list[str]:
     return [state_digest(member.result.state) for member in Trainer(made, **given).train().members]
 
 
+def shown(marker: str) -> str:
+    """Return a block of code of the page."""
+    found = re.search(rf"<!-- {marker} -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
 def saves(run: Path, name: str = CHECKPOINTS) -> list[Path]:
     """Return the saves of a population, the earliest first."""
     return sorted((run / name).iterdir(), key=lambda path: int(path.name))
@@ -64,6 +71,25 @@ def test_one_save_has_all_members_and_as_many_files_as_that_of_one(run: Path, tm
     assert len(saves(run)) == len(saves(tmp_path / "one"))
 
 
+def test_a_run_directory_has_as_many_files_whatever_the_number_of_members(run: Path, tmp_path: Path) -> None:
+    trained(tmp_path / "one", 1, keep=2)
+    files = lambda directory: {path.relative_to(directory).as_posix() for path in directory.iterdir()}
+    assert files(run) == files(tmp_path / "one")
+    assert len(list((run / "tensorboard").iterdir())) == 1
+
+
+def test_the_scores_of_members_are_read_as_the_page_shows(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(run, tmp_path / "runs" / "lr")
+    monkeypatch.chdir(tmp_path)
+    exec(shown("members-rows"), found := {})
+    for number in range(3):
+        _, facts = open_store(member_dir(run, number), CHECKPOINTS).newest_facts()
+        assert found["scores"][number].keys() == {20, 40, 60}
+        assert found["scores"][number][60] == facts["ledger"]["last_score"]
+
+
 @pytest.mark.parametrize("layout", ["spread", "together"])
 def test_members_that_end_at_different_times_are_saved_where_they_ended(layout: str, tmp_path: Path) -> None:
     """By rewards that all policies reach, or none: two members end at once, the others go on to the end."""
@@ -93,10 +119,10 @@ def test_a_process_with_orbax_and_numpy_alone_finds_every_members_network(run: P
 
 
 def test_the_page_reads_a_save_as_it_stands(run: Path, tmp_path: Path) -> None:
-    code = re.search(r"<!-- members-orbax -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert code is not None
     shutil.copytree(run, tmp_path / "runs" / "lr")
-    told = subprocess.run([sys.executable, "-c", code[1]], cwd=tmp_path, capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", shown("members-orbax")], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert told.stdout == "[(0, 60), (1, 60), (2, 60)]\n"
 
 

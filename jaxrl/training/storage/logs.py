@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from jaxrl.errors import print_stderr
-from jaxrl.training.storage.run_dir import EPISODES, METRICS, TRAIN_EPISODES, open_log, write_atomically
+from jaxrl.training.storage.run_dir import EPISODES, MEMBER_LINE, METRICS, TRAIN_EPISODES, open_log, write_atomically
 
 KINDS = ("train", "eval")
 """Kinds of rows with metrics."""
@@ -217,6 +217,16 @@ def log_problems(run: Path, name: str) -> list[str]:
         seen.add(what)
         last = row["opt_steps"]
     return problems
+
+
+def lines_of_nobody(population: Path, name: str) -> list[int]:
+    """Return the numbers of the lines in a population's log that are neither a member's nor rows."""
+    found: list[int] = []
+    with contextlib.suppress(FileNotFoundError), open_log(population, name) as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n") and not MEMBER_LINE.match(line) and parse(line) is None:
+                found.append(number)
+    return found
 
 
 def is_row_up_to(line: bytes, opt_steps: int) -> bool:

@@ -1,0 +1,71 @@
+"""TensorBoard of a population: a curve for each setting, the means of its members' rows."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_recorder_values import values_of
+from toys_runs import rows_in
+from toys_trainer import small_dqn
+
+import jaxrl
+from jaxrl.training.population.scores import iqm
+from jaxrl.training.trainer import Trainer
+
+LENGTH = {"max_opts": 40, "eval_interval": 20, "eval_episodes": 3, "record_interval": 20, "quiet": True}
+
+
+def curve(board: Path, tag: str) -> dict[int, float]:
+    """Return the values of a tag by optimisation steps; a later one replaces those before."""
+    return {step: value.simple_value for step, value in values_of(board) if value.tag == tag}
+
+
+def means(run: Path, members: list[int], kind: str, column: str) -> dict[int, float]:
+    """Return the mean of a column over members, by optimisation steps."""
+    rows = [row for number in members for row in rows_in(run, number) if row["kind"] == kind]
+    steps = sorted({row["opt_steps"] for row in rows})
+    of = {step: np.array([row[column] for row in rows if row["opt_steps"] == step]) for step in steps}
+    return {step: float(iqm(values) if column == "score" else values.mean()) for step, values in of.items()}
+
+
+@pytest.mark.parametrize("layout", ["spread", "together"])
+def test_each_setting_has_the_means_of_its_members_under_the_tags_of_a_run(layout: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made = jaxrl.population(small_dqn(), seeds=5, sweep={"agent.lr": [1e-2, 1e-3]}, layout=layout)
+    Trainer(made, **LENGTH, run_dir=run).train()
+    for setting, members in (("agent.lr=0.01", [0, 1, 2, 3, 4]), ("agent.lr=0.001", [5, 6, 7, 8, 9])):
+        for kind, column in (("eval", "score"), ("eval", "eval_reward"), ("train", "loss"), ("train", "env_steps")):
+            drawn = curve(run / "tensorboard" / setting, f"{kind}/{column}")
+            assert drawn == pytest.approx(means(run, members, kind, column), rel=1e-6)
+    assert {path.name for path in (run / "tensorboard").iterdir()} == {"agent.lr=0.01", "agent.lr=0.001"}
+
+
+def test_seeds_of_one_setting_are_one_curve_that_goes_on(tmp_path: Path) -> None:
+    run, made = tmp_path / "run", jaxrl.population(small_dqn(), seeds=3)
+    Trainer(made, **LENGTH, run_dir=run).train()
+    Trainer(made, **{**LENGTH, "max_opts": 80}, run_dir=run, resume=True).train()
+    board = run / "tensorboard"
+    assert all(path.is_file() for path in board.iterdir())
+    steps = [step for step, value in values_of(board) if value.tag == "eval/score"]
+    assert steps == [20, 40, 60, 80]
+    assert curve(board, "eval/score") == pytest.approx(means(run, [0, 1, 2], "eval", "score"), rel=1e-6)
+
+
+def test_many_settings_and_changing_ones_are_one_curve(tmp_path: Path) -> None:
+    sweep = {"agent.lr": jaxrl.log_uniform(1e-4, 1e-1)}
+    several = jaxrl.population(small_dqn(), members=13, sweep=sweep)
+    search = jaxrl.population(small_dqn(), members=4, sweep=sweep, search=jaxrl.PBT(20, share=0.4))
+    for made in (several, search):
+        run = tmp_path / str(len(made.members))
+        Trainer(made, **LENGTH, run_dir=run).train()
+        found = curve(run / "tensorboard", "eval/eval_reward")
+        assert found == pytest.approx(means(run, [*range(len(made.members))], "eval", "eval_reward"), rel=1e-6)
+
+
+def test_a_member_that_has_diverged_or_ended_is_not_waited_for(tmp_path: Path) -> None:
+    stop = lambda report: report.opt_steps == 20 and next(ends)
+    ends = iter([True, False, False])
+    made, run = jaxrl.population(small_dqn(), seeds=3), tmp_path / "run"
+    Trainer(made, **LENGTH, run_dir=run, stop=stop, workers=1).train()
+    assert list(curve(run / "tensorboard", "eval/score")) == [20, 40]
+    assert list(curve(run / "tensorboard", "train/loss")) == [20, 40]
