@@ -18,7 +18,7 @@ import jaxrl
 from jaxrl.cli import main as cli
 from jaxrl.training import loop, trainer
 from jaxrl.training.recorders import jsonl
-from jaxrl.training.storage import checkpoints, run as storage
+from jaxrl.training.storage import checkpoints, logs, run as storage
 from jaxrl.training.storage.leaves import state_digest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -109,7 +109,7 @@ def watch(passing: Callable[[str], None]) -> None:
     before(storage.Storage, "keep_best", "best is written")
     before(jsonl.JSONLRecorder, "write", "row")
     before(storage.RunDir, "write_metadata", "metadata")
-    before(jsonl, "trim", "log is mended")
+    before(logs, "trim", "log is mended")
     before(storage.Storage, "finish", "end")
 
 
