@@ -300,11 +300,12 @@ class GroupLog:
         with self._lock:
             self._file.close()
 
-    def sync(self) -> None:
-        """Flush everything to disk; raise `OSError` on failure."""
+    def flush(self) -> None:
+        """Write the pending records; raise `OSError` on failure."""
         with self._lock:
-            self._file.close()
-            self._count()
+            if self._file.pending:
+                self._file.close()
+                self._count()
 
 
 class MemberLog:
@@ -344,8 +345,8 @@ class MemberLog:
             self.append(record)
 
     def close(self) -> None:
-        """Flush everything to disk; raise `OSError` on failure."""
-        self._log.sync()
+        """Write the pending records; raise `OSError` on failure. The population flushes the file to disk, once."""
+        self._log.flush()
 
 
 def _marked(number: int, lines: bytes) -> bytes:
