@@ -19,6 +19,7 @@ from jaxrl.training.storage.logs import LogFile, describe_lines, in_base64, is_r
 from jaxrl.training.storage.run_dir import (
     MEMBER_LINE,
     MEMBERS_FILE,
+    METRICS,
     MemberFacts,
     member_dir,
     plain,
@@ -43,6 +44,8 @@ class GroupFiles:
         self._lock = threading.RLock()
         self._members = {} if saved is None else dict(read_members(directory))
         self._changed = False
+        if saved is None:
+            write_atomically(directory / METRICS, "")  # there from the first moment on, for those who watch it
         steps = None if saved is None else {number: self._last_step(number, saved) for number in self._members}
         self._logs = {name: GroupLog(directory / name, steps) for name in LOGS}
 
@@ -356,9 +359,9 @@ def _marked(number: int, lines: bytes) -> bytes:
 
 
 def _by_member(lines: Sequence[bytes]) -> dict[int, list[bytes]]:
-    """Return the lines of each member without its number."""
+    """Return the lines of each member without its number; the last may lack its end."""
     found: dict[int, list[bytes]] = {}
     for line in lines:
         if about := MEMBER_LINE.match(line):
-            found.setdefault(int(about[1]), []).append(b"{" + line[about.end() :])
+            found.setdefault(int(about[1]), []).append(b"{" + line[about.end() :].rstrip(b"\n") + b"\n")
     return found
