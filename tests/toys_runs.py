@@ -104,3 +104,9 @@ def member_facts(population: Path, member: int, part: str = "settings") -> dict[
     first, *members = read_lines(population / "members.jsonl")
     (own,) = (line for line in members if line["member"] == member)
     return {**first["common"][part], **own[part]}
+
+
+def without_line(file: Path, member: int) -> None:
+    """Remove the line of a member, as errors advise."""
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if not line.startswith(f'{{"member": {member}, ')))

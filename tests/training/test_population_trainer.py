@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from toys_runs import member_facts, read_lines, rows_about_all, rows_in
+from toys_runs import member_facts, read_lines, rows_about_all, rows_in, without_line
 from toys_trainer import counting, small_dqn
 
 import jaxrl
@@ -38,12 +38,6 @@ SMALL = {"agent.features": [8]}
 def untimed(rows: list[dict]) -> list[dict]:
     timed = {"wall_s", "opt_steps_per_sec", "env_steps_per_sec", "rss_mb", "device_mb"}
     return [{name: value for name, value in row.items() if name not in timed} for row in rows]
-
-
-def without_line(file: Path, member: int) -> None:
-    """Remove the line of a member, as errors advise."""
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(line for line in lines if not line.startswith(f'{{"member": {member}, ')))
 
 
 def evaluated(run: Path, members: int) -> list[list[dict]]:
