@@ -102,7 +102,7 @@ def gradient_step(optimizer: Optimizer, lr_decay: int = 0, accumulate: int = 1) 
 
     def init(variables: PyTree, lr: Array) -> PyTree:
         params, _ = split_variables(variables)
-        return optimizer(lr).init(flat.ravel(params) if alike else params)
+        return optimizer(lr).init(params)
 
     def step(
         params: PyTree, gradient: list[Array], opt_state: PyTree, lr: Array, max_norm: Array
@@ -112,9 +112,9 @@ def gradient_step(optimizer: Optimizer, lr_decay: int = 0, accumulate: int = 1) 
         clipped = clip_by_norm(gradient, norm, max_norm)
         # The transformation is made anew in each step, because its learning rate is an array, which may decay or be
         # swept.
-        if alike:
-            updates, opt_state = optimizer(lr).update(clipped, opt_state, flat.ravel(params))
-            updates = flat.unravel(updates, params)
+        if alike and flat.is_network(params):
+            updates, new = optimizer(lr).update(clipped, flat.ravel_networks(opt_state), flat.ravel(params))
+            updates, opt_state = flat.unravel(updates, params), flat.unravel_networks(new, opt_state)
         else:
             updates, opt_state = optimizer(lr).update(flat.unravel(clipped, params), opt_state, params)
         # As in `optax.apply_updates`: the sum is cast, so that parameters keep their type.

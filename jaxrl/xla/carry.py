@@ -146,16 +146,18 @@ def scan(
     count as per shard, too.
     """
     if not shaped_for(*on) or (on == PACKED_WITHIN and shards.is_sharded()):
-        return _scan_vectors(body, carry, xs) if shaped_for("cpu", "tpu") else jax.lax.scan(body, carry, xs)
-    pack_tree, unpack_tree = bundle(carry)
+        return _scan_vectors(body, carry, xs)
+    like = jax.eval_shape(lambda: carry)
+    pack_tree, unpack_tree = bundle(jax.eval_shape(lambda: flat.hold(carry)))
     rows, row = pack_rows(xs)
 
     def tied(carry: Bundle, x: Bundle) -> tuple[Bundle, PyTree]:
-        new, y = body(unpack_tree(carry), row(x))
-        return pack_tree(new), y
+        with flat.cutting():
+            new, y = body(flat.release(unpack_tree(carry), like), row(x))
+            return pack_tree(flat.hold(new)), y
 
-    end, ys = jax.lax.scan(tied, pack_tree(carry), rows)
-    return unpack_tree(end), ys
+    end, ys = jax.lax.scan(tied, pack_tree(flat.hold(carry)), rows)
+    return flat.release(unpack_tree(end), like), ys
 
 
 def _scan_vectors(
@@ -293,11 +295,9 @@ def loop_form(carry: PyTree) -> LoopForm:
     On CPUs it is packed, with parameters as vectors; on TPUs only the latter. On CUDA it is packed together with the
     counter of the loop.
     """
-    as_it_is = lambda tree: tree
-    hold, release = as_it_is, as_it_is
-    if shaped_for("cpu", "tpu"):
-        like = jax.eval_shape(lambda: carry)
-        hold, release = flat.hold, lambda held: flat.release(held, like)
+    like = jax.eval_shape(lambda: carry)
+    # A function of its own: `eval_shape` remembers functions, and the form depends on the platform.
+    hold, release = lambda tree: flat.hold(tree), lambda held: flat.release(held, like)
     if not shaped_for(*PACKED):
         return LoopForm(hold, release, jax.lax.fori_loop)
     # Packed with values per shard, the counter would count as per shard, too, and so would the condition of the loop.

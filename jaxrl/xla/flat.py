@@ -4,15 +4,17 @@ Elementwise operations on all parameters (optimizer, target network, undoing an 
 one per leaf. On a GPU each kernel is a launch; on a CPU, XLA hands some of many small kernels to other threads and
 waits. A large leaf has its own kernel anyway, and is not copied.
 
-States still hold trees. Used on CPUs and TPUs: within a loop, a tree made from a vector is remembered together with
-that vector (`ravel` returns it), so that leaves are sliced only where a network reads them. `dqn-128` takes 0.88 of the
-time. Plain: `jax.tree.map`.
+States hold trees, of parameters and of what optimizers keep for each. In a loop, a tree made from a vector is
+remembered together with that vector (`ravel` returns it), so that leaves are sliced only where a network reads them: on
+CPUs and TPUs, `dqn-128` takes 0.88 of the time. On CUDA a loop carries only what optimizers keep as vectors; without
+that, `dqn-10` takes 37 kernels an iteration on an H200 instead of 31. Plain: `jax.tree.map`.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +23,17 @@ import numpy as np
 from jaxrl.trees import Array, PyTree
 from jaxrl.xla import shaped_for
 
-LARGE = 3 << 14
-"""Largest leaf that is joined with others, in entries; the matrix of a layer of 256 units is larger. Joining such a one
-costs more than its own kernels: with a limit of `1 << 17`, `ppo` with two layers of 256 units takes 1.3 of the time on
-a CPU, and so does `dqn-conv`. On an H200, `dqn-conv` would take 74 kernels an iteration instead of 77, and move 18.5 MB
-instead of 15.5. On a v5e it would take 1.04 of the estimated cycles, but `ppo-conv` 0.92."""
+LARGE, LARGE_ON_CPU = 1 << 17, 3 << 14
+"""Largest leaf that is joined with others, in entries. On a CPU the matrix of a layer of 256 units is larger, because
+joining it costs more than its own kernels: with the other limit, `ppo` with two layers of 256 units takes 1.3 of the
+time, and so does `dqn-conv`. With the limit for CPUs, `dqn-conv` takes 77 kernels an iteration on an H200 instead of
+74; on a v5e it takes 0.96 of the estimated cycles, but `ppo-conv` 1.09."""
 MATRIX = 1 << 14
 """Largest matrix that a loop carries in addition to the vector, in entries. Larger ones are better sliced at the start
 of the next iteration, in parallel with other work."""
+
+Path = tuple[Any, ...]
+"""Keys from the root of a tree to one of its nodes."""
 
 _made: ContextVar[dict[int, tuple[list[Array], list[Array]]] | None] = ContextVar("made", default=None)
 """Trees made by `unravel` in the loop being traced: identity of the first leaf -> all leaves, and the vectors. The
@@ -40,7 +45,7 @@ def ravel(tree: PyTree) -> list[Array]:
     if (parts := _known(tree)) is not None:
         return parts
     leaves = jax.tree.leaves(tree)
-    small, large = [x for x in leaves if x.size <= LARGE], [x for x in leaves if x.size > LARGE]
+    small, large = [x for x in leaves if _is_small(x)], [x for x in leaves if not _is_small(x)]
     return [_join(small), *large] if small else large
 
 
@@ -48,12 +53,22 @@ def unravel(parts: list[Array], like: PyTree) -> PyTree:
     """Invert `ravel`: return the tree with the shapes and dtypes of `like`."""
     shapes, treedef = jax.tree.flatten(like)
     # The vector comes first, if there are small leaves at all.
-    ends = np.cumsum([x.size for x in shapes if x.size <= LARGE])
+    ends = np.cumsum([x.size for x in shapes if _is_small(x)])
     small = iter(jnp.split(parts[0], ends[:-1]) if len(ends) else ())
     large = iter(parts[1:] if len(ends) else parts)
-    leaves = [next(small if x.size <= LARGE else large).reshape(x.shape).astype(x.dtype) for x in shapes]
+    leaves = [next(small if _is_small(x) else large).reshape(x.shape).astype(x.dtype) for x in shapes]
     _keep(leaves, parts)
     return jax.tree.unflatten(treedef, leaves)
+
+
+def ravel_networks(tree: PyTree) -> PyTree:
+    """Return `tree` with the parameters of each network in it as `ravel` returns them."""
+    return jax.tree.map(lambda x: ravel(x) if is_network(x) else x, tree, is_leaf=is_network)
+
+
+def unravel_networks(raveled: PyTree, like: PyTree) -> PyTree:
+    """Invert `ravel_networks`: return the tree with the structure of `like`."""
+    return jax.tree.map(lambda x, part: unravel(part, x) if is_network(x) else part, like, raveled, is_leaf=is_network)
 
 
 def vectors_of(*trees: PyTree) -> list[PyTree]:
@@ -63,12 +78,12 @@ def vectors_of(*trees: PyTree) -> list[PyTree]:
 
     # A network counts as a vector only if it is one in every tree: leaves of one cannot be combined with the vector of
     # another.
-    nodes = [jax.tree.leaves(tree, is_leaf=_of_network) for tree in trees]
+    nodes = [jax.tree.leaves(tree, is_leaf=is_network) for tree in trees]
     rows = []
     for row in zip(*nodes, strict=True):
-        parts = [_known(x) if _of_network(x) else None for x in row]
+        parts = [_known(x) if is_network(x) else None for x in row]
         rows.append(row if any(x is None for x in parts) else parts)
-    structures = [jax.tree.structure(tree, is_leaf=_of_network) for tree in trees]
+    structures = [jax.tree.structure(tree, is_leaf=is_network) for tree in trees]
     return [jax.tree.unflatten(structure, [row[i] for row in rows]) for i, structure in enumerate(structures)]
 
 
@@ -76,8 +91,8 @@ def trees_of(vectors: PyTree, like: PyTree) -> PyTree:
     """Invert `vectors_of`: return the tree with the structure of `like`."""
     if _made.get() is None:
         return vectors
-    tree_of = lambda x, parts: unravel(parts, x) if _of_network(x) and isinstance(parts, list) else parts
-    return jax.tree.map(tree_of, like, vectors, is_leaf=_of_network)
+    tree_of = lambda x, parts: unravel(parts, x) if is_network(x) and isinstance(parts, list) else parts
+    return jax.tree.map(tree_of, like, vectors, is_leaf=is_network)
 
 
 def elementwise(f: Callable[..., Array], *trees: PyTree) -> PyTree:
@@ -86,10 +101,14 @@ def elementwise(f: Callable[..., Array], *trees: PyTree) -> PyTree:
 
 
 def hold(tree: PyTree) -> PyTree:
-    """Return `tree` in the form that a loop carries: networks as vectors, and their small matrices in addition."""
-    networks = [x for x in jax.tree.leaves(tree, is_leaf=_of_network) if _of_network(x)]
-    vectors = jax.tree.map(lambda x: ravel(x) if _of_network(x) else x, tree, is_leaf=_of_network)
-    return vectors, [[leaf for leaf in jax.tree.leaves(x) if _beside(leaf)] for x in networks]
+    """Return `tree` in the form that a loop carries: networks as vectors, and their small matrices in addition.
+
+    On CUDA, only what an optimizer holds for a network, which nothing reads as matrices.
+    """
+    nodes, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_network)
+    read = [x for path, x in nodes if _is_held(path, x) and not _of_optimizer(path)]
+    vectors = [ravel(x) if _is_held(path, x) else x for path, x in nodes]
+    return jax.tree.unflatten(structure, vectors), [list(filter(_beside, jax.tree.leaves(x))) for x in read]
 
 
 def release(held: PyTree, like: PyTree) -> PyTree:
@@ -97,17 +116,20 @@ def release(held: PyTree, like: PyTree) -> PyTree:
     vectors, matrices = held
     given = iter(matrices)
 
-    def with_matrices(x: PyTree, parts: PyTree) -> PyTree:
-        if not _of_network(x):
+    def released(path: Path, x: PyTree, parts: PyTree) -> PyTree:
+        if not _is_held(path, x):
             return parts
+        tree = unravel(parts, x)
+        if _of_optimizer(path):
+            return tree
         cut = iter(next(given))
         # The matrices that are carried in addition, and slices of the vector for the other leaves.
-        leaves = [next(cut) if _beside(leaf) else leaf for leaf in jax.tree.leaves(unravel(parts, x))]
+        leaves = [next(cut) if _beside(leaf) else leaf for leaf in jax.tree.leaves(tree)]
         # Again, because `unravel` has remembered the slices alone.
         _keep(leaves, parts)
         return jax.tree.unflatten(jax.tree.structure(x), leaves)
 
-    return jax.tree.map(with_matrices, like, vectors, is_leaf=_of_network)
+    return jax.tree_util.tree_map_with_path(released, like, vectors, is_leaf=is_network)
 
 
 def form_of(state: PyTree) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree]]:
@@ -127,9 +149,23 @@ def cutting() -> Iterator[None]:
         _made.reset(token)
 
 
-def _of_network(x: PyTree) -> bool:
+def is_network(x: PyTree) -> bool:
     """Return whether `x` are the variables of a Flax network that has nothing but parameters."""
     return isinstance(x, dict) and set(x) == {"params"}
+
+
+def _is_held(path: Path, x: PyTree) -> bool:
+    """Return whether a loop carries the node `x` of a state as vectors."""
+    return is_network(x) and (shaped_for("cpu", "tpu") or (shaped_for("cuda") and _of_optimizer(path)))
+
+
+def _of_optimizer(path: Path) -> bool:
+    """Return whether a node belongs to the state of an optimizer, by the name that it has in states of agents."""
+    return any(getattr(key, "name", None) == "opt_state" for key in path)
+
+
+def _is_small(leaf: Array) -> bool:
+    return leaf.size <= (LARGE if shaped_for("cuda", "tpu") else LARGE_ON_CPU)
 
 
 def _beside(leaf: Array) -> bool:
