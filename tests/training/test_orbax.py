@@ -4,11 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
 import jaxrl
+from jaxrl.trees import PyTree
 
 READER = """
 import sys
@@ -52,4 +54,10 @@ def test_orbaxs_manager_finds_the_checkpoints_and_restores_the_training_state(ru
         assert list(manager.all_steps()) == [100, 200]
         found = manager.restore(200, args=ocp.args.Composite(arrays=ocp.args.PyTreeRestore()))["arrays"]
     assert found.keys() == {"state", "sums"}
-    assert found["state"]["agent"]["params"]["params"]["Dense_0"]["kernel"].shape == (8, 2)
+    agent = found["state"]["agent"]
+    assert agent["params"]["params"]["Dense_0"]["kernel"].shape == (8, 2)
+    assert shapes(agent["opt_state"]["0"]["mu"]) == shapes(agent["opt_state"]["0"]["nu"]) == shapes(agent["params"])
+
+
+def shapes(tree: PyTree) -> PyTree:
+    return jax.tree.map(np.shape, tree)
