@@ -1,15 +1,17 @@
 """Reading runs from disk: files are opened read-only, and no lock is taken."""
 
+import functools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from jaxrl.errors import SettingsError, one_line, safe_str
 from jaxrl.paths import local
-from jaxrl.reports.rows import Log, number, read_episodes, read_log
+from jaxrl.reports.rows import Log, Opened, number, read_episodes, read_log
 from jaxrl.training.reel import films_in
 from jaxrl.training.storage.members import POPULATION
 from jaxrl.training.storage.run_dir import (
@@ -17,7 +19,9 @@ from jaxrl.training.storage.run_dir import (
     METADATA,
     VIDEOS,
     group_of,
+    log_of_members,
     member_dir,
+    open_log,
     read_json,
     read_members,
     read_metadata,
@@ -45,6 +49,8 @@ class Run(NamedTuple):
     settings: Mapping[str, Any]
     """All settings by dotted name; empty if they cannot be read."""
     metadata: Mapping[str, Any]
+    opened: Opened
+    """Opens a log by name."""
     log: Log
     film: Path | None
     """Newest film of the run."""
@@ -74,7 +80,7 @@ class Run(NamedTuple):
 
     def episodes(self, whole: bool = False) -> dict[int, list[float]]:
         """Return the returns of evaluation episodes by optimisation step: of the last evaluation, or all if `whole`."""
-        return read_episodes(self.path, whole)
+        return read_episodes(self.opened, whole)
 
 
 def read_runs(paths: Iterable[str]) -> list[Run]:
@@ -99,23 +105,27 @@ def _names(paths: list[Path]) -> list[str]:
 
 def _runs_in(path: Path, name: str) -> list[Run]:
     config, remarks = _read(read_settings, path)
-    found = config.get(POPULATION)
-    if not isinstance(found, dict) and not (path / MEMBERS_FILE).is_file():
+    group = config.get(POPULATION)
+    if not isinstance(group, dict) and not (path / MEMBERS_FILE).is_file():
         return [_single(path, name, config, remarks)]
-    swept = found.get("sweep") if isinstance(found, dict) else None
+    swept = group.get("sweep") if isinstance(group, dict) else None
     names = tuple(map(str, swept)) if isinstance(swept, dict) else ()
     there, wrong = _read(read_members, path)
     remarks += wrong
-    varied = safe_str([found["pbt"], swept]) if isinstance(found, dict) and found.get("pbt") else ""
-    members = [
-        _run(run := member_dir(path, number), f"{name}/{run.name}", one.settings, one.metadata, [])._replace(
-            member=number, population=name, swept=names, varied=varied
-        )
-        for number, one in there.items()
-    ]
+    varied = safe_str([group["pbt"], swept]) if isinstance(group, dict) and group.get("pbt") else ""
+    held = functools.cache(partial(log_of_members, path))  # a log is read once, even if a process is writing it
+    members = []
+    for member, one in there.items():
+        run, opened = member_dir(path, member), partial(_open_held, held, member)
+        found = _run(run, f"{name}/{run.name}", one.settings, one.metadata, [], opened)
+        members.append(found._replace(member=member, population=name, swept=names, varied=varied))
     if not members:
         return [_single(path, name, config, [*remarks, "it has no members yet"])]
     return [members[0]._replace(remarks=(*remarks, *members[0].remarks)), *members[1:]]
+
+
+def _open_held(held: Callable[[str], Callable[[int], IO[bytes]]], number: int, name: str) -> IO[bytes]:
+    return held(name)(number)
 
 
 def _read(reader: Any, path: Path) -> tuple[dict[Any, Any], list[str]]:
@@ -129,11 +139,13 @@ def _read(reader: Any, path: Path) -> tuple[dict[Any, Any], list[str]]:
 def _single(path: Path, name: str, config: Mapping[str, Any], remarks: list[str]) -> Run:
     # Missing metadata are worth a remark; those of a member are in the file that its settings were read from.
     metadata, wrong = _read(read_json, path / METADATA) if group_of(path) is None else (read_metadata(path), [])
-    return _run(path, name, config, metadata, [*remarks, *wrong])
+    return _run(path, name, config, metadata, [*remarks, *wrong], partial(open_log, path))
 
 
-def _run(path: Path, name: str, config: Mapping[str, Any], metadata: Mapping[str, Any], remarks: list[str]) -> Run:
-    log = read_log(path)
+def _run(
+    path: Path, name: str, config: Mapping[str, Any], metadata: Mapping[str, Any], remarks: list[str], opened: Opened
+) -> Run:
+    log = read_log(opened)
     film, large = _film(path)
     own = {key: value for key, value in config.items() if key != POPULATION}
     return Run(
@@ -145,6 +157,7 @@ def _run(path: Path, name: str, config: Mapping[str, Any], metadata: Mapping[str
         varied="",
         settings=flat(own) if own else {},
         metadata=metadata,
+        opened=opened,
         log=log,
         film=film,
         remarks=tuple(one_line(remark)[:500] for remark in (*remarks, *log.remarks, *large)),

@@ -2,14 +2,15 @@
 
 import json
 import re
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from jaxrl.training.storage.run_dir import EPISODES, METRICS, open_log
+from jaxrl.training.storage.run_dir import EPISODES, METRICS
 
+Opened = Callable[[str], IO[bytes]]
+"""Opens a log of a run or a member by name; raises `OSError` if there is none."""
 AXES = ("opt_steps", "env_steps", "seconds")
 """X axes of curves."""
 NAMES = dict(zip(AXES, ("optimisation steps", "environment steps", "seconds"), strict=True))
@@ -53,14 +54,14 @@ class Log(NamedTuple):
     """Problems of the log."""
 
 
-def read_log(run: Path) -> Log:
-    """Read the log of a run or a member, whose last line another process may be writing; a missing log is empty."""
+def read_log(opened: Opened) -> Log:
+    """Read the log of a run, whose last line another process may be writing; a missing log is empty."""
     trained: Table = []
     others: list[dict[str, Any]] = []
     damaged: list[int] = []
     torn = False
     try:
-        with open_log(run, METRICS) as file:
+        with opened(METRICS) as file:
             for number, line in enumerate(file, start=1):
                 torn = not line.endswith(b"\n")
                 if not torn and not _take(line, trained, others):
@@ -157,10 +158,10 @@ def _curve(points: np.ndarray) -> Curve:
     return Curve(kept[:, :3].T, kept[:, 3])
 
 
-def read_episodes(run: Path, whole: bool = False) -> dict[int, list[float]]:
+def read_episodes(opened: Opened, whole: bool = False) -> dict[int, list[float]]:
     """Return the returns of evaluation episodes by optimisation step: of the last evaluation, or of all if `whole`."""
     try:
-        with open_log(run, EPISODES) as file:
+        with opened(EPISODES) as file:
             begin = 0 if whole else max(file.seek(0, 2) - TAIL, 0)
             file.seek(begin)
             # Drop the first line, in the middle of which reading may start, and the last, which may be incomplete.

@@ -5,8 +5,8 @@ earlier process.
 """
 
 import contextlib
-import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -108,7 +108,8 @@ class Logbook:
                 log.take_up(self._waiting)
             self.curve = []
             for row in () if storage.dir is None else rows_in(partial(storage.dir.open_log, METRICS), ("eval",)):
-                self._continue_curve(row)
+                if type(row.get("env_steps")) is int:  # a row may come from anyone
+                    self._continue_curve(row)
         for note in notes:
             self.event("note", note)
         if resume:
@@ -332,7 +333,7 @@ class Logbook:
 
 
 def _finite(number: Any) -> float | None:
-    return float(number) if isinstance(number, int | float) and math.isfinite(number) else None
+    return float(number) if isinstance(number, int | float) and abs(number) <= sys.float_info.max else None
 
 
 def memory() -> dict[str, float]:

@@ -1,6 +1,7 @@
 """What a report reads of runs, whole or damaged, and that it changes none of them."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from toys_runs import log, place, write_population, write_run
 from jaxrl.errors import SettingsError
 from jaxrl.reports.read import Run, read_runs
 from jaxrl.reports.rows import read_episodes
+from jaxrl.training.storage.run_dir import open_log
 
 
 def one(path: Path) -> Run:
@@ -124,6 +126,6 @@ def test_episodes_of_the_last_evaluation_or_of_all(tmp_path: Path) -> None:
     path = tmp_path / "eval_episodes.jsonl"
     rows = [{"opt_steps": t, "episode": i, "return": t + i} for t in (10, 20) for i in (0, 1)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"opt_steps": 30, "ret')
-    assert read_episodes(tmp_path) == {20: [20.0, 21.0]}
-    assert read_episodes(tmp_path, whole=True) == {10: [10.0, 11.0], 20: [20.0, 21.0]}
-    assert read_episodes(tmp_path / "none") == {}
+    assert read_episodes(partial(open_log, tmp_path)) == {20: [20.0, 21.0]}
+    assert read_episodes(partial(open_log, tmp_path), whole=True) == {10: [10.0, 11.0], 20: [20.0, 21.0]}
+    assert read_episodes(partial(open_log, tmp_path / "none")) == {}

@@ -154,6 +154,7 @@ def test_a_second_call_goes_on_from_where_it_is(tmp_path: Path) -> None:
         for one, other in zip(found.members, whole.members, strict=True):
             assert state_digest(one.result.state) == state_digest(other.result.state)
     assert evaluated(tmp_path / "cut", 2) == evaluated(tmp_path / "whole", 2)
+    assert "max_opts: 60" in (tmp_path / "cut" / "config.yaml").read_text()
 
 
 @pytest.mark.every_day("spread")
@@ -355,11 +356,16 @@ def test_evaluations_of_some_members_alone_make_no_round(tmp_path: Path) -> None
     rows = PopulationRows(jaxrl.population(small_dqn(), seeds=2), quiet=True)
     files = GroupFiles(tmp_path, None)
     rows.open(files, None)
-    for number, step in ((1, 10), (0, 20), (1, 20), (1, 30), (0, 40), (1, 40)):
+    for number, step in ((1, 0), (0, 0), (1, 10), (0, 20), (1, 20), (1, 30), (0, 40), (1, 40)):
         rows.take(number, {"kind": "eval", "opt_steps": step, "score": 1.0})
     rows.remove(0)
     rows.take(1, {"kind": "eval", "opt_steps": 50, "score": 1.0})
-    assert [(row["opt_steps"], row["members"]) for row in rows_about_all(tmp_path)] == [(20, 2), (40, 2), (50, 1)]
+    assert [(row["opt_steps"], row["members"]) for row in rows_about_all(tmp_path)] == [
+        (0, 2),
+        (20, 2),
+        (40, 2),
+        (50, 1),
+    ]
 
 
 def test_what_is_there_is_neither_taken_for_something_else_nor_filled(tmp_path: Path) -> None:
@@ -398,7 +404,16 @@ def test_the_place_of_a_member_is_its_own(tmp_path: Path) -> None:
     assert len(Trainer(made, **begun, run_dir=run, resume=True).train().members) == 2
 
 
-@pytest.mark.parametrize("line", ["", "{", '{"member": 2}', '{"member": "x", "settings": {}, "metadata": {}}', "[]"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("", "{", '{"member": 2}', "[]"),
+        *(
+            f'{{"member": {number}, "settings": {{}}, "metadata": {{}}}}'
+            for number in ('"x"', '"2"', "1", "-1", "2.5", "true", "1e999", "9" * 5000)
+        ),
+    ],
+)
 def test_a_damaged_file_of_members_is_refused_and_costs_nothing(line: str, tmp_path: Path) -> None:
     made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
     begun = {**LENGTH, "max_opts": 20, "quiet": True, "run_dir": run}

@@ -14,23 +14,27 @@ from jaxrl.training.recorders.base import NUMBER
 class Boards:
     """The event files of a population, in a directory for each of several groups of members."""
 
-    def __init__(self, directory: Path, groups: Mapping[str, Sequence[int]], about: RunInfo) -> None:
+    def __init__(self, directory: Path, groups: Mapping[str, Sequence[int]], about: RunInfo, resumed: bool) -> None:
         """Write for each of `groups`, members by name, into a directory of that name; of one group into `directory`.
 
-        `about` describes the population; its `opt_steps` are those after which rows follow.
+        `about` describes the population; if it is `resumed`, rows follow after its `opt_steps`. A resume that is
+        refused hides nothing: the files are rewound with the first row.
         """
         names = {name: directory if len(groups) == 1 else directory / _as_name(name) for name in groups}
         self._groups = {name: (groups[name], Recorders([TensorBoardRecorder(path)])) for name, path in names.items()}
         for _, recorder in self._groups.values():
             recorder.begin(about)
-            if about.opt_steps:
-                recorder.rewind(about.opt_steps)
+        self._rewind_to = about.opt_steps if resumed else None
 
     def write(self, rows: Mapping[int, Row]) -> None:
         """Write the means of the members' rows of one kind at the same optimisation steps.
 
         The score of a group is the interquartile mean of its members' scores, as everywhere.
         """
+        if self._rewind_to is not None:
+            for _, recorder in self._groups.values():
+                recorder.rewind(self._rewind_to)
+            self._rewind_to = None
         for members, recorder in self._groups.values():
             own = [rows[number] for number in members if number in rows]
             if own:

@@ -18,7 +18,7 @@ from jaxrl.training.recorders import Row, RunInfo
 from jaxrl.training.recorders.console import fit_parts
 from jaxrl.training.recorders.jsonl import line_of
 from jaxrl.training.sanity import hint
-from jaxrl.training.schedule import Schedule
+from jaxrl.training.schedule import MAX_COUNT, Schedule
 from jaxrl.training.storage.group_files import GroupFiles, GroupLog
 from jaxrl.training.storage.run_dir import BOARD, METRICS
 
@@ -51,31 +51,28 @@ class Rounds:
         """Optimisation steps of the newest complete round; 0 before the first."""
         return max(self._complete, default=0)
 
-    def add(self, number: int, row: Row) -> list[Round]:
-        """Add a row of a member; return the rounds that are complete now.
+    def add(self, number: int, row: Row) -> None:
+        """Add a row of a member.
 
         The first row of a member at a step counts; a repeated one, as after a rollback, does not.
         """
         opt_steps = row["opt_steps"]
         if opt_steps not in self._complete:
             self._rows.setdefault(opt_steps, {}).setdefault(number, row)
-        self._farthest[number] = max(opt_steps, self._farthest.get(number, 0))
-        return self._completed()
+        self._farthest[number] = max(opt_steps, self._farthest.get(number, -1))
 
-    def remove(self, number: int) -> list[Round]:
-        """Stop waiting for a member; return the rounds that are complete now."""
+    def remove(self, number: int) -> None:
+        """Stop waiting for a member."""
         self._expected.discard(number)
-        return self._completed()
 
-    def _completed(self) -> list[Round]:
+    def completed(self) -> list[Round]:
+        """Remove and return the rounds that are complete, in order."""
+        common = min((self._farthest.get(number, -1) for number in self._expected), default=MAX_COUNT)
         found = []
-        for opt_steps, rows in sorted(self._rows.items()):
-            others = self._expected - rows.keys()
-            if all(self._farthest.get(number, 0) > opt_steps for number in others):
-                found.append(Round(opt_steps, dict(sorted(rows.items())), not others))
-        for one in found:
-            del self._rows[one.opt_steps]
-            self._complete.add(one.opt_steps)
+        for opt_steps in sorted(step for step in self._rows if step <= common):
+            rows = self._rows.pop(opt_steps)
+            self._complete.add(opt_steps)
+            found.append(Round(opt_steps, dict(sorted(rows.items())), self._expected <= rows.keys()))
         return found
 
     def go_on(self, members: Iterable[int]) -> None:
@@ -132,9 +129,11 @@ class PopulationRows:
         for number, row in self._log.resumed_rows():
             # Evaluations before the first step are in no report.
             if row["opt_steps"] > 0:
-                self.take(number, row)
+                self._add(number, row)
+        self._report()  # once: rows come member by member, so that no round is complete before the last member's
         if about is not None:
-            self._boards = Boards(files.directory / BOARD, self._groups(), about._replace(opt_steps=self._newest()))
+            about = about._replace(opt_steps=self._newest())
+            self._boards = Boards(files.directory / BOARD, self._groups(), about, files.resumed)
 
     def _newest(self) -> int:
         return max(self._evaluated.newest, self._trained.newest)
@@ -150,11 +149,15 @@ class PopulationRows:
             self._hinted = True
             said = hint(row["eval_reward"], row["train_return"])
             self.print_line(f"{row['opt_steps']:>9,} opts  member {number}: {said}")
-        if row["kind"] == "eval":
-            self._scores.setdefault(row["opt_steps"], {}).setdefault(number, _score_of(row))
-            self._report(self._evaluated.add(number, row))
-        elif row["kind"] == "train":
-            self._draw(self._trained.add(number, row))
+        self._add(number, row)
+        self._report()
+
+    def _add(self, number: int, row: Row) -> None:
+        if row.get("kind") == "eval":
+            self._scores.setdefault(row["opt_steps"], {}).setdefault(number, _number(row.get("score")))
+            self._evaluated.add(number, row)
+        elif row.get("kind") == "train":
+            self._trained.add(number, row)
 
     def go_on(self) -> None:
         """Expect rows of every member again."""
@@ -163,25 +166,24 @@ class PopulationRows:
 
     def remove(self, number: int) -> None:
         """Stop waiting for a member."""
-        self._report(self._evaluated.remove(number))
-        self._draw(self._trained.remove(number))
+        self._evaluated.remove(number)
+        self._trained.remove(number)
+        self._report()
 
-    def _draw(self, rounds: Sequence[Round]) -> None:
-        if self._boards is not None:
-            for one in rounds:
+    def _report(self) -> None:
+        """Report the rounds that are complete; if some members were not evaluated there, there are no statistics."""
+        trained, evaluated = self._trained.completed(), self._evaluated.completed()
+        for one in (*trained, *evaluated):
+            if self._boards is not None:
                 self._boards.write(one.rows)
-
-    def _report(self, rounds: Sequence[Round]) -> None:
-        """Report rounds of evaluations; if some members were not evaluated there, there are no statistics."""
-        self._draw(rounds)
-        for opt_steps, rows, is_whole in rounds:
+        for opt_steps, rows, is_whole in evaluated:
             if is_whole:
                 self._report_all(opt_steps, rows)
 
     def _report_all(self, opt_steps: int, rows: Mapping[int, Row]) -> None:
         scores = {number: self._scores[opt_steps][number] for number in rows}
-        env_steps = next(iter(rows.values())).get("env_steps")
-        returns = [row["train_return"] for row in rows.values() if row.get("train_return") is not None]
+        env_steps = next((x for row in rows.values() if type(x := row.get("env_steps")) is int), None)
+        returns = [x for row in rows.values() if not math.isnan(x := _number(row.get("train_return")))]
         strata = self._strata(scores)
         over_all = spread(strata.values())
         finite = {number: score for number, score in scores.items() if np.isfinite(score)}
@@ -268,8 +270,12 @@ class PopulationRows:
             self._log.append_own(f"{line_of(row)}\n".encode())
 
 
-def _score_of(row: Row) -> float:
-    return math.nan if row.get("score") is None else float(row["score"])
+def _number(value: Any) -> float:
+    """Return a number of a row, NaN if it is none: a row on disk may come from anyone."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def _listed(members: Sequence[int]) -> str:

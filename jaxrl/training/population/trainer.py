@@ -1,7 +1,7 @@
 """Population training: the members' runs take turns on the cores of the machine.
 
-Every member is an ordinary run with its own directory; all of them share the compiled programs. A program does not
-depend on other members, so a member is bitwise equal to the same run trained alone with its seed and settings.
+Every member is an ordinary run; all of them share the compiled programs and one directory. A program does not depend on
+other members, so a member is bitwise equal to the same run trained alone with its seed and settings.
 """
 
 import os
@@ -180,6 +180,7 @@ class PopulationTrainer:
         if self._begun:
             # Called again: with a directory, the members are resumed from it, however they began.
             self._resume, self._start_over = self.config.run_dir is not None, False
+            self._described = False
             self.interrupt.clear()
         if self._begun and not self._resume:
             self._runs = [run.kept() for run in self._runs]
@@ -563,8 +564,7 @@ class PopulationTrainer:
         """Open the files that members share, for a resume at their newest checkpoints."""
         numbers = [run.member.number for run in self._runs]
         saves = self._saves = Collector(directory, self.config.keep, numbers, first=self._write_members)
-        saved_at = lambda number: max(saves.checkpoints.rows(number), default=-1)
-        self._files = GroupFiles(directory, saved_at if self._resume else None)
+        self._files = GroupFiles(directory, saves.checkpoints.newest_steps if self._resume else None)
         self._rows.open(self._files, self._about() if "tensorboard" in self.config.recorders else None)
 
     def _about(self) -> RunInfo:

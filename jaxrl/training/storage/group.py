@@ -182,6 +182,25 @@ class Saves(Store):
         """Return the locations of a member's rows by step."""
         return self._rows().get(member, {})
 
+    def newest_steps(self, members: Iterable[int]) -> dict[int, int]:
+        """Return the step of each member's newest row that is undamaged, or else of its newest; -1 if it has none."""
+        damaged: set[int] = set()
+
+        def is_whole(place: RowLocation) -> bool:
+            if place.save not in damaged:
+                try:
+                    self.entries(place)
+                except CheckpointError:
+                    damaged.add(place.save)
+            return place.save not in damaged
+
+        found = {}
+        for member in members:
+            rows = self.rows(member)
+            steps = sorted(rows, reverse=True) or [-1]
+            found[member] = next((step for step in steps if step in rows and is_whole(rows[step])), steps[0])
+        return found
+
     def _rows(self) -> dict[int, dict[int, RowLocation]]:
         """Return the locations of all members' rows, without those that are replaced or no longer retained."""
         with self._lock:

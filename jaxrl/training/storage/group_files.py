@@ -3,11 +3,12 @@
 To a member they look like a run directory of its own (`MemberDir`). `run_dir` says how they are named and read.
 """
 
+import contextlib
 import io
 import json
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -31,26 +32,24 @@ from jaxrl.training.storage.run_dir import (
 class GroupFiles:
     """The files of a population, open for its members."""
 
-    def __init__(self, directory: Path, saved: Callable[[int], int] | None) -> None:
+    def __init__(self, directory: Path, saved: Callable[[Iterable[int]], Mapping[int, int]] | None) -> None:
         """Begin the files in `directory`, or continue them if there is `saved`.
 
-        `saved` returns the optimisation steps of a member's newest checkpoint, -1 for none. It will repeat the rows
-        after that, which are dropped, unless it has diverged.
+        `saved` returns the optimisation steps of the newest checkpoints of members, -1 for none. They will repeat the
+        rows after that, which are dropped, except for those that have diverged.
 
         Raises:
           SettingsError: the file of members is damaged or of another version.
         """
-        self.directory = directory
+        self.directory, self.resumed = directory, saved is not None
         self._lock = threading.RLock()
         self._members = {} if saved is None else dict(read_members(directory))
         self._changed = False
         if saved is None:
             write_atomically(directory / METRICS, "")  # there from the first moment on, for those who watch it
-        steps = None if saved is None else {number: self._last_step(number, saved) for number in self._members}
+        diverged = [number for number in self._members if self.metadata(number).get("status") == "diverged"]
+        steps = None if saved is None else {**saved(self._members), **dict.fromkeys(diverged, MAX_COUNT)}
         self._logs = {name: GroupLog(directory / name, steps) for name in LOGS}
-
-    def _last_step(self, number: int, saved: Callable[[int], int]) -> int:
-        return MAX_COUNT if self.metadata(number).get("status") == "diverged" else saved(number)
 
     def __contains__(self, number: int) -> bool:
         """Return whether the member has begun."""
@@ -91,10 +90,11 @@ class GroupFiles:
             self._changed = False
 
     def close(self) -> None:
-        """Write what has changed, and close the logs; raise `OSError` on failure."""
-        self.flush()
-        for log in self._logs.values():
-            log.close()
+        """Write what has changed, and close the logs; raise `OSError` on failure, when the others are closed."""
+        with contextlib.ExitStack() as stack:
+            for log in self._logs.values():
+                stack.callback(log.close)
+            self.flush()
 
 
 def _common(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -122,13 +122,15 @@ class MemberDir:
         self._files, self._number = files, number
         self.path = member_dir(files.directory, number)
         """Its name; a directory only once something is written there that the population's files have no place for."""
+        self._is_read = False
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 
     def make(self) -> None:
-        """Make a directory of that name, for what has no place in the population's files."""
+        """Make a directory of that name, for recorders of its own."""
         self.path.mkdir(parents=True, exist_ok=True)
+        self._is_read = True
 
     def write_owner(self) -> None:
         """Do nothing: the lock is the population's."""
@@ -138,8 +140,11 @@ class MemberDir:
         self._files.change(self._number, settings)
 
     def write_metadata(self, **facts: Any) -> None:
-        """Merge `facts` into the metadata."""
+        """Merge `facts` into the metadata; raise `OSError` on failure."""
         self._files.change(self._number, **facts)
+        # Services read how a run has ended from the disk.
+        if self._is_read and facts.get("status", "running") != "running":
+            self._files.flush()
 
     def settings(self) -> dict[str, Any]:
         """Return the settings."""
@@ -195,11 +200,10 @@ class GroupLog:
         """Rows of members that have appended none yet, as in a log of their own."""
         self._sums: dict[int, tuple[int, int]] = {}
         """Size and CRC-32 of the rows on disk of the other members, as in a log of their own."""
-        self._pending: list[tuple[int, bytes]] = []
-        """Records of members that a full disk has not taken yet."""
+        self._pending: list[tuple[int | None, bytes]] = []
+        """Records that a full disk has not taken yet, with their members; those of the population have none."""
         if self._saved is not None:
-            for number, lines in _by_member(path.read_bytes().splitlines(keepends=True)).items():
-                self._held[number] = b"".join(lines)
+            self._held = _by_member(_lines_of(path))
 
     def resumed_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield each member's number and rows up to where it is resumed, before any of them rewinds."""
@@ -212,24 +216,28 @@ class GroupLog:
         """Append rows of a member."""
         with self._lock:
             self._settle()
-            if lines:
-                self._pending.append((number, lines))
-            self._file.append(_marked(number, lines))
-            self._count()
+            self._append(number, lines)
 
     def append_own(self, lines: bytes) -> None:
         """Append rows of the population."""
         with self._lock:
             if self._saved is None:
-                self._file.append(lines)
-                self._count()
+                self._append(None, lines)
             else:
                 self._early.append(lines)
+
+    def _append(self, number: int | None, lines: bytes) -> None:
+        if lines:
+            self._pending.append((number, lines))
+        self._file.append(_marked(number, lines))
+        self._count()
 
     def _count(self) -> None:
         """Count what has reached the disk."""
         if not self._file.pending:
             for number, lines in self._pending:
+                if number is None:
+                    continue
                 size, crc = self.sum_of(number)
                 self._held.pop(number, None)
                 self._sums[number] = size + len(lines), zlib.crc32(lines, crc)
@@ -247,7 +255,7 @@ class GroupLog:
         with self._lock:
             if number in self._held or number not in self._sums:
                 return self._held.get(number, b"")
-            return b"".join(_by_member(self.path.read_bytes().splitlines(keepends=True)).get(number, ()))
+            return _by_member(line for line in _lines_of(self.path) if line.startswith(_mark(number))).get(number, b"")
 
     def pending(self, number: int) -> list[bytes]:
         """Return a member's records that a full disk has not taken yet."""
@@ -258,45 +266,41 @@ class GroupLog:
         """Remove a member's rows after `opt_steps`."""
         with self._lock:
             self._settle()
-            lines = self.read(number).splitlines(keepends=True)
-            if not all(is_row_up_to(line, opt_steps) for line in lines):
-                self._rewrite(lambda whose, row: whose != number or row["opt_steps"] <= opt_steps)
-            self._held[number] = b"".join(line for line in lines if is_row_up_to(line, opt_steps))
+            found = self.read(number)
+            kept = b"".join(line for line in found.splitlines(keepends=True) if is_row_up_to(line, opt_steps))
+            if kept != found:
+                mark = _mark(number)
+                self._replace([x for x in _lines_of(self.path) if not x.startswith(mark) or is_row_up_to(x, opt_steps)])
+            self._held[number] = kept
             self._sums.pop(number, None)
-            if self.pending(number):
-                kept = rewound(self.pending(number), opt_steps)
-                self._pending = [one for one in self._pending if one[0] != number] + [(number, line) for line in kept]
+            if waiting := self.pending(number):
+                others = [one for one in self._pending if one[0] != number]
+                self._pending = others + [(number, line) for line in rewound(waiting, opt_steps)]
                 self._file.pending = [_marked(whose, lines) for whose, lines in self._pending]
 
     def _settle(self) -> None:
-        """Rewind all members to their checkpoints, unless that is done."""
+        """Rewind all members to their checkpoints, unless that is done; warn of invalid lines."""
         if self._saved is None:
             return
-        saved, self._saved = self._saved, None
-        self._rewrite(lambda whose, row: whose is not None and row["opt_steps"] <= saved.get(whose, -1))
-        self._held = {
-            number: b"".join(line for line in lines.splitlines(keepends=True) if is_row_up_to(line, saved[number]))
-            for number, lines in self._held.items()
-            if number in saved
-        }
-        for lines in self._early:
-            self._file.append(lines)
-
-    def _rewrite(self, is_kept: Callable[[int | None, Mapping[str, Any]], bool]) -> None:
-        """Write the log anew with the rows that are kept, given the member and the row; warn of invalid lines."""
-        self._file.close_file()
-        kept, damaged = [], []
-        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
-        for i, line in enumerate(lines, start=1):
+        before, kept, damaged = _lines_of(self.path), [], []
+        for i, line in enumerate(before, start=1):
             about = MEMBER_LINE.match(line)
             if (row := parse(line)) is None:
                 damaged += [i] if line.endswith(b"\n") else []  # otherwise its writer was killed
-            elif is_kept(int(about[1]) if about else None, row):
+            elif about and row["opt_steps"] <= self._saved.get(int(about[1]), -1):
                 kept.append(line if line.endswith(b"\n") else line + b"\n")
-        if kept != lines:
-            write_atomically(self.path, b"".join(kept).decode())
+        if kept != before:
+            self._replace(kept)
         if damaged:
             print_stderr(f"warning: {self.path} was damaged: {describe_lines(damaged)}")
+        self._held, self._saved = _by_member(kept), None
+        for lines in self._early:
+            self._append(None, lines)
+
+    def _replace(self, lines: Sequence[bytes]) -> None:
+        """Write the log anew; raise `OSError` on failure, when it stays as it is."""
+        self._file.close_file()
+        write_atomically(self.path, b"".join(lines).decode(errors="replace"))
 
     def close(self) -> None:
         """Flush everything to disk and close the file; raise `OSError` on failure."""
@@ -343,25 +347,41 @@ class MemberLog:
         return in_base64(self.pending)
 
     def restore_pending(self, unwritten: Sequence[str], held: bytes) -> None:
-        """Append the records that an earlier process could not, except those in `held`, the content of the log."""
+        """Append the records that an earlier process could not, except those in `held`, the content of the log.
+
+        Lines that are no rows are left out: a checkpoint may come from anyone, and the file has rows of other members.
+        """
         for record in missing(unwritten, held):
-            self.append(record)
+            lines = [line for line in record.splitlines() if line.startswith(b"{") and parse(line) is not None]
+            self.append(b"".join(line + b"\n" for line in lines))
 
     def close(self) -> None:
         """Write the pending records; raise `OSError` on failure. The population flushes the file to disk, once."""
         self._log.flush()
 
 
-def _marked(number: int, lines: bytes) -> bytes:
-    """Return rows with the member's number before their columns. Text in JSON has no line breaks."""
-    beginning = b'\n{"member": %d, ' % number
-    return (b"\n" + lines).replace(b"\n{", beginning)[1:]
+def _mark(number: int) -> bytes:
+    """Return the beginning of a member's lines."""
+    return b'{"member": %d, ' % number
 
 
-def _by_member(lines: Sequence[bytes]) -> dict[int, list[bytes]]:
-    """Return the lines of each member without its number; the last may lack its end."""
+def _marked(number: int | None, lines: bytes) -> bytes:
+    """Return rows with the member's number before their columns, if they are a member's.
+
+    Text in JSON has no line breaks.
+    """
+    return lines if number is None else (b"\n" + lines).replace(b"\n{", b"\n" + _mark(number))[1:]
+
+
+def _lines_of(path: Path) -> list[bytes]:
+    """Return the lines of a log; none if it does not exist."""
+    return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+
+
+def _by_member(lines: Iterable[bytes]) -> dict[int, bytes]:
+    """Return the lines of each member without its number."""
     found: dict[int, list[bytes]] = {}
     for line in lines:
         if about := MEMBER_LINE.match(line):
-            found.setdefault(int(about[1]), []).append(b"{" + line[about.end() :].rstrip(b"\n") + b"\n")
-    return found
+            found.setdefault(int(about[1]), []).append(b"{" + line[about.end() :])
+    return {number: b"".join(own) for number, own in found.items()}

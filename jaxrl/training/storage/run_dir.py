@@ -17,7 +17,7 @@ import platform
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -36,8 +36,10 @@ VIDEOS, BOARD = "videos", "tensorboard"
 """Directories of the episodes filmed during training, and of TensorBoard's files."""
 MEMBERS, MEMBERS_FILE = "members", "members.jsonl"
 """The directory in the names of a population's members, and the file with the settings and metadata of all."""
-MEMBER_LINE = re.compile(rb'\{"member": (\d+), ')
+MEMBER_LINE = re.compile(rb'\{"member": (0|[1-9]\d{0,8}), ')
 """The beginning of a line in a population's file that is about a member."""
+MAX_MEMBERS = 10**9
+"""Numbers of members are below this."""
 LARGEST_TEXT = 1 << 26
 """Maximum bytes of a settings file, of metadata or of a manifest."""
 
@@ -353,10 +355,23 @@ def open_log(run: Path, name: str) -> IO[bytes]:
     """Open a log of a run or a member for reading; raise `OSError` if there is none."""
     if (group := group_of(run)) is None:
         return open(run / name, "rb")
-    lines = _split(group / name, _stamp(group / name)).get(number_of(run))
-    if lines is None:
-        raise FileNotFoundError(2, "No such file or directory", str(group / name))
-    return io.BytesIO(lines)
+    return log_of_members(group, name)(number_of(run))
+
+
+def log_of_members(population: Path, name: str) -> Callable[[int], IO[bytes]]:
+    """Return what opens the lines of each member, by number, in a log as it stands now, as `open_log` does.
+
+    While members train, each call of `open_log` reads the whole file; this reads it once for all of them.
+    """
+    path = population / name
+    lines = _split(path, _stamp(path))
+
+    def opened(number: int) -> IO[bytes]:
+        if number not in lines:
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return io.BytesIO(lines[number])
+
+    return opened
 
 
 def read_members(population: Path) -> Mapping[int, MemberFacts]:
@@ -401,8 +416,11 @@ def _members(path: Path, stamp: tuple[int, ...]) -> Mapping[int, MemberFacts]:
         common = json.loads(first)["common"]
         for line in lines:
             one = json.loads(line)
+            number = one["member"]
+            if type(number) is not int or not 0 <= number < MAX_MEMBERS or number in found:
+                raise ValueError
             parts = ({**common[part], **one[part]} for part in MemberFacts._fields)
-            found[int(one["member"])] = MemberFacts(*parts)
+            found[number] = MemberFacts(*parts)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"line {2 + len(found) if first else 1} is not about a member") from error
     return dict(sorted(found.items()))
