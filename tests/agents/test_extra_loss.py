@@ -69,9 +69,9 @@ def gap(params: Any, items: Any, q: jax.Array) -> jax.Array:
 
 
 def test_an_entropy_bonus_may_be_given_as_an_extra_loss() -> None:
-    _, mine, metrics = learnt(jaxrl.ppo, ent_coef=0.0, extra_loss=bonus)
-    _, usual, _ = learnt(jaxrl.ppo, ent_coef=0.1)
-    _, without, _ = learnt(jaxrl.ppo, ent_coef=0.0)
+    _, mine, metrics = learnt(jaxrl.ppo, BOX, ent_coef=0.0, extra_loss=bonus)
+    _, usual, _ = learnt(jaxrl.ppo, BOX, ent_coef=0.1)
+    _, without, _ = learnt(jaxrl.ppo, BOX, ent_coef=0.0)
     chex.assert_trees_all_close(mine.params, usual.params, rtol=1e-5, atol=1e-6)
     assert float(jnp.abs(vector_of(mine.params) - vector_of(without.params)).max()) > 1e-4
     assert float(metrics["extra_loss"]) == pytest.approx(-0.1 * float(metrics["entropy"]), rel=1e-5)
@@ -95,7 +95,8 @@ def test_an_entropy_bonus_may_be_given_to_an_agent_with_a_memory() -> None:
 
 def test_the_penalty_of_conservative_q_learning_may_be_given_to_an_agent_with_a_memory() -> None:
     agent = partial(jaxrl.dqn, features=(8,), core="gru", core_features=WIDTH, burn_in=BURN, sequence=T)
-    mine, usual, without = (agent(**how)(DISCRETE) for how in ({"extra_loss": gap}, {"cql": 0.5}, {}))
+    spec = DISCRETE._replace(observation_space=jaxrl.Box(-1.0, 1.0, (2,)))
+    mine, usual, without = (agent(**how)(spec) for how in ({"extra_loss": gap}, {"cql": 0.5}, {}))
     batch, state = batch_of(mine, jaxrl.Discrete(3)), jax.jit(mine.init)(KEY)
     after = updating(mine)(state, batch)[0].params
     other = jax.jit(usual.init)(KEY)
