@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from toys_data import bandit
 
 import jaxrl
 from jaxrl import train
@@ -162,8 +163,8 @@ def test_parts_are_taken_where_the_rest_is_of_another_shape(old_run: tuple[Path,
 def test_another_agent_gives_what_it_calls_otherwise(tmp_path: Path) -> None:
     """PPO begins with the policy of behaviour cloning, whose torso and head have other names."""
     env = jaxrl.make_env("CartPole-v1")
-    policy = strategy().policy
-    data = jaxrl.gather(env, policy, policy.params(jax.jit(strategy().init)(jax.random.key(0))), jax.random.key(1), 60)
+    obs = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    data = bandit([0, 1] * 30, np.ones(60))._replace(spec=env.spec, obs=obs, next_obs=obs)
     offline = jaxrl.offline(data, jaxrl.bc(features=(8,), activation="tanh"), batch_size=8, env=env)
     old = jaxrl.Trainer(offline, run_dir=str(tmp_path / "old"), **SETTINGS).train().state.agent.policy["params"]
     new = begun(
