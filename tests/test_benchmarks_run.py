@@ -141,7 +141,7 @@ def test_every_case_has_its_row_in_the_readme() -> None:
 # --- they run --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.every_day("env-10", "session")
+@pytest.mark.every_day("env-10")
 @pytest.mark.parametrize("case", CASES)
 def test_a_case_runs(case: str, cache: Path, tmp_path: Path) -> None:
     if case == "actors":
@@ -157,7 +157,7 @@ def test_a_case_runs(case: str, cache: Path, tmp_path: Path) -> None:
     assert not trains or rows[0]["ratio_to_scan"] > 0
 
 
-@pytest.mark.every_day("compare", "compiled.limits", "tables", "reports", "learnt")
+@pytest.mark.every_day("compare", "tables", "reports")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_runs(name: str, cache: Path, tmp_path: Path) -> None:
     script = SCRIPTS[name]

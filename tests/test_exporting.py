@@ -185,6 +185,11 @@ SOURCES = {"numpy": (act_in_numpy, 3), "c": (act_in_c, ROWS)}
 """Formats that are source code, with the number of environments to ask: NumPy is slow."""
 
 
+DAILY = ("masks", "normalised", "memory", "pictures", "batch normalisation")
+"""Policies that differ in what they take and keep; operations are tried one by one as well."""
+
+
+@pytest.mark.every_day(*(f"{name}-{form}" for name in DAILY for form in SOURCES))
 @pytest.mark.parametrize("form", SOURCES)
 def test_source_code_comes_to_the_same_numbers(form: str, policy: GreedyPolicy, tmp_path: Path) -> None:
     function, (begin, rows) = function_of(policy), SOURCES[form]

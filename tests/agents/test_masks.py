@@ -247,7 +247,7 @@ def test_every_agent_acts_within_the_mask(name: str) -> None:
     assert all(spared(spec.action_space, obs, action) for action in jax.jit(run)(KEY))
 
 
-@pytest.mark.parametrize("name", ["bc", "awac", "cql", *(pytest.param(x, marks=slow) for x in ("cql_dqn", "iql"))])
+@pytest.mark.parametrize("name", ["bc", "cql", *(pytest.param(x, marks=slow) for x in ("awac", "cql_dqn", "iql"))])
 def test_agents_for_data_learn_with_finite_gradients(name: str) -> None:
     # Among the rows there are some that allow nothing.
     spec = minefield(Discrete(4)).spec

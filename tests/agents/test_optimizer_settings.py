@@ -55,7 +55,7 @@ def test_biases_and_scales_of_several_critics_do_not_decay() -> None:
     critic = jax.eval_shape(agent.init, jax.random.key(0)).critic
     ones = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), critic)
     nothing, lr = ravel(jax.tree.map(jnp.zeros_like, critic)), jnp.float32(0.5)
-    after, *_ = step.step(ones, nothing, step.init(ones, lr), lr, jnp.float32(1e9))
+    after, *_ = jax.jit(lambda: step.step(ones, nothing, step.init(ones, lr), lr, jnp.float32(1e9)))()
     decayed = {
         jax.tree_util.keystr(path[-1:], simple=True): x for path, x in jax.tree_util.tree_leaves_with_path(after)
     }

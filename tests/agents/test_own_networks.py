@@ -70,7 +70,7 @@ NETWORKS = ("params", "policy", "critic", "value")
 """Entries of agents' states that are the parameters of a network."""
 
 
-@pytest.mark.every_day("dqn", "sac", "ppo", "iql")
+@pytest.mark.every_day("dqn", "sac", "ppo")
 @pytest.mark.parametrize("name", CASES)
 def test_every_agent_learns_with_networks_made_in_python(name):
     make, spec, own = CASES[name]

@@ -89,6 +89,7 @@ def test_a_network_that_learns_otherwise_than_it_acts_cannot_be_kept_from_it() -
         jaxrl.ppo(make_network=lambda spec, head: Dropping(head.outputs))(BOX)
 
 
+@pytest.mark.every_day("shared", "recurrent")
 @pytest.mark.parametrize("case", PPO)
 def test_only_the_value_of_policy_gradients_sees_the_privileged_state(case: str) -> None:
     agent = jaxrl.ppo(**SMALL, **PPO[case])(BOX)

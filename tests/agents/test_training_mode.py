@@ -81,7 +81,7 @@ def inputs_of(agent, spec, state):
     return obs, np.concatenate([obs, np.asarray(items.action).reshape(len(obs), -1)], axis=1)
 
 
-@pytest.mark.every_day(*EVERY_DAY)
+@pytest.mark.every_day("dqn", "ppo", "sac", "iql")
 @pytest.mark.parametrize("name", EVERY_DAY + OTHERS)
 def test_an_update_takes_in_the_statistics_of_its_batch(name):
     make, spec, own = networks_of(name)

@@ -434,9 +434,9 @@ def test_fewer_optimisation_steps_than_were_made_are_refused(finished: Finished,
     ("module", "args", "said"),
     [
         ("train", ["--env", "CartPol-v1"], "CartPole-v1"),
-        ("train", ["--num-envs", "ten"], "--num-envs"),
         ("evaluate", ["nowhere"], "nowhere"),
-        ("play", ["--frames", "3"], "--frames"),
+        pytest.param("train", ["--num-envs", "ten"], "--num-envs", marks=pytest.mark.slow),
+        pytest.param("play", ["--frames", "3"], "--frames", marks=pytest.mark.slow),
     ],
 )
 def test_refusal_is_one_line_and_exit_code_2(doors: Doors, module: str, args: list[str], said: str) -> None:

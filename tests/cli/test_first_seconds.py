@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from front_doors import SMALL, Doors, one_error_line
+from front_doors import Doors, Finished, one_error_line
 
 import jaxrl
 from jaxrl import collect, doctor, evaluate, export, play, publish, verify
@@ -185,10 +185,9 @@ def test_nothing_is_said_where_nothing_is_trained(args: str, capsys: pytest.Capt
     assert capsys.readouterr().out == ""
 
 
-def test_each_thing_that_takes_long_is_named_in_its_turn(doors: Doors) -> None:
-    done = doors.train(*SMALL, "--max-opts", "20", "--run-dir", "x")
-    lines = done.stdout.splitlines()
-    assert lines[0].endswith("dqn on Catch-bsuite, seed 0, run directory x")
+def test_each_thing_that_takes_long_is_named_in_its_turn(finished: Finished) -> None:
+    lines = finished.output.stdout.splitlines()
+    assert lines[0].endswith("dqn on Catch-bsuite, seed 0, run directory run")
     stages = ["importing", "device ", "building ", "tracing", "compiling", "warming up: 200 ", "training"]
     found = [i for stage in stages for i, line in enumerate(lines) if line.startswith(f"  {stage}")]
     assert len(found) == len(stages)

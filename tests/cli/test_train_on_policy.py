@@ -111,7 +111,7 @@ def test_bad_settings_are_refused_by_name(case: str, tmp_path: Path, monkeypatch
 Maker = Callable[..., Any]
 
 
-@pytest.mark.parametrize("make", [jaxrl.ppo, jaxrl.pqn])
+@pytest.mark.parametrize("make", [jaxrl.ppo, pytest.param(jaxrl.pqn, marks=pytest.mark.slow)])
 def test_a_population_begins_without_lapack(make: Maker) -> None:
     """Two factorisations for several members at once wait for each other on two cores, for ever."""
     strategy = jaxrl.on_policy(jaxrl.make_env("Catch-bsuite"), make(features=(8,)), num_envs=4)

@@ -28,6 +28,8 @@ DISCRETE = {*algorithm_names(actions="discrete")} - {"sac", "a2c", "reinforce", 
 """Those tried with discrete actions; the others with a box, each kind at least once for a family."""
 
 pytestmark = pytest.mark.parametrize("name", ALGORITHMS)
+one_of_each_kind = pytest.mark.every_day("dqn", "rainbow", "ppo", "sac", "td3", "iql")
+"""Each family of losses, what is learnt from and kinds of actions; the others' own tests update them every day."""
 
 
 class Tried(NamedTuple):
@@ -106,6 +108,7 @@ def equal(first: Any, second: Any) -> bool:
     )
 
 
+@one_of_each_kind
 def test_a_fresh_state_follows_from_the_key(name: str) -> None:
     agent, state, _, _, init = tried(name)
     other = init(jax.random.key(1))
@@ -114,12 +117,14 @@ def test_a_fresh_state_follows_from_the_key(name: str) -> None:
     assert not any(leaf.weak_type for leaf in jax.tree.leaves(state))
 
 
+@one_of_each_kind
 def test_what_a_sweep_varies_is_a_float_in_the_state(name: str) -> None:
     hyper = tried(name).state.hyper
     assert {"lr", "max_grad_norm"} <= set(hyper._fields)
     assert {(x.shape, str(x.dtype)) for x in jax.tree.leaves(hyper)} == {((), "float32")}
 
 
+@one_of_each_kind
 def test_actions_are_of_the_space_and_exploiting_needs_no_noise_and_only_a_stripped_state(name: str) -> None:
     agent, state, *_ = tried(name)
     space, bare = spec_of(name).action_space, agent.strip(state)
@@ -138,6 +143,7 @@ def test_actions_are_of_the_space_and_exploiting_needs_no_noise_and_only_a_strip
         assert np.all((np.asarray(action) >= low) & (np.asarray(action) <= high))
 
 
+@one_of_each_kind
 def test_an_update_moves_what_acts_and_keeps_every_shape_and_dtype(name: str) -> None:
     agent, state, batch, update, _ = tried(name)
     new, metrics, priorities = update(state, batch)
@@ -150,7 +156,7 @@ def test_an_update_moves_what_acts_and_keeps_every_shape_and_dtype(name: str) ->
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((metrics, agent.strip(new))))
 
 
-@pytest.mark.every_day("dqn", "ppo", "sac", "awac")
+@pytest.mark.every_day("dqn", "ppo", "sac", "iql")
 def test_a_learning_rate_that_follows_a_schedule_is_that_of_the_moment(name: str) -> None:
     """From 0 to 0.02 in six optimisation steps: nothing moves at first; after three, as far as by 0.01."""
     _, state, batch, fixed, _ = tried(name)
@@ -165,6 +171,7 @@ def test_a_learning_rate_that_follows_a_schedule_is_that_of_the_moment(name: str
     assert not equal(wanted, vector_of(getattr(state, part)))
 
 
+@one_of_each_kind
 def test_nothing_is_learnt_from_rows_of_weight_zero(name: str) -> None:
     _, state, batch, update, _ = tried(name)
     dead = jnp.arange(SIZE) % 3 == 1
@@ -207,7 +214,7 @@ def test_members_of_a_population_go_where_each_would_go_alone(name: str) -> None
 
 
 def test_settings_rebuild_it_and_those_given_by_name_win(name: str) -> None:
-    agent = tried(name).agent
+    agent = agent_of(name)
     config = general(name).agent
     again = algorithm_maker(name)(type(config)(**agent.info.settings))(spec_of(name))
     assert again.info == agent.info
@@ -215,6 +222,7 @@ def test_settings_rebuild_it_and_those_given_by_name_win(name: str) -> None:
     assert algorithm_maker(name)(config, lr=0.25)(spec_of(name)).info.settings["lr"] == 0.25
 
 
+@one_of_each_kind
 def test_its_networks_are_pure_functions_of_what_its_state_holds(name: str) -> None:
     agent, state, batch, *_ = tried(name)
     obs, rows = batch.items.obs, len(batch.weight)

@@ -1,5 +1,7 @@
 """What every processor keeps: a new one is tested here by having a row."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -35,6 +37,7 @@ N, T = 2, 9
 pytestmark = pytest.mark.parametrize("name", ROWS)
 
 
+@cache
 def processor_of(name: str) -> Any:
     return build_processor(ProcessorConfig(**ROWS[name]))
 
@@ -58,8 +61,11 @@ def steps(name: str, seed: int = 0) -> tuple[jax.Array, Step]:
     return jnp.asarray(rng.uniform(-5, 3, (N, 3)), dtype), step
 
 
-def run(processor: Any, first: jax.Array, several: Step) -> tuple[Any, Any, Any]:
-    """Return the last state, all transitions `[T, N, ...]`, and what the policy saw after each step."""
+def running(processor: Any) -> Callable[..., tuple[Any, Any, Any]]:
+    """Return a compiled `(first, steps) -> (state, out, seen)`.
+
+    That is the last state, all transitions `[T, N, ...]`, and what the policy saw after each step.
+    """
 
     def one(state: Any, step: Step) -> Any:
         state, out = processor.process(state, step)
@@ -67,15 +73,20 @@ def run(processor: Any, first: jax.Array, several: Step) -> tuple[Any, Any, Any]
 
     @jax.jit
     def whole(first: jax.Array, several: Step) -> Any:
-        return jax.lax.scan(one, init_processor(processor, first, several.action[0], ()), several)
+        state, told = jax.lax.scan(one, init_processor(processor, first, several.action[0], ()), several)
+        return state, *told
 
-    state, (out, seen) = whole(first, several)
-    return state, out, seen
+    return whole
+
+
+@cache
+def running_of(name: str) -> Callable[..., tuple[Any, Any, Any]]:
+    return running(processor_of(name))
 
 
 def test_what_the_policy_sees_is_of_the_space_that_is_said(name: str) -> None:
     processor = processor_of(name)
-    _, out, seen = run(processor, *steps(name))
+    _, out, seen = running_of(name)(*steps(name))
     space = processor.space(space_of(name))
     for obs in (seen, out.obs, out.next_obs):
         assert obs.shape == (T, N, *space.shape)
@@ -85,7 +96,7 @@ def test_what_the_policy_sees_is_of_the_space_that_is_said(name: str) -> None:
 
 def test_transitions_come_late_by_the_horizon_and_those_before_are_worth_nothing(name: str) -> None:
     processor = processor_of(name)
-    _, out, _ = run(processor, *steps(name))
+    _, out, _ = running_of(name)(*steps(name))
     weight = np.asarray(out.weight)
     assert np.all(weight[: processor.horizon] == 0)
     assert np.all(weight[processor.horizon :] == 1)
@@ -94,7 +105,7 @@ def test_transitions_come_late_by_the_horizon_and_those_before_are_worth_nothing
 def test_only_a_termination_is_worth_nothing_afterwards(name: str) -> None:
     """A transition over `k` steps is discounted by `0.99^k`, and by 0 if it ended; never by anything between."""
     processor, (first, several) = processor_of(name), steps(name)
-    _, out, _ = run(processor, first, several)
+    _, out, _ = running_of(name)(first, several)
     window = processor.horizon + 1
     late = lambda x: np.asarray(x)[processor.horizon :]
     allowed = {0.0, *(np.float32(0.99) ** np.arange(1, window + 1)).astype(np.float32).tolist()}
@@ -104,10 +115,10 @@ def test_only_a_termination_is_worth_nothing_afterwards(name: str) -> None:
 
 
 def test_what_comes_later_changes_nothing_that_was_said_before(name: str) -> None:
-    processor, (first, several) = processor_of(name), steps(name)
-    _, out, seen = run(processor, first, several)
+    first, several = steps(name)
+    _, out, seen = running_of(name)(first, several)
     other = jax.tree.map(lambda a, b: jnp.concatenate([a[:5], b[5:]]), several, steps(name, seed=1)[1])
-    _, again, seen_again = run(processor, first, other)
+    _, again, seen_again = running_of(name)(first, other)
     for a, b in zip(jax.tree.leaves((out, seen)), jax.tree.leaves((again, seen_again)), strict=True):
         np.testing.assert_array_equal(a[:5], b[:5])
     assert not np.array_equal(out.reward, again.reward)
@@ -115,14 +126,14 @@ def test_what_comes_later_changes_nothing_that_was_said_before(name: str) -> Non
 
 def test_frozen_it_learns_nothing_more(name: str) -> None:
     processor = processor_of(name)
-    state, _, _ = run(processor, *steps(name))
+    state, _, _ = running_of(name)(*steps(name))
     learnt = processor.get_stats(state)
     frozen = processor.freeze(learnt)
     first, several = steps(name, seed=1)
     twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), several)
     twice = twice._replace(truncated=twice.truncated.at[T - 1].set(~twice.terminated[T - 1]))
     twice = twice._replace(obs=twice.obs.at[T - 1].set(first))
-    _, out, seen = run(frozen, first, twice)
+    _, out, seen = running(frozen)(first, twice)
     later = slice(processor.horizon + ROWS[name].get("frame_stack", 1), T - 1)
     np.testing.assert_allclose(seen[later], seen[T:][later], rtol=1e-6)
     if not ROWS[name].get("normalise_reward"):  # a matter of training alone: no policy sees rewards

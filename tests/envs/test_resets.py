@@ -37,6 +37,7 @@ def uneven(num_envs: int = 4) -> tuple[Env, np.ndarray]:
     return env._replace(step=step), ends.astype(np.int32)
 
 
+@pytest.mark.every_day("fresh", "pool:5")
 @pytest.mark.parametrize("resets", ["fresh", "pool", "pool:5", "pool:7", "pool:64"])
 def test_no_start_is_used_twice(resets: str) -> None:
     env, actions = uneven()

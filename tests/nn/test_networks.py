@@ -436,6 +436,7 @@ def test_a_sequence_at_once_is_judged_as_step_by_step(core, name):
         np.testing.assert_allclose(whole, stepped, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.every_day("gru", "s5", "gla", "gtrxl")
 @pytest.mark.parametrize("core", CORES)
 def test_an_episode_remembers_its_own_steps_and_nothing_of_the_one_before(core):
     """Row 1 holds the episodes of steps 0 and 1, of step 2, and of steps 3 to 5; step 0 and then step 3 is changed."""
@@ -448,6 +449,7 @@ def test_an_episode_remembers_its_own_steps_and_nothing_of_the_one_before(core):
     assert not after[[0, 2]].any()
 
 
+@pytest.mark.every_day("gru", "s5", "gla", "gtrxl")
 @pytest.mark.parametrize("core", CORES)
 def test_a_sequence_begins_with_the_memory_it_is_given_unless_an_episode_begins_there(core):
     toy = recurrent(core)
@@ -458,6 +460,7 @@ def test_a_sequence_begins_with_the_memory_it_is_given_unless_an_episode_begins_
     assert change[1].tolist() == [True, True, False, False, False, False]
 
 
+@pytest.mark.every_day("gru", "s5", "gla", "gtrxl")
 @pytest.mark.parametrize("core", CORES)
 def test_the_gradient_of_a_value_reaches_back_to_the_first_step_of_its_episode(core):
     toy = recurrent(core)

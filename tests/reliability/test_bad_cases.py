@@ -252,6 +252,7 @@ def test_bad_arguments_are_named_before_anything_compiles(refused: Refused, args
     refused(lambda: train.main([*args.split(), "--quiet"]), *ARGUMENTS[args])
 
 
+@pytest.mark.slow
 def test_the_command_line_refuses_in_one_line_with_exit_code_2_and_leaves_nothing(tmp_path: Path) -> None:
     args = ["--num-envs", "8", "--opt-interval", "12", "--run-dir", "run"]
     done = subprocess.run([sys.executable, "-m", "jaxrl.train", *args], capture_output=True, text=True, cwd=tmp_path)

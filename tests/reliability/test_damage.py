@@ -248,6 +248,7 @@ def test_an_undamaged_run_goes_on_from_its_newest_checkpoint_without_a_warning(s
     assert_right(small, run, taken)
 
 
+@pytest.mark.every_day("missing", "truncated")
 @pytest.mark.parametrize("how", ["missing", "truncated", "empty"])
 def test_any_damaged_file_of_the_newest_checkpoint_is_noticed_and_the_one_before_is_taken(
     small: SmallRun, run: Path, how: str

@@ -169,7 +169,8 @@ def test_few_valid_steps_are_no_reason_to_fail_and_a_row_without_any_is_told_onc
 
 def test_the_command_line_ends_with_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "cache_compilations", lambda: None)
-    huge = ["--processor.reward-scale", "1e30", "--agent.loss", "squared"]
+    huge = ["--processor.reward-scale", "1e30", "--agent.loss", "squared", "--agent.features", "8"]
+    huge += ["--eval-interval", "0", "--eval-episodes", "0"]
     with pytest.raises(DivergedError, match="loss was not finite"):
         train.main(["--env", "Catch-bsuite", *huge, "--run-dir", str(tmp_path / "run"), "--quiet"])
     assert DivergedError.exit_code == 3

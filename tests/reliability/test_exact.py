@@ -12,8 +12,8 @@ from agents import COMBINATIONS
 import jaxrl
 from jaxrl.training.storage.leaves import state_digest
 
-N = 40
-WATCHED = {"eval_interval": 8, "eval_episodes": 2, "record_interval": 5, "save_interval": 10, "keep": 9, "quiet": True}
+N = 24
+WATCHED = {"eval_interval": 8, "eval_episodes": 2, "record_interval": 5, "save_interval": 12, "keep": 9, "quiet": True}
 
 
 class Told(NamedTuple):
@@ -86,7 +86,7 @@ print(train(Path({run!r}), {name!r}).digest)
 """
 
 
-@pytest.mark.slow  # every day, runs that get signals are compared with one of another process
+@pytest.mark.slow  # every day, a run that a signal stopped in another process goes on to the bits of one of this
 def test_another_process_makes_the_same_bits(whole: tuple[str, Told], tmp_path: Path) -> None:
     name, expected = whole
     here, run = Path(__file__).parent, tmp_path / "run"

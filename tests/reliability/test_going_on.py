@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from jaxrl.training.storage.run import Best, Resume, Storage
 QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "save_interval": 10, "quiet": True}
 
 
+@cache
 def dqn(discount: float = 0.99, warmup: int = 64, opt_interval: int = 4, **agent: Any) -> jaxrl.Strategy:
     return jaxrl.off_policy(
         jaxrl.make_env("CartPole-v1"),

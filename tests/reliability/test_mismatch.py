@@ -392,7 +392,7 @@ def test_a_setting_that_decides_the_training_is_refused_with_both_values(
     assert contents(run) == before
 
 
-@pytest.mark.every_day("eval_episodes", "save_interval", "max_opts", "record_interval", "keep", "train_episodes")
+@pytest.mark.every_day("eval_episodes", "save_interval", "max_opts", "train_episodes")
 @pytest.mark.parametrize("name", [name for name in FREE if name != "save_replay"])  # without it, nothing is as large
 def test_a_harmless_setting_may_change_and_no_bit_with_it(
     small: SmallRun, run: Path, capsys: pytest.CaptureFixture[str], name: str

@@ -148,7 +148,7 @@ def learn(variant):
     return np.asarray(from_box(ACTIONS, greedy)), np.asarray(values)
 
 
-CASES = ["sac", "td3", *(pytest.param(variant, marks=pytest.mark.slow) for variant in ("ddpg", *RARE))]
+CASES = ["sac", *(pytest.param(variant, marks=pytest.mark.slow) for variant in ("td3", "ddpg", *RARE))]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -199,6 +199,7 @@ def learn_reppo():
     return np.asarray(from_box(ACTIONS, greedy)), np.asarray(values), temperature
 
 
+@pytest.mark.slow
 def test_reppo_learns_the_best_actions_and_their_values_from_its_own_rollouts():
     greedy, values, temperature = learn_reppo()
     np.testing.assert_allclose(greedy, BEST, atol=5e-2)

@@ -81,7 +81,7 @@ def learn(toy, buffer=None, discount=DISCOUNT, **settings):
 ALL = [pytest.param(variant, name, id=f"{variant} {name}") for variant in VARIANTS for name in TOYS]
 
 
-@pytest.mark.every_day("rainbow clock_terminates")
+@pytest.mark.slow
 @pytest.mark.parametrize(("variant", "name"), ALL)
 def test_every_variant_learns_the_values_of_the_closed_form(variant, name):
     toy = TOYS[name](DISCOUNT)

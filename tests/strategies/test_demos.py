@@ -53,9 +53,9 @@ def test_a_batch_is_the_rings_and_then_so_many_demonstrations(make: Any) -> None
         assert batch.weight[6:].tolist() == [1.0] * 5
         seen += batch.items.reward[6:].tolist()
     assert {*seen} == {10.0, 11.0, 12.0}
-    told = buffer.reprioritise(state, batch.index, jnp.arange(11.0))
+    told = jax.jit(buffer.reprioritise)(state, batch.index, jnp.arange(11.0))
     alone = make(8, batch_size=6)
-    wanted = alone.reprioritise(state.ring, batch.index[:6], jnp.arange(6.0))
+    wanted = jax.jit(alone.reprioritise)(state.ring, batch.index[:6], jnp.arange(6.0))
     assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), told.ring, wanted))
     assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), told.demos, state.demos))
 

@@ -177,6 +177,7 @@ def test_with_restarts_an_actor_whose_process_died_goes_on_in_another_and_that_i
     assert message in (f"actor 0 {line}", f"actor 1 {line}")
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_the_terminal_ends_a_run_and_its_processes_after_a_checkpoint(path: None, tmp_path: Path):
     process = begun(tmp_path, "--actor-engine", "processes", start_new_session=True)
     ours = workers(process.pid)

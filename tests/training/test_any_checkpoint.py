@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ UNJUDGED: dict[str, Any] = {**KEEP, "eval_interval": 0, "eval_episodes": 0}
 OBS = np.linspace(-0.5, 0.5, 12, dtype=np.float32).reshape(3, 4)
 
 
+@cache
 def dqn(normalise: bool = False, **agent: Any) -> jaxrl.Strategy:
     parts = [jaxrl.normalise_obs(), jaxrl.n_step(2)] if normalise else [jaxrl.n_step(2)]
     return jaxrl.off_policy(

@@ -2,6 +2,7 @@
 
 import io
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class Coin(nn.Module):
         return jnp.broadcast_to(logits, (obs.shape[0], self.outputs)), obs[:, 0]
 
 
+@cache
 def coin(**settings: Any) -> jaxrl.Strategy:
     agent = jaxrl.a2c(make_network=lambda spec, head: Coin(head.outputs), lr=1e-9)
     return jaxrl.on_policy(changing(), agent, num_envs=4, rollout=STEPS, **settings)

@@ -126,6 +126,7 @@ def files(store: Store, step: int) -> list[Path]:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.every_day("delete", "flip")
 @pytest.mark.parametrize("damage", ["delete", "truncate", "empty", "flip"])
 def test_no_damage_to_any_file_gives_wrong_values(store: Store, damage: str) -> None:
     fill(store, 1, 2)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from toys_data import bandit
 
 import jaxrl
 from jaxrl import train
@@ -73,6 +74,12 @@ def test_statistics_of_observations_go_with_the_networks(tmp_path: Path) -> None
     new = begun(strategy(normalise=True), init_from=str(tmp_path / "old"))
     moments = lambda state: jax.tree.leaves(state.processor[0].moments)
     assert equal(moments(new), moments(old))
+
+
+@pytest.mark.slow
+def test_statistics_go_from_one_shard_to_several_and_back(tmp_path: Path) -> None:
+    old = saved(tmp_path / "old", normalise=True)
+    moments = lambda state: jax.tree.leaves(state.processor[0].moments)
     two = moments(begun(strategy(normalise=True, shards=2), init_from=str(tmp_path / "old")))
     assert all(equal(moment[i], x) for moment, x in zip(two, moments(old), strict=True) for i in range(2))
     wanted = moments(saved(tmp_path / "two", normalise=True, shards=2))
@@ -156,8 +163,8 @@ def test_parts_are_taken_where_the_rest_is_of_another_shape(old_run: tuple[Path,
 def test_another_agent_gives_what_it_calls_otherwise(tmp_path: Path) -> None:
     """PPO begins with the policy of behaviour cloning, whose torso and head have other names."""
     env = jaxrl.make_env("CartPole-v1")
-    policy = strategy().policy
-    data = jaxrl.gather(env, policy, policy.params(strategy().init(jax.random.key(0))), jax.random.key(1), 60)
+    obs = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    data = bandit([0, 1] * 30, np.ones(60))._replace(spec=env.spec, obs=obs, next_obs=obs)
     offline = jaxrl.offline(data, jaxrl.bc(features=(8,), activation="tanh"), batch_size=8, env=env)
     old = jaxrl.Trainer(offline, run_dir=str(tmp_path / "old"), **SETTINGS).train().state.agent.policy["params"]
     new = begun(
@@ -169,15 +176,23 @@ def test_another_agent_gives_what_it_calls_otherwise(tmp_path: Path) -> None:
 
 
 def test_a_learning_rate_that_was_adapted_stays_with_its_run(tmp_path: Path) -> None:
-    make = lambda **settings: jaxrl.on_policy(
-        jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(8,), **settings), num_envs=2, rollout=4
-    )
-    old = jaxrl.Trainer(make(desired_kl=1e-6), run_dir=str(tmp_path / "old"), **SETTINGS).train().state.agent
+    made = adapting(desired_kl=1e-6)
+    old = jaxrl.Trainer(made, run_dir=str(tmp_path / "old"), **SETTINGS).train().state.agent
     assert float(old.lr_scale) < 1
-    new = begun(make(desired_kl=1e-6), init_from=str(tmp_path / "old")).agent
+    new = begun(made, init_from=str(tmp_path / "old")).agent
     assert equal(new.params, old.params)
     assert float(new.lr_scale) == 1
-    assert equal(begun(make(), init_from=str(tmp_path / "old")).agent.params, old.params)
+
+
+def adapting(**settings: Any) -> jaxrl.Strategy:
+    agent = jaxrl.ppo(features=(8,), **settings)
+    return jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), agent, num_envs=2, rollout=4)
+
+
+@pytest.mark.slow
+def test_networks_of_a_rate_that_was_adapted_go_to_a_run_whose_rate_is_not(tmp_path: Path) -> None:
+    old = jaxrl.Trainer(adapting(desired_kl=1e-6), run_dir=str(tmp_path / "old"), **SETTINGS).train().state.agent
+    assert equal(begun(adapting(), init_from=str(tmp_path / "old")).agent.params, old.params)
 
 
 @pytest.mark.parametrize("name", ["weights.npz", "weights.safetensors"])

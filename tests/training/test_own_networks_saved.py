@@ -115,7 +115,10 @@ def test_a_network_of_ones_own_is_passed_to_load_its_policy(runs: Runs) -> None:
         ("network", {}, "was made in Python; pass what made it: load_policy(run_dir, make_network=...)"),
         ("policy", {}, "pass what made it: load_policy(run_dir, make_policy=...)"),
         ("network", {"make_policy": values(6)}, "load_policy(run_dir, make_network=...)"),
-        ("optimizer", {"make_network": values(6)}, "was not made by make_network; leave that out"),
+        pytest.param(
+            *("optimizer", {"make_network": values(6)}, "was not made by make_network; leave that out"),
+            marks=pytest.mark.slow,
+        ),
         ("network", {"make_network": values(7)}, "make_network is not what trained"),
         (
             "network",

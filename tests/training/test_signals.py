@@ -255,7 +255,8 @@ if __name__ == "__main__":
 FRONT = """
 if __name__ == "__main__":
     import runpy
-    sys.argv = ["jaxrl.train", "ppo", "--env", "held:make", "--max-opts", "64", "--run-dir", "run"]
+    small = "--num-envs 2 --rollout 8 --agent.features 8 --max-opts 64 --eval-interval 0 --eval-episodes 0".split()
+    sys.argv = ["jaxrl.train", "ppo", "--env", "held:make", "--run-dir", "run", *small]
     runpy.run_module("jaxrl.train", run_name="__main__", alter_sys=True)
 """
 

@@ -86,9 +86,15 @@ def inside_calls(x: Any, w: Any) -> Any:
 )
 def test_it_means_what_vmap_with_a_named_axis_means(function: Callable[..., Any]) -> None:
     w = jnp.linspace(-1.0, 1.0, 4)
-    wanted = jax.vmap(function, in_axes=(0, None), axis_name=shards.AXIS)(X, w)
-    made, own = jax.jit(lambda x, w: run_shards(function, V, (x, w), (True, False), all_own)[0])(X, w), None
-    _, own = run_shards(function, V, (X, w), (True, False), all_own)
+    wanted = jax.jit(jax.vmap(function, in_axes=(0, None), axis_name=shards.AXIS))(X, w)
+    told: list[Any] = []
+
+    def together(x: Any, w: Any) -> Any:
+        made, own = run_shards(function, V, (x, w), (True, False), all_own)
+        told.append(own)
+        return made
+
+    made, own = jax.jit(together)(X, w), told[0]
     for new, old in zip(jax.tree.leaves(replicate(made, own, V)), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(new, old, rtol=1e-6)
     assert not failures()  # otherwise they were run in one batch, which means the same too
