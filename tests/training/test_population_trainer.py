@@ -429,6 +429,18 @@ def test_a_damaged_file_of_members_is_refused_and_costs_nothing(line: str, tmp_p
     assert len(Trainer(made, **{**begun, "max_opts": 40}, resume=True).train().members) == 2
 
 
+def test_checkpoints_without_the_file_of_members_are_not_trained_over(tmp_path: Path) -> None:
+    made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
+    begun = {**LENGTH, "max_opts": 20, "quiet": True, "run_dir": run}
+    Trainer(made, **begun).train()
+    (run / "members.jsonl").rename(tmp_path / "members.jsonl")
+    with pytest.raises(SettingsError, match=r"has checkpoints, but no members.jsonl, .* begin again with --start-over"):
+        Trainer(made, **begun, resume=True).train()
+    (tmp_path / "members.jsonl").rename(run / "members.jsonl")
+    longer = Trainer(made, **{**begun, "max_opts": 40}, resume=True).train()
+    assert [member.result.summary["opt_steps"] for member in longer.members] == [40, 40]
+
+
 def test_a_population_whose_members_have_directories_is_of_an_earlier_version(tmp_path: Path) -> None:
     made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
     begun = {**LENGTH, "max_opts": 20, "quiet": True, "run_dir": run}

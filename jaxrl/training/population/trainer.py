@@ -54,7 +54,7 @@ from jaxrl.training.storage.group_files import GroupFiles, MemberDir, MemberFile
 from jaxrl.training.storage.logs import RowLog
 from jaxrl.training.storage.members import POPULATION, require_no_member
 from jaxrl.training.storage.run import resolve_resume
-from jaxrl.training.storage.run_dir import CONFIG, FORMAT, METRICS, RunDir, member_dir
+from jaxrl.training.storage.run_dir import CONFIG, FORMAT, MEMBERS_FILE, METRICS, RunDir, member_dir
 from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.trees import make_key
 from jaxrl.xla.contexts import bind_context
@@ -561,10 +561,19 @@ class PopulationTrainer:
             self._dir.release()
 
     def _open_files(self, directory: Path) -> None:
-        """Open the files that members share, for a resume at their newest checkpoints."""
+        """Open the files that members share, for a resume at their newest checkpoints.
+
+        Raises:
+          SettingsError: they cannot be read, or are gone while the checkpoints are there.
+        """
         numbers = [run.member.number for run in self._runs]
         saves = self._saves = Collector(directory, self.config.keep, numbers, first=self._write_members)
         self._files = GroupFiles(directory, saves.checkpoints.newest_steps if self._resume else None)
+        if self._resume and saves.checkpoints.steps() and not (directory / MEMBERS_FILE).exists():
+            raise SettingsError(
+                f"{directory} has checkpoints, but no {MEMBERS_FILE}, which says whose they are; bring it back, or begin "
+                "again with --start-over"
+            )
         self._rows.open(self._files, self._about() if "tensorboard" in self.config.recorders else None)
 
     def _about(self) -> RunInfo:
