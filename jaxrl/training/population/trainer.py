@@ -571,8 +571,8 @@ class PopulationTrainer:
         self._files = GroupFiles(directory, saves.checkpoints.newest_steps if self._resume else None)
         if self._resume and saves.checkpoints.steps() and not (directory / MEMBERS_FILE).exists():
             raise SettingsError(
-                f"{directory} has checkpoints, but no {MEMBERS_FILE}, which says whose they are; bring it back, or begin "
-                "again with --start-over"
+                f"{directory} has checkpoints, but no {MEMBERS_FILE}, which says whose they are; bring it back, or "
+                "begin again with --start-over"
             )
         self._rows.open(self._files, self._about() if "tensorboard" in self.config.recorders else None)
 
