@@ -128,7 +128,7 @@ def test_each_signal_saves_and_ends_with_its_own_code(runs: Runs, untouched: str
     assert_whole(runs.path)
 
 
-@pytest.mark.slow  # every day, a script is stopped so in its training
+@pytest.mark.every_day("training-15")
 @pytest.mark.parametrize("number", [TERM, INT])
 @pytest.mark.parametrize(
     "point", ["compile", "warm-up", "training", "evaluation", "save begins", "files are summed", "end"]
