@@ -121,7 +121,8 @@ def host(part: str, repeats: int, count: int, times: float, workers: int | None)
 
     def whole() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            train(strategy, count, opts, run_dir=f"{folder}/run", workers=workers, **{**length, **evaluations})
+            saved = {"run_dir": f"{folder}/run", "save_interval": config.save_interval}
+            train(strategy, count, opts, workers=workers, **{**length, **evaluations, **saved})
 
     calls = {
         "whole": whole,
