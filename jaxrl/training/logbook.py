@@ -83,6 +83,8 @@ class Logbook:
         self._waiting: dict[str, list[str]] = {}
         self._noted: dict[str, tuple[float, int]] = {}
         """Sum and count of the numbers noted for the next row, by name."""
+        self._shared: set[str] = set()
+        """Columns that the log of a population adds to the rows of its members."""
         self._columns: set[str] | None = None
         """Column names of the previous row, empty before the first; `None` while the logbook is closed."""
 
@@ -99,8 +101,9 @@ class Logbook:
         self._episodes = Recorders(own_recorder(storage.log(EPISODES)))
         self._train_episodes = Recorders(own_recorder(storage.log(TRAIN_EPISODES)))
         self._rows.begin(run_info(storage, opt_steps))
+        self._shared = {"member"} if isinstance(storage.dir, MemberDir) else set()
         # From here on `note` is allowed.
-        self._columns = set()
+        self._columns = {*self._shared}
         if resume:
             # Rewind first: the unwritten rows of an earlier process precede the checkpoint, and follow its rows.
             self.rewind(opt_steps if storage.resumes else -1)
@@ -173,7 +176,8 @@ class Logbook:
         """
         row = self.row("train", **columns_to_write(columns), **memory())
         # Before the first row the columns are unknown: a noted name may be one of them, and the row's value wins.
-        self._columns, left_out = {*row}, sorted({*self._noted} & {*row})
+        self._columns = {*row, *self._shared}
+        left_out = sorted({*self._noted} & self._columns)
         row |= {name: total / count for name, (total, count) in self._noted.items() if name not in self._columns}
         self._noted = {}
         self._rows.write(row)

@@ -114,6 +114,13 @@ def test_notes_that_cannot_be_are_refused_and_names_of_columns_are_kept_for_them
             trainer.note(mine=1.0)
 
 
+def test_a_members_number_is_no_name_for_a_note(tmp_path: Path) -> None:
+    hooks = jaxrl.Hooks(start=lambda trainer: trainer.note(member=1.0))
+    made = jaxrl.population(counting(), seeds=2)
+    with pytest.raises(SettingsError, match="note: rows have a column 'member' of their own"):
+        jaxrl.Trainer(made, max_opts=4, hooks=hooks, run_dir=str(tmp_path / "run"), quiet=True).train()
+
+
 def test_columns_of_ones_own_are_in_the_rows_of_evaluations_and_of_their_episodes(tmp_path: Path) -> None:
     train(run_dir=str(tmp_path), eval_at_start=False)
     lines = lambda name: [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
