@@ -83,6 +83,17 @@ def test_who_wants_no_console_gets_no_summary(silent: dict[str, Any], capsys: py
     assert capsys.readouterr().out == ""
 
 
+def test_a_run_in_python_needs_no_settings_of_its_directory_but_for_those_that_it_is_given(tmp_path: Path) -> None:
+    """Its checkpoint says what it was trained with; a `config.yaml` that was damaged is written anew."""
+    run = tmp_path / "run"
+    jaxrl.Trainer(counting(), max_opts=4, run_dir=run, quiet=True).train()
+    for max_opts, how in ((8, {"resume": True}), (6, {"start_over": True})):
+        (run / "config.yaml").write_text("a: [")
+        result = jaxrl.Trainer(counting(), max_opts=max_opts, run_dir=run, quiet=True, **how).train()
+        assert result.summary["opt_steps"] == max_opts
+        assert f"max_opts: {max_opts}" in (run / "config.yaml").read_text()
+
+
 @pytest.mark.parametrize("members", [None, 2])
 def test_a_cell_is_run_again_by_start_over_and_refused_without(tmp_path: Path, members: int | None) -> None:
     run_dir = str(tmp_path / "run")

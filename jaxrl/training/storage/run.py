@@ -29,6 +29,7 @@ from jaxrl.training.storage.run_dir import (
     CONFIG,
     EPISODES,
     FORMAT,
+    MEMBERS_FILE,
     METADATA,
     METRICS,
     RunDir,
@@ -187,8 +188,7 @@ class Storage:
         assert self.dir is not None
         if not (resume.run or self._replaces(self.dir.path)):
             return
-        settings = self.dir.settings()
-        if POPULATION in settings:
+        if self._is_population():
             raise SettingsError(
                 f"{self.path} is a population, and this trains one run; give its Population to the Trainer, or go on "
                 f"with one of the members, as {member_dir(self.dir.path, 0)}"
@@ -199,7 +199,7 @@ class Storage:
             self.dir.discard()
             return
         if never_saved(self.dir, self.checkpoints):
-            old = {"settings": settings}
+            old = {"settings": self.dir.settings()}
         else:
             try:
                 step, old = self.checkpoints.newest_facts()
@@ -214,6 +214,14 @@ class Storage:
                     f"max_opts is {most}, but {self.path} has made {step} optimisation steps; expected at least as many"
                 )
         self._compare(old)
+
+    def _is_population(self) -> bool:
+        """Return whether the directory is a population's; damaged settings matter only where they are needed."""
+        assert self.dir is not None
+        try:
+            return POPULATION in self.dir.settings()
+        except SettingsError:
+            return (self.dir / MEMBERS_FILE).exists()
 
     def _replaces(self, path: str | Path) -> bool:
         """Return whether `start_over` replaces an existing run in `path`."""
