@@ -354,19 +354,23 @@ def memory() -> dict[str, float]:
 def run_info(storage: Storage, opt_steps: int) -> RunInfo:
     """Return the description of a run for recorders; it starts or resumes after `opt_steps`."""
     settings, group = storage.settings, None if storage.path is None else group_of(storage.path)
-    named_by = tuple(str(part) for part in (settings.get("algo"), settings.get("env")) if part)
-    called = "-".join((*named_by, f"s{settings.get('seed')}")) if storage.path is None else storage.path.name
+    called = "-".join((*named_by(settings), f"s{settings.get('seed')}")) if storage.path is None else storage.path.name
     name = called if group is not None else settings.get("name") or called  # members need distinct names
     return RunInfo(
         name=name if group is None else f"{group.name}-{name}",
         directory=storage.path,
         settings=flat(settings),
-        tags=(*named_by, *settings.get("tags", ())),
+        tags=(*named_by(settings), *settings.get("tags", ())),
         opt_steps=opt_steps if storage.resumes else 0,
         changed=bool(storage.decisive),
         group=group,
         notes=str(settings.get("notes") or ""),
     )
+
+
+def named_by(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the algorithm and the environment of a run, where they have names."""
+    return tuple(str(part) for part in (settings.get("algo"), settings.get("env")) if part)
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -67,8 +67,9 @@ def ravel_networks(tree: PyTree) -> PyTree:
 
 
 def unravel_networks(raveled: PyTree, like: PyTree) -> PyTree:
-    """Invert `ravel_networks`: return the tree with the structure of `like`."""
-    return jax.tree.map(lambda x, part: unravel(part, x) if is_network(x) else part, like, raveled, is_leaf=is_network)
+    """Invert `ravel_networks`: return the tree with the structure of `like`. Networks may have stayed trees."""
+    tree_of = lambda x, parts: unravel(parts, x) if is_network(x) and isinstance(parts, list) else parts
+    return jax.tree.map(tree_of, like, raveled, is_leaf=is_network)
 
 
 def vectors_of(*trees: PyTree) -> list[PyTree]:
@@ -89,10 +90,7 @@ def vectors_of(*trees: PyTree) -> list[PyTree]:
 
 def trees_of(vectors: PyTree, like: PyTree) -> PyTree:
     """Invert `vectors_of`: return the tree with the structure of `like`."""
-    if _made.get() is None:
-        return vectors
-    tree_of = lambda x, parts: unravel(parts, x) if is_network(x) and isinstance(parts, list) else parts
-    return jax.tree.map(tree_of, like, vectors, is_leaf=is_network)
+    return vectors if _made.get() is None else unravel_networks(vectors, like)
 
 
 def elementwise(f: Callable[..., Array], *trees: PyTree) -> PyTree:

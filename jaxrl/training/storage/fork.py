@@ -7,8 +7,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
-
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.parsing import as_int
 from jaxrl.paths import local
@@ -16,7 +14,7 @@ from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store
 from jaxrl.training.storage.logs import copy_logs
 from jaxrl.training.storage.members import population_of
-from jaxrl.training.storage.run_dir import BOARD, CONFIG, FORMAT, RunDir, read_settings, require_run, write_atomically
+from jaxrl.training.storage.run_dir import BOARD, FORMAT, RunDir, read_settings, require_run, write_settings
 
 
 class Fork(NamedTuple):
@@ -89,7 +87,7 @@ def copy_checkpoint(fork: Fork, target: Path) -> int:
     copy_logs(source, target)
     if (source / BOARD).is_dir():
         shutil.copytree(source / BOARD, target / BOARD)
-    write_atomically(target / CONFIG, yaml.safe_dump(read_settings(source), sort_keys=False))
+    write_settings(target, read_settings(source))
     return step
 
 

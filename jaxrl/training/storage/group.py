@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 
 from jaxrl.errors import SettingsError, StorageError
 from jaxrl.paths import local
@@ -34,13 +33,14 @@ from jaxrl.training.storage.leaves import Entry, host_leaves
 from jaxrl.training.storage.logs import copy_logs
 from jaxrl.training.storage.members import require_no_member, resolve
 from jaxrl.training.storage.run_dir import (
-    CONFIG,
     METADATA,
     group_of,
     new_directory,
     number_of,
-    read_members,
+    read_metadata,
+    read_settings,
     write_atomically,
+    write_settings,
 )
 from jaxrl.trees import PyTree
 
@@ -101,10 +101,9 @@ def extract(run_dir: str | Path, member: int, to: str | Path) -> Path:
             # Links are copied as links; the only one that `require_inside` allows is wandb's.
             if path.is_dir():
                 shutil.copytree(path, made, symlinks=True, dirs_exist_ok=True)
-            settings, metadata = read_members(path.parent.parent)[member]
-            write_atomically(made / METADATA, json.dumps(metadata, indent=2) + "\n")
+            write_atomically(made / METADATA, json.dumps(read_metadata(path), indent=2) + "\n")
             copy_logs(path, made)
-            write_atomically(made / CONFIG, yaml.safe_dump(settings, sort_keys=False))
+            write_settings(made, read_settings(path))
             for name in (CHECKPOINTS, BEST):
                 _copy_rows(open_store(path, name), made / name)
     except (OSError, shutil.Error, StorageError) as error:

@@ -22,6 +22,7 @@ from jaxrl.training.storage.run_dir import (
     MEMBERS_FILE,
     METRICS,
     MemberFacts,
+    by_member,
     member_dir,
     plain,
     read_members,
@@ -203,7 +204,7 @@ class GroupLog:
         self._pending: list[tuple[int | None, bytes]] = []
         """Records that a full disk has not taken yet, with their members; those of the population have none."""
         if self._saved is not None:
-            self._held = _by_member(_lines_of(path))
+            self._held = by_member(_lines_of(path))
 
     def resumed_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield each member's number and rows up to where it is resumed, before any of them rewinds."""
@@ -255,7 +256,7 @@ class GroupLog:
         with self._lock:
             if number in self._held or number not in self._sums:
                 return self._held.get(number, b"")
-            return _by_member(line for line in _lines_of(self.path) if line.startswith(_mark(number))).get(number, b"")
+            return by_member(line for line in _lines_of(self.path) if line.startswith(_mark(number))).get(number, b"")
 
     def pending(self, number: int) -> list[bytes]:
         """Return a member's records that a full disk has not taken yet."""
@@ -293,7 +294,7 @@ class GroupLog:
             self._replace(kept)
         if damaged:
             print_stderr(f"warning: {self.path} was damaged: {describe_lines(damaged)}")
-        self._held, self._saved = _by_member(kept), None
+        self._held, self._saved = by_member(kept), None
         for lines in self._early:
             self._append(None, lines)
 
@@ -376,12 +377,3 @@ def _marked(number: int | None, lines: bytes) -> bytes:
 def _lines_of(path: Path) -> list[bytes]:
     """Return the lines of a log; none if it does not exist."""
     return path.read_bytes().splitlines(keepends=True) if path.exists() else []
-
-
-def _by_member(lines: Iterable[bytes]) -> dict[int, bytes]:
-    """Return the lines of each member without its number."""
-    found: dict[int, list[bytes]] = {}
-    for line in lines:
-        if about := MEMBER_LINE.match(line):
-            found.setdefault(int(about[1]), []).append(b"{" + line[about.end() :])
-    return {number: b"".join(own) for number, own in found.items()}

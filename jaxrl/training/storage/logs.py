@@ -180,9 +180,9 @@ def copy_logs(run: Path, to: Path) -> None:
             shutil.copyfileobj(log, copy)
 
 
-def rows_of(run: Path, kinds: Collection[str] = KINDS, name: str = METRICS) -> Iterator[dict[str, Any]]:
-    """Return the rows of these kinds in a log of a run or a member, skipping invalid lines."""
-    return rows_in(partial(open_log, run, name), kinds)
+def rows_of(run: Path, kinds: Collection[str] = KINDS) -> Iterator[dict[str, Any]]:
+    """Return the rows of these kinds in the log of a run or a member, skipping invalid lines."""
+    return rows_in(partial(open_log, run, METRICS), kinds)
 
 
 def rows_in(opened: Callable[[], IO[bytes]], kinds: Collection[str]) -> Iterator[dict[str, Any]]:

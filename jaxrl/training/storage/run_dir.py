@@ -17,7 +17,7 @@ import platform
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -92,7 +92,7 @@ class RunDir:
 
     def write_config(self, settings: Mapping[str, Any]) -> None:
         """Write `config.yaml`."""
-        write_atomically(self.path / CONFIG, yaml.safe_dump(plain(settings), sort_keys=False))
+        write_settings(self.path, plain(settings))
 
     def write_metadata(self, **facts: Any) -> None:
         """Merge `facts` into `metadata.json`."""
@@ -287,6 +287,11 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
+def write_settings(run: Path, settings: Mapping[str, Any]) -> None:
+    """Write the `config.yaml` of a run, of plain values."""
+    write_atomically(run / CONFIG, yaml.safe_dump(settings, sort_keys=False))
+
+
 def read_text(path: Path) -> str:
     """Read a text file of a run directory.
 
@@ -428,13 +433,17 @@ def _members(path: Path, stamp: tuple[int, ...]) -> Mapping[int, MemberFacts]:
 
 @functools.lru_cache(maxsize=3)
 def _split(path: Path, stamp: tuple[int, ...]) -> Mapping[int, bytes]:
+    with path.open("rb") as file:
+        return by_member(file)
+
+
+def by_member(lines: Iterable[bytes]) -> dict[int, bytes]:
     """Return the lines of each member in a population's log, as they would stand in a log of its own."""
     found: dict[int, list[bytes]] = {}
-    with path.open("rb") as file:
-        for line in file:
-            if about := MEMBER_LINE.match(line):
-                found.setdefault(int(about[1]), []).append(b"{" + line[about.end() :])
-    return {number: b"".join(lines) for number, lines in found.items()}
+    for line in lines:
+        if about := MEMBER_LINE.match(line):
+            found.setdefault(int(about[1]), []).append(b"{" + line[about.end() :])
+    return {number: b"".join(own) for number, own in found.items()}
 
 
 class _Loader(yaml.SafeLoader):
