@@ -36,9 +36,12 @@ class AtOnce:
 
 @pytest.fixture
 def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Let time pass, on the clock by which training is timed; what is saved is written at once."""
-    passed, now = [0.0], time.perf_counter
-    monkeypatch.setattr(time, "perf_counter", lambda: now() + passed[0])
+    """Let time pass, on the clock by which training is timed: nothing else moves it.
+
+    What is saved is written at once, and takes no time.
+    """
+    passed, start = [0.0], time.perf_counter()
+    monkeypatch.setattr(time, "perf_counter", lambda: start + passed[0])
     monkeypatch.setattr(checkpoints, "ThreadPoolExecutor", AtOnce)
 
     def wait(seconds: float) -> None:
