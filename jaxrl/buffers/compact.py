@@ -92,14 +92,11 @@ class CompactRows:
         tails = self.tails.write(Tail(link, _drop_obs(items)), start)
         # One array holds `[rows | pending | ends]`, so that each part is written in place and a sample is a single
         # gather. `first` is the start of the pending part. With frames the rows are stored elsewhere.
-        words, first = {}, len(self._whole) - self.lag - self.owner.shape[0]
-        for w, held in self._whole.words.items():
-            if not isinstance(self.seen, Frames):
-                held = jax.lax.dynamic_update_slice_in_dim(held, obs[w], start, axis=0)
-            held = jax.lax.dynamic_update_slice_in_dim(held, waiting[w], first, axis=0)
-            at = held.at[first + self.lag + place]  # rows without an end point out of bounds and are dropped
-            words[w] = at.set(decided[w], mode="drop", unique_indices=True)
-        whole = replace(self._whole, words=words)
+        whole, first = self._whole, len(self._whole) - self.lag - self.owner.shape[0]
+        if not isinstance(self.seen, Frames):
+            whole = whole.write_words(obs, start)
+        # Rows without an end point out of bounds and are dropped.
+        whole = whole.write_words(waiting, jnp.int32(first)).scatter_words(decided, first + self.lag + place)
         if isinstance(self.seen, Frames):
             seen: Rows | Frames = replace(self.seen.write(items.obs, start), apart=whole)
         else:
@@ -182,9 +179,16 @@ def _split_rows(both: PyTree, size: int) -> tuple[PyTree, PyTree]:
 
 
 def empty_compact(
-    example: PyTree, rows: int, lag: int, ends: float, frames: int = 1, block: int = 1, stride: int = 0
+    example: PyTree,
+    rows: int,
+    lag: int,
+    ends: float,
+    frames: int = 1,
+    block: int = 1,
+    stride: int = 0,
+    on_host: bool = False,
 ) -> CompactRows:
-    """Return a ring of `rows` transitions, all zeros, with room for `ends * rows` ends.
+    """Return a ring of `rows` transitions, all zeros, with room for `ends * rows` ends; observations may be `on_host`.
 
     With `frames` above 1, observations are stacks and are stored frame by frame. `stride` is the distance in rows from
     one step of an environment to its next; `block` is the number of rows per write.
@@ -212,9 +216,9 @@ def empty_compact(
         )
     zero = jnp.int32(0)
     tails = packing.empty(packing.layout_of(Tail(jax.ShapeDtypeStruct((), jnp.int32), _drop_obs(example))), rows, block)
-    seen: Rows | Frames = packing.empty(obs, rows + lag + size)
+    seen: Rows | Frames = packing.empty(obs, rows + lag + size, on_host=on_host and frames == 1)
     if frames > 1:
-        seen = empty_frames(example.obs, frames, rows, block, stride, lag + size)
+        seen = empty_frames(example.obs, frames, rows, block, stride, lag + size, on_host)
     waiting = packing.empty(obs, lag).words
     return CompactRows(tails, seen, waiting, jnp.zeros(size, jnp.int32), zero, zero, lag, packing.layout_of(example))
 

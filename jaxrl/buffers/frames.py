@@ -117,7 +117,9 @@ def rows_equal(a: PyTree, b: PyTree) -> Array:
     return ~jnp.any(jnp.stack(pairs), axis=0)
 
 
-def empty_frames(example: PyTree, count: int, rows: int, block: int, stride: int, apart: int) -> Frames:
+def empty_frames(
+    example: PyTree, count: int, rows: int, block: int, stride: int, apart: int, on_host: bool = False
+) -> Frames:
     """Return storage for `rows` rows in blocks of `block`, all zeros, and for `apart` observations stored in full.
 
     Raises:
@@ -141,9 +143,9 @@ def empty_frames(example: PyTree, count: int, rows: int, block: int, stride: int
     frame = jax.tree.map(lambda x, like: jax.ShapeDtypeStruct(x.shape[1:], like.dtype), single, example)
     last = jax.tree.map(lambda x: jnp.zeros((stride, *x.shape), x.dtype), example)
     return Frames(
-        single=packing.empty(packing.layout_of(frame), rows + reach),
+        single=packing.empty(packing.layout_of(frame), rows + reach, on_host=on_host),
         depth=jnp.zeros(rows, jnp.int32),
-        apart=packing.empty(packing.layout_of(example), apart),
+        apart=packing.empty(packing.layout_of(example), apart, on_host=on_host),
         last=last,
         last_depth=jnp.full(stride, -2 * count, jnp.int32),
         head=jnp.int32(rows + reach - 1),

@@ -68,7 +68,7 @@ def hindsight(ring: Buffer, share: float = 0.8, goal: GoalFn | None = None) -> B
         settings=settings if goal is None else None,
         as_sequence_buffer=None,
         with_goal_fn=partial(_bind_goal, ring, share, goal),
-        shard=partial(_shard, ring, share, goal),
+        shard=ring.shard and partial(_shard, ring, share, goal),
     )
 
 

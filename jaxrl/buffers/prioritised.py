@@ -69,6 +69,7 @@ def prioritised(
     compact: bool = False,
     ends: float = 0.125,
     frames: int = 1,
+    memory: str = "device",
 ) -> Buffer:
     """Keep the newest `capacity` items and sample batches of `batch_size` by priority, with replacement.
 
@@ -88,11 +89,12 @@ def prioritised(
       compact: store observations once, as in `uniform`.
       ends: room for the ends of episodes, as a share of the capacity.
       frames: frames per stacked observation, as in `uniform`.
+      memory: `device` or `host`, as in `uniform`; priorities are on the device.
 
     Raises:
       SettingsError: a value is out of range.
     """
-    ring = uniform(capacity, batch_size, compact=compact, ends=ends, frames=frames)
+    ring = uniform(capacity, batch_size, compact=compact, ends=ends, frames=frames, memory=memory)
     check_between("buffer.alpha", alpha, 0.0, 1e3)
     check_between("buffer.beta", beta, 0.0, 1.0)
     check_between("buffer.epsilon", epsilon, 0.0, 1e30)
@@ -115,7 +117,7 @@ def _make(settings: _Settings) -> Buffer:
             "normalise": "all" if settings.over_all else "batch",
             "epsilon": settings.epsilon,
         },
-        shard=partial(_shard, settings),
+        shard=settings.ring.shard and partial(_shard, settings),
     )
     return buffer._replace(as_sequence_buffer=partial(_as_sequence_buffer, settings, buffer))
 

@@ -13,12 +13,14 @@ from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.parsing import as_int
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, SequenceSpec
-from jaxrl.xla import packing
+from jaxrl.xla import host_memory, packing
 from jaxrl.xla.packing import Rows
 from jaxrl.xla.shuffle import below
 
 Ring = Rows | CompactRows
 """The two storages of items; both write blocks and read rows."""
+MEMORIES = ("device", "host")
+"""Where a ring may lie."""
 
 
 def uniform(
@@ -28,6 +30,7 @@ def uniform(
     compact: bool = False,
     ends: float = 0.125,
     frames: int = 1,
+    memory: str = "device",
 ) -> Buffer:
     """Keep the newest `capacity` items and sample batches of `batch_size` uniformly, with replacement.
 
@@ -46,9 +49,12 @@ def uniform(
       compact: store each observation once; items must be `Transition`s.
       ends: room for the ends of episodes, as a share of the capacity.
       frames: frames per stacked observation, as made by `frame_stack`; a compact buffer stores each frame once.
+      memory: `device`, or `host` for the memory of the host, from which each batch is read: of a compact buffer, its
+        observations. Samples are the same.
 
     Raises:
-      SettingsError: a count is below 1, the capacity is below the batch size, or `ends` is outside `[0, 1]`.
+      SettingsError: a count is below 1, the capacity is below the batch size, `ends` is outside `[0, 1]`, or the
+        platform has no `memory` of that name.
     """
     capacity, batch_size = as_int(capacity), as_int(batch_size)
     check_count("buffer.capacity", capacity)
@@ -63,8 +69,13 @@ def uniform(
     check_count("buffer.frames", frames)
     if frames > 1 and not compact:
         raise SettingsError("buffer.frames is for compact buffers; set buffer.compact as well, or buffer.frames to 1")
+    if memory not in MEMORIES:
+        raise SettingsError(f"buffer.memory is {memory!r}; expected device or host")
+    on_host = memory == "host"
+    if on_host:
+        host_memory.sharding()  # raises where there is none
     buffer = Buffer(
-        init=partial(_init, capacity, ends if compact else None, frames),
+        init=partial(_init, capacity, ends if compact else None, frames, on_host),
         push=_push,
         sample=partial(_sample, batch_size),
         reprioritise=lambda state, index, priority: state,
@@ -76,13 +87,15 @@ def uniform(
             "compact": compact,
             "ends": ends,
             "frames": frames,
+            "memory": memory,
             "prioritised": False,
         },
     )
     make = partial(uniform, compact=compact, ends=ends, frames=frames)
     return buffer._replace(
         as_sequence_buffer=partial(_as_sequence_buffer, buffer, capacity, frames),
-        shard=partial(_shard, make, capacity, batch_size),
+        # The parts of a ring in the host's memory would have to lie beside the devices of their shards.
+        shard=None if on_host else partial(_shard, make, capacity, batch_size),
     )
 
 
@@ -110,12 +123,19 @@ def _round_up(capacity: int, rows: int) -> int:
 
 
 def _init(
-    capacity: int, ends: float | None, frames: int, example: PyTree, rows: int, lag: int = 0, stride: int = 0
+    capacity: int,
+    ends: float | None,
+    frames: int,
+    on_host: bool,
+    example: PyTree,
+    rows: int,
+    lag: int = 0,
+    stride: int = 0,
 ) -> Ring:
     held = _round_up(capacity, rows)
     if ends is None:
-        return packing.empty(packing.layout_of(example), held, rows)
-    return empty_compact(example, held, lag, ends, frames, rows, stride)
+        return packing.empty(packing.layout_of(example), held, rows, on_host)
+    return empty_compact(example, held, lag, ends, frames, rows, stride, on_host)
 
 
 def _push(ring: Ring, items: PyTree, pushes: Array) -> Ring:

@@ -69,6 +69,8 @@ class BufferConfig:
     it are lost."""
     frames: int = 1
     """Frames stacked in each observation (as processor.frame_stack); a compact buffer stores each frame once."""
+    memory: str = "device"
+    """Where transitions are kept: device, or host for the memory of the host, from which each batch is read."""
     prioritised: bool = False
     """Sample by priority (the size of the temporal-difference error); otherwise uniformly."""
     alpha: float = 0.6
@@ -310,7 +312,7 @@ def build_buffer(config: BufferConfig) -> Buffer:
     if config.prioritised:
         made = prioritised(**settings)
     else:
-        ring = {name: settings[name] for name in ("compact", "ends", "frames")}
+        ring = {name: settings[name] for name in ("compact", "ends", "frames", "memory")}
         made = uniform(config.capacity, config.batch_size, **ring)
     return hindsight(made, config.hindsight) if config.hindsight else made
 

@@ -22,6 +22,7 @@ from jaxrl.types import Step, Transition
 from jaxrl.xla import PLATFORMS, shaped_for
 from jaxrl.xla.ahead import iterate_hoisted
 from jaxrl.xla.carry import PACKED_WITHIN, scan
+from jaxrl.xla.packing import in_place
 
 if TYPE_CHECKING:
     from jaxrl.strategies.host_actors import ActorFns
@@ -265,6 +266,7 @@ def iterate(body: Callable[[PyTree, Key, Array], PyTree], key: Key, carry: PyTre
     divided into calls.
     """
     start, stop = (jnp.asarray(t, jnp.uint32) for t in (start, stop))
+    carry = in_place(carry)  # a loop's carry must not move
     # Plain form: one loop, without random numbers drawn ahead.
     if not shaped_for(*PLATFORMS):
         return jax.lax.fori_loop(start, stop, lambda t, carry: body(carry, fold(key, t), t), carry)

@@ -6,13 +6,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 import jaxrl.training.processes as processes
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.mesh import check_there, require_all_used, require_even, shape_of
 from jaxrl.trees import PyTree
+from jaxrl.xla import host_memory, packing
 from jaxrl.xla.spread import DEVICES
 
 SAME = PartitionSpec()
@@ -102,9 +103,10 @@ def over_devices(strategy: Strategy, function: Callable[..., Any], like: PyTree,
 
 
 def placed(strategy: Strategy, state: PyTree) -> PyTree:
-    """Place a training state on the devices of its run; for shapes, add the shardings."""
+    """Place a training state on the devices of its run, or what belongs there in the host's memory; for shapes, add the
+    shardings."""
     if strategy.placement.devices == 1:
-        return state
+        return packing.in_place(state, lambda x: _at(x, host_memory.sharding()))
     put = lambda x, spec: _at(x, NamedSharding(_mesh(strategy), spec))
     return jax.tree.map(put, state, _specs(strategy, state))
 
@@ -112,7 +114,7 @@ def placed(strategy: Strategy, state: PyTree) -> PyTree:
 def copied(strategy: Strategy, state: PyTree, device: Any) -> PyTree:
     """Return a copy of a training state on the devices of `strategy`, or on `device` if it has a single one."""
     if strategy.placement.devices == 1:
-        return jax.device_put(state, device, may_alias=False)
+        return packing.in_place(jax.device_put(state, device, may_alias=False))
     put = lambda x, spec: jax.device_put(x, NamedSharding(_mesh(strategy), spec), may_alias=False)
     return jax.tree.map(put, state, _specs(strategy, state))
 
@@ -191,7 +193,7 @@ def apart(tree: PyTree) -> PyTree:
     return jax.tree.map(processes.copied, tree)
 
 
-def _at(x: Any, sharding: NamedSharding) -> Any:
+def _at(x: Any, sharding: Sharding) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
     return jax.device_put(x, sharding)
@@ -209,7 +211,7 @@ def _mesh(strategy: Strategy) -> Mesh:
 
 def place_then(strategy: Strategy, program: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a compiled program to place its state on the devices first."""
-    return program if strategy.placement.devices == 1 else partial(_run_placed, strategy, program)
+    return partial(_run_placed, strategy, program)
 
 
 def _run_placed(strategy: Strategy, program: Callable[..., Any], state: PyTree, *others: Any) -> Any:

@@ -12,6 +12,7 @@ from jaxrl.trees import PyTree, tree_bytes
 from jaxrl.xla.ahead import BLOCK_BYTES
 from jaxrl.xla.attempts import with_fallback
 from jaxrl.xla.equations import eqn_scan_counts, walk
+from jaxrl.xla.packing import bytes_on_host
 
 SHARED = ("agent", "buffer", "health", "key")
 """Parts of a training state whose size is independent of the number of environments."""
@@ -23,13 +24,20 @@ class Plan(NamedTuple):
     """A lower bound of the peak memory in bytes: the state, plus the larger of an iteration and an evaluation."""
 
     state: Mapping[str, int]
-    """Sizes of the parts of the training state."""
+    """Sizes of the parts of the training state on the device."""
     iteration: Mapping[str, int] = {}
     """Additional memory of an iteration."""
     evaluation: int = 0
     """Additional memory of the environments of an evaluation."""
     capacity: int | None = None
     """Capacity of the buffer in transitions, if there is one."""
+    on_host: int = 0
+    """What of the buffer is in the host's memory."""
+
+    @property
+    def buffer(self) -> int:
+        """All of the buffer, wherever it is."""
+        return self.state["buffer"] + self.on_host
 
     @property
     def kept(self) -> int:
@@ -45,19 +53,22 @@ class Plan(NamedTuple):
 
     def notes(self) -> list[str]:
         """Return the plan as a note for the start of a run, if it has a large replay buffer."""
-        return [str(self)] if self.capacity is not None and self.total >= NOTEWORTHY else []
+        return [str(self)] if self.capacity is not None and self.total + self.on_host >= NOTEWORTHY else []
 
     def facts(self) -> dict[str, Any]:
         """Return the plan in bytes, for JSON."""
-        return {"state": dict(self.state), "iteration": dict(self.iteration), "evaluation": self.evaluation}
+        host = {"on_host": self.on_host} if self.on_host else {}
+        return {"state": dict(self.state), "iteration": dict(self.iteration), "evaluation": self.evaluation, **host}
 
     def __str__(self) -> str:
         """Return the plan as a line of text."""
         ordered = sorted(((size, name) for name, size in self.state.items()), reverse=True)
         each = ", ".join(f"{name} {readable(size)}" for size, name in ordered if size >= 1_000 and name)
         text = f"the training state takes {readable(self.kept)}" + (f" ({each})" if each else "")
+        if self.on_host:
+            text += f", and replay {readable(self.on_host)} in the host's memory"
         if self.capacity is not None:
-            text += f", {self.state['buffer'] / self.capacity:.4g} bytes for each of {self.capacity} transitions"
+            text += f", {self.buffer / self.capacity:.4g} bytes for each of {self.capacity} transitions"
         if own := [f"{name} {readable(size)}" for name, size in self.iteration.items() if size]:
             text += f"; an iteration needs {readable(sum(self.iteration.values()))} beside it ({', '.join(own)})"
         return text + (f"; an evaluation {readable(self.evaluation)}" if self.evaluation else "")
@@ -68,7 +79,9 @@ def plan_of_state(state: PyTree, capacity: int | None = None) -> Plan:
     # Sizes by top-level field of the state.
     children, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: x is not state)
     parts = {jax.tree_util.keystr(path, simple=True): tree_bytes(part) for path, part in children}
-    return Plan(parts, capacity=capacity)
+    if on_host := bytes_on_host(state):
+        parts["buffer"] -= on_host
+    return Plan(parts, capacity=capacity, on_host=on_host)
 
 
 def plan_of(strategy: Strategy, state: PyTree, jaxpr: Any = None, evaluation: int = 0) -> Plan:
@@ -89,7 +102,16 @@ def require_fit(plan: Plan, num_envs: int | None = None, episodes: int | None = 
 
     `num_envs` is the number of environments in the plan, `episodes` that in an evaluation.
     """
-    limit = device_bytes()
+    limit, host = device_bytes(), host_bytes()
+    # The memory of a CPU is that of the host.
+    beside = plan.total if limit == host else 0
+    if plan.on_host > host - beside:
+        assert plan.capacity is not None
+        most = int(max(0, host - beside) / (plan.on_host / plan.capacity))
+        raise SettingsError(
+            f"replay needs {readable(plan.on_host)} in the host's memory, which has {readable(host - beside)} for it: "
+            f"{plan}; lower buffer.capacity to at most {most}"
+        )
     if plan.total <= limit:
         return
     ways = [f"{name} to at most {most}" for name, most in fitting(plan, limit, num_envs, episodes).items()]
@@ -103,7 +125,7 @@ def fitting(plan: Plan, limit: int, num_envs: int | None, episodes: int | None) 
     """Return the settings that alone let the run fit into `limit` bytes, each with its maximum."""
     limit -= BLOCK_BYTES  # for blocks of random numbers, which cover more iterations if one needs fewer
     ways: dict[str, int] = {}
-    if plan.capacity is not None:
+    if plan.capacity is not None and plan.state["buffer"]:
         each = plan.state["buffer"] / plan.capacity
         ways["buffer.capacity"] = int((limit - plan.total + plan.state["buffer"]) / each)
     shared = sum(size for name, size in plan.state.items() if name in SHARED)
@@ -134,7 +156,12 @@ def readable(size: int) -> str:
 def device_bytes() -> int:
     """Return the memory of the device in bytes; for a CPU, that of the machine."""
     stats = jax.devices()[0].memory_stats() or {}
-    return int(stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return int(stats.get("bytes_limit") or host_bytes())
+
+
+def host_bytes() -> int:
+    """Return the memory of the machine in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 # --- arrays in a program ----------------------------------------------------------------------------------------

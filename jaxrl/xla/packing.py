@@ -16,12 +16,15 @@ import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.trees import Array, PyTree, row_struct, tree_bytes
-from jaxrl.xla import by_platform, shaped_for
+from jaxrl.xla import by_platform, host_memory, shaped_for
 
 SHARE = 1 << 18
 """Bytes of work for which XLA for CPUs uses another thread."""
 SHORT = 4096
 """Longest row, in words, that `join_short` builds in one kernel."""
+FEW = 128
+"""Most rows that are kept on the device even where rows belong on the host: a loop may carry so short an array as part
+of another one."""
 
 
 class Field(NamedTuple):
@@ -43,7 +46,7 @@ class Layout(NamedTuple):
     fields: tuple[Field, ...]
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["words"], meta_fields=["layout", "block"])
+@partial(jax.tree_util.register_dataclass, data_fields=["words"], meta_fields=["layout", "block", "on_host"])
 @dataclass(frozen=True)
 class Rows:
     """`R` packed items; leaves of equal width share an array."""
@@ -53,6 +56,8 @@ class Rows:
     layout: Layout
     block: int = 1
     """Number of rows per write; a ring holds whole blocks."""
+    on_host: bool = False
+    """Whether `words` are in the host's memory."""
 
     @property
     def items(self) -> PyTree:
@@ -64,21 +69,39 @@ class Rows:
 
     def write(self, items: PyTree, start: Array) -> "Rows":
         """Return rows with a block of items `[rows, ...]` written at row `start`."""
-        put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
-        return replace(self, words=jax.tree.map(put, self.words, pack(self.layout, items)))
+        return self.write_words(pack(self.layout, items), start)
+
+    def write_words(self, words: dict[str, Array], start: Array) -> "Rows":
+        """Return rows with packed items `[rows, W]` written at row `start`."""
+        put = host_memory.write if self.on_host else _write
+        return replace(self, words=jax.tree.map(lambda held, new: put(held, new, start), self.words, words))
+
+    def scatter_words(self, words: dict[str, Array], place: Array) -> "Rows":
+        """Return rows with packed items `[rows, W]` at the unique indices `place`; those out of bounds are dropped."""
+        on_device = lambda held, place, new: held.at[place].set(new, mode="drop", unique_indices=True)
+        put = host_memory.scatter if self.on_host else on_device
+        return replace(self, words=jax.tree.map(lambda held, new: put(held, place, new), self.words, words))
 
     def read(self, index: Array) -> PyTree:
         """Return the items at `index` `[B]`."""
-        return unpack(self.layout, jax.tree.map(lambda words: take(words, index), self.words))
+        get = partial(host_memory.gather, partial(take, write=host_memory.write)) if self.on_host else take
+        return unpack(self.layout, jax.tree.map(lambda words: get(words, index), self.words))
 
 
-def take(array: Array, index: Array) -> Array:
-    """Return `array[index]`, `[R, ...], [B] -> [B, ...]`; every index must be in bounds."""
+def _write(held: Array, block: Array, start: Array) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(held, block, start, axis=0)
+
+
+def take(array: Array, index: Array, write: Callable[[Array, Array, Array], Array] = _write) -> Array:
+    """Return `array[index]`, `[R, ...], [B] -> [B, ...]`; every index must be in bounds.
+
+    `write` writes rows to an array where `array` is.
+    """
     # A small array is gathered in one thread anyway; a large result is worth several.
     held = tree_bytes(array)
     if held < 2 * SHARE or held // len(array) * len(index) > SHARE:
         return _gather(array, index)
-    taken: Array = by_platform(_gather_alone, _gather, array, index)
+    taken: Array = by_platform(partial(_gather_alone, write), _gather, array, index)
     return taken
 
 
@@ -86,7 +109,7 @@ def _gather(array: Array, index: Array) -> Array:
     return array.at[index].get(mode="promise_in_bounds")
 
 
-def _gather_alone(array: Array, index: Array) -> Array:
+def _gather_alone(write: Callable[[Array, Array, Array], Array], array: Array, index: Array) -> Array:
     """Gather in one thread.
 
     XLA for CPUs splits a gather among threads according to the size of its source, not of its result, so a few rows of
@@ -96,7 +119,7 @@ def _gather_alone(array: Array, index: Array) -> Array:
     # One row more than is written, because XLA would replace an update of the entire array by the rows themselves.
     space = jnp.zeros((len(index) + 1, *array.shape[1:]), array.dtype)
     start = jax.lax.optimization_barrier(jnp.int32(0))  # XLA would turn an update at a constant index into a padding
-    return jax.lax.dynamic_update_slice_in_dim(space, _gather(array, index), start, 0)[: len(index)]
+    return write(space, _gather(array, index), start)[: len(index)]
 
 
 def layout_of(example: PyTree, flag: str = "uint8") -> Layout:
@@ -113,10 +136,24 @@ def layout_of(example: PyTree, flag: str = "uint8") -> Layout:
     return Layout(treedef, tuple(fields))
 
 
-def empty(layout: Layout, rows: int, block: int = 1) -> Rows:
-    """Return `rows` items of zeros, to be written in blocks."""
+def empty(layout: Layout, rows: int, block: int = 1, on_host: bool = False) -> Rows:
+    """Return `rows` items of zeros, to be written in blocks, in the memory of the device or `on_host`."""
     widths = {f.word: f.start + prod(f.shape) for f in layout.fields}
-    return Rows({word: jnp.zeros((rows, width), word) for word, width in widths.items()}, layout, block)
+    words = {word: jnp.zeros((rows, width), word) for word, width in widths.items()}
+    return in_place(Rows(words, layout, block, on_host and rows > FEW))
+
+
+def in_place(tree: PyTree, put: Callable[[Any], Any] = host_memory.to_host) -> PyTree:
+    """Return `tree` with all rows that belong in the host's memory put there, by `put`; shapes do not tell where."""
+    of_host = lambda x: isinstance(x, Rows) and x.on_host
+    return jax.tree.map(lambda x: jax.tree.map(put, x) if of_host(x) else x, tree, is_leaf=of_host)
+
+
+def bytes_on_host(tree: PyTree) -> int:
+    """Return the bytes of all rows of `tree`, or of its shapes, that belong in the host's memory."""
+    sizes = [0]
+    in_place(tree, lambda x: sizes.append(tree_bytes(x)))
+    return sum(sizes)
 
 
 def join(columns: list[Array]) -> Array:

@@ -219,10 +219,16 @@ class Counter(Cell):
         return memory + 1, jnp.broadcast_to(memory[:, None], (x.shape[0], self.features))
 
 
-def test_a_core_of_ones_own_is_taken_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sequence is made of its steps; an agent learns with it, and a name is given once."""
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the cores that a test registers."""
     monkeypatch.setattr("jaxrl.nn.cores.CORES", dict(CORES))
     monkeypatch.setattr("jaxrl.agents.fields.CORES", jaxrl.nn.cores.CORES)
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_core_of_ones_own_is_taken_by_name() -> None:
+    """Its sequence is made of its steps; an agent learns with it, and a name is given once."""
     register_core("counter", Counter)
     core = Core("counter", 2)
     blank = jax.tree.map(lambda x: np.zeros(B, np.float32), initial_memory("counter", 2))
@@ -250,6 +256,7 @@ def test_a_cell_of_flax_is_a_core() -> None:
         np.testing.assert_allclose(outs[t], h, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize("kind", ["GRUCell", "LSTMCell"])
 def test_a_cell_of_nnx_is_a_core(kind: str) -> None:
     """Its numbers are those of the module, step by step, begun anew where an episode begins."""

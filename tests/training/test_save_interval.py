@@ -43,6 +43,7 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     passed, start = [0.0], time.perf_counter()
     monkeypatch.setattr(time, "perf_counter", lambda: start + passed[0])
     monkeypatch.setattr(checkpoints, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(checkpoints.Store, "write_s", 0.0)
 
     def wait(seconds: float) -> None:
         passed[0] += seconds

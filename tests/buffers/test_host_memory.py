@@ -1,0 +1,97 @@
+"""Replay in the host's memory: where it is, the same bits, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from toys_session import Script, digest, drive, small
+
+import jaxrl
+from jaxrl.training import memory
+from jaxrl.training.program import jit_run, state_shapes
+from jaxrl.training.storage.leaves import state_digest
+from jaxrl.trees import tree_bytes
+
+BUFFERS: dict[str, Any] = {
+    "uniform": jaxrl.uniform,
+    "by priority": jaxrl.prioritised,
+    "compact": lambda *args, **given: jaxrl.uniform(*args, compact=True, **given),
+    "frames": lambda *args, **given: jaxrl.prioritised(*args, compact=True, frames=2, **given),
+}
+
+
+def strategy(where: str, kind: str = "uniform", capacity: int = 400) -> jaxrl.Strategy:
+    buffer = BUFFERS[kind](capacity, batch_size=16, memory=where)
+    stack = jaxrl.frame_stack(2 if kind == "frames" else 1)
+    processor = jaxrl.chain(stack, jaxrl.one_step())
+    env, agent = jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(8,))
+    return jaxrl.off_policy(env, agent, processor=processor, buffer=buffer, num_envs=4, opt_interval=4, warmup=64)
+
+
+def trainer(made: jaxrl.Strategy, **given: Any) -> jaxrl.Trainer:
+    return jaxrl.Trainer(made, **{"eval_interval": 0, "recorders": [], "max_opts": 120, **given})
+
+
+def on_host(state: Any) -> list[Any]:
+    return [x for x in jax.tree.leaves(state.buffer) if x.sharding.memory_kind == "pinned_host"]
+
+
+@pytest.mark.every_day("uniform", "frames")
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_samples_are_those_of_the_device_to_the_bit(kind: str) -> None:
+    states = {where: trainer(strategy(where, kind)).train().state for where in ("device", "host")}
+    assert state_digest(states["host"]) == state_digest(states["device"])
+    assert on_host(states["device"]) == []
+    # Of a compact buffer the observations are there, and never the priorities.
+    assert tree_bytes(on_host(states["host"])) > 0.5 * 400 * 4 * 4
+    assert {x.ndim for x in on_host(states["host"])} == {2}
+
+
+def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits_and_its_replay_is_there_again(tmp_path: Path) -> None:
+    made, run = strategy("host"), str(tmp_path / "cut")
+    whole = trainer(made, run_dir=str(tmp_path / "whole")).train().state
+    trainer(made, run_dir=run, max_opts=60).train()
+    state = trainer(made, run_dir=run, resume=True).train().state
+    assert state_digest(state) == state_digest(whole)
+    assert len(on_host(state)) == len(on_host(whole)) > 0
+
+
+def test_a_program_never_copies_it() -> None:
+    """Ten thousand transitions take 480 kB, and the program needs far less beside its arguments."""
+    made = strategy("host", capacity=10_000)
+    state = trainer(made).train().state
+    _, sums = state_shapes(made)
+    compiled = jit_run(made).lower(state, sums, jax.numpy.uint32(0), jax.numpy.uint32(8)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < tree_bytes(on_host(state)) / 4
+
+
+def test_the_plan_tells_it_apart_and_refuses_what_the_host_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, host = (memory.plan_of_state(state_shapes(strategy(where))[0], 400) for where in ("device", "host"))
+    assert device.on_host == 0
+    assert host.on_host + host.state["buffer"] == device.state["buffer"]
+    assert f"replay {memory.readable(host.on_host)} in the host's memory" in str(host)
+    monkeypatch.setattr(memory, "host_bytes", lambda: host.on_host // 2)
+    monkeypatch.setattr(memory, "device_bytes", lambda: 1 << 40)
+    with pytest.raises(jaxrl.SettingsError, match=r"in the host's memory, .* lower buffer.capacity to at most 200$"):
+        memory.require_fit(host)
+    memory.require_fit(device)
+
+
+def test_another_memory_is_refused_and_so_are_shards_of_it() -> None:
+    with pytest.raises(jaxrl.SettingsError, match=r"^buffer.memory is 'disk'; expected device or host$"):
+        jaxrl.uniform(400, memory="disk")
+    env, buffer = jaxrl.make_env("CartPole-v1"), jaxrl.uniform(400, batch_size=16, memory="host")
+    with pytest.raises(jaxrl.SettingsError, match=r"^buffer.memory is host, where replay cannot be divided into shards"):
+        jaxrl.off_policy(env, jaxrl.dqn(), buffer=buffer, num_envs=4, opt_interval=4, shards=2)
+
+
+def test_a_session_learns_from_it() -> None:
+    digests = []
+    for where in ("device", "host"):
+        session = small(buffer=jaxrl.uniform(200, batch_size=8, memory=where))
+        drive(session, Script(), 40)
+        digests.append(digest(session))
+        session.close()
+    assert session.opt_steps > 0
+    assert digests[0] == digests[1]
