@@ -17,6 +17,8 @@ from jaxrl.xla.options import FAST_COMPILE
 
 # The classic bug of losses is `[B]` against `[B, 1]`; NumPy's silent promotion would hide it.
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Where in the source an operation comes from is of no use here, and to tell it takes a tenth of the time of a trace.
+jax.config.update("jax_traceback_in_locations_limit", 0)
 
 # No test fails for being slow: a machine may be busy.
 hypothesis.settings.register_profile("busy", deadline=None)

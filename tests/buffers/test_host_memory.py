@@ -82,7 +82,7 @@ def test_another_memory_is_refused_and_so_are_shards_of_it() -> None:
     with pytest.raises(jaxrl.SettingsError, match=r"^buffer.memory is 'disk'; expected device or host$"):
         jaxrl.uniform(400, memory="disk")
     env, buffer = jaxrl.make_env("CartPole-v1"), jaxrl.uniform(400, batch_size=16, memory="host")
-    with pytest.raises(jaxrl.SettingsError, match=r"^buffer.memory is host, where replay cannot be divided into shards"):
+    with pytest.raises(jaxrl.SettingsError, match=r"^buffer.memory is host, where replay cannot be divided"):
         jaxrl.off_policy(env, jaxrl.dqn(), buffer=buffer, num_envs=4, opt_interval=4, shards=2)
 
 

@@ -220,13 +220,13 @@ class Counter(Cell):
 
 
 @pytest.fixture
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the cores that a test registers."""
     monkeypatch.setattr("jaxrl.nn.cores.CORES", dict(CORES))
     monkeypatch.setattr("jaxrl.agents.fields.CORES", jaxrl.nn.cores.CORES)
 
 
-@pytest.mark.usefixtures("forgotten")
+@pytest.mark.usefixtures("own_registry")
 def test_a_core_of_ones_own_is_taken_by_name() -> None:
     """Its sequence is made of its steps; an agent learns with it, and a name is given once."""
     register_core("counter", Counter)
@@ -256,7 +256,8 @@ def test_a_cell_of_flax_is_a_core() -> None:
         np.testing.assert_allclose(outs[t], h, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.usefixtures("forgotten")
+@pytest.mark.every_day("LSTMCell")
+@pytest.mark.usefixtures("own_registry")
 @pytest.mark.parametrize("kind", ["GRUCell", "LSTMCell"])
 def test_a_cell_of_nnx_is_a_core(kind: str) -> None:
     """Its numbers are those of the module, step by step, begun anew where an episode begins."""

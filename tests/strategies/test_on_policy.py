@@ -458,6 +458,7 @@ def test_ppo_leaves_the_rest_of_the_epochs_out_once_it_has_gone_too_far():
     assert counted == 3 * 2
 
 
+@pytest.mark.every_day("lowered")
 @pytest.mark.parametrize(
     ("desired", "lr", "expected"),
     [

@@ -28,6 +28,7 @@ def means(run: Path, members: list[int], kind: str, column: str) -> dict[int, fl
     return {step: float(iqm(values) if column == "score" else values.mean()) for step, values in of.items()}
 
 
+@pytest.mark.every_day("together")
 @pytest.mark.parametrize("layout", ["spread", "together"])
 def test_each_setting_has_the_means_of_its_members_under_the_tags_of_a_run(layout: str, tmp_path: Path) -> None:
     run = tmp_path / "run"

@@ -404,27 +404,28 @@ def test_the_place_of_a_member_is_its_own(tmp_path: Path) -> None:
     assert len(Trainer(made, **begun, run_dir=run, resume=True).train().members) == 2
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("", "{", '{"member": 2}', "[]"),
-        *(
-            f'{{"member": {number}, "settings": {{}}, "metadata": {{}}}}'
-            for number in ('"x"', '"2"', "1", "-1", "2.5", "true", "1e999", "9" * 5000)
-        ),
-    ],
-)
-def test_a_damaged_file_of_members_is_refused_and_costs_nothing(line: str, tmp_path: Path) -> None:
+DAMAGED = [
+    *("", "{", '{"member": 2}', "[]"),
+    *(
+        f'{{"member": {number}, "settings": {{}}, "metadata": {{}}}}'
+        for number in ('"x"', '"2"', "1", "-1", "2.5", "true", "1e999", "9" * 5000)
+    ),
+]
+"""Lines that are not about a member; an empty one stands for a file without any."""
+
+
+def test_a_damaged_file_of_members_is_refused_and_costs_nothing(tmp_path: Path) -> None:
     made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
     begun = {**LENGTH, "max_opts": 20, "quiet": True, "run_dir": run}
     Trainer(made, **begun).train()
     whole = (run / "members.jsonl").read_text()
-    (run / "members.jsonl").write_text(whole + line + "\n" if line else "")
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with pytest.raises(SettingsError, match=r"cannot read .*members.jsonl: line \d is not about a member"):
-        Trainer(made, **begun, resume=True).train()
-    del before[run / "metadata.json"]  # it says that the resume has failed
-    assert {path: path.read_bytes() for path in before} == before
+    for line in DAMAGED:
+        (run / "members.jsonl").write_text(whole + line + "\n" if line else "")
+        before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        with pytest.raises(SettingsError, match=r"cannot read .*members.jsonl: line \d is not about a member"):
+            Trainer(made, **begun, resume=True).train()
+        del before[run / "metadata.json"]  # it says that the resume has failed
+        assert {path: path.read_bytes() for path in before} == before, line
     (run / "members.jsonl").write_text(whole)
     assert len(Trainer(made, **{**begun, "max_opts": 40}, resume=True).train().members) == 2
 

@@ -87,6 +87,7 @@ def temporary_bytes(strategy: jaxrl.Strategy, which: str) -> int:
     return int(run.memory_analysis().temp_size_in_bytes)
 
 
+@pytest.mark.every_day("dqn")
 @pytest.mark.parametrize("algo", ["dqn", "ppo"])
 def test_a_large_agent_needs_no_second_state(algo: str) -> None:
     env, sizes = jaxrl.make_env("CartPole-v1"), {"features": (1024, 1024)}
