@@ -17,6 +17,7 @@ HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"} | {
     "teacher",
     "eval_env",
     "eval_env_args",
+    "buffer.memory",
 }
 """Settings that may change on resume. No bit of the training depends on them, unless training diverges and is rolled
 back.

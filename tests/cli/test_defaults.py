@@ -36,7 +36,7 @@ PAIRS: dict[str, tuple[Callable[..., Any], Any, set[str]]] = {
     ),
     "on_policy": (jaxrl.on_policy, OnPolicyRun, {"num_envs", "resets", "shards"}),
     "offline": (jaxrl.offline, OfflineRun, {"updates", "replacement", "scale_rewards_by"}),
-    "uniform": (jaxrl.uniform, BufferConfig, {"capacity", "batch_size", "compact", "ends", "frames"}),
+    "uniform": (jaxrl.uniform, BufferConfig, {"capacity", "batch_size", "compact", "ends", "frames", "memory"}),
     "prioritised": (jaxrl.prioritised, BufferConfig, set(of_dataclass(BufferConfig)) - {"prioritised", "hindsight"}),
     "one_step": (jaxrl.one_step, ProcessorConfig, {"discount"}),
     "n_step": (jaxrl.n_step, ProcessorConfig, {"discount"}),

@@ -301,6 +301,7 @@ FREE: dict[str, Any] = {
     "init_parts": ("policy",),
     "recorders": ("csv",),
     "processes": True,
+    "buffer.memory": "host",
     "actor_timeout": 5.0,
     "open_in_turn": True,
     "actor_engine": "ray",
