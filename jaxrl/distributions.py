@@ -301,6 +301,21 @@ class Head(NamedTuple):
         return jnp.concatenate([*first, *(x[..., head.outputs - head.scales :] for x, head in pairs)], axis=-1)
 
 
+def demonstrated_raw(head: Head, action: PyTree) -> PyTree:
+    """Return the raw actions `[N, ...]` that stand for demonstrated ones; behind `tanh` they are bounded by `MAX_RAW`.
+
+    `Head.to_raw` alone sends an action at a bound so far out that no policy would come near it.
+    """
+    raw, form = jax.tree.flatten(head.to_raw(action))
+    pairs = zip(raw, part_heads(head) or [head], strict=True)
+    return jax.tree.unflatten(form, [jnp.clip(x, -MAX_RAW, MAX_RAW) if is_squashed(part) else x for x, part in pairs])
+
+
+def is_squashed(head: Head) -> bool:
+    """Return whether the head of a single space has Gaussians behind `tanh`."""
+    return isinstance(head.distribution(jnp.zeros((1, head.outputs))), TanhGaussian)
+
+
 def part_heads(head: Head) -> list[Head]:
     """Return the heads of the parts of an action, in the order of `jax.tree.leaves`; none if it is a single space."""
     return jax.tree.leaves(head.parts, is_leaf=_is_head)
@@ -386,6 +401,8 @@ def _make_leaf_head(name: str, space: Space, squash: bool, at: str = "") -> Head
     )
 
 
+MAX_RAW = 3.0
+"""Largest raw action asked of a policy squashed by `tanh`, 0.995 of the bound; the bound is at infinity."""
 MAX_SQUASHED = 1 - 1e-6
 """Largest squashed action for `arctanh`, which is infinite at 1; actions at a bound are moved here."""
 

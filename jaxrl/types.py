@@ -65,6 +65,15 @@ class NextAction(NamedTuple):
     """Bool: false where the episode ends with the transition, so that nothing follows it."""
 
 
+class Demonstrations(NamedTuple):
+    """Actions that somebody else has shown, `[B, ...]`."""
+
+    obs: PyTree
+    """Observations as the policy sees them."""
+    action: PyTree
+    """Elements of the action space."""
+
+
 class RecurrentObs(NamedTuple):
     """Observation of a recurrent agent: that of the environment, and the recurrent state before the step."""
 

@@ -77,6 +77,7 @@ SCRIPTS = {
     "population": Script("--quick --json out.json"),
     "memory": Script("--quick --json out.json"),
     "demos": Script("--lengths 3 --seeds 0 --json out.json"),
+    "begin": Script("--seeds 0 --env-steps 8192 --json out.json"),
     "learnt": Script("dqn rainbow --out out.svg", made("out.svg")),
     "curves": Script("run --out out.svg", made("out.svg")),
     "recorders": Script("--quick --json out.json"),

@@ -409,6 +409,12 @@ def test_a_student_learns_from_the_teacher_of_another_run(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_a_run_begins_with_arrays_of_the_caller(tmp_path: Path) -> None:
+    code = block("init-tree").replace("max_opts=1_600", "max_opts=16")
+    assert float(run_alone(code, tmp_path).splitlines()[-1]) > 0
+
+
+@pytest.mark.slow
 def test_what_only_critics_see(tmp_path: Path) -> None:
     code = block("privileged").replace("max_opts=640, eval_interval=320", "max_opts=32, eval_interval=16")
     assert abs(float(run(code, tmp_path).splitlines()[-1].strip("[]"))) <= 1

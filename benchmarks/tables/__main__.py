@@ -45,6 +45,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cores-reach": reach.cores,
     "cores-cost": speed.cores,
     "demos-reach": reach.demonstrations,
+    "begin-reach": reach.beginnings,
     "offline-reach": reach.from_data,
     "searches-reach": reach.searches,
     "counts": partial(speed.compiled, "counts"),

@@ -1,9 +1,10 @@
 """Tables of what is learnt: by presets, in suites, from data and demonstrations, and by searches."""
 
+import statistics
 from collections.abc import Sequence
 
-from benchmarks import harness, judging, learning, offline, search
-from benchmarks.tables.results import Result, Row, prose, results, source, spaced, table
+from benchmarks import begin, harness, judging, learning, offline, search
+from benchmarks.tables.results import Result, Row, figure, prose, results, source, spaced, table
 from jaxrl.nn import CORES
 
 PRESETS = "Measured with the versions of jaxrl in the last column (`benchmarks/results/*-learning-*.json`)."
@@ -156,6 +157,24 @@ def _opened(rows: Sequence[Row]) -> str:
     ends = " to ".join(dict.fromkeys(spaced(x) for x in (steps[0], steps[-1]))) if steps else ""
     never = len(rows) - len(steps)
     return ", ".join(filter(None, [ends, f"{never} of {len(rows)} seeds never" if never else ""]))
+
+
+def beginnings() -> str:
+    """Return what PPO saves that begins with what was shown."""
+    (found,) = results("*-begin.json")[-1:]
+    named = {how: [row for row in found.rows if row["how"] == how] for how in begin.HOW}
+    # Of a run that never came to it, all the steps that it took.
+    steps = {how: [row["curve"][-1][0] for row in rows] for how, rows in named.items()}
+    lines = []
+    for how, rows in named.items():
+        mean, span = statistics.mean(steps[how]), " to ".join(map(figure, search.bounds(steps[how])))
+        never = sum(begin.steps_to_good(row) is None for row in rows)
+        missed = f", {never} of {len(rows)} seeds never" if never else ""
+        first = statistics.mean(row["curve"][0][1] for row in rows)
+        share = mean / statistics.mean(steps["alone"])
+        lines.append([how, f"{first:.0f}", f"{figure(mean)} ({span}){missed}", f"{share:.2f}"])
+    head = ["PPO", "before any step", f"environment steps to {begin.GOOD:g}", "of those alone"]
+    return f"{table(head, lines)}\n\n{source([found])}"
 
 
 def from_data() -> str:

@@ -55,7 +55,7 @@ from jaxrl.metrics import Metrics, Stat, as_stat, stat
 from jaxrl.nn import ActorCritic, Network
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, RecurrentObs, Rollout
+from jaxrl.types import Batch, Demonstrations, RecurrentObs, Rollout
 
 LARGEST_RATIO = 1e6
 """Probability ratio above which the reported KL divergence is no longer exact."""
@@ -102,8 +102,11 @@ class PPOConfig(NetworkConfig, OptimizerConfig, CoreConfig):
     elsewhere (init_from)."""
     teacher_coef: Weight = 0.0
     """Weight of the divergence from a teacher (teacher), KL(teacher || policy) at the steps of each rollout."""
+    imitation_coef: Weight = 0.0
+    """Weight of the imitation of demonstrations (demos), -log p of their actions, in each minibatch."""
     policy_coef: Weight = 1.0
-    """Weight of the policy objective and the entropy bonus beside a teacher; 0: learn from the teacher alone."""
+    """Weight of the policy objective and the entropy bonus beside a teacher or demonstrations; 0: learn the policy from
+    these alone."""
     normalise_advantage: Annotated[str, OneOf(("minibatch", "batch", "none"))] = "minibatch"
     """Normalise advantages to mean 0 and standard deviation 1 over each minibatch, over the whole batch, or not at all
     (none). A minibatch of a single sample is left as it is."""
@@ -167,8 +170,11 @@ class Hyper(NamedTuple):
     exploration: PyTree = ()
     """Temperature at which an actor samples actions, if set per actor; else `()`."""
     teacher_coef: PyTree = ()
-    """`()` without a teacher, as is `policy_coef`."""
+    """`()` without a teacher."""
     policy_coef: PyTree = ()
+    """`()` without a teacher or demonstrations."""
+    imitation_coef: PyTree = ()
+    """`()` without demonstrations."""
 
 
 class ActorCriticState(NamedTuple):
@@ -202,6 +208,8 @@ class Sample(NamedTuple):
     """`[B, T]` bool: a new episode begins, so the memory is reset."""
     teacher: Array | tuple[()] = ()
     """Outputs of the policy's head, `[B, head.outputs]`, that would make it the teacher's; `()` without a teacher."""
+    demos: PyTree = ()
+    """`Demonstrations` with raw actions, one for each step; `()` without any."""
 
 
 class _Parts(NamedTuple):
@@ -282,10 +290,11 @@ def _check(config: PPOConfig, parts: Mapping[str, Any]) -> None:
     if config.desired_kl and (config.lr_decay or "lr" in schedules_in(config.schedules)):
         other = f"lr_decay {config.lr_decay}" if config.lr_decay else "a schedule of lr"
         raise SettingsError(f"agent.desired_kl adapts the learning rate, and so does {other}; leave one of them out")
-    if not config.teacher_coef and (config.policy_coef != 1 or "policy_coef" in schedules_in(config.schedules)):
+    others = config.teacher_coef or config.imitation_coef
+    if not others and (config.policy_coef != 1 or "policy_coef" in schedules_in(config.schedules)):
         raise SettingsError(
-            "agent.policy_coef weighs the policy objective beside a teacher, but agent.teacher_coef is 0; set that, or "
-            "leave policy_coef at 1"
+            "agent.policy_coef weighs the policy objective beside a teacher or demonstrations, but agent.teacher_coef "
+            "and agent.imitation_coef are 0; set one of them, or leave policy_coef at 1"
         )
     if config.desired_kl and not config.lr:
         raise SettingsError("agent.lr is 0, which agent.desired_kl cannot adapt; set it above 0")
@@ -332,6 +341,7 @@ def _build(name: str, config: PPOConfig, custom: CustomParts, spec: EnvSpec) -> 
             stop=partial(_stop, config.target_kl) if config.target_kl else None,
             measure=_measure if config.baseline else None,
             behave=partial(_act, parts, with_log_prob=True),
+            imitate=partial(_imitate, head),
         ),
         info=AgentInfo(
             settings=asdict(config),
@@ -369,7 +379,8 @@ def _init(parts: _Parts, key: Key) -> ActorCriticState:
     params = parts.network.init(key, obs)
     # Fields that are off are left to their default, `()`.
     off = {*TEMPERATURE, *(() if parts.config.rho_clip else ("rho_clip", "c_clip"))}
-    off |= {*(() if parts.config.teacher_coef else ("teacher_coef", "policy_coef"))}
+    coefs = {name for name in ("teacher_coef", "imitation_coef") if not getattr(parts.config, name)}
+    off |= coefs | ({"policy_coef"} if len(coefs) == 2 else set())
     names = [name for name in Hyper._fields if name not in off]
     hyper = Hyper(**dict(zip(names, make_hyper(asdict(parts.config), names), strict=True)))
     scale = jnp.float32(1.0) if parts.config.desired_kl else ()
@@ -508,6 +519,11 @@ def _teacher_outputs(extras: Mapping[str, Array]) -> Array:
     return extras["teacher"]
 
 
+def _imitate(head: Head, sample: Sample, demos: Demonstrations) -> Sample:
+    """Return the steps of a minibatch with demonstrations beside them, as `ImitateFn`."""
+    return sample._replace(demos=demos._replace(action=distributions.demonstrated_raw(head, demos.action)))
+
+
 def _estimate(
     config: PPOConfig, hyper: Hyper, rollout: Rollout, v_tm1: Array, v_t: Array, log_rho: Array
 ) -> tuple[Array, Array]:
@@ -574,6 +590,11 @@ def _update(
     parts: _Parts, state: ActorCriticState, batch: Batch, key: Key, opt_step: Array
 ) -> tuple[ActorCriticState, Metrics, Array]:
     config, hyper, sample = parts.config, state.hyper, batch.items
+    if config.imitation_coef and not jax.tree.leaves(sample.demos):
+        raise SettingsError(
+            "agent.imitation_coef is set, but there are no demonstrations; name them, as in --demos FILE (in Python, "
+            "on_policy(..., demos=load_dataset(FILE))), or set imitation_coef to 0"
+        )
     if config.normalise_advantage == "minibatch":
         # Per minibatch, as in the paper's code: each update sees advantages of the same scale.
         sample = sample._replace(advantage=standardise(sample.advantage, sample.weight))
@@ -617,7 +638,8 @@ def _loss(
     if teacher is not None:
         # The teacher may not know of the mask, and what it forbids would be infinitely far from the policy.
         teacher = distributions.mask_distribution(teacher, masks.get_mask(sample.obs, axes=value.ndim))
-    loss, terms = actor_critic_loss(parts.config, hyper, distribution, value, sample, teacher)
+    imitation = _imitation_loss(parts, params, sample) if parts.config.imitation_coef else None
+    loss, terms = actor_critic_loss(parts.config, hyper, distribution, value, sample, teacher, imitation)
     if parts.config.critic_warmup:
         loss = jnp.where(opt_step < parts.config.critic_warmup, hyper.vf_coef * terms["value_loss"], loss)
     if parts.extra_loss is not None:
@@ -627,6 +649,13 @@ def _loss(
     return loss.mean(), (terms, collections)
 
 
+def _imitation_loss(parts: _Parts, params: PyTree, sample: Sample) -> Array:
+    """Return `-log p(a | s)` of the demonstrations beside the steps, `[B]`."""
+    # Without a key: the policy as it acts, without dropout, and batch statistics stay those of rollouts.
+    distribution = _evaluate_actions(parts, params, sample._replace(obs=sample.demos.obs))[0]
+    return -distribution.log_prob(sample.demos.action)
+
+
 def actor_critic_loss(
     config: PPOConfig,
     hyper: Hyper,
@@ -634,12 +663,15 @@ def actor_critic_loss(
     value: Array,
     sample: Sample,
     teacher: Distribution | None = None,
+    imitation: Array | None = None,
 ) -> tuple[Array, dict[str, Array]]:
     """Return the loss of each step, and its terms (Schulman et al. 2017, equation 9).
 
     It is `policy_loss + vf_coef * value_loss - ent_coef * entropy`. `policy_loss` is the clipped surrogate of equation
     7, `-min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)`, or that of A2C, `-log p(a) * A`, or of V-trace.
-    With a teacher, `policy_coef` multiplies the first and the last term, and `teacher_coef * teacher_kl` is added.
+    With a teacher or demonstrations, `policy_coef` multiplies the first and the last term, and `teacher_coef *
+    teacher_kl` and `imitation_coef * imitation_loss` are added. The latter is that of DAPG (Rajeswaran et al. 2018,
+    https://arxiv.org/abs/1709.10087) without its weights, the largest advantages.
 
     Args:
       config: which surrogate, and whether the value is clipped too.
@@ -648,6 +680,7 @@ def actor_critic_loss(
       value: values under these parameters, of the shape of `sample.target`.
       sample: the steps, whose terms are multiplied by their weights.
       teacher: action distributions of the teacher.
+      imitation: negative log-probability of the demonstration beside each step.
     """
     log_ratio = distribution.log_prob(sample.action) - sample.log_prob
     ratio = jnp.exp(log_ratio)
@@ -677,11 +710,17 @@ def actor_critic_loss(
         terms["teacher_kl"] = distributions.kl_divergence(teacher, distribution)
     # Weighted before they are averaged: metrics and loss leave out the same steps.
     terms = {name: sample.weight * term for name, term in terms.items()}
+    if teacher is None and imitation is None:
+        loss = terms["policy_loss"] + hyper.vf_coef * terms["value_loss"] - hyper.ent_coef * terms["entropy"]
+        return loss, terms
+    own = terms["policy_loss"] - hyper.ent_coef * terms["entropy"]
+    loss = hyper.policy_coef * own + hyper.vf_coef * terms["value_loss"]
     if teacher is not None:
-        own = terms["policy_loss"] - hyper.ent_coef * terms["entropy"]
-        loss = hyper.policy_coef * own + hyper.vf_coef * terms["value_loss"]
-        return loss + hyper.teacher_coef * terms["teacher_kl"], terms
-    loss = terms["policy_loss"] + hyper.vf_coef * terms["value_loss"] - hyper.ent_coef * terms["entropy"]
+        loss = loss + hyper.teacher_coef * terms["teacher_kl"]
+    if imitation is not None:
+        # Not by the weights of the steps, with which demonstrations have nothing to do.
+        terms["imitation_loss"] = imitation
+        loss = loss + hyper.imitation_coef * imitation
     return loss, terms
 
 

@@ -11,7 +11,7 @@ from jaxrl.metrics import Metrics
 from jaxrl.parsing import format_repr, format_settings
 from jaxrl.spaces import EnvSpec
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, Rollout, SequenceSpec
+from jaxrl.types import Batch, Demonstrations, Rollout, SequenceSpec
 
 Mode = Literal["explore", "exploit"]
 
@@ -70,6 +70,12 @@ class MeasureFn(Protocol):
         ...
 
 
+class ImitateFn(Protocol):
+    def __call__(self, items: PyTree, demos: Demonstrations, /) -> PyTree:
+        """Return the items of a minibatch `[B, ...]` with a demonstration beside each, for `update` to imitate."""
+        ...
+
+
 class DistributionFn(Protocol):
     def __call__(self, state: PyTree, obs: PyTree, opt_step: Array, /) -> Distribution:
         """Return the distributions of raw actions `[N]` from which `act` draws in `explore` mode."""
@@ -112,6 +118,8 @@ class AgentFns(NamedTuple):
 
     Actors on the host use it, because their parameters may be older than the learner's; `prepare` then uses these
     log-probabilities."""
+    imitate: ImitateFn | None = None
+    """For an agent that learns from demonstrations beside its rollouts."""
     publish: StripFn | None = None
     """For an agent that must keep more than `strip` does to explore, as critics with memories: what actors are sent."""
 

@@ -7,8 +7,10 @@ from typing import Any, Generic, TypeVar
 
 from jaxrl.agents import AgentMaker
 from jaxrl.buffers import Buffer, hindsight, prioritised, uniform
+from jaxrl.buffers.dataset import Dataset
 from jaxrl.envs import make_env
-from jaxrl.envs.base import require_same_spaces
+from jaxrl.envs.base import Env, require_same_spaces
+from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError
 from jaxrl.processors import (
     Processor,
@@ -152,6 +154,11 @@ class OnPolicyRun(EnvRun, Generic[AgentConfig]):
     checkpoints; unset: none."""
     teacher_sha256: str = ""
     """SHA-256 of the teacher, which a run records; another is then refused. Unset: any."""
+    demos: tuple[str, ...] = ()
+    """Demonstrations to imitate too, by the weight agent.imitation_coef: .npz files, as `jaxrl.collect` writes them, or
+    minari:NAME."""
+    demos_sha256: str = ""
+    """SHA-256 of the demonstrations' arrays, which a run records; others are then refused. Unset: any."""
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)
     agent: AgentConfig
 
@@ -249,15 +256,21 @@ def build_off_policy(agent: AgentMaker, config: Any) -> Strategy:
         actors=part_of(config, ActorsConfig),
         resets=config.resets,
         shards=config.shards,
-        demos=load_dataset(*config.demos, spec=env.spec, sha256=config.demos_sha256) if config.demos else None,
+        demos=_load_demos(config, env),
         demo_share=config.demo_share,
     )
 
 
+def _load_demos(config: Any, env: Env | HostEnv) -> Dataset | None:
+    """Load the demonstrations that the settings of a run name, if any."""
+    return load_dataset(*config.demos, spec=env.spec, sha256=config.demos_sha256) if config.demos else None
+
+
 def build_on_policy(agent: AgentMaker, config: Any, teacher: GreedyPolicy | None = None) -> Strategy:
     """Build the on-policy strategy that `config` describes, whose teacher has been loaded."""
+    env = make_env(config.env, **config.env_args)
     strategy = on_policy(
-        make_env(config.env, **config.env_args),
+        env,
         agent,
         processor=build_processor(config.processor),
         num_envs=config.num_envs,
@@ -268,6 +281,7 @@ def build_on_policy(agent: AgentMaker, config: Any, teacher: GreedyPolicy | None
         resets=config.resets,
         shards=config.shards,
         teacher=teacher,
+        demos=_load_demos(config, env),
     )
     if teacher is None:
         return strategy

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.dataset import Dataset, summarise
-from jaxrl.buffers.mixed import mix
 from jaxrl.buffers.prioritised import prioritised
 from jaxrl.buffers.uniform import uniform
 from jaxrl.envs.base import Env, GoalFn, VecEnvState
@@ -24,10 +23,10 @@ from jaxrl.registry import defaults_for
 from jaxrl.shards import shard_key
 from jaxrl.strategies import guard, interaction
 from jaxrl.strategies.base import BufferRefill, CollectInfo, ComposedStep, StateFns, Strategy, StrategyInfo, fold
+from jaxrl.strategies.demos import made_by_hand, settings_of_demos, with_demos
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.host_actors import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
 from jaxrl.strategies.interaction import Collector, EnvLoopState, StepInfo
-from jaxrl.strategies.offline import check_env, check_memoryless, make_transitions
 from jaxrl.strategies.policy import make_policy
 from jaxrl.strategies.replay import (
     UpdateSchedule,
@@ -135,7 +134,7 @@ def off_policy(
     )
     # The schedule follows from the buffer of one shard before demonstrations are mixed in: those need no warm-up.
     ring = _make_shard_buffer(buffer, collector, env.spec.name, goal, shards)
-    replay_buffer = _with_demos(ring, demos, demo_share, collector, env)
+    replay_buffer = with_demos(ring, demos, demo_share, collector.agent, collector.processor, env)
     # Planned for all shards together, since settings count the environments of all; each shard then runs its part.
     schedule = make_update_schedule(
         horizon=collector.processor.horizon,
@@ -173,7 +172,10 @@ def off_policy(
                 random_warmup=random_warmup,
                 shards=shards,
                 buffer=buffer.settings,
-                **_settings_of_demos(demos, demo_share),
+                **settings_of_demos(demos),
+                # Without demonstrations the share is its default, since nothing uses it.
+                demo_share=0.5 if demos is None else demo_share,
+                by_hand=made_by_hand(demos),
             ),
             notes=(
                 *schedule.notes(buffer._replace(window=ring.window), schedule.rows, warmup),
@@ -235,60 +237,6 @@ def _divide_buffer(buffer: Buffer, shards: int) -> Buffer:
     if buffer.settings is None or buffer.shard is None:
         raise SettingsError("a buffer of your own cannot be divided into shards; leave shards at 1")
     return buffer.shard(shards)
-
-
-# --- demonstrations ---------------------------------------------------------------------------------------------
-
-
-def _with_demos(
-    buffer: Buffer, demos: Dataset | None, share: float, collector: Collector, env: Env | HostEnv
-) -> Buffer:
-    """Return `buffer` mixed with `demos`, which make up `share` of each batch; without `demos`, `buffer` itself.
-
-    The processor turns demonstrations into transitions, as it does steps of the environment.
-
-    Raises:
-      SettingsError: the demonstrations are from another environment, the agent or the processor does not support them,
-        or `share` is out of range.
-    """
-    if demos is None:
-        return buffer
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
-        raise SettingsError(f"demo_share is {share}; expected a share above 0 and below 1, as 0.5")
-    check_env(demos, env)
-    check_memoryless(collector.agent, "demos")
-    scales = _has_stats(collector, demos) or (collector.processor.settings or {}).get("normalise_reward")
-    if collector.processor.apply is None and scales:
-        raise SettingsError(
-            "the processor learns what it scales by as it goes, so demos and experience would be scaled otherwise; "
-            "leave normalise_obs and normalise_reward off, or demos out"
-        )
-    # The batch of the buffer keeps its size, and demonstrations are added to it.
-    count = max(1, round(buffer.batch_size * share / (1 - share)))
-    return mix(buffer, partial(make_transitions, collector.processor, demos), demos.rows, count)
-
-
-def _has_stats(collector: Collector, demos: Dataset) -> bool:
-    """Return whether the processor keeps statistics of observations."""
-    obs = jax.tree.map(lambda x: x[:1], demos.obs)
-    seen = jax.eval_shape(lambda: collector.processor.get_stats(collector.processor.init(obs)))
-    return bool(jax.tree.leaves(seen))
-
-
-def _settings_of_demos(demos: Dataset | None, share: float) -> dict[str, Any]:
-    """Return the settings of a run that reload the demonstrations, and `by_hand` if they have no file.
-
-    Without demonstrations the share is its default, since nothing uses it.
-    """
-    if demos is None:
-        return {"demos": [], "demos_sha256": "", "demo_share": 0.5}
-    found = demos.settings or {}
-    return {
-        "demos": found.get("data", []),
-        "demos_sha256": found.get("data_sha256", ""),
-        "demo_share": share,
-        "by_hand": () if found else ("demos",),
-    }
 
 
 def _notes_of_demos(demos: Dataset | None, batch: int, ring: int) -> tuple[str, ...]:

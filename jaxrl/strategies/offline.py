@@ -221,7 +221,7 @@ def check_memoryless(agent: Agent, what: str) -> None:
     """Raise `SettingsError` for an agent with a memory, which `what` (data or demos) lack."""
     if agent.memory is not None:
         given = [name for name in ("noise_memory", "noise_min") if (agent.info.settings or {}).get(name)]
-        off = f"agent.{' and agent.'.join(given)} to 0" if agent.window is None else "agent.core to none"
+        off = f"agent.{' and agent.'.join(given)} to 0" if given else "agent.core to none"
         raise SettingsError(f"{agent.name} remembers, and {what} do not tell what; set {off}")
 
 

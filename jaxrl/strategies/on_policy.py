@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.agents.returns import last_steps
+from jaxrl.buffers.dataset import Dataset
 from jaxrl.envs.base import Env, VecEnvState
 from jaxrl.envs.host import HostEnv
 from jaxrl.envs.resets import resets_note
@@ -21,6 +22,7 @@ from jaxrl.registry import algorithm_names, defaults_for, join_names
 from jaxrl.shards import shard_key
 from jaxrl.strategies import guard, interaction
 from jaxrl.strategies.base import CollectInfo, ComposedStep, StateFns, Strategy, StrategyInfo, repeat
+from jaxrl.strategies.demos import RolloutDemos, made_by_hand, note_of_demos, rollout_demos, settings_of_demos
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.host_actors import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
 from jaxrl.strategies.interaction import Collector, EnvLoopState
@@ -42,6 +44,8 @@ class OnPolicyState(NamedTuple):
     env: VecEnvState
     processor: PyTree
     health: Health
+    demos: PyTree = ()
+    """Demonstrations, see `RolloutDemos.init`; constant. `()` without any."""
 
 
 ROLLOUT_SETTINGS = ("rollout", "epochs", "minibatches")
@@ -59,6 +63,7 @@ class MinibatchSchedule(NamedTuple):
     """Vector steps per iteration."""
     epochs: int
     minibatches: int
+    demos: RolloutDemos | None = None
 
     @property
     def num_items(self) -> int:
@@ -85,6 +90,7 @@ def on_policy(
     resets: str = "auto",
     shards: int = 1,
     teacher: TrainedPolicy | None = None,
+    demos: Dataset | None = None,
 ) -> Strategy:
     """Compose on-policy training, as for PPO.
 
@@ -111,10 +117,12 @@ def on_policy(
       teacher: a trained policy to learn from, as `jaxrl.load_policy(...)` returns it, for agents with the setting
         `teacher_coef`. It sees the environment's observations, or its `privileged_state` if that is what it was trained
         on; its actions must be the same.
+      demos: demonstrations to imitate, as `jaxrl.load_dataset(...)` returns them, for agents with the setting
+        `imitation_coef`: each update draws as many of them as it has steps.
 
     Raises:
       SettingsError: sizes do not divide (the message has the nearest that do), or the agent does not support the
-        spaces, or the teacher is of others.
+        spaces, or teacher or demonstrations are of others.
     """
     # On-policy learning tolerates less lag of the actors' parameters than replay, whose default is 2.
     env, host_actors = split_env(env, actors, max_lag=1)
@@ -124,15 +132,17 @@ def on_policy(
     # Everything from here on is one shard's; `sharded` at the end combines them.
     vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards)
     processor = processor or interaction.make_default_processor(defaults)
+    taught = processor
     if teacher is not None:
-        processor = carry_teacher(processor, make_teacher(teacher, built, env.spec), env.spec)
-    collector = Collector(vector, *interaction.connect(built, processor))
+        taught = carry_teacher(processor, make_teacher(teacher, built, env.spec), env.spec)
+    collector = Collector(vector, *interaction.connect(built, taught))
     schedule = make_minibatch_schedule(
         collector.agent, collector.processor, vector.num_envs, rollout, epochs, minibatches
     )
+    schedule = schedule._replace(demos=rollout_demos(demos, built, processor, env, collector.processor))
     collect_fn, learn_fn = partial(collect, collector, schedule), partial(learn, schedule)
     one = Strategy(
-        init=partial(_init, collector),
+        init=partial(_init, collector, schedule.demos),
         step=ComposedStep(collect_fn, learn_fn),
         env_steps_per_step=schedule.rollout * vector.num_envs,
         opt_steps_per_step=schedule.updates,
@@ -149,9 +159,12 @@ def on_policy(
                 **settings_of_actors(host_actors),
                 **settings_of_schedule(schedule),
                 **settings_of_teacher(teacher),
+                # Runs without demonstrations have no such settings.
+                **({} if demos is None else settings_of_demos(demos)),
                 shards=shards,
+                by_hand=(*(() if teacher is None else ("teacher",)), *made_by_hand(demos)),
             ),
-            notes=resets_note(resets, vector.resets),
+            notes=(*resets_note(resets, vector.resets), *note_of_demos(demos)),
         ),
         state_fns=StateFns(
             health=guard.get_health,
@@ -164,7 +177,9 @@ def on_policy(
         behaviour = collector._replace(
             agent=collector.agent._replace(act=collector.agent.fns.behave or collector.agent.act)
         )
-        return with_actors(one, behaviour, host_actors, steps=schedule.rollout, begin=partial(_init, behaviour))
+        return with_actors(
+            one, behaviour, host_actors, steps=schedule.rollout, begin=partial(_init, behaviour, schedule.demos)
+        )
     return sharded(one, shards, ("env", "processor"))
 
 
@@ -221,11 +236,12 @@ def check_minibatches(num_items: int, minibatches: int, what: str) -> None:
     )
 
 
-def _init(collector: Collector, key: Key) -> OnPolicyState:
+def _init(collector: Collector, demos: RolloutDemos | None, key: Key) -> OnPolicyState:
     stream, agent_key, env_key = jax.random.split(key, 3)
     agent = collector.agent.init(agent_key)
     loop, _ = interaction.open_envs(collector, agent, shard_key(env_key))
-    return OnPolicyState(stream, agent, loop.env, loop.processor, guard.init_health())
+    held = () if demos is None else demos.init()
+    return OnPolicyState(stream, agent, loop.env, loop.processor, guard.init_health(), held)
 
 
 # --- the training step ------------------------------------------------------------------------------------------
@@ -245,7 +261,8 @@ def collect(
 def learn(schedule: MinibatchSchedule, state: Any, items: Transition, key: Key, t: Array) -> tuple[Any, Metrics]:
     """Run all epochs over the rollout of iteration `t`, transitions `[T, N, ...]`.
 
-    `state` is a `NamedTuple` with the fields `agent` and `health`. The key is consumed.
+    `state` is a `NamedTuple` with the fields `agent` and `health`, and those that demonstrations need, see
+    `RolloutDemos.beside`. The key is consumed.
     """
     assert schedule.agent.prepare is not None
     rollout = Rollout(items, last_steps(items))
@@ -256,7 +273,11 @@ def learn(schedule: MinibatchSchedule, state: Any, items: Transition, key: Key, 
 
     def update(carry: tuple[Any, Array], row: tuple[Array, Key], opt_step: Array) -> Any:
         index, key = row
-        return _update(schedule.agent, carry, take(index), key, opt_step)
+        batch = take(index)
+        if schedule.demos is not None:
+            key, demo_key = jax.random.split(key)
+            batch = schedule.demos.beside(state, batch, demo_key)
+        return _update(schedule.agent, carry, batch, key, opt_step)
 
     order_key, update_key = jax.random.split(key)
     # A single minibatch ignores its indices, so nothing is drawn for their order.
@@ -264,10 +285,10 @@ def learn(schedule: MinibatchSchedule, state: Any, items: Transition, key: Key, 
     # `[epochs, num_items] -> [epochs * minibatches, items per minibatch]`: one row per update.
     rows = order.reshape(schedule.updates, -1), jax.random.split(update_key, schedule.updates)
     # The flag of a requested stop is carried over the updates of this rollout alone.
-    (state, _), metrics = repeat(
+    (learnt, _), metrics = repeat(
         update, (state, jnp.bool_(False)), rows, _first_opt_step(schedule, t), schedule.updates
     )
-    return state, {**guard.return_bound_metrics(items), **measured, **metrics}
+    return learnt, {**guard.return_bound_metrics(items), **measured, **metrics}
 
 
 def _first_opt_step(schedule: MinibatchSchedule, t: Array) -> Array:

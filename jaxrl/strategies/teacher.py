@@ -14,7 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.agents.base import Agent
-from jaxrl.distributions import Categorical, Gaussian, Head, Joint, MultiCategorical, TanhGaussian, part_heads
+from jaxrl.distributions import (
+    Categorical,
+    Gaussian,
+    Head,
+    Joint,
+    MultiCategorical,
+    TanhGaussian,
+    demonstrated_raw,
+    part_heads,
+)
 from jaxrl.errors import SettingsError
 from jaxrl.masks import PRIVILEGED, action_sizes, has_entry
 from jaxrl.processors.base import Processor, StatsFns
@@ -26,8 +35,6 @@ from jaxrl.types import Step, Transition
 
 SPREAD = 0.1
 """Standard deviation around the action of a teacher that has none, in raw actions; TD3's noise of exploration."""
-MAX_RAW = 3.0
-"""Largest raw action asked of a policy squashed by `tanh`, 0.995 of the bound; the bound is at infinity."""
 NEVER = -1e9
 """Logit of an action of probability 0: exactly 0 in float32, and finite, so that `0 log 0` is 0."""
 
@@ -188,11 +195,10 @@ def _label_part(head: Head, found: Any, space: Space, act: Callable[[], Array]) 
         chosen = action.reshape(action.shape[0], -1)
         taken = [jax.nn.one_hot(chosen[:, i], size) for i, size in enumerate(sizes)]
         return NEVER * (1 - jnp.concatenate(taken, axis=-1))
-    raw = head.to_raw(action)
-    raw = jnp.clip(raw, -MAX_RAW, MAX_RAW) if isinstance(like, TanhGaussian) else raw
+    raw = demonstrated_raw(head, action)
     return jnp.concatenate([raw, jnp.full_like(raw, math.log(SPREAD))], axis=-1)
 
 
 def settings_of_teacher(trained: TrainedPolicy | None) -> Mapping[str, Any]:
     """Return the settings that say who the teacher is; none without one, so that runs without have no such settings."""
-    return {} if trained is None else {"teacher_sha256": trained.sha256, "by_hand": ("teacher",)}
+    return {} if trained is None else {"teacher_sha256": trained.sha256}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from jaxrl.errors import SettingsError, check_between, check_count, require_extra, suggest
 from jaxrl.parsing import as_int
@@ -13,6 +13,20 @@ from jaxrl.strategies.base import Strategy
 from jaxrl.training.mesh import as_text, read_mesh
 from jaxrl.training.reel import FORMATS
 from jaxrl.training.schedule import Schedule, rounded_up
+
+
+class GivenArrays:
+    """Arrays given in Python to begin with; settings record that there were some, and not which."""
+
+    NAME = "arrays given in Python"
+
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        self.tree = tree
+
+    def __str__(self) -> str:
+        return self.NAME
+
+    __repr__ = __str__
 
 
 @dataclass(frozen=True)
@@ -67,7 +81,7 @@ class TrainerConfig:
     """Number of times to go back without making progress before giving up."""
     init_from: str | None = None
     """Run whose newest checkpoint the networks begin with, or the directory of one of its checkpoints, or a file of
-    arrays by path (.npz, .safetensors); unset: none."""
+    arrays by path (.npz, .safetensors), or a checkpoint of Orbax; in Python also a tree of arrays; unset: none."""
     init_parts: tuple[str, ...] = ()
     """Parts of the agent's state to begin with, as policy/params/MLP_0, with * for any text in a name, or TO=FROM where
     the other run has another name for it; empty: all networks, which must be alike."""
@@ -91,6 +105,8 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         _localise(self, "run_dir", "init_from")
+        if isinstance(tree := cast(Any, self.init_from), Mapping):
+            object.__setattr__(self, "init_from", GivenArrays(tree))
 
     def changed(self, **settings: Any) -> "TrainerConfig":
         """Return these settings with some replaced; raise `SettingsError` for an unknown name."""
@@ -178,6 +194,7 @@ def config_for(
 def settings_of_run(strategy: Strategy, config: TrainerConfig) -> dict[str, Any]:
     """Return all settings of a run as in `config.yaml`, without its directory, which can be moved."""
     own = {field.name: getattr(config, field.name) for field in fields(TrainerConfig) if field.name != "run_dir"}
+    own["init_from"] = config.init_from and str(config.init_from)
     return {**(strategy.info.settings or {"algo": "custom", "custom": ["strategy"]}), **own}
 
 

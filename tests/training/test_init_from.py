@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from toys_data import bandit
 
@@ -267,6 +268,106 @@ def test_files_that_cannot_be_are_refused(tmp_path: Path, content: Any, told: st
         np.savez(path, **content)
     with pytest.raises(SettingsError, match=told):
         jaxrl.Trainer(strategy(), init_from=str(path), **SETTINGS).train()
+
+
+# --- trees of arrays: on disk by Orbax, and in memory ---------------------------------------------------------------
+
+
+LAYER = {"kernel": np.arange(32, dtype=np.float32).reshape(4, 8), "bias": np.arange(8, dtype=np.float32)}
+
+
+def write_tree(path: Path, tree: Any) -> Path:
+    """Write a tree as users of Orbax do."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, tree)
+    return path
+
+
+@pytest.mark.parametrize("how", ["on disk", "in memory"])
+def test_parts_of_a_flax_tree_of_somebody_else_are_taken(tmp_path: Path, how: str) -> None:
+    """The tree has other things beside: numbers, lists, text."""
+    encoder = {"params": {"Encoder_0": jax.tree.map(jax.numpy.asarray, LAYER)}}
+    tree = {**encoder, "step": 7, "history": [np.float32(1), jax.numpy.zeros(3)]}
+    place: Any = str(write_tree(tmp_path / "tree", tree)) if how == "on disk" else {**tree, "by": "somebody"}
+    new = begun(
+        strategy(),
+        init_from=place,
+        init_parts=["params/params/MLP_0/Dense_0=params/Encoder_0"],
+        run_dir=str(tmp_path / "new"),
+    )
+    assert equal(new.agent.params["params"]["MLP_0"]["Dense_0"], LAYER)
+    plain = begun(strategy())
+    assert equal(kernels(new)[1:], kernels(plain)[1:])
+    assert equal(new.agent.target, plain.agent.target)
+    (line,) = [line for line in (tmp_path / "new" / "metrics.jsonl").read_text().splitlines() if "begins with" in line]
+    name = "arrays given in Python" if how == "in memory" else str(tmp_path / "tree")
+    assert f"begins with params/params/MLP_0/Dense_0 of {name}; drawn anew: " in line
+    assert f"init_from: {name}" in (tmp_path / "new" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("how", ["on disk", "in memory"])
+def test_a_tree_alone_gives_all_that_it_has_and_no_more(tmp_path: Path, how: str) -> None:
+    give = lambda name, tree: str(write_tree(tmp_path / name, tree)) if how == "on disk" else tree
+    old = begun(strategy())
+    whole = jax.tree.map(lambda x: x + 1, old.agent.params)
+    new = begun(strategy(), init_from=give("whole", {"params": whole}))
+    assert equal(new.agent.params, whole)
+    assert equal(new.agent.target, old.agent.target)
+    for name, tree, told in (
+        ("more", {"params": whole, "step": np.int32(3)}, "has step, and the agent no such array"),
+        ("other", {"params": {"params": {"MLP_0": {"Dense_0": {"bias": np.zeros(9, np.float32)}}}}},
+         r"params/params/MLP_0/Dense_0/bias of .* is float32\[9\], expected float32\[8\]"),
+    ):  # fmt: skip
+        with pytest.raises(SettingsError, match=told):
+            begun(strategy(), init_from=give(name, tree))
+
+
+def test_arrays_of_the_caller_are_copied_and_given_again_where_nothing_was_saved(tmp_path: Path) -> None:
+    layer = jax.tree.map(np.copy, LAYER)
+    settings = {"init_parts": ["params/params/MLP_0/Dense_0=layer"], "run_dir": str(tmp_path / "new")}
+    trainer = jaxrl.Trainer(strategy(), init_from={"layer": layer}, **{**SETTINGS, **settings})
+    trainer.train()
+    assert equal(layer, LAYER)
+    # A resume goes on from the checkpoint, whatever it is given.
+    jaxrl.Trainer(strategy(), resume=True, **{**SETTINGS, "run_dir": str(tmp_path / "new"), "max_opts": 30}).train()
+    with pytest.raises(SettingsError, match="began with arrays given in Python; give them again"):
+        begun(strategy(), init_from="arrays given in Python")
+
+
+def test_members_begin_with_the_arrays_that_are_given(tmp_path: Path) -> None:
+    population = jaxrl.population(strategy(), seeds=2)
+    settings = {**SETTINGS, "init_from": {"layer": LAYER}, "init_parts": ["params/params/MLP_0/Dense_0=layer"]}
+    found: list[Any] = []
+    copy = lambda trainer: found.append(np.array(kernels(trainer.state)[0]))
+    jaxrl.Trainer(population, hooks=jaxrl.Hooks(start=copy), **settings).train()
+    assert equal(found, [LAYER["kernel"]] * 2)
+
+
+def test_a_directory_that_is_nothing_to_begin_with_is_refused_in_one_line(tmp_path: Path) -> None:
+    refuse = lambda place, told: pytest.raises(SettingsError, match=f"^init_from: {place} {told}")
+    (tmp_path / "empty").mkdir()
+    with refuse(tmp_path / "empty", "is neither a run, which has a config.yaml, nor a tree of .*_METADATA$"):
+        begun(strategy(), init_from=str(tmp_path / "empty"))
+    manager = ocp.CheckpointManager(tmp_path / "checkpoints")
+    manager.save(100, args=ocp.args.StandardSave({"layer": LAYER}))
+    manager.wait_until_finished()
+    manager.close()
+    step = tmp_path / "checkpoints" / "100"
+    for place in (step, step.parent):
+        with refuse(place, f"is neither a run.*; there is one of these in it, {step / 'default'}$"):
+            begun(strategy(), init_from=str(place))
+    parts = ["params/params/MLP_0/Dense_0=layer"]
+    assert equal(kernels(begun(strategy(), init_from=str(step / "default"), init_parts=parts))[0], LAYER["kernel"])
+
+
+@pytest.mark.parametrize("damaged", ["_METADATA", "manifest.ocdbt"])
+def test_a_damaged_tree_is_refused_in_one_line(tmp_path: Path, damaged: str) -> None:
+    tree = write_tree(tmp_path / "tree", {"layer": LAYER})
+    (tree / damaged).write_bytes(b"no")
+    settings = {"init_from": str(tree), "init_parts": ["params/params/MLP_0/Dense_0=layer"]}
+    with pytest.raises(SettingsError, match=f"init_from: {tree} cannot be read: ") as caught:
+        begun(strategy(), **settings)
+    assert "\n" not in str(caught.value)
 
 
 def test_parts_need_what_they_are_parts_of() -> None:

@@ -9,6 +9,9 @@ import pytest
 
 import jaxrl
 from jaxrl.agents.returns import last_steps
+from jaxrl.strategies.interaction import build_processor_and_agent
+from jaxrl.strategies.policy import PolicyParams, make_policy
+from jaxrl.training.policy import GreedyPolicy
 from jaxrl.types import Rollout
 from tests.toys_envs import counting
 from tests.toys_session import BOX, SPEC, Script, digest, drive, drive_as_trainer
@@ -50,6 +53,72 @@ def test_a_session_is_the_on_policy_trainer_one_step_at_a_time(agent: Any, setti
     assert any((np.asarray(a) != np.asarray(b)).any() for a, b in zip(first, theirs, strict=True))
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)  # two programs may round differently
+
+
+def fresh_policy(spec: Any, maker: Any, seed: int = 3) -> GreedyPolicy:
+    """Return the policy of a fresh agent, further from uniform than such are."""
+    processor, agent = build_processor_and_agent(maker, jaxrl.one_step(), spec)
+    state = jax.jit(agent.init)(jax.random.key(seed))
+    state = state._replace(params=jax.tree.map(lambda x: 20 * x, state.params))
+    return GreedyPolicy(make_policy(agent, processor, spec), PolicyParams(agent.strip(state), ()), {})
+
+
+@pytest.mark.parametrize("core", [pytest.param("none", marks=pytest.mark.slow), "gru"])
+def test_a_teacher_says_in_a_session_what_it_says_in_the_trainer(core: str) -> None:
+    """A teacher with a memory forgets where episodes end: after 3 steps, at any place of a rollout of 4."""
+    env = counting(length=3)
+    teacher = fresh_policy(env.spec, jaxrl.ppo(features=(8,), core=core, core_features=4))
+    agent = jaxrl.ppo(features=(8,), teacher_coef=0.5)
+    strategy = jaxrl.on_policy(env, agent, teacher=teacher, **SMALL)
+    session = jaxrl.Session(env, agent, teacher=teacher, seed=7, max_opts=1_000, **SMALL)
+    state = jax.jit(strategy.init)(jax.random.key(7))
+    step = jax.jit(lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t))
+    for t in range(6):
+        state, metrics = step(state, np.uint32(t))
+    drive_as_trainer(session, env, 7, 6 * SMALL["rollout"])
+    kl = metrics["teacher_kl"]
+    assert kl.sum / kl.count > 1e-3
+    for a, b in zip(jax.tree.leaves(session._now.state.agent), jax.tree.leaves(state.agent), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)  # two programs may round differently
+
+
+def test_the_divergence_that_a_session_reports_is_that_from_its_teacher() -> None:
+    """One update on one rollout: the student is the fresh one, and its observations are known."""
+    teacher = fresh_policy(SPEC, jaxrl.ppo(features=(8,)))
+    settings: dict[str, Any] = {"epochs": 1, "minibatches": 1}
+    session = session_of(jaxrl.ppo(features=(8,), teacher_coef=1.0), teacher=teacher, **settings)
+    student, script, seen, learnt = session.policy, Script(), [], None
+    while learnt is None:
+        seen.append(script.obs(session.ended))
+        learnt = session.observe(*script.advance(session.act(seen[-1])))
+    p, q = (np.asarray(policy.probabilities(np.concatenate(seen)), np.float64) for policy in (teacher, student))
+    np.testing.assert_allclose(learnt["teacher_kl"], (p * np.log(p / q)).sum(axis=1).mean(), rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_session_goes_on_with_its_teacher_and_with_no_other(tmp_path: Path) -> None:
+    agent, run = jaxrl.ppo(features=(8,), teacher_coef=1.0), str(tmp_path / "run")
+    teacher = fresh_policy(SPEC, jaxrl.ppo(features=(8,), core="gru", core_features=4))
+    whole = session_of(agent, teacher=teacher)
+    drive(whole, Script(), 13)
+    script = Script()
+    with session_of(agent, teacher=teacher, run_dir=run) as session:
+        drive(session, script, 6)
+    for other in (None, fresh_policy(SPEC, jaxrl.ppo(features=(8,)))):
+        with pytest.raises(jaxrl.SettingsError, match="teacher"):
+            session_of(agent, teacher=other, run_dir=run, resume=True)
+    with session_of(agent, teacher=teacher, run_dir=run, resume=True) as session:
+        drive(session, script, 7)
+    assert digest(session) == digest(whole)
+    # Its policy needs no teacher.
+    assert jaxrl.load_policy(run, step="latest")(np.zeros(2)) == session.policy(np.zeros(2))
+
+
+def test_agents_that_take_no_teacher_are_refused_in_a_session() -> None:
+    teacher = fresh_policy(SPEC, jaxrl.ppo(features=(8,)))
+    for agent, more in ((jaxrl.pqn(), {}), (jaxrl.dqn(), {"buffer": jaxrl.uniform(40, batch_size=8)})):
+        with pytest.raises(jaxrl.SettingsError, match="does not learn from a teacher; ppo, a2c, reinforce and impala"):
+            jaxrl.Session(SPEC, agent, teacher=teacher, **more)
 
 
 @pytest.mark.slow

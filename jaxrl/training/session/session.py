@@ -23,6 +23,7 @@ from jaxrl.strategies.off_policy import Replay
 from jaxrl.strategies.on_policy import ROLLOUT_SETTINGS, make_minibatch_schedule, settings_of_schedule
 from jaxrl.strategies.replay import UpdateSchedule
 from jaxrl.strategies.stepwise import Stepwise, StepwiseState, count_iterations
+from jaxrl.strategies.teacher import TrainedPolicy, carry_teacher, make_teacher, settings_of_teacher
 from jaxrl.training import stopping
 from jaxrl.training.closing import report_exit
 from jaxrl.training.divergence import Validity, explain, skips_left
@@ -104,6 +105,7 @@ class Session:
         statistics: Statistics | None = None,
         about: Mapping[str, Any] | None = None,
         interrupt: Interrupt | None = None,
+        teacher: TrainedPolicy | None = None,
         **settings: Any,
     ) -> None:
         """Validate the settings, and lock the run directory if there is one.
@@ -125,6 +127,7 @@ class Session:
           statistics: statistics in the summary (default: all over all episodes, and the mean of the last 100).
           about: user-defined entries for the metadata of the run, see `describe`.
           interrupt: a handle to stop the session from another thread; also `session.interrupt`.
+          teacher: a trained policy to learn from, as for `jaxrl.on_policy`.
           **settings: fields of `SessionConfig`, as in `Session(..., max_opts=50_000)`.
 
         Raises:
@@ -137,7 +140,8 @@ class Session:
         _, how = resolve_resume(bool(resume), None, self.config.run_dir, allow_changes, start_over)
         self.hooks, self.interrupt = hooks or SessionHooks(), Interrupt() if interrupt is None else interrupt
         self._outside = inputs.outside(spec, self.config.num_envs)
-        self._stepwise = assemble(self.config, self._outside.spec, agent, buffer, processor)
+        self._stepwise = assemble(self.config, self._outside.spec, agent, buffer, processor, teacher)
+        self._taught_by = settings_of_teacher(teacher)
         self.config, self._rounding = rounded(self.config, self._stepwise)
         self._schedule = schedule_of(self.config, self._stepwise)
         self._closed, self._saves, self._termination = False, list[int](), Termination()
@@ -434,7 +438,7 @@ class Session:
 
     def settings(self) -> dict[str, Any]:
         """Return all settings of the session, as in `config.yaml`."""
-        return settings_of_session(self.config, self._stepwise, self._outside.made)
+        return settings_of_session(self.config, self._stepwise, self._outside.made, self._taught_by)
 
     # --- beginning ---
 
@@ -643,7 +647,12 @@ OF_REPLAY = ("opt_interval", "updates", "warmup", "random_warmup")
 
 
 def assemble(
-    config: SessionConfig, spec: EnvSpec, agent: AgentMaker, buffer: Buffer | None, processor: Processor | None
+    config: SessionConfig,
+    spec: EnvSpec,
+    agent: AgentMaker,
+    buffer: Buffer | None,
+    processor: Processor | None,
+    teacher: TrainedPolicy | None = None,
 ) -> Stepwise:
     """Assemble the parts; raise `SettingsError` if they do not fit together.
 
@@ -651,6 +660,7 @@ def assemble(
     """
     require_alone("a session")
     known = interaction.build_agent(agent, processor, spec)
+    taught = None if teacher is None else make_teacher(teacher, known, spec)
     if known.prepare is None and known.info.offline:
         able = join_names([*algorithm_names("off_policy"), *algorithm_names("on_policy")], "or")
         raise SettingsError(f"a session learns from its own steps, and {known.name} from data; use {able}")
@@ -659,9 +669,10 @@ def assemble(
         if buffer is not None:
             raise SettingsError(f"{known.name} learns from rollouts, and keeps no replay; leave buffer out")
         suits = defaults_for(known.name, "on_policy")
-        return _from_rollouts(
-            config, spec, *interaction.connect(known, processor or interaction.make_default_processor(suits))
-        )
+        processor = processor or interaction.make_default_processor(suits)
+        if taught is not None:
+            processor = carry_teacher(processor, taught, spec)
+        return _from_rollouts(config, spec, *interaction.connect(known, processor))
     require_default(config, ROLLOUT_SETTINGS, f"{known.name} learns from replay, not from rollouts")
     if buffer is None:
         raise SettingsError(f"{known.name} learns from replay; give buffer, as in buffer=jaxrl.uniform(50_000)")
@@ -732,8 +743,13 @@ def notes_of(config: SessionConfig, stepwise: Stepwise, state: StepwiseState) ->
     return [str(plan_of_session(stepwise, state)), *more, *attempts.notes()]
 
 
-def settings_of_session(config: SessionConfig, stepwise: Stepwise, made: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return all settings of a session; `made` are those that build one of its environments, if it can be built."""
+def settings_of_session(
+    config: SessionConfig, stepwise: Stepwise, made: Mapping[str, Any] | None, teacher: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return all settings of a session; `made` are those that build one of its environments, if it can be built.
+
+    `teacher` are those that say who its teacher is.
+    """
     own = asdict(config)
     del own["run_dir"]  # a run directory can be moved
     for name in ROLLOUT_SETTINGS if stepwise.passes is None else OF_REPLAY:
@@ -742,5 +758,7 @@ def settings_of_session(config: SessionConfig, stepwise: Stepwise, made: Mapping
         own |= settings_of_schedule(stepwise.passes)
     if stepwise.buffer is not None:
         own["buffer"] = stepwise.buffer.settings
-    settings = interaction.settings_of(stepwise.agent, stepwise.processor, stepwise.spec, made, **own)
+    own |= teacher
+    by_hand = ("teacher",) if teacher else ()
+    settings = interaction.settings_of(stepwise.agent, stepwise.processor, stepwise.spec, made, by_hand=by_hand, **own)
     return {**settings, "custom": [*settings["custom"], "loop"], "driven": "from outside"}

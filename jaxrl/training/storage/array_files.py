@@ -1,65 +1,100 @@
-"""Named arrays in files of other programs: NumPy's `.npz` and `.safetensors`."""
+"""Named arrays of other programs: in NumPy's `.npz`, in `.safetensors`, in checkpoints of Orbax, or in memory."""
 
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxrl.errors import SettingsError
+from jaxrl.training.storage.arrays import read_foreign, reason, shapes_in_foreign
+from jaxrl.training.storage.layout import TREE
+from jaxrl.trees import PyTree
 
 FILES = (".npz", ".safetensors")
 """Suffixes of supported files."""
 
 
+Choose = Callable[[Iterable[str]], Mapping[str, str]]
+"""Maps the names of arrays, paths with `/`, to a dict from new names to these."""
+
+
 class _Array(NamedTuple):
-    """An array in a file, with its data not read yet."""
+    """An array with its data not read yet."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     read: Callable[[], np.ndarray]
 
 
-def read_file(
-    path: Path, choose: Callable[[Iterable[str]], Mapping[str, str]], wanted: Mapping[str, Any]
-) -> dict[str, np.ndarray]:
-    """Read the chosen arrays of a file, by their new names.
+def is_arrays(path: Path) -> bool:
+    """Return whether `path` is named as a file of arrays, or is the directory of a tree that Orbax has written."""
+    return (path / TREE).is_file() if path.is_dir() else path.suffix in FILES
 
-    Args:
-      path: the file.
-      choose: maps the names in the file, as paths with `/`, to a dict from new names to these.
-      wanted: shapes and dtypes by new name, checked before any data is read.
+
+def read_file(path: Path, choose: Choose, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Read the chosen arrays of a file, or of the directory of a tree that Orbax has written, by their new names.
+
+    `wanted` has shapes and dtypes by new name, which are checked before any data is read.
 
     Raises:
       SettingsError: the file is missing or damaged, or an array has another shape or dtype.
     """
-    if not path.is_file():
+    if not path.exists():
         raise SettingsError(f"init_from: there is no file {path}")
     try:
         with _opened(path) as arrays:
-            found = {}
-            for name, there in choose(arrays).items():
-                like, array = wanted[name], arrays[there]
-                if (array.shape, array.dtype) != (like.shape, like.dtype):
-                    raise SettingsError(
-                        f"init_from: {there} of {path} is {array.dtype}{list(array.shape)}, expected "
-                        f"{like.dtype}{list(like.shape)}"
-                    )
-                found[name] = array.read()
-            return found
+            return _read(str(path), arrays, choose, wanted)
     except SettingsError:
         raise
     except ImportError as error:
         raise SettingsError(f"{path} needs the package safetensors; pip install safetensors") from error
     except Exception as error:  # an untrusted file may raise anything
-        raise SettingsError(f"init_from: {path} cannot be read: {error}") from error
+        raise SettingsError(f"init_from: {path} cannot be read: {reason(error)}") from error
+
+
+def read_tree(what: str, tree: PyTree, choose: Choose, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the chosen arrays of a tree in memory, called `what`; otherwise as `read_file`."""
+    arrays = {}
+    for name, leaf in named_leaves(tree).items():
+        array = np.asarray(leaf)
+        arrays[name] = _Array(array.shape, array.dtype, partial(np.array, array))
+    return _read(what, arrays, choose, wanted)
+
+
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """Return leaves by path with `/`, as `flax.traverse_util.flatten_dict(tree, sep="/")` does of nested dicts."""
+    name = lambda keys: "/".join(jax.tree_util.keystr((key,), simple=True) for key in keys)
+    return {name(keys): leaf for keys, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def _read(what: str, arrays: Mapping[str, _Array], choose: Choose, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    found = {}
+    for name, there in choose(arrays).items():
+        like, array = wanted[name], arrays[there]
+        if (array.shape, array.dtype) != (like.shape, like.dtype):
+            raise SettingsError(
+                f"init_from: {there} of {what} is {array.dtype}{list(array.shape)}, expected "
+                f"{like.dtype}{list(like.shape)}"
+            )
+        found[name] = array.read()
+    return found
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[dict[str, _Array]]:
     """Yield the arrays of a file by path with `/`."""
+    if path.is_dir():
+        # Orbax reads a tree as a whole, once something of it is taken.
+        whole = cache(lambda: named_leaves(read_foreign(path)))
+        of = lambda name: lambda: np.asarray(whole()[name])
+        shapes = named_leaves(shapes_in_foreign(path))
+        yield {name: _Array(tuple(x.shape), np.dtype(x.dtype), of(name)) for name, x in shapes.items()}
+        return
     if path.suffix == ".npz":
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith(".npy")]

@@ -340,6 +340,32 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
     return {name: found[name] if name in found else _without_entries(x) for name, x in like.items()}
 
 
+def shapes_in_foreign(path: Path) -> PyTree:
+    """Return shapes and dtypes of the tree of arrays that another program has written into `path` by Orbax.
+
+    Entries that are no arrays, such as text, are left out. Orbax may raise anything where files are damaged.
+    """
+    import orbax.checkpoint as ocp
+
+    with ORBAX, hushed():
+        tree = ocp.PyTreeCheckpointHandler().metadata(path).tree
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if getattr(x, "dtype", None) is not None else None, tree
+    )
+
+
+def read_foreign(path: Path) -> PyTree:
+    """Return the tree that another program has written into `path` by Orbax, as arrays of the host."""
+    import orbax.checkpoint as ocp
+
+    with ORBAX, hushed():
+        handler = ocp.PyTreeCheckpointHandler()
+        # Wherever the arrays were, on as many devices as there were.
+        how = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), handler.metadata(path).tree)
+        found: PyTree = handler.restore(path, args=ocp.args.PyTreeRestore(restore_args=how))
+    return found
+
+
 def _without_entries(like: Any) -> Any:
     """Return an empty array with the shape, dtype and, if any, sharding of `like`."""
     empty = np.empty(like.shape, like.dtype)

@@ -5,6 +5,7 @@ networks can be named, which then may come from another agent, under other names
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,13 +15,15 @@ import numpy as np
 import jaxrl.training.processes as processes
 from jaxrl.agents.frozen import MOVING
 from jaxrl.errors import NoCheckpointError, SettingsError, suggest
-from jaxrl.training.storage.array_files import FILES, read_file
+from jaxrl.training.settings import GivenArrays
+from jaxrl.training.storage.array_files import Choose, is_arrays, read_file, read_tree
 from jaxrl.training.storage.checkpoints import CheckpointError, is_step
 from jaxrl.training.storage.fork import Fork, step_of
 from jaxrl.training.storage.group import CHECKPOINTS, open_store
+from jaxrl.training.storage.layout import TREE
 from jaxrl.training.storage.leaves import flatten
 from jaxrl.training.storage.members import population_of
-from jaxrl.training.storage.run_dir import require_run
+from jaxrl.training.storage.run_dir import CONFIG, group_of, require_run
 from jaxrl.trees import Key, PyTree, is_part, parts_of, path_of
 
 AGENT = "state/agent/"
@@ -62,12 +65,12 @@ def within(fresh: PyTree, names: Iterable[str], saved: Mapping[str, np.ndarray] 
     return jax.tree_util.tree_map_with_path(lambda keys, leaf: made.get(path_of(keys), leaf), fresh)
 
 
-def weights_of(place: str | None, parts: Sequence[str], like: Callable[[], PyTree]) -> Weights:
+def weights_of(place: str | GivenArrays | None, parts: Sequence[str], like: Callable[[], PyTree]) -> Weights:
     """Read what a run is to begin with, for states (and their sums) of the shapes `like()`.
 
     Args:
       place: directory of another run, whose newest checkpoint is meant, or of one of its checkpoints, or a file of
-        arrays; `None`: nothing.
+        arrays, or the directory of a tree that Orbax has written, or a tree of arrays itself; `None`: nothing.
       parts: which parts of the state to begin with, as `Part` reads them; none: all networks and statistics of the
         other run, or all arrays of the file.
       like: returns the shapes of `(state, sums)`; asked only if there is something to read.
@@ -80,10 +83,11 @@ def weights_of(place: str | None, parts: Sequence[str], like: Callable[[], PyTre
     if place is None:
         return Weights({})
     wanted = {name: leaf for name, leaf in flatten(like()) if _is_taken(name)}
+    if isinstance(place, GivenArrays):
+        return _of_arrays(str(place), partial(read_tree, str(place), place.tree), parts, wanted)
     path = Path(place)
-    if path.suffix in FILES and not path.is_dir():
-        pairs = _pairs(parts, wanted) if parts else None
-        return _of_file(path, pairs, wanted)
+    if is_arrays(path):
+        return _of_arrays(str(path.absolute()), partial(read_file, path), parts, wanted)
     saved, origin = _of_run(path)
     saved = _for_shards(wanted, saved)
     if not parts:
@@ -137,7 +141,7 @@ def _of_run(path: Path) -> tuple[Mapping[str, np.ndarray], _Origin]:
     """Return all leaves of a checkpoint, and where it is from."""
     given = is_step(path.name) and path.parent.name == CHECKPOINTS
     run = path.parent.parent if given else path
-    require_run(run)
+    _require_run(run, path)
     if population_of(run) is not None:
         raise SettingsError(f"{run} is a population; begin with one of its members, as of {run}/members")
     store = open_store(run.absolute(), CHECKPOINTS)
@@ -148,8 +152,31 @@ def _of_run(path: Path) -> tuple[Mapping[str, np.ndarray], _Origin]:
         raise NoCheckpointError(f"checkpoint {step} of {run} {error.verdict}: {error}") from error
 
 
-def _of_file(path: Path, pairs: Mapping[str, str] | None, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Weights:
-    """Return what a file has of the `wanted` leaves: by `pairs`, or all of its arrays, which then must be wanted."""
+def _require_run(run: Path, path: Path) -> None:
+    """Raise `SettingsError` for what is no run; where `path` is nothing to begin with, say what could be."""
+    if str(path) == GivenArrays.NAME:
+        raise SettingsError(
+            "init_from: this run began with arrays given in Python; give them again, as in Trainer(..., init_from=tree)"
+        )
+    is_run = (run / CONFIG).exists() or group_of(run) is not None
+    if path.is_dir() and not is_run and not any(path.glob(f"*/{CONFIG}")):
+        inside = next((file.parent for depth in ("*", "*/*") for file in sorted(path.glob(f"{depth}/{TREE}"))), None)
+        hint = "" if inside is None else f"; there is one of these in it, {inside}"
+        raise SettingsError(
+            f"init_from: {path} is neither a run, which has a {CONFIG}, nor a tree of arrays that Orbax has written, "
+            f"which has a {TREE}{hint}"
+        )
+    require_run(run)
+
+
+def _of_arrays(
+    what: str,
+    read: Callable[[Choose, Mapping[str, Any]], dict[str, np.ndarray]],
+    parts: Sequence[str],
+    wanted: Mapping[str, jax.ShapeDtypeStruct],
+) -> Weights:
+    """Return what `read` finds of the `wanted` leaves: by `parts`, or all of its arrays, which then must be wanted."""
+    pairs = _pairs(parts, wanted) if parts else None
     whole = {_short(name): name for name in wanted}
 
     def choose(there: Iterable[str]) -> dict[str, str]:
@@ -159,18 +186,16 @@ def _of_file(path: Path, pairs: Mapping[str, str] | None, wanted: Mapping[str, j
         for name in there:
             if name not in whole:
                 raise SettingsError(
-                    f"init_from: {path} has {name}, and the agent no such array; {suggest(name, whole)} Name what to "
+                    f"init_from: {what} has {name}, and the agent no such array; {suggest(name, whole)} Name what to "
                     "take by init_parts, as TO=FROM"
                 )
         return {whole[name]: name for name in there}
 
-    arrays = read_file(path, choose, wanted)
+    arrays = read(choose, wanted)
     for name, there in (pairs or {}).items():
         if name not in arrays:
-            raise SettingsError(f"init_parts: {path} has no array {there}")
-    return Weights(
-        arrays, (f"begins with {_listed(arrays)} of {path.absolute()}; drawn anew: {_listed(wanted, arrays)}",)
-    )
+            raise SettingsError(f"init_parts: {what} has no array {there}")
+    return Weights(arrays, (f"begins with {_listed(arrays)} of {what}; drawn anew: {_listed(wanted, arrays)}",))
 
 
 def _pairs(words: Sequence[str], wanted: Iterable[str]) -> dict[str, str]:

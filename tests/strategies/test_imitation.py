@@ -1,0 +1,405 @@
+"""Demonstrations beside rollouts: the loss and its gradient by hand, what is drawn, exact runs, and what is refused."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_agents import CONTINUOUS, DISCRETE, KEY, transitions
+from toys_masks import minefield
+
+import jaxrl
+from benchmarks import demos as locks
+from jaxrl import train, verify
+from jaxrl.agents.actor_critic import Sample
+from jaxrl.errors import SettingsError
+from jaxrl.metrics import as_stat
+from jaxrl.processors import Processor
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
+from jaxrl.strategies.demos import rollout_demos
+from jaxrl.strategies.interaction import build_processor_and_agent
+from jaxrl.strategies.policy import PolicyParams, make_policy
+from jaxrl.training.policy import GreedyPolicy
+from jaxrl.training.storage.group import open_store
+from jaxrl.training.storage.leaves import state_digest
+from jaxrl.types import Batch, Demonstrations, Rollout, Step
+
+LENGTH = 6
+SMALL: dict[str, Any] = {"features": (8,)}
+QUIET: dict[str, Any] = {
+    "eval_interval": 0,
+    "eval_episodes": 0,
+    "record_interval": 0,
+    "save_interval": 0,
+    "quiet": True,
+}
+ROWS, STEPS = 6, 2
+COUNT = ROWS * STEPS
+
+
+def imitating(demos: Any, agent: Any = None, **settings: Any) -> jaxrl.Strategy:
+    settings = {"num_envs": 4, "rollout": 8, "epochs": 1, "minibatches": 2, **settings}
+    env = settings.pop("env", None) or locks.lock(LENGTH)
+    return jaxrl.on_policy(env, agent or jaxrl.ppo(imitation_coef=0.5, **SMALL), demos=demos, **settings)
+
+
+# --- the loss -----------------------------------------------------------------------------------------------------
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    x = x - x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def gaussian(raw: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    mean, log_std = np.split(outputs, 2, axis=-1)
+    return (-0.5 * ((raw - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * np.log(2 * np.pi)).sum(axis=-1)
+
+
+def picked(action: Any, outputs: np.ndarray, sizes: tuple[int, ...], mask: Any = None) -> np.ndarray:
+    """Return the log-probability of actions of several numbers, those that the mask forbids left out."""
+    action, total, at = np.asarray(action).reshape(len(outputs), -1), np.zeros(len(outputs)), 0
+    for i, size in enumerate(sizes):
+        part = outputs[:, at : at + size]
+        part = part if mask is None else np.where(mask[:, at : at + size], part, -1e30)
+        total += log_softmax(part)[np.arange(len(part)), action[:, i]]
+        at += size
+    return total
+
+
+def squashed(action: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    # Of actions from -2 to 2, as the environment has them; beyond 0.995 of a bound is at 3 before `tanh`.
+    raw = np.clip(np.arctanh(np.clip(action / 2, -0.9999999, 0.9999999)), -3, 3)
+    return gaussian(raw, outputs) - np.log(1 - np.tanh(raw) ** 2).sum(axis=-1)
+
+
+MASKED = minefield(Discrete(4)).spec
+MANY = EnvSpec("Toy", DISCRETE.observation_space, MultiDiscrete((2, 3)))
+BOTH = EnvSpec("Toy", DISCRETE.observation_space, {"aim": Box(-2.0, 2.0, (2,)), "fire": Discrete(3)})
+HALF = lambda spec: (np.asarray(spec.action_space.high) - np.asarray(spec.action_space.low)) / 2
+KINDS: dict[str, tuple[EnvSpec, dict[str, Any], Any]] = {
+    "categorical": (DISCRETE, {}, lambda a, x, mask: picked(a, x, (4,))),
+    "under a mask": (MASKED, {}, lambda a, x, mask: picked(a, x, (4,), mask)),
+    "several": (MANY, {}, lambda a, x, mask: picked(a, x, (2, 3))),
+    "gaussian": (CONTINUOUS, {}, lambda a, x, mask: gaussian(a / HALF(CONTINUOUS), x)),
+    "squashed": (
+        CONTINUOUS._replace(action_space=Box(-2.0, 2.0, (2,))),
+        {"squash": True},
+        lambda a, x, mask: squashed(a, x),
+    ),
+    # Log-scales come after the outputs of all parts.
+    "joint": (
+        BOTH,
+        {},
+        lambda a, x, mask: gaussian(a["aim"] / 2, x[:, [0, 1, 5, 6]]) + picked(a["fire"], x[:, 2:5], (3,)),
+    ),
+}
+
+
+def minibatch(spec: EnvSpec, **settings: Any) -> tuple[Any, Any, Any, Demonstrations]:
+    """Return an agent, its state, the steps of a minibatch and demonstrations for them."""
+    agent = jaxrl.ppo(**settings, **SMALL)(spec)
+    state = jax.jit(agent.init)(KEY)
+    items = transitions(agent, spec, state, STEPS, ROWS)
+    sample = agent.prepare(state, Rollout(items, jnp.zeros((STEPS, ROWS), bool)))  # type: ignore[misc]
+    other = transitions(agent, spec, state, COUNT)
+    return agent, state, sample, Demonstrations(jax.tree.map(lambda x: x[::-1], other.obs), other.action)
+
+
+def update(agent: Any, state: Any, sample: Any, opt_step: int = 0) -> tuple[Any, Any]:
+    return agent.update(state, Batch(sample, jnp.arange(COUNT), jnp.ones(COUNT)), KEY, jnp.uint32(opt_step))[:2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_has_the_imitation_of_demonstrations_beside_its_own_terms(kind: str) -> None:
+    spec, more, by_hand = KINDS[kind]
+    agent, state, sample, demos = minibatch(
+        spec, imitation_coef=0.7, policy_coef=0.3, ent_coef=0.2, vf_coef=0.4, **more
+    )
+    mask = None
+    if kind == "under a mask":
+        mask = np.asarray(demos.obs["action_mask"])
+        mask = mask | ~mask.any(axis=-1, keepdims=True)
+        demos = demos._replace(action=jnp.asarray(mask.argmax(axis=-1), jnp.int32))
+    if kind == "squashed":
+        demos = demos._replace(action=demos.action.at[0, 0].set(2.0))
+    _, metrics = update(agent, state, agent.fns.imitate(sample, demos))
+    outputs = np.asarray(agent.apply["params"](state.params, demos.obs)[0], np.float64)
+    wanted = -by_hand(jax.tree.map(np.asarray, demos.action), outputs, mask).mean()
+    np.testing.assert_allclose(metrics["imitation_loss"], wanted, rtol=1e-4)
+    own = metrics["policy_loss"] - 0.2 * metrics["entropy"]
+    whole = 0.3 * own + 0.4 * metrics["value_loss"] + 0.7 * wanted
+    np.testing.assert_allclose(metrics["loss"], whole, rtol=1e-4)
+
+
+def test_the_gradient_is_that_of_the_log_probability() -> None:
+    # Plain gradient descent from zero features: the biases of the policy's last layer move alone, by
+    # `lr * coef * mean(onehot(a) - softmax(logits))`.
+    settings: dict[str, Any] = {"optimizer": "sgd", "lr": 0.1, "max_grad_norm": 1e9, "policy_coef": 0.0, "vf_coef": 0.0}
+    agent, state, sample, demos = minibatch(DISCRETE, imitation_coef=0.5, **settings)
+    logits = np.asarray(agent.apply["params"](state.params, demos.obs)[0], np.float64)
+    push = np.eye(4)[np.asarray(demos.action)] - np.exp(log_softmax(logits))
+    after, metrics = update(agent, state, agent.fns.imitate(sample, demos))
+    moved = jax.tree.map(lambda a, b: np.asarray(b) - np.asarray(a), state.params, after.params)["params"]
+    np.testing.assert_allclose(moved["policy"]["bias"], 0.1 * 0.5 * push.mean(axis=0), rtol=1e-4, atol=1e-7)
+    assert not any(np.any(x) for x in jax.tree.leaves(moved["critic_torso"]))
+    # Steps of weight 0 leave the demonstrations beside them as they are.
+    blank, less = update(agent, state, agent.fns.imitate(sample._replace(weight=0 * sample.weight), demos))
+    assert less["imitation_loss"] == metrics["imitation_loss"]
+    assert all(map(np.array_equal, jax.tree.leaves(blank.params), jax.tree.leaves(after.params)))
+
+
+def test_the_weight_follows_a_schedule_and_may_begin_at_nothing() -> None:
+    weights: dict[str, Any] = {"imitation_coef": jaxrl.linear(0.0, 4.0, 4), "vf_coef": 0.5, "ent_coef": 0.0}
+    _, agent = build_processor_and_agent(jaxrl.ppo(**weights, **SMALL), jaxrl.one_step(), DISCRETE)
+    plain, _, sample, demos = minibatch(DISCRETE, imitation_coef=1.0, ent_coef=0.0)
+    for opt_step in (0, 1, 3):
+        metrics = update(agent, jax.jit(agent.init)(KEY), plain.fns.imitate(sample, demos), opt_step)[1]
+        assert metrics["imitation_coef"] == opt_step
+        wanted = metrics["policy_loss"] + 0.5 * metrics["value_loss"] + opt_step * metrics["imitation_loss"]
+        np.testing.assert_allclose(metrics["loss"], wanted, rtol=1e-5)
+
+
+def test_no_policy_moves_while_values_are_learnt_alone() -> None:
+    agent, state, sample, demos = minibatch(DISCRETE, imitation_coef=1.0, critic_warmup=3)
+    still = update(agent, state, agent.fns.imitate(sample, demos), 2)[0]
+    moved = update(agent, state, agent.fns.imitate(sample, demos), 3)[0]
+    actor = lambda state: jax.tree.leaves(state.params["params"]["policy"])
+    assert all(map(np.array_equal, actor(still), actor(state)))
+    assert not all(map(np.array_equal, actor(moved), actor(state)))
+
+
+# --- what is drawn ------------------------------------------------------------------------------------------------
+
+
+class State(NamedTuple):
+    demos: Any
+    processor: Any
+
+
+def normaliser() -> Processor:
+    return jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step())
+
+
+@pytest.mark.parametrize("rows", [4, 50])  # fewer than there are demonstrations, and more
+def test_beside_each_step_stands_a_step_that_was_shown_as_the_policy_sees_it_now(rows: int) -> None:
+    data, env = locks.shown(LENGTH, 3), locks.lock(LENGTH)
+    processor, agent = build_processor_and_agent(jaxrl.ppo(imitation_coef=1.0, **SMALL), normaliser(), env.spec)
+    demos: Any = rollout_demos(data, agent, processor, env, processor)
+    walked = jnp.stack([jnp.arange(4.0 * LENGTH).reshape(4, LENGTH) / 8] * 2)
+    blanks = jnp.zeros(4)
+    now, step = processor.init(walked[0]), Step(blanks, (), blanks, blanks > 0, blanks > 0, *walked)
+    now, _ = processor.process(now, step)
+    (moments,) = processor.get_stats(now)[0]
+    blank = jnp.zeros(rows)
+    sample = Sample(blank, blank, blank, blank, blank, blank, blank)
+    drawn, counts = [], np.zeros(LENGTH)
+    beside = jax.jit(lambda key: demos.beside(State(held, now), Batch(sample, blank, blank), key).items.demos)
+    held = jax.jit(demos.init)()
+    for seed in range(20):
+        found = beside(jax.random.key(seed))
+        raw = np.asarray(found.obs) * np.sqrt(np.asarray(moments.variance) + 1e-8) + np.asarray(moments.mean)
+        at = raw.argmax(axis=1)
+        np.testing.assert_allclose(raw, np.eye(LENGTH)[at], atol=1e-5)
+        np.testing.assert_array_equal(found.action, at % 2)
+        counts += np.bincount(at, minlength=LENGTH)
+        drawn.append(at)
+    assert counts.min() > 0.5 * counts.mean()
+    assert not np.array_equal(drawn[0], drawn[1])
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_the_statistics_are_those_after_the_rollout_also_beside_a_teacher(taught: bool) -> None:
+    env, data = locks.lock(LENGTH), locks.shown(LENGTH, 3)
+    # All demonstrations are alike, so that it is known which are drawn.
+    first = data.where(np.arange(data.rows) % LENGTH == 0)._replace(terminated=np.ones(3, bool))
+    old = build_processor_and_agent(jaxrl.ppo(**SMALL), jaxrl.one_step(), env.spec)
+    params = PolicyParams(old[1].strip(jax.jit(old[1].init)(KEY)), ())
+    teacher = GreedyPolicy(make_policy(old[1], old[0], env.spec), params, {}) if taught else None
+    agent = jaxrl.ppo(imitation_coef=0.5, teacher_coef=0.5 if taught else 0.0, **SMALL)
+    strategy = imitating(first, agent, minibatches=1, processor=normaliser(), teacher=teacher)
+    state = jax.jit(strategy.init)(KEY)
+    after, metrics = jax.jit(strategy.step)(state, KEY, jnp.uint32(0))
+    moments = after.processor[0].moments[0]
+    seen = (np.eye(LENGTH)[0] - np.asarray(moments.mean)) / np.sqrt(np.asarray(moments.variance) + 1e-8)
+    network = build_processor_and_agent(agent, jaxrl.one_step(), env.spec)[1].apply["params"]
+    logits = np.asarray(network(state.agent.params, jnp.asarray(seen[None], jnp.float32))[0])
+    np.testing.assert_allclose(as_stat(metrics["imitation_loss"]).sum, -log_softmax(logits)[0, 0], rtol=1e-4)
+    assert ("teacher_kl" in metrics) == taught
+
+
+def test_frames_are_stacked_over_the_episodes_of_the_demonstrations() -> None:
+    strategy = imitating(locks.shown(LENGTH, 2), processor=jaxrl.chain(jaxrl.frame_stack(2), jaxrl.one_step()))
+    held = jax.jit(strategy.init)(KEY).demos.items
+    eye = np.eye(LENGTH)
+    before = eye[[0, *range(LENGTH - 1)]]
+    np.testing.assert_array_equal(held.obs[:LENGTH], np.concatenate([before, eye], axis=1))
+    np.testing.assert_array_equal(held.obs[:LENGTH], held.obs[LENGTH : 2 * LENGTH])
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_to_the_same_bits_and_not_with_other_demonstrations(tmp_path: Path) -> None:
+    file, other = tmp_path / "shown.npz", tmp_path / "other.npz"
+    jaxrl.save_dataset(file, locks.shown(LENGTH, 3))
+    jaxrl.save_dataset(other, locks.shown(LENGTH, 4))
+    agent = jaxrl.ppo(imitation_coef=jaxrl.linear(1.0, 0.0, 50), **SMALL)
+    spec = locks.lock(LENGTH).spec
+    load = lambda path: imitating(jaxrl.load_dataset(path, spec=spec), agent, processor=normaliser())
+    strategy, run = load(file), str(tmp_path / "run")
+    plain = imitating(None, jaxrl.ppo(**SMALL), processor=normaliser())
+    whole = jaxrl.Trainer(strategy, max_opts=8, **QUIET).train().state
+    jaxrl.Trainer(strategy, max_opts=4, run_dir=run, **QUIET).train()
+    with pytest.raises(SettingsError, match="demos_sha256: "):
+        jaxrl.Trainer(load(other), max_opts=8, resume=run, **QUIET).train()
+    with pytest.raises(SettingsError, match="demos_sha256: "):
+        jaxrl.Trainer(plain, max_opts=8, resume=run, **QUIET).train()
+    moved = load(file.rename(tmp_path / "moved.npz"))
+    assert state_digest(jaxrl.Trainer(moved, max_opts=8, resume=run, **QUIET).train().state) == state_digest(whole)
+
+
+COMMAND = (
+    *("ppo", "--env", "Catch-bsuite", "--num-envs", "4", "--rollout", "8", "--epochs", "1", "--minibatches", "2"),
+    *("--agent.features", "8", "--processor.normalise-obs", "--eval-interval", "0", "--eval-episodes", "0"),
+    *("--record-interval", "2", "--save-interval", "4", "--quiet"),
+)
+
+
+@pytest.fixture(scope="module")
+def catches(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a file of demonstrations in `Catch-bsuite`."""
+    env = jaxrl.make_env("Catch-bsuite")
+    strategy = imitating(None, jaxrl.ppo(**SMALL), env=env)
+    policy: Any = strategy.policy
+    params = policy.params(jax.jit(strategy.init)(KEY))
+    file = tmp_path_factory.mktemp("catches") / "shown.npz"
+    jaxrl.save_dataset(file, jaxrl.gather(env, policy, params, KEY, 90, random=1.0))
+    return str(file)
+
+
+def leaves_of(run: Path, step: int) -> Any:
+    """Return all arrays of a checkpoint by path."""
+    return open_store(run, "checkpoints").read(step)[0]
+
+
+def same(one: Any, other: Any) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.slow
+def test_a_run_of_the_command_line_is_verified_and_goes_on(catches: str, tmp_path: Path) -> None:
+    shown = [*COMMAND, "--demos", catches, "--agent.imitation-coef", "linear(1,0,50)"]
+    assert train.main([*shown, "--max-opts", "8", "--run-dir", str(tmp_path / "whole")]) == 0
+    assert train.main([*shown, "--max-opts", "4", "--run-dir", str(tmp_path / "parts")]) == 0
+    assert train.main(["--resume", str(tmp_path / "parts"), "--max-opts", "8"]) == 0
+    assert same(leaves_of(tmp_path / "whole", 8), leaves_of(tmp_path / "parts", 8))
+    assert verify.main([str(tmp_path / "whole"), "--replay"]) == 0
+    rows = (tmp_path / "whole" / "metrics.jsonl").read_text()
+    assert "imitation_loss" in rows
+    plain = [*COMMAND, "--max-opts", "4", "--run-dir", str(tmp_path / "plain")]
+    assert train.main(plain) == 0
+    assert "demos" not in (tmp_path / "plain" / "config.yaml").read_text()
+
+
+@pytest.mark.slow
+def test_members_imitate_as_runs_of_their_own(catches: str, tmp_path: Path) -> None:
+    shown = [*COMMAND, "--demos", catches, "--max-opts", "8"]
+    sweep = ["--seeds", "2", "--sweep", "agent.imitation_coef=0.5,2"]
+    for layout in ("together", "spread"):
+        assert train.main([*shown, *sweep, "--layout", layout, "--run-dir", str(tmp_path / layout)]) == 0
+    alone = [*shown, "--agent.imitation-coef", "2", "--seed", "1", "--run-dir", str(tmp_path / "alone")]
+    assert train.main(alone) == 0
+    for layout in ("together", "spread"):
+        member = tmp_path / layout / "members" / "00003"
+        assert same(leaves_of(member, 8), leaves_of(tmp_path / "alone", 8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "reinforce", "impala"])
+@pytest.mark.parametrize("more", [{}, {"shards": 2}, {"actors": jaxrl.ActorsConfig(actors=1)}], ids=str)
+def test_the_family_imitates_on_devices_and_beside_actors(algo: str, more: dict[str, Any]) -> None:
+    agent = getattr(jaxrl, algo)(imitation_coef=1.0, policy_coef=0.0, lr=0.02, **SMALL)
+    strategy = imitating(locks.shown(LENGTH, 3), agent, **more)
+    rows = jaxrl.Trainer(strategy, max_opts=100, **{**QUIET, "record_interval": 20})
+    found = [report.train["imitation_loss"] for report in rows if report.train]
+    assert found[0] < 0.8
+    assert found[-1] < 0.1
+
+
+@pytest.mark.slow
+def test_a_lock_that_chance_does_not_open_is_opened_after_what_was_shown() -> None:
+    found = {}
+    for name, demos, agent in (
+        ("alone", None, jaxrl.ppo(lr=3e-3, **SMALL)),
+        ("shown", locks.shown(12, 3), jaxrl.ppo(lr=3e-3, imitation_coef=0.5, **SMALL)),
+    ):
+        strategy = imitating(demos, agent, env=locks.lock(12), rollout=32, epochs=4)
+        trainer = jaxrl.Trainer(strategy, max_opts=800, eval_interval=800, eval_episodes=2, quiet=True)
+        found[name] = trainer.train().best_score
+    assert found == {"alone": pytest.approx(0.1), "shown": 1.0}
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
+    "without a weight": (
+        locks.shown(LENGTH),
+        jaxrl.ppo(**SMALL),
+        {},
+        "there are demos, but agent.imitation_coef, their weight in the loss, is 0; set it",
+    ),
+    "of another family": (
+        locks.shown(LENGTH),
+        jaxrl.pqn(**SMALL),
+        {},
+        "pqn learns from its own rollouts alone; ppo, a2c, reinforce and impala learn from demos as well",
+    ),
+    "with a memory": (
+        locks.shown(LENGTH),
+        jaxrl.ppo(imitation_coef=1.0, core="gru", **SMALL),
+        {},
+        "ppo remembers, and demos do not tell what; set agent.core to none",
+    ),
+    "another lock": (
+        locks.shown(LENGTH - 1),
+        jaxrl.ppo(imitation_coef=1.0, **SMALL),
+        {},
+        r"the data have observation space Box.*5.*, but Lock has",
+    ),
+    "frames of normalised observations": (
+        locks.shown(LENGTH),
+        jaxrl.ppo(imitation_coef=1.0, **SMALL),
+        {"processor": jaxrl.chain(jaxrl.normalise_obs(), jaxrl.frame_stack(2), jaxrl.one_step())},
+        "the processor learns what it scales by as it goes",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_refused(case: str) -> None:
+    demos, agent, settings, told = REFUSED[case]
+    with pytest.raises(SettingsError, match=told):
+        imitating(demos, agent, **settings)
+
+
+def test_a_weight_without_demonstrations_is_refused() -> None:
+    with pytest.raises(SettingsError, match="imitation_coef is set, but there are no demonstrations; name them, as in"):
+        jaxrl.Trainer(imitating(None), max_opts=4, **QUIET).train()
+    with pytest.raises(SettingsError, match=r"agent\.policy_coef weighs the policy objective beside a teacher or"):
+        jaxrl.ppo(policy_coef=0.5)
+
+
+def test_an_action_that_its_mask_forbids_is_refused_with_its_step() -> None:
+    env = minefield(Discrete(3), time_limit=4)
+    obs = {"action_mask": np.tile([True, False, True], (5, 1)), "seen": np.zeros((5, 2), np.float32)}
+    ends = np.arange(5) == 4
+    shown = lambda action: jaxrl.Dataset(
+        env.spec, obs, np.array(action, np.int32), np.zeros(5, np.float32), obs, ends, ~ends & False
+    )
+    imitating(shown([0, 2, 0, 2, 2]), env=env)
+    with pytest.raises(SettingsError, match="demos: the action of step 3 is forbidden by its mask"):
+        imitating(shown([0, 2, 0, 1, 2]), env=env)
