@@ -10,6 +10,7 @@ The emulators are objects of C++ and no part of a training state. Three rules ma
 
 import weakref
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,15 +32,9 @@ PREFIX = "ale:"
 LEAST_VERSION = (0, 12, 1)
 """First version of ale-py whose resets of single emulators leave the others as they are."""
 RESET_TARGET = "atari_vector_xla_reset"
-"""Name under which `AtariVectorEnv.xla` registers resets; its own function takes no rows that are computed."""
-FRAMES = 108_000
-"""Frames of a game, as in Gymnasium's `v5`; half an hour."""
-STICKY = 0.25
-"""Probability that an action sticks, as in Gymnasium's `v5`."""
+"""Name under which `AtariVectorEnv.xla` registers resets; the function that it returns takes no traced rows."""
 NO_SEED = -1
 """Seed of a reset that goes on with the random numbers of the emulator."""
-NOT_HERE = ("raw", "mode", "difficulty")
-"""Parameters of `jaxrl.envs.atari` that ALE's vector environment does not have."""
 
 
 class Screens(NamedTuple):
@@ -77,35 +72,36 @@ def ale_env(name: str, /, *, life_loss: bool | float = False, **params: Any) -> 
       SettingsError: ALE is not installed or too old, or a name or parameter is unknown or invalid.
     """
     ale = require_extra("ale_py", atari.PURPOSE, "atari")
-    require_extra("gymnasium", atari.PURPOSE, "atari")
     _check_version(ale.__version__)
-    games = {"".join(map(str.capitalize, rom.split("_"))): rom for rom in ale.roms.get_all_rom_ids()}
+    registry = require_extra("gymnasium", atari.PURPOSE, "atari").registry
+    games = {id_[len(atari.ATARI) : -len("-v5")]: id_ for id_ in registry if fnmatchcase(id_, f"{atari.ATARI}*-v5")}
     title, lives = check_id(PREFIX, name, games), check_flag("life_loss", life_loss)
-    known = [word for word in atari.PARAM_TYPES if word not in NOT_HERE]
+    registered = registry[games[title]].kwargs
+    # ALE's vector environment has no modes.
+    known = [word for word in atari.PARAM_TYPES if word not in ("mode", "difficulty")]
     given = atari.check_settings(PREFIX + title, params, known)
+    played = {word: given.get(word, registered[word]) for word in atari.GAME_PARAMS if word in registered}
     shaped = {word: given.get(word, value) for word, value in atari.PREPROCESSING.items()}
     skip, side = shaped["frame_skip"], shaped["screen_size"]
-    limit = max(1, given.get("max_num_frames_per_episode", FRAMES) // skip)
+    limit = max(1, played["max_num_frames_per_episode"] // skip)
     arguments = {
         "frameskip": skip,
         "img_height": side,
         "img_width": side,
         "grayscale": shaped["grayscale_obs"],
         "noop_max": shaped["noop_max"] + 1,  # ALE draws from 0 up to one less
-        "repeat_action_probability": given.get("repeat_action_probability", STICKY),
-        "full_action_space": given.get("full_action_space", False),
+        **played,
         "max_num_frames_per_episode": limit * skip,
         "stack_num": 1,
         "use_fire_reset": False,
         "reward_clipping": False,
     }
     settings = {"env": PREFIX + title, "env_args": {**params, **({"life_loss": True} if lives else {})}}
-    maker = _Maker(games[title], tuple(arguments.items()))
+    maker = _Maker(registered["game"], tuple(arguments.items()))
     actions = maker.make(1).single_action_space.n
     frame = Box(0, 255, (side, side, 1 if shaped["grayscale_obs"] else 3), "uint8")
     spec = EnvSpec(PREFIX + title, frame, Discrete(int(actions)), time_limit=limit)
-    played = {word: value for word, value in given.items() if word in atari.GAME_PARAMS}
-    film = partial(atari.make_game, f"ALE/{title}-v5", played, shaped, False, render_mode="rgb_array")
+    film = partial(atari.make_game, games[title], played, shaped, False, render_mode="rgb_array")
     whole = HostEnv(spec, partial(_AleVector, maker, spec, False), film, settings)
     env = whole._replace(vectorise=partial(_vectorise, maker, spec, lives))
     return env._replace(open=partial(_AleVector, maker, spec, True), eval_env=whole) if lives else env
@@ -141,72 +137,59 @@ class _Emulators:
     def __init__(self, maker: _Maker, spec: EnvSpec, num_envs: int) -> None:
         self._kind, self.num_envs = (maker, num_envs), num_envs
         self._shape = (num_envs, *space_struct(spec.observation_space).shape)
-        self._opened: tuple[np.ndarray, Any, Any] | None = None
+        self._opened: tuple[np.ndarray, Any] | None = None
 
-    def _open(self) -> tuple[np.ndarray, Any, Any]:
-        """Return the handle of the emulators and ALE's functions `reset` and `step`."""
+    def _open(self) -> tuple[np.ndarray, Any]:
+        """Return the handle of the emulators, uint8 `[8]`, and ALE's function that steps them."""
         if self._opened is None:
             unused = _UNUSED.setdefault(self._kind, [])
             vector = unused.pop() if unused else self._kind[0].make(self.num_envs)
             weakref.finalize(self, unused.append, vector)
-            vector.reset()  # without a seed: no state will have seen what they show now
+            vector.reset()  # without a seed: no state has seen what they show now
             with jax.ensure_compile_time_eval():
-                _, reset, step = vector.xla()
-            handle = np.frombuffer(vector.ale.handle(), np.uint8)
-            self._opened = handle, reset, step
-            try:
-                with jax.ensure_compile_time_eval():
-                    jax.block_until_ready(jax.jit(lambda: self.read(jnp.zeros(8, jnp.uint8)))())
-            except jax.errors.JaxRuntimeError as error:
-                self._opened = None
-                raise SettingsError(f"ale-py cannot step on this device ({error_text(error)}); add --actors 1") from None
+                self._opened = np.frombuffer(vector.ale.handle(), np.uint8), vector.xla()[2]
+                self._try_once()
         return self._opened
 
-    def reset(self, seeds: Array) -> tuple[Array, Screens]:
-        """Start an episode in all emulators, with int32 seeds `[N]`; return the token and the first screens."""
-        handle, reset, _ = self._open()
-        after, (obs, info) = reset(jnp.asarray(handle), seed=seeds)
-        return after ^ handle, self._screens(obs, info["lives"], info["frame_number"])
+    def _try_once(self) -> None:
+        """Raise `SettingsError` if ale-py has no calls for the device."""
+        try:
+            jax.block_until_ready(jax.jit(self.read)(jnp.zeros(8, jnp.uint8)))
+        except jax.errors.JaxRuntimeError as error:
+            self._opened = None
+            raise SettingsError(f"ale-py cannot step on this device; add --actors 1 ({error_text(error)})") from None
 
     def step(self, token: Array, action: Array) -> tuple[Array, Screens, Array, Array, Array]:
         """Advance all emulators; return token, screens, rewards, and whether games are over or cut off."""
-        handle, _, step = self._open()
-        after, (obs, reward, over, cut, info) = step(token ^ handle, action)
-        return after ^ handle, self._screens(obs, info["lives"], info["frame_number"]), reward, over, cut
+        handle, advance = self._open()
+        after, (obs, reward, over, cut, info) = advance(token ^ handle, action)
+        return after ^ handle, Screens(obs.reshape(self._shape), info["lives"], info["frame_number"]), reward, over, cut
+
+    def reset(self, token: Array, rows: Array, seeds: Array) -> tuple[Array, Screens]:
+        """Start a game in the emulators `rows`, with int32 `seeds`; return the token and the screens of all."""
+        handle, _ = self._open()
+        struct = jax.ShapeDtypeStruct
+        numbers = [struct((self.num_envs,), jnp.int32)] * 4  # of which the first and the last are not used
+        shapes = (struct((8,), jnp.uint8), struct(self._shape, jnp.uint8), *numbers)
+        call = jax.ffi.ffi_call(RESET_TARGET, shapes, has_side_effect=True)
+        after, obs, _, lives, frame, _ = call(token ^ handle, rows.astype(jnp.int32), seeds)
+        return after ^ handle, Screens(obs, lives, frame)
 
     def read(self, token: Array) -> tuple[Array, Screens]:
-        """Return the screens as they are."""
+        """Return the token and the screens as they are."""
         none = jnp.zeros(0, jnp.int32)
-        return self._reset_rows(token, none, none)
+        return self.reset(token, none, none)
 
     def restart(self, token: Array, seen: Screens, where: Array, seeds: Array) -> tuple[Array, Screens]:
-        """Start episodes where `where` `[N]` is true, one after the other; return the token and all screens."""
-        first = jnp.argsort(~where)  # stable, so that the rows to reset come first and in order
-        count = jnp.sum(where)
+        """Start games where `where` `[N]` is true, one after the other; return the token and all screens."""
+        rows, count = jnp.argsort(~where), jnp.sum(where)  # those to start come first, in order
 
         def one(carry: tuple[Array, Array, Screens]) -> tuple[Array, Array, Screens]:
             i, token, _ = carry
-            row = jax.lax.dynamic_slice(first, (i,), (1,))
-            token, seen = self._reset_rows(token, row.astype(jnp.int32), seeds[row])
-            return i + 1, token, seen
+            row = jax.lax.dynamic_slice(rows, (i,), (1,))
+            return i + 1, *self.reset(token, row, seeds[row])
 
         return jax.lax.while_loop(lambda carry: carry[0] < count, one, (jnp.int32(0), token, seen))[1:]
-
-    def _reset_rows(self, token: Array, rows: Array, seeds: Array) -> tuple[Array, Screens]:
-        """Reset the emulators of these rows; return the token and the screens of all."""
-        handle, _, _ = self._open()
-        numbers = jax.ShapeDtypeStruct((self.num_envs,), jnp.int32)
-        shapes = (
-            jax.ShapeDtypeStruct(handle.shape, jnp.uint8),
-            jax.ShapeDtypeStruct(self._shape, jnp.uint8),
-            *[numbers] * 4,
-        )
-        call = jax.ffi.ffi_call(RESET_TARGET, shapes, has_side_effect=True)
-        after, obs, _, lives, frame, _ = call(token ^ handle, rows, seeds)
-        return after ^ handle, Screens(obs, lives, frame)
-
-    def _screens(self, obs: Array, lives: Array, frame: Array) -> Screens:
-        return Screens(obs.reshape(self._shape), lives, frame)
 
 
 def _vectorise(maker: _Maker, spec: EnvSpec, life_loss: bool, num_envs: int) -> VecEnv:
@@ -216,14 +199,14 @@ def _vectorise(maker: _Maker, spec: EnvSpec, life_loss: bool, num_envs: int) -> 
 
 
 def _seeds(key: Key, count: int) -> Array:
+    """Return int32 seeds `[count]` from 0. The key is consumed."""
     return jax.lax.shift_right_logical(jax.random.bits(key, (count,)), jnp.uint32(1)).astype(jnp.int32)
 
 
 def _reset(emulators: _Emulators, key: Key) -> tuple[VecEnvState, PyTree]:
     count = emulators.num_envs
-    token, seen = emulators.reset(_seeds(key, count))
-    state = AleState(token, seen)
-    return VecEnvState(state, jnp.zeros(count, jnp.float32), jnp.zeros(count, jnp.int32)), seen.obs
+    token, seen = emulators.reset(jnp.zeros(8, jnp.uint8), jnp.arange(count), _seeds(key, count))
+    return VecEnvState(AleState(token, seen), jnp.zeros(count, jnp.float32), jnp.zeros(count, jnp.int32)), seen.obs
 
 
 def _step(

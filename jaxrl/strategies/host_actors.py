@@ -158,9 +158,7 @@ def settings_of_actors(host_actors: HostActors | None) -> dict[str, Any]:
     return {} if host_actors is None else asdict(host_actors.config)
 
 
-def split_env(
-    env: Env | HostEnv, config: ActorsConfig | None, max_lag: int
-) -> tuple[Env | HostEnv, HostActors | None]:
+def split_env(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tuple[Env | HostEnv, HostActors | None]:
     """Return the learner's environment, and those of the actors, or `None` if compiled programs step `env`.
 
     With actors, the learner has a placeholder with the same spaces. `max_lag` is the default of that setting.
