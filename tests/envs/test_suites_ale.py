@@ -148,9 +148,7 @@ def test_transitions_of_stacked_frames_join_no_episodes() -> None:
     assert strategy.collect is not None
     state = jax.jit(strategy.init)(jax.random.key(1))
     _, items, _ = jax.jit(strategy.collect)(state, jax.random.key(2), jnp.uint32(0))
-    obs, successors, last, discount = (
-        np.asarray(x) for x in (items.obs, items.next_obs, items.is_last, items.discount)
-    )
+    obs, successors, last = (np.asarray(x) for x in (items.obs, items.next_obs, items.is_last))
     goes_on = ~last[:-1]
     np.testing.assert_array_equal(successors[:-1][goes_on], obs[1:][goes_on])
     np.testing.assert_array_equal(successors[..., :1], obs[..., 1:])
