@@ -200,7 +200,7 @@ def _vectorise(maker: _Maker, spec: EnvSpec, life_loss: bool, num_envs: int) -> 
 
 def _seeds(key: Key, count: int) -> Array:
     """Return int32 seeds `[count]` from 0. The key is consumed."""
-    return jax.lax.shift_right_logical(jax.random.bits(key, (count,)), jnp.uint32(1)).astype(jnp.int32)
+    return (jax.random.bits(key, (count,), jnp.uint32) >> 1).astype(jnp.int32)
 
 
 def _reset(emulators: _Emulators, key: Key) -> tuple[VecEnvState, PyTree]:

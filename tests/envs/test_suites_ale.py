@@ -45,7 +45,7 @@ def loop_of_ale(actions: Any, key: Any, **arguments: Any) -> tuple[Any, list[lis
 
     shaped = {"stack_num": 1, "frameskip": 4, "use_fire_reset": False, "reward_clipping": False, "noop_max": 31}
     vector = AtariVectorEnv("breakout", ENVS, repeat_action_probability=0.25, **{**shaped, **arguments})
-    seeds = np.asarray(jax.random.bits(key, (ENVS,)) >> 1).astype(np.int32)
+    seeds = np.asarray(jax.random.bits(key, (ENVS,), jnp.uint32) >> 1).astype(np.int32)
     obs, info = vector.reset(seed=seeds)
     first, lives = obs[:, 0, :, :, None], info["lives"]
     steps: list[list[dict[str, Any]]] = [[] for _ in range(ENVS)]
@@ -227,6 +227,12 @@ def test_it_trains_and_is_evaluated_by_command(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused(params: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         make_env("ale:Pong", **params)
+
+
+@pytest.mark.parametrize("function", [jaxrl.check_env, lambda env: jaxrl.vectorise(env, 2)])
+def test_functions_for_environments_in_jax_say_that_it_is_none(function: Any) -> None:
+    with pytest.raises(SettingsError, match=r"ale:Pong is not written in JAX; expected a jaxrl\.Env"):
+        function(make_env("ale:Pong"))
 
 
 def test_games_are_known_by_name() -> None:
