@@ -249,7 +249,8 @@ def atari() -> str:
         "envpool": "`envpool:{}-v5`, as an actor steps it",
     }
     per_second = lambda row, name: figure(1e6 / row["us"][name][1])
-    times = lambda row, name: f"{row['ratio_to_compiled'][name][1]:.2f}"
+    shown = lambda low, median, high: f"{median:.2f} ({low:.2f} to {high:.2f})"
+    times = lambda row, name: "1" if name == "ale, compiled" else shown(*row["ratio_to_compiled"][name])
     lines = [
         [title.format(found.rows[0]["game"]), *(f(row, name) for row in found.rows for f in (per_second, times))]
         for name, title in names.items()
