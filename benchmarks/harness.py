@@ -121,7 +121,19 @@ def header() -> Row:
     }
 
 
-PACKAGES = ("jaxlib", "flax", "optax", "chex", "gymnax", "orbax-checkpoint", "numpy", "gymnasium", "flashbax")
+PACKAGES = (
+    "jaxlib",
+    "flax",
+    "optax",
+    "chex",
+    "gymnax",
+    "orbax-checkpoint",
+    "numpy",
+    "gymnasium",
+    "flashbax",
+    "ale-py",
+    "envpool",
+)
 """Whose versions are told, where they are installed."""
 VARIABLES = (
     "PJRT_NPROC",

@@ -134,6 +134,7 @@ class Suite(NamedTuple):
 SUITES: dict[str, Suite] = {
     "gymnasium": Suite("jaxrl.envs.host", "gymnasium_env"),
     "envpool": Suite("jaxrl.envs.envpool", "envpool_env"),
+    "ale": Suite("jaxrl.envs.ale", "ale_env"),
     "playground": Suite("jaxrl.envs.playground", "playground_env"),
     "craftax": Suite("jaxrl.envs.craftax", "craftax_env"),
     "brax": Suite("jaxrl.envs.brax", "brax_env"),

@@ -84,6 +84,7 @@ SCRIPTS = {
     "walk": Script("dqn", printed("functions in")),
     "reports": Script("100 2", printed("2 runs of 100 rows")),
     "masks": Script("CartPole-v1 --episodes 2 --json out.json"),
+    "atari": Script("--quick --json out.json"),
 }
 """Of each script, by its name below `benchmarks`."""
 
@@ -164,6 +165,9 @@ def test_a_script_runs(name: str, cache: Path, tmp_path: Path) -> None:
     script = SCRIPTS[name]
     if name in ("learnt", "curves"):
         pytest.importorskip("matplotlib")
+    if name == "atari":
+        pytest.importorskip("ale_py")
+        pytest.importorskip("cv2")
     if name == "curves":
         run(
             cache,

@@ -30,6 +30,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "members-speed": speed.members,
     "recorders-speed": speed.recorders,
     "scale-speed": speed.spread,
+    "atari-speed": speed.atari,
     "presets-reach": reach.reached,
     "dqn-reach": partial(reach.reached, "dqn", "rainbow"),
     "sac-reach": partial(reach.reached, "sac", "crossq", "xqc", "tqc", "redq", "droq", "simba", "fast_sac"),

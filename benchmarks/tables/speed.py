@@ -238,6 +238,29 @@ def recorders() -> str:
     return f"{table(['', *head], lines)}\n\n{source([found])}"
 
 
+def atari() -> str:
+    """Return what a vector step of a game of Atari takes, in compiled programs and on the host."""
+    (found,) = results("*-atari.json")[-1:]
+    names = {
+        "ale, compiled": "`ale:{}`, in a compiled loop",
+        "ale, host": "`ale:{}`, as an actor steps it",
+        "gymnasium": "`gymnasium:ALE/{}-v5`, as an actor steps it",
+        "gymnasium, processes": "the same with `--processes`",
+        "envpool": "`envpool:{}-v5`, as an actor steps it",
+    }
+    per_second = lambda row, name: figure(1e6 / row["us"][name][1])
+    shown = lambda low, median, high: f"{median:.2f} ({low:.2f} to {high:.2f})"
+    times = lambda row, name: "1" if name == "ale, compiled" else shown(*row["ratio_to_compiled"][name])
+    lines = [
+        [title.format(found.rows[0]["game"]), *(f(row, name) for row in found.rows for f in (per_second, times))]
+        for name, title in names.items()
+        if name in found.rows[0]["us"]
+    ]
+    kinds = ("vector steps a second", "times as long")
+    head = [f"{row['num_envs']} games: {kind}" for row in found.rows for kind in kinds]
+    return f"{table(['', *head], lines)}\n\n{source([found])}"
+
+
 def spread() -> str:
     """Return what several devices of a CPU gain."""
     (found,) = results("*-scale.json")[-1:]

@@ -811,3 +811,7 @@ PRESETS["cql"] = {
     "Pendulum-v1": _from_data(6_000, True, _TENTH),
 }
 PRESETS["cql_dqn"] = {"CartPole-v1": _from_data(4_000, False)}
+
+# Games of Atari that are stepped in the compiled loop are the same.
+for _algo in ("dqn", "ppo"):
+    PRESETS[_algo]["ale:*"] = PRESETS[_algo]["gymnasium:ALE/*"]

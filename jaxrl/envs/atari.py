@@ -3,7 +3,7 @@
 Frames go through Gymnasium's preprocessing; stacking frames and clipping rewards is done by processors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -50,24 +50,24 @@ def atari_env(name: str, /, *, life_loss: bool | float = False, raw: bool | floa
     if wants_raw:
         if life_loss:
             raise SettingsError("life_loss is for games that are preprocessed; leave out raw, or life_loss")
-        return make_gymnasium_host(id_, partial(_make, id_, params, None, False), given)
-    settings = _check_settings(PREFIX + id_, params)
+        return make_gymnasium_host(id_, partial(make_game, id_, params, None, False), given)
+    settings = check_settings(PREFIX + id_, params, (*PARAM_TYPES, "life_loss", "raw"))
     shaped = {word: settings.get(word, value) for word, value in PREPROCESSING.items()}
     played = {word: value for word, value in settings.items() if word in GAME_PARAMS}
-    whole = make_gymnasium_host(id_, partial(_make, id_, played, shaped, False), given)
+    whole = make_gymnasium_host(id_, partial(make_game, id_, played, shaped, False), given)
     frames = settings.get("max_num_frames_per_episode", _registered_kwargs(id_).get("max_num_frames_per_episode"))
     # The game counts frames, the limit steps of `frame_skip` of them.
     limit = None if frames is None else max(1, frames // shaped["frame_skip"])
     whole = whole._replace(spec=whole.spec._replace(time_limit=limit))
     if not check_flag("life_loss", life_loss):
         return whole
-    lives = make_gymnasium_host(id_, partial(_make, id_, played, shaped, True), {**given, "life_loss": True})
+    lives = make_gymnasium_host(id_, partial(make_game, id_, played, shaped, True), {**given, "life_loss": True})
     return lives._replace(spec=whole.spec, make_renderable=whole.make_renderable, eval_env=whole)
 
 
-def _check_settings(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Check parameters and convert them to their types; raise `SettingsError` for invalid ones."""
-    check_params(name, params, {**PARAM_TYPES, "life_loss": bool, "raw": bool})
+def check_settings(name: str, params: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Check parameters and convert them to their types; raise `SettingsError` for those invalid or not `known`."""
+    check_params(name, params, known)
     from_0 = ("noop_max", "mode", "difficulty")
     settings: dict[str, Any] = {
         word: check_int(f"{name}: {word}", params[word], 0) for word in from_0 if word in params
@@ -82,7 +82,7 @@ def _registered_kwargs(id_: str) -> Mapping[str, Any]:
     return known
 
 
-def _make(
+def make_game(
     id_: str, played: Mapping[str, Any], shaped: Mapping[str, Any] | None, lives: bool, render_mode: str | None = None
 ) -> Any:
     """Make a game, preprocessed if `shaped`, with one episode per life if `lives`."""

@@ -141,9 +141,10 @@ def vectorise(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
     initial state once.
 
     Raises:
-      SettingsError: `reset` and `step` of `env` disagree on a shape, a dtype or a structure, or `resets` is unknown.
+      SettingsError: `reset` and `step` of `env` disagree on a shape, a dtype or a structure, `resets` is unknown, or
+        `env` is not written in JAX.
     """
-    if env.agents is not None:
+    if require_env_in_jax(env).agents is not None:
         from jaxrl.envs.agents import vectorise_agents
 
         return vectorise_agents(env, num_envs, resets)
@@ -267,6 +268,14 @@ def finite_rows(tree: PyTree) -> Array:
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
             valid = valid & all_true(jnp.isfinite(leaf).reshape(valid.shape[0], -1))
     return valid
+
+
+def require_env_in_jax(env: Env) -> Env:
+    """Return `env`; raise `SettingsError` unless it is an environment written in JAX."""
+    if not isinstance(env, Env):
+        name = getattr(getattr(env, "spec", None), "name", type(env).__name__)
+        raise SettingsError(f"{name} is not written in JAX; expected a jaxrl.Env")
+    return env
 
 
 def require_same_spaces(one: EnvSpec, other: EnvSpec) -> None:

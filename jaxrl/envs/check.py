@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.agents import as_single_env
-from jaxrl.envs.base import Env, TimeStep, check_signatures, vectorise
+from jaxrl.envs.base import Env, TimeStep, check_signatures, require_env_in_jax, vectorise
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, sample_space
 from jaxrl.trees import Array, Key, PyTree, is_key, make_key
@@ -34,9 +34,10 @@ def check_env(env: Env, steps: int = 1000, seed: int = 0) -> list[str]:
 
     Checks that states, observations and rewards keep structure, shape and dtype; that values are finite (in resets too)
     and within bounds; that keys are used and advance; that episodes end, and a time limit is not reported as
-    termination; and that no reset is hidden inside a step. Errors of tracing it as training does are raised.
+    termination; and that no reset is hidden inside a step. Errors of tracing it as training does are raised, and
+    `SettingsError` for an environment that is not written in JAX.
     """
-    env = as_single_env(env)
+    env = as_single_env(require_env_in_jax(env))
     try:
         check_signatures(env)
     except SettingsError as error:

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxrl import spaces
 from jaxrl.env_process import EnvMaker
-from jaxrl.envs.base import Env
+from jaxrl.envs.base import Env, VecEnv
 from jaxrl.errors import ActorError, SettingsError, error_text, require_extra, suggest
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
 from jaxrl.supervisor import END
@@ -79,6 +79,9 @@ class HostEnv(NamedTuple):
     """Whether opening it compiles programs, which can take arbitrarily long."""
     eval_env: "HostEnv | None" = None
     """The environment for evaluation, if it differs: whole games if training episodes are lives, for example."""
+    vectorise: Callable[[int], VecEnv] | None = None
+    """`(num_envs)`: `N` environments that a compiled program steps, for training without actors. Their state is not
+    part of `VecEnvState`: a step from a state that they have left is not `present`, and starts a new episode."""
 
 
 class HostVectorEnv:

@@ -35,8 +35,8 @@ def make_env(name: str, *, wrap: str | Sequence[str] = (), **params: Any) -> Any
 
     `params` replace the environment's default parameters, such as `max_steps_in_episode=200`; `wrap` names wrappers to
     apply from left to right, such as `["sticky_actions:0.25", "time"]`, see `jaxrl.envs.wrappers`. Environments of
-    Gymnasium (`gymnasium:CartPole-v1`) and EnvPool (`envpool:CartPole-v1`) are returned as a `HostEnv`, all others as
-    an `Env`.
+    Gymnasium (`gymnasium:CartPole-v1`), EnvPool (`envpool:CartPole-v1`) and ALE (`ale:Pong`) are returned as a
+    `HostEnv`, all others as an `Env`.
 
     Raises:
       SettingsError: the name (with the nearest known ones), a parameter or a wrapper is unknown.
@@ -44,6 +44,8 @@ def make_env(name: str, *, wrap: str | Sequence[str] = (), **params: Any) -> Any
     env = _make(name, params)
     if not wrap:
         return env
+    if isinstance(env, HostEnv) and env.vectorise is not None:
+        raise SettingsError(f"{name} is no environment written in JAX, which alone are wrapped; leave wrap out")
     if isinstance(env, HostEnv):
         raise SettingsError(f"{name} is stepped on the host; wrap it by Gymnasium's own wrappers in Python")
     names = parse_wrappers(wrap)

@@ -228,6 +228,16 @@ class Strategy(NamedTuple):
     info: StrategyInfo = StrategyInfo()
 
     @property
+    def host_env(self) -> HostEnv | None:
+        """The environment that it trains in, if its state is not part of the training state: a resumed run starts new
+        episodes."""
+        if self.actor_fns is not None:
+            return self.actor_fns.env
+        # Without steps, the environment is for evaluation alone.
+        stepped = isinstance(self.env, HostEnv) and self.env.vectorise is not None and self.env_steps_per_step > 0
+        return self.env if stepped else None  # type: ignore[return-value]
+
+    @property
     def collect(self) -> CollectFn | None:
         """First half of `step`; `None` where it is not composed, as with shards or offline: single episodes are then
         not recorded."""

@@ -158,15 +158,15 @@ def settings_of_actors(host_actors: HostActors | None) -> dict[str, Any]:
     return {} if host_actors is None else asdict(host_actors.config)
 
 
-def split_env(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tuple[Env, HostActors | None]:
-    """Return the learner's environment, and those of the actors, or `None` if `env` runs on the device.
+def split_env(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tuple[Env | HostEnv, HostActors | None]:
+    """Return the learner's environment, and those of the actors, or `None` if compiled programs step `env`.
 
     With actors, the learner has a placeholder with the same spaces. `max_lag` is the default of that setting.
     """
     require_env(env)
     config = config or ActorsConfig()
     check_actors(config)
-    if isinstance(env, Env) and config.actors is None:
+    if config.actors is None and (isinstance(env, Env) or env.vectorise is not None):
         return env, None
     if isinstance(env, Env) and any(callable(value) for value in env.values.values()):
         raise SettingsError(f"{env.spec.name} has values that follow a schedule, which actors do not; leave actors out")
@@ -187,7 +187,7 @@ def split_env(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> 
 
 
 def make_shard_envs(
-    env: Env, num_envs: int, host_actors: HostActors | None, resets: str, shards: int, **divided: int
+    env: Env | HostEnv, num_envs: int, host_actors: HostActors | None, resets: str, shards: int, **divided: int
 ) -> tuple[VecEnv, int]:
     """Return the environments of one shard, and the number of shards; `num_envs` are those of each actor, if any.
 
@@ -197,9 +197,13 @@ def make_shard_envs(
     """
     shards, total = as_int(shards), num_envs * (host_actors.actors if host_actors else 1)
     _check_shards(shards, num_envs=total, **divided)
-    if host_actors is not None and shards > 1:
+    stateful = host_actors is not None or isinstance(env, HostEnv)
+    if stateful and shards > 1:
         raise SettingsError("shards divide environments on the device; use actors for those on the host, or shards 1")
-    resets = _check_resets(resets, host_actors)
+    resets = _check_resets(resets, stateful)
+    if isinstance(env, HostEnv):
+        assert env.vectorise is not None  # otherwise it has actors, and `env` is a placeholder
+        return env.vectorise(total), shards
     if host_actors is None:
         return vectorise(env, total // shards, resets), shards
     # A placeholder for shapes: it counts from 0, while discrete spaces of the host may have another start.
@@ -217,13 +221,13 @@ def _check_shards(shards: int, **divided: int) -> None:
             raise SettingsError(f"{name} {value} does not divide into {shards} shards; set it to {nearest}")
 
 
-def _check_resets(resets: str, host_actors: HostActors | None) -> str:
+def _check_resets(resets: str, stateful: bool) -> str:
     """Return the kind of `resets` on the device; environments on the host reset themselves.
 
     Raises:
       SettingsError: environments on the host with other than fresh resets.
     """
-    if host_actors is None:
+    if not stateful:
         return resets
     if resets not in ("auto", "fresh"):
         raise SettingsError(f"resets is {resets!r}; environments on the host reset only what ended: leave resets out")

@@ -61,7 +61,7 @@ def on_devices(strategy: Strategy, devices: int, mesh: str | None = None) -> Str
 
 def _on_all(strategy: Strategy, devices: int) -> Strategy:
     """Do the same over the devices of all processes; all must be used, as each process runs every program."""
-    if strategy.actor_fns is not None:
+    if strategy.host_env is not None:
         processes.require_alone("training with actors, or in environments on the host,")
     if not strategy.env_steps_per_step:
         processes.require_alone("learning from offline data")

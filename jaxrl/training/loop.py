@@ -549,7 +549,7 @@ def refill_buffer(strategy: Strategy, state: PyTree, t: int, changed: bool) -> t
 def anew(refilled: range, strategy: Strategy) -> str:
     """Return the text on what a resumed run starts anew; `refilled` is the range from `refill_buffer`."""
     steps = len(refilled) * strategy.env_steps_per_step
-    parts = ["environments that start anew"] if strategy.actor_fns is not None else []
+    parts = ["environments that start anew"] if strategy.host_env is not None else []
     parts += [f"replay filled anew by {steps} environment steps, which no counter counts"] if steps else []
     return f" with {', and '.join(parts)}" if parts else ""
 

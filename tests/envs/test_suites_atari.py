@@ -21,12 +21,13 @@ pytestmark = pytest.mark.slow
 LIVES = {
     "gymnasium": ("gymnasium:ALE/Breakout-v5", {"life_loss": True}),
     "envpool": ("envpool:Breakout-v5", {"episodic_life": True, "reward_clip": True}),
+    "ale": ("ale:Breakout", {"life_loss": True}),
 }
 
 
 def lives_of(suite: str) -> HostEnv:
     name, params = LIVES[suite]
-    pytest.importorskip("ale_py" if suite == "gymnasium" else suite)
+    pytest.importorskip("envpool" if suite == "envpool" else "ale_py")
     env: HostEnv = make_env(name, **params)
     return env
 

@@ -27,10 +27,11 @@ def test_a_suite_that_is_not_installed_is_answered_with_the_command_that_install
         make_env(f"{suite}:{NAMES[suite]}")
 
 
-def test_games_of_atari_need_an_extra_beside_gymnasium(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("name", ["gymnasium:ALE/Pong-v5", "ale:Pong"])
+def test_games_of_atari_need_an_extra_beside_gymnasium(name: str, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "ale_py", None)
     with pytest.raises(SettingsError, match=r"games of Atari need the extra `atari`: pip install 'jaxrl\[atari\]'$"):
-        make_env("gymnasium:ALE/Pong-v5")
+        make_env(name)
 
 
 def test_navix_which_has_no_extra_is_answered_with_its_own_name(monkeypatch: Any) -> None:

@@ -276,7 +276,7 @@ def check_members(population: Population, config: TrainerConfig) -> None:
     members = population.members
     if config.seed + max(m.seed for m in members) > 2**32 - 1:
         raise SettingsError(f"seed is {config.seed}; seeds of members end at {2**32 - 1}")
-    if any(member.strategy.actor_fns is not None for member in members):
+    if any(member.strategy.host_env is not None for member in members):
         raise SettingsError(
             "members of a population train in environments written in JAX; train with one seed at a time"
         )

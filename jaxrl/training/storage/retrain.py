@@ -21,9 +21,9 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
     settings or versions changed then or later. Checkpoints without replay buffer cannot be trained from: they are
     reached from scratch, up to the first resume of the run.
     """
-    if strategy.actor_fns is not None:
+    if strategy.host_env is not None:
         raise SettingsError(
-            f"the environments of {strategy.actor_fns.env.spec.name} are not part of a checkpoint, so that what was "
+            f"the environments of {strategy.host_env.spec.name} are not part of a checkpoint, so that what was "
             "trained cannot be trained again; leave --replay out"
         )
     like, settings = state_shapes(strategy), plain(strategy.info.settings or {})
