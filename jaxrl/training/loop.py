@@ -342,7 +342,8 @@ class Run:
     def _begin(self) -> None:
         """Compile, initialise or restore, and open the logs."""
         key, self._eval_key = make_key(self.config.seed), eval_key(self.config.seed)
-        self._chunk, goes_on = self.max_chunk or 256, self._storage.resumes or self._state is not None
+        # A single iteration first: of slow environments a few hundred would take minutes, in which no signal is heard.
+        self._chunk, goes_on = self.max_chunk or 1, self._storage.resumes or self._state is not None
         self._log.stage("compiling")
         with self.ledger.timed("compile"):
             how = self._params, goes_on, self._episodes.enabled, self.lane.others is None

@@ -329,6 +329,14 @@ def test_a_handle_stops_at_the_end_of_the_chunk_and_the_run_resumes_to_the_same_
     assert [_timeless(row) for row in rows(parts, "train")] == [_timeless(row) for row in rows(whole, "train")]
 
 
+def test_the_first_call_is_one_iteration_so_that_a_slow_environment_can_be_stopped() -> None:
+    def stop(trainer: jaxrl.Trainer, progress: object) -> None:
+        trainer.interrupt.stop("enough")
+
+    trained = jaxrl.Trainer(counting(), max_opts=100, hooks=jaxrl.Hooks(chunk=stop), **QUIET).train()
+    assert (trained.summary["stop"], trained.summary["opt_steps"]) == ("enough", 1)
+
+
 def test_leaving_the_iterator_saves_first(tmp_path: Path) -> None:
     trainer = jaxrl.Trainer(counting(), max_opts=100, record_interval=10, run_dir=str(tmp_path / "run"), **QUIET)
     for report in trainer:
@@ -368,7 +376,13 @@ def test_hooks_are_called_in_order() -> None:
         evaluation=lambda trainer, evaluation, is_best: calls.append(f"evaluation {is_best}"),
     )
     jaxrl.Trainer(
-        counting(), evaluator=ByStep([0.0, 2.0, 0.0, 1.0]), max_opts=4, eval_interval=2, hooks=hooks, **QUIET
+        counting(),
+        evaluator=ByStep([0.0, 2.0, 0.0, 1.0]),
+        max_opts=4,
+        eval_interval=2,
+        max_chunk=2,
+        hooks=hooks,
+        **QUIET,
     ).train()
     assert calls == ["start", "chunk 2", "evaluation True", "chunk 4", "evaluation False"]
 
