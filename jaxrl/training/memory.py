@@ -9,6 +9,7 @@ import jax
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy
 from jaxrl.trees import PyTree, tree_bytes
+from jaxrl.xla import host_memory
 from jaxrl.xla.ahead import BLOCK_BYTES
 from jaxrl.xla.attempts import with_fallback
 from jaxrl.xla.equations import eqn_scan_counts, walk
@@ -116,6 +117,8 @@ def require_fit(plan: Plan, num_envs: int | None = None, episodes: int | None = 
         return
     ways = [f"{name} to at most {most}" for name, most in fitting(plan, limit, num_envs, episodes).items()]
     mend = " or ".join(ways) if ways else "buffer.capacity, num_envs and the size of the networks"
+    if plan.capacity is not None and not plan.on_host and limit < host and host_memory.is_usable():
+        mend += ", or set buffer.memory to host"
     raise SettingsError(
         f"the run needs {readable(plan.total)} at once, but the device has {readable(limit)}: {plan}; lower {mend}"
     )

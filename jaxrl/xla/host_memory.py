@@ -48,18 +48,24 @@ def gather(take: Callable[[Array, Array], Array], held: Array, index: Array) -> 
     return to_device(take(to_host(held), to_host(index)))
 
 
+def is_usable() -> bool:
+    """Return whether compiled programs can keep arrays there.
+
+    They cannot on TPUs (libtpu 0.0.52: rows of fewer than 128 words cannot be written, and no gather compiles).
+    """
+    device = jax.devices()[0]
+    return device.platform != "tpu" and KIND in [memory.kind for memory in device.addressable_memories()]
+
+
 def sharding() -> SingleDeviceSharding:
     """Return where such arrays lie: in the host's memory, beside the default device.
 
     Raises:
-      SettingsError: the platform has no memory of that kind, or XLA cannot write to it, as on TPUs (libtpu 0.0.52: rows
-        of fewer than 128 words cannot be written, and no gather compiles).
+      SettingsError: the platform has no such memory.
     """
-    device = jax.devices()[0]
-    kinds = sorted(memory.kind for memory in device.addressable_memories())
-    if KIND not in kinds or device.platform == "tpu":
+    if not is_usable():
         raise SettingsError(
             "buffer.memory is host, but compiled programs cannot write rows into the host's memory on "
-            f"{device.device_kind}; leave it at device, and set buffer.compact or a smaller buffer.capacity"
+            f"{jax.devices()[0].device_kind}; leave it at device, and set buffer.compact or a smaller buffer.capacity"
         )
-    return SingleDeviceSharding(device, memory_kind=KIND)
+    return SingleDeviceSharding(jax.devices()[0], memory_kind=KIND)

@@ -98,6 +98,8 @@ def test_an_evaluation_that_cannot_fit_is_refused_before_anything_compiles(monke
 def test_a_session_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "device_bytes", lambda: 40 * MB)
     buffer = jaxrl.uniform(10_000_000, batch_size=8)
-    with pytest.raises(jaxrl.SettingsError, match=r"lower buffer.capacity to at most \d+$"):
+    with pytest.raises(
+        jaxrl.SettingsError, match=r"lower buffer.capacity to at most \d+, or set buffer.memory to host$"
+    ):
         jaxrl.Session(SPEC, jaxrl.dqn(features=(8,)), buffer=buffer)
     assert plan_of_state({"agent": jnp.zeros(4)}).total == 16
