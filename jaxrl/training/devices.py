@@ -209,9 +209,10 @@ def _mesh(strategy: Strategy) -> Mesh:
     return Mesh(np.array(jax.devices()[first : first + strategy.placement.devices]), (DEVICES,))
 
 
-def place_then(strategy: Strategy, program: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a compiled program to place its state on the devices first."""
-    return partial(_run_placed, strategy, program)
+def place_then(strategy: Strategy, program: Callable[..., Any], like: PyTree) -> Callable[..., Any]:
+    """Wrap a compiled program to place its state, of the shapes `like`, on the devices first."""
+    alone = strategy.placement.devices == 1 and not packing.bytes_on_host(like)
+    return program if alone else partial(_run_placed, strategy, program)
 
 
 def _run_placed(strategy: Strategy, program: Callable[..., Any], state: PyTree, *others: Any) -> Any:

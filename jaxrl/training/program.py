@@ -262,7 +262,7 @@ def compile_all(
     first = made.get("init", init)
     begin = lambda key: Saved(*devices.begun(first, key, values))
     where = Saved(*devices.shardings_of(strategy, *like))
-    return Compiled(begin, runs and devices.place_then(strategy, made[run]), where, metric_shapes(strategy, state))
+    return Compiled(begin, runs and devices.place_then(strategy, made[run], state), where, metric_shapes(strategy, state))
 
 
 def values_of(strategy: Strategy) -> dict[str, Array]:
