@@ -48,14 +48,16 @@ def gather(take: Callable[[Array, Array], Array], held: Array, index: Array) -> 
     return to_device(take(to_host(held), to_host(index)))
 
 
-def sharding() -> SingleDeviceSharding:
-    """Return where such arrays lie: in the host's memory, beside the default device.
+def sharding(device: Any = None) -> SingleDeviceSharding:
+    """Return where such arrays lie: in the host's memory, beside `device`, the default one if it is `None`.
 
     Raises:
       SettingsError: the platform has no memory of that kind, or XLA cannot write to it, as on TPUs (libtpu 0.0.52: rows
         of fewer than 128 words cannot be written, and no gather compiles).
     """
-    device = jax.devices()[0]
+    # JAX also takes the name of a platform as its default device, which names the first of them.
+    chosen = device or jax.config.jax_default_device or jax.devices()[0]
+    device = jax.devices(chosen)[0] if isinstance(chosen, str) else chosen
     kinds = sorted(memory.kind for memory in device.addressable_memories())
     if KIND not in kinds or device.platform == "tpu":
         raise SettingsError(
