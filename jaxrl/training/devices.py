@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 import jaxrl.training.processes as processes
 from jaxrl.errors import SettingsError, check_count
@@ -114,9 +114,16 @@ def placed(strategy: Strategy, state: PyTree) -> PyTree:
 def copied(strategy: Strategy, state: PyTree, device: Any) -> PyTree:
     """Return a copy of a training state on the devices of `strategy`, or on `device` if it has a single one."""
     if strategy.placement.devices == 1:
-        return packing.in_place(jax.device_put(state, device, may_alias=False))
+        return moved(state, device, may_alias=False)
     put = lambda x, spec: jax.device_put(x, NamedSharding(_mesh(strategy), spec), may_alias=False)
     return jax.tree.map(put, state, _specs(strategy, state))
+
+
+def moved(state: PyTree, device: Any, may_alias: bool | None = None) -> PyTree:
+    """Return a training state on `device`, or in the host's memory beside it what belongs there; `None`: where it
+    is."""
+    where = device and jax.tree.map(lambda _: SingleDeviceSharding(device), state)
+    return jax.device_put(state, packing.in_place(where, lambda _: host_memory.sharding(device)), may_alias=may_alias)
 
 
 def params_of(strategy: Strategy, state: PyTree) -> PyTree:

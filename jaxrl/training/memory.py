@@ -142,8 +142,17 @@ def fitting(plan: Plan, limit: int, num_envs: int | None, episodes: int | None) 
 
 
 def require_members_fit(plan: Plan, members: int) -> None:
-    """Raise `SettingsError` if a population of `members` members with this `plan` each exceeds the device memory."""
-    limit, one = device_bytes(), plan.kept
+    """Raise `SettingsError` if `members` members with this `plan` each exceed the memory of the device, or their replay
+    that of the host."""
+    limit, one, host = device_bytes(), plan.kept, host_bytes()
+    # The memory of a CPU is that of the host.
+    host -= min(host, members * one + plan.beside) if limit == host else 0
+    if members * plan.on_host > host:
+        raise SettingsError(
+            f"replay of {members} members takes {readable(members * plan.on_host)} in the host's memory "
+            f"({readable(plan.on_host)} each), which has {readable(host)} for it; lower buffer.capacity, or train at "
+            f"most {host // plan.on_host} members"
+        )
     if members * one + plan.beside > limit:
         raise SettingsError(
             f"a population of {members} members takes {readable(members * one)} ({readable(one)} each), but the "

@@ -262,7 +262,9 @@ def compile_all(
     first = made.get("init", init)
     begin = lambda key: Saved(*devices.begun(first, key, values))
     where = Saved(*devices.shardings_of(strategy, *like))
-    return Compiled(begin, runs and devices.place_then(strategy, made[run], state), where, metric_shapes(strategy, state))
+    return Compiled(
+        begin, runs and devices.place_then(strategy, made[run], state), where, metric_shapes(strategy, state)
+    )
 
 
 def values_of(strategy: Strategy) -> dict[str, Array]:
@@ -283,7 +285,8 @@ def compile_together(strategy: Strategy, width: int, with_episodes: bool) -> Any
         # The sums come from the host with each call: donate the states only.
         together = partial(run_together, strategy, with_episodes)
         program = jax.jit(together, donate_argnums=0, compiler_options=compiler_options())
-        traced = program.trace(*jax.tree.map(wide, state_shapes(strategy)), count, count)
+        state, sums = jax.tree.map(wide, state_shapes(strategy))
+        traced = program.trace(devices.placed(strategy, state), sums, count, count)
         made[name] = traced.lower().compile(compiler_options=product_options(lambda: longest_sum(traced.jaxpr)))
     return made[name]
 

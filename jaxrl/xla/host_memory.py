@@ -49,16 +49,16 @@ def gather(take: Callable[[Array, Array], Array], held: Array, index: Array) -> 
 
 
 def is_usable() -> bool:
-    """Return whether compiled programs can keep arrays there.
+    """Return whether compiled programs can keep arrays there, beside the default device.
 
     They cannot on TPUs (libtpu 0.0.52: rows of fewer than 128 words cannot be written, and no gather compiles).
     """
-    device = jax.devices()[0]
+    device = _default_device()
     return device.platform != "tpu" and KIND in [memory.kind for memory in device.addressable_memories()]
 
 
-def sharding() -> SingleDeviceSharding:
-    """Return where such arrays lie: in the host's memory, beside the default device.
+def sharding(device: Any = None) -> SingleDeviceSharding:
+    """Return where such arrays lie: in the host's memory, beside `device`, the default one if it is `None`.
 
     Raises:
       SettingsError: the platform has no such memory.
@@ -66,6 +66,12 @@ def sharding() -> SingleDeviceSharding:
     if not is_usable():
         raise SettingsError(
             "buffer.memory is host, but compiled programs cannot write rows into the host's memory on "
-            f"{jax.devices()[0].device_kind}; leave it at device, and set buffer.compact or a smaller buffer.capacity"
+            f"{_default_device().device_kind}; leave it at device, and set buffer.compact or a smaller buffer.capacity"
         )
-    return SingleDeviceSharding(jax.devices()[0], memory_kind=KIND)
+    return SingleDeviceSharding(device or _default_device(), memory_kind=KIND)
+
+
+def _default_device() -> Any:
+    # JAX also takes the name of a platform as its default device, which names the first of them.
+    chosen = jax.config.jax_default_device or jax.devices()[0]
+    return jax.devices(chosen)[0] if isinstance(chosen, str) else chosen

@@ -1,5 +1,7 @@
 """Replay in the host's memory: where it is, the same bits, and what is refused."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,55 @@ def test_the_plan_tells_it_apart_and_refuses_what_the_host_has_no_room_for(monke
     with pytest.raises(jaxrl.SettingsError, match=r"in the host's memory, .* lower buffer.capacity to at most 200$"):
         memory.require_fit(host)
     memory.require_fit(device)
+
+
+def test_the_plan_of_a_population_has_replay_of_all_members_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = memory.plan_of_state(state_shapes(strategy("host"))[0], 400)
+    monkeypatch.setattr(memory, "host_bytes", lambda: 3 * plan.on_host)
+    monkeypatch.setattr(memory, "device_bytes", lambda: 1 << 40)
+    memory.require_members_fit(plan, 3)
+    with pytest.raises(jaxrl.SettingsError, match=r"^replay of 4 members takes .*; .* train at most 3 members$"):
+        memory.require_members_fit(plan, 4)
+
+
+@pytest.mark.slow
+def test_members_of_one_program_learn_from_it() -> None:
+    digests, length = [], {"max_opts": 40, "eval_interval": 20, "eval_episodes": 2, "quiet": True}
+    for where in ("device", "host"):
+        members = jaxrl.population(strategy(where), seeds=2, layout="together")
+        states = [member.result.state for member in jaxrl.Trainer(members, **length).train().members]
+        digests.append([state_digest(state) for state in states])
+    assert digests[0] == digests[1]
+    assert len(set(digests[0])) == 2
+    assert all(on_host(state) for state in states)
+
+
+DEVICES = """
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+import jaxrl
+env, agent = jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(8,))
+buffer = jaxrl.uniform(400, batch_size=16, memory="host")
+strategy = jaxrl.off_policy(env, agent, buffer=buffer, num_envs=4, opt_interval=4, warmup=64)
+length = {"max_opts": 40, "eval_interval": 20, "eval_episodes": 2, "quiet": True}
+for layout in ({"layout": "spread"}, {"layout": "together", "width": 1}):
+    how = {**layout, "seeds": 2, "sweep": {"agent.lr": [1e-3]}, "search": jaxrl.PBT(20, share=0.5)}
+    members = jaxrl.Trainer(jaxrl.population(strategy, **how), **length, devices=2).train().members
+    held = [[x for x in jax.tree.leaves(m.result.state.buffer) if x.ndim == 2] for m in members]
+    print([(x.sharding.memory_kind, x.devices().pop().id) for leaves in held for x in leaves])
+    print(sorted(str(m.parent) for m in members))
+"""
+
+
+@pytest.mark.slow
+def test_it_is_beside_the_device_of_each_member_and_copies_of_members_keep_it_there() -> None:
+    done = subprocess.run([sys.executable, "-c", DEVICES], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    placed, parents = "[('pinned_host', 0), ('pinned_host', 1)]", ["['0', 'None']", "['1', 'None']"]
+    spread, copied, together, copied_together = done.stdout.splitlines()
+    assert spread == together == placed
+    assert copied in parents
+    assert copied_together in parents
 
 
 def test_another_memory_is_refused_and_so_are_shards_of_it() -> None:
