@@ -42,6 +42,7 @@ def with_demos(
         return buffer
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise SettingsError(f"demo_share is {share}; expected a share above 0 and below 1, as 0.5")
+    _require_dataset(demos)
     check_env(demos, env)
     check_memoryless(agent, "demos")
     if _has_stats(processor, demos) or (processor.settings or {}).get("normalise_reward"):
@@ -49,6 +50,12 @@ def with_demos(
     # The batch of the buffer keeps its size, and demonstrations are added to it.
     count = max(1, round(buffer.batch_size * share / (1 - share)))
     return mix(buffer, partial(make_transitions, processor, demos), demos.rows, count)
+
+
+def _require_dataset(demos: Any) -> None:
+    """Raise `SettingsError` for anything else in place of the demonstrations, such as the path of their file."""
+    if not isinstance(demos, Dataset):
+        raise SettingsError(f"demos is {str(demos)!r}; expected a data set, as jaxrl.load_dataset({str(demos)!r})")
 
 
 def _require_apply(processor: Processor) -> None:
@@ -146,6 +153,7 @@ def rollout_demos(
         raise SettingsError(
             "there are demos, but agent.imitation_coef, their weight in the loss, is 0; set it, as to 0.1"
         )
+    _require_dataset(demos)
     check_env(demos, env)
     check_memoryless(agent, "demos")
     processor = processor.for_replay

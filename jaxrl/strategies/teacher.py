@@ -81,6 +81,8 @@ def make_teacher(trained: TrainedPolicy, student: Agent, spec: EnvSpec) -> Teach
         raise SettingsError(f"{student.name} does not learn from a teacher; ppo, a2c, reinforce and impala do")
     if settings is not None and not settings["teacher_coef"]:
         raise SettingsError("there is a teacher, but agent.teacher_coef, its weight in the loss, is 0; set it, as to 1")
+    if not hasattr(trained, "policy"):  # the path of its run, most likely
+        raise SettingsError(f"teacher is {str(trained)!r}; expected a policy, as jaxrl.load_policy({str(trained)!r})")
     theirs = trained.policy.spec
     if theirs.action_space != spec.action_space:
         raise SettingsError(

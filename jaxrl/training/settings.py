@@ -107,6 +107,8 @@ class TrainerConfig:
         _localise(self, "run_dir", "init_from")
         if isinstance(tree := cast(Any, self.init_from), Mapping):
             object.__setattr__(self, "init_from", GivenArrays(tree))
+        elif not isinstance(tree, str | Path | GivenArrays | None):
+            raise SettingsError(f"init_from is a {type(tree).__name__}; expected a path, or a nested dict of arrays")
 
     def changed(self, **settings: Any) -> "TrainerConfig":
         """Return these settings with some replaced; raise `SettingsError` for an unknown name."""

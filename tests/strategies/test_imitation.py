@@ -346,6 +346,18 @@ def test_a_lock_that_chance_does_not_open_is_opened_after_what_was_shown() -> No
 
 
 REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
+    "a path": (
+        "shown.npz",
+        jaxrl.ppo(imitation_coef=1.0, **SMALL),
+        {},
+        r"demos is 'shown.npz'; expected a data set, as jaxrl.load_dataset\('shown.npz'\)",
+    ),
+    "a path of a teacher": (
+        None,
+        jaxrl.ppo(teacher_coef=1.0, **SMALL),
+        {"teacher": "runs/teacher"},
+        r"teacher is 'runs/teacher'; expected a policy, as jaxrl.load_policy\('runs/teacher'\)",
+    ),
     "without a weight": (
         locks.shown(LENGTH),
         jaxrl.ppo(**SMALL),

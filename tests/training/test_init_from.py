@@ -370,6 +370,45 @@ def test_a_damaged_tree_is_refused_in_one_line(tmp_path: Path, damaged: str) -> 
     assert "\n" not in str(caught.value)
 
 
+def test_a_tree_may_have_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tree(tmp_path / "trees" / "layer", {"layer": LAYER})
+    monkeypatch.chdir(tmp_path)
+    new = begun(strategy(), init_from="trees/layer", init_parts=["params/params/MLP_0/Dense_0=layer"])
+    assert equal(kernels(new)[0], LAYER["kernel"])
+
+
+def test_text_beside_the_arrays_of_a_tree_is_left_where_it_is(tmp_path: Path) -> None:
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "tree", {"layer": LAYER, "by": "somebody"})
+    settings = {"init_from": str(tmp_path / "tree"), "init_parts": ["params/params/MLP_0/Dense_0=layer"]}
+    assert equal(kernels(begun(strategy(), **settings))[0], LAYER["kernel"])
+
+
+def test_a_tree_that_was_never_finished_is_refused(tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "tree", {"layer": LAYER})
+    left = tree.rename(tmp_path / "tree.orbax-checkpoint-tmp")
+    with pytest.raises(SettingsError, match=f"^init_from: {left} was never finished by Orbax"):
+        begun(strategy(), init_from=str(left), init_parts=["params/params/MLP_0/Dense_0=layer"])
+
+
+@pytest.mark.parametrize(
+    ("tree", "told"),
+    [
+        ({}, "^init_from: arrays given in Python has no arrays"),
+        ({"params": {}}, "^init_from: arrays given in Python has no arrays"),
+        ({1: np.zeros(3), "b": np.zeros(3)}, "^init_from: arrays given in Python cannot be read: ValueError"),
+        ({"rng": jax.random.key(0)}, "^init_from: arrays given in Python cannot be read: TypeError"),
+        ([np.zeros(3)], "^init_from is a list; expected a path, or a nested dict of arrays"),
+        (np.zeros(3), "^init_from is a ndarray; expected a path, or a nested dict of arrays"),
+    ],
+    ids=["empty", "hollow", "keys", "typed", "list", "array"],
+)
+def test_what_is_no_tree_of_arrays_is_refused_in_one_line(tree: Any, told: str) -> None:
+    with pytest.raises(SettingsError, match=told) as caught:
+        begun(strategy(), init_from=tree)
+    assert "\n" not in str(caught.value)
+
+
 def test_parts_need_what_they_are_parts_of() -> None:
     with pytest.raises(SettingsError, match="set init_from"):
         jaxrl.Trainer(strategy(), init_parts=["params"], **SETTINGS)

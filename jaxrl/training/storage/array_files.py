@@ -19,6 +19,9 @@ FILES = (".npz", ".safetensors")
 """Suffixes of supported files."""
 
 
+UNFINISHED = ".orbax-checkpoint-tmp"
+"""Part of a directory's name while Orbax writes it, and for good if that never ends."""
+
 Choose = Callable[[Iterable[str]], Mapping[str, str]]
 """Maps the names of arrays, paths with `/`, to a dict from new names to these."""
 
@@ -46,6 +49,8 @@ def read_file(path: Path, choose: Choose, wanted: Mapping[str, Any]) -> dict[str
     """
     if not path.exists():
         raise SettingsError(f"init_from: there is no file {path}")
+    if UNFINISHED in path.name:
+        raise SettingsError(f"init_from: {path} was never finished by Orbax; take a tree that has been saved whole")
     try:
         with _opened(path) as arrays:
             return _read(str(path), arrays, choose, wanted)
@@ -60,9 +65,12 @@ def read_file(path: Path, choose: Choose, wanted: Mapping[str, Any]) -> dict[str
 def read_tree(what: str, tree: PyTree, choose: Choose, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the chosen arrays of a tree in memory, called `what`; otherwise as `read_file`."""
     arrays = {}
-    for name, leaf in named_leaves(tree).items():
-        array = np.asarray(leaf)
-        arrays[name] = _Array(array.shape, array.dtype, partial(np.array, array))
+    try:
+        for name, leaf in named_leaves(tree).items():
+            array = np.asarray(leaf)
+            arrays[name] = _Array(array.shape, array.dtype, partial(np.array, array))
+    except Exception as error:  # keys that cannot be sorted, typed keys, arrays that were donated
+        raise SettingsError(f"init_from: {what} cannot be read: {reason(error)}") from error
     return _read(what, arrays, choose, wanted)
 
 
@@ -90,6 +98,7 @@ def _opened(path: Path) -> Iterator[dict[str, _Array]]:
     """Yield the arrays of a file by path with `/`."""
     if path.is_dir():
         # Orbax reads a tree as a whole, once something of it is taken.
+        path = path.absolute()  # Orbax reads no others
         whole = cache(lambda: named_leaves(read_foreign(path)))
         of = lambda name: lambda: np.asarray(whole()[name])
         shapes = named_leaves(shapes_in_foreign(path))

@@ -360,8 +360,9 @@ def read_foreign(path: Path) -> PyTree:
 
     with ORBAX, hushed():
         handler = ocp.PyTreeCheckpointHandler()
-        # Wherever the arrays were, on as many devices as there were.
-        how = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), handler.metadata(path).tree)
+        # Arrays come to the host, whatever devices they were on; text has no dtype, and is read as it is.
+        kind = lambda x: None if getattr(x, "dtype", None) is None else np.ndarray
+        how = jax.tree.map(lambda x: ocp.RestoreArgs(restore_type=kind(x)), handler.metadata(path).tree)
         found: PyTree = handler.restore(path, args=ocp.args.PyTreeRestore(restore_args=how))
     return found
 

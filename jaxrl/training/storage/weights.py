@@ -183,11 +183,13 @@ def _of_arrays(
         """Return which leaf each array becomes."""
         if pairs is not None:
             return {name: found for name, found in pairs.items() if found in there}
+        if not there:
+            raise SettingsError(f"init_from: {what} has no arrays; expected at least one")
         for name in there:
             if name not in whole:
                 raise SettingsError(
-                    f"init_from: {what} has {name}, and the agent no such array; {suggest(name, whole)} Name what to "
-                    "take by init_parts, as TO=FROM"
+                    f"init_from: {what} has {name}, and the agent no such array; name what to take by init_parts, as "
+                    f"TO=FROM ({suggest(name, whole)})"
                 )
         return {whole[name]: name for name in there}
 
