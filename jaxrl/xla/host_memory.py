@@ -73,5 +73,6 @@ def sharding(device: Any = None) -> SingleDeviceSharding:
 
 def _default_device() -> Any:
     # JAX also takes the name of a platform as its default device, which names the first of them.
-    chosen = jax.config.jax_default_device or jax.devices()[0]
+    config: Any = jax.config
+    chosen = config.jax_default_device or jax.devices()[0]
     return jax.devices(chosen)[0] if isinstance(chosen, str) else chosen
