@@ -79,7 +79,7 @@ def ale_env(name: str, /, *, life_loss: bool | float = False, **params: Any) -> 
     registered = registry[games[title]].kwargs
     # ALE's vector environment has no modes.
     known = [word for word in atari.PARAM_TYPES if word not in ("mode", "difficulty")]
-    given = atari.check_settings(PREFIX + title, params, known)
+    given = atari.check_settings(PREFIX + title, params, (*known, "life_loss"))
     played = {word: given.get(word, registered[word]) for word in atari.GAME_PARAMS if word in registered}
     shaped = {word: given.get(word, value) for word, value in atari.PREPROCESSING.items()}
     skip, side = shaped["frame_skip"], shaped["screen_size"]

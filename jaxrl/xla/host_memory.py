@@ -14,6 +14,7 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxrl.errors import SettingsError
 from jaxrl.trees import Array
+from jaxrl.xla.contexts import options_of
 
 KIND = "pinned_host"
 """JAX's name of the memory: of the host, where the device can reach it."""
@@ -73,6 +74,5 @@ def sharding(device: Any = None) -> SingleDeviceSharding:
 
 def _default_device() -> Any:
     # JAX also takes the name of a platform as its default device, which names the first of them.
-    config: Any = jax.config
-    chosen = config.jax_default_device or jax.devices()[0]
+    chosen = options_of(("default_device",))["default_device"] or jax.devices()[0]
     return jax.devices(chosen)[0] if isinstance(chosen, str) else chosen

@@ -221,6 +221,7 @@ def test_it_trains_and_is_evaluated_by_command(tmp_path: Path) -> None:
     [
         ({"repeat_action_probability": 2}, r"repeat_action_probability is 2.0; expected"),
         ({"mode": 1}, r"ale:Pong has no parameter 'mode'"),
+        ({"life_los": 1}, r"ale:Pong has no parameter 'life_los'; did you mean life_loss"),
         ({"wrap": ["time"]}, r"ale:Pong is no environment written in JAX, which alone are wrapped; leave wrap out"),
     ],
 )
