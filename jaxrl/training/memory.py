@@ -106,7 +106,7 @@ def require_fit(plan: Plan, num_envs: int | None = None, episodes: int | None = 
     limit, host = device_bytes(), host_bytes()
     # The memory of a CPU is that of the host.
     beside = plan.total if limit == host else 0
-    if plan.on_host > host - beside:
+    if plan.on_host and plan.on_host > host - beside:
         assert plan.capacity is not None
         most = int(max(0, host - beside) / (plan.on_host / plan.capacity))
         raise SettingsError(
@@ -117,7 +117,8 @@ def require_fit(plan: Plan, num_envs: int | None = None, episodes: int | None = 
         return
     ways = [f"{name} to at most {most}" for name, most in fitting(plan, limit, num_envs, episodes).items()]
     mend = " or ".join(ways) if ways else "buffer.capacity, num_envs and the size of the networks"
-    if plan.capacity is not None and not plan.on_host and limit < host and host_memory.is_usable():
+    moved = plan.state.get("buffer", 0) if plan.capacity is not None and limit < host else 0
+    if plan.total - moved <= limit and host_memory.is_usable():
         mend += ", or set buffer.memory to host"
     raise SettingsError(
         f"the run needs {readable(plan.total)} at once, but the device has {readable(limit)}: {plan}; lower {mend}"
