@@ -103,21 +103,18 @@ def require_fit(plan: Plan, num_envs: int | None = None, episodes: int | None = 
 
     `num_envs` is the number of environments in the plan, `episodes` that in an evaluation.
     """
-    limit, host = device_bytes(), host_bytes()
-    # The memory of a CPU is that of the host.
-    beside = plan.total if limit == host else 0
-    if plan.on_host and plan.on_host > host - beside:
+    limit, room = device_bytes(), room_on_host(plan.total)
+    if plan.on_host > room:
         assert plan.capacity is not None
-        most = int(max(0, host - beside) / (plan.on_host / plan.capacity))
         raise SettingsError(
-            f"replay needs {readable(plan.on_host)} in the host's memory, which has {readable(host - beside)} for it: "
-            f"{plan}; lower buffer.capacity to at most {most}"
+            f"replay needs {readable(plan.on_host)} in the host's memory, which has {readable(room)} for it: {plan}; "
+            f"lower buffer.capacity to at most {int(room / (plan.on_host / plan.capacity))}"
         )
     if plan.total <= limit:
         return
     ways = [f"{name} to at most {most}" for name, most in fitting(plan, limit, num_envs, episodes).items()]
     mend = " or ".join(ways) if ways else "buffer.capacity, num_envs and the size of the networks"
-    moved = plan.state.get("buffer", 0) if plan.capacity is not None and limit < host else 0
+    moved = plan.state.get("buffer", 0) if plan.capacity is not None and limit < host_bytes() else 0
     if plan.total - moved <= limit and host_memory.is_usable():
         mend += ", or set buffer.memory to host"
     raise SettingsError(
@@ -145,14 +142,13 @@ def fitting(plan: Plan, limit: int, num_envs: int | None, episodes: int | None) 
 def require_members_fit(plan: Plan, members: int) -> None:
     """Raise `SettingsError` if `members` members with this `plan` each exceed the memory of the device, or their replay
     that of the host."""
-    limit, one, host = device_bytes(), plan.kept, host_bytes()
-    # The memory of a CPU is that of the host.
-    host -= min(host, members * one + plan.beside) if limit == host else 0
-    if members * plan.on_host > host:
+    limit, one = device_bytes(), plan.kept
+    room = room_on_host(members * one + plan.beside)
+    if members * plan.on_host > room:
         raise SettingsError(
             f"replay of {members} members takes {readable(members * plan.on_host)} in the host's memory "
-            f"({readable(plan.on_host)} each), which has {readable(host)} for it; lower buffer.capacity, or train at "
-            f"most {host // plan.on_host} members"
+            f"({readable(plan.on_host)} each), which has {readable(room)} for it; lower buffer.capacity, or train at "
+            f"most {room // plan.on_host} members"
         )
     if members * one + plan.beside > limit:
         raise SettingsError(
@@ -170,6 +166,11 @@ def device_bytes() -> int:
     """Return the memory of the device in bytes; for a CPU, that of the machine."""
     stats = jax.devices()[0].memory_stats() or {}
     return int(stats.get("bytes_limit") or host_bytes())
+
+
+def room_on_host(on_device: int) -> int:
+    """Return the bytes of the host's memory that are left by what is on the device: a CPU has the same memory."""
+    return max(0, host_bytes() - on_device) if device_bytes() == host_bytes() else host_bytes()
 
 
 def host_bytes() -> int:
