@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_agents import CONTINUOUS, DISCRETE, KEY, transitions
+from toys_beside import QUIET, SMALL, leaves_of, same
 from toys_masks import minefield
 
 import jaxrl
@@ -22,19 +23,10 @@ from jaxrl.strategies.demos import rollout_demos
 from jaxrl.strategies.interaction import build_processor_and_agent
 from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.training.policy import GreedyPolicy
-from jaxrl.training.storage.group import open_store
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.types import Batch, Demonstrations, Rollout, Step
 
 LENGTH = 6
-SMALL: dict[str, Any] = {"features": (8,)}
-QUIET: dict[str, Any] = {
-    "eval_interval": 0,
-    "eval_episodes": 0,
-    "record_interval": 0,
-    "save_interval": 0,
-    "quiet": True,
-}
 ROWS, STEPS = 6, 2
 COUNT = ROWS * STEPS
 
@@ -278,15 +270,6 @@ def catches(tmp_path_factory: pytest.TempPathFactory) -> str:
     file = tmp_path_factory.mktemp("catches") / "shown.npz"
     jaxrl.save_dataset(file, jaxrl.gather(env, policy, params, KEY, 90, random=1.0))
     return str(file)
-
-
-def leaves_of(run: Path, step: int) -> Any:
-    """Return all arrays of a checkpoint by path."""
-    return open_store(run, "checkpoints").read(step)[0]
-
-
-def same(one: Any, other: Any) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_agents import CONTINUOUS, DISCRETE, KEY, transitions
+from toys_beside import QUIET, SMALL, leaves_of, same
 from toys_masks import minefield
 
 import jaxrl
@@ -22,20 +23,11 @@ from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.strategies.population import sweepable
 from jaxrl.strategies.teacher import label, make_teacher
 from jaxrl.training.policy import GreedyPolicy
-from jaxrl.training.storage.group import open_store
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.tuning import Override, override
 from jaxrl.types import Batch, Rollout
 
 CARTPOLE, PENDULUM = "CartPole-v1", "Pendulum-v1"
-SMALL: dict[str, Any] = {"features": (8,)}
-QUIET: dict[str, Any] = {
-    "eval_interval": 0,
-    "eval_episodes": 0,
-    "record_interval": 0,
-    "save_interval": 0,
-    "quiet": True,
-}
 ROWS, STEPS = 6, 2
 
 
@@ -277,15 +269,6 @@ COMMAND = (
     *("--agent.features", "8", "--processor.normalise-obs", "--eval-interval", "0", "--eval-episodes", "0"),
     *("--record-interval", "2", "--save-interval", "4", "--quiet"),
 )
-
-
-def leaves_of(run: Path, step: int) -> Any:
-    """Return all arrays of a checkpoint by path."""
-    return open_store(run, "checkpoints").read(step)[0]
-
-
-def same(one: Any, other: Any) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 @pytest.fixture(scope="module")
