@@ -20,7 +20,7 @@ from toys_masks import minefield
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.exporting import as_c, as_numpy, stablehlo
+from jaxrl.exporting import as_c, as_numpy, onnx, stablehlo
 from jaxrl.exporting.again import EvalOptions, portable, repeat
 from jaxrl.exporting.formats import files_of
 from jaxrl.exporting.function import Function, function_of
@@ -199,6 +199,20 @@ def test_source_code_comes_to_the_same_numbers(form: str, policy: GreedyPolicy, 
     for parts, want in zip(seen, answers(policy, seen), strict=True):
         made = [act([part[row] for part in parts]) for row, act in enumerate(episodes)]
         np.testing.assert_allclose(made, want[:rows], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_onnx_comes_to_the_same_numbers(policy: GreedyPolicy) -> None:
+    pytest.importorskip("jax2onnx", reason=f"needs jax2onnx: {onnx.INSTALL}")
+    runtime = pytest.importorskip("onnxruntime")
+    function = function_of(policy)
+    with jax.numpy_rank_promotion("allow"):  # the converter relies on it
+        session = runtime.InferenceSession(onnx.files(function)["policy.onnx"])
+    seen, memory = observations(function), [np.zeros((ROWS, *x.shape), x.dtype) for x in function.memory]
+    for i, (parts, want) in enumerate(zip(seen, answers(policy, seen), strict=True)):
+        given = [*parts, *memory, *([np.full(ROWS, i == 0)] if memory else [])]
+        action, *memory = session.run(function.results, dict(zip(function.names, given, strict=True)))
+        np.testing.assert_allclose(action, want, rtol=1e-5, atol=1e-5)
 
 
 def compute(call: Callable[[Any], Any], *shape: int) -> GreedyPolicy:

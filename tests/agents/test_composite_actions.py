@@ -22,7 +22,7 @@ from jaxrl.distributions import kl_divergence, make_head
 from jaxrl.envs import Env
 from jaxrl.envs.host import convert_action, gymnasium_spec
 from jaxrl.errors import SettingsError
-from jaxrl.exporting import as_c, as_numpy, stablehlo
+from jaxrl.exporting import as_c, as_numpy, onnx, stablehlo
 from jaxrl.exporting.formats import files_of
 from jaxrl.exporting.function import function_of
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, space_from_plain, space_zeros
@@ -490,3 +490,18 @@ def test_a_composite_of_one_number_each_is_a_multidiscrete_to_the_policy() -> No
     assert one.outputs == other.outputs
     tuples = one.distribution(outputs).log_prob((action[:, 0], action[:, 1]))
     np.testing.assert_allclose(tuples, other.distribution(outputs).log_prob(action), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_onnx_has_an_output_for_each_part(masked: GreedyPolicy) -> None:
+    pytest.importorskip("jax2onnx", reason=f"needs jax2onnx: {onnx.INSTALL}")
+    runtime = pytest.importorskip("onnxruntime")
+    function = function_of(masked)
+    session = runtime.InferenceSession(onnx.files(function)["policy.onnx"])
+    obs = observations()
+    given = dict(zip(function.names, jax.tree.leaves(obs), strict=True))
+    made = session.run(["action_aim_0", "action_aim_1", "action_move"], given)
+    wanted = jax.tree.leaves(masked(obs))
+    np.testing.assert_allclose(made[0], wanted[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(made[1], wanted[1])
+    np.testing.assert_array_equal(made[2], wanted[2])
