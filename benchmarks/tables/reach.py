@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from itertools import product
 
 from benchmarks import begin, harness, judging, learning, offline, search
 from benchmarks.tables.results import Result, Row, figure, prose, results, source, spaced, table
@@ -162,18 +163,18 @@ def _opened(rows: Sequence[Row]) -> str:
 def beginnings() -> str:
     """Return what PPO saves that begins with what was shown."""
     (found,) = results("*-begin.json")[-1:]
-    named = {how: [row for row in found.rows if row["how"] == how] for how in begin.HOW}
-    # Of a run that never came to it, all the steps that it took.
-    steps = {how: [row["curve"][-1][0] for row in rows] for how, rows in named.items()}
     lines = []
-    for how, rows in named.items():
-        mean, span = statistics.mean(steps[how]), " to ".join(map(figure, search.bounds(steps[how])))
+    for pay, how in product(begin.PAYS, begin.HOW):
+        rows, alone = ([r for r in found.rows if (r["pay"], r["how"]) == (pay, way)] for way in (how, "alone"))
+        # Of a run that never came to it, all the steps that it took.
+        steps = [row["curve"][-1][0] for row in rows]
+        mean, span = statistics.mean(steps), " to ".join(dict.fromkeys(map(figure, search.bounds(steps))))
         never = sum(begin.steps_to_good(row) is None for row in rows)
         missed = f", {never} of {len(rows)} seeds never" if never else ""
         first = statistics.mean(row["curve"][0][1] for row in rows)
-        share = mean / statistics.mean(steps["alone"])
-        lines.append([how, f"{first:.0f}", f"{figure(mean)} ({span}){missed}", f"{share:.2f}"])
-    head = ["PPO", "before any step", f"environment steps to {begin.GOOD:g}", "of those alone"]
+        share = mean / statistics.mean(row["curve"][-1][0] for row in alone)
+        lines.append([pay, how, f"{first:.3g}", f"{figure(mean)} ({span}){missed}", f"{share:.2f}"])
+    head = ["paid", "PPO", "before any step", f"environment steps to {begin.GOOD} a climb", "of those alone"]
     return f"{table(head, lines)}\n\n{source([found])}"
 
 

@@ -229,6 +229,8 @@ def _require_known(agent: Agent, schedules: Mapping[str, Schedule]) -> None:
     # An option that is off is `()` in the state, and has nothing to set.
     known = [name for name, value in hyper.items() if isinstance(value, jax.ShapeDtypeStruct)]
     known += [name for name, fields in ALIASES.items() if set(fields) <= {*known}]
-    for name in schedules:
+    for name, schedule in schedules.items():
         if name not in known:
+            if name in (agent.info.settings or {}) and not schedule.peak:
+                raise SettingsError(f"agent.{name} is 0 throughout {schedule}; set it to 0, or give another schedule")
             raise SettingsError(f"agent.{name} of {agent.name} cannot follow a schedule; {suggest(name, known)}")

@@ -21,8 +21,9 @@ def check_id(prefix: str, name: str, known: Iterable[str]) -> str:
     id_, known = name.removeprefix(prefix), list(known)
     if id_ in known:
         return id_
+    names = [prefix + other for other in known]
     near = [prefix + other for other in close_matches(id_, known)]
-    raise SettingsError(f"unknown environment {prefix + id_!r}; {_did_you_mean(near) or suggest(id_, known)}")
+    raise SettingsError(f"unknown environment {prefix + id_!r}; {_did_you_mean(near) or suggest(id_, names)}")
 
 
 def _did_you_mean(near: Sequence[str]) -> str:

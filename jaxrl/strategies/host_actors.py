@@ -199,7 +199,7 @@ def make_shard_envs(
     _check_shards(shards, num_envs=total, **divided)
     stateful = host_actors is not None or isinstance(env, HostEnv)
     if stateful and shards > 1:
-        raise SettingsError("shards divide environments on the device; use actors for those on the host, or shards 1")
+        raise SettingsError("shards divide environments written in JAX; give others actors, and leave shards at 1")
     resets = _check_resets(resets, stateful)
     if isinstance(env, HostEnv):
         assert env.vectorise is not None  # otherwise it has actors, and `env` is a placeholder
@@ -230,7 +230,7 @@ def _check_resets(resets: str, stateful: bool) -> str:
     if not stateful:
         return resets
     if resets not in ("auto", "fresh"):
-        raise SettingsError(f"resets is {resets!r}; environments on the host reset only what ended: leave resets out")
+        raise SettingsError(f"resets is {resets!r}; environments that are not written in JAX reset only what ended: leave resets out")
     return "fresh"
 
 

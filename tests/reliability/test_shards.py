@@ -101,7 +101,7 @@ def members(mesh: object = None, layout: str = "spread", **settings: object) -> 
         (lambda: dqn(shards=3), "num_envs 8 does not divide into 3 shards; set it to 6 or 9"),
         (lambda: dqn(shards=16, num_envs=16, opt_interval=16), "batch_size 8 does not divide into 16 shards; set it"),
         (lambda: dqn(shards=0), "shards"),
-        (lambda: dqn(shards=2, actors=jaxrl.ActorsConfig(actors=1)), "shards divide environments on the device"),
+        (lambda: dqn(shards=2, actors=jaxrl.ActorsConfig(actors=1)), "shards divide environments written in JAX"),
         (lambda: jaxrl.Trainer(dqn(shards=8), devices=8), "devices is 8, but JAX has 1 here; set devices to 1"),
         (lambda: jaxrl.Trainer(dqn(), devices=0), "devices"),
         (lambda: jaxrl.Trainer(dqn(shards=2), mesh="env=2"), "mesh has no axis 'env'; .*envs"),

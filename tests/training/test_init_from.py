@@ -320,6 +320,9 @@ def test_a_tree_alone_gives_all_that_it_has_and_no_more(tmp_path: Path, how: str
     ):  # fmt: skip
         with pytest.raises(SettingsError, match=told):
             begun(strategy(), init_from=give(name, tree))
+    if how == "in memory":
+        with pytest.raises(SettingsError, match="arrays given in Python: two have the same path, as 'a/b'"):
+            begun(strategy(), init_from={"a": {"b": np.zeros(3)}, "a/b": np.zeros(3)})
 
 
 def test_arrays_of_the_caller_are_copied_and_given_again_where_nothing_was_saved(tmp_path: Path) -> None:

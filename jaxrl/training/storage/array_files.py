@@ -66,11 +66,14 @@ def read_tree(what: str, tree: PyTree, choose: Choose, wanted: Mapping[str, Any]
     """Return the chosen arrays of a tree in memory, called `what`; otherwise as `read_file`."""
     arrays = {}
     try:
-        for name, leaf in named_leaves(tree).items():
+        leaves = named_leaves(tree)
+        for name, leaf in leaves.items():
             array = np.asarray(leaf)
             arrays[name] = _Array(array.shape, array.dtype, partial(np.array, array))
     except Exception as error:  # keys that cannot be sorted, typed keys, arrays that were donated
         raise SettingsError(f"init_from: {what} cannot be read: {reason(error)}") from error
+    if len(leaves) < len(jax.tree.leaves(tree)):
+        raise SettingsError(f"init_from: {what}: two have the same path, as 'a/b' and the 'b' of 'a' have; rename one")
     return _read(what, arrays, choose, wanted)
 
 
