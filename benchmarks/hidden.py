@@ -3,6 +3,7 @@
 `python -m jaxrl.train sac --env benchmarks.hidden:recall --env-args steps 10 --agent.core gru`
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -37,3 +38,13 @@ def recall(steps: int = 10) -> jaxrl.Env:
 def pendulum() -> jaxrl.Env:
     """Return Pendulum-v1 without its velocity: cosine and sine of the angle alone are seen."""
     return transform_obs(jaxrl.make_env("Pendulum-v1"), lambda obs: obs[:2], jaxrl.Box(-1.0, 1.0, (2,)))
+
+
+def in_part(name: str, seen: Sequence[int]) -> jaxrl.Env:
+    """Show these entries of a task's observations; all of them are the privileged state, for critics and teachers."""
+    box = lambda size: jaxrl.Box(-float("inf"), float("inf"), (size,))
+    show = lambda obs: {"seen": obs[jnp.array(seen)], "privileged_state": obs}
+    env = jaxrl.make_env(name)
+    return transform_obs(
+        env, show, {"seen": box(len(seen)), "privileged_state": box(*env.spec.observation_space.shape)}
+    )

@@ -78,6 +78,7 @@ SCRIPTS = {
     "memory": Script("--quick --json out.json"),
     "demos": Script("--lengths 3 --seeds 0 --json out.json"),
     "begin": Script("--seeds 0 --env-steps 8192 --json out.json"),
+    "distil": Script("--env CartPole-v1 --seeds 0 --opt-steps 16 --json out.json"),
     "learnt": Script("dqn rainbow --out out.svg", made("out.svg")),
     "curves": Script("run --out out.svg", made("out.svg")),
     "recorders": Script("--quick --json out.json"),

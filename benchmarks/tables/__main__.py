@@ -47,6 +47,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cores-cost": speed.cores,
     "demos-reach": reach.demonstrations,
     "begin-reach": reach.beginnings,
+    "students-reach": reach.students,
     "offline-reach": reach.from_data,
     "searches-reach": reach.searches,
     "counts": partial(speed.compiled, "counts"),

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import product
 
-from benchmarks import begin, harness, judging, learning, offline, search
+from benchmarks import begin, distil, harness, judging, learning, offline, search
 from benchmarks.tables.results import Result, Row, figure, prose, results, source, spaced, table
 from jaxrl.nn import CORES
 
@@ -175,6 +175,19 @@ def beginnings() -> str:
         share = mean / statistics.mean(row["curve"][-1][0] for row in alone)
         lines.append([pay, how, f"{first:.3g}", f"{figure(mean)} ({span}){missed}", f"{share:.2f}"])
     head = ["paid", "PPO", "before any step", f"environment steps to {begin.GOOD} a climb", "of those alone"]
+    return f"{table(head, lines)}\n\n{source([found])}"
+
+
+def students() -> str:
+    """Return how far students come that see less than their teachers."""
+    (found,) = results("*-distil.json")[-1:]
+    lines = []
+    for env in dict.fromkeys(row["env"] for row in found.rows):
+        rows = [row for row in found.rows if row["env"] == env]
+        returns = [learning.mean_and_deviation([row[name] for row in rows]) for name in ("teacher", "student", "alone")]
+        shares = [distil.share(row) for row in rows]
+        lines.append([env, *returns, f"{rows[0]['random']:.0f}", f"{min(shares):.1%} to {max(shares):.1%}"])
+    head = ["environment", "teacher", "student", "its agent without a teacher", "random", "of the way to the teacher"]
     return f"{table(head, lines)}\n\n{source([found])}"
 
 

@@ -251,7 +251,9 @@ def test_populations_shards_and_pools_of_resets_are_refused(tmp_path: Path) -> N
     env = make_env("ale:Pong")
     with pytest.raises(SettingsError, match="shards divide environments written in JAX"):
         jaxrl.on_policy(env, jaxrl.ppo(), shards=2)
-    with pytest.raises(SettingsError, match="resets is 'pool'; environments that are not written in JAX reset only what ended"):
+    with pytest.raises(
+        SettingsError, match="resets is 'pool'; environments that are not written in JAX reset only what ended"
+    ):
         jaxrl.on_policy(env, jaxrl.ppo(), resets="pool")
     several = jaxrl.population(jaxrl.on_policy(env, jaxrl.ppo()), seeds=2)
     with pytest.raises(SettingsError, match="members of a population train in environments written in JAX"):

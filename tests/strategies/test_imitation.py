@@ -386,7 +386,9 @@ def test_a_weight_without_demonstrations_is_refused() -> None:
         jaxrl.Trainer(imitating(None), max_opts=4, **QUIET).train()
     with pytest.raises(SettingsError, match=r"agent\.policy_coef weighs the policy objective beside a teacher or"):
         jaxrl.ppo(policy_coef=0.5)
-    with pytest.raises(SettingsError, match=r"imitation_coef is 0 throughout linear\(0.0,0.0,5\); set it to 0, or give"):
+    with pytest.raises(
+        SettingsError, match=r"imitation_coef is 0 throughout linear\(0.0,0.0,5\); set it to 0, or give"
+    ):
         imitating(locks.shown(LENGTH), jaxrl.ppo(imitation_coef=jaxrl.linear(0, 0, 5), **SMALL))
     with pytest.raises(SettingsError, match="imitation_coef is set, but a session has no demonstrations; set it to 0"):
         jaxrl.Session(locks.lock(LENGTH).spec, jaxrl.ppo(imitation_coef=jaxrl.linear(1, 0, 5), **SMALL))
