@@ -260,12 +260,13 @@ def run(small: SmallRun, tmp_path: Path) -> Path:
 def audited(
     small: SmallRun, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """What all doors did with the hostile run directories that tests to be run ask for."""
+    """What all doors did with the hostile run directories that tests to be run ask for; with all, if none does."""
     root = tmp_path_factory.mktemp("audit")
     for name in ("first", "second"):
         small.copy(root / "harmless" / name)
     cases = [item.name for item in request.session.items if item.get_closest_marker("skip") is None]
-    for spoil in (spoil for spoil in HOSTILE if any(case.endswith(f"[{spoil.__name__}]") for case in cases)):
+    asked = [spoil for spoil in HOSTILE if any(case.endswith(f"[{spoil.__name__}]") for case in cases)]
+    for spoil in asked or HOSTILE:
         spoil(small.copy(root / "hostile" / spoil.__name__))
     here = Path(__file__).parent
     path = os.pathsep.join(filter(None, [str(here), str(here.parent), os.environ.get("PYTHONPATH")]))
