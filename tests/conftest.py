@@ -10,6 +10,7 @@ from pathlib import Path
 import hypothesis
 import jax
 import pytest
+from built import built_once
 
 from jaxrl.training import program
 from jaxrl.xla import attempts
@@ -52,6 +53,13 @@ def compiled_once(cache: Path) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)  # smaller ones cost more to keep
     # Tests come back to the same strategies more often than users do.
     program._programs = lru_cache(maxsize=64)(program._programs.__wrapped__)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def same_strategies() -> Iterator[None]:
+    """Trace and compile once what front doors that are called in this process train with the same settings."""
+    with built_once():
+        yield
 
 
 @pytest.fixture

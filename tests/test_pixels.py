@@ -1,7 +1,6 @@
 """The benchmarks' own environment of frames: what is drawn, what is caught, and what a stack of frames tells."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import jaxrl
@@ -11,15 +10,20 @@ STAY, LEFT, RIGHT = 0, 1, 2
 
 
 def flight(row: int, column: int, down: int, right: int, paddle: int) -> Flight:
-    return Flight(jnp.array([row, column]), jnp.array([down, right]), jnp.int32(paddle))
+    return Flight(np.array([row, column], np.int32), np.array([down, right], np.int32), np.int32(paddle))
+
+
+@jax.jit
+def stepped(state: Flight, action: jax.Array) -> tuple[Flight, jaxrl.TimeStep]:
+    return catching().step(state, action, ())
 
 
 def step(state: Flight, action: int = STAY) -> tuple[Flight, jaxrl.TimeStep]:
-    return catching().step(state, jnp.int32(action), ())
+    return stepped(state, np.int32(action))
 
 
 def test_ball_and_paddle_are_drawn_where_they_are() -> None:
-    frame = np.asarray(drawn(flight(10, 20, 2, 1, 30)))
+    frame = np.asarray(jax.jit(drawn)(flight(10, 20, 2, 1, 30)))
     expected = np.zeros((SIDE, SIDE, 1), np.uint8)
     expected[10:13, 20:23] = 255
     expected[SIDE - BALL :, 30 : 30 + PADDLE] = 255
@@ -52,9 +56,9 @@ def test_the_paddle_moves_as_told_and_stops_at_the_walls() -> None:
 
 
 def test_starts_differ_and_lie_on_the_frame() -> None:
-    states, frames = jax.vmap(catching().reset)(jax.random.split(jax.random.key(0), 64))
+    states, frames = jax.jit(jax.vmap(catching().reset))(jax.random.split(jax.random.key(0), 64))
     assert len({tuple(row) for row in np.asarray(states.ball).tolist()}) > 16
     assert (np.asarray(states.ball) >= 0).all()
-    assert (np.asarray(states.ball[:, 1]) <= SIDE - BALL).all()
+    assert (np.asarray(states.ball)[:, 1] <= SIDE - BALL).all()
     assert (np.asarray(states.paddle) <= SIDE - PADDLE).all()
     assert (np.asarray(frames, np.int32).sum(axis=(1, 2, 3)) == 255 * BALL * (BALL + PADDLE)).all()

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -89,26 +90,32 @@ def drive(session: jaxrl.Session, script: Script, steps: int, between: Callable[
         between()
 
 
-def drive_as_trainer(session: jaxrl.Session, env: jaxrl.Env, seed: int, steps: int) -> None:
-    """Drive a session through `env` with the randomness that a trainer's run of `seed` would give it."""
+def drive_as_trainer(session: jaxrl.Session, env: jaxrl.Env, seed: int, steps: int) -> Any:
+    """Drive a session through `env` with the randomness that a trainer's run of `seed` would give it.
+
+    Return what it told when it learnt last.
+    """
     stepwise, config = session._stepwise, session.config
     actors = make_collector(env, lambda spec: stepwise.agent, stepwise.processor, config.num_envs)
     parts = 5 if stepwise.passes is None else 3
     keys, env_key = stream_keys(jax.random.key(seed), stepwise.passes), jax.random.split(jax.random.key(seed), parts)[2]
-    state, obs = actors.env.reset(env_key)
+    state, obs = jax.jit(actors.env.reset)(env_key)
     step = jax.jit(actors.env.step)
 
+    @partial(jax.jit, static_argnums=0)
     def key_of(phase: Any, t: int, at: int) -> Any:
         key = jax.random.fold_in(keys[phase], t)
         key = jax.random.split(key)[0] if phase == "train" else key
         return jax.random.split(jax.random.split(key, steps_per_iteration(stepwise.schedule, phase))[at])[1]
 
+    told: Any = {}
     for v in range(steps):
         actions = session.act(obs)
         state, out = step(state, actions, key_of(*locate_step(stepwise.schedule, v)))
         assert isinstance(out, Step)
-        session.observe(out.reward, out.final_obs, out.terminated, out.truncated)
+        told = session.observe(out.reward, out.final_obs, out.terminated, out.truncated) or told
         obs = out.obs
+    return told
 
 
 def digest(session: jaxrl.Session) -> str:

@@ -1,14 +1,12 @@
 """One finished run for all tests of the front doors, and the front doors themselves."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from front_doors import SMALL, Doors, Finished
 
-from jaxrl import Strategy, collect, doctor, evaluate, play, publish, train, verify
+from jaxrl import collect, doctor, evaluate, play, publish, train
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,31 +16,6 @@ def no_cache_in_this_process() -> Iterator[None]:
         for door in (collect, evaluate, play, publish, train):
             patch.setattr(door, "cache_compilations", lambda: None)
         patch.setattr(doctor.door, "without_compilation_cache", lambda: None)  # nor from turning off that of the tests
-        yield
-
-
-_BUILT: dict[str, Strategy] = {}
-"""Strategies by their settings."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built_once() -> Iterator[None]:
-    """Have front doors that are called in this process train one strategy for the same settings, which compiles once.
-
-    Where a colon names code of the user's own, or data or a teacher are read, each call builds its own: another test
-    may have written them otherwise.
-    """
-    build = train.build
-
-    def built(algo: str, config: Any, teacher: Any = None) -> Strategy:
-        strategy = build(algo, config, teacher)
-        said = json.dumps([algo, strategy.info.settings, strategy.info.notes], separators=(",", "="))
-        reads = any(getattr(config, name, None) for name in ("data", "demos", "teacher"))
-        return strategy if reads or ":" in said else _BUILT.setdefault(said, strategy)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for door in (train, verify):
-            patch.setattr(door, "build", built)
         yield
 
 

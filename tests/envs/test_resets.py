@@ -1,6 +1,6 @@
 """Where episodes begin: fresh at every step, out of a pool, or shared; each start is whose it is said to be."""
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from jaxrl.envs import Env, make_env, vectorise
 from jaxrl.envs.resets import FRESH_BYTES, FRESH_WORK
 from jaxrl.errors import SettingsError
 from jaxrl.trees import Key
+from jaxrl.types import Step
 
 
 def idle(steps: int, num_envs: int) -> np.ndarray:
@@ -37,11 +38,18 @@ def uneven(num_envs: int = 4) -> tuple[Env, np.ndarray]:
     return env._replace(step=step), ends.astype(np.int32)
 
 
+@cache
+def unevenly(resets: str) -> tuple[np.ndarray, Step, np.ndarray]:
+    """Return what four such environments show at first and in each step, and their actions."""
+    env, actions = uneven()
+    first, steps = rollout(vectorise(env, 4, resets), actions)
+    return first, steps, actions
+
+
 @pytest.mark.every_day("fresh", "pool:5")
 @pytest.mark.parametrize("resets", ["fresh", "pool", "pool:5", "pool:7", "pool:64"])
 def test_no_start_is_used_twice(resets: str) -> None:
-    env, actions = uneven()
-    first, steps = rollout(vectorise(env, 4, resets), actions)
+    first, steps, actions = unevenly(resets)
     done = actions.astype(bool)
     starts = np.concatenate([first[:, 1], steps.obs[done][:, 1]])
     assert len(np.unique(starts)) == len(starts) == 4 + done.sum()
@@ -49,9 +57,7 @@ def test_no_start_is_used_twice(resets: str) -> None:
 
 @pytest.mark.parametrize("resets", ["pool", "pool:5", "optimistic", "optimistic:2"])
 def test_all_else_is_as_with_fresh_resets(resets: str) -> None:
-    env, actions = uneven()
-    _, fresh = rollout(vectorise(env, 4, "fresh"), actions)
-    _, other = rollout(vectorise(env, 4, resets), actions)
+    fresh, other = (unevenly(kind)[1] for kind in ("fresh", resets))
     np.testing.assert_array_equal(other.obs[:, :, 0], fresh.obs[:, :, 0])
     np.testing.assert_array_equal(other.info["episode_length"], fresh.info["episode_length"])
     # The number of an episode stays its own from its first step to its last.

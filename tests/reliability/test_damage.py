@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import pytest
+from built import built_once
 
 from jaxrl import train, verify
 from jaxrl.agents import DQNConfig
@@ -84,8 +85,8 @@ def _make(factory: pytest.TempPathFactory) -> SmallRun:
     with compiled_once():
         for run, end in ((path, NEWEST), (whole, LAST)):
             config = train.trainer_config(SMALL).changed(run_dir=str(run))
-            Trainer(build("dqn", SMALL), config, stop=_stop_at(end)).train()
-    like = program.state_shapes(build("dqn", SMALL))
+            Trainer(train.build("dqn", SMALL), config, stop=_stop_at(end)).train()
+        like = program.state_shapes(train.build("dqn", SMALL))
     store = Store(whole / "checkpoints", 4)
     loaded = {step: store.load(step, like) for step in store.steps()}
     store.close()
@@ -142,7 +143,7 @@ def compiled_once() -> Iterator[None]:
         return _COMPILED[name]
 
     make_evaluator, check = trainer.evaluator_of, program.check_step
-    with pytest.MonkeyPatch.context() as patch:
+    with built_once(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "compile_all", compile_all)
         patch.setattr(trainer, "evaluator_of", evaluator_of)
         patch.setattr(program, "check_step", check_step)

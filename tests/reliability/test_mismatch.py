@@ -372,6 +372,27 @@ def test_every_setting_is_either_harmless_or_decides_the_training() -> None:
     assert sorted([*FREE, "run_dir", "data", "demos", "teacher", "devices", "mesh"]) == sorted(HARMLESS)
 
 
+def refusal(name: str, config: OffPolicyRun) -> str:
+    """Return how the change of a setting to that of `config` is told."""
+    old, new = "fresh" if name == "resets" else value_of(SMALL, name), value_of(config, name)
+    if name == "env_args":
+        name, old, new = "env_args.max_steps_in_episode", None, 100.0
+    return f"{name}: {list(old) if isinstance(old, tuple) else old} -> {list(new) if isinstance(new, tuple) else new}"
+
+
+def test_every_setting_that_decides_the_training_is_compared_with_that_of_the_run(run: Path) -> None:
+    before = contents(run)
+    for name, value in DECISIVE.items():
+        config = changed(SMALL, name, value)
+        settings = jaxrl.Trainer(build("dqn", config), train.trainer_config(config)).settings()
+        with pytest.raises(SettingsError) as refused:
+            storage.Storage(str(run), 4, settings, storage.Resume(run=True)).close()
+        assert refusal(name, config) in str(refused.value)
+        assert ("--start-over" if name == "seed" else "--allow-changes") in str(refused.value)
+    assert contents(run) == before
+
+
+@pytest.mark.every_day("actors", "seed", "env_args", "agent.lr", "buffer.capacity")
 @pytest.mark.parametrize("name", DECISIVE)
 def test_a_setting_that_decides_the_training_is_refused_with_both_values(
     run: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -380,15 +401,11 @@ def test_a_setting_that_decides_the_training_is_refused_with_both_values(
     monkeypatch.setattr(loop, "fits", lambda *args: True)  # as does this
     monkeypatch.setattr(loop, "compile_all", lambda *args: pytest.fail("it began to compile"))
     config = changed(SMALL, name, DECISIVE[name])
-    old, new = "fresh" if name == "resets" else value_of(SMALL, name), value_of(config, name)
-    if name == "env_args":
-        name, old, new = "env_args.max_steps_in_episode", None, 100.0
-    said = f"{name}: {list(old) if isinstance(old, tuple) else old} -> {list(new) if isinstance(new, tuple) else new}"
     before = contents(run)
     settings = train.trainer_config(config).changed(run_dir=str(run))
     with pytest.raises(SettingsError) as refused:
         jaxrl.Trainer(build("dqn", config), settings, resume=True).train()
-    assert said in str(refused.value)
+    assert refusal(name, config) in str(refused.value)
     assert ("--start-over" if name == "seed" else "--allow-changes") in str(refused.value)
     assert contents(run) == before
 

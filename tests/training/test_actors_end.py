@@ -4,7 +4,7 @@ import os
 import select
 import threading
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,16 @@ def envs(make: Any, *args: Any) -> HostEnv:
     return jaxrl.gymnasium_envs(gymnasium_spec(Counting()), partial(make, *args))
 
 
+MAKE: dict[str, Any] = {"make": Counting}
+"""What makes the environments of `threads`."""
+
+
+@cache
+def threads() -> jaxrl.Strategy:
+    """Return two actors in threads, in environments that each test makes as it needs them: compiled once for all."""
+    return replaying(jaxrl.gymnasium_envs(gymnasium_spec(Counting()), lambda: MAKE["make"]()), **IN_THREADS)
+
+
 @pytest.mark.parametrize(
     ("kind", "said", "where"),
     [
@@ -37,10 +47,12 @@ def envs(make: Any, *args: Any) -> HostEnv:
     ],
 )
 def test_an_exception_that_cannot_be_told_or_sent_ends_the_run_with_its_type(
-    kind: type[Exception], said: str, where: dict[str, Any], tmp_path: Path
+    kind: type[Exception], said: str, where: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(MAKE, "make", partial(Raising, kind))
+    strategy = threads() if where is IN_THREADS else replaying(envs(Raising, kind), **where)
     with pytest.raises(ActorError, match=rf"^actor [01] failed: {said}$") as raised:
-        train(replaying(envs(Raising, kind), **where), 4_000, run_dir=str(tmp_path))
+        train(strategy, 4_000, run_dir=str(tmp_path))
     assert raised.value.exit_code == 1
     (event,) = events(tmp_path, "actor")
     assert "raise self.kind(" in event["traceback"]
@@ -48,11 +60,12 @@ def test_an_exception_that_cannot_be_told_or_sent_ends_the_run_with_its_type(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_cannot_report_why_it_ended_ends_the_run(tmp_path: Path) -> None:
+def test_a_thread_that_cannot_report_why_it_ended_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MAKE, "make", partial(Raising, Deadly))
     said = r"^actor (0|1|0, 1) failed: its thread has ended without a reason$"
     before = set(threading.enumerate())
     with pytest.raises(ActorError, match=said):
-        train(replaying(envs(Raising, Deadly), "threads"), 4_000, run_dir=str(tmp_path))
+        train(threads(), 4_000, run_dir=str(tmp_path))
     assert list((tmp_path / "checkpoints").glob("*/manifest.json"))
     for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("actor "):
@@ -62,8 +75,13 @@ def test_a_thread_that_cannot_report_why_it_ended_ends_the_run(tmp_path: Path) -
 
 @pytest.mark.parametrize("make", [replaying, rollouts])
 @pytest.mark.parametrize("engine", ["threads", pytest.param("processes", marks=slow)])
-def test_environments_take_the_steps_that_are_learnt_from_and_no_more(make: Any, engine: str, tmp_path: Path) -> None:
-    result = train(make(envs(Tallied, str(tmp_path / "steps")), engine), 24)
+def test_environments_take_the_steps_that_are_learnt_from_and_no_more(
+    make: Any, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tallied = partial(Tallied, str(tmp_path / "steps"))
+    monkeypatch.setitem(MAKE, "make", tallied)
+    shared = make is replaying and engine == "threads"
+    result = train(threads() if shared else make(envs(tallied), engine), 24)
     taken = sum(map(int, (tmp_path / "steps").read_text().split()))
     assert taken == sum(actor["env_steps"] for actor in result.summary["actors"]) == result.summary["env_steps"]
 

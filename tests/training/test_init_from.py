@@ -169,7 +169,7 @@ def test_another_agent_gives_what_it_calls_otherwise(tmp_path: Path) -> None:
     offline = jaxrl.offline(data, jaxrl.bc(features=(8,), activation="tanh"), batch_size=8, env=env)
     old = jaxrl.Trainer(offline, run_dir=str(tmp_path / "old"), **SETTINGS).train().state.agent.policy["params"]
     new = begun(
-        jaxrl.on_policy(env, jaxrl.ppo(features=(8,)), num_envs=2, rollout=4),
+        adapting(desired_kl=1e-6),
         init_from=str(tmp_path / "old"),
         init_parts=["params/params/actor_torso=policy/params/MLP_0", "params/params/policy=policy/params/Dense_0"],
     ).agent.params["params"]
@@ -185,6 +185,7 @@ def test_a_learning_rate_that_was_adapted_stays_with_its_run(tmp_path: Path) -> 
     assert float(new.lr_scale) == 1
 
 
+@cache
 def adapting(**settings: Any) -> jaxrl.Strategy:
     agent = jaxrl.ppo(features=(8,), **settings)
     return jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), agent, num_envs=2, rollout=4)

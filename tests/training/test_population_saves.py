@@ -126,6 +126,7 @@ def test_the_page_reads_a_save_as_it_stands(run: Path, tmp_path: Path) -> None:
     assert told.stdout == "[(0, 60), (1, 60), (2, 60)]\n"
 
 
+@pytest.mark.every_day("arrays/0.state.agent.params.params.Dense_0.kernel/0.0.0")
 @pytest.mark.parametrize("part", ["manifest.json", "arrays/0.state.agent.params.params.Dense_0.kernel/0.0.0"])
 def test_members_go_on_from_the_save_before_one_that_is_damaged(
     part: str, run: Path, longer: list[str], tmp_path: Path
