@@ -602,7 +602,7 @@ def test_new_settings_give_each_part_of_a_chain_its_own_discount(memory: bool) -
     old, new = strategy(0.9, 0.99, 1e-3), strategy(0.8, 0.95, 1e-2)
     state = jax.eval_shape(old.init, jax.random.key(0))
     state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state._replace(key=()))
-    retuned = new.state_fns.set_hyperparams(state)
+    retuned = jax.jit(new.state_fns.set_hyperparams)(state)
     discounts = [
         float(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(retuned.processor)
