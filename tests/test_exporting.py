@@ -80,8 +80,8 @@ def policy(request: pytest.FixtureRequest) -> GreedyPolicy:
     leaves, form = jax.tree.flatten(params)
     rng = np.random.default_rng(0)
     moved = [
-        x + 0.2 * jnp.asarray(rng.normal(size=x.shape), x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
-        for x in leaves
+        x + (0.2 * rng.normal(size=x.shape)).astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        for x in map(np.asarray, leaves)
     ]
     return GreedyPolicy(strategy.policy, form.unflatten(moved))
 
@@ -111,11 +111,11 @@ def answers(policy: GreedyPolicy, seen: list[list[np.ndarray]]) -> list[np.ndarr
 def test_stablehlo_comes_to_the_same_bits(policy: GreedyPolicy) -> None:
     function = function_of(policy)
     call = jax.export.deserialize(bytearray(stablehlo.files(function)["policy.jax"])).call
-    seen, memory = observations(function), [jnp.zeros((ROWS, *x.shape), x.dtype) for x in function.memory]
+    seen, memory = observations(function), [np.zeros((ROWS, *x.shape), x.dtype) for x in function.memory]
     wanted = answers(policy, seen)
     for i, parts in enumerate(seen):
         # What was remembered of an episode before counts for nothing where the next one begins.
-        kept = [jnp.full_like(x, 7) for x in memory] if i == 0 else memory
+        kept = [np.full_like(x, 7) for x in memory] if i == 0 else memory
         action, *memory = call(*parts, *kept, *([np.full(ROWS, i == 0)] if kept else []))
         np.testing.assert_array_equal(action, wanted[i])
     assert len(np.unique(np.concatenate(wanted))) > 1

@@ -1,5 +1,6 @@
 """Any agent by itself: an environment that suits it, what it learns from, and one update of it."""
 
+import math
 from typing import Any
 
 import jax
@@ -25,10 +26,12 @@ def seeing(space: Any, spec: jaxrl.EnvSpec = DISCRETE) -> jaxrl.EnvSpec:
 
 
 def transitions(agent: Agent, spec: jaxrl.EnvSpec, state: Any, *shape: int) -> Transition:
-    """Draw transitions `[*shape, ...]` at random, the extras as the agent makes them."""
-    rows = 1
-    for size in shape:
-        rows *= size
+    """Draw transitions `[*shape, ...]` at random, the extras as the agent makes them; all in one program."""
+    return jax.jit(lambda state: draw_transitions(agent, spec, state, shape))(state)
+
+
+def draw_transitions(agent: Agent, spec: jaxrl.EnvSpec, state: Any, shape: tuple[int, ...]) -> Transition:
+    rows = math.prod(shape)
     obs, next_obs = (sample_space(spec.observation_space, jax.random.key(seed), rows) for seed in (1, 2))
     if agent.memory is not None:
         blank = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x), (rows, *jnp.shape(x))), agent.memory)
@@ -55,31 +58,49 @@ def updated(agent: Agent, spec: jaxrl.EnvSpec, state: Any) -> Any:
     return new, metrics
 
 
+def drawn_anew(agent: Agent, *parts: str, mean: float = 0.0, scale: float = 0.4) -> Any:
+    """Return a state as it begins, but for the networks of `parts`, which NumPy draws and nothing compiles."""
+    rng = np.random.default_rng(5)
+    draw = lambda x: jnp.asarray(rng.normal(mean, scale, x.shape), jnp.float32)
+
+    @jax.jit
+    def begin(key: Any) -> Any:
+        state = agent.init(key)
+        networks = {part: getattr(state, part) for part in parts}
+        redrawn = {
+            part: {**variables, "params": jax.tree.map(draw, variables["params"])}
+            for part, variables in networks.items()
+        }
+        return state._replace(**redrawn)
+
+    return begin(KEY)
+
+
 def five_steps() -> Batch:
     """Return a batch of five steps with observations `[3]` and actions `[2]`, of which the second ends its episode."""
     rng = np.random.default_rng(0)
     obs, next_obs = rng.normal(0, 0.5, (2, 5, 3))
     action, reward = rng.uniform(-0.9, 0.9, (5, 2)), rng.normal(size=5)
     parts = (obs, action, reward, np.array([0.9, 0.0, 0.9, 0.9, 0.9]), next_obs)
-    items = Transition(*(jnp.asarray(part, jnp.float32) for part in parts))
-    ones = jnp.ones(5, jnp.float32)
-    return Batch(items._replace(weight=ones), jnp.arange(5), ones)
+    ones = np.ones(5, np.float32)
+    items = Transition(*(part.astype(np.float32) for part in parts))._replace(weight=ones)
+    return Batch(*jax.tree.map(jnp.asarray, (items, np.arange(5), ones)))
 
 
 def values_of_constant(agent: Agent, reward: float, updates: int) -> Any:
     """Return what critics put on 64 steps of a `reward` that never ends, discounted by 0.8, after some updates."""
-    rng, ones = np.random.default_rng(0), jnp.ones(64)
-    obs, action = jnp.asarray(rng.normal(0, 0.5, (64, 3))), jnp.asarray(rng.uniform(-1, 1, (64, 2)))
-    items = Transition(obs, action, reward * ones, 0.8 * ones, obs)._replace(weight=ones)
-    rows = Batch(items, jnp.arange(64), ones)
+    rng, ones = np.random.default_rng(0), np.ones(64, np.float32)
+    obs, action = rng.normal(0, 0.5, (64, 3)).astype(np.float32), rng.uniform(-1, 1, (64, 2)).astype(np.float32)
+    items = Transition(obs, action, reward * ones, np.float32(0.8) * ones, obs)._replace(weight=ones)
+    rows = Batch(*jax.tree.map(jnp.asarray, (items, np.arange(64), ones)))
     move = lambda state, t: (agent.update(state, rows, jax.random.fold_in(KEY, t), t)[0], ())
-    times = jnp.arange(updates, dtype=jnp.uint32)
-    state, _ = jax.jit(lambda state: jax.lax.scan(move, state, times))(agent.init(KEY))
+    times = np.arange(updates, dtype=np.uint32)
     assert agent.policy_fns is not None
-    assert callable(agent.policy_fns.value)
-    return agent.policy_fns.value(state, obs, action)
+    value = agent.policy_fns.value
+    assert callable(value)
+    return jax.jit(lambda key: value(jax.lax.scan(move, agent.init(key), times)[0], obs, action))(KEY)
 
 
-def vector_of(tree: Any) -> jax.Array:
+def vector_of(tree: Any) -> np.ndarray:
     """Return all numbers of `tree` one after the other."""
-    return jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(tree)])
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])

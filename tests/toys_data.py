@@ -1,6 +1,5 @@
 """Small data sets whose answers can be worked by hand, for tests."""
 
-import functools
 from typing import Any
 
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 
 import jaxrl
 from jaxrl.spaces import Box, Discrete, EnvSpec
-from jaxrl.training.program import run, zero_sums
+from jaxrl.strategies.base import iterate
 
 ONE = np.float32(1)
 
@@ -42,7 +41,10 @@ def walk(lengths: tuple[int, ...] = (4, 3, 5), terminated: tuple[bool, ...] = (T
 
 def trained(strategy: jaxrl.Strategy, opts: int, seed: int = 0) -> Any:
     """Return the state after `opts` iterations."""
-    state = jax.jit(strategy.init)(jax.random.key(seed))
-    _, metrics = jax.eval_shape(strategy.step, state, state.key, jnp.uint32(0))
-    run_it = jax.jit(functools.partial(run, strategy))
-    return run_it(state, zero_sums(len(metrics)), jnp.uint32(0), jnp.uint32(opts))[0]
+
+    @jax.jit
+    def train(key: Any, stop: Any) -> Any:
+        state = strategy.init(key)
+        return iterate(lambda state, key, t: strategy.step(state, key, t)[0], state.key, state, jnp.uint32(0), stop)
+
+    return train(jax.random.key(seed), jnp.uint32(opts))

@@ -40,11 +40,17 @@ def batch_of(agent: Agent, actions: Discrete | Box) -> Batch:
 
 def with_last_steps_of_no_weight(batch: Batch) -> tuple[Batch, Batch]:
     """Return the batch with a weight of 0 for the last step of each sequence, as it is and with other things in it."""
-    dead = batch.items._replace(weight=batch.items.weight.at[:, -1].set(0.0))
+
+    def with_last(x: Any, value: float) -> np.ndarray:
+        x = np.array(x)
+        x[:, -1] = value
+        return x
+
+    dead = batch.items._replace(weight=with_last(batch.items.weight, 0.0))
     spoilt = dead._replace(
-        reward=dead.reward.at[:, -1].set(7.0),
-        action=dead.action.at[:, -1].set(0),
-        next_obs=jax.tree.map(lambda x: x.at[:, -1].set(jnp.zeros_like(x[:, -1])), dead.next_obs),
+        reward=with_last(dead.reward, 7.0),
+        action=with_last(dead.action, 0),
+        next_obs=jax.tree.map(lambda x: with_last(x, 0.0), dead.next_obs),
     )
     return batch._replace(items=dead), batch._replace(items=spoilt)
 
@@ -60,17 +66,18 @@ def _updating(update: Any) -> Any:
 
 
 def one_of(params: Any, k: int) -> Any:
-    return jax.tree.map(lambda x: x[k], params)
+    return jax.tree.map(lambda x: np.asarray(x)[k], params)
 
 
 class Walk:
     """Plain calls of one network through sequence `b`, a step at a time: what it says now, and of the successor."""
 
     def __init__(self, apply: Any, params: Any, memory: Any, items: Transition, b: int, *action: Any) -> None:
+        items = jax.tree.map(np.asarray, items)
         self.apply, self.params, self.items, self.b = apply, params, items, b
         self.before, self.after = [], []
-        memory = jax.tree.map(lambda x: x[None], memory)
-        blank = jax.tree.map(jnp.zeros_like, memory)
+        memory = jax.tree.map(lambda x: np.asarray(x)[None], memory)
+        blank = jax.tree.map(np.zeros_like, memory)
         for t in range(L):
             memory = blank if bool(items.is_first[b, t]) else memory
             self.before.append(memory)
@@ -78,7 +85,7 @@ class Walk:
             self.after.append(memory)
 
     def _call(self, obs: Any, t: int, memory: Any, *action: Any) -> Any:
-        return self.apply(self.params, RecurrentObs(jnp.asarray(obs[self.b, t : t + 1]), memory), *action)
+        return self.apply(self.params, RecurrentObs(obs[self.b, t : t + 1], memory), *action)
 
     def now(self, t: int, *action: Any) -> np.ndarray:
         return np.asarray(self._call(self.items.obs.obs, t, self.before[t], *action)[0][0])

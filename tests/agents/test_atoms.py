@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import five_steps, values_of_constant
+from toys_agents import drawn_anew, five_steps, values_of_constant
 from toys_draws import drawn
 
 import jaxrl
@@ -31,10 +31,8 @@ def updated(name: str, **settings: Any) -> tuple[Any, Any, Any]:
     """Return a state with all parameters drawn anew, that after an update from it, and the update's metrics."""
     fixed = {"temperature": TEMPERATURE, "learn_temperature": False} if name == "sac" else {}
     agent = {"sac": jaxrl.sac, "td3": jaxrl.td3}[name](**{**PLAIN, **fixed, **ATOMS, **settings})(BOX)
-    state, rng = agent.init(KEY), np.random.default_rng(5)
-    draw = lambda params: jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.4, x.shape), jnp.float32), params)
     parts = ("policy", "critic", *(("target",) if name == "sac" else ("target_policy", "target_critic")))
-    state = state._replace(**{part: draw(getattr(state, part)) for part in parts})
+    state = drawn_anew(agent, *parts)
     with drawn(normal=[NOISE[1], NOISE[0]]):
         after, metrics, _ = jax.jit(agent.update)(state, five_steps(), KEY, jnp.uint32(0))
     return state, after, metrics

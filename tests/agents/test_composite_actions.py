@@ -54,7 +54,8 @@ def fresh(spec: EnvSpec) -> GreedyPolicy:
     """Return the policy of a fresh agent for `spec`."""
     processor, agent = build_processor_and_agent(jaxrl.ppo(features=(4,)), jaxrl.one_step(), spec)
     stats = processor.get_stats(processor.init(space_zeros(spec.observation_space, 1)))
-    return GreedyPolicy(make_policy(agent, processor, spec), PolicyParams(agent.strip(jax.jit(agent.init)(KEY)), stats))
+    params = PolicyParams(jax.jit(lambda key: agent.strip(agent.init(key)))(KEY), stats)
+    return GreedyPolicy(make_policy(agent, processor, spec), params)
 
 
 def moved(strategy: jaxrl.Strategy, seed: int = 0) -> GreedyPolicy:
@@ -62,7 +63,7 @@ def moved(strategy: jaxrl.Strategy, seed: int = 0) -> GreedyPolicy:
     assert strategy.policy is not None
     state = jax.jit(lambda key: strategy.policy.params(strategy.init(key)))(KEY)  # type: ignore[union-attr]
     rng = np.random.default_rng(seed)
-    spread = lambda x: x + 0.5 * jnp.asarray(rng.normal(size=x.shape), x.dtype)
+    spread = lambda x: np.asarray(x) + (0.5 * rng.normal(size=x.shape)).astype(x.dtype)
     floats = lambda x: spread(x) if jnp.issubdtype(x.dtype, jnp.floating) else x
     return GreedyPolicy(strategy.policy, jax.tree.map(floats, state))
 
@@ -100,13 +101,15 @@ def test_all_policy_gradients_take_them_with_masks_a_memory_and_squashed_actions
     settings: dict[str, Any] = {"features": (8,), "squash": True, "core": "gru", "core_features": 8}
     strategy = strategy_of(marksman(masked=True, length=5), getattr(jaxrl, name)(**settings))
     state, collect = jax.jit(strategy.init)(KEY), jax.jit(strategy.collect)  # type: ignore[arg-type]
-    state, items, _ = collect(state, KEY, jnp.uint32(0))
+    before = strategy.policy.params(state)  # type: ignore[union-attr]
+    _, items, _ = collect(state, KEY, jnp.uint32(0))
     assert jax.tree.map(jnp.shape, items.action) == {"aim": ((8, 4, 1), (8, 4, 2)), "move": (8, 4)}
     mask = np.asarray(items.obs.obs["action_mask"]["move"])
     assert np.take_along_axis(mask, np.asarray(items.action["move"])[..., None], -1).all()
     assert (np.abs(items.action["aim"][0]) < 1).all()
-    before = strategy.policy.params(strategy.init(KEY))  # type: ignore[union-attr]
-    after = strategy.policy.params(trained(strategy).state)  # type: ignore[union-attr]
+    state, metrics = jax.jit(strategy.step)(state, KEY, jnp.uint32(0))
+    assert int(metrics["skipped_updates"].count) == 0
+    after = strategy.policy.params(state)  # type: ignore[union-attr]
     assert state_digest(before) != state_digest(after)
 
 
@@ -157,25 +160,35 @@ def test_a_teacher_hands_on_the_distribution_of_each_part() -> None:
     """What the student is told has divergence 0 from the teacher itself."""
     teacher = moved(strategy_of(marksman(masked=True)))
     agent = jaxrl.ppo(features=(8,), teacher_coef=1.0)
-    obs = {"action_mask": {"move": jnp.ones((3, 3), bool)}, "seen": jnp.arange(3)}
+    obs = {"action_mask": {"move": np.ones((3, 3), bool)}, "seen": np.arange(3, dtype=np.int32)}
     _, student = build_processor_and_agent(agent, jaxrl.one_step(), marksman(masked=True).spec)
     made = make_teacher(teacher, student, marksman(masked=True).spec)
-    told = made.head.distribution(label(made, teacher.policy.begin(made.params, obs)))
-    own = teacher.policy.outputs.distribution(  # type: ignore[union-attr, misc]
-        made.params, teacher.policy.begin(made.params, obs), jnp.uint32(0), ()
-    )
-    np.testing.assert_allclose(kl_divergence(own, told), np.zeros(3), atol=1e-6)
+
+    @jax.jit
+    def divergence(params: Any) -> Any:
+        begun = teacher.policy.begin(params, obs)
+        own = teacher.policy.outputs.distribution(params, begun, jnp.uint32(0), ())  # type: ignore[union-attr, misc]
+        return kl_divergence(own, made.head.distribution(label(made._replace(params=params), begun)))
+
+    np.testing.assert_allclose(divergence(made.params), np.zeros(3), atol=1e-6)
 
 
 def test_a_teacher_with_other_distributions_hands_on_its_actions() -> None:
     """A squashed teacher and a student that is not: the box gets the action with a spread, the rest is handed on."""
     teacher = moved(strategy_of(marksman(), jaxrl.ppo(features=(8,), squash=True)))
     _, student = build_processor_and_agent(jaxrl.ppo(teacher_coef=1.0), jaxrl.one_step(), marksman().spec)
-    made, obs = make_teacher(teacher, student, marksman().spec), {"seen": jnp.arange(3)}
-    told = made.head.distribution(label(made, teacher.policy.begin(made.params, obs))).parts  # type: ignore[attr-defined]
-    np.testing.assert_allclose(told["aim"][0].mean, teacher(obs)["aim"][0], rtol=1e-5)
-    np.testing.assert_allclose(told["aim"][0].log_std, np.full((3, 1), np.log(0.1)), rtol=1e-5)
-    np.testing.assert_allclose(jax.nn.softmax(told["move"].logits), teacher.probabilities(obs)["move"], rtol=1e-5)
+    made, obs = make_teacher(teacher, student, marksman().spec), {"seen": np.arange(3, dtype=np.int32)}
+
+    @jax.jit
+    def told(params: Any) -> Any:
+        said = label(made._replace(params=params), teacher.policy.begin(params, obs))
+        parts: Any = made.head.distribution(said).parts  # type: ignore[attr-defined]
+        return parts["aim"][0].mean, parts["aim"][0].log_std, jax.nn.softmax(parts["move"].logits)
+
+    mean, log_std, moves = told(made.params)
+    np.testing.assert_allclose(mean, teacher(obs)["aim"][0], rtol=1e-5)
+    np.testing.assert_allclose(log_std, np.full((3, 1), np.log(0.1)), rtol=1e-5)
+    np.testing.assert_allclose(moves, teacher.probabilities(obs)["move"], rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import CONTINUOUS, DISCRETE, five_steps, updated
+from toys_agents import CONTINUOUS, DISCRETE, drawn_anew, five_steps, updated
 from toys_draws import drawn
 
 import jaxrl
@@ -110,9 +110,7 @@ def acted(policy: Any, obs: Any, noise: np.ndarray) -> tuple[np.ndarray, np.ndar
 def state_of(make: Any = jaxrl.sac, **settings: Any) -> tuple[Any, Any]:
     """Return an agent and a state whose parameters are drawn anew."""
     agent = make(**{**PLAIN, **settings})(CONTINUOUS)
-    state, rng = agent.init(KEY), np.random.default_rng(5)
-    draw = lambda params: jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.4, x.shape), jnp.float32), params)
-    return agent, state._replace(policy=draw(state.policy), critic=draw(state.critic), target=draw(state.target))
+    return agent, drawn_anew(agent, "policy", "critic", "target")
 
 
 def test_an_update_of_droq_drops_in_targets_in_the_critics_and_where_the_policy_learns_from_their_mean() -> None:
@@ -165,7 +163,7 @@ def test_policies_and_values_see_no_dropout() -> None:
 def test_other_agents_drop_in_as_many_passes(make, spec, passes) -> None:
     """Targets and critics; also in the policy's loss where that is of the critics' values."""
     agent = make(features=(WIDTH,), dropout=RATE, **({"policy_interval": 1} if make is jaxrl.td3 else {}))(spec)
-    state, drawn_shapes = agent.init(KEY), []
+    state, drawn_shapes = jax.eval_shape(agent.init, KEY), []
     draw = jax.random.bernoulli
 
     def count(key: Any, *args: Any, **shape: Any) -> Any:

@@ -3,13 +3,11 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.training.program import jit_run, metric_shapes, zero_sums
 
 
 def off_policy(maker: Any, **settings: Any) -> jaxrl.Strategy:
@@ -23,16 +21,24 @@ def off_policy(maker: Any, **settings: Any) -> jaxrl.Strategy:
     )
 
 
+def changes(strategy: jaxrl.Strategy, iterations: int) -> list[set[str]]:
+    """Train a little; return the paths of the leaves of networks that have changed by the end of each iteration."""
+    state = jax.jit(strategy.init)(jax.random.key(0))
+    step = jax.jit(lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t)[0])
+    names = lambda keys: "/".join(jax.tree_util.keystr((key,), simple=True) for key in keys)
+    leaves_of = lambda state: jax.tree_util.tree_leaves_with_path(state.agent._replace(hyper=()))
+    before, found = leaves_of(state), []
+    for t in range(iterations):
+        state = step(state, np.uint32(t))
+        pairs = zip(before, leaves_of(state), strict=True)
+        paths = {names(keys) for (keys, old), (_, new) in pairs if not np.array_equal(old, new)}
+        found.append({path for path in paths if not path.startswith("opt_state")})
+    return found
+
+
 def changed(strategy: jaxrl.Strategy, iterations: int = 12) -> set[str]:
     """Train a little; return the paths of the leaves of networks that have changed."""
-    state = jax.jit(strategy.init)(jax.random.key(0))
-    before = jax.tree.map(np.array, state.agent._replace(hyper=()))
-    sums = zero_sums(len(metric_shapes(strategy, state)))
-    after = jit_run(strategy)(state, sums, jnp.uint32(0), jnp.uint32(iterations))[0].agent._replace(hyper=())
-    pairs = zip(*(jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (before, after)), strict=True)
-    names = lambda keys: "/".join(jax.tree_util.keystr((key,), simple=True) for key in keys)
-    found = {names(keys) for (keys, old), (_, new) in pairs if not np.array_equal(old, new)}
-    return {name for name in found if not name.startswith("opt_state")}
+    return changes(strategy, iterations)[-1]
 
 
 def test_a_frozen_torso_stays_and_the_head_learns() -> None:
@@ -64,12 +70,12 @@ def test_on_policy_agents_freeze_too() -> None:
 
 def test_at_first_the_value_learns_alone() -> None:
     """An iteration is 16 updates: in the first the policy stays, in the second it moves with its 5th."""
-    make = lambda warmup: jaxrl.on_policy(
-        jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(8,), critic_warmup=warmup), num_envs=2, rollout=8
+    strategy = jaxrl.on_policy(
+        jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(8,), critic_warmup=20), num_envs=2, rollout=8
     )
-    parts = lambda moved: {name.split("/")[2] for name in moved}
-    assert parts(changed(make(20), 1)) == {"critic_torso", "value"}
-    assert parts(changed(make(20), 2)) == {"critic_torso", "value", "actor_torso", "policy"}
+    first, second = ({path.split("/")[2] for path in paths} for paths in changes(strategy, 2))
+    assert first == {"critic_torso", "value"}
+    assert second == {"critic_torso", "value", "actor_torso", "policy"}
 
 
 @pytest.mark.parametrize("pattern", ["parms", "opt_state", "hyper/lr", "params/params/MLP_1"])

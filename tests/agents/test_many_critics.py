@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import five_steps
+from toys_agents import drawn_anew, five_steps
 from toys_draws import drawn
 
 import jaxrl
@@ -33,9 +33,7 @@ TQC = {"quantiles": 3, "drop_quantiles": 1, "num_critics": 2}
 def updated(seed: int = 0, choice: tuple[int, ...] = (), **settings: Any) -> tuple[Any, Any, Any]:
     """Return a state with all parameters drawn anew, that after an update from it, and the update's metrics."""
     agent = jaxrl.sac(**{**PLAIN, **settings})(BOX)
-    state, rng = agent.init(KEY), np.random.default_rng(5)
-    draw = lambda params: jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.4, x.shape), jnp.float32), params)
-    state = state._replace(policy=draw(state.policy), critic=draw(state.critic), target=draw(state.target))
+    state = drawn_anew(agent, "policy", "critic", "target")
     draws = {"choice": [jnp.asarray(choice)]} if choice else {}
     with drawn(normal=[NOISE[1], NOISE[0]], **draws):
         after, metrics, _ = jax.jit(agent.update)(state, five_steps(), jax.random.key(seed), jnp.uint32(0))

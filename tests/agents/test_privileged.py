@@ -1,5 +1,6 @@
 """Asymmetric actor-critics: critics see all of an observation, and what chooses actions sees no privileged state."""
 
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -53,8 +54,10 @@ def test_only_the_critics_of_replay_see_the_privileged_state(name: str, spec: An
     slope = jax.jit(jax.grad(judged))(at)
     assert np.abs(slope).min() > 0
     for mode in ("explore", "exploit"):
-        assert not np.any(jax.jacobian(chosen)(at, mode))
-        np.testing.assert_array_equal(chosen(at, mode), chosen(-at, mode))
+        choose = partial(chosen, mode=mode)
+        slope, one, other = jax.jit(lambda at, f=choose: (jax.jacobian(f)(at), f(at), f(-at)))(at)
+        assert not np.any(slope)
+        np.testing.assert_array_equal(one, other)
 
 
 class Peeping(nn.Module):
@@ -120,18 +123,23 @@ def test_a_value_without_the_core_has_a_torso_of_its_own_and_no_memory(privilege
     def outputs(memory: Any) -> Any:
         return agent.apply["params"](state.params, RecurrentObs(obs, memory))[:2]
 
-    memories = jax.tree.map(lambda x: jnp.full((ROWS, *x.shape), 0.3), agent.memory)
-    of_policy, of_value = jax.jacobian(outputs)(memories)
+    memories = jax.tree.map(lambda x: np.full((ROWS, *x.shape), 0.3, np.float32), agent.memory)
+    of_policy, of_value = jax.jit(jax.jacobian(outputs))(memories)
     assert all(np.any(x) for x in jax.tree.leaves(of_policy))
     assert not any(np.any(x) for x in jax.tree.leaves(of_value))
     # In sequences, values are those of the single observations; the torso of the policy has no part in them.
     items = transitions(agent, spec, state, 3, ROWS)
-    prepared = lambda params: agent.prepare(state._replace(params=params), Rollout(items, jnp.zeros((3, ROWS), bool)))
-    flat = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(3 * ROWS, *x.shape[2:]), items.obs.obs)
-    none = jax.tree.map(lambda x: jnp.zeros((3 * ROWS, *x.shape)), agent.memory)
-    alone = agent.apply["params"](state.params, RecurrentObs(flat, none))[1]
-    np.testing.assert_allclose(prepared(state.params).value.ravel(), alone, atol=1e-6)
-    slopes = jax.grad(lambda params: prepared(params).value.sum())(state.params)["params"]
+    flat = jax.tree.map(lambda x: np.moveaxis(x, 0, 1).reshape(3 * ROWS, *x.shape[2:]), items.obs.obs)
+    none = jax.tree.map(lambda x: np.zeros((3 * ROWS, *x.shape), np.float32), agent.memory)
+
+    def values(params: Any) -> Any:
+        rollout = Rollout(items, jnp.zeros((3, ROWS), bool))
+        value = agent.prepare(state._replace(params=params), rollout).value
+        return value.sum(), (value.ravel(), agent.apply["params"](params, RecurrentObs(flat, none))[1])
+
+    slopes, (in_sequences, alone) = jax.jit(jax.grad(values, has_aux=True))(state.params)
+    np.testing.assert_allclose(in_sequences, alone, atol=1e-6)
+    slopes = slopes["params"]
     moved = {name for name, part in slopes.items() if any(np.any(x) for x in jax.tree.leaves(part))}
     assert moved == {"critic_torso", "value"}
 

@@ -207,8 +207,8 @@ def test_the_burn_in_makes_the_memories_but_takes_no_gradient() -> None:
     made, wanted = updating(agent)(state, batch)[0], updating(without)(state, batch._replace(items=late))[0]
     np.testing.assert_allclose(vector_of(made.critic), vector_of(wanted.critic), rtol=1e-5, atol=1e-7)
     # The policy learns from the new critics, whose burn-in comes to another memory than that of the old ones above.
-    assert float(jnp.abs(vector_of(made.critic) - vector_of(state.critic)).max()) > 1e-3
-    assert float(jnp.abs(vector_of(made.policy) - vector_of(state.policy)).max()) > 1e-4
+    assert float(np.abs(vector_of(made.critic) - vector_of(state.critic)).max()) > 1e-3
+    assert float(np.abs(vector_of(made.policy) - vector_of(state.policy)).max()) > 1e-4
     again = batch.items._replace(reward=batch.items.reward.at[:, :BURN].add(100.0))
     spoilt = updating(agent)(state, batch._replace(items=again))[0]
     np.testing.assert_array_equal(vector_of(spoilt.critic), vector_of(made.critic))
@@ -257,12 +257,8 @@ def test_pieces_and_members_go_where_the_whole_and_each_alone_would() -> None:
     together = jax.jit(jax.vmap(lambda s: agent.update(s, batch, KEY, jnp.uint32(3))[0]))(both)
     for i, member in enumerate((state, other)):
         alone = updating(agent)(member, batch)[0]
-        np.testing.assert_allclose(
-            jax.vmap(vector_of)(together.critic)[i], vector_of(alone.critic), rtol=2e-4, atol=2e-5
-        )
-        np.testing.assert_allclose(
-            jax.vmap(vector_of)(together.policy)[i], vector_of(alone.policy), rtol=2e-4, atol=2e-5
-        )
+        np.testing.assert_allclose(vector_of(one_of(together.critic, i)), vector_of(alone.critic), rtol=2e-4, atol=2e-5)
+        np.testing.assert_allclose(vector_of(one_of(together.policy, i)), vector_of(alone.policy), rtol=2e-4, atol=2e-5)
 
 
 # --- in training -------------------------------------------------------------------------------------------------
@@ -302,9 +298,9 @@ def test_what_replay_holds_is_the_memory_that_acting_had_and_that_critics_would_
         now = anew(items.is_first[:, t + 1], after)
         for made, held in zip(jax.tree.leaves(now), jax.tree.leaves(memory), strict=True):
             np.testing.assert_allclose(made, held[:, t + 1], rtol=1e-5, atol=1e-6)
-    assert all(float(jnp.abs(x).max()) > 0.01 for x in jax.tree.leaves(memory))
+    assert all(float(np.abs(x).max()) > 0.01 for x in jax.tree.leaves(memory))
     first, second = jnp.moveaxis(memory.critic[0], 2, 0)
-    assert float(jnp.abs(first - second).max()) > 0.01
+    assert float(np.abs(first - second).max()) > 0.01
 
 
 @pytest.mark.slow

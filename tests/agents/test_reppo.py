@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_agents import drawn_anew
 from toys_draws import drawn
 
 import jaxrl
@@ -158,10 +159,7 @@ def agent_of(name: str, **settings: Any) -> jaxrl.Agent:
 @functools.cache
 def beginning(name: str, scale: float = 0.4, **settings: Any) -> Any:
     """Return a state whose parameters are all drawn anew."""
-    state = agent_of(name, **settings).init(KEY)
-    rng = np.random.default_rng(5)
-    draw = lambda params: jax.tree.map(lambda x: jnp.asarray(rng.normal(0, scale, x.shape), jnp.float32), params)
-    return state._replace(policy=draw(state.policy), critic=draw(state.critic))
+    return drawn_anew(agent_of(name, **settings), "policy", "critic", scale=scale)
 
 
 NOISE = np.random.default_rng(3).normal(size=(2, T * N, 2)).astype(np.float32)
@@ -180,6 +178,11 @@ def rollout_of(name: str, scale: float = 1.0) -> Rollout:
     arrays = [jnp.asarray(x) if i == 1 else jnp.asarray(x, jnp.float32) for i, x in enumerate(parts)]
     items = Transition(*arrays, jax.tree.map(jnp.asarray, extras), jnp.ones((T, N)))
     return Rollout(items, jnp.asarray(last))
+
+
+def prepared(name: str, state: Any, rollout: Rollout) -> Any:
+    """Return what an update learns from, made in one program."""
+    return jax.jit(agent_of(name).prepare)(state, rollout)
 
 
 def updated(name: str, state: Any, sample: Any, weight: Any = None, **settings: Any) -> tuple[Any, Any, Any]:
@@ -287,7 +290,7 @@ WEIGHT = np.array([1.0, 1.0, 0.0, 1.0, 1.0, 1.0])
 def test_an_update_has_the_losses_of_numpy(name: str) -> None:
     """The policy learns from another state than that of the rollout, so that it is beyond the bound at some rows."""
     state, rollout = beginning(name), rollout_of(name)
-    sample = agent_of(name).prepare(state, rollout)
+    sample = prepared(name, state, rollout)
     moved = shaken(state, 1.0 if name == "discrete" else 0.2)
     after, metrics, errors = updated(name, moved, sample, WEIGHT)
     obs = float64(sample.obs)
@@ -320,7 +323,7 @@ def test_the_temperature_falls_where_there_is_more_entropy_than_wanted_and_rises
     name: str, target: float, change: int
 ) -> None:
     state = beginning(name, target_entropy=target)
-    sample = agent_of(name).prepare(state, rollout_of(name))
+    sample = prepared(name, state, rollout_of(name))
     after = updated(name, state, sample, target_entropy=target)[0].multipliers
     assert np.sign(after.log_temperature - state.multipliers.log_temperature) == change
 
@@ -330,7 +333,7 @@ def test_the_weight_of_the_divergence_rises_beyond_its_bound_and_falls_within(
     name: str, by: float, change: int
 ) -> None:
     state = beginning(name)
-    sample = agent_of(name).prepare(state, rollout_of(name))
+    sample = prepared(name, state, rollout_of(name))
     moved = shaken(state, by)
     after, metrics, _ = updated(name, moved, sample)
     assert (float(metrics["kl"]) > BOUND) == (change > 0)
@@ -339,7 +342,7 @@ def test_the_weight_of_the_divergence_rises_beyond_its_bound_and_falls_within(
 
 def test_far_beyond_the_bound_an_update_takes_the_policy_back_to_that_of_the_rollout(name: str) -> None:
     state = beginning(name)
-    sample = agent_of(name).prepare(state, rollout_of(name))
+    sample = prepared(name, state, rollout_of(name))
     state, metrics, _ = updated(name, shaken(state, 2.0), sample, lr=0.01)
     assert float(updated(name, state, sample, lr=0.01)[1]["kl"]) < float(metrics["kl"])
 
@@ -381,7 +384,7 @@ def test_rewards_of_any_scale_are_learnt_from_alike(name: str) -> None:
 
 def test_how_many_targets_lie_beyond_given_ends_is_measured(name: str) -> None:
     state = beginning(name)
-    sample = agent_of(name).prepare(state, rollout_of(name))
+    sample = prepared(name, state, rollout_of(name))
     sample = sample._replace(target=jnp.array([-5.0, 0.0, 1.0, 7.0, 2.0, 6.0]))
     assert float(updated(name, state, sample)[1]["out_of_support"]) == pytest.approx(2 / 6)
 
@@ -441,7 +444,7 @@ def test_a_term_of_ones_own_moves_its_network_by_its_own_slope(name: str) -> Non
         sum(jnp.sum(x**2) for x in jax.tree.leaves(params)) / 2, sample.weight.shape
     )
     state, terms = beginning(name), {"critic": "extra_loss", "policy": "extra_policy_loss"}
-    sample = agent_of(name).prepare(state, rollout_of(name))
+    sample = prepared(name, state, rollout_of(name))
     for part, term in terms.items():
         plain, mine = (updated(name, state, sample, **given)[0] for given in ({}, {term: half}))
         moved = jax.tree.map(lambda a, b: a - b, getattr(mine, part), getattr(plain, part))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import vector_of
+from toys_agents import drawn_anew, vector_of
 from toys_draws import drawn
 
 from jaxrl.agents import sac
@@ -57,10 +57,7 @@ NOISE = np.random.default_rng(3).normal(size=(2, SIZE, 2)).astype(np.float32)
 @functools.cache
 def beginning(name, **settings):
     """Return a state whose target is not the critic, and whose parameters are all drawn anew."""
-    state = jax.jit(agent_of(name, **settings).init)(KEY)
-    rng = np.random.default_rng(5)
-    draw = lambda params: jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.4, x.shape), jnp.float32), params)
-    return state._replace(policy=draw(state.policy), critic=draw(state.critic), target=draw(state.target))
+    return drawn_anew(agent_of(name, **settings), "policy", "critic", "target")
 
 
 def batch_of(name, seed=0, size=SIZE, weight=None, importance=None):

@@ -10,7 +10,7 @@ import pytest
 from toys_agents import vector_of
 from toys_closed_form import hyperbolic, parabolic
 from toys_envs import counting
-from toys_sequences import BURN, KEY, WIDTH, B, L, T, batch_of, updating, with_last_steps_of_no_weight
+from toys_sequences import BURN, KEY, WIDTH, B, L, T, batch_of, one_of, updating, with_last_steps_of_no_weight
 
 import jaxrl
 from jaxrl.agents import Agent, DQNConfig
@@ -123,8 +123,8 @@ def walked(
             if bool(items.is_first[b, t]):
                 memory = jax.tree.map(lambda x: x[None], blank)
             q, memory = apply(params, RecurrentObs(items.obs.obs[b, t : t + 1], memory))
-            now.append(q[0])
-            then.append(apply(params, RecurrentObs(items.next_obs.obs[b, t : t + 1], memory))[0][0])
+            now.append(np.asarray(q)[0])
+            then.append(np.asarray(apply(params, RecurrentObs(items.next_obs.obs[b, t : t + 1], memory))[0])[0])
         return np.asarray(now), np.asarray(then)
 
     errors, held = np.zeros((B, T)), np.zeros((B, T))
@@ -193,7 +193,7 @@ def test_the_burn_in_makes_the_memory_but_takes_no_gradient() -> None:
     wanted = vector_of(updating(without)(same, batch._replace(items=late))[0].params)
     made = vector_of(updating(agent)(same, batch)[0].params)
     np.testing.assert_allclose(made, wanted, rtol=1e-5, atol=1e-7)
-    assert float(jnp.abs(made - vector_of(same.params)).max()) > 1e-3
+    assert float(np.abs(made - vector_of(same.params)).max()) > 1e-3
     again = batch.items._replace(reward=batch.items.reward.at[:, :BURN].add(100.0))
     np.testing.assert_array_equal(vector_of(updating(agent)(same, batch._replace(items=again))[0].params), made)
 
@@ -239,9 +239,7 @@ def test_pieces_and_members_go_where_the_whole_and_each_alone_would() -> None:
     together = jax.jit(jax.vmap(lambda s: agent.update(s, batch, KEY, jnp.uint32(3))[0]))(both)
     for i, member in enumerate((state, other)):
         alone = updating(agent)(member, batch)[0]
-        np.testing.assert_allclose(
-            jax.vmap(vector_of)(together.params)[i], vector_of(alone.params), rtol=2e-4, atol=2e-5
-        )
+        np.testing.assert_allclose(vector_of(one_of(together.params, i)), vector_of(alone.params), rtol=2e-4, atol=2e-5)
 
 
 # --- in training -------------------------------------------------------------------------------------------------
@@ -279,7 +277,7 @@ def test_what_replay_holds_is_the_memory_that_acting_had() -> None:
         (after,) = act(params, RecurrentObs(items.obs.obs[:, t], (now,)))["memory"]
         now = jnp.where(items.is_first[:, t + 1, None], 0.0, after)
         np.testing.assert_allclose(now, memory[:, t + 1], rtol=1e-5, atol=1e-6)
-    assert float(jnp.abs(memory).max()) > 0.01
+    assert float(np.abs(memory).max()) > 0.01
 
 
 def test_settings_that_cannot_work_are_refused_in_one_line() -> None:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import vector_of
+from toys_agents import drawn_anew, vector_of
 from toys_draws import drawn
 
 from jaxrl.agents import ddpg, td3
@@ -41,10 +41,7 @@ def step_of(name="td3", **settings):
 @functools.cache
 def beginning(name="td3", **settings):
     """Return a state whose targets are not the networks, and whose parameters are all drawn anew."""
-    state = jax.jit(agent_of(name, **settings).init)(KEY)
-    rng, parts = np.random.default_rng(5), ("policy", "critic", "target_policy", "target_critic")
-    draw = lambda params: jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.4, x.shape), jnp.float32), params)
-    return state._replace(**{part: draw(getattr(state, part)) for part in parts})
+    return drawn_anew(agent_of(name, **settings), "policy", "critic", "target_policy", "target_critic")
 
 
 WEIGHT, IMPORTANCE = np.array([1.0, 1.0, 0.0, 1.0, 1.0, 1.0]), np.array([1.0, 0.5, 0.7, 0.2, 1.0, 0.9])

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import CONTINUOUS, DISCRETE, KEY, five_steps, seeing, updated, values_of_constant
+from toys_agents import CONTINUOUS, DISCRETE, KEY, drawn_anew, five_steps, seeing, updated, values_of_constant
 from toys_draws import drawn
 
 import jaxrl
@@ -27,10 +27,7 @@ SMALL: dict[str, Any] = {
 def begun(**settings: Any) -> tuple[Any, Any]:
     """Return an agent, and a state of it whose parameters are all drawn anew."""
     agent = jaxrl.xqc(**{**SMALL, **settings})(CONTINUOUS)
-    state, rng = agent.init(KEY), np.random.default_rng(5)
-    draw = lambda x: jnp.asarray(rng.normal(0.2, 0.5, x.shape), jnp.float32)
-    redrawn = lambda variables: {**variables, "params": jax.tree.map(draw, variables["params"])}
-    return agent, state._replace(**{part: redrawn(getattr(state, part)) for part in ("policy", "critic", "target")})
+    return agent, drawn_anew(agent, "policy", "critic", "target", mean=0.2, scale=0.5)
 
 
 def step(agent: Any, state: Any) -> tuple[Any, Any]:
@@ -92,7 +89,7 @@ def test_the_weights_of_each_output_are_brought_to_length_one_and_nothing_else_i
 def test_every_agent_with_critics_can_have_its_kernels_there_from_the_start(name: str) -> None:
     settings = {"features": (WIDTH,), "critic_features": (WIDTH,), "lr": 0.1, "policy_lr": 0.1, "weight_norm": True}
     agent = getattr(jaxrl, name)(**settings)(CONTINUOUS)
-    state = agent.init(KEY)
+    state = jax.jit(agent.init)(KEY)
     after, _ = once(agent, CONTINUOUS, state)
     parts = [part for part in ("policy", "critic", "value") if part in state._fields and getattr(state, part)]
     assert len(parts) == (3 if name == "iql" else 2)
@@ -105,7 +102,7 @@ def test_every_agent_with_critics_can_have_its_kernels_there_from_the_start(name
 def test_convolutions_of_critics_and_policies_can_have_theirs_there() -> None:
     spec = seeing(jaxrl.Box(0, 255, (10, 10, 2), "uint8"), DISCRETE)
     agent = jaxrl.sac(features=(8,), channels=(3,), weight_norm=True)(spec)
-    state = agent.init(KEY)
+    state = jax.jit(agent.init)(KEY)
     after, _ = once(agent, spec, state)
     for variables in (state.policy, state.critic, after.policy, after.critic):
         np.testing.assert_allclose(lengths(variables), 1.0, rtol=2e-6)
@@ -126,7 +123,7 @@ def test_a_step_ends_where_the_optimizer_s_does_brought_to_length_one() -> None:
 def test_kernels_stay_there_and_targets_are_means_of_them() -> None:
     agent = jaxrl.xqc(features=(WIDTH,), critic_features=(WIDTH, WIDTH), lr=0.1, policy_lr=0.1, tau=0.5)(CONTINUOUS)
     move = lambda state, t: (agent.update(state, five_steps(), jax.random.fold_in(KEY, t), t)[0], ())
-    begin = agent.init(KEY)
+    begin = jax.jit(agent.init)(KEY)
     state, _ = jax.jit(lambda state: jax.lax.scan(move, state, jnp.arange(30, dtype=jnp.uint32)))(begin)
     for variables in (state.policy, state.critic):
         np.testing.assert_allclose(lengths(variables), 1.0, rtol=2e-6)
@@ -212,7 +209,7 @@ def test_targets_of_means_share_a_pass_with_the_steps_as_those_without_a_target_
     settings = {"features": (WIDTH,), "batch_norm": "batch", "optimizer": "sgd", "lr": 0.1}
     by_target = jaxrl.sac(**settings, joint_batch=True)(spec)
     by_pass = jaxrl.sac(**settings, target_network=False)(spec)
-    state = by_target.init(KEY)
+    state = jax.jit(by_target.init)(KEY)
     (one, told), (other, again) = (
         once(agent, spec, begin) for agent, begin in ((by_target, state), (by_pass, state._replace(target=())))
     )

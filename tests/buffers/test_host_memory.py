@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ BUFFERS: dict[str, Any] = {
 }
 
 
+@cache
 def strategy(where: str, kind: str = "uniform", capacity: int = 400) -> jaxrl.Strategy:
     buffer = BUFFERS[kind](capacity, batch_size=16, memory=where)
     stack = jaxrl.frame_stack(2 if kind == "frames" else 1)

@@ -24,15 +24,27 @@ SCANS = ["lru", "s5", "mingru", "minlstm", "gla"]
 
 @functools.cache
 def core_of(name: str, layers: int = 1) -> tuple[Core, Any, Any]:
-    """Return a core, parameters of which none is zero, and the memory that some steps have left."""
+    """Return a core, parameters of which none is zero, drawn by NumPy, and the memory that some steps have left."""
     core = Core(name, WIDTH, layers, WINDOW)
     memory = jax.tree.map(lambda x: np.zeros((B, *x.shape), x.dtype), initial_memory(name, WIDTH, layers, WINDOW))
-    variables = jax.jit(core.init)(KEY, memory, XS[0])
-    variables = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(KEY, x.shape), variables)
-    step = jax.jit(core.apply)
+    rng = np.random.default_rng(3)
+    shapes = jax.eval_shape(core.init, KEY, memory, XS[0])
+    variables = jax.tree.map(lambda x: rng.normal(0, 0.4, x.shape).astype(x.dtype), shapes)
     for x in XS[:6]:
-        memory = step(variables, memory, 0.7 * x)[0]
+        memory = step_of(core)(variables, memory, 0.7 * x)[0]
     return core, variables, memory
+
+
+@functools.cache
+def step_of(core: Core) -> Any:
+    """Return the compiled step, `(variables, memory, x) -> (memory, out)`."""
+    return jax.jit(core.apply)
+
+
+@functools.cache
+def scan_of(core: Core) -> Any:
+    """Return the compiled sequence, `(variables, memory, xs, first) -> (memories, outs)`."""
+    return jax.jit(functools.partial(core.apply, method="sequence"))
 
 
 def forgotten(memory: Any, is_first: Any) -> Any:
@@ -41,8 +53,7 @@ def forgotten(memory: Any, is_first: Any) -> Any:
 
 
 def sequence_of(core: Core, variables: Any, memory: Any, xs: Any = XS, first: Any = FIRST) -> Any:
-    apply = jax.jit(functools.partial(core.apply, method="sequence"))
-    return jax.tree.map(np.asarray, apply(variables, memory, xs, first))
+    return jax.tree.map(np.asarray, scan_of(core)(variables, memory, xs, first))
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -51,9 +62,8 @@ def test_a_sequence_is_its_steps(name: str, layers: int) -> None:
     """With episodes that begin at random places, from a memory that is not empty."""
     core, variables, memory = core_of(name, layers)
     memories, outs = sequence_of(core, variables, memory)
-    step = jax.jit(core.apply)
     for t in range(T):
-        memory, out = step(variables, forgotten(memory, FIRST[t]), XS[t])
+        memory, out = step_of(core)(variables, forgotten(memory, FIRST[t]), XS[t])
         np.testing.assert_allclose(outs[t], out, rtol=1e-4, atol=1e-5)
         if name != "gtrxl":
             jax.tree.map(lambda a, b, t=t: np.testing.assert_allclose(a[t], b, rtol=1e-4, atol=1e-5), memories, memory)
@@ -66,7 +76,7 @@ def test_the_memories_of_gtrxl_lead_on_from_every_step() -> None:
     memories, outs = sequence_of(core, variables, memory)
     for t in range(T - 1):
         now = forgotten(jax.tree.map(lambda x, t=t: x[t], memories), FIRST[t + 1])
-        np.testing.assert_allclose(core.apply(variables, now, XS[t + 1])[1], outs[t + 1], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(step_of(core)(variables, now, XS[t + 1])[1], outs[t + 1], rtol=1e-4, atol=1e-5)
 
 
 # --- against the papers -------------------------------------------------------------------------------------------
@@ -156,8 +166,8 @@ def test_a_new_gate_keeps_for_one_to_a_thousand_steps(name: str) -> None:
     """At inputs of zero, where biases alone count."""
     core = Core(name, 400)
     memory = jax.tree.map(lambda x: np.ones((1, *x.shape), np.float32), initial_memory(name, 400))
-    variables = core.init(KEY, memory, np.zeros((1, F), np.float32))
-    kept = np.asarray(core.apply(variables, memory, np.zeros((1, F), np.float32))[0][0])
+    blank = np.zeros((1, F), np.float32)
+    kept = np.asarray(jax.jit(lambda key: core.apply(core.init(key, memory, blank), memory, blank)[0][0])(KEY))
     kept = kept[..., 0] if name == "gla" else kept
     # A gate of bias `-u` keeps `sigmoid(u)`; of minlstm, whose other gate has no bias, `f / i` is `(1 + exp(u)) / 2`.
     odds = kept / (1 - kept)
@@ -169,7 +179,7 @@ def test_a_new_gate_keeps_for_one_to_a_thousand_steps(name: str) -> None:
 def test_lru_begins_as_the_paper_has_it_for_long_sequences() -> None:
     core = Core("lru", 400)
     memory = jax.tree.map(lambda x: np.zeros((1, *x.shape), np.float32), initial_memory("lru", 400))
-    p = core.init(KEY, memory, np.zeros((1, F), np.float32))["params"]["cells_0"]
+    p = jax.jit(core.init)(KEY, memory, np.zeros((1, F), np.float32))["params"]["cells_0"]
     modulus, phase = np.exp(-np.exp(p["nu"])), np.exp(p["theta"])
     assert 0.9 <= modulus.min() < 0.91
     assert 0.99 < modulus.max() <= 0.9991
@@ -232,7 +242,7 @@ def test_a_core_of_ones_own_is_taken_by_name() -> None:
     register_core("counter", Counter)
     core = Core("counter", 2)
     blank = jax.tree.map(lambda x: np.zeros(B, np.float32), initial_memory("counter", 2))
-    outs = np.asarray(core.apply({}, blank, XS, FIRST, method="sequence")[1])[..., 0]
+    outs = sequence_of(core, {}, blank)[1][..., 0]
     since = 0.0
     for t in range(T):
         since = np.where(FIRST[t], 0.0, since)
@@ -241,15 +251,17 @@ def test_a_core_of_ones_own_is_taken_by_name() -> None:
     with pytest.raises(SettingsError, match="there is a core 'counter' already"):
         register_core("counter", Counter)
     env = jaxrl.make_env("memory:Recall", length=2)
-    strategy = jaxrl.on_policy(env, jaxrl.ppo(core="counter", features=(4,)), num_envs=4, rollout=8)
-    assert jaxrl.Trainer(strategy, max_opts=16, eval_episodes=2, quiet=True).train().summary["opt_steps"] == 16
+    agent = jaxrl.ppo(core="counter", features=(4,))
+    strategy = jaxrl.on_policy(env, agent, num_envs=4, rollout=4, epochs=1, minibatches=1)
+    assert jaxrl.Trainer(strategy, max_opts=2, eval_episodes=2, quiet=True).train().summary["opt_steps"] == 2
 
 
 def test_a_cell_of_flax_is_a_core() -> None:
     """An Elman cell, `tanh(W x + U h)`, beside the same in NumPy."""
     cell = FlaxCell(nn.SimpleCell(WIDTH))
-    variables = cell.init(KEY, jnp.zeros((B, WIDTH)), XS[0])
-    outs = np.asarray(cell.apply(variables, jnp.zeros((B, WIDTH)), XS, FIRST, method="sequence")[1])
+    blank = np.zeros((B, WIDTH), np.float32)
+    variables = jax.jit(cell.init)(KEY, blank, XS[0])
+    outs = sequence_of(cell, variables, blank)[1]
     p, h = variables["params"]["cell"], np.zeros((B, WIDTH))
     for t in range(T):
         h = np.tanh(dense(XS[t], p["i"]) + dense(np.where(FIRST[t][:, None], 0.0, h), p["h"]))
@@ -265,22 +277,33 @@ def test_a_cell_of_nnx_is_a_core(kind: str) -> None:
     register_core(kind, lambda features: NNXCell(features, make))
     memory = jax.tree.map(lambda x: np.zeros((B, *x.shape), x.dtype), initial_memory(kind, WIDTH))
     core = Core(kind, WIDTH)
-    variables = core.init(KEY, memory, XS[0])
-    outs = np.asarray(core.apply(variables, memory, XS, FIRST, method="sequence")[1])
-    module = make(nnx.Rngs(0))
+    variables = jax.jit(core.init)(KEY, memory, XS[0])
+    outs = sequence_of(core, variables, memory)[1]
     params = variables["params"]["cells_0"]["cell"]
-    for path, leaf in nnx.to_flat_state(nnx.state(module, nnx.Param)):
-        leaf.set_value(params["/".join(path)])
+
+    @jax.jit
+    def step(params: Any, own: Any, x: Any) -> Any:
+        module = make(nnx.Rngs(0))
+        for path, leaf in nnx.to_flat_state(nnx.state(module, nnx.Param)):
+            leaf.set_value(params["/".join(path)])
+        return module(own, x)
+
     (own,) = memory
     for t in range(T):
-        own = jax.tree.map(lambda x, t=t: np.where(FIRST[t][:, None], 0.0, x), own)
-        own, y = module(own, dense(XS[t], variables["params"]["embed"]))
+        own = jax.tree.map(lambda x, t=t: np.where(FIRST[t][:, None], np.float32(0.0), x), own)
+        own, y = step(params, own, dense(XS[t], variables["params"]["embed"]).astype(np.float32))
         np.testing.assert_allclose(outs[t], y, rtol=1e-4, atol=1e-5)
     env = jaxrl.make_env("memory:Recall", length=2)
     strategy = jaxrl.on_policy(
-        env, jaxrl.ppo(core=kind, core_features=WIDTH, core_layers=2, features=(4,)), num_envs=4, rollout=8
+        env,
+        jaxrl.ppo(core=kind, core_features=WIDTH, core_layers=2, features=(4,)),
+        num_envs=4,
+        rollout=4,
+        epochs=1,
+        minibatches=1,
     )
-    assert jaxrl.Trainer(strategy, max_opts=16, eval_episodes=2, quiet=True).train().summary["opt_steps"] == 16
+    result = jaxrl.Trainer(strategy, max_opts=2, eval_interval=0, eval_episodes=0, quiet=True).train()
+    assert result.summary["opt_steps"] == 2
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ IMAGE = Box(0, 255, (5, 5, 2), "uint8")
 def random_like(params: Any) -> Any:
     """Return parameters drawn anew, so that biases and scales matter too."""
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: jnp.asarray(rng.normal(0.2, 0.7, x.shape), jnp.float32), params)
+    return jax.tree.map(lambda x: rng.normal(0.2, 0.7, x.shape).astype(np.float32), params)
 
 
 # --- what they compute --------------------------------------------------------------------------------------------
@@ -68,23 +68,28 @@ def test_networks_of_two_blocks_are_those_worked_by_hand(kind: str, torso: str) 
     network: Any = make(VECTOR, 3, torso=torso, features=(WIDTH, WIDTH))
     rng = np.random.default_rng(1)
     obs, action = rng.uniform(-1, 1, (ROWS, 4)), rng.uniform(-1, 1, (ROWS, 2))
-    args = [jnp.asarray(x, jnp.float32) for x in ([obs] if kind == "policy" else [obs, action])]
-    variables = random_like(jax.jit(network.init)(KEY, *args))
+    args = [x.astype(np.float32) for x in ([obs] if kind == "policy" else [obs, action])]
+    variables = random_like(jax.eval_shape(network.init, KEY, *args))
     name, by_hand = BY_HAND[torso]
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), variables["params"])
     # An action enters before the embedding.
     hidden = by_hand(params[name], np.concatenate(args, axis=1))
-    np.testing.assert_allclose(network.apply(variables, *args), affine(params["Dense_0"], hidden), rtol=1e-4, atol=1e-4)
+    found = jax.jit(network.apply)(variables, *args)
+    np.testing.assert_allclose(found, affine(params["Dense_0"], hidden), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("torso", BY_HAND)
 def test_images_are_flattened(torso: str) -> None:
     options: dict[str, Any] = {"torso": torso, "features": (WIDTH,)}
     network, flat = PolicyNetwork(IMAGE, 2, **options), PolicyNetwork(Box(-1.0, 1.0, (50,)), 2, **options)
-    obs = jnp.asarray(np.random.default_rng(0).integers(0, 256, (ROWS, 5, 5, 2)), jnp.uint8)
-    variables = jax.jit(network.init)(KEY, obs)
-    scaled = obs.reshape(ROWS, -1).astype(jnp.float32) / 255
-    np.testing.assert_array_equal(network.apply(variables, obs), flat.apply(variables, scaled))
+    obs = np.random.default_rng(0).integers(0, 256, (ROWS, 5, 5, 2)).astype(np.uint8)
+    variables = random_like(jax.eval_shape(network.init, KEY, obs))
+
+    @jax.jit
+    def both(variables: Any, obs: Any) -> Any:
+        return network.apply(variables, obs), flat.apply(variables, obs.reshape(ROWS, -1).astype(jnp.float32) / 255)
+
+    np.testing.assert_array_equal(*both(variables, obs))
 
 
 # --- how they begin -----------------------------------------------------------------------------------------------
@@ -100,7 +105,7 @@ def test_the_embedding_begins_as_an_isometry_and_the_blocks_keep_the_size_of_wha
 
 def test_all_matrices_of_bro_begin_orthogonal_with_the_gain_of_a_relu() -> None:
     params = jax.jit(BroNet((16, 16)).init)(KEY, jnp.zeros((1, 16)))["params"]
-    layers = [layer["kernel"] for name, layer in params.items() if name.startswith("Dense")]
+    layers = [np.asarray(layer["kernel"]) for name, layer in params.items() if name.startswith("Dense")]
     assert len(layers) == 5
     for kernel in layers:
         np.testing.assert_allclose(kernel.T @ kernel, 2 * np.eye(16), atol=1e-4)

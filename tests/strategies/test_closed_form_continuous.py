@@ -134,18 +134,33 @@ def learn(variant):
     decaying = {"lr": 1e-2, "policy_lr": 1e-2, "lr_decay": updates, "tau": 0.1, "features": FEATURES}
     settings = {**decaying, "activation": "tanh", **usual, **settings}
     strategy, state = train(three_in_one(), make(**settings), UPDATES, **run)
-    obs, params = jnp.arange(9), strategy.policy.params(state)
-    _, greedy = strategy.policy.act(params, strategy.policy.begin(params, obs))
+    obs = np.arange(9, dtype=np.int32)
     options = {"features": FEATURES, "activation": "tanh", "layer_norm": settings.get("layer_norm", False)}
     outputs = settings.get("quantiles") or settings.get("atoms", 1)
     critic = ensemble(settings.get("num_critics", 1 if name == "ddpg" else 2), Discrete(9), outputs=outputs, **options)
-    values = critic.apply(state.agent.critic, obs, jnp.asarray(BEST, jnp.float32))
+    greedy = greedy_actions(strategy, state, obs)
+    values = np.asarray(jax.jit(critic.apply)(state.agent.critic, obs, BEST.astype(np.float32)))
     if "atoms" in settings:
         support = np.linspace(settings["v_min"], settings["v_max"], outputs)
-        values = np.sum(jax.nn.softmax(values) * support[None, None], axis=-1)
+        values = np.sum(softmax(values) * support[None, None], axis=-1)
     else:
         values = values.mean(-1)
-    return np.asarray(from_box(ACTIONS, greedy)), np.asarray(values)
+    return greedy, values
+
+
+def softmax(x):
+    x = np.exp(x - x.max(axis=-1, keepdims=True))
+    return x / x.sum(axis=-1, keepdims=True)
+
+
+def greedy_actions(strategy, state, obs):
+    """Return the greedy action at each of `obs`, from -1 to 1."""
+
+    @jax.jit
+    def act(params, obs):
+        return from_box(ACTIONS, strategy.policy.act(params, strategy.policy.begin(params, obs))[1])
+
+    return np.asarray(act(strategy.policy.params(state), obs))
 
 
 CASES = ["sac", *(pytest.param(variant, marks=pytest.mark.slow) for variant in ("td3", "ddpg", *RARE))]
@@ -190,13 +205,12 @@ def learn_reppo():
     body = lambda state, key, t: strategy.step(state, key, t)[0]
     begin = jax.jit(strategy.init)(jax.random.key(0))
     state = jax.jit(lambda state: iterate(body, state.key, state, jnp.uint32(0), jnp.uint32(iterations)))(begin)
-    obs, params = jnp.arange(9), strategy.policy.params(state)
-    _, greedy = strategy.policy.act(params, strategy.policy.begin(params, obs))
-    best = jnp.asarray(MIDDLE[None] + REACH[None] * BEST, jnp.float32)
-    values = agent(env.spec).policy_fns.value(state.agent, obs, best)
+    obs = np.arange(9, dtype=np.int32)
+    best = (MIDDLE[None] + REACH[None] * BEST).astype(np.float32)
+    values = jax.jit(agent(env.spec).policy_fns.value)(state.agent, obs, best)
     # In units of a hundredth of the support.
     temperature = math.exp(state.agent.multipliers.log_temperature) * (6.0 + 10.0) / 100
-    return np.asarray(from_box(ACTIONS, greedy)), np.asarray(values), temperature
+    return greedy_actions(strategy, state, obs), np.asarray(values), temperature
 
 
 @pytest.mark.slow
@@ -209,7 +223,7 @@ def test_reppo_learns_the_best_actions_and_their_values_from_its_own_rollouts():
 
 # --- discrete actions ---------------------------------------------------------------------------------------------
 
-TEMPERATURES = jnp.array([1e-4, 0.5])
+TEMPERATURES = np.array([1e-4, 0.5], np.float32)
 LATER = {
     "constant_reward": lambda toy: np.full(1, DISCOUNT / (1 - DISCOUNT)),
     "clock_truncates": lambda toy: np.full(len(toy.obs), DISCOUNT / (1 - DISCOUNT)),
@@ -241,8 +255,9 @@ def test_discrete_actions_have_soft_values_and_are_chosen_by_them(name):
     _, state = train(toy.env, agent, updates, members=TEMPERATURES)
     space = toy.env.spec.observation_space
     critic, policy = ensemble(2, space, outputs=2, features=(16,)), PolicyNetwork(space, 2, features=(16,))
-    q = np.asarray(jax.vmap(lambda flat: critic.apply(flat, toy.obs))(state.agent.critic))
-    p = np.asarray(jax.vmap(lambda flat: jax.nn.softmax(policy.apply(flat, toy.obs)))(state.agent.policy))
+    told = lambda critics, policies: (critic.apply(critics, toy.obs), policy.apply(policies, toy.obs))
+    q, logits = jax.tree.map(np.asarray, jax.jit(jax.vmap(told))(state.agent.critic, state.agent.policy))
+    p = softmax(logits)
     for member, temperature in enumerate(np.asarray(TEMPERATURES, np.float64)):
         expected = toy.values + temperature * math.log(2) * LATER[name](toy)[:, None]
         np.testing.assert_allclose(q[member], np.broadcast_to(expected[None], q[member].shape), atol=1e-2)

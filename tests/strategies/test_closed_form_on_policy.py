@@ -57,10 +57,14 @@ def learn_state(toy, make, iterations, epochs, minibatches, **settings):
 
 def policy_and_value(toy, make, **settings):
     """Return the probabilities of actions `[K, A]` and the values `[K]` that were learnt."""
-    outputs, value, _ = ActorCritic(toy.env.spec.observation_space, 2, features=FEATURES).apply(
-        learn(toy, make, ent_coef=0.0, **settings), toy.obs
-    )
-    return np.asarray(jax.nn.softmax(outputs)), np.asarray(value)
+    network = ActorCritic(toy.env.spec.observation_space, 2, features=FEATURES)
+    outputs, value, _ = jax.jit(network.apply)(learn(toy, make, ent_coef=0.0, **settings), toy.obs)
+    return softmax(outputs), np.asarray(value)
+
+
+def softmax(x):
+    x = np.exp(x - np.max(x, axis=-1, keepdims=True))
+    return x / x.sum(axis=-1, keepdims=True)
 
 
 @pytest.mark.every_day("clock_truncates-ppo")
@@ -97,7 +101,7 @@ def test_action_values_of_pqn_are_those_of_the_closed_form(name):
     settings = {"iterations": 500, "epochs": 2, "minibatches": 2, "epsilon_start": 1.0, "epsilon_end": 1.0}
     params = learn(toy, pqn, q_lambda=0.65, **settings)
     network = QNetwork(toy.env.spec.observation_space, 2, features=FEATURES, layer_norm=True)
-    np.testing.assert_allclose(network.apply(params, toy.obs), toy.values, atol=1e-2)
+    np.testing.assert_allclose(jax.jit(network.apply)(params, toy.obs), toy.values, atol=1e-2)
 
 
 @pytest.mark.every_day("clock_truncates")
@@ -112,8 +116,9 @@ def test_values_of_reppo_are_those_of_the_closed_form(name):
     settings |= {"v_min": -3.0, "v_max": 7.0, "atoms": 101}
     state = learn_state(toy, reppo, iterations=300, epochs=4, minibatches=2, **settings)
     fns = reppo(features=FEATURES, **settings)(toy.env.spec).policy_fns
-    values = np.asarray(fns.value(state, toy.obs, ()))
-    probability = np.asarray(jax.nn.softmax(fns.distribution(state, toy.obs, jnp.uint32(0)).logits))
+    learnt = lambda state, obs: (fns.value(state, obs, ()), fns.distribution(state, obs, jnp.uint32(0)).logits)
+    values, logits = jax.tree.map(np.asarray, jax.jit(learnt)(state, toy.obs))
+    probability = softmax(logits)
     if name == "action_preference":
         assert np.diag(probability).min() > 0.9
         np.testing.assert_allclose(np.diag(values), 1.0, atol=1e-2)

@@ -93,15 +93,32 @@ KINDS: dict[str, tuple[EnvSpec, dict[str, Any], Any]] = {
 def minibatch(spec: EnvSpec, **settings: Any) -> tuple[Any, Any, Any, Demonstrations]:
     """Return an agent, its state, the steps of a minibatch and demonstrations for them."""
     agent = jaxrl.ppo(**settings, **SMALL)(spec)
-    state = jax.jit(agent.init)(KEY)
-    items = transitions(agent, spec, state, STEPS, ROWS)
-    sample = agent.prepare(state, Rollout(items, jnp.zeros((STEPS, ROWS), bool)))  # type: ignore[misc]
-    other = transitions(agent, spec, state, COUNT)
-    return agent, state, sample, Demonstrations(jax.tree.map(lambda x: x[::-1], other.obs), other.action)
+
+    @jax.jit
+    def draw(key: Any) -> tuple[Any, Any, Any]:
+        state = agent.init(key)
+        items = transitions(agent, spec, state, STEPS, ROWS)
+        return state, agent.prepare(state, Rollout(items, jnp.zeros((STEPS, ROWS), bool))), items  # type: ignore[misc]
+
+    state, sample, items = draw(KEY)
+    rows = lambda tree: jax.tree.map(lambda x: np.array(x).reshape(COUNT, *x.shape[2:]), tree)
+    demos = Demonstrations(jax.tree.map(lambda x: x[::-1], rows(items.obs)), rows(items.action))
+    return agent, state, sample, demos
 
 
-def update(agent: Any, state: Any, sample: Any, opt_step: int = 0) -> tuple[Any, Any]:
-    return agent.update(state, Batch(sample, jnp.arange(COUNT), jnp.ones(COUNT)), KEY, jnp.uint32(opt_step))[:2]
+def updater(agent: Any) -> Any:
+    """Return the compiled update by a minibatch and what is imitated beside it."""
+
+    @jax.jit
+    def update(state: Any, sample: Any, demos: Demonstrations, opt_step: Any) -> tuple[Any, Any]:
+        batch = Batch(agent.fns.imitate(sample, demos), jnp.arange(COUNT), jnp.ones(COUNT))
+        return agent.update(state, batch, KEY, opt_step)[:2]
+
+    return lambda state, sample, demos, opt_step=0: update(state, sample, demos, np.uint32(opt_step))
+
+
+def logits_of(agent: Any, state: Any, obs: Any) -> np.ndarray:
+    return np.asarray(jax.jit(agent.apply["params"])(state.params, obs)[0], np.float64)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,12 +131,11 @@ def test_the_loss_has_the_imitation_of_demonstrations_beside_its_own_terms(kind:
     if kind == "under a mask":
         mask = np.asarray(demos.obs["action_mask"])
         mask = mask | ~mask.any(axis=-1, keepdims=True)
-        demos = demos._replace(action=jnp.asarray(mask.argmax(axis=-1), jnp.int32))
+        demos = demos._replace(action=mask.argmax(axis=-1).astype(np.int32))
     if kind == "squashed":
-        demos = demos._replace(action=demos.action.at[0, 0].set(2.0))
-    _, metrics = update(agent, state, agent.fns.imitate(sample, demos))
-    outputs = np.asarray(agent.apply["params"](state.params, demos.obs)[0], np.float64)
-    wanted = -by_hand(jax.tree.map(np.asarray, demos.action), outputs, mask).mean()
+        demos.action[0, 0] = 2.0
+    _, metrics = updater(agent)(state, sample, demos)
+    wanted = -by_hand(demos.action, logits_of(agent, state, demos.obs), mask).mean()
     np.testing.assert_allclose(metrics["imitation_loss"], wanted, rtol=1e-4)
     own = metrics["policy_loss"] - 0.2 * metrics["entropy"]
     whole = 0.3 * own + 0.4 * metrics["value_loss"] + 0.7 * wanted
@@ -131,14 +147,14 @@ def test_the_gradient_is_that_of_the_log_probability() -> None:
     # `lr * coef * mean(onehot(a) - softmax(logits))`.
     settings: dict[str, Any] = {"optimizer": "sgd", "lr": 0.1, "max_grad_norm": 1e9, "policy_coef": 0.0, "vf_coef": 0.0}
     agent, state, sample, demos = minibatch(DISCRETE, imitation_coef=0.5, **settings)
-    logits = np.asarray(agent.apply["params"](state.params, demos.obs)[0], np.float64)
-    push = np.eye(4)[np.asarray(demos.action)] - np.exp(log_softmax(logits))
-    after, metrics = update(agent, state, agent.fns.imitate(sample, demos))
+    push = np.eye(4)[demos.action] - np.exp(log_softmax(logits_of(agent, state, demos.obs)))
+    update = updater(agent)
+    after, metrics = update(state, sample, demos)
     moved = jax.tree.map(lambda a, b: np.asarray(b) - np.asarray(a), state.params, after.params)["params"]
     np.testing.assert_allclose(moved["policy"]["bias"], 0.1 * 0.5 * push.mean(axis=0), rtol=1e-4, atol=1e-7)
     assert not any(np.any(x) for x in jax.tree.leaves(moved["critic_torso"]))
     # Steps of weight 0 leave the demonstrations beside them as they are.
-    blank, less = update(agent, state, agent.fns.imitate(sample._replace(weight=0 * sample.weight), demos))
+    blank, less = update(state, sample._replace(weight=np.zeros_like(sample.weight)), demos)
     assert less["imitation_loss"] == metrics["imitation_loss"]
     assert all(map(np.array_equal, jax.tree.leaves(blank.params), jax.tree.leaves(after.params)))
 
@@ -146,9 +162,10 @@ def test_the_gradient_is_that_of_the_log_probability() -> None:
 def test_the_weight_follows_a_schedule_and_may_begin_at_nothing() -> None:
     weights: dict[str, Any] = {"imitation_coef": jaxrl.linear(0.0, 4.0, 4), "vf_coef": 0.5, "ent_coef": 0.0}
     _, agent = build_processor_and_agent(jaxrl.ppo(**weights, **SMALL), jaxrl.one_step(), DISCRETE)
-    plain, _, sample, demos = minibatch(DISCRETE, imitation_coef=1.0, ent_coef=0.0)
+    _, _, sample, demos = minibatch(DISCRETE, imitation_coef=1.0, ent_coef=0.0)
+    state, update = jax.jit(agent.init)(KEY), updater(agent)
     for opt_step in (0, 1, 3):
-        metrics = update(agent, jax.jit(agent.init)(KEY), plain.fns.imitate(sample, demos), opt_step)[1]
+        metrics = update(state, sample, demos, opt_step)[1]
         assert metrics["imitation_coef"] == opt_step
         wanted = metrics["policy_loss"] + 0.5 * metrics["value_loss"] + opt_step * metrics["imitation_loss"]
         np.testing.assert_allclose(metrics["loss"], wanted, rtol=1e-5)
@@ -156,8 +173,8 @@ def test_the_weight_follows_a_schedule_and_may_begin_at_nothing() -> None:
 
 def test_no_policy_moves_while_values_are_learnt_alone() -> None:
     agent, state, sample, demos = minibatch(DISCRETE, imitation_coef=1.0, critic_warmup=3)
-    still = update(agent, state, agent.fns.imitate(sample, demos), 2)[0]
-    moved = update(agent, state, agent.fns.imitate(sample, demos), 3)[0]
+    update = updater(agent)
+    still, moved = (update(state, sample, demos, opt_step)[0] for opt_step in (2, 3))
     actor = lambda state: jax.tree.leaves(state.params["params"]["policy"])
     assert all(map(np.array_equal, actor(still), actor(state)))
     assert not all(map(np.array_equal, actor(moved), actor(state)))
@@ -180,12 +197,12 @@ def test_beside_each_step_stands_a_step_that_was_shown_as_the_policy_sees_it_now
     data, env = locks.shown(LENGTH, 3), locks.lock(LENGTH)
     processor, agent = build_processor_and_agent(jaxrl.ppo(imitation_coef=1.0, **SMALL), normaliser(), env.spec)
     demos: Any = rollout_demos(data, agent, processor, env, processor)
-    walked = jnp.stack([jnp.arange(4.0 * LENGTH).reshape(4, LENGTH) / 8] * 2)
-    blanks = jnp.zeros(4)
-    now, step = processor.init(walked[0]), Step(blanks, (), blanks, blanks > 0, blanks > 0, *walked)
-    now, _ = processor.process(now, step)
+    walked = np.stack([np.arange(4.0 * LENGTH, dtype=np.float32).reshape(4, LENGTH) / 8] * 2)
+    blanks = np.zeros(4, np.float32)
+    step = Step(blanks, (), blanks, blanks > 0, blanks > 0, *walked)
+    now = jax.jit(lambda step: processor.process(processor.init(step.obs), step)[0])(step)
     (moments,) = processor.get_stats(now)[0]
-    blank = jnp.zeros(rows)
+    blank = np.zeros(rows, np.float32)
     sample = Sample(blank, blank, blank, blank, blank, blank, blank)
     drawn, counts = [], np.zeros(LENGTH)
     beside = jax.jit(lambda key: demos.beside(State(held, now), Batch(sample, blank, blank), key).items.demos)
@@ -208,7 +225,7 @@ def test_the_statistics_are_those_after_the_rollout_also_beside_a_teacher(taught
     # All demonstrations are alike, so that it is known which are drawn.
     first = data.where(np.arange(data.rows) % LENGTH == 0)._replace(terminated=np.ones(3, bool))
     old = build_processor_and_agent(jaxrl.ppo(**SMALL), jaxrl.one_step(), env.spec)
-    params = PolicyParams(old[1].strip(jax.jit(old[1].init)(KEY)), ())
+    params = PolicyParams(jax.jit(lambda key: old[1].strip(old[1].init(key)))(KEY), ())
     teacher = GreedyPolicy(make_policy(old[1], old[0], env.spec), params, {}) if taught else None
     agent = jaxrl.ppo(imitation_coef=0.5, teacher_coef=0.5 if taught else 0.0, **SMALL)
     strategy = imitating(first, agent, minibatches=1, processor=normaliser(), teacher=teacher)
@@ -217,7 +234,7 @@ def test_the_statistics_are_those_after_the_rollout_also_beside_a_teacher(taught
     moments = after.processor[0].moments[0]
     seen = (np.eye(LENGTH)[0] - np.asarray(moments.mean)) / np.sqrt(np.asarray(moments.variance) + 1e-8)
     network = build_processor_and_agent(agent, jaxrl.one_step(), env.spec)[1].apply["params"]
-    logits = np.asarray(network(state.agent.params, jnp.asarray(seen[None], jnp.float32))[0])
+    logits = np.asarray(jax.jit(network)(state.agent.params, seen[None].astype(np.float32))[0])
     np.testing.assert_allclose(as_stat(metrics["imitation_loss"]).sum, -log_softmax(logits)[0, 0], rtol=1e-4)
     assert ("teacher_kl" in metrics) == taught
 

@@ -285,7 +285,8 @@ def test_the_buffer_holds_exactly_the_transitions_of_the_true_trajectory(n, opt_
 
 def test_a_full_ring_overwrites_its_oldest_rows_first():
     small, large = (make(agent=coins, capacity=capacity, warmup=8, n=3) for capacity in (10, 200))
-    ring, whole = (runner(s)(jax.jit(s.init)(KEY), 0, 33).buffer.items for s in (small, large))
+    held = (runner(s)(jax.jit(s.init)(KEY), 0, 33).buffer.items for s in (small, large))
+    ring, whole = (jax.tree.map(np.asarray, items) for items in held)
     pushes = 4 + 33
     for slot in range(5):
         newest = max(p for p in range(pushes) if p % 5 == slot)
@@ -310,7 +311,7 @@ def test_episode_metrics_are_those_of_the_true_trajectory():
     for t in range(20):
         state, metrics = step(state, jnp.uint32(t))
         stacked.append({name: metrics[name] for name in metrics if name.startswith(("episode", "termi", "trunc"))})
-    seen = reduce_metrics(jax.tree.map(lambda *xs: jnp.stack(xs), *stacked))
+    seen = reduce_metrics(jax.tree.map(lambda *xs: np.stack(xs), *stacked))
     returns, lengths, ends = [], [], []
     for env in range(3):
         total = length = 0
@@ -335,14 +336,15 @@ def test_episode_metrics_are_those_of_the_true_trajectory():
 @pytest.fixture(scope="module")
 def long_run():
     strategy = make(n=3, num_envs=4, opt_interval=2, capacity=64)
-    state = jax.jit(strategy.init)(KEY)
-    return runner(strategy), state, runner(strategy)(state, 0, 130)
+    init, run = jax.jit(strategy.init), runner(strategy)
+    state = init(KEY)
+    return init, run, state, run(state, jnp.uint32(0), jnp.uint32(130))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 7, 50, 64, 130])
 def test_how_a_run_is_cut_into_calls_does_not_change_a_bit(long_run, chunk):
-    run, state, whole = long_run
+    _, run, state, whole = long_run
     assert not same_bits(state, whole)
     for start in range(0, 130, chunk):
         state = run(state, jnp.uint32(start), jnp.uint32(min(start + chunk, 130)))
@@ -351,14 +353,14 @@ def test_how_a_run_is_cut_into_calls_does_not_change_a_bit(long_run, chunk):
 
 @pytest.mark.slow
 def test_every_length_of_a_call_runs_the_same_program(long_run):
-    run, state, _ = long_run
+    _, run, state, _ = long_run
     for start, stop in ((0, 1), (3, 90), (5, 5)):
         run(state, jnp.uint32(start), jnp.uint32(stop))
     assert run._cache_size() == 1
 
 
 def test_a_call_of_no_iterations_changes_nothing(long_run):
-    run, state, _ = long_run
+    _, run, state, _ = long_run
     for t in (0, 5, 64):
         assert same_bits(run(state, jnp.uint32(t), jnp.uint32(t)), state)
 
@@ -367,7 +369,7 @@ def test_a_call_of_no_iterations_changes_nothing(long_run):
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [1, 7, 50])
 def test_how_much_randomness_is_drawn_at_once_does_not_change_a_bit(long_run, block, monkeypatch):
-    _, state, whole = long_run
+    _, _, state, whole = long_run
     monkeypatch.setattr(ahead, "BLOCK", block)
     strategy = make(n=3, num_envs=4, opt_interval=2, capacity=64)
     assert same_bits(runner(strategy)(state, 0, 130), whole)
@@ -388,8 +390,8 @@ def test_iterate_goes_through_every_iteration_once_and_in_order(start, stop):
 
 
 def test_another_seed_gives_another_run(long_run):
-    _, state, _ = long_run
-    other = jax.jit(make(n=3, num_envs=4, opt_interval=2, capacity=64).init)(jax.random.key(2))
+    init, _, state, _ = long_run
+    other = init(jax.random.key(2))
     assert not same_bits(state.agent.params, other.agent.params)
     assert not same_bits(state.key, other.key)
 
@@ -472,7 +474,7 @@ def test_an_update_that_is_not_finite_leaves_the_agent_bitwise_as_it_was():
         stacked.append(metrics)
         state = new
     assert in_a_row == [0, 0, 1, 2, 3, 0, 0, 0, 0, 1, 0, 0]
-    seen = reduce_metrics(jax.tree.map(lambda *xs: jnp.stack(xs), *stacked))
+    seen = reduce_metrics(jax.tree.map(lambda *xs: np.stack(xs), *stacked))
     assert int(seen["skipped_updates"].count) == 4
     for name in ("loss", "q", "td_error", "grad_norm"):
         good = [float(m[name].sum) for t, m in enumerate(stacked) if t not in POISONS]
@@ -599,8 +601,8 @@ def test_new_settings_give_each_part_of_a_chain_its_own_discount(memory: bool) -
 
     old, new = strategy(0.9, 0.99, 1e-3), strategy(0.8, 0.95, 1e-2)
     state = jax.eval_shape(old.init, jax.random.key(0))
-    state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state._replace(key=()))
-    retuned = new.state_fns.set_hyperparams(state)
+    state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state._replace(key=()))
+    retuned = jax.jit(new.state_fns.set_hyperparams)(state)
     discounts = [
         float(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(retuned.processor)

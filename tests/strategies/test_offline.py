@@ -22,7 +22,7 @@ TABLE = {"features": (), "lr": 0.05}
 
 def softmax_of(state: Any, agent: Any, obs: Any) -> np.ndarray:
     """Return the shares of actions drawn by the policy."""
-    many = jnp.broadcast_to(jnp.asarray(obs)[:1], (20_000, 1))
+    many = np.broadcast_to(np.asarray(obs)[:1], (20_000, 1))
     action, _ = jax.jit(agent.act, static_argnums=4)(state.agent, many, jax.random.key(1), jnp.uint32(0), "explore")
     return np.bincount(np.asarray(action), minlength=3) / 20_000
 
@@ -100,9 +100,10 @@ def test_cloning_of_continuous_actions_comes_to_their_mean_and_deviation() -> No
     data = bandit(drawn, drawn, space)
     state = trained(jaxrl.offline(data, agent, batch_size=64), 1500)
     bound = agent(data.spec)
-    greedy, _ = bound.act(state.agent, data.obs[:1], None, jnp.uint32(0), "exploit")
-    many, _ = bound.act(state.agent, jnp.ones((5_000, 1)), jax.random.key(1), jnp.uint32(0), "explore")
-    np.testing.assert_allclose(greedy[0, 0], drawn.mean(), atol=0.05)
+    act = jax.jit(bound.act, static_argnums=4)
+    greedy, _ = act(state.agent, data.obs[:1], None, jnp.uint32(0), "exploit")
+    many, _ = act(state.agent, np.ones((5_000, 1), np.float32), jax.random.key(1), jnp.uint32(0), "explore")
+    np.testing.assert_allclose(np.asarray(greedy)[0, 0], drawn.mean(), atol=0.05)
     np.testing.assert_allclose(np.std(many), drawn.std(), atol=0.03)
 
 
@@ -121,7 +122,7 @@ def test_the_value_of_iql_is_the_expectile_of_what_was_done_and_its_policy_weigh
     agent = jaxrl.iql(**TABLE, policy_lr=0.02, lr_decay=2000, tau=0.05, expectile=expectile, beta=1.0)
     data = bandit(ACTIONS, REWARD[ACTIONS])
     state = trained(jaxrl.offline(data, agent, batch_size=64), 2000)
-    layer = state.agent.value["params"]["Dense_0"]
+    layer = jax.tree.map(np.asarray, state.agent.value["params"]["Dense_0"])
     value = float((layer["kernel"] + layer["bias"][None])[0, 0])
     np.testing.assert_allclose(value, expectile_by_hand(REWARD, FREQUENCY, expectile), atol=0.05)
     # The weights are exp(q - v), of which v falls out.
@@ -143,7 +144,7 @@ def test_conservative_values_are_where_the_pull_of_the_targets_equals_that_of_th
     data = bandit(ACTIONS, REWARD[ACTIONS])
     state = trained(jaxrl.offline(data, agent, batch_size=64), 2000)
     (layer,) = state.agent.params["params"].values()
-    q = np.asarray(layer["kernel"] + layer["bias"][None])[0]
+    q = (np.asarray(layer["kernel"]) + np.asarray(layer["bias"])[None])[0]
     share = np.exp(q) / np.exp(q).sum()
     np.testing.assert_allclose(c * (share - FREQUENCY), FREQUENCY * (REWARD - q), atol=0.02)
     assert np.abs(q - REWARD).max() > 0.2
@@ -160,7 +161,8 @@ def test_what_was_cut_is_worth_what_follows_and_what_terminated_is_not(make: Any
     agent = make(features=(), lr=0.05, lr_decay=800, tau=0.1)
     state = trained(jaxrl.offline(data, agent, batch_size=8, processor=jaxrl.one_step(0.5)), 800)
     (layer,) = state.agent.critic["params"].values()
-    q = layer["bias"][:, 0, None] + layer["kernel"][:, 0] * jnp.array([[1.0, -1.0]])
+    kernel, bias = np.asarray(layer["kernel"]), np.asarray(layer["bias"])
+    q = bias[:, 0, None] + kernel[:, 0] * np.array([[1.0, -1.0]])
     np.testing.assert_allclose(q, [[2.0, 1.0]] * 2, atol=0.03)
 
 
@@ -184,11 +186,11 @@ def test_the_distance_from_the_next_action_is_taken_off_the_value_there_unless_a
         target_noise=0.0, critic_bc_coef=0.75,
     )  # fmt: skip
     state = trained(jaxrl.offline(data, agent, batch_size=4, processor=jaxrl.one_step(0.5)), 800)
-    greedy, _ = agent(spec).act(state.agent, next_obs, None, jnp.uint32(0), "exploit")
+    greedy, _ = jax.jit(lambda state: agent(spec).act(state, next_obs, None, jnp.uint32(0), "exploit"))(state.agent)
     cut, ended = 0.75 * np.square(np.asarray(greedy)[[0, 2], 0] - [0.8, 0.6])
     wanted = [1 + 0.5 * (2 - cut), 2, 1 + 0.5 * (1 - ended), 1]
     (layer,) = state.agent.critic["params"].values()
-    np.testing.assert_allclose(layer["kernel"][:, :, 0], [wanted] * 2, atol=0.02)
+    np.testing.assert_allclose(np.asarray(layer["kernel"])[:, :, 0], [wanted] * 2, atol=0.02)
     assert min(cut, ended) > 0.1
 
 
@@ -202,7 +204,8 @@ def test_without_an_environment_the_policy_is_judged_by_its_distance_from_episod
     params = strategy.policy.params(state)
     returns, lengths, finished = strategy.evaluation.evaluate(params, jax.random.key(0))
     held = data.where(np.isin(data.episode, [1, 3]))
-    action = np.array([strategy.policy.act(params, strategy.policy.begin(params, obs[None]))[1][0] for obs in held.obs])
+    act = jax.jit(lambda params, obs: strategy.policy.act(params, strategy.policy.begin(params, obs))[1])
+    action = np.concatenate([act(params, obs[None]) for obs in held.obs])
     wrong = (action != held.action).astype(float)
     np.testing.assert_allclose(returns, [-wrong[:3].mean(), -wrong[3:].mean()], atol=1e-6)
     assert (list(lengths), list(finished)) == ([3, 2], [True, True])
@@ -350,7 +353,8 @@ def test_the_order_of_an_epoch_is_of_the_seed_and_the_epoch() -> None:
 
 def test_rows_tell_the_epochs_passed_and_a_note_how_long_one_is() -> None:
     strategy = jaxrl.offline(DATA, counting(DATA), batch_size=8, updates=5, replacement=False)
-    _, metrics = strategy.step(strategy.init(jax.random.key(0)), jax.random.key(1), jnp.uint32(2))
+    step = jax.jit(lambda key: strategy.step(strategy.init(key), key, jnp.uint32(2)))
+    _, metrics = step(jax.random.key(0))
     assert float(metrics["epochs"]) == 15 * 8 / 20
     assert "each of 20 transitions is learnt from once, is 2.5 updates" in strategy.info.notes[-1]
 
@@ -365,7 +369,8 @@ def test_one_update_from_all_data_is_the_gradient_of_their_mean() -> None:
     """A table of one observation: the slope of the mean log-likelihood is the shares less the probabilities."""
     data = bandit([0, 0, 0, 1, 1, 2], [0.0] * 6)
     strategy = jaxrl.offline(data, jaxrl.bc(features=(), optimizer="sgd", lr=0.5), batch_size=0)
-    before, after = (trained(strategy, steps).agent.policy["params"] for steps in (0, 1))
+    states = (trained(strategy, steps).agent.policy["params"] for steps in (0, 1))
+    before, after = (jax.tree.map(np.asarray, params) for params in states)
     (bias,) = [leaf for leaf in jax.tree.leaves(jax.tree.map(lambda a, b: a - b, after, before)) if leaf.ndim == 1]
     logits = [x.sum(axis=0) if x.ndim == 2 else x for x in jax.tree.leaves(before)]
     odds = np.asarray(jax.nn.softmax(sum(logits)))

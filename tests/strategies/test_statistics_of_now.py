@@ -153,11 +153,17 @@ def test_a_memory_beside_the_observation_stays_as_it_is() -> None:
     processor = carry_memory(chain(normalise_obs(), one_step()).for_replay, jnp.zeros(2))
     assert processor.apply is not None
     first = np.random.default_rng(0).normal(5.0, 3.0, (50, 1)).astype(np.float32)
-    state = processor.init(jnp.asarray(first))
-    state = processor.process(state, dummy_step(first, jnp.zeros(50), {"memory": jnp.ones((50, 2))}))[0]
+    blank = np.zeros((3, 4), np.float32)
     sequence = np.random.default_rng(1).normal(5.0, 3.0, (3, 4, 1)).astype(np.float32)
     seen = RecurrentObs(sequence, np.full((3, 4, 2), 7.0, np.float32))
-    out = processor.apply(state, Transition(seen, (), jnp.zeros((3, 4)), jnp.zeros((3, 4)), seen))
+
+    @jax.jit
+    def scaled(first: Any, seen: Any) -> Any:
+        step = dummy_step(first, jnp.zeros(50), {"memory": jnp.ones((50, 2))})
+        state, *_ = processor.process(processor.init(first), step)
+        return processor.apply(state, Transition(seen, (), blank, blank, seen))
+
+    out = scaled(first, seen)
     np.testing.assert_allclose(out.obs.obs, (sequence - first.mean()) / first.std(), rtol=1e-4)
     np.testing.assert_array_equal(out.next_obs.memory, seen.memory)
 

@@ -51,9 +51,8 @@ def in_a_loss():
 
 
 def drawn(shape, outputs):
-    keys = jax.random.split(jax.random.key(0), 3)
-    x, kernel = jax.random.normal(keys[0], shape), jax.random.normal(keys[1], (shape[-1], outputs))
-    return x, kernel, jax.random.normal(keys[2], (*shape[:-1], outputs))
+    normal = np.random.default_rng(0).standard_normal
+    return [normal(sizes, np.float32) for sizes in (shape, (shape[-1], outputs), (*shape[:-1], outputs))]
 
 
 def by_hand(x, kernel, slope):
@@ -83,21 +82,21 @@ def test_a_product_and_its_gradients(shape, outputs):
 @pytest.mark.parametrize("name", ["tiny", "few outputs", "few inputs", "large", "in pieces"])
 def test_products_of_several_networks_or_batches_are_those_of_each(name, axes):
     x, kernel, slope = drawn(*SHAPES[name])
-    several = [jnp.stack([part, 2 * part, -part]) for part in (kernel, x)]
+    several = [np.stack([part, 2 * part, -part]) for part in (kernel, x)]
     given = [many if axis == 0 else one for many, one, axis in zip(several, (kernel, x), axes, strict=True)]
     gradient = jax.grad(lambda kernel, x: (multiply(x, kernel) * slope).sum(), argnums=(0, 1))
-    together = jax.jit(jax.vmap(gradient, in_axes=axes))(*given)
+    together, one = jax.jit(jax.vmap(gradient, in_axes=axes))(*given), jax.jit(gradient)
     for i in range(3):
         alone = [part[i] if axis == 0 else part for part, axis in zip(given, axes, strict=True)]
-        for found, expected in zip(together, jax.jit(gradient)(*alone), strict=True):
-            np.testing.assert_allclose(found[i], expected, rtol=1e-4, atol=1e-4)
+        for found, expected in zip(together, one(*alone), strict=True):
+            np.testing.assert_allclose(np.asarray(found)[i], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["tiny", "few outputs", "few inputs", "large", "in pieces"])
 def test_gradients_have_gradients(name):
     """Of `sum(y^2)`, `y = x k`, half the gradient by `k` is `x' x k`, and that of its square `2 x' x (x' x k)`."""
     x, kernel, _ = drawn(*SHAPES[name])
-    x = x / np.sqrt(x.shape[0])
+    x = x / np.float32(np.sqrt(x.shape[0]))
     slope = lambda kernel: jax.grad(lambda kernel: (multiply(x, kernel) ** 2).sum())(kernel) / 2
     found = jax.jit(jax.grad(lambda kernel: (slope(kernel) ** 2).sum()))(kernel)
     square = np.asarray(x, np.float64).T @ np.asarray(x, np.float64)
@@ -112,7 +111,7 @@ def test_gradients_have_gradients(name):
 def test_gradients_have_the_dtypes_of_their_factors():
     x, kernel, _ = drawn((6, 40), 3)
     by_x, by_kernel = jax.grad(lambda x, kernel: multiply(x, kernel).sum(), argnums=(0, 1))(
-        x.astype("bfloat16"), kernel
+        x.astype(jnp.bfloat16), kernel
     )
     assert (by_x.dtype, by_kernel.dtype) == (jnp.bfloat16, jnp.float32)
 
@@ -152,9 +151,11 @@ def test_a_tiny_product_calls_no_library():
 @pytest.mark.parametrize("name", ["tiny", "few outputs", "square"])
 def test_a_layer_adds_its_bias(name):
     x, kernel, _ = drawn(*SHAPES[name])
-    bias = jnp.arange(float(kernel.shape[1]))
+    bias = np.arange(kernel.shape[1], dtype=np.float32)
     params = {"params": {"kernel": kernel, "bias": bias}}
-    np.testing.assert_allclose(dense(kernel.shape[1]).apply(params, x), x @ kernel + bias[None], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        jax.jit(dense(kernel.shape[1]).apply)(params, x), x @ kernel + bias[None], rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,13 +163,21 @@ def test_a_layer_adds_its_bias(name):
     [(3, 3, 1, "VALID"), (2, 4, 1, "VALID"), (1, 1, 1, "VALID"), (3, 3, 2, "VALID"), (3, 3, 1, "SAME")],
 )
 def test_a_convolution_and_its_gradients_are_those_of_jax(height, width, stride, padding):
-    keys = jax.random.split(jax.random.key(0), 3)
-    x, kernel = jax.random.normal(keys[0], (5, 9, 7, 4)), jax.random.normal(keys[1], (height, width, 4, 6))
+    normal = np.random.default_rng(0).standard_normal
+    x, kernel = normal((5, 9, 7, 4), np.float32), normal((height, width, 4, 6), np.float32)
     options = {"window_strides": (stride, stride), "padding": padding, "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
-    ours, back = jax.vjp(lambda x, kernel: convolve(x, kernel, **options), x, kernel)
-    theirs, back_theirs = jax.vjp(lambda x, kernel: jax.lax.conv_general_dilated(x, kernel, **options), x, kernel)
-    slope = jax.random.normal(keys[2], ours.shape)
-    for a, b in zip((ours, *back(slope)), (theirs, *back_theirs(slope)), strict=True):
+    theirs = lambda x, kernel: jax.lax.conv_general_dilated(x, kernel, **options)
+    slope = normal(jax.eval_shape(theirs, x, kernel).shape, np.float32)
+
+    @jax.jit
+    def both(x, kernel, slope):
+        found = []
+        for product in (lambda x, kernel: convolve(x, kernel, **options), theirs):
+            y, back = jax.vjp(product, x, kernel)
+            found.append((y, *back(slope)))
+        return found
+
+    for a, b in zip(*both(x, kernel, slope), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
@@ -181,7 +190,7 @@ def test_on_cuda_a_product_by_a_narrow_matrix_is_a_sum(inputs, outputs):
         return y, *back(slope)
 
     with forms("cuda"):
-        made = ours(x, kernel, slope)
+        made = jax.jit(lambda *args: ours(*args))(x, kernel, slope)
         text = str(jax.make_jaxpr(multiply)(x, kernel))
     for one, other in zip(made, by_hand(x, kernel, slope), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
