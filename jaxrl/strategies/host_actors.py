@@ -230,7 +230,9 @@ def _check_resets(resets: str, stateful: bool) -> str:
     if not stateful:
         return resets
     if resets not in ("auto", "fresh"):
-        raise SettingsError(f"resets is {resets!r}; environments that are not written in JAX reset only what ended: leave resets out")
+        raise SettingsError(
+            f"resets is {resets!r}; environments that are not written in JAX reset only what ended: leave resets out"
+        )
     return "fresh"
 
 

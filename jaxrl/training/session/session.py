@@ -666,7 +666,8 @@ def assemble(
         raise SettingsError(f"a session learns from its own steps, and {known.name} from data; use {able}")
     if known.fns.imitate is not None and (known.info.settings or {}).get("imitation_coef"):
         raise SettingsError(
-            "agent.imitation_coef is set, but a session has no demonstrations; set it to 0, or use on_policy(..., demos=...)"
+            "agent.imitation_coef is set, but a session has no demonstrations; set it to 0, or use on_policy(..., "
+            "demos=...)"
         )
     if known.prepare is not None:
         require_default(config, OF_REPLAY, f"{known.name} learns from rollouts, and keeps no replay")

@@ -40,6 +40,8 @@ MEMBER_LINE = re.compile(rb'\{"member": (0|[1-9]\d{0,8}), ')
 """The beginning of a line in a population's file that is about a member."""
 MAX_MEMBERS = 10**9
 """Numbers of members are below this."""
+MAX_DEPTH = 100
+"""Levels of nesting in a YAML file, at most."""
 LARGEST_TEXT = 1 << 26
 """Maximum bytes of a settings file, of metadata or of a manifest."""
 
@@ -446,18 +448,11 @@ def by_member(lines: Iterable[bytes]) -> dict[int, bytes]:
     return {number: b"".join(own) for number, own in found.items()}
 
 
-class _Loader(yaml.SafeLoader):
-    """Loader for plain values only.
+_Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, where PyYAML was built with libyaml
 
-    Duplicate keys are errors, of which YAML would take the last; so are aliases, a few of which can expand without
-    bound.
-    """
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
-            raise yaml.YAMLError(f"line {event.start_mark.line + 1} has the alias *{event.anchor}; write the value out")
-        return super().compose_node(parent, index)
+class _Loader(_Parser):
+    """Loader for plain values only; duplicate keys are errors, of which YAML would take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
@@ -467,10 +462,25 @@ class _Loader(yaml.SafeLoader):
         return found
 
 
+def _check_events(text: str) -> None:
+    """Raise `yaml.YAMLError` for what can take any amount of memory or stack: aliases, and deep nesting."""
+    depth = 0
+    events: Iterator[Any] = yaml.parse(text, _Parser)
+    for event in events:
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError(f"line {line} has the alias *{event.anchor}; write the value out")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise yaml.YAMLError(f"line {line} is nested more than {MAX_DEPTH} levels deep")
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping of plain values without aliases; raise `SettingsError`, naming the file, if it is not one."""
     try:
-        value = yaml.load(read_text(path), _Loader)  # safe: plain values only
+        text = read_text(path)
+        _check_events(text)
+        value = yaml.load(text, _Loader)  # safe: plain values only
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"cannot read {path}: {reason_of_path(error)}") from error
     if not isinstance(value, dict):
