@@ -187,7 +187,7 @@ def seen_by_one(steps: int) -> np.ndarray:
 
 @pytest.mark.every_day("2-2-6-3")
 @pytest.mark.parametrize(("actors", "lag", "sync", "n"), [(1, 2, 6, 1), (2, 1, 1, 1), (2, 2, 6, 3)])
-def test_statistics_are_of_all_that_was_taken_up_and_each_observation_is_scaled_by_those_before_it(
+def test_statistics_are_of_all_that_was_taken_up_and_replay_keeps_what_environments_gave(
     actors: int, lag: int, sync: int, n: int
 ):
     """All environments show the same, so that the mean and deviation of all are those of one.
@@ -207,10 +207,7 @@ def test_statistics_are_of_all_that_was_taken_up_and_each_observation_is_scaled_
     if actors > 1:
         return
     kept = np.asarray(jax.tree.map(np.asarray, state.buffer.items.obs))[: steps * envs].reshape(-1, 2)
-    means = np.array([seen[: i + 1].mean(0) for i in range(steps)])
-    deviations = np.array([np.sqrt(seen[: i + 1].var(0) + 1e-8) for i in range(steps)])
-    expected = np.clip((seen[:-1] - means) / deviations, -10, 10)
-    np.testing.assert_allclose(kept, np.repeat(expected, envs, axis=0), rtol=1e-3, atol=1e-3)
+    np.testing.assert_array_equal(kept, np.repeat(seen[:-1], envs, axis=0))
 
 
 @pytest.mark.slow
