@@ -74,7 +74,9 @@ def learn(length: int, seed: int, demos: jaxrl.Dataset | None) -> Row:
 def main() -> None:
     """Parse, train, print, write."""
     parser = argparse.ArgumentParser("python -m benchmarks.demos", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--lengths", nargs="+", type=int, default=[6, 8, 10], help="turns of the locks")
+    parser.add_argument(
+        "--lengths", nargs="+", type=int, default=[8, 14, 20], help="turns of locks (default: 8, 14, 20)"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4], help="seeds (default: 0 to 4)")
     parser.add_argument("--json", type=Path, help="file to write")
     options = parser.parse_args()
