@@ -66,7 +66,7 @@ def _updating(update: Any) -> Any:
 
 
 def one_of(params: Any, k: int) -> Any:
-    return jax.tree.map(lambda x: np.asarray(x)[k], params)
+    return jax.tree.map(lambda x: x[k], params)
 
 
 class Walk:

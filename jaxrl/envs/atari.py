@@ -94,39 +94,34 @@ def make_game(
     # The preprocessing skips frames, because it takes the maximum over the last two.
     game = gymnasium.make(id_, **played, frameskip=1, render_mode=render_mode)
     seen = gymnasium.wrappers.AtariPreprocessing(game, **shaped, grayscale_newaxis=True)
-    return Lives(seen) if lives else seen
+    return _with_lives(seen) if lives else seen
 
 
-class Lives:
-    """A game with one episode per life (Mnih et al. 2015, https://www.nature.com/articles/nature14236, methods).
+def _with_lives(game: Any) -> Any:
+    """Return a preprocessed game with one episode per life (Mnih et al. 2015, https://www.nature.com/articles/nature14236).
 
-    A lost life terminates. The next episode continues from there; only a game that is over is reset.
+    A lost life terminates. The next episode continues from there; only a game that is over, or a seed, resets it.
     """
+    gymnasium = require_extra("gymnasium", PURPOSE)
 
-    def __init__(self, game: Any) -> None:
-        """Wrap a preprocessed game of Gymnasium."""
-        self._game = game
-        self._lives, self._over, self._return = 0, True, 0.0
-        self._last: tuple[Any, dict[str, Any]] = None, {}
+    class Lives(gymnasium.Wrapper):  # type: ignore[name-defined]
+        lives, over, total = 0, True, 0.0
+        last: tuple[Any, dict[str, Any]] = None, {}
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._game, name)
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+            if self.over or seed is not None:
+                self.last = self.env.reset(seed=seed, options=options)
+                self.over, self.total, self.lives = False, 0.0, self.last[1]["lives"]
+            return self.last
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Start the next life or, if the game is over or a seed is given, the next game."""
-        if self._over or seed is not None:
-            self._last = self._game.reset(seed=seed, options=options)
-            self._over, self._return = False, 0.0
-            self._lives = self._last[1]["lives"]
-        return self._last
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            # The first observation of the next life, if this step loses one.
+            self.last = obs, info
+            self.over, self.total = terminated or truncated, self.total + float(reward)
+            if self.over:
+                info = {**info, "game_return": self.total}
+            lost, self.lives = info["lives"] < self.lives, info["lives"]
+            return obs, float(reward), terminated or (lost and not truncated), truncated, info
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step the game; a lost life terminates. At the end of a game, `info` has `game_return`."""
-        obs, reward, terminated, truncated, info = self._game.step(action)
-        # The first observation of the next life, if this step loses one.
-        self._last = obs, info
-        self._over, self._return = terminated or truncated, self._return + float(reward)
-        if self._over:
-            info = {**info, "game_return": self._return}
-        lost, self._lives = info["lives"] < self._lives, info["lives"]
-        return obs, float(reward), terminated or (lost and not truncated), truncated, info
+    return Lives(game)
