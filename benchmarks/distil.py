@@ -13,16 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 import jaxrl
-from benchmarks import harness, hidden, learning
+from benchmarks import harness, hidden, learning, masks
 from benchmarks.harness import Row
 from jaxrl.cli.algos import build
 from jaxrl.cli.config import parse
 from jaxrl.cli.main import cache_compilations
-from jaxrl.strategies.base import Policy
 from jaxrl.train import trainer_config
 
 SEEN = {"CartPole-v1": (0, 2), "Pendulum-v1": (0, 1)}
@@ -32,7 +28,7 @@ OPTS = 3_200
 
 
 def learn(env: str, seed: int, opts: int) -> Row:
-    """Train a teacher, its student, and the student's agent alone."""
+    """Train a teacher, its student, and the student's agent alone; return what they come to."""
     begun = time.perf_counter()
     config = parse(["ppo", "--env", env, "--seed", str(seed), "--quiet"]).config
     strategy = build("ppo", config)
@@ -41,7 +37,7 @@ def learn(env: str, seed: int, opts: int) -> Row:
         "student": {"teacher_coef": 1.0, "policy_coef": 0.0},
         "alone": {},
     }
-    returns = {"teacher": learning.judged(strategy, result)["best"], "random": of_chance(env)}
+    returns = {"teacher": learning.judged(strategy, result)["best"]}
     for name, settings in made.items():
         agent = jaxrl.ppo(core="gru", lr=1e-3, lr_decay=opts, **settings)
         teacher = result.policy if name == "student" else None
@@ -51,24 +47,6 @@ def learn(env: str, seed: int, opts: int) -> Row:
         trained = jaxrl.Trainer(student, recorders=[], seed=seed, quiet=True, **limits).train()
         returns[name] = learning.judged(student, trained)["last"]
     return {"env": env, "seed": seed, **returns, "env_steps": 128 * opts, "seconds": time.perf_counter() - begun}
-
-
-def of_chance(env: str) -> float:
-    """Return the mean return of random actions."""
-    task = jaxrl.make_env(env)
-    chance = Policy(
-        spec=task.spec,
-        params=lambda state: (),
-        begin=lambda params, obs: obs,
-        act=lambda params, obs: (
-            obs,
-            jnp.zeros((obs.shape[0], *task.spec.action_space.shape), task.spec.action_space.dtype),
-        ),
-        observe=lambda params, obs, step: step.obs,
-    )
-    data = jaxrl.gather(task, chance, (), jax.random.key(learning.FRESH), 100 * (task.spec.time_limit or 1), random=1.0)
-    whole = data.where(data.episode < data.episode[-1])
-    return float(whole.reward.sum()) / float(whole.episode[-1] + 1)
 
 
 def share(row: Row) -> float:
@@ -89,8 +67,9 @@ def main() -> None:
     cache_compilations()
     rows: list[Row] = []
     for env in options.env:
+        of_chance = masks.chance(jaxrl.make_env(env), learning.EPISODES, learning.FRESH).report().returns["mean"]
         for seed in options.seeds:
-            rows.append(row := learn(env, seed, options.opt_steps))
+            rows.append(row := {**learn(env, seed, options.opt_steps), "random": of_chance})
             told = ", ".join(f"{name} {row[name]:.1f}" for name in ("teacher", "student", "alone", "random"))
             print(f"{env}, seed {seed}: {told}; {share(row):.1%} of the way", file=sys.stderr, flush=True)
             if options.json:

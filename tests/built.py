@@ -1,4 +1,4 @@
-"""Front doors called in a test's own process train one strategy for the same settings, which is traced once."""
+"""Front doors called in a test's own process: they trace the same strategy once, and leave the tests' cache alone."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxrl import Strategy, train, verify
+from jaxrl import Strategy, collect, doctor, evaluate, play, publish, train, verify
 
 _BUILT: dict[str, Strategy] = {}
 """Strategies by their settings."""
@@ -31,4 +31,14 @@ def built_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for door in (train, verify):
             patch.setattr(door, "build", built)
+        yield
+
+
+@contextmanager
+def no_cache_of_the_user() -> Iterator[None]:
+    """Keep a front door that is called in this process from turning on the user's own cache, for it and all after."""
+    with pytest.MonkeyPatch.context() as patch:
+        for door in (collect, evaluate, play, publish, train, verify):
+            patch.setattr(door, "cache_compilations", lambda: None)
+        patch.setattr(doctor.door, "without_compilation_cache", lambda: None)  # nor from turning off that of the tests
         yield

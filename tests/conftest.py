@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import jax
 import pytest
-from built import built_once
+from built import built_once, no_cache_of_the_user
 
 from jaxrl.training import program
 from jaxrl.xla import attempts
@@ -53,6 +53,13 @@ def compiled_once(cache: Path) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)  # smaller ones cost more to keep
     # Tests come back to the same strategies more often than users do.
     program._programs = lru_cache(maxsize=64)(program._programs.__wrapped__)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_the_tests() -> Iterator[None]:
+    """Leave the cache as it is, whatever front doors are called in this process."""
+    with no_cache_of_the_user():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import pytest
 from toys_envs import rollout
 
 import jaxrl
@@ -94,12 +93,6 @@ def trains_by_command(name: str, path: Path, *more: str) -> str:
 
 def _ran(door: Callable[[list[str]], int], *args: str) -> str:
     """Go through a front door in this process; return what it prints."""
-    with (
-        jax.numpy_rank_promotion("allow"),
-        contextlib.redirect_stdout(io.StringIO()) as out,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setattr(train, "cache_compilations", lambda: None)  # the tests have their own
-        patch.setattr(evaluate, "cache_compilations", lambda: None)
+    with jax.numpy_rank_promotion("allow"), contextlib.redirect_stdout(io.StringIO()) as out:
         assert door(list(args)) == 0
     return out.getvalue()

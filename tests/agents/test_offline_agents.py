@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import vector_of
+from toys_agents import drawn_anew, vector_of
 from toys_draws import drawn
 
 from jaxrl.agents import awac, bc, cql, cql_dqn, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
@@ -94,9 +94,7 @@ def batch_of(name, seed=0):
 
 def beginning(agent, parts):
     """Return a state whose networks are all drawn anew, the targets others than what they trail."""
-    state, rng = jax.jit(agent.init)(KEY), np.random.default_rng(5)
-    draw = lambda params: jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.4, x.shape), jnp.float32), params)
-    return state._replace(**{part: draw(getattr(state, part)) for part in parts})
+    return drawn_anew(agent, *parts)
 
 
 def layer(flat):

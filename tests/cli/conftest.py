@@ -1,22 +1,9 @@
 """One finished run for all tests of the front doors, and the front doors themselves."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from front_doors import SMALL, Doors, Finished
-
-from jaxrl import collect, doctor, evaluate, play, publish, train
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_cache_in_this_process() -> Iterator[None]:
-    """Keep a front door that is called in this process from turning on the user's own cache, for it and all after."""
-    with pytest.MonkeyPatch.context() as patch:
-        for door in (collect, evaluate, play, publish, train):
-            patch.setattr(door, "cache_compilations", lambda: None)
-        patch.setattr(doctor.door, "without_compilation_cache", lambda: None)  # nor from turning off that of the tests
-        yield
 
 
 @pytest.fixture

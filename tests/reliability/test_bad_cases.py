@@ -55,7 +55,6 @@ def heard() -> Iterator[list[str]]:
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, single_numbers: set[str]) -> Refused:
     """Check that an action is refused in one line that says all of `said`, before anything is compiled or written."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "cache_compilations", lambda: None)
     for module in (loop, program):
         monkeypatch.setattr(module, "compile_all", lambda *args: pytest.fail("it began to compile"))
 

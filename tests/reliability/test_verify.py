@@ -27,17 +27,13 @@ ARGS = (
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("finished") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "cache_compilations", lambda: None)
-        assert train.main([*ARGS, "--run-dir", str(run)]) == 0
+    assert train.main([*ARGS, "--run-dir", str(run)]) == 0
     return run
 
 
 @pytest.fixture
-def run(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(finished: Path, tmp_path: Path) -> Path:
     """A copy: a run may be moved."""
-    monkeypatch.setattr(verify, "cache_compilations", lambda: None)
-    monkeypatch.setattr(train, "cache_compilations", lambda: None)
     return Path(shutil.copytree(finished, tmp_path / "moved"))
 
 

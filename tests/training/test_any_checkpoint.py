@@ -111,9 +111,8 @@ def test_a_damaged_step_is_named_and_the_latest_passes_it_over(unjudged: Any, tm
 
 
 def test_evaluate_takes_a_step_and_says_which_it_took_unasked(
-    unjudged: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    unjudged: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(evaluate, "cache_compilations", lambda: None)
     run = str(unjudged[0])
     assert evaluate.main([run, "--episodes", "2", "--step", "10"]) == 0
     assert capsys.readouterr().err == ""
