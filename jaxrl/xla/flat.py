@@ -104,9 +104,18 @@ def hold(tree: PyTree) -> PyTree:
     On CUDA, only what an optimizer holds for a network, which nothing reads as matrices.
     """
     nodes, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_network)
-    read = [x for path, x in nodes if _is_held(path, x) and not _of_optimizer(path)]
-    vectors = [ravel(x) if _is_held(path, x) else x for path, x in nodes]
-    return jax.tree.unflatten(structure, vectors), [list(filter(_beside, jax.tree.leaves(x))) for x in read]
+    vectors, matrices = [], []
+    for path, x in nodes:
+        is_held = _is_held(path, x)
+        parts = ravel(x) if is_held else x
+        if is_held and not _of_optimizer(path):
+            # The barrier makes the matrices slices of the very numbers that are carried. Otherwise XLA may compute them
+            # again from what the vector was computed from, and round them differently. After the loop a tree is made
+            # from both, so the bits of a run would depend on where its calls end.
+            parts = jax.lax.optimization_barrier(parts)
+            matrices.append(list(filter(_beside, jax.tree.leaves(unravel(parts, x)))))
+        vectors.append(parts)
+    return jax.tree.unflatten(structure, vectors), matrices
 
 
 def release(held: PyTree, like: PyTree) -> PyTree:
