@@ -20,7 +20,7 @@ from jaxrl.training.recorders import Recorder, RunInfo
 from jaxrl.training.recorders.service import summary_of
 from jaxrl.training.storage.group_files import GroupFiles, MemberDir
 from jaxrl.training.storage.log_sums import damage
-from jaxrl.training.storage.run_dir import METRICS
+from jaxrl.training.storage.run_dir import METRICS, read_members
 from jaxrl.training.trainer import Trainer
 
 LENGTH = {"max_opts": 20, "eval_interval": 20, "eval_episodes": 3, "record_interval": 20, "quiet": True}
@@ -97,6 +97,16 @@ def test_logs_are_closed_although_the_file_of_members_cannot_be_written(
 
 
 # --- lines that others have written -------------------------------------------------------------------------------
+
+
+def test_settings_that_python_calls_equal_are_kept_as_each_member_has_them(tmp_path: Path) -> None:
+    files = GroupFiles(tmp_path, None)
+    given: list[Any] = [1, True, 1.0]
+    for number, x in enumerate(given):
+        MemberDir(files, number).write_config({"x": x, "y": 1})
+    files.close()
+    read = [member.settings for member in read_members(tmp_path).values()]
+    assert [(type(one["x"]), one["y"]) for one in read] == [(int, 1), (bool, 1), (float, 1)]
 
 
 def test_a_last_row_without_its_line_break_is_a_row_and_no_damage(tmp_path: Path) -> None:

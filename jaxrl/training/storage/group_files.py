@@ -99,9 +99,11 @@ class GroupFiles:
 
 
 def _common(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the entries that are equal in all members."""
+    """Return the entries that are written alike for all members."""
     first, *others = members
-    return {name: x for name, x in first.items() if all(name in one and one[name] == x for one in others)}
+    # By their text: to Python, `1`, `1.0` and `True` are equal.
+    same = lambda name, text: all(name in one and json.dumps(one[name]) == text for one in others)
+    return {name: x for name, x in first.items() if same(name, json.dumps(x))}
 
 
 def _without(one: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
