@@ -115,7 +115,7 @@ def _results(equation: Equation, given: list[Any], operations: list[Operation]) 
         return bind(equation, *given)
     if (inner := called(equation)) is not None:
         return _walk(inner, given, operations)
-    if (same := _unchanged(equation, given)) is not None:
+    if (same := _unchanged_operand(equation, given)) is not None:
         return [same]
     name, count = f"x{len(operations)}", len(equation.outs)
     outs = (name,) if count == 1 else tuple(f"{name}_{i}" for i in range(count))
@@ -123,7 +123,7 @@ def _results(equation: Equation, given: list[Any], operations: list[Operation]) 
     return outs
 
 
-def _unchanged(equation: Equation, given: Sequence[Any]) -> Any:
+def _unchanged_operand(equation: Equation, given: Sequence[Any]) -> Any:
     """Return the operand that equals the result; `None` if there is something to compute."""
     if equation.name in ("stop_gradient", "copy"):
         return given[0]
