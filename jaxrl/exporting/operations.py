@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl.errors import SettingsError
 from jaxrl.exporting.function import Function
 from jaxrl.xla import forms
-from jaxrl.xla.equations import Code, Equation, bind, called, read
+from jaxrl.xla.equations import Code, Equation, bind, body_of_call, read
 
 
 class Form(NamedTuple):
@@ -113,7 +113,7 @@ def _walk(code: Code, args: Sequence[Any], operations: list[Operation]) -> list[
 def _results(equation: Equation, given: list[Any], operations: list[Operation]) -> Sequence[Any]:
     if not any(isinstance(x, str) for x in given):
         return bind(equation, *given)
-    if (inner := called(equation)) is not None:
+    if (inner := body_of_call(equation)) is not None:
         return _walk(inner, given, operations)
     if (same := _unchanged_operand(equation, given)) is not None:
         return [same]
