@@ -59,7 +59,10 @@ def main(args: Sequence[str]) -> int:
     asked = EvalOptions(options.env, options.env_args, options.episodes, options.seed)
     settings, best = read_settings(run), policy.facts["kept_as"] == "best"
     where = asked.where(settings)
-    again, digest = repeat(settings, policy.facts["opt_steps"], best, _changed(run), asked), state_digest(policy.params)
+    again, digest = (
+        repeat(settings, policy.facts["opt_steps"], best, _may_have_changed(run), asked),
+        state_digest(policy.params),
+    )
     files = {
         "README.md": card(policy, report, versions.get("jaxrl", ""), where, again, bool(film)).encode(),
         RESULTS: results(policy, report, versions, where or training_env(policy), options.seed, digest).encode(),
@@ -73,7 +76,7 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def _changed(run: Path) -> bool:
+def _may_have_changed(run: Path) -> bool:
     """Return whether settings or versions may have changed during the run, according to its newest checkpoint."""
     try:
         return bool(open_store(run, CHECKPOINTS).newest_facts()[1]["ledger"]["changed_at"])
