@@ -18,7 +18,7 @@ from jaxrl.strategies.host_actors import ActorBatch, ActorFns
 from jaxrl.training.actors.distant import DistantPlayer, RemoteContext
 from jaxrl.training.actors.in_processes import Processes
 from jaxrl.training.actors.on_ray import Ray, connect
-from jaxrl.training.actors.players import STREAM, Part, Player, Stopped, hanging, programs, raised
+from jaxrl.training.actors.players import STREAM, Part, Player, Stopped, hanging, programs, to_remote_error
 from jaxrl.training.actors.stats import COUNTED, ActorStats, Block, Published, Scalars, Watch, is_numbers, stack_of
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.trees import PyTree
@@ -115,7 +115,7 @@ class ParameterServer:
         """Report the failure of an actor; the first one counts."""
         with self._changed:
             if not self.closed and self.failure is None:
-                why = raised(error)
+                why = to_remote_error(error)
                 self.failure = f"actor {actor}{why.line}", why.trace
             self._changed.notify_all()
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxrl.strategies.base import EpisodeEnds, Strategy
 from jaxrl.strategies.population import Member, Population
-from jaxrl.training.devices import moved
+from jaxrl.training.devices import move_state
 from jaxrl.training.evaluator import CompiledEvaluator, Evaluation
 from jaxrl.training.mesh import MeshShape
 from jaxrl.training.program import Sums, compile_together
@@ -229,7 +229,7 @@ class Team:
             # Usually the state is in its lane already, from the last call.
             if isinstance(state, Away) and self._away.get(place) is state:
                 continue
-            one = moved(state.whole() if isinstance(state, Away) else state, self.device)
+            one = move_state(state.whole() if isinstance(state, Away) else state, self.device)
             # The first state fills all lanes, so that each holds a valid one.
             if self._states is None:
                 self._states = _repeated(one, self._width)

@@ -25,7 +25,7 @@ from jaxrl.training.closing import leave_population_by_signal, print_table_in_py
 from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
-from jaxrl.training.logbook import flat, named_by
+from jaxrl.training.logbook import algo_and_env, flat
 from jaxrl.training.memory import plan_of_state, require_members_fit
 from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.members import (
@@ -580,7 +580,7 @@ class PopulationTrainer:
         """Return the description of the population for recorders."""
         assert self._dir is not None
         settings = flat(self.settings())
-        tags, notes = (*named_by(settings), *self.config.tags), str(settings.get("notes") or "")
+        tags, notes = (*algo_and_env(settings), *self.config.tags), str(settings.get("notes") or "")
         return RunInfo(self._dir.path.name, self._dir.path, settings, tags, opt_steps=0, notes=notes)
 
     def _write_members(self) -> None:

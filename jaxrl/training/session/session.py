@@ -28,7 +28,7 @@ from jaxrl.training import stopping
 from jaxrl.training.closing import report_exit
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.evaluator import Evaluation
-from jaxrl.training.film import filmed
+from jaxrl.training.film import save_video
 from jaxrl.training.interrupt import DeferredSignals, Interrupt, Termination
 from jaxrl.training.logbook import Logbook, reading_facts
 from jaxrl.training.policy import GreedyPolicy, spec_facts
@@ -37,7 +37,7 @@ from jaxrl.training.program import summarise, zero_sums
 from jaxrl.training.recorders import Recorder, require_recorders
 from jaxrl.training.report import call, progress_parts, run_dir_part
 from jaxrl.training.sanity import columns_to_write
-from jaxrl.training.schedule import MAX_COUNT, Schedule, rounded_up
+from jaxrl.training.schedule import MAX_COUNT, Schedule, round_to_iterations
 from jaxrl.training.session import inputs
 from jaxrl.training.session.rows import Episode, Interval, columns_of_trial, score_columns
 from jaxrl.training.session.shot import shot_of
@@ -480,7 +480,7 @@ class Session:
         if trial.over:
             self._scored(float(trial.evaluation.returns.mean()), trial.params, trial.evaluation)
             if (shot := trial.shot) is not None:
-                self._log.log_video(filmed(shot.taken, str(self.config.run_dir), shot.form, **self._counters()))
+                self._log.log_video(save_video(shot.taken, str(self.config.run_dir), shot.form, **self._counters()))
             call(self.hooks.evaluated, trial.evaluation)
 
     def _call_hooks(self, learnt: Learnt | None, episodes: list[Episode]) -> None:
@@ -620,7 +620,7 @@ def taken_up(first: SessionState, stepper: Stepper, log: Logbook, storage: Stora
     storage.check_fits(like)
     step, tree, facts = storage.load(like)
     with reading_facts(f"{step} of {storage.path}", "no session's"):
-        now = restored(tree, facts, log.restored_ledger(facts, first.ledger), first.statistics)
+        now = restored(tree, facts, log.restore_ledger(facts, first.ledger), first.statistics)
     now = with_changes(now, stepper.stepwise, schedule, storage.decisive)
     storage.commit_resume()
     return now
@@ -686,7 +686,7 @@ def assemble(
 
 def rounded(config: SessionConfig, stepwise: Stepwise) -> tuple[SessionConfig, list[str]]:
     """Return settings with `max_opts` rounded up to whole iterations, and notes on it."""
-    length = rounded_up(config.max_opts, stepwise.schedule.updates)
+    length = round_to_iterations(config.max_opts, stepwise.schedule.updates)
     return replace(config, max_opts=length), rounding(config.max_opts, length, stepwise.schedule.updates)
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
-from jaxrl.training.changes import HARMLESS, Change, changes, measured_otherwise, unread
+from jaxrl.training.changes import HARMLESS, Change, changes, evaluation_changes, unread
 from jaxrl.training.program import Form
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.fork import Fork, copy_checkpoint, describe_branch, describe_fork, origin
@@ -307,7 +307,7 @@ class Storage:
     @property
     def eval_changes(self) -> str | None:
         """The changes that make scores incomparable with those of the checkpoint, if any."""
-        other = measured_otherwise(self.changes)
+        other = evaluation_changes(self.changes)
         return "; ".join(map(str, other)) if other and self.resumes else None
 
     def describe_origin(self) -> str | None:
@@ -512,7 +512,7 @@ class Storage:
         if (problem := self._mismatched_run(facts)) is not None:
             warnings.warn(f"best policy {self.best.directory / str(step)} is passed over: {problem}", stacklevel=2)
             return None
-        if measured_otherwise(changes(facts.get("settings", self._settings), self._settings)):
+        if evaluation_changes(changes(facts.get("settings", self._settings), self._settings)):
             return None  # its score is not comparable: the first one under these settings replaces it
         self.best_score = score
         return Best(step, score, params, facts)
