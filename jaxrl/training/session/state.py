@@ -210,7 +210,7 @@ def facts_of(now: SessionState) -> dict[str, Any]:
     }
 
 
-def restored(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, statistics: Statistics) -> SessionState:
+def restore_session(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, statistics: Statistics) -> SessionState:
     """Return the session of a checkpoint; `statistics` are empty ones with the current choices.
 
     Raises:
