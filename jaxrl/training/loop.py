@@ -222,7 +222,7 @@ class Run:
         on_disk = self._best.score if self._best else None
         found = evaluate_and_confirm(rules, self._params(self._state), opt_steps, self.ledger, on_disk)
         self._least_return = found.least_return
-        self.membership.evaluated(opt_steps, found.score)
+        self.membership.record_score(opt_steps, found.score)
         if found.should_save:
             self._keep_best(found.kept)
         with self.ledger.timed("record"):

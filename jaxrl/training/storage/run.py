@@ -354,7 +354,7 @@ class Storage:
 
     def collect_saves(self, block: bool = True) -> None:
         """Record the outcome of the pending save; without `block`, only if it is done."""
-        step = self._settled("checkpoint", self.checkpoints, block) if self.dir is not None else None
+        step = self._settle("checkpoint", self.checkpoints, block) if self.dir is not None else None
         if step is not None:
             self.update_metadata(saved_opt_steps=step)
             self.on_saved(step)
@@ -377,9 +377,11 @@ class Storage:
             return
         try:
             self.dir.write_metadata(**facts)
-            self._recovered("metadata")
+            self._record_recovery("metadata")
         except OSError as error:
-            self._failed("metadata", StorageError(f"{self.dir / METADATA} could not be written: {error.strerror}"))
+            self._record_failure(
+                "metadata", StorageError(f"{self.dir / METADATA} could not be written: {error.strerror}")
+            )
 
     def describe(self, entries: Mapping[str, Any]) -> None:
         """Merge user-defined entries into `about` in `metadata.json`."""
@@ -406,26 +408,26 @@ class Storage:
             shutil.rmtree(self._new_fork_dir, ignore_errors=True)
 
     def _settle_best(self) -> None:
-        if self._settled("best policy", self.best, block=True) is not None:
+        if self._settle("best policy", self.best, block=True) is not None:
             self.best_score = self._pending
 
-    def _settled(self, what: str, store: Store, block: bool) -> int | None:
+    def _settle(self, what: str, store: Store, block: bool) -> int | None:
         try:
             step = store.wait(block)
         except StorageError as error:
-            self._failed(what, error)
+            self._record_failure(what, error)
             return None
         if step is not None:
-            self._recovered(what)
+            self._record_recovery(what)
         return step
 
-    def _failed(self, what: str, error: StorageError) -> None:
+    def _record_failure(self, what: str, error: StorageError) -> None:
         # Report the first failure, not every attempt.
         if what not in self._failures:
             self.report(f"warning: {error}; training goes on")
         self._failures[what] = error
 
-    def _recovered(self, what: str) -> None:
+    def _record_recovery(self, what: str) -> None:
         if self._failures.pop(what, None):
             self.report(f"the {what} could be written again")
 
@@ -509,7 +511,7 @@ class Storage:
                 f"best policy {self.best.directory / str(step)} is passed over: it has no score", stacklevel=2
             )
             return None
-        if (problem := self._mismatched_run(facts)) is not None:
+        if (problem := self._explain_other_run(facts)) is not None:
             warnings.warn(f"best policy {self.best.directory / str(step)} is passed over: {problem}", stacklevel=2)
             return None
         if evaluation_changes(changes(facts.get("settings", self._settings), self._settings)):
@@ -517,7 +519,7 @@ class Storage:
         self.best_score = score
         return Best(step, score, params, facts)
 
-    def _mismatched_run(self, facts: Mapping[str, Any]) -> str | None:
+    def _explain_other_run(self, facts: Mapping[str, Any]) -> str | None:
         """Explain why a best policy with these `facts` is another run's: resuming never changes the seed."""
         settings, own = facts.get("settings"), self._settings.get("seed")
         seed = settings.get("seed", own) if isinstance(settings, dict) else own
@@ -536,9 +538,9 @@ def never_saved(files: RunDir | MemberDir, checkpoints: Store) -> bool:
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Return the installed versions of `packages`; jaxrl's is that of the code, as package metadata may be outdated."""
     whole = sys.modules["jaxrl"]  # the facade, which modules of the package must not import
-    return {name: whole.__version__ if name == "jaxrl" else _installed(name) for name in packages}
+    return {name: whole.__version__ if name == "jaxrl" else _installed_version(name) for name in packages}
 
 
 @functools.cache  # the lookup reads files, and every member of a population needs it
-def _installed(package: str) -> str:
+def _installed_version(package: str) -> str:
     return version(package)
