@@ -96,7 +96,7 @@ class MemberRun:
         self.trained_to = -1
         """In a search: optimisation steps of its last evaluation in this process."""
 
-    def kept(self) -> "MemberRun":
+    def for_next_call(self) -> "MemberRun":
         """Return the member for another call of `train`, continuing from its trainer's state."""
         again = MemberRun(self.member)
         again.trainer, again.scores, again.membership = self.trainer, self.scores, self.membership
