@@ -45,13 +45,13 @@ from jaxrl.training.session.state import (
     Learnt,
     SessionHooks,
     SessionState,
-    begun,
     episodes_of,
     facts_of,
     over,
     reseed_after_rollback,
     restore_session,
     shapes_of,
+    start_episodes,
     tree_of,
     with_changes,
 )
@@ -239,7 +239,7 @@ class Session:
         now = self._now
         # Truncate the episodes both of training and of an evaluation.
         trial = None if now.trial is None else cut_trial(now.trial)
-        self._now = now._replace(host=begun(now.host, np.ones_like(now.host.ended)), acted=False, trial=trial)
+        self._now = now._replace(host=start_episodes(now.host, np.ones_like(now.host.ended)), acted=False, trial=trial)
 
     def note(self, text: str | None = None, /, **values: float | None) -> None:
         """Add numbers to the statistics of `summary` and, as `info/NAME`, to the next row; log `text` as an event.

@@ -21,7 +21,7 @@ class Shot(NamedTuple):
     failed: str = ""
     """Why there is no film."""
 
-    def begun(self) -> "Shot":
+    def begin(self) -> "Shot":
         """Take the first frame of an episode; drop those of an episode that was abandoned."""
         # Once the film is complete, later episodes are not filmed.
         return self if self.total is not None else self._replace(pictures=()).take_frame()
