@@ -234,7 +234,7 @@ def _run_placed(strategy: Strategy, program: Callable[..., Any], state: PyTree, 
         return jax.block_until_ready(program(state, sums, start, stop))
 
 
-def begun(program: Callable[..., Any], *args: Any) -> Any:
+def run_init(program: Callable[..., Any], *args: Any) -> Any:
     """Run the program that makes the initial state, in all processes."""
     processes.broadcast("init")
     with processes.reported():

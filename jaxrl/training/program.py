@@ -260,7 +260,7 @@ def compile_all(
         made |= {"init": init_job.result()} if init_job else {}
     processes.meet("compiled")
     first = made.get("init", init)
-    begin = lambda key: Saved(*devices.begun(first, key, values))
+    begin = lambda key: Saved(*devices.run_init(first, key, values))
     where = Saved(*devices.shardings_of(strategy, *like))
     return Compiled(
         begin, runs and devices.place_then(strategy, made[run], state), where, metric_shapes(strategy, state)

@@ -63,7 +63,7 @@ class ParameterServer:
                 return None
             return [self._blocks.pop(key) for key in wanted]
 
-    def learnt(self, agent: PyTree = None, opt_step: int = 0, learnt: PyTree = ()) -> None:
+    def finish_round(self, agent: PyTree = None, opt_step: int = 0, learnt: PyTree = ()) -> None:
         """Mark the round last taken as learnt from, and publish new parameters, if any.
 
         Both at once, so that no round can begin in between with the wrong parameters.
@@ -277,7 +277,7 @@ class ActorPool:
     def _publish(self, state: PyTree, t: int, due: bool) -> None:
         """Mark the round as learnt from; publish the new parameters if `due`."""
         agent, learnt = self.programs.publish(state) if due else (None, ())
-        self._server.learnt(agent, t * self._opts, learnt)
+        self._server.finish_round(agent, t * self._opts, learnt)
 
     def _start(self, state: PyTree, t: int) -> None:
         self._fill = self.refill if t else range(self.actor_fns.fill)
