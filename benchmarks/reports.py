@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import yaml
 
-from jaxrl.reports.groups import grouped, remarks
+from jaxrl.reports.groups import group_runs, remarks
 from jaxrl.reports.page import page, plotly
 from jaxrl.reports.read import read_runs
 
@@ -99,7 +99,7 @@ def sixty(folder: Path) -> list[str]:
 def browse(browser: str, times: int = 5) -> None:
     """Open a page of sixty runs some times, and print how long that takes."""
     with tempfile.TemporaryDirectory() as folder:
-        found = grouped(read_runs(sixty(Path(folder))))
+        found = group_runs(read_runs(sixty(Path(folder))))
         text = page(found, remarks(found), plotly())
         seconds = sorted(opened(browser, text, Path(folder)).seconds for _ in range(times))
     print(f"page of 60 runs, {len(text) / 2**20:.1f} MiB, open and drawn in {seconds[0]:.2f} to {seconds[-1]:.2f} s")
@@ -113,7 +113,7 @@ def main(rows: int = 100_000, runs: int = 10) -> None:
             write(path, seed, rows)
         size = sum(file.stat().st_size for path in paths for file in path.iterdir())
         begun = time.perf_counter(), time.process_time()
-        found = grouped(read_runs(map(str, paths)))
+        found = group_runs(read_runs(map(str, paths)))
         read = time.perf_counter(), time.process_time()
         text = page(found, remarks(found), "")
         done = time.perf_counter(), time.process_time()

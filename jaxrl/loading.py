@@ -120,7 +120,7 @@ def _load_best(run_dir: Path, strategy: Strategy | None, made: Mapping[str, Any]
     store = open_store(run_dir, BEST)
     while store.steps():
         step = store.steps()[-1]
-        with _explained(run_dir, f"the best policy of {run_dir}, best/{step},", strategy, made) as failed:
+        with _explain_errors(run_dir, f"the best policy of {run_dir}, best/{step},", strategy, made) as failed:
             facts = store.manifest(step)["facts"]
             policy, like = _rebuild(facts, strategy, made, run_dir)
             params, _ = store.load(step, like)
@@ -137,7 +137,7 @@ def _load_checkpoint(
     store = open_store(run_dir, CHECKPOINTS)
     while True:
         number = _step_of(store, run_dir, step)
-        with _explained(run_dir, f"checkpoint {number} of {run_dir}", strategy, made) as failed:
+        with _explain_errors(run_dir, f"checkpoint {number} of {run_dir}", strategy, made) as failed:
             facts = store.manifest(number)["facts"]
             policy, params, spec = _policy_in(store, number, facts, strategy, made, run_dir, critics)
             own = {"settings": facts["settings"], "spec": spaces.spec_to_plain(spec), "env_steps": facts["env_steps"]}
@@ -170,7 +170,7 @@ def _step_of(store: Store, run_dir: Path, step: int | str | None) -> int:
 
 
 @contextmanager
-def _explained(
+def _explain_errors(
     run_dir: Path, what: str, strategy: Strategy | None, made: Mapping[str, Any]
 ) -> Iterator[list[NoCheckpointError]]:
     """Keep in the list given what is to be raised of something damaged, which may just have been removed.

@@ -19,7 +19,7 @@ from jaxrl.envs import Env, HostEnv
 from jaxrl.errors import NoCheckpointError, SettingsError, print_line, print_stderr
 from jaxrl.evaluate import add_env_options, add_episodes, add_which, check_episodes, env_of, evaluate_policy, load_named
 from jaxrl.exporting.again import EvalOptions, portable, repeat
-from jaxrl.exporting.card import card, results, trained_in, weights
+from jaxrl.exporting.card import card, results, training_env, weights
 from jaxrl.exporting.formats import files_of
 from jaxrl.exporting.writing import require_room, write
 from jaxrl.play import play
@@ -59,10 +59,13 @@ def main(args: Sequence[str]) -> int:
     asked = EvalOptions(options.env, options.env_args, options.episodes, options.seed)
     settings, best = read_settings(run), policy.facts["kept_as"] == "best"
     where = asked.where(settings)
-    again, digest = repeat(settings, policy.facts["opt_steps"], best, _changed(run), asked), state_digest(policy.params)
+    again, digest = (
+        repeat(settings, policy.facts["opt_steps"], best, _may_have_changed(run), asked),
+        state_digest(policy.params),
+    )
     files = {
         "README.md": card(policy, report, versions.get("jaxrl", ""), where, again, bool(film)).encode(),
-        RESULTS: results(policy, report, versions, where or trained_in(policy), options.seed, digest).encode(),
+        RESULTS: results(policy, report, versions, where or training_env(policy), options.seed, digest).encode(),
         "weights.npz": weights(policy),
         CONFIG: yaml.safe_dump(portable(settings), sort_keys=False).encode(),
         **{f"policy/{name}": content for name, content in files_of(policy, "stablehlo").items()},
@@ -73,7 +76,7 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def _changed(run: Path) -> bool:
+def _may_have_changed(run: Path) -> bool:
     """Return whether settings or versions may have changed during the run, according to its newest checkpoint."""
     try:
         return bool(open_store(run, CHECKPOINTS).newest_facts()[1]["ledger"]["changed_at"])

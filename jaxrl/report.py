@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxrl.errors import SettingsError, print_line, print_stderr
 from jaxrl.reports.exports import require_outside, to_aggregate_csv, to_csv, to_marl_eval, write
-from jaxrl.reports.groups import Group, count, grouped, remarks
+from jaxrl.reports.groups import Group, count, group_runs, remarks
 from jaxrl.reports.page import page, plotly
 from jaxrl.reports.picture import write_png
 from jaxrl.reports.read import read_runs
@@ -75,7 +75,7 @@ def main(args: Sequence[str]) -> int:
 
 def read(paths: Sequence[str], remarked: set[str]) -> tuple[list[Group], list[str]]:
     """Return the runs at `paths` in groups, and remarks on them; print those that are not in `remarked` yet."""
-    groups = grouped(read_runs(paths))
+    groups = group_runs(read_runs(paths))
     lines = remarks(groups)
     for line in lines:
         if line not in remarked:

@@ -59,7 +59,7 @@ def columns() -> int:
     return 80
 
 
-def folded(line: str, room: float, indent: int = 16) -> list[str]:
+def wrap_line(line: str, room: float, indent: int = 16) -> list[str]:
     """Wrap `line` between words to lines of at most `room` columns, with continuation lines indented.
 
     No-break spaces are replaced by spaces.
@@ -76,7 +76,7 @@ def folded(line: str, room: float, indent: int = 16) -> list[str]:
 def print_folded(line: str, indent: int = 16) -> None:
     """Print a line, wrapped to the width if on a terminal. A closed output is not an error."""
     with contextlib.suppress(OSError):
-        print("\n".join(folded(line, columns() if is_terminal(sys.stdout) else math.inf, indent)), flush=True)
+        print("\n".join(wrap_line(line, columns() if is_terminal(sys.stdout) else math.inf, indent)), flush=True)
 
 
 def is_terminal(file: Any) -> bool:

@@ -64,7 +64,7 @@ def main(args: Sequence[str]) -> int:
     if how is None and not request.resume and request.config.run_dir is not None:
         require_new(config.run_dir)  # before the environment is built and traced; a name of our own may change yet
     if how is not None:
-        join(how, asked_devices(config, request.population is not None))
+        join(how, requested_devices(config, request.population is not None))
     with together(how is not None):
         return run(args, request, config, how is not None)
 
@@ -72,7 +72,7 @@ def main(args: Sequence[str]) -> int:
 def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int:
     """Train by `config`, with other processes if `joined`; return the exit code."""
     if not joined:
-        divide_cpu(asked_devices(config, request.population is not None))
+        divide_cpu(requested_devices(config, request.population is not None))
     devices = require_devices()
     if joined and value_of(args, "--devices") is None:
         config = replace(config, devices=len(devices))
@@ -113,9 +113,9 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
         raise
     set_exit_note(" after the training; all of it is saved")
     if not quiet and isinstance(result, Result):
-        show(result, config.run_dir, playable=config.env is not None, again=_named_again(request.algo, config.env))
+        show(result, config.run_dir, playable=config.env is not None, again=_import_flags(request.algo, config.env))
     elif not quiet and isinstance(result, PopulationResult):
-        show_population(result, config.run_dir, _named_again(request.algo, config.env))
+        show_population(result, config.run_dir, _import_flags(request.algo, config.env))
     stopped = trainer.interrupt.signal
     return 0 if stopped is None else 128 + stopped
 
@@ -129,7 +129,7 @@ def train(trainer: Trainer | PopulationTrainer) -> Result | PopulationResult:
     return trainer.result()
 
 
-def asked_devices(config: Any, of_members: bool) -> int:
+def requested_devices(config: Any, of_members: bool) -> int:
     """Return how many devices the settings of a run, or `of_members`, ask for.
 
     Raises:
@@ -164,7 +164,7 @@ def population_config(given: Mapping[str, Any] | None) -> PopulationConfig | Non
     return PopulationConfig(**{**given, "sweep": read_sweep(sweep) if isinstance(sweep, list) else sweep})
 
 
-def _named_again(algo: str, env: str | None) -> str:
+def _import_flags(algo: str, env: str | None) -> str:
     """Return the flags without which no command would import a user's own algorithm and environment."""
     algorithm = f" --algo {quote(algo)}" if module_to_import(algo) else ""
     return algorithm + (f" --env {quote(env)}" if env is not None and module_to_import(env) else "")

@@ -92,10 +92,10 @@ def path_of(keys: Sequence[Any]) -> str:
     name is `%`, and a tree that is a single array has the path `array`.
     """
     names = [jax.tree_util.keystr((key,), simple=True) for key in keys]
-    return "/".join("".join(map(_escaped, name)) or NO_NAME for name in names) or "array"
+    return "/".join("".join(map(_escape, name)) or NO_NAME for name in names) or "array"
 
 
-def _escaped(c: str) -> str:
+def _escape(c: str) -> str:
     return ESCAPED.get(c) or (c if c.isprintable() else urllib.parse.quote(c, safe="", errors="replace"))
 
 

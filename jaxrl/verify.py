@@ -75,14 +75,14 @@ def main(args: Sequence[str]) -> int:
     for directory, saves in opened.items():
         for save, error in saves.unreadable().items():
             found = True
-            print_stderr(shortened(f"{directory.name}/{save}: {error}"))
+            print_stderr(shorten(f"{directory.name}/{save}: {error}"))
     return NoCheckpointError.exit_code if found else 0
 
 
 def _verify(run_dir: Path, replayed: bool, opened: dict[Path, Saves]) -> bool:
     """Check one run; return whether anything is bad."""
     problems = Problems()
-    strategy = rebuilt(run_dir, problems)
+    strategy = rebuild_strategy(run_dir, problems)
     store = open_store(run_dir, CHECKPOINTS, opened)
     good = list(check_checkpoints(store, strategy, problems))
     check_best(open_store(run_dir, BEST, opened), problems)
@@ -107,10 +107,10 @@ class Problems:
     def add(self, line: str) -> None:
         """Print a problem and remember that there was one."""
         self.found = True
-        print_stderr(shortened(line))
+        print_stderr(shorten(line))
 
 
-def rebuilt(run_dir: Path, problems: Problems) -> Strategy | None:
+def rebuild_strategy(run_dir: Path, problems: Problems) -> Strategy | None:
     """Build the strategy that `config.yaml` describes; `None` if it has parts made in Python, or is damaged."""
     try:
         settings = read_settings(run_dir)
@@ -141,7 +141,7 @@ def check_checkpoints(store: Store, strategy: Strategy | None, problems: Problem
             if step not in store.steps():
                 continue  # a running process has removed it
             problems.found = True
-            print_line(step, shortened(error), "-")
+            print_line(step, shorten(error), "-")
         else:
             # A checkpoint holds the state, and then the running sums of the metrics.
             state = {path.removeprefix("state/"): leaf for path, leaf in leaves.items() if path.startswith("state/")}
@@ -198,7 +198,7 @@ def check_sums(run_dir: Path, store: Store, good: Sequence[int], problems: Probl
                 problems.add(problem)
 
 
-def shortened(text: object) -> str:
+def shorten(text: object) -> str:
     """Shorten text from the run directory, which a stranger may have made very long."""
     return str(text) if len(str(text)) <= 1_000 else f"{str(text)[:1_000]}..."
 

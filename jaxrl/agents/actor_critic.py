@@ -606,7 +606,7 @@ def _update(
     metrics = {name: means[i] for i, name in enumerate(terms)}
     lr, scale = hyper.lr, state.lr_scale
     if config.desired_kl:
-        lr = metrics["lr"] = adapted_lr(lr * scale, shards.pmean(metrics["approx_kl"]), config.desired_kl)
+        lr = metrics["lr"] = adapt_lr(lr * scale, shards.pmean(metrics["approx_kl"]), config.desired_kl)
         scale = lr / hyper.lr
     learnt = apply_gradient(
         step, gradient, state.params, state.opt_state, lr=lr, max_norm=hyper.max_grad_norm, opt_step=opt_step
@@ -618,7 +618,7 @@ def _update(
     )
 
 
-def adapted_lr(lr: Array, kl: Array, desired_kl: float) -> Array:
+def adapt_lr(lr: Array, kl: Array, desired_kl: float) -> Array:
     """Return the learning rate of an update before which the policy is `kl` away from the one that acted.
 
     Above twice the desired divergence it is lowered, below half of it raised, within `LR_BOUNDS` (RSL-RL,

@@ -185,10 +185,10 @@ FORBIDDEN = -1e30
 def make_cloning_head(spec: EnvSpec) -> Head:
     """Return the head of a policy under which actions of data, see `to_policy_actions`, have a likelihood."""
     head = distributions.make_head(spec)
-    return head._replace(distribution=_bounded) if isinstance(spec.action_space, Box) else head
+    return head._replace(distribution=_bounded_gaussian) if isinstance(spec.action_space, Box) else head
 
 
-def _bounded(outputs: Array) -> Distribution:
+def _bounded_gaussian(outputs: Array) -> Distribution:
     mean, scale = jnp.split(outputs, 2, axis=-1)
     # Not clipped: beyond a bound the gradient would be zero.
     low, high = LOG_STD

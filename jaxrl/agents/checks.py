@@ -37,10 +37,10 @@ def replace_settings(name: str, config: Config, settings: Mapping[str, Any]) -> 
         value = getattr(config, word)
         checked[word] = None if optional and value is None else rule.check(f"agent.{word}", value)
     # What schedules decide comes last, and replaces the numbers given for the same fields.
-    return replace(config, **{**checked, **_scheduled(name, config)})  # type: ignore[type-var]
+    return replace(config, **{**checked, **_settings_of_schedules(name, config)})  # type: ignore[type-var]
 
 
-def _scheduled(name: str, config: Any) -> dict[str, Any]:
+def _settings_of_schedules(name: str, config: Any) -> dict[str, Any]:
     """Return the settings of an agent that its schedules decide: the schedules as `str` writes them, and their peaks.
 
     A schedule of the learning rate takes the place of `lr_decay`.

@@ -203,7 +203,7 @@ def build_networks(config: CriticConfig, custom: CustomParts, spec: EnvSpec, hea
         return Networks(policy, several, one_critic=Critic(spec.observation_space, outputs, **options))
     args, values = ((obs,), value_output(spec)) if isinstance(space, Discrete) else ((obs, _actions(space)), ONE_VALUE)
     # The user makes one critic; the ensemble maps it over K sets of parameters.
-    member = nn.check_network(custom.made("make_critic", spec), "make_critic", args, (values,))
+    member = nn.check_network(custom.make("make_critic", spec), "make_critic", args, (values,))
     return _networks(policy, member, config.num_critics)
 
 

@@ -65,7 +65,7 @@ class CustomParts(NamedTuple):
     extra_policy_loss: ExtraLoss | None = None
     target: Callable[..., Array] | None = None
 
-    def made(self, name: str, *given: Any) -> Any:
+    def make(self, name: str, *given: Any) -> Any:
         """Call the maker of the argument `name` with `given`; raise `SettingsError` if it fails."""
         try:
             return self.makers[name](*given)
@@ -181,7 +181,7 @@ def build_network(
     """
     if name not in custom.makers:
         return usual()
-    return check_network(custom.made(name, *given), name, args, outputs, kept)
+    return check_network(custom.make(name, *given), name, args, outputs, kept)
 
 
 def observation_structs(spec: EnvSpec) -> PyTree:

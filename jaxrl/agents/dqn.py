@@ -321,7 +321,7 @@ def _loss(
     items, taus_tm1, taus_t, weight = _steps_of(parts, sampled, taus_tm1, taus_t)
     # With a core, these hold the memories that the trained network comes to have, under its gradient.
     online = _views(parts, params, sampled.items, noise.noise_tm1)
-    out_tm1, _, collections = _apply_network(parts, params, online.now, noise.noise_tm1, *_given(taus_tm1), key=key)
+    out_tm1, _, collections = _apply_network(parts, params, online.now, noise.noise_tm1, *_as_tuple(taus_tm1), key=key)
     after = _bootstrap(parts, values, target, noise, params, sampled.items, items, online.then, taus_t)
     # Levels that were drawn, or the fixed ones of qr. Other losses do not read them.
     taus: Array = taus_tm1 if config.values == "iqn" else _midpoints(weight.shape[0], out_tm1.shape[-1])
@@ -395,7 +395,7 @@ def _bootstrap(
     apply = partial(_outputs, parts)
     # With a core, the target network has memories of its own of the same sequences.
     seen = _views(parts, target, sampled, noise.noise_t)
-    out_t = apply(target, seen.then, noise.noise_t, *_given(taus_t))
+    out_t = apply(target, seen.then, noise.noise_t, *_as_tuple(taus_t))
     if config.munchausen:
         out_tm1 = apply(target, seen.now, noise.noise_t, *_taus(parts, rows))
         after = munchausen_target(values, items, out_tm1, out_t, config.munchausen, config.munchausen_temperature)
@@ -479,7 +479,7 @@ def _steps_of(parts: _Parts, sampled: Batch, *taus: PyTree) -> tuple[Transition,
     return rows.items, taus_tm1, taus_t, rows.weight * rows.items.weight
 
 
-def _given(taus: PyTree) -> tuple[Array, ...]:
+def _as_tuple(taus: PyTree) -> tuple[Array, ...]:
     return () if isinstance(taus, tuple) else (taus,)
 
 

@@ -260,7 +260,7 @@ def apply_gradient(
     opt_step: Array,
 ) -> GradientUpdate:
     """Take the step of `gradient_update` with a gradient that is there already."""
-    lr = decayed(lr, step.lr_decay, opt_step)
+    lr = decay_lr(lr, step.lr_decay, opt_step)
     params, opt_state, norm = step.step(split_variables(variables)[0], gradient.params, opt_state, lr, max_norm)
     return GradientUpdate(join_variables(params, gradient.collections), opt_state, gradient.loss, norm, gradient.aux)
 
@@ -270,7 +270,7 @@ def _mean_of_shards(collections: PyTree) -> PyTree:
     return jax.tree.map(lambda x: shards.pmean(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x, collections)
 
 
-def decayed(lr: Array, duration: int, opt_step: Array) -> Array:
+def decay_lr(lr: Array, duration: int, opt_step: Array) -> Array:
     """Decay a learning rate linearly to 0 over `duration` optimisation steps; a duration of 0 keeps it constant."""
     return linear(lr, 0.0, duration, opt_step) if duration else lr
 
@@ -305,7 +305,9 @@ def accumulate(
     # Pieces side by side share one set of statistics and one key, so they are for networks without either.
     at_once = num_pieces(jax.tree.leaves(batch)[0].shape[0], tree_bytes(params))
     if parts == 1 and at_once > 1 and key is None and not collections:
-        value, aux, grads = _gathered(lambda params, batch: grad(params, {}, batch, None), params, batch, at_once)
+        value, aux, grads = _gradient_in_parts(
+            lambda params, batch: grad(params, {}, batch, None), params, batch, at_once
+        )
         return value, aux, collections, grads
     if parts == 1:
         (value, (aux, collections)), grads = grad(params, collections, batch, key)
@@ -327,7 +329,7 @@ def accumulate(
     return value, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), aux), collections, grads
 
 
-def _gathered(grad: Callable[[PyTree, PyTree], Any], params: PyTree, batch: PyTree, parts: int) -> Any:
+def _gradient_in_parts(grad: Callable[[PyTree, PyTree], Any], params: PyTree, batch: PyTree, parts: int) -> Any:
     """Return the loss, its auxiliary output and the gradient, of `parts` equal pieces computed side by side."""
     cut = jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
     (value, (aux, _)), grads = jax.vmap(grad, in_axes=(None, 0))(params, cut)

@@ -262,7 +262,7 @@ def _update(
         state.multipliers,
         flat.ravel(gradients),
         state.opt_state.multipliers,
-        optimizers.decayed(hyper.lr, parts.config.lr_decay, opt_step),
+        optimizers.decay_lr(hyper.lr, parts.config.lr_decay, opt_step),
         jnp.float32(jnp.inf),  # not clipped: the one multiplier must not hold up the other
     )
     metrics = {
@@ -291,9 +291,9 @@ def _critic_loss(
     taken = critics.unit_actions(parts.spec, items.action)
     out, collections = _logits(parts, params, items.obs, *taken, key=key)
     logits = out[:, 0] if taken else jax.vmap(select_row)(out, items.action)
-    loss, q = critic_loss(logits, items.target, support), _expected(logits, support)
+    loss, q = critic_loss(logits, items.target, support), _mean_return(logits, support)
     if parts.extra_loss is not None:
-        values = q if taken else _expected(out, support)
+        values = q if taken else _mean_return(out, support)
         loss = loss + extra_term(parts.extra_loss, params, items, values, items.weight)
     outside = (items.target < support[0]) | (items.target > support[-1])
     return jnp.mean(items.weight * loss), ((items.weight * (items.target - q), q, outside), collections)
@@ -331,10 +331,10 @@ def _action_value(
     A continuous action lies `extras["deviation"]` `[B, D]` standard deviations from the mean.
     """
     if isinstance(policy, Categorical):
-        q = _expected(_logits(parts, critic, obs)[0], support)
+        q = _mean_return(_logits(parts, critic, obs)[0], support)
         return jnp.sum(jax.nn.softmax(policy.logits) * q, axis=-1), policy.entropy()
     action = jnp.tanh(cast(TanhGaussian, policy).at(extras["deviation"]))
-    return _expected(_logits(parts, critic, obs, action)[0], support)[:, 0], policy.entropy()
+    return _mean_return(_logits(parts, critic, obs, action)[0], support)[:, 0], policy.entropy()
 
 
 def _logits(parts: _Parts, params: PyTree, obs: PyTree, *action: Array, key: Key | None = None) -> tuple[Array, PyTree]:
@@ -343,7 +343,7 @@ def _logits(parts: _Parts, params: PyTree, obs: PyTree, *action: Array, key: Key
     return out[:, None] if action else out, collections
 
 
-def _expected(logits: Array, support: Array) -> Array:
+def _mean_return(logits: Array, support: Array) -> Array:
     """Return the mean returns `[...]` of logits `[..., n]`."""
     return expected_value(jax.nn.softmax(logits), support)
 
@@ -406,7 +406,7 @@ def _policy(parts: _Parts, params: PyTree, obs: PyTree, temperature: PyTree = ()
 def _values(parts: _Parts, state: REPPOState, obs: PyTree, action: PyTree) -> Array:
     """Return values as `ValueFn`."""
     taken = critics.unit_actions(parts.spec, action)
-    q = _expected(_logits(parts, state.critic, obs, *taken)[0], _support(parts.config, state.reach))
+    q = _mean_return(_logits(parts, state.critic, obs, *taken)[0], _support(parts.config, state.reach))
     return q[:, 0] if taken else mask_values(q, obs)
 
 

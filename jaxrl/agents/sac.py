@@ -433,7 +433,7 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
         target = critics.bootstrap_targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
     else:
         target, after = _next_step(parts, rows.items, policy_t, temperature, deviation)
-    sampled = _sampled_actions(parts, state.policy, seen, sample_key) if config.cql else None
+    sampled = _sample_actions(parts, state.policy, seen, sample_key) if config.cql else None
     critic, metrics, priorities = critics.learn_critic(
         parts, state, batch, target, key, opt_step, sampled, hyper.eta, support, after
     )
@@ -512,7 +512,7 @@ def _improve_policy(
             # The gradient of one parameter in the form of `ravel`.
             [slope[None]],
             opt_state,
-            optimizers.decayed(hyper.temperature_lr, config.lr_decay, opt_step),
+            optimizers.decay_lr(hyper.temperature_lr, config.lr_decay, opt_step),
             hyper.max_grad_norm,
         )
     state = state._replace(
@@ -681,7 +681,7 @@ def _deviations(parts: Parts, key: Key, rows: Batch) -> PyTree:
     )
 
 
-def _sampled_actions(parts: Parts, policy: PyTree, seen: Views, key: Key) -> SampledActions:
+def _sample_actions(parts: Parts, policy: PyTree, seen: Views, key: Key) -> SampledActions:
     """Draw rivals for what is seen before a step: uniformly, from the policy there, and from the policy after it.
 
     The key is consumed.

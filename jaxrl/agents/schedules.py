@@ -71,12 +71,12 @@ def linear(start: float, end: float, steps: int, warmup: int = 0) -> Schedule:
     Raises:
       SettingsError: a value is not finite, or a number of steps is not a whole number.
     """
-    return _checked(Schedule("linear", start, end, steps, warmup))
+    return _check(Schedule("linear", start, end, steps, warmup))
 
 
 def cosine(start: float, end: float, steps: int, warmup: int = 0) -> Schedule:
     """Go from `start` to `end` along half a wave of a cosine; otherwise as `linear`."""
-    return _checked(Schedule("cosine", start, end, steps, warmup))
+    return _check(Schedule("cosine", start, end, steps, warmup))
 
 
 def exponential(start: float, end: float, steps: int, warmup: int = 0) -> Schedule:
@@ -85,15 +85,15 @@ def exponential(start: float, end: float, steps: int, warmup: int = 0) -> Schedu
     Raises:
       SettingsError: as for `linear`; or `start` and `end` are not both above 0 or both below it.
     """
-    return _checked(Schedule("exponential", start, end, steps, warmup))
+    return _check(Schedule("exponential", start, end, steps, warmup))
 
 
 def constant(value: float, warmup: int = 0) -> Schedule:
     """Rise from 0 to `value` in `warmup` optimisation steps, and stay there."""
-    return _checked(Schedule("constant", value, value, 0, warmup))
+    return _check(Schedule("constant", value, value, 0, warmup))
 
 
-def _checked(schedule: Schedule) -> Schedule:
+def _check(schedule: Schedule) -> Schedule:
     kind = schedule.kind
     start, end = (check_between(f"{kind}: {name}", getattr(schedule, name), -1e30, 1e30) for name in ("start", "end"))
     steps = check_count(f"{kind}: steps", as_int(schedule.steps), least=0 if kind == "constant" else 1)
@@ -128,7 +128,7 @@ def read_schedule(text: str) -> Schedule:
             "exponential(START,END,STEPS) or constant(VALUE), each also with warmup=STEPS at its end"
         )
     start, end, steps = (values[0], values[0], 0.0) if kind == "constant" else values
-    return _checked(Schedule(kind, start, end, steps, as_int(warmup)))  # type: ignore[arg-type]
+    return _check(Schedule(kind, start, end, steps, as_int(warmup)))  # type: ignore[arg-type]
 
 
 def name_of(line: str) -> str:
@@ -168,7 +168,7 @@ def schedules_in(lines: Iterable[str]) -> dict[str, Schedule]:
     return found
 
 
-def scheduled_in(agent: Mapping[str, Any]) -> set[str]:
+def scheduled_settings(agent: Mapping[str, Any]) -> set[str]:
     """Return which settings of a run, as `agent.lr`, follow a schedule in the settings `agent`."""
     names = schedules_in(agent.get("schedules", ()))
     return {f"agent.{field}" for name in names for field in ALIASES.get(name, (name,))}

@@ -201,14 +201,14 @@ def evenly(low: float | Array, high: float | Array, count: int) -> np.ndarray | 
 
 
 def _c51_loss(support: np.ndarray | Array, chosen: Array, taus: Array, after: BootstrapTarget) -> tuple[Array, Array]:
-    target = losses.project(*_foretold(support, after), jnp.asarray(support, jnp.float32))
+    target = losses.project(*_target_distribution(support, after), jnp.asarray(support, jnp.float32))
     loss = losses.cross_entropy(chosen, target)
     # Cross-entropy less the entropy of the target, which is their KL divergence. Rounding may take it below 0.
     return loss, jnp.maximum(loss + jnp.sum(jax.scipy.special.xlogy(target, target)), 0.0)
 
 
 def _c51_outside(support: np.ndarray | Array, after: BootstrapTarget) -> Array:
-    return outside_support(*_foretold(support, after), support)
+    return outside_support(*_target_distribution(support, after), support)
 
 
 def outside_support(z: Array, p: Array, support: np.ndarray | Array) -> Array:
@@ -224,7 +224,7 @@ def expected_value(p: Array, support: Array) -> Array:
     return jnp.sum(p * support.reshape((1,) * (p.ndim - 1) + (-1,)), axis=-1)
 
 
-def _foretold(support: np.ndarray | Array, after: BootstrapTarget) -> tuple[Array, Array]:
+def _target_distribution(support: np.ndarray | Array, after: BootstrapTarget) -> tuple[Array, Array]:
     """Return the target distribution before projection: its returns `[n]` and their probabilities `[n]`."""
     return after.reward + after.discount * support, after.policy @ jax.nn.softmax(after.out)
 

@@ -202,10 +202,10 @@ def build(algo: str, config: Any, teacher: GreedyPolicy | None = None) -> Strate
     if teacher is None and getattr(config, "teacher", None) is not None:
         raise SettingsError(f"teacher is {config.teacher}, and was not loaded; give build what teacher_of returns")
     strategy = make(agent, config) if teacher is None else build_on_policy(agent, config, teacher)
-    return evaluated_elsewhere(strategy, config) if isinstance(config, EnvRun) else strategy
+    return with_eval_env(strategy, config) if isinstance(config, EnvRun) else strategy
 
 
-def evaluated_elsewhere(strategy: Strategy, config: EnvRun) -> Strategy:
+def with_eval_env(strategy: Strategy, config: EnvRun) -> Strategy:
     """Evaluate `strategy` in the environment that `config` names for it, if it does.
 
     Raises:

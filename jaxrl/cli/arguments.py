@@ -46,7 +46,7 @@ def refuse_repeats(words: Sequence[str], repeatable: Collection[str] = REPEATABL
             before, earlier = found[plain]
             if before != flag:
                 raise SettingsError(f"{before} and {flag} contradict each other; give one of them")
-            values = f", as {_shown(earlier)} and as {_shown(value)}" if earlier or value else ""
+            values = f", as {_quote_value(earlier)} and as {_quote_value(value)}" if earlier or value else ""
             raise SettingsError(f"{flag} is given twice{values}; give it once")
         found[plain] = flag, value
 
@@ -70,7 +70,7 @@ def translate(args: Sequence[str], known: Collection[str]) -> tuple[list[str], t
     return words, tuple(notes)
 
 
-def _shown(value: str) -> str:
+def _quote_value(value: str) -> str:
     return repr(value[:80]) if value else "nothing"
 
 
@@ -163,11 +163,11 @@ def quote(text: str) -> str:
     """Quote `text` for a shell, on one line and with control characters escaped."""
     if text.isprintable():
         return shlex.quote(text)
-    plain = "".join(c if c.isprintable() and c not in "\\'" else _escaped(c) for c in text)
+    plain = "".join(c if c.isprintable() and c not in "\\'" else _escape(c) for c in text)
     return f"$'{plain}'"
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     if character in "\\'":
         return f"\\{character}"
     return "".join(f"\\x{byte:02x}" for byte in character.encode(errors="surrogateescape"))

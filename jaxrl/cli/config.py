@@ -25,7 +25,7 @@ from jaxrl.cli.arguments import (
     translate,
     value_of,
 )
-from jaxrl.cli.help import all_settings, filled, first_page, settings_of
+from jaxrl.cli.help import all_settings, first_page, settings_of, wrap_paragraphs
 from jaxrl.cli.preset_scaling import count_opt_steps, flatten_names, scale_to_length
 from jaxrl.cli.presets import PRESETS
 from jaxrl.envs.registry import check_plain_args, env_names
@@ -267,11 +267,11 @@ def from_plain(config: Any, settings: Mapping[str, Any], source: str | None = No
             changes[name] = from_plain(old, value, source, f"{prefix}{name}.")
         else:
             changes[name] = as_type(f"{where}{prefix}{name}", value, hints[name])
-            _allowed(where, f"{prefix}{name}", type(config), name, changes[name])
+            _check_allowed(where, f"{prefix}{name}", type(config), name, changes[name])
     return replace(config, **changes)
 
 
-def _allowed(where: str, path: str, kind: Any, name: str, value: Any) -> None:
+def _check_allowed(where: str, path: str, kind: Any, name: str, value: Any) -> None:
     """Raise `SettingsError`, prefixed by `where`, if `value` is not allowed for the setting `name` of `kind`."""
     rule = rules_of(kind).get(name)
     if rule is not None and value is not None:
@@ -341,9 +341,9 @@ def _flags(algo: str, config: Any, args: list[str]) -> Any:
     kinds, prog = flag_types(config), command("train")
     mappings = {f.name: getattr(config, f.name) for f in fields(config) if isinstance(getattr(config, f.name), dict)}
     for name in mappings:  # tyro would make a flag of each existing key
-        mappings[name] = _named_values(args, f"--{name.replace('_', '-')}", mappings[name])
+        mappings[name] = _take_named_values(args, f"--{name.replace('_', '-')}", mappings[name])
         config = replace(config, **{name: {}})
-    config = replace(config, agent=_scheduled(config.agent, args))
+    config = replace(config, agent=_take_schedules(config.agent, args))
     if {"--help", "-h"} & set(args):
         print(first_page(algo, config, prog), _description(algo), sep="\n", end="\n\n")
         print(all_settings(config))
@@ -365,11 +365,11 @@ def _flags(algo: str, config: Any, args: list[str]) -> Any:
             raise
         raise SettingsError(_one_line(shown.getvalue())) from None
     if unknown:
-        raise SettingsError(_unknown(algo, unknown[0], config))
+        raise SettingsError(_explain_unknown(algo, unknown[0], config))
     return replace(result, **mappings)
 
 
-def _scheduled(agent: Any, args: list[str]) -> Any:
+def _take_schedules(agent: Any, args: list[str]) -> Any:
     """Move schedules that are values of flags from `args` to the settings of an agent; return these.
 
     A flag with a number removes the file's schedule for the same setting.
@@ -386,7 +386,7 @@ def _scheduled(agent: Any, args: list[str]) -> Any:
     return replace(agent, schedules=with_schedules(given, agent.schedules)["schedules"])
 
 
-def _unknown(algo: str, word: str, config: Any) -> str:
+def _explain_unknown(algo: str, word: str, config: Any) -> str:
     """Return the message for an unknown argument."""
     if not word.startswith("-"):
         return (
@@ -440,7 +440,7 @@ def _numbers(args: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
     return done
 
 
-def _named_values(args: list[str], flag: str, default: Mapping[str, Any]) -> dict[str, Any]:
+def _take_named_values(args: list[str], flag: str, default: Mapping[str, Any]) -> dict[str, Any]:
     """Remove `flag NAME VALUE NAME VALUE ...` from `args`; return its values by name, or else the default."""
     if not (words := take_words(args, flag, "gravity 9.8")):
         return dict(default)
@@ -474,7 +474,7 @@ def _value(flag: str, word: str, kind: Any) -> str:
 def _description(algo: str) -> str:
     """Return the text of `--help` on flags that are not settings."""
     recorders = ", ".join(f"{name} ({row.about})" for name, row in RECORDERS.items())
-    return filled(
+    return wrap_paragraphs(
         f"Train {ALGORITHMS[algo].title}. The first argument, or --algo, names the algorithm "
         f"({', '.join(ALGORITHMS)}), or one of your own, as in my_package.algos:make.",
         "--config FILE reads settings from a YAML file; flags win over it.",

@@ -64,7 +64,7 @@ def first_page(algo: str, config: Any, prog: str) -> str:
     return "\n".join([*lines, "", "all settings", ""])
 
 
-def filled(*paragraphs: str) -> str:
+def wrap_paragraphs(*paragraphs: str) -> str:
     """Wrap paragraphs to the width of the terminal, at most 100 characters."""
     return "\n".join(textwrap.fill(each, _width(), break_on_hyphens=False) for each in paragraphs)
 
@@ -134,12 +134,12 @@ def all_settings(config: Any) -> str:
     for name, each in settings_of(config).items():
         part, _, _ = name.rpartition(".")
         text = " ".join(_text(each.owner, each.name).split())
-        groups.setdefault(part, []).append((_typed_as(name, each), f"{text} ({_plain(each.value)})"))
+        groups.setdefault(part, []).append((_flag_usage(name, each), f"{text} ({_plain(each.value)})"))
     titles = {"": "of the run"}
     return "\n".join(line for part, rows in groups.items() for line in _group(titles.get(part, f"of the {part}"), rows))
 
 
-def _typed_as(name: str, setting: Setting) -> str:
+def _flag_usage(name: str, setting: Setting) -> str:
     """Return a flag with its `no-` form or its arguments."""
     if isinstance(setting.value, bool):
         return f"{_flag(name)}, {_flag(name.removesuffix(setting.name))}no-{setting.name.replace('_', '-')}"

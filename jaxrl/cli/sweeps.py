@@ -83,7 +83,7 @@ def build_population(
     sweep = {name: _values(config, name, values) for name, values in (asked.sweep or {}).items()}
     seeds = as_int(asked.seeds)
     combined = combinations(sweep, seeds, asked.members, asked.draw_seed)
-    configs = [from_plain(config, replace_settings(_kept(config, swept), swept)) for swept in combined]
+    configs = [from_plain(config, replace_settings(_env_args_if_swept(config, swept), swept)) for swept in combined]
     for one in configs:
         one.check()
     built: dict[str, tuple[Strategy, dict[str, float]]] = {}
@@ -108,7 +108,7 @@ def build_population(
     return make_population(variants, combined, seeds, sweep, asked.members, asked.draw_seed, search, layout)
 
 
-def _kept(config: Any, swept: Mapping[str, Any]) -> dict[str, Any]:
+def _env_args_if_swept(config: Any, swept: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters of the environment, of which one that is swept must leave the others as they are."""
     return {"env_args": dict(config.env_args)} if any(name.startswith(OF_ENV) for name in swept) else {}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl.exporting.c_loops import TYPES, Array, Body, View, c_type, literal, row_major, shift, stored, workspace
+from jaxrl.exporting.c_loops import TYPES, Array, Body, View, c_type, literal, row_major, shift, stored_array, workspace
 from jaxrl.exporting.function import Function, Part
 from jaxrl.exporting.operations import ELEMENTWISE, Operation, refuse, require_plain_convolution, trace
 from jaxrl.masks import MASK
@@ -285,9 +285,9 @@ def files(function: Function) -> dict[str, bytes]:
     constants: dict[tuple[str, bytes], str] = {}
     # First and later steps of an episode are separate functions, so that a step computes only one of them.
     cases = {"begin": True, "follow": False} if function.memory else {"": False}
-    bodies = {name: _body(function, constants, first).placed() for name, first in cases.items()}
+    bodies = {name: _body(function, constants, first).allocate() for name, first in cases.items()}
     arguments = [part.name for part in (*given, *made)]
-    texts = {name: _indented(lines, arguments) for name, (lines, _) in bodies.items()}
+    texts = {name: _function_body(lines, arguments) for name, (lines, _) in bodies.items()}
     source = "\n".join(texts.values())
     parameter = lambda part: f"{c_type(part.dtype)} {part.name}[{_macro(part)}]"
     types = ["policy_state *state", *(f"const {parameter(part)}" for part in given), *map(parameter, made)]
@@ -346,7 +346,7 @@ def _memory(function: Function) -> list[tuple[str, Any]]:
 def _body(function: Function, constants: dict[tuple[str, bytes], str], first: bool) -> Body:
     """Write one step: the first of an episode, or a later one."""
     program, body, count = trace(function, first=np.asarray([first])), Body(constants), len(function.actions)
-    row = lambda name, x: stored(name, (1, *x.shape), x.dtype)
+    row = lambda name, x: stored_array(name, (1, *x.shape), x.dtype)
     actions = [row(name, x) for name, x in zip(_results(function), function.actions, strict=True)]
     memory = {name: row(f"state->{name}", x) for name, x in _memory(function)}
     observed = zip(_arguments(function).items(), function.obs, strict=True)
@@ -369,7 +369,7 @@ def _body(function: Function, constants: dict[tuple[str, bytes], str], first: bo
 # --- C ------------------------------------------------------------------------------------------------------------
 
 
-def _indented(lines: Sequence[str], arguments: Sequence[str]) -> str:
+def _function_body(lines: Sequence[str], arguments: Sequence[str]) -> str:
     """Return the text of a function; unused arguments are cast to void, against compiler warnings."""
     text = "\n".join(lines)
     unused = [f"(void){name};\n" for name in arguments if f"{name}[" not in text]

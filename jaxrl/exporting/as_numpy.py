@@ -46,7 +46,7 @@ def _broadcast(eqn: Any, x: str) -> str:
     return f"np.broadcast_to(np.reshape({x}, {tuple(spread)}), {tuple(shape)})"
 
 
-def _shaped(eqn: Any, x: str) -> str:
+def _reshape(eqn: Any, x: str) -> str:
     return f"np.reshape({x}, {tuple(eqn.outvars[0].aval.shape)})"
 
 
@@ -79,7 +79,7 @@ def _part(eqn: Any, x: str) -> str:
     return f"{x}[{', '.join(f'{i}:{j}:{k}' for i, j, k in zip(begin, end, steps, strict=True))}]"
 
 
-def _convolved(eqn: Any, x: str, kernel: str) -> str:
+def _convolve(eqn: Any, x: str, kernel: str) -> str:
     """Write a convolution of `[N, H, W, C]` with `[h, w, C, O]`, as Flax makes them: windows times kernel."""
     made = eqn.params
     require_plain_convolution(made, "NumPy")
@@ -89,15 +89,15 @@ def _convolved(eqn: Any, x: str, kernel: str) -> str:
     return f"np.tensordot({windows}[:, ::{down}, ::{right}], {kernel}, ((3, 4, 5), (2, 0, 1)))"
 
 
-def _divided(eqn: Any, a: str, b: str) -> str:
+def _divide(eqn: Any, a: str, b: str) -> str:
     if jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
         return f"{a} / {b}"
     return f"np.trunc({a} / {b}).astype({str(eqn.outvars[0].aval.dtype)!r})"
 
 
 RULES: dict[str, Callable[..., str]] = {
-    "convert_element_type": _cast, "broadcast_in_dim": _broadcast, "reshape": _shaped, "squeeze": _shaped,
-    "expand_dims": _shaped, "dot_general": _product, "conv_general_dilated": _convolved, "div": _divided,
+    "convert_element_type": _cast, "broadcast_in_dim": _broadcast, "reshape": _reshape, "squeeze": _reshape,
+    "expand_dims": _reshape, "dot_general": _product, "conv_general_dilated": _convolve, "div": _divide,
     "slice": _part,
     "transpose": lambda eqn, x: f"np.transpose({x}, {tuple(eqn.params['permutation'])})",
     "select_n": lambda eqn, which, *x: f"np.where({which}, {x[1]}, {x[0]})" if len(x) == 2 else _refuse("select_n"),
@@ -134,12 +134,12 @@ def signature(function: Function) -> tuple[list[Part], list[Part]]:
     return [*(part(*x) for x in seen), *memory], [*(part(*x) for x in made), *memory]
 
 
-def _nested(space: Space, parts: Iterator[str]) -> str:
+def _nest(space: Space, parts: Iterator[str]) -> str:
     """Return an expression for an element of `space`, made of those for its leaves, in the order of JAX's trees."""
     if isinstance(space, Mapping):
-        return f"{{{', '.join(f'{name!r}: {_nested(space[name], parts)}' for name in sorted(space))}}}"
+        return f"{{{', '.join(f'{name!r}: {_nest(space[name], parts)}' for name in sorted(space))}}}"
     if isinstance(space, tuple):
-        return f"({''.join(f'{_nested(part, parts)}, ' for part in space)})"
+        return f"({''.join(f'{_nest(part, parts)}, ' for part in space)})"
     return next(parts)
 
 
@@ -156,10 +156,10 @@ class _Writer:
             if np.dtype(x.aval.dtype).isbuiltin != 1:
                 _refuse(f"numbers of {x.aval.dtype}")
         given = [x if isinstance(x, str) else self._constant(x) for x in operation.ins]
-        made = self._written(operation.name, operation.eqn, given)
+        made = self._write(operation.name, operation.eqn, given)
         self.lines += [f"{name} = {said}" for name, said in zip(operation.outs, made, strict=True)]
 
-    def _written(self, name: str, eqn: Any, given: list[str]) -> list[str]:
+    def _write(self, name: str, eqn: Any, given: list[str]) -> list[str]:
         if name == "split":
             ends = [0, *np.cumsum(eqn.params["sizes"]).tolist()]
             before = ":, " * eqn.params["axis"]
@@ -190,7 +190,7 @@ def _source(function: Function, lines: Sequence[str], results: Sequence[Any]) ->
     said = [x if isinstance(x, str) else repr(np.asarray(x).tolist()) for x in results]
     needed = {word for line in lines for word in re.findall(r"\b[a-z]\w*\b", line.partition(" = ")[2])} | set(said)
     body = [f"{name} = np.asarray({entry}, {str(x.dtype)!r})[None]" for name, entry, x in parts if name in needed]
-    out = _nested(space_from_plain(function.spaces["action"]), (f"np.asarray({x})[0]" for x in said[:count]))
+    out = _nest(space_from_plain(function.spaces["action"]), (f"np.asarray({x})[0]" for x in said[:count]))
     docstring, use = f"Return the action for one observation ({shapes}).", "    action = act(obs)"
     if function.memory:
         fresh = ", ".join(f"np.zeros({(1, *x.shape)}, {str(x.dtype)!r})" for x in function.memory)

@@ -71,13 +71,13 @@ class Body:
         if array.size and np.all(array == array.flat[0]):
             return Array(literal(array.flat[0]), (), array.shape, array.dtype)
         name = self.constants.setdefault((str(array.dtype), array.tobytes()), f"w{len(self.constants)}")
-        return stored(name, array.shape, array.dtype)
+        return stored_array(name, array.shape, array.dtype)
 
     def new(self, shape: Sequence[int], dtype: Any) -> Array:
         """Allocate an array in the workspace."""
         name = f"x{sum(isinstance(line, Buffer) for line in self.lines)}"
         self.lines.append(Buffer(name, c_type(dtype), math.prod(shape)))
-        return stored(name, shape, dtype)
+        return stored_array(name, shape, dtype)
 
     def assign(self, to: Array, x: Array) -> None:
         """Write the entries of `x` to those of the stored array `to`."""
@@ -117,7 +117,7 @@ class Body:
         lines = [*heads, statement.format(*places)]
         self.lines.append("\n".join("    " * i + line for i, line in enumerate(lines)))
 
-    def placed(self) -> tuple[list[str], Counter[str]]:
+    def allocate(self) -> tuple[list[str], Counter[str]]:
         """Return the lines, with buffers allocated such that live ones do not overlap, and the total sizes by type."""
         last = {x: i for i, line in enumerate(self.lines) for x in re.findall(r"\bx\d+\b", str(line))}
         live: list[tuple[int, Buffer]] = []
@@ -147,7 +147,7 @@ def workspace(kind: str) -> str:
     return f"{kind.removesuffix('_t')}s"
 
 
-def stored(name: str, shape: Sequence[int], dtype: Any) -> Array:
+def stored_array(name: str, shape: Sequence[int], dtype: Any) -> Array:
     return Array("{0}", (View(name, row_major(shape)),), tuple(shape), np.dtype(dtype))
 
 

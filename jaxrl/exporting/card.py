@@ -52,7 +52,7 @@ def card(
     """
     facts = policy.facts
     settings = facts.get("settings", {})
-    algo, env, results = settings.get("algo", "custom"), trained_in(policy), report.returns
+    algo, env, results = settings.get("algo", "custom"), training_env(policy), report.returns
     metric = {"type": "mean_reward", "name": "mean_reward", "value": f"{results['mean']:.6g} +/- {results['std']:.6g}"}
     result = {
         "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
@@ -84,7 +84,7 @@ def card(
     )
 
 
-def trained_in(policy: GreedyPolicy) -> str:
+def training_env(policy: GreedyPolicy) -> str:
     """Return the name of the training environment."""
     return str(policy.facts.get("settings", {}).get("env") or policy.policy.spec.name)
 

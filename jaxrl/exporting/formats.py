@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from jaxrl.exporting import as_c, as_numpy, onnx, stablehlo
-from jaxrl.exporting.function import Function, Part, described, function_of, signature
+from jaxrl.exporting.function import Function, Part, describe, function_of, signature
 from jaxrl.exporting.writing import MARK
 from jaxrl.training.policy import GreedyPolicy
 
@@ -34,5 +34,5 @@ def files_of(policy: GreedyPolicy, form: str) -> dict[str, bytes]:
       SettingsError: the policy cannot be exported in this format.
     """
     function, (write, list_parts) = function_of(policy), FORMATS[form]
-    described_as = described(function, policy.facts, *list_parts(function))
+    described_as = describe(function, policy.facts, *list_parts(function))
     return {**write(function), MARK: (json.dumps({"format": form, **described_as}, indent=2) + "\n").encode()}

@@ -77,7 +77,7 @@ def function_of(policy: GreedyPolicy) -> Function:
     indices, elements = partial(to_indices, spec.observation_space), partial(to_elements, spec.action_space)
     entries = _entries_in("obs", struct), _entries_in("action", space_struct(spec.action_space))
     spaces = {"observation": space_to_plain(spec.observation_space), "action": space_to_plain(spec.action_space)}
-    kept = _needed(policy, memory_form, memory, len(actions), _rows(1, struct))
+    kept = _needed_leaves(policy, memory_form, memory, len(actions), _rows(1, struct))
     if not kept:
 
         def act(params: PyTree, *parts: Array) -> tuple[Array, ...]:
@@ -108,7 +108,7 @@ def function_of(policy: GreedyPolicy) -> Function:
     return Function(step, policy.params, obs, actions, remembered, names, made, spaces, *entries)
 
 
-def _needed(policy: GreedyPolicy, form: Any, memory: Shapes, actions: int, obs: PyTree) -> list[int]:
+def _needed_leaves(policy: GreedyPolicy, form: Any, memory: Shapes, actions: int, obs: PyTree) -> list[int]:
     """Return which leaves of the memory, the last of which are actions, affect actions, now or later."""
     after = lambda obs, *memory: follow(policy.policy, policy.params, *form.unflatten(memory), obs)
     traced, count = jax.make_jaxpr(after)(obs, *memory), len(memory)
@@ -138,7 +138,7 @@ def signature(function: Function) -> tuple[list[Part], list[Part]]:
     return inputs, [Part(name, ("B", *x.shape), str(x.dtype)) for name, x in made]
 
 
-def described(
+def describe(
     function: Function, facts: dict[str, Any], inputs: Sequence[Part], outputs: Sequence[Part]
 ) -> dict[str, Any]:
     """Return a description of a policy with these inputs and outputs for its callers, as plain values."""

@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl.errors import SettingsError
 from jaxrl.exporting.function import Function
 from jaxrl.xla import forms
-from jaxrl.xla.equations import Code, Equation, bind, called, read
+from jaxrl.xla.equations import Code, Equation, bind, body_of_call, read
 
 
 class Form(NamedTuple):
@@ -113,9 +113,9 @@ def _walk(code: Code, args: Sequence[Any], operations: list[Operation]) -> list[
 def _results(equation: Equation, given: list[Any], operations: list[Operation]) -> Sequence[Any]:
     if not any(isinstance(x, str) for x in given):
         return bind(equation, *given)
-    if (inner := called(equation)) is not None:
+    if (inner := body_of_call(equation)) is not None:
         return _walk(inner, given, operations)
-    if (same := _unchanged(equation, given)) is not None:
+    if (same := _unchanged_operand(equation, given)) is not None:
         return [same]
     name, count = f"x{len(operations)}", len(equation.outs)
     outs = (name,) if count == 1 else tuple(f"{name}_{i}" for i in range(count))
@@ -123,7 +123,7 @@ def _results(equation: Equation, given: list[Any], operations: list[Operation]) 
     return outs
 
 
-def _unchanged(equation: Equation, given: Sequence[Any]) -> Any:
+def _unchanged_operand(equation: Equation, given: Sequence[Any]) -> Any:
     """Return the operand that equals the result; `None` if there is something to compute."""
     if equation.name in ("stop_gradient", "copy"):
         return given[0]

@@ -27,7 +27,7 @@ policy = export.deserialize(bytearray(pathlib.Path("policy.jax").read_bytes()))
 """
 
 
-def exported(function: Function) -> Any:
+def export_program(function: Function) -> Any:
     """Export the policy with its parameters as constants of the program."""
     (rows,) = jax.export.symbolic_shape("B")
 
@@ -46,7 +46,7 @@ def files(function: Function) -> dict[str, bytes]:
     Raises:
       SettingsError: flatbuffers, which `jax.export` needs, is not installed.
     """
-    made = exported(function)
+    made = export_program(function)
     try:
         serialised = bytes(made.serialize())
     except ImportError as error:

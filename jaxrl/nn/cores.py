@@ -579,7 +579,7 @@ class Core(nn.Module):
 
     def __call__(self, memory: PyTree, x: Array) -> tuple[PyTree, Array]:
         """Take a step with the inputs `[B, F]`; return the next memory and the outputs `[B, features]`."""
-        after, x = [], self._embedded(x)
+        after, x = [], self._embed(x)
         for cell, own in zip(self.cells, memory, strict=True):
             own, x = cell(own, x)
             after.append(own)
@@ -587,11 +587,11 @@ class Core(nn.Module):
 
     def sequence(self, memory: PyTree, xs: Array, is_first: Array) -> tuple[PyTree, Array]:
         """Take the steps `xs` `[T, B, F]`; return memories and outputs after each, see `Cell.sequence`."""
-        after, xs = [], self._embedded(xs)
+        after, xs = [], self._embed(xs)
         for cell, own in zip(self.cells, memory, strict=True):
             own, xs = cell.sequence(own, xs, is_first)
             after.append(own)
         return tuple(after), xs
 
-    def _embedded(self, x: Array) -> Array:
+    def _embed(self, x: Array) -> Array:
         return self.embed(x) if self.cells[0].fixed_width else x

@@ -342,10 +342,10 @@ def from_nnx(make: Callable[[Any], Any]) -> FromNNX:
         raise SettingsError(
             f"from_nnx: the module keeps {', '.join(more)}; expected Param, BatchStat and streams of random numbers"
         )
-    return FromNNX(make, acting, learning, _named(params), _named(stats), rngs)
+    return FromNNX(make, acting, learning, _flatten_by_name(params), _flatten_by_name(stats), rngs)
 
 
-def _named(state: Any) -> _Named:
+def _flatten_by_name(state: Any) -> _Named:
     paths, treedef = jax.tree_util.tree_flatten_with_path(state)
     names = [jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value") for path, _ in paths]
     return _Named(tuple(names), treedef)

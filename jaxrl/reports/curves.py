@@ -49,7 +49,7 @@ def band(curves: Sequence[Curve], axis: str, least: int = 2) -> Band | None:
 
     Curves are interpolated linearly and not extrapolated: beyond its end, a run no longer counts.
     """
-    lines = [_sorted(curve.x[AXES.index(axis)], curve.y) for curve in curves]
+    lines = [_sort_points(curve.x[AXES.index(axis)], curve.y) for curve in curves]
     lines = [line for line in lines if len(line[0])]
     if len(lines) < least:
         return None
@@ -58,7 +58,7 @@ def band(curves: Sequence[Curve], axis: str, least: int = 2) -> Band | None:
     return Band(x, np.isfinite(values).sum(axis=1), *_numbers(values))
 
 
-def _sorted(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _sort_points(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the points with finite `x`, sorted; of several with equal `x`, the last."""
     x, y = x[np.isfinite(x)], y[np.isfinite(x)]
     order = np.argsort(x, kind="stable")

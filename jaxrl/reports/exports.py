@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.reports.curves import band
-from jaxrl.reports.groups import Group, shown
+from jaxrl.reports.groups import Group, format_value
 from jaxrl.reports.read import Run
 
 COLUMNS = ("run", "group", "seed", "member", "opt_steps", "env_steps", "seconds", "score", "return")
@@ -78,7 +78,7 @@ def to_marl_eval(groups: Sequence[Group]) -> str:
     """
     suites: dict[str, Any] = {}
     for group in groups:
-        suite, task = _task(shown(group.runs[0].settings.get("env", "unknown")))
+        suite, task = _task(format_value(group.runs[0].settings.get("env", "unknown")))
         algorithms = suites.setdefault(suite, {}).setdefault(task, {})
         runs = [_evaluations(run) for run in group.runs if len(run.log.score.y)]
         if runs:
@@ -88,7 +88,7 @@ def to_marl_eval(groups: Sequence[Group]) -> str:
 
 def _algorithm(group: Group) -> str:
     """Return the name of a group without its environment."""
-    env = shown(group.runs[0].settings.get("env", "unknown"))
+    env = format_value(group.runs[0].settings.get("env", "unknown"))
     return " ".join(group.name.replace(f" {env}", " ", 1).split())
 
 

@@ -24,7 +24,7 @@ class Group(NamedTuple):
         return spread([[run.last for run in self.runs]])
 
 
-def grouped(runs: Iterable[Run]) -> list[Group]:
+def group_runs(runs: Iterable[Run]) -> list[Group]:
     """Group runs by settings, ignoring the seed and settings that do not affect the result of training.
 
     A run with unreadable settings forms its own group. Groups are named by algorithm and environment, and by the
@@ -40,7 +40,7 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
 
 def _deciding(run: Run) -> dict[str, str]:
     """Return the settings that affect training, except the seed; `varied` for those that a search changed."""
-    own = {name: shown(value) for name, value in run.settings.items() if name not in HARMLESS and name != "seed"}
+    own = {name: format_value(value) for name, value in run.settings.items() if name not in HARMLESS and name != "seed"}
     return own | dict.fromkeys(run.swept if run.varied else (), "varied")
 
 
@@ -49,7 +49,7 @@ def _key(run: Run) -> str:
 
 
 def _title(run: Run) -> tuple[str, str]:
-    return shown(run.settings.get("algo", "unknown")), shown(run.settings.get("env", "unknown"))
+    return format_value(run.settings.get("algo", "unknown")), format_value(run.settings.get("env", "unknown"))
 
 
 def _label(run: Run, others: Sequence[Run]) -> str:
@@ -77,7 +77,7 @@ def _unique(labels: Sequence[str]) -> list[str]:
     ]
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """Format the value of a setting."""
     if isinstance(value, float):
         return f"{value:.6g}"
@@ -106,7 +106,7 @@ def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
 
 def _values(group: Group, name: str) -> list[str]:
     """Return the distinct values of a setting in a group, in order of the runs; `-` for a run without it."""
-    values = [shown(run.settings[name]) if name in run.settings else "-" for run in group.runs if run.settings]
+    values = [format_value(run.settings[name]) if name in run.settings else "-" for run in group.runs if run.settings]
     return list(dict.fromkeys(values))
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl.reports.groups import shown
+from jaxrl.reports.groups import format_value
 from jaxrl.reports.read import Run
-from jaxrl.reports.tables import reached
+from jaxrl.reports.tables import steps_of
 from jaxrl.training.storage.run_dir import METRICS
 
 BEGINNING = b'{"kind": "lineage", '
@@ -60,7 +60,7 @@ def _lineage(members: Sequence[Run], taken: Sequence[Takeover]) -> dict[str, Any
         # Takeovers of one step are simultaneous.
         lives.take([one for one in taken if one.opt_steps == step and {one.member, one.parent} <= set(numbers)])
     for member in members:
-        lives.end(member.member, reached(member)[0])
+        lives.end(member.member, steps_of(member)[0])
     return {"name": members[0].population, "members": numbers, "lines": lives.lines()}
 
 
@@ -80,7 +80,7 @@ class _Lives:
         for one in taken:
             self.end(one.member, one.opt_steps)
             self._founder[one.member], self._begun[one.member] = before[one.parent], one.opt_steps
-            values = ", ".join(f"{name}={shown(value)}" for name, value in one.values.items())
+            values = ", ".join(f"{name}={format_value(value)}" for name, value in one.values.items())
             self._said[one.member] = f"member {one.member}, from member {one.parent}, {values}"
             self._line(one.member, (one.opt_steps, one.parent), (one.opt_steps, one.member))
 

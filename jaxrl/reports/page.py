@@ -64,8 +64,8 @@ def page(groups: Sequence[Group], remarks: Sequence[str], library: str, stamp: s
     data = {
         "groups": [group.name for group in groups],
         "curves": {
-            "score": _drawn(groups, [[run.log.score for run in group.runs] for group in groups]),
-            "return": _drawn(groups, [[run.log.returns for run in group.runs] for group in groups]),
+            "score": _plot_data(groups, [[run.log.score for run in group.runs] for group in groups]),
+            "return": _plot_data(groups, [[run.log.returns for run in group.runs] for group in groups]),
         },
         "episodes": episodes,
         "populations": swept,
@@ -156,7 +156,7 @@ def _film(name: str, path: Any) -> str:
     return f"<figure>{picture}<figcaption>{said}</figcaption></figure>"
 
 
-def _drawn(groups: Sequence[Group], curves: Sequence[Sequence[Curve]]) -> dict[str, Any]:
+def _plot_data(groups: Sequence[Group], curves: Sequence[Sequence[Curve]]) -> dict[str, Any]:
     """Return the plot data of the curves `[groups][runs]`."""
     count = sum(len(own) for own in curves)
     points = int(np.clip(POINTS // max(count, 1), 50, MOST_POINTS))
@@ -181,10 +181,10 @@ def _drawn(groups: Sequence[Group], curves: Sequence[Sequence[Curve]]) -> dict[s
 
 def _short(values: np.ndarray) -> list[float | None]:
     """Return numbers for JSON, rounded to six digits; integers are exact."""
-    return [_rounded(x) for x in values.tolist()]
+    return [_round(x) for x in values.tolist()]
 
 
-def _rounded(x: float) -> float | None:
+def _round(x: float) -> float | None:
     if not np.isfinite(x):
         return None
     return int(x) if x.is_integer() and abs(x) < 2**53 else float(f"{x:.6g}")

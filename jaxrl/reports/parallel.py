@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxrl.reports.groups import shown
+from jaxrl.reports.groups import format_value
 from jaxrl.reports.read import Run
 from jaxrl.reports.rows import number
 
@@ -34,15 +34,15 @@ def axis(values: Sequence[Any]) -> dict[str, Any]:
     Names and flags are spread evenly; numbers have a linear axis, or a logarithmic one if their range is wide.
     """
     known = [value for value in values if value is not None]
-    labels = [shown(value) for value in values]
+    labels = [format_value(value) for value in values]
     if not all(math.isfinite(number(value)) for value in known):
-        names = list(dict.fromkeys(map(shown, known)))
+        names = list(dict.fromkeys(map(format_value, known)))
         places = {name: i / max(len(names) - 1, 1) for i, name in enumerate(names)}
-        heights = [None if value is None else places[shown(value)] for value in values]
+        heights = [None if value is None else places[format_value(value)] for value in values]
         return {"heights": heights, "ticks": [[place, name] for name, place in places.items()], "values": labels}
     low, high = (min(known), max(known)) if known else (0.0, 0.0)
     scale = math.log if low > 0 and high >= RATIO * low else float
     width = scale(high) / 2 - scale(low) / 2 or 1.0  # halved, so that the difference cannot overflow
     heights = [None if value is None else (scale(value) / 2 - scale(low) / 2) / width for value in values]
-    ends = [[0, shown(float(low))], *([[1, shown(float(high))]] if high > low else [])]
+    ends = [[0, format_value(float(low))], *([[1, format_value(float(high))]] if high > low else [])]
     return {"heights": heights, "ticks": ends, "values": labels}

@@ -68,7 +68,7 @@ def run_table(groups: Iterable[Group]) -> Table:
 
 def _run_row(group: Group, run: Run) -> tuple[str, ...]:
     facts, log = run.metadata, run.log
-    opts, envs = reached(run)
+    opts, envs = steps_of(run)
     # The metadata has the speed of the entire run, the last row only that of its interval.
     speeds = [number(facts.get(name)) for name in ("opt_steps_per_sec", "env_steps_per_sec")]
     speeds = [recorded if np.isfinite(recorded) else row for recorded, row in zip(speeds, log.speeds, strict=True)]
@@ -92,7 +92,7 @@ def _run_row(group: Group, run: Run) -> tuple[str, ...]:
     )
 
 
-def reached(run: Run) -> tuple[float, float]:
+def steps_of(run: Run) -> tuple[float, float]:
     """Return the numbers of optimisation and environment steps that a run has made."""
     rows = [curve.x[:2, -1] for curve in (run.log.score, run.log.returns) if len(curve.y)]
     recorded = np.array([number(run.metadata.get(name)) for name in ("opt_steps", "env_steps")])

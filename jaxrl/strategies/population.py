@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl.agents.fields import rules_of
-from jaxrl.agents.schedules import scheduled_in
+from jaxrl.agents.schedules import scheduled_settings
 from jaxrl.errors import SettingsError, check_between, check_count, suggest
 from jaxrl.parsing import format_repr, format_settings, parse_float
 from jaxrl.registry import ALGORITHMS, config_class
@@ -285,7 +285,7 @@ def sweepable(strategy: Strategy) -> dict[str, float]:
     """
     # Tracing `init` tells which numbers a state holds as arrays: it calls `tunable` for each of them.
     _, found = trace_hyperparams(strategy.init, jax.eval_shape(lambda: make_key(0)))
-    scheduled = scheduled_in((strategy.info.settings or {}).get("agent") or {})
+    scheduled = scheduled_settings((strategy.info.settings or {}).get("agent") or {})
     return {name: value for name, value in found.items() if name not in scheduled and (value or name not in SWITCHES)}
 
 

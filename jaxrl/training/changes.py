@@ -71,6 +71,6 @@ def changes(old: object, new: object, name: str = "") -> list[Change]:
     return [] if old == new else [Change(name, old, new)]
 
 
-def measured_otherwise(found: Sequence[Change]) -> list[Change]:
+def evaluation_changes(found: Sequence[Change]) -> list[Change]:
     """Return those of the changes found under which scores mean something else."""
     return [change for change in found if change.name.partition(".")[0] in YARDSTICK]

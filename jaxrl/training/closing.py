@@ -104,7 +104,7 @@ def leave_by_signal(signalled: int, stop: str | None, opt_steps: int, run_dir: s
     name = signal.Signals(signalled).name
     where = f"{opt_steps:,} optimisation steps"
     where += f", at the end of the run ({stop})" if stop in LIMITS else ""
-    again = AGAIN if run_dir is None else _saved(f"Trainer(strategy, ..., run_dir={run_dir!r}, resume=True)")
+    again = AGAIN if run_dir is None else _saved_message(f"Trainer(strategy, ..., run_dir={run_dir!r}, resume=True)")
     if not quiet and not number():
         print_stderr(f"stopped by {name} at {where}; {again}")
     raise_signal(signalled)
@@ -112,7 +112,7 @@ def leave_by_signal(signalled: int, stop: str | None, opt_steps: int, run_dir: s
 
 def leave_population_by_signal(signalled: int, run_dir: str | None, quiet: bool) -> NoReturn:
     """Do the same as `leave_by_signal` for a population."""
-    again = AGAIN if run_dir is None else _saved(f"Trainer(population, ..., run_dir={run_dir!r}, resume=True)")
+    again = AGAIN if run_dir is None else _saved_message(f"Trainer(population, ..., run_dir={run_dir!r}, resume=True)")
     if not quiet:
         print_stderr(f"stopped by {signal.Signals(signalled).name}; {again}")
     raise_signal(signalled)
@@ -122,11 +122,11 @@ def report_exit(error: BaseException | None, terminated: bool, opt_steps: int, r
     """Print a message if SIGINT, or SIGTERM if `terminated`, has ended a closed session."""
     if terminated or isinstance(error, KeyboardInterrupt):
         name = "SIGTERM" if terminated else "SIGINT"
-        saved = run_dir and _saved(f"Session(..., run_dir={run_dir!r}, resume=True)")
+        saved = run_dir and _saved_message(f"Session(..., run_dir={run_dir!r}, resume=True)")
         print_stderr(
             f"stopped by {name} at {opt_steps:,} optimisation steps; {saved or 'nothing is saved without a run_dir'}"
         )
 
 
-def _saved(continuation: str) -> str:
+def _saved_message(continuation: str) -> str:
     return f"saved; continue with {continuation}"

@@ -102,7 +102,7 @@ def over_devices(strategy: Strategy, function: Callable[..., Any], like: PyTree,
     return run
 
 
-def placed(strategy: Strategy, state: PyTree) -> PyTree:
+def place(strategy: Strategy, state: PyTree) -> PyTree:
     """Place a training state on the devices of its run, or what belongs there in the host's memory; for shapes, add the
     shardings."""
     if strategy.placement.devices == 1:
@@ -111,15 +111,15 @@ def placed(strategy: Strategy, state: PyTree) -> PyTree:
     return jax.tree.map(put, state, _specs(strategy, state))
 
 
-def copied(strategy: Strategy, state: PyTree, device: Any) -> PyTree:
+def copy_state(strategy: Strategy, state: PyTree, device: Any) -> PyTree:
     """Return a copy of a training state on the devices of `strategy`, or on `device` if it has a single one."""
     if strategy.placement.devices == 1:
-        return moved(state, device, may_alias=False)
+        return move_state(state, device, may_alias=False)
     put = lambda x, spec: jax.device_put(x, NamedSharding(_mesh(strategy), spec), may_alias=False)
     return jax.tree.map(put, state, _specs(strategy, state))
 
 
-def moved(state: PyTree, device: Any, may_alias: bool | None = None) -> PyTree:
+def move_state(state: PyTree, device: Any, may_alias: bool | None = None) -> PyTree:
     """Return a training state on `device`, or in the host's memory beside it what belongs there; `None`: where it
     is."""
     where = device and jax.tree.map(lambda _: SingleDeviceSharding(device), state)
@@ -140,7 +140,7 @@ def params_of(strategy: Strategy, state: PyTree) -> PyTree:
 def _params_of_all(strategy: Strategy, state: PyTree) -> PyTree:
     """Return the policy's parameters, or without a policy the state, in every process."""
     if strategy.policy is None:
-        return gathered(state)
+        return gather_state(state)
     processes.broadcast("params")
     with processes.reported():
         # A replicated output, so that each process has all of it.
@@ -148,7 +148,7 @@ def _params_of_all(strategy: Strategy, state: PyTree) -> PyTree:
         return processes.whole(jax.jit(strategy.policy.params, out_shardings=same)(state))
 
 
-def gathered(tree: PyTree) -> PyTree:
+def gather_state(tree: PyTree) -> PyTree:
     """Gather a training state, with or without its sums, in this process; a local state is returned as is."""
     if processes.is_spread(tree):
         processes.broadcast("gather")
@@ -177,7 +177,7 @@ def shardings_of(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTre
     if not processes.several():
         return state, sums
     same = NamedSharding(_mesh(strategy), SAME)
-    return placed(strategy, state), jax.tree.map(lambda x: _at(x, same), sums)
+    return place(strategy, state), jax.tree.map(lambda x: _at(x, same), sums)
 
 
 def _over(strategy: Strategy, devices: int) -> Strategy:
@@ -197,7 +197,7 @@ def apply_in_all(strategy: Strategy, how: str, state: PyTree, *args: int) -> PyT
 
 def apart(tree: PyTree) -> PyTree:
     """Return copies of arrays, safe to donate."""
-    return jax.tree.map(processes.copied, tree)
+    return jax.tree.map(processes.copy_leaf, tree)
 
 
 def _at(x: Any, sharding: Sharding) -> Any:
@@ -225,7 +225,7 @@ def place_then(strategy: Strategy, program: Callable[..., Any], like: PyTree) ->
 def _run_placed(strategy: Strategy, program: Callable[..., Any], state: PyTree, *others: Any) -> Any:
     # With a single process, the arguments must still be placed as the program was compiled.
     if not processes.several():
-        return program(placed(strategy, state), *others)
+        return program(place(strategy, state), *others)
     sums, start, stop = others
     # Broadcast in the order in which programs start: all processes must start the same ones.
     state, sums = shard_local(strategy, state, sums)
@@ -234,7 +234,7 @@ def _run_placed(strategy: Strategy, program: Callable[..., Any], state: PyTree, 
         return jax.block_until_ready(program(state, sums, start, stop))
 
 
-def begun(program: Callable[..., Any], *args: Any) -> Any:
+def run_init(program: Callable[..., Any], *args: Any) -> Any:
     """Run the program that makes the initial state, in all processes."""
     processes.broadcast("init")
     with processes.reported():

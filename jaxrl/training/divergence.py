@@ -17,14 +17,14 @@ def in_good_health(health: Health | None) -> bool:
     return health is None or not np.any(health.skipped_in_a_row)
 
 
-def diverged(health: Health | None, limit: int) -> bool:
+def has_diverged(health: Health | None, limit: int) -> bool:
     """Return whether `limit` updates in a row were ever skipped; a limit of 0 is none."""
     return bool(limit and health is not None and np.any(health.most_in_a_row >= limit))
 
 
 def skips_left(health: Health, limit: int) -> int:
     """Return how many more updates must be skipped to reach `limit` in a row; 0 if it was ever reached."""
-    return 0 if diverged(health, limit) else limit - int(np.max(health.skipped_in_a_row))
+    return 0 if has_diverged(health, limit) else limit - int(np.max(health.skipped_in_a_row))
 
 
 def explain(health: Health, metrics: Iterable[str]) -> str:

@@ -222,7 +222,7 @@ class Evaluator(CompiledEvaluator):
         check_count("eval_episodes", episodes)
         self.actions = "sampled" if sampled else "greedy"
         # With several agents, all follow the policy of one.
-        asked, one = _asked(env, policy, sampled)
+        asked, one = _to_single_agent(env, policy, sampled)
         self.episodes, self._begun = episodes, partial(begin_episodes, one, asked, episodes)
         limit = max_steps or env.spec.time_limit or MAX_STEPS
         super().__init__(partial(run_episodes, env, policy, episodes, limit, sampled=sampled))
@@ -378,7 +378,7 @@ def run_episodes(
     env: Env, policy: Policy, episodes: int, max_steps: int, params: PyTree, key: Key, *, sampled: bool = False
 ) -> tuple[Array, Array, Array, dict[str, Array]]:
     """Run `episodes` episodes in parallel until all have ended; return the fields of an `Evaluation`. Pure."""
-    asked, env = _asked(env, policy, sampled)
+    asked, env = _to_single_agent(env, policy, sampled)
     reset_key, step_key = jax.random.split(key)
     start = begin_episodes(env, asked, episodes, params, reset_key)
     # The loop's carry needs all leaves from the start: find the names of the scalars by an abstract step.
@@ -390,7 +390,7 @@ def run_episodes(
     return end.returns, end.lengths, ~end.running, columns_of_info(end.info)
 
 
-def _asked(env: Env, policy: Policy, sampled: bool) -> tuple[EvalPolicy, Env]:
+def _to_single_agent(env: Env, policy: Policy, sampled: bool) -> tuple[EvalPolicy, Env]:
     """Return the evaluation policy of `policy` in `env`, and `env` as an environment of a single agent."""
     asked = make_eval_policy(policy, sampled)
     return (asked, env) if env.agents is None else (for_agents(asked, env.agents), as_single_env(env))

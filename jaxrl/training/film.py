@@ -144,12 +144,12 @@ def _first_picture(env: Env | HostEnv) -> None:
 def _film(play: Player, policy: GreedyPolicy, config: TrainerConfig, opt_steps: int, env_steps: int) -> Video | str:
     """Film an episode; return the video, or the reason why there is none."""
     assert config.run_dir is not None
-    return filmed(
+    return save_video(
         partial(play, policy, config.seed, LONGEST), config.run_dir, config.video_format, opt_steps, env_steps
     )
 
 
-def filmed(take: Take, run_dir: str, form: str, opt_steps: int, env_steps: int) -> Video | str:
+def save_video(take: Take, run_dir: str, form: str, opt_steps: int, env_steps: int) -> Video | str:
     """Write the film from `take` into the directory of a run; return the video, or the reason why there is none."""
     film = save_film(take, Path(run_dir) / VIDEOS / f"{opt_steps}.{form}")
     return film if isinstance(film, str) else Video(opt_steps, env_steps, *film)

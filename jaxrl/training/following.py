@@ -83,7 +83,7 @@ def _obey(trainer: Any) -> None:
             state, sums = devices.distribute(strategy, *compiled.like)
         elif order == "load":
             state, sums = None, None  # free memory before loading
-            (state, sums), said = _loaded(compiled.like, *given)
+            (state, sums), said = _load_part(compiled.like, *given)
             processes.answer(said)
         elif order == "alter":
             state = devices.apply_in_all(strategy, given[0], state, *given[1:])
@@ -99,20 +99,20 @@ def _obey(trainer: Any) -> None:
             # A collective: all processes take part, and process 0 keeps the result.
             processes.whole((state, sums))
         elif order == END:
-            _ended(trainer, state, sums, latest, *given)
+            _adopt_end(trainer, state, sums, latest, *given)
 
 
-def _loaded(like: Any, path: str, checksums: list[int]) -> tuple[Any, str]:
+def _load_part(like: Any, path: str, checksums: list[int]) -> tuple[Any, str]:
     """Read this process's part of a checkpoint; return the state and its sums, or `None` twice, and the answer."""
     found, said = read_part(Path(path), like, checksums)
     return found or (None, None), said
 
 
-def _ended(trainer: Any, state: Any, sums: Any, latest: Any, how: dict[str, Any]) -> None:
+def _adopt_end(trainer: Any, state: Any, sums: Any, latest: Any, how: dict[str, Any]) -> None:
     """Adopt the outcome of the run from process 0."""
     if "failed" in how:
         raise ProcessError(f"process 0 has ended the run: {how['failed']}")
     trainer.state, trainer._sums, trainer.latest, trainer.stop_reason = state, sums, latest, how["stop"]
-    trainer.ledger = trainer.ledger.restored(how["ledger"])
+    trainer.ledger = trainer.ledger.restore(how["ledger"])
     if how["signal"] is not None:
         trainer.interrupt.receive(how["signal"])

@@ -82,7 +82,7 @@ class Ledger:
         """What the run will finish before it stops, in words for messages."""
         return ACTIVITIES.get(self.doing, "this part of the training")
 
-    def trained(self, t: int, seconds: float) -> None:
+    def record_training(self, t: int, seconds: float) -> None:
         """Record that training advanced to iteration `t`, in `seconds`."""
         self.t = t
         self.seconds["train"] += seconds
@@ -138,7 +138,7 @@ class Ledger:
             "env_steps_per_sec": rate and rate * schedule.env_steps_per_step,
         }
 
-    def taken_up(self, wall: float) -> "Ledger":
+    def for_next_call(self, wall: float) -> "Ledger":
         """Return this ledger for a run that continues in the same process, after `wall` seconds."""
         return replace(self, wall_s=wall, _begun=time.perf_counter())
 
@@ -148,7 +148,7 @@ class Ledger:
         del facts["_begun"]
         return facts
 
-    def restored(self, facts: dict[str, Any]) -> "Ledger":
+    def restore(self, facts: dict[str, Any]) -> "Ledger":
         """Return the ledger of a run that resumes from `facts`, with the seconds of this process added.
 
         Raises:
@@ -158,7 +158,7 @@ class Ledger:
         seconds = {part: facts["seconds"].get(part, 0.0) + self.seconds[part] for part in PARTS}
         return Ledger(**{**facts, "seconds": seconds, "_begun": self._begun})
 
-    def rolled_back(self, facts: dict[str, Any]) -> "Ledger":
+    def roll_back(self, facts: dict[str, Any]) -> "Ledger":
         """Return the ledger after a rollback to the checkpoint with `facts`; it keeps time, best score and tries."""
         back = Ledger(**{**facts, "seconds": self.seconds, "wall_s": self.wall_s, "_begun": self._begun})
         back.best_score, back.best_opt_steps = self.best_score, self.best_opt_steps

@@ -310,7 +310,7 @@ class Logbook:
             **own,
         }
 
-    def restored_ledger(self, facts: Mapping[str, Any], ledger: Ledger, anew: bool = False) -> Ledger:
+    def restore_ledger(self, facts: Mapping[str, Any], ledger: Ledger, anew: bool = False) -> Ledger:
         """Return the ledger of a run that resumes from `facts`; keep its unwritten rows for `open`.
 
         With `anew`, evaluation settings have changed, so that old scores are not comparable: reset the best.
@@ -318,7 +318,7 @@ class Logbook:
         Raises:
           KeyError, TypeError, ValueError: `facts` are not from `facts()`.
         """
-        taken, waiting = ledger.restored(facts["ledger"]), facts["unwritten"]
+        taken, waiting = ledger.restore(facts["ledger"]), facts["unwritten"]
         # Validate before use: the checkpoint may come from an untrusted source.
         check_unwritten(waiting)
         self._noted = {str(name): (float(total), int(count)) for name, (total, count) in facts.get("noted", {}).items()}
@@ -354,13 +354,15 @@ def memory() -> dict[str, float]:
 def run_info(storage: Storage, opt_steps: int) -> RunInfo:
     """Return the description of a run for recorders; it starts or resumes after `opt_steps`."""
     settings, group = storage.settings, None if storage.path is None else group_of(storage.path)
-    called = "-".join((*named_by(settings), f"s{settings.get('seed')}")) if storage.path is None else storage.path.name
+    called = (
+        "-".join((*algo_and_env(settings), f"s{settings.get('seed')}")) if storage.path is None else storage.path.name
+    )
     name = called if group is not None else settings.get("name") or called  # members need distinct names
     return RunInfo(
         name=name if group is None else f"{group.name}-{name}",
         directory=storage.path,
         settings=flat(settings),
-        tags=(*named_by(settings), *settings.get("tags", ())),
+        tags=(*algo_and_env(settings), *settings.get("tags", ())),
         opt_steps=opt_steps if storage.resumes else 0,
         changed=bool(storage.decisive),
         group=group,
@@ -368,7 +370,7 @@ def run_info(storage: Storage, opt_steps: int) -> RunInfo:
     )
 
 
-def named_by(settings: Mapping[str, Any]) -> tuple[str, ...]:
+def algo_and_env(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the algorithm and the environment of a run, where they have names."""
     return tuple(str(part) for part in (settings.get("algo"), settings.get("env")) if part)
 

@@ -23,7 +23,7 @@ from jaxrl.training import program, stopping
 from jaxrl.training.actors import pool
 from jaxrl.training.actors.pool import ActorPool
 from jaxrl.training.devices import Alone, apart, apply_in_all
-from jaxrl.training.divergence import diverged, explain
+from jaxrl.training.divergence import explain, has_diverged
 from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvalRules, EvaluateFn, ScoreFn, eval_key, evaluate_and_confirm
 from jaxrl.training.film import add_video_hook
@@ -127,7 +127,7 @@ class Run:
                 boundary = next_boundary(self.schedule, self.ledger.t)
                 self._advance_to(boundary.t)
                 # Skip the boundary: a diverged state gets no row, evaluation or checkpoint.
-                if diverged(self._health(), self.config.max_skips):
+                if has_diverged(self._health(), self.config.max_skips):
                     self._roll_back()
                     continue
                 report = self._at_boundary(boundary)
@@ -178,7 +178,11 @@ class Run:
 
     def _advance_to(self, end: int) -> None:
         """Call the compiled program until iteration `end`, a request to stop, or divergence."""
-        while self.ledger.t < end and not stops(self.interrupt) and not diverged(self._health(), self.config.max_skips):
+        while (
+            self.ledger.t < end
+            and not stops(self.interrupt)
+            and not has_diverged(self._health(), self.config.max_skips)
+        ):
             # A call ends at the boundary, after about `CHUNK_S`, or when the arrays of ended episodes are full.
             begun, t = time.perf_counter(), self.ledger.t
             stop = min(end, t + self._chunk, t + self._episodes.max_iterations)
@@ -186,7 +190,7 @@ class Run:
             # The arguments were donated: replace the state at once. Dispatch is asynchronous: block to time the call.
             self._state, self._sums, stop, ended = jax.block_until_ready(made)
             seconds = max(time.perf_counter() - begun, 1e-9)
-            self.ledger.trained(stop, seconds)
+            self.ledger.record_training(stop, seconds)
             with self.ledger.timed("record"):
                 self._episodes.report(ended, t, stop, self.schedule, self._log.log_episodes, self)
             self._fail_with_actors()
@@ -218,7 +222,7 @@ class Run:
         on_disk = self._best.score if self._best else None
         found = evaluate_and_confirm(rules, self._params(self._state), opt_steps, self.ledger, on_disk)
         self._least_return = found.least_return
-        self.membership.evaluated(opt_steps, found.score)
+        self.membership.record_score(opt_steps, found.score)
         if found.should_save:
             self._keep_best(found.kept)
         with self.ledger.timed("record"):
@@ -254,7 +258,7 @@ class Run:
 
     def _save(self) -> None:
         with self.ledger.timed("save"):
-            self._storage.save(self.schedule.opt_steps(self.ledger.t), self._saved(), self._facts(), self._best)
+            self._storage.save(self.schedule.opt_steps(self.ledger.t), self._tree_to_save(), self._facts(), self._best)
             self._storage.update_metadata(**self._summary(), status=self.stop_reason or "running")
             self.ledger.unsaved_s = 0.0
 
@@ -299,7 +303,7 @@ class Run:
                 print_stderr(self.schedule.nothing_left(self.ledger.t))
             return False
         if sound and self.config.run_dir is None:
-            self.ledger = self.ledger.taken_up(self._wall)
+            self.ledger = self.ledger.for_next_call(self._wall)
             # Copy: the state will be donated, and results already returned still refer to it.
             self.state, self._sums = apart((self.state, self._sums))
         # Start from the newest checkpoint or from scratch: release the state in memory.
@@ -376,7 +380,7 @@ class Run:
         step, (state, sums), facts = self._storage.load(self._compiled.like)
         self.membership.restore(facts, self._storage.path)
         with reading_facts(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
-            ledger = self._log.restored_ledger(facts, self.ledger, bool(self._storage.eval_changes))
+            ledger = self._log.restore_ledger(facts, self.ledger, bool(self._storage.eval_changes))
         saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
         # Checked first: under other settings the same iteration would mean other counts.
         require_counters(f"{step} of {self.config.run_dir}", ledger.counters(self.schedule), saved)
@@ -428,7 +432,7 @@ class Run:
         self._storage.replace_settings(self.settings())
         self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
         self._log.event("adopted", message)
-        self._storage.save(self.ledger.changed_at, self._saved(), self._facts(), self._best, again=True)
+        self._storage.save(self.ledger.changed_at, self._tree_to_save(), self._facts(), self._best, again=True)
 
     def require_saved(self) -> None:
         """Wait for the save in progress; raise `StorageError` if it could not be written."""
@@ -456,7 +460,7 @@ class Run:
         """Return all settings of the run, as in `config.yaml`."""
         return settings_of_run(self.strategy, self.config)
 
-    def _saved(self) -> PyTree:
+    def _tree_to_save(self) -> PyTree:
         saved = Saved(self.state, self._sums)
         return saved if self.config.save_replay else program.without_replay(saved)
 
@@ -524,7 +528,7 @@ def fits(strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: St
         like = program.state_shapes(strategy)
         checkpoints.forms = program.forms_of(strategy)
         checkpoints.check_newest(like)
-        restored = ledger.restored(facts["ledger"])
+        restored = ledger.restore(facts["ledger"])
     # Missing or damaged: loading would raise with the reason.
     except (SettingsError, KeyError, TypeError, ValueError):
         return False

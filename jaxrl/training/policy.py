@@ -158,7 +158,7 @@ class GreedyPolicy:
         given: PyTree = () if action is None else self._actions(action, rows, single)
         # Made when first asked for: most policies only act.
         if not self._outputs:
-            ask = lambda look, *args: _asked(self.policy, look, *args)
+            ask = lambda look, *args: _query(self.policy, look, *args)
             self._outputs.update({name: jax.jit(partial(ask, getattr(outputs, name))) for name in ASKED})
         before = () if self._memory is None or self._memory[0] != rows else self._memory[1:]
         answer = self._outputs[what](self.params, batch, before, self._opt_steps, given)
@@ -207,11 +207,11 @@ ASKED = ("probabilities", "log_prob", "values")
 """What a policy is asked for beside actions."""
 
 
-def _asked(
+def _query(
     policy: Policy, look: Any, params: PyTree, obs: PyTree, before: PyTree, opt_step: Array, action: PyTree
 ) -> PyTree:
     """Return what `look` says at `obs` `[N, ...]`, after what was remembered and done `before`, if anything was."""
-    carry = _observed(policy, params, before[0], before[1], obs) if before else policy.begin(params, obs)
+    carry = _observe(policy, params, before[0], before[1], obs) if before else policy.begin(params, obs)
     return look(params, carry, opt_step, action)
 
 
@@ -290,10 +290,10 @@ def follow(
     policy: Policy, params: PyTree, carry: PyTree, action: PyTree, obs: PyTree, *drawn: Any
 ) -> tuple[PyTree, PyTree]:
     """Return the same for the next observations, after what was remembered and done before."""
-    return _choose(policy, params, _observed(policy, params, carry, action, obs), *drawn)
+    return _choose(policy, params, _observe(policy, params, carry, action, obs), *drawn)
 
 
-def _observed(policy: Policy, params: PyTree, carry: PyTree, action: PyTree, obs: PyTree) -> PyTree:
+def _observe(policy: Policy, params: PyTree, carry: PyTree, action: PyTree, obs: PyTree) -> PyTree:
     """Return what is remembered once `action` has led to `obs`."""
     zeros = jnp.zeros(jax.tree.leaves(obs)[0].shape[0], jnp.float32)
     return policy.observe(params, carry, Step(action, (), zeros, zeros > 0, zeros > 0, final_obs=obs, obs=obs))

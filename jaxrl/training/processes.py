@@ -258,7 +258,7 @@ def _same(x: Any) -> Any:
     return x
 
 
-def copied(leaf: Any) -> Any:
+def copy_leaf(leaf: Any) -> Any:
     """Return a copy of an array; each process copies its shards."""
     if not is_spread(leaf):
         return jax.device_put(leaf, may_alias=False)
@@ -272,12 +272,12 @@ def distribute(tree: PyTree, shardings: PyTree) -> PyTree:
     """Shard the arrays of process 0 over the devices of all processes; the others pass shapes."""
     leaves, form = jax.tree.flatten(tree)
     with reported():
-        arrays = _sent(leaves)
-        placed = [_placed(*each) for each in zip(leaves, arrays, jax.tree.leaves(shardings), strict=True)]
+        arrays = _broadcast_leaves(leaves)
+        placed = [_place(*each) for each in zip(leaves, arrays, jax.tree.leaves(shardings), strict=True)]
         return jax.block_until_ready(jax.tree.unflatten(form, placed))
 
 
-def _sent(leaves: list[Any]) -> list[np.ndarray]:
+def _broadcast_leaves(leaves: list[Any]) -> list[np.ndarray]:
     """Broadcast the leaves of process 0 as bytes, in chunks: JAX broadcasts by a sum, which would lose signed zeros."""
     like = [_numbers(leaf) for leaf in leaves]
     sizes = [int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in like]
@@ -304,7 +304,7 @@ def _numbers(leaf: Any) -> Any:
     return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
-def _placed(leaf: Any, array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+def _place(leaf: Any, array: np.ndarray, sharding: NamedSharding) -> jax.Array:
     # Every process has the complete array, and puts its own shards on its devices.
     made = jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
     if not is_key(leaf):
@@ -321,7 +321,7 @@ def plain_shape(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=leaf.sharding)
 
 
-def placed(shape: Any, array: np.ndarray) -> jax.Array:
+def place_array(shape: Any, array: np.ndarray) -> jax.Array:
     """Return `array`, which every process has, with the sharding of `shape`."""
     return jax.make_array_from_callback(shape.shape, shape.sharding, lambda index: array[index])
 

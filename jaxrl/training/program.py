@@ -83,12 +83,12 @@ def metric_shapes(strategy: Strategy, state: PyTree) -> dict[str, Any]:
     """Return the shapes of the metrics of `strategy.step`, sorted by name."""
     made = program_cache(strategy)
     if "metrics" not in made:
-        _, metrics = jax.eval_shape(_step_of(strategy), *_given(strategy, state))
+        _, metrics = jax.eval_shape(_step_of(strategy), *_step_arguments(strategy, state))
         made["metrics"] = dict(sorted(metrics.items()))
     return dict(made["metrics"])
 
 
-def _given(strategy: Strategy, state: PyTree) -> tuple[PyTree, ...]:
+def _step_arguments(strategy: Strategy, state: PyTree) -> tuple[PyTree, ...]:
     """Return the shapes of the arguments of `strategy.step`."""
     arrival = () if strategy.actor_fns is None else (strategy.actor_fns.arrival,)
     return state, state.key, np.uint32(0), *arrival
@@ -260,7 +260,7 @@ def compile_all(
         made |= {"init": init_job.result()} if init_job else {}
     processes.meet("compiled")
     first = made.get("init", init)
-    begin = lambda key: Saved(*devices.begun(first, key, values))
+    begin = lambda key: Saved(*devices.run_init(first, key, values))
     where = Saved(*devices.shardings_of(strategy, *like))
     return Compiled(
         begin, runs and devices.place_then(strategy, made[run], state), where, metric_shapes(strategy, state)
@@ -273,7 +273,7 @@ def values_of(strategy: Strategy) -> dict[str, Array]:
     A single run passes them too: constants in its program could be rounded differently than in a population.
     """
     own = {name: swap.new for name, swap in strategy.info.overrides.items()}
-    return {name: jnp.float32(own.get(name, value)) for name, value in _traced_begin(strategy)[1].items()}
+    return {name: jnp.float32(own.get(name, value)) for name, value in _trace_begin(strategy)[1].items()}
 
 
 def compile_together(strategy: Strategy, width: int, with_episodes: bool) -> Any:
@@ -286,7 +286,7 @@ def compile_together(strategy: Strategy, width: int, with_episodes: bool) -> Any
         together = partial(run_together, strategy, with_episodes)
         program = jax.jit(together, donate_argnums=0, compiler_options=compiler_options())
         state, sums = jax.tree.map(wide, state_shapes(strategy))
-        traced = program.trace(devices.placed(strategy, state), sums, count, count)
+        traced = program.trace(devices.place(strategy, state), sums, count, count)
         made[name] = traced.lower().compile(compiler_options=product_options(lambda: longest_sum(traced.jaxpr)))
     return made[name]
 
@@ -295,7 +295,7 @@ def _compile_run(strategy: Strategy, like: Saved, with_episodes: bool) -> Any:
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     given = (count, count) if strategy.actor_fns is None else (strategy.actor_fns.arrival, count)
     state, sums = like
-    traced = jit_run(strategy, with_episodes).trace(devices.placed(strategy, state), sums, *given)
+    traced = jit_run(strategy, with_episodes).trace(devices.place(strategy, state), sums, *given)
     return traced.lower().compile(compiler_options=product_options(lambda: longest_sum(traced.jaxpr)))
 
 
@@ -344,13 +344,13 @@ def _programs(key: tuple[Any, ...]) -> dict[str, Any]:
 
 def state_shapes(strategy: Strategy) -> Saved:
     """Return the shapes of a training state and its sums, as in a checkpoint."""
-    state, _ = _traced_begin(strategy)
+    state, _ = _trace_begin(strategy)
     shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
     sums: Sums = jax.tree.map(shape, zero_sums(len(metric_shapes(strategy, state))))
     return Saved(state, sums)
 
 
-def _traced_begin(strategy: Strategy) -> tuple[PyTree, dict[str, float]]:
+def _trace_begin(strategy: Strategy) -> tuple[PyTree, dict[str, float]]:
     """Return the shapes of a training state, and the hyperparameters stored in it; traced once."""
     made = program_cache(strategy)
     if "begin" not in made:
@@ -364,7 +364,7 @@ def _begin(strategy: Strategy, key: Array) -> PyTree:
 
 
 def _init(strategy: Strategy, key: Array, values: Mapping[str, Array] | None = None) -> tuple[PyTree, Sums]:
-    old = _traced_begin(strategy)[1] if values else {}
+    old = _trace_begin(strategy)[1] if values else {}
     # The hyperparameters are arguments of this program: arrays replace the numbers in the strategy.
     with override({name: Override(old[name], value) for name, value in (values or {}).items()}):
         state = _begin(strategy, key)
@@ -443,9 +443,9 @@ def num_envs_of(strategy: Strategy) -> int | None:
 def _check_step(strategy: Strategy) -> Plan:
     """Return the memory plan of a strategy; check that its step preserves the structure of the state."""
     # Check the state alone first: tracing the step of one that cannot fit may take long.
-    state, num_envs = _traced_begin(strategy)[0], num_envs_of(strategy)
+    state, num_envs = _trace_begin(strategy)[0], num_envs_of(strategy)
     require_fit(plan_of_state(state, strategy.state_fns.capacity), num_envs)
-    jaxpr, (new, metrics) = jax.make_jaxpr(_step_of(strategy), return_shape=True)(*_given(strategy, state))
+    jaxpr, (new, metrics) = jax.make_jaxpr(_step_of(strategy), return_shape=True)(*_step_arguments(strategy, state))
     require_same("strategy: the state after step", new, "that after init", state)
     if not isinstance(metrics, Mapping):
         array = isinstance(metrics, jax.ShapeDtypeStruct)

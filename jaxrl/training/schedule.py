@@ -91,7 +91,7 @@ class Schedule:
         return last
 
 
-def rounded_up(max_opts: int, opt_steps_per_step: int) -> int:
+def round_to_iterations(max_opts: int, opt_steps_per_step: int) -> int:
     """Round `max_opts` up to whole iterations; return an invalid value unchanged."""
     if not isinstance(max_opts, int) or max_opts < 1:
         return max_opts

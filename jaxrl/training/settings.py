@@ -12,7 +12,7 @@ from jaxrl.registry import RECORDERS, import_name
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.mesh import as_text, read_mesh
 from jaxrl.training.reel import FORMATS
-from jaxrl.training.schedule import Schedule, rounded_up
+from jaxrl.training.schedule import Schedule, round_to_iterations
 
 
 class GivenArrays:
@@ -112,7 +112,7 @@ class TrainerConfig:
 
     def changed(self, **settings: Any) -> "TrainerConfig":
         """Return these settings with some replaced; raise `SettingsError` for an unknown name."""
-        return changed("Trainer", self, settings)
+        return replace_settings("Trainer", self, settings)
 
     def check(self) -> None:
         """Raise `SettingsError` for settings that cannot work."""
@@ -166,9 +166,9 @@ class TrainerConfig:
         before = opt_steps - since - (self.eval_interval if since < iteration else 0)
         return opt_steps // self.video_interval > before // self.video_interval
 
-    def rounded(self, strategy: Strategy) -> "TrainerConfig":
+    def round_length(self, strategy: Strategy) -> "TrainerConfig":
         """Return these settings with `max_opts` rounded up to whole iterations of `strategy`."""
-        return replace(self, max_opts=rounded_up(self.max_opts, strategy.opt_steps_per_step))
+        return replace(self, max_opts=round_to_iterations(self.max_opts, strategy.opt_steps_per_step))
 
     def schedule(self, strategy: Strategy) -> Schedule:
         """Return the schedule of a run of `strategy`; raise `SettingsError` for incompatible intervals."""
@@ -260,7 +260,7 @@ class SessionConfig:
 
     def changed(self, **settings: Any) -> "SessionConfig":
         """Return these settings with some replaced; raise `SettingsError` for an unknown name."""
-        return changed("Session", self, settings)
+        return replace_settings("Session", self, settings)
 
     def check(self) -> None:
         """Raise `SettingsError` for settings that cannot work."""
@@ -271,7 +271,7 @@ class SessionConfig:
 Config = TypeVar("Config", TrainerConfig, SessionConfig)
 
 
-def changed(whose: str, config: Config, settings: Mapping[str, Any]) -> Config:
+def replace_settings(whose: str, config: Config, settings: Mapping[str, Any]) -> Config:
     """Return `config` with some settings replaced; raise `SettingsError` for an unknown name."""
     for name in settings:
         if name not in config.__dataclass_fields__:
@@ -381,7 +381,7 @@ def rounding(asked: int, taken: int, opt_steps_per_step: int) -> list[str]:
     return [f"max_opts {asked} is rounded up to {taken}: an iteration makes {opt_steps_per_step} optimisation steps"]
 
 
-def planned(strategy: Strategy, config: TrainerConfig) -> tuple[TrainerConfig, Schedule, list[str]]:
+def plan_run(strategy: Strategy, config: TrainerConfig) -> tuple[TrainerConfig, Schedule, list[str]]:
     """Return validated settings with a rounded length, the schedule of the run, and notes on the length.
 
     Raises:
@@ -391,7 +391,7 @@ def planned(strategy: Strategy, config: TrainerConfig) -> tuple[TrainerConfig, S
     if not config.save_replay and strategy.state_fns.refill is None:
         name = (strategy.info.settings or {}).get("algo", "this strategy")
         raise SettingsError(f"save_replay is no, but {name} has no replay that could be filled again; leave it out")
-    asked, config = config.max_opts, config.rounded(strategy)
+    asked, config = config.max_opts, config.round_length(strategy)
     return config, config.schedule(strategy), rounding(asked, config.max_opts, strategy.opt_steps_per_step)
 
 
@@ -403,7 +403,7 @@ def extend(
     Raises:
       SettingsError: `max_opts` is not a valid length, or less than the `done` steps.
     """
-    plan = planned(strategy, config.changed(max_opts=max_opts))
+    plan = plan_run(strategy, config.changed(max_opts=max_opts))
     if plan[0].max_opts < done:
         raise SettingsError(f"max_opts is {max_opts}, but the run has made {done} optimisation steps; expected more")
     return plan

@@ -42,7 +42,7 @@ def require_rollback_left(log: Logbook, ledger: Ledger, max_rollbacks: int, what
 
 def rolled_back_ledger(ledger: Ledger, found: tuple[Any, Mapping[str, Any]] | None) -> Ledger:
     """Return the ledger after a rollback to the checkpoint `found` by `Storage.rollback`, or to the start if `None`."""
-    return ledger.rolled_back(Ledger().facts() if found is None else found[1]["ledger"])
+    return ledger.roll_back(Ledger().facts() if found is None else found[1]["ledger"])
 
 
 def log_rollback(log: Logbook, opt_steps: int, what: str, aside: str = "") -> None:

@@ -16,7 +16,7 @@ from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.loop import Run
 from jaxrl.training.recorders import Recorder
 from jaxrl.training.report import Hooks, Report, Result, progress_parts, run_dir_part
-from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, extend, planned, with_recorders
+from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, extend, plan_run, with_recorders
 from jaxrl.training.storage.run import resolve_resume
 
 
@@ -82,7 +82,7 @@ class Trainer(Run):
         check_strategy(strategy)
         config, given = with_recorders(config_for(strategy, evaluator, config, settings), recorders)
         run_dir, how = resolve_resume(resume, from_step, config.run_dir, allow_changes, start_over)
-        config, schedule, notes = planned(strategy, config.changed(run_dir=run_dir))
+        config, schedule, notes = plan_run(strategy, config.changed(run_dir=run_dir))
         strategy = on_devices(strategy, config.devices, config.mesh)
         if max_chunk is not None:
             check_count("max_chunk", max_chunk)

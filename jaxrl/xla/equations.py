@@ -73,9 +73,9 @@ def read(jaxpr: Any, seen: dict[Any, bool] | None = None) -> Code:
     numbers = {var: code.add(var.aval) for var in inner.invars}
     code.ins.extend(numbers.values())
     for var, value in zip(inner.constvars, getattr(jaxpr, "consts", ()), strict=True):
-        numbers[var] = _known(code, value, var.aval)
+        numbers[var] = _add_known(code, value, var.aval)
     # Every occurrence of a literal is a separate constant.
-    number = lambda atom: _known(code, atom.val, atom.aval) if hasattr(atom, "val") else numbers[atom]
+    number = lambda atom: _add_known(code, atom.val, atom.aval) if hasattr(atom, "val") else numbers[atom]
     for eqn in inner.eqns:
         args, name = tuple(map(number, eqn.invars)), eqn.primitive.name
         draws = name in DRAWS or any(_draws(sub, seen) for sub in _inside(eqn))
@@ -88,7 +88,7 @@ def read(jaxpr: Any, seen: dict[Any, bool] | None = None) -> Code:
     return code
 
 
-def called(equation: Equation) -> Code | None:
+def body_of_call(equation: Equation) -> Code | None:
     """Return the body of a call; `None` for other equations."""
     return read(next(_inside(equation.eqn))) if equation.name in CALLS else None
 
@@ -103,7 +103,7 @@ def find_dependencies(code: Code, numbers: Iterable[int]) -> set[int]:
     return needed
 
 
-def _known(code: Code, value: Any, aval: Any) -> int:
+def _add_known(code: Code, value: Any, aval: Any) -> int:
     number = code.add(aval)
     code.given[number] = value
     return number

@@ -42,7 +42,7 @@ leaves are kept alive, so that no identity is reused."""
 
 def ravel(tree: PyTree) -> list[Array]:
     """Return the small leaves of `tree` as one vector `[P]` of their widest dtype, followed by the large leaves."""
-    if (parts := _known(tree)) is not None:
+    if (parts := _find_vectors(tree)) is not None:
         return parts
     leaves = jax.tree.leaves(tree)
     small, large = [x for x in leaves if _is_small(x)], [x for x in leaves if not _is_small(x)]
@@ -82,7 +82,7 @@ def vectors_of(*trees: PyTree) -> list[PyTree]:
     nodes = [jax.tree.leaves(tree, is_leaf=is_network) for tree in trees]
     rows = []
     for row in zip(*nodes, strict=True):
-        parts = [_known(x) if is_network(x) else None for x in row]
+        parts = [_find_vectors(x) if is_network(x) else None for x in row]
         rows.append(row if any(x is None for x in parts) else parts)
     structures = [jax.tree.structure(tree, is_leaf=is_network) for tree in trees]
     return [jax.tree.unflatten(structure, [row[i] for row in rows]) for i, structure in enumerate(structures)]
@@ -185,7 +185,7 @@ def _keep(leaves: list[Array], parts: list[Array]) -> None:
         made[id(leaves[0])] = leaves, parts
 
 
-def _known(tree: PyTree) -> list[Array] | None:
+def _find_vectors(tree: PyTree) -> list[Array] | None:
     """Return the vectors from which `tree` was made in the loop being traced, or `None`."""
     leaves = jax.tree.leaves(tree)
     made, parts = (_made.get() or {}).get(id(leaves[0]) if leaves else 0, ((), None))

@@ -84,10 +84,10 @@ def hoist(body: Callable[[PyTree, PyTree, Array], PyTree], carry: PyTree, noise:
     if not any(map(is_key, jax.tree.leaves(noise))):
         return as_it_is
     jaxpr, shape = jax.make_jaxpr(body, return_shape=True)(carry, noise, t)
-    return with_fallback("hoist", lambda: _hoisted(jaxpr, shape, (carry, noise, t)) or as_it_is, lambda: as_it_is)
+    return with_fallback("hoist", lambda: _hoist(jaxpr, shape, (carry, noise, t)) or as_it_is, lambda: as_it_is)
 
 
-def _hoisted(jaxpr: Any, shape: PyTree, args: tuple[PyTree, PyTree, Array]) -> Hoisted | None:
+def _hoist(jaxpr: Any, shape: PyTree, args: tuple[PyTree, PyTree, Array]) -> Hoisted | None:
     """Return the two parts of a traced body, traced themselves; `None` if nothing is hoisted."""
     carry, noise, t = args
     code = read(jaxpr)
@@ -331,7 +331,7 @@ def _split_loop(level: _Level, place: int, parts: _Parts) -> None:
     # become rows.
     passed = [i for i in _before(equation, inner) if inner.kinds[i] == DRAWN and i in sides.parts.late]
     saved = [*dict.fromkeys([*sides.parts.saved, *passed])]
-    stacked = [level.code.add(_stacked(equation, body.avals[i])) for i in saved]
+    stacked = [level.code.add(_stacked_shape(equation, body.avals[i])) for i in saved]
 
     # The part ahead, with an output for each drawn output of the original, and rows of all values saved inside.
     drawn = [n for n in early if _is_drawn(equation, inner, n)]
@@ -440,7 +440,7 @@ def _run_loop(loop: _Loop, *args: Array) -> list[Array]:
     return [*(end[n] for n in loop.ends), *made]
 
 
-def _stacked(equation: Equation, aval: Any) -> jax.ShapeDtypeStruct:
+def _stacked_shape(equation: Equation, aval: Any) -> jax.ShapeDtypeStruct:
     rows = (equation.eqn.params["length"],) if equation.name == "scan" else ()
     return jax.ShapeDtypeStruct((*rows, *aval.shape), aval.dtype)
 

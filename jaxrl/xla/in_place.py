@@ -26,7 +26,7 @@ import jaxrl.shards as shards
 from jaxrl.trees import Array, PyTree, tree_bytes
 from jaxrl.xla import flat, shaped_for
 from jaxrl.xla.attempts import with_fallback
-from jaxrl.xla.equations import CALLS, Code, Equation, arrays, bind, called, evaluate, read
+from jaxrl.xla.equations import CALLS, Code, Equation, arrays, bind, body_of_call, evaluate, read
 from jaxrl.xla.reductions import select
 
 NAME = "updates in place"
@@ -85,13 +85,13 @@ def _attempt(
     old, structure = jax.tree.flatten(held)
 
     def accept(ok: Array) -> PyTree:
-        in_place = lambda: release(jax.tree.unflatten(structure, _accepted(code, values, old, ok)))
+        in_place = lambda: release(jax.tree.unflatten(structure, _accept(code, values, old, ok)))
         return with_fallback(NAME, in_place, lambda: select(ok, release(new), state))
 
     return (release(new), *others), accept
 
 
-def _accepted(code: Code, values: dict[int, Any], old: Sequence[Array], ok: Array) -> list[Array]:
+def _accept(code: Code, values: dict[int, Any], old: Sequence[Array], ok: Array) -> list[Array]:
     """Return the first outputs of `code`, computed from `values`, if `ok`, otherwise the leaves `old`."""
     makers = {number: equation for equation in code.equations for number in equation.outs}
     places = {number: place for place, number in enumerate(code.outs[: len(old)]) if number in makers}
@@ -127,7 +127,7 @@ def _is_large(code: Code, number: int) -> bool:
 def _is_elementwise(code: Code, equation: Equation) -> bool:
     """Return whether every entry of the outputs depends on one entry of each input, or on one number."""
     if equation.name in CALLS:
-        body = called(equation)
+        body = body_of_call(equation)
         return body is not None and all(_is_elementwise(body, inner) for inner in body.equations)
     if equation.name == "broadcast_in_dim":
         return math.prod(code.avals[equation.ins[0]].shape) == 1

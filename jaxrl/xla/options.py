@@ -38,7 +38,7 @@ def compiler_options() -> dict[str, Any] | None:
     `products.py`). By default XLA uses only 256 bits, although the libraries that it calls for matrix products use all
     512. On CUDA they are `graph_options`. Options in `XLA_FLAGS` take precedence.
     """
-    return _known({WIDTH: 512}) if shaped_for("cpu") and not _is_in_flags(WIDTH) else graph_options()
+    return _known_options({WIDTH: 512}) if shaped_for("cpu") and not _is_in_flags(WIDTH) else graph_options()
 
 
 def graph_options() -> dict[str, Any] | None:
@@ -51,7 +51,7 @@ def graph_options() -> dict[str, Any] | None:
     """
     if not shaped_for("cuda") or _is_in_flags(GRAPHS):
         return None
-    return without_pass(_known({GRAPHS: KINDS, "xla_gpu_graph_min_graph_size": 1}), HOST_SLICES)
+    return without_pass(_known_options({GRAPHS: KINDS, "xla_gpu_graph_min_graph_size": 1}), HOST_SLICES)
 
 
 def product_options(longest_sum: Callable[[], int]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def product_options(longest_sum: Callable[[], int]) -> dict[str, Any]:
     if not shaped_for("cuda") or jax.__version_info__ < (0, 11) or _is_in_flags(SPLIT):
         return {}
     short = with_fallback("the length of sums", lambda: longest_sum() <= UNCUT, lambda: False)
-    return _known({SPLIT: 1}) if short else {}
+    return _known_options({SPLIT: 1}) if short else {}
 
 
 def once_options() -> dict[str, Any] | None:
@@ -75,7 +75,7 @@ def once_options() -> dict[str, Any] | None:
     """
     if not shaped_for("cpu"):
         return graph_options()
-    return _known({name: value for name, value in FAST_COMPILE.items() if not _is_in_flags(name)})
+    return _known_options({name: value for name, value in FAST_COMPILE.items() if not _is_in_flags(name)})
 
 
 def spread_options(options: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -93,7 +93,7 @@ def without_pass(options: dict[str, Any] | None, name: str) -> dict[str, Any] | 
         return options
     # All passes are in one option, separated by commas.
     others = (options or {}).get(PASSES)
-    return {**(options or {}), **_known({PASSES: f"{others},{name}" if others else name})}
+    return {**(options or {}), **_known_options({PASSES: f"{others},{name}" if others else name})}
 
 
 def parallel_calls() -> int:
@@ -142,7 +142,7 @@ def _is_in_flags(option: str) -> bool:
     return option in os.environ.get("XLA_FLAGS", "")
 
 
-def _known(options: dict[str, Any]) -> dict[str, Any]:
+def _known_options(options: dict[str, Any]) -> dict[str, Any]:
     """Return the `options` that this version of XLA knows."""
     return {name: value for name, value in options.items() if _is_known(name, value)}
 

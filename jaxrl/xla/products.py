@@ -49,12 +49,12 @@ def multiply(x: Array, kernel: Array) -> Array:
 
     Pass all rows in one call: the form depends on the visible shapes, and `vmap` hides its axis.
     """
-    return _reversed(x, kernel) if is_reverse_only() else _product(x, kernel)
+    return _reversed_product(x, kernel) if is_reverse_only() else _product(x, kernel)
 
 
 def _product(x: Array, kernel: Array) -> Array:
     if is_narrow(kernel.shape) and x.dtype == jnp.float32:
-        return _unrolled(x, kernel)
+        return _unrolled_product(x, kernel)
     if not shaped_for("cpu") or x.size * kernel.shape[1] > TINY:
         return _plain(x, kernel)
     return by_platform(_sums, _plain, x, kernel)
@@ -86,7 +86,7 @@ def is_narrow(shape: tuple[int, ...]) -> bool:
     return shaped_for("cuda") and len(shape) in (2, 3) and min(shape[-2:]) <= NARROW
 
 
-def _unrolled(x: Array, kernel: Array) -> Array:
+def _unrolled_product(x: Array, kernel: Array) -> Array:
     """Return `x @ kernel` as a sum over a few inputs, or as a few sums over the inputs, one per output."""
     (inputs, outputs), rows = kernel.shape, _rows(x)
     if inputs <= NARROW:
@@ -101,7 +101,7 @@ def _sums(x: Array, kernel: Array) -> Array:
 
 
 @jax.custom_vjp
-def _reversed(x: Array, kernel: Array) -> Array:
+def _reversed_product(x: Array, kernel: Array) -> Array:
     """Multiply, with a gradient for the kernel that is fast on CPUs; it has no forward-mode derivative."""
     return _product(x, kernel)
 
@@ -118,7 +118,7 @@ def _backwards(given: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     return by_input.astype(x.dtype), _kernel_gradient(_rows(x), _rows(g)).astype(kernel.dtype)
 
 
-_reversed.defvjp(_forwards, _backwards)
+_reversed_product.defvjp(_forwards, _backwards)
 
 
 def _padded_gradients(x: Array, kernel: Array, g: Array) -> tuple[Array, Array]:

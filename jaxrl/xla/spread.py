@@ -19,7 +19,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.shards import AXIS, axis_size
 from jaxrl.trees import Array, PyTree, is_key, key_impl
 from jaxrl.xla.attempts import with_fallback
-from jaxrl.xla.equations import Code, Equation, Step, arrays, bind, called, read, run, scan_counts, walk_equation
+from jaxrl.xla.equations import Code, Equation, Step, arrays, bind, body_of_call, read, run, scan_counts, walk_equation
 
 DEVICES = "envs"
 """Mesh axis over which shards are distributed."""
@@ -119,7 +119,7 @@ def _inline(code: Code) -> Code:
     renamed: dict[int, int] = {}
     for equation in code.equations:
         ins = tuple(renamed.get(i, i) for i in equation.ins)
-        inner = called(equation)
+        inner = body_of_call(equation)
         if inner is None:
             plain.equations.append(equation._replace(ins=ins))
             continue

@@ -224,7 +224,7 @@ def test_judging_goes_on_after_a_resume_as_if_there_had_been_none(scores: list[f
     at = data.draw(st.integers(0, len(scores)))
     for n, score in enumerate(scores):
         if n == at:
-            parts = Ledger().restored(json.loads(json.dumps(parts.facts())))
+            parts = Ledger().restore(json.loads(json.dumps(parts.facts())))
         assert parts.record_score(score, n) == whole.record_score(score, n)
     skipped = ("wall_s", "seconds")
     facts = [{k: v for k, v in ledger.facts().items() if k not in skipped} for ledger in (whole, parts)]

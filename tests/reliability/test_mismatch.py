@@ -552,8 +552,8 @@ def install(monkeypatch: pytest.MonkeyPatch, package: str) -> str:
         old = jaxrl.__version__
         monkeypatch.setattr(jaxrl, "__version__", "0.0.1")
         return old
-    real = storage._installed
-    monkeypatch.setattr(storage, "_installed", lambda name: "0.0.1" if name == package else real(name))
+    real = storage._installed_version
+    monkeypatch.setattr(storage, "_installed_version", lambda name: "0.0.1" if name == package else real(name))
     return real(package)
 
 

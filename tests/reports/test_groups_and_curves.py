@@ -8,7 +8,7 @@ import pytest
 from toys_runs import write_population, write_run, write_search
 
 from jaxrl.reports.curves import band, thin
-from jaxrl.reports.groups import Group, differences, grouped, remarks
+from jaxrl.reports.groups import Group, differences, group_runs, remarks
 from jaxrl.reports.lineage import lineages, takeovers
 from jaxrl.reports.parallel import axis, populations
 from jaxrl.reports.read import read_runs
@@ -18,7 +18,7 @@ from jaxrl.training.population.scores import spread
 
 
 def groups_of(*paths: Path) -> list[Group]:
-    return grouped(read_runs(map(str, paths)))
+    return group_runs(read_runs(map(str, paths)))
 
 
 def curve(y: list[float], start: int = 10) -> Curve:
@@ -143,7 +143,7 @@ def test_axes_of_wide_ranges_are_logarithmic_and_names_stand_apart() -> None:
 
 def test_members_whose_settings_vary_on_the_way_are_one_group_and_none_is_another_one_twice(tmp_path: Path) -> None:
     paths = [write_search(tmp_path / "pbt", [(10, 2, 0)]), write_run(tmp_path / "alone", lr=0.1)]
-    groups = grouped(read_runs(map(str, paths)))
+    groups = group_runs(read_runs(map(str, paths)))
     assert [group.name for group in groups] == ["ppo CartPole-v1 agent.lr=varied", "ppo CartPole-v1 agent.lr=0.1"]
     assert [len(group.runs) for group in groups] == [3, 1]
     assert not [line for line in remarks(groups) if "seed" in line]

@@ -17,7 +17,7 @@ from toys_runs import log, place, write_population, write_run, write_search
 from jaxrl import report
 from jaxrl.errors import SettingsError
 from jaxrl.reports.exports import to_aggregate_csv, to_csv, to_marl_eval
-from jaxrl.reports.groups import Group, grouped, remarks
+from jaxrl.reports.groups import Group, group_runs, remarks
 from jaxrl.reports.page import page
 from jaxrl.reports.parallel import populations
 from jaxrl.reports.picture import write_png
@@ -52,7 +52,7 @@ class Reader(HTMLParser):
 
 
 def groups_of(*paths: Path) -> list[Group]:
-    return grouped(read_runs(map(str, paths)))
+    return group_runs(read_runs(map(str, paths)))
 
 
 @pytest.fixture

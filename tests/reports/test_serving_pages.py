@@ -10,7 +10,7 @@ import pytest
 from toys_runs import log, place, write_run
 
 from jaxrl.errors import SettingsError
-from jaxrl.reports.groups import grouped
+from jaxrl.reports.groups import group_runs
 from jaxrl.reports.page import page
 from jaxrl.reports.read import read_runs
 from jaxrl.reports.serve import Pages, server
@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def port(run: Path) -> Iterator[int]:
     """The port at which the page of `run` is served."""
-    httpd = server(0, Pages([str(run)], lambda stamp: page(grouped(read_runs([str(run)])), [], "0;", stamp)))
+    httpd = server(0, Pages([str(run)], lambda stamp: page(group_runs(read_runs([str(run)])), [], "0;", stamp)))
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield httpd.server_port

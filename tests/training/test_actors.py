@@ -682,7 +682,7 @@ def test_a_round_waits_for_its_turn_and_gets_its_own_parameters():
     taken = server.take(2, 0.01)
     assert taken is not None
     assert [block.words["x"][0] for block in taken] == [0, 1]
-    server.learnt("second", 5)
+    server.finish_round("second", 5)
     assert server.opt_step_of_round() == 0
     assert server.begin(2).agent == "second"
     server.close()

@@ -10,7 +10,7 @@ import jaxrl
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, EnvSpec
 from jaxrl.strategies.policy import make_policy, policy_params_like
-from jaxrl.training.data.collect import disturbed, in_order
+from jaxrl.training.data.collect import add_noise, in_order
 
 
 def lazy(env: jaxrl.Env, agent: object) -> tuple[object, object]:
@@ -58,9 +58,9 @@ def test_short_episodes_are_no_likelier_than_long_ones() -> None:
 
 def test_noise_is_of_the_half_width_of_the_bounds_and_stays_within() -> None:
     spec = EnvSpec("Toy", Box(0.0, 1.0, (1,)), Box(-2.0, 6.0, (1,)))
-    action = disturbed(spec, jnp.zeros((4_000, 1)), jnp.full((4_000, 1), 2.0), jax.random.key(0), 0.0, 0.1)
+    action = add_noise(spec, jnp.zeros((4_000, 1)), jnp.full((4_000, 1), 2.0), jax.random.key(0), 0.0, 0.1)
     np.testing.assert_allclose(action.std(), 0.4, atol=0.02)
-    wild = disturbed(spec, jnp.zeros((4_000, 1)), jnp.full((4_000, 1), 2.0), jax.random.key(0), 0.0, 10.0)
+    wild = add_noise(spec, jnp.zeros((4_000, 1)), jnp.full((4_000, 1), 2.0), jax.random.key(0), 0.0, 10.0)
     assert (wild.min(), wild.max()) == (-2.0, 6.0)
 
 

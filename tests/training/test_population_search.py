@@ -162,13 +162,13 @@ def test_the_table_names_the_settings_that_members_ended_with_and_those_that_wer
 def test_it_is_said_who_stops_and_who_goes_on_as_whom(capsys: pytest.CaptureFixture[str]) -> None:
     rows = PopulationRows(made(PBT), quiet=False)
     verdict = Verdict(copies=(Copy(3, 1, {"agent.lr": 0.02}),))
-    rows.decided(20, verdict, is_new=True)
-    rows.decided(20, verdict, is_new=False)  # done before, when the run was stopped
+    rows.log_decision(20, verdict, is_new=True)
+    rows.log_decision(20, verdict, is_new=False)  # done before, when the run was stopped
     assert capsys.readouterr().out == "       20 opts  pbt: member 3 goes on as member 1 stands, with agent.lr=0.02\n"
     for number in range(5):
         rows.take(number, {"kind": "eval", "opt_steps": 20, "score": float(number)})
     assert capsys.readouterr().out.split("of")[1].split() == ["5", "all", "members"]  # no longer of the first settings
-    PopulationRows(made(jaxrl.Halving(2)), quiet=False).decided(40, Verdict(ended=tuple(range(14))), is_new=True)
+    PopulationRows(made(jaxrl.Halving(2)), quiet=False).log_decision(40, Verdict(ended=tuple(range(14))), is_new=True)
     said = "halving: 14 members stop here: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 ..."
     assert capsys.readouterr().out == f"       40 opts  {said}\n"
 

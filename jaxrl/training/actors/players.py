@@ -98,7 +98,9 @@ class Player:
     def play(self, number: int, published: Published) -> Block:
         """Take the steps of round `number`; in the first call, after starting the episodes."""
         published, random = self._exploring(published), number < self.part.random
-        window = self._begin(published, random) if self._window is None else self._informed(self._window, published)
+        window = (
+            self._begin(published, random) if self._window is None else self._merge_published(self._window, published)
+        )
         self._window, block = self._steps(published, window, number, self.actor_fns.steps, random)
         if self.actor_fns.learns:
             self._own.append((number, block.fresh))
@@ -123,7 +125,7 @@ class Player:
             window, _ = self._steps(published, window, STREAM, self.actor_fns.prime, random)
         return window
 
-    def _informed(self, window: Packed, published: Published) -> Packed:
+    def _merge_published(self, window: Packed, published: Published) -> Packed:
         """Return `window` with the published processor statistics, merged with those of this actor's rounds since."""
         if not self.actor_fns.learns:
             return window
@@ -192,7 +194,7 @@ class RemoteError(Exception):
         self.line, self.trace = line, trace
 
 
-def raised(error: BaseException) -> RemoteError:
+def to_remote_error(error: BaseException) -> RemoteError:
     """Convert an exception of an actor."""
     if isinstance(error, RemoteError):
         return error

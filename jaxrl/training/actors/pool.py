@@ -18,7 +18,7 @@ from jaxrl.strategies.host_actors import ActorBatch, ActorFns
 from jaxrl.training.actors.distant import DistantPlayer, RemoteContext
 from jaxrl.training.actors.in_processes import Processes
 from jaxrl.training.actors.on_ray import Ray, connect
-from jaxrl.training.actors.players import STREAM, Part, Player, Stopped, hanging, programs, raised
+from jaxrl.training.actors.players import STREAM, Part, Player, Stopped, hanging, programs, to_remote_error
 from jaxrl.training.actors.stats import COUNTED, ActorStats, Block, Published, Scalars, Watch, is_numbers, stack_of
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.trees import PyTree
@@ -63,7 +63,7 @@ class ParameterServer:
                 return None
             return [self._blocks.pop(key) for key in wanted]
 
-    def learnt(self, agent: PyTree = None, opt_step: int = 0, learnt: PyTree = ()) -> None:
+    def finish_round(self, agent: PyTree = None, opt_step: int = 0, learnt: PyTree = ()) -> None:
         """Mark the round last taken as learnt from, and publish new parameters, if any.
 
         Both at once, so that no round can begin in between with the wrong parameters.
@@ -115,7 +115,7 @@ class ParameterServer:
         """Report the failure of an actor; the first one counts."""
         with self._changed:
             if not self.closed and self.failure is None:
-                why = raised(error)
+                why = to_remote_error(error)
                 self.failure = f"actor {actor}{why.line}", why.trace
             self._changed.notify_all()
 
@@ -277,7 +277,7 @@ class ActorPool:
     def _publish(self, state: PyTree, t: int, due: bool) -> None:
         """Mark the round as learnt from; publish the new parameters if `due`."""
         agent, learnt = self.programs.publish(state) if due else (None, ())
-        self._server.learnt(agent, t * self._opts, learnt)
+        self._server.finish_round(agent, t * self._opts, learnt)
 
     def _start(self, state: PyTree, t: int) -> None:
         self._fill = self.refill if t else range(self.actor_fns.fill)

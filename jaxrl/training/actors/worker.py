@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl.training.actors.players import Player, RemoteError, programs, raised
+from jaxrl.training.actors.players import Player, RemoteError, programs, to_remote_error
 from jaxrl.training.actors.stats import ActorStats, Published, Watch, stack_of
 from jaxrl.training.storage.run import versions
 from jaxrl.xla import forms
@@ -107,7 +107,7 @@ class Worker:
                 value = do()
             # Return any exception in the answer: the calling thread of the learner raises it.
             except BaseException as error:
-                report = raised(error)
+                report = to_remote_error(error)
                 failure = report.line, report.trace
         return Answer(value, failure, self._stats.facts())
 

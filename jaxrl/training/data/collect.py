@@ -96,7 +96,7 @@ def _run(
         state, carry, obs = scene
         act_key, env_key = jax.random.split(key)
         carry, action = policy.act(params, carry)
-        action = disturbed(env.spec, obs, action, act_key, random, noise)
+        action = add_noise(env.spec, obs, action, act_key, random, noise)
         state, out = env.step(state, action, env_key)
         kept = _Taken(obs, action, out.reward, out.final_obs, out.terminated, out.truncated, jnp.asarray(out.valid))
         return (state, policy.observe(params, carry, out), out.obs), kept
@@ -105,7 +105,7 @@ def _run(
     return scene, taken
 
 
-def disturbed(spec: EnvSpec, obs: PyTree, action: PyTree, key: Key, random: float, noise: float) -> PyTree:
+def add_noise(spec: EnvSpec, obs: PyTree, action: PyTree, key: Key, random: float, noise: float) -> PyTree:
     """Add noise to actions `[N, ...]`, and replace a fraction of them by random ones. The key is consumed."""
     space, num_envs = spec.action_space, jax.tree.leaves(action)[0].shape[0]
     coin_key, random_key, noise_key = jax.random.split(key, 3)

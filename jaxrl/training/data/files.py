@@ -133,7 +133,7 @@ def _load(file: str, spec: EnvSpec | None) -> Dataset:
         spec = _spec(file, entries.pop("spec", None)) or spec
     if spec is None:
         raise SettingsError(f"{file} does not say in which environment it was gathered (entry spec); name it as env")
-    return checked(file, entries, spec)
+    return validate(file, entries, spec)
 
 
 def _read(file: str) -> dict[str, np.ndarray]:
@@ -146,7 +146,7 @@ def _read(file: str) -> dict[str, np.ndarray]:
             raise SettingsError(f"{file} is one array; expected an .npz file of several, by name")
         with archive:
             _check_size(file, archive)
-            return {_renamed(name): archive[name] for name in archive.files}
+            return {_rename(name): archive[name] for name in archive.files}
     except SettingsError:
         raise
     except OSError as error:
@@ -176,7 +176,7 @@ def _memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _renamed(name: str) -> str:
+def _rename(name: str) -> str:
     head, slash, rest = name.partition("/")
     return SYNONYMS.get(head, head) + slash + rest
 
@@ -195,11 +195,11 @@ def _spec(file: str, entry: np.ndarray | None) -> EnvSpec | None:
 # --- checking ---------------------------------------------------------------------------------------------------
 
 
-def checked(file: str, entries: Mapping[str, np.ndarray], spec: EnvSpec) -> Dataset:
+def validate(file: str, entries: Mapping[str, np.ndarray], spec: EnvSpec) -> Dataset:
     """Validate `entries` and return them as a data set; raise `SettingsError` for the first problem."""
     rows = _rows(file, entries)
-    obs, next_obs = (_gathered(file, entries, name, spec.observation_space, rows) for name in ("obs", "next_obs"))
-    action = _gathered(file, entries, "action", spec.action_space, rows)
+    obs, next_obs = (_read_entry(file, entries, name, spec.observation_space, rows) for name in ("obs", "next_obs"))
+    action = _read_entry(file, entries, "action", spec.action_space, rows)
     reward = _numbers(file, entries, "reward", rows)
     terminated, truncated = _ends(file, entries, rows)
     data = Dataset(spec, obs, action, reward, next_obs, terminated, truncated)
@@ -221,7 +221,7 @@ def _numbers(file: str, entries: Mapping[str, np.ndarray], name: str, rows: int)
     return _leaf(file, entries, name, Box(-np.inf, np.inf, ()), rows)
 
 
-def _gathered(file: str, entries: Mapping[str, np.ndarray], name: str, space: Space, rows: int) -> PyTree:
+def _read_entry(file: str, entries: Mapping[str, np.ndarray], name: str, space: Space, rows: int) -> PyTree:
     """Return the entry `name` as a tree with the structure of `space`."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(space, is_leaf=_LEAF)
     names = ["/".join((name, *map(_word, path))) for path, _ in leaves]

@@ -37,10 +37,10 @@ def read_minari(name: str, spec: EnvSpec | None = None) -> tuple[dict[str, np.nd
     for name in ("obs", "next_obs"):
         whole[name] = jax.tree.map(lambda like, x: spaces.match_image_layout(x, like.shape), struct, whole[name])
     own = EnvSpec(id_, seen, spaces.convert_space(id_, found.action_space))
-    return _flat(whole if spec is None else _recounted(whole, own, spec)), spec or own
+    return _flat(whole if spec is None else _shift_elements(whole, own, spec)), spec or own
 
 
-def _recounted(steps: dict[str, PyTree], own: EnvSpec, spec: EnvSpec) -> dict[str, PyTree]:
+def _shift_elements(steps: dict[str, PyTree], own: EnvSpec, spec: EnvSpec) -> dict[str, PyTree]:
     """Return `steps` with discrete elements shifted from the spaces of Minari's `own` spec to those of `spec`."""
     recounted = dict(steps)
     for name, what in (("obs", "observation_space"), ("action", "action_space"), ("next_obs", "observation_space")):

@@ -13,7 +13,7 @@ from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError
 from jaxrl.strategies.population import Member, Population, set_values, with_values
 from jaxrl.strategies.search import Copy, Halving, Search, Verdict
 from jaxrl.training import mesh
-from jaxrl.training.devices import copied
+from jaxrl.training.devices import copy_state
 from jaxrl.training.logbook import flat
 from jaxrl.training.mesh import MeshShape
 from jaxrl.training.population.scores import HALVED, format_swept
@@ -96,7 +96,7 @@ class MemberRun:
         self.trained_to = -1
         """In a search: optimisation steps of its last evaluation in this process."""
 
-    def kept(self) -> "MemberRun":
+    def for_next_call(self) -> "MemberRun":
         """Return the member for another call of `train`, continuing from its trainer's state."""
         again = MemberRun(self.member)
         again.trainer, again.scores, again.membership = self.trainer, self.scores, self.membership
@@ -142,7 +142,7 @@ def copy_parent(own: MemberRun, other: MemberRun, copy: Copy, place: int, device
     for part in (COPY_STREAM, place, copy.member):
         key = jax.random.fold_in(key, part)
     # Copy: the parent donates its buffers as soon as it continues.
-    state = copied(trainer.strategy, parent.state, device)._replace(key=key)
+    state = copy_state(trainer.strategy, parent.state, device)._replace(key=key)
     line = f"goes on as member {copy.parent} stood after {place} optimisation steps, with {format_swept(copy.values)}"
     # Set before `adopt` saves, so that the checkpoint records it.
     own.membership.adopted_at = place

@@ -65,7 +65,7 @@ class Rounds:
         """Stop waiting for a member."""
         self._expected.discard(number)
 
-    def completed(self) -> list[Round]:
+    def pop_completed(self) -> list[Round]:
         """Remove and return the rounds that are complete, in order."""
         common = min((self._farthest.get(number, -1) for number in self._expected), default=MAX_COUNT)
         found = []
@@ -172,7 +172,7 @@ class PopulationRows:
 
     def _report(self) -> None:
         """Report the rounds that are complete; if some members were not evaluated there, there are no statistics."""
-        trained, evaluated = self._trained.completed(), self._evaluated.completed()
+        trained, evaluated = self._trained.pop_completed(), self._evaluated.pop_completed()
         for one in (*trained, *evaluated):
             if self._boards is not None:
                 self._boards.write(one.rows)
@@ -201,7 +201,7 @@ class PopulationRows:
         )
         self._show(opt_steps, env_steps, strata, sum(returns) / len(returns) if returns else None)
 
-    def decided(self, opt_steps: int, verdict: Verdict, is_new: bool) -> None:
+    def log_decision(self, opt_steps: int, verdict: Verdict, is_new: bool) -> None:
         """Log the copies that a search decided, with parents and settings; if new, print the decisions."""
         said = []
         for copy in verdict.copies:
@@ -210,7 +210,7 @@ class PopulationRows:
             values = format_swept(copy.values)
             said.append(f"member {copy.member} goes on as member {copy.parent} stands, with {values}")
         if verdict.ended:
-            said.append(f"{len(verdict.ended)} members stop here: {_listed(verdict.ended)}")
+            said.append(f"{len(verdict.ended)} members stop here: {_list_members(verdict.ended)}")
         if len(said) > MAX_LINES:
             said[MAX_LINES:] = [f"{len(said) - MAX_LINES} more go on as others stand"]
         for line in said if is_new else ():
@@ -278,6 +278,6 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def _listed(members: Sequence[int]) -> str:
+def _list_members(members: Sequence[int]) -> str:
     """Return the numbers of members, at most the first `MAX_LINES`."""
     return ", ".join(map(str, members[:MAX_LINES])) + (" ..." if len(members) > MAX_LINES else "")

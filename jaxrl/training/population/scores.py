@@ -178,7 +178,7 @@ class PopulationResult(NamedTuple):
         for setting in settings[:SHOWN]:
             last = setting.last
             numbers = f"{len(setting.members):>8}{last.iqm:>12.5g}{last.interval:>24}{setting.best:>12.5g}"
-            lines.append(f"{numbers}  {format_swept(setting.values)}{_ended(setting)}")
+            lines.append(f"{numbers}  {format_swept(setting.values)}{_halved_remark(setting)}")
         more = len(settings) - SHOWN
         return "\n".join([*lines, *([f"and {more} more"] if more > 0 else [])])
 
@@ -193,7 +193,7 @@ def _setting(values: Mapping[str, Any], group: Sequence[MemberResult]) -> Settin
     return Setting(values, tuple(member.number for member in group), spread(strata.values()), best, halved)
 
 
-def _ended(setting: Setting) -> str:
+def _halved_remark(setting: Setting) -> str:
     """Return the table's remark on halved members."""
     several = f"{setting.halved} of them " if setting.halved < len(setting.members) else ""
     return f", {several}halved" if setting.halved else ""

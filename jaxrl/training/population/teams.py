@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxrl.strategies.base import EpisodeEnds, Strategy
 from jaxrl.strategies.population import Member, Population
-from jaxrl.training.devices import moved
+from jaxrl.training.devices import move_state
 from jaxrl.training.evaluator import CompiledEvaluator, Evaluation
 from jaxrl.training.mesh import MeshShape
 from jaxrl.training.program import Sums, compile_together
@@ -188,21 +188,21 @@ class Team:
         start = min(call.start for call in self._asked.values())
         due = {place: self._asked.pop(place) for place, call in sorted(self._asked.items()) if call.start == start}
         try:
-            answers: dict[int, Any] = self._evaluated(due) if start < 0 else self._trained(due)
+            answers: dict[int, Any] = self._evaluate(due) if start < 0 else self._train(due)
         # The call was shared, so every caller gets the error.
         except Exception as error:
             answers = dict.fromkeys(due, error)
         self._answers.update(answers)
         self._turn.notify_all()
 
-    def _evaluated(self, due: dict[int, Call]) -> dict[int, Any]:
+    def _evaluate(self, due: dict[int, Call]) -> dict[int, Any]:
         first = next(iter(due))
         # Lanes without a call repeat the first one's data; their results are unused.
         rows = [due.get(place, due[first]).given for place in range(self._width)]
-        made = jax.device_get(self._evaluation(*_stacked(rows)))
+        made = jax.device_get(self._evaluation(*_stack(rows)))
         return {place: Evaluation(*jax.tree.map(lambda x, i=place: x[i], tuple(made))) for place in due}
 
-    def _trained(self, due: dict[int, Call]) -> dict[int, Any]:
+    def _train(self, due: dict[int, Call]) -> dict[int, Any]:
         self._put({place: call.given[0] for place, call in due.items()})
         # Up to the earliest `stop`; the other members call again.
         stop, first = min(call.stop for call in due.values()), next(iter(due))
@@ -229,10 +229,10 @@ class Team:
             # Usually the state is in its lane already, from the last call.
             if isinstance(state, Away) and self._away.get(place) is state:
                 continue
-            one = moved(state.whole() if isinstance(state, Away) else state, self.device)
+            one = move_state(state.whole() if isinstance(state, Away) else state, self.device)
             # The first state fills all lanes, so that each holds a valid one.
             if self._states is None:
-                self._states = _repeated(one, self._width)
+                self._states = _repeat(one, self._width)
             else:
                 self._states = _write(self._states, one, np.int32(place))
 
@@ -252,12 +252,12 @@ def _write(states: PyTree, one: PyTree, place: Array) -> PyTree:
 
 
 @partial(jax.jit, static_argnums=1)
-def _repeated(one: PyTree, times: int) -> PyTree:
+def _repeat(one: PyTree, times: int) -> PyTree:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (times, *x.shape)), one)
 
 
 @jax.jit
-def _stacked(rows: list[PyTree]) -> PyTree:
+def _stack(rows: list[PyTree]) -> PyTree:
     return jax.tree.map(lambda *x: jnp.stack(x), *rows)
 
 

@@ -25,7 +25,7 @@ from jaxrl.training.closing import leave_population_by_signal, print_table_in_py
 from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
-from jaxrl.training.logbook import flat, named_by
+from jaxrl.training.logbook import algo_and_env, flat
 from jaxrl.training.memory import plan_of_state, require_members_fit
 from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.members import (
@@ -183,7 +183,7 @@ class PopulationTrainer:
             self._described = False
             self.interrupt.clear()
         if self._begun and not self._resume:
-            self._runs = [run.kept() for run in self._runs]
+            self._runs = [run.for_next_call() for run in self._runs]
             self._rows.go_on()
         else:
             self._runs = [MemberRun(member) for member in self.population.members]
@@ -241,7 +241,7 @@ class PopulationTrainer:
                     ends.clear()
                 # All members that a search releases join their teams before any of them starts: team-mates must wait
                 # for them.
-                for number, opt_steps in self._released(held, idle=not (queue or going)):
+                for number, opt_steps in self._release(held, idle=not (queue or going)):
                     self._join(number)
                     queue.put(number, opt_steps)
                 while len(going) < self._threads() and (run := queue.take(self._devices_free(going))) is not None:
@@ -273,7 +273,7 @@ class PopulationTrainer:
                     else:
                         queue.put(run.member.number, report.opt_steps)
                     yield MemberReport(run.member.number, report)
-            self._released(held, idle=True)  # repeat earlier decisions if all members had ended before this call
+            self._release(held, idle=True)  # repeat earlier decisions if all members had ended before this call
         finally:
             # First dissolve the teams, so that no thread waits for members that never come; save after all have ended.
             self._places.dissolve()
@@ -371,7 +371,7 @@ class PopulationTrainer:
         for opt_steps, score in (*run.membership.scores.items(), *self._rows.scores_of(number)):
             self._gates.record_score(number, opt_steps, score)
 
-    def _released(self, held: dict[int, int], idle: bool) -> list[tuple[int, int]]:
+    def _release(self, held: dict[int, int], idle: bool) -> list[tuple[int, int]]:
         """Remove from `held` the members that may continue; return them with their optimisation steps."""
         if self._gates is None or not (idle or self.interrupt):
             return []
@@ -399,7 +399,7 @@ class PopulationTrainer:
         for trainer in changed:
             if trainer is not None:
                 trainer.require_saved()
-        self._rows.decided(place, verdict, not behind)
+        self._rows.log_decision(place, verdict, not behind)
         ends: dict[int, Callable[[], object]] = {}
         for number in verdict.ended:
             run = self._runs[number]
@@ -580,7 +580,7 @@ class PopulationTrainer:
         """Return the description of the population for recorders."""
         assert self._dir is not None
         settings = flat(self.settings())
-        tags, notes = (*named_by(settings), *self.config.tags), str(settings.get("notes") or "")
+        tags, notes = (*algo_and_env(settings), *self.config.tags), str(settings.get("notes") or "")
         return RunInfo(self._dir.path.name, self._dir.path, settings, tags, opt_steps=0, notes=notes)
 
     def _write_members(self) -> None:

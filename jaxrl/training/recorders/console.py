@@ -7,7 +7,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import Any
 
-from jaxrl.terminal import Stage, folded
+from jaxrl.terminal import Stage, wrap_line
 from jaxrl.training.recorders.base import Progress, Recorder, Row, RunInfo, Video
 
 REFRESH_S = 0.1
@@ -122,7 +122,7 @@ class ConsoleRecorder(Recorder):
         return f"  {progress.seconds_left:.0f} s left" if progress and progress.opt_steps < progress.max_opts else ""
 
     def _print_message(self, opt_steps: int, text: str) -> None:
-        self.console.print("\n".join(folded(f"{opt_steps:>9,} opts  {text}", self._room)))
+        self.console.print("\n".join(wrap_line(f"{opt_steps:>9,} opts  {text}", self._room)))
 
     def _parts(self, progress: Progress) -> list[tuple[int, str]]:
         return [

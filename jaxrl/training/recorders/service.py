@@ -228,7 +228,7 @@ class _Worker:
             self._deliver(self._waiting())
             # After an overflow, send the remaining rows from the log.
             if self._overflowed:
-                self._sent = self._floor = self._held()
+                self._sent = self._floor = self._last_sent()
                 self._rewound_to = None
                 self._catch_up()
             self._attempt(lambda: self._service.finish(self._run))
@@ -288,7 +288,7 @@ class _Worker:
     def _is_new(self, row: Row) -> bool:
         return bool(row["opt_steps"] > self._floor.get(row["kind"], -1))
 
-    def _held(self) -> dict[str, int]:
+    def _last_sent(self) -> dict[str, int]:
         """Return the last valid step sent of each kind."""
         return dict(self._sent) if self._rewound_to is None else self._least(self._rewound_to)
 
@@ -322,7 +322,7 @@ class _Worker:
             return
         temporary = self._path.with_name(f".{self._path.name}.tmp")
         with self._keeping, contextlib.suppress(OSError):
-            temporary.write_text(json.dumps({**self._kept, "sent": self._held()}))
+            temporary.write_text(json.dumps({**self._kept, "sent": self._last_sent()}))
             os.replace(temporary, self._path)
 
     def _warn(self, what: str) -> None:

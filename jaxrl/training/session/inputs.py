@@ -211,7 +211,7 @@ def _array(name: str, value: Any) -> np.ndarray:
         raise SettingsError(f"{name} is no array: {error_text(error)}") from error
 
 
-def shown(outside: Outside, action: PyTree, single: bool) -> Any:
+def format_action(outside: Outside, action: PyTree, single: bool) -> Any:
     """Return copies of actions `[N, ...]` in the user's format; if `single`, without the axis of environments."""
     action = outside.action(jax.tree.map(np.array, action))
     return jax.tree.map(lambda x: x[0], action) if single else action

@@ -52,7 +52,7 @@ class Interval(NamedTuple):
         ends = sum(episode.terminated for episode in episodes)
         return self._replace(statistics=statistics, terminated=self.terminated + ends)
 
-    def noted(self, values: Mapping[str, float | None]) -> "Interval":
+    def add_notes(self, values: Mapping[str, float | None]) -> "Interval":
         """Add numbers noted by the user."""
         return self._replace(statistics=self.statistics.note({f"info/{name}": x for name, x in values.items()}))
 

@@ -28,7 +28,7 @@ from jaxrl.training import stopping
 from jaxrl.training.closing import report_exit
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.evaluator import Evaluation
-from jaxrl.training.film import filmed
+from jaxrl.training.film import save_video
 from jaxrl.training.interrupt import DeferredSignals, Interrupt, Termination
 from jaxrl.training.logbook import Logbook, reading_facts
 from jaxrl.training.policy import GreedyPolicy, spec_facts
@@ -37,7 +37,7 @@ from jaxrl.training.program import summarise, zero_sums
 from jaxrl.training.recorders import Recorder, require_recorders
 from jaxrl.training.report import call, progress_parts, run_dir_part
 from jaxrl.training.sanity import columns_to_write
-from jaxrl.training.schedule import MAX_COUNT, Schedule, rounded_up
+from jaxrl.training.schedule import MAX_COUNT, Schedule, round_to_iterations
 from jaxrl.training.session import inputs
 from jaxrl.training.session.rows import Episode, Interval, columns_of_trial, score_columns
 from jaxrl.training.session.shot import shot_of
@@ -45,13 +45,13 @@ from jaxrl.training.session.state import (
     Learnt,
     SessionHooks,
     SessionState,
-    begun,
     episodes_of,
     facts_of,
     over,
     reseed_after_rollback,
-    restored,
+    restore_session,
     shapes_of,
+    start_episodes,
     tree_of,
     with_changes,
 )
@@ -142,7 +142,7 @@ class Session:
         self._outside = inputs.outside(spec, self.config.num_envs)
         self._stepwise = assemble(self.config, self._outside.spec, agent, buffer, processor, teacher)
         self._taught_by = settings_of_teacher(teacher)
-        self.config, self._rounding = rounded(self.config, self._stepwise)
+        self.config, self._rounding = round_length(self.config, self._stepwise)
         self._schedule = schedule_of(self.config, self._stepwise)
         self._closed, self._saves, self._termination = False, list[int](), Termination()
         self._saved: SessionState | None = None
@@ -169,11 +169,13 @@ class Session:
         given = inputs.take_obs("act: obs", space, num_envs if explore else None, obs)
         if not explore:
             actions, greedy = self._outside.spec.action_space, self._greedy.at(self._stepper.params(self._now))
-            return inputs.shown(self._outside, to_indices(actions, greedy(to_elements(space, given.obs))), given.single)
+            return inputs.format_action(
+                self._outside, to_indices(actions, greedy(to_elements(space, given.obs))), given.single
+            )
         self._require_going_on("act")
         # Assigned only after the actions are computed: an error leaves the session unchanged.
         self._now, actions = self._stepper.acting(self._now, given)
-        return inputs.shown(self._outside, actions, given.single)
+        return inputs.format_action(self._outside, actions, given.single)
 
     def observe(self, reward: Any, next_obs: PyTree, terminated: Any, truncated: Any) -> Learnt | None:
         """Record the results of the actions; return the metrics if an optimisation step was due, else `None`.
@@ -199,7 +201,7 @@ class Session:
         now = now._replace(resetting=done if self._outside.resets_itself else None)
         if now.trial is not None:
             self._now = now
-            self._examined(after_step(now.trial, result, reset))
+            self._update_evaluation(after_step(now.trial, result, reset))
             return None
         # The step donates arrays of the current state: no signal may raise before the new state replaces it.
         with DeferredSignals():
@@ -237,7 +239,7 @@ class Session:
         now = self._now
         # Truncate the episodes both of training and of an evaluation.
         trial = None if now.trial is None else cut_trial(now.trial)
-        self._now = now._replace(host=begun(now.host, np.ones_like(now.host.ended)), acted=False, trial=trial)
+        self._now = now._replace(host=start_episodes(now.host, np.ones_like(now.host.ended)), acted=False, trial=trial)
 
     def note(self, text: str | None = None, /, **values: float | None) -> None:
         """Add numbers to the statistics of `summary` and, as `info/NAME`, to the next row; log `text` as an event.
@@ -245,7 +247,7 @@ class Session:
         The row has their mean, minimum and maximum over its interval, or what `statistics` selects for the name.
         """
         self._log.log_note(text)
-        self._now = noted(self._now, values)
+        self._now = add_notes(self._now, values)
 
     def describe(self, **entries: Any) -> None:
         """Add entries under `about` in the `metadata.json` of the run; earlier ones stay.
@@ -264,9 +266,9 @@ class Session:
         Raises:
           DivergedError: the session is done, and none of its steps was finite.
         """
-        return self._scored(float(score), self._stepper.params(self._now))
+        return self._record_score(float(score), self._stepper.params(self._now))
 
-    def _scored(self, score: float, params: PyTree, evaluation: Evaluation | None = None) -> bool:
+    def _record_score(self, score: float, params: PyTree, evaluation: Evaluation | None = None) -> bool:
         """Record the score of the current policy, with `params`; it is from an `evaluation` or from the user."""
         now = self._now
         # A copy: nothing changes before the session state is replaced at once.
@@ -336,7 +338,7 @@ class Session:
         # A pending save may be the newest checkpoint: wait for it.
         self._storage.collect_saves()
         self._look_at = 0
-        self._now = self._taken_up(self._stepper.first(self._now.statistics.fresh()))._replace(best=self._now.best)
+        self._now = self._load_newest(self._stepper.first(self._now.statistics.fresh()))._replace(best=self._now.best)
         self._since = (self.env_steps, self._now.ledger.wall)
         self._log.rewind(self.opt_steps)
         self._log.event("restore", f"went back to {self.opt_steps} optimisation steps")
@@ -455,7 +457,7 @@ class Session:
         try:
             self._now = self._stepper.first(statistics)
             if self._storage.resumes:
-                self._now = self._taken_up(self._now)
+                self._now = self._load_newest(self._now)
             self._greedy = GreedyPolicy(self._stepper.policy, self._stepper.params(self._now))
             if resume.run:
                 best = self._storage.load_best(jax.eval_shape(lambda: self._stepper.params(self._now)))
@@ -468,19 +470,19 @@ class Session:
             self._storage.close()
             raise
 
-    def _taken_up(self, first: SessionState) -> SessionState:
+    def _load_newest(self, first: SessionState) -> SessionState:
         """Load the newest valid checkpoint."""
-        return taken_up(first, self._stepper, self._log, self._storage, self._schedule)
+        return load_newest(first, self._stepper, self._log, self._storage, self._schedule)
 
     # --- helpers ---
 
-    def _examined(self, trial: EpisodeEvaluation) -> None:
+    def _update_evaluation(self, trial: EpisodeEvaluation) -> None:
         """Update the evaluation after a step; record its score after the last."""
         self._now = self._now._replace(trial=None if trial.over else trial, acted=False)
         if trial.over:
-            self._scored(float(trial.evaluation.returns.mean()), trial.params, trial.evaluation)
+            self._record_score(float(trial.evaluation.returns.mean()), trial.params, trial.evaluation)
             if (shot := trial.shot) is not None:
-                self._log.log_video(filmed(shot.taken, str(self.config.run_dir), shot.form, **self._counters()))
+                self._log.log_video(save_video(shot.result, str(self.config.run_dir), shot.form, **self._counters()))
             call(self.hooks.evaluated, trial.evaluation)
 
     def _call_hooks(self, learnt: Learnt | None, episodes: list[Episode]) -> None:
@@ -542,7 +544,7 @@ class Session:
 
     def _record(self) -> None:
         """Log the row of the current interval, and start another."""
-        self._now = recorded(self._now, self._stepper, self._log, self.opt_steps, self.env_steps)
+        self._now = log_row(self._now, self._stepper, self._log, self.opt_steps, self.env_steps)
 
     def _report(self, line: str) -> None:
         print_stderr(line)
@@ -587,12 +589,12 @@ def summary_of(now: SessionState, stepper: Stepper, counters: Mapping[str, int],
     }
 
 
-def noted(now: SessionState, values: Mapping[str, float | None]) -> SessionState:
+def add_notes(now: SessionState, values: Mapping[str, float | None]) -> SessionState:
     """Return the session with these numbers added to its statistics and its next row."""
-    return now._replace(statistics=now.statistics.note(values), interval=now.interval.noted(values))
+    return now._replace(statistics=now.statistics.note(values), interval=now.interval.add_notes(values))
 
 
-def recorded(now: SessionState, stepper: Stepper, log: Logbook, opt_steps: int, env_steps: int) -> SessionState:
+def log_row(now: SessionState, stepper: Stepper, log: Logbook, opt_steps: int, env_steps: int) -> SessionState:
     """Log the row of the current interval; return the session at the start of another."""
     wall, ledger = now.ledger.wall, dataclasses.replace(now.ledger)
     own = now.interval.columns(opt_steps, env_steps, now.invalid, wall, now.statistics.chosen)
@@ -614,13 +616,15 @@ def facts_to_save(now: SessionState, stepper: Stepper, log: Logbook, t: int) -> 
     return facts, now
 
 
-def taken_up(first: SessionState, stepper: Stepper, log: Logbook, storage: Storage, schedule: Schedule) -> SessionState:
+def load_newest(
+    first: SessionState, stepper: Stepper, log: Logbook, storage: Storage, schedule: Schedule
+) -> SessionState:
     """Load the newest valid checkpoint, in the structure of `first`."""
     like = tree_of(first)
     storage.check_fits(like)
     step, tree, facts = storage.load(like)
     with reading_facts(f"{step} of {storage.path}", "no session's"):
-        now = restored(tree, facts, log.restored_ledger(facts, first.ledger), first.statistics)
+        now = restore_session(tree, facts, log.restore_ledger(facts, first.ledger), first.statistics)
     now = with_changes(now, stepper.stepwise, schedule, storage.decisive)
     storage.commit_resume()
     return now
@@ -634,7 +638,7 @@ def roll_back(now: SessionState, stepper: Stepper, storage: Storage, schedule: S
         back = stepper.first(fresh)._replace(ledger=ledger)
     else:
         with reading_facts(f"of {storage.path}", "no session's"):
-            back = restored(*found, ledger, fresh)
+            back = restore_session(*found, ledger, fresh)
         back = with_changes(back, stepper.stepwise, schedule, storage.decisive)
     return reseed_after_rollback(back)._replace(best=now.best, resetting=now.resetting)
 
@@ -684,9 +688,9 @@ def assemble(
     return _from_replay(config, spec, *interaction.connect(known, (processor or one_step()).for_replay), buffer)
 
 
-def rounded(config: SessionConfig, stepwise: Stepwise) -> tuple[SessionConfig, list[str]]:
+def round_length(config: SessionConfig, stepwise: Stepwise) -> tuple[SessionConfig, list[str]]:
     """Return settings with `max_opts` rounded up to whole iterations, and notes on it."""
-    length = rounded_up(config.max_opts, stepwise.schedule.updates)
+    length = round_to_iterations(config.max_opts, stepwise.schedule.updates)
     return replace(config, max_opts=length), rounding(config.max_opts, length, stepwise.schedule.updates)
 
 

@@ -21,19 +21,19 @@ class Shot(NamedTuple):
     failed: str = ""
     """Why there is no film."""
 
-    def begun(self) -> "Shot":
+    def begin(self) -> "Shot":
         """Take the first frame of an episode; drop those of an episode that was abandoned."""
         # Once the film is complete, later episodes are not filmed.
-        return self if self.total is not None else self._replace(pictures=()).looked()
+        return self if self.total is not None else self._replace(pictures=()).take_frame()
 
     def after(self, total: float, ended: bool) -> "Shot":
         """Take a frame after a step; `total` is the return so far, and `ended` whether the step ended the episode."""
         if self.total is not None:
             return self
-        shot = self.looked()
+        shot = self.take_frame()
         return shot._replace(total=total) if ended else shot
 
-    def looked(self) -> "Shot":
+    def take_frame(self) -> "Shot":
         """Take a frame; an error fails the film, not the loop."""
         if self.failed or len(self.pictures) > LONGEST:
             return self
@@ -42,7 +42,7 @@ class Shot(NamedTuple):
         except Exception as error:
             return self._replace(failed=error_text(error))
 
-    def taken(self) -> tuple[tuple[np.ndarray, ...], float]:
+    def result(self) -> tuple[tuple[np.ndarray, ...], float]:
         """Return the frames and the return; raise `SettingsError` if there is no film."""
         if self.failed or self.total is None:
             raise SettingsError(self.failed or "the episode did not end")

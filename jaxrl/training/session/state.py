@@ -121,7 +121,7 @@ class SessionState(NamedTuple):
     """Whether the running episodes may have been lost with an earlier process."""
 
 
-def begun(host: Host, where: np.ndarray) -> Host:
+def start_episodes(host: Host, where: np.ndarray) -> Host:
     """Return `host` with new episodes started `where` `[N]` true."""
     return host._replace(
         returns=np.where(where, np.float32(0), host.returns),
@@ -210,7 +210,7 @@ def facts_of(now: SessionState) -> dict[str, Any]:
     }
 
 
-def restored(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, statistics: Statistics) -> SessionState:
+def restore_session(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, statistics: Statistics) -> SessionState:
     """Return the session of a checkpoint; `statistics` are empty ones with the current choices.
 
     Raises:
@@ -249,4 +249,4 @@ def reseed_after_rollback(now: SessionState) -> SessionState:
     Its environments were not rolled back, so the running episodes are truncated.
     """
     state = reseed(now.state, now.ledger.rollbacks)
-    return now._replace(state=state, host=begun(now.host, np.ones_like(now.host.ended)))
+    return now._replace(state=state, host=start_episodes(now.host, np.ones_like(now.host.ended)))

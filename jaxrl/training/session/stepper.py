@@ -15,7 +15,7 @@ from jaxrl.training.memory import Plan, plan_of_state, require_fit
 from jaxrl.training.program import jit_donating, merge_sums, zero_sums
 from jaxrl.training.session.inputs import Observations, ends
 from jaxrl.training.session.shot import Shot
-from jaxrl.training.session.state import Host, Learnt, SessionState, begun, differ, learn_and_sum
+from jaxrl.training.session.state import Host, Learnt, SessionState, differ, learn_and_sum, start_episodes
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.trial import EpisodeEvaluator
 from jaxrl.trees import PyTree, make_key
@@ -80,7 +80,7 @@ class Stepper:
                     "though no episode ended there; pass next_obs, or call cut() before you reset"
                 )
             window = self._restart_processor(state.last, given.obs, fresh, given.valid)
-        host = begun(host, fresh)._replace(seen=given.obs, ended=np.zeros_like(fresh), spoilt=~given.valid)
+        host = start_episodes(host, fresh)._replace(seen=given.obs, ended=np.zeros_like(fresh), spoilt=~given.valid)
         state = state._replace(window=window)
         # An episode abandoned between two steps: mark its last item as such afterwards.
         late = fresh & ~ends(state.last.result)
@@ -114,7 +114,7 @@ class Stepper:
         """Return the state at the start of an evaluation of the current policy; running episodes are truncated."""
         seen, ended = now.host.seen, now.host.ended | (now.steps == 0)
         trial = self.examiner.first(self.params(now), episodes, seen, ended)._replace(shot=shot)
-        return now._replace(host=begun(now.host, np.ones_like(ended)), acted=False, chosen=None, trial=trial)
+        return now._replace(host=start_episodes(now.host, np.ones_like(ended)), acted=False, chosen=None, trial=trial)
 
     def chosen(self, now: SessionState) -> SessionState:
         """Return `now` with actions for its observations, unless they are already chosen.

@@ -80,8 +80,8 @@ class EpisodeEvaluator:
         else:
             chosen = self._follow(trial.params, *trial.chosen, trial.seen, given.obs, trial.ended)
         begins = bool(trial.ended[0] and trial.counts[0])
-        shot = trial.shot.begun() if trial.shot is not None and begins else trial.shot
-        return _begun(trial, trial.ended, ~given.valid)._replace(chosen=chosen, seen=given.obs, shot=shot)
+        shot = trial.shot.begin() if trial.shot is not None and begins else trial.shot
+        return _start_episodes(trial, trial.ended, ~given.valid)._replace(chosen=chosen, seen=given.obs, shot=shot)
 
 
 def _follow(
@@ -93,7 +93,7 @@ def _follow(
     return policy.act(params, carry)
 
 
-def _begun(trial: EpisodeEvaluation, where: np.ndarray, spoilt: np.ndarray) -> EpisodeEvaluation:
+def _start_episodes(trial: EpisodeEvaluation, where: np.ndarray, spoilt: np.ndarray) -> EpisodeEvaluation:
     # NaN stays NaN to the end of the episode.
     returns = np.where(spoilt, np.nan, np.where(where, 0.0, trial.returns))
     return trial._replace(returns=returns, lengths=np.where(where, 0, trial.lengths), ended=np.zeros_like(where))

@@ -370,4 +370,4 @@ def read_foreign(path: Path) -> PyTree:
 def _without_entries(like: Any) -> Any:
     """Return an empty array with the shape, dtype and, if any, sharding of `like`."""
     empty = np.empty(like.shape, like.dtype)
-    return empty if isinstance(like, np.ndarray) else processes.placed(like, empty)
+    return empty if isinstance(like, np.ndarray) else processes.place_array(like, empty)

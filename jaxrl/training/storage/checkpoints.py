@@ -121,7 +121,7 @@ class Store:
         # Only the save that is pending in `after` now: later ones are not waited for.
         before = None if after is None else after._job
         if is_spread(tree):  # shards on other processes' devices cannot be copied to this host for a deferred write
-            self._job = _done(partial(self.write, step, own_leaves(tree), dict(facts), before))
+            self._job = _write_now(partial(self.write, step, own_leaves(tree), dict(facts), before))
             return
         # Copy to the host in the caller's thread: its next call may donate the arrays.
         write = partial(self.write, step, host_leaves(tree), dict(facts), before)
@@ -129,7 +129,7 @@ class Store:
         try:
             self._job = self._thread.submit(write)
         except RuntimeError:  # the interpreter is shutting down: no new work in threads
-            self._job = _done(write)
+            self._job = _write_now(write)
 
     @property
     def write_s(self) -> float:
@@ -509,7 +509,7 @@ def _empty(entry: Mapping[str, Any]) -> np.ndarray:
     return np.empty(entry["shape"], jax.numpy.dtype(entry["dtype"]))
 
 
-def _done(write: Callable[[], int]) -> "Future[int]":
+def _write_now(write: Callable[[], int]) -> "Future[int]":
     """Write synchronously; return a completed future with the step or the `StorageError`."""
     job: Future[int] = Future()
     try:

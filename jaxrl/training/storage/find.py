@@ -34,10 +34,10 @@ def find_runs(root: str | Path = "runs", name: str = "*") -> list[Path]:
 
 def _age(folder: Path, path: Path) -> tuple[datetime, list[tuple[int, int, str]]]:
     """Return a key to sort the runs below `folder` by creation time, then by name."""
-    return _created(folder / path), _natural(path)
+    return _creation_time(folder / path), _natural(path)
 
 
-def _created(run: Path) -> datetime:
+def _creation_time(run: Path) -> datetime:
     """Return the creation time of a run."""
     try:
         created = datetime.fromisoformat(read_metadata(run)["created"])

@@ -214,7 +214,7 @@ class Saves(Store):
         for member, step, place in sorted(every, key=lambda row: (row[2].order, row[2].save)):
             before = rows.get(member, {})
             rows[member] = {**{s: p for s, p in before.items() if s < step}, step: place}
-        return {member: _kept(steps, found[-1].keep) for member, steps in rows.items()}
+        return {member: _rows_to_keep(steps, found[-1].keep) for member, steps in rows.items()}
 
     def newest_order(self) -> int:
         """Return the `order` of the newest row; 0 if there is none."""
@@ -265,7 +265,7 @@ class Saves(Store):
         """Write `rows` as one save; raise `StorageError` on failure."""
         stacks: dict[tuple[Any, ...], list[Row]] = {}
         # Only rows with equal paths, shapes and dtypes can be stacked.
-        for row in sorted((*self._carried(), *rows), key=lambda row: (row.member, row.order)):
+        for row in sorted((*self._rows_to_rewrite(), *rows), key=lambda row: (row.member, row.order)):
             form = tuple((name, leaf.shape, str(leaf.dtype)) for name, leaf in row.leaves.items())
             stacks.setdefault(form, []).append(row)
         described, leaves = [], Leaves()
@@ -276,7 +276,7 @@ class Saves(Store):
         self._arrays = None
         self.write(max(self.steps(), default=0) + 1, leaves, {"keep": self.keep, "rows": described})
 
-    def _carried(self) -> list[Row]:
+    def _rows_to_rewrite(self) -> list[Row]:
         """Return rows to rewrite from old saves, too many of which would otherwise be retained for few members each."""
         rows = self._rows()
         old = sorted(_saves_of(rows))[: -(self.keep + MAX_SAVES)]
@@ -294,7 +294,7 @@ class Saves(Store):
         self._sweep()
 
 
-def _kept(steps: Mapping[int, RowLocation], keep: int) -> dict[int, RowLocation]:
+def _rows_to_keep(steps: Mapping[int, RowLocation], keep: int) -> dict[int, RowLocation]:
     """Return the retained rows of a member, given all its rows by step."""
     gone = surplus(steps, keep, max(steps), lambda step: bool(steps[step].facts.get("regular", True)))
     return {step: place for step, place in steps.items() if step not in gone}

@@ -16,7 +16,7 @@ from jaxrl.errors import print_stderr
 from jaxrl.training.schedule import MAX_COUNT
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.log_sums import LOGS, LogSums
-from jaxrl.training.storage.logs import LogFile, describe_lines, in_base64, is_row_up_to, missing, parse, rewound
+from jaxrl.training.storage.logs import LogFile, describe_lines, in_base64, is_row_up_to, missing, parse, rewind_records
 from jaxrl.training.storage.run_dir import (
     MEMBER_LINE,
     MEMBERS_FILE,
@@ -232,7 +232,7 @@ class GroupLog:
     def _append(self, number: int | None, lines: bytes) -> None:
         if lines:
             self._pending.append((number, lines))
-        self._file.append(_marked(number, lines))
+        self._file.append(_mark_rows(number, lines))
         self._count()
 
     def _count(self) -> None:
@@ -278,8 +278,8 @@ class GroupLog:
             self._sums.pop(number, None)
             if waiting := self.pending(number):
                 others = [one for one in self._pending if one[0] != number]
-                self._pending = others + [(number, line) for line in rewound(waiting, opt_steps)]
-                self._file.pending = [_marked(whose, lines) for whose, lines in self._pending]
+                self._pending = others + [(number, line) for line in rewind_records(waiting, opt_steps)]
+                self._file.pending = [_mark_rows(whose, lines) for whose, lines in self._pending]
 
     def _settle(self) -> None:
         """Rewind all members to their checkpoints, unless that is done; warn of invalid lines."""
@@ -368,7 +368,7 @@ def _mark(number: int) -> bytes:
     return b'{"member": %d, ' % number
 
 
-def _marked(number: int | None, lines: bytes) -> bytes:
+def _mark_rows(number: int | None, lines: bytes) -> bytes:
     """Return rows with the member's number before their columns, if they are a member's.
 
     Text in JSON has no line breaks.

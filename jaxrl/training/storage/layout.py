@@ -54,10 +54,10 @@ def require_layout(path: Path, wanted: Mapping[str, Any]) -> None:
     """
     # The files determine the format; the tree's metadata must agree.
     is_database = (path / DATABASE).exists()
-    _require_tree(_parsed(TREE, read_text(path / TREE)), wanted, is_database)
+    _require_tree(_parse(TREE, read_text(path / TREE)), wanted, is_database)
     files = _Database(path) if is_database else _Folders(path)
     for name, leaf in wanted.items():
-        chunks = _require_array(name, _parsed(f"{name}/{ZARRAY}", files.description(name)), leaf)
+        chunks = _require_array(name, _parse(f"{name}/{ZARRAY}", files.description(name)), leaf)
         count, size = files.chunks(name, chunks)
         if count != math.prod(-(-n // c) for n, c in zip(leaf.shape, chunks, strict=True)):
             raise LayoutError(f"{name} has {count} chunks, which are not all of it")
@@ -66,7 +66,7 @@ def require_layout(path: Path, wanted: Mapping[str, Any]) -> None:
             raise LayoutError(f"{name} has {size} bytes on disk, which cannot be all of it")
 
 
-def _joined(path: str) -> str:
+def _orbax_name(path: str) -> str:
     """Return the name of an array's directory in Orbax."""
     return path.replace("/", ".")
 
@@ -78,11 +78,11 @@ class _Folders:
         self._path = path
 
     def description(self, name: str) -> str:
-        return read_text(self._path / _joined(name) / ZARRAY)
+        return read_text(self._path / _orbax_name(name) / ZARRAY)
 
     def chunks(self, name: str, sizes: Collection[int]) -> tuple[int, int]:
         """Return the number of an array's chunks and their total size in bytes."""
-        found = [entry for entry in (self._path / _joined(name)).iterdir() if entry.name != ZARRAY]
+        found = [entry for entry in (self._path / _orbax_name(name)).iterdir() if entry.name != ZARRAY]
         _require_names(name, (entry.name for entry in found), len(sizes))
         return len(found), sum(entry.stat().st_size for entry in found)
 
@@ -103,11 +103,11 @@ class _Database:
         self._size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
     def description(self, name: str) -> str:
-        return bytes(self._store.read(f"{_joined(name)}/{ZARRAY}").result().value).decode()
+        return bytes(self._store.read(f"{_orbax_name(name)}/{ZARRAY}").result().value).decode()
 
     def chunks(self, name: str, sizes: Collection[int]) -> tuple[int, int]:
         """Return the number of an array's chunks, and the size in bytes of the entire database."""
-        found = [entry for entry in self._entries.get(_joined(name), ()) if entry != ZARRAY]
+        found = [entry for entry in self._entries.get(_orbax_name(name), ()) if entry != ZARRAY]
         _require_names(name, found, len(sizes))
         return len(found), self._size
 
@@ -120,7 +120,7 @@ def _require_names(name: str, chunks: Iterable[str], dimensions: int) -> None:
             raise LayoutError(f"{name} has something else inside: {chunk[:40]}")
 
 
-def _parsed(name: str, text: str) -> dict[str, Any]:
+def _parse(name: str, text: str) -> dict[str, Any]:
     """Parse a JSON object; raise `LayoutError` if `text` is not one."""
     try:
         found = json.loads(text)

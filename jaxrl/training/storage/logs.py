@@ -146,11 +146,11 @@ class RowLog(LogFile):
         """Remove the rows after `opt_steps`, a truncated last line, and invalid lines; return the numbers of these."""
         self.close_file()
         damaged = trim(self.path, opt_steps)
-        self.pending = rewound(self.pending, opt_steps)
+        self.pending = rewind_records(self.pending, opt_steps)
         return damaged
 
 
-def rewound(records: Sequence[bytes], opt_steps: int) -> list[bytes]:
+def rewind_records(records: Sequence[bytes], opt_steps: int) -> list[bytes]:
     """Return the lines of `records` that are rows up to `opt_steps`."""
     lines = [line for record in records for line in record.splitlines(keepends=True)]
     return [line for line in lines if is_row_up_to(line, opt_steps)]

@@ -35,7 +35,7 @@ class Membership:
         self.adopted_at = 0
         """Optimisation steps at which it last copied another member; 0: never."""
 
-    def evaluated(self, opt_steps: int, score: float) -> None:
+    def record_score(self, opt_steps: int, score: float) -> None:
         """Record a score; of two at the same step the first counts, as in the search."""
         self.scores.setdefault(opt_steps, score)
         # Retain the first score at or past each gate, by which a search decides, and the newest.

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
-from jaxrl.training.changes import HARMLESS, Change, changes, measured_otherwise, unread
+from jaxrl.training.changes import HARMLESS, Change, changes, evaluation_changes, unread
 from jaxrl.training.program import Form
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.fork import Fork, copy_checkpoint, describe_branch, describe_fork, origin
@@ -307,7 +307,7 @@ class Storage:
     @property
     def eval_changes(self) -> str | None:
         """The changes that make scores incomparable with those of the checkpoint, if any."""
-        other = measured_otherwise(self.changes)
+        other = evaluation_changes(self.changes)
         return "; ".join(map(str, other)) if other and self.resumes else None
 
     def describe_origin(self) -> str | None:
@@ -354,7 +354,7 @@ class Storage:
 
     def collect_saves(self, block: bool = True) -> None:
         """Record the outcome of the pending save; without `block`, only if it is done."""
-        step = self._settled("checkpoint", self.checkpoints, block) if self.dir is not None else None
+        step = self._settle("checkpoint", self.checkpoints, block) if self.dir is not None else None
         if step is not None:
             self.update_metadata(saved_opt_steps=step)
             self.on_saved(step)
@@ -377,9 +377,11 @@ class Storage:
             return
         try:
             self.dir.write_metadata(**facts)
-            self._recovered("metadata")
+            self._record_recovery("metadata")
         except OSError as error:
-            self._failed("metadata", StorageError(f"{self.dir / METADATA} could not be written: {error.strerror}"))
+            self._record_failure(
+                "metadata", StorageError(f"{self.dir / METADATA} could not be written: {error.strerror}")
+            )
 
     def describe(self, entries: Mapping[str, Any]) -> None:
         """Merge user-defined entries into `about` in `metadata.json`."""
@@ -406,26 +408,26 @@ class Storage:
             shutil.rmtree(self._new_fork_dir, ignore_errors=True)
 
     def _settle_best(self) -> None:
-        if self._settled("best policy", self.best, block=True) is not None:
+        if self._settle("best policy", self.best, block=True) is not None:
             self.best_score = self._pending
 
-    def _settled(self, what: str, store: Store, block: bool) -> int | None:
+    def _settle(self, what: str, store: Store, block: bool) -> int | None:
         try:
             step = store.wait(block)
         except StorageError as error:
-            self._failed(what, error)
+            self._record_failure(what, error)
             return None
         if step is not None:
-            self._recovered(what)
+            self._record_recovery(what)
         return step
 
-    def _failed(self, what: str, error: StorageError) -> None:
+    def _record_failure(self, what: str, error: StorageError) -> None:
         # Report the first failure, not every attempt.
         if what not in self._failures:
             self.report(f"warning: {error}; training goes on")
         self._failures[what] = error
 
-    def _recovered(self, what: str) -> None:
+    def _record_recovery(self, what: str) -> None:
         if self._failures.pop(what, None):
             self.report(f"the {what} could be written again")
 
@@ -509,15 +511,15 @@ class Storage:
                 f"best policy {self.best.directory / str(step)} is passed over: it has no score", stacklevel=2
             )
             return None
-        if (problem := self._mismatched_run(facts)) is not None:
+        if (problem := self._explain_other_run(facts)) is not None:
             warnings.warn(f"best policy {self.best.directory / str(step)} is passed over: {problem}", stacklevel=2)
             return None
-        if measured_otherwise(changes(facts.get("settings", self._settings), self._settings)):
+        if evaluation_changes(changes(facts.get("settings", self._settings), self._settings)):
             return None  # its score is not comparable: the first one under these settings replaces it
         self.best_score = score
         return Best(step, score, params, facts)
 
-    def _mismatched_run(self, facts: Mapping[str, Any]) -> str | None:
+    def _explain_other_run(self, facts: Mapping[str, Any]) -> str | None:
         """Explain why a best policy with these `facts` is another run's: resuming never changes the seed."""
         settings, own = facts.get("settings"), self._settings.get("seed")
         seed = settings.get("seed", own) if isinstance(settings, dict) else own
@@ -536,9 +538,9 @@ def never_saved(files: RunDir | MemberDir, checkpoints: Store) -> bool:
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Return the installed versions of `packages`; jaxrl's is that of the code, as package metadata may be outdated."""
     whole = sys.modules["jaxrl"]  # the facade, which modules of the package must not import
-    return {name: whole.__version__ if name == "jaxrl" else _installed(name) for name in packages}
+    return {name: whole.__version__ if name == "jaxrl" else _installed_version(name) for name in packages}
 
 
 @functools.cache  # the lookup reads files, and every member of a population needs it
-def _installed(package: str) -> str:
+def _installed_version(package: str) -> str:
     return version(package)

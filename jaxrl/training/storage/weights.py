@@ -94,8 +94,10 @@ def weights_of(place: str | GivenArrays | None, parts: Sequence[str], like: Call
         _require_same(wanted, {name: leaf for name, leaf in saved.items() if _is_taken(name)}, origin.run)
         return Weights({name: saved[name] for name in wanted}, (f"begins with the networks of {origin}",))
     pairs = _pairs(parts, wanted)
-    leaves = {name: _required(name, there, wanted[name], saved, origin.run) for name, there in pairs.items()}
-    return Weights(leaves, (f"begins with {_listed(leaves)} of {origin}; drawn anew: {_listed(wanted, leaves)}",))
+    leaves = {name: _require_leaf(name, there, wanted[name], saved, origin.run) for name, there in pairs.items()}
+    return Weights(
+        leaves, (f"begins with {_list_modules(leaves)} of {origin}; drawn anew: {_list_modules(wanted, leaves)}",)
+    )
 
 
 class Part(NamedTuple):
@@ -197,7 +199,9 @@ def _of_arrays(
     for name, there in (pairs or {}).items():
         if name not in arrays:
             raise SettingsError(f"init_parts: {what} has no array {there}")
-    return Weights(arrays, (f"begins with {_listed(arrays)} of {what}; drawn anew: {_listed(wanted, arrays)}",))
+    return Weights(
+        arrays, (f"begins with {_list_modules(arrays)} of {what}; drawn anew: {_list_modules(wanted, arrays)}",)
+    )
 
 
 def _pairs(words: Sequence[str], wanted: Iterable[str]) -> dict[str, str]:
@@ -217,7 +221,7 @@ def _pairs(words: Sequence[str], wanted: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _required(
+def _require_leaf(
     name: str, there: str, like: jax.ShapeDtypeStruct, saved: Mapping[str, np.ndarray], run: Path
 ) -> np.ndarray:
     """Return what a run has under `there` in place of the leaf `name`; raise `SettingsError` if it does not fit."""
@@ -238,7 +242,7 @@ def _short(name: str) -> str:
     return name.removeprefix(AGENT).removeprefix("state/")
 
 
-def _listed(names: Iterable[str], without: Iterable[str] = ()) -> str:
+def _list_modules(names: Iterable[str], without: Iterable[str] = ()) -> str:
     """Return the modules whose arrays are in `names`, but not in `without`."""
     left = set(without)
     modules = list(dict.fromkeys(_short(name).rpartition("/")[0] or _short(name) for name in names if name not in left))
