@@ -161,8 +161,7 @@ def _check_number(name: str, value: Any, default: Any) -> None:
 
 def wrap(name: str, env: Any, params: Any, settings: dict[str, Any] | None = None) -> Env:
     """Wrap a `gymnax.environments.environment.Environment` object and its parameters."""
-    reset = partial(_reset, env, params)
-    state, obs = jax.eval_shape(reset, make_key(0))
+    obs, state = jax.eval_shape(lambda key: env.reset_env(key, params), make_key(0))
     action_space = _space(env.action_space(params))
     # With a constant key, the keys of its steps are never computed.
     uses_key = _uses_key(env, params, state)
@@ -174,16 +173,17 @@ def wrap(name: str, env: Any, params: Any, settings: dict[str, Any] | None = Non
             action_space=action_space,
             time_limit=int(limit) if limit is not None and math.isfinite(limit) else None,
         ),
-        reset=reset,
+        reset=partial(_reset, env, params, (obs, state)),
         step=partial(_step, env, params, uses_key, (obs, state)),
         render=partial(_render, name, env, params),
         settings=settings,
     )
 
 
-def _reset(env: Any, params: Any, key: Key) -> tuple[PyTree, PyTree]:
-    obs, state = env.reset_env(key, params)
-    return jax.tree.map(jnp.asarray, (state, obs))
+def _reset(env: Any, params: Any, like: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+    """Reset, in the dtypes that the environment was made with, also where 64 bits have been enabled since."""
+    obs, state = jax.tree.map(lambda x, leaf: jnp.asarray(x, leaf.dtype), env.reset_env(key, params), like)
+    return state, obs
 
 
 def _step(

@@ -97,6 +97,21 @@ def test_a_parameter_changes_the_environment() -> None:
     assert env.settings == {"env": "CartPole-v1", "env_args": {"max_steps_in_episode": 3}}
 
 
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1"])
+def test_its_types_are_those_it_was_made_with_where_64_bits_are_enabled_later(name: str) -> None:
+    env = make_env(name)
+
+    def types() -> Any:
+        state, obs = jax.eval_shape(env.reset, jax.random.key(0))
+        action = jax.ShapeDtypeStruct(env.spec.action_space.shape, env.spec.action_space.dtype)
+        after, out = jax.eval_shape(env.step, state, action, jax.random.key(0))
+        return [jax.tree.map(lambda x: str(x.dtype), part) for part in (state, obs, after, out.obs)]
+
+    as_made = types()
+    with jax.enable_x64(True):
+        assert types() == as_made
+
+
 def test_an_unknown_parameter_is_named_with_its_nearest() -> None:
     with pytest.raises(SettingsError, match=r"CartPole-v1 has no parameter 'gravitas'; did you mean gravity\?"):
         make_env("CartPole-v1", gravitas=1.0)

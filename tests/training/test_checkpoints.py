@@ -12,6 +12,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jaxrl.errors import NoCheckpointError, StorageError
+from jaxrl.training import processes
+from jaxrl.training.storage import arrays, checkpoints
 from jaxrl.training.storage.checkpoints import CheckpointError, Store, seal
 from jaxrl.training.storage.leaves import state_digest as digest
 
@@ -220,6 +222,32 @@ def test_an_error_of_a_program_is_not_taken_for_one_of_the_disk(tmp_path: Path) 
     with pytest.raises(TypeError, match="not JSON serializable"):
         store.close()
     assert store.steps() == []
+
+
+def test_an_error_of_a_program_is_not_taken_for_damage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(store, 1, 2)
+
+    def broken(*args: Any) -> None:
+        raise TypeError("another JAX")
+
+    monkeypatch.setattr(checkpoints, "read_arrays", broken)
+    with pytest.raises(TypeError, match="another JAX"):
+        store.load_newest(jax.eval_shape(lambda: tree()))
+
+
+@pytest.mark.parametrize(
+    ("sums", "missing", "raised"), [(None, False, RuntimeError), ([0], True, StorageError)], ids=["program", "disk"]
+)
+def test_nor_is_one_in_another_process(
+    sums: Any, missing: bool, raised: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    path, like = tmp_path / "arrays", {"a": jax.ShapeDtypeStruct((3,), np.float32, sharding=device)}
+    found, _ = arrays.write_all(path, {"a": np.ones(3, np.float32)})
+    _, said = arrays.read_part(tmp_path / "nowhere" if missing else path, like, sums)
+    monkeypatch.setattr(processes, "answers", lambda: iter([said]))
+    with pytest.raises(raised, match="process 1: "):
+        arrays.read_sharded(path, like, list(found.values()))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ import numpy as np
 import jaxrl.training.processes as processes
 from jaxrl.errors import JaxrlError, StorageError, safe_str
 from jaxrl.hush import hushed
-from jaxrl.training.storage.layout import require_layout
+from jaxrl.training.storage.layout import LayoutError, require_layout
 from jaxrl.training.storage.leaves import checksum, flatten, nest, select_paths
 from jaxrl.training.storage.run_dir import sync_dir
 from jaxrl.trees import PyTree, tree_bytes
@@ -36,6 +36,9 @@ OVERHEAD, FOLDER = 1 << 16, 3 << 12
 """Minimum bytes of a checkpoint in addition to its arrays, and bytes of an array's directory with its two files."""
 LONGEST = 250
 """Maximum bytes of a path used as a directory name."""
+FAULTS = (OSError, ValueError, MemoryError, StorageError)
+"""Errors attributed to the disk or its contents: those of the system, and those that Orbax and TensorStore raise when
+they cannot read or write. Any other is a bug and is not treated as damage."""
 CRC_POLYNOMIAL = 0xEDB88320
 """Polynomial of CRC-32 (ISO 3309), with the lowest power in the highest bit."""
 
@@ -62,7 +65,7 @@ def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], di
       The checksum of each leaf by path, and the entries of other processes' files as `file_sums` returns them.
 
     Raises:
-      StorageError: another process failed to write.
+      StorageError: another process failed to write; `RuntimeError` if that was none of `FAULTS`.
       OSError: this process failed to write; Orbax may raise others.
       LostError: another process is gone.
     """
@@ -83,9 +86,7 @@ def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], di
     finally:  # the others reply even if this process failed
         # A reply left unread would be taken for that to the next order.
         answers = [json.loads(said) for said in processes.answers()]
-    for i, said in enumerate(answers, 1):
-        if "failed" in said:
-            raise StorageError(f"process {i}: {said['failed']}")
+    _raise_failures(answers)
     # All parts are on disk: merge them into one store that any number of processes can read.
     join_arrays(path)
     parts = [own, *(said["shards"] for said in answers)]
@@ -102,7 +103,7 @@ def write_part(path: Path, tree: PyTree) -> str:
         own = _write_own(path, {name: x for name, x in own_leaves(tree).items() if processes.is_spread(x)})
         return json.dumps({"shards": own, "files": file_sums(path, sync=True, of=_is_own)})
     except Exception as error:
-        return json.dumps({"failed": reason(error)})
+        return _report_failure(error)
 
 
 def read_sharded(path: Path, like: PyTree, sums: Sequence[int]) -> PyTree:
@@ -115,7 +116,7 @@ def read_sharded(path: Path, like: PyTree, sums: Sequence[int]) -> PyTree:
 
     Raises:
       DamagedError: the data of a leaf have changed; its argument is the path of the leaf.
-      StorageError: another process failed to read.
+      StorageError: another process failed to read; `RuntimeError` if that was none of `FAULTS`.
       LostError: another process is gone.
     """
     processes.broadcast("load", str(path), list(sums))
@@ -123,9 +124,7 @@ def read_sharded(path: Path, like: PyTree, sums: Sequence[int]) -> PyTree:
         tree, own = _read_own(path, like, sums)
     finally:  # the others reply even if this process failed
         answers = [json.loads(said) for said in processes.answers()]
-    for i, said in enumerate(answers, 1):
-        if "failed" in said:
-            raise StorageError(f"process {i}: {said['failed']}")
+    _raise_failures(answers)
     parts, paths = [own, *answers], [path for path, _ in flatten(like)]
     # Sharded leaves are verified by combining the checksums of their shards, replicated ones by every process itself.
     wrong = {name for part in parts for name in part["wrong"]}
@@ -145,8 +144,20 @@ def read_part(path: Path, like: PyTree, sums: Sequence[int]) -> tuple[PyTree, st
     try:
         tree, own = _read_own(path, like, sums)
     except Exception as error:
-        return None, json.dumps({"failed": reason(error)})
+        return None, _report_failure(error)
     return tree, json.dumps(own)
+
+
+def _report_failure(error: Exception) -> str:
+    """Return the reply of a process that failed to write or to read."""
+    return json.dumps({"failed": reason(error), "fault": isinstance(error, (*FAULTS, LayoutError))})
+
+
+def _raise_failures(replies: Sequence[dict[str, Any]]) -> None:
+    """Raise the first failure among the replies of processes 1, 2, ...: `StorageError` for one of `FAULTS`."""
+    for i, said in enumerate(replies, 1):
+        if "failed" in said:
+            raise (StorageError if said["fault"] else RuntimeError)(f"process {i}: {said['failed']}")
 
 
 def _read_own(path: Path, like: PyTree, sums: Sequence[int]) -> tuple[PyTree, dict[str, Any]]:

@@ -30,6 +30,7 @@ from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.processes import LostError, is_spread, is_to_be_spread
 from jaxrl.training.storage import run_dir
 from jaxrl.training.storage.arrays import (
+    FAULTS,
     FILES,
     DamagedError,
     Leaves,
@@ -59,11 +60,6 @@ UNFINISHED, REMOVED = ".unfinished", ".removed"
 """Suffixes of a step being written and of one being removed."""
 
 Facts = dict[str, Any]
-
-
-FAULTS = (OSError, ValueError, MemoryError, StorageError)
-"""Errors attributed to the disk or its contents: those of the system, and those that Orbax and TensorStore raise when
-they cannot read or write. Any other is a bug and is not treated as damage."""
 
 
 class CheckpointError(Exception):

@@ -27,8 +27,8 @@ import numpy as np
 
 from jaxrl.errors import SettingsError, StorageError
 from jaxrl.paths import local
-from jaxrl.training.storage.arrays import Leaves, reason
-from jaxrl.training.storage.checkpoints import FAULTS, CheckpointError, Facts, Store, surplus
+from jaxrl.training.storage.arrays import FAULTS, Leaves, reason
+from jaxrl.training.storage.checkpoints import CheckpointError, Facts, Store, surplus
 from jaxrl.training.storage.leaves import Entry, host_leaves
 from jaxrl.training.storage.logs import copy_logs
 from jaxrl.training.storage.members import require_no_member, resolve
