@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 import jaxrl
+from jaxrl import train
 
 STEPS = 20
 
@@ -94,4 +95,8 @@ def test_members_are_pointed_out_once_and_the_best_is_named_last(
     assert first.endswith(" s left")
     assert second.split()[:5] == ["8", "opts", "640", "env", "steps"]
     assert second.endswith(" s")
-    assert result.best_member().best_score == max(member.best_score for member in result.members)
+    best = result.best_member()
+    assert best.best_score == max(member.best_score for member in result.members)
+    train.show_population(result, str(tmp_path))
+    last = capsys.readouterr().out.splitlines()[-1].split()
+    assert last == ["best", "member", f"{best.number},", "score", f"{best.best_score:.6g},", "seed", str(best.seed)]

@@ -17,7 +17,7 @@ from jaxrl import xla
 from jaxrl.nn import MLP, QNetwork
 from jaxrl.strategies.base import iterate
 from jaxrl.training.program import jit_run, program_cache, state_shapes
-from jaxrl.xla import carry
+from jaxrl.xla import carry, options
 from jaxrl.xla.packing import make_gather
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +27,23 @@ def network():
     module = QNetwork(jaxrl.Box(-1.0, 1.0, (5,)), 3, features=(16, 8))
     obs = jax.random.normal(jax.random.key(0), (7, 5))
     return module, module.init(jax.random.key(1), obs), obs
+
+
+@pytest.mark.parametrize(("found", "forms"), [("cuda", "cuda"), ("rocm", "plain")])
+def test_a_gpu_that_is_not_of_nvidia_gets_plain_forms_and_no_options(
+    found: str, forms: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def devices(platform: str) -> list[str]:
+        if platform != found:
+            raise RuntimeError(f"Unknown backend {platform}")
+        return ["a GPU"]
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "devices", devices)
+    assert xla.current_forms() == forms
+    if found == "rocm":
+        assert options.compiler_options() is options.graph_options() is options.once_options() is None
+        assert options.product_options(lambda: 1) == {}
 
 
 def test_plain_programs_hold_no_form() -> None:
