@@ -109,10 +109,11 @@ def hold(tree: PyTree) -> PyTree:
         is_held = _is_held(path, x)
         parts = ravel(x) if is_held else x
         if is_held and not _of_optimizer(path):
-            # The barrier makes the matrices slices of the very numbers that are carried. Otherwise XLA may compute them
-            # again from what the vector was computed from, and round them differently. After the loop a tree is made
-            # from both, so the bits of a run would depend on where its calls end.
-            parts = jax.lax.optimization_barrier(parts)
+            if any(map(_beside, jax.tree.leaves(x))):
+                # The barrier makes the matrices slices of the very numbers that are carried. Otherwise XLA may compute
+                # them again from what the vector was computed from, and round them differently. After the loop a tree
+                # is made from both, so the bits of a run would depend on where its calls end.
+                parts = [jax.lax.optimization_barrier(parts[0]), *parts[1:]]
             matrices.append(list(filter(_beside, jax.tree.leaves(unravel(parts, x)))))
         vectors.append(parts)
     return jax.tree.unflatten(structure, vectors), matrices
