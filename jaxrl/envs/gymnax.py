@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep
+from jaxrl.envs.suites import cast_like
 from jaxrl.errors import SettingsError, error_text, suggest
 from jaxrl.spaces import Box, Discrete, EnvSpec, Space
 from jaxrl.trees import Array, Key, PyTree, make_key
@@ -182,7 +183,7 @@ def wrap(name: str, env: Any, params: Any, settings: dict[str, Any] | None = Non
 
 def _reset(env: Any, params: Any, like: PyTree, key: Key) -> tuple[PyTree, PyTree]:
     """Reset, in the dtypes that the environment was made with, also where 64 bits have been enabled since."""
-    obs, state = jax.tree.map(lambda x, leaf: jnp.asarray(x, leaf.dtype), env.reset_env(key, params), like)
+    obs, state = cast_like(env.reset_env(key, params), like)
     return state, obs
 
 
@@ -193,7 +194,7 @@ def _step(
     key = key if uses_key else make_key(0)
     obs, state, reward, terminated, _ = env.step_env(key, state, action, params)
     # The carry of a loop must not change its dtypes.
-    obs, state = jax.tree.map(lambda x, leaf: jnp.asarray(x, leaf.dtype), (obs, state), like)
+    obs, state = cast_like((obs, state), like)
     truncated = env.is_truncated(state, params)
     return state, TimeStep(obs, jnp.asarray(reward, jnp.float32).reshape(()), terminated, truncated)
 

@@ -102,8 +102,8 @@ def _common(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the entries that are written alike for all members."""
     first, *others = members
     # By their text: to Python, `1`, `1.0` and `True` are equal.
-    same = lambda name, text: all(name in one and json.dumps(one[name]) == text for one in others)
-    return {name: x for name, x in first.items() if same(name, json.dumps(x))}
+    same = lambda name, text: all(name in one and repr(one[name]) == text for one in others)
+    return {name: x for name, x in first.items() if same(name, repr(x))}
 
 
 def _without(one: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
