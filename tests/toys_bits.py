@@ -12,6 +12,11 @@ def numbers(tree: Any) -> Any:
     return jax.tree.map(lambda x: np.asarray(jax.random.key_data(x) if is_key(x) else x), tree)
 
 
+def same_bits(a: Any, b: Any) -> bool:
+    pairs = zip(jax.tree.leaves(numbers(a)), jax.tree.leaves(numbers(b)), strict=True)
+    return all(x.tobytes() == y.tobytes() for x, y in pairs)
+
+
 def require_same_bits(came: Any, wanted: Any) -> None:
     """Fail, naming the first leaf that differs, unless the trees are equal."""
     leaves = zip(jax.tree.leaves_with_path(numbers(came)), jax.tree.leaves(numbers(wanted)), strict=True)

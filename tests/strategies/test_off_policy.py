@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from stacked import reduce_metrics
+from toys_bits import numbers, same_bits
 from toys_closed_form import counting_env
 
 import jaxrl
@@ -64,16 +65,6 @@ def runner(strategy):
 def stepper(strategy):
     """Return a compiled `(state, t) -> (state, metrics)`."""
     return jax.jit(lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t))
-
-
-def numbers(tree):
-    """Return the leaves as NumPy arrays, keys as their data."""
-    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return [np.asarray(jax.random.key_data(x) if is_key(x) else x) for x in jax.tree.leaves(tree)]
-
-
-def same_bits(a, b):
-    return all(x.tobytes() == y.tobytes() for x, y in zip(numbers(a), numbers(b), strict=True))
 
 
 # --- ratios and counts ------------------------------------------------------------------------------------------
@@ -491,7 +482,7 @@ def test_several_updates_in_one_iteration_are_skipped_one_by_one():
         state, metrics = step(state, jnp.uint32(t))
         counts.append((int(metrics["skipped_updates"].count), int(metrics["loss"].count)))
     assert counts == [(1, 3), (1, 3)]
-    assert np.all([np.isfinite(x).all() for x in numbers(state.agent)])
+    assert np.all([np.isfinite(x).all() for x in jax.tree.leaves(numbers(state.agent))])
 
 
 def stub(metrics):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from stacked import reduce_metrics
 from toys_agents import vector_of
+from toys_bits import numbers, same_bits
 from toys_closed_form import TOYS, action_preference, counting_env
 from toys_envs import counting, nan_at
 
@@ -56,16 +57,6 @@ def stepper(strategy):
 
 def begun(strategy):
     return jax.jit(strategy.init)(KEY)
-
-
-def numbers(tree):
-    """Return the leaves as NumPy arrays, keys as their data."""
-    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return [np.asarray(jax.random.key_data(x) if is_key(x) else x) for x in jax.tree.leaves(tree)]
-
-
-def same_bits(a, b):
-    return all(x.tobytes() == y.tobytes() for x, y in zip(numbers(a), numbers(b), strict=True))
 
 
 # --- the rollout ------------------------------------------------------------------------------------------------
@@ -202,7 +193,7 @@ def test_broken_steps_do_not_stop_an_agent_from_learning(settings):
         assert int(metrics["skipped_updates"].count) == 0
         assert not same_bits(new.agent.params, state.agent.params)
         state = new
-    assert all(np.isfinite(x).all() for x in numbers(state.agent))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(numbers(state.agent)))
 
 
 # --- ratios and order -------------------------------------------------------------------------------------------
@@ -561,7 +552,7 @@ def test_of_several_updates_only_the_bad_ones_are_skipped():
         counts.append((int(metrics["skipped_updates"].count), int(metrics["loss"].count)))
         assert np.isfinite(float(metrics["loss"].sum))
     assert counts == [(1, 5), (2, 4)]
-    assert all(np.isfinite(x).all() for x in numbers(state.agent))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(numbers(state.agent)))
 
 
 # --- a run is a function of its settings and its seed ------------------------------------------------------------
