@@ -17,6 +17,7 @@ from benchmarks import hlo
 from benchmarks.compiled import thunks
 from benchmarks.compiled.cases import Program
 from benchmarks.compiled.targets import TARGETS, Target
+from jaxrl import xla
 from jaxrl.trees import PyTree
 from jaxrl.xla import forms
 from jaxrl.xla.ahead import block_lengths
@@ -58,10 +59,11 @@ def without(names: Sequence[str]) -> Iterator[None]:
 
 
 _PLAIN: dict[str, Any] = {
-    "shaped_for": lambda *platforms: False,
-    "by_platform": lambda ours, plain, *args: plain(*args),
-    "only_reversed": lambda: False,
+    xla.shaped_for.__name__: lambda *platforms: False,
+    xla.by_platform.__name__: lambda ours, plain, *args: plain(*args),
+    xla.is_reverse_only.__name__: lambda: False,
 }
+"""Functions that the forms ask before they take effect, and what they return without them."""
 
 
 def device_of(target: Target) -> Any:

@@ -1,8 +1,8 @@
 """Random permutations without sorting, and random integers from one word each. Plain: permutation by sorting.
 
 Used on all platforms, because the order of minibatches is part of a run's result. On a CPU, sorting random words takes
-longer than a whole epoch of small networks: 130 ms for 131 072 of them. A Feistel network on the positions needs no
-comparisons and only a few random words: 1 ms.
+longer than a whole epoch of small networks: four orders of 131 072 positions take 794 ms. A Feistel network on the
+positions needs no comparisons and only a few random words: 5 ms.
 """
 
 import math
