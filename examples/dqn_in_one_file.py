@@ -1,8 +1,8 @@
-"""DQN on CartPole from top to bottom, in plain JAX, Flax, Optax and gymnax: what `jaxrl.dqn` computes, on one page.
+"""Complete DQN on CartPole in plain JAX, Flax, Optax and gymnax: what `jaxrl.dqn` computes, in one file.
 
 Mnih et al. 2015, https://doi.org/10.1038/nature14236, with double Q-learning (van Hasselt et al. 2016,
-https://arxiv.org/abs/1509.06461). Nothing of jaxrl is imported. With equal settings jaxrl draws the same numbers, takes
-the same actions and has the same parameters, but for how XLA rounds fused products; a test compares them.
+https://arxiv.org/abs/1509.06461). jaxrl is not imported. With equal settings jaxrl draws the same random numbers, takes
+the same actions and has the same parameters, up to how XLA rounds fused products; a test compares them.
 
     python examples/dqn_in_one_file.py
 """
@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import optax
 
 NUM_ENVS = 4
-CAPACITY = 1_000  # transitions in the ring; a multiple of NUM_ENVS
+CAPACITY = 1_000  # transitions in the ring buffer; a multiple of NUM_ENVS
 BATCH = 32
 WARMUP = 200  # environment steps with random actions, before the first update
 DISCOUNT = 0.99
 LR = 1e-3
-TARGET_INTERVAL = 50  # updates between two copies of the parameters to the target network
+TARGET_INTERVAL = 50  # updates between copies of the parameters to the target network
 EPSILON_START, EPSILON_END, EPSILON_DECAY = 1.0, 0.05, 2_000  # the last in updates
 
 env, env_params = gymnax.make("CartPole-v1")
@@ -60,9 +60,9 @@ class Transition(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that training carries on."""
+    """Complete state of training."""
 
-    key: jax.Array  # of the stream of iterations: iteration t has fold_in(key, t)
+    key: jax.Array  # stream of iterations: iteration t uses fold_in(key, t)
     params: dict
     target: dict
     opt_state: tuple
@@ -75,18 +75,18 @@ class State(NamedTuple):
 
 
 def reset(key):
-    """Begin an episode in each environment."""
+    """Start an episode in each environment."""
     obs, state = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(key, NUM_ENVS), env_params)
     return state, obs
 
 
 def step(state, action, key):
-    """Take a step in each environment; where an episode ends, the next one begins.
+    """Take a step in each environment, and start the next episode where one ended.
 
-    The successor of a step is what the step led to, also at the end of an episode. An episode that the time limit cuts
-    was truncated, not terminated: it is bootstrapped from.
+    `next_obs` is the true successor, also at the end of an episode. An episode that ends at the time limit is
+    truncated, not terminated, so its value is bootstrapped.
     """
-    _, reset_key = jax.random.split(key)  # CartPole itself draws nothing
+    _, reset_key = jax.random.split(key)  # CartPole's step is deterministic
     stepped = jax.vmap(env.step_env, in_axes=(None, 0, 0, None))(reset_key, state, action, env_params)
     next_obs, state, reward, terminated, _ = stepped
     terminated = jax.vmap(env.is_terminated, in_axes=(0, None))(state, env_params)
@@ -102,8 +102,8 @@ def step(state, action, key):
 
 def collect(state, key, epsilon, pushes):
     """Take one step in all environments, and write its transitions into the ring, after `pushes` earlier blocks."""
-    # jaxrl has a key for each vector step, and splits it in one to act and one for the environments; so does this, to
-    # draw the same numbers.
+    # As jaxrl does, split the key of each vector step into one to act and one for the environments, to draw the same
+    # numbers.
     act_key, env_key = jax.random.split(jax.random.split(key, 1)[0])
     agent_key, random_key = jax.random.split(act_key)
     if epsilon is None:  # warm-up
@@ -116,7 +116,7 @@ def collect(state, key, epsilon, pushes):
     env_state, obs, reward, terminated, next_obs = step(state.env, action, env_key)
     discount = jnp.where(terminated, 0.0, DISCOUNT)
     items = Transition(state.obs, action, reward, discount, next_obs)
-    # A block is one contiguous update: the ring is written in place.
+    # A block is one contiguous update, so the ring is written in place.
     start = (pushes % (CAPACITY // NUM_ENVS)).astype(jnp.int32) * NUM_ENVS
     write = lambda ring, rows: jax.lax.dynamic_update_slice_in_dim(ring, rows, start, axis=0)
     return state._replace(env=env_state, obs=obs, ring=jax.tree.map(write, state.ring, items))
@@ -156,7 +156,7 @@ def learn(state, key, t, pushes):
 
 # --- the loop -------------------------------------------------------------------------------------------------------
 
-FILL = WARMUP // NUM_ENVS  # blocks that are pushed before the first update
+FILL = WARMUP // NUM_ENVS  # blocks pushed before the first update
 
 
 def init(key):
@@ -173,7 +173,7 @@ def init(key):
 
 
 def iterate(state, start, stop):
-    """Make iterations `start .. stop-1`: a step of all environments and an update in each."""
+    """Run iterations `start .. stop-1`, each a step of all environments and an update."""
 
     def body(t, state):
         collect_key, update_key = jax.random.split(jax.random.fold_in(state.key, t))

@@ -1,4 +1,4 @@
-"""Train PPO on CartPole-v1, load the best policy, and act with it."""
+"""Train PPO on CartPole-v1, load the best policy and act with it."""
 
 import jaxrl
 

@@ -1,4 +1,4 @@
-"""Gather a data set with a trained policy, and learn from it alone: IQL on CartPole-v1."""
+"""Gather a data set with a trained policy and learn from it offline: IQL on CartPole-v1."""
 
 import jax
 

@@ -1,4 +1,4 @@
-"""Look at a run while it goes: a hook, a number of your own in the rows, and a recorder that keeps them in memory."""
+"""Monitor a run: a hook, a custom metric in the log, and a recorder that keeps the rows in memory."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Write an environment as two functions, check it, and learn it: park a cart at 0 with three thrusts."""
+"""Write an environment as two functions, check it and train on it: park a cart at 0 with three thrusts."""
 
 import jax
 import jax.numpy as jnp

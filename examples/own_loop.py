@@ -1,4 +1,4 @@
-"""Keep the loop: a script steps its environment and tells a session what happened. Start it again, and it goes on."""
+"""Own the loop: the script steps its environment and passes each step to a session. Run it again to resume."""
 
 from pathlib import Path
 

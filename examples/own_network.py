@@ -1,4 +1,4 @@
-"""Give DQN a network of your own, here with layer norm, and load the policy with it again."""
+"""Train DQN with a custom network, here with layer norm, and load its policy."""
 
 import flax.linen as nn
 

@@ -1,8 +1,8 @@
-"""PPO on CartPole from top to bottom, in plain JAX, Flax, Optax and gymnax: what `jaxrl.ppo` computes, on one page.
+"""Complete PPO on CartPole in plain JAX, Flax, Optax and gymnax: what `jaxrl.ppo` computes, in one file.
 
-Schulman et al. 2017, https://arxiv.org/abs/1707.06347. Nothing of jaxrl is imported. With equal settings jaxrl draws
-the same numbers and takes the same actions, and has the same parameters but for how XLA rounds fused products; a test
-compares them. One thing differs: jaxrl shuffles rollouts without sorting where they are large, so into another order.
+Schulman et al. 2017, https://arxiv.org/abs/1707.06347. jaxrl is not imported. With equal settings jaxrl draws the same
+random numbers, takes the same actions and has the same parameters, up to how XLA rounds fused products; a test compares
+them. One difference: jaxrl shuffles large rollouts without sorting, and so into another order.
 
     python examples/ppo_in_one_file.py
 """
@@ -17,7 +17,7 @@ import optax
 
 NUM_ENVS = 8
 ROLLOUT = 128  # steps of each environment in an iteration
-EPOCHS, MINIBATCHES = 4, 4  # times that a rollout is gone through, and equal parts of each time
+EPOCHS, MINIBATCHES = 4, 4  # passes over a rollout, and equal parts of each pass
 DISCOUNT, GAE_LAMBDA = 0.99, 0.95
 LR, MAX_GRAD_NORM = 1e-3, 0.5
 CLIP_EPS, ENT_COEF, VF_COEF = 0.2, 0.01, 0.5
@@ -37,7 +37,7 @@ class Torso(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """Logits of the actions `[B, ACTIONS]` and values `[B]`; the first policy hardly prefers any action."""
+    """Action logits `[B, ACTIONS]` and values `[B]`; the initial policy is nearly uniform."""
 
     def setup(self):
         self.actor_torso, self.critic_torso = Torso(), Torso()
@@ -58,12 +58,12 @@ class Rollout(NamedTuple):
     action: jax.Array
     reward: jax.Array
     discount: jax.Array  # 0 where the episode terminated, and only there
-    next_obs: jax.Array  # what the step led to, also at the end of an episode
+    next_obs: jax.Array  # the successor, also at the end of an episode
     last: jax.Array  # the episode ended with this step, terminated or truncated
 
 
 class Sample(NamedTuple):
-    """What an update learns from, leaves `[B, ...]`."""
+    """Training data of an update, leaves `[B, ...]`."""
 
     obs: jax.Array
     action: jax.Array
@@ -73,9 +73,9 @@ class Sample(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that training carries on."""
+    """Complete state of training."""
 
-    key: jax.Array  # of the stream of iterations: iteration t has fold_in(key, t)
+    key: jax.Array  # stream of iterations: iteration t uses fold_in(key, t)
     params: dict
     opt_state: tuple
     env: gymnax.EnvState  # leaves [N, ...]
@@ -86,14 +86,14 @@ class State(NamedTuple):
 
 
 def reset(key):
-    """Begin an episode in each environment."""
+    """Start an episode in each environment."""
     obs, state = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(key, NUM_ENVS), env_params)
     return state, obs
 
 
 def step(state, action, key):
-    """Take a step in each environment; where an episode ends, the next one begins."""
-    _, reset_key = jax.random.split(key)  # CartPole itself draws nothing
+    """Take a step in each environment, and start the next episode where one ended."""
+    _, reset_key = jax.random.split(key)  # CartPole's step is deterministic
     stepped = jax.vmap(env.step_env, in_axes=(None, 0, 0, None))(reset_key, state, action, env_params)
     next_obs, state, reward, _, _ = stepped
     terminated = jax.vmap(env.is_terminated, in_axes=(0, None))(state, env_params)
@@ -105,7 +105,7 @@ def step(state, action, key):
 
 
 def collect(state, key):
-    """Take `ROLLOUT` steps in all environments, with the policy as it is."""
+    """Take `ROLLOUT` steps in all environments with the current policy."""
 
     def act(carry, key):
         env_state, obs = carry
@@ -132,7 +132,7 @@ def prepare(params, rollout):
     flat = lambda x: x.reshape(ROLLOUT * NUM_ENVS, *x.shape[2:])
     square = lambda x: x.reshape(ROLLOUT, NUM_ENVS)
     logits, value = network.apply(params, flat(rollout.obs))
-    # Not `value` shifted by a step: at an episode's end the successor is not the next observation of the rollout.
+    # Not `value` shifted by a step: where an episode ends, the successor is not the rollout's next observation.
     v_tm1, v_t = square(value), square(network.apply(params, flat(rollout.next_obs))[1])
     delta = rollout.reward + rollout.discount * v_t - v_tm1
     decay = rollout.discount * GAE_LAMBDA * (1 - rollout.last)
@@ -147,7 +147,7 @@ def prepare(params, rollout):
 
 
 def loss(params, sample):
-    """Return the clipped objective (equation 7) and the loss of the value, less a bonus for entropy (equation 9)."""
+    """Return the negated clipped objective (equation 7) plus the value loss, less the entropy bonus (equation 9)."""
     logits, value = network.apply(params, sample.obs)
     log_p = jax.nn.log_softmax(logits)
     ratio = jnp.exp(log_prob_of(logits, sample.action) - sample.log_prob)
@@ -159,7 +159,7 @@ def loss(params, sample):
 
 
 def learn(state, rollout, key):
-    """Go through a rollout `EPOCHS` times, each time in another order, with an update for each minibatch."""
+    """Pass over a rollout `EPOCHS` times, each time in another order, with an update per minibatch."""
     samples = prepare(state.params, rollout)
 
     def update(carry, index):
@@ -188,7 +188,7 @@ def init(key):
 
 
 def iterate(state, start, stop):
-    """Make iterations `start .. stop-1`: a rollout, and the updates on it."""
+    """Run iterations `start .. stop-1`, each a rollout and the updates on it."""
 
     def body(t, state):
         collect_key, learn_key = jax.random.split(jax.random.fold_in(state.key, t))

@@ -1,4 +1,4 @@
-"""Learn a continuous task from replay: SAC with priorities and three-step returns on Pendulum-v1."""
+"""Learn a continuous task from replay: SAC with prioritised replay and three-step returns on Pendulum-v1."""
 
 import jaxrl
 

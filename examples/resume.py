@@ -1,4 +1,4 @@
-"""Stop a run in the middle and go on with it: the parameters are those of a run that never stopped, to the bit."""
+"""Stop a run halfway and resume it: its parameters are bitwise identical to those of an uninterrupted run."""
 
 import jax
 import numpy as np

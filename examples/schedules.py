@@ -1,4 +1,4 @@
-"""Let hyperparameters follow schedules, and normalise observations and rewards: PPO on Pendulum-v1."""
+"""Schedule hyperparameters, and normalise observations and rewards: PPO on Pendulum-v1."""
 
 import jaxrl
 

@@ -1,4 +1,4 @@
-"""Train each of several learning rates with several seeds in one run, and see which is best."""
+"""Train several learning rates with several seeds each in one run, and find the best."""
 
 import jaxrl
 
