@@ -135,8 +135,8 @@ def test_every_algorithm_has_a_page_with_equations_differences_and_results_to_be
 
 def foreign() -> list[tuple[str, str, str]]:
     """Return `(algorithm, jaxrl's flag, name elsewhere)` of the tables of names."""
-    told = (DOCS / "coming_from.md").read_text().split("## What is called what")[1]
-    general, rollouts, replay = re.split(r"From rollouts:|From replay:", told.split("## What is counted otherwise")[0])
+    told = (DOCS / "coming_from.md").read_text().split("## Equivalent settings")[1]
+    general, rollouts, replay = re.split(r"From rollouts:|From replay:", told.split("## Different units")[0])
     found = []
     for algorithm, text in (("ppo", general), ("ppo", rollouts), ("dqn", replay)):
         for line in text.splitlines():
@@ -147,7 +147,7 @@ def foreign() -> list[tuple[str, str, str]]:
 
 def accepted() -> dict[str, str]:
     """Return jaxrl's flag for each flag of another library that is taken for it."""
-    table = (DOCS / "coming_from.md").read_text().split("## What is called what")[0]
+    table = (DOCS / "coming_from.md").read_text().split("## Equivalent settings")[0]
     found = {}
     for ours, theirs in re.findall(r"^\| (`--.+?) \| (.+) \|$", table, re.MULTILINE):
         flags, others = (re.findall(r"`(--[\w.-]+)`", cell.split(";")[0]) for cell in (ours, theirs))
@@ -177,7 +177,7 @@ def test_a_flag_of_another_library_that_the_page_has_as_taken_is_taken(theirs: s
 
 
 def test_what_is_said_of_another_library_has_its_source_at_the_commit_that_was_read() -> None:
-    versions, claims = (DOCS / "comparison.md").read_text().split("## What they do that jaxrl does not")
+    versions, claims = (DOCS / "comparison.md").read_text().split("## What other libraries offer that jaxrl does not")
     commits = dict(re.findall(r"^\| ([\w-]+) \| [\w.]* \| (\w{7}) \|", versions, re.MULTILINE))
     assert len(commits) == 5
     tables = re.findall(r"^\|.+\| source \|\n\|[-|]+\n((?:\|.+\n)+)", claims.split("## Speed")[0], re.MULTILINE)

@@ -111,7 +111,7 @@ SUITES = {
     "`jaxmarl:coin_game`, two agents with shared rewards": ("coin-game", "jaxmarl:coin_game"),
     "`jaxmarl:MPE_simple_spread_v3`, not learnt well": ("simple-spread", "jaxmarl:MPE_simple_spread_v3"),
 }
-"""What is learnt in suites: the names of result files, and the environment of random play."""
+"""Learning results of suites: the names of result files, and the environment of random play."""
 
 
 def suites() -> str:

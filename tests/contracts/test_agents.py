@@ -1,7 +1,9 @@
 """What every agent keeps, row by row of the table: a new one is tested here by having a row."""
 
+import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +21,7 @@ from jaxrl.registry import ALGORITHMS, algorithm_maker, algorithm_names
 from jaxrl.spaces import sample_space
 from jaxrl.types import Batch, NextAction, Rollout, Transition
 
+NUMBERS = Path(__file__).parents[2] / "docs" / "numbers.md"
 KEY, OPT_STEP = jax.random.key(0), jnp.uint32(3)
 T, N = 4, 2
 SIZE = T * N
@@ -106,6 +109,15 @@ def equal(first: Any, second: Any) -> bool:
         np.array_equal(np.asarray(a), np.asarray(b))
         for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
     )
+
+
+def test_every_metric_of_an_update_is_explained(name: str) -> None:
+    """`docs/numbers.md` has each; nothing is computed here, only traced."""
+    agent = agent_of(name)
+    state = jax.eval_shape(agent.init, KEY)
+    batch = jax.eval_shape(partial(batch_of, name, agent), state)
+    _, metrics, _ = jax.eval_shape(agent.update, state, batch, KEY, OPT_STEP)
+    assert {*metrics} <= {*re.findall(r"`(\w+)`", NUMBERS.read_text())}
 
 
 @one_of_each_kind
