@@ -18,6 +18,7 @@ from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
 from jaxrl.training.data.minari import read_minari
 from jaxrl.training.storage.array_files import read_header
 from jaxrl.training.storage.leaves import digest
+from jaxrl.training.storage.run_dir import new_file
 from jaxrl.trees import PyTree
 
 SYNONYMS = {
@@ -47,15 +48,10 @@ def save_dataset(path: str | Path, data: Dataset) -> None:
       StorageError: the disk is full.
     """
     path = Path(local(path))
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with new_file(path) as file:
             np.savez_compressed(file, allow_pickle=False, **_entries(data))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         kind = StorageError if error.errno in DISK_ERRORS else SettingsError
         raise kind(f"cannot write {path}: {error.strerror or error}") from error
 

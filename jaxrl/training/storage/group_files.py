@@ -303,7 +303,7 @@ class GroupLog:
     def _replace(self, lines: Sequence[bytes]) -> None:
         """Write the log anew; raise `OSError` on failure, when it stays as it is."""
         self._file.close_file()
-        write_atomically(self.path, b"".join(lines).decode(errors="replace"))
+        write_atomically(self.path, b"".join(lines))
 
     def close(self) -> None:
         """Flush everything to disk and close the file; raise `OSError` on failure."""

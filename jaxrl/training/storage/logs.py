@@ -169,7 +169,7 @@ def trim(path: Path, opt_steps: int) -> list[int]:
     kept = [line for line in (*lines, torn) if is_row_up_to(line, opt_steps)]
     mended = b"".join(line + b"\n" for line in kept)
     if mended != held:
-        write_atomically(path, mended.decode())
+        write_atomically(path, mended)
     return [number for number, line in enumerate(lines, start=1) if parse(line) is None]
 
 

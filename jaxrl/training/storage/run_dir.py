@@ -272,13 +272,18 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file atomically: to a temporary file in the same directory, then rename."""
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Create a file atomically: the caller fills the temporary one yielded, which is then renamed to `path`.
+
+    Raises:
+      OSError: it cannot be written; an existing file at `path` stays.
+    """
     temporary = path.with_name(f".{path.name}.tmp")  # there is one writer; remains of a killed one are overwritten
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
             file.flush()
             # Sync the data before the rename: otherwise a power failure could leave an empty file.
             os.fsync(file.fileno())
@@ -287,6 +292,12 @@ def write_atomically(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file atomically, see `new_file`; text as UTF-8."""
+    with new_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def write_settings(run: Path, settings: Mapping[str, Any]) -> None:
