@@ -7,6 +7,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from jaxrl.paths import reason_of_path
 from jaxrl.training.storage.run_dir import EPISODES, METRICS
 
 Opened = Callable[[str], IO[bytes]]
@@ -69,7 +70,7 @@ def read_log(opened: Opened) -> Log:
     except FileNotFoundError:
         return _log(trained, others, [f"there is no {METRICS}"])
     except OSError as error:
-        return _log(trained, others, [f"{METRICS} cannot be read: {error.strerror or error}"])
+        return _log(trained, others, [f"{METRICS} cannot be read: {reason_of_path(error)}"])
     remarks = [f"{len(damaged)} lines of {METRICS} are no rows ({_numbers(damaged)})"] if damaged else []
     remarks += [f"the last line of {METRICS} is half-written"] if torn else []
     return _log(trained, others, remarks)

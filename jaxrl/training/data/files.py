@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl import spaces
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.errors import DISK_ERRORS, SettingsError, StorageError
-from jaxrl.paths import local
+from jaxrl.paths import local, reason_of_path
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
 from jaxrl.training.data.minari import read_minari
 from jaxrl.training.storage.array_files import read_header
@@ -53,7 +53,7 @@ def save_dataset(path: str | Path, data: Dataset) -> None:
             np.savez_compressed(file, allow_pickle=False, **_entries(data))
     except OSError as error:
         kind = StorageError if error.errno in DISK_ERRORS else SettingsError
-        raise kind(f"cannot write {path}: {error.strerror or error}") from error
+        raise kind(f"cannot write {path}: {reason_of_path(error)}") from error
 
 
 def _entries(data: Dataset) -> dict[str, np.ndarray]:
@@ -146,7 +146,7 @@ def _read(file: str) -> dict[str, np.ndarray]:
     except SettingsError:
         raise
     except OSError as error:
-        raise SettingsError(f"cannot read {file}: {error.strerror or error}") from error
+        raise SettingsError(f"cannot read {file}: {reason_of_path(error)}") from error
     except Exception as error:  # a damaged archive may raise any error of zipfile, zlib or NumPy
         raise SettingsError(f"cannot read {file}: expected an .npz file of plain arrays, undamaged") from error
 

@@ -18,6 +18,7 @@ import jax
 
 from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
 from jaxrl.parsing import format_repr
+from jaxrl.paths import reason_of_path
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.population import Population, require_stream, with_values
 from jaxrl.strategies.search import PBT, Verdict
@@ -551,7 +552,7 @@ class PopulationTrainer:
             done = all(run.status != "running" for run in self._runs)
             self._end(self.interrupt.reason or ("done" if done else "running"))
         except OSError as error:
-            raise StorageError(f"cannot write the run directory {self._dir.path}: {error.strerror or error}") from error
+            raise StorageError(f"cannot write the run directory {self._dir.path}: {reason_of_path(error)}") from error
         except BaseException:
             self._end(self.interrupt.reason or "failed")
             raise
@@ -597,7 +598,7 @@ class PopulationTrainer:
                 self._files.close()
             self._dir.write_metadata(status=status, table=self._table())
         except OSError as error:
-            reason = f"cannot write the run directory {self._dir.path}: {error.strerror or error}"
+            reason = f"cannot write the run directory {self._dir.path}: {reason_of_path(error)}"
             self._failure = self._failure or StorageError(reason)
 
     def _table(self) -> list[Mapping[str, Any]]:

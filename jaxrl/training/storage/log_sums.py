@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from jaxrl.paths import reason_of_path
 from jaxrl.training.storage.run_dir import EPISODES, METRICS, TRAIN_EPISODES
 
 LOGS = (METRICS, EPISODES, TRAIN_EPISODES)
@@ -70,7 +71,7 @@ def _damage(open_log: Callable[[], IO[bytes]], size: int, crc: int) -> str | Non
             while left > 0 and (part := file.read(min(left, PIECE))):
                 left, found = left - len(part), zlib.crc32(part, found)
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        return f"cannot be read: {reason_of_path(error)}"
     if left > 0:
         return f"has lost rows: it is shorter than the {size} bytes that the newest checkpoint tells of"
     return None if found == crc else f"was changed: its first {size} bytes are not what the newest checkpoint tells of"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from jaxrl.errors import print_stderr
+from jaxrl.paths import reason_of_path
 from jaxrl.training.storage.run_dir import EPISODES, MEMBER_LINE, METRICS, TRAIN_EPISODES, open_log, write_atomically
 
 KINDS = ("train", "eval")
@@ -37,7 +38,7 @@ class LogFile:
             self._flush()
         except OSError as error:
             if not self._failing:
-                print_stderr(f"warning: cannot write {self.path}: {error.strerror}; its rows wait")
+                print_stderr(f"warning: cannot write {self.path}: {reason_of_path(error)}; its rows wait")
             self._failing = True
         else:
             self._failing = False

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
+from jaxrl.paths import reason_of_path, writing
 from jaxrl.training.changes import HARMLESS, Change, changes, evaluation_changes, unread
 from jaxrl.training.program import Form
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
@@ -162,7 +163,7 @@ class Storage:
             self.close()
             if not isinstance(error, OSError):
                 raise
-            raise StorageError(f"cannot write the run directory {self.dir.path}: {error.strerror}") from error
+            raise StorageError(f"cannot write the run directory {self.dir.path}: {reason_of_path(error)}") from error
 
     def _new_fork(self, fork: Fork, path: Path) -> RunDir:
         """Create the run in `path` as a fork of another; `close` removes it again unless the run is resumed."""
@@ -178,7 +179,7 @@ class Storage:
             return directory
         except OSError as error:
             self.close()
-            raise StorageError(f"cannot write the run directory {path}: {error.strerror or error}") from error
+            raise StorageError(f"cannot write the run directory {path}: {reason_of_path(error)}") from error
         except BaseException:
             self.close()
             raise
@@ -323,10 +324,8 @@ class Storage:
         settings = plain(settings)
         self.decisive, self._settings = changes(self._settings, settings), settings
         if self.dir is not None:
-            try:
+            with writing(self.dir / CONFIG, StorageError):
                 self.dir.write_config(settings)
-            except OSError as error:
-                raise StorageError(f"cannot write {self.dir / CONFIG}: {error.strerror or error}") from error
 
     def save(
         self, opt_steps: int, tree: PyTree, facts: Mapping[str, Any], best: Best | None, again: bool = False
@@ -379,9 +378,8 @@ class Storage:
             self.dir.write_metadata(**facts)
             self._record_recovery("metadata")
         except OSError as error:
-            self._record_failure(
-                "metadata", StorageError(f"{self.dir / METADATA} could not be written: {error.strerror}")
-            )
+            failure = StorageError(f"{self.dir / METADATA} could not be written: {reason_of_path(error)}")
+            self._record_failure("metadata", failure)
 
     def describe(self, entries: Mapping[str, Any]) -> None:
         """Merge user-defined entries into `about` in `metadata.json`."""
@@ -460,12 +458,10 @@ class Storage:
 
     def commit_resume(self) -> None:
         """Write `config.yaml` and `metadata.json` once all checks for resuming have passed."""
-        try:
+        with writing(f"the run directory {self.path}", StorageError):
             self._describe()
-            # From here on `close` does not remove a fork.
-            self._new_fork_dir = None
-        except OSError as error:
-            raise StorageError(f"cannot write the run directory {self.path}: {error.strerror}") from error
+        # From here on `close` does not remove a fork.
+        self._new_fork_dir = None
 
     def rollback(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
         """Load the newest healthy checkpoint and remove all later ones; `None` if there is none.

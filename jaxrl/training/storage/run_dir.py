@@ -76,7 +76,7 @@ class RunDir:
             raise
         except (OSError, ValueError) as error:
             self.release()
-            reason = getattr(error, "strerror", None) or error
+            reason = reason_of_path(error)
             if isinstance(error, FileNotFoundError):  # as in /proc, where the system's message would mislead
                 reason = "no directory can be made there"
             kind = StorageError if getattr(error, "errno", None) in DISK_ERRORS else SettingsError
