@@ -31,8 +31,7 @@ from jaxrl.training.program import forms_of, state_shapes
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, Saves, open_store
 from jaxrl.training.storage.leaves import digest
-from jaxrl.training.storage.log_sums import LOGS, damage
-from jaxrl.training.storage.logs import lines_of_nobody, log_problems
+from jaxrl.training.storage.logs import LOGS, damage, lines_of_nobody, log_problems
 from jaxrl.training.storage.members import runs_of
 from jaxrl.training.storage.retrain import replay
 from jaxrl.training.storage.run_dir import CONFIG, open_log, read_metadata, read_settings, require_run

@@ -23,8 +23,7 @@ from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.fork import Fork, copy_checkpoint, describe_branch, describe_fork, origin
 from jaxrl.training.storage.group import BEST, CHECKPOINTS
 from jaxrl.training.storage.group_files import MemberDir, MemberFiles
-from jaxrl.training.storage.log_sums import LogSums, damage
-from jaxrl.training.storage.logs import Log, RowLog
+from jaxrl.training.storage.logs import Log, LogSums, RowLog, damage
 from jaxrl.training.storage.members import POPULATION
 from jaxrl.training.storage.run_dir import (
     CONFIG,
