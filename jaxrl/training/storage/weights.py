@@ -17,9 +17,8 @@ from jaxrl.agents.frozen import MOVING
 from jaxrl.errors import NoCheckpointError, SettingsError, suggest
 from jaxrl.training.settings import GivenArrays
 from jaxrl.training.storage.array_files import Choose, is_arrays, read_file, read_tree
-from jaxrl.training.storage.checkpoints import CheckpointError, is_step
-from jaxrl.training.storage.fork import Fork, step_of
-from jaxrl.training.storage.group import CHECKPOINTS, open_store
+from jaxrl.training.storage.checkpoints import CheckpointError
+from jaxrl.training.storage.group import CHECKPOINTS, open_store, split_checkpoint, step_of
 from jaxrl.training.storage.layout import TREE
 from jaxrl.training.storage.leaves import flatten
 from jaxrl.training.storage.members import population_of
@@ -141,13 +140,12 @@ class _Origin(NamedTuple):
 
 def _of_run(path: Path) -> tuple[Mapping[str, np.ndarray], _Origin]:
     """Return all leaves of a checkpoint, and where it is from."""
-    given = is_step(path.name) and path.parent.name == CHECKPOINTS
-    run = path.parent.parent if given else path
+    run, given = split_checkpoint(path)
     _require_run(run, path)
     if population_of(run) is not None:
         raise SettingsError(f"{run} is a population; begin with one of its members, as of {run}/members")
     store = open_store(run.absolute(), CHECKPOINTS)
-    step = step_of(Fork(run, int(path.name) if given else "latest"), store)
+    step = step_of(run, "latest" if given is None else given, store)
     try:
         return store.read(step)[0], _Origin(run, step)
     except CheckpointError as error:
