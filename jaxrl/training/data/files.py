@@ -16,9 +16,9 @@ from jaxrl.errors import DISK_ERRORS, SettingsError, StorageError
 from jaxrl.paths import local, reason_of_path
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
 from jaxrl.training.data.minari import read_minari
-from jaxrl.training.storage.array_files import read_header
 from jaxrl.training.storage.leaves import digest
 from jaxrl.training.storage.run_dir import new_file
+from jaxrl.training.storage.weights import read_header
 from jaxrl.trees import PyTree
 
 SYNONYMS = {
