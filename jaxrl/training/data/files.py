@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from jaxrl.errors import DISK_ERRORS, SettingsError, StorageError
 from jaxrl.paths import local, reason_of_path
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
 from jaxrl.training.data.minari import read_minari
+from jaxrl.training.memory import host_bytes
 from jaxrl.training.storage.leaves import digest
 from jaxrl.training.storage.run_dir import new_file
 from jaxrl.training.storage.weights import read_header
@@ -153,7 +153,7 @@ def _read(file: str) -> dict[str, np.ndarray]:
 
 def _check_size(file: str, archive: Any) -> None:
     """Raise `SettingsError` if an archive, which compression may shrink a thousandfold, does not fit into memory."""
-    size, memory = sum(info.file_size for info in archive.zip.infolist()), _memory()
+    size, memory = sum(info.file_size for info in archive.zip.infolist()), host_bytes()
     if size > memory:
         raise SettingsError(
             f"{file} holds {size / 2**30:.1f} GiB of arrays once unpacked, more than the {memory / 2**30:.1f} GiB of "
@@ -165,11 +165,6 @@ def _check_size(file: str, archive: Any) -> None:
             shape, dtype = read_header(packed)
         if not dtype.hasobject and math.prod(shape) * dtype.itemsize > info.file_size:
             raise SettingsError(f"{file}: {info.filename} is said to have shape {list(shape)[:9]}, but is shorter")
-
-
-def _memory() -> int:
-    """Return the physical memory of this machine in bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _rename(name: str) -> str:
