@@ -97,7 +97,7 @@ def weights_of(place: str | GivenArrays | None, parts: Sequence[str], like: Call
     saved, origin = _of_run(path)
     saved = _for_shards(wanted, saved)
     if not parts:
-        _require_same(wanted, {name: leaf for name, leaf in saved.items() if _is_taken(name)}, origin.run)
+        _require_same(wanted, saved, origin.run)
         return Weights({name: saved[name] for name in wanted}, (f"begins with the networks of {origin}",))
     pairs = _pairs(parts, wanted)
     leaves = {name: _require_leaf(name, there, wanted[name], saved, origin.run) for name, there in pairs.items()}
