@@ -73,11 +73,10 @@ class Membership:
         self.scores, self.adopted_at = scores, at
 
 
-def require_no_member(run_dir: str | Path | None) -> None:
+def require_no_member(run_dir: str | Path) -> None:
     """Raise `SettingsError` if `run_dir` is among the members of a population."""
-    path = Path(run_dir or ".").resolve()
-    group = None if run_dir is None else group_of(path)
-    if group is None:
+    path = Path(run_dir).resolve()
+    if (group := group_of(path)) is None:
         return
     try:
         if population_of(group) is None:
