@@ -5,7 +5,6 @@ other members, so a member is bitwise equal to the same run trained alone with i
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
@@ -55,7 +54,7 @@ from jaxrl.training.storage.group_files import GroupFiles, MemberDir, MemberFile
 from jaxrl.training.storage.logs import RowLog
 from jaxrl.training.storage.members import POPULATION, require_no_member
 from jaxrl.training.storage.run import resolve_resume
-from jaxrl.training.storage.run_dir import CONFIG, FORMAT, MEMBERS_FILE, METRICS, RunDir, member_dir
+from jaxrl.training.storage.run_dir import CONFIG, FORMAT, MEMBERS_FILE, METRICS, RunDir, member_dir, timestamp
 from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.trees import make_key
 from jaxrl.xla.contexts import bind_context
@@ -545,7 +544,7 @@ class PopulationTrainer:
             if not self._resume:
                 self._dir.write_config(self.settings())
             # A resumed population keeps its creation time.
-            created = {} if self._resume else {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            created = {} if self._resume else {"created": timestamp()}
             self._dir.write_metadata(format=FORMAT, **created, status="running", members=len(self._runs))
             self._open_files(self._dir.path)
             yield

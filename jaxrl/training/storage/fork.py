@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from jaxrl.training.storage.checkpoints import CheckpointError
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store, step_of
 from jaxrl.training.storage.logs import copy_logs
 from jaxrl.training.storage.members import population_of
-from jaxrl.training.storage.run_dir import BOARD, FORMAT, RunDir, read_settings, require_run, write_settings
+from jaxrl.training.storage.run_dir import BOARD, FORMAT, RunDir, read_settings, require_run, timestamp, write_settings
 
 
 class Fork(NamedTuple):
@@ -95,7 +94,7 @@ def describe_fork(directory: RunDir, fork: Fork, step: int) -> None:
     """Write the origin of a fork into its `metadata.json`."""
     directory.write_metadata(
         format=FORMAT,
-        created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        created=timestamp(),
         opt_steps=step,
         saved_opt_steps=step,
         forked_from={"run": str(fork.run.absolute()), "opt_steps": step},

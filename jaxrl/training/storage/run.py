@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -37,6 +36,7 @@ from jaxrl.training.storage.run_dir import (
     member_dir,
     plain,
     require_empty,
+    timestamp,
 )
 from jaxrl.trees import PyTree
 from jaxrl.xla.contexts import product_precision
@@ -263,7 +263,7 @@ class Storage:
     def _describe(self) -> None:
         """Write `config.yaml` and `metadata.json`."""
         assert self.dir is not None
-        created = {} if self.resumes else {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "opt_steps": 0}
+        created = {} if self.resumes else {"created": timestamp(), "opt_steps": 0}
         self.dir.write_config(self._settings)
         self.dir.write_metadata(format=FORMAT, **created, **self._machine(), status="running")
 

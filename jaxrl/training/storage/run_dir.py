@@ -17,6 +17,7 @@ import platform
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -132,6 +133,11 @@ class RunDir:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def timestamp() -> str:
+    """Return the present time as the metadata of a run hold it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 def make_dir(path: Path) -> None:
