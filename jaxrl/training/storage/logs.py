@@ -312,7 +312,7 @@ def _damage(opened: Callable[[], IO[bytes]], size: int, crc: int) -> str | None:
     except OSError as error:
         return f"cannot be read: {reason_of_path(error)}"
     if left > 0:
-        return f"has lost rows: it is shorter than the {size} bytes of the newest checkpoint"
-    return (
-        None if found == crc else f"was changed: its first {size} bytes are not those recorded in the newest checkpoint"
-    )
+        return f"has lost rows: it is shorter than the {size} bytes recorded in the newest checkpoint"
+    if found != crc:
+        return f"was changed: its first {size} bytes are not those recorded in the newest checkpoint"
+    return None
