@@ -19,7 +19,7 @@ from jaxrl.training.memory import host_bytes
 from jaxrl.training.storage.leaves import digest
 from jaxrl.training.storage.run_dir import new_file
 from jaxrl.training.storage.weights import read_header
-from jaxrl.trees import PyTree
+from jaxrl.trees import PyTree, named_leaves
 
 SYNONYMS = {
     "observations": "obs",
@@ -31,7 +31,6 @@ SYNONYMS = {
 }
 """Names of entries in D4RL (Fu et al. 2020, https://arxiv.org/abs/2004.07219)."""
 MINARI = "minari:"
-_LEAF = lambda x: isinstance(x, Box | Discrete | MultiDiscrete)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
@@ -64,15 +63,9 @@ def _arrays(data: Dataset) -> dict[str, np.ndarray]:
     """Return the arrays of `data` by flat name."""
     trees = data._asdict()
     del trees["spec"], trees["settings"]
-    return {
-        "/".join((name, *map(_word, path))): np.asarray(leaf)
-        for name, tree in trees.items()
-        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
-    }
-
-
-def _word(entry: Any) -> str:
-    return str(getattr(entry, "key", getattr(entry, "idx", None)))
+    # One field after the other: in a dict of all, which JAX sorts, they would have another digest.
+    named = [named_leaves({name: tree}) for name, tree in trees.items()]
+    return {path: np.asarray(leaf) for leaves in named for path, leaf in leaves.items()}
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -214,13 +207,12 @@ def _numbers(file: str, entries: Mapping[str, np.ndarray], name: str, rows: int)
 
 def _read_entry(file: str, entries: Mapping[str, np.ndarray], name: str, space: Space, rows: int) -> PyTree:
     """Return the entry `name` as a tree with the structure of `space`."""
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(space, is_leaf=_LEAF)
-    names = ["/".join((name, *map(_word, path))) for path, _ in leaves]
-    odd = {key for key in entries if key.split("/")[0] == name} - set(names)
+    leaves = named_leaves({name: space}, spaces.is_leaf)
+    odd = {key for key in entries if key.split("/")[0] == name} - set(leaves)
     if odd:
-        raise SettingsError(f"{file} has {min(odd)}, but {name} is {' and '.join(names)} in that environment")
-    found = [_leaf(file, entries, key, leaf, rows) for key, (_, leaf) in zip(names, leaves, strict=True)]
-    return jax.tree_util.tree_unflatten(treedef, found)
+        raise SettingsError(f"{file} has {min(odd)}, but {name} is {' and '.join(leaves)} in that environment")
+    found = [_leaf(file, entries, key, leaf, rows) for key, leaf in leaves.items()]
+    return jax.tree.unflatten(jax.tree.structure(space, is_leaf=spaces.is_leaf), found)
 
 
 def _leaf(file: str, entries: Mapping[str, np.ndarray], name: str, space: Any, rows: int) -> np.ndarray:

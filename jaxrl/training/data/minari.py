@@ -9,7 +9,7 @@ from jaxrl import spaces
 from jaxrl.envs.host import PREFIX
 from jaxrl.errors import SettingsError, error_text, require_extra
 from jaxrl.spaces import EnvSpec
-from jaxrl.trees import PyTree
+from jaxrl.trees import PyTree, named_leaves
 
 
 def read_minari(name: str, spec: EnvSpec | None = None) -> tuple[dict[str, np.ndarray], EnvSpec]:
@@ -37,7 +37,7 @@ def read_minari(name: str, spec: EnvSpec | None = None) -> tuple[dict[str, np.nd
     for name in ("obs", "next_obs"):
         whole[name] = jax.tree.map(lambda like, x: spaces.match_image_layout(x, like.shape), struct, whole[name])
     own = EnvSpec(id_, seen, spaces.convert_space(id_, found.action_space))
-    return _flat(whole if spec is None else _shift_elements(whole, own, spec)), spec or own
+    return named_leaves(whole if spec is None else _shift_elements(whole, own, spec)), spec or own
 
 
 def _shift_elements(steps: dict[str, PyTree], own: EnvSpec, spec: EnvSpec) -> dict[str, PyTree]:
@@ -62,8 +62,3 @@ def _episode(episode: Any) -> dict[str, PyTree]:
         "terminated": ends[0],
         "truncated": (ends[1] | last) & ~ends[0],
     }
-
-
-def _flat(steps: dict[str, PyTree]) -> dict[str, np.ndarray]:
-    paths = jax.tree_util.tree_flatten_with_path(steps)[0]
-    return {"/".join(str(getattr(p, "key", getattr(p, "idx", None))) for p in path): leaf for path, leaf in paths}

@@ -25,7 +25,7 @@ from jaxrl.training.storage.layout import TREE
 from jaxrl.training.storage.leaves import flatten
 from jaxrl.training.storage.members import population_of
 from jaxrl.training.storage.run_dir import CONFIG, group_of, require_run
-from jaxrl.trees import Key, PyTree, is_part, parts_of, path_of
+from jaxrl.trees import Key, PyTree, is_part, named_leaves, parts_of, path_of
 
 AGENT = "state/agent/"
 """Where in a state the parts that users name begin; statistics are named from one level above, as `processor/...`."""
@@ -368,12 +368,6 @@ def _in_file(path: Path, files: contextlib.ExitStack) -> dict[str, _Array]:
 
     tensors = files.enter_context(safe_open(path, framework="numpy"))
     return {_path(name): _tensor(tensors, name) for name in tensors.keys()}  # noqa: SIM118
-
-
-def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """Return leaves by path with `/`, as `flax.traverse_util.flatten_dict(tree, sep="/")` does of nested dicts."""
-    name = lambda keys: "/".join(jax.tree_util.keystr((key,), simple=True) for key in keys)
-    return {name(keys): leaf for keys, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def _entry(archive: zipfile.ZipFile, name: str) -> _Array:
