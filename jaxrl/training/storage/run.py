@@ -16,8 +16,8 @@ import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.paths import reason_of_path, writing
-from jaxrl.training.changes import HARMLESS, Change, changes, evaluation_changes, unread
 from jaxrl.training.program import Form
+from jaxrl.training.settings import HARMLESS, Change, changes, evaluation_changes, unread
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.fork import Fork, copy_checkpoint, describe_branch, describe_fork, origin
 from jaxrl.training.storage.group import BEST, CHECKPOINTS
