@@ -11,10 +11,10 @@ import numpy as np
 
 from jaxrl import spaces
 from jaxrl.buffers.dataset import Dataset
-from jaxrl.errors import DISK_ERRORS, SettingsError, StorageError
+from jaxrl.envs.host import PREFIX
+from jaxrl.errors import DISK_ERRORS, SettingsError, StorageError, error_text, require_extra
 from jaxrl.paths import local, reason_of_path
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
-from jaxrl.training.data.minari import read_minari
 from jaxrl.training.memory import host_bytes
 from jaxrl.training.storage.leaves import digest
 from jaxrl.training.storage.run_dir import new_file
@@ -116,7 +116,7 @@ def _kind(spec: EnvSpec) -> Any:
 
 def _load(file: str, spec: EnvSpec | None) -> Dataset:
     if file.startswith(MINARI):
-        entries, spec = read_minari(file.removeprefix(MINARI), spec)
+        entries, spec = _read_minari(file.removeprefix(MINARI), spec)
     else:
         entries = _read(file)
         spec = _spec(file, entries.pop("spec", None)) or spec
@@ -174,6 +174,61 @@ def _spec(file: str, entry: np.ndarray | None) -> EnvSpec | None:
         raise SettingsError(f"{file}: its entry spec cannot be: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SettingsError(f"{file}: its entry spec is damaged; remove it and name the env instead") from error
+
+
+# --- Minari -----------------------------------------------------------------------------------------------------
+
+
+def _read_minari(name: str, spec: EnvSpec | None) -> tuple[dict[str, np.ndarray], EnvSpec]:
+    """Return the entries of a local data set of Minari (https://minari.farama.org), and its environment spec.
+
+    The spec is `spec` if given, as Minari has other names for environments.
+
+    Raises:
+      SettingsError: Minari is not installed, or has no such local data set; the error names the command to run.
+    """
+    minari = require_extra("minari", "data sets of Minari")
+    try:
+        found = minari.load_dataset(name)
+        episodes = [_episode(episode) for episode in found.iterate_episodes()]
+    except Exception as error:  # its storage may raise anything for an invalid name or a damaged file
+        raise SettingsError(
+            f"Minari cannot read {name!r} on this machine ({error_text(error)}); fetch it with: minari download {name}"
+        ) from error
+    if not episodes:
+        raise SettingsError(f"minari:{name} holds no steps; gather some first")
+    whole = jax.tree.map(lambda *parts: np.concatenate(parts), *episodes)
+    id_ = PREFIX + (found.env_spec.id if found.env_spec is not None else name)
+    seen = spaces.to_channels_last(spaces.convert_space(id_, found.observation_space))
+    struct = spaces.space_struct(seen)
+    for name in ("obs", "next_obs"):
+        whole[name] = jax.tree.map(lambda like, x: spaces.match_image_layout(x, like.shape), struct, whole[name])
+    own = EnvSpec(id_, seen, spaces.convert_space(id_, found.action_space))
+    return named_leaves(whole if spec is None else _shift_elements(whole, own, spec)), spec or own
+
+
+def _shift_elements(steps: dict[str, PyTree], own: EnvSpec, spec: EnvSpec) -> dict[str, PyTree]:
+    """Return `steps` with discrete elements shifted from the spaces of Minari's `own` spec to those of `spec`."""
+    recounted = dict(steps)
+    for name, what in (("obs", "observation_space"), ("action", "action_space"), ("next_obs", "observation_space")):
+        theirs, ours = getattr(own, what), getattr(spec, what)
+        if len(spaces.space_starts(theirs)) == len(spaces.space_starts(ours)):
+            recounted[name] = spaces.to_elements(ours, spaces.to_indices(theirs, steps[name]))
+    return recounted
+
+
+def _episode(episode: Any) -> dict[str, PyTree]:
+    """Return the `T` steps of an episode, for which Minari stores `T + 1` observations."""
+    ends = np.asarray(episode.terminations, bool), np.asarray(episode.truncations, bool)
+    last = np.arange(len(ends[0])) == len(ends[0]) - 1
+    return {
+        "obs": jax.tree.map(lambda x: np.asarray(x)[:-1], episode.observations),
+        "action": jax.tree.map(np.asarray, episode.actions),
+        "reward": np.asarray(episode.rewards),
+        "next_obs": jax.tree.map(lambda x: np.asarray(x)[1:], episode.observations),
+        "terminated": ends[0],
+        "truncated": (ends[1] | last) & ~ends[0],
+    }
 
 
 # --- checking ---------------------------------------------------------------------------------------------------
