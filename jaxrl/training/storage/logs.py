@@ -96,8 +96,12 @@ def in_base64(records: Sequence[bytes]) -> list[str]:
 
 def describe_lines(numbers: Sequence[int]) -> str:
     """Say which lines of a log were invalid."""
-    listed = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
-    return f"{len(numbers)} of its lines are no rows and left out ({listed})"
+    return f"{len(numbers)} of its lines are no rows and left out ({list_lines(numbers)})"
+
+
+def list_lines(numbers: Sequence[int]) -> str:
+    """Return the numbers of lines as text, the first few of many."""
+    return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
 
 
 def missing(unwritten: Sequence[str], held: bytes) -> Iterator[bytes]:
@@ -194,10 +198,8 @@ def rows_in(opened: Callable[[], IO[bytes]], kinds: Collection[str]) -> Iterator
     """Yield the rows of these kinds in a log, skipping invalid lines; it is opened by `opened`."""
     with contextlib.suppress(OSError), opened() as file:
         for line in file:
-            with contextlib.suppress(ValueError, RecursionError):
-                row = json.loads(line)
-                if isinstance(row, dict) and row.get("kind") in kinds and type(row.get("opt_steps")) is int:
-                    yield row
+            if (row := parse(line)) is not None and row.get("kind") in kinds:
+                yield row
 
 
 def log_problems(run: Path, name: str) -> list[str]:
