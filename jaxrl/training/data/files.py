@@ -171,7 +171,7 @@ def _spec(file: str, entry: np.ndarray | None) -> EnvSpec | None:
     try:
         return spaces.spec_from_plain(json.loads(str(entry)))
     except SettingsError as error:
-        raise SettingsError(f"{file}: its entry spec cannot be: {error}") from error
+        raise SettingsError(f"{file}: its entry spec is invalid: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SettingsError(f"{file}: its entry spec is damaged; remove it and name the env instead") from error
 

@@ -136,7 +136,7 @@ class ServiceRecorder(Recorder):
         if self._worker is not None and not self._worker.end(self._limit_s):
             print_stderr(
                 f"warning: {self._name} has not taken all rows within {self._limit_s:g} s; {METRICS} has them, and "
-                "going on with the run tells them"
+                "resuming the run sends them"
             )
         self._worker = None
 

@@ -38,7 +38,7 @@ SHOWN = 5
 
 
 class Weights(NamedTuple):
-    """What to begin with; nothing, if there is no other run."""
+    """The initial weights of a run; none, if it begins with its own."""
 
     leaves: Mapping[str, np.ndarray]
     """By path in the state."""
@@ -71,12 +71,12 @@ def within(fresh: PyTree, names: Iterable[str], saved: Mapping[str, np.ndarray] 
 
 
 def weights_of(place: str | GivenArrays | None, parts: Sequence[str], like: Callable[[], PyTree]) -> Weights:
-    """Read what a run is to begin with, for states (and their sums) of the shapes `like()`.
+    """Read the initial weights of a run, for states (and their sums) of the shapes `like()`.
 
     Args:
-      place: directory of another run, whose newest checkpoint is meant, or of one of its checkpoints, or a file of
-        arrays, or the directory of a tree that Orbax has written, or a tree of arrays itself; `None`: nothing.
-      parts: which parts of the state to begin with, as `Part` reads them; none: all networks and statistics of the
+      place: directory of another run, for its newest checkpoint, or of one of its checkpoints; or a file of arrays; or
+        the directory of a tree that Orbax has written; or a tree in memory. `None`: none are given.
+      parts: which parts of the state they replace, as `Part` reads them; none: all networks and statistics of the
         other run, or all arrays of the file.
       like: returns the shapes of `(state, sums)`; asked only if there is something to read.
 
@@ -107,7 +107,7 @@ def weights_of(place: str | GivenArrays | None, parts: Sequence[str], like: Call
 
 
 class Part(NamedTuple):
-    """Leaves whose paths begin alike, and how the paths of what they begin with do.
+    """Leaves whose paths begin alike, and how the paths of their initial weights do.
 
     Users write paths within the agent's state, as `policy/params/MLP_0`, where `*` stands for any text within a name,
     or `TO=FROM` where the other run or the file has another name for it.
@@ -160,7 +160,7 @@ def _of_run(path: Path) -> tuple[Mapping[str, np.ndarray], _Origin]:
 
 
 def _require_run(run: Path, path: Path) -> None:
-    """Raise `SettingsError` for what is no run; where `path` is nothing to begin with, say what could be."""
+    """Raise `SettingsError` for what is no run; where `path` has no weights at all, say what could have them."""
     if str(path) == GivenArrays.NAME:
         raise SettingsError(
             "init_from: this run began with arrays given in Python; give them again, as in Trainer(..., init_from=tree)"
