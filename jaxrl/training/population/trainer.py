@@ -54,7 +54,7 @@ from jaxrl.training.storage.group_files import GroupFiles, MemberDir, MemberFile
 from jaxrl.training.storage.logs import RowLog
 from jaxrl.training.storage.members import POPULATION, require_no_member
 from jaxrl.training.storage.run import resolve_resume
-from jaxrl.training.storage.run_dir import CONFIG, FORMAT, MEMBERS_FILE, METRICS, RunDir, member_dir, timestamp
+from jaxrl.training.storage.run_dir import FORMAT, MEMBERS_FILE, METRICS, RunDir, holds_run, member_dir, timestamp
 from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.trees import make_key
 from jaxrl.xla.contexts import bind_context
@@ -532,7 +532,7 @@ class PopulationTrainer:
             yield
             return
         require_no_member(self.config.run_dir)
-        replaces = self._start_over and (Path(self.config.run_dir) / CONFIG).is_file()
+        replaces = self._start_over and holds_run(self.config.run_dir)
         self._dir = RunDir(self.config.run_dir, self._resume or replaces)
         try:
             if self._resume:

@@ -32,6 +32,7 @@ from jaxrl.training.storage.run_dir import (
     METADATA,
     METRICS,
     RunDir,
+    holds_run,
     make_dir,
     member_dir,
     plain,
@@ -225,7 +226,7 @@ class Storage:
 
     def _replaces(self, path: str | Path) -> bool:
         """Return whether `start_over` replaces an existing run in `path`."""
-        return self._resume.start_over and (Path(path) / CONFIG).is_file()
+        return self._resume.start_over and holds_run(path)
 
     def _compare(self, old: Mapping[str, Any]) -> None:
         """Record how settings and versions differ from `old`; raise on changes that affect the training.

@@ -148,6 +148,11 @@ def make_dir(path: Path) -> None:
         raise SettingsError(f"cannot make the run directory {path}: {reason_of_path(error)}") from error
 
 
+def holds_run(path: str | Path) -> bool:
+    """Return whether `path` is the directory of a run or a population, of any format."""
+    return (Path(path) / CONFIG).is_file()
+
+
 def require_run(path: Path) -> None:
     """Raise `SettingsError` unless `path` is the directory of a run of a known format, without links out of it."""
     if (group := group_of(path)) is not None:
@@ -358,7 +363,7 @@ def number_of(member: Path) -> int:
 def group_of(run: Path) -> Path | None:
     """Return the directory of the population of which `run` names a member, or `None`."""
     group = run.parent.parent
-    named = run.parent.name == MEMBERS and (group / CONFIG).is_file() and not (run / CONFIG).is_file()
+    named = run.parent.name == MEMBERS and holds_run(group) and not holds_run(run)
     return group if named else None
 
 
