@@ -24,8 +24,8 @@ from jaxrl.strategies.interaction import build_processor_and_agent
 from jaxrl.strategies.policy import make_policy, policy_params_like
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import state_shapes
-from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, Store, is_step
-from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store
+from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, Store
+from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store, split_checkpoint, step_of
 from jaxrl.training.storage.leaves import describe_leaf, like_leaves, mismatch, rebuild
 from jaxrl.training.storage.members import resolve
 from jaxrl.training.storage.run_dir import read_metadata
@@ -93,10 +93,9 @@ def teacher_of(config: Any) -> GreedyPolicy | None:
     place = getattr(config, "teacher", None)
     if place is None:
         return None
-    path = Path(local(place))
-    given = is_step(path.name) and path.parent.name == CHECKPOINTS
+    run, step = split_checkpoint(Path(local(place)))
     try:
-        found = load_policy(path.parent.parent, step=int(path.name)) if given else load_policy(path)
+        found = load_policy(run, step=step)
     except (SettingsError, NoCheckpointError) as error:
         raise SettingsError(f"teacher: {error}") from error
     if config.teacher_sha256 not in ("", found.sha256):
@@ -157,10 +156,7 @@ def _step_of(store: Store, run_dir: Path, step: int | str | None) -> int:
             "'latest' is its newest checkpoint"
         )
     if isinstance(step, int):
-        if step not in kept:
-            there = f"kept are {', '.join(map(str, kept))}" if kept else "it keeps none"
-            raise SettingsError(f"{run_dir} keeps no checkpoint of step {step}; {there}")
-        return step
+        return step_of(run_dir, step, store)
     if not kept:
         raise NoCheckpointError(f"{run_dir} has no best policy yet, nor a checkpoint: nothing was evaluated or saved")
     newest = store.newest_facts()[0]

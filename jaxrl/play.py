@@ -17,6 +17,7 @@ import numpy as np
 from jaxrl.envs import Env, HostEnv
 from jaxrl.errors import SettingsError, check_between, print_line
 from jaxrl.evaluate import add_env_options, add_which, env_of, load_named
+from jaxrl.paths import reason_of_path
 from jaxrl.training import GreedyPolicy
 from jaxrl.training.film import player
 from jaxrl.training.reel import FORMATS, check_format, write_film
@@ -67,7 +68,7 @@ def require_writable(path: Path) -> None:
         if not there:
             path.unlink()
     except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise SettingsError(f"cannot write {path}: {reason_of_path(error)}") from error
 
 
 def format_of(path: str | Path) -> str:

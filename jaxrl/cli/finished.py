@@ -9,7 +9,7 @@ from jaxrl.cli.arguments import command, quote, value_of
 from jaxrl.cli.config import Request
 from jaxrl.training.storage.checkpoints import CheckpointError
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, Saves, open_store
-from jaxrl.training.storage.log_sums import damage
+from jaxrl.training.storage.logs import damage
 from jaxrl.training.storage.members import population_of, runs_of
 from jaxrl.training.storage.run_dir import group_of, open_log, read_metadata, read_settings
 

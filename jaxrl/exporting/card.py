@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import jax
 import numpy as np
 import yaml
 
 from jaxrl.training.evaluator import EvaluationReport
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.storage.run_dir import plain
+from jaxrl.trees import named_leaves
 
 CARD = """---
 {front}---
@@ -92,10 +92,7 @@ def training_env(policy: GreedyPolicy) -> str:
 def weights(policy: GreedyPolicy) -> bytes:
     """Return the parameters as an `.npz`, each array under its path."""
     held = io.BytesIO()
-    named = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): _plain(leaf)
-        for path, leaf in jax.tree.leaves_with_path(policy.params)
-    }
+    named = {path: _plain(leaf) for path, leaf in named_leaves(policy.params).items()}
     np.savez(held, **named)  # type: ignore[arg-type]
     return held.getvalue()
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxrl.errors import SettingsError
+from jaxrl.paths import writing
 from jaxrl.reports.exports import require_outside
 from jaxrl.training.storage.run_dir import new_directory
 
@@ -31,10 +32,7 @@ def write(files: Mapping[str, bytes], out: Path) -> None:
     Raises:
       SettingsError: it cannot be written.
     """
-    try:
-        with new_directory(out) as made:
-            for name, content in files.items():
-                (made / name).parent.mkdir(exist_ok=True)
-                (made / name).write_bytes(content)
-    except OSError as error:
-        raise SettingsError(f"cannot write {out}: {error.strerror or error}") from error
+    with writing(out), new_directory(out) as made:
+        for name, content in files.items():
+            (made / name).parent.mkdir(exist_ok=True)
+            (made / name).write_bytes(content)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxrl.errors import SettingsError
+from jaxrl.paths import writing
 from jaxrl.reports.curves import band, thin
 from jaxrl.reports.groups import Group
 from jaxrl.reports.rows import AXES, NAMES, Curve
@@ -39,10 +40,8 @@ def write_png(groups: Sequence[Group], path: Path, x: str = "env_steps") -> None
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", fontsize="small", ncols=columns, handlelength=3.5)
-    try:
+    with writing(path):
         figure.savefig(path, format="png", dpi=150)
-    except OSError as error:
-        raise SettingsError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _legend(names: Sequence[str]) -> tuple[int, float]:

@@ -7,6 +7,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+import jaxrl.training.storage.logs as logs
+from jaxrl.paths import reason_of_path
 from jaxrl.training.storage.run_dir import EPISODES, METRICS
 
 Opened = Callable[[str], IO[bytes]]
@@ -69,14 +71,10 @@ def read_log(opened: Opened) -> Log:
     except FileNotFoundError:
         return _log(trained, others, [f"there is no {METRICS}"])
     except OSError as error:
-        return _log(trained, others, [f"{METRICS} cannot be read: {error.strerror or error}"])
-    remarks = [f"{len(damaged)} lines of {METRICS} are no rows ({_numbers(damaged)})"] if damaged else []
+        return _log(trained, others, [f"{METRICS} cannot be read: {reason_of_path(error)}"])
+    remarks = [f"{len(damaged)} lines of {METRICS} are no rows ({logs.list_lines(damaged)})"] if damaged else []
     remarks += [f"the last line of {METRICS} is half-written"] if torn else []
     return _log(trained, others, remarks)
-
-
-def _numbers(lines: list[int]) -> str:
-    return ", ".join(map(str, lines[:5])) + (", ..." if len(lines) > 5 else "")
 
 
 def _take(line: bytes, trained: Table, others: list[dict[str, Any]]) -> bool:
@@ -88,11 +86,7 @@ def _take(line: bytes, trained: Table, others: list[dict[str, Any]]) -> bool:
             return True
         except ValueError:
             pass
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    if not isinstance(row, dict) or type(row.get("opt_steps")) is not int:
+    if (row := logs.parse(line)) is None:
         return False
     if row.get("kind") == "train":
         trained.append((*where(row), *[number(row.get(name)) for name in COLUMNS]))

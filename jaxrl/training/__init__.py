@@ -22,5 +22,5 @@ from jaxrl.training.session.session import Session
 from jaxrl.training.session.state import Episode, Learnt, SessionHooks
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.settings import SessionConfig, TrainerConfig
-from jaxrl.training.storage.find import find_runs
+from jaxrl.training.storage.members import find_runs
 from jaxrl.training.trainer import Hooks, Trainer

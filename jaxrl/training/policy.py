@@ -195,7 +195,8 @@ class GreedyPolicy:
     def _require_no_memory(self, batch: PyTree) -> None:
         """Raise `SettingsError` if the action for `batch` `[N, ...]` may depend on the calls before."""
         if self._remembers is None:
-            self._remembers = remembers(self.policy, *jax.tree.map(jnp.asarray, (self.params, batch)))
+            given = jax.tree.map(jnp.asarray, (self.params, batch))
+            self._remembers = bool(memory_leaves(self.policy, *given))
         if self._remembers:
             raise SettingsError(
                 "the policy remembers its episode, and a call inside jax.jit cannot change what it remembers; call it "
@@ -215,20 +216,31 @@ def _query(
     return look(params, carry, opt_step, action)
 
 
-def remembers(policy: Policy, params: PyTree, obs: PyTree) -> bool:
-    """Say whether the action of `policy` for `obs` `[N, ...]` may depend on anything else than these, and `params`."""
-    # Decided by the traced program: whether the actions of a later call depend on what the one before has left.
-    carry, action = jax.eval_shape(partial(begin, policy), params, obs)
-    traced = jax.make_jaxpr(partial(follow, policy))(params, carry, action, obs)
-    before, kept = len(jax.tree.leaves(params)), len(jax.tree.leaves((carry, action)))
+def memory_leaves(policy: Policy, params: PyTree, obs: PyTree) -> list[int]:
+    """Return which leaves of `(carry, action)`, what `policy` remembers and did, affect its actions, now or later.
 
-    def depends() -> bool:
-        code = read(traced)
-        return not find_dependencies(code, code.outs[-len(jax.tree.leaves(action)) :]).isdisjoint(
-            code.ins[before : before + kept]
-        )
+    `obs` `[N, ...]` may be shapes: the traced program of a step decides.
+    """
+    memory = jax.eval_shape(partial(begin, policy), params, obs)
+    traced = jax.make_jaxpr(lambda params, obs, memory: follow(policy, params, *memory, obs))(params, obs, memory)
+    count, actions = len(jax.tree.leaves(memory)), len(jax.tree.leaves(memory[1]))
+    return with_fallback(
+        "what a policy remembers", lambda: _deciding(traced, count, actions), lambda: list(range(count))
+    )
 
-    return with_fallback("what a policy remembers", depends, lambda: True)
+
+def _deciding(traced: Any, memory: int, actions: int) -> list[int]:
+    """Return which of the last `memory` inputs affect the last `actions` of the outputs, now or later."""
+    code = read(traced)
+    inputs = code.ins[-memory:]
+    wanted = set(range(memory - actions, memory))
+    while True:
+        # Whatever affects a kept part of the memory must be kept as well.
+        needed = find_dependencies(code, [code.outs[i] for i in wanted])
+        found = {i for i, number in enumerate(inputs) if number in needed}
+        if found <= wanted:
+            return sorted(found)
+        wanted |= found
 
 
 def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:

@@ -17,8 +17,8 @@ from jaxrl import train
 from jaxrl.cli.algos import OffPolicyRun, build
 from jaxrl.errors import SettingsError
 from jaxrl.training import loop, program
-from jaxrl.training.changes import HARMLESS
 from jaxrl.training.memory import Plan
+from jaxrl.training.settings import HARMLESS
 from jaxrl.training.storage import run as storage
 from jaxrl.training.storage.checkpoints import MismatchError, Store
 from jaxrl.training.storage.leaves import state_digest

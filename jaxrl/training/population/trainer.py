@@ -5,7 +5,6 @@ other members, so a member is bitwise equal to the same run trained alone with i
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
@@ -18,6 +17,7 @@ import jax
 
 from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
 from jaxrl.parsing import format_repr
+from jaxrl.paths import reason_of_path
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.population import Population, require_stream, with_values
 from jaxrl.strategies.search import PBT, Verdict
@@ -54,7 +54,7 @@ from jaxrl.training.storage.group_files import GroupFiles, MemberDir, MemberFile
 from jaxrl.training.storage.logs import RowLog
 from jaxrl.training.storage.members import POPULATION, require_no_member
 from jaxrl.training.storage.run import resolve_resume
-from jaxrl.training.storage.run_dir import CONFIG, FORMAT, MEMBERS_FILE, METRICS, RunDir, member_dir
+from jaxrl.training.storage.run_dir import FORMAT, MEMBERS_FILE, METRICS, RunDir, holds_run, member_dir, timestamp
 from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.trees import make_key
 from jaxrl.xla.contexts import bind_context
@@ -532,7 +532,7 @@ class PopulationTrainer:
             yield
             return
         require_no_member(self.config.run_dir)
-        replaces = self._start_over and (Path(self.config.run_dir) / CONFIG).is_file()
+        replaces = self._start_over and holds_run(self.config.run_dir)
         self._dir = RunDir(self.config.run_dir, self._resume or replaces)
         try:
             if self._resume:
@@ -544,14 +544,14 @@ class PopulationTrainer:
             if not self._resume:
                 self._dir.write_config(self.settings())
             # A resumed population keeps its creation time.
-            created = {} if self._resume else {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            created = {} if self._resume else {"created": timestamp()}
             self._dir.write_metadata(format=FORMAT, **created, status="running", members=len(self._runs))
             self._open_files(self._dir.path)
             yield
             done = all(run.status != "running" for run in self._runs)
             self._end(self.interrupt.reason or ("done" if done else "running"))
         except OSError as error:
-            raise StorageError(f"cannot write the run directory {self._dir.path}: {error.strerror or error}") from error
+            raise StorageError(f"cannot write the run directory {self._dir.path}: {reason_of_path(error)}") from error
         except BaseException:
             self._end(self.interrupt.reason or "failed")
             raise
@@ -597,7 +597,7 @@ class PopulationTrainer:
                 self._files.close()
             self._dir.write_metadata(status=status, table=self._table())
         except OSError as error:
-            reason = f"cannot write the run directory {self._dir.path}: {error.strerror or error}"
+            reason = f"cannot write the run directory {self._dir.path}: {reason_of_path(error)}"
             self._failure = self._failure or StorageError(reason)
 
     def _table(self) -> list[Mapping[str, Any]]:

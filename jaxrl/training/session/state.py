@@ -21,7 +21,6 @@ from jaxrl.strategies.stepwise import (
     count_iterations,
     learn_once,
 )
-from jaxrl.training.changes import Change
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import Sums, add
 from jaxrl.training.report import Hook
@@ -30,6 +29,7 @@ from jaxrl.training.session.inputs import ends
 from jaxrl.training.session.rows import Episode, Interval
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.trial import EpisodeEvaluation
+from jaxrl.training.settings import Change
 from jaxrl.training.storage.run import Best
 from jaxrl.trees import PyTree
 from jaxrl.types import Transition
