@@ -1,6 +1,5 @@
 """Training from the user's own loop: a script, a robot, a game engine."""
 
-import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,7 +45,6 @@ from jaxrl.training.session.state import (
     SessionHooks,
     SessionState,
     episodes_of,
-    facts_of,
     over,
     reseed_after_rollback,
     restore_session,
@@ -247,7 +245,8 @@ class Session:
         The row has their mean, minimum and maximum over its interval, or what `statistics` selects for the name.
         """
         self._log.log_note(text)
-        self._now = add_notes(self._now, values)
+        now = self._now
+        self._now = now._replace(statistics=now.statistics.note(values), interval=now.interval.add_notes(values))
 
     def describe(self, **entries: Any) -> None:
         """Add entries under `about` in the `metadata.json` of the run; earlier ones stay.
@@ -272,7 +271,7 @@ class Session:
         """Record the score of the current policy, with `params`; it is from an `evaluation` or from the user."""
         now = self._now
         # A copy: nothing changes before the session state is replaced at once.
-        ledger, best = dataclasses.replace(now.ledger), now.best
+        ledger, best = replace(now.ledger), now.best
         # `params` are copies, which training does not donate.
         if is_best := ledger.record_score(score, self.opt_steps):
             best = self._log.best(score, params, self._stepper.policy, self.settings())
@@ -312,8 +311,19 @@ class Session:
 
     def save(self) -> None:
         """Start to save a checkpoint; it is complete on disk when `hooks.save` is called, or `close` returns."""
-        facts, now = facts_to_save(self._now, self._stepper, self._log, self._iterations)
-        self._now = now
+        now, stepper = self._now, self._stepper
+        # `facts` may reset the tries of this copy; the session adopts that.
+        ledger = replace(now.ledger, t=self._iterations)
+        own = {
+            "spec": spec_facts(stepper.policy),
+            "steps": now.steps,
+            "invalid": now.invalid,
+            "statistics": now.statistics.facts(),
+            "interval": now.interval.facts(),
+        }
+        facts = self._log.facts(ledger, stepper.health(now), **own)
+        if ledger.tries != now.ledger.tries:
+            now = self._now = now._replace(ledger=replace(now.ledger, tries=ledger.tries))
         # Every change makes a new object: the same one has been saved before.
         again, self._saved = now is not self._saved, now
         self._storage.save(self.opt_steps, tree_of(now), facts, now.best, again)
@@ -436,7 +446,21 @@ class Session:
 
     def summary(self) -> dict[str, Any]:
         """Return counters, speeds, scores, episode statistics and means of training metrics, of the whole session."""
-        return summary_of(self._now, self._stepper, self._counters(), self._status())
+        now, stepper, counters = self._now, self._stepper, self._counters()
+        ledger, wall = now.ledger, now.ledger.wall
+        return {
+            **counters,
+            **{f"{name}_per_sec": steps / wall for name, steps in counters.items()},
+            "best_score": ledger.best_score,
+            "best_opt_steps": ledger.best_opt_steps,
+            "last_score": ledger.last_score,
+            "rollbacks": ledger.rollbacks,
+            "invalid_steps": now.invalid,
+            **now.statistics.summary(),
+            **columns_to_write(summarise(stepper.metrics, stepper.merge_sums(now.past, now.sums))),
+            "wall_s": wall,
+            "stop": self._status(),
+        }
 
     def settings(self) -> dict[str, Any]:
         """Return all settings of the session, as in `config.yaml`."""
@@ -471,8 +495,15 @@ class Session:
             raise
 
     def _load_newest(self, first: SessionState) -> SessionState:
-        """Load the newest valid checkpoint."""
-        return load_newest(first, self._stepper, self._log, self._storage, self._schedule)
+        """Load the newest valid checkpoint, in the structure of `first`."""
+        storage, like = self._storage, tree_of(first)
+        storage.check_fits(like)
+        step, tree, facts = storage.load(like)
+        with reading_facts(f"{step} of {storage.path}", "no session's"):
+            now = restore_session(tree, facts, self._log.restore_ledger(facts, first.ledger), first.statistics)
+        now = with_changes(now, self._stepwise, self._schedule, storage.decisive)
+        storage.commit_resume()
+        return now
 
     # --- helpers ---
 
@@ -510,7 +541,16 @@ class Session:
 
     def _roll_back(self, what: str) -> None:
         """Roll back to the last good state, or to the start, and continue with another random stream."""
-        back = roll_back(self._now, self._stepper, self._storage, self._schedule)
+        now, storage = self._now, self._storage
+        fresh, found = now.statistics.fresh(), storage.rollback(shapes_of(now))
+        ledger = stopping.rolled_back_ledger(now.ledger, found)
+        if found is None:
+            back = self._stepper.first(fresh)._replace(ledger=ledger)
+        else:
+            with reading_facts(f"of {storage.path}", "no session's"):
+                back = restore_session(*found, ledger, fresh)
+            back = with_changes(back, self._stepwise, self._schedule, storage.decisive)
+        back = reseed_after_rollback(back)._replace(best=now.best, resetting=now.resetting)
         with DeferredSignals():
             self._now, self._look_at = back, 0
             self._since = (self.env_steps, self._now.ledger.wall)
@@ -544,7 +584,14 @@ class Session:
 
     def _record(self) -> None:
         """Log the row of the current interval, and start another."""
-        self._now = log_row(self._now, self._stepper, self._log, self.opt_steps, self.env_steps)
+        now, stepper, opt_steps, env_steps = self._now, self._stepper, self.opt_steps, self.env_steps
+        wall, ledger = now.ledger.wall, replace(now.ledger)
+        own = now.interval.columns(opt_steps, env_steps, now.invalid, wall, now.statistics.chosen)
+        columns, agent = {**own, **summarise(stepper.metrics, now.sums)}, self._stepwise.agent.info.settings or {}
+        self._log.log_train(columns, ledger, agent, env_steps - now.interval.env_steps)
+        begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
+        past, sums = stepper.merge_sums(now.past, now.sums), zero_sums(len(stepper.metrics))
+        self._now = now._replace(past=past, sums=sums, interval=begun, ledger=ledger)
 
     def _report(self, line: str) -> None:
         print_stderr(line)
@@ -566,81 +613,6 @@ class Session:
     def _status(self) -> str:
         limit = self._at_end and self._schedule.limit(self._iterations)
         return self._now.stop or limit or self.interrupt.reason or "running"
-
-
-# --- updates of the session state ---------------------------------------------------------------------------------
-
-
-def summary_of(now: SessionState, stepper: Stepper, counters: Mapping[str, int], status: str) -> dict[str, Any]:
-    """Return counters, speeds, scores, episode statistics and means of training metrics, of the whole session."""
-    ledger, wall = now.ledger, now.ledger.wall
-    return {
-        **counters,
-        **{f"{name}_per_sec": steps / wall for name, steps in counters.items()},
-        "best_score": ledger.best_score,
-        "best_opt_steps": ledger.best_opt_steps,
-        "last_score": ledger.last_score,
-        "rollbacks": ledger.rollbacks,
-        "invalid_steps": now.invalid,
-        **now.statistics.summary(),
-        **columns_to_write(summarise(stepper.metrics, stepper.merge_sums(now.past, now.sums))),
-        "wall_s": wall,
-        "stop": status,
-    }
-
-
-def add_notes(now: SessionState, values: Mapping[str, float | None]) -> SessionState:
-    """Return the session with these numbers added to its statistics and its next row."""
-    return now._replace(statistics=now.statistics.note(values), interval=now.interval.add_notes(values))
-
-
-def log_row(now: SessionState, stepper: Stepper, log: Logbook, opt_steps: int, env_steps: int) -> SessionState:
-    """Log the row of the current interval; return the session at the start of another."""
-    wall, ledger = now.ledger.wall, dataclasses.replace(now.ledger)
-    own = now.interval.columns(opt_steps, env_steps, now.invalid, wall, now.statistics.chosen)
-    columns = {**own, **summarise(stepper.metrics, now.sums)}
-    log.log_train(columns, ledger, stepper.stepwise.agent.info.settings or {}, env_steps - now.interval.env_steps)
-    begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
-    past, sums = stepper.merge_sums(now.past, now.sums), zero_sums(len(stepper.metrics))
-    return now._replace(past=past, sums=sums, interval=begun, ledger=ledger)
-
-
-def facts_to_save(now: SessionState, stepper: Stepper, log: Logbook, t: int) -> tuple[dict[str, Any], SessionState]:
-    """Return the facts of a checkpoint after `t` iterations, besides its arrays, and the updated session."""
-    # `facts` may reset the tries of this copy; the session adopts that below.
-    ledger = dataclasses.replace(now.ledger, t=t)
-    own = {"spec": spec_facts(stepper.policy), **facts_of(now)}
-    facts = log.facts(ledger, stepper.health(now), **own)
-    if ledger.tries != now.ledger.tries:
-        now = now._replace(ledger=dataclasses.replace(now.ledger, tries=ledger.tries))
-    return facts, now
-
-
-def load_newest(
-    first: SessionState, stepper: Stepper, log: Logbook, storage: Storage, schedule: Schedule
-) -> SessionState:
-    """Load the newest valid checkpoint, in the structure of `first`."""
-    like = tree_of(first)
-    storage.check_fits(like)
-    step, tree, facts = storage.load(like)
-    with reading_facts(f"{step} of {storage.path}", "no session's"):
-        now = restore_session(tree, facts, log.restore_ledger(facts, first.ledger), first.statistics)
-    now = with_changes(now, stepper.stepwise, schedule, storage.decisive)
-    storage.commit_resume()
-    return now
-
-
-def roll_back(now: SessionState, stepper: Stepper, storage: Storage, schedule: Schedule) -> SessionState:
-    """Return the last good state, or the initial one, with another random stream."""
-    fresh, found = now.statistics.fresh(), storage.rollback(shapes_of(now))
-    ledger = stopping.rolled_back_ledger(now.ledger, found)
-    if found is None:
-        back = stepper.first(fresh)._replace(ledger=ledger)
-    else:
-        with reading_facts(f"of {storage.path}", "no session's"):
-            back = restore_session(*found, ledger, fresh)
-        back = with_changes(back, stepper.stepwise, schedule, storage.decisive)
-    return reseed_after_rollback(back)._replace(best=now.best, resetting=now.resetting)
 
 
 # --- parts from settings ------------------------------------------------------------------------------------------

@@ -200,21 +200,11 @@ def shapes_of(now: SessionState) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree_of(now))
 
 
-def facts_of(now: SessionState) -> dict[str, Any]:
-    """Return the facts of a checkpoint that are specific to sessions, for JSON."""
-    return {
-        "steps": now.steps,
-        "invalid": now.invalid,
-        "statistics": now.statistics.facts(),
-        "interval": now.interval.facts(),
-    }
-
-
 def restore_session(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, statistics: Statistics) -> SessionState:
     """Return the session of a checkpoint; `statistics` are empty ones with the current choices.
 
     Raises:
-      KeyError, TypeError, ValueError: `facts` are not from `facts_of`.
+      KeyError, TypeError, ValueError: `facts` are not those of a saved session.
     """
     state, sums, past, host = tree
     # Check types: the checkpoint may come from an untrusted source.
