@@ -15,26 +15,24 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.errors import SettingsError, print_stderr
+from jaxrl.errors import DivergedError, SettingsError, StorageError, print_stderr
 from jaxrl.paths import require_free
 from jaxrl.strategies.base import Strategy, format_name
 from jaxrl.strategies.guard import Health
 from jaxrl.training import program, stopping
-from jaxrl.training.actors import pool
-from jaxrl.training.actors.pool import ActorPool
+from jaxrl.training.actors.pool import ActorPool, pool_of
 from jaxrl.training.devices import Alone, apart, apply_in_all
 from jaxrl.training.divergence import explain, has_diverged
 from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvalRules, EvaluateFn, ScoreFn, eval_key, evaluate_and_confirm
 from jaxrl.training.film import add_video_hook
 from jaxrl.training.following import follow, led
-from jaxrl.training.interrupt import Interrupt, report_unsaved, stop_reason_for
+from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.logbook import Logbook, reading_facts
-from jaxrl.training.memory import Plan
 from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.processes import stops
-from jaxrl.training.program import Compiled, Saved, compile_all
+from jaxrl.training.program import Saved, compile_all
 from jaxrl.training.recorders import Recorder, Row, require_recorders
 from jaxrl.training.report import Hooks, Report, Result, call
 from jaxrl.training.sanity import eval_kind_of, training_returns
@@ -186,7 +184,11 @@ class Run:
             # A call ends at the boundary, after about `CHUNK_S`, or when the arrays of ended episodes are full.
             begun, t = time.perf_counter(), self.ledger.t
             stop = min(end, t + self._chunk, t + self._episodes.max_iterations)
-            made = pool.advance(self._program, self.lane.others or self._actors, self._state, self._sums, t, stop)
+            if (actors := self.lane.others or self._actors) is not None:
+                made = actors.run(self._state, self._sums, t, stop)
+            else:
+                state, sums, *ended = self._program(self._state, self._sums, np.uint32(t), np.uint32(stop))
+                made = state, sums, stop, ended
             # The arguments were donated: replace the state at once. Dispatch is asynchronous: block to time the call.
             self._state, self._sums, stop, ended = jax.block_until_ready(made)
             seconds = max(time.perf_counter() - begun, 1e-9)
@@ -325,11 +327,17 @@ class Run:
     @contextmanager
     def _opened(self) -> Iterator[Storage]:
         """Hold the resources of the run: its directory, logs and signal handlers."""
-        config, regular = self.config, self.schedule.is_regular_save
-        can = partial(fits, self.strategy, self.schedule, self.ledger)
+        config = self.config
         with self.interrupt.signals(None if config.quiet else lambda: self.ledger.activity):
-            how = self.resume, regular, can, self.membership.files
-            storage = self._storage = Storage(config.run_dir, config.keep, self.settings(), *how)
+            storage = self._storage = Storage(
+                config.run_dir,
+                config.keep,
+                self.settings(),
+                self.resume,
+                regular=self.schedule.is_regular_save,
+                fits=partial(fits, self.strategy, self.schedule, self.ledger),
+                member=self.membership.files,
+            )
             storage.report = lambda line: self._log.event("storage", line)
             storage.on_saved = lambda opt_steps: call(self.hooks.save, self, opt_steps)
             try:
@@ -345,19 +353,24 @@ class Run:
 
     def _begin(self) -> None:
         """Compile, initialise or restore, and open the logs."""
-        key, self._eval_key = make_key(self.config.seed), eval_key(self.config.seed)
+        strategy, config = self.strategy, self.config
+        key, self._eval_key = make_key(config.seed), eval_key(config.seed)
         # A single iteration first: of slow environments a few hundred would take minutes, in which no signal is heard.
         self._chunk, goes_on = self.max_chunk or 1, self._storage.resumes or self._state is not None
         self._log.stage("compiling")
         with self.ledger.timed("compile"):
-            how = self._params, goes_on, self._episodes.enabled, self.lane.others is None
-            made = partial(compile_all, self.strategy, key, self.evaluator, *how)
-            now = self.strategy, self.config, self._storage, self._weights, goes_on
-            self._compiled, self._weights = compile_for(made, *now)
-            self._program, self._metrics = self._compiled.run, self._compiled.metrics
-            self._actors = pool.pool_of(
-                self.strategy, self._program, self.interrupt, self._log.event, self.schedule.last
+            if not goes_on and not self._weights.leaves:  # the run to resume has no checkpoint
+                self._weights = weights_of(config.init_from, config.init_parts, lambda: program.state_shapes(strategy))
+            # Checked before compiling.
+            self._storage.expect(program.forms_of(strategy))
+            if self._storage.resumes:
+                self._storage.check_fits(program.state_shapes(strategy))
+            compiled = compile_all(
+                strategy, key, self.evaluator, self._params, goes_on, self._episodes.enabled, self.lane.others is None
             )
+            self._compiled = compiled._replace(init=self._weights.after(compiled.init))
+            self._program, self._metrics = compiled.run, compiled.metrics
+            self._actors = pool_of(strategy, self._program, self.interrupt, self._log.event, self.schedule.last)
         warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
         self._log.stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):
@@ -373,7 +386,7 @@ class Run:
         call(self.hooks.start, self)
         if self.ledger.t >= self.schedule.last:
             self.stop_reason = self.schedule.limit(self.ledger.t)
-        elif self.config.eval_at_start and self.ledger.t == 0 and not self.ledger.has_scores and not self.interrupt:
+        elif config.eval_at_start and self.ledger.t == 0 and not self.ledger.has_scores and not self.interrupt:
             self._evaluate()
 
     def _restore(self) -> None:
@@ -385,7 +398,8 @@ class Run:
         # Checked first: under other settings the same iteration would mean other counts.
         require_counters(f"{step} of {self.config.run_dir}", ledger.counters(self.schedule), saved)
         self.state, self._sums, self.ledger = self._adapt_loaded(state, ledger), sums, ledger
-        pool.go_on_counting(self._actors, facts)
+        if self._actors is not None:
+            self._actors.take_up(facts.get("actors"))
         self._storage.commit_resume()
 
     def _adapt_loaded(self, state: PyTree, ledger: Ledger) -> PyTree:
@@ -398,7 +412,10 @@ class Run:
         return state
 
     def _open_logs(self) -> None:
-        notes = (*self._notes, *self._weights.notes, *notes_of(self._memory, self.strategy, self._storage))
+        without = attempts.failures()
+        self._storage.update_metadata(memory=self._memory.facts(), **({"without": without} if without else {}))
+        of_programs = (*self._memory.notes(), *self.strategy.info.notes, *attempts.notes())
+        notes = (*self._notes, *self._weights.notes, *of_programs)
         self._log.open(self._storage, self.resume.run, notes, anew(self._refilled, self.strategy))
         if (beginning := self._storage.describe_origin()) is not None:
             self._log.event("fork", beginning)
@@ -466,11 +483,12 @@ class Run:
 
     def _facts(self) -> dict[str, Any]:
         left_out = {} if self.config.save_replay else {"left_out": ["buffer"]}
-        own = {**left_out, **pool.facts_of(self._actors), **self.membership.facts()}
+        actors = {} if self._actors is None else {"actors": self._actors.facts()}
+        own = {**left_out, **actors, **self.membership.facts()}
         return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy), **own)
 
     def _summary(self) -> dict[str, Any]:
-        return {**self.ledger.summary(self.schedule), **pool.summary_of(self._actors)}
+        return {**self.ledger.summary(self.schedule), **({} if self._actors is None else self._actors.summary())}
 
     def _health(self) -> Health | None:
         """Return the health counters of the updates, if the strategy keeps them."""
@@ -498,28 +516,6 @@ def check_run(strategy: Strategy, config: TrainerConfig, fresh: bool, is_member:
             require_no_member(config.run_dir)
         require_free(config.run_dir)
     return weights_of(config.init_from if fresh else None, config.init_parts, lambda: program.state_shapes(strategy))
-
-
-def compile_for(
-    compile_all: Callable[[], Compiled],
-    strategy: Strategy,
-    config: TrainerConfig,
-    storage: Storage,
-    weights: Weights,
-    goes_on: bool,
-) -> tuple[Compiled, Weights]:
-    """Return the compiled programs and the initial weights; check the checkpoint to resume, if any, before compiling.
-
-    Raises:
-      SettingsError: the checkpoint does not fit, or as `weights_of`.
-    """
-    if not goes_on and not weights.leaves:  # the run to resume has no checkpoint
-        weights = weights_of(config.init_from, config.init_parts, lambda: program.state_shapes(strategy))
-    storage.expect(program.forms_of(strategy))
-    if storage.resumes:
-        storage.check_fits(program.state_shapes(strategy))
-    compiled = compile_all()
-    return compiled._replace(init=weights.after(compiled.init)), weights
 
 
 def fits(strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: Store, facts: Mapping[str, Any]) -> bool:
@@ -568,8 +564,16 @@ def require_counters(checkpoint: str, counted: Mapping[str, int], saved: Mapping
         )
 
 
-def notes_of(plan: Plan, strategy: Strategy, storage: Storage) -> list[str]:
-    """Return the notes to log at the start of a run; write the full memory `plan` into `metadata.json`."""
-    without = attempts.failures()
-    storage.update_metadata(memory=plan.facts(), **({"without": without} if without else {}))
-    return [*plan.notes(), *strategy.info.notes, *attempts.notes()]
+def stop_reason_for(error: BaseException, reason: str | None) -> str:
+    """Return the stop reason of a run that ended by `error`; an earlier `reason` takes precedence over a failure."""
+    if isinstance(error, DivergedError):
+        return "diverged"
+    return f"failed: {type(error).__name__}" if reason is None else reason
+
+
+def report_unsaved(error: BaseException, unsaved: StorageError | None) -> None:
+    """Report that the last save of a run failed, if the `error` that ended it would hide that."""
+    if isinstance(error, SystemExit) and unsaved is not None:
+        raise unsaved from error  # an exit code of 0 would mean that all is saved
+    if isinstance(error, GeneratorExit) and unsaved is not None:
+        print_stderr(f"error: {unsaved}")  # no exception can propagate from a closed generator
