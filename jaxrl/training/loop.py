@@ -19,7 +19,7 @@ from jaxrl.errors import DivergedError, SettingsError, StorageError, print_stder
 from jaxrl.paths import require_free
 from jaxrl.strategies.base import Strategy, format_name
 from jaxrl.strategies.guard import Health
-from jaxrl.training import program, stopping
+from jaxrl.training import program
 from jaxrl.training.actors.pool import ActorPool, pool_of
 from jaxrl.training.devices import Alone, apart, apply_in_all
 from jaxrl.training.divergence import explain, has_diverged
@@ -161,14 +161,14 @@ class Run:
         if saves:
             self._save()
         if self.stop_reason and not self.interrupt:
-            stopping.require_valid(self._log, self._log.validity)
+            self._log.require_valid()
         return self._report(row, evaluation, saves)
 
     def _find_stop_reason(self, due: Boundary, report: Report) -> str | None:
         """Return the first that holds: a limit, the evaluation's rules, the user's `stop`, an interrupt."""
         if due.last:
             return self.schedule.limit(self.ledger.t)
-        if report.eval and (reached := stopping.after_evaluation(self.config, self.ledger, self._least_return)):
+        if report.eval and (reached := self.ledger.limit_reached(self.config, self._least_return)):
             return reached
         return "stop" if self.stop is not None and self.stop(report) else self.interrupt.reason
 
@@ -277,18 +277,17 @@ class Run:
         health = self._health()
         assert health is not None
         what = explain(health, self._metrics)
-        stopping.require_rollback_left(self._log, self.ledger, self.config.max_rollbacks, what)
+        self._log.require_rollback_left(self.ledger, self.config.max_rollbacks, what)
         self.state, self._sums, self._refilled = None, None, range(0)  # free memory before loading
         found = self._storage.rollback(self._compiled.like)
-        self.ledger = stopping.rolled_back_ledger(self.ledger, found)
+        self.ledger = self.ledger.roll_back(found[1]["ledger"] if found else None)
         state, self._sums = found[0] if found else self._compiled.init(make_key(self.config.seed))
         state = self._adapt_loaded(state, self.ledger) if found else state
         self.state = apply_in_all(self.strategy, "reseed", state, self.ledger.rollbacks)
         if self._actors is not None:
             self._actors = self._actors.restart()
-        stopping.log_rollback(
-            self._log, self.schedule.opt_steps(self.ledger.t), what, anew(self._refilled, self.strategy)
-        )
+        opt_steps = self.schedule.opt_steps(self.ledger.t)
+        self._log.log_rollback(opt_steps, what, anew(self._refilled, self.strategy))
 
     # --- beginning and ending -----------------------------------------------------------------------------------
 

@@ -23,7 +23,6 @@ from jaxrl.strategies.on_policy import ROLLOUT_SETTINGS, make_minibatch_schedule
 from jaxrl.strategies.replay import UpdateSchedule
 from jaxrl.strategies.stepwise import Stepwise, StepwiseState, count_iterations
 from jaxrl.strategies.teacher import TrainedPolicy, carry_teacher, make_teacher, settings_of_teacher
-from jaxrl.training import stopping
 from jaxrl.training.closing import report_exit
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.evaluator import Evaluation
@@ -276,7 +275,7 @@ class Session:
         if is_best := ledger.record_score(score, self.opt_steps):
             best = self._log.best(score, params, self._stepper.policy, self.settings())
         # A session that is done keeps its stop reason.
-        stop = None if self.is_done else stopping.after_evaluation(self.config, ledger, score)
+        stop = None if self.is_done else ledger.limit_reached(self.config, score)
         with DeferredSignals():
             self._now = now._replace(ledger=ledger, best=best, stop=stop or now.stop)
             columns = {**columns_of_trial(evaluation), **score_columns(score, is_best, now.interval)}
@@ -536,14 +535,14 @@ class Session:
         if left == 0:
             what = explain(health, self._stepper.metrics)
             with self._saved_where_diverged():
-                stopping.require_rollback_left(self._log, self._now.ledger, self.config.max_rollbacks, what)
+                self._log.require_rollback_left(self._now.ledger, self.config.max_rollbacks, what)
             self._roll_back(what)
 
     def _roll_back(self, what: str) -> None:
         """Roll back to the last good state, or to the start, and continue with another random stream."""
         now, storage = self._now, self._storage
         fresh, found = now.statistics.fresh(), storage.rollback(shapes_of(now))
-        ledger = stopping.rolled_back_ledger(now.ledger, found)
+        ledger = now.ledger.roll_back(found[1]["ledger"] if found else None)
         if found is None:
             back = self._stepper.first(fresh)._replace(ledger=ledger)
         else:
@@ -554,13 +553,13 @@ class Session:
         with DeferredSignals():
             self._now, self._look_at = back, 0
             self._since = (self.env_steps, self._now.ledger.wall)
-            stopping.log_rollback(self._log, self.opt_steps, what)
+            self._log.log_rollback(self.opt_steps, what)
 
     def _require_valid(self) -> None:
         """Raise `DivergedError` at the end of a session without a single valid step."""
         if not self.interrupt:
             with self._saved_where_diverged():
-                stopping.require_valid(self._log, Validity(self.env_steps, self._now.invalid))
+                self._log.require_valid(Validity(self.env_steps, self._now.invalid))
 
     @contextmanager
     def _saved_where_diverged(self) -> Iterator[None]:
