@@ -23,7 +23,6 @@ from jaxrl.strategies.on_policy import ROLLOUT_SETTINGS, make_minibatch_schedule
 from jaxrl.strategies.replay import UpdateSchedule
 from jaxrl.strategies.stepwise import Stepwise, StepwiseState, count_iterations
 from jaxrl.strategies.teacher import TrainedPolicy, carry_teacher, make_teacher, settings_of_teacher
-from jaxrl.training.closing import report_exit
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.film import save_video
@@ -389,7 +388,11 @@ class Session:
         finally:
             # Handle SIGTERM until the save is complete.
             self._termination.end()
-        report_exit(error, self._termination.came, self.opt_steps, self.config.run_dir)
+        terminated, run_dir = self._termination.came, self.config.run_dir
+        if terminated or isinstance(error, KeyboardInterrupt):
+            where = f"stopped by {'SIGTERM' if terminated else 'SIGINT'} at {self.opt_steps:,} optimisation steps"
+            saved = f"saved; continue with Session(..., run_dir={run_dir!r}, resume=True)"
+            print_stderr(f"{where}; {saved if run_dir else 'nothing is saved without a run_dir'}")
 
     # --- progress and results ---
 
