@@ -25,7 +25,7 @@ from jaxrl.training.devices import Alone, apart, apply_in_all
 from jaxrl.training.divergence import explain, has_diverged
 from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvalRules, EvaluateFn, ScoreFn, eval_key, evaluate_and_confirm
-from jaxrl.training.film import add_video_hook
+from jaxrl.training.film import LONGEST, film_player, save_video
 from jaxrl.training.following import follow, led
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
@@ -75,7 +75,7 @@ class Run:
         require_recorders(recorders)
         self.strategy, self.config, self.schedule = strategy, config, schedule
         self.evaluator, self.score, self.stop = evaluator, score, stop
-        self.hooks = add_video_hook(strategy, config, hooks)
+        self.hooks, self._film_player = hooks or Hooks(), film_player(strategy, config)
         self.interrupt = Interrupt() if interrupt is None else interrupt
         self.resume, self.max_chunk = resume, max_chunk
         self.ledger = Ledger()
@@ -230,8 +230,20 @@ class Run:
         with self.ledger.timed("record"):
             training = training_returns(recorded or program.summarise(self._metrics, self._sums))
             row = self._log.log_eval(found, training, eval_kind_of(self.strategy, self.evaluator), self.ledger)
+        self._film_if_due()  # before the user's hook, which may read the film
         call(self.hooks.evaluation, self, found.evaluation, found.is_best)
         return row
+
+    def _film_if_due(self) -> None:
+        """Film the latest policy, if due; a failure is logged, and the run continues."""
+        config, counters = self.config, self.ledger.counters(self.schedule)
+        if self._film_player is None or not config.films_at(counters["opt_steps"], self.schedule.opt_steps_per_step):
+            return
+        assert config.run_dir is not None
+        play, policy = self._film_player
+        with self.ledger.timed("record"):
+            take = partial(play, policy.at(self._params(self.state)), config.seed, LONGEST)
+            self._log.log_video(save_video(take, config.run_dir, config.video_format, **counters))
 
     def _keep_best(self, score: float) -> None:
         # A copy: the state is donated to the next call, while a thread writes the best policy.

@@ -25,7 +25,7 @@ from jaxrl.strategies.stepwise import Stepwise, StepwiseState, count_iterations
 from jaxrl.strategies.teacher import TrainedPolicy, carry_teacher, make_teacher, settings_of_teacher
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.evaluator import Evaluation
-from jaxrl.training.film import save_video
+from jaxrl.training.film import require_writer, save_video
 from jaxrl.training.interrupt import DeferredSignals, Interrupt, Termination
 from jaxrl.training.logbook import Logbook, reading_facts
 from jaxrl.training.policy import GreedyPolicy, spec_facts
@@ -37,7 +37,6 @@ from jaxrl.training.sanity import columns_to_write
 from jaxrl.training.schedule import MAX_COUNT, Schedule, round_to_iterations
 from jaxrl.training.session import inputs
 from jaxrl.training.session.rows import Episode, Interval, columns_of_trial, score_columns
-from jaxrl.training.session.shot import shot_of
 from jaxrl.training.session.state import (
     Learnt,
     SessionHooks,
@@ -53,8 +52,8 @@ from jaxrl.training.session.state import (
 )
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.stepper import Stepper, plan_of_session
-from jaxrl.training.session.trial import EpisodeEvaluation, after as after_step, cut as cut_trial, require_free
-from jaxrl.training.settings import SessionConfig, rounding, with_recorders
+from jaxrl.training.session.trial import EpisodeEvaluation, Shot, after as after_step, cut as cut_trial
+from jaxrl.training.settings import SessionConfig, check_format, rounding, with_recorders
 from jaxrl.training.storage.members import require_no_member
 from jaxrl.training.storage.run import Resume, Storage, resolve_resume
 from jaxrl.trees import PyTree
@@ -299,8 +298,18 @@ class Session:
         Raises:
           SettingsError: fewer than one episode, an evaluation in progress, or a film without a `run_dir`.
         """
-        require_free(self._now.trial, self._closed, episodes)
-        shot = shot_of(film, video_format, self.config.run_dir)
+        check_count("episodes", episodes)
+        if self.is_evaluating or self._closed:
+            why = (
+                "the session is closed" if self._closed else "an evaluation is going on; wait for is_evaluating to end"
+            )
+            raise SettingsError(f"evaluate_episodes: {why}")
+        shot = None if film is None else Shot(film, video_format)
+        if shot is not None:
+            if self.config.run_dir is None:
+                raise SettingsError("film writes into the directory of the run; set run_dir")
+            check_format(video_format)
+            require_writer(video_format)
         self._now = self._stepper.start_evaluation(self._now, episodes, shot)
 
     def stop(self, reason: str = "asked") -> None:

@@ -14,10 +14,9 @@ from jaxrl.training.ledger import Ledger
 from jaxrl.training.memory import Plan, plan_of_state, require_fit
 from jaxrl.training.program import jit_donating, merge_sums, zero_sums
 from jaxrl.training.session.inputs import Observations, ends
-from jaxrl.training.session.shot import Shot
 from jaxrl.training.session.state import Host, Learnt, SessionState, differ, learn_and_sum, start_episodes
 from jaxrl.training.session.statistics import Statistics
-from jaxrl.training.session.trial import EpisodeEvaluator
+from jaxrl.training.session.trial import EpisodeEvaluator, Shot
 from jaxrl.trees import PyTree, make_key
 
 

@@ -1,5 +1,6 @@
 """An evaluation in the user's loop: complete episodes of the greedy policy, without learning."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -7,15 +8,61 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.errors import SettingsError, check_count
+from jaxrl.errors import SettingsError, error_text
 from jaxrl.strategies.base import Policy
 from jaxrl.strategies.stepwise import StepResult
 from jaxrl.training.evaluator import Evaluation
+from jaxrl.training.film import LONGEST, as_picture
 from jaxrl.training.policy import begin
 from jaxrl.training.session.inputs import Observations, ends
-from jaxrl.training.session.shot import Shot
 from jaxrl.trees import PyTree
 from jaxrl.types import Step
+
+
+class Shot(NamedTuple):
+    """The film so far of the first counted episode of environment 0 in an evaluation."""
+
+    draw: Callable[[], Any]
+    """Renders the current state of that environment, `[H, W, 3]` uint8."""
+    form: str
+    pictures: tuple[np.ndarray, ...] = ()
+    total: float | None = None
+    """The episode's return, once it is over."""
+    failed: str = ""
+    """Why there is no film."""
+
+    def begin(self) -> "Shot":
+        """Take the first frame of an episode; drop those of an episode that was abandoned."""
+        # Once the film is complete, later episodes are not filmed.
+        return self if self.total is not None else self._replace(pictures=()).take_frame()
+
+    def after(self, total: float, ended: bool) -> "Shot":
+        """Take a frame after a step; `total` is the return so far, and `ended` whether the step ended the episode."""
+        if self.total is not None:
+            return self
+        shot = self.take_frame()
+        return shot._replace(total=total) if ended else shot
+
+    def take_frame(self) -> "Shot":
+        """Take a frame; an error fails the film, not the loop."""
+        if self.failed or len(self.pictures) > LONGEST:
+            return self
+        try:
+            return self._replace(pictures=(*self.pictures, _seen(self.draw())))
+        except Exception as error:
+            return self._replace(failed=error_text(error))
+
+    def result(self) -> tuple[tuple[np.ndarray, ...], float]:
+        """Return the frames and the return; raise `SettingsError` if there is no film."""
+        if self.failed or self.total is None:
+            raise SettingsError(self.failed or "the episode did not end")
+        return self.pictures, self.total
+
+
+def _seen(drawn: Any) -> np.ndarray:
+    if drawn is None:
+        raise SettingsError("film drew nothing; make a Gymnasium environment with render_mode='rgb_array'")
+    return as_picture(drawn, "the environment")
 
 
 class EpisodeEvaluation(NamedTuple):
@@ -49,14 +96,6 @@ class EpisodeEvaluation(NamedTuple):
     def evaluation(self) -> Evaluation:
         returns, lengths = (np.array(numbers) for numbers in zip(*self.found, strict=True))
         return Evaluation(returns, lengths, np.ones(len(returns), bool))
-
-
-def require_free(trial: EpisodeEvaluation | None, closed: bool, episodes: int) -> None:
-    """Raise `SettingsError` unless an evaluation of `episodes` episodes can start."""
-    check_count("episodes", episodes)
-    if trial is not None or closed:
-        why = "the session is closed" if closed else "an evaluation is going on; wait for is_evaluating to end"
-        raise SettingsError(f"evaluate_episodes: {why}")
 
 
 class EpisodeEvaluator:
