@@ -2,7 +2,7 @@
 
 The loop is thin on purpose: `schedule` decides when, `program` computes, `storage` writes; nothing here can change a
 bit of the training. Read `Run._loop` first, then `_at_boundary`, one turn of it. Below them are the parts of a turn,
-then start, resumption and shutdown. The public class is `trainer.Trainer`.
+then start, resumption and shutdown, then what further processes of the run do. The public class is `trainer.Trainer`.
 """
 
 import math
@@ -10,38 +10,37 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxrl.errors import DivergedError, SettingsError, StorageError, print_stderr
+from jaxrl.errors import DivergedError, ProcessError, SettingsError, StorageError, describe_error, print_stderr
 from jaxrl.paths import require_free
 from jaxrl.strategies.base import Strategy, format_name
 from jaxrl.strategies.guard import Health
-from jaxrl.training import program
+from jaxrl.training import devices, processes, program
 from jaxrl.training.actors.pool import ActorPool, pool_of
-from jaxrl.training.devices import Alone, apart, apply_in_all
 from jaxrl.training.divergence import explain, has_diverged
 from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvalRules, EvaluateFn, ScoreFn, eval_key, evaluate_and_confirm
 from jaxrl.training.film import LONGEST, film_player, save_video
-from jaxrl.training.following import follow, led
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.logbook import Logbook, reading_facts
 from jaxrl.training.policy import GreedyPolicy, spec_facts
-from jaxrl.training.processes import stops
-from jaxrl.training.program import Saved, compile_all
+from jaxrl.training.program import Saved, compile_all, zero_sums
 from jaxrl.training.recorders import Recorder, Row, require_recorders
 from jaxrl.training.report import Hooks, Report, Result, call
 from jaxrl.training.sanity import eval_kind_of, training_returns
 from jaxrl.training.schedule import Boundary, Schedule, next_boundary
 from jaxrl.training.settings import TrainerConfig, settings_of_run
+from jaxrl.training.storage.arrays import read_part, write_part
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.members import Membership, require_no_member
-from jaxrl.training.storage.run import Best, Resume, Storage
-from jaxrl.training.storage.weights import Weights, weights_of
+from jaxrl.training.storage.run import VERSIONS, Best, Resume, Storage, versions
+from jaxrl.training.storage.weights import Weights, weights_of, within
 from jaxrl.trees import PyTree, make_key
 from jaxrl.xla import attempts
 
@@ -82,7 +81,7 @@ class Run:
         self.stop_reason: str | None = None
         self.latest: PyTree = None
         """Parameters of the latest policy, if the state is sharded over processes."""
-        self.lane: Any = Alone()
+        self.lane: Any = devices.Alone()
         """Where the state lives; replaced for a member of a population that trains in a team."""
         self.membership = Membership()
         """Replaced for any member of a population."""
@@ -109,8 +108,8 @@ class Run:
 
     def reports(self) -> Generator[Report, None, None]:
         """Train, yielding a report at each boundary; closing the generator saves. Raises as `Trainer.train` does."""
-        if self._prepare() and not follow(self):
-            with led(self):
+        if self._prepare() and not self._follow():
+            with self._leading():
                 yield from self._loop()
 
     def _loop(self) -> Generator[Report, None, None]:
@@ -178,7 +177,7 @@ class Run:
         """Call the compiled program until iteration `end`, a request to stop, or divergence."""
         while (
             self.ledger.t < end
-            and not stops(self.interrupt)
+            and not processes.stops(self.interrupt)
             and not has_diverged(self._health(), self.config.max_skips)
         ):
             # A call ends at the boundary, after about `CHUNK_S`, or when the arrays of ended episodes are full.
@@ -265,7 +264,7 @@ class Run:
                 {**rates, **waits, **program.summarise(self._metrics, self._sums)}, ledger, agent, steps
             )
             # Start the next interval.
-            self._sums = program.zero_sums(len(self._metrics))
+            self._sums = zero_sums(len(self._metrics))
             ledger.interval_start, ledger.interval_s = ledger.t, 0.0
         call(self.hooks.record, self, row)
         return row
@@ -295,7 +294,7 @@ class Run:
         self.ledger = self.ledger.roll_back(found[1]["ledger"] if found else None)
         state, self._sums = found[0] if found else self._compiled.init(make_key(self.config.seed))
         state = self._adapt_loaded(state, self.ledger) if found else state
-        self.state = apply_in_all(self.strategy, "reseed", state, self.ledger.rollbacks)
+        self.state = devices.apply_in_all(self.strategy, "reseed", state, self.ledger.rollbacks)
         if self._actors is not None:
             self._actors = self._actors.restart()
         opt_steps = self.schedule.opt_steps(self.ledger.t)
@@ -318,7 +317,7 @@ class Run:
         if sound and self.config.run_dir is None:
             self.ledger = self.ledger.for_next_call(self._wall)
             # Copy: the state will be donated, and results already returned still refer to it.
-            self.state, self._sums = apart((self.state, self._sums))
+            self.state, self._sums = devices.apart((self.state, self._sums))
         # Start from the newest checkpoint or from scratch: release the state in memory.
         else:
             self.ledger, self._best, self.state, self._sums = Ledger(), None, None, None
@@ -468,6 +467,101 @@ class Run:
         if self._storage.error is not None:
             raise self._storage.error
 
+    # --- several processes --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _leading(self) -> Iterator[None]:
+        """Synchronise the other processes with the start and end of the loop in the block, which only process 0 runs.
+
+        Raises:
+          SettingsError: one of them has different settings or versions, or failed to start.
+        """
+        if processes.several():
+            self._agree()
+        try:
+            yield
+        # A loop that the caller left has ended like any other.
+        except GeneratorExit:
+            self._send_end()
+            raise
+        # The followers must not wait for orders that never come.
+        except BaseException as error:
+            processes.broadcast(processes.END, {"failed": describe_error(error)})
+            raise
+        self._send_end()
+
+    def _agree(self) -> None:
+        """Raise `SettingsError` unless all processes have the same settings and versions."""
+        processes.agree({**self.settings(), "versions": versions(VERSIONS)})
+
+    def _send_end(self) -> None:
+        """Gather the parameters of the policy in each process, and send the last order."""
+        if processes.several():
+            self.state, self._sums = devices.shard_local(self.strategy, self.state, self._sums)
+            self.latest = devices.params_of(self.strategy, self.state) if self.strategy.policy else None
+            how = {"stop": self.stop_reason, "signal": self.interrupt.signal, "ledger": self.ledger.facts()}
+            processes.broadcast(processes.END, how)
+
+    def _follow(self) -> bool:
+        """Execute the orders of process 0 until the run ends; return `False` at once in process 0 or a single process.
+
+        Raises:
+          SettingsError: process 0 has different settings or versions.
+          ProcessError: process 0 has failed, or is gone.
+        """
+        if not processes.number():
+            return False
+        self._agree()
+        with self.interrupt.signals():
+            self._obey()
+        return True
+
+    def _obey(self) -> None:
+        """Execute orders until the last."""
+        strategy, key = self.strategy, make_key(self.config.seed)
+        compiled, state, sums, latest = None, self._state, self._sums, None  # type: Any, Any, Any, Any
+        self._state = self._sums = None
+        for order, *given in processes.orders(self.interrupt):
+            if order == "compile":
+                compiled = compile_all(strategy, key, None, self._params, *given)
+            elif order == "init":
+                state, sums = compiled.init(key)
+            elif order == "weights":
+                state, sums = within(Saved(state, sums), *given)
+            elif order == "place":
+                state, sums = devices.distribute(strategy, *compiled.like)
+            elif order == "load":
+                state, sums = None, None  # free memory before loading
+                path, checksums = given
+                found, said = read_part(Path(path), compiled.like, checksums)
+                state, sums = found or (None, None)
+                del found  # or it would keep these arrays until the next load
+                processes.answer(said)
+            elif order == "alter":
+                state = devices.apply_in_all(strategy, given[0], state, *given[1:])
+            elif order == "run":
+                start, stop, fresh = given
+                sums = zero_sums(len(compiled.metrics)) if fresh else sums
+                state, sums = compiled.run(state, sums, np.uint32(start), np.uint32(stop))
+            elif order == "params":
+                latest = devices.params_of(strategy, state)
+            elif order == "save":
+                processes.answer(write_part(Path(*given), Saved(state, sums)))
+            elif order == "gather":
+                # A collective: all processes take part, and process 0 keeps the result.
+                processes.whole((state, sums))
+            elif order == processes.END:
+                self._adopt_end(state, sums, latest, *given)
+
+    def _adopt_end(self, state: Any, sums: Any, latest: Any, how: dict[str, Any]) -> None:
+        """Adopt the outcome of the run from process 0."""
+        if "failed" in how:
+            raise ProcessError(f"process 0 has ended the run: {how['failed']}")
+        self.state, self._sums, self.latest, self.stop_reason = state, sums, latest, how["stop"]
+        self.ledger = self.ledger.restore(how["ledger"])
+        if how["signal"] is not None:
+            self.interrupt.receive(how["signal"])
+
     # --- state and results --------------------------------------------------------------------------------------
 
     def result(self) -> Result:
@@ -475,7 +569,7 @@ class Run:
         if self._state is None:
             raise SettingsError("nothing has been trained yet; call train(), or iterate, first")
         # Copy while the run is in progress: the next call of the compiled program donates the state.
-        state = self.state if self.stop_reason else apart(self.state)
+        state = self.state if self.stop_reason else devices.apart(self.state)
         policy, best = self.strategy.policy, self._best
         latest = lambda: self._params(self.state) if self.latest is None else self.latest
         params, score = (best.params, best.score) if best else (policy and latest(), self.ledger.best_score)
@@ -550,7 +644,7 @@ def refill_buffer(strategy: Strategy, state: PyTree, t: int, changed: bool) -> t
     """
     refill = strategy.state_fns.refill
     if changed and strategy.state_fns.set_hyperparams is not None:
-        state = apply_in_all(strategy, "set_hyperparams", state)
+        state = devices.apply_in_all(strategy, "set_hyperparams", state)
     if refill is None or jax.tree.leaves(state.buffer):
         return state, range(0)
     blocks = refill.blocks(t)
