@@ -36,13 +36,11 @@ from jaxrl.training.report import call, progress_parts, run_dir_part
 from jaxrl.training.sanity import columns_to_write
 from jaxrl.training.schedule import MAX_COUNT, Schedule, round_to_iterations
 from jaxrl.training.session import inputs
-from jaxrl.training.session.rows import Episode, Interval, columns_of_trial, score_columns
 from jaxrl.training.session.state import (
     Learnt,
     SessionHooks,
     SessionState,
     episodes_of,
-    over,
     reseed_after_rollback,
     restore_session,
     shapes_of,
@@ -50,7 +48,7 @@ from jaxrl.training.session.state import (
     tree_of,
     with_changes,
 )
-from jaxrl.training.session.statistics import Statistics
+from jaxrl.training.session.statistics import Episode, Interval, Statistics, add_episodes, score_columns
 from jaxrl.training.session.stepper import Stepper, plan_of_session
 from jaxrl.training.session.trial import EpisodeEvaluation, Shot, after as after_step, cut as cut_trial
 from jaxrl.training.settings import SessionConfig, check_format, rounding, with_recorders
@@ -205,9 +203,8 @@ class Session:
             if np.count_nonzero(after.host.ended):
                 t = count_iterations(self._stepwise.schedule, after.steps)
                 episodes = episodes_of(now.host, result, reset, self._schedule.opt_steps(t), after.steps * count)
-                after = after._replace(
-                    statistics=over(after.statistics, episodes), interval=after.interval.over(episodes)
-                )
+                statistics, interval = add_episodes(after.statistics, after.interval, episodes)
+                after = after._replace(statistics=statistics, interval=interval)
             self._now = after
             due = self._schedule.is_regular_record(self.opt_steps) or (self.config.record_interval and self._at_end)
             if learnt is not None and due:
@@ -276,8 +273,7 @@ class Session:
         stop = None if self.is_done else ledger.limit_reached(self.config, score)
         with DeferredSignals():
             self._now = now._replace(ledger=ledger, best=best, stop=stop or now.stop)
-            columns = {**columns_of_trial(evaluation), **score_columns(score, is_best, now.interval)}
-            self._log.log_score(columns, evaluation)
+            self._log.log_score(score_columns(score, is_best, now.interval, evaluation), evaluation)
             if stop and self.config.record_interval and self.opt_steps > now.interval.opt_steps:
                 self._record()
         # Written outside of the block above: a slow disk must not delay a signal.

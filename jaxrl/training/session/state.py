@@ -27,8 +27,7 @@ from jaxrl.training.program import Sums, add
 from jaxrl.training.report import Hook
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.session.inputs import ends
-from jaxrl.training.session.rows import Episode, Interval
-from jaxrl.training.session.statistics import Statistics
+from jaxrl.training.session.statistics import Episode, Interval, Statistics
 from jaxrl.training.session.trial import EpisodeEvaluation
 from jaxrl.training.storage.run import Best
 from jaxrl.trees import PyTree
@@ -152,13 +151,6 @@ def episodes_of(host: Host, result: StepResult, reset: np.ndarray, opt_steps: in
         )
         for i in np.flatnonzero(ends(result) & ~reset).tolist()
     ]
-
-
-def over(statistics: Statistics, episodes: list[Episode]) -> Statistics:
-    """Add episodes to the statistics."""
-    for episode in episodes:
-        statistics = statistics.note({**episode.numbers, "terminated": float(episode.terminated)})
-    return statistics
 
 
 def learn_and_sum(
