@@ -34,7 +34,7 @@ class Outside(NamedTuple):
         return convert_action(self.action_space, action)
 
 
-def outside(given: Any, num_envs: int) -> Outside:
+def describe_envs(given: Any, num_envs: int) -> Outside:
     """Describe an `EnvSpec`, an `Env`, an object of stoa or envelope, or an environment (or vector) of Gymnasium.
 
     Raises:

@@ -36,6 +36,7 @@ from jaxrl.training.report import call, progress_parts, run_dir_part
 from jaxrl.training.sanity import columns_to_write
 from jaxrl.training.schedule import MAX_COUNT, Schedule, round_to_iterations
 from jaxrl.training.session import inputs
+from jaxrl.training.session.evaluation import EpisodeEvaluation, Recording
 from jaxrl.training.session.state import (
     Learnt,
     SessionHooks,
@@ -50,7 +51,6 @@ from jaxrl.training.session.state import (
 )
 from jaxrl.training.session.statistics import Episode, Interval, Statistics, add_episodes, score_columns
 from jaxrl.training.session.stepper import Stepper, plan_of_session
-from jaxrl.training.session.trial import EpisodeEvaluation, Shot, after as after_step, cut as cut_trial
 from jaxrl.training.settings import SessionConfig, check_format, rounding, with_recorders
 from jaxrl.training.storage.members import require_no_member
 from jaxrl.training.storage.run import Resume, Storage, resolve_resume
@@ -132,7 +132,7 @@ class Session:
         self.config.check()
         _, how = resolve_resume(bool(resume), None, self.config.run_dir, allow_changes, start_over)
         self.hooks, self.interrupt = hooks or SessionHooks(), Interrupt() if interrupt is None else interrupt
-        self._outside = inputs.outside(spec, self.config.num_envs)
+        self._outside = inputs.describe_envs(spec, self.config.num_envs)
         self._stepwise = assemble(self.config, self._outside.spec, agent, buffer, processor, teacher)
         self._taught_by = settings_of_teacher(teacher)
         self.config, self._rounding = round_length(self.config, self._stepwise)
@@ -187,14 +187,14 @@ class Session:
             raise SettingsError("observe was called without an act before it; call act(obs), then observe, in turns")
         space, count, now = self._outside.spec.observation_space, self.config.num_envs, self._now
         # An evaluation learns nothing, so there is no step to exclude.
-        spoilt = now.host.spoilt if now.trial is None else np.zeros(count, bool)
+        spoilt = now.host.spoilt if now.evaluation is None else np.zeros(count, bool)
         result, reset, done = inputs.take_result(
             space, count, reward, next_obs, terminated, truncated, spoilt, now.resetting
         )
         now = now._replace(resetting=done if self._outside.resets_itself else None)
-        if now.trial is not None:
+        if now.evaluation is not None:
             self._now = now
-            self._update_evaluation(after_step(now.trial, result, reset))
+            self._update_evaluation(now.evaluation.after(result, reset))
             return None
         # The step donates arrays of the current state: no signal may raise before the new state replaces it.
         with DeferredSignals():
@@ -230,8 +230,9 @@ class Session:
         """
         now = self._now
         # Truncate the episodes both of training and of an evaluation.
-        trial = None if now.trial is None else cut_trial(now.trial)
-        self._now = now._replace(host=start_episodes(now.host, np.ones_like(now.host.ended)), acted=False, trial=trial)
+        host = start_episodes(now.host, np.ones_like(now.host.ended))
+        evaluation = None if now.evaluation is None else now.evaluation.cut()
+        self._now = now._replace(host=host, acted=False, evaluation=evaluation)
 
     def note(self, text: str | None = None, /, **values: float | None) -> None:
         """Add numbers to the statistics of `summary` and, as `info/NAME`, to the next row; log `text` as an event.
@@ -296,17 +297,15 @@ class Session:
         """
         check_count("episodes", episodes)
         if self.is_evaluating or self._closed:
-            why = (
-                "the session is closed" if self._closed else "an evaluation is going on; wait for is_evaluating to end"
-            )
-            raise SettingsError(f"evaluate_episodes: {why}")
-        shot = None if film is None else Shot(film, video_format)
-        if shot is not None:
+            busy = "an evaluation is going on; wait for is_evaluating to end"
+            raise SettingsError(f"evaluate_episodes: {'the session is closed' if self._closed else busy}")
+        recording = None if film is None else Recording(film, video_format)
+        if recording is not None:
             if self.config.run_dir is None:
                 raise SettingsError("film writes into the directory of the run; set run_dir")
             check_format(video_format)
             require_writer(video_format)
-        self._now = self._stepper.start_evaluation(self._now, episodes, shot)
+        self._now = self._stepper.start_evaluation(self._now, episodes, recording)
 
     def stop(self, reason: str = "asked") -> None:
         """Request the end of the session: `is_done` is true from now on."""
@@ -417,19 +416,19 @@ class Session:
 
         An evaluation in progress is finished first, unless a stop was requested.
         """
-        over = self._at_end or self._now.stop is not None
-        return bool(self.interrupt) or (over and not self.is_evaluating)
+        ended = self._at_end or self._now.stop is not None
+        return bool(self.interrupt) or (ended and not self.is_evaluating)
 
     @property
     def is_evaluating(self) -> bool:
         """Whether an evaluation by `evaluate_episodes` is in progress."""
-        return self._now.trial is not None
+        return self._now.evaluation is not None
 
     @property
     def ended(self) -> np.ndarray:
         """Bool `[N]`: the next observation of this environment begins an episode."""
-        trial = self._now.trial
-        return (self._now.host if trial is None else trial).ended.copy()
+        evaluation = self._now.evaluation
+        return (self._now.host if evaluation is None else evaluation).ended.copy()
 
     @property
     def steps_per_sec(self) -> float | None:
@@ -514,14 +513,15 @@ class Session:
 
     # --- helpers ---
 
-    def _update_evaluation(self, trial: EpisodeEvaluation) -> None:
+    def _update_evaluation(self, evaluation: EpisodeEvaluation) -> None:
         """Update the evaluation after a step; record its score after the last."""
-        self._now = self._now._replace(trial=None if trial.over else trial, acted=False)
-        if trial.over:
-            self._record_score(float(trial.evaluation.returns.mean()), trial.params, trial.evaluation)
-            if (shot := trial.shot) is not None:
-                self._log.log_video(save_video(shot.result, str(self.config.run_dir), shot.form, **self._counters()))
-            call(self.hooks.evaluated, trial.evaluation)
+        self._now = self._now._replace(evaluation=None if evaluation.is_over else evaluation, acted=False)
+        if evaluation.is_over:
+            self._record_score(float(evaluation.result.returns.mean()), evaluation.params, evaluation.result)
+            if (recording := evaluation.recording) is not None:
+                run_dir = str(self.config.run_dir)
+                self._log.log_video(save_video(recording.result, run_dir, recording.form, **self._counters()))
+            call(self.hooks.evaluated, evaluation.result)
 
     def _call_hooks(self, learnt: Learnt | None, episodes: list[Episode]) -> None:
         # Finished saves are queued where they are noticed, and reported here, because hooks run last.

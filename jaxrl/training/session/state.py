@@ -26,9 +26,9 @@ from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import Sums, add
 from jaxrl.training.report import Hook
 from jaxrl.training.schedule import Schedule
+from jaxrl.training.session.evaluation import EpisodeEvaluation
 from jaxrl.training.session.inputs import ends
 from jaxrl.training.session.statistics import Episode, Interval, Statistics
-from jaxrl.training.session.trial import EpisodeEvaluation
 from jaxrl.training.storage.run import Best
 from jaxrl.trees import PyTree
 from jaxrl.types import Transition
@@ -112,7 +112,7 @@ class SessionState(NamedTuple):
     """Whether `act` has returned the actions, and their results are pending."""
     stop: str | None = None
     """Why the session is done, if because of an evaluation or divergence."""
-    trial: EpisodeEvaluation | None = None
+    evaluation: EpisodeEvaluation | None = None
     """The evaluation in progress, if any. It is not saved: a resumed session continues with training."""
     resetting: np.ndarray | None = None
     """Whether the next step of the vector resets this environment instead of acting, `[N]`; not saved."""

@@ -37,12 +37,12 @@ class Series:
         if not math.isfinite(value):
             return replace(self, not_finite=self.not_finite + 1)
         # Welford's update: first the mean, then the squares from the deviations from the old and the new mean.
-        count, apart = self.count + 1, value - self.mean
-        mean = self.mean + apart / count
+        count, deviation = self.count + 1, value - self.mean
+        mean = self.mean + deviation / count
         return Series(
             count=count,
             mean=mean,
-            squares=self.squares + apart * (value - mean),
+            squares=self.squares + deviation * (value - mean),
             low=min(self.low, value),
             high=max(self.high, value),
             recent=(*self.recent, value)[-window:],

@@ -19,7 +19,7 @@ from jaxrl.trees import PyTree
 from jaxrl.types import Step
 
 
-class Shot(NamedTuple):
+class Recording(NamedTuple):
     """The film so far of the first counted episode of environment 0 in an evaluation."""
 
     draw: Callable[[], Any]
@@ -31,19 +31,19 @@ class Shot(NamedTuple):
     failed: str = ""
     """Why there is no film."""
 
-    def begin(self) -> "Shot":
+    def begin(self) -> "Recording":
         """Take the first frame of an episode; drop those of an episode that was abandoned."""
         # Once the film is complete, later episodes are not filmed.
         return self if self.total is not None else self._replace(pictures=()).take_frame()
 
-    def after(self, total: float, ended: bool) -> "Shot":
+    def after(self, total: float, ended: bool) -> "Recording":
         """Take a frame after a step; `total` is the return so far, and `ended` whether the step ended the episode."""
         if self.total is not None:
             return self
-        shot = self.take_frame()
-        return shot._replace(total=total) if ended else shot
+        recording = self.take_frame()
+        return recording._replace(total=total) if ended else recording
 
-    def take_frame(self) -> "Shot":
+    def take_frame(self) -> "Recording":
         """Take a frame; an error fails the film, not the loop."""
         if self.failed or len(self.pictures) > LONGEST:
             return self
@@ -85,17 +85,54 @@ class EpisodeEvaluation(NamedTuple):
     """Returns and lengths of the counted episodes."""
     chosen: tuple[PyTree, PyTree] | None = None
     """The policy's carry and its latest actions."""
-    shot: Shot | None = None
+    recording: Recording | None = None
     """The film of the first counted episode of environment 0."""
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether no episode remains."""
         return not self.left.any()
 
     @property
-    def evaluation(self) -> Evaluation:
+    def result(self) -> Evaluation:
+        """The counted episodes."""
         returns, lengths = (np.array(numbers) for numbers in zip(*self.found, strict=True))
         return Evaluation(returns, lengths, np.ones(len(returns), bool))
+
+    def start_episodes(self, spoilt: np.ndarray) -> "EpisodeEvaluation":
+        """Return the evaluation with new episodes where some ended; `spoilt` `[N]`: the observation is not finite."""
+        # NaN stays NaN to the end of the episode.
+        returns = np.where(spoilt, np.nan, np.where(self.ended, 0.0, self.returns))
+        lengths = np.where(self.ended, 0, self.lengths)
+        return self._replace(returns=returns, lengths=lengths, ended=np.zeros_like(self.ended))
+
+    def after(self, result: StepResult, reset: np.ndarray) -> "EpisodeEvaluation":
+        """Return the evaluation after a step; where `reset` `[N]`, the step was a reset and begins an episode."""
+        reward, _, _, valid = result.numbers
+        returns = np.where(np.asarray(valid) > 0, self.returns + reward, np.nan)
+        lengths, ended = self.lengths + 1, ends(result)
+        # Count an episode only if it began in the evaluation and its environment has episodes left.
+        counted = ended & self.counts & (self.left > 0) & ~reset
+        recording = self.recording
+        if recording is not None and self.counts[0] and not reset[0]:
+            recording = recording.after(returns[0], bool(ended[0]))
+        found = [(float(returns[i]), int(lengths[i])) for i in np.flatnonzero(counted)]
+        return self._replace(
+            left=self.left - counted,
+            # After an end, the next episode begins in the evaluation.
+            counts=self.counts | ended,
+            ended=ended,
+            returns=returns,
+            lengths=lengths,
+            seen=result.next_obs,
+            found=(*self.found, *found),
+            recording=recording,
+        )
+
+    def cut(self) -> "EpisodeEvaluation":
+        """Return the evaluation with its running episodes discarded, uncounted, and new ones begun."""
+        yes = np.ones_like(self.ended)
+        return self._replace(ended=yes, counts=yes)
 
 
 class EpisodeEvaluator:
@@ -112,15 +149,15 @@ class EpisodeEvaluator:
         returns, lengths = np.zeros(num_envs), np.zeros(num_envs, int)
         return EpisodeEvaluation(params, left, ended.copy(), ended.copy(), returns, lengths, seen)
 
-    def act(self, trial: EpisodeEvaluation, given: Observations) -> EpisodeEvaluation:
+    def act(self, now: EpisodeEvaluation, given: Observations) -> EpisodeEvaluation:
         """Return the evaluation with greedy actions for these observations."""
-        if trial.chosen is None:
-            chosen = self._begin(trial.params, given.obs)
+        if now.chosen is None:
+            chosen = self._begin(now.params, given.obs)
         else:
-            chosen = self._follow(trial.params, *trial.chosen, trial.seen, given.obs, trial.ended)
-        begins = bool(trial.ended[0] and trial.counts[0])
-        shot = trial.shot.begin() if trial.shot is not None and begins else trial.shot
-        return _start_episodes(trial, trial.ended, ~given.valid)._replace(chosen=chosen, seen=given.obs, shot=shot)
+            chosen = self._follow(now.params, *now.chosen, now.seen, given.obs, now.ended)
+        begins = bool(now.ended[0] and now.counts[0])
+        recording = now.recording.begin() if now.recording is not None and begins else now.recording
+        return now.start_episodes(~given.valid)._replace(chosen=chosen, seen=given.obs, recording=recording)
 
 
 def _follow(
@@ -130,39 +167,3 @@ def _follow(
     zeros = jnp.zeros(ended.shape, jnp.float32)
     carry = policy.observe(params, carry, Step(action, (), zeros, ended, zeros > 0, final_obs=seen, obs=obs))
     return policy.act(params, carry)
-
-
-def _start_episodes(trial: EpisodeEvaluation, where: np.ndarray, spoilt: np.ndarray) -> EpisodeEvaluation:
-    # NaN stays NaN to the end of the episode.
-    returns = np.where(spoilt, np.nan, np.where(where, 0.0, trial.returns))
-    return trial._replace(returns=returns, lengths=np.where(where, 0, trial.lengths), ended=np.zeros_like(where))
-
-
-def after(trial: EpisodeEvaluation, result: StepResult, reset: np.ndarray) -> EpisodeEvaluation:
-    """Return the evaluation after a step; where `reset` `[N]`, the step was a reset and begins an episode."""
-    reward, _, _, valid = result.numbers
-    returns = np.where(np.asarray(valid) > 0, trial.returns + reward, np.nan)
-    lengths, ended = trial.lengths + 1, ends(result)
-    # Count an episode only if it began in the evaluation and its environment has episodes left.
-    counted = ended & trial.counts & (trial.left > 0) & ~reset
-    shot = trial.shot
-    if shot is not None and trial.counts[0] and not reset[0]:
-        shot = shot.after(returns[0], bool(ended[0]))
-    found = [(float(returns[i]), int(lengths[i])) for i in np.flatnonzero(counted)]
-    return trial._replace(
-        left=trial.left - counted,
-        # After an end, the next episode begins in the evaluation.
-        counts=trial.counts | ended,
-        ended=ended,
-        returns=returns,
-        lengths=lengths,
-        seen=result.next_obs,
-        found=(*trial.found, *found),
-        shot=shot,
-    )
-
-
-def cut(trial: EpisodeEvaluation) -> EpisodeEvaluation:
-    """Return the evaluation with its running episodes discarded, uncounted, and new ones begun."""
-    yes = np.ones_like(trial.ended)
-    return trial._replace(ended=yes, counts=yes)
