@@ -183,7 +183,7 @@ class Run:
             # A call ends at the boundary, after about `CHUNK_S`, or when the arrays of ended episodes are full.
             begun, t = time.perf_counter(), self.ledger.t
             stop = min(end, t + self._chunk, t + self._episodes.max_iterations)
-            if (actors := self.lane.others or self._actors) is not None:
+            if (actors := self.lane.runner or self._actors) is not None:
                 made = actors.run(self._state, self._sums, t, stop)
             else:
                 state, sums, *ended = self._program(self._state, self._sums, np.uint32(t), np.uint32(stop))
@@ -298,7 +298,7 @@ class Run:
         if self._actors is not None:
             self._actors = self._actors.restart()
         opt_steps = self.schedule.opt_steps(self.ledger.t)
-        self._log.log_rollback(opt_steps, what, anew(self._refilled, self.strategy))
+        self._log.log_rollback(opt_steps, what, describe_restart(self._refilled, self.strategy))
 
     # --- beginning and ending -----------------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class Run:
         if sound and self.config.run_dir is None:
             self.ledger = self.ledger.for_next_call(self._wall)
             # Copy: the state will be donated, and results already returned still refer to it.
-            self.state, self._sums = devices.apart((self.state, self._sums))
+            self.state, self._sums = devices.copy((self.state, self._sums))
         # Start from the newest checkpoint or from scratch: release the state in memory.
         else:
             self.ledger, self._best, self.state, self._sums = Ledger(), None, None, None
@@ -345,7 +345,7 @@ class Run:
                 self.settings(),
                 self.resume,
                 regular=self.schedule.is_regular_save,
-                fits=partial(fits, self.strategy, self.schedule, self.ledger),
+                fits=partial(can_resume, self.strategy, self.schedule, self.ledger),
                 member=self.membership.files,
             )
             storage.report = lambda line: self._log.event("storage", line)
@@ -376,7 +376,7 @@ class Run:
             if self._storage.resumes:
                 self._storage.check_fits(program.state_shapes(strategy))
             compiled = compile_all(
-                strategy, key, self.evaluator, self._params, goes_on, self._episodes.enabled, self.lane.others is None
+                strategy, key, self.evaluator, self._params, goes_on, self._episodes.enabled, self.lane.runner is None
             )
             self._compiled = compiled._replace(init=self._weights.after(compiled.init))
             self._program, self._metrics = compiled.run, compiled.metrics
@@ -426,7 +426,7 @@ class Run:
         self._storage.update_metadata(memory=self._memory.facts(), **({"without": without} if without else {}))
         of_programs = (*self._memory.notes(), *self.strategy.info.notes, *attempts.notes())
         notes = (*self._notes, *self._weights.notes, *of_programs)
-        self._log.open(self._storage, self.resume.run, notes, anew(self._refilled, self.strategy))
+        self._log.open(self._storage, self.resume.run, notes, describe_restart(self._refilled, self.strategy))
         if (beginning := self._storage.describe_origin()) is not None:
             self._log.event("fork", beginning)
 
@@ -569,7 +569,7 @@ class Run:
         if self._state is None:
             raise SettingsError("nothing has been trained yet; call train(), or iterate, first")
         # Copy while the run is in progress: the next call of the compiled program donates the state.
-        state = self.state if self.stop_reason else devices.apart(self.state)
+        state = self.state if self.stop_reason else devices.copy(self.state)
         policy, best = self.strategy.policy, self._best
         latest = lambda: self._params(self.state) if self.latest is None else self.latest
         params, score = (best.params, best.score) if best else (policy and latest(), self.ledger.best_score)
@@ -623,7 +623,9 @@ def check_run(strategy: Strategy, config: TrainerConfig, fresh: bool, is_member:
     return weights_of(config.init_from if fresh else None, config.init_parts, lambda: program.state_shapes(strategy))
 
 
-def fits(strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: Store, facts: Mapping[str, Any]) -> bool:
+def can_resume(
+    strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: Store, facts: Mapping[str, Any]
+) -> bool:
     """Return whether the run can resume from the newest of `checkpoints`; `facts` are those of that checkpoint."""
     try:
         like = program.state_shapes(strategy)
@@ -652,7 +654,7 @@ def refill_buffer(strategy: Strategy, state: PyTree, t: int, changed: bool) -> t
     return program.jit_refill(strategy)(state, first, stop), blocks
 
 
-def anew(refilled: range, strategy: Strategy) -> str:
+def describe_restart(refilled: range, strategy: Strategy) -> str:
     """Return the text on what a resumed run starts anew; `refilled` is the range from `refill_buffer`."""
     steps = len(refilled) * strategy.env_steps_per_step
     parts = ["environments that start anew"] if strategy.host_env is not None else []
