@@ -299,12 +299,13 @@ class Session:
         if self.is_evaluating or self._closed:
             busy = "an evaluation is going on; wait for is_evaluating to end"
             raise SettingsError(f"evaluate_episodes: {'the session is closed' if self._closed else busy}")
-        recording = None if film is None else Recording(film, video_format)
-        if recording is not None:
+        recording = None
+        if film is not None:
             if self.config.run_dir is None:
                 raise SettingsError("film writes into the directory of the run; set run_dir")
             check_format(video_format)
             require_writer(video_format)
+            recording = Recording(film, video_format)
         self._now = self._stepper.start_evaluation(self._now, episodes, recording)
 
     def stop(self, reason: str = "asked") -> None:
