@@ -12,12 +12,12 @@ import numpy as np
 from jaxrl.errors import SettingsError, one_line, safe_str
 from jaxrl.paths import local
 from jaxrl.reports.rows import Log, Opened, number, read_episodes, read_log
-from jaxrl.training.reel import films_in
 from jaxrl.training.storage.members import POPULATION
 from jaxrl.training.storage.run_dir import (
     MEMBERS_FILE,
     METADATA,
     VIDEOS,
+    films_in,
     group_of,
     log_of_members,
     member_dir,

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxrl.training.sanity import Extremes, extremes, support_missed, values_beyond
 from jaxrl.training.schedule import Schedule
+from jaxrl.training.settings import SessionConfig, TrainerConfig
 
 PARTS = ("compile", "init", "train", "evaluate", "confirm", "record", "save")
 ACTIVITIES = {
@@ -106,6 +107,12 @@ class Ledger:
             self.best_score, self.best_opt_steps = kept, opt_steps
         return is_best
 
+    def limit_reached(self, config: TrainerConfig | SessionConfig, mean_return: float) -> str | None:
+        """Return the limit that a recorded evaluation has reached, `stop_reward` or `patience`, or `None`."""
+        if config.stop_reward is not None and mean_return >= config.stop_reward:
+            return "stop_reward"
+        return "patience" if config.patience and self.evals_without_best >= config.patience else None
+
     def watch(self, row: Mapping[str, Any], agent: Mapping[str, Any]) -> dict[str, str]:
         """Check a row of metrics; return warnings by the name of their event, each once in a run."""
         allowed = extremes(row, agent, Extremes(self.seen_reward, self.seen_discount, self.seen_bonus))
@@ -158,9 +165,13 @@ class Ledger:
         seconds = {part: facts["seconds"].get(part, 0.0) + self.seconds[part] for part in PARTS}
         return Ledger(**{**facts, "seconds": seconds, "_begun": self._begun})
 
-    def roll_back(self, facts: dict[str, Any]) -> "Ledger":
-        """Return the ledger after a rollback to the checkpoint with `facts`; it keeps time, best score and tries."""
-        back = Ledger(**{**facts, "seconds": self.seconds, "wall_s": self.wall_s, "_begun": self._begun})
+    def roll_back(self, facts: Mapping[str, Any] | None) -> "Ledger":
+        """Return the ledger after a rollback to the checkpoint with `facts`, or to the start if `None`.
+
+        It keeps time, best score and tries.
+        """
+        there = Ledger().facts() if facts is None else facts
+        back = Ledger(**{**there, "seconds": self.seconds, "wall_s": self.wall_s, "_begun": self._begun})
         back.best_score, back.best_opt_steps = self.best_score, self.best_opt_steps
         # Restoring the tries too would let a run roll back for ever.
         back.rollbacks, back.tries = self.rollbacks + 1, self.tries + 1

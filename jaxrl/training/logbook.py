@@ -1,7 +1,7 @@
 """Logging for trainer and session: rows and events, the best policy, the facts of a checkpoint.
 
-A logbook decides nothing and computes nothing of the training; it only formats and writes, and continues the logs of an
-earlier process.
+A logbook decides nothing and computes nothing of the training; it only formats and writes, continues the logs of an
+earlier process, and raises `DivergedError` once it has logged that nothing more can be tried.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from typing import Any, SupportsFloat
 
 import jax
 
-from jaxrl.errors import NoCheckpointError, SettingsError
+from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError
 from jaxrl.strategies.base import Policy
 from jaxrl.strategies.guard import Health
 from jaxrl.training.divergence import Validity, in_good_health, look
@@ -140,6 +140,27 @@ class Logbook:
         self.unstage()
         for log in self._logs:
             log.close()
+
+    # --- divergence ---
+
+    def require_rollback_left(self, ledger: Ledger, max_rollbacks: int, what: str) -> None:
+        """Log the divergence and raise `DivergedError` if no rollback is left; `what` is from `divergence.explain`."""
+        if ledger.tries < max_rollbacks:
+            return
+        self.event("diverged", what)
+        tried = f"{ledger.tries} new tries from the last good checkpoint ended no better; " if ledger.tries else ""
+        raise DivergedError(f"training diverged: {what}; {tried}try a lower agent.lr, or a smaller agent.max_grad_norm")
+
+    def log_rollback(self, opt_steps: int, what: str, aside: str = "") -> None:
+        """Truncate the logs after `opt_steps`, and log the reason; `aside` is the text on what starts anew."""
+        self.rewind(opt_steps)
+        self.event("rollback", f"{what}; went back to here{aside}, to go on with other random numbers")
+
+    def require_valid(self, validity: Validity | None = None) -> None:
+        """Log and raise `DivergedError` if none of the environment steps was valid; by default those of the rows."""
+        if verdict := (validity or self.validity).verdict:
+            self.event("diverged", verdict)
+            raise DivergedError(verdict)
 
     # --- rows ---
 

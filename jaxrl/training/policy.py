@@ -153,7 +153,7 @@ class GreedyPolicy:
         """Return what `PolicyOutputs` of this name says at `obs`, as though it came after the calls before."""
         outputs = self.policy.outputs
         if outputs is None:
-            raise SettingsError(f"the policy was made by hand, and tells no {what}")
+            raise SettingsError(f"the policy was made by hand, and has no {what}")
         batch, rows, single = self._batch(obs)
         given: PyTree = () if action is None else self._actions(action, rows, single)
         # Made when first asked for: most policies only act.
@@ -180,7 +180,7 @@ class GreedyPolicy:
         """Return `action`, one for each row; raise `SettingsError` if they are others."""
         struct, name = spaces.space_struct(self.policy.spec.action_space), self.policy.spec.name
         wanted = jax.tree.map(lambda like: like.shape if single else (rows, *like.shape), struct)
-        if different := entries_apart(struct, action):
+        if different := describe_mismatch(struct, action):
             raise SettingsError(f"the action does not match {name}: {different}")
         try:
             arrays = jax.tree.map(lambda like, x: _array(x, like.dtype), struct, action)
@@ -245,7 +245,7 @@ def _deciding(traced: Any, memory: int, actions: int) -> list[int]:
 
 def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:
     """Return `obs`, one or a batch, in the dtypes of `struct`; raise `SettingsError` if it has other shapes."""
-    if different := entries_apart(struct, obs):
+    if different := describe_mismatch(struct, obs):
         raise SettingsError(f"the observation does not match {env}: {different}")
     try:
         arrays = jax.tree.map(lambda like, x: spaces.match_image_layout(_array(x, like.dtype), like.shape), struct, obs)
@@ -264,25 +264,25 @@ def _array(x: Any, dtype: Any) -> Array:
     return jnp.asarray(x if isinstance(x, jax.Array) else spaces.to_dtype("it", np.asarray(x), dtype), dtype)
 
 
-def entries_apart(struct: PyTree, given: PyTree, at: str = "") -> str:
+def describe_mismatch(struct: PyTree, given: PyTree, at: str = "") -> str:
     """Return which entries `given` lacks of `struct` and which it has beside them, in words; nothing if none."""
     where = f" in {at}" if at else ""
     if isinstance(struct, Mapping):
         if not isinstance(given, Mapping):
             return f"{at or 'it'} is {_kind(given)}, not a dict of {', '.join(struct)}"
         missing, odd = ([str(x) for x in a if x not in b] for a, b in ((struct, given), (given, struct)))
-        apart = [f"missing entries{where} {', '.join(sorted(missing))}"] * bool(missing)
-        apart += [f"unexpected{where} {', '.join(sorted(odd))}"] * bool(odd)
-        if apart:
-            return "; ".join(apart)
+        different = [f"missing entries{where} {', '.join(sorted(missing))}"] * bool(missing)
+        different += [f"unexpected{where} {', '.join(sorted(odd))}"] * bool(odd)
+        if different:
+            return "; ".join(different)
     elif isinstance(struct, tuple):
         if not isinstance(given, tuple | list) or len(given) != len(struct):
             return f"{at or 'it'} is {_kind(given)}, not a tuple of {len(struct)}"
     else:
         return f"{at or 'it'} is {_kind(given)}, not an array" if isinstance(given, Mapping) else ""
     named = struct.items() if isinstance(struct, Mapping) else enumerate(struct)
-    inner = (entries_apart(part, given[key], f"{at}[{key!r}]") for key, part in named)
-    return next((apart for apart in inner if apart), "")
+    inner = (describe_mismatch(part, given[key], f"{at}[{key!r}]") for key, part in named)
+    return next((different for different in inner if different), "")
 
 
 def _kind(given: Any) -> str:

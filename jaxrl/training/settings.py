@@ -12,8 +12,10 @@ from jaxrl.paths import local
 from jaxrl.registry import RECORDERS, import_name
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.mesh import as_text, read_mesh
-from jaxrl.training.reel import FORMATS
 from jaxrl.training.schedule import Schedule, round_to_iterations
+
+FORMATS = ("gif", "mp4")
+"""Formats of films."""
 
 
 class GivenArrays:
@@ -130,8 +132,7 @@ class TrainerConfig:
             raise SettingsError(f"eval_actions is {self.eval_actions!r}; expected greedy or sampled")
         if self.init_parts and self.init_from is None:
             raise SettingsError("init_parts names parts of what init_from has; set init_from")
-        if self.video_format not in FORMATS:
-            raise SettingsError(f"video_format is {self.video_format!r}; expected gif or mp4")
+        check_format(self.video_format)
         check_shared(self)
         check_count("devices", self.devices)
         if self.mesh is not None:
@@ -319,6 +320,12 @@ def check_shared(config: TrainerConfig | SessionConfig) -> None:
     if config.stop_reward is not None:
         check_between("stop_reward", config.stop_reward, -1e30, 1e30)
     check_recorders(config.recorders, config.run_dir, type(config).recorders)
+
+
+def check_format(video_format: str) -> None:
+    """Raise `SettingsError` unless films have this format."""
+    if video_format not in FORMATS:
+        raise SettingsError(f"video_format is {video_format!r}; expected gif or mp4")
 
 
 def check_description(config: TrainerConfig | SessionConfig) -> None:

@@ -42,7 +42,7 @@ class Lane:
     def __init__(self, team: "Team", place: int) -> None:
         """Refer to the lane `place` of `team`."""
         self._team, self._place = team, place
-        self.others = self
+        self.runner = self
 
     def run(self, state: PyTree, sums: Sums, t: int, stop: int) -> tuple[PyTree, Sums, int, list[EpisodeEnds]]:
         """Make iterations from `t`, at most `stop - t`; the iteration reached is returned too, see `ActorPool.run`."""

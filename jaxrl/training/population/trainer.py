@@ -21,7 +21,6 @@ from jaxrl.paths import reason_of_path
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.population import Population, require_stream, with_values
 from jaxrl.strategies.search import PBT, Verdict
-from jaxrl.training.closing import leave_population_by_signal, print_table_in_python
 from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
@@ -47,7 +46,7 @@ from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import describe, place_members
 from jaxrl.training.program import compile_all, state_shapes
 from jaxrl.training.recorders import RunInfo, recorders_of
-from jaxrl.training.report import Report, run_dir_part
+from jaxrl.training.report import Report, leave_by_signal, print_table, run_dir_part
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
 from jaxrl.training.storage.group import CHECKPOINTS, Collector
 from jaxrl.training.storage.group_files import GroupFiles, MemberDir, MemberFiles
@@ -172,7 +171,7 @@ class PopulationTrainer:
         self.require_any()
         result = self.result()
         if not self._quiet:
-            print_table_in_python(self, result)
+            self._print_table(result)
         return result
 
     def __iter__(self) -> Iterator[MemberReport]:
@@ -207,7 +206,17 @@ class PopulationTrainer:
         if self._failure is not None:
             raise self._failure
         if self.raise_on_signal and (signalled := self.interrupt.signal) is not None:
-            leave_population_by_signal(signalled, self.config.run_dir, self.config.quiet)
+            leave_by_signal(signalled, "", "Trainer(population", self.config.run_dir, self.config.quiet)
+
+    def _print_table(self, result: PopulationResult) -> None:
+        """Print the results, and how to go on with them in Python."""
+        run_dir, lines = self.config.run_dir, {}
+        if run_dir is not None:
+            best = result.best_member().number
+            lines = {"run": run_dir, "load": f"policy = jaxrl.load_policy({run_dir!r}, member={best})"}
+        if any(member.status == "running" or member.status.startswith("SIG") for member in result.members):
+            lines["go on"] = "trainer.train()"
+        print_table(result.table(), lines)
 
     def require_any(self) -> None:
         """Raise `DivergedError` if all members diverged."""

@@ -12,9 +12,17 @@ from typing import Any
 
 from jaxrl.errors import SettingsError, describe_error, print_stderr
 from jaxrl.training.recorders.base import Histogram, Recorder, Row, RunInfo, Video
-from jaxrl.training.reel import films_in
 from jaxrl.training.storage.logs import KINDS, rows_of
-from jaxrl.training.storage.run_dir import CONFIG, METADATA, METRICS, VIDEOS, read_json, read_metadata, write_atomically
+from jaxrl.training.storage.run_dir import (
+    CONFIG,
+    METADATA,
+    METRICS,
+    VIDEOS,
+    films_in,
+    read_json,
+    read_metadata,
+    write_atomically,
+)
 
 CAPACITY = 4_096
 """Maximum queued rows; any beyond it are read from the log at the end of the run."""

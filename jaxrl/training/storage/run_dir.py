@@ -26,6 +26,7 @@ import yaml
 
 from jaxrl.errors import DISK_ERRORS, JaxrlError, SettingsError, StorageError
 from jaxrl.paths import CONFIG, LOCK, hold, local, reason_of_path, require_empty
+from jaxrl.training.settings import FORMATS
 
 FORMAT = 1
 """Version of the directory layout."""
@@ -401,6 +402,11 @@ def log_of_members(population: Path, name: str) -> Callable[[int], IO[bytes]]:
         return io.BytesIO(lines[number])
 
     return opened
+
+
+def films_in(directory: Path) -> list[Path]:
+    """Return the films in a directory, sorted by name."""
+    return sorted(path for form in FORMATS for path in directory.glob(f"*.{form}"))
 
 
 def read_members(population: Path) -> Mapping[int, MemberFacts]:

@@ -51,12 +51,12 @@ class Weights(NamedTuple):
         def begin(key: Key) -> PyTree:
             fresh = init(key)
             processes.broadcast("weights", list(self.leaves))
-            return within(fresh, self.leaves, self.leaves)
+            return insert_leaves(fresh, self.leaves, self.leaves)
 
         return begin if self.leaves else init
 
 
-def within(fresh: PyTree, names: Iterable[str], saved: Mapping[str, np.ndarray] | None = None) -> PyTree:
+def insert_leaves(fresh: PyTree, names: Iterable[str], saved: Mapping[str, np.ndarray] | None = None) -> PyTree:
     """Return a fresh state and its sums with what was `saved` under `names` in its places.
 
     Of several processes, the first gives `saved` to all, and each puts its parts.
