@@ -24,6 +24,7 @@ from jaxrl.strategies.interaction import build_processor_and_agent
 from jaxrl.strategies.policy import make_policy, policy_params_like
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import state_shapes
+from jaxrl.training.report import FINISHED
 from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, Store, is_step
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import describe_leaf, like_leaves, mismatch, rebuild
@@ -32,8 +33,6 @@ from jaxrl.training.storage.run_dir import read_metadata
 from jaxrl.trees import make_key
 
 NAMED_STEPS = ("best", "latest", "final")
-ENDED = ("max_opts", "max_env_steps", "stop_reward", "patience", "stop")
-"""The status of a run that has come to its end."""
 ACTS = ("make_network", "make_policy")
 """Arguments of agents that make the networks which choose actions; acting needs no other part."""
 
@@ -151,7 +150,7 @@ def _step_of(store: Store, run_dir: Path, step: int | str | None) -> int:
     kept = store.steps()
     metadata = read_metadata(run_dir)
     status = metadata.get("status")
-    if step == "final" and status not in ENDED:
+    if step == "final" and status not in FINISHED:
         raise SettingsError(
             f"{run_dir} has not come to its end (its status is {str(status)[:40]}), so that nothing is final; "
             "'latest' is its newest checkpoint"

@@ -35,11 +35,12 @@ from jaxrl.paths import require_new
 from jaxrl.strategies import Strategy
 from jaxrl.strategies.population import Population
 from jaxrl.training import Result, Trainer, TrainerConfig
-from jaxrl.training.closing import LIMITS, print_summary, print_table
+from jaxrl.training.closing import print_summary, print_table
 from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.scores import PopulationResult, format_swept
 from jaxrl.training.population.trainer import PopulationTrainer
 from jaxrl.training.processes import number
+from jaxrl.training.report import LIMITS
 from jaxrl.xla.contexts import product_precision
 
 

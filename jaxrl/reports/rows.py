@@ -129,7 +129,7 @@ def _log(trained: Table, others: list[dict[str, Any]], remarks: list[str]) -> Lo
     table = np.asarray(trained, np.float64).reshape(-1, len(AXES) + len(COLUMNS))
     evaluated = [row for row in others if row.get("kind") == "eval"]
     scores = [(*where(row), number(row.get("score", row.get("eval_reward")))) for row in evaluated]
-    bests = [number(row.get("confirm_score", row.get("score"))) for row in evaluated if row.get("is_best") is True]
+    bests = [_best_score(row) for row in evaluated if row.get("is_best") is True]
     if not remarks and not len(table) and not scores:
         remarks = [f"{METRICS} has no rows yet"]
     elif not scores:
@@ -145,6 +145,12 @@ def _log(trained: Table, others: list[dict[str, Any]], remarks: list[str]) -> Lo
         events=tuple(row for row in others if row.get("kind") == "event"),
         remarks=tuple(remarks),
     )
+
+
+def _best_score(row: Mapping[str, Any]) -> float:
+    """Return the score that made a policy the best: that of its confirmation, if there was one."""
+    confirmed = row.get("confirm_score")
+    return number(row.get("score") if confirmed is None else confirmed)
 
 
 def _count(column: np.ndarray) -> int:

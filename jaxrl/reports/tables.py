@@ -9,11 +9,11 @@ from jaxrl.errors import one_line
 from jaxrl.reports.groups import Group, differences
 from jaxrl.reports.read import Run
 from jaxrl.reports.rows import number
+from jaxrl.training import ledger
+from jaxrl.training.report import FINISHED
 
-PARTS = ("compile", "init", "train", "evaluate", "confirm", "record", "save", "other")
+PARTS = (*ledger.PARTS, "other")
 """Parts of a run's seconds, as in `metadata.json`."""
-LIMITS = ("max_opts", "max_env_steps", "stop_reward", "patience")
-"""Settings that end a run normally; its status is then the name of one."""
 MOST_EVENTS = 500
 """Maximum number of events shown, the last ones."""
 
@@ -79,7 +79,7 @@ def _run_row(group: Group, run: Run) -> tuple[str, ...]:
         run.name,
         group.name,
         "-" if run.seed is None else str(run.seed),
-        f"finished ({run.status})" if run.status in LIMITS else run.status,
+        f"finished ({run.status})" if run.status in FINISHED else run.status,
         text(run.last),
         text(run.best),
         text(number(facts.get("best_opt_steps")), ",.0f"),

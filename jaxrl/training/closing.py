@@ -9,11 +9,9 @@ from jaxrl.errors import print_stderr
 from jaxrl.terminal import print_folded
 from jaxrl.training.interrupt import raise_signal
 from jaxrl.training.processes import number
-from jaxrl.training.report import Result
+from jaxrl.training.report import FINISHED, LIMITS, Result
 
 AGAIN = "the trainer keeps its state: call train() again"
-LIMITS = {"max_opts": "opt_steps", "max_env_steps": "env_steps"}
-"""The counter in the summary for each limit of a run."""
 
 
 def print_summary(result: Result, run_dir: str | None, following: Mapping[str, str]) -> None:
@@ -80,7 +78,7 @@ def _continuation(summary: Mapping[str, Any], run_dir: str | None) -> str | None
         return f"Trainer(strategy, ..., run_dir={run_dir!r}, resume=True, max_env_steps={more}).train()"
     if stop == "max_opts":
         return f"trainer.train(max_opts={2 * summary['opt_steps']})"
-    return None if stop in (*LIMITS, "stop", "stop_reward", "patience") else "trainer.train()"
+    return None if stop in FINISHED else "trainer.train()"
 
 
 def print_table_in_python(trainer: Any, result: Any) -> None:

@@ -19,7 +19,7 @@ from jaxrl.training.mesh import MeshShape
 from jaxrl.training.population.scores import HALVED, format_swept
 from jaxrl.training.population.teams import split_teams
 from jaxrl.training.processes import require_alone
-from jaxrl.training.report import Report
+from jaxrl.training.report import EARLY, Report
 from jaxrl.training.settings import TrainerConfig, extend
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.group import has_valid_save
@@ -30,7 +30,7 @@ from jaxrl.training.trainer import Trainer
 
 COPY_STREAM = 2**32 - 3
 """Stream folded into the seed's key of a member that copies another, followed by the step and the member's number."""
-EARLY_ENDS = ("stop_reward", "patience", "stop", HALVED)
+EARLY_ENDS = (*EARLY, HALVED)
 """Statuses of members that ended early."""
 
 
