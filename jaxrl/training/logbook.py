@@ -16,6 +16,7 @@ from typing import Any, SupportsFloat
 import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError
+from jaxrl.parsing import flatten_settings
 from jaxrl.strategies.base import Policy
 from jaxrl.strategies.guard import Health
 from jaxrl.training.divergence import Validity, in_good_health, look
@@ -361,7 +362,7 @@ def run_info(storage: Storage, opt_steps: int) -> RunInfo:
     return RunInfo(
         name=name if group is None else f"{group.name}-{name}",
         directory=storage.path,
-        settings=flat(settings),
+        settings=flatten_settings(settings),
         tags=(*algo_and_env(settings), *settings.get("tags", ())),
         opt_steps=opt_steps if storage.resumes else 0,
         changed=bool(storage.decisive),
@@ -373,15 +374,6 @@ def run_info(storage: Storage, opt_steps: int) -> RunInfo:
 def algo_and_env(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the algorithm and the environment of a run, where they have names."""
     return tuple(str(part) for part in (settings.get("algo"), settings.get("env")) if part)
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings to paths, such as `agent.lr`."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        inside = flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-        found |= inside
-    return found
 
 
 @contextmanager

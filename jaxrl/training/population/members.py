@@ -10,11 +10,11 @@ from typing import Any
 import jax
 
 from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError
+from jaxrl.parsing import flatten_settings
 from jaxrl.strategies.population import Member, Population, set_values, with_values
 from jaxrl.strategies.search import Copy, Halving, Search, Verdict
 from jaxrl.training import mesh
 from jaxrl.training.devices import copy_state
-from jaxrl.training.logbook import flat
 from jaxrl.training.mesh import MeshShape
 from jaxrl.training.population.scores import HALVED, format_swept
 from jaxrl.training.population.teams import split_teams
@@ -42,7 +42,7 @@ def same_ends(old: Mapping[str, Any], config: TrainerConfig) -> bool:
 def copied_settings(checkpoints: Store, member: Member) -> dict[str, Any]:
     """Return the swept settings whose saved values differ from the member's own, because it copied another."""
     try:
-        saved = flat(checkpoints.newest_facts()[1]["settings"])
+        saved = flatten_settings(checkpoints.newest_facts()[1]["settings"])
     except (NoCheckpointError, KeyError, AttributeError):
         return {}  # it starts afresh, or its trainer raises the specific error
     return {name: saved[name] for name, value in member.swept.items() if saved.get(name, value) != value}
@@ -70,7 +70,7 @@ def _remedy(files: GroupFiles | None, member: Member) -> str:
     assert files is not None
     if not has_valid_save(files.directory):
         return "no save of the population is whole: begin it again with --start-over"
-    settings = flat(files.settings(member.number))
+    settings = flatten_settings(files.settings(member.number))
     if any(settings.get(name, value) != value for name, value in member.swept.items()):
         return (
             "it had taken over from another member, so it cannot be trained anew; extract the members that you want, "
