@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl.errors import SettingsError
+from jaxrl.errors import require_extra
 from jaxrl.reports import tables
 from jaxrl.reports.curves import band, thin
 from jaxrl.reports.groups import Group, count
@@ -34,11 +34,7 @@ POLICY = (
 
 def plotly() -> str:
     """Return the source of Plotly's JavaScript library; raise `SettingsError` if it is not installed."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise SettingsError("pages need the extra `report`: pip install 'jaxrl[report]'") from None
-    return str(get_plotlyjs())
+    return str(require_extra("plotly.offline", "pages", "report").get_plotlyjs())
 
 
 def page(groups: Sequence[Group], remarks: Sequence[str], library: str, stamp: str = "", x: str = "env_steps") -> str:

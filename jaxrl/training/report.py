@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl.errors import SettingsError
+from jaxrl.errors import SettingsError, require_extra
 from jaxrl.parsing import format_repr
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Row
@@ -90,10 +90,7 @@ def axes_for(points: Sequence[Point], axes: Any = None) -> Any:
     if not points:
         raise SettingsError("nothing was evaluated, so there is no curve; set eval_interval, or train for longer")
     if axes is None:
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise SettingsError("pictures need the extra `report`: pip install 'jaxrl[report]'") from None
+        pyplot = require_extra("matplotlib.pyplot", "pictures", "report")
         axes = pyplot.subplots(figsize=(6, 3), layout="constrained")[1]
     axes.set_xlabel("environment steps")
     axes.grid(alpha=0.3)
