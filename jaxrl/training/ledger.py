@@ -155,7 +155,7 @@ class Ledger:
           ValueError: `facts` are not from `facts()`.
         """
         _check(facts)
-        seconds = {part: facts["seconds"].get(part, 0.0) + self.seconds[part] for part in PARTS}
+        seconds = {part: facts["seconds"][part] + self.seconds[part] for part in PARTS}
         return Ledger(**{**facts, "seconds": seconds, "_begun": self._begun})
 
     def roll_back(self, facts: dict[str, Any]) -> "Ledger":
@@ -186,6 +186,8 @@ def _check(facts: Any) -> None:
     like = Ledger().facts()
     if not isinstance(facts, dict) or facts.keys() != like.keys() or not isinstance(facts["seconds"], dict):
         raise ValueError(f"expected counters named {', '.join(like)}")
+    if facts["seconds"].keys() != like["seconds"].keys():
+        raise ValueError(f"expected seconds of {', '.join(PARTS)}")
     for name, value in [*facts.items(), *facts["seconds"].items()]:
         if type(like.get(name)) is bool:
             if type(value) is not bool:

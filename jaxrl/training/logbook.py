@@ -169,7 +169,7 @@ class Logbook:
             total, count = self._noted.get(name, (0.0, 0))
             self._noted[name] = total + float(value), count + 1
 
-    def log_train(self, columns: Mapping[str, Any], ledger: Ledger, agent: Mapping[str, Any], steps: int = 0) -> Row:
+    def log_train(self, columns: Mapping[str, Any], ledger: Ledger, agent: Mapping[str, Any], steps: int) -> Row:
         """Log and return a row of metrics, with an event for each warning about it.
 
         Warnings are given once, which `ledger` remembers; `agent` has the settings of the agent. `steps` is the number
@@ -198,7 +198,7 @@ class Logbook:
         else:
             self._rows.video(video)
 
-    def log_score(self, columns: Mapping[str, Any], evaluation: Evaluation | None = None) -> Row:
+    def log_score(self, columns: Mapping[str, Any], evaluation: Evaluation | None) -> Row:
         """Log and return the row of a score, with the histograms of its evaluation, if any."""
         row = self.row("eval", **columns)
         self._continue_curve(row)

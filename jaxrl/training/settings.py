@@ -330,7 +330,7 @@ def check_description(config: TrainerConfig | SessionConfig) -> None:
         raise SettingsError(f"notes is {config.notes!r}; expected text")
 
 
-def check_recorders(names: Sequence[str], run_dir: str | None, default: Sequence[str] = ()) -> None:
+def check_recorders(names: Sequence[str], run_dir: str | None, default: Sequence[str]) -> None:
     """Raise `SettingsError` for unknown recorders, and for those that are not available here.
 
     Without a run directory, recorders of the `default` that need one are skipped silently.

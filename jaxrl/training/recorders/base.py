@@ -134,7 +134,6 @@ class Recorders:
     def __init__(self, recorders: Sequence[Any]) -> None:
         """Group `recorders`; `write_all` and `extend` require all of them to have these, as `JSONLRecorder` does."""
         self._live = list(recorders)
-        self.failures: list[str] = []
 
     def begin(self, run: RunInfo) -> None:
         self._each(lambda recorder: recorder.begin(run))
@@ -180,9 +179,7 @@ class Recorders:
                 call(recorder)
             except (Exception, SystemExit) as error:  # rich raises SystemExit on a broken pipe
                 self._live.remove(recorder)
-                line = f"recorder {type(recorder).__name__} failed and is left out: {describe_error(error)}"
-                self.failures.append(line)
-                print_stderr(line)
+                print_stderr(f"recorder {type(recorder).__name__} failed and is left out: {describe_error(error)}")
 
 
 def numbers_of(row: Row) -> dict[str, float]:
