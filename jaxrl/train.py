@@ -32,8 +32,6 @@ from jaxrl.envs.registry import module_to_import
 from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, one_line, print_line, suggest
 from jaxrl.loading import teacher_of
 from jaxrl.paths import require_new
-from jaxrl.strategies import Strategy
-from jaxrl.strategies.population import Population
 from jaxrl.training import Result, Trainer, TrainerConfig
 from jaxrl.training.closing import print_summary, print_table
 from jaxrl.training.mesh import shape_of
@@ -89,15 +87,15 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
     members = population_config(request.population)
     teacher = teacher_of(config)
     if members is None:
-        strategy: Strategy | Population = build(request.algo, config, teacher)
+        strategy: Any = build(request.algo, config, teacher)
     else:
         strategy = build_population(request.algo, config, members, teacher)
     cache_compilations()
-    trainer = trainer_of(
+    trainer = Trainer(
         strategy,
         trainer_config(config),
         resume=request.from_run or request.resume,
-        **({"from_step": request.from_step} if request.from_step else {}),
+        from_step=request.from_step,
         allow_changes=request.allow_changes,
         start_over=request.start_over,
         raise_on_signal=False,
@@ -137,13 +135,6 @@ def requested_devices(config: Any, of_members: bool) -> int:
       SettingsError: its mesh cannot be.
     """
     return shape_of(config.mesh, config.devices, of_members).devices
-
-
-def trainer_of(trained: Strategy | Population, config: TrainerConfig, **how: Any) -> Trainer | PopulationTrainer:
-    """Return what trains a strategy, or a population."""
-    if isinstance(trained, Population):
-        return PopulationTrainer(trained, config, **how)
-    return Trainer(trained, config, **how)
 
 
 def population_config(given: Mapping[str, Any] | None) -> PopulationConfig | None:

@@ -13,7 +13,7 @@ import jax
 import jaxrl.training.processes as processes
 from jaxrl.cli.arguments import switch, take
 from jaxrl.cli.config import TOGETHER, as_type
-from jaxrl.cli.main import divide_cpu, join_by_cpu
+from jaxrl.cli.main import divide_cpu
 from jaxrl.cli.opening import stage
 from jaxrl.errors import JaxrlError, SettingsError, error_text, print_stderr
 
@@ -64,7 +64,7 @@ def join(how: Mapping[str, Any], devices: int) -> None:
     Raises:
       SettingsError: the process cannot join the others, for instance because JAX does not find them by itself.
     """
-    join_by_cpu()
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # other platforms need no setting
     jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM, on which a run saves and stops
     processes.exit_when_lost(
         "the other processes of the run have not come for minutes; start all of them, with one --coordinator-address "

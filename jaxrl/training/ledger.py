@@ -51,15 +51,14 @@ class Ledger:
     """Whether a warning about values beyond all possible returns was logged."""
     warned_support: bool = False
     """Whether a warning about a support that is too narrow was logged."""
-    unsaved_s = 0.0  # seconds of training since the last save in this process; not a field, so not saved
-    doing = ""  # the part that is being timed; not a field, so not saved
     warned_greedy: bool = False
     """Whether a warning about greedy actions that return far less than sampled ones was logged."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     _begun: float = field(default_factory=lambda: time.perf_counter())
 
-    def __post_init__(self) -> None:
-        self.warned_values, self.warned_support = bool(self.warned_values), bool(self.warned_support)
+    # Not fields, so not saved: seconds of training since the last save in this process, and the part being timed.
+    unsaved_s = 0.0
+    doing = ""
 
     @property
     def wall(self) -> float:
