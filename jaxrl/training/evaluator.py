@@ -342,8 +342,7 @@ def evaluator_of(strategy: Strategy, episodes: int, sampled: bool = False) -> Ev
 
 
 def _evaluator_of(strategy: Strategy, episodes: int, sampled: bool) -> EvaluateFn:
-    env = strategy.evaluation.env or (strategy.actor_fns.env if strategy.actor_fns else strategy.env)
-    evaluate = strategy.evaluation.evaluate
+    env, evaluate = strategy.eval_env, strategy.evaluation.evaluate
     if env is not None and strategy.policy is not None:
         return evaluator_for(env, strategy.policy, episodes, sampled)
     if evaluate is not None and sampled:

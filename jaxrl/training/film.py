@@ -100,7 +100,7 @@ def add_video_hook(strategy: Strategy, config: TrainerConfig, given: Hooks | Non
     if not config.video_interval:
         return hooks
     check_format(config.video_format, "video_format")
-    env = strategy.evaluation.env or (strategy.actor_fns.env if strategy.actor_fns else strategy.env)
+    env = strategy.eval_env
     if env is None or strategy.policy is None:
         raise SettingsError("video_interval films episodes, but there is no environment or no policy; set it to 0")
     try:
