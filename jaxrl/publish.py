@@ -18,8 +18,7 @@ import yaml
 from jaxrl.envs import Env, HostEnv
 from jaxrl.errors import NoCheckpointError, SettingsError, print_line, print_stderr
 from jaxrl.evaluate import add_env_options, add_episodes, add_which, check_episodes, env_of, evaluate_policy, load_named
-from jaxrl.exporting.again import EvalOptions, portable, repeat
-from jaxrl.exporting.card import card, results, training_env, weights
+from jaxrl.exporting.card import EvalOptions, card, portable, repeat, results, training_env, weights
 from jaxrl.exporting.formats import files_of, require_room, write
 from jaxrl.play import play
 from jaxrl.training import GreedyPolicy

@@ -39,9 +39,9 @@ def files_of(policy: GreedyPolicy, form: str) -> dict[str, bytes]:
     Raises:
       SettingsError: the policy cannot be exported in this format.
     """
-    function, (write, list_parts) = function_of(policy), FORMATS[form]
+    function, (files, list_parts) = function_of(policy), FORMATS[form]
     described_as = describe(function, policy.facts, *list_parts(function))
-    return {**write(function), MARK: (json.dumps({"format": form, **described_as}, indent=2) + "\n").encode()}
+    return {**files(function), MARK: (json.dumps({"format": form, **described_as}, indent=2) + "\n").encode()}
 
 
 def require_room(out: Path, run: str, overwrite: bool, mark: str = MARK) -> None:
