@@ -13,8 +13,7 @@ from jaxrl.errors import require_extra
 from jaxrl.reports import tables
 from jaxrl.reports.curves import band, thin
 from jaxrl.reports.groups import Group, count
-from jaxrl.reports.lineage import lineages
-from jaxrl.reports.parallel import populations
+from jaxrl.reports.populations import lineages, populations
 from jaxrl.reports.rows import AXES, NAMES, Curve
 from jaxrl.reports.tables import Table
 
@@ -50,7 +49,7 @@ def page(groups: Sequence[Group], remarks: Sequence[str], library: str, stamp: s
         _table("Scores by settings", tables.group_table(groups)),
         _table("What differs in the settings", tables.setting_table(groups)),
         _plot("population", "Swept settings and last scores") if (swept := populations(runs)) else "",
-        _plot("lineage", "Who went on from whom") if (descent := lineages(runs)) else "",
+        _plot("lineage", "Lineage of members") if (descent := lineages(runs)) else "",
         _table("Runs", tables.run_table(groups)),
         _plot("episodes", "Returns of the episodes of the last evaluation") if (episodes := _episodes(groups)) else "",
         _films(groups),

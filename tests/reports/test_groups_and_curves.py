@@ -10,8 +10,7 @@ from toys_runs import METADATA, write_population, write_run, write_search
 
 from jaxrl.reports.curves import band, thin
 from jaxrl.reports.groups import Group, differences, group_runs, remarks
-from jaxrl.reports.lineage import lineages, takeovers
-from jaxrl.reports.parallel import axis, populations
+from jaxrl.reports.populations import axis, lineages, populations, takeovers
 from jaxrl.reports.read import read_runs
 from jaxrl.reports.rows import Curve
 from jaxrl.reports.tables import group_table, run_table, setting_table, time_table

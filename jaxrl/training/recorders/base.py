@@ -1,4 +1,4 @@
-"""The interface of recorders, and a group of them that isolates their failures."""
+"""The interface of recorders, one that keeps rows in memory, and a group that isolates failures."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -126,6 +126,19 @@ class Recorder:
 
     def close(self) -> None:
         """Flush everything and release resources; no call follows."""
+
+
+class MemoryRecorder(Recorder):
+    """Keeps every row in the list `rows`."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def write(self, row: Row) -> None:
+        self.rows.append(dict(row))
+
+    def rewind(self, opt_steps: int) -> None:
+        self.rows = [row for row in self.rows if row["opt_steps"] <= opt_steps]
 
 
 class Recorders:
