@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from jaxrl.reports.groups import format_value
 from jaxrl.reports.read import Run
-from jaxrl.reports.rows import number
 from jaxrl.reports.tables import steps_of
+from jaxrl.training.storage.logs import to_float
 from jaxrl.training.storage.run_dir import METRICS
 
 RATIO = 20
@@ -41,7 +41,7 @@ def axis(values: Sequence[Any]) -> dict[str, Any]:
     """
     known = [value for value in values if value is not None]
     labels = [format_value(value) for value in values]
-    if not all(math.isfinite(number(value)) for value in known):
+    if not all(math.isfinite(to_float(value)) for value in known):
         names = list(dict.fromkeys(map(format_value, known)))
         places = {name: i / max(len(names) - 1, 1) for i, name in enumerate(names)}
         heights = [None if value is None else places[format_value(value)] for value in values]

@@ -12,8 +12,9 @@ import numpy as np
 from jaxrl.errors import SettingsError, one_line, safe_str
 from jaxrl.parsing import flatten_settings
 from jaxrl.paths import local
-from jaxrl.reports.rows import Log, Opened, number, read_episodes, read_log
+from jaxrl.reports.rows import Log, Opened, read_episodes, read_log
 from jaxrl.training.reel import films_in
+from jaxrl.training.storage.logs import to_float
 from jaxrl.training.storage.members import POPULATION
 from jaxrl.training.storage.run_dir import (
     MEMBERS_FILE,
@@ -76,7 +77,7 @@ class Run(NamedTuple):
     @property
     def best(self) -> float:
         """Confirmed score of the best policy; NaN if there is none."""
-        score = number(self.metadata.get("best_score"))
+        score = to_float(self.metadata.get("best_score"))
         return score if np.isfinite(score) else max(self.log.bests, default=np.nan)
 
     def episodes(self, whole: bool = False) -> dict[int, list[float]]:

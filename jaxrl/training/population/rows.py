@@ -21,6 +21,7 @@ from jaxrl.training.recorders.jsonl import line_of
 from jaxrl.training.sanity import hint
 from jaxrl.training.schedule import MAX_COUNT, Schedule
 from jaxrl.training.storage.group_files import GroupFiles, GroupLog
+from jaxrl.training.storage.logs import to_float
 from jaxrl.training.storage.run_dir import BOARD, METRICS
 
 MAX_LINES = 12
@@ -155,7 +156,7 @@ class PopulationRows:
 
     def _add(self, number: int, row: Row) -> None:
         if row.get("kind") == "eval":
-            self._scores.setdefault(row["opt_steps"], {}).setdefault(number, _number(row.get("score")))
+            self._scores.setdefault(row["opt_steps"], {}).setdefault(number, to_float(row.get("score")))
             self._evaluated.add(number, row)
         elif row.get("kind") == "train":
             self._trained.add(number, row)
@@ -184,7 +185,7 @@ class PopulationRows:
     def _report_all(self, opt_steps: int, rows: Mapping[int, Row]) -> None:
         scores = {number: self._scores[opt_steps][number] for number in rows}
         env_steps = next((x for row in rows.values() if type(x := row.get("env_steps")) is int), None)
-        returns = [x for row in rows.values() if not math.isnan(x := _number(row.get("train_return")))]
+        returns = [x for row in rows.values() if not math.isnan(x := to_float(row.get("train_return")))]
         strata = self._strata(scores)
         over_all = spread(strata.values())
         finite = {number: score for number, score in scores.items() if np.isfinite(score)}
@@ -269,14 +270,6 @@ class PopulationRows:
     def _write(self, row: Mapping[str, Any]) -> None:
         if self._log is not None:
             self._log.append_own(f"{line_of(row)}\n".encode())
-
-
-def _number(value: Any) -> float:
-    """Return a number of a row, NaN if it is none: a row on disk may come from anyone."""
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
 
 
 def _list_members(members: Sequence[int]) -> str:
