@@ -115,14 +115,10 @@ class MemberRun:
         if self.status == "diverged":
             raise DivergedError(f"member {self.member.number} diverged")
         if self.status in EARLY_ENDS:
-            self.reports = _none()
+            self.reports = (report for report in list[Report]())
             return
         done = trainer.schedule.opt_steps(trainer.ledger.t)
         trainer.config, trainer.schedule, _ = extend(trainer.strategy, trainer.config, max_opts, done)
-
-
-def _none() -> Generator[Report, None, None]:
-    yield from ()
 
 
 def copy_parent(own: MemberRun, other: MemberRun, copy: Copy, place: int, device: Any) -> Trainer | None:
