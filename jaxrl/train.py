@@ -24,7 +24,7 @@ if __name__ == "__main__":
 from jaxrl.cli.algos import build, part_of
 from jaxrl.cli.arguments import command, normalise, quote, refuse_repeats, value_of
 from jaxrl.cli.config import Request, algorithm_named, parse
-from jaxrl.cli.joining import join, joining, together
+from jaxrl.cli.joining import join, report_failures, split_process_flags
 from jaxrl.cli.leaving import set_exit_note
 from jaxrl.cli.outside import admit, admit_algorithm
 from jaxrl.cli.sweeps import PopulationConfig, build_population, read_sweep
@@ -51,7 +51,7 @@ def main(args: Sequence[str]) -> int:
     """Parse, build, run; return the exit code."""
     args = normalise(args)
     refuse_repeats(args)
-    args, how = joining(args)
+    args, how = split_process_flags(args)
     admit_algorithm(algorithm_named(args))
     request = parse(args)
     admit(value_of(args, flag) for flag in ("--env", "--eval-env"))
@@ -69,7 +69,7 @@ def main(args: Sequence[str]) -> int:
         require_new(config.run_dir)  # before the environment is built and traced; a name of our own may change yet
     if how is not None:
         join(how, requested_devices(config, request.population is not None))
-    with together(how is not None):
+    with report_failures(how is not None):
         return run(args, request, config, how is not None)
 
 
@@ -184,16 +184,16 @@ def requested_devices(config: Any, of_members: bool) -> int:
     """Return how many devices the settings of a run, or `of_members`, ask for.
 
     Raises:
-      SettingsError: its mesh cannot be.
+      SettingsError: the mesh is invalid.
     """
     return shape_of(config.mesh, config.devices, of_members).devices
 
 
 def population_config(given: Mapping[str, Any] | None) -> PopulationConfig | None:
-    """Return the members asked for, or `None` for a run like any other.
+    """Parse the settings `population`; `None` for a single run.
 
     Raises:
-      SettingsError: an entry that there is none of.
+      SettingsError: an entry is unknown.
     """
     if given is None:
         return None
@@ -209,15 +209,15 @@ def population_config(given: Mapping[str, Any] | None) -> PopulationConfig | Non
 
 
 def _import_flags(algo: str, env: str | None) -> str:
-    """Return the flags without which no command would import a user's own algorithm and environment."""
+    """Return the flags that name a user's own algorithm and environment: commands import no others."""
     algorithm = f" --algo {quote(algo)}" if module_to_import(algo) else ""
     return algorithm + (f" --env {quote(env)}" if env is not None and module_to_import(env) else "")
 
 
 def show_population(result: PopulationResult, run_dir: str, again: str = "") -> None:
-    """Print what the settings of a population came to, what to do next, and which member is the best.
+    """Print the results of a population, the commands that come next, and the best member.
 
-    `again` is a flag that the commands need.
+    `again` are flags that the commands need.
     """
     best, where = result.best_member(), f" {quote(run_dir)}"
     lines = {"run": one_line(run_dir)}
@@ -245,9 +245,9 @@ def new_run_dir(name: str) -> str:
 
 
 def show(result: Result, run_dir: str, playable: bool = True, again: str = "") -> None:
-    """Print the summary of a run, each part on one line, and what to do next if there is an environment.
+    """Print the summary of a run, each part on one line, and the commands that come next.
 
-    `again` is a flag that these commands need.
+    `playable`: whether there is an environment to evaluate and to play in; `again` are flags that the commands need.
     """
     run, lines = f" {quote(run_dir)}{again}", {}
     if (more := _to_go_on(result.summary)) is not None:

@@ -23,7 +23,7 @@ SHUTDOWN_S = 60
 """Seconds that a finished process waits for the others to finish."""
 
 
-def joining(args: Sequence[str]) -> tuple[list[str], dict[str, Any] | None]:
+def split_process_flags(args: Sequence[str]) -> tuple[list[str], dict[str, Any] | None]:
     """Split `args` into the arguments of the run and those of `join`, `None` for a single process.
 
     Raises:
@@ -83,7 +83,7 @@ def join(how: Mapping[str, Any], devices: int) -> None:
 
 
 @contextmanager
-def together(joined: bool) -> Iterator[None]:
+def report_failures(joined: bool) -> Iterator[None]:
     """Report an error inside to the other processes, if this one has `joined` them and the run has not begun.
 
     After the loss of another process or an unexpected error, exit at once: JAX would wait for the others, which wait
