@@ -195,7 +195,7 @@ def _explain_errors(
         failed.append(NoCheckpointError(f"{what} {fault}"))
 
 
-# --- the policy of a checkpoint ----------------------------------------------------------------------------------
+# --- the policy of a checkpoint -----------------------------------------------------------------------------------
 
 
 class _Learner(NamedTuple):

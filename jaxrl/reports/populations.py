@@ -54,7 +54,7 @@ def axis(values: Sequence[Any]) -> dict[str, Any]:
     return {"heights": heights, "ticks": ends, "values": labels}
 
 
-# --- lineages ------------------------------------------------------------------------------------------------------
+# --- lineages -----------------------------------------------------------------------------------------------------
 
 
 class Takeover(NamedTuple):
