@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl.errors import SettingsError
+from jaxrl.errors import require_extra
 from jaxrl.paths import writing
 from jaxrl.reports.curves import band, thin
 from jaxrl.reports.groups import Group
@@ -24,12 +24,9 @@ def write_png(groups: Sequence[Group], path: Path, x: str = "env_steps") -> None
     Raises:
       SettingsError: matplotlib is not installed, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise SettingsError("pictures need the extra `report`: pip install 'jaxrl[report]'") from None
+    figures = require_extra("matplotlib.figure", "pictures", "report")
     columns, height = _legend([group.name for group in groups])
-    figure = Figure(figsize=(WIDTH, 4.2 + height), layout="constrained")
+    figure = figures.Figure(figsize=(WIDTH, 4.2 + height), layout="constrained")
     for place, what in enumerate(("evaluation score", "training return")):
         axes = figure.add_subplot(1, 2, place + 1)
         axes.set(xlabel=NAMES[x], ylabel=what)

@@ -104,7 +104,7 @@ def film_player(strategy: Strategy, config: TrainerConfig) -> tuple[Player, Gree
     if not config.video_interval:
         return None
     require_writer(config.video_format)
-    env = strategy.evaluation.env or (strategy.actor_fns.env if strategy.actor_fns else strategy.env)
+    env = strategy.eval_env
     if env is None or strategy.policy is None:
         raise SettingsError("video_interval films episodes, but there is no environment or no policy; set it to 0")
     try:

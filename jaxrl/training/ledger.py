@@ -52,15 +52,14 @@ class Ledger:
     """Whether a warning about values beyond all possible returns was logged."""
     warned_support: bool = False
     """Whether a warning about a support that is too narrow was logged."""
-    unsaved_s = 0.0  # seconds of training since the last save in this process; not a field, so not saved
-    doing = ""  # the part that is being timed; not a field, so not saved
     warned_greedy: bool = False
     """Whether a warning about greedy actions that return far less than sampled ones was logged."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     _begun: float = field(default_factory=lambda: time.perf_counter())
 
-    def __post_init__(self) -> None:
-        self.warned_values, self.warned_support = bool(self.warned_values), bool(self.warned_support)
+    # Not fields, so not saved: seconds of training since the last save in this process, and the part being timed.
+    unsaved_s = 0.0
+    doing = ""
 
     @property
     def wall(self) -> float:
@@ -162,7 +161,7 @@ class Ledger:
           ValueError: `facts` are not from `facts()`.
         """
         _check(facts)
-        seconds = {part: facts["seconds"].get(part, 0.0) + self.seconds[part] for part in PARTS}
+        seconds = {part: facts["seconds"][part] + self.seconds[part] for part in PARTS}
         return Ledger(**{**facts, "seconds": seconds, "_begun": self._begun})
 
     def roll_back(self, facts: Mapping[str, Any] | None) -> "Ledger":
@@ -197,6 +196,8 @@ def _check(facts: Any) -> None:
     like = Ledger().facts()
     if not isinstance(facts, dict) or facts.keys() != like.keys() or not isinstance(facts["seconds"], dict):
         raise ValueError(f"expected counters named {', '.join(like)}")
+    if facts["seconds"].keys() != like["seconds"].keys():
+        raise ValueError(f"expected seconds of {', '.join(PARTS)}")
     for name, value in [*facts.items(), *facts["seconds"].items()]:
         if type(like.get(name)) is bool:
             if type(value) is not bool:

@@ -16,6 +16,7 @@ from typing import Any, SupportsFloat
 import jax
 
 from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError
+from jaxrl.parsing import flatten_settings
 from jaxrl.strategies.base import Policy
 from jaxrl.strategies.guard import Health
 from jaxrl.training.divergence import Validity, in_good_health, look
@@ -189,7 +190,7 @@ class Logbook:
             total, count = self._noted.get(name, (0.0, 0))
             self._noted[name] = total + float(value), count + 1
 
-    def log_train(self, columns: Mapping[str, Any], ledger: Ledger, agent: Mapping[str, Any], steps: int = 0) -> Row:
+    def log_train(self, columns: Mapping[str, Any], ledger: Ledger, agent: Mapping[str, Any], steps: int) -> Row:
         """Log and return a row of metrics, with an event for each warning about it.
 
         Warnings are given once, which `ledger` remembers; `agent` has the settings of the agent. `steps` is the number
@@ -218,7 +219,7 @@ class Logbook:
         else:
             self._rows.video(video)
 
-    def log_score(self, columns: Mapping[str, Any], evaluation: Evaluation | None = None) -> Row:
+    def log_score(self, columns: Mapping[str, Any], evaluation: Evaluation | None) -> Row:
         """Log and return the row of a score, with the histograms of its evaluation, if any."""
         row = self.row("eval", **columns)
         self._continue_curve(row)
@@ -382,7 +383,7 @@ def run_info(storage: Storage, opt_steps: int) -> RunInfo:
     return RunInfo(
         name=name if group is None else f"{group.name}-{name}",
         directory=storage.path,
-        settings=flat(settings),
+        settings=flatten_settings(settings),
         tags=(*algo_and_env(settings), *settings.get("tags", ())),
         opt_steps=opt_steps if storage.resumes else 0,
         changed=bool(storage.decisive),
@@ -394,15 +395,6 @@ def run_info(storage: Storage, opt_steps: int) -> RunInfo:
 def algo_and_env(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the algorithm and the environment of a run, where they have names."""
     return tuple(str(part) for part in (settings.get("algo"), settings.get("env")) if part)
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings to paths, such as `agent.lr`."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        inside = flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-        found |= inside
-    return found
 
 
 @contextmanager

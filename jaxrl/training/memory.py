@@ -88,17 +88,12 @@ def plan_of_state(state: PyTree, capacity: int | None = None) -> Plan:
     return Plan(parts, capacity=capacity, on_host=on_host)
 
 
-def plan_of(strategy: Strategy, state: PyTree, jaxpr: Any = None, evaluation: int = 0) -> Plan:
-    """Return the plan of a run of `strategy`, from the shapes of its `state`.
-
-    `jaxpr` is that of an iteration, if known; `evaluation` is the memory of an evaluation in bytes.
-    """
-    iteration: dict[str, int] = {}
-    if jaxpr is not None:
-        # Arrays of the traced iteration that XLA must materialise.
-        known = lambda: {"the steps it learns from": largest_rows(jaxpr), "the largest array": largest_array(jaxpr)}
-        iteration |= with_fallback("the memory plan of an iteration", known, dict)
-    return plan_of_state(state, strategy.state_fns.capacity)._replace(iteration=iteration, evaluation=evaluation)
+def plan_of(strategy: Strategy, state: PyTree, jaxpr: Any) -> Plan:
+    """Return the plan of training `strategy`, from the shapes of its `state` and the `jaxpr` of an iteration."""
+    # Arrays of the traced iteration that XLA must materialise.
+    known = lambda: {"the steps it learns from": largest_rows(jaxpr), "the largest array": largest_array(jaxpr)}
+    iteration: dict[str, int] = with_fallback("the memory plan of an iteration", known, dict)
+    return plan_of_state(state, strategy.state_fns.capacity)._replace(iteration=iteration)
 
 
 def require_fit(plan: Plan, num_envs: int | None = None, episodes: int | None = None) -> None:

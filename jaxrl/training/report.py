@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from jaxrl.errors import SettingsError, print_stderr
+from jaxrl.errors import SettingsError, print_stderr, require_extra
 from jaxrl.parsing import format_repr
 from jaxrl.terminal import print_folded
 from jaxrl.training import processes
@@ -16,6 +16,10 @@ from jaxrl.trees import PyTree
 
 LIMITS = {"max_opts": "opt_steps", "max_env_steps": "env_steps"}
 """The counter in the summary for each limit of a run."""
+EARLY = ("stop_reward", "patience", "stop")
+"""Stop reasons of runs that ended before their limits."""
+FINISHED = (*LIMITS, *EARLY)
+"""Stop reasons of runs that are finished, rather than interrupted or failed."""
 
 
 class Report(NamedTuple):
@@ -91,10 +95,7 @@ def axes_for(points: Sequence[Point], axes: Any = None) -> Any:
     if not points:
         raise SettingsError("nothing was evaluated, so there is no curve; set eval_interval, or train for longer")
     if axes is None:
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise SettingsError("pictures need the extra `report`: pip install 'jaxrl[report]'") from None
+        pyplot = require_extra("matplotlib.pyplot", "pictures", "report")
         axes = pyplot.subplots(figsize=(6, 3), layout="constrained")[1]
     axes.set_xlabel("environment steps")
     axes.grid(alpha=0.3)

@@ -338,7 +338,7 @@ def check_description(config: TrainerConfig | SessionConfig) -> None:
         raise SettingsError(f"notes is {config.notes!r}; expected text")
 
 
-def check_recorders(names: Sequence[str], run_dir: str | None, default: Sequence[str] = ()) -> None:
+def check_recorders(names: Sequence[str], run_dir: str | None, default: Sequence[str]) -> None:
     """Raise `SettingsError` for unknown recorders, and for those that are not available here.
 
     Without a run directory, recorders of the `default` that need one are skipped silently.
@@ -370,15 +370,15 @@ def check_seed(seed: int) -> None:
 
 def check_strategy(strategy: object) -> None:
     """Raise `SettingsError` unless `strategy` can be trained."""
-    if isinstance(strategy, Strategy) and (strategy.state_fns.health is None) != (strategy.state_fns.reseed is None):
-        given, lacking = ("health", "reseed") if strategy.state_fns.reseed is None else ("reseed", "health")
-        raise SettingsError(
-            f"the strategy has {given} but no {lacking}; give both, as jaxrl.strategies.guard has them, or neither"
-        )
     if not isinstance(strategy, Strategy):
         raise SettingsError(
             f"Trainer was given {type(strategy).__name__}; expected a strategy, as in "
             "Trainer(off_policy(make_env('CartPole-v1'), dqn(), buffer=uniform(50_000, batch_size=128)))"
+        )
+    if (strategy.state_fns.health is None) != (strategy.state_fns.reseed is None):
+        given, lacking = ("health", "reseed") if strategy.state_fns.reseed is None else ("reseed", "health")
+        raise SettingsError(
+            f"the strategy has {given} but no {lacking}; give both, as jaxrl.strategies.guard has them, or neither"
         )
 
 

@@ -16,6 +16,7 @@ from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.loop import Run
 from jaxrl.training.recorders import Recorder
 from jaxrl.training.report import (
+    FINISHED,
     LIMITS,
     Hooks,
     Report,
@@ -182,4 +183,4 @@ def _continuation(summary: Mapping[str, Any], run_dir: str | None) -> str | None
         return f"Trainer(strategy, ..., run_dir={run_dir!r}, resume=True, max_env_steps={more}).train()"
     if stop == "max_opts":
         return f"trainer.train(max_opts={2 * summary['opt_steps']})"
-    return None if stop in (*LIMITS, "stop", "stop_reward", "patience") else "trainer.train()"
+    return None if stop in FINISHED else "trainer.train()"

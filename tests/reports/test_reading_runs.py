@@ -101,6 +101,13 @@ def test_the_best_is_what_was_confirmed(tmp_path: Path) -> None:
     assert one(path).best == 3.0
 
 
+def test_the_best_is_the_score_where_nothing_is_confirmed(tmp_path: Path) -> None:
+    """As with `confirm_best=False`: the column is there, and empty."""
+    path = write_run(tmp_path / "a")
+    log(path, [{"kind": "eval", **place(1), "score": 5.0, "confirm_score": None, "is_best": True}])
+    assert one(path).best == 5.0
+
+
 def test_a_population_is_its_members(tmp_path: Path) -> None:
     runs = read_runs([str(write_population(tmp_path / "pop", {0.1: [1.0, 2.0], 0.2: [3.0, 4.0]}))])
     assert [run.name for run in runs] == [f"pop/0000{i}" for i in range(4)]

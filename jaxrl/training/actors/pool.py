@@ -63,7 +63,7 @@ class ParameterServer:
                 return None
             return [self._blocks.pop(key) for key in wanted]
 
-    def finish_round(self, agent: PyTree = None, opt_step: int = 0, learnt: PyTree = ()) -> None:
+    def finish_round(self, agent: PyTree, opt_step: int, learnt: PyTree = ()) -> None:
         """Mark the round last taken as learnt from, and publish new parameters, if any.
 
         Both at once, so that no round can begin in between with the wrong parameters.

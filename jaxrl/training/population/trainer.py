@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
-from jaxrl.parsing import format_repr
+from jaxrl.parsing import flatten_settings, format_repr
 from jaxrl.paths import reason_of_path
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.population import Population, require_stream, with_values
@@ -24,7 +24,7 @@ from jaxrl.strategies.search import PBT, Verdict
 from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
-from jaxrl.training.logbook import algo_and_env, flat
+from jaxrl.training.logbook import algo_and_env
 from jaxrl.training.memory import plan_of_state, require_members_fit
 from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.members import (
@@ -588,7 +588,7 @@ class PopulationTrainer:
     def _about(self) -> RunInfo:
         """Return the description of the population for recorders."""
         assert self._dir is not None
-        settings = flat(self.settings())
+        settings = flatten_settings(self.settings())
         tags, notes = (*algo_and_env(settings), *self.config.tags), str(settings.get("notes") or "")
         return RunInfo(self._dir.path.name, self._dir.path, settings, tags, opt_steps=0, notes=notes)
 

@@ -637,7 +637,7 @@ def assemble(
     agent: AgentMaker,
     buffer: Buffer | None,
     processor: Processor | None,
-    teacher: TrainedPolicy | None = None,
+    teacher: TrainedPolicy | None,
 ) -> Stepwise:
     """Assemble the parts; raise `SettingsError` if they do not fit together.
 

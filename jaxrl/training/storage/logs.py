@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import math
 import os
 import shutil
 import zlib
@@ -239,6 +240,14 @@ def lines_of_nobody(population: Path, name: str) -> list[int]:
 def is_row_up_to(line: bytes, opt_steps: int) -> bool:
     row = parse(line)
     return row is not None and row["opt_steps"] <= opt_steps
+
+
+def to_float(value: object) -> float:
+    """Return a number of a row as a float; NaN for anything else, as a row on disk may come from anyone."""
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # an integer too large for a float
+        return math.nan
 
 
 def parse(line: bytes) -> dict[str, Any] | None:

@@ -299,7 +299,7 @@ class Storage:
 
     # --- writing ---
 
-    def describe_resume(self, opt_steps: int, aside: str = "") -> str:
+    def describe_resume(self, opt_steps: int, aside: str) -> str:
         """Describe how the run was resumed, with `aside` if from a checkpoint, and what has changed."""
         how = f"resumed at {opt_steps} optimisation steps{aside}" if self.resumes else "began again"
         changed = "; ".join(map(str, self.changes))
