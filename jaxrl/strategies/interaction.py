@@ -15,7 +15,15 @@ from jaxrl.envs.base import Env, VecEnv, VecEnvState, apply_schedules, obs_valid
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.masks import random_action
 from jaxrl.metrics import Metrics, stats, totals
-from jaxrl.processors.base import DISABLED, Processor, chain, dummy_step, init_processor
+from jaxrl.processors.base import (
+    DISABLED,
+    Processor,
+    chain,
+    dummy_step,
+    init_processor,
+    reward_clip,
+    reward_scale,
+)
 from jaxrl.processors.memory import carry_memory
 from jaxrl.processors.n_step import NStepState, n_step
 from jaxrl.processors.normalise import RewardState, normalise_obs, normalise_reward
@@ -120,9 +128,16 @@ def connect(bound: Agent, processor: Processor) -> tuple[Processor, Agent]:
 def make_default_processor(settings: Mapping[str, Any]) -> Processor:
     """Return the default processor of an agent, from `registry.defaults_for`; it keeps the space of observations."""
     parts = settings.get("processor", {})
-    scales = {"normalise_obs": normalise_obs, "normalise_reward": normalise_reward}
-    # Rewards are normalised before they are summed over `n` steps.
-    return chain(*(make() for name, make in scales.items() if parts.get(name)), n_step(parts.get("n_step", 1)))
+    discount = parts.get("discount", 0.99)
+    # In the order of the command line: rewards are scaled before they are summed over `n` steps.
+    scales = {
+        "normalise_obs": normalise_obs,
+        "reward_scale": lambda: reward_scale(parts["reward_scale"]),
+        "reward_clip": lambda: reward_clip(parts["reward_clip"]),
+        "normalise_reward": lambda: normalise_reward(discount),
+    }
+    steps = n_step(parts.get("n_step", 1), discount)
+    return chain(*(make() for name, make in scales.items() if parts.get(name, DISABLED[name]) != DISABLED[name]), steps)
 
 
 def check_agent_maker(agent: object) -> None:

@@ -76,8 +76,8 @@ def off_policy(
     num_envs: int | None = None,
     opt_interval: int | None = None,
     updates: int | None = None,
-    warmup: int = 1_000,
-    random_warmup: bool = True,
+    warmup: int | None = None,
+    random_warmup: bool | None = None,
     actors: ActorsConfig | None = None,
     resets: str = "auto",
     demos: Dataset | None = None,
@@ -100,8 +100,8 @@ def off_policy(
         `simba` normalised observations; for `fast_td3` and `fast_sac` those, 128 environments and still larger batches.
       updates: optimisation steps each time one is due (default: redq and droq 20, fast_sac 8, simba, xqc and fast_td3
         2, others 1).
-      warmup: environment steps before the first optimisation step, rounded up to at least one batch.
-      random_warmup: whether actions during the warm-up are uniformly random, or those of the exploring agent.
+      warmup: environment steps before the first optimisation step, rounded up to at least one batch (default: 1 000).
+      random_warmup: whether actions during the warm-up are uniformly random (default), or those of the exploring agent.
       actors: settings of actors, which step `num_envs` environments each on the host. By default, an environment in JAX
         runs on the device, and any other with one actor.
       resets: how episodes start, see `jaxrl.vectorise`; environments on the host always use `fresh`.
@@ -120,12 +120,12 @@ def off_policy(
     env, host_actors = split_env(env, actors, max_lag=2)
     built = interaction.build_agent(agent, processor, env.spec)
     defaults = defaults_for(built.name, "off_policy")
-    num_envs, opt_interval = (
-        as_int(defaults[name] if value is None else value)
-        for name, value in (("num_envs", num_envs), ("opt_interval", opt_interval))
-    )
+    num_envs = as_int(defaults["num_envs"] if num_envs is None else num_envs)
+    opt_interval = as_int(defaults["opt_interval"] if opt_interval is None else opt_interval)
+    updates = as_int(defaults["updates"] if updates is None else updates)
+    warmup = as_int(defaults["warmup"] if warmup is None else warmup)
+    random_warmup = defaults["random_warmup"] if random_warmup is None else random_warmup
     buffer = make_default_buffer(defaults) if buffer is None else buffer
-    updates, warmup = as_int(defaults.get("updates", 1) if updates is None else updates), as_int(warmup)
     # Everything from here on is one shard's; `sharded` at the end combines them.
     vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
     # Replay holds raw items, which are scaled when they are sampled, see `make_replay_transform`.

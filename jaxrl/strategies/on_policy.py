@@ -82,7 +82,7 @@ def on_policy(
     agent: AgentMaker,
     *,
     processor: Processor | None = None,
-    num_envs: int = 8,
+    num_envs: int | None = None,
     rollout: int | None = None,
     epochs: int | None = None,
     minibatches: int | None = None,
@@ -103,7 +103,7 @@ def on_policy(
       agent: as returned by `jaxrl.ppo(...)`, `a2c`, `reinforce`, `impala`, `pqn` or `reppo`.
       processor: turns steps into one-step transitions, and sets the discount. By default `one_step()`, for all agents
         but `pqn` and `reppo` behind `normalise_reward()`, which makes them insensitive to the scale of rewards.
-      num_envs: number of environments `N`.
+      num_envs: number of environments `N` (default: 8).
       rollout: steps `T` of each environment per iteration.
       epochs: passes over each rollout.
       minibatches: equal parts of an epoch, one optimisation step each; 1: the whole rollout.
