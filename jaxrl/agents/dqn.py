@@ -391,6 +391,8 @@ def _bootstrap(
 
     With double Q-learning the network with `params`, which sees `then`, chooses the action.
     """
+    if parts.target is not None:
+        return _custom_bootstrap(parts, params, target, items)
     config, rows = parts.config, items.reward.shape[0]
     apply = partial(_outputs, parts)
     # With a core, the target network has memories of its own of the same sequences.
@@ -405,10 +407,6 @@ def _bootstrap(
         after = greedy_target(values, items, out_t, apply(fixed, then, noise.noise_select, *_taus(parts, rows)))
     else:
         after = greedy_target(values, items, out_t, out_t)
-    if parts.target is not None:
-        # A discount of 0 leaves nothing to bootstrap: the user's number is the whole target.
-        own = _custom_target(parts, params, target, items)
-        after = after._replace(reward=own, discount=jnp.zeros_like(items.discount))
     # Single items hold n-step returns already, made by the processor. Steps of sequences are summed here.
     return after if parts.memory is None else sequences.sequence_targets(after, sampled, config)
 
@@ -445,13 +443,17 @@ def munchausen_target(
     return BootstrapTarget(items.reward + scale * bonus, items.discount, out_t, policy, penalty)
 
 
-def _custom_target(parts: _Parts, params: PyTree, target: PyTree, items: Transition) -> Array:
-    """Return what the user's function makes of a batch, `[B]`, without a gradient."""
+def _custom_bootstrap(parts: _Parts, params: PyTree, target: PyTree, items: Transition) -> BootstrapTarget:
+    """Return the targets of the user's function for a batch, without a gradient, and nothing that is bootstrapped."""
     assert parts.target is not None
     q = lambda params, obs: masks.apply_mask(_outputs(parts, params, obs, ())[..., 0], masks.get_mask(obs))
     values = ActionValues(q(target, items.obs), q(target, items.next_obs), q(params, items.next_obs))
-    made = check_per_step("target", parts.target(items, jax.lax.stop_gradient(values)), items.reward)
-    return jax.lax.stop_gradient(made)
+    number = check_per_step("target", parts.target(items, jax.lax.stop_gradient(values)), items.reward)
+    # Zeros are constants, so the compiler removes the bootstrap, and the networks that the function does not read.
+    zeros = jnp.zeros(values.target_t.shape, jnp.float32)
+    return BootstrapTarget(
+        jax.lax.stop_gradient(number), jnp.zeros_like(items.discount), zeros[..., None], zeros, zeros
+    )
 
 
 def _update_target(config: DQNConfig, tau: Array, params: PyTree, target: PyTree, opt_step: Array) -> PyTree:
