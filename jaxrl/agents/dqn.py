@@ -322,10 +322,10 @@ def _loss(
     # With a core, these hold the memories that the trained network comes to have, under its gradient.
     online = _views(parts, params, sampled.items, noise.noise_tm1)
     out_tm1, _, collections = _apply_network(parts, params, online.now, noise.noise_tm1, *_as_tuple(taus_tm1), key=key)
-    after = _bootstrap(parts, values, target, noise, params, sampled.items, items, online.then, taus_t)
+    bootstrap = _bootstrap(parts, values, target, noise, params, sampled.items, items, online.then, taus_t)
     # Levels that were drawn, or the fixed ones of qr. Other losses do not read them.
     taus: Array = taus_tm1 if config.values == "iqn" else _midpoints(weight.shape[0], out_tm1.shape[-1])
-    loss, error = action_value_loss(values, out_tm1, taus, items.action, after, masks.get_mask(items.obs), cql)
+    loss, error = action_value_loss(values, out_tm1, taus, items.action, bootstrap, masks.get_mask(items.obs), cql)
     q = jax.vmap(values.mean)(out_tm1)
     if parts.extra_loss is not None:
         loss = loss + extra_term(parts.extra_loss, params, items, q, weight)
@@ -335,7 +335,7 @@ def _loss(
     outside: PyTree = ()
     # Returns beyond a support that the user fixed are clipped to its ends; tell how often.
     if values.outside and _reports_out_of_support(config):
-        outside = jax.vmap(values.outside)(after) * items.weight
+        outside = jax.vmap(values.outside)(bootstrap) * items.weight
     # Reported as `q`: the return that the greedy policy expects.
     greedy = reductions.largest(masks.apply_mask(q, masks.get_mask(items.obs)))
     return jnp.mean(weight * loss), ((error * items.weight, greedy, return_error, outside), collections)
@@ -346,7 +346,7 @@ def action_value_loss(
     outputs: Array,
     taus: Array,
     action: Array,
-    after: BootstrapTarget,
+    bootstrap: BootstrapTarget,
     mask: Array | None = None,
     cql: PyTree = (),
 ) -> tuple[Array, Array]:
@@ -361,11 +361,11 @@ def action_value_loss(
       outputs: the network's outputs for `s`, `[R, A, n]`.
       taus: levels of the outputs if they are quantiles, `[R, n]`.
       action: the action taken, `[R]`.
-      after: `r`, `discount`, `p`, `q_target` and `penalty`, from `greedy_target` or `munchausen_target`.
+      bootstrap: `r`, `discount`, `p`, `q_target` and `penalty`, from `greedy_target` or `munchausen_target`.
       mask: actions that are allowed in `s`, `[R, A]`; if left out, all.
       cql: weight of the penalty of CQL; `()` if it is off.
     """
-    loss, error = jax.vmap(values.loss)(jax.vmap(select_row)(outputs, action), taus, after)
+    loss, error = jax.vmap(values.loss)(jax.vmap(select_row)(outputs, action), taus, bootstrap)
     if isinstance(cql, tuple):
         return loss, error
     # CQL compares means, also where the loss compares distributions.
@@ -400,15 +400,15 @@ def _bootstrap(
     out_t = apply(target, seen.then, noise.noise_t, *_as_tuple(taus_t))
     if config.munchausen:
         out_tm1 = apply(target, seen.now, noise.noise_t, *_taus(parts, rows))
-        after = munchausen_target(values, items, out_tm1, out_t, config.munchausen, config.munchausen_temperature)
+        bootstrap = munchausen_target(values, items, out_tm1, out_t, config.munchausen, config.munchausen_temperature)
     elif config.double:
         # Both are stopped: with a core, `then` holds memories that depend on `params`.
         fixed, then = jax.lax.stop_gradient((params, then))
-        after = greedy_target(values, items, out_t, apply(fixed, then, noise.noise_select, *_taus(parts, rows)))
+        bootstrap = greedy_target(values, items, out_t, apply(fixed, then, noise.noise_select, *_taus(parts, rows)))
     else:
-        after = greedy_target(values, items, out_t, out_t)
+        bootstrap = greedy_target(values, items, out_t, out_t)
     # Single items hold n-step returns already, made by the processor. Steps of sequences are summed here.
-    return after if parts.memory is None else sequences.sequence_targets(after, sampled, config)
+    return bootstrap if parts.memory is None else sequences.sequence_targets(bootstrap, sampled, config)
 
 
 def greedy_target(values: Values, items: Transition, out_t: Array, out_select: Array) -> BootstrapTarget:

@@ -103,8 +103,8 @@ def observe_sequence(network: Network, variables: PyTree, items: Transition, bur
     """
     first = jax.tree.map(lambda x: x[:, 0], items.obs.memory)
     seen = RecurrentObs(for_policy(items.obs.obs), first)
-    before, after = memories_of(network, variables, seen, items.is_first, burn_in)
-    return Views(remembering(items.obs, before, burn_in), remembering(items.next_obs, after, burn_in))
+    memory, next_memory = memories_of(network, variables, seen, items.is_first, burn_in)
+    return Views(remembering(items.obs, memory, burn_in), remembering(items.next_obs, next_memory, burn_in))
 
 
 def remembering(obs: RecurrentObs, memory: PyTree, burn_in: int) -> RecurrentObs:
@@ -128,10 +128,10 @@ def memories_of(
         # With constant parameters nothing of the burn-in is differentiated; its stored memories are data.
         made = _follow(network, jax.lax.stop_gradient(variables), RecurrentObs(early, begin), first_early)
         begin = jax.tree.map(lambda x: x[-1], made)
-    after = _follow(network, variables, RecurrentObs(late, begin), first_late)
-    before = memories_before(begin, after, first_late.T)
+    next_memory = _follow(network, variables, RecurrentObs(late, begin), first_late)
+    memory = memories_before(begin, next_memory, first_late.T)
     # `[T, B, ...] -> [B * T, ...]`, the order of all other rows.
-    flat: tuple[PyTree, PyTree] = jax.tree.map(lambda x: merge_axes(jnp.moveaxis(x, 0, 1)), (before, after))
+    flat: tuple[PyTree, PyTree] = jax.tree.map(lambda x: merge_axes(jnp.moveaxis(x, 0, 1)), (memory, next_memory))
     return flat
 
 
@@ -141,10 +141,10 @@ def _follow(network: Network, variables: PyTree, seen: RecurrentObs, is_first: A
     return memories
 
 
-def sequence_targets(after: Future, items: Transition, config: SequenceConfig) -> Future:
-    """Let the targets of the learnt steps of `items` `[B, L]` run over `n_step` steps; `after` is of one, `[B * T]`.
+def sequence_targets(bootstrap: Future, items: Transition, config: SequenceConfig) -> Future:
+    """Return targets over `n_step` steps of the sequences `items` `[B, L]`; `bootstrap` `[B * T]` are those over one.
 
-    Of what is `after` a step, `reward` and `discount` are those of all the steps, and the rest that of the last.
+    `reward` and `discount` accumulate over the steps; other fields are taken from the last.
 
     No target crosses an episode's end, whether it terminated or was truncated, nor a step that must not be learnt from;
     and none the sequence's end.
@@ -153,12 +153,12 @@ def sequence_targets(after: Future, items: Transition, config: SequenceConfig) -
     # The last step of a sequence has no later one in it, so its target bootstraps there.
     cut = last.at[:, -1].set(True)
 
-    def one(after: Any, last: Array) -> Any:
-        ahead = steps_ahead(after.reward, after.discount, last, config.n_step)
-        later = jax.tree.map(lambda x: x[ahead.step], after)
+    def one(bootstrap: Any, last: Array) -> Any:
+        ahead = steps_ahead(bootstrap.reward, bootstrap.discount, last, config.n_step)
+        later = jax.tree.map(lambda x: x[ahead.step], bootstrap)
         return later._replace(reward=ahead.reward, discount=ahead.discount)
 
-    by_sequence = jax.tree.map(lambda x: x.reshape(*cut.shape, *x.shape[1:]), after)
+    by_sequence = jax.tree.map(lambda x: x.reshape(*cut.shape, *x.shape[1:]), bootstrap)
     made: Future = jax.tree.map(merge_axes, jax.vmap(one)(by_sequence, cut))
     return made
 

@@ -47,7 +47,7 @@ class Values(NamedTuple):
     mean: Callable[[Array], Array]
     """`[A, n] -> [A]`: expected returns"""
     loss: Callable[[Array, Array, BootstrapTarget], tuple[Array, Array]]
-    """`(chosen [n], taus [n], after) -> (loss, error)`, where the size of the error is the priority for replay"""
+    """`(chosen [n], taus [n], bootstrap) -> (loss, error)`, where the size of the error is the priority for replay"""
     outside: Callable[[BootstrapTarget], Array] | None = None
     """For values on a support: the probability that the target return lies beyond its ends."""
     return_error: Callable[[Array, Array], Array] | None = None
@@ -133,10 +133,10 @@ def expected(loss: str) -> Values:
 
 
 def _expected_loss(
-    loss: Callable[[Array], Array], chosen: Array, taus: Array, after: BootstrapTarget
+    loss: Callable[[Array], Array], chosen: Array, taus: Array, bootstrap: BootstrapTarget
 ) -> tuple[Array, Array]:
-    value = total(after.policy * (after.out[:, 0] - after.penalty))
-    error = after.reward + after.discount * value - chosen[0]
+    value = total(bootstrap.policy * (bootstrap.out[:, 0] - bootstrap.penalty))
+    error = bootstrap.reward + bootstrap.discount * value - chosen[0]
     return loss(error), error
 
 
@@ -173,10 +173,10 @@ def rescaled(loss: str) -> Values:
 
 
 def _rescaled_loss(
-    loss: Callable[[Array], Array], chosen: Array, taus: Array, after: BootstrapTarget
+    loss: Callable[[Array], Array], chosen: Array, taus: Array, bootstrap: BootstrapTarget
 ) -> tuple[Array, Array]:
-    value = total(after.policy * (signed_parabolic(after.out[:, 0]) - after.penalty))
-    error = signed_hyperbolic(after.reward + after.discount * value) - chosen[0]
+    value = total(bootstrap.policy * (signed_parabolic(bootstrap.out[:, 0]) - bootstrap.penalty))
+    error = signed_hyperbolic(bootstrap.reward + bootstrap.discount * value) - chosen[0]
     return loss(error), error
 
 
@@ -200,15 +200,17 @@ def evenly(low: float | Array, high: float | Array, count: int) -> np.ndarray | 
     return low * (1 - share) + high * share
 
 
-def _c51_loss(support: np.ndarray | Array, chosen: Array, taus: Array, after: BootstrapTarget) -> tuple[Array, Array]:
-    target = losses.project(*_target_distribution(support, after), jnp.asarray(support, jnp.float32))
+def _c51_loss(
+    support: np.ndarray | Array, chosen: Array, taus: Array, bootstrap: BootstrapTarget
+) -> tuple[Array, Array]:
+    target = losses.project(*_target_distribution(support, bootstrap), jnp.asarray(support, jnp.float32))
     loss = losses.cross_entropy(chosen, target)
     # Cross-entropy less the entropy of the target, which is their KL divergence. Rounding may take it below 0.
     return loss, jnp.maximum(loss + jnp.sum(jax.scipy.special.xlogy(target, target)), 0.0)
 
 
-def _c51_outside(support: np.ndarray | Array, after: BootstrapTarget) -> Array:
-    return outside_support(*_target_distribution(support, after), support)
+def _c51_outside(support: np.ndarray | Array, bootstrap: BootstrapTarget) -> Array:
+    return outside_support(*_target_distribution(support, bootstrap), support)
 
 
 def outside_support(z: Array, p: Array, support: np.ndarray | Array) -> Array:
@@ -224,9 +226,9 @@ def expected_value(p: Array, support: Array) -> Array:
     return jnp.sum(p * support.reshape((1,) * (p.ndim - 1) + (-1,)), axis=-1)
 
 
-def _target_distribution(support: np.ndarray | Array, after: BootstrapTarget) -> tuple[Array, Array]:
+def _target_distribution(support: np.ndarray | Array, bootstrap: BootstrapTarget) -> tuple[Array, Array]:
     """Return the target distribution before projection: its returns `[n]` and their probabilities `[n]`."""
-    return after.reward + after.discount * support, after.policy @ jax.nn.softmax(after.out)
+    return bootstrap.reward + bootstrap.discount * support, bootstrap.policy @ jax.nn.softmax(bootstrap.out)
 
 
 def quantiles(atoms: int) -> Values:
@@ -234,10 +236,10 @@ def quantiles(atoms: int) -> Values:
     return Values(atoms, lambda out: out.mean(axis=-1), _quantile_loss)
 
 
-def _quantile_loss(chosen: Array, taus: Array, after: BootstrapTarget) -> tuple[Array, Array]:
+def _quantile_loss(chosen: Array, taus: Array, bootstrap: BootstrapTarget) -> tuple[Array, Array]:
     # Quantiles are averaged level by level: exact for a greedy policy, an approximation for the soft one of Munchausen.
-    z_t = after.policy @ (after.out - jnp.reshape(after.penalty, (-1, 1)))
-    target = after.reward + after.discount * z_t
+    z_t = bootstrap.policy @ (bootstrap.out - jnp.reshape(bootstrap.penalty, (-1, 1)))
+    target = bootstrap.reward + bootstrap.discount * z_t
     return losses.quantile_huber(chosen, taus, target), target.mean() - chosen.mean()
 
 

@@ -70,8 +70,8 @@ class Frames:
         known = jnp.minimum(depth + 1, self.count - 1)
         # After an observation that is not a stack, it takes `count` more until all frames of a stack are known.
         unknown = jnp.minimum(depth + 1, -self.count - 1)
-        after = jnp.where(depth >= 0, known, unknown)
-        return jnp.where(begins, 0, jnp.where(follows, after, -2 * self.count))
+        next_depth = jnp.where(depth >= 0, known, unknown)
+        return jnp.where(begins, 0, jnp.where(follows, next_depth, -2 * self.count))
 
     def read(self, index: Array, newest: Array) -> tuple[PyTree, Array]:
         """Return the observations at rows `index` `[B]` and which are known; `newest` is the last row written."""

@@ -58,11 +58,11 @@ def _apply(apply: Callable[[PyTree, Transition], Transition], state: MemoryState
 def _process(processor: Processor, memory: PyTree, state: MemoryState, step: Step) -> tuple[MemoryState, Transition]:
     # The memory is stored with the observations; the extras would store it twice.
     extras = {name: value for name, value in step.extras.items() if name != "memory"}
-    after = step.extras["memory"]
+    next_memory = step.extras["memory"]
     inner, transition = processor.process(state.inner, step._replace(extras=extras))
     done: Array = step.terminated | step.truncated
     seen = transition._replace(
-        obs=RecurrentObs(transition.obs, state.memory), next_obs=RecurrentObs(transition.next_obs, after)
+        obs=RecurrentObs(transition.obs, state.memory), next_obs=RecurrentObs(transition.next_obs, next_memory)
     )
     # Only the next step starts afresh: the successor just stored belongs to the old episode, and so does its memory.
-    return MemoryState(inner, tree_where(done, _repeat_memory(memory, done.shape[0]), after)), seen
+    return MemoryState(inner, tree_where(done, _repeat_memory(memory, done.shape[0]), next_memory)), seen
