@@ -45,7 +45,7 @@ from jaxrl.agents.optimizers import GradientStep, Optimizer
 from jaxrl.agents.sequences import Views
 from jaxrl.agents.values import (
     BootstrapTarget,
-    Values,
+    ReturnRepresentation,
     c51,
     check_support,
     expected,
@@ -271,10 +271,10 @@ def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Ar
     config, hyper, noise = parts.config, state.hyper, _draw(parts, key, batch.weight.shape[0])
     # The support must contain this batch's targets before they are projected onto it.
     reach = update_return_bounds(state.reach, batch.items) if _derives_support(config) else ()
-    values = _values(config, reach)
+    representation = _make_representation(config, reach)
     learnt = optimizers.gradient_update(
         parts.gradient_step,
-        partial(_loss, parts, values, state.target, noise, hyper.cql),
+        partial(_loss, parts, representation, state.target, noise, hyper.cql),
         state.params,
         state.opt_state,
         # Quantile levels are cut into pieces with the batch. Parameter noise is one for all rows, and stays outside.
@@ -289,7 +289,7 @@ def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Ar
     metrics = {
         "loss": learnt.loss,
         "q": q.mean(),
-        "td_error": jnp.abs(return_error if values.return_error else error).mean(),
+        "td_error": jnp.abs(return_error if representation.return_error else error).mean(),
         "grad_norm": learnt.norm,
         "epsilon": _epsilon(parts, hyper, opt_step),
     }
@@ -304,7 +304,7 @@ def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Ar
 
 def _loss(
     parts: _Parts,
-    values: Values,
+    representation: ReturnRepresentation,
     target: PyTree,
     noise: Draws,
     cql: PyTree,
@@ -322,27 +322,31 @@ def _loss(
     # With a core, these hold the memories that the trained network comes to have, under its gradient.
     online = _views(parts, params, sampled.items, noise.noise_tm1)
     out_tm1, _, collections = _apply_network(parts, params, online.now, noise.noise_tm1, *_as_tuple(taus_tm1), key=key)
-    bootstrap = _bootstrap(parts, values, target, noise, params, sampled.items, items, online.then, taus_t)
+    bootstrap = _bootstrap(parts, representation, target, noise, params, sampled.items, items, online.then, taus_t)
     # Levels that were drawn, or the fixed ones of qr. Other losses do not read them.
     taus: Array = taus_tm1 if config.values == "iqn" else _midpoints(weight.shape[0], out_tm1.shape[-1])
-    loss, error = action_value_loss(values, out_tm1, taus, items.action, bootstrap, masks.get_mask(items.obs), cql)
-    q = jax.vmap(values.mean)(out_tm1)
+    loss, error = action_value_loss(
+        representation, out_tm1, taus, items.action, bootstrap, masks.get_mask(items.obs), cql
+    )
+    q = jax.vmap(representation.mean)(out_tm1)
     if parts.extra_loss is not None:
         loss = loss + extra_term(parts.extra_loss, params, items, q, weight)
     return_error: PyTree = ()
-    if values.return_error:
-        return_error = jax.vmap(values.return_error)(jax.vmap(select_row)(out_tm1, items.action), error) * items.weight
+    if representation.return_error:
+        return_error = (
+            jax.vmap(representation.return_error)(jax.vmap(select_row)(out_tm1, items.action), error) * items.weight
+        )
     outside: PyTree = ()
     # Returns beyond a support that the user fixed are clipped to its ends; tell how often.
-    if values.outside and _reports_out_of_support(config):
-        outside = jax.vmap(values.outside)(bootstrap) * items.weight
+    if representation.outside and _reports_out_of_support(config):
+        outside = jax.vmap(representation.outside)(bootstrap) * items.weight
     # Reported as `q`: the return that the greedy policy expects.
     greedy = reductions.largest(masks.apply_mask(q, masks.get_mask(items.obs)))
     return jnp.mean(weight * loss), ((error * items.weight, greedy, return_error, outside), collections)
 
 
 def action_value_loss(
-    values: Values,
+    representation: ReturnRepresentation,
     outputs: Array,
     taus: Array,
     action: Array,
@@ -353,11 +357,11 @@ def action_value_loss(
     """Return the loss of each step `[R]` and its temporal-difference error `[R]`.
 
     The loss is `l(r + discount * sum_b p(b) (q_target(s', b) - penalty(b)) - q(s, a))` (Mnih et al. 2015, algorithm 1),
-    where `l` is that of `values`, which compares distributions if values are such. CQL adds
+    where `l` is that of `representation`, which compares distributions if outputs are such. CQL adds
     `cql * (log sum_b exp q(s, b) - q(s, a))` (Kumar et al. 2020, equation 4).
 
     Args:
-      values: how outputs represent returns.
+      representation: how outputs represent returns.
       outputs: the network's outputs for `s`, `[R, A, n]`.
       taus: levels of the outputs if they are quantiles, `[R, n]`.
       action: the action taken, `[R]`.
@@ -365,11 +369,11 @@ def action_value_loss(
       mask: actions that are allowed in `s`, `[R, A]`; if left out, all.
       cql: weight of the penalty of CQL; `()` if it is off.
     """
-    loss, error = jax.vmap(values.loss)(jax.vmap(select_row)(outputs, action), taus, bootstrap)
+    loss, error = jax.vmap(representation.loss)(jax.vmap(select_row)(outputs, action), taus, bootstrap)
     if isinstance(cql, tuple):
         return loss, error
     # CQL compares means, also where the loss compares distributions.
-    q = jax.vmap(values.mean)(outputs)
+    q = jax.vmap(representation.mean)(outputs)
     gap = jax.vmap(conservative_gap)(
         masks.apply_mask(q, mask), jnp.zeros_like(q), jax.vmap(reductions.entry)(q, action)
     )
@@ -378,7 +382,7 @@ def action_value_loss(
 
 def _bootstrap(
     parts: _Parts,
-    values: Values,
+    representation: ReturnRepresentation,
     target: PyTree,
     noise: Draws,
     params: PyTree,
@@ -400,32 +404,43 @@ def _bootstrap(
     out_t = apply(target, seen.then, noise.noise_t, *_as_tuple(taus_t))
     if config.munchausen:
         out_tm1 = apply(target, seen.now, noise.noise_t, *_taus(parts, rows))
-        bootstrap = munchausen_target(values, items, out_tm1, out_t, config.munchausen, config.munchausen_temperature)
+        bootstrap = munchausen_target(
+            representation, items, out_tm1, out_t, config.munchausen, config.munchausen_temperature
+        )
     elif config.double:
         # Both are stopped: with a core, `then` holds memories that depend on `params`.
         fixed, then = jax.lax.stop_gradient((params, then))
-        bootstrap = greedy_target(values, items, out_t, apply(fixed, then, noise.noise_select, *_taus(parts, rows)))
+        bootstrap = greedy_target(
+            representation, items, out_t, apply(fixed, then, noise.noise_select, *_taus(parts, rows))
+        )
     else:
-        bootstrap = greedy_target(values, items, out_t, out_t)
+        bootstrap = greedy_target(representation, items, out_t, out_t)
     # Single items hold n-step returns already, made by the processor. Steps of sequences are summed here.
     return bootstrap if parts.memory is None else sequences.sequence_targets(bootstrap, sampled, config)
 
 
-def greedy_target(values: Values, items: Transition, out_t: Array, out_select: Array) -> BootstrapTarget:
+def greedy_target(
+    representation: ReturnRepresentation, items: Transition, out_t: Array, out_select: Array
+) -> BootstrapTarget:
     """Bootstrap from the value of the best next action: `r + discount * q_target(s', argmax_b q(s', b))`.
 
     Outputs are `[R, A, n]`: `out_t` those of the target network. If `out_select` are the same, this is DQN (Mnih et al.
     2015); if they are the online network's, double DQN (van Hasselt et al. 2016, https://arxiv.org/abs/1509.06461,
     equation 4).
     """
-    q = masks.apply_mask(jax.vmap(values.mean)(out_select), masks.get_mask(items.next_obs))
+    q = masks.apply_mask(jax.vmap(representation.mean)(out_select), masks.get_mask(items.next_obs))
     # A one-hot policy makes the greedy value an expectation, so that all losses take one form of target.
     policy = jax.nn.one_hot(reductions.argmax(q), q.shape[1], dtype=jnp.float32)
     return BootstrapTarget(items.reward, items.discount, out_t, policy, jnp.zeros(q.shape, jnp.float32))
 
 
 def munchausen_target(
-    values: Values, items: Transition, out_tm1: Array, out_t: Array, scale: float, temperature: float
+    representation: ReturnRepresentation,
+    items: Transition,
+    out_tm1: Array,
+    out_t: Array,
+    scale: float,
+    temperature: float,
 ) -> BootstrapTarget:
     """Bootstrap softly, and add the scaled log-policy to the reward.
 
@@ -434,7 +449,7 @@ def munchausen_target(
     https://arxiv.org/abs/2007.14430, equation 1). Outputs of the target network are `[R, A, n]`: `out_tm1` those for
     `s`, `out_t` those for `s'`.
     """
-    mean = jax.vmap(values.mean)
+    mean = jax.vmap(representation.mean)
     soft = jax.vmap(lambda q, mask: munchausen(q, temperature, mask))
     _, log_p = soft(mean(out_tm1), masks.get_mask(items.obs))
     # The logarithm of a small probability has no bound, and would outweigh the reward.
@@ -497,7 +512,7 @@ def _draw(parts: _Parts, key: Key, batch_size: int) -> Draws:
     return Draws(*(_draw_noise(parts, k) for k in jax.random.split(noise_key, 3)), *taus)
 
 
-def _values(config: DQNConfig, reach: PyTree) -> Values:
+def _make_representation(config: DQNConfig, reach: PyTree) -> ReturnRepresentation:
     if config.values == "expected":
         return rescaled(config.loss) if config.value_rescaling else expected(config.loss)
     if config.values != "c51":
@@ -554,7 +569,7 @@ def _means(parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree) -> tuple[
     """Return the expected returns of actions `[N, A]`, and the memory after the step; `noise` is that of parameters."""
     taus = _taus(parts, jax.tree.leaves(obs)[0].shape[0])
     out, memory, _ = _apply_network(parts, state.params, obs, noise, *taus)
-    return jax.vmap(_values(parts.config, state.reach).mean)(out), memory
+    return jax.vmap(_make_representation(parts.config, state.reach).mean)(out), memory
 
 
 def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
@@ -567,7 +582,7 @@ def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
 def _network(config: DQNConfig, spec: EnvSpec) -> Network:
     nn.check_torso(config.torso, spec.observation_space, config.channels, config.features)
     assert isinstance(spec.action_space, Discrete)
-    values = partial(
+    q_network = partial(
         QNetwork,
         num_actions=spec.action_space.n,
         activation=config.activation,
@@ -580,12 +595,12 @@ def _network(config: DQNConfig, spec: EnvSpec) -> Network:
     shape: dict[str, Any] = {"torso": config.torso, "channels": config.channels}
     core = config.make_core()
     if core is None:
-        return values(spec.observation_space, features=config.features, **shape)
+        return q_network(spec.observation_space, features=config.features, **shape)
     # The last layer of iqn comes after the quantile embedding, and so after the core.
     before = len(config.features) - (config.values == "iqn")
     hidden = Box(-jnp.inf, jnp.inf, (config.core_features,))
     return Recurrent(
-        values(hidden, torso="mlp", features=config.features[before:]),
+        q_network(hidden, torso="mlp", features=config.features[before:]),
         spec.observation_space,
         core,
         features=config.features[:before],

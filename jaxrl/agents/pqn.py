@@ -168,7 +168,7 @@ def _build(name: str, config: PQNConfig, custom: CustomParts, spec: EnvSpec) -> 
 def _network(config: PQNConfig, spec: EnvSpec) -> Network:
     nn.check_torso(config.torso, spec.observation_space, config.channels, config.features)
     shape: dict[str, Any] = {"torso": config.torso, "features": config.features, "channels": config.channels}
-    values = partial(
+    q_network = partial(
         QNetwork,
         num_actions=cast(Discrete, spec.action_space).n,
         activation=config.activation,
@@ -178,10 +178,10 @@ def _network(config: PQNConfig, spec: EnvSpec) -> Network:
     )
     core = config.make_core()
     if core is None:
-        return values(spec.observation_space, **shape)
+        return q_network(spec.observation_space, **shape)
     # All layers come before the core; its outputs are read linearly.
     return Recurrent(
-        values(Box(-jnp.inf, jnp.inf, (config.core_features,)), torso="mlp", features=()),
+        q_network(Box(-jnp.inf, jnp.inf, (config.core_features,)), torso="mlp", features=()),
         spec.observation_space,
         core,
         activation=config.activation,

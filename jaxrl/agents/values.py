@@ -39,7 +39,7 @@ class BootstrapTarget(NamedTuple):
     """`[A]`, subtracted from the value of each action"""
 
 
-class Values(NamedTuple):
+class ReturnRepresentation(NamedTuple):
     """A representation of the return: its mean, or a distribution."""
 
     atoms: int
@@ -125,9 +125,9 @@ def check_support(atoms: int, v_min: float | None, v_max: float | None) -> None:
         )
 
 
-def expected(loss: str) -> Values:
+def expected(loss: str) -> ReturnRepresentation:
     """Represent returns by their mean, as Mnih et al. 2015 do; `loss` is `huber` or `squared`."""
-    return Values(
+    return ReturnRepresentation(
         0, lambda out: out[:, 0], partial(_expected_loss, losses.huber if loss == "huber" else losses.squared)
     )
 
@@ -158,13 +158,13 @@ def signed_parabolic(y: Array, eps: float = RESCALE_SLOPE) -> Array:
     return y * share * (jnp.abs(y) * share + 2)
 
 
-def rescaled(loss: str) -> Values:
+def rescaled(loss: str) -> ReturnRepresentation:
     """Represent returns by their `signed_hyperbolic`, which is what networks output and losses compare.
 
     The target is `h(r + discount * h^-1(q_target))` (Kapturowski et al. 2019, section 2.3), so rewards and discounts
     are those of returns. The error, and with it the priority, is one of `h`.
     """
-    return Values(
+    return ReturnRepresentation(
         0,
         lambda out: signed_parabolic(out[:, 0]),
         partial(_rescaled_loss, losses.huber if loss == "huber" else losses.squared),
@@ -180,7 +180,7 @@ def _rescaled_loss(
     return loss(error), error
 
 
-def c51(atoms: int, v_min: float | Array, v_max: float | Array) -> Values:
+def c51(atoms: int, v_min: float | Array, v_max: float | Array) -> ReturnRepresentation:
     """Represent returns by logits over atoms from `v_min` to `v_max` (Bellemare et al. 2017).
 
     The ends may be traced scalars. The priority is the KL divergence between target and prediction (Hessel et al. 2018,
@@ -188,7 +188,7 @@ def c51(atoms: int, v_min: float | Array, v_max: float | Array) -> Values:
     """
     support = evenly(v_min, v_max, atoms)
     mean = lambda out: jnp.sum(jax.nn.softmax(out) * support[None], axis=-1)
-    return Values(atoms, mean, partial(_c51_loss, support), partial(_c51_outside, support))
+    return ReturnRepresentation(atoms, mean, partial(_c51_loss, support), partial(_c51_outside, support))
 
 
 def evenly(low: float | Array, high: float | Array, count: int) -> np.ndarray | Array:
@@ -231,9 +231,9 @@ def _target_distribution(support: np.ndarray | Array, bootstrap: BootstrapTarget
     return bootstrap.reward + bootstrap.discount * support, bootstrap.policy @ jax.nn.softmax(bootstrap.out)
 
 
-def quantiles(atoms: int) -> Values:
+def quantiles(atoms: int) -> ReturnRepresentation:
     """Represent returns by `atoms` quantiles, at fixed levels (QR-DQN) or at given ones (IQN)."""
-    return Values(atoms, lambda out: out.mean(axis=-1), _quantile_loss)
+    return ReturnRepresentation(atoms, lambda out: out.mean(axis=-1), _quantile_loss)
 
 
 def _quantile_loss(chosen: Array, taus: Array, bootstrap: BootstrapTarget) -> tuple[Array, Array]:
