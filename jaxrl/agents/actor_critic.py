@@ -63,9 +63,9 @@ LR_FACTOR = 1.5
 """Factor by which one update lowers or raises the learning rate that is adapted to `desired_kl`, as in RSL-RL."""
 LR_BOUNDS = (1e-5, 1e-2)
 """Between which it stays, as in RSL-RL."""
-UNMOVED = 1e-7
+KL_EPSILON = 1e-7
 """Divergence up to which a policy counts as unmoved: rounding, of a ratio of 1."""
-ROUNDING = 1e-6
+CONSTANT_RETURN_RTOL = 1e-6
 """Standard deviation of returns, as a share of their mean, up to which they count as constant."""
 
 
@@ -155,7 +155,7 @@ class IMPALAConfig(A2CConfig):
     surrogate: Annotated[str, OneOf(("clipped", "plain", "weighted"))] = "weighted"
 
 
-class Hyper(NamedTuple):
+class PPOHyper(NamedTuple):
     """Hyperparameters that a sweep can vary without recompiling: float32 scalars, `[P]` in a population."""
 
     lr: Array
@@ -182,7 +182,7 @@ class ActorCriticState(NamedTuple):
 
     params: PyTree
     opt_state: PyTree
-    hyper: Hyper
+    hyper: PPOHyper
     lr_scale: PyTree = ()
     """Factor of `hyper.lr`, a float32 scalar, if it is adapted to `desired_kl`; else `()`."""
 
@@ -225,7 +225,7 @@ class _Parts(NamedTuple):
     """Whether the network, given everything, must be kept from choosing actions by the privileged state."""
 
 
-PARTS = ("make_optimizer", "make_network", "extra_loss")
+CUSTOM_ARGUMENTS = ("make_optimizer", "make_network", "extra_loss")
 """Arguments for parts made in Python."""
 
 
@@ -280,7 +280,7 @@ def impala(config: IMPALAConfig | None = None, **arguments: Any) -> AgentMaker:
 
 def _maker(name: str, config: Any, arguments: Mapping[str, Any]) -> AgentMaker:
     """Return the maker of an agent of this family."""
-    return agent_maker(name, _build, config, arguments, PARTS, _check)
+    return agent_maker(name, _build, config, arguments, CUSTOM_ARGUMENTS, _check)
 
 
 def _check(config: PPOConfig, parts: Mapping[str, Any]) -> None:
@@ -332,7 +332,7 @@ def _build(name: str, config: PPOConfig, custom: CustomParts, spec: EnvSpec) -> 
         memory=memory,
         apply={"params": lambda params, obs: network.apply(params, masks.for_critic(obs))},
         policy_fns=PolicyFns(
-            partial(_choice, parts),
+            partial(_action_distribution, parts),
             lambda state, obs, action: _apply_network(parts, state.params, obs)[1],
             head,
             privileged=privileged,
@@ -381,8 +381,8 @@ def _init(parts: _Parts, key: Key) -> ActorCriticState:
     off = {*TEMPERATURE, *(() if parts.config.rho_clip else ("rho_clip", "c_clip"))}
     coefs = {name for name in ("teacher_coef", "imitation_coef") if not getattr(parts.config, name)}
     off |= coefs | ({"policy_coef"} if len(coefs) == 2 else set())
-    names = [name for name in Hyper._fields if name not in off]
-    hyper = Hyper(**dict(zip(names, make_hyper(asdict(parts.config), names), strict=True)))
+    names = [name for name in PPOHyper._fields if name not in off]
+    hyper = PPOHyper(**dict(zip(names, make_hyper(asdict(parts.config), names), strict=True)))
     scale = jnp.float32(1.0) if parts.config.desired_kl else ()
     return ActorCriticState(params, parts.gradient_step.init(params, hyper.lr), hyper, scale)
 
@@ -417,7 +417,7 @@ def _policy_distribution(parts: _Parts, state: ActorCriticState, obs: PyTree) ->
     ), memory
 
 
-def _choice(parts: _Parts, state: ActorCriticState, obs: PyTree, opt_step: Array) -> Distribution:
+def _action_distribution(parts: _Parts, state: ActorCriticState, obs: PyTree, opt_step: Array) -> Distribution:
     """Return what `act` draws from, as `DistributionFn`."""
     return _policy_distribution(parts, state, obs)[0]
 
@@ -525,7 +525,7 @@ def _imitate(head: Head, sample: Sample, demos: Demonstrations) -> Sample:
 
 
 def _estimate(
-    config: PPOConfig, hyper: Hyper, rollout: Rollout, v_tm1: Array, v_t: Array, log_rho: Array
+    config: PPOConfig, hyper: PPOHyper, rollout: Rollout, v_tm1: Array, v_t: Array, log_rho: Array
 ) -> tuple[Array, Array]:
     """Return advantages and value targets, both `[T, N]`; `log_rho` `[T, N]` is the log of the importance ratios."""
     items, last, lambda_ = rollout.items, rollout.last, hyper.gae_lambda
@@ -581,7 +581,7 @@ def explained_variance(value: Array, target: Array, weight: Array) -> Stat:
     mean = total(columns) / count
     variance = total(jnp.square(columns - mean[:, None])) / count  # in two passes: the mean may be far from 0
     # Below this, the variance of the returns is rounding, and so would be the share of it.
-    varies = variance[0] > jnp.square(ROUNDING * mean[0])
+    varies = variance[0] > jnp.square(CONSTANT_RETURN_RTOL * mean[0])
     share = 1 - variance[1] / jnp.where(varies, variance[0], 1.0)
     return stat(share, varies & jnp.isfinite(share))
 
@@ -626,11 +626,11 @@ def adapt_lr(lr: Array, kl: Array, desired_kl: float) -> Array:
     policy that has not moved, as before the first update on a rollout, tells nothing.
     """
     lower, raised = jnp.maximum(lr / LR_FACTOR, LR_BOUNDS[0]), jnp.minimum(lr * LR_FACTOR, LR_BOUNDS[1])
-    return jnp.where(kl > 2 * desired_kl, lower, jnp.where((kl < desired_kl / 2) & (kl > UNMOVED), raised, lr))
+    return jnp.where(kl > 2 * desired_kl, lower, jnp.where((kl < desired_kl / 2) & (kl > KL_EPSILON), raised, lr))
 
 
 def _loss(
-    parts: _Parts, hyper: Hyper, opt_step: Array, params: PyTree, sample: Sample, key: Key | None
+    parts: _Parts, hyper: PPOHyper, opt_step: Array, params: PyTree, sample: Sample, key: Key | None
 ) -> tuple[Array, tuple[dict[str, Array], PyTree]]:
     """Return the mean loss over all steps, each step's terms of it, and the network's collections."""
     distribution, value, collections = _evaluate_actions(parts, params, sample, key)
@@ -658,7 +658,7 @@ def _imitation_loss(parts: _Parts, params: PyTree, sample: Sample) -> Array:
 
 def actor_critic_loss(
     config: PPOConfig,
-    hyper: Hyper,
+    hyper: PPOHyper,
     distribution: Distribution,
     value: Array,
     sample: Sample,

@@ -209,7 +209,7 @@ class _Parts(NamedTuple):
     """With a recurrent core, its memory at the start of an episode."""
 
 
-PARTS = ("make_optimizer", "make_network", "extra_loss", "target")
+CUSTOM_ARGUMENTS = ("make_optimizer", "make_network", "extra_loss", "target")
 """Arguments for parts made in Python."""
 
 
@@ -261,7 +261,7 @@ def cql_dqn(config: CQLDQNConfig | None = None, **arguments: Any) -> AgentMaker:
 
 def _maker(name: str, config: Any, arguments: Mapping[str, Any]) -> AgentMaker:
     """Return the maker of an agent of this family."""
-    return agent_maker(name, _build, config, arguments, PARTS, _check)
+    return agent_maker(name, _build, config, arguments, CUSTOM_ARGUMENTS, _check)
 
 
 # --- learning ----------------------------------------------------------------------------------------------------
@@ -540,11 +540,13 @@ def _act(
     space = parts.spec.action_space
     assert isinstance(space, Discrete)
     if key is None or mode == "exploit":
-        q, memory = _means(parts, state, obs, ())
+        q, memory = _expected_values(parts, state, obs, ())
         return masks.greedy_actions(space, q, masks.get_mask(obs)), () if parts.memory is None else {"memory": memory}
     # Three independent draws: whether to act at random, the noise of parameters, and of Boltzmann exploration.
     coin_key, noise_key, gumbel_key = jax.random.split(key, 3)
-    q, memory = _means(parts, state, obs, _draw_noise(parts, noise_key))  # one noise that all environments share
+    q, memory = _expected_values(
+        parts, state, obs, _draw_noise(parts, noise_key)
+    )  # one noise that all environments share
     if parts.config.boltzmann:  # the largest of values with Gumbel noise is drawn from their softmax
         q = q / state.hyper.boltzmann + gumbel_like(gumbel_key, q)
     action = exploration.epsilon_greedy(
@@ -557,15 +559,15 @@ def _act(
     return action, () if parts.memory is None else {"memory": memory}
 
 
-def _choice(parts: _Parts, state: DQNState, obs: PyTree, opt_step: Array) -> Distribution:
+def _exploration_distribution(parts: _Parts, state: DQNState, obs: PyTree, opt_step: Array) -> Distribution:
     """Return what `act` draws from, as `DistributionFn`."""
-    q, hyper = _means(parts, state, obs, ())[0], state.hyper
+    q, hyper = _expected_values(parts, state, obs, ())[0], state.hyper
     return exploration.exploration_distribution(
         q, _epsilon(parts, hyper, opt_step), obs, hyper.boltzmann if parts.config.boltzmann else None
     )
 
 
-def _means(parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree) -> tuple[Array, PyTree]:
+def _expected_values(parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree) -> tuple[Array, PyTree]:
     """Return the expected returns of actions `[N, A]`, and the memory after the step; `noise` is that of parameters."""
     taus = _taus(parts, jax.tree.leaves(obs)[0].shape[0])
     out, memory, _ = _apply_network(parts, state.params, obs, noise, *taus)
@@ -611,7 +613,7 @@ def _network(config: DQNConfig, spec: EnvSpec) -> Network:
     )
 
 
-def _begin(parts: _Parts, key: Key) -> PyTree:
+def _init_variables(parts: _Parts, key: Key) -> PyTree:
     """Initialise the network's variables."""
     obs = space_zeros(masks.for_policy(parts.spec.observation_space), 1)
     if parts.memory is not None:
@@ -741,7 +743,7 @@ def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> 
         config.initial_memory(),
     )
     # The shapes of the noise are those of the network's variables, for which the other parts are needed first.
-    parts = blank._replace(noise=jax.eval_shape(lambda: _begin(blank, make_key(0))).get("noise", {}))
+    parts = blank._replace(noise=jax.eval_shape(lambda: _init_variables(blank, make_key(0))).get("noise", {}))
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -752,8 +754,8 @@ def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> 
         window=sequences.sequence_spec(config),
         apply={"params": partial(_apply, parts)},
         policy_fns=PolicyFns(
-            NO_PROBABILITIES if config.noisy else partial(_choice, parts),
-            lambda state, obs, action: exploration.mask_values(_means(parts, state, obs, ())[0], obs),
+            NO_PROBABILITIES if config.noisy else partial(_exploration_distribution, parts),
+            lambda state, obs, action: exploration.mask_values(_expected_values(parts, state, obs, ())[0], obs),
         ),
         info=AgentInfo(
             settings=asdict(config),
@@ -768,7 +770,7 @@ def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> 
 def _init(parts: _Parts, key: Key) -> DQNState:
     config = parts.config
     # Noise is drawn anew for each use, and is no part of the state.
-    params = {name: value for name, value in _begin(parts, key).items() if name != "noise"}
+    params = {name: value for name, value in _init_variables(parts, key).items() if name != "noise"}
     hyper = DQNHyper(*make_hyper(asdict(config), DQNHyper._fields, optional=("cql", "boltzmann")))
     # The target must be a copy: its arrays and those of `params` are all donated to the compiled loop.
     target, opt_state = jax.tree.map(jnp.copy, params), parts.gradient_step.init(params, hyper.lr)

@@ -82,7 +82,7 @@ class PQNState(NamedTuple):
     hyper: PQNHyper
 
 
-class Target(NamedTuple):
+class TargetSample(NamedTuple):
     """Steps `[B]` and the regression targets of their actions' values; for a core, sequences `[B, T]` of them."""
 
     obs: PyTree
@@ -154,8 +154,8 @@ def _build(name: str, config: PQNConfig, custom: CustomParts, spec: EnvSpec) -> 
         memory=parts.memory,
         apply={"params": lambda params, obs: network.apply(params, masks.for_policy(obs))},
         policy_fns=PolicyFns(
-            partial(_choice, parts),
-            lambda state, obs, action: exploration.mask_values(_q(parts, state.params, obs)[0], obs),
+            partial(_exploration_distribution, parts),
+            lambda state, obs, action: exploration.mask_values(_action_values(parts, state.params, obs)[0], obs),
         ),
         info=AgentInfo(
             settings=asdict(config),
@@ -200,7 +200,7 @@ def _init(parts: _Parts, key: Key) -> PQNState:
     return PQNState(params, parts.gradient_step.init(params, hyper.lr), hyper)
 
 
-def _q(parts: _Parts, params: PyTree, obs: PyTree) -> tuple[Array, PyTree]:
+def _action_values(parts: _Parts, params: PyTree, obs: PyTree) -> tuple[Array, PyTree]:
     """Return action values `[B, A]`, and the memory after the step, `()` without a core."""
     out = cast(Any, parts.network.apply(params, masks.for_policy(obs)))
     return (out, ()) if parts.memory is None else out
@@ -213,7 +213,7 @@ def _epsilon(parts: _Parts, hyper: PQNHyper, opt_step: Array) -> Array:
 def _act(
     parts: _Parts, state: PQNState, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode
 ) -> tuple[Array, PyTree]:
-    q, memory = _q(parts, state.params, obs)
+    q, memory = _action_values(parts, state.params, obs)
     extras = () if parts.memory is None else {"memory": memory}
     greedy = masks.greedy_actions(cast(Discrete, parts.spec.action_space), q, masks.get_mask(obs))
     if key is None or mode == "exploit":
@@ -221,14 +221,14 @@ def _act(
     return exploration.epsilon_greedy(parts.spec, greedy, key, _epsilon(parts, state.hyper, opt_step), obs), extras
 
 
-def _choice(parts: _Parts, state: PQNState, obs: PyTree, opt_step: Array) -> Distribution:
+def _exploration_distribution(parts: _Parts, state: PQNState, obs: PyTree, opt_step: Array) -> Distribution:
     """Return what `act` draws from, as `DistributionFn`."""
     return exploration.exploration_distribution(
-        _q(parts, state.params, obs)[0], _epsilon(parts, state.hyper, opt_step), obs
+        _action_values(parts, state.params, obs)[0], _epsilon(parts, state.hyper, opt_step), obs
     )
 
 
-def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
+def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> TargetSample:
     """Return a rollout's steps `[T * N]`, or for a core its sequences `[N, T]`, with lambda-returns.
 
     They are bootstrapped from the best actions (equation 5 of the paper).
@@ -236,12 +236,12 @@ def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
     items, last = rollout.items, rollout.last
     next_obs = jax.tree.map(merge_axes, items.next_obs)
     # The largest value of the successor, not of the next observation of the rollout: at an episode's end they differ.
-    q = _q(parts, state.params, next_obs)[0]
+    q = _action_values(parts, state.params, next_obs)[0]
     v_t = largest(masks.apply_mask(q, masks.get_mask(next_obs))).reshape(last.shape)
     # Along the time of one environment, so mapped over axis 1 of `[T, N]`.
     returns = jax.vmap(partial(lambda_returns, lambda_=state.hyper.q_lambda), in_axes=1, out_axes=1)
     target = returns(items.reward, items.discount, last, v_t)
-    made = Target(items.obs, items.action, target, jnp.asarray(items.weight))
+    made = TargetSample(items.obs, items.action, target, jnp.asarray(items.weight))
     if parts.memory is None:
         return jax.tree.map(merge_axes, made)
     return sequences.rollout_sequences(made, items)
@@ -272,7 +272,7 @@ def _update(parts: _Parts, state: PQNState, batch: Batch, key: Key, opt_step: Ar
 
 
 def _loss(
-    parts: _Parts, params: PyTree, items: Target, key: Key | None
+    parts: _Parts, params: PyTree, items: TargetSample, key: Key | None
 ) -> tuple[Array, tuple[tuple[Array, Array], PyTree]]:
     """Return the mean loss, errors and greedy values `[B]`, and the network's collections."""
     if parts.memory is None:

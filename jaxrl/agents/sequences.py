@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.agents.fields import CoreConfig, SequenceConfig
-from jaxrl.agents.returns import last_steps, steps_ahead
+from jaxrl.agents.returns import last_steps, n_step_return
 from jaxrl.errors import SettingsError
 from jaxrl.masks import for_policy
 from jaxrl.nn import Network, memories_before, merge_axes
@@ -154,7 +154,7 @@ def sequence_targets(bootstrap: Future, items: Transition, config: SequenceConfi
     cut = last.at[:, -1].set(True)
 
     def one(bootstrap: Any, last: Array) -> Any:
-        ahead = steps_ahead(bootstrap.reward, bootstrap.discount, last, config.n_step)
+        ahead = n_step_return(bootstrap.reward, bootstrap.discount, last, config.n_step)
         later = jax.tree.map(lambda x: x[ahead.step], bootstrap)
         return later._replace(reward=ahead.reward, discount=ahead.discount)
 

@@ -20,7 +20,7 @@ from jaxrl.xla.reductions import entry, total
 
 RESCALE_SLOPE = 1e-3
 """Least slope of `signed_hyperbolic`, epsilon of the papers. It makes the inverse Lipschitz continuous."""
-ENDLESS = 1e-3
+MIN_ONE_MINUS_DISCOUNT = 1e-3
 """Stands for `1 - discount` where the discount is 1, and one step's reward would imply no bound on the return."""
 ENTROPY_MARGIN = 0.1
 """Share of its width by which a derived support reaches beyond the bounds if entropy adds to returns."""
@@ -77,7 +77,7 @@ def update_return_bounds(reach: ReturnBounds, items: Transition) -> ReturnBounds
     support.
     """
     # For a return over `n` steps, `discount` is that of all of them, and the bound is the same.
-    rest = jnp.where(items.discount < 1, 1 - items.discount, ENDLESS)
+    rest = jnp.where(items.discount < 1, 1 - items.discount, MIN_ONE_MINUS_DISCOUNT)
     bound = jnp.where(jnp.asarray(items.weight) > 0, items.reward / rest, 0.0)
     # All shards must have the same support.
     low, high = shards.pmin(bound.min()), shards.pmax(bound.max())
