@@ -58,8 +58,8 @@ REFILL_STREAM = 2**32 - 4
 """Folded into the stream of a run to refill its buffer; no iteration has this number."""
 
 
-class Replay(NamedTuple):
-    """The learning half, which does not depend on where steps are taken."""
+class ReplayLearner(NamedTuple):
+    """The learning half of `off_policy`, which does not depend on where steps are taken."""
 
     agent: Agent
     processor: Processor
@@ -146,15 +146,17 @@ def off_policy(
         random_warmup=random_warmup,
         times=host_actors.config.send if host_actors else 1,
     )
-    replay = Replay(collector.agent, collector.processor, replay_buffer, schedule._replace(num_envs=vector.num_envs))
-    collect_fn, learn_fn = partial(collect, collector, replay.schedule), partial(learn, replay)
-    capacity = replay_buffer.capacity(replay.schedule.rows)
+    learner = ReplayLearner(
+        collector.agent, collector.processor, replay_buffer, schedule._replace(num_envs=vector.num_envs)
+    )
+    collect_fn, learn_fn = partial(collect, collector, learner.schedule), partial(learn, learner)
+    capacity = replay_buffer.capacity(learner.schedule.rows)
     one = Strategy(
-        init=partial(_init, collector, replay),
+        init=partial(_init, collector, learner),
         step=ComposedStep(collect_fn, learn_fn),
-        env_steps_per_step=replay.schedule.rows,
-        opt_steps_per_step=replay.schedule.updates,
-        warmup_env_steps=replay.schedule.warmup_env_steps,
+        env_steps_per_step=learner.schedule.rows,
+        opt_steps_per_step=learner.schedule.updates,
+        warmup_env_steps=learner.schedule.warmup_env_steps,
         env=env,
         policy=make_policy(collector.agent, collector.processor, env.spec),
         info=StrategyInfo(
@@ -187,7 +189,7 @@ def off_policy(
             health=guard.get_health,
             reseed=guard.reseed,
             set_hyperparams=partial(interaction.set_hyperparams, collector),
-            refill=BufferRefill(partial(replay.schedule.blocks, capacity), partial(_refill, collector, replay)),
+            refill=BufferRefill(partial(learner.schedule.blocks, capacity), partial(_refill, collector, learner)),
             capacity=capacity,
         ),
     )
@@ -198,11 +200,11 @@ def off_policy(
             collector,
             host_actors,
             steps=schedule.vector_steps,
-            begin=partial(_begin, collector, replay),
+            begin=partial(_begin, collector, learner),
             fill=schedule.fill,
             random_fill=random_warmup,
-            push=partial(push, replay),
-            empty=partial(_reset_buffer, collector, replay),
+            push=partial(push, learner),
+            empty=partial(_reset_buffer, collector, learner),
         )
     return sharded(one, shards, ("env", "processor", "buffer"))
 
@@ -258,26 +260,26 @@ def collect(
     return state, items, interaction.make_collect_info(seen)
 
 
-def learn(replay: Replay, state: Any, items: Transition, key: Key, t: Array) -> tuple[Any, Metrics]:
+def learn(learner: ReplayLearner, state: Any, items: Transition, key: Key, t: Array) -> tuple[Any, Metrics]:
     """Push the transitions `[T, N, ...]` of iteration `t`, then sample and update `schedule.updates` times.
 
     `state` is a `NamedTuple` with the fields `agent`, `processor`, `buffer` and `health`. The key is consumed.
     """
     # The warm-up pushed blocks `0 .. fill-1`, so iteration `t` pushes block `fill + t`.
-    pushes = replay.schedule.fill + jnp.asarray(t, jnp.uint32)
+    pushes = learner.schedule.fill + jnp.asarray(t, jnp.uint32)
     # Push before sampling: in the other order, XLA keeps the old buffer for the reads and copies it every iteration.
-    state = push(replay, state, items, pushes)
+    state = push(learner, state, items, pushes)
     # Statistics include the steps of this iteration, and apply to old and new items alike.
-    statistics = make_replay_transform(replay.processor, state.processor)
-    first_opt, updates = _first_opt_step(replay.schedule, t), replay.schedule.updates
-    return optimise(replay.agent, replay.buffer, state, key, pushes + 1, first_opt, updates, statistics)
+    statistics = make_replay_transform(learner.processor, state.processor)
+    first_opt, updates = _first_opt_step(learner.schedule, t), learner.schedule.updates
+    return optimise(learner.agent, learner.buffer, state, key, pushes + 1, first_opt, updates, statistics)
 
 
-def push(replay: Replay, state: Any, items: Transition, pushes: Array) -> Any:
+def push(learner: ReplayLearner, state: Any, items: Transition, pushes: Array) -> Any:
     """Push the transitions `[T, N, ...]` of an iteration or warm-up round, after `pushes` earlier blocks."""
     # Time-major rows: successive steps of one environment are `N` rows apart, see `UpdateSchedule.lag`.
-    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), _drop_bounds(replay.agent, items))
-    return state._replace(buffer=replay.buffer.push(state.buffer, rows, pushes))
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), _drop_bounds(learner.agent, items))
+    return state._replace(buffer=learner.buffer.push(state.buffer, rows, pushes))
 
 
 def _drop_bounds(agent: Agent, items: Transition) -> Transition:
@@ -303,9 +305,9 @@ def _take_steps(
 # --- initialisation ---------------------------------------------------------------------------------------------
 
 
-def _init(collector: Collector, replay: Replay, key: Key) -> OffPolicyState:
+def _init(collector: Collector, learner: ReplayLearner, key: Key) -> OffPolicyState:
     """Reset the environments, fill the processor's windows, and warm up the buffer."""
-    schedule, state = replay.schedule, _begin(collector, replay, key)
+    schedule, state = learner.schedule, _begin(collector, learner, key)
     # `_begin` splits the same key into five and uses the first three.
     prime_key, fill_key = map(shard_key, jax.random.split(key, 5)[3:])
     warm_up = partial(_take_steps, collector, opt_step=jnp.uint32(0), random=schedule.random_warmup)
@@ -317,7 +319,7 @@ def _init(collector: Collector, replay: Replay, key: Key) -> OffPolicyState:
     def fill(t: Array, state: OffPolicyState) -> OffPolicyState:
         state, items, _ = warm_up(state, fold(fill_key, t), schedule.vector_steps)
         # Blocks of the warm-up are numbered from 0; those of training continue the count.
-        made: OffPolicyState = push(replay, state, items, t)
+        made: OffPolicyState = push(learner, state, items, t)
         return made
 
     if schedule.horizon:
@@ -326,48 +328,50 @@ def _init(collector: Collector, replay: Replay, key: Key) -> OffPolicyState:
     return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(schedule.fill), fill, state)
 
 
-def _begin(collector: Collector, replay: Replay, key: Key) -> OffPolicyState:
+def _begin(collector: Collector, learner: ReplayLearner, key: Key) -> OffPolicyState:
     """Return the state before the warm-up, with an empty buffer."""
     # The remaining two keys are for the warm-up, see `_init`. Shards have the same agent and different
     # environments.
     stream, agent_key, env_key, *_ = jax.random.split(key, 5)
     agent = collector.agent.init(agent_key)
     loop, items = interaction.open_envs(collector, agent, shard_key(env_key))
-    return OffPolicyState(stream, agent, loop.env, loop.processor, init_buffer(replay, items), guard.init_health())
+    return OffPolicyState(stream, agent, loop.env, loop.processor, init_buffer(learner, items), guard.init_health())
 
 
-def init_buffer(replay: Replay, items: Transition) -> PyTree:
+def init_buffer(learner: ReplayLearner, items: Transition) -> PyTree:
     """Return an empty buffer for transitions like `items`, the shapes `[N, ...]` of one vector step."""
-    if replay.agent.window is not None and isinstance(items.is_first, tuple):
+    if learner.agent.window is not None and isinstance(items.is_first, tuple):
         raise SettingsError(
-            f"processor: its transitions have no is_first and is_last, and {replay.agent.name} learns from sequences; "
+            f"processor: its transitions have no is_first and is_last, and {learner.agent.name} learns from sequences; "
             "set both, as jaxrl.one_step() does"
         )
-    schedule, one = replay.schedule, row_struct(_drop_bounds(replay.agent, items))
-    return replay.buffer.init(one, schedule.rows, schedule.lag, schedule.num_envs)
+    schedule, one = learner.schedule, row_struct(_drop_bounds(learner.agent, items))
+    return learner.buffer.init(one, schedule.rows, schedule.lag, schedule.num_envs)
 
 
-def _reset_buffer(collector: Collector, replay: Replay, state: OffPolicyState) -> OffPolicyState:
+def _reset_buffer(collector: Collector, learner: ReplayLearner, state: OffPolicyState) -> OffPolicyState:
     """Return `state` with an empty buffer."""
     _, items = interaction.open_envs(collector, state.agent, state.key)  # used for its shapes alone, so XLA drops it
-    return state._replace(buffer=init_buffer(replay, items))
+    return state._replace(buffer=init_buffer(learner, items))
 
 
-def _refill(collector: Collector, replay: Replay, state: OffPolicyState, first: Array, stop: Array) -> OffPolicyState:
+def _refill(
+    collector: Collector, learner: ReplayLearner, state: OffPolicyState, first: Array, stop: Array
+) -> OffPolicyState:
     """Fill an empty buffer with blocks `first .. stop-1`, by exploring from the current state of the environments.
 
     A resumed run thus has as much data as before, though not the same: it comes from the restored agent.
     """
     # `stop` is folded in, so that runs resumed at different iterations draw different steps.
-    schedule, key = replay.schedule, fold(fold(state.key, REFILL_STREAM), stop)
+    schedule, key = learner.schedule, fold(fold(state.key, REFILL_STREAM), stop)
     # Schedules, such as that of epsilon, continue where the run stopped.
     opt_step = _first_opt_step(schedule, jnp.asarray(stop, jnp.uint32) - schedule.fill)
 
     def fill(number: Array, state: OffPolicyState) -> OffPolicyState:
         key_now = fold(key, number)
         state, items, _ = _take_steps(collector, state, key_now, schedule.vector_steps, opt_step, random=False)
-        made: OffPolicyState = push(replay, state, items, number)
+        made: OffPolicyState = push(learner, state, items, number)
         return made
 
-    start = _reset_buffer(collector, replay, state)
+    start = _reset_buffer(collector, learner, state)
     return jax.lax.fori_loop(jnp.asarray(first, jnp.uint32), jnp.asarray(stop, jnp.uint32), fill, start)

@@ -17,7 +17,7 @@ from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies import interaction
 from jaxrl.strategies.base import Policy, fold
 from jaxrl.strategies.guard import Health, init_health
-from jaxrl.strategies.off_policy import Replay, init_buffer, learn as learn_from_replay, push
+from jaxrl.strategies.off_policy import ReplayLearner, init_buffer, learn as learn_from_replay, push
 from jaxrl.strategies.on_policy import MinibatchSchedule, learn as learn_from_rollout
 from jaxrl.strategies.replay import UpdateSchedule
 from jaxrl.trees import Array, Key, PyTree, make_key, tree_where
@@ -37,13 +37,13 @@ class Stepwise(NamedTuple):
     processor: Processor
     schedule: UpdateSchedule
     """With rollouts, an iteration has the vector steps of one rollout."""
-    learner: Replay | MinibatchSchedule
+    learner: ReplayLearner | MinibatchSchedule
     """The learning half: replay, or the minibatch schedule of rollouts."""
 
     @property
     def buffer(self) -> Buffer | None:
         """The replay buffer; `None` with rollouts."""
-        return self.learner.buffer if isinstance(self.learner, Replay) else None
+        return self.learner.buffer if isinstance(self.learner, ReplayLearner) else None
 
     @property
     def passes(self) -> MinibatchSchedule | None:
@@ -125,7 +125,7 @@ def init(stepwise: Stepwise, key: Key) -> StepwiseState:
         agent=agent,
         window=window,
         items=jax.tree.map(lambda x: jnp.zeros((stepwise.schedule.vector_steps, *x.shape[1:]), x.dtype), items),
-        buffer=init_buffer(stepwise.learner, opened.items) if isinstance(stepwise.learner, Replay) else (),
+        buffer=init_buffer(stepwise.learner, opened.items) if isinstance(stepwise.learner, ReplayLearner) else (),
         health=init_health(),
         # Nothing to process again yet; the shapes are those of a step.
         last=Last(window, opened.action, opened.extras, result),
@@ -241,7 +241,7 @@ def _as_rollout(items: Transition, ended: Array) -> Transition:
 
 def fill(stepwise: Stepwise, buffer: PyTree, items: Transition, t: Array) -> PyTree:
     """Push the transitions of warm-up iteration `t`; return the buffer."""
-    assert isinstance(stepwise.learner, Replay)
+    assert isinstance(stepwise.learner, ReplayLearner)
     # A push reads and changes nothing but the buffer.
     return push(stepwise.learner, Learner((), buffer, init_health()), items, t).buffer
 
@@ -263,7 +263,7 @@ def learn_once(
     learn_key = jax.random.split(fold(key, t))[1]
     learner = learner._replace(processor=_unpack_processor(stepwise, window))
     made: tuple[Learner, Metrics]
-    if isinstance(stepwise.learner, Replay):
+    if isinstance(stepwise.learner, ReplayLearner):
         made = learn_from_replay(stepwise.learner, learner, items, learn_key, t)
     else:
         made = learn_from_rollout(stepwise.learner, learner, items, learn_key, t)

@@ -19,7 +19,7 @@ from jaxrl.processors.n_step import one_step
 from jaxrl.registry import algorithm_names, defaults_for, join_names
 from jaxrl.spaces import EnvSpec, to_elements, to_indices
 from jaxrl.strategies import interaction, replay
-from jaxrl.strategies.off_policy import Replay
+from jaxrl.strategies.off_policy import ReplayLearner
 from jaxrl.strategies.on_policy import ROLLOUT_SETTINGS, make_minibatch_schedule, settings_of_schedule
 from jaxrl.strategies.replay import UpdateSchedule
 from jaxrl.strategies.stepwise import Stepwise, StepwiseState, count_iterations
@@ -705,7 +705,7 @@ def _from_replay(config: SessionConfig, spec: EnvSpec, processor: Processor, age
         warmup=config.warmup,
         random_warmup=config.random_warmup,
     )
-    return Stepwise(spec, agent, processor, schedule, Replay(agent, processor, buffer, schedule))
+    return Stepwise(spec, agent, processor, schedule, ReplayLearner(agent, processor, buffer, schedule))
 
 
 def _from_rollouts(config: SessionConfig, spec: EnvSpec, processor: Processor, agent: Agent) -> Stepwise:
