@@ -33,7 +33,7 @@ from jaxrl.strategies.replay import (
     adapt_buffer,
     make_replay_transform,
     make_update_schedule,
-    min_rows,
+    min_items,
     optimise,
     set_goal_fn,
 )
@@ -138,23 +138,23 @@ def off_policy(
     # Planned for all shards together, since settings count the environments of all; each shard then runs its part.
     schedule = make_update_schedule(
         horizon=collector.processor.horizon,
-        least=min_rows(ring, vector.num_envs) * shards,
+        min_transitions=min_items(ring, vector.num_envs) * shards,
         num_envs=vector.num_envs * shards,
         opt_interval=opt_interval,
         updates=updates,
         warmup=warmup,
         random_warmup=random_warmup,
-        times=host_actors.config.send if host_actors else 1,
+        iterations_per_send=host_actors.config.send if host_actors else 1,
     )
     learner = ReplayLearner(
         collector.agent, collector.processor, replay_buffer, schedule._replace(num_envs=vector.num_envs)
     )
     collect_fn, learn_fn = partial(collect, collector, learner.schedule), partial(learn, learner)
-    capacity = replay_buffer.capacity(learner.schedule.rows)
+    capacity = replay_buffer.capacity(learner.schedule.transitions_per_iteration)
     one = Strategy(
         init=partial(_init, collector, learner),
         step=ComposedStep(collect_fn, learn_fn),
-        env_steps_per_step=learner.schedule.rows,
+        env_steps_per_step=learner.schedule.transitions_per_iteration,
         opt_steps_per_step=learner.schedule.updates,
         warmup_env_steps=learner.schedule.warmup_env_steps,
         env=env,
@@ -180,7 +180,7 @@ def off_policy(
                 by_hand=made_by_hand(demos),
             ),
             notes=(
-                *schedule.notes(buffer._replace(window=ring.window), schedule.rows, warmup),
+                *schedule.notes(buffer._replace(window=ring.window), schedule.transitions_per_iteration, warmup),
                 *resets_note(resets, collector.env.resets),
                 *_notes_of_demos(demos, replay_buffer.batch_size * shards, buffer.batch_size),
             ),
@@ -201,7 +201,7 @@ def off_policy(
             host_actors,
             steps=schedule.vector_steps,
             begin=partial(_begin, collector, learner),
-            fill=schedule.fill,
+            fill=schedule.warmup_iterations,
             random_fill=random_warmup,
             push=partial(push, learner),
             empty=partial(_reset_buffer, collector, learner),
@@ -265,8 +265,8 @@ def learn(learner: ReplayLearner, state: Any, items: Transition, key: Key, t: Ar
 
     `state` is a `NamedTuple` with the fields `agent`, `processor`, `buffer` and `health`. The key is consumed.
     """
-    # The warm-up pushed blocks `0 .. fill-1`, so iteration `t` pushes block `fill + t`.
-    pushes = learner.schedule.fill + jnp.asarray(t, jnp.uint32)
+    # The warm-up pushed the first `warmup_iterations` blocks; those of training continue the count.
+    pushes = learner.schedule.warmup_iterations + jnp.asarray(t, jnp.uint32)
     # Push before sampling: in the other order, XLA keeps the old buffer for the reads and copies it every iteration.
     state = push(learner, state, items, pushes)
     # Statistics include the steps of this iteration, and apply to old and new items alike.
@@ -325,7 +325,7 @@ def _init(collector: Collector, learner: ReplayLearner, key: Key) -> OffPolicySt
     if schedule.horizon:
         state = jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(schedule.horizon), prime, state)
     # Plain loops instead of `iterate`: they run once, and compile in half the time.
-    return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(schedule.fill), fill, state)
+    return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(schedule.warmup_iterations), fill, state)
 
 
 def _begin(collector: Collector, learner: ReplayLearner, key: Key) -> OffPolicyState:
@@ -346,7 +346,7 @@ def init_buffer(learner: ReplayLearner, items: Transition) -> PyTree:
             "set both, as jaxrl.one_step() does"
         )
     schedule, one = learner.schedule, row_struct(_drop_bounds(learner.agent, items))
-    return learner.buffer.init(one, schedule.rows, schedule.lag, schedule.num_envs)
+    return learner.buffer.init(one, schedule.transitions_per_iteration, schedule.lag, schedule.num_envs)
 
 
 def _reset_buffer(collector: Collector, learner: ReplayLearner, state: OffPolicyState) -> OffPolicyState:
@@ -365,7 +365,7 @@ def _refill(
     # `stop` is folded in, so that runs resumed at different iterations draw different steps.
     schedule, key = learner.schedule, fold(fold(state.key, REFILL_STREAM), stop)
     # Schedules, such as that of epsilon, continue where the run stopped.
-    opt_step = _first_opt_step(schedule, jnp.asarray(stop, jnp.uint32) - schedule.fill)
+    opt_step = _first_opt_step(schedule, jnp.asarray(stop, jnp.uint32) - schedule.warmup_iterations)
 
     def fill(number: Array, state: OffPolicyState) -> OffPolicyState:
         key_now = fold(key, number)

@@ -146,9 +146,9 @@ def locate_step(schedule: UpdateSchedule, steps: int) -> tuple[Phase, int, int]:
     """Return phase, iteration and index in the iteration of vector step number `steps` (from 0)."""
     if steps < schedule.horizon:
         return "prime", steps, 0
-    fill = steps < schedule.warmup_steps
+    fill = steps < schedule.warmup_vector_steps
     return "fill" if fill else "train", *divmod(
-        steps - (schedule.horizon if fill else schedule.warmup_steps), schedule.vector_steps
+        steps - (schedule.horizon if fill else schedule.warmup_vector_steps), schedule.vector_steps
     )
 
 
@@ -159,7 +159,7 @@ def steps_per_iteration(schedule: UpdateSchedule, phase: Phase) -> int:
 
 def count_iterations(schedule: UpdateSchedule, steps: int) -> int:
     """Return the number of completed training iterations after `steps` vector steps."""
-    return max(0, steps - schedule.warmup_steps) // schedule.vector_steps
+    return max(0, steps - schedule.warmup_vector_steps) // schedule.vector_steps
 
 
 # --- programs ---------------------------------------------------------------------------------------------------

@@ -698,7 +698,7 @@ def _from_replay(config: SessionConfig, spec: EnvSpec, processor: Processor, age
     buffer = replay.adapt_buffer(agent, replay.set_goal_fn(buffer, processor, spec.name), config.num_envs)
     schedule = replay.make_update_schedule(
         horizon=processor.horizon,
-        least=replay.min_rows(buffer, config.num_envs),
+        min_transitions=replay.min_items(buffer, config.num_envs),
         num_envs=config.num_envs,
         opt_interval=config.opt_interval,
         updates=config.updates,
@@ -712,7 +712,9 @@ def _from_rollouts(config: SessionConfig, spec: EnvSpec, processor: Processor, a
     check_count("num_envs", config.num_envs)
     asked = (getattr(config, name) for name in ROLLOUT_SETTINGS)
     passes = make_minibatch_schedule(agent, processor, config.num_envs, *asked)
-    schedule = UpdateSchedule(config.num_envs, passes.rollout, passes.updates, horizon=0, fill=0, random_warmup=False)
+    schedule = UpdateSchedule(
+        config.num_envs, passes.rollout, passes.updates, horizon=0, warmup_iterations=0, random_warmup=False
+    )
     return Stepwise(spec, agent, processor, schedule, passes)
 
 
@@ -728,7 +730,7 @@ def schedule_of(config: SessionConfig, stepwise: Stepwise) -> Schedule:
     return Schedule(
         max_opts=config.max_opts or _endless(schedule),
         opt_steps_per_step=schedule.updates,
-        env_steps_per_step=schedule.rows,
+        env_steps_per_step=schedule.transitions_per_iteration,
         warmup_env_steps=schedule.warmup_env_steps,
         record_interval=config.record_interval,
         save_interval=config.save_interval,
@@ -738,7 +740,9 @@ def schedule_of(config: SessionConfig, stepwise: Stepwise) -> Schedule:
 
 def _endless(schedule: UpdateSchedule) -> int:
     """Return the largest number of optimisation steps, in whole iterations, that the counters hold."""
-    most = min(MAX_COUNT // schedule.updates, MAX_COUNT - schedule.warmup_env_steps // schedule.rows - 1)
+    most = min(
+        MAX_COUNT // schedule.updates, MAX_COUNT - schedule.warmup_env_steps // schedule.transitions_per_iteration - 1
+    )
     return most * schedule.updates
 
 
@@ -747,7 +751,7 @@ def notes_of(config: SessionConfig, stepwise: Stepwise, state: StepwiseState) ->
     more = (
         ()
         if stepwise.buffer is None
-        else stepwise.schedule.notes(stepwise.buffer, stepwise.schedule.rows, config.warmup)
+        else stepwise.schedule.notes(stepwise.buffer, stepwise.schedule.transitions_per_iteration, config.warmup)
     )
     return [str(plan_of_session(stepwise, state)), *more, *attempts.notes()]
 
