@@ -220,7 +220,7 @@ def settings_of(
 # --- acting -----------------------------------------------------------------------------------------------------
 
 
-def interact(
+def step_envs(
     collector: Collector, agent: PyTree, opt_step: Array, random: bool, loop: EnvLoopState, key: Key
 ) -> tuple[EnvLoopState, tuple[Transition, StepInfo]]:
     """Take one step in all environments; return transitions and `StepInfo`, `[N, ...]`. The key is consumed."""
@@ -252,10 +252,10 @@ def take_steps(
     """
     keys = jax.random.split(key, steps)
     if steps == 1:  # no loop, which would pack and unpack its carry
-        loop, made = interact(collector, agent, opt_step, random, loop, keys[0])
+        loop, made = step_envs(collector, agent, opt_step, random, loop, keys[0])
         items, seen = jax.tree.map(lambda x: x[None], made)
     else:
-        step = partial(interact, collector, agent, opt_step, random)
+        step = partial(step_envs, collector, agent, opt_step, random)
         loop, (items, seen) = scan_rows(step, loop, keys)
     return loop, add_episode_bounds(items, seen.terminated | seen.truncated), seen
 
@@ -316,14 +316,14 @@ def _episode_ends(seen: StepInfo) -> EpisodeEnds:
 # --- initialisation ---------------------------------------------------------------------------------------------
 
 
-def open_envs(collector: Collector, agent: PyTree, key: Key) -> tuple[EnvLoopState, PyTree]:
+def reset_envs(collector: Collector, agent: PyTree, key: Key) -> tuple[EnvLoopState, PyTree]:
     """Reset the environments; return their state, and the shapes of one vector step's transitions."""
     env, obs = collector.env.reset(key)
-    opened = open_processor(collector.agent, collector.processor, agent, obs, obs_valid(env))
+    opened = reset_processor(collector.agent, collector.processor, agent, obs, obs_valid(env))
     return EnvLoopState(env, opened.processor), opened.items
 
 
-class ProcessorStart(NamedTuple):
+class ProcessorReset(NamedTuple):
     """A processor at the first observations, with zero actions and extras."""
 
     processor: PyTree
@@ -334,9 +334,9 @@ class ProcessorStart(NamedTuple):
     """Shapes of one vector step's transitions."""
 
 
-def open_processor(
+def reset_processor(
     agent: Agent, processor: Processor, state: PyTree, obs: PyTree, obs_valid: Array | tuple[()] = ()
-) -> ProcessorStart:
+) -> ProcessorReset:
     """Initialise `processor` at the first observations `[N, ...]`, for an agent in `state`.
 
     `obs_valid` is as in `Step`.
@@ -350,4 +350,4 @@ def open_processor(
     # Shapes alone are evaluated: the agent does not act, and no key is consumed.
     *acted, items = jax.eval_shape(first, state, obs, make_key(0))
     action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), acted)
-    return ProcessorStart(init_processor(processor, obs, action, extras, obs_valid), action, extras, items)
+    return ProcessorReset(init_processor(processor, obs, action, extras, obs_valid), action, extras, items)

@@ -334,7 +334,7 @@ def _begin(collector: Collector, learner: ReplayLearner, key: Key) -> OffPolicyS
     # environments.
     stream, agent_key, env_key, *_ = jax.random.split(key, 5)
     agent = collector.agent.init(agent_key)
-    loop, items = interaction.open_envs(collector, agent, shard_key(env_key))
+    loop, items = interaction.reset_envs(collector, agent, shard_key(env_key))
     return OffPolicyState(stream, agent, loop.env, loop.processor, init_buffer(learner, items), guard.init_health())
 
 
@@ -351,7 +351,7 @@ def init_buffer(learner: ReplayLearner, items: Transition) -> PyTree:
 
 def _reset_buffer(collector: Collector, learner: ReplayLearner, state: OffPolicyState) -> OffPolicyState:
     """Return `state` with an empty buffer."""
-    _, items = interaction.open_envs(collector, state.agent, state.key)  # used for its shapes alone, so XLA drops it
+    _, items = interaction.reset_envs(collector, state.agent, state.key)  # used for its shapes alone, so XLA drops it
     return state._replace(buffer=init_buffer(learner, items))
 
 

@@ -239,7 +239,7 @@ def check_minibatches(num_items: int, minibatches: int, what: str) -> None:
 def _init(collector: Collector, demos: RolloutDemos | None, key: Key) -> OnPolicyState:
     stream, agent_key, env_key = jax.random.split(key, 3)
     agent = collector.agent.init(agent_key)
-    loop, _ = interaction.open_envs(collector, agent, shard_key(env_key))
+    loop, _ = interaction.reset_envs(collector, agent, shard_key(env_key))
     held = () if demos is None else demos.init()
     return OnPolicyState(stream, agent, loop.env, loop.processor, guard.init_health(), held)
 

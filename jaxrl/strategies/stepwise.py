@@ -117,7 +117,7 @@ def init(stepwise: Stepwise, key: Key) -> StepwiseState:
         jax.random.split(key, _num_subkeys(stepwise.passes))[1],
     )
     agent = stepwise.agent.init(agent_key)
-    opened = interaction.open_processor(stepwise.agent, stepwise.processor, agent, obs)
+    opened = interaction.reset_processor(stepwise.agent, stepwise.processor, agent, obs)
     items = jax.eval_shape(_as_rollout, opened.items, jax.ShapeDtypeStruct((num_envs,), bool))
     result, window = StepResult(jnp.zeros((4, num_envs), jnp.float32), obs), _pack_processor(stepwise, opened.processor)
     return StepwiseState(
@@ -168,7 +168,7 @@ def count_iterations(schedule: UpdateSchedule, steps: int) -> int:
 def begin(stepwise: Stepwise, agent: PyTree, obs: PyTree, obs_valid: Array) -> PackedProcessor:
     """Initialise the processor at the very first observations; `obs_valid` `[N]` is as in `Step`."""
     return _pack_processor(
-        stepwise, interaction.open_processor(stepwise.agent, stepwise.processor, agent, obs, obs_valid).processor
+        stepwise, interaction.reset_processor(stepwise.agent, stepwise.processor, agent, obs, obs_valid).processor
     )
 
 
@@ -294,7 +294,7 @@ def _processor_layout(stepwise: Stepwise) -> Layout:
     obs = space_zeros(stepwise.spec.observation_space, stepwise.schedule.num_envs)
 
     def opened(key: Key) -> PyTree:
-        return interaction.open_processor(stepwise.agent, stepwise.processor, stepwise.agent.init(key), obs).processor
+        return interaction.reset_processor(stepwise.agent, stepwise.processor, stepwise.agent.init(key), obs).processor
 
     return packing.layout_of(jax.eval_shape(opened, make_key(0)))
 
