@@ -78,7 +78,7 @@ class Policy(NamedTuple):
     sample: Callable[[PyTree, PyTree, Key, Array], tuple[PyTree, PyTree]] | None = None
     """`(params, carry, key, opt_step) -> (carry, action)`: act as in training; the key is consumed."""
     outputs: PolicyOutputs | None = None
-    """Probabilities and values; `None` for a policy made by hand."""
+    """Probabilities and values; `None` for a custom policy."""
     params_with_critic: Callable[[PyTree], PyTree] | None = None
     """`(state) -> params` including the critics that values need; `None` if `params` has them."""
 
@@ -196,7 +196,7 @@ class StrategyInfo(NamedTuple):
     """What the host needs to know of a strategy."""
 
     settings: Mapping[str, Any] | None = None
-    """Settings that rebuild it; `custom` lists parts made by hand. `None` for a strategy made by hand."""
+    """Settings that rebuild it; `custom` lists parts made in Python. `None` for a custom strategy."""
     notes: tuple[str, ...] = ()
     """Adjustments made to the settings, for the log."""
     overrides: Mapping[str, Override] = MappingProxyType({})
@@ -259,7 +259,7 @@ class Strategy(NamedTuple):
 
 def format_name(strategy: Strategy) -> str:
     """Return a readable name: algorithm and environment."""
-    # A strategy made by hand may have neither; offline, the policy has the spec of the data.
+    # A custom strategy may have neither; offline, the policy has the spec of the data.
     spec = next((part.spec for part in (strategy.policy, strategy.env) if part is not None), None)
     return f"{(strategy.info.settings or {}).get('algo', 'custom')} on {'data' if spec is None else spec.name}"
 

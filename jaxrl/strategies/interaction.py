@@ -190,12 +190,12 @@ def settings_of(
     made: Mapping[str, Any] | None,
     *,
     offline: bool = False,
-    by_hand: Sequence[str] = (),
+    custom: Sequence[str] = (),
     **others: Any,
 ) -> dict[str, Any]:
     """Return the settings that rebuild a strategy; `made` are those of the environment, if there is one.
 
-    `custom` lists what settings cannot rebuild: arguments of the agent, custom parts, those in `by_hand`, and
+    `custom` lists what settings cannot rebuild: arguments of the agent, custom parts, those in `custom`, and
     `training` if the command line would not train this agent as here (`offline` or not).
     """
     # `None` marks a piece that settings cannot rebuild.
@@ -208,7 +208,7 @@ def settings_of(
     }
     return {
         "algo": agent.name,
-        "custom": [*agent.info.custom, *(name for name, piece in pieces.items() if piece is None), *by_hand],
+        "custom": [*agent.info.custom, *(name for name, piece in pieces.items() if piece is None), *custom],
         "env": spec and spec.name,
         "env_args": {},
         **(made or {}),

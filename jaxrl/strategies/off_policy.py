@@ -23,7 +23,7 @@ from jaxrl.registry import defaults_for
 from jaxrl.shards import shard_key
 from jaxrl.strategies import guard, interaction
 from jaxrl.strategies.base import BufferRefill, CollectInfo, ComposedStep, StateFns, Strategy, StrategyInfo, fold
-from jaxrl.strategies.demos import made_by_hand, settings_of_demos, with_demos
+from jaxrl.strategies.demos import custom_parts, settings_of_demos, with_demos
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.host_actors import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
 from jaxrl.strategies.interaction import Collector, EnvLoopState, StepInfo
@@ -177,7 +177,7 @@ def off_policy(
                 **settings_of_demos(demos),
                 # Without demonstrations the share is its default, since nothing uses it.
                 demo_share=0.5 if demos is None else demo_share,
-                by_hand=made_by_hand(demos),
+                custom=custom_parts(demos),
             ),
             notes=(
                 *schedule.notes(buffer._replace(window=ring.window), schedule.transitions_per_iteration, warmup),

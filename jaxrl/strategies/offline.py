@@ -122,7 +122,7 @@ def offline(
         replacement=replacement,
         scale_rewards_by=scale_rewards_by,
     )
-    by_hand = [] if data.settings else ["data"]
+    custom = [] if data.settings else ["data"]
     return Strategy(
         init=partial(_init, parts),
         step=partial(_step, parts),
@@ -132,7 +132,7 @@ def offline(
         policy=make_policy(bound, processor, data.spec if env is None else env.spec),
         evaluation=EvalFns(evaluate=held and partial(_evaluate_holdout, parts, held)),
         info=StrategyInfo(
-            settings={**settings, **(data.settings or {}), "custom": [*settings["custom"], *by_hand]},
+            settings={**settings, **(data.settings or {}), "custom": [*settings["custom"], *custom]},
             notes=_notes(parts, scale_rewards_by),
         ),
         state_fns=StateFns(

@@ -22,7 +22,7 @@ from jaxrl.registry import algorithm_names, defaults_for, join_names
 from jaxrl.shards import shard_key
 from jaxrl.strategies import guard, interaction
 from jaxrl.strategies.base import CollectInfo, ComposedStep, StateFns, Strategy, StrategyInfo, repeat
-from jaxrl.strategies.demos import RolloutDemos, made_by_hand, note_of_demos, rollout_demos, settings_of_demos
+from jaxrl.strategies.demos import RolloutDemos, custom_parts, note_of_demos, rollout_demos, settings_of_demos
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.host_actors import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
 from jaxrl.strategies.interaction import Collector, EnvLoopState
@@ -162,7 +162,7 @@ def on_policy(
                 # Runs without demonstrations have no such settings.
                 **({} if demos is None else settings_of_demos(demos)),
                 shards=shards,
-                by_hand=(*(() if teacher is None else ("teacher",)), *made_by_hand(demos)),
+                custom=(*(() if teacher is None else ("teacher",)), *custom_parts(demos)),
             ),
             notes=(*resets_note(resets, vector.resets), *note_of_demos(demos)),
         ),

@@ -772,6 +772,6 @@ def settings_of_session(
     if stepwise.buffer is not None:
         own["buffer"] = stepwise.buffer.settings
     own |= teacher
-    by_hand = ("teacher",) if teacher else ()
-    settings = interaction.settings_of(stepwise.agent, stepwise.processor, stepwise.spec, made, by_hand=by_hand, **own)
+    custom = ("teacher",) if teacher else ()
+    settings = interaction.settings_of(stepwise.agent, stepwise.processor, stepwise.spec, made, custom=custom, **own)
     return {**settings, "custom": [*settings["custom"], "loop"], "driven": "from outside"}
