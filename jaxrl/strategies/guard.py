@@ -67,6 +67,8 @@ def guarded_update(
     Returns:
       The agent's state, the health, the metrics, and priorities `[B]`, which are -1 (unknown) after a skipped update.
     """
+    # `accept(ok)` returns the new state or the old one. With large states on CPUs, it computes the last part of the
+    # update a second time, in place of the old state; `new` is then only tested, and never written.
     (new, metrics, priorities), accept = attempt(agent.update, state, batch, key, opt_step)
     metrics = shards.merge_metrics(metrics)
     # A `Stat` without measurements has infinite bounds, so only its sum is tested. Counts are always finite.

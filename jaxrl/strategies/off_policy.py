@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,16 @@ from jaxrl.processors.base import Processor
 from jaxrl.registry import defaults_for
 from jaxrl.shards import shard_key
 from jaxrl.strategies import guard, interaction
-from jaxrl.strategies.base import BufferRefill, CollectInfo, ComposedStep, StateFns, Strategy, StrategyInfo, fold
+from jaxrl.strategies.base import (
+    BufferRefill,
+    CollectInfo,
+    ComposedStep,
+    ReplayLearnerState,
+    StateFns,
+    Strategy,
+    StrategyInfo,
+    fold,
+)
 from jaxrl.strategies.demos import custom_parts, settings_of_demos, with_demos
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.host_actors import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
@@ -53,6 +62,8 @@ class OffPolicyState(NamedTuple):
     buffer: PyTree
     health: Health
 
+
+State = TypeVar("State", bound=ReplayLearnerState)
 
 REFILL_STREAM = 2**32 - 4
 """Folded into the stream of a run to refill its buffer; no iteration has this number."""
@@ -129,9 +140,9 @@ def off_policy(
     # Everything from here on is one shard's; `sharded` at the end combines them.
     vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
     # Replay holds raw items, which are scaled when they are sampled, see `make_replay_transform`.
-    collector = Collector(
-        vector, *interaction.connect(built, (processor or interaction.make_default_processor(defaults)).for_replay)
-    )
+    processor = (processor or interaction.make_default_processor(defaults)).for_replay
+    processor, built = interaction.connect(processor, built)
+    collector = Collector(vector, processor, built)
     # The schedule follows from the buffer of one shard before demonstrations are mixed in: those need no warm-up.
     ring = _make_shard_buffer(buffer, collector, env.spec.name, goal, shards)
     replay_buffer = with_demos(ring, demos, demo_share, collector.agent, collector.processor, env)
@@ -151,7 +162,7 @@ def off_policy(
     )
     collect_fn, learn_fn = partial(collect, collector, learner.schedule), partial(learn, learner)
     capacity = replay_buffer.capacity(learner.schedule.transitions_per_iteration)
-    one = Strategy(
+    strategy = Strategy(
         init=partial(_init, collector, learner),
         step=ComposedStep(collect_fn, learn_fn),
         env_steps_per_step=learner.schedule.transitions_per_iteration,
@@ -196,7 +207,7 @@ def off_policy(
     # Actors also take the steps of the warm-up, and refill the buffer of a resumed run.
     if host_actors is not None:
         return with_actors(
-            one,
+            strategy,
             collector,
             host_actors,
             steps=schedule.vector_steps,
@@ -206,7 +217,7 @@ def off_policy(
             push=partial(push, learner),
             empty=partial(_reset_buffer, collector, learner),
         )
-    return sharded(one, shards, ("env", "processor", "buffer"))
+    return sharded(strategy, shards, ("env", "processor", "buffer"))
 
 
 def _make_shard_buffer(buffer: Buffer, collector: Collector, name: str, goal: GoalFn | None, shards: int) -> Buffer:
@@ -254,32 +265,34 @@ def collect(
 ) -> tuple[OffPolicyState, Transition, CollectInfo]:
     """Collect the transitions `[T, N, ...]` of iteration `t`, as `CollectFn`."""
     # Schedules of exploration are evaluated once per iteration, at its first optimisation step.
-    state, items, seen = _take_steps(
+    state, items, infos = _take_steps(
         collector, state, key, schedule.vector_steps, _first_opt_step(schedule, t), random=False
     )
-    return state, items, interaction.make_collect_info(seen)
+    return state, items, interaction.make_collect_info(infos)
 
 
-def learn(learner: ReplayLearner, state: Any, items: Transition, key: Key, t: Array) -> tuple[Any, Metrics]:
+def learn(learner: ReplayLearner, state: State, items: Transition, key: Key, t: Array) -> tuple[State, Metrics]:
     """Push the transitions `[T, N, ...]` of iteration `t`, then sample and update `schedule.updates` times.
 
-    `state` is a `NamedTuple` with the fields `agent`, `processor`, `buffer` and `health`. The key is consumed.
+    The key is consumed.
     """
     # The warm-up pushed the first `warmup_iterations` blocks; those of training continue the count.
     pushes = learner.schedule.warmup_iterations + jnp.asarray(t, jnp.uint32)
     # Push before sampling: in the other order, XLA keeps the old buffer for the reads and copies it every iteration.
     state = push(learner, state, items, pushes)
     # Statistics include the steps of this iteration, and apply to old and new items alike.
-    statistics = make_replay_transform(learner.processor, state.processor)
-    first_opt, updates = _first_opt_step(learner.schedule, t), learner.schedule.updates
-    return optimise(learner.agent, learner.buffer, state, key, pushes + 1, first_opt, updates, statistics)
+    normalise = make_replay_transform(learner.processor, state.processor)
+    first_opt = _first_opt_step(learner.schedule, t)
+    updates = learner.schedule.updates
+    return optimise(learner.agent, learner.buffer, state, key, pushes + 1, first_opt, updates, normalise)
 
 
-def push(learner: ReplayLearner, state: Any, items: Transition, pushes: Array) -> Any:
+def push(learner: ReplayLearner, state: State, items: Transition, pushes: Array) -> State:
     """Push the transitions `[T, N, ...]` of an iteration or warm-up round, after `pushes` earlier blocks."""
     # Time-major rows: successive steps of one environment are `N` rows apart, see `UpdateSchedule.lag`.
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), _drop_bounds(learner.agent, items))
-    return state._replace(buffer=learner.buffer.push(state.buffer, rows, pushes))
+    new_state: State = state._replace(buffer=learner.buffer.push(state.buffer, rows, pushes))
+    return new_state
 
 
 def _drop_bounds(agent: Agent, items: Transition) -> Transition:
@@ -298,8 +311,8 @@ def _take_steps(
     collector: Collector, state: OffPolicyState, key: Key, steps: int, opt_step: Array, random: bool
 ) -> tuple[OffPolicyState, Transition, StepInfo]:
     loop = EnvLoopState(state.env, state.processor)
-    loop, items, seen = interaction.take_steps(collector, state.agent, opt_step, loop, key, steps, random)
-    return state._replace(env=loop.env, processor=loop.processor), items, seen
+    loop, items, infos = interaction.take_steps(collector, state.agent, opt_step, loop, key, steps, random)
+    return state._replace(env=loop.env, processor=loop.processor), items, infos
 
 
 # --- initialisation ---------------------------------------------------------------------------------------------
@@ -307,7 +320,8 @@ def _take_steps(
 
 def _init(collector: Collector, learner: ReplayLearner, key: Key) -> OffPolicyState:
     """Reset the environments, fill the processor's windows, and warm up the buffer."""
-    schedule, state = learner.schedule, _begin(collector, learner, key)
+    schedule = learner.schedule
+    state = _begin(collector, learner, key)
     # `_begin` splits the same key into five and uses the first three.
     prime_key, fill_key = map(shard_key, jax.random.split(key, 5)[3:])
     warm_up = partial(_take_steps, collector, opt_step=jnp.uint32(0), random=schedule.random_warmup)
@@ -319,8 +333,7 @@ def _init(collector: Collector, learner: ReplayLearner, key: Key) -> OffPolicySt
     def fill(t: Array, state: OffPolicyState) -> OffPolicyState:
         state, items, _ = warm_up(state, fold(fill_key, t), schedule.vector_steps)
         # Blocks of the warm-up are numbered from 0; those of training continue the count.
-        made: OffPolicyState = push(learner, state, items, t)
-        return made
+        return push(learner, state, items, t)
 
     if schedule.horizon:
         state = jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(schedule.horizon), prime, state)
@@ -345,8 +358,9 @@ def init_buffer(learner: ReplayLearner, items: Transition) -> PyTree:
             f"processor: its transitions have no is_first and is_last, and {learner.agent.name} learns from sequences; "
             "set both, as jaxrl.one_step() does"
         )
-    schedule, one = learner.schedule, row_struct(_drop_bounds(learner.agent, items))
-    return learner.buffer.init(one, schedule.transitions_per_iteration, schedule.lag, schedule.num_envs)
+    schedule = learner.schedule
+    example = row_struct(_drop_bounds(learner.agent, items))
+    return learner.buffer.init(example, schedule.transitions_per_iteration, schedule.lag, schedule.num_envs)
 
 
 def _reset_buffer(collector: Collector, learner: ReplayLearner, state: OffPolicyState) -> OffPolicyState:
@@ -363,15 +377,15 @@ def _refill(
     A resumed run thus has as much data as before, though not the same: it comes from the restored agent.
     """
     # `stop` is folded in, so that runs resumed at different iterations draw different steps.
-    schedule, key = learner.schedule, fold(fold(state.key, REFILL_STREAM), stop)
+    schedule = learner.schedule
+    key = fold(fold(state.key, REFILL_STREAM), stop)
     # Schedules, such as that of epsilon, continue where the run stopped.
     opt_step = _first_opt_step(schedule, jnp.asarray(stop, jnp.uint32) - schedule.warmup_iterations)
 
     def fill(number: Array, state: OffPolicyState) -> OffPolicyState:
-        key_now = fold(key, number)
-        state, items, _ = _take_steps(collector, state, key_now, schedule.vector_steps, opt_step, random=False)
-        made: OffPolicyState = push(learner, state, items, number)
-        return made
+        block_key = fold(key, number)
+        state, items, _ = _take_steps(collector, state, block_key, schedule.vector_steps, opt_step, random=False)
+        return push(learner, state, items, number)
 
-    start = _reset_buffer(collector, learner, state)
-    return jax.lax.fori_loop(jnp.asarray(first, jnp.uint32), jnp.asarray(stop, jnp.uint32), fill, start)
+    empty = _reset_buffer(collector, learner, state)
+    return jax.lax.fori_loop(jnp.asarray(first, jnp.uint32), jnp.asarray(stop, jnp.uint32), fill, empty)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 
@@ -11,10 +11,12 @@ from jaxrl.buffers.base import Buffer
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import DISABLED, Processor
-from jaxrl.strategies.base import repeat
+from jaxrl.strategies.base import ReplayLearnerState, repeat
 from jaxrl.strategies.guard import guarded_update, return_bound_metrics
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import GoalFn, Transition
+
+State = TypeVar("State", bound=ReplayLearnerState)
 
 
 class UpdateSchedule(NamedTuple):
@@ -173,17 +175,16 @@ def check_ratio(num_envs: int, opt_interval: int) -> None:
 def optimise(
     agent: Agent,
     buffer: Buffer,
-    state: Any,
+    state: State,
     key: Key,
     pushes: Array,
     first_opt: Array,
     updates: int,
     apply: Callable[[Transition], Transition] | None = None,
-) -> tuple[Any, Metrics]:
+) -> tuple[State, Metrics]:
     """Run `updates` optimisation steps from number `first_opt` on, each with a new batch.
 
-    `state` is a `NamedTuple` with the fields `agent`, `buffer` (after `pushes` blocks) and `health`. The key is
-    consumed. `apply` transforms the items of a batch.
+    The buffer in `state` holds `pushes` blocks. The key is consumed. `apply` transforms the items of a batch.
     """
     update = partial(_update, agent, buffer, pushes, apply)
     return repeat(update, state, jax.random.split(key, updates), first_opt, updates)
@@ -202,10 +203,10 @@ def _update(
     buffer: Buffer,
     pushes: Array,
     apply: Callable[[Transition], Transition] | None,
-    state: Any,
+    state: State,
     key: Key,
     opt_step: Array,
-) -> tuple[Any, Metrics]:
+) -> tuple[State, Metrics]:
     # `pushes` is constant here: all updates of an iteration sample after its push, and change priorities alone.
     sample_key, update_key = jax.random.split(key)
     batch = buffer.sample(state.buffer, sample_key, pushes, opt_step)

@@ -681,11 +681,11 @@ def assemble(
         processor = processor or interaction.make_default_processor(suits)
         if taught is not None:
             processor = carry_teacher(processor, taught, spec)
-        return _from_rollouts(config, spec, *interaction.connect(known, processor))
+        return _from_rollouts(config, spec, *interaction.connect(processor, known))
     require_default(config, ROLLOUT_SETTINGS, f"{known.name} learns from replay, not from rollouts")
     if buffer is None:
         raise SettingsError(f"{known.name} learns from replay; give buffer, as in buffer=jaxrl.uniform(50_000)")
-    return _from_replay(config, spec, *interaction.connect(known, (processor or one_step()).for_replay), buffer)
+    return _from_replay(config, spec, *interaction.connect((processor or one_step()).for_replay, known), buffer)
 
 
 def round_length(config: SessionConfig, stepwise: Stepwise) -> tuple[SessionConfig, list[str]]:
