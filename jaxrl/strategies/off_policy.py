@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
+from jaxrl import streams
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.dataset import Dataset, summarise
@@ -64,9 +65,6 @@ class OffPolicyState(NamedTuple):
 
 
 State = TypeVar("State", bound=ReplayLearnerState)
-
-REFILL_STREAM = 2**32 - 4
-"""Folded into the stream of a run to refill its buffer; no iteration has this number."""
 
 
 class ReplayLearner(NamedTuple):
@@ -378,7 +376,7 @@ def _refill(
     """
     # `stop` is folded in, so that runs resumed at different iterations draw different steps.
     schedule = learner.schedule
-    key = fold(fold(state.key, REFILL_STREAM), stop)
+    key = fold(fold(state.key, streams.REFILL), stop)
     # Schedules, such as that of epsilon, continue where the run stopped.
     opt_step = _first_opt_step(schedule, jnp.asarray(stop, jnp.uint32) - schedule.warmup_iterations)
 

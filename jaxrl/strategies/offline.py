@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl import spaces
+from jaxrl import spaces, streams
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.dataset import Dataset, split_holdout, summarise
@@ -231,7 +231,8 @@ def check_memoryless(agent: Agent, what: str) -> None:
 def _step(parts: _Parts, state: OfflineState, key: Key, t: Array) -> tuple[OfflineState, Metrics]:
     first_opt, buffer = jnp.asarray(t, jnp.uint32) * parts.updates, parts.buffer
     if parts.epochs:
-        rows, batch, orders = parts.data.rows, buffer.batch_size, fold(state.key, EPOCH_STREAM)
+        rows, batch = parts.data.rows, buffer.batch_size
+        orders = fold(state.key, streams.EPOCHS)
         # Nothing is drawn: the batch is a function of the optimisation step, and the key is unused.
         in_order = lambda ring, key, pushes, step: read_batch(ring, epoch_indices(orders, step, batch, rows))
         buffer = buffer._replace(sample=in_order)
@@ -245,10 +246,6 @@ def _step(parts: _Parts, state: OfflineState, key: Key, t: Array) -> tuple[Offli
 
 
 # --- epochs -----------------------------------------------------------------------------------------------------
-
-
-EPOCH_STREAM = 2**32 - 5
-"""Folded into the stream of a run to draw the order of epochs; no iteration has this number."""
 
 
 def epoch_indices(key: Key, opt_step: Array, batch_size: int, rows: int) -> Array:
