@@ -196,7 +196,22 @@ class Draws(NamedTuple):
     taus_t: PyTree
 
 
+class LossAux(NamedTuple):
+    """What an update reports of the loss of each step; `R` is `B`, or with a core the learnt steps of all sequences."""
+
+    error: Array
+    """`[R]`, temporal-difference errors, whose size is the priority for replay."""
+    q: Array
+    """`[R]`, expected return of the greedy policy."""
+    return_error: PyTree = ()
+    """`[R]`, errors of returns, where values are on another scale; else `()`."""
+    outside: PyTree = ()
+    """`[R]`, probability of returns beyond the ends of a support that the user fixed; else `()`."""
+
+
 class _Parts(NamedTuple):
+    """What an agent's functions share: its settings, its network and parts made in Python."""
+
     config: DQNConfig
     network: Network
     gradient_step: GradientStep
@@ -233,14 +248,19 @@ def dqn(
       extra_loss: a term of the loss for each step beside the agent's own, `(params, items, q) -> [B]`, see
         `jaxrl.agents.custom.ExtraLoss`.
       target: what action values are regressed on, in place of the reward plus the discounted value of the best next
-        action, `(items, values) -> [B]`, see `TargetFn`. For expected values, without a core.
+        action, `(items, values) -> [B]`, see `TargetFn`. For expected values, without a core; `double` is not read.
       **settings: fields of `DQNConfig` to change, as in `dqn(lr=1e-3, dueling=True)`.
 
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    parts = {"make_optimizer": make_optimizer, "make_network": make_network, "extra_loss": extra_loss, "target": target}
-    return _maker("dqn", config or DQNConfig(), {**settings, **parts})
+    custom = {
+        "make_optimizer": make_optimizer,
+        "make_network": make_network,
+        "extra_loss": extra_loss,
+        "target": target,
+    }
+    return _maker("dqn", config or DQNConfig(), {**settings, **custom})
 
 
 def rainbow(config: RainbowConfig | None = None, **arguments: Any) -> AgentMaker:
@@ -268,63 +288,64 @@ def _maker(name: str, config: Any, arguments: Mapping[str, Any]) -> AgentMaker:
 
 
 def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Array) -> tuple[DQNState, Metrics, Array]:
-    config, hyper, noise = parts.config, state.hyper, _draw(parts, key, batch.weight.shape[0])
+    config, hyper = parts.config, state.hyper
+    draws = _draw(parts, key, batch.weight.shape[0])
     # The support must contain this batch's targets before they are projected onto it.
     reach = update_return_bounds(state.reach, batch.items) if _derives_support(config) else ()
     representation = _make_representation(config, reach)
-    learnt = optimizers.gradient_update(
+    result = optimizers.gradient_update(
         parts.gradient_step,
-        partial(_loss, parts, representation, state.target, noise, hyper.cql),
+        partial(_loss, parts, representation, state.target, draws, hyper.cql),
         state.params,
         state.opt_state,
         # Quantile levels are cut into pieces with the batch. Parameter noise is one for all rows, and stays outside.
-        (batch, (noise.taus_tm1, noise.taus_t)),
+        (batch, (draws.taus_tm1, draws.taus_t)),
         key=nn.training_key(parts.network, key),
         lr=hyper.lr,
         max_norm=hyper.max_grad_norm,
         opt_step=opt_step,
     )
-    error, q, return_error, outside = learnt.aux
-    target = _update_target(config, hyper.tau, learnt.variables, state.target, opt_step)
+    aux: LossAux = result.aux
+    target = _update_target(config, hyper.tau, result.variables, state.target, opt_step)
     metrics = {
-        "loss": learnt.loss,
-        "q": q.mean(),
-        "td_error": jnp.abs(return_error if representation.return_error else error).mean(),
-        "grad_norm": learnt.norm,
+        "loss": result.loss,
+        "q": aux.q.mean(),
+        "td_error": jnp.abs(aux.return_error if representation.return_error else aux.error).mean(),
+        "grad_norm": result.norm,
         "epsilon": _epsilon(parts, hyper, opt_step),
     }
     if _reports_out_of_support(config):
-        metrics["out_of_support"] = outside.mean()
-    priorities = jnp.abs(error)
+        metrics["out_of_support"] = aux.outside.mean()
+    priorities = jnp.abs(aux.error)
     # Errors are those of steps, while replay has one priority for each sequence.
     if parts.memory is not None:
         priorities = sequences.sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
-    return DQNState(learnt.variables, target, learnt.opt_state, hyper, reach), metrics, priorities
+    return DQNState(result.variables, target, result.opt_state, hyper, reach), metrics, priorities
 
 
 def _loss(
     parts: _Parts,
     representation: ReturnRepresentation,
     target: PyTree,
-    noise: Draws,
+    draws: Draws,
     cql: PyTree,
     params: PyTree,
     batch: tuple[Batch, PyTree],
     key: Key | None,
-) -> tuple[Array, tuple[tuple[Array, Array, PyTree, PyTree], PyTree]]:
-    """Return the weighted mean of `action_value_loss`; `params` are what it is differentiated by.
+) -> tuple[Array, tuple[LossAux, PyTree]]:
+    """Return the weighted mean of `action_value_loss`, a `LossAux`, and the network's collections.
 
-    Also return errors, greedy values, errors of returns and probability outside the support, `[R]` or `()`, and the
-    network's collections.
+    The loss is differentiated by `params`. `batch` holds the sampled items and the quantile levels of `draws`.
     """
-    (sampled, (taus_tm1, taus_t)), config = batch, parts.config
+    config = parts.config
+    sampled, (taus_tm1, taus_t) = batch
     items, taus_tm1, taus_t, weight = _steps_of(parts, sampled, taus_tm1, taus_t)
     # With a core, these hold the memories that the trained network comes to have, under its gradient.
-    online = _views(parts, params, sampled.items, noise.noise_tm1)
-    out_tm1, _, collections = _apply_network(parts, params, online.now, noise.noise_tm1, *_as_tuple(taus_tm1), key=key)
-    bootstrap = _bootstrap(parts, representation, target, noise, params, sampled.items, items, online.then, taus_t)
+    online = _views(parts, params, sampled.items, draws.noise_tm1)
+    out_tm1, _, collections = _apply_network(parts, params, online.now, draws.noise_tm1, *_as_tuple(taus_tm1), key=key)
+    bootstrap = _bootstrap(parts, representation, target, draws, params, sampled.items, items, online.then, taus_t)
     # Levels that were drawn, or the fixed ones of qr. Other losses do not read them.
-    taus: Array = taus_tm1 if config.values == "iqn" else _midpoints(weight.shape[0], out_tm1.shape[-1])
+    taus: Array = taus_tm1 if config.values == "iqn" else _fixed_taus(weight.shape[0], out_tm1.shape[-1])
     loss, error = action_value_loss(
         representation, out_tm1, taus, items.action, bootstrap, masks.get_mask(items.obs), cql
     )
@@ -337,12 +358,12 @@ def _loss(
             jax.vmap(representation.return_error)(jax.vmap(select_row)(out_tm1, items.action), error) * items.weight
         )
     outside: PyTree = ()
-    # Returns beyond a support that the user fixed are clipped to its ends; tell how often.
+    # Returns beyond a support that the user fixed are clipped to its ends; report how often.
     if representation.outside and _reports_out_of_support(config):
         outside = jax.vmap(representation.outside)(bootstrap) * items.weight
     # Reported as `q`: the return that the greedy policy expects.
     greedy = reductions.largest(masks.apply_mask(q, masks.get_mask(items.obs)))
-    return jnp.mean(weight * loss), ((error * items.weight, greedy, return_error, outside), collections)
+    return jnp.mean(weight * loss), (LossAux(error * items.weight, greedy, return_error, outside), collections)
 
 
 def action_value_loss(
@@ -384,7 +405,7 @@ def _bootstrap(
     parts: _Parts,
     representation: ReturnRepresentation,
     target: PyTree,
-    noise: Draws,
+    draws: Draws,
     params: PyTree,
     sampled: Transition,
     items: Transition,
@@ -397,22 +418,21 @@ def _bootstrap(
     """
     if parts.target is not None:
         return _custom_bootstrap(parts, params, target, items)
-    config, rows = parts.config, items.reward.shape[0]
-    apply = partial(_outputs, parts)
+    config, num_steps = parts.config, items.reward.shape[0]
+    outputs = lambda *args: _apply_network(parts, *args)[0]
     # With a core, the target network has memories of its own of the same sequences.
-    seen = _views(parts, target, sampled, noise.noise_t)
-    out_t = apply(target, seen.then, noise.noise_t, *_as_tuple(taus_t))
+    target_inputs = _views(parts, target, sampled, draws.noise_t)
+    out_t = outputs(target, target_inputs.then, draws.noise_t, *_as_tuple(taus_t))
     if config.munchausen:
-        out_tm1 = apply(target, seen.now, noise.noise_t, *_taus(parts, rows))
+        out_tm1 = outputs(target, target_inputs.now, draws.noise_t, *_taus(parts, num_steps))
         bootstrap = munchausen_target(
             representation, items, out_tm1, out_t, config.munchausen, config.munchausen_temperature
         )
     elif config.double:
         # Both are stopped: with a core, `then` holds memories that depend on `params`.
         fixed, then = jax.lax.stop_gradient((params, then))
-        bootstrap = greedy_target(
-            representation, items, out_t, apply(fixed, then, noise.noise_select, *_taus(parts, rows))
-        )
+        out_select = outputs(fixed, then, draws.noise_select, *_taus(parts, num_steps))
+        bootstrap = greedy_target(representation, items, out_t, out_select)
     else:
         bootstrap = greedy_target(representation, items, out_t, out_t)
     # Single items hold n-step returns already, made by the processor. Steps of sequences are summed here.
@@ -461,7 +481,7 @@ def munchausen_target(
 def _custom_bootstrap(parts: _Parts, params: PyTree, target: PyTree, items: Transition) -> BootstrapTarget:
     """Return the targets of the user's function for a batch, without a gradient, and nothing that is bootstrapped."""
     assert parts.target is not None
-    q = lambda params, obs: masks.apply_mask(_outputs(parts, params, obs, ())[..., 0], masks.get_mask(obs))
+    q = lambda params, obs: masks.apply_mask(_apply_network(parts, params, obs, ())[0][..., 0], masks.get_mask(obs))
     values = ActionValues(q(target, items.obs), q(target, items.next_obs), q(params, items.next_obs))
     number = check_per_step("target", parts.target(items, jax.lax.stop_gradient(values)), items.reward)
     # Zeros are constants, so the compiler removes the bootstrap, and the networks that the function does not read.
@@ -490,10 +510,10 @@ def _steps_of(parts: _Parts, sampled: Batch, *taus: PyTree) -> tuple[Transition,
     if parts.memory is None:
         items: Transition = sampled.items
         return items, *taus, sampled.weight * items.weight
-    rows = sequences.training_rows_of_sequences(sampled, parts.config)
-    # `[B, T, n] -> [B * T, n]`, in the order of the rows.
+    steps = sequences.training_rows_of_sequences(sampled, parts.config)
+    # `[B, T, n] -> [B * T, n]`, in the order of the steps.
     taus_tm1, taus_t = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), taus)
-    return rows.items, taus_tm1, taus_t, rows.weight * rows.items.weight
+    return steps.items, taus_tm1, taus_t, steps.weight * steps.items.weight
 
 
 def _as_tuple(taus: PyTree) -> tuple[Array, ...]:
@@ -560,11 +580,10 @@ def _act(
 
 
 def _exploration_distribution(parts: _Parts, state: DQNState, obs: PyTree, opt_step: Array) -> Distribution:
-    """Return what `act` draws from, as `DistributionFn`."""
-    q, hyper = _expected_values(parts, state, obs, ())[0], state.hyper
-    return exploration.exploration_distribution(
-        q, _epsilon(parts, hyper, opt_step), obs, hyper.boltzmann if parts.config.boltzmann else None
-    )
+    """Return the distributions from which `act` draws actions, as `DistributionFn`."""
+    q, _ = _expected_values(parts, state, obs, ())
+    temperature = state.hyper.boltzmann if parts.config.boltzmann else None
+    return exploration.exploration_distribution(q, _epsilon(parts, state.hyper, opt_step), obs, temperature)
 
 
 def _expected_values(parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree) -> tuple[Array, PyTree]:
@@ -600,9 +619,9 @@ def _network(config: DQNConfig, spec: EnvSpec) -> Network:
         return q_network(spec.observation_space, features=config.features, **shape)
     # The last layer of iqn comes after the quantile embedding, and so after the core.
     before = len(config.features) - (config.values == "iqn")
-    hidden = Box(-jnp.inf, jnp.inf, (config.core_features,))
+    core_outputs = Box(-jnp.inf, jnp.inf, (config.core_features,))
     return Recurrent(
-        q_network(hidden, torso="mlp", features=config.features[before:]),
+        q_network(core_outputs, torso="mlp", features=config.features[before:]),
         spec.observation_space,
         core,
         features=config.features[:before],
@@ -621,22 +640,16 @@ def _init_variables(parts: _Parts, key: Key) -> PyTree:
     return parts.network.init(key, obs, *_taus(parts, 1))
 
 
-def _outputs(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array) -> Array:
-    """Return the network's outputs for each action, `[B, A, n]`; parameters are free of noise if `noise` is `()`."""
-    return _apply_network(parts, params, obs, noise, *taus)[0]
-
-
 def _apply_network(
     parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array, key: Key | None = None
 ) -> tuple[Array, PyTree, PyTree]:
-    """Return what `_outputs` does, the memory after the step, `()` without a core, and the network's collections.
+    """Return outputs for each action `[B, A, n]`, the memory after the step, `()` without a core, and collections.
 
-    `key` and collections are as for `jaxrl.nn.forward`.
+    Parameters are free of noise if `noise` is `()`. `key` and the network's collections are as for `jaxrl.nn.forward`.
     """
-    made, collections = nn.forward(
-        parts.network, _variables(parts, params, noise), masks.for_policy(obs), *taus, key=key
-    )
-    out, memory = (made, ()) if parts.memory is None else made
+    variables = _variables(parts, params, noise)
+    result, collections = nn.forward(parts.network, variables, masks.for_policy(obs), *taus, key=key)
+    out, memory = (result, ()) if parts.memory is None else result
     return out if out.ndim == 3 else out[..., None], memory, collections
 
 
@@ -649,8 +662,8 @@ def _variables(parts: _Parts, params: PyTree, noise: PyTree) -> PyTree:
     if not parts.noise:
         return params
     # Noisy layers always read the collection; with zeros only the means of their parameters remain.
-    blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), parts.noise)
-    return {**params, "noise": blank if noise == () else noise}
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), parts.noise)
+    return {**params, "noise": zeros if noise == () else noise}
 
 
 def _draw_noise(parts: _Parts, key: Key) -> PyTree:
@@ -675,34 +688,35 @@ def _taus(parts: _Parts, batch: int) -> tuple[Array, ...]:
     """Return the evenly spaced quantile levels `[B, n]` at which iqn compares actions; nothing without iqn."""
     if parts.config.values != "iqn":
         return ()
-    return (_midpoints(batch, parts.config.atoms),)
+    return (_fixed_taus(batch, parts.config.atoms),)
 
 
-def _midpoints(batch: int, count: int) -> Array:
+def _fixed_taus(batch: int, count: int) -> Array:
+    """Return the midpoints of `count` equal parts of `[0, 1]` for each row of a batch, `[B, count]`."""
     return jnp.broadcast_to(midpoints(count)[None], (batch, count))
 
 
 # --- the agent ---------------------------------------------------------------------------------------------------
 
 
-def _check(config: DQNConfig, parts: Mapping[str, Any]) -> None:
-    """Raise `SettingsError` for settings that contradict each other."""
-    sequences.check_core(config, make_network=parts["make_network"])
-    if parts["target"] is not None:
-        alone = {"values": "expected", "core": "none", "munchausen": 0.0, "value_rescaling": False}
-        for name, usual in alone.items():
-            if getattr(config, name) != usual:
+def _check(config: DQNConfig, custom: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` for settings that contradict each other, or the arguments `custom`."""
+    sequences.check_core(config, make_network=custom["make_network"])
+    if custom["target"] is not None:
+        needed = {"values": "expected", "core": "none", "munchausen": 0.0, "value_rescaling": False}
+        for name, value in needed.items():
+            if getattr(config, name) != value:
                 raise SettingsError(
                     f"agent.{name} is {getattr(config, name)}, but a target of one's own is that of expected values "
-                    f"without a core; set it to {usual}"
+                    f"without a core; set it to {value}"
                 )
     if config.value_rescaling:
         # Munchausen's bonus and CQL's penalty are sums of values and log-probabilities, which need one scale.
-        for name, usual in {"values": "expected", "munchausen": 0.0, "cql": 0.0}.items():
-            if getattr(config, name) != usual:
+        for name, value in {"values": "expected", "munchausen": 0.0, "cql": 0.0}.items():
+            if getattr(config, name) != value:
                 raise SettingsError(
                     f"agent.{name} is {getattr(config, name)}, but agent.value_rescaling is for expected values alone, "
-                    f"without munchausen and cql; set it to {usual}, or value_rescaling to False"
+                    f"without munchausen and cql; set it to {value}, or value_rescaling to False"
                 )
     if config.values == "c51":
         check_support(config.atoms, config.v_min, config.v_max)
@@ -719,20 +733,20 @@ def _check(config: DQNConfig, parts: Mapping[str, Any]) -> None:
 
 def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
-    seen = masks.view_spec(spec, masks.for_policy)
+    policy_spec = masks.view_spec(spec, masks.for_policy)
     network = build_network(
         custom,
         "make_network",
-        (seen,),
-        partial(_network, config, seen),
+        (policy_spec,),
+        partial(_network, config, policy_spec),
         (
-            observation_structs(seen),
+            observation_structs(policy_spec),
             *((jnp.zeros((ROWS, config.atoms), jnp.float32),) if config.values == "iqn" else ()),
         ),
         (value_output(spec, 0 if config.values == "expected" else config.atoms),),
         kept=("params", "noise"),
     )
-    blank = _Parts(
+    parts = _Parts(
         config,
         network,
         custom.gradient_step,
@@ -743,7 +757,8 @@ def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> 
         config.initial_memory(),
     )
     # The shapes of the noise are those of the network's variables, for which the other parts are needed first.
-    parts = blank._replace(noise=jax.eval_shape(lambda: _init_variables(blank, make_key(0))).get("noise", {}))
+    variables = jax.eval_shape(lambda: _init_variables(parts, make_key(0)))
+    parts = parts._replace(noise=variables.get("noise", {}))
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -773,5 +788,6 @@ def _init(parts: _Parts, key: Key) -> DQNState:
     params = {name: value for name, value in _init_variables(parts, key).items() if name != "noise"}
     hyper = DQNHyper(*make_hyper(asdict(config), DQNHyper._fields, optional=("cql", "boltzmann")))
     # The target must be a copy: its arrays and those of `params` are all donated to the compiled loop.
-    target, opt_state = jax.tree.map(jnp.copy, params), parts.gradient_step.init(params, hyper.lr)
+    target = jax.tree.map(jnp.copy, params)
+    opt_state = parts.gradient_step.init(params, hyper.lr)
     return DQNState(params, target, opt_state, hyper, init_return_bounds() if _derives_support(config) else ())
