@@ -96,6 +96,8 @@ class TargetSample(NamedTuple):
 
 
 class _Parts(NamedTuple):
+    """What an agent's functions share: its settings, its network and parts made in Python."""
+
     config: PQNConfig
     network: Network
     gradient_step: GradientStep
@@ -127,22 +129,28 @@ def pqn(
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    parts = {"make_optimizer": make_optimizer, "make_network": make_network, "extra_loss": extra_loss}
+    custom = {"make_optimizer": make_optimizer, "make_network": make_network, "extra_loss": extra_loss}
     return agent_maker(
         "pqn",
         _build,
         config or PQNConfig(),
-        {**settings, **parts},
-        [*parts],
-        lambda config, parts: sequences.check_core(config, make_network=parts["make_network"]),
+        {**settings, **custom},
+        [*custom],
+        lambda config, custom: sequences.check_core(config, make_network=custom["make_network"]),
     )
 
 
 def _build(name: str, config: PQNConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
-    seen = masks.view_spec(spec, masks.for_policy)
-    usual, outputs = partial(_network, config, seen), (value_output(spec),)
-    network = build_network(custom, "make_network", (seen,), usual, (observation_structs(seen),), outputs)
+    policy_spec = masks.view_spec(spec, masks.for_policy)
+    network = build_network(
+        custom,
+        "make_network",
+        (policy_spec,),
+        partial(_network, config, policy_spec),
+        (observation_structs(policy_spec),),
+        (value_output(spec),),
+    )
     parts = _Parts(config, network, custom.gradient_step, spec, config.initial_memory(), custom.extra_loss)
     return Agent(
         name=name,
@@ -222,10 +230,9 @@ def _act(
 
 
 def _exploration_distribution(parts: _Parts, state: PQNState, obs: PyTree, opt_step: Array) -> Distribution:
-    """Return what `act` draws from, as `DistributionFn`."""
-    return exploration.exploration_distribution(
-        _action_values(parts, state.params, obs)[0], _epsilon(parts, state.hyper, opt_step), obs
-    )
+    """Return the distributions from which `act` draws actions, as `DistributionFn`."""
+    q, _ = _action_values(parts, state.params, obs)
+    return exploration.exploration_distribution(q, _epsilon(parts, state.hyper, opt_step), obs)
 
 
 def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> TargetSample:
@@ -241,15 +248,15 @@ def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> TargetSample:
     # Along the time of one environment, so mapped over axis 1 of `[T, N]`.
     returns = jax.vmap(partial(lambda_returns, lambda_=state.hyper.q_lambda), in_axes=1, out_axes=1)
     target = returns(items.reward, items.discount, last, v_t)
-    made = TargetSample(items.obs, items.action, target, jnp.asarray(items.weight))
+    sample = TargetSample(items.obs, items.action, target, jnp.asarray(items.weight))
     if parts.memory is None:
-        return jax.tree.map(merge_axes, made)
-    return sequences.rollout_sequences(made, items)
+        return jax.tree.map(merge_axes, sample)
+    return sequences.rollout_sequences(sample, items)
 
 
 def _update(parts: _Parts, state: PQNState, batch: Batch, key: Key, opt_step: Array) -> tuple[PQNState, Metrics, Array]:
     hyper = state.hyper
-    learnt = gradient_update(
+    result = gradient_update(
         parts.gradient_step,
         partial(_loss, parts),
         state.params,
@@ -260,15 +267,15 @@ def _update(parts: _Parts, state: PQNState, batch: Batch, key: Key, opt_step: Ar
         max_norm=hyper.max_grad_norm,
         opt_step=opt_step,
     )
-    error, q = learnt.aux
+    error, q = result.aux
     metrics = {
-        "loss": learnt.loss,
+        "loss": result.loss,
         "q": q.mean(),
         "td_error": jnp.abs(error).mean(),
-        "grad_norm": learnt.norm,
+        "grad_norm": result.norm,
         "epsilon": _epsilon(parts, hyper, opt_step),
     }
-    return PQNState(learnt.variables, learnt.opt_state, hyper), metrics, jnp.abs(error)
+    return PQNState(result.variables, result.opt_state, hyper), metrics, jnp.abs(error)
 
 
 def _loss(
@@ -279,8 +286,9 @@ def _loss(
         q, collections = nn.forward(parts.network, params, masks.for_policy(items.obs), key=key)
     else:
         # Only networks of the user's have collections, and those have no core.
-        seen, collections = RecurrentObs(masks.for_policy(items.obs), items.memory), {}
-        q = cast(Any, parts.network).apply(params, seen, items.is_first, method="apply_sequence")
+        collections: PyTree = {}
+        inputs = RecurrentObs(masks.for_policy(items.obs), items.memory)
+        q = cast(Any, parts.network).apply(params, inputs, items.is_first, method="apply_sequence")
         # From here on each step is a row, as without a core.
         items = jax.tree.map(merge_axes, items._replace(memory=(), is_first=()))
     # Targets were formed once, before the first update on the rollout, by the parameters of that time.
