@@ -286,9 +286,9 @@ def _loss(
         q, collections = nn.forward(parts.network, params, masks.for_policy(items.obs), key=key)
     else:
         # Only networks of the user's have collections, and those have no core.
-        collections: PyTree = {}
         inputs = RecurrentObs(masks.for_policy(items.obs), items.memory)
         q = cast(Any, parts.network).apply(params, inputs, items.is_first, method="apply_sequence")
+        collections = {}
         # From here on each step is a row, as without a core.
         items = jax.tree.map(merge_axes, items._replace(memory=(), is_first=()))
     # Targets were formed once, before the first update on the rollout, by the parameters of that time.
