@@ -341,9 +341,13 @@ def _loss(
     sampled, (taus_tm1, taus_t) = batch
     items, taus_tm1, taus_t, weight = _steps_of(parts, sampled, taus_tm1, taus_t)
     # With a core, these hold the memories that the trained network comes to have, under its gradient.
-    online = _views(parts, params, sampled.items, draws.noise_tm1)
-    out_tm1, _, collections = _apply_network(parts, params, online.now, draws.noise_tm1, *_as_tuple(taus_tm1), key=key)
-    bootstrap = _bootstrap(parts, representation, target, draws, params, sampled.items, items, online.then, taus_t)
+    online_inputs = _network_inputs(parts, params, sampled.items, draws.noise_tm1)
+    out_tm1, _, collections = _apply_network(
+        parts, params, online_inputs.now, draws.noise_tm1, *_as_tuple(taus_tm1), key=key
+    )
+    bootstrap = _bootstrap(
+        parts, representation, target, draws, params, sampled.items, items, online_inputs.then, taus_t
+    )
     # Levels that were drawn, or the fixed ones of qr. Other losses do not read them.
     taus: Array = taus_tm1 if config.values == "iqn" else _fixed_taus(weight.shape[0], out_tm1.shape[-1])
     loss, error = action_value_loss(
@@ -409,19 +413,19 @@ def _bootstrap(
     params: PyTree,
     sampled: Transition,
     items: Transition,
-    then: PyTree,
+    next_inputs: PyTree,
     taus_t: PyTree,
 ) -> BootstrapTarget:
     """Return what the steps `items` `[R]` are regressed on, by the network with parameters `target`.
 
-    With double Q-learning the network with `params`, which sees `then`, chooses the action.
+    With double Q-learning the network with `params` chooses the action, at its inputs `next_inputs`.
     """
     if parts.target is not None:
         return _custom_bootstrap(parts, params, target, items)
     config, num_steps = parts.config, items.reward.shape[0]
     outputs = lambda *args: _apply_network(parts, *args)[0]
     # With a core, the target network has memories of its own of the same sequences.
-    target_inputs = _views(parts, target, sampled, draws.noise_t)
+    target_inputs = _network_inputs(parts, target, sampled, draws.noise_t)
     out_t = outputs(target, target_inputs.then, draws.noise_t, *_as_tuple(taus_t))
     if config.munchausen:
         out_tm1 = outputs(target, target_inputs.now, draws.noise_t, *_taus(parts, num_steps))
@@ -429,9 +433,9 @@ def _bootstrap(
             representation, items, out_tm1, out_t, config.munchausen, config.munchausen_temperature
         )
     elif config.double:
-        # Both are stopped: with a core, `then` holds memories that depend on `params`.
-        fixed, then = jax.lax.stop_gradient((params, then))
-        out_select = outputs(fixed, then, draws.noise_select, *_taus(parts, num_steps))
+        # Both are stopped: with a core, `next_inputs` holds memories that depend on `params`.
+        fixed, next_inputs = jax.lax.stop_gradient((params, next_inputs))
+        out_select = outputs(fixed, next_inputs, draws.noise_select, *_taus(parts, num_steps))
         bootstrap = greedy_target(representation, items, out_t, out_select)
     else:
         bootstrap = greedy_target(representation, items, out_t, out_t)
@@ -676,8 +680,8 @@ def _draw_noise(parts: _Parts, key: Key) -> PyTree:
     return jax.tree.unflatten(treedef, jnp.split(jax.random.normal(key, (ends[-1],), jnp.float32), ends[:-1]))
 
 
-def _views(parts: _Parts, params: PyTree, items: Transition, noise: PyTree) -> Views:
-    """Return what the network with `params` sees of the steps that are learnt from."""
+def _network_inputs(parts: _Parts, params: PyTree, items: Transition, noise: PyTree) -> Views:
+    """Return the inputs of the network with `params` for the learnt steps."""
     if parts.memory is None:
         return Views(items.obs, items.next_obs)
     variables = _variables(parts, params, noise)
