@@ -229,7 +229,8 @@ def check_memoryless(agent: Agent, what: str) -> None:
 
 
 def _step(parts: _Parts, state: OfflineState, key: Key, t: Array) -> tuple[OfflineState, Metrics]:
-    first_opt, buffer = jnp.asarray(t, jnp.uint32) * parts.updates, parts.buffer
+    first_opt = jnp.asarray(t, jnp.uint32) * parts.updates
+    buffer = parts.buffer
     if parts.epochs:
         rows, batch = parts.data.rows, buffer.batch_size
         orders = fold(state.key, streams.EPOCHS)

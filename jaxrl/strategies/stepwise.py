@@ -111,24 +111,23 @@ def init(stepwise: Stepwise, key: Key) -> StepwiseState:
     """Return the state before the first observation."""
     num_envs = stepwise.schedule.num_envs
     obs = space_zeros(stepwise.spec.observation_space, num_envs)
+    stream = stream_keys(key, stepwise.passes)["train"]
     # The agent has the second subkey in `off_policy` and in `on_policy`, hence the same parameters here.
-    stream, agent_key = (
-        stream_keys(key, stepwise.passes)["train"],
-        jax.random.split(key, _num_subkeys(stepwise.passes))[1],
-    )
+    agent_key = jax.random.split(key, _num_subkeys(stepwise.passes))[1]
     agent = stepwise.agent.init(agent_key)
-    opened = interaction.reset_processor(stepwise.agent, stepwise.processor, agent, obs)
-    items = jax.eval_shape(_as_rollout, opened.items, jax.ShapeDtypeStruct((num_envs,), bool))
-    result, window = StepResult(jnp.zeros((4, num_envs), jnp.float32), obs), _pack_processor(stepwise, opened.processor)
+    start = interaction.reset_processor(stepwise.agent, stepwise.processor, agent, obs)
+    items = jax.eval_shape(_as_rollout, start.items, jax.ShapeDtypeStruct((num_envs,), bool))
+    result = StepResult(jnp.zeros((4, num_envs), jnp.float32), obs)
+    window = _pack_processor(stepwise, start.processor)
     return StepwiseState(
         key=stream,
         agent=agent,
         window=window,
         items=jax.tree.map(lambda x: jnp.zeros((stepwise.schedule.vector_steps, *x.shape[1:]), x.dtype), items),
-        buffer=init_buffer(stepwise.learner, opened.items) if isinstance(stepwise.learner, ReplayLearner) else (),
+        buffer=init_buffer(stepwise.learner, start.items) if isinstance(stepwise.learner, ReplayLearner) else (),
         health=init_health(),
         # Nothing to process again yet; the shapes are those of a step.
-        last=Last(window, opened.action, opened.extras, result),
+        last=Last(window, start.action, start.extras, result),
     )
 
 
@@ -220,12 +219,12 @@ def process_step(
     Return the transitions of the iteration and the processor.
     """
     step = _step(action, extras, result)
-    processor, made = stepwise.processor.process(_unpack_processor(stepwise, window), step)
+    processor, new_items = stepwise.processor.process(_unpack_processor(stepwise, window), step)
     if complete:
-        write = lambda rows, row: jax.lax.dynamic_update_slice_in_dim(
-            rows, jnp.asarray(row, rows.dtype), place.astype(jnp.int32), 0
+        write = lambda old, new: jax.lax.dynamic_update_slice_in_dim(
+            old, jnp.asarray(new, old.dtype), place.astype(jnp.int32), 0
         )
-        items = jax.tree.map(write, items, _as_rollout(made, step.terminated | step.truncated))
+        items = jax.tree.map(write, items, _as_rollout(new_items, step.terminated | step.truncated))
     return items, _pack_processor(stepwise, processor)
 
 
@@ -262,12 +261,11 @@ def learn_once(
     # The second half of the key, as in `ComposedStep`; the first was for acting.
     learn_key = jax.random.split(fold(key, t))[1]
     learner = learner._replace(processor=_unpack_processor(stepwise, window))
-    made: tuple[Learner, Metrics]
     if isinstance(stepwise.learner, ReplayLearner):
-        made = learn_from_replay(stepwise.learner, learner, items, learn_key, t)
+        learner, metrics = learn_from_replay(stepwise.learner, learner, items, learn_key, t)
     else:
-        made = learn_from_rollout(stepwise.learner, learner, items, learn_key, t)
-    return made[0]._replace(processor=()), made[1]
+        learner, metrics = learn_from_rollout(stepwise.learner, learner, items, learn_key, t)
+    return learner._replace(processor=()), metrics
 
 
 def _num_subkeys(passes: MinibatchSchedule | None) -> int:
