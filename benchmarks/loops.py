@@ -15,7 +15,7 @@ from jaxrl.agents.returns import last_steps
 from jaxrl.buffers import Buffer
 from jaxrl.spaces import sample_space
 from jaxrl.strategies.base import Strategy, iterate
-from jaxrl.strategies.interaction import make_collector, open_envs, take_steps
+from jaxrl.strategies.interaction import make_collector, reset_envs, take_steps
 from jaxrl.strategies.on_policy import make_minibatches
 from jaxrl.training.program import compile_all
 from jaxrl.trees import Array, PyTree
@@ -241,7 +241,7 @@ def rollout_of(env: jaxrl.Env, agent: AgentMaker, num_envs: int, steps: int) -> 
     state = collector.agent.init(jax.random.key(0))
 
     def take(state: PyTree) -> Rollout:
-        loop, _ = open_envs(collector, state, jax.random.key(1))
+        loop, _ = reset_envs(collector, state, jax.random.key(1))
         _, items, _ = take_steps(collector, state, jnp.uint32(0), loop, jax.random.key(2), steps)
         return Rollout(items, last_steps(items))
 

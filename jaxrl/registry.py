@@ -42,8 +42,8 @@ class Algorithm(NamedTuple):
 
 
 DEFAULT_SETTINGS: dict[Kind, Mapping[str, Any]] = {
-    "off_policy": {"num_envs": 10, "opt_interval": 10},
-    "on_policy": {"rollout": 128, "epochs": 4, "minibatches": 4},
+    "off_policy": {"num_envs": 10, "opt_interval": 10, "updates": 1, "warmup": 1_000, "random_warmup": True},
+    "on_policy": {"num_envs": 8, "rollout": 128, "epochs": 4, "minibatches": 4},
     "offline": {},
 }
 """Defaults of a run by kind, which `Algorithm.settings` may replace."""

@@ -21,9 +21,9 @@ class Step(NamedTuple):
     truncated: Array
     """The episode was cut off from outside, for example by a time limit; exclusive with `terminated`."""
     final_obs: PyTree
-    """The true successor, before any reset."""
+    """The true successor, before any reset: `obs` of an environment's `TimeStep`."""
     obs: PyTree
-    """The next observation of the policy: `final_obs`, or the first one of a new episode."""
+    """The next observation of the policy: `final_obs`, or the first one of a new episode. Not that of a `TimeStep`."""
     info: Mapping[str, Array] = {}
     valid: Array | bool = True
     """False where the environment returned a non-finite observation or reward; such a step gets weight 0."""

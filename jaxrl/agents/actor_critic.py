@@ -63,9 +63,9 @@ LR_FACTOR = 1.5
 """Factor by which one update lowers or raises the learning rate that is adapted to `desired_kl`, as in RSL-RL."""
 LR_BOUNDS = (1e-5, 1e-2)
 """Between which it stays, as in RSL-RL."""
-UNMOVED = 1e-7
-"""Divergence up to which a policy counts as unmoved: rounding, of a ratio of 1."""
-ROUNDING = 1e-6
+KL_EPSILON = 1e-7
+"""KL divergence up to which a policy counts as unmoved: the rounding of a ratio of 1."""
+CONSTANT_RETURN_RTOL = 1e-6
 """Standard deviation of returns, as a share of their mean, up to which they count as constant."""
 
 
@@ -155,7 +155,7 @@ class IMPALAConfig(A2CConfig):
     surrogate: Annotated[str, OneOf(("clipped", "plain", "weighted"))] = "weighted"
 
 
-class Hyper(NamedTuple):
+class PPOHyper(NamedTuple):
     """Hyperparameters that a sweep can vary without recompiling: float32 scalars, `[P]` in a population."""
 
     lr: Array
@@ -182,7 +182,7 @@ class ActorCriticState(NamedTuple):
 
     params: PyTree
     opt_state: PyTree
-    hyper: Hyper
+    hyper: PPOHyper
     lr_scale: PyTree = ()
     """Factor of `hyper.lr`, a float32 scalar, if it is adapted to `desired_kl`; else `()`."""
 
@@ -213,6 +213,8 @@ class Sample(NamedTuple):
 
 
 class _Parts(NamedTuple):
+    """What an agent's functions share: its settings, its network and parts made in Python."""
+
     config: PPOConfig
     network: Network
     gradient_step: GradientStep
@@ -225,7 +227,7 @@ class _Parts(NamedTuple):
     """Whether the network, given everything, must be kept from choosing actions by the privileged state."""
 
 
-PARTS = ("make_optimizer", "make_network", "extra_loss")
+CUSTOM_ARGUMENTS = ("make_optimizer", "make_network", "extra_loss")
 """Arguments for parts made in Python."""
 
 
@@ -252,8 +254,8 @@ def ppo(
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    parts = {"make_optimizer": make_optimizer, "make_network": make_network, "extra_loss": extra_loss}
-    return _maker("ppo", config or PPOConfig(), {**settings, **parts})
+    custom = {"make_optimizer": make_optimizer, "make_network": make_network, "extra_loss": extra_loss}
+    return _maker("ppo", config or PPOConfig(), {**settings, **custom})
 
 
 def a2c(config: A2CConfig | None = None, **arguments: Any) -> AgentMaker:
@@ -280,11 +282,11 @@ def impala(config: IMPALAConfig | None = None, **arguments: Any) -> AgentMaker:
 
 def _maker(name: str, config: Any, arguments: Mapping[str, Any]) -> AgentMaker:
     """Return the maker of an agent of this family."""
-    return agent_maker(name, _build, config, arguments, PARTS, _check)
+    return agent_maker(name, _build, config, arguments, CUSTOM_ARGUMENTS, _check)
 
 
-def _check(config: PPOConfig, parts: Mapping[str, Any]) -> None:
-    """Raise `SettingsError` for settings that contradict each other."""
+def _check(config: PPOConfig, custom: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` for settings that contradict each other, or the arguments `custom`."""
     if config.surrogate == "weighted" and not config.rho_clip:
         raise SettingsError("agent.surrogate weighted needs V-trace; set agent.rho_clip to 1, or another surrogate")
     if config.desired_kl and (config.lr_decay or "lr" in schedules_in(config.schedules)):
@@ -298,7 +300,7 @@ def _check(config: PPOConfig, parts: Mapping[str, Any]) -> None:
         )
     if config.desired_kl and not config.lr:
         raise SettingsError("agent.lr is 0, which agent.desired_kl cannot adapt; set it above 0")
-    sequences.check_core(config, make_network=parts["make_network"])
+    sequences.check_core(config, make_network=custom["make_network"])
     if config.shared and config.core != "none" and config.critic_core == "none":
         raise SettingsError(
             "agent.shared is on, but with agent.critic_core none the value has a torso of its own; turn shared off, or "
@@ -311,9 +313,16 @@ def _build(name: str, config: PPOConfig, custom: CustomParts, spec: EnvSpec) -> 
     # The network is given everything but the mask. The built-in one cuts the policy's view from that itself.
     spec = masks.view_spec(spec, masks.for_critic)
     privileged = masks.has_entry(spec.observation_space, PRIVILEGED)
-    head, memory = distributions.make_head(spec, config.squash), config.initial_memory()
-    usual, outputs = partial(_network, config, spec, head), (policy_output(head), ONE_VALUE)
-    network = build_network(custom, "make_network", (spec, head), usual, (observation_structs(spec),), outputs)
+    head = distributions.make_head(spec, config.squash)
+    memory = config.initial_memory()
+    network = build_network(
+        custom,
+        "make_network",
+        (spec, head),
+        partial(_network, config, spec, head),
+        (observation_structs(spec),),
+        (policy_output(head), ONE_VALUE),
+    )
     # A network of the user's has no such view, so the policy's outputs come from a second pass, see `_apply_network`.
     blinds = privileged and "make_network" in custom.makers
     if blinds and nn.takes_train(network):
@@ -332,7 +341,7 @@ def _build(name: str, config: PPOConfig, custom: CustomParts, spec: EnvSpec) -> 
         memory=memory,
         apply={"params": lambda params, obs: network.apply(params, masks.for_critic(obs))},
         policy_fns=PolicyFns(
-            partial(_choice, parts),
+            partial(_action_distribution, parts),
             lambda state, obs, action: _apply_network(parts, state.params, obs)[1],
             head,
             privileged=privileged,
@@ -353,10 +362,10 @@ def _build(name: str, config: PPOConfig, custom: CustomParts, spec: EnvSpec) -> 
 
 def _network(config: PPOConfig, spec: EnvSpec, head: Head) -> Network:
     nn.check_torso(config.torso, spec.observation_space, config.channels, config.features)
-    seen = masks.for_policy(spec.observation_space)
-    nn.check_torso(config.torso, seen, config.channels)
+    policy_space = masks.for_policy(spec.observation_space)
+    nn.check_torso(config.torso, policy_space, config.channels)
     return ActorCritic(
-        seen,
+        policy_space,
         head.outputs,
         head.scales if config.free_scale else 0,
         config.torso,
@@ -377,13 +386,21 @@ def _init(parts: _Parts, key: Key) -> ActorCriticState:
     if parts.memory is not None:
         obs = RecurrentObs(obs, jax.tree.map(lambda x: x[None], parts.memory))
     params = parts.network.init(key, obs)
-    # Fields that are off are left to their default, `()`.
-    off = {*TEMPERATURE, *(() if parts.config.rho_clip else ("rho_clip", "c_clip"))}
-    coefs = {name for name in ("teacher_coef", "imitation_coef") if not getattr(parts.config, name)}
-    off |= coefs | ({"policy_coef"} if len(coefs) == 2 else set())
-    names = [name for name in Hyper._fields if name not in off]
-    hyper = Hyper(**dict(zip(names, make_hyper(asdict(parts.config), names), strict=True)))
-    scale = jnp.float32(1.0) if parts.config.desired_kl else ()
+    config = parts.config
+    # Fields that are off are left at their default, `()`. Not by `make_hyper(optional=...)`: beside V-trace or a
+    # teacher, a `c_clip` or `policy_coef` of 0 is a number like any other.
+    off = {*TEMPERATURE}
+    if not config.rho_clip:
+        off |= {"rho_clip", "c_clip"}
+    if not config.teacher_coef:
+        off |= {"teacher_coef"}
+    if not config.imitation_coef:
+        off |= {"imitation_coef"}
+    if not (config.teacher_coef or config.imitation_coef):
+        off |= {"policy_coef"}
+    names = [name for name in PPOHyper._fields if name not in off]
+    hyper = PPOHyper(**dict(zip(names, make_hyper(asdict(config), names), strict=True)))
+    scale = jnp.float32(1.0) if config.desired_kl else ()
     return ActorCriticState(params, parts.gradient_step.init(params, hyper.lr), hyper, scale)
 
 
@@ -417,9 +434,10 @@ def _policy_distribution(parts: _Parts, state: ActorCriticState, obs: PyTree) ->
     ), memory
 
 
-def _choice(parts: _Parts, state: ActorCriticState, obs: PyTree, opt_step: Array) -> Distribution:
-    """Return what `act` draws from, as `DistributionFn`."""
-    return _policy_distribution(parts, state, obs)[0]
+def _action_distribution(parts: _Parts, state: ActorCriticState, obs: PyTree, opt_step: Array) -> Distribution:
+    """Return the distributions from which `act` draws raw actions, as `DistributionFn`."""
+    distribution, _ = _policy_distribution(parts, state, obs)
+    return distribution
 
 
 def _apply_network(
@@ -453,14 +471,14 @@ def _evaluate_actions(
             collections,
         )
     assert not isinstance(sample.is_first, tuple)
-    rows, steps = sample.is_first.shape
-    seen = RecurrentObs(masks.for_critic(sample.obs), sample.memory)
-    outputs, value = cast(Any, parts.network).apply(params, seen, sample.is_first, method="apply_sequence")
+    num_envs, steps = sample.is_first.shape
+    inputs = RecurrentObs(masks.for_critic(sample.obs), sample.memory)
+    outputs, value = cast(Any, parts.network).apply(params, inputs, sample.is_first, method="apply_sequence")
     distribution = distributions.mask_distribution(
-        parts.head.distribution(outputs.reshape(rows, steps, -1)), masks.get_mask(sample.obs, axes=2)
+        parts.head.distribution(outputs.reshape(num_envs, steps, -1)), masks.get_mask(sample.obs, axes=2)
     )
     # Only networks of the user's have collections, and those have no core.
-    return distribution, value.reshape(rows, steps), {}
+    return distribution, value.reshape(num_envs, steps), {}
 
 
 # --- learning ---------------------------------------------------------------------------------------------------
@@ -480,8 +498,8 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
     raw = items.extras["raw"] if parts.head.scales else items.action
     flat = lambda x: x.reshape(steps * num_envs, *x.shape[2:])
     weight = jnp.asarray(items.weight)
-    blank = jnp.zeros_like(weight)  # until the values are known
-    sample = Sample(items.obs, raw, log_prob=blank, value=blank, advantage=blank, target=blank, weight=weight)
+    zeros = jnp.zeros_like(weight)  # until the values are known
+    sample = Sample(items.obs, raw, log_prob=zeros, value=zeros, advantage=zeros, target=zeros, weight=weight)
     if parts.config.teacher_coef:
         sample = sample._replace(teacher=_teacher_outputs(items.extras))
     # Three layouts meet below. A rollout is time-major, `[T, N]`, as the equations of returns want it. Minibatches are
@@ -510,7 +528,7 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
 
 
 def _teacher_outputs(extras: Mapping[str, Array]) -> Array:
-    """Return what the teacher has said of the steps, see `Sample.teacher`."""
+    """Return the teacher's outputs for the steps, see `Sample.teacher`."""
     if "teacher" not in extras:
         raise SettingsError(
             "agent.teacher_coef is set, but there is no teacher; name its run, as in --teacher RUN (in Python, "
@@ -525,7 +543,7 @@ def _imitate(head: Head, sample: Sample, demos: Demonstrations) -> Sample:
 
 
 def _estimate(
-    config: PPOConfig, hyper: Hyper, rollout: Rollout, v_tm1: Array, v_t: Array, log_rho: Array
+    config: PPOConfig, hyper: PPOHyper, rollout: Rollout, v_tm1: Array, v_t: Array, log_rho: Array
 ) -> tuple[Array, Array]:
     """Return advantages and value targets, both `[T, N]`; `log_rho` `[T, N]` is the log of the importance ratios."""
     items, last, lambda_ = rollout.items, rollout.last, hyper.gae_lambda
@@ -552,7 +570,8 @@ def standardise(x: Array, weight: Array) -> Array:
     A single entry is left unchanged: normalised, it would always be 0.
     """
     # Sums are reduced over the shards before they are divided, so that all shards normalise by the same numbers.
-    count, counts = jnp.maximum(shards.psum(weight.sum()), 1.0), weight > 0
+    count = jnp.maximum(shards.psum(weight.sum()), 1.0)
+    counts = weight > 0
     # Select instead of multiplying by the weight: an entry of weight 0 may be NaN.
     mean = shards.psum(jnp.where(counts, x, 0.0).sum()) / count
     centred = jnp.where(counts, x - jnp.where(count > 1, mean, 0.0), 0.0)
@@ -572,7 +591,8 @@ def explained_variance(value: Array, target: Array, weight: Array) -> Stat:
     not count; those of all shards do. Returns that vary by no more than the rounding of float32 give no measurement,
     and neither do numbers that are not finite.
     """
-    counts, target = weight > 0, target.astype(jnp.float32)
+    counts = weight > 0
+    target = target.astype(jnp.float32)
     # Row 0: returns; row 1: what values leave unexplained. Both variances then take one pass over the entries.
     columns = jnp.stack([target, target - value.astype(jnp.float32)]).reshape(2, -1)
     # Select instead of multiplying by the weight: an entry of weight 0 may be NaN.
@@ -581,7 +601,7 @@ def explained_variance(value: Array, target: Array, weight: Array) -> Stat:
     mean = total(columns) / count
     variance = total(jnp.square(columns - mean[:, None])) / count  # in two passes: the mean may be far from 0
     # Below this, the variance of the returns is rounding, and so would be the share of it.
-    varies = variance[0] > jnp.square(ROUNDING * mean[0])
+    varies = variance[0] > jnp.square(CONSTANT_RETURN_RTOL * mean[0])
     share = 1 - variance[1] / jnp.where(varies, variance[0], 1.0)
     return stat(share, varies & jnp.isfinite(share))
 
@@ -598,8 +618,9 @@ def _update(
     if config.normalise_advantage == "minibatch":
         # Per minibatch, as in the paper's code: each update sees advantages of the same scale.
         sample = sample._replace(advantage=standardise(sample.advantage, sample.weight))
-    step, loss = parts.gradient_step, partial(_loss, parts, hyper, opt_step)
-    gradient = loss_gradient(step, loss, state.params, sample, key=nn.training_key(parts.network, key))
+    loss = partial(_loss, parts, hyper, opt_step)
+    training_key = nn.training_key(parts.network, key)
+    gradient = loss_gradient(parts.gradient_step, loss, state.params, sample, key=training_key)
     terms = gradient.aux
     # One reduction for all terms: on a GPU each would be a kernel of its own.
     means = jnp.stack(list(terms.values())).reshape(len(terms), -1).mean(axis=1)
@@ -608,12 +629,18 @@ def _update(
     if config.desired_kl:
         lr = metrics["lr"] = adapt_lr(lr * scale, shards.pmean(metrics["approx_kl"]), config.desired_kl)
         scale = lr / hyper.lr
-    learnt = apply_gradient(
-        step, gradient, state.params, state.opt_state, lr=lr, max_norm=hyper.max_grad_norm, opt_step=opt_step
+    result = apply_gradient(
+        parts.gradient_step,
+        gradient,
+        state.params,
+        state.opt_state,
+        lr=lr,
+        max_norm=hyper.max_grad_norm,
+        opt_step=opt_step,
     )
     return (
-        ActorCriticState(learnt.variables, learnt.opt_state, hyper, scale),
-        {"loss": learnt.loss, "grad_norm": learnt.norm, **metrics},
+        ActorCriticState(result.variables, result.opt_state, hyper, scale),
+        {"loss": result.loss, "grad_norm": result.norm, **metrics},
         jnp.zeros(batch.weight.shape[0], jnp.float32),  # rollouts have no priorities
     )
 
@@ -623,14 +650,15 @@ def adapt_lr(lr: Array, kl: Array, desired_kl: float) -> Array:
 
     Above twice the desired divergence it is lowered, below half of it raised, within `LR_BOUNDS` (RSL-RL,
     https://github.com/leggedrobotics/rsl_rl; Schwarke et al. 2025, https://arxiv.org/abs/2509.10771). That of a
-    policy that has not moved, as before the first update on a rollout, tells nothing.
+    policy that has not moved, as before the first update on a rollout, has no meaning.
     """
-    lower, raised = jnp.maximum(lr / LR_FACTOR, LR_BOUNDS[0]), jnp.minimum(lr * LR_FACTOR, LR_BOUNDS[1])
-    return jnp.where(kl > 2 * desired_kl, lower, jnp.where((kl < desired_kl / 2) & (kl > UNMOVED), raised, lr))
+    lower = jnp.maximum(lr / LR_FACTOR, LR_BOUNDS[0])
+    raised = jnp.minimum(lr * LR_FACTOR, LR_BOUNDS[1])
+    return jnp.where(kl > 2 * desired_kl, lower, jnp.where((kl < desired_kl / 2) & (kl > KL_EPSILON), raised, lr))
 
 
 def _loss(
-    parts: _Parts, hyper: Hyper, opt_step: Array, params: PyTree, sample: Sample, key: Key | None
+    parts: _Parts, hyper: PPOHyper, opt_step: Array, params: PyTree, sample: Sample, key: Key | None
 ) -> tuple[Array, tuple[dict[str, Array], PyTree]]:
     """Return the mean loss over all steps, each step's terms of it, and the network's collections."""
     distribution, value, collections = _evaluate_actions(parts, params, sample, key)
@@ -646,6 +674,7 @@ def _loss(
         term = extra_term(parts.extra_loss, params, sample, Outputs(distribution, value), sample.weight)
         terms["extra_loss"] = sample.weight * term
         loss = loss + terms["extra_loss"]
+    # Divided by `B` and not by the sum of weights, which shards would have to share. Steps of weight 0 are rare.
     return loss.mean(), (terms, collections)
 
 
@@ -658,7 +687,7 @@ def _imitation_loss(parts: _Parts, params: PyTree, sample: Sample) -> Array:
 
 def actor_critic_loss(
     config: PPOConfig,
-    hyper: Hyper,
+    hyper: PPOHyper,
     distribution: Distribution,
     value: Array,
     sample: Sample,
@@ -713,8 +742,8 @@ def actor_critic_loss(
     if teacher is None and imitation is None:
         loss = terms["policy_loss"] + hyper.vf_coef * terms["value_loss"] - hyper.ent_coef * terms["entropy"]
         return loss, terms
-    own = terms["policy_loss"] - hyper.ent_coef * terms["entropy"]
-    loss = hyper.policy_coef * own + hyper.vf_coef * terms["value_loss"]
+    policy_terms = terms["policy_loss"] - hyper.ent_coef * terms["entropy"]
+    loss = hyper.policy_coef * policy_terms + hyper.vf_coef * terms["value_loss"]
     if teacher is not None:
         loss = loss + hyper.teacher_coef * terms["teacher_kl"]
     if imitation is not None:

@@ -61,6 +61,8 @@ class BCState(NamedTuple):
 
 
 class _Parts(NamedTuple):
+    """What an agent's functions share: its settings, its network and parts made in Python."""
+
     config: BCConfig
     network: Network
     gradient_step: GradientStep
@@ -93,17 +95,21 @@ def bc(
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    parts = {"make_optimizer": make_optimizer, "make_network": make_network, "extra_loss": extra_loss}
-    return agent_maker("bc", _build, config or BCConfig(), {**settings, **parts}, [*parts])
+    custom = {"make_optimizer": make_optimizer, "make_network": make_network, "extra_loss": extra_loss}
+    return agent_maker("bc", _build, config or BCConfig(), {**settings, **custom}, [*custom])
 
 
 def _build(name: str, config: BCConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
     head = make_cloning_head(spec)
-    seen = masks.view_spec(spec, masks.for_policy)
-    usual = partial(_network, config, seen, head)
+    policy_spec = masks.view_spec(spec, masks.for_policy)
     network = build_network(
-        custom, "make_network", (seen, head), usual, (observation_structs(seen),), (policy_output(head),)
+        custom,
+        "make_network",
+        (policy_spec, head),
+        partial(_network, config, policy_spec, head),
+        (observation_structs(policy_spec),),
+        (policy_output(head),),
     )
     parts = _Parts(config, network, custom.gradient_step, spec, head, custom.extra_loss)
     return Agent(
@@ -148,7 +154,7 @@ def _init(parts: _Parts, key: Key) -> BCState:
 
 def _update(parts: _Parts, state: BCState, batch: Batch, key: Key, opt_step: Array) -> tuple[BCState, Metrics, Array]:
     items, hyper = batch.items, state.hyper
-    learnt = regress(
+    result = regress(
         parts.gradient_step,
         parts.network,
         parts.head,
@@ -168,9 +174,10 @@ def _update(parts: _Parts, state: BCState, batch: Batch, key: Key, opt_step: Arr
         max_norm=hyper.max_grad_norm,
         opt_step=opt_step,
     )
+    metrics = {"loss": result.loss, "log_prob": result.aux.mean(), "grad_norm": result.norm}
     # Priorities are never negative, which would leave the old ones; a log-density may be above 0.
-    metrics = {"loss": learnt.loss, "log_prob": learnt.aux.mean(), "grad_norm": learnt.norm}
-    return BCState(learnt.variables, learnt.opt_state, hyper), metrics, jnp.maximum(-learnt.aux, 0.0) * items.weight
+    priorities = jnp.maximum(-result.aux, 0.0) * items.weight
+    return BCState(result.variables, result.opt_state, hyper), metrics, priorities
 
 
 # --- weighted regression on actions, shared with AWAC and IQL --------------------------------------------------------
@@ -232,11 +239,12 @@ def regress(
     batch: tuple[PyTree, Array, Array, Array, PyTree],
     **arguments: Any,
 ) -> GradientUpdate:
-    """Take one gradient step up the weighted log-likelihood of actions; further `arguments` are those of `learn`.
+    """Take one gradient step up the weighted log-likelihood of actions.
 
     `batch` holds observations, actions (see `to_policy_actions`), loss weights, extra weights on the likelihoods and,
-    for `extra`, the steps. The auxiliary output is the log-likelihoods `[B]`: 0, a constant, for actions that their
-    observation forbids. `extra(params, items, distributions, weight)` is a further term of the loss.
+    for `extra`, the steps. Further `arguments` are those of `gradient_update`: `key`, `lr`, `max_norm` and `opt_step`.
+    The auxiliary output is the log-likelihoods `[B]`: 0, a constant, for actions that their observation forbids.
+    `extra(params, items, distributions, weight)` is a further term of the loss.
     """
 
     def loss(
@@ -249,9 +257,9 @@ def regress(
         # Data may hold actions that a mask forbids; their log-probability would be minus infinity.
         log_prob = log_prob if masks.get_mask(obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
         # Two weights: that of the advantage is part of the objective, `weight` says how much a step counts in the mean.
-        each = -advantage_weight * log_prob
+        step_loss = -advantage_weight * log_prob
         if extra is not None:
-            each = each + extra(params, items, distribution, weight)
-        return jnp.mean(weight * each), (log_prob, collections)
+            step_loss = step_loss + extra(params, items, distribution, weight)
+        return jnp.mean(weight * step_loss), (log_prob, collections)
 
     return gradient_update(gradient_step, loss, policy, opt_state, batch, **arguments)

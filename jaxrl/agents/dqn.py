@@ -45,7 +45,7 @@ from jaxrl.agents.optimizers import GradientStep, Optimizer
 from jaxrl.agents.sequences import Views
 from jaxrl.agents.values import (
     BootstrapTarget,
-    Values,
+    ReturnRepresentation,
     c51,
     check_support,
     expected,
@@ -196,7 +196,22 @@ class Draws(NamedTuple):
     taus_t: PyTree
 
 
+class LossAux(NamedTuple):
+    """What an update reports of the loss of each step; `R` is `B`, or with a core the learnt steps of all sequences."""
+
+    error: Array
+    """`[R]`, temporal-difference errors, whose size is the priority for replay."""
+    q: Array
+    """`[R]`, expected return of the greedy policy."""
+    return_error: PyTree = ()
+    """`[R]`, errors of returns, where values are on another scale; else `()`."""
+    outside: PyTree = ()
+    """`[R]`, probability of returns beyond the ends of a support that the user fixed; else `()`."""
+
+
 class _Parts(NamedTuple):
+    """What an agent's functions share: its settings, its network and parts made in Python."""
+
     config: DQNConfig
     network: Network
     gradient_step: GradientStep
@@ -209,7 +224,7 @@ class _Parts(NamedTuple):
     """With a recurrent core, its memory at the start of an episode."""
 
 
-PARTS = ("make_optimizer", "make_network", "extra_loss", "target")
+CUSTOM_ARGUMENTS = ("make_optimizer", "make_network", "extra_loss", "target")
 """Arguments for parts made in Python."""
 
 
@@ -233,14 +248,19 @@ def dqn(
       extra_loss: a term of the loss for each step beside the agent's own, `(params, items, q) -> [B]`, see
         `jaxrl.agents.custom.ExtraLoss`.
       target: what action values are regressed on, in place of the reward plus the discounted value of the best next
-        action, `(items, values) -> [B]`, see `TargetFn`. For expected values, without a core.
+        action, `(items, values) -> [B]`, see `TargetFn`. For expected values, without a core; `double` is not read.
       **settings: fields of `DQNConfig` to change, as in `dqn(lr=1e-3, dueling=True)`.
 
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    parts = {"make_optimizer": make_optimizer, "make_network": make_network, "extra_loss": extra_loss, "target": target}
-    return _maker("dqn", config or DQNConfig(), {**settings, **parts})
+    custom = {
+        "make_optimizer": make_optimizer,
+        "make_network": make_network,
+        "extra_loss": extra_loss,
+        "target": target,
+    }
+    return _maker("dqn", config or DQNConfig(), {**settings, **custom})
 
 
 def rainbow(config: RainbowConfig | None = None, **arguments: Any) -> AgentMaker:
@@ -261,115 +281,124 @@ def cql_dqn(config: CQLDQNConfig | None = None, **arguments: Any) -> AgentMaker:
 
 def _maker(name: str, config: Any, arguments: Mapping[str, Any]) -> AgentMaker:
     """Return the maker of an agent of this family."""
-    return agent_maker(name, _build, config, arguments, PARTS, _check)
+    return agent_maker(name, _build, config, arguments, CUSTOM_ARGUMENTS, _check)
 
 
 # --- learning ----------------------------------------------------------------------------------------------------
 
 
 def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Array) -> tuple[DQNState, Metrics, Array]:
-    config, hyper, noise = parts.config, state.hyper, _draw(parts, key, batch.weight.shape[0])
+    config, hyper = parts.config, state.hyper
+    draws = _draw(parts, key, batch.weight.shape[0])
     # The support must contain this batch's targets before they are projected onto it.
     reach = update_return_bounds(state.reach, batch.items) if _derives_support(config) else ()
-    values = _values(config, reach)
-    learnt = optimizers.gradient_update(
+    representation = _make_representation(config, reach)
+    result = optimizers.gradient_update(
         parts.gradient_step,
-        partial(_loss, parts, values, state.target, noise, hyper.cql),
+        partial(_loss, parts, representation, state.target, draws, hyper.cql),
         state.params,
         state.opt_state,
         # Quantile levels are cut into pieces with the batch. Parameter noise is one for all rows, and stays outside.
-        (batch, (noise.taus_tm1, noise.taus_t)),
+        (batch, (draws.taus_tm1, draws.taus_t)),
         key=nn.training_key(parts.network, key),
         lr=hyper.lr,
         max_norm=hyper.max_grad_norm,
         opt_step=opt_step,
     )
-    error, q, return_error, outside = learnt.aux
-    target = _update_target(config, hyper.tau, learnt.variables, state.target, opt_step)
+    aux: LossAux = result.aux
+    target = _update_target(config, hyper.tau, result.variables, state.target, opt_step)
     metrics = {
-        "loss": learnt.loss,
-        "q": q.mean(),
-        "td_error": jnp.abs(return_error if values.return_error else error).mean(),
-        "grad_norm": learnt.norm,
+        "loss": result.loss,
+        "q": aux.q.mean(),
+        "td_error": jnp.abs(aux.return_error if representation.return_error else aux.error).mean(),
+        "grad_norm": result.norm,
         "epsilon": _epsilon(parts, hyper, opt_step),
     }
     if _reports_out_of_support(config):
-        metrics["out_of_support"] = outside.mean()
-    priorities = jnp.abs(error)
+        metrics["out_of_support"] = aux.outside.mean()
+    priorities = jnp.abs(aux.error)
     # Errors are those of steps, while replay has one priority for each sequence.
     if parts.memory is not None:
         priorities = sequences.sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
-    return DQNState(learnt.variables, target, learnt.opt_state, hyper, reach), metrics, priorities
+    return DQNState(result.variables, target, result.opt_state, hyper, reach), metrics, priorities
 
 
 def _loss(
     parts: _Parts,
-    values: Values,
+    representation: ReturnRepresentation,
     target: PyTree,
-    noise: Draws,
+    draws: Draws,
     cql: PyTree,
     params: PyTree,
     batch: tuple[Batch, PyTree],
     key: Key | None,
-) -> tuple[Array, tuple[tuple[Array, Array, PyTree, PyTree], PyTree]]:
-    """Return the weighted mean of `action_value_loss`; `params` are what it is differentiated by.
+) -> tuple[Array, tuple[LossAux, PyTree]]:
+    """Return the weighted mean of `action_value_loss`, a `LossAux`, and the network's collections.
 
-    Also return errors, greedy values, errors of returns and probability outside the support, `[R]` or `()`, and the
-    network's collections.
+    The loss is differentiated by `params`. `batch` holds the sampled items and the quantile levels of `draws`.
     """
-    (sampled, (taus_tm1, taus_t)), config = batch, parts.config
+    config = parts.config
+    sampled, (taus_tm1, taus_t) = batch
     items, taus_tm1, taus_t, weight = _steps_of(parts, sampled, taus_tm1, taus_t)
     # With a core, these hold the memories that the trained network comes to have, under its gradient.
-    online = _views(parts, params, sampled.items, noise.noise_tm1)
-    out_tm1, _, collections = _apply_network(parts, params, online.now, noise.noise_tm1, *_as_tuple(taus_tm1), key=key)
-    after = _bootstrap(parts, values, target, noise, params, sampled.items, items, online.then, taus_t)
+    online_inputs = _network_inputs(parts, params, sampled.items, draws.noise_tm1)
+    out_tm1, _, collections = _apply_network(
+        parts, params, online_inputs.now, draws.noise_tm1, *_as_tuple(taus_tm1), key=key
+    )
+    bootstrap = _bootstrap(
+        parts, representation, target, draws, params, sampled.items, items, online_inputs.then, taus_t
+    )
     # Levels that were drawn, or the fixed ones of qr. Other losses do not read them.
-    taus: Array = taus_tm1 if config.values == "iqn" else _midpoints(weight.shape[0], out_tm1.shape[-1])
-    loss, error = action_value_loss(values, out_tm1, taus, items.action, after, masks.get_mask(items.obs), cql)
-    q = jax.vmap(values.mean)(out_tm1)
+    taus: Array = taus_tm1 if config.values == "iqn" else _fixed_taus(weight.shape[0], out_tm1.shape[-1])
+    loss, error = action_value_loss(
+        representation, out_tm1, taus, items.action, bootstrap, masks.get_mask(items.obs), cql
+    )
+    q = jax.vmap(representation.mean)(out_tm1)
     if parts.extra_loss is not None:
         loss = loss + extra_term(parts.extra_loss, params, items, q, weight)
     return_error: PyTree = ()
-    if values.return_error:
-        return_error = jax.vmap(values.return_error)(jax.vmap(select_row)(out_tm1, items.action), error) * items.weight
+    if representation.return_error:
+        return_error = (
+            jax.vmap(representation.return_error)(jax.vmap(select_row)(out_tm1, items.action), error) * items.weight
+        )
     outside: PyTree = ()
-    # Returns beyond a support that the user fixed are clipped to its ends; tell how often.
-    if values.outside and _reports_out_of_support(config):
-        outside = jax.vmap(values.outside)(after) * items.weight
+    # Returns beyond a support that the user fixed are clipped to its ends; report how often.
+    if representation.outside and _reports_out_of_support(config):
+        outside = jax.vmap(representation.outside)(bootstrap) * items.weight
     # Reported as `q`: the return that the greedy policy expects.
     greedy = reductions.largest(masks.apply_mask(q, masks.get_mask(items.obs)))
-    return jnp.mean(weight * loss), ((error * items.weight, greedy, return_error, outside), collections)
+    return jnp.mean(weight * loss), (LossAux(error * items.weight, greedy, return_error, outside), collections)
 
 
 def action_value_loss(
-    values: Values,
+    representation: ReturnRepresentation,
     outputs: Array,
     taus: Array,
     action: Array,
-    after: BootstrapTarget,
+    bootstrap: BootstrapTarget,
     mask: Array | None = None,
     cql: PyTree = (),
 ) -> tuple[Array, Array]:
     """Return the loss of each step `[R]` and its temporal-difference error `[R]`.
 
     The loss is `l(r + discount * sum_b p(b) (q_target(s', b) - penalty(b)) - q(s, a))` (Mnih et al. 2015, algorithm 1),
-    where `l` is that of `values`, which compares distributions if values are such. CQL adds
+    where `l` is that of `representation`, which compares distributions if outputs are such. CQL adds
     `cql * (log sum_b exp q(s, b) - q(s, a))` (Kumar et al. 2020, equation 4).
 
     Args:
-      values: how outputs represent returns.
+      representation: how outputs represent returns.
       outputs: the network's outputs for `s`, `[R, A, n]`.
       taus: levels of the outputs if they are quantiles, `[R, n]`.
       action: the action taken, `[R]`.
-      after: `r`, `discount`, `p`, `q_target` and `penalty`, from `greedy_target` or `munchausen_target`.
+      bootstrap: `r`, `discount`, `p`, `q_target` and `penalty`, from `greedy_target` or `munchausen_target`.
       mask: actions that are allowed in `s`, `[R, A]`; if left out, all.
       cql: weight of the penalty of CQL; `()` if it is off.
     """
-    loss, error = jax.vmap(values.loss)(jax.vmap(select_row)(outputs, action), taus, after)
+    loss, error = jax.vmap(representation.loss)(jax.vmap(select_row)(outputs, action), taus, bootstrap)
     if isinstance(cql, tuple):
         return loss, error
     # CQL compares means, also where the loss compares distributions.
-    q = jax.vmap(values.mean)(outputs)
+    q = jax.vmap(representation.mean)(outputs)
     gap = jax.vmap(conservative_gap)(
         masks.apply_mask(q, mask), jnp.zeros_like(q), jax.vmap(reductions.entry)(q, action)
     )
@@ -378,56 +407,64 @@ def action_value_loss(
 
 def _bootstrap(
     parts: _Parts,
-    values: Values,
+    representation: ReturnRepresentation,
     target: PyTree,
-    noise: Draws,
+    draws: Draws,
     params: PyTree,
     sampled: Transition,
     items: Transition,
-    then: PyTree,
+    next_inputs: PyTree,
     taus_t: PyTree,
 ) -> BootstrapTarget:
     """Return what the steps `items` `[R]` are regressed on, by the network with parameters `target`.
 
-    With double Q-learning the network with `params`, which sees `then`, chooses the action.
+    With double Q-learning the network with `params` chooses the action, at its inputs `next_inputs`.
     """
-    config, rows = parts.config, items.reward.shape[0]
-    apply = partial(_outputs, parts)
-    # With a core, the target network has memories of its own of the same sequences.
-    seen = _views(parts, target, sampled, noise.noise_t)
-    out_t = apply(target, seen.then, noise.noise_t, *_as_tuple(taus_t))
-    if config.munchausen:
-        out_tm1 = apply(target, seen.now, noise.noise_t, *_taus(parts, rows))
-        after = munchausen_target(values, items, out_tm1, out_t, config.munchausen, config.munchausen_temperature)
-    elif config.double:
-        # Both are stopped: with a core, `then` holds memories that depend on `params`.
-        fixed, then = jax.lax.stop_gradient((params, then))
-        after = greedy_target(values, items, out_t, apply(fixed, then, noise.noise_select, *_taus(parts, rows)))
-    else:
-        after = greedy_target(values, items, out_t, out_t)
     if parts.target is not None:
-        # A discount of 0 leaves nothing to bootstrap: the user's number is the whole target.
-        own = _custom_target(parts, params, target, items)
-        after = after._replace(reward=own, discount=jnp.zeros_like(items.discount))
+        return _custom_bootstrap(parts, params, target, items)
+    config, num_steps = parts.config, items.reward.shape[0]
+    outputs = lambda *args: _apply_network(parts, *args)[0]
+    # With a core, the target network has memories of its own of the same sequences.
+    target_inputs = _network_inputs(parts, target, sampled, draws.noise_t)
+    out_t = outputs(target, target_inputs.then, draws.noise_t, *_as_tuple(taus_t))
+    if config.munchausen:
+        out_tm1 = outputs(target, target_inputs.now, draws.noise_t, *_taus(parts, num_steps))
+        bootstrap = munchausen_target(
+            representation, items, out_tm1, out_t, config.munchausen, config.munchausen_temperature
+        )
+    elif config.double:
+        # Both are stopped: with a core, `next_inputs` holds memories that depend on `params`.
+        fixed, next_inputs = jax.lax.stop_gradient((params, next_inputs))
+        out_select = outputs(fixed, next_inputs, draws.noise_select, *_taus(parts, num_steps))
+        bootstrap = greedy_target(representation, items, out_t, out_select)
+    else:
+        bootstrap = greedy_target(representation, items, out_t, out_t)
     # Single items hold n-step returns already, made by the processor. Steps of sequences are summed here.
-    return after if parts.memory is None else sequences.sequence_targets(after, sampled, config)
+    return bootstrap if parts.memory is None else sequences.sequence_targets(bootstrap, sampled, config)
 
 
-def greedy_target(values: Values, items: Transition, out_t: Array, out_select: Array) -> BootstrapTarget:
+def greedy_target(
+    representation: ReturnRepresentation, items: Transition, out_t: Array, out_select: Array
+) -> BootstrapTarget:
     """Bootstrap from the value of the best next action: `r + discount * q_target(s', argmax_b q(s', b))`.
 
     Outputs are `[R, A, n]`: `out_t` those of the target network. If `out_select` are the same, this is DQN (Mnih et al.
     2015); if they are the online network's, double DQN (van Hasselt et al. 2016, https://arxiv.org/abs/1509.06461,
     equation 4).
     """
-    q = masks.apply_mask(jax.vmap(values.mean)(out_select), masks.get_mask(items.next_obs))
+    q = masks.apply_mask(jax.vmap(representation.mean)(out_select), masks.get_mask(items.next_obs))
     # A one-hot policy makes the greedy value an expectation, so that all losses take one form of target.
     policy = jax.nn.one_hot(reductions.argmax(q), q.shape[1], dtype=jnp.float32)
     return BootstrapTarget(items.reward, items.discount, out_t, policy, jnp.zeros(q.shape, jnp.float32))
 
 
 def munchausen_target(
-    values: Values, items: Transition, out_tm1: Array, out_t: Array, scale: float, temperature: float
+    representation: ReturnRepresentation,
+    items: Transition,
+    out_tm1: Array,
+    out_t: Array,
+    scale: float,
+    temperature: float,
 ) -> BootstrapTarget:
     """Bootstrap softly, and add the scaled log-policy to the reward.
 
@@ -436,7 +473,7 @@ def munchausen_target(
     https://arxiv.org/abs/2007.14430, equation 1). Outputs of the target network are `[R, A, n]`: `out_tm1` those for
     `s`, `out_t` those for `s'`.
     """
-    mean = jax.vmap(values.mean)
+    mean = jax.vmap(representation.mean)
     soft = jax.vmap(lambda q, mask: munchausen(q, temperature, mask))
     _, log_p = soft(mean(out_tm1), masks.get_mask(items.obs))
     # The logarithm of a small probability has no bound, and would outweigh the reward.
@@ -445,13 +482,17 @@ def munchausen_target(
     return BootstrapTarget(items.reward + scale * bonus, items.discount, out_t, policy, penalty)
 
 
-def _custom_target(parts: _Parts, params: PyTree, target: PyTree, items: Transition) -> Array:
-    """Return what the user's function makes of a batch, `[B]`, without a gradient."""
+def _custom_bootstrap(parts: _Parts, params: PyTree, target: PyTree, items: Transition) -> BootstrapTarget:
+    """Return the targets of the user's function for a batch, without a gradient, and nothing that is bootstrapped."""
     assert parts.target is not None
-    q = lambda params, obs: masks.apply_mask(_outputs(parts, params, obs, ())[..., 0], masks.get_mask(obs))
+    q = lambda params, obs: masks.apply_mask(_apply_network(parts, params, obs, ())[0][..., 0], masks.get_mask(obs))
     values = ActionValues(q(target, items.obs), q(target, items.next_obs), q(params, items.next_obs))
-    made = check_per_step("target", parts.target(items, jax.lax.stop_gradient(values)), items.reward)
-    return jax.lax.stop_gradient(made)
+    number = check_per_step("target", parts.target(items, jax.lax.stop_gradient(values)), items.reward)
+    # Zeros are constants, so the compiler removes the bootstrap, and the networks that the function does not read.
+    zeros = jnp.zeros(values.target_t.shape, jnp.float32)
+    return BootstrapTarget(
+        jax.lax.stop_gradient(number), jnp.zeros_like(items.discount), zeros[..., None], zeros, zeros
+    )
 
 
 def _update_target(config: DQNConfig, tau: Array, params: PyTree, target: PyTree, opt_step: Array) -> PyTree:
@@ -473,10 +514,10 @@ def _steps_of(parts: _Parts, sampled: Batch, *taus: PyTree) -> tuple[Transition,
     if parts.memory is None:
         items: Transition = sampled.items
         return items, *taus, sampled.weight * items.weight
-    rows = sequences.training_rows_of_sequences(sampled, parts.config)
-    # `[B, T, n] -> [B * T, n]`, in the order of the rows.
+    steps = sequences.training_rows_of_sequences(sampled, parts.config)
+    # `[B, T, n] -> [B * T, n]`, in the order of the steps.
     taus_tm1, taus_t = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), taus)
-    return rows.items, taus_tm1, taus_t, rows.weight * rows.items.weight
+    return steps.items, taus_tm1, taus_t, steps.weight * steps.items.weight
 
 
 def _as_tuple(taus: PyTree) -> tuple[Array, ...]:
@@ -495,7 +536,7 @@ def _draw(parts: _Parts, key: Key, batch_size: int) -> Draws:
     return Draws(*(_draw_noise(parts, k) for k in jax.random.split(noise_key, 3)), *taus)
 
 
-def _values(config: DQNConfig, reach: PyTree) -> Values:
+def _make_representation(config: DQNConfig, reach: PyTree) -> ReturnRepresentation:
     if config.values == "expected":
         return rescaled(config.loss) if config.value_rescaling else expected(config.loss)
     if config.values != "c51":
@@ -523,11 +564,13 @@ def _act(
     space = parts.spec.action_space
     assert isinstance(space, Discrete)
     if key is None or mode == "exploit":
-        q, memory = _means(parts, state, obs, ())
+        q, memory = _expected_values(parts, state, obs, ())
         return masks.greedy_actions(space, q, masks.get_mask(obs)), () if parts.memory is None else {"memory": memory}
     # Three independent draws: whether to act at random, the noise of parameters, and of Boltzmann exploration.
     coin_key, noise_key, gumbel_key = jax.random.split(key, 3)
-    q, memory = _means(parts, state, obs, _draw_noise(parts, noise_key))  # one noise that all environments share
+    q, memory = _expected_values(
+        parts, state, obs, _draw_noise(parts, noise_key)
+    )  # one noise that all environments share
     if parts.config.boltzmann:  # the largest of values with Gumbel noise is drawn from their softmax
         q = q / state.hyper.boltzmann + gumbel_like(gumbel_key, q)
     action = exploration.epsilon_greedy(
@@ -540,19 +583,18 @@ def _act(
     return action, () if parts.memory is None else {"memory": memory}
 
 
-def _choice(parts: _Parts, state: DQNState, obs: PyTree, opt_step: Array) -> Distribution:
-    """Return what `act` draws from, as `DistributionFn`."""
-    q, hyper = _means(parts, state, obs, ())[0], state.hyper
-    return exploration.exploration_distribution(
-        q, _epsilon(parts, hyper, opt_step), obs, hyper.boltzmann if parts.config.boltzmann else None
-    )
+def _exploration_distribution(parts: _Parts, state: DQNState, obs: PyTree, opt_step: Array) -> Distribution:
+    """Return the distributions from which `act` draws actions, as `DistributionFn`."""
+    q, _ = _expected_values(parts, state, obs, ())
+    temperature = state.hyper.boltzmann if parts.config.boltzmann else None
+    return exploration.exploration_distribution(q, _epsilon(parts, state.hyper, opt_step), obs, temperature)
 
 
-def _means(parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree) -> tuple[Array, PyTree]:
+def _expected_values(parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree) -> tuple[Array, PyTree]:
     """Return the expected returns of actions `[N, A]`, and the memory after the step; `noise` is that of parameters."""
     taus = _taus(parts, jax.tree.leaves(obs)[0].shape[0])
     out, memory, _ = _apply_network(parts, state.params, obs, noise, *taus)
-    return jax.vmap(_values(parts.config, state.reach).mean)(out), memory
+    return jax.vmap(_make_representation(parts.config, state.reach).mean)(out), memory
 
 
 def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
@@ -565,7 +607,7 @@ def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
 def _network(config: DQNConfig, spec: EnvSpec) -> Network:
     nn.check_torso(config.torso, spec.observation_space, config.channels, config.features)
     assert isinstance(spec.action_space, Discrete)
-    values = partial(
+    q_network = partial(
         QNetwork,
         num_actions=spec.action_space.n,
         activation=config.activation,
@@ -578,12 +620,12 @@ def _network(config: DQNConfig, spec: EnvSpec) -> Network:
     shape: dict[str, Any] = {"torso": config.torso, "channels": config.channels}
     core = config.make_core()
     if core is None:
-        return values(spec.observation_space, features=config.features, **shape)
+        return q_network(spec.observation_space, features=config.features, **shape)
     # The last layer of iqn comes after the quantile embedding, and so after the core.
     before = len(config.features) - (config.values == "iqn")
-    hidden = Box(-jnp.inf, jnp.inf, (config.core_features,))
+    core_outputs = Box(-jnp.inf, jnp.inf, (config.core_features,))
     return Recurrent(
-        values(hidden, torso="mlp", features=config.features[before:]),
+        q_network(core_outputs, torso="mlp", features=config.features[before:]),
         spec.observation_space,
         core,
         features=config.features[:before],
@@ -594,7 +636,7 @@ def _network(config: DQNConfig, spec: EnvSpec) -> Network:
     )
 
 
-def _begin(parts: _Parts, key: Key) -> PyTree:
+def _init_variables(parts: _Parts, key: Key) -> PyTree:
     """Initialise the network's variables."""
     obs = space_zeros(masks.for_policy(parts.spec.observation_space), 1)
     if parts.memory is not None:
@@ -602,22 +644,16 @@ def _begin(parts: _Parts, key: Key) -> PyTree:
     return parts.network.init(key, obs, *_taus(parts, 1))
 
 
-def _outputs(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array) -> Array:
-    """Return the network's outputs for each action, `[B, A, n]`; parameters are free of noise if `noise` is `()`."""
-    return _apply_network(parts, params, obs, noise, *taus)[0]
-
-
 def _apply_network(
     parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array, key: Key | None = None
 ) -> tuple[Array, PyTree, PyTree]:
-    """Return what `_outputs` does, the memory after the step, `()` without a core, and the network's collections.
+    """Return outputs for each action `[B, A, n]`, the memory after the step, `()` without a core, and collections.
 
-    `key` and collections are as for `jaxrl.nn.forward`.
+    Parameters are free of noise if `noise` is `()`. `key` and the network's collections are as for `jaxrl.nn.forward`.
     """
-    made, collections = nn.forward(
-        parts.network, _variables(parts, params, noise), masks.for_policy(obs), *taus, key=key
-    )
-    out, memory = (made, ()) if parts.memory is None else made
+    variables = _variables(parts, params, noise)
+    result, collections = nn.forward(parts.network, variables, masks.for_policy(obs), *taus, key=key)
+    out, memory = (result, ()) if parts.memory is None else result
     return out if out.ndim == 3 else out[..., None], memory, collections
 
 
@@ -630,8 +666,8 @@ def _variables(parts: _Parts, params: PyTree, noise: PyTree) -> PyTree:
     if not parts.noise:
         return params
     # Noisy layers always read the collection; with zeros only the means of their parameters remain.
-    blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), parts.noise)
-    return {**params, "noise": blank if noise == () else noise}
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), parts.noise)
+    return {**params, "noise": zeros if noise == () else noise}
 
 
 def _draw_noise(parts: _Parts, key: Key) -> PyTree:
@@ -644,8 +680,8 @@ def _draw_noise(parts: _Parts, key: Key) -> PyTree:
     return jax.tree.unflatten(treedef, jnp.split(jax.random.normal(key, (ends[-1],), jnp.float32), ends[:-1]))
 
 
-def _views(parts: _Parts, params: PyTree, items: Transition, noise: PyTree) -> Views:
-    """Return what the network with `params` sees of the steps that are learnt from."""
+def _network_inputs(parts: _Parts, params: PyTree, items: Transition, noise: PyTree) -> Views:
+    """Return the inputs of the network with `params` for the learnt steps."""
     if parts.memory is None:
         return Views(items.obs, items.next_obs)
     variables = _variables(parts, params, noise)
@@ -656,34 +692,35 @@ def _taus(parts: _Parts, batch: int) -> tuple[Array, ...]:
     """Return the evenly spaced quantile levels `[B, n]` at which iqn compares actions; nothing without iqn."""
     if parts.config.values != "iqn":
         return ()
-    return (_midpoints(batch, parts.config.atoms),)
+    return (_fixed_taus(batch, parts.config.atoms),)
 
 
-def _midpoints(batch: int, count: int) -> Array:
+def _fixed_taus(batch: int, count: int) -> Array:
+    """Return the midpoints of `count` equal parts of `[0, 1]` for each row of a batch, `[B, count]`."""
     return jnp.broadcast_to(midpoints(count)[None], (batch, count))
 
 
 # --- the agent ---------------------------------------------------------------------------------------------------
 
 
-def _check(config: DQNConfig, parts: Mapping[str, Any]) -> None:
-    """Raise `SettingsError` for settings that contradict each other."""
-    sequences.check_core(config, make_network=parts["make_network"])
-    if parts["target"] is not None:
-        alone = {"values": "expected", "core": "none", "munchausen": 0.0, "value_rescaling": False}
-        for name, usual in alone.items():
-            if getattr(config, name) != usual:
+def _check(config: DQNConfig, custom: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` for settings that contradict each other, or the arguments `custom`."""
+    sequences.check_core(config, make_network=custom["make_network"])
+    if custom["target"] is not None:
+        needed = {"values": "expected", "core": "none", "munchausen": 0.0, "value_rescaling": False}
+        for name, value in needed.items():
+            if getattr(config, name) != value:
                 raise SettingsError(
                     f"agent.{name} is {getattr(config, name)}, but a target of one's own is that of expected values "
-                    f"without a core; set it to {usual}"
+                    f"without a core; set it to {value}"
                 )
     if config.value_rescaling:
         # Munchausen's bonus and CQL's penalty are sums of values and log-probabilities, which need one scale.
-        for name, usual in {"values": "expected", "munchausen": 0.0, "cql": 0.0}.items():
-            if getattr(config, name) != usual:
+        for name, value in {"values": "expected", "munchausen": 0.0, "cql": 0.0}.items():
+            if getattr(config, name) != value:
                 raise SettingsError(
                     f"agent.{name} is {getattr(config, name)}, but agent.value_rescaling is for expected values alone, "
-                    f"without munchausen and cql; set it to {usual}, or value_rescaling to False"
+                    f"without munchausen and cql; set it to {value}, or value_rescaling to False"
                 )
     if config.values == "c51":
         check_support(config.atoms, config.v_min, config.v_max)
@@ -700,20 +737,20 @@ def _check(config: DQNConfig, parts: Mapping[str, Any]) -> None:
 
 def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
-    seen = masks.view_spec(spec, masks.for_policy)
+    policy_spec = masks.view_spec(spec, masks.for_policy)
     network = build_network(
         custom,
         "make_network",
-        (seen,),
-        partial(_network, config, seen),
+        (policy_spec,),
+        partial(_network, config, policy_spec),
         (
-            observation_structs(seen),
+            observation_structs(policy_spec),
             *((jnp.zeros((ROWS, config.atoms), jnp.float32),) if config.values == "iqn" else ()),
         ),
         (value_output(spec, 0 if config.values == "expected" else config.atoms),),
         kept=("params", "noise"),
     )
-    blank = _Parts(
+    parts = _Parts(
         config,
         network,
         custom.gradient_step,
@@ -724,7 +761,8 @@ def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> 
         config.initial_memory(),
     )
     # The shapes of the noise are those of the network's variables, for which the other parts are needed first.
-    parts = blank._replace(noise=jax.eval_shape(lambda: _begin(blank, make_key(0))).get("noise", {}))
+    variables = jax.eval_shape(lambda: _init_variables(parts, make_key(0)))
+    parts = parts._replace(noise=variables.get("noise", {}))
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -735,8 +773,8 @@ def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> 
         window=sequences.sequence_spec(config),
         apply={"params": partial(_apply, parts)},
         policy_fns=PolicyFns(
-            NO_PROBABILITIES if config.noisy else partial(_choice, parts),
-            lambda state, obs, action: exploration.mask_values(_means(parts, state, obs, ())[0], obs),
+            NO_PROBABILITIES if config.noisy else partial(_exploration_distribution, parts),
+            lambda state, obs, action: exploration.mask_values(_expected_values(parts, state, obs, ())[0], obs),
         ),
         info=AgentInfo(
             settings=asdict(config),
@@ -751,8 +789,9 @@ def _build(name: str, config: DQNConfig, custom: CustomParts, spec: EnvSpec) -> 
 def _init(parts: _Parts, key: Key) -> DQNState:
     config = parts.config
     # Noise is drawn anew for each use, and is no part of the state.
-    params = {name: value for name, value in _begin(parts, key).items() if name != "noise"}
+    params = {name: value for name, value in _init_variables(parts, key).items() if name != "noise"}
     hyper = DQNHyper(*make_hyper(asdict(config), DQNHyper._fields, optional=("cql", "boltzmann")))
     # The target must be a copy: its arrays and those of `params` are all donated to the compiled loop.
-    target, opt_state = jax.tree.map(jnp.copy, params), parts.gradient_step.init(params, hyper.lr)
+    target = jax.tree.map(jnp.copy, params)
+    opt_state = parts.gradient_step.init(params, hyper.lr)
     return DQNState(params, target, opt_state, hyper, init_return_bounds() if _derives_support(config) else ())

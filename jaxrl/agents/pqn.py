@@ -82,7 +82,7 @@ class PQNState(NamedTuple):
     hyper: PQNHyper
 
 
-class Target(NamedTuple):
+class TargetSample(NamedTuple):
     """Steps `[B]` and the regression targets of their actions' values; for a core, sequences `[B, T]` of them."""
 
     obs: PyTree
@@ -96,6 +96,8 @@ class Target(NamedTuple):
 
 
 class _Parts(NamedTuple):
+    """What an agent's functions share: its settings, its network and parts made in Python."""
+
     config: PQNConfig
     network: Network
     gradient_step: GradientStep
@@ -127,22 +129,28 @@ def pqn(
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    parts = {"make_optimizer": make_optimizer, "make_network": make_network, "extra_loss": extra_loss}
+    custom = {"make_optimizer": make_optimizer, "make_network": make_network, "extra_loss": extra_loss}
     return agent_maker(
         "pqn",
         _build,
         config or PQNConfig(),
-        {**settings, **parts},
-        [*parts],
-        lambda config, parts: sequences.check_core(config, make_network=parts["make_network"]),
+        {**settings, **custom},
+        [*custom],
+        lambda config, custom: sequences.check_core(config, make_network=custom["make_network"]),
     )
 
 
 def _build(name: str, config: PQNConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
-    seen = masks.view_spec(spec, masks.for_policy)
-    usual, outputs = partial(_network, config, seen), (value_output(spec),)
-    network = build_network(custom, "make_network", (seen,), usual, (observation_structs(seen),), outputs)
+    policy_spec = masks.view_spec(spec, masks.for_policy)
+    network = build_network(
+        custom,
+        "make_network",
+        (policy_spec,),
+        partial(_network, config, policy_spec),
+        (observation_structs(policy_spec),),
+        (value_output(spec),),
+    )
     parts = _Parts(config, network, custom.gradient_step, spec, config.initial_memory(), custom.extra_loss)
     return Agent(
         name=name,
@@ -154,8 +162,8 @@ def _build(name: str, config: PQNConfig, custom: CustomParts, spec: EnvSpec) -> 
         memory=parts.memory,
         apply={"params": lambda params, obs: network.apply(params, masks.for_policy(obs))},
         policy_fns=PolicyFns(
-            partial(_choice, parts),
-            lambda state, obs, action: exploration.mask_values(_q(parts, state.params, obs)[0], obs),
+            partial(_exploration_distribution, parts),
+            lambda state, obs, action: exploration.mask_values(_action_values(parts, state.params, obs)[0], obs),
         ),
         info=AgentInfo(
             settings=asdict(config),
@@ -168,7 +176,7 @@ def _build(name: str, config: PQNConfig, custom: CustomParts, spec: EnvSpec) -> 
 def _network(config: PQNConfig, spec: EnvSpec) -> Network:
     nn.check_torso(config.torso, spec.observation_space, config.channels, config.features)
     shape: dict[str, Any] = {"torso": config.torso, "features": config.features, "channels": config.channels}
-    values = partial(
+    q_network = partial(
         QNetwork,
         num_actions=cast(Discrete, spec.action_space).n,
         activation=config.activation,
@@ -178,10 +186,10 @@ def _network(config: PQNConfig, spec: EnvSpec) -> Network:
     )
     core = config.make_core()
     if core is None:
-        return values(spec.observation_space, **shape)
+        return q_network(spec.observation_space, **shape)
     # All layers come before the core; its outputs are read linearly.
     return Recurrent(
-        values(Box(-jnp.inf, jnp.inf, (config.core_features,)), torso="mlp", features=()),
+        q_network(Box(-jnp.inf, jnp.inf, (config.core_features,)), torso="mlp", features=()),
         spec.observation_space,
         core,
         activation=config.activation,
@@ -200,7 +208,7 @@ def _init(parts: _Parts, key: Key) -> PQNState:
     return PQNState(params, parts.gradient_step.init(params, hyper.lr), hyper)
 
 
-def _q(parts: _Parts, params: PyTree, obs: PyTree) -> tuple[Array, PyTree]:
+def _action_values(parts: _Parts, params: PyTree, obs: PyTree) -> tuple[Array, PyTree]:
     """Return action values `[B, A]`, and the memory after the step, `()` without a core."""
     out = cast(Any, parts.network.apply(params, masks.for_policy(obs)))
     return (out, ()) if parts.memory is None else out
@@ -213,7 +221,7 @@ def _epsilon(parts: _Parts, hyper: PQNHyper, opt_step: Array) -> Array:
 def _act(
     parts: _Parts, state: PQNState, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode
 ) -> tuple[Array, PyTree]:
-    q, memory = _q(parts, state.params, obs)
+    q, memory = _action_values(parts, state.params, obs)
     extras = () if parts.memory is None else {"memory": memory}
     greedy = masks.greedy_actions(cast(Discrete, parts.spec.action_space), q, masks.get_mask(obs))
     if key is None or mode == "exploit":
@@ -221,14 +229,13 @@ def _act(
     return exploration.epsilon_greedy(parts.spec, greedy, key, _epsilon(parts, state.hyper, opt_step), obs), extras
 
 
-def _choice(parts: _Parts, state: PQNState, obs: PyTree, opt_step: Array) -> Distribution:
-    """Return what `act` draws from, as `DistributionFn`."""
-    return exploration.exploration_distribution(
-        _q(parts, state.params, obs)[0], _epsilon(parts, state.hyper, opt_step), obs
-    )
+def _exploration_distribution(parts: _Parts, state: PQNState, obs: PyTree, opt_step: Array) -> Distribution:
+    """Return the distributions from which `act` draws actions, as `DistributionFn`."""
+    q, _ = _action_values(parts, state.params, obs)
+    return exploration.exploration_distribution(q, _epsilon(parts, state.hyper, opt_step), obs)
 
 
-def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
+def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> TargetSample:
     """Return a rollout's steps `[T * N]`, or for a core its sequences `[N, T]`, with lambda-returns.
 
     They are bootstrapped from the best actions (equation 5 of the paper).
@@ -236,20 +243,20 @@ def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
     items, last = rollout.items, rollout.last
     next_obs = jax.tree.map(merge_axes, items.next_obs)
     # The largest value of the successor, not of the next observation of the rollout: at an episode's end they differ.
-    q = _q(parts, state.params, next_obs)[0]
+    q = _action_values(parts, state.params, next_obs)[0]
     v_t = largest(masks.apply_mask(q, masks.get_mask(next_obs))).reshape(last.shape)
     # Along the time of one environment, so mapped over axis 1 of `[T, N]`.
     returns = jax.vmap(partial(lambda_returns, lambda_=state.hyper.q_lambda), in_axes=1, out_axes=1)
     target = returns(items.reward, items.discount, last, v_t)
-    made = Target(items.obs, items.action, target, jnp.asarray(items.weight))
+    sample = TargetSample(items.obs, items.action, target, jnp.asarray(items.weight))
     if parts.memory is None:
-        return jax.tree.map(merge_axes, made)
-    return sequences.rollout_sequences(made, items)
+        return jax.tree.map(merge_axes, sample)
+    return sequences.rollout_sequences(sample, items)
 
 
 def _update(parts: _Parts, state: PQNState, batch: Batch, key: Key, opt_step: Array) -> tuple[PQNState, Metrics, Array]:
     hyper = state.hyper
-    learnt = gradient_update(
+    result = gradient_update(
         parts.gradient_step,
         partial(_loss, parts),
         state.params,
@@ -260,27 +267,28 @@ def _update(parts: _Parts, state: PQNState, batch: Batch, key: Key, opt_step: Ar
         max_norm=hyper.max_grad_norm,
         opt_step=opt_step,
     )
-    error, q = learnt.aux
+    error, q = result.aux
     metrics = {
-        "loss": learnt.loss,
+        "loss": result.loss,
         "q": q.mean(),
         "td_error": jnp.abs(error).mean(),
-        "grad_norm": learnt.norm,
+        "grad_norm": result.norm,
         "epsilon": _epsilon(parts, hyper, opt_step),
     }
-    return PQNState(learnt.variables, learnt.opt_state, hyper), metrics, jnp.abs(error)
+    return PQNState(result.variables, result.opt_state, hyper), metrics, jnp.abs(error)
 
 
 def _loss(
-    parts: _Parts, params: PyTree, items: Target, key: Key | None
+    parts: _Parts, params: PyTree, items: TargetSample, key: Key | None
 ) -> tuple[Array, tuple[tuple[Array, Array], PyTree]]:
     """Return the mean loss, errors and greedy values `[B]`, and the network's collections."""
     if parts.memory is None:
         q, collections = nn.forward(parts.network, params, masks.for_policy(items.obs), key=key)
     else:
         # Only networks of the user's have collections, and those have no core.
-        seen, collections = RecurrentObs(masks.for_policy(items.obs), items.memory), {}
-        q = cast(Any, parts.network).apply(params, seen, items.is_first, method="apply_sequence")
+        inputs = RecurrentObs(masks.for_policy(items.obs), items.memory)
+        q = cast(Any, parts.network).apply(params, inputs, items.is_first, method="apply_sequence")
+        collections = {}
         # From here on each step is a row, as without a core.
         items = jax.tree.map(merge_axes, items._replace(memory=(), is_first=()))
     # Targets were formed once, before the first update on the rollout, by the parameters of that time.

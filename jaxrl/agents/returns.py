@@ -60,7 +60,7 @@ def lambda_returns(r_t: Array, discount_t: Array, last_t: Array, v_t: Array, lam
     return _backwards(r_t + discount_t * (1 - further) * v_t, discount_t * further)
 
 
-class Ahead(NamedTuple):
+class NStepReturn(NamedTuple):
     """What a return over several steps is made of, each `[T]`."""
 
     reward: Array
@@ -71,7 +71,7 @@ class Ahead(NamedTuple):
     """Int32, the last of the steps: its successor is what follows."""
 
 
-def steps_ahead(r_t: Array, discount_t: Array, last_t: Array, n: int) -> Ahead:
+def n_step_return(r_t: Array, discount_t: Array, last_t: Array, n: int) -> NStepReturn:
     """Return the parts of n-step returns within a sequence (Sutton and Barto 2018, equation 7.1).
 
     A return runs over `n` steps, or fewer where an episode or the sequence ends before. Arguments are as for `gae`.
@@ -87,7 +87,7 @@ def steps_ahead(r_t: Array, discount_t: Array, last_t: Array, n: int) -> Ahead:
         reward = jnp.where(on, reward + discount * r_t[later], reward)
         discount = jnp.where(on, discount * discount_t[later], discount)
         step, on = jnp.where(on, later, step), on & ~last_t[later]
-    return Ahead(reward, discount, step)
+    return NStepReturn(reward, discount, step)
 
 
 class VTrace(NamedTuple):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.agents.fields import CoreConfig, SequenceConfig
-from jaxrl.agents.returns import last_steps, steps_ahead
+from jaxrl.agents.returns import last_steps, n_step_return
 from jaxrl.errors import SettingsError
 from jaxrl.masks import for_policy
 from jaxrl.nn import Network, memories_before, merge_axes
@@ -74,14 +74,14 @@ def check_noise_memory(config: Any) -> None:
 
 
 def rollout_sequences(sample: Sample, items: Transition) -> Sample:
-    """Return what is learnt of a rollout `[T, N]` as sequences `[N, T]`, with `memory` and `is_first`.
+    """Return `sample` of a rollout `[T, N]` as sequences `[N, T]`, with its fields `obs`, `memory` and `is_first` set.
 
-    `sample` has those fields beside `obs`, and is of the steps `items`. Of the memories that were stored, that before
-    the first step alone is kept, `[N, ...]`. A core makes all later ones anew, with the present parameters.
+    `items` are the steps of the rollout. Only the memories before the first step are kept, `[N, ...]`: a core computes
+    all later ones again, with the present parameters.
     """
-    whole: Any = cast(Any, sample)._replace(obs=items.obs.obs, is_first=items.is_first)
-    made: Any = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), whole)
-    result: Sample = made._replace(memory=jax.tree.map(lambda x: x[0], items.obs.memory))
+    rollout: Any = cast(Any, sample)._replace(obs=items.obs.obs, is_first=items.is_first)
+    by_env: Any = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), rollout)
+    result: Sample = by_env._replace(memory=jax.tree.map(lambda x: x[0], items.obs.memory))
     return result
 
 
@@ -91,20 +91,20 @@ def learnt_steps(tree: PyTree, burn_in: int) -> PyTree:
 
 
 def training_rows_of_sequences(batch: Batch, config: SequenceConfig) -> Batch:
-    """Return the steps that are learnt from of a batch of sequences, one sequence after the other, with its weights."""
+    """Return the learnt steps of a batch of sequences, one sequence after the other, with the sequences' weights."""
     items = learnt_steps(batch.items, config.burn_in)
     return batch._replace(items=items, weight=jnp.repeat(batch.weight, config.sequence))
 
 
 def observe_sequence(network: Network, variables: PyTree, items: Transition, burn_in: int) -> Views:
-    """Return what `network` sees of the learnt steps of sequences `[B, L, ...]`, `R = B * T`.
+    """Return the inputs of `network` for the learnt steps of sequences `[B, L, ...]`, `R = B * T`.
 
     Gradients go back through the learnt steps, and end at the burn-in.
     """
     first = jax.tree.map(lambda x: x[:, 0], items.obs.memory)
-    seen = RecurrentObs(for_policy(items.obs.obs), first)
-    before, after = memories_of(network, variables, seen, items.is_first, burn_in)
-    return Views(remembering(items.obs, before, burn_in), remembering(items.next_obs, after, burn_in))
+    inputs = RecurrentObs(for_policy(items.obs.obs), first)
+    memory, next_memory = memories_of(network, variables, inputs, items.is_first, burn_in)
+    return Views(remembering(items.obs, memory, burn_in), remembering(items.next_obs, next_memory, burn_in))
 
 
 def remembering(obs: RecurrentObs, memory: PyTree, burn_in: int) -> RecurrentObs:
@@ -113,38 +113,39 @@ def remembering(obs: RecurrentObs, memory: PyTree, burn_in: int) -> RecurrentObs
 
 
 def memories_of(
-    network: Network, variables: PyTree, seen: RecurrentObs, is_first: PyTree, burn_in: int
+    network: Network, variables: PyTree, inputs: RecurrentObs, is_first: PyTree, burn_in: int
 ) -> tuple[PyTree, PyTree]:
     """Return the memories of `network` before and after the learnt steps of sequences, `[R, ...]` each.
 
-    They go on from those before the sequences, `seen.memory` `[B, ...]`, with what the network has seen, `seen.obs`
-    `[B, L, ...]`, and anew where `is_first` `[B, L]`. Gradients end at the burn-in.
+    They follow from `inputs`, the observations `[B, L, ...]` and the memories before the first of them `[B, ...]`, and
+    begin anew where `is_first` `[B, L]`. Gradients end at the burn-in.
     """
     # The burn-in only brings the stored memory up to the present parameters: nothing is learnt of it (R2D2, section 3).
-    cut = lambda part: jax.tree.map(lambda x: x[:, part], (seen.obs, is_first))
+    cut = lambda part: jax.tree.map(lambda x: x[:, part], (inputs.obs, is_first))
     (early, first_early), (late, first_late) = cut(slice(burn_in)), cut(slice(burn_in, None))
-    begin = seen.memory
+    first_memory = inputs.memory
     if burn_in:
         # With constant parameters nothing of the burn-in is differentiated; its stored memories are data.
-        made = _follow(network, jax.lax.stop_gradient(variables), RecurrentObs(early, begin), first_early)
-        begin = jax.tree.map(lambda x: x[-1], made)
-    after = _follow(network, variables, RecurrentObs(late, begin), first_late)
-    before = memories_before(begin, after, first_late.T)
-    # `[T, B, ...] -> [B * T, ...]`, the order of all other rows.
-    flat: tuple[PyTree, PyTree] = jax.tree.map(lambda x: merge_axes(jnp.moveaxis(x, 0, 1)), (before, after))
+        constant = jax.lax.stop_gradient(variables)
+        burnt_in = _unroll_core(network, constant, RecurrentObs(early, first_memory), first_early)
+        first_memory = jax.tree.map(lambda x: x[-1], burnt_in)
+    next_memory = _unroll_core(network, variables, RecurrentObs(late, first_memory), first_late)
+    memory = memories_before(first_memory, next_memory, first_late.T)
+    # `[T, B, ...] -> [B * T, ...]`, the order of all other arrays.
+    flat: tuple[PyTree, PyTree] = jax.tree.map(lambda x: merge_axes(jnp.moveaxis(x, 0, 1)), (memory, next_memory))
     return flat
 
 
-def _follow(network: Network, variables: PyTree, seen: RecurrentObs, is_first: Array) -> PyTree:
+def _unroll_core(network: Network, variables: PyTree, inputs: RecurrentObs, is_first: Array) -> PyTree:
     """Return the memories after each step of sequences, `[T, B, ...]`."""
-    memories: PyTree = cast(Any, network).apply(variables, seen, is_first, method="apply_core")[0]
+    memories: PyTree = cast(Any, network).apply(variables, inputs, is_first, method="apply_core")[0]
     return memories
 
 
-def sequence_targets(after: Future, items: Transition, config: SequenceConfig) -> Future:
-    """Let the targets of the learnt steps of `items` `[B, L]` run over `n_step` steps; `after` is of one, `[B * T]`.
+def sequence_targets(bootstrap: Future, items: Transition, config: SequenceConfig) -> Future:
+    """Return targets over `n_step` steps of the sequences `items` `[B, L]`; `bootstrap` `[B * T]` are those over one.
 
-    Of what is `after` a step, `reward` and `discount` are those of all the steps, and the rest that of the last.
+    `reward` and `discount` accumulate over the steps; other fields are taken from the last.
 
     No target crosses an episode's end, whether it terminated or was truncated, nor a step that must not be learnt from;
     and none the sequence's end.
@@ -153,14 +154,14 @@ def sequence_targets(after: Future, items: Transition, config: SequenceConfig) -
     # The last step of a sequence has no later one in it, so its target bootstraps there.
     cut = last.at[:, -1].set(True)
 
-    def one(after: Any, last: Array) -> Any:
-        ahead = steps_ahead(after.reward, after.discount, last, config.n_step)
-        later = jax.tree.map(lambda x: x[ahead.step], after)
-        return later._replace(reward=ahead.reward, discount=ahead.discount)
+    def over_steps(bootstrap: Any, last: Array) -> Any:
+        target = n_step_return(bootstrap.reward, bootstrap.discount, last, config.n_step)
+        at_last_step = jax.tree.map(lambda x: x[target.step], bootstrap)
+        return at_last_step._replace(reward=target.reward, discount=target.discount)
 
-    by_sequence = jax.tree.map(lambda x: x.reshape(*cut.shape, *x.shape[1:]), after)
-    made: Future = jax.tree.map(merge_axes, jax.vmap(one)(by_sequence, cut))
-    return made
+    by_sequence = jax.tree.map(lambda x: x.reshape(*cut.shape, *x.shape[1:]), bootstrap)
+    targets: Future = jax.tree.map(merge_axes, jax.vmap(over_steps)(by_sequence, cut))
+    return targets
 
 
 def sequence_priorities(error: Array, sequences: int, share: float) -> Array:

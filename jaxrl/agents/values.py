@@ -20,7 +20,7 @@ from jaxrl.xla.reductions import entry, total
 
 RESCALE_SLOPE = 1e-3
 """Least slope of `signed_hyperbolic`, epsilon of the papers. It makes the inverse Lipschitz continuous."""
-ENDLESS = 1e-3
+MIN_ONE_MINUS_DISCOUNT = 1e-3
 """Stands for `1 - discount` where the discount is 1, and one step's reward would imply no bound on the return."""
 ENTROPY_MARGIN = 0.1
 """Share of its width by which a derived support reaches beyond the bounds if entropy adds to returns."""
@@ -39,7 +39,7 @@ class BootstrapTarget(NamedTuple):
     """`[A]`, subtracted from the value of each action"""
 
 
-class Values(NamedTuple):
+class ReturnRepresentation(NamedTuple):
     """A representation of the return: its mean, or a distribution."""
 
     atoms: int
@@ -47,7 +47,7 @@ class Values(NamedTuple):
     mean: Callable[[Array], Array]
     """`[A, n] -> [A]`: expected returns"""
     loss: Callable[[Array, Array, BootstrapTarget], tuple[Array, Array]]
-    """`(chosen [n], taus [n], after) -> (loss, error)`, where the size of the error is the priority for replay"""
+    """`(chosen [n], taus [n], bootstrap) -> (loss, error)`, where the size of the error is the priority for replay"""
     outside: Callable[[BootstrapTarget], Array] | None = None
     """For values on a support: the probability that the target return lies beyond its ends."""
     return_error: Callable[[Array, Array], Array] | None = None
@@ -77,7 +77,7 @@ def update_return_bounds(reach: ReturnBounds, items: Transition) -> ReturnBounds
     support.
     """
     # For a return over `n` steps, `discount` is that of all of them, and the bound is the same.
-    rest = jnp.where(items.discount < 1, 1 - items.discount, ENDLESS)
+    rest = jnp.where(items.discount < 1, 1 - items.discount, MIN_ONE_MINUS_DISCOUNT)
     bound = jnp.where(jnp.asarray(items.weight) > 0, items.reward / rest, 0.0)
     # All shards must have the same support.
     low, high = shards.pmin(bound.min()), shards.pmax(bound.max())
@@ -125,18 +125,18 @@ def check_support(atoms: int, v_min: float | None, v_max: float | None) -> None:
         )
 
 
-def expected(loss: str) -> Values:
+def expected(loss: str) -> ReturnRepresentation:
     """Represent returns by their mean, as Mnih et al. 2015 do; `loss` is `huber` or `squared`."""
-    return Values(
+    return ReturnRepresentation(
         0, lambda out: out[:, 0], partial(_expected_loss, losses.huber if loss == "huber" else losses.squared)
     )
 
 
 def _expected_loss(
-    loss: Callable[[Array], Array], chosen: Array, taus: Array, after: BootstrapTarget
+    loss: Callable[[Array], Array], chosen: Array, taus: Array, bootstrap: BootstrapTarget
 ) -> tuple[Array, Array]:
-    value = total(after.policy * (after.out[:, 0] - after.penalty))
-    error = after.reward + after.discount * value - chosen[0]
+    value = total(bootstrap.policy * (bootstrap.out[:, 0] - bootstrap.penalty))
+    error = bootstrap.reward + bootstrap.discount * value - chosen[0]
     return loss(error), error
 
 
@@ -158,13 +158,13 @@ def signed_parabolic(y: Array, eps: float = RESCALE_SLOPE) -> Array:
     return y * share * (jnp.abs(y) * share + 2)
 
 
-def rescaled(loss: str) -> Values:
+def rescaled(loss: str) -> ReturnRepresentation:
     """Represent returns by their `signed_hyperbolic`, which is what networks output and losses compare.
 
     The target is `h(r + discount * h^-1(q_target))` (Kapturowski et al. 2019, section 2.3), so rewards and discounts
     are those of returns. The error, and with it the priority, is one of `h`.
     """
-    return Values(
+    return ReturnRepresentation(
         0,
         lambda out: signed_parabolic(out[:, 0]),
         partial(_rescaled_loss, losses.huber if loss == "huber" else losses.squared),
@@ -173,14 +173,14 @@ def rescaled(loss: str) -> Values:
 
 
 def _rescaled_loss(
-    loss: Callable[[Array], Array], chosen: Array, taus: Array, after: BootstrapTarget
+    loss: Callable[[Array], Array], chosen: Array, taus: Array, bootstrap: BootstrapTarget
 ) -> tuple[Array, Array]:
-    value = total(after.policy * (signed_parabolic(after.out[:, 0]) - after.penalty))
-    error = signed_hyperbolic(after.reward + after.discount * value) - chosen[0]
+    value = total(bootstrap.policy * (signed_parabolic(bootstrap.out[:, 0]) - bootstrap.penalty))
+    error = signed_hyperbolic(bootstrap.reward + bootstrap.discount * value) - chosen[0]
     return loss(error), error
 
 
-def c51(atoms: int, v_min: float | Array, v_max: float | Array) -> Values:
+def c51(atoms: int, v_min: float | Array, v_max: float | Array) -> ReturnRepresentation:
     """Represent returns by logits over atoms from `v_min` to `v_max` (Bellemare et al. 2017).
 
     The ends may be traced scalars. The priority is the KL divergence between target and prediction (Hessel et al. 2018,
@@ -188,7 +188,7 @@ def c51(atoms: int, v_min: float | Array, v_max: float | Array) -> Values:
     """
     support = evenly(v_min, v_max, atoms)
     mean = lambda out: jnp.sum(jax.nn.softmax(out) * support[None], axis=-1)
-    return Values(atoms, mean, partial(_c51_loss, support), partial(_c51_outside, support))
+    return ReturnRepresentation(atoms, mean, partial(_c51_loss, support), partial(_c51_outside, support))
 
 
 def evenly(low: float | Array, high: float | Array, count: int) -> np.ndarray | Array:
@@ -200,15 +200,17 @@ def evenly(low: float | Array, high: float | Array, count: int) -> np.ndarray | 
     return low * (1 - share) + high * share
 
 
-def _c51_loss(support: np.ndarray | Array, chosen: Array, taus: Array, after: BootstrapTarget) -> tuple[Array, Array]:
-    target = losses.project(*_target_distribution(support, after), jnp.asarray(support, jnp.float32))
+def _c51_loss(
+    support: np.ndarray | Array, chosen: Array, taus: Array, bootstrap: BootstrapTarget
+) -> tuple[Array, Array]:
+    target = losses.project(*_target_distribution(support, bootstrap), jnp.asarray(support, jnp.float32))
     loss = losses.cross_entropy(chosen, target)
     # Cross-entropy less the entropy of the target, which is their KL divergence. Rounding may take it below 0.
     return loss, jnp.maximum(loss + jnp.sum(jax.scipy.special.xlogy(target, target)), 0.0)
 
 
-def _c51_outside(support: np.ndarray | Array, after: BootstrapTarget) -> Array:
-    return outside_support(*_target_distribution(support, after), support)
+def _c51_outside(support: np.ndarray | Array, bootstrap: BootstrapTarget) -> Array:
+    return outside_support(*_target_distribution(support, bootstrap), support)
 
 
 def outside_support(z: Array, p: Array, support: np.ndarray | Array) -> Array:
@@ -224,20 +226,20 @@ def expected_value(p: Array, support: Array) -> Array:
     return jnp.sum(p * support.reshape((1,) * (p.ndim - 1) + (-1,)), axis=-1)
 
 
-def _target_distribution(support: np.ndarray | Array, after: BootstrapTarget) -> tuple[Array, Array]:
+def _target_distribution(support: np.ndarray | Array, bootstrap: BootstrapTarget) -> tuple[Array, Array]:
     """Return the target distribution before projection: its returns `[n]` and their probabilities `[n]`."""
-    return after.reward + after.discount * support, after.policy @ jax.nn.softmax(after.out)
+    return bootstrap.reward + bootstrap.discount * support, bootstrap.policy @ jax.nn.softmax(bootstrap.out)
 
 
-def quantiles(atoms: int) -> Values:
+def quantiles(atoms: int) -> ReturnRepresentation:
     """Represent returns by `atoms` quantiles, at fixed levels (QR-DQN) or at given ones (IQN)."""
-    return Values(atoms, lambda out: out.mean(axis=-1), _quantile_loss)
+    return ReturnRepresentation(atoms, lambda out: out.mean(axis=-1), _quantile_loss)
 
 
-def _quantile_loss(chosen: Array, taus: Array, after: BootstrapTarget) -> tuple[Array, Array]:
+def _quantile_loss(chosen: Array, taus: Array, bootstrap: BootstrapTarget) -> tuple[Array, Array]:
     # Quantiles are averaged level by level: exact for a greedy policy, an approximation for the soft one of Munchausen.
-    z_t = after.policy @ (after.out - jnp.reshape(after.penalty, (-1, 1)))
-    target = after.reward + after.discount * z_t
+    z_t = bootstrap.policy @ (bootstrap.out - jnp.reshape(bootstrap.penalty, (-1, 1)))
+    target = bootstrap.reward + bootstrap.discount * z_t
     return losses.quantile_huber(chosen, taus, target), target.mean() - chosen.mean()
 
 

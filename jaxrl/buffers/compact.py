@@ -157,14 +157,14 @@ class CompactRows:
         """
         rows = len(self)
         # Age 0 is the newest row. The link of a row's successor is stored `lag` rows after it.
-        age, after = (self.newest - index) % rows, (index + self.lag) % rows
-        link = self._links(after)
+        age, successor = (self.newest - index) % rows, (index + self.lag) % rows
+        link = self._links(successor)
         pending, ended = age < self.lag, link > 0
         # Rows are reused, so an end is valid only if it still belongs to the row that links to it.
-        lost = ~pending & ended & (self.owner.at[jnp.maximum(link - 1, 0)].get(mode="promise_in_bounds") != after)
+        lost = ~pending & ended & (self.owner.at[jnp.maximum(link - 1, 0)].get(mode="promise_in_bounds") != successor)
         # In order of precedence: pending, lost (the item's own observation stands in), an end, the observation `lag`
         # rows later.
-        place = jnp.where(ended, rows + self.lag + link - 1, after)
+        place = jnp.where(ended, rows + self.lag + link - 1, successor)
         place = jnp.where(pending, rows + self.lag - 1 - age, jnp.where(lost, index, place))
         obs, next_obs, known = self._observations(index, place)
         item = self.tails.read(index).item

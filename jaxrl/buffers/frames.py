@@ -55,14 +55,14 @@ class Frames:
         for i in range(0, size, stride):
             depth = self._next_depth(depth, follows[i : i + stride], begins[i : i + stride])
             depths.append(depth)
-        held = len(self.single)
+        num_frames = len(self.single)
         return replace(
             self,
-            single=self.single.write(_slice_frames(obs, self.count, -1, None), (self.head + 1) % held),
+            single=self.single.write(_slice_frames(obs, self.count, -1, None), (self.head + 1) % num_frames),
             depth=jax.lax.dynamic_update_slice_in_dim(self.depth, jnp.concatenate(depths), start, axis=0),
             last=jax.tree.map(lambda x: x[-stride:], obs),
             last_depth=depth,
-            head=(self.head + size) % held,
+            head=(self.head + size) % num_frames,
         )
 
     def _next_depth(self, depth: Array, follows: Array, begins: Array) -> Array:
@@ -70,8 +70,8 @@ class Frames:
         known = jnp.minimum(depth + 1, self.count - 1)
         # After an observation that is not a stack, it takes `count` more until all frames of a stack are known.
         unknown = jnp.minimum(depth + 1, -self.count - 1)
-        after = jnp.where(depth >= 0, known, unknown)
-        return jnp.where(begins, 0, jnp.where(follows, after, -2 * self.count))
+        next_depth = jnp.where(depth >= 0, known, unknown)
+        return jnp.where(begins, 0, jnp.where(follows, next_depth, -2 * self.count))
 
     def read(self, index: Array, newest: Array) -> tuple[PyTree, Array]:
         """Return the observations at rows `index` `[B]` and which are known; `newest` is the last row written."""

@@ -144,8 +144,8 @@ def _push(parts: _Parts, state: HindsightState, items: Transition, pushes: Array
         age = jnp.where(continues, age + 1, 0)
         ages.append(age)
         last = _link_fields(now)
-    held = state.age.shape[0]
-    start = jnp.asarray(pushes % (held // rows), jnp.int32) * rows
+    size = state.age.shape[0]
+    start = jnp.asarray(pushes % (size // rows), jnp.int32) * rows
     return HindsightState(
         ring=parts.ring.push(state.ring, items, pushes),
         age=jax.lax.dynamic_update_slice_in_dim(state.age, jnp.concatenate(ages), start, axis=0),

@@ -148,35 +148,35 @@ def _as_sequence_buffer(settings: _Settings, buffer: Buffer, window: SequenceSpe
 
 
 def _init(settings: _Settings, example: PyTree, rows: int, lag: int = 0, stride: int = 0) -> PrioritisedState:
-    held = settings.ring.init(example, rows, lag, stride)
-    least = _init_tree(len(held), math.inf) if settings.over_all else ()
-    return PrioritisedState(held, _init_tree(len(held), 0.0), least, jnp.float32(1.0))
+    ring = settings.ring.init(example, rows, lag, stride)
+    least = _init_tree(len(ring), math.inf) if settings.over_all else ()
+    return PrioritisedState(ring, _init_tree(len(ring), 0.0), least, jnp.float32(1.0))
 
 
 def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: Array) -> PrioritisedState:
-    held = settings.ring.push(state.rows, items, pushes)
+    ring = settings.ring.push(state.rows, items, pushes)
     rows = jax.tree.leaves(items)[0].shape[0]
-    start = block_start(len(held), rows, pushes)
+    start = block_start(len(ring), rows, pushes)
     # Already to the power of `alpha`, like all numbers in the trees.
     new = jnp.broadcast_to(state.highest, (rows,))
     # Groups that the block touches; a block not aligned to groups touches up to two more than it fills.
-    groups = jnp.minimum(start // FANOUT + jnp.arange(rows // FANOUT + 2, dtype=jnp.int32), (len(held) - 1) // FANOUT)
+    groups = jnp.minimum(start // FANOUT + jnp.arange(rows // FANOUT + 2, dtype=jnp.int32), (len(ring) - 1) // FANOUT)
     put = lambda leaves, new: jax.lax.dynamic_update_slice_in_dim(leaves, new, start, axis=0)
     if settings.sequences is not None:
         # No sequence that starts in the new rows is complete yet, and those that started in the overwritten rows are
-        # gone: all get `blank`. `index` are the starts whose sequences this block may complete.
-        index, whole = completed_sequences(settings.sequences, len(held), rows, pushes)
+        # gone: all get `fill`. `index` are the starts whose sequences this block may complete.
+        index, whole = completed_sequences(settings.sequences, len(ring), rows, pushes)
         groups = jnp.concatenate([groups, index // FANOUT])
 
-    def write(tree: Tree, combine: Callable[..., Array], blank: float) -> Tree:
+    def write(tree: Tree, combine: Callable[..., Array], fill: float) -> Tree:
         if settings.sequences is None:
             leaves = put(tree[0], new)
         else:
-            leaves = put(tree[0], jnp.full(rows, blank, jnp.float32)).at[index].set(jnp.where(whole, new, blank))
+            leaves = put(tree[0], jnp.full(rows, fill, jnp.float32)).at[index].set(jnp.where(whole, new, fill))
         return _recompute((leaves, *tree[1:]), groups, combine)
 
     sums, least = write(state.sums, jnp.sum, 0.0), state.least and write(state.least, jnp.min, math.inf)
-    return state._replace(rows=held, sums=sums, least=least)
+    return state._replace(rows=ring, sums=sums, least=least)
 
 
 def _sample(settings: _Settings, state: PrioritisedState, key: Key, pushes: Array, opt_step: Array) -> Batch:
@@ -242,8 +242,8 @@ def _level_sizes(items: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _init_tree(items: int, blank: float) -> Tree:
-    return tuple(jnp.full(size, blank, jnp.float32) for size in _level_sizes(items))
+def _init_tree(items: int, fill: float) -> Tree:
+    return tuple(jnp.full(size, fill, jnp.float32) for size in _level_sizes(items))
 
 
 def _recompute(tree: Tree, groups: Array, combine: Callable[..., Array]) -> Tree:

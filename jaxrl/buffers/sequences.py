@@ -40,9 +40,9 @@ def sequence_layout(window: SequenceSpec, stride: int, capacity: int) -> Sequenc
     return SequenceLayout(window.length, window.interval, stride)
 
 
-def sequence_rows(sequences: SequenceLayout, start: Array, held: int) -> Array:
-    """Return the rows `[B, L]` of the sequences that start at rows `start` `[B]` of a ring of `held` rows."""
-    return (start[:, None] + jnp.arange(sequences.length, dtype=jnp.int32)[None] * sequences.stride) % held
+def sequence_rows(sequences: SequenceLayout, start: Array, size: int) -> Array:
+    """Return the rows `[B, L]` of the sequences that start at rows `start` `[B]` of a ring of `size` rows."""
+    return (start[:, None] + jnp.arange(sequences.length, dtype=jnp.int32)[None] * sequences.stride) % size
 
 
 def read_items(ring: Any, sequences: SequenceLayout | None, index: Array) -> PyTree:
@@ -53,13 +53,13 @@ def read_items(ring: Any, sequences: SequenceLayout | None, index: Array) -> PyT
     return jax.tree.map(lambda x: x.reshape(*rows.shape, *x.shape[1:]), ring.read(rows.reshape(-1)))
 
 
-def sample_starts(sequences: SequenceLayout, key: Key, count: int, pushes: Array, rows: int, held: int) -> Array:
+def sample_starts(sequences: SequenceLayout, key: Key, count: int, pushes: Array, rows: int, size: int) -> Array:
     """Sample the first rows of `count` sequences uniformly, after `pushes` blocks of `rows`; int32.
 
     A sequence starts at the oldest step or later and ends at the newest or earlier, so it never crosses the next write
     position. The key is consumed.
     """
-    steps, blocks, per_push = held // sequences.stride, held // rows, rows // sequences.stride
+    steps, blocks, per_push = size // sequences.stride, size // rows, rows // sequences.stride
     # In a full ring, the block that is written next is the oldest.
     oldest = jnp.where(pushes < blocks, 0, pushes % blocks).astype(jnp.int32) * per_push
     last = oldest + jnp.minimum(pushes, blocks).astype(jnp.int32) * per_push - sequences.length
@@ -75,15 +75,15 @@ def sample_starts(sequences: SequenceLayout, key: Key, count: int, pushes: Array
     return place * sequences.stride + env
 
 
-def completed_sequences(sequences: SequenceLayout, held: int, rows: int, pushes: Array) -> tuple[Array, Array]:
+def completed_sequences(sequences: SequenceLayout, size: int, rows: int, pushes: Array) -> tuple[Array, Array]:
     """Return the rows `[rows]` whose sequences push number `pushes` (from 0) may complete, and whether it does."""
-    steps, per_push = held // sequences.stride, rows // sequences.stride
-    block = (pushes % (held // rows)).astype(jnp.int32) * per_push
+    steps, per_push = size // sequences.stride, rows // sequences.stride
+    block = (pushes % (size // rows)).astype(jnp.int32) * per_push
     # Each new step may complete the sequence that began `length - 1` steps before it.
     start = block + jnp.arange(per_push, dtype=jnp.int32) - (sequences.length - 1)
     place = start % steps
     oldest = block + per_push - steps  # earlier starts have been overwritten by the same block
     # Negative starts are in the ring's previous round, which exists once all blocks have been written.
-    whole = ((start >= 0) | (pushes >= held // rows)) & (start >= oldest) & (place % sequences.interval == 0)
+    whole = ((start >= 0) | (pushes >= size // rows)) & (start >= oldest) & (place % sequences.interval == 0)
     index = place[:, None] * sequences.stride + jnp.arange(sequences.stride, dtype=jnp.int32)[None]
     return index.reshape(-1), jnp.repeat(whole, sequences.stride)

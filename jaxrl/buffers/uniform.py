@@ -132,10 +132,10 @@ def _init(
     lag: int = 0,
     stride: int = 0,
 ) -> Ring:
-    held = _round_up(capacity, rows)
+    size = _round_up(capacity, rows)
     if ends is None:
-        return packing.empty(packing.layout_of(example), held, rows, on_host)
-    return empty_compact(example, held, lag, ends, frames, rows, stride, on_host)
+        return packing.empty(packing.layout_of(example), size, rows, on_host)
+    return empty_compact(example, size, lag, ends, frames, rows, stride, on_host)
 
 
 def _push(ring: Ring, items: PyTree, pushes: Array) -> Ring:
@@ -150,9 +150,9 @@ def _push(ring: Ring, items: PyTree, pushes: Array) -> Ring:
     return ring.write(items, block_start(len(ring), rows, pushes))
 
 
-def block_start(held: int, rows: int, pushes: Array) -> Array:
-    """Return the first row that push number `pushes` (from 0) of `rows` rows writes, in a ring of `held` rows."""
-    return jnp.asarray(pushes % (held // rows), jnp.int32) * rows
+def block_start(size: int, rows: int, pushes: Array) -> Array:
+    """Return the first row that push number `pushes` (from 0) of `rows` rows writes, in a ring of `size` rows."""
+    return jnp.asarray(pushes % (size // rows), jnp.int32) * rows
 
 
 def num_items(ring: Ring, pushes: Array) -> Array:

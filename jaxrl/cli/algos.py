@@ -119,11 +119,11 @@ class OffPolicyRun(EnvRun, Generic[AgentConfig]):
     """Number of parallel environments."""
     opt_interval: int = DEFAULT_SETTINGS["off_policy"]["opt_interval"]
     """Environment steps per optimisation step; a multiple of num_envs, or a divisor of it."""
-    updates: int = 1
+    updates: int = DEFAULT_SETTINGS["off_policy"]["updates"]
     """Optimisation steps taken each time one is due."""
-    warmup: int = 1_000
+    warmup: int = DEFAULT_SETTINGS["off_policy"]["warmup"]
     """Environment steps before the first optimisation step."""
-    random_warmup: bool = True
+    random_warmup: bool = DEFAULT_SETTINGS["off_policy"]["random_warmup"]
     """Take uniformly random actions during the warm-up instead of the agent's."""
     demos: tuple[str, ...] = ()
     """Demonstrations to learn from beside the buffer: .npz files, as `jaxrl.collect` writes them, or minari:NAME."""
@@ -140,7 +140,7 @@ class OffPolicyRun(EnvRun, Generic[AgentConfig]):
 class OnPolicyRun(EnvRun, Generic[AgentConfig]):
     """Train on-policy. Each iteration collects a rollout and takes `epochs * minibatches` optimisation steps on it."""
 
-    num_envs: int = 8
+    num_envs: int = DEFAULT_SETTINGS["on_policy"]["num_envs"]
     """Number of parallel environments."""
     rollout: int = DEFAULT_SETTINGS["on_policy"]["rollout"]
     """Steps of each environment in a rollout."""

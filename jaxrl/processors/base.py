@@ -158,12 +158,12 @@ def chain(*processors: Processor) -> Processor:
         )
     if len(processors) == 1:
         return processors[0]
-    made = _make_chain(processors)
+    processor = _make_chain(processors)
     if not _can_defer(processors):
-        return made
+        return processor
     # All statistics of a chain move to the batches of replay, or none do.
     raw = tuple(processor.for_replay for processor in processors)
-    return made._replace(
+    return processor._replace(
         replay_fns=ReplayFns(
             partial(_init, raw), partial(_process, raw), partial(_observe_applied, raw), partial(_apply, raw)
         )

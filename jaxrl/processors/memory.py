@@ -51,18 +51,20 @@ def _repeat_memory(memory: PyTree, num_envs: int) -> PyTree:
 
 
 def _apply(apply: Callable[[PyTree, Transition], Transition], state: MemoryState, items: Transition) -> Transition:
-    seen = apply(state.inner, items._replace(obs=items.obs.obs, next_obs=items.next_obs.obs))
-    return seen._replace(obs=items.obs._replace(obs=seen.obs), next_obs=items.next_obs._replace(obs=seen.next_obs))
+    scaled = apply(state.inner, items._replace(obs=items.obs.obs, next_obs=items.next_obs.obs))
+    return scaled._replace(
+        obs=items.obs._replace(obs=scaled.obs), next_obs=items.next_obs._replace(obs=scaled.next_obs)
+    )
 
 
 def _process(processor: Processor, memory: PyTree, state: MemoryState, step: Step) -> tuple[MemoryState, Transition]:
     # The memory is stored with the observations; the extras would store it twice.
     extras = {name: value for name, value in step.extras.items() if name != "memory"}
-    after = step.extras["memory"]
+    next_memory = step.extras["memory"]
     inner, transition = processor.process(state.inner, step._replace(extras=extras))
     done: Array = step.terminated | step.truncated
-    seen = transition._replace(
-        obs=RecurrentObs(transition.obs, state.memory), next_obs=RecurrentObs(transition.next_obs, after)
+    with_memory = transition._replace(
+        obs=RecurrentObs(transition.obs, state.memory), next_obs=RecurrentObs(transition.next_obs, next_memory)
     )
     # Only the next step starts afresh: the successor just stored belongs to the old episode, and so does its memory.
-    return MemoryState(inner, tree_where(done, _repeat_memory(memory, done.shape[0]), after)), seen
+    return MemoryState(inner, tree_where(done, _repeat_memory(memory, done.shape[0]), next_memory)), with_memory

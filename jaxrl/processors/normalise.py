@@ -74,8 +74,8 @@ def _kahan_add(total: Array, lost: Array, more: Array) -> tuple[Array, Array]:
     """Add `more` to `total` with Kahan's compensation `lost`; return the new sum and compensation."""
     # Subtract the rounding error of the previous sum.
     more = more - lost
-    after = total + more
-    return after, (after - total) - more
+    new_total = total + more
+    return new_total, (new_total - total) - more
 
 
 class ObsState(NamedTuple):

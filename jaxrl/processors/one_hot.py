@@ -75,7 +75,9 @@ def _space(values: int, space: Space) -> Space:
         *lead, last = (*leaf.shape, 1) if len(leaf.shape) == 2 else leaf.shape
         return Box(0, 1, (*lead, last * values), "bool")
 
-    made: Space = map_except_mask(encode, space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
+    policy_space: Space = map_except_mask(
+        encode, space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete)
+    )
     if not found:
         raise SettingsError("one_hot is for grids and vectors of integers, but observations have none")
-    return made
+    return policy_space

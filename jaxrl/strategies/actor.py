@@ -61,8 +61,8 @@ def make_step_layout(collector: Collector) -> Layout:
     def one() -> tuple[Transition, StepInfo]:
         agent_key, env_key, key = jax.random.split(make_key(0), 3)
         agent = collector.agent.init(agent_key)
-        loop, _ = interaction.open_envs(collector, agent, env_key)
-        return interaction.interact(collector, agent, jnp.uint32(0), False, loop, key)[1]
+        loop, _ = interaction.reset_envs(collector, agent, env_key)
+        return interaction.step_envs(collector, agent, jnp.uint32(0), False, loop, key)[1]
 
     return packing.layout_of(row_struct(jax.eval_shape(one)), flag="uint32")
 

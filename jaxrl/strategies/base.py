@@ -78,7 +78,7 @@ class Policy(NamedTuple):
     sample: Callable[[PyTree, PyTree, Key, Array], tuple[PyTree, PyTree]] | None = None
     """`(params, carry, key, opt_step) -> (carry, action)`: act as in training; the key is consumed."""
     outputs: PolicyOutputs | None = None
-    """Probabilities and values; `None` for a policy made by hand."""
+    """Probabilities and values; `None` for a custom policy."""
     params_with_critic: Callable[[PyTree], PyTree] | None = None
     """`(state) -> params` including the critics that values need; `None` if `params` has them."""
 
@@ -110,6 +110,27 @@ class CollectFn(Protocol):
 
         The key is consumed. With actors, `arrival` is their batch, which is only unpacked.
         """
+        ...
+
+
+class LearnerState(Protocol):
+    """The part of a training state that learning reads and changes; a `NamedTuple` with these fields and any others."""
+
+    @property
+    def agent(self) -> PyTree: ...
+    @property
+    def health(self) -> Health: ...
+    def _replace(self, *args: Any, **fields: Any) -> Any: ...
+
+
+class ReplayLearnerState(LearnerState, Protocol):
+    """The same with replay."""
+
+    @property
+    def buffer(self) -> PyTree: ...
+    @property
+    def processor(self) -> PyTree:
+        """Only read: its statistics scale the items of a batch."""
         ...
 
 
@@ -196,7 +217,7 @@ class StrategyInfo(NamedTuple):
     """What the host needs to know of a strategy."""
 
     settings: Mapping[str, Any] | None = None
-    """Settings that rebuild it; `custom` lists parts made by hand. `None` for a strategy made by hand."""
+    """Settings that rebuild it; `custom` lists parts made in Python. `None` for a custom strategy."""
     notes: tuple[str, ...] = ()
     """Adjustments made to the settings, for the log."""
     overrides: Mapping[str, Override] = MappingProxyType({})
@@ -269,7 +290,7 @@ class Strategy(NamedTuple):
 
 def format_name(strategy: Strategy) -> str:
     """Return a readable name: algorithm and environment."""
-    # A strategy made by hand may have neither; offline, the policy has the spec of the data.
+    # A custom strategy may have neither; offline, the policy has the spec of the data.
     spec = next((part.spec for part in (strategy.policy, strategy.env) if part is not None), None)
     return f"{(strategy.info.settings or {}).get('algo', 'custom')} on {'data' if spec is None else spec.name}"
 
@@ -296,23 +317,23 @@ def iterate(body: Callable[[PyTree, Key, Array], PyTree], key: Key, carry: PyTre
 def repeat(
     body: Callable[[PyTree, PyTree, Array], tuple[PyTree, Metrics]],
     state: PyTree,
-    rows: PyTree,
+    xs: PyTree,
     first: Array,
     times: int,
 ) -> tuple[PyTree, Metrics]:
-    """Run `state, metrics = body(state, rows[i], first + i)` for `times` rows, such as keys; merge the metrics."""
+    """Run `state, metrics = body(state, xs[i], first + i)` for `times` inputs, such as keys; merge the metrics."""
     if times == 1:  # no loop, which would copy its carry
-        return body(state, jax.tree.map(lambda x: x[0], rows), first)
+        return body(state, jax.tree.map(lambda x: x[0], xs), first)
 
-    def one(carry: tuple[PyTree, Stat], xs: tuple[PyTree, Array]) -> tuple[tuple[PyTree, Stat], None]:
+    def step(carry: tuple[PyTree, Stat], inputs: tuple[PyTree, Array]) -> tuple[tuple[PyTree, Stat], None]:
         state, sums = carry
-        state, metrics = body(state, *xs)
+        state, metrics = body(state, *inputs)
         return (state, merge_stats(sums, stack_metrics(metrics))), None
 
     # Metrics are merged in the carry: stacked as outputs, every number of every metric would need its own kernel.
-    xs = (rows, first + jnp.arange(times, dtype=jnp.uint32))
+    inputs = (xs, first + jnp.arange(times, dtype=jnp.uint32))
     # The carry starts without measurements, so the names of the metrics must be known before the loop.
-    _, like = jax.eval_shape(body, state, *jax.tree.map(lambda x: x[0], xs))
-    nothing = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(like),)), stat(jnp.float32(0), False))
-    (state, sums), _ = scan(one, (state, nothing), xs, on=PACKED_WITHIN)
+    _, like = jax.eval_shape(body, state, *jax.tree.map(lambda x: x[0], inputs))
+    empty = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(like),)), stat(jnp.float32(0), False))
+    (state, sums), _ = scan(step, (state, empty), inputs, on=PACKED_WITHIN)
     return state, unstack_metrics(sums, like)

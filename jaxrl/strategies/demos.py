@@ -80,7 +80,7 @@ def settings_of_demos(demos: Dataset | None) -> dict[str, Any]:
     return {"demos": found.get("data", []), "demos_sha256": found.get("data_sha256", "")}
 
 
-def made_by_hand(demos: Dataset | None) -> tuple[str, ...]:
+def custom_parts(demos: Dataset | None) -> tuple[str, ...]:
     """Return the argument `demos` as one that settings cannot rebuild, if there are demonstrations without a file."""
     return () if demos is None or demos.settings else ("demos",)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl import shards
+from jaxrl import shards, streams
 from jaxrl.agents.base import Agent
 from jaxrl.metrics import Metrics, Stat, Total, stat
 from jaxrl.trees import Array, Key, PyTree, tree_where
@@ -15,8 +15,6 @@ from jaxrl.types import Batch, Transition
 from jaxrl.xla import reductions
 from jaxrl.xla.in_place import attempt
 
-RETRY_STREAM = 2**32 - 1
-"""Folded into the stream of a run for a retry; no iteration has this number."""
 PARAMETERS = "parameters"
 """Reported when the metrics are finite but the new agent state is not."""
 
@@ -47,7 +45,7 @@ def get_health(state: Any) -> Health:
 
 def reseed(state: Any, number: int) -> Any:
     """Return `state` with its counters reset, on the random stream of retry `number`."""
-    key = jax.random.fold_in(jax.random.fold_in(state.key, RETRY_STREAM), number)
+    key = jax.random.fold_in(jax.random.fold_in(state.key, streams.RETRY), number)
     return state._replace(key=key, health=init_health())
 
 
@@ -67,6 +65,8 @@ def guarded_update(
     Returns:
       The agent's state, the health, the metrics, and priorities `[B]`, which are -1 (unknown) after a skipped update.
     """
+    # `accept(ok)` returns the new state or the old one. With large states on CPUs, it computes the last part of the
+    # update a second time, in place of the old state; `new` is then only tested, and never written.
     (new, metrics, priorities), accept = attempt(agent.update, state, batch, key, opt_step)
     metrics = shards.merge_metrics(metrics)
     # A `Stat` without measurements has infinite bounds, so only its sum is tested. Counts are always finite.

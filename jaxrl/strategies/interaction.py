@@ -15,7 +15,15 @@ from jaxrl.envs.base import Env, VecEnv, VecEnvState, apply_schedules, obs_valid
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.masks import random_action
 from jaxrl.metrics import Metrics, stats, totals
-from jaxrl.processors.base import DISABLED, Processor, chain, dummy_step, init_processor
+from jaxrl.processors.base import (
+    DISABLED,
+    Processor,
+    chain,
+    dummy_step,
+    init_processor,
+    reward_clip,
+    reward_scale,
+)
 from jaxrl.processors.memory import carry_memory
 from jaxrl.processors.n_step import NStepState, n_step
 from jaxrl.processors.normalise import RewardState, normalise_obs, normalise_reward
@@ -69,7 +77,8 @@ def make_collector(env: Env, agent: AgentMaker, processor: Processor, num_envs: 
       SettingsError: the processor makes no transitions, or the agent does not support the spaces or the discount.
     """
     check_count("num_envs", num_envs)
-    return Collector(vectorise(env, num_envs, resets), *build_processor_and_agent(agent, processor, env.spec))
+    connected, built = build_processor_and_agent(agent, processor, env.spec)
+    return Collector(vectorise(env, num_envs, resets), connected, built)
 
 
 def build_processor_and_agent(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Processor, Agent]:
@@ -78,7 +87,7 @@ def build_processor_and_agent(agent: AgentMaker, processor: Processor, spec: Env
     Raises:
       SettingsError: the processor makes no transitions, or the agent does not support the spaces or the discount.
     """
-    return connect(build_agent(agent, processor, spec), processor)
+    return connect(processor, build_agent(agent, processor, spec))
 
 
 def build_agent(agent: AgentMaker, processor: Processor | None, spec: EnvSpec) -> Agent:
@@ -96,33 +105,40 @@ def build_agent(agent: AgentMaker, processor: Processor | None, spec: EnvSpec) -
     return freeze(follow(agent(spec)))
 
 
-def connect(bound: Agent, processor: Processor) -> tuple[Processor, Agent]:
-    """Return `processor` and the agent `bound` to its spaces; the processor carries the agent's memory, if it has one.
+def connect(processor: Processor, agent: Agent) -> tuple[Processor, Agent]:
+    """Return `processor`, which carries the memory of `agent` if there is one, and `agent`, built for its spaces.
 
     Raises:
       SettingsError: the agent cannot derive bounds of returns with this discount or reward scaling.
     """
     # Bounds of returns are derived from the largest reward, as `reward / (1 - discount)`.
     settings = processor.settings or {}
-    if bound.info.bounds_returns and settings.get("discount") == 1:
+    if agent.info.bounds_returns and settings.get("discount") == 1:
         raise SettingsError(
             "processor.discount is 1, under which rewards do not tell how large returns can be; "
             "set agent.v_min and agent.v_max, or a discount below 1"
         )
-    if bound.info.bounds_returns and settings.get("normalise_reward"):
+    if agent.info.bounds_returns and settings.get("normalise_reward"):
         raise SettingsError(
             "processor.normalise_reward scales the first rewards by too little for a support to be derived from them; "
             "set agent.v_min and agent.v_max, or leave rewards as they are"
         )
-    return (processor if bound.memory is None else carry_memory(processor, bound.memory)), bound
+    return (processor if agent.memory is None else carry_memory(processor, agent.memory)), agent
 
 
 def make_default_processor(settings: Mapping[str, Any]) -> Processor:
     """Return the default processor of an agent, from `registry.defaults_for`; it keeps the space of observations."""
     parts = settings.get("processor", {})
-    scales = {"normalise_obs": normalise_obs, "normalise_reward": normalise_reward}
-    # Rewards are normalised before they are summed over `n` steps.
-    return chain(*(make() for name, make in scales.items() if parts.get(name)), n_step(parts.get("n_step", 1)))
+    discount = parts.get("discount", 0.99)
+    # In the order of the command line: rewards are scaled before they are summed over `n` steps.
+    scales = {
+        "normalise_obs": normalise_obs,
+        "reward_scale": lambda: reward_scale(parts["reward_scale"]),
+        "reward_clip": lambda: reward_clip(parts["reward_clip"]),
+        "normalise_reward": lambda: normalise_reward(discount),
+    }
+    steps = n_step(parts.get("n_step", 1), discount)
+    return chain(*(make() for name, make in scales.items() if parts.get(name, DISABLED[name]) != DISABLED[name]), steps)
 
 
 def check_agent_maker(agent: object) -> None:
@@ -175,12 +191,12 @@ def settings_of(
     made: Mapping[str, Any] | None,
     *,
     offline: bool = False,
-    by_hand: Sequence[str] = (),
+    custom: Sequence[str] = (),
     **others: Any,
 ) -> dict[str, Any]:
     """Return the settings that rebuild a strategy; `made` are those of the environment, if there is one.
 
-    `custom` lists what settings cannot rebuild: arguments of the agent, custom parts, those in `by_hand`, and
+    `custom` lists what settings cannot rebuild: arguments of the agent, custom parts, those in `custom`, and
     `training` if the command line would not train this agent as here (`offline` or not).
     """
     # `None` marks a piece that settings cannot rebuild.
@@ -193,7 +209,7 @@ def settings_of(
     }
     return {
         "algo": agent.name,
-        "custom": [*agent.info.custom, *(name for name, piece in pieces.items() if piece is None), *by_hand],
+        "custom": [*agent.info.custom, *(name for name, piece in pieces.items() if piece is None), *custom],
         "env": spec and spec.name,
         "env_args": {},
         **(made or {}),
@@ -205,7 +221,7 @@ def settings_of(
 # --- acting -----------------------------------------------------------------------------------------------------
 
 
-def interact(
+def step_envs(
     collector: Collector, agent: PyTree, opt_step: Array, random: bool, loop: EnvLoopState, key: Key
 ) -> tuple[EnvLoopState, tuple[Transition, StepInfo]]:
     """Take one step in all environments; return transitions and `StepInfo`, `[N, ...]`. The key is consumed."""
@@ -237,12 +253,12 @@ def take_steps(
     """
     keys = jax.random.split(key, steps)
     if steps == 1:  # no loop, which would pack and unpack its carry
-        loop, made = interact(collector, agent, opt_step, random, loop, keys[0])
-        items, seen = jax.tree.map(lambda x: x[None], made)
+        loop, step_outputs = step_envs(collector, agent, opt_step, random, loop, keys[0])
+        items, infos = jax.tree.map(lambda x: x[None], step_outputs)
     else:
-        step = partial(interact, collector, agent, opt_step, random)
-        loop, (items, seen) = scan_rows(step, loop, keys)
-    return loop, add_episode_bounds(items, seen.terminated | seen.truncated), seen
+        step = partial(step_envs, collector, agent, opt_step, random)
+        loop, (items, infos) = scan_rows(step, loop, keys)
+    return loop, add_episode_bounds(items, infos.terminated | infos.truncated), infos
 
 
 def add_episode_bounds(items: Transition, ended: Array) -> Transition:
@@ -262,53 +278,53 @@ def step_info(step: Step) -> StepInfo:
     # Only scalars per environment: images and other arrays in `info` are not logged.
     scalars = {name: value for name, value in step.info.items() if value.ndim == 1}
     # Where an agent is absent, nothing counts: neither the end of an episode nor an invalid step.
-    there = step.present
-    if isinstance(there, tuple):
+    present = step.present
+    if isinstance(present, tuple):
         return StepInfo(step.terminated, step.truncated, invalid, scalars)
-    return StepInfo(step.terminated & there, step.truncated & there, invalid & there, scalars, there)
+    return StepInfo(step.terminated & present, step.truncated & present, invalid & present, scalars, present)
 
 
-def episode_metrics(seen: StepInfo) -> Metrics:
+def episode_metrics(infos: StepInfo) -> Metrics:
     """Return metrics of the episodes that ended, and of the environment's scalars at every step."""
     # Per-episode scalars are valid where an episode ended, all others at every step.
-    done = seen.terminated | seen.truncated
-    of_episodes = {name: value for name, value in seen.info.items() if name.startswith(EPISODE_PREFIX)}
-    own = {scalar_column(name): value for name, value in seen.info.items() if name not in of_episodes}
+    done = infos.terminated | infos.truncated
+    of_episodes = {name: value for name, value in infos.info.items() if name.startswith(EPISODE_PREFIX)}
+    of_steps = {scalar_column(name): value for name, value in infos.info.items() if name not in of_episodes}
     events = {
         "episodes": done,
-        "terminated": seen.terminated,
-        "truncated": seen.truncated,
-        "invalid_steps": seen.invalid,
+        "terminated": infos.terminated,
+        "truncated": infos.truncated,
+        "invalid_steps": infos.invalid,
     }
     # Scalars of the environment count at every step, but only of agents that are present.
-    there: Any = True if isinstance(seen.present, tuple) else seen.present
-    return {**stats(of_episodes, done), **totals(events), **(stats(own, there) if own else {})}
+    present: Any = True if isinstance(infos.present, tuple) else infos.present
+    return {**stats(of_episodes, done), **totals(events), **(stats(of_steps, present) if of_steps else {})}
 
 
-def make_collect_info(seen: StepInfo, more: Metrics | None = None) -> CollectInfo:
+def make_collect_info(infos: StepInfo, more: Metrics | None = None) -> CollectInfo:
     """Return metrics and episode ends of steps `[T, N]`, with `more` metrics."""
-    metrics: Metrics = {**merge_metrics(episode_metrics(seen)), **(more or {})}
-    return CollectInfo(metrics, _episode_ends(seen))
+    metrics: Metrics = {**merge_metrics(episode_metrics(infos)), **(more or {})}
+    return CollectInfo(metrics, _episode_ends(infos))
 
 
-def _episode_ends(seen: StepInfo) -> EpisodeEnds:
-    length = jnp.asarray(seen.info["episode_length"], jnp.int32)
+def _episode_ends(infos: StepInfo) -> EpisodeEnds:
+    length = jnp.asarray(infos.info["episode_length"], jnp.int32)
     # The sign marks truncation. A step that is both terminated and truncated counts as terminated.
-    length = jnp.where(seen.terminated, length, jnp.where(seen.truncated, -length, 0))
-    return EpisodeEnds(length, jnp.asarray(seen.info["episode_return"], jnp.float32))
+    length = jnp.where(infos.terminated, length, jnp.where(infos.truncated, -length, 0))
+    return EpisodeEnds(length, jnp.asarray(infos.info["episode_return"], jnp.float32))
 
 
 # --- initialisation ---------------------------------------------------------------------------------------------
 
 
-def open_envs(collector: Collector, agent: PyTree, key: Key) -> tuple[EnvLoopState, PyTree]:
+def reset_envs(collector: Collector, agent: PyTree, key: Key) -> tuple[EnvLoopState, PyTree]:
     """Reset the environments; return their state, and the shapes of one vector step's transitions."""
     env, obs = collector.env.reset(key)
-    opened = open_processor(collector.agent, collector.processor, agent, obs, obs_valid(env))
-    return EnvLoopState(env, opened.processor), opened.items
+    start = reset_processor(collector.agent, collector.processor, agent, obs, obs_valid(env))
+    return EnvLoopState(env, start.processor), start.items
 
 
-class ProcessorStart(NamedTuple):
+class ProcessorReset(NamedTuple):
     """A processor at the first observations, with zero actions and extras."""
 
     processor: PyTree
@@ -319,20 +335,20 @@ class ProcessorStart(NamedTuple):
     """Shapes of one vector step's transitions."""
 
 
-def open_processor(
+def reset_processor(
     agent: Agent, processor: Processor, state: PyTree, obs: PyTree, obs_valid: Array | tuple[()] = ()
-) -> ProcessorStart:
+) -> ProcessorReset:
     """Initialise `processor` at the first observations `[N, ...]`, for an agent in `state`.
 
     `obs_valid` is as in `Step`.
     """
 
-    def first(state: PyTree, obs: PyTree, key: Key) -> PyTree:
+    def first_step(state: PyTree, obs: PyTree, key: Key) -> PyTree:
         action, extras = agent.act(state, processor.observe(processor.init(obs)), key, jnp.uint32(0), "explore")
         started = init_processor(processor, obs, action, extras)
         return action, extras, processor.process(started, dummy_step(obs, action, extras))[1]
 
     # Shapes alone are evaluated: the agent does not act, and no key is consumed.
-    *acted, items = jax.eval_shape(first, state, obs, make_key(0))
-    action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), acted)
-    return ProcessorStart(init_processor(processor, obs, action, extras, obs_valid), action, extras, items)
+    *action_and_extras, items = jax.eval_shape(first_step, state, obs, make_key(0))
+    action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), action_and_extras)
+    return ProcessorReset(init_processor(processor, obs, action, extras, obs_valid), action, extras, items)

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl import streams
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.dataset import Dataset, summarise
@@ -22,8 +23,17 @@ from jaxrl.processors.base import Processor
 from jaxrl.registry import defaults_for
 from jaxrl.shards import shard_key
 from jaxrl.strategies import guard, interaction
-from jaxrl.strategies.base import BufferRefill, CollectInfo, ComposedStep, StateFns, Strategy, StrategyInfo, fold
-from jaxrl.strategies.demos import made_by_hand, settings_of_demos, with_demos
+from jaxrl.strategies.base import (
+    BufferRefill,
+    CollectInfo,
+    ComposedStep,
+    ReplayLearnerState,
+    StateFns,
+    Strategy,
+    StrategyInfo,
+    fold,
+)
+from jaxrl.strategies.demos import custom_parts, settings_of_demos, with_demos
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.host_actors import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
 from jaxrl.strategies.interaction import Collector, EnvLoopState, StepInfo
@@ -33,7 +43,7 @@ from jaxrl.strategies.replay import (
     adapt_buffer,
     make_replay_transform,
     make_update_schedule,
-    min_rows,
+    min_items,
     optimise,
     set_goal_fn,
 )
@@ -54,12 +64,11 @@ class OffPolicyState(NamedTuple):
     health: Health
 
 
-REFILL_STREAM = 2**32 - 4
-"""Folded into the stream of a run to refill its buffer; no iteration has this number."""
+State = TypeVar("State", bound=ReplayLearnerState)
 
 
-class Replay(NamedTuple):
-    """The learning half, which does not depend on where steps are taken."""
+class ReplayLearner(NamedTuple):
+    """The learning half of `off_policy`, which does not depend on where steps are taken."""
 
     agent: Agent
     processor: Processor
@@ -76,8 +85,8 @@ def off_policy(
     num_envs: int | None = None,
     opt_interval: int | None = None,
     updates: int | None = None,
-    warmup: int = 1_000,
-    random_warmup: bool = True,
+    warmup: int | None = None,
+    random_warmup: bool | None = None,
     actors: ActorsConfig | None = None,
     resets: str = "auto",
     demos: Dataset | None = None,
@@ -100,8 +109,8 @@ def off_policy(
         `simba` normalised observations; for `fast_td3` and `fast_sac` those, 128 environments and still larger batches.
       updates: optimisation steps each time one is due (default: redq and droq 20, fast_sac 8, simba, xqc and fast_td3
         2, others 1).
-      warmup: environment steps before the first optimisation step, rounded up to at least one batch.
-      random_warmup: whether actions during the warm-up are uniformly random, or those of the exploring agent.
+      warmup: environment steps before the first optimisation step, rounded up to at least one batch (default: 1 000).
+      random_warmup: whether actions during the warm-up are uniformly random (default), or those of the exploring agent.
       actors: settings of actors, which step `num_envs` environments each on the host. By default, an environment in JAX
         runs on the device, and any other with one actor.
       resets: how episodes start, see `jaxrl.vectorise`; environments on the host always use `fresh`.
@@ -120,41 +129,43 @@ def off_policy(
     env, host_actors = split_env(env, actors, max_lag=2)
     built = interaction.build_agent(agent, processor, env.spec)
     defaults = defaults_for(built.name, "off_policy")
-    num_envs, opt_interval = (
-        as_int(defaults[name] if value is None else value)
-        for name, value in (("num_envs", num_envs), ("opt_interval", opt_interval))
-    )
+    num_envs = as_int(defaults["num_envs"] if num_envs is None else num_envs)
+    opt_interval = as_int(defaults["opt_interval"] if opt_interval is None else opt_interval)
+    updates = as_int(defaults["updates"] if updates is None else updates)
+    warmup = as_int(defaults["warmup"] if warmup is None else warmup)
+    random_warmup = defaults["random_warmup"] if random_warmup is None else random_warmup
     buffer = make_default_buffer(defaults) if buffer is None else buffer
-    updates, warmup = as_int(defaults.get("updates", 1) if updates is None else updates), as_int(warmup)
     # Everything from here on is one shard's; `sharded` at the end combines them.
     vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
     # Replay holds raw items, which are scaled when they are sampled, see `make_replay_transform`.
-    collector = Collector(
-        vector, *interaction.connect(built, (processor or interaction.make_default_processor(defaults)).for_replay)
-    )
+    processor = (processor or interaction.make_default_processor(defaults)).for_replay
+    processor, built = interaction.connect(processor, built)
+    collector = Collector(vector, processor, built)
     # The schedule follows from the buffer of one shard before demonstrations are mixed in: those need no warm-up.
     ring = _make_shard_buffer(buffer, collector, env.spec.name, goal, shards)
     replay_buffer = with_demos(ring, demos, demo_share, collector.agent, collector.processor, env)
     # Planned for all shards together, since settings count the environments of all; each shard then runs its part.
     schedule = make_update_schedule(
         horizon=collector.processor.horizon,
-        least=min_rows(ring, vector.num_envs) * shards,
+        min_transitions=min_items(ring, vector.num_envs) * shards,
         num_envs=vector.num_envs * shards,
         opt_interval=opt_interval,
         updates=updates,
         warmup=warmup,
         random_warmup=random_warmup,
-        times=host_actors.config.send if host_actors else 1,
+        iterations_per_send=host_actors.config.send if host_actors else 1,
     )
-    replay = Replay(collector.agent, collector.processor, replay_buffer, schedule._replace(num_envs=vector.num_envs))
-    collect_fn, learn_fn = partial(collect, collector, replay.schedule), partial(learn, replay)
-    capacity = replay_buffer.capacity(replay.schedule.rows)
-    one = Strategy(
-        init=partial(_init, collector, replay),
+    learner = ReplayLearner(
+        collector.agent, collector.processor, replay_buffer, schedule._replace(num_envs=vector.num_envs)
+    )
+    collect_fn, learn_fn = partial(collect, collector, learner.schedule), partial(learn, learner)
+    capacity = replay_buffer.capacity(learner.schedule.transitions_per_iteration)
+    strategy = Strategy(
+        init=partial(_init, collector, learner),
         step=ComposedStep(collect_fn, learn_fn),
-        env_steps_per_step=replay.schedule.rows,
-        opt_steps_per_step=replay.schedule.updates,
-        warmup_env_steps=replay.schedule.warmup_env_steps,
+        env_steps_per_step=learner.schedule.transitions_per_iteration,
+        opt_steps_per_step=learner.schedule.updates,
+        warmup_env_steps=learner.schedule.warmup_env_steps,
         env=env,
         policy=make_policy(collector.agent, collector.processor, env.spec),
         info=StrategyInfo(
@@ -175,10 +186,10 @@ def off_policy(
                 **settings_of_demos(demos),
                 # Without demonstrations the share is its default, since nothing uses it.
                 demo_share=0.5 if demos is None else demo_share,
-                by_hand=made_by_hand(demos),
+                custom=custom_parts(demos),
             ),
             notes=(
-                *schedule.notes(buffer._replace(window=ring.window), schedule.rows, warmup),
+                *schedule.notes(buffer._replace(window=ring.window), schedule.transitions_per_iteration, warmup),
                 *resets_note(resets, collector.env.resets),
                 *_notes_of_demos(demos, replay_buffer.batch_size * shards, buffer.batch_size),
             ),
@@ -187,24 +198,24 @@ def off_policy(
             health=guard.get_health,
             reseed=guard.reseed,
             set_hyperparams=partial(interaction.set_hyperparams, collector),
-            refill=BufferRefill(partial(replay.schedule.blocks, capacity), partial(_refill, collector, replay)),
+            refill=BufferRefill(partial(learner.schedule.blocks, capacity), partial(_refill, collector, learner)),
             capacity=capacity,
         ),
     )
     # Actors also take the steps of the warm-up, and refill the buffer of a resumed run.
     if host_actors is not None:
         return with_actors(
-            one,
+            strategy,
             collector,
             host_actors,
             steps=schedule.vector_steps,
-            begin=partial(_begin, collector, replay),
-            fill=schedule.fill,
+            begin=partial(_begin, collector, learner),
+            fill=schedule.warmup_iterations,
             random_fill=random_warmup,
-            push=partial(push, replay),
-            empty=partial(_reset_buffer, collector, replay),
+            push=partial(push, learner),
+            empty=partial(_reset_buffer, collector, learner),
         )
-    return sharded(one, shards, ("env", "processor", "buffer"))
+    return sharded(strategy, shards, ("env", "processor", "buffer"))
 
 
 def _make_shard_buffer(buffer: Buffer, collector: Collector, name: str, goal: GoalFn | None, shards: int) -> Buffer:
@@ -252,32 +263,34 @@ def collect(
 ) -> tuple[OffPolicyState, Transition, CollectInfo]:
     """Collect the transitions `[T, N, ...]` of iteration `t`, as `CollectFn`."""
     # Schedules of exploration are evaluated once per iteration, at its first optimisation step.
-    state, items, seen = _take_steps(
+    state, items, infos = _take_steps(
         collector, state, key, schedule.vector_steps, _first_opt_step(schedule, t), random=False
     )
-    return state, items, interaction.make_collect_info(seen)
+    return state, items, interaction.make_collect_info(infos)
 
 
-def learn(replay: Replay, state: Any, items: Transition, key: Key, t: Array) -> tuple[Any, Metrics]:
+def learn(learner: ReplayLearner, state: State, items: Transition, key: Key, t: Array) -> tuple[State, Metrics]:
     """Push the transitions `[T, N, ...]` of iteration `t`, then sample and update `schedule.updates` times.
 
-    `state` is a `NamedTuple` with the fields `agent`, `processor`, `buffer` and `health`. The key is consumed.
+    The key is consumed.
     """
-    # The warm-up pushed blocks `0 .. fill-1`, so iteration `t` pushes block `fill + t`.
-    pushes = replay.schedule.fill + jnp.asarray(t, jnp.uint32)
+    # The warm-up pushed the first `warmup_iterations` blocks; those of training continue the count.
+    pushes = learner.schedule.warmup_iterations + jnp.asarray(t, jnp.uint32)
     # Push before sampling: in the other order, XLA keeps the old buffer for the reads and copies it every iteration.
-    state = push(replay, state, items, pushes)
+    state = push(learner, state, items, pushes)
     # Statistics include the steps of this iteration, and apply to old and new items alike.
-    statistics = make_replay_transform(replay.processor, state.processor)
-    first_opt, updates = _first_opt_step(replay.schedule, t), replay.schedule.updates
-    return optimise(replay.agent, replay.buffer, state, key, pushes + 1, first_opt, updates, statistics)
+    normalise = make_replay_transform(learner.processor, state.processor)
+    first_opt = _first_opt_step(learner.schedule, t)
+    updates = learner.schedule.updates
+    return optimise(learner.agent, learner.buffer, state, key, pushes + 1, first_opt, updates, normalise)
 
 
-def push(replay: Replay, state: Any, items: Transition, pushes: Array) -> Any:
+def push(learner: ReplayLearner, state: State, items: Transition, pushes: Array) -> State:
     """Push the transitions `[T, N, ...]` of an iteration or warm-up round, after `pushes` earlier blocks."""
     # Time-major rows: successive steps of one environment are `N` rows apart, see `UpdateSchedule.lag`.
-    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), _drop_bounds(replay.agent, items))
-    return state._replace(buffer=replay.buffer.push(state.buffer, rows, pushes))
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), _drop_bounds(learner.agent, items))
+    new_state: State = state._replace(buffer=learner.buffer.push(state.buffer, rows, pushes))
+    return new_state
 
 
 def _drop_bounds(agent: Agent, items: Transition) -> Transition:
@@ -296,16 +309,17 @@ def _take_steps(
     collector: Collector, state: OffPolicyState, key: Key, steps: int, opt_step: Array, random: bool
 ) -> tuple[OffPolicyState, Transition, StepInfo]:
     loop = EnvLoopState(state.env, state.processor)
-    loop, items, seen = interaction.take_steps(collector, state.agent, opt_step, loop, key, steps, random)
-    return state._replace(env=loop.env, processor=loop.processor), items, seen
+    loop, items, infos = interaction.take_steps(collector, state.agent, opt_step, loop, key, steps, random)
+    return state._replace(env=loop.env, processor=loop.processor), items, infos
 
 
 # --- initialisation ---------------------------------------------------------------------------------------------
 
 
-def _init(collector: Collector, replay: Replay, key: Key) -> OffPolicyState:
+def _init(collector: Collector, learner: ReplayLearner, key: Key) -> OffPolicyState:
     """Reset the environments, fill the processor's windows, and warm up the buffer."""
-    schedule, state = replay.schedule, _begin(collector, replay, key)
+    schedule = learner.schedule
+    state = _begin(collector, learner, key)
     # `_begin` splits the same key into five and uses the first three.
     prime_key, fill_key = map(shard_key, jax.random.split(key, 5)[3:])
     warm_up = partial(_take_steps, collector, opt_step=jnp.uint32(0), random=schedule.random_warmup)
@@ -317,57 +331,59 @@ def _init(collector: Collector, replay: Replay, key: Key) -> OffPolicyState:
     def fill(t: Array, state: OffPolicyState) -> OffPolicyState:
         state, items, _ = warm_up(state, fold(fill_key, t), schedule.vector_steps)
         # Blocks of the warm-up are numbered from 0; those of training continue the count.
-        made: OffPolicyState = push(replay, state, items, t)
-        return made
+        return push(learner, state, items, t)
 
     if schedule.horizon:
         state = jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(schedule.horizon), prime, state)
     # Plain loops instead of `iterate`: they run once, and compile in half the time.
-    return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(schedule.fill), fill, state)
+    return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(schedule.warmup_iterations), fill, state)
 
 
-def _begin(collector: Collector, replay: Replay, key: Key) -> OffPolicyState:
+def _begin(collector: Collector, learner: ReplayLearner, key: Key) -> OffPolicyState:
     """Return the state before the warm-up, with an empty buffer."""
     # The remaining two keys are for the warm-up, see `_init`. Shards have the same agent and different
     # environments.
     stream, agent_key, env_key, *_ = jax.random.split(key, 5)
     agent = collector.agent.init(agent_key)
-    loop, items = interaction.open_envs(collector, agent, shard_key(env_key))
-    return OffPolicyState(stream, agent, loop.env, loop.processor, init_buffer(replay, items), guard.init_health())
+    loop, items = interaction.reset_envs(collector, agent, shard_key(env_key))
+    return OffPolicyState(stream, agent, loop.env, loop.processor, init_buffer(learner, items), guard.init_health())
 
 
-def init_buffer(replay: Replay, items: Transition) -> PyTree:
+def init_buffer(learner: ReplayLearner, items: Transition) -> PyTree:
     """Return an empty buffer for transitions like `items`, the shapes `[N, ...]` of one vector step."""
-    if replay.agent.window is not None and isinstance(items.is_first, tuple):
+    if learner.agent.window is not None and isinstance(items.is_first, tuple):
         raise SettingsError(
-            f"processor: its transitions have no is_first and is_last, and {replay.agent.name} learns from sequences; "
+            f"processor: its transitions have no is_first and is_last, and {learner.agent.name} learns from sequences; "
             "set both, as jaxrl.one_step() does"
         )
-    schedule, one = replay.schedule, row_struct(_drop_bounds(replay.agent, items))
-    return replay.buffer.init(one, schedule.rows, schedule.lag, schedule.num_envs)
+    schedule = learner.schedule
+    example = row_struct(_drop_bounds(learner.agent, items))
+    return learner.buffer.init(example, schedule.transitions_per_iteration, schedule.lag, schedule.num_envs)
 
 
-def _reset_buffer(collector: Collector, replay: Replay, state: OffPolicyState) -> OffPolicyState:
+def _reset_buffer(collector: Collector, learner: ReplayLearner, state: OffPolicyState) -> OffPolicyState:
     """Return `state` with an empty buffer."""
-    _, items = interaction.open_envs(collector, state.agent, state.key)  # used for its shapes alone, so XLA drops it
-    return state._replace(buffer=init_buffer(replay, items))
+    _, items = interaction.reset_envs(collector, state.agent, state.key)  # used for its shapes alone, so XLA drops it
+    return state._replace(buffer=init_buffer(learner, items))
 
 
-def _refill(collector: Collector, replay: Replay, state: OffPolicyState, first: Array, stop: Array) -> OffPolicyState:
+def _refill(
+    collector: Collector, learner: ReplayLearner, state: OffPolicyState, first: Array, stop: Array
+) -> OffPolicyState:
     """Fill an empty buffer with blocks `first .. stop-1`, by exploring from the current state of the environments.
 
     A resumed run thus has as much data as before, though not the same: it comes from the restored agent.
     """
     # `stop` is folded in, so that runs resumed at different iterations draw different steps.
-    schedule, key = replay.schedule, fold(fold(state.key, REFILL_STREAM), stop)
+    schedule = learner.schedule
+    key = fold(fold(state.key, streams.REFILL), stop)
     # Schedules, such as that of epsilon, continue where the run stopped.
-    opt_step = _first_opt_step(schedule, jnp.asarray(stop, jnp.uint32) - schedule.fill)
+    opt_step = _first_opt_step(schedule, jnp.asarray(stop, jnp.uint32) - schedule.warmup_iterations)
 
     def fill(number: Array, state: OffPolicyState) -> OffPolicyState:
-        key_now = fold(key, number)
-        state, items, _ = _take_steps(collector, state, key_now, schedule.vector_steps, opt_step, random=False)
-        made: OffPolicyState = push(replay, state, items, number)
-        return made
+        block_key = fold(key, number)
+        state, items, _ = _take_steps(collector, state, block_key, schedule.vector_steps, opt_step, random=False)
+        return push(learner, state, items, number)
 
-    start = _reset_buffer(collector, replay, state)
-    return jax.lax.fori_loop(jnp.asarray(first, jnp.uint32), jnp.asarray(stop, jnp.uint32), fill, start)
+    empty = _reset_buffer(collector, learner, state)
+    return jax.lax.fori_loop(jnp.asarray(first, jnp.uint32), jnp.asarray(stop, jnp.uint32), fill, empty)

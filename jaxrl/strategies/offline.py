@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl import spaces
+from jaxrl import spaces, streams
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.dataset import Dataset, split_holdout, summarise
@@ -122,7 +122,7 @@ def offline(
         replacement=replacement,
         scale_rewards_by=scale_rewards_by,
     )
-    by_hand = [] if data.settings else ["data"]
+    custom = [] if data.settings else ["data"]
     return Strategy(
         init=partial(_init, parts),
         step=partial(_step, parts),
@@ -132,7 +132,7 @@ def offline(
         policy=make_policy(bound, processor, data.spec if env is None else env.spec),
         evaluation=EvalFns(evaluate=held and partial(_evaluate_holdout, parts, held)),
         info=StrategyInfo(
-            settings={**settings, **(data.settings or {}), "custom": [*settings["custom"], *by_hand]},
+            settings={**settings, **(data.settings or {}), "custom": [*settings["custom"], *custom]},
             notes=_notes(parts, scale_rewards_by),
         ),
         state_fns=StateFns(
@@ -229,9 +229,11 @@ def check_memoryless(agent: Agent, what: str) -> None:
 
 
 def _step(parts: _Parts, state: OfflineState, key: Key, t: Array) -> tuple[OfflineState, Metrics]:
-    first_opt, buffer = jnp.asarray(t, jnp.uint32) * parts.updates, parts.buffer
+    first_opt = jnp.asarray(t, jnp.uint32) * parts.updates
+    buffer = parts.buffer
     if parts.epochs:
-        rows, batch, orders = parts.data.rows, buffer.batch_size, fold(state.key, EPOCH_STREAM)
+        rows, batch = parts.data.rows, buffer.batch_size
+        orders = fold(state.key, streams.EPOCHS)
         # Nothing is drawn: the batch is a function of the optimisation step, and the key is unused.
         in_order = lambda ring, key, pushes, step: read_batch(ring, epoch_indices(orders, step, batch, rows))
         buffer = buffer._replace(sample=in_order)
@@ -245,10 +247,6 @@ def _step(parts: _Parts, state: OfflineState, key: Key, t: Array) -> tuple[Offli
 
 
 # --- epochs -----------------------------------------------------------------------------------------------------
-
-
-EPOCH_STREAM = 2**32 - 5
-"""Folded into the stream of a run to draw the order of epochs; no iteration has this number."""
 
 
 def epoch_indices(key: Key, opt_step: Array, batch_size: int, rows: int) -> Array:

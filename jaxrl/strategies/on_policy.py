@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,8 @@ from jaxrl.processors.base import Processor
 from jaxrl.registry import algorithm_names, defaults_for, join_names
 from jaxrl.shards import shard_key
 from jaxrl.strategies import guard, interaction
-from jaxrl.strategies.base import CollectInfo, ComposedStep, StateFns, Strategy, StrategyInfo, repeat
-from jaxrl.strategies.demos import RolloutDemos, made_by_hand, note_of_demos, rollout_demos, settings_of_demos
+from jaxrl.strategies.base import CollectInfo, ComposedStep, LearnerState, StateFns, Strategy, StrategyInfo, repeat
+from jaxrl.strategies.demos import RolloutDemos, custom_parts, note_of_demos, rollout_demos, settings_of_demos
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.host_actors import ActorsConfig, make_shard_envs, settings_of_actors, split_env, with_actors
 from jaxrl.strategies.interaction import Collector, EnvLoopState
@@ -47,6 +47,8 @@ class OnPolicyState(NamedTuple):
     demos: PyTree = ()
     """Demonstrations, see `RolloutDemos.init`; constant. `()` without any."""
 
+
+State = TypeVar("State", bound=LearnerState)
 
 ROLLOUT_SETTINGS = ("rollout", "epochs", "minibatches")
 """Settings of the minibatch schedule."""
@@ -82,7 +84,7 @@ def on_policy(
     agent: AgentMaker,
     *,
     processor: Processor | None = None,
-    num_envs: int = 8,
+    num_envs: int | None = None,
     rollout: int | None = None,
     epochs: int | None = None,
     minibatches: int | None = None,
@@ -103,7 +105,7 @@ def on_policy(
       agent: as returned by `jaxrl.ppo(...)`, `a2c`, `reinforce`, `impala`, `pqn` or `reppo`.
       processor: turns steps into one-step transitions, and sets the discount. By default `one_step()`, for all agents
         but `pqn` and `reppo` behind `normalise_reward()`, which makes them insensitive to the scale of rewards.
-      num_envs: number of environments `N`.
+      num_envs: number of environments `N` (default: 8).
       rollout: steps `T` of each environment per iteration.
       epochs: passes over each rollout.
       minibatches: equal parts of an epoch, one optimisation step each; 1: the whole rollout.
@@ -135,13 +137,14 @@ def on_policy(
     taught = processor
     if teacher is not None:
         taught = carry_teacher(processor, make_teacher(teacher, built, env.spec), env.spec)
-    collector = Collector(vector, *interaction.connect(built, taught))
+    connected, built = interaction.connect(taught, built)
+    collector = Collector(vector, connected, built)
     schedule = make_minibatch_schedule(
         collector.agent, collector.processor, vector.num_envs, rollout, epochs, minibatches
     )
     schedule = schedule._replace(demos=rollout_demos(demos, built, processor, env, collector.processor))
     collect_fn, learn_fn = partial(collect, collector, schedule), partial(learn, schedule)
-    one = Strategy(
+    strategy = Strategy(
         init=partial(_init, collector, schedule.demos),
         step=ComposedStep(collect_fn, learn_fn),
         env_steps_per_step=schedule.rollout * vector.num_envs,
@@ -162,7 +165,7 @@ def on_policy(
                 # Runs without demonstrations have no such settings.
                 **({} if demos is None else settings_of_demos(demos)),
                 shards=shards,
-                by_hand=(*(() if teacher is None else ("teacher",)), *made_by_hand(demos)),
+                custom=(*(() if teacher is None else ("teacher",)), *custom_parts(demos)),
             ),
             notes=(*resets_note(resets, vector.resets), *note_of_demos(demos)),
         ),
@@ -178,9 +181,9 @@ def on_policy(
             agent=collector.agent._replace(act=collector.agent.fns.behave or collector.agent.act)
         )
         return with_actors(
-            one, behaviour, host_actors, steps=schedule.rollout, begin=partial(_init, behaviour, schedule.demos)
+            strategy, behaviour, host_actors, steps=schedule.rollout, begin=partial(_init, behaviour, schedule.demos)
         )
-    return sharded(one, shards, ("env", "processor"))
+    return sharded(strategy, shards, ("env", "processor"))
 
 
 def make_minibatch_schedule(
@@ -201,10 +204,8 @@ def make_minibatch_schedule(
         raise SettingsError(f"{agent.name} does not learn on-policy; agents that do: {able}")
     if processor.horizon:
         raise SettingsError("processor: on-policy agents look ahead by themselves; set processor.n_step to 1")
-    given, defaults = (
-        {"rollout": rollout, "epochs": epochs, "minibatches": minibatches},
-        defaults_for(agent.name, "on_policy"),
-    )
+    defaults = defaults_for(agent.name, "on_policy")
+    given = {"rollout": rollout, "epochs": epochs, "minibatches": minibatches}
     counts = {name: as_int(defaults[name] if value is None else value) for name, value in given.items()}
     for name, value in counts.items():
         check_count(name, value)
@@ -239,9 +240,9 @@ def check_minibatches(num_items: int, minibatches: int, what: str) -> None:
 def _init(collector: Collector, demos: RolloutDemos | None, key: Key) -> OnPolicyState:
     stream, agent_key, env_key = jax.random.split(key, 3)
     agent = collector.agent.init(agent_key)
-    loop, _ = interaction.open_envs(collector, agent, shard_key(env_key))
-    held = () if demos is None else demos.init()
-    return OnPolicyState(stream, agent, loop.env, loop.processor, guard.init_health(), held)
+    loop, _ = interaction.reset_envs(collector, agent, shard_key(env_key))
+    demos_state = () if demos is None else demos.init()
+    return OnPolicyState(stream, agent, loop.env, loop.processor, guard.init_health(), demos_state)
 
 
 # --- the training step ------------------------------------------------------------------------------------------
@@ -252,17 +253,16 @@ def collect(
 ) -> tuple[OnPolicyState, Transition, CollectInfo]:
     """Collect the transitions `[T, N, ...]` of iteration `t`, as `CollectFn`."""
     loop = EnvLoopState(state.env, state.processor)
-    loop, items, seen = interaction.take_steps(
+    loop, items, infos = interaction.take_steps(
         collector, state.agent, _first_opt_step(schedule, t), loop, key, schedule.rollout
     )
-    return state._replace(env=loop.env, processor=loop.processor), items, interaction.make_collect_info(seen)
+    return state._replace(env=loop.env, processor=loop.processor), items, interaction.make_collect_info(infos)
 
 
-def learn(schedule: MinibatchSchedule, state: Any, items: Transition, key: Key, t: Array) -> tuple[Any, Metrics]:
+def learn(schedule: MinibatchSchedule, state: State, items: Transition, key: Key, t: Array) -> tuple[State, Metrics]:
     """Run all epochs over the rollout of iteration `t`, transitions `[T, N, ...]`.
 
-    `state` is a `NamedTuple` with the fields `agent` and `health`, and those that demonstrations need, see
-    `RolloutDemos.beside`. The key is consumed.
+    With demonstrations, `state` has the fields that they need as well, see `RolloutDemos.beside`. The key is consumed.
     """
     assert schedule.agent.prepare is not None
     rollout = Rollout(items, last_steps(items))
@@ -271,8 +271,8 @@ def learn(schedule: MinibatchSchedule, state: Any, items: Transition, key: Key, 
     measured = schedule.agent.fns.measure(prepared) if schedule.agent.fns.measure else {}
     take = make_minibatches(prepared, schedule.minibatches)
 
-    def update(carry: tuple[Any, Array], row: tuple[Array, Key], opt_step: Array) -> Any:
-        index, key = row
+    def update(carry: tuple[Any, Array], xs: tuple[Array, Key], opt_step: Array) -> Any:
+        index, key = xs
         batch = take(index)
         if schedule.demos is not None:
             key, demo_key = jax.random.split(key)
@@ -283,12 +283,13 @@ def learn(schedule: MinibatchSchedule, state: Any, items: Transition, key: Key, 
     # A single minibatch ignores its indices, so nothing is drawn for their order.
     order = random_orders(order_key, schedule.epochs, schedule.num_items if schedule.minibatches > 1 else 1)
     # `[epochs, num_items] -> [epochs * minibatches, items per minibatch]`: one row per update.
-    rows = order.reshape(schedule.updates, -1), jax.random.split(update_key, schedule.updates)
+    indices = order.reshape(schedule.updates, -1)
+    update_keys = jax.random.split(update_key, schedule.updates)
     # The flag of a requested stop is carried over the updates of this rollout alone.
-    (learnt, _), metrics = repeat(
-        update, (state, jnp.bool_(False)), rows, _first_opt_step(schedule, t), schedule.updates
+    (new_state, _), metrics = repeat(
+        update, (state, jnp.bool_(False)), (indices, update_keys), _first_opt_step(schedule, t), schedule.updates
     )
-    return learnt, {**guard.return_bound_metrics(items), **measured, **metrics}
+    return new_state, {**guard.return_bound_metrics(items), **measured, **metrics}
 
 
 def _first_opt_step(schedule: MinibatchSchedule, t: Array) -> Array:
@@ -309,8 +310,8 @@ def make_minibatches(prepared: PyTree, minibatches: int) -> Callable[[Array], Ba
 
 
 def _update(
-    agent: Agent, carry: tuple[Any, Array], batch: Batch, key: Key, opt_step: Array
-) -> tuple[tuple[Any, Array], Metrics]:
+    agent: Agent, carry: tuple[State, Array], batch: Batch, key: Key, opt_step: Array
+) -> tuple[tuple[State, Array], Metrics]:
     """Update the agent, unless an earlier update on this rollout requested a stop, as PPO's `target_kl` does."""
     state, stopped = carry
     new, health, metrics, _ = guard.guarded_update(agent, state.agent, state.health, batch, key, opt_step)
@@ -318,9 +319,9 @@ def _update(
         return (state._replace(agent=new, health=health), stopped), metrics
     # The update that requests the stop still counts. Later ones run too, since shapes are fixed, but are discarded.
     requested = agent.fns.stop(new, metrics)
-    kept, metrics = tree_where(stopped, (state.agent, state.health), (new, health)), _mask_metrics(metrics, stopped)
-    metrics = {**metrics, "stopped_updates": Total(stopped.astype(jnp.int32))}
-    return (state._replace(agent=kept[0], health=kept[1]), stopped | requested), metrics
+    agent_state, health = tree_where(stopped, (state.agent, state.health), (new, health))
+    metrics = {**_mask_metrics(metrics, stopped), "stopped_updates": Total(stopped.astype(jnp.int32))}
+    return (state._replace(agent=agent_state, health=health), stopped | requested), metrics
 
 
 def _mask_metrics(metrics: Metrics, stopped: Array) -> Metrics:

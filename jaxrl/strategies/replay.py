@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 
@@ -11,10 +11,12 @@ from jaxrl.buffers.base import Buffer
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import DISABLED, Processor
-from jaxrl.strategies.base import repeat
+from jaxrl.strategies.base import ReplayLearnerState, repeat
 from jaxrl.strategies.guard import guarded_update, return_bound_metrics
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import GoalFn, Transition
+
+State = TypeVar("State", bound=ReplayLearnerState)
 
 
 class UpdateSchedule(NamedTuple):
@@ -27,12 +29,12 @@ class UpdateSchedule(NamedTuple):
     """Optimisation steps per iteration."""
     horizon: int
     """Vector steps before the first iteration, until the first n-step transition is complete."""
-    fill: int
+    warmup_iterations: int
     """Warm-up iterations, which push without optimising."""
     random_warmup: bool
 
     @property
-    def rows(self) -> int:
+    def transitions_per_iteration(self) -> int:
         """Transitions per iteration."""
         return self.vector_steps * self.num_envs
 
@@ -43,33 +45,33 @@ class UpdateSchedule(NamedTuple):
         return (self.horizon + 1) * self.num_envs
 
     @property
-    def warmup_steps(self) -> int:
+    def warmup_vector_steps(self) -> int:
         """Vector steps before the first optimisation step."""
-        return self.horizon + self.fill * self.vector_steps
+        return self.horizon + self.warmup_iterations * self.vector_steps
 
     @property
     def warmup_env_steps(self) -> int:
-        return self.warmup_steps * self.num_envs
+        return self.warmup_vector_steps * self.num_envs
 
     def blocks(self, capacity: int, t: int) -> range:
         """Return the indices of the blocks in a buffer of `capacity` transitions after `t` iterations."""
-        # A ring overwrites its oldest blocks; the warm-up pushed the first `fill`.
-        pushed = self.fill + t
-        return range(max(0, pushed - capacity // self.rows), pushed)
+        # A ring overwrites its oldest blocks; the warm-up pushed the first `warmup_iterations`.
+        pushed = self.warmup_iterations + t
+        return range(max(0, pushed - capacity // self.transitions_per_iteration), pushed)
 
-    def notes(self, buffer: Buffer, rows: int, warmup: int) -> tuple[str, ...]:
-        """Return notes on what was rounded: the capacity of `buffer`, written in blocks of `rows`, and `warmup`."""
+    def notes(self, buffer: Buffer, block: int, warmup: int) -> tuple[str, ...]:
+        """Return notes on what was rounded: the capacity of `buffer`, in blocks of `block` items, and `warmup`."""
         notes = []
-        asked, capacity = (buffer.settings or {}).get("capacity"), buffer.capacity(rows)
+        asked, capacity = (buffer.settings or {}).get("capacity"), buffer.capacity(block)
         if asked is not None and asked != capacity:
-            notes.append(f"buffer capacity rounded up from {asked} to {capacity}, a multiple of {rows} items per push")
+            notes.append(f"buffer capacity rounded up from {asked} to {capacity}, a multiple of {block} items per push")
         if warmup != self.warmup_env_steps:
             least = f"batch of {buffer.batch_size}"
             if buffer.window is not None:
                 least = f"sequence of {buffer.window.length} steps in each environment"
             notes.append(
                 f"warm-up takes {self.warmup_env_steps} environment steps instead of {warmup}: "
-                f"at least one {least}, in whole iterations of {self.rows}"
+                f"at least one {least}, in whole iterations of {self.transitions_per_iteration}"
             )
         return tuple(notes)
 
@@ -108,7 +110,7 @@ def set_goal_fn(buffer: Buffer, processor: Processor, name: str, goal: GoalFn | 
     return buffer.with_goal_fn(goal, name)
 
 
-def min_rows(buffer: Buffer, num_envs: int) -> int:
+def min_items(buffer: Buffer, num_envs: int) -> int:
     """Return the number of items that `buffer` needs before the first batch."""
     # The first sequence needs all of its steps, in whole vector steps.
     return buffer.batch_size if buffer.window is None else buffer.window.length * num_envs
@@ -117,17 +119,18 @@ def min_rows(buffer: Buffer, num_envs: int) -> int:
 def make_update_schedule(
     *,
     horizon: int,
-    least: int,
+    min_transitions: int,
     num_envs: int,
     opt_interval: int,
     updates: int,
     warmup: int,
     random_warmup: bool,
-    times: int = 1,
+    iterations_per_send: int = 1,
 ) -> UpdateSchedule:
     """Return the schedule for the settings of `off_policy` and a processor of this `horizon`.
 
-    The warm-up makes at least `least` transitions. An iteration is `times` as long as the shortest possible one.
+    The warm-up makes at least `min_transitions` transitions. An iteration consists of `iterations_per_send` of the
+    shortest possible ones, whose steps actors send together.
 
     Raises:
       SettingsError: a count is too small, or counts do not divide (the message has the nearest that do).
@@ -138,15 +141,15 @@ def make_update_schedule(
     check_count("warmup", warmup, least=0)
     check_ratio(num_envs, opt_interval)
     # Either several vector steps and one update, or one vector step and several updates.
-    vector_steps = times * max(1, opt_interval // num_envs)
+    vector_steps = iterations_per_send * max(1, opt_interval // num_envs)
     # The first `horizon` vector steps count as warm-up, but push nothing; the rest is rounded up to whole iterations.
-    missing = max(warmup - horizon * num_envs, least)
+    missing = max(warmup - horizon * num_envs, min_transitions)
     return UpdateSchedule(
         num_envs=num_envs,
         vector_steps=vector_steps,
-        updates=times * updates * max(1, num_envs // opt_interval),
+        updates=iterations_per_send * updates * max(1, num_envs // opt_interval),
         horizon=horizon,
-        fill=-(-missing // (vector_steps * num_envs)),
+        warmup_iterations=-(-missing // (vector_steps * num_envs)),
         random_warmup=random_warmup,
     )
 
@@ -172,17 +175,16 @@ def check_ratio(num_envs: int, opt_interval: int) -> None:
 def optimise(
     agent: Agent,
     buffer: Buffer,
-    state: Any,
+    state: State,
     key: Key,
     pushes: Array,
     first_opt: Array,
     updates: int,
     apply: Callable[[Transition], Transition] | None = None,
-) -> tuple[Any, Metrics]:
+) -> tuple[State, Metrics]:
     """Run `updates` optimisation steps from number `first_opt` on, each with a new batch.
 
-    `state` is a `NamedTuple` with the fields `agent`, `buffer` (after `pushes` blocks) and `health`. The key is
-    consumed. `apply` transforms the items of a batch.
+    The buffer in `state` holds `pushes` blocks. The key is consumed. `apply` transforms the items of a batch.
     """
     update = partial(_update, agent, buffer, pushes, apply)
     return repeat(update, state, jax.random.split(key, updates), first_opt, updates)
@@ -201,10 +203,10 @@ def _update(
     buffer: Buffer,
     pushes: Array,
     apply: Callable[[Transition], Transition] | None,
-    state: Any,
+    state: State,
     key: Key,
     opt_step: Array,
-) -> tuple[Any, Metrics]:
+) -> tuple[State, Metrics]:
     # `pushes` is constant here: all updates of an iteration sample after its push, and change priorities alone.
     sample_key, update_key = jax.random.split(key)
     batch = buffer.sample(state.buffer, sample_key, pushes, opt_step)

@@ -17,7 +17,7 @@ from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies import interaction
 from jaxrl.strategies.base import Policy, fold
 from jaxrl.strategies.guard import Health, init_health
-from jaxrl.strategies.off_policy import Replay, init_buffer, learn as learn_from_replay, push
+from jaxrl.strategies.off_policy import ReplayLearner, init_buffer, learn as learn_from_replay, push
 from jaxrl.strategies.on_policy import MinibatchSchedule, learn as learn_from_rollout
 from jaxrl.strategies.replay import UpdateSchedule
 from jaxrl.trees import Array, Key, PyTree, make_key, tree_where
@@ -37,13 +37,13 @@ class Stepwise(NamedTuple):
     processor: Processor
     schedule: UpdateSchedule
     """With rollouts, an iteration has the vector steps of one rollout."""
-    learner: Replay | MinibatchSchedule
+    learner: ReplayLearner | MinibatchSchedule
     """The learning half: replay, or the minibatch schedule of rollouts."""
 
     @property
     def buffer(self) -> Buffer | None:
         """The replay buffer; `None` with rollouts."""
-        return self.learner.buffer if isinstance(self.learner, Replay) else None
+        return self.learner.buffer if isinstance(self.learner, ReplayLearner) else None
 
     @property
     def passes(self) -> MinibatchSchedule | None:
@@ -111,24 +111,23 @@ def init(stepwise: Stepwise, key: Key) -> StepwiseState:
     """Return the state before the first observation."""
     num_envs = stepwise.schedule.num_envs
     obs = space_zeros(stepwise.spec.observation_space, num_envs)
+    stream = stream_keys(key, stepwise.passes)["train"]
     # The agent has the second subkey in `off_policy` and in `on_policy`, hence the same parameters here.
-    stream, agent_key = (
-        stream_keys(key, stepwise.passes)["train"],
-        jax.random.split(key, _num_subkeys(stepwise.passes))[1],
-    )
+    agent_key = jax.random.split(key, _num_subkeys(stepwise.passes))[1]
     agent = stepwise.agent.init(agent_key)
-    opened = interaction.open_processor(stepwise.agent, stepwise.processor, agent, obs)
-    items = jax.eval_shape(_as_rollout, opened.items, jax.ShapeDtypeStruct((num_envs,), bool))
-    result, window = StepResult(jnp.zeros((4, num_envs), jnp.float32), obs), _pack_processor(stepwise, opened.processor)
+    start = interaction.reset_processor(stepwise.agent, stepwise.processor, agent, obs)
+    items = jax.eval_shape(_as_rollout, start.items, jax.ShapeDtypeStruct((num_envs,), bool))
+    result = StepResult(jnp.zeros((4, num_envs), jnp.float32), obs)
+    window = _pack_processor(stepwise, start.processor)
     return StepwiseState(
         key=stream,
         agent=agent,
         window=window,
         items=jax.tree.map(lambda x: jnp.zeros((stepwise.schedule.vector_steps, *x.shape[1:]), x.dtype), items),
-        buffer=init_buffer(stepwise.learner, opened.items) if isinstance(stepwise.learner, Replay) else (),
+        buffer=init_buffer(stepwise.learner, start.items) if isinstance(stepwise.learner, ReplayLearner) else (),
         health=init_health(),
         # Nothing to process again yet; the shapes are those of a step.
-        last=Last(window, opened.action, opened.extras, result),
+        last=Last(window, start.action, start.extras, result),
     )
 
 
@@ -146,9 +145,9 @@ def locate_step(schedule: UpdateSchedule, steps: int) -> tuple[Phase, int, int]:
     """Return phase, iteration and index in the iteration of vector step number `steps` (from 0)."""
     if steps < schedule.horizon:
         return "prime", steps, 0
-    fill = steps < schedule.warmup_steps
+    fill = steps < schedule.warmup_vector_steps
     return "fill" if fill else "train", *divmod(
-        steps - (schedule.horizon if fill else schedule.warmup_steps), schedule.vector_steps
+        steps - (schedule.horizon if fill else schedule.warmup_vector_steps), schedule.vector_steps
     )
 
 
@@ -159,7 +158,7 @@ def steps_per_iteration(schedule: UpdateSchedule, phase: Phase) -> int:
 
 def count_iterations(schedule: UpdateSchedule, steps: int) -> int:
     """Return the number of completed training iterations after `steps` vector steps."""
-    return max(0, steps - schedule.warmup_steps) // schedule.vector_steps
+    return max(0, steps - schedule.warmup_vector_steps) // schedule.vector_steps
 
 
 # --- programs ---------------------------------------------------------------------------------------------------
@@ -168,7 +167,7 @@ def count_iterations(schedule: UpdateSchedule, steps: int) -> int:
 def begin(stepwise: Stepwise, agent: PyTree, obs: PyTree, obs_valid: Array) -> PackedProcessor:
     """Initialise the processor at the very first observations; `obs_valid` `[N]` is as in `Step`."""
     return _pack_processor(
-        stepwise, interaction.open_processor(stepwise.agent, stepwise.processor, agent, obs, obs_valid).processor
+        stepwise, interaction.reset_processor(stepwise.agent, stepwise.processor, agent, obs, obs_valid).processor
     )
 
 
@@ -220,12 +219,12 @@ def process_step(
     Return the transitions of the iteration and the processor.
     """
     step = _step(action, extras, result)
-    processor, made = stepwise.processor.process(_unpack_processor(stepwise, window), step)
+    processor, new_items = stepwise.processor.process(_unpack_processor(stepwise, window), step)
     if complete:
-        write = lambda rows, row: jax.lax.dynamic_update_slice_in_dim(
-            rows, jnp.asarray(row, rows.dtype), place.astype(jnp.int32), 0
+        write = lambda old, new: jax.lax.dynamic_update_slice_in_dim(
+            old, jnp.asarray(new, old.dtype), place.astype(jnp.int32), 0
         )
-        items = jax.tree.map(write, items, _as_rollout(made, step.terminated | step.truncated))
+        items = jax.tree.map(write, items, _as_rollout(new_items, step.terminated | step.truncated))
     return items, _pack_processor(stepwise, processor)
 
 
@@ -241,7 +240,7 @@ def _as_rollout(items: Transition, ended: Array) -> Transition:
 
 def fill(stepwise: Stepwise, buffer: PyTree, items: Transition, t: Array) -> PyTree:
     """Push the transitions of warm-up iteration `t`; return the buffer."""
-    assert isinstance(stepwise.learner, Replay)
+    assert isinstance(stepwise.learner, ReplayLearner)
     # A push reads and changes nothing but the buffer.
     return push(stepwise.learner, Learner((), buffer, init_health()), items, t).buffer
 
@@ -262,12 +261,11 @@ def learn_once(
     # The second half of the key, as in `ComposedStep`; the first was for acting.
     learn_key = jax.random.split(fold(key, t))[1]
     learner = learner._replace(processor=_unpack_processor(stepwise, window))
-    made: tuple[Learner, Metrics]
-    if isinstance(stepwise.learner, Replay):
-        made = learn_from_replay(stepwise.learner, learner, items, learn_key, t)
+    if isinstance(stepwise.learner, ReplayLearner):
+        learner, metrics = learn_from_replay(stepwise.learner, learner, items, learn_key, t)
     else:
-        made = learn_from_rollout(stepwise.learner, learner, items, learn_key, t)
-    return made[0]._replace(processor=()), made[1]
+        learner, metrics = learn_from_rollout(stepwise.learner, learner, items, learn_key, t)
+    return learner._replace(processor=()), metrics
 
 
 def _num_subkeys(passes: MinibatchSchedule | None) -> int:
@@ -294,7 +292,7 @@ def _processor_layout(stepwise: Stepwise) -> Layout:
     obs = space_zeros(stepwise.spec.observation_space, stepwise.schedule.num_envs)
 
     def opened(key: Key) -> PyTree:
-        return interaction.open_processor(stepwise.agent, stepwise.processor, stepwise.agent.init(key), obs).processor
+        return interaction.reset_processor(stepwise.agent, stepwise.processor, stepwise.agent.init(key), obs).processor
 
     return packing.layout_of(jax.eval_shape(opened, make_key(0)))
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl import streams
 from jaxrl.envs.agents import as_single_env, flatten_agents, unflatten_agents
 from jaxrl.envs.base import Env, finite_rows, zero_invalid_rows
 from jaxrl.envs.host import HostEnv, HostVectorEnv
@@ -28,23 +29,13 @@ from jaxrl.xla.options import graph_options
 MAX_STEPS = 10_000
 """Step limit of an evaluation without a time limit; an episode that reaches it counts as unfinished."""
 
-EVAL_STREAM = 2**32 - 1
-"""Folded into the key of the seed for evaluation; no iteration has this number."""
-CONFIRM_STREAM = 2**32 - 1
-"""Folded into the key of an evaluation to confirm a candidate for the best.
-
-The first evaluation consumed that key by splitting it. `fold_in` returns the key that a split would have at this
-index, far beyond those an evaluation uses, hence independent of them.
-"""
-SAMPLE_STREAM = 2**32 - 2
-"""Folded into the key of an evaluation for sampled actions."""
 DECAYED = 2**32 - 1
 """An optimisation step past the end of any exploration schedule."""
 
 
 def eval_key(seed: int) -> Key:
     """Return the base key of all evaluations in a run with this `seed`."""
-    return jax.random.fold_in(make_key(seed), EVAL_STREAM)
+    return jax.random.fold_in(make_key(seed), streams.EVALUATION)
 
 
 class Evaluation(NamedTuple):
@@ -301,7 +292,7 @@ def make_eval_policy(policy: Policy, sampled: bool) -> EvalPolicy:
 
     def act(params: PyTree, carry: PyTree, key: Key, t: Array) -> tuple[PyTree, PyTree]:
         # A separate stream from that of the environments' steps.
-        drawn = jax.random.fold_in(jax.random.fold_in(key, SAMPLE_STREAM), t)
+        drawn = jax.random.fold_in(jax.random.fold_in(key, streams.SAMPLED_ACTIONS), t)
         return sample(params, carry, drawn, jnp.uint32(DECAYED))
 
     return EvalPolicy(policy.begin, act, policy.observe)

@@ -232,6 +232,20 @@ def test_a_target_of_ones_own_may_be_that_of_a_setting(target: Any, settings: di
     assert float(np.abs(vector_of(mine.params) - vector_of(other.params)).max()) > 1e-3
 
 
+def operations(**settings: Any) -> float:
+    """Return the floating-point operations of a compiled update of DQN."""
+    agent = jaxrl.dqn(**{**SMALL, **settings})(DISCRETE)
+    state = jax.eval_shape(agent.init, KEY)
+    return jax.jit(lambda state: updated(agent, DISCRETE, state)).lower(state).compile().cost_analysis()["flops"]
+
+
+def test_networks_that_a_target_of_ones_own_does_not_read_are_not_computed() -> None:
+    rewards = operations(target=lambda items, values: items.reward)
+    best = operations(target=lambda items, values: items.reward + items.discount * values.target_t.max(axis=1))
+    assert rewards < operations(double=False)  # which applies the target network to the next observations
+    assert rewards < best < operations(target=double)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

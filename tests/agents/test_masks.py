@@ -18,7 +18,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.masks import apply_mask, get_mask, random_action
 from jaxrl.registry import algorithm_maker, algorithm_names
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, sample_space
-from jaxrl.strategies.off_policy import Replay
+from jaxrl.strategies.off_policy import ReplayLearner
 from jaxrl.strategies.replay import UpdateSchedule
 from jaxrl.strategies.stepwise import Stepwise, act
 from jaxrl.training.evaluator import run_episodes
@@ -194,7 +194,9 @@ def test_actors_and_sessions_keep_to_the_mask(random: bool) -> None:
     strategy = jaxrl.off_policy(env, make, num_envs=50, opt_interval=50, actors=jaxrl.ActorsConfig(actors=1))
     actor_fns, agent = strategy.actor_fns, make(env.spec)
     schedule, processor = UpdateSchedule(50, 1, 1, 0, 1, random), jaxrl.one_step()
-    stepwise = Stepwise(env.spec, agent, processor, schedule, Replay(agent, processor, jaxrl.uniform(), schedule))
+    stepwise = Stepwise(
+        env.spec, agent, processor, schedule, ReplayLearner(agent, processor, jaxrl.uniform(), schedule)
+    )
 
     def run(key: Any) -> Any:
         obs, state = sample_space(env.spec.observation_space, key, 50), agent.init(key)

@@ -14,7 +14,7 @@ from toys_sequences import BURN, KEY, WIDTH, B, L, T, batch_of, one_of, updating
 
 import jaxrl
 from jaxrl.agents import Agent, DQNConfig
-from jaxrl.agents.returns import steps_ahead
+from jaxrl.agents.returns import n_step_return
 from jaxrl.agents.sequences import sequence_priorities, sequence_targets
 from jaxrl.agents.values import BootstrapTarget
 from jaxrl.errors import SettingsError
@@ -53,7 +53,7 @@ NONE = (False,) * 5
     ids=["one step", "three steps", "terminated", "truncated", "longer than the sequence"],
 )
 def test_returns_over_several_steps(n: int, discount: Any, last: Any, wanted: Any) -> None:
-    made = steps_ahead(jnp.array([1.0, 2.0, 4.0, 8.0, 16.0]), jnp.array(discount), jnp.array(last), n)
+    made = n_step_return(jnp.array([1.0, 2.0, 4.0, 8.0, 16.0]), jnp.array(discount), jnp.array(last), n)
     for part, values in zip(made, wanted, strict=True):
         np.testing.assert_array_equal(part, values)
 

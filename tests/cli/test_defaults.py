@@ -12,7 +12,7 @@ import jaxrl
 from jaxrl.cli.algos import BufferConfig, OfflineRun, OffPolicyRun, OnPolicyRun, ProcessorConfig, build, general
 from jaxrl.cli.config import preset
 from jaxrl.cli.presets import PRESETS
-from jaxrl.registry import algorithm_names
+from jaxrl.registry import ALGORITHMS, algorithm_names
 from jaxrl.training.session.session import ROLLOUT_SETTINGS
 from jaxrl.training.settings import SessionConfig
 
@@ -32,9 +32,9 @@ PAIRS: dict[str, tuple[Callable[..., Any], Any, set[str]]] = {
     "off_policy": (
         jaxrl.off_policy,
         OffPolicyRun,
-        {"warmup", "random_warmup", "resets", "demo_share", "shards"},
+        {"resets", "demo_share", "shards"},
     ),
-    "on_policy": (jaxrl.on_policy, OnPolicyRun, {"num_envs", "resets", "shards"}),
+    "on_policy": (jaxrl.on_policy, OnPolicyRun, {"resets", "shards"}),
     "offline": (jaxrl.offline, OfflineRun, {"updates", "replacement", "scale_rewards_by"}),
     "uniform": (jaxrl.uniform, BufferConfig, {"capacity", "batch_size", "compact", "ends", "frames", "memory"}),
     "prioritised": (jaxrl.prioritised, BufferConfig, set(of_dataclass(BufferConfig)) - {"prioritised", "hindsight"}),
@@ -47,8 +47,8 @@ PAIRS: dict[str, tuple[Callable[..., Any], Any, set[str]]] = {
 ELSEWHERE = {"processor", "env", "holdout", "actors", "demos", "teacher"}
 """Names that both have, but that are parts on the one side and text or rules on the other."""
 BY_AGENT = {
-    "off_policy": {"buffer", "num_envs", "opt_interval", "updates"},
-    "on_policy": {"rollout", "epochs", "minibatches"},
+    "off_policy": {"buffer", "num_envs", "opt_interval", "updates", "warmup", "random_warmup"},
+    "on_policy": {"num_envs", "rollout", "epochs", "minibatches"},
     "offline": {"batch_size"},
 }
 """Names of which the agent decides what suits, on both sides."""
@@ -111,6 +111,47 @@ def test_what_is_left_out_in_python_is_what_the_command_line_leaves_out(name: st
     compose = jaxrl.on_policy if name in algorithm_names("on_policy") else jaxrl.off_policy
     ours = compose(jaxrl.make_env(config.env), getattr(jaxrl, name)())
     assert ours.info.settings == build(name, config).info.settings
+
+
+REGISTERED: list[tuple[Any, Any, Any, dict[str, Any]]] = [
+    (
+        "on_policy",
+        jaxrl.ppo,
+        jaxrl.PPOConfig,
+        {"num_envs": 6, "rollout": 12, "minibatches": 2, "processor": {"normalise_reward": True, "discount": 0.9}},
+    ),
+    (
+        "off_policy",
+        jaxrl.dqn,
+        jaxrl.DQNConfig,
+        {
+            "num_envs": 3,
+            "opt_interval": 6,
+            "updates": 2,
+            "warmup": 60,
+            "random_warmup": False,
+            "buffer": {"capacity": 600, "batch_size": 12},
+            "processor": {"n_step": 3, "discount": 0.9, "reward_scale": 0.5, "reward_clip": 2.0},
+        },
+    ),
+]
+"""A kind, an algorithm of it with its settings, and defaults of a run that differ from those of the kind."""
+
+
+@pytest.mark.parametrize(("kind", "make", "config", "defaults"), REGISTERED)
+def test_registered_defaults_hold_in_python_as_on_the_command_line(
+    kind: Any, make: Any, config: Any, defaults: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(lambda: ALGORITHMS.pop("mine"))
+    mine = jaxrl.register_algorithm("mine", make, kind=kind, config=config, settings=defaults)
+    ours = getattr(jaxrl, kind)(jaxrl.make_env("CartPole-v1"), mine())
+    assert ours.info.settings == build("mine", general("mine")).info.settings
+    assert ours.info.settings is not None
+    assert {name: ours.info.settings[name] for name in defaults if name not in ("buffer", "processor")} == {
+        name: value for name, value in defaults.items() if name not in ("buffer", "processor")
+    }
+    for part in ("buffer", "processor"):
+        assert defaults.get(part, {}).items() <= ours.info.settings.get(part, {}).items()
 
 
 def test_what_is_given_in_python_wins_over_what_suits_the_agent() -> None:

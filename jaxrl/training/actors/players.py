@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl import streams
 from jaxrl.env_process import EnvError
 from jaxrl.envs.host import HostVectorEnv
 from jaxrl.errors import describe_error
@@ -21,8 +22,6 @@ from jaxrl.xla.packing import HostRows
 
 OPENING_S = 60.0
 """Minimum timeout in seconds for opening environments, which starts processes and imports."""
-STREAM = 2**32 - 2
-"""Folded into the key of a run for its actors; no iteration has this number."""
 
 
 class Stopped(Exception):
@@ -122,7 +121,7 @@ class Player:
         window: Packed = self.programs.begin(published.agent, published.learnt, obs, self.part.key)
         if self.actor_fns.prime:
             # Steps that fill the processor, such as for n-step returns; their block is dropped.
-            window, _ = self._steps(published, window, STREAM, self.actor_fns.prime, random)
+            window, _ = self._steps(published, window, streams.PRIME, self.actor_fns.prime, random)
         return window
 
     def _merge_published(self, window: Packed, published: Published) -> Packed:

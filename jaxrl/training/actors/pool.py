@@ -12,13 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl import streams
 from jaxrl.errors import ActorError
 from jaxrl.strategies.base import EpisodeEnds, Strategy, fold
 from jaxrl.strategies.host_actors import ActorBatch, ActorFns
 from jaxrl.training.actors.distant import DistantPlayer, RemoteContext
 from jaxrl.training.actors.in_processes import Processes
 from jaxrl.training.actors.on_ray import Ray, connect
-from jaxrl.training.actors.players import STREAM, Part, Player, Stopped, hanging, programs, to_remote_error
+from jaxrl.training.actors.players import Part, Player, Stopped, hanging, programs, to_remote_error
 from jaxrl.training.actors.stats import COUNTED, ActorStats, Block, Published, Scalars, Watch, is_numbers, stack_of
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.trees import PyTree
@@ -285,7 +286,7 @@ class ActorPool:
         agent, learnt = self.programs.publish(state)
         self._server.open(agent, t * self._opts, learnt, len(self._fill) + self._last - t)
         # Fold in the iteration too, so that a resumed run does not repeat the episodes from before.
-        key = fold(fold(state.key, STREAM), t)
+        key = fold(fold(state.key, streams.ACTORS), t)
         self._players = self._cast([Part(i, fold(key, i), self._random) for i in range(self.actor_fns.actors)])
         for i in range(self.actor_fns.actors):
             work = lambda i=i: self._work(i)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jaxrl import streams
 from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError
 from jaxrl.parsing import flatten_settings
 from jaxrl.strategies.population import Member, Population, set_values, with_values
@@ -28,8 +29,6 @@ from jaxrl.training.storage.members import Membership, population_of
 from jaxrl.training.storage.run_dir import CONFIG, MEMBERS_FILE, plain, read_yaml
 from jaxrl.training.trainer import Trainer
 
-COPY_STREAM = 2**32 - 3
-"""Stream folded into the seed's key of a member that copies another, followed by the step and the member's number."""
 EARLY_ENDS = (*EARLY, HALVED)
 """Statuses of members that ended early."""
 
@@ -135,7 +134,7 @@ def copy_parent(own: MemberRun, other: MemberRun, copy: Copy, place: int, device
     if trainer is None or parent is None or trainer.state is None or parent.state is None:
         return None  # one of them has ended
     key = jax.random.key(trainer.config.seed, impl=str(jax.random.key_impl(trainer.state.key)))
-    for part in (COPY_STREAM, place, copy.member):
+    for part in (streams.COPY, place, copy.member):
         key = jax.random.fold_in(key, part)
     # Copy: the parent donates its buffers as soon as it continues.
     state = copy_state(trainer.strategy, parent.state, device)._replace(key=key)

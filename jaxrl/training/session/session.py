@@ -18,7 +18,7 @@ from jaxrl.processors.n_step import one_step
 from jaxrl.registry import algorithm_names, defaults_for, join_names
 from jaxrl.spaces import EnvSpec, to_elements, to_indices
 from jaxrl.strategies import interaction, replay
-from jaxrl.strategies.off_policy import Replay
+from jaxrl.strategies.off_policy import ReplayLearner
 from jaxrl.strategies.on_policy import ROLLOUT_SETTINGS, make_minibatch_schedule, settings_of_schedule
 from jaxrl.strategies.replay import UpdateSchedule
 from jaxrl.strategies.stepwise import Stepwise, StepwiseState, count_iterations
@@ -662,11 +662,11 @@ def assemble(
         processor = processor or interaction.make_default_processor(suits)
         if taught is not None:
             processor = carry_teacher(processor, taught, spec)
-        return _from_rollouts(config, spec, *interaction.connect(known, processor))
+        return _from_rollouts(config, spec, *interaction.connect(processor, known))
     require_default(config, ROLLOUT_SETTINGS, f"{known.name} learns from replay, not from rollouts")
     if buffer is None:
         raise SettingsError(f"{known.name} learns from replay; give buffer, as in buffer=jaxrl.uniform(50_000)")
-    return _from_replay(config, spec, *interaction.connect(known, (processor or one_step()).for_replay), buffer)
+    return _from_replay(config, spec, *interaction.connect((processor or one_step()).for_replay, known), buffer)
 
 
 def round_length(config: SessionConfig, stepwise: Stepwise) -> tuple[SessionConfig, list[str]]:
@@ -679,21 +679,23 @@ def _from_replay(config: SessionConfig, spec: EnvSpec, processor: Processor, age
     buffer = replay.adapt_buffer(agent, replay.set_goal_fn(buffer, processor, spec.name), config.num_envs)
     schedule = replay.make_update_schedule(
         horizon=processor.horizon,
-        least=replay.min_rows(buffer, config.num_envs),
+        min_transitions=replay.min_items(buffer, config.num_envs),
         num_envs=config.num_envs,
         opt_interval=config.opt_interval,
         updates=config.updates,
         warmup=config.warmup,
         random_warmup=config.random_warmup,
     )
-    return Stepwise(spec, agent, processor, schedule, Replay(agent, processor, buffer, schedule))
+    return Stepwise(spec, agent, processor, schedule, ReplayLearner(agent, processor, buffer, schedule))
 
 
 def _from_rollouts(config: SessionConfig, spec: EnvSpec, processor: Processor, agent: Agent) -> Stepwise:
     check_count("num_envs", config.num_envs)
     asked = (getattr(config, name) for name in ROLLOUT_SETTINGS)
     passes = make_minibatch_schedule(agent, processor, config.num_envs, *asked)
-    schedule = UpdateSchedule(config.num_envs, passes.rollout, passes.updates, horizon=0, fill=0, random_warmup=False)
+    schedule = UpdateSchedule(
+        config.num_envs, passes.rollout, passes.updates, horizon=0, warmup_iterations=0, random_warmup=False
+    )
     return Stepwise(spec, agent, processor, schedule, passes)
 
 
@@ -709,7 +711,7 @@ def schedule_of(config: SessionConfig, stepwise: Stepwise) -> Schedule:
     return Schedule(
         max_opts=config.max_opts or _endless(schedule),
         opt_steps_per_step=schedule.updates,
-        env_steps_per_step=schedule.rows,
+        env_steps_per_step=schedule.transitions_per_iteration,
         warmup_env_steps=schedule.warmup_env_steps,
         record_interval=config.record_interval,
         save_interval=config.save_interval,
@@ -719,7 +721,9 @@ def schedule_of(config: SessionConfig, stepwise: Stepwise) -> Schedule:
 
 def _endless(schedule: UpdateSchedule) -> int:
     """Return the largest number of optimisation steps, in whole iterations, that the counters hold."""
-    most = min(MAX_COUNT // schedule.updates, MAX_COUNT - schedule.warmup_env_steps // schedule.rows - 1)
+    most = min(
+        MAX_COUNT // schedule.updates, MAX_COUNT - schedule.warmup_env_steps // schedule.transitions_per_iteration - 1
+    )
     return most * schedule.updates
 
 
@@ -728,7 +732,7 @@ def notes_of(config: SessionConfig, stepwise: Stepwise, state: StepwiseState) ->
     more = (
         ()
         if stepwise.buffer is None
-        else stepwise.schedule.notes(stepwise.buffer, stepwise.schedule.rows, config.warmup)
+        else stepwise.schedule.notes(stepwise.buffer, stepwise.schedule.transitions_per_iteration, config.warmup)
     )
     return [str(plan_of_session(stepwise, state)), *more, *attempts.notes()]
 
@@ -749,6 +753,6 @@ def settings_of_session(
     if stepwise.buffer is not None:
         own["buffer"] = stepwise.buffer.settings
     own |= teacher
-    by_hand = ("teacher",) if teacher else ()
-    settings = interaction.settings_of(stepwise.agent, stepwise.processor, stepwise.spec, made, by_hand=by_hand, **own)
+    custom = ("teacher",) if teacher else ()
+    settings = interaction.settings_of(stepwise.agent, stepwise.processor, stepwise.spec, made, custom=custom, **own)
     return {**settings, "custom": [*settings["custom"], "loop"], "driven": "from outside"}

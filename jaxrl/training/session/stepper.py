@@ -172,5 +172,7 @@ class Stepper:
 
 def plan_of_session(stepwise: Stepwise, state: PyTree) -> Plan:
     """Return the memory plan of a session from its `state` or the shapes of it."""
-    capacity = None if stepwise.buffer is None else stepwise.buffer.capacity(stepwise.schedule.rows)
+    capacity = (
+        None if stepwise.buffer is None else stepwise.buffer.capacity(stepwise.schedule.transitions_per_iteration)
+    )
     return plan_of_state(state, capacity)
