@@ -161,6 +161,8 @@ _EXAMPLES = {
     "make_critic": "lambda spec: MyCritic()",
     "make_value": "lambda spec: MyValue()",
 }
+PARTS = tuple(_EXAMPLES)
+"""Names of all arguments that supply parts made in Python."""
 
 
 def build_network(

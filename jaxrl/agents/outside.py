@@ -1,7 +1,7 @@
 """Algorithms from outside of the package, with all that the built-in ones have."""
 
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, is_dataclass
 from functools import partial
 from inspect import signature
@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.agents.checks import check_actions
+from jaxrl.agents.custom import PARTS
 from jaxrl.errors import SettingsError, describe_error
 from jaxrl.registry import ALGORITHMS, SINGLE, Actions, Algorithm, Kind, join_names
 from jaxrl.spaces import EnvSpec
@@ -60,6 +61,16 @@ def register_algorithm(
         name, make.__module__, config.__name__, kind, actions, env, settings or {}, bound, config
     )
     return bound
+
+
+def made_by_hand(algo: object, custom: Iterable[str]) -> list[str]:
+    """Return the parts among `custom` of a run of `algo` that naming its algorithm does not bring back.
+
+    What an algorithm of the user's own passes to a built-in agent, such as a target, its maker passes again.
+    """
+    row = ALGORITHMS.get(str(algo))
+    built_in = row is not None and row.make is None
+    return [part for part in custom if built_in or part not in PARTS]
 
 
 def settings_class(name: str, make: Callable[..., Any]) -> type:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl.agents.fields import rules_of
+from jaxrl.agents.outside import made_by_hand
 from jaxrl.agents.schedules import is_written, with_schedules
 from jaxrl.cli.algos import general, run_type
 from jaxrl.cli.arguments import (
@@ -141,8 +142,8 @@ def _algorithm(args: list[str], source: _Source, from_file: Mapping[str, Any]) -
     named = algorithm_named(args)
     if named is not None:
         args.remove(named) if args[0] == named else take(args, "--algo")
-    if from_file.get("custom"):
-        parts = as_type(f"{file}: custom", from_file["custom"], tuple[str, ...])
+    custom = as_type(f"{file}: custom", from_file.get("custom") or [], tuple[str, ...])
+    if parts := made_by_hand(from_file.get("algo"), custom):
         raise SettingsError(
             f"{resume or file} has parts that were made in Python ({', '.join(parts)}); "
             f"{_in_python(resume, 'driven' in from_file)}"

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from jaxrl.agents.outside import made_by_hand
 from jaxrl.errors import print_stderr
 from jaxrl.terminal import print_folded
 from jaxrl.training.interrupt import raise_signal
@@ -63,7 +64,8 @@ def _lines(summary: Mapping[str, Any]) -> dict[str, str]:
 
 def print_summary_in_python(trainer: Any, result: Result) -> None:
     """Print the summary of a run that was trained in Python, in process 0 only."""
-    run_dir, custom = trainer.config.run_dir, (trainer.strategy.info.settings or {"custom": True}).get("custom")
+    run_dir, settings = trainer.config.run_dir, trainer.strategy.info.settings
+    custom = settings is None or made_by_hand(settings.get("algo"), settings.get("custom", []))
     following = {} if (again := _continuation(result.summary, run_dir)) is None else {"go on": again}
     # Loading the policy of a custom strategy needs the strategy.
     if run_dir is not None and result.policy is not None:

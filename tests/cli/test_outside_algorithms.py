@@ -1,5 +1,7 @@
 """An algorithm in a package of the user's own has what a built-in one has, from the command line and in Python."""
 
+import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,7 +80,36 @@ def no_settings(config):
 def broken(config: TableConfig) -> jaxrl.AgentMaker:
     return lambda spec: 1 / 0
 """
+BUILT_ON = """
+from dataclasses import dataclass
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+import jaxrl
+
+
+@dataclass(frozen=True)
+class MellowConfig(jaxrl.DQNConfig):
+    omega: float = 5.0
+
+
+class Values(nn.Module):
+    @nn.compact
+    def __call__(self, obs):
+        return nn.Dense(2)(obs)
+
+
+def mellow(config: MellowConfig):
+    def target(items, values):
+        soft = jax.nn.logsumexp(config.omega * values.target_t, axis=1) / config.omega
+        return items.reward + items.discount * soft
+
+    return jaxrl.dqn(config, target=target, make_network=lambda spec: Values())
+"""
 MAKE = "algos_of_mine.tables:make"
+MELLOW = "algos_of_mine.built_on:mellow"
 SMALL = (
     *("--num-envs", "2", "--opt-interval", "2", "--warmup", "16", "--buffer.capacity", "64"),
     *("--buffer.batch-size", "8", "--eval-interval", "8", "--eval-episodes", "2", "--save-interval", "8"),
@@ -91,6 +122,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "algos_of_mine").mkdir()
     (tmp_path / "algos_of_mine" / "__init__.py").touch()
     (tmp_path / "algos_of_mine" / "tables.py").write_text(CODE)
+    (tmp_path / "algos_of_mine" / "built_on.py").write_text(BUILT_ON)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     before = dict(ALGORITHMS)
@@ -125,7 +157,7 @@ def test_an_algorithm_named_on_the_command_line_has_all_commands(capsys: pytest.
         with pytest.raises(SettingsError, match="imported only where you name it"):
             command()
     assert verify.main(["run"]) == 0
-    assert f"give --algo {MAKE}" in capsys.readouterr().err
+    assert f"name it by --algo {MAKE}" in capsys.readouterr().err
     assert "algos_of_mine.tables" not in sys.modules
 
     assert verify.main(["run", "--algo", MAKE, "--replay"]) == 0
@@ -135,6 +167,56 @@ def test_an_algorithm_named_on_the_command_line_has_all_commands(capsys: pytest.
     assert train.main([MAKE, "--resume", "run", "--max-opts", "32"]) == 0
     policy = jaxrl.load_policy("run")
     assert int(policy(np.zeros(4, np.float32))) in (0, 1)
+
+
+def test_what_its_maker_gives_to_a_built_in_agent_is_rebuilt_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """A target and a network, which no settings describe: the maker that is named supplies them again."""
+    before = dict(ALGORITHMS)
+    assert train.main(["--algo", MELLOW, *SMALL, "--max-opts", "16", "--run-dir", "run"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    (go_on,) = re.findall(r"jaxrl.train (--resume run --algo \S+ --max-opts 32)", shown)
+    forget(before)
+    assert train.main(go_on.split()) == 0
+    forget(before)
+    assert verify.main(["run", "--algo", MELLOW, "--replay"]) == 0
+    verified = capsys.readouterr()
+    assert "24 -> 32 bit-equal" in verified.out
+    assert verified.err == ""
+    assert evaluate.main(["run", "--algo", MELLOW, "--episodes", "2"]) == 0
+
+    assert train.main(["--algo", MELLOW, "--resume", "run", "--from-step", "16", "--run-dir", "fork"]) == 0
+    swept = ("--algo", MELLOW, *SMALL, "--sweep", "agent.omega=2,5", "--run-dir", "swept", "--quiet")
+    assert train.main([*swept, "--max-opts", "8"]) == 0
+    assert train.main(["--algo", MELLOW, "--resume", "swept", "--max-opts", "16"]) == 0
+    assert [member_facts(Path("swept"), number)["agent"]["omega"] for number in range(2)] == [2.0, 5.0]
+
+
+def test_its_name_rebuilds_a_run_of_its_registered_maker_in_python_and_of_no_other() -> None:
+    module = importlib.import_module("algos_of_mine.built_on")
+    env, settings = jaxrl.make_env("CartPole-v1"), {"max_opts": 8, "eval_interval": 8, "eval_episodes": 2}
+    small = {"num_envs": 2, "opt_interval": 2, "warmup": 16, "buffer": jaxrl.uniform(64, 8)}
+    mellow = jaxrl.register_algorithm("mellow", module.mellow)
+    for name, maker in (("registered", mellow(omega=2.0)), ("bare", module.mellow(module.MellowConfig(omega=2.0)))):
+        strategy = jaxrl.off_policy(env, maker, **small)
+        jaxrl.Trainer(strategy, **settings, run_dir=name, quiet=True).train()
+    assert train.main(["--algo", MELLOW, "--resume", "registered", "--max-opts", "16"]) == 0
+    assert jaxrl.load_policy("registered").facts["settings"]["agent"]["omega"] == 2.0
+    # No command can tell which maker made this DQN.
+    with pytest.raises(SettingsError, match=r"has parts that were made in Python \(make_network, target\)"):
+        train.main(["--algo", MELLOW, "--resume", "bare", "--max-opts", "16"])
+    with pytest.raises(SettingsError, match=r"load_policy\(run_dir, make_network=...\)"):
+        jaxrl.load_policy("bare")
+
+
+def test_a_replay_of_nothing_is_an_error_that_says_what_to_name(doors: Doors) -> None:
+    assert train.main(["--algo", MELLOW, *SMALL, "--max-opts", "8", "--run-dir", "run", "--quiet"]) == 0
+    forget({name: row for name, row in ALGORITHMS.items() if row.make is None})
+    done = doors.here("verify", "run", "--replay")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: --replay: run was trained by {MELLOW}, ")
+    assert line.endswith(f"name it by --algo {MELLOW}")
+    assert "8 ok" in done.stdout
 
 
 def test_help_and_sweeps_know_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
