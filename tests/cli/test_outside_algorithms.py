@@ -107,12 +107,28 @@ def mellow(config: MellowConfig):
         return items.reward + items.discount * soft
 
     return jaxrl.dqn(config, target=target, make_network=lambda spec: Values())
+
+
+def gentle(config: jaxrl.PPOConfig):
+    return jaxrl.ppo(config, extra_loss=lambda params, sample, outputs: 1e-3 * jnp.square(outputs.value))
+
+
+def closed(config: jaxrl.PPOConfig):
+    return lambda spec: gentle(config)(spec)
+
+
+def cloned(config: jaxrl.BCConfig):
+    return jaxrl.bc(config, extra_loss=lambda params, items, outputs: -1e-3 * outputs.entropy())
 """
 MAKE = "algos_of_mine.tables:make"
 MELLOW = "algos_of_mine.built_on:mellow"
 SMALL = (
     *("--num-envs", "2", "--opt-interval", "2", "--warmup", "16", "--buffer.capacity", "64"),
     *("--buffer.batch-size", "8", "--eval-interval", "8", "--eval-episodes", "2", "--save-interval", "8"),
+)
+ROLLOUTS = (
+    *("--num-envs", "2", "--rollout", "8", "--epochs", "1", "--minibatches", "1"),
+    *("--eval-interval", "2", "--eval-episodes", "2", "--save-interval", "2"),
 )
 
 
@@ -217,6 +233,51 @@ def test_a_replay_of_nothing_is_an_error_that_says_what_to_name(doors: Doors) ->
     assert line.startswith(f"error: --replay: run was trained by {MELLOW}, ")
     assert line.endswith(f"name it by --algo {MELLOW}")
     assert "8 ok" in done.stdout
+
+
+def test_its_kind_is_that_of_the_built_in_agent_that_its_function_returns(doors: Doors) -> None:
+    gentle = "algos_of_mine.built_on:gentle"
+    assert train.main([gentle, *ROLLOUTS, "--max-opts", "2", "--run-dir", "run", "--quiet"]) == 0
+    assert train.main([gentle, "--resume", "run", "--max-opts", "4", "--quiet"]) == 0
+    assert verify.main(["run", "--algo", gentle, "--replay"]) == 0
+    collected = ("run", "--algo", gentle, "--transitions", "64", "--out", "data.npz")
+    assert doors.here("collect", *collected).returncode == 0
+    cloned = ("algos_of_mine.built_on:cloned", "--data", "data.npz", "--batch-size", "8", "--holdout", "0.2")
+    assert train.main([*cloned, "--max-opts", "4", "--eval-interval", "4", "--run-dir", "cloned", "--quiet"]) == 0
+
+
+@pytest.mark.parametrize(("kind", "needed"), [("off_policy", "on_policy"), ("on_policy", "off_policy")])
+def test_an_agent_of_another_kind_is_to_be_registered(kind: str, needed: str, doors: Doors) -> None:
+    module, maker = importlib.import_module("algos_of_mine.built_on"), "closed" if needed == "on_policy" else "mellow"
+    name = f"algos_of_mine.built_on:{maker}"
+    if kind == "on_policy":
+        jaxrl.register_algorithm("mine", getattr(module, maker), kind="on_policy")
+    done = doors.here("train", name, "--run-dir", "run")
+    assert done.returncode == 2
+    assert f"{name} makes an {needed} agent" in done.stderr
+    assert f'jaxrl.register_algorithm("NAME", make, kind="{needed}")' in done.stderr
+    assert not Path("run").exists()
+
+
+def test_defaults_may_be_those_of_the_algorithm_that_it_is_built_on() -> None:
+    module, env = importlib.import_module("algos_of_mine.built_on"), jaxrl.make_env("CartPole-v1")
+    mine = jaxrl.register_algorithm("mine", module.gentle, like="a2c", settings={"epochs": 2})
+    settings = jaxrl.on_policy(env, mine()).info.settings or {}
+    usual = jaxrl.on_policy(env, jaxrl.a2c()).info.settings or {}
+    assert (settings["epochs"], settings["rollout"], settings["minibatches"]) == (2, 16, 1)
+    assert settings["processor"] == usual["processor"]
+    small = {"buffer": {"capacity": 300}}
+    sac = jaxrl.register_algorithm("my_sac", jaxrl.sac, config=jaxrl.SACConfig, like="sac", settings=small)
+    settings = jaxrl.off_policy(jaxrl.make_env("Pendulum-v1"), sac()).info.settings or {}
+    assert (settings["num_envs"], settings["opt_interval"]) == (1, 1)
+    assert (settings["buffer"]["capacity"], settings["buffer"]["batch_size"]) == (300, 256)
+    short = ("--warmup", "256", "--max-opts", "1", "--eval-interval", "0", "--agent.features", "8", "--quiet")
+    assert train.main(["my_sac", *short, "--run-dir", "run"]) == 0
+    assert yaml.safe_load(Path("run/config.yaml").read_text())["env"] == "Pendulum-v1"
+    with pytest.raises(SettingsError, match=r"'ppi', which is no algorithm; did you mean ppo\?"):
+        jaxrl.register_algorithm("other", module.gentle, like="ppi")
+    with pytest.raises(SettingsError, match="kind of other is off_policy, but ppo is on_policy"):
+        jaxrl.register_algorithm("other", module.gentle, like="ppo", kind="off_policy")
 
 
 def test_help_and_sweeps_know_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
