@@ -674,8 +674,8 @@ def _check(config: DQNConfig, parts: Mapping[str, Any]) -> None:
         for name, usual in alone.items():
             if getattr(config, name) != usual:
                 raise SettingsError(
-                    f"agent.{name} is {getattr(config, name)}, but a target of one's own is that of expected values "
-                    f"without a core; set it to {usual}"
+                    f"agent.{name} is {getattr(config, name)}; `target` needs expected values without a core, "
+                    f"munchausen or value_rescaling: set it to {usual}"
                 )
     if config.value_rescaling:
         # Munchausen's bonus and CQL's penalty are sums of values and log-probabilities, which need one scale.

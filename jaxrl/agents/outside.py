@@ -8,7 +8,7 @@ from inspect import signature
 from typing import Any, get_args
 
 from jaxrl.agents.base import Agent, AgentMaker, Maker
-from jaxrl.agents.checks import check_actions
+from jaxrl.agents.checks import check_actions, check_config
 from jaxrl.agents.custom import PARTS
 from jaxrl.errors import SettingsError, describe_error, suggest
 from jaxrl.registry import ALGORITHMS, SINGLE, Actions, Algorithm, Kind, join_names
@@ -52,7 +52,7 @@ def register_algorithm(
     """
     if name in ALGORITHMS:
         raise SettingsError(f"an algorithm is already registered as {name!r}; choose another name")
-    base = _base(name, like)
+    base = _find_defaults(name, like)
     kind = base.kind if kind is None else kind
     actions = base.actions if actions is None else actions
     env = base.env if env == "" else env
@@ -71,7 +71,7 @@ def register_algorithm(
     return bound
 
 
-def _base(name: str, like: str | None) -> Algorithm:
+def _find_defaults(name: str, like: str | None) -> Algorithm:
     """Return the defaults of a new algorithm: those of the algorithm `like`, or else general ones."""
     if like is None:
         return Algorithm(name, "", "", "off_policy", SINGLE)
@@ -90,7 +90,7 @@ def _merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     return {**settings, **changes, **nested}
 
 
-def kind_made(name: str, make: Callable[..., AgentMaker]) -> Kind | None:
+def infer_kind(name: str, make: Callable[..., AgentMaker]) -> Kind | None:
     """Return the kind of the registered algorithm whose maker `make` returns for the default settings, if it does."""
     config = settings_class(name, make)
     try:
@@ -130,6 +130,8 @@ def settings_class(name: str, make: Callable[..., Any]) -> type:
 
 def _make(name: str, make: Callable[..., AgentMaker], kind: type, config: Any = None, **settings: Any) -> AgentMaker:
     """Return the maker of agents with the settings `config`, of which some are replaced."""
+    if config is not None:
+        check_config(name, config, kind)
     try:
         config = kind(**{**(asdict(config) if config is not None else {}), **settings})
     except TypeError as error:

@@ -222,6 +222,14 @@ def test_its_name_rebuilds_a_run_of_its_registered_maker_in_python_and_of_no_oth
         train.main(["--algo", MELLOW, "--resume", "bare", "--max-opts", "16"])
     with pytest.raises(SettingsError, match=r"load_policy\(run_dir, make_network=...\)"):
         jaxrl.load_policy("bare")
+    # A process that has not imported the module knows neither name.
+    forget({name: row for name, row in ALGORITHMS.items() if row.make is None})
+    with pytest.raises(SettingsError, match=r"was trained by mellow; .*by --algo my_package.algos:make, the function"):
+        evaluate.main(["registered"])
+    with pytest.raises(
+        SettingsError, match=r"--replay: registered was trained by mellow, .* name it by --algo my_pack"
+    ):
+        verify.main(["registered", "--replay"])
 
 
 def test_a_replay_of_nothing_is_an_error_that_says_what_to_name(doors: Doors) -> None:
