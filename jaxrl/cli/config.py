@@ -119,8 +119,13 @@ def _source(args: list[str]) -> _Source:
     allow_changes, start_over = switch(args, "--allow-changes"), switch(args, "--start-over")
     if file and resume:
         raise SettingsError("--resume takes all settings from the run; leave --config out")
-    if (allow_changes or start_over) and not resume:
-        raise SettingsError("--allow-changes and --start-over say how to resume; give --resume DIR as well")
+    if allow_changes and not resume:
+        raise SettingsError("--allow-changes says how to resume; give --resume DIR as well")
+    if start_over and not (resume or value_of(args, "--run-dir")):
+        raise SettingsError(
+            "--start-over needs the run to begin again; give --resume DIR to keep its settings, or --run-dir DIR for "
+            "those given here"
+        )
     if from_step and not (resume and value_of(args, "--run-dir")):
         raise SettingsError(
             "--from-step begins a new run from a checkpoint; give --resume RUN and --run-dir NEW as well"
@@ -480,7 +485,8 @@ def _description(algo: str) -> str:
         f"({', '.join(ALGORITHMS)}), or one of your own, as in my_package.algos:make.",
         "--config FILE reads settings from a YAML file; flags win over it.",
         "--resume RUN goes on with a run and needs no other flag. With --allow-changes it goes on under other settings "
-        "or versions; with --start-over it begins anew and moves aside what was there.",
+        "or versions; with --start-over it begins anew and moves aside what was there. --run-dir DIR --start-over does "
+        "that with the settings given here, and begins a run if there is none.",
         "--resume RUN --from-step N --run-dir NEW begins a new run from a checkpoint of another, which stays as it is.",
         "--distributed makes one run of several processes, with the shards spread over the devices of all. Where JAX "
         "does not find them by itself, give --coordinator-address HOST:PORT of process 0, --num-processes N, and "
