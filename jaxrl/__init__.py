@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _hint(name: str) -> str:
-    """Return what a name that is none may have meant."""
+    """Return a suggestion for an unknown name."""
     if name == "train":
         return "; train by jaxrl.Trainer(...).train(), or by `python -m jaxrl.train` in a shell"
     import difflib

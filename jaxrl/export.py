@@ -8,8 +8,7 @@ from pathlib import Path
 
 from jaxrl.errors import print_line
 from jaxrl.evaluate import add_which, load_named
-from jaxrl.exporting.formats import FORMATS, files_of
-from jaxrl.exporting.writing import require_room, write
+from jaxrl.exporting.formats import FORMATS, files_of, require_room, write
 
 
 def main(args: Sequence[str]) -> int:

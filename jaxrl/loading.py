@@ -25,16 +25,15 @@ from jaxrl.strategies.interaction import build_processor_and_agent
 from jaxrl.strategies.policy import make_policy, policy_params_like
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import state_shapes
-from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, Store, is_step
-from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store
+from jaxrl.training.report import FINISHED
+from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, Store
+from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store, split_checkpoint, step_of
 from jaxrl.training.storage.leaves import describe_leaf, like_leaves, mismatch, rebuild
 from jaxrl.training.storage.members import resolve
 from jaxrl.training.storage.run_dir import read_metadata
 from jaxrl.trees import make_key
 
 NAMED_STEPS = ("best", "latest", "final")
-ENDED = ("max_opts", "max_env_steps", "stop_reward", "patience", "stop")
-"""The status of a run that has come to its end."""
 ACTS = ("make_network", "make_policy")
 """Arguments of agents that make the networks which choose actions; acting needs no other part."""
 
@@ -53,10 +52,10 @@ def load_policy(
     Args:
       run_dir: the run's directory, which is only read.
       strategy: the strategy that trained the policy; needed only if the agent or processor was made by hand.
-      member: which of a population, by default that with the best score.
+      member: number of the member of a population (default: the one with the best score).
       step: which of the run's policies: `best`, that of the `latest` valid checkpoint, the `final` one of a run that
         has come to its end, or that of the checkpoint after so many optimisation steps. Left out, the best, or of a run
-        without evaluations the latest; `facts["kept_as"]` tells which.
+        without evaluations the latest; `facts["kept_as"]` is the one loaded.
       critics: whether to load critics too (SAC, TD3, IQL, ...), for `policy.values`. Acting needs none, so checkpoints
         have them, and best policies do not.
       **made: `make_network` or `make_policy`, as given to the agent, if its network was made in Python. Optimizers and
@@ -86,18 +85,17 @@ def load_policy(
 
 
 def teacher_of(config: Any) -> GreedyPolicy | None:
-    """Load the teacher that the settings of a run name, the best policy of a run or that of a checkpoint, if any.
+    """Load the teacher in the settings of a run, if any: the best policy of a run, or that of a checkpoint.
 
     Raises:
-      SettingsError: there is none, or not the one that the run began with.
+      SettingsError: the policy does not exist, or is not the one that the run began with.
     """
     place = getattr(config, "teacher", None)
     if place is None:
         return None
-    path = Path(local(place))
-    given = is_step(path.name) and path.parent.name == CHECKPOINTS
+    run, step = split_checkpoint(Path(local(place)))
     try:
-        found = load_policy(path.parent.parent, step=int(path.name)) if given else load_policy(path)
+        found = load_policy(run, step=step)
     except (SettingsError, NoCheckpointError) as error:
         raise SettingsError(f"teacher: {error}") from error
     if config.teacher_sha256 not in ("", found.sha256):
@@ -134,7 +132,7 @@ def _load_best(run_dir: Path, strategy: Strategy | None, made: Mapping[str, Any]
 def _load_checkpoint(
     run_dir: Path, step: int | str | None, strategy: Strategy | None, made: Mapping[str, Any], critics: bool
 ) -> GreedyPolicy:
-    """Return the policy that a checkpoint holds; its arrays are read to the host, and the policy's alone stay."""
+    """Return the policy of a checkpoint. All of its arrays are read to the host, and those of the policy stay."""
     store = open_store(run_dir, CHECKPOINTS)
     while True:
         number = _step_of(store, run_dir, step)
@@ -148,20 +146,17 @@ def _load_checkpoint(
 
 
 def _step_of(store: Store, run_dir: Path, step: int | str | None) -> int:
-    """Return which checkpoint is meant; raise `SettingsError` if that one is not kept."""
+    """Return the optimisation step of the checkpoint to load; raise `SettingsError` if it is not kept."""
     kept = store.steps()
     metadata = read_metadata(run_dir)
     status = metadata.get("status")
-    if step == "final" and status not in ENDED:
+    if step == "final" and status not in FINISHED:
         raise SettingsError(
             f"{run_dir} has not come to its end (its status is {str(status)[:40]}), so that nothing is final; "
             "'latest' is its newest checkpoint"
         )
     if isinstance(step, int):
-        if step not in kept:
-            there = f"kept are {', '.join(map(str, kept))}" if kept else "it keeps none"
-            raise SettingsError(f"{run_dir} keeps no checkpoint of step {step}; {there}")
-        return step
+        return step_of(run_dir, step, store)
     if not kept:
         raise NoCheckpointError(f"{run_dir} has no best policy yet, nor a checkpoint: nothing was evaluated or saved")
     newest = store.newest_facts()[0]
@@ -174,10 +169,10 @@ def _step_of(store: Store, run_dir: Path, step: int | str | None) -> int:
 def _explain_errors(
     run_dir: Path, what: str, strategy: Strategy | None, made: Mapping[str, Any]
 ) -> Iterator[list[NoCheckpointError]]:
-    """Keep in the list given what is to be raised of something damaged, which may just have been removed.
+    """Collect the error for damaged files in the list yielded; the caller raises it if they still exist.
 
     Raises:
-      SettingsError: it is whole, but was not made by what was given.
+      SettingsError: the files are whole, but were not made by the strategy or the networks given.
     """
     failed: list[NoCheckpointError] = []
     try:
@@ -197,11 +192,11 @@ def _explain_errors(
         failed.append(NoCheckpointError(f"{what} {fault}"))
 
 
-# --- what a checkpoint holds of a policy ------------------------------------------------------------------------
+# --- the policy of a checkpoint -----------------------------------------------------------------------------------
 
 
 class _Learner(NamedTuple):
-    """The parts of a training state that a policy is made of."""
+    """The parts of a training state that make up a policy."""
 
     agent: Any
     processor: Any
@@ -238,10 +233,10 @@ def _policy_in(
 
 
 def _leaves_of(taken: Callable[[Any], Any], state: Any) -> tuple[Any, list[str]]:
-    """Return what is `taken` from a `state` of shapes, and the paths that a checkpoint has of it.
+    """Return what `taken` takes from a `state` of shapes, and its paths in a checkpoint.
 
     Raises:
-      SettingsError: they are computed from the state, not parts of it.
+      SettingsError: it is computed from the state, instead of a part of it.
     """
     state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)  # each an object of its own
     paths = {id(leaf): path for leaf, path in zip(jax.tree.leaves(state), like_leaves({"state": state}), strict=True)}
@@ -262,7 +257,7 @@ def _learner_shapes(agent: Agent, processor: Processor, spec: EnvSpec) -> _Learn
 def env_in(settings: Mapping[str, Any], given: Collection[str] = ()) -> tuple[str, Mapping[str, Any]]:
     """Return the name and the parameters of the environment that a run with these settings was trained in.
 
-    Parameters whose names are `given` are left out: a person has typed them anew.
+    Parameters whose names are `given` are left out: the user gives them anew.
 
     Raises:
       SettingsError: it was made by hand, there was none, or the parameters are not plain.

@@ -56,6 +56,17 @@ def format_repr(kind: str, *parts: object) -> str:
     return f"{kind}({text if len(text) <= MAX_REPR else f'{text[:MAX_REPR]}...'})"
 
 
+def flatten_settings(settings: Mapping[str, Any], prefix: str = "", *, keep_empty: bool = False) -> dict[str, Any]:
+    """Flatten nested settings to dotted names, such as `agent.lr`; empty mappings vanish unless `keep_empty`."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and (value or not keep_empty):
+            found |= flatten_settings(value, f"{prefix}{name}.", keep_empty=keep_empty)
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
 def format_settings(settings: Mapping[str, Any] | None) -> str:
     """Format settings as keyword arguments."""
     return ", ".join(f"{name}={value!r}" for name, value in (settings or {}).items())

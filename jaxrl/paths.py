@@ -4,10 +4,12 @@ import fcntl
 import os
 import re
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TypeVar
 
-from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, error_text
+from jaxrl.errors import JaxrlError, RunDirInUseError, RunDirTakenError, SettingsError, error_text
 
 CONFIG, LOCK = "config.yaml", ".lock"
 IN_PYTHON = (
@@ -108,6 +110,15 @@ def hold(path: Path) -> IO[str]:
 def _short(path: str | Path) -> str:
     text = str(path)
     return repr(text if len(text) <= 200 else f"{text[:100]}...{text[-50:]}")
+
+
+@contextmanager
+def writing(what: object, kind: type[JaxrlError] = SettingsError) -> Iterator[None]:
+    """Raise a failure to write a file, or whatever `what` names, as an error of this `kind`."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"cannot write {what}: {reason_of_path(error)}") from error
 
 
 def reason_of_path(error: BaseException) -> str:

@@ -12,14 +12,11 @@ from jaxrl.cli.main import (  # first: it installs signal handlers
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from jaxrl.envs import Env, HostEnv
 from jaxrl.errors import SettingsError, check_between, print_line
 from jaxrl.evaluate import add_env_options, add_which, env_of, load_named
-from jaxrl.training import GreedyPolicy
-from jaxrl.training.film import player
-from jaxrl.training.reel import FORMATS, check_format, write_film
+from jaxrl.paths import reason_of_path
+from jaxrl.training.film import player, require_writer, write_film
+from jaxrl.training.settings import FORMATS
 
 
 def main(args: Sequence[str]) -> int:
@@ -45,29 +42,25 @@ def main(args: Sequence[str]) -> int:
     cache_compilations()
     require_devices()
     policy = load_named(options)
-    frames, total = play(env_of(policy, options.env, options.env_args), policy, options.seed, options.max_steps)
+    play = player(env_of(policy, options.env, options.env_args))
+    frames, total = play(policy, options.seed, options.max_steps)
     write_film(frames, Path(options.out), options.fps, format_of(options.out))
     print_line(f"{options.out}: {len(frames)} frames, return {total:.6g}")
     return 0
-
-
-def play(env: Env | HostEnv, policy: GreedyPolicy, seed: int, max_steps: int) -> tuple[list[np.ndarray], float]:
-    """Play one episode; return a frame of every state, and the return."""
-    return player(env)(policy, seed, max_steps)
 
 
 def require_writable(path: Path) -> None:
     """Raise `SettingsError` unless `path` has a film's suffix and is writable; an existing file is not changed."""
     if (form := format_of(path)) not in FORMATS:
         raise SettingsError(f"--out is {str(path)!r}; expected a name that ends with .gif or .mp4")
-    check_format(form, "--out")
+    require_writer(form)
     there = path.exists()
     try:
         open(path, "ab").close()
         if not there:
             path.unlink()
     except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise SettingsError(f"cannot write {path}: {reason_of_path(error)}") from error
 
 
 def format_of(path: str | Path) -> str:

@@ -18,13 +18,10 @@ import yaml
 from jaxrl.envs import Env, HostEnv
 from jaxrl.errors import NoCheckpointError, SettingsError, print_line, print_stderr
 from jaxrl.evaluate import add_env_options, add_episodes, add_which, check_episodes, env_of, evaluate_policy, load_named
-from jaxrl.exporting.again import EvalOptions, portable, repeat
-from jaxrl.exporting.card import card, results, training_env, weights
-from jaxrl.exporting.formats import files_of
-from jaxrl.exporting.writing import require_room, write
-from jaxrl.play import play
+from jaxrl.exporting.card import EvalOptions, card, portable, repeat, results, training_env, weights
+from jaxrl.exporting.formats import files_of, require_room, write
 from jaxrl.training import GreedyPolicy
-from jaxrl.training.reel import FPS, write_film
+from jaxrl.training.film import FPS, player, write_film
 from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.members import resolve
@@ -89,7 +86,7 @@ def _film(env: Env | HostEnv, policy: GreedyPolicy) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "episode.gif"
         try:
-            write_film(play(env, policy, 0, 500)[0], path, FPS, "gif")
+            write_film(player(env)(policy, 0, 500)[0], path, FPS, "gif")
         except SettingsError as error:
             print_stderr(f"without a picture: {error}")
             return b""

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ if __name__ == "__main__":
 from jaxrl.cli.algos import build, part_of
 from jaxrl.cli.arguments import command, normalise, quote, refuse_repeats, value_of
 from jaxrl.cli.config import Request, algorithm_named, parse
-from jaxrl.cli.finished import nothing_left
-from jaxrl.cli.joining import join, joining, together
+from jaxrl.cli.joining import join, report_failures, split_process_flags
 from jaxrl.cli.leaving import set_exit_note
 from jaxrl.cli.outside import admit, admit_algorithm
 from jaxrl.cli.sweeps import PopulationConfig, build_population, read_sweep
@@ -32,14 +32,17 @@ from jaxrl.envs.registry import module_to_import
 from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, one_line, print_line, suggest
 from jaxrl.loading import teacher_of
 from jaxrl.paths import require_new
-from jaxrl.strategies import Strategy
-from jaxrl.strategies.population import Population
 from jaxrl.training import Result, Trainer, TrainerConfig
-from jaxrl.training.closing import LIMITS, print_summary, print_table
 from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.scores import PopulationResult, format_swept
 from jaxrl.training.population.trainer import PopulationTrainer
 from jaxrl.training.processes import number
+from jaxrl.training.report import LIMITS, print_summary, print_table
+from jaxrl.training.storage.checkpoints import CheckpointError
+from jaxrl.training.storage.group import BEST, CHECKPOINTS, Saves, open_store
+from jaxrl.training.storage.logs import damage
+from jaxrl.training.storage.members import population_of, runs_of
+from jaxrl.training.storage.run_dir import group_of, open_log, read_metadata, read_settings
 from jaxrl.xla.contexts import product_precision
 
 
@@ -47,7 +50,7 @@ def main(args: Sequence[str]) -> int:
     """Parse, build, run; return the exit code."""
     args = normalise(args)
     refuse_repeats(args)
-    args, how = joining(args)
+    args, how = split_process_flags(args)
     admit_algorithm(algorithm_named(args))
     request = parse(args)
     admit(value_of(args, flag) for flag in ("--env", "--eval-env"))
@@ -65,8 +68,55 @@ def main(args: Sequence[str]) -> int:
         require_new(config.run_dir)  # before the environment is built and traced; a name of our own may change yet
     if how is not None:
         join(how, requested_devices(config, request.population is not None))
-    with together(how is not None):
+    with report_failures(how is not None):
         return run(args, request, config, how is not None)
+
+
+def nothing_left(args: Sequence[str], request: Request) -> str | None:
+    """Return the message for resuming a finished run; `None` if there is anything to train or repair."""
+    if not request.resume or request.from_run or request.start_over:
+        return None
+    run = Path(request.config.run_dir)
+    if group_of(run) is not None:
+        return None  # it is refused: members go on together
+    flags = {word for word in args if word.startswith("--")} - {"--resume", "--quiet"}
+    same_env = value_of(args, "--env") == read_settings(run).get("env")  # custom environments must be named again
+    if flags - ({"--env"} if same_env else set()):
+        return None
+    runs = [run]
+    if population_of(run) is not None:
+        runs = runs_of(run)
+        if not runs or len(runs) != read_metadata(run).get("members"):
+            return None
+    opened: dict[Path, Saves] = {}
+    limits = {limit_of(path, request.config, opened) for path in runs}
+    if None in limits or len(limits) != 1:
+        return None
+    (limit,) = limits
+    flag, value = f"--{str(limit).replace('_', '-')}", getattr(request.config, str(limit))
+    env = f" --env {quote(request.config.env)}" if "--env" in flags else ""
+    return (
+        f"nothing is left to train: {limit} {value} is reached; prolong it by "
+        f"{command('train')} --resume {quote(str(run))}{env} {flag} {2 * value}"
+    )
+
+
+def limit_of(run: Path, config: Any, opened: dict[Path, Saves]) -> str | None:
+    """Return the setting whose limit a run has reached; `None` if it has reached none or is damaged."""
+    store, best = open_store(run, CHECKPOINTS, opened), open_store(run, BEST, opened)
+    if not (steps := store.steps()):
+        return None
+    try:
+        facts = store.manifest(steps[-1])["facts"]
+        whole = not damage(partial(open_log, run), facts)
+    except CheckpointError:
+        return None
+    if not whole or (read_metadata(run).get("best_score") is not None and not best.steps()):
+        return None
+    if steps[-1] >= config.max_opts:
+        return "max_opts"
+    taken = facts.get("env_steps")
+    return "max_env_steps" if isinstance(taken, int) and 0 < config.max_env_steps <= taken else None
 
 
 def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int:
@@ -88,15 +138,15 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
     members = population_config(request.population)
     teacher = teacher_of(config)
     if members is None:
-        strategy: Strategy | Population = build(request.algo, config, teacher)
+        strategy: Any = build(request.algo, config, teacher)
     else:
         strategy = build_population(request.algo, config, members, teacher)
     cache_compilations()
-    trainer = trainer_of(
+    trainer = Trainer(
         strategy,
         trainer_config(config),
         resume=request.from_run or request.resume,
-        **({"from_step": request.from_step} if request.from_step else {}),
+        from_step=request.from_step,
         allow_changes=request.allow_changes,
         start_over=request.start_over,
         raise_on_signal=False,
@@ -133,23 +183,16 @@ def requested_devices(config: Any, of_members: bool) -> int:
     """Return how many devices the settings of a run, or `of_members`, ask for.
 
     Raises:
-      SettingsError: its mesh cannot be.
+      SettingsError: the mesh is invalid.
     """
     return shape_of(config.mesh, config.devices, of_members).devices
 
 
-def trainer_of(trained: Strategy | Population, config: TrainerConfig, **how: Any) -> Trainer | PopulationTrainer:
-    """Return what trains a strategy, or a population."""
-    if isinstance(trained, Population):
-        return PopulationTrainer(trained, config, **how)
-    return Trainer(trained, config, **how)
-
-
 def population_config(given: Mapping[str, Any] | None) -> PopulationConfig | None:
-    """Return the members asked for, or `None` for a run like any other.
+    """Parse the settings `population`; `None` for a single run.
 
     Raises:
-      SettingsError: an entry that there is none of.
+      SettingsError: an entry is unknown.
     """
     if given is None:
         return None
@@ -165,15 +208,15 @@ def population_config(given: Mapping[str, Any] | None) -> PopulationConfig | Non
 
 
 def _import_flags(algo: str, env: str | None) -> str:
-    """Return the flags without which no command would import a user's own algorithm and environment."""
+    """Return the flags that name a user's own algorithm and environment: commands import no others."""
     algorithm = f" --algo {quote(algo)}" if module_to_import(algo) else ""
     return algorithm + (f" --env {quote(env)}" if env is not None and module_to_import(env) else "")
 
 
 def show_population(result: PopulationResult, run_dir: str, again: str = "") -> None:
-    """Print what the settings of a population came to, what to do next, and which member is the best.
+    """Print the results of a population, the commands that come next, and the best member.
 
-    `again` is a flag that the commands need.
+    `again` are flags that the commands need.
     """
     best, where = result.best_member(), f" {quote(run_dir)}"
     lines = {"run": one_line(run_dir)}
@@ -201,9 +244,9 @@ def new_run_dir(name: str) -> str:
 
 
 def show(result: Result, run_dir: str, playable: bool = True, again: str = "") -> None:
-    """Print the summary of a run, each part on one line, and what to do next if there is an environment.
+    """Print the summary of a run, each part on one line, and the commands that come next.
 
-    `again` is a flag that these commands need.
+    `playable`: whether there is an environment to evaluate and to play in; `again` are flags that the commands need.
     """
     run, lines = f" {quote(run_dir)}{again}", {}
     if (more := _to_go_on(result.summary)) is not None:

@@ -2,7 +2,7 @@
 
 import math
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -97,6 +97,15 @@ def path_of(keys: Sequence[Any]) -> str:
 
 def _escape(c: str) -> str:
     return ESCAPED.get(c) or (c if c.isprintable() else urllib.parse.quote(c, safe="", errors="replace"))
+
+
+def named_leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+    """Return leaves by path with `/`, as `flax.traverse_util.flatten_dict(tree, sep="/")` does of nested dicts.
+
+    Unlike those of `path_of`, names are as they are.
+    """
+    leaves = jax.tree.leaves_with_path(tree, is_leaf=is_leaf)
+    return {jax.tree_util.keystr(keys, simple=True, separator="/"): leaf for keys, leaf in leaves}
 
 
 def is_part(path: str, pattern: str) -> bool:

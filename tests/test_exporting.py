@@ -21,10 +21,9 @@ from toys_masks import minefield
 import jaxrl
 from jaxrl.errors import SettingsError
 from jaxrl.exporting import as_c, as_numpy, onnx, stablehlo
-from jaxrl.exporting.again import EvalOptions, portable, repeat
-from jaxrl.exporting.formats import files_of
+from jaxrl.exporting.card import EvalOptions, portable, repeat
+from jaxrl.exporting.formats import files_of, write
 from jaxrl.exporting.function import Function, function_of
-from jaxrl.exporting.writing import write
 from jaxrl.spaces import Box, EnvSpec, MultiDiscrete
 from jaxrl.strategies.base import Policy
 from jaxrl.training.policy import GreedyPolicy

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import operator
 import reprlib
 import types
 import typing
@@ -26,14 +27,14 @@ from jaxrl.cli.arguments import (
     translate,
     value_of,
 )
-from jaxrl.cli.help import all_settings, first_page, settings_of, wrap_paragraphs
-from jaxrl.cli.preset_scaling import count_opt_steps, flatten_names, scale_to_length
+from jaxrl.cli.help import all_settings, first_page, wrap_paragraphs
 from jaxrl.cli.presets import PRESETS
 from jaxrl.envs.registry import check_plain_args, env_names
 from jaxrl.errors import SettingsError, suggest
-from jaxrl.parsing import as_int, parse_float, parse_value, split_list
+from jaxrl.parsing import as_int, flatten_settings, parse_float, parse_value, split_list
 from jaxrl.paths import CONFIG, local
 from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, join_names, matching_presets
+from jaxrl.strategies.population import replace_settings
 from jaxrl.strategies.search import parse_search
 from jaxrl.training.storage.run_dir import read_settings, read_yaml, require_run
 
@@ -84,7 +85,7 @@ def parse(args: Sequence[str]) -> Request:
     of_preset = preset(algo, env if isinstance(env, str) else None)
     config = _flags(algo, from_plain(of_preset, settings, file), args)
     if not resume:
-        fixed = chosen | flatten_names(settings) | ({"eval_interval"} if "pbt" in (members or {}) else set())
+        fixed = chosen | set(flatten_settings(settings)) | ({"eval_interval"} if "pbt" in (members or {}) else set())
         config, notes = _fit_length(algo, config, of_preset, fixed, notes, 1 if members else 2)
     if resume and not source.from_step and config.run_dir not in (None, resume):
         raise SettingsError(
@@ -192,12 +193,67 @@ def _fit_length(
     Other libraries limit environment steps only: with their flag for these, `max_opts` is raised to `room` times the
     number that this takes, so that one flag extends the run.
     """
-    steps = count_opt_steps(config, config.max_env_steps) if config.max_env_steps > 0 else None
+    steps = _count_opt_steps(config, config.max_env_steps) if config.max_env_steps > 0 else None
     if steps is not None and "max_opts" not in chosen and any("taken as --max-env-steps" in note for note in notes):
         config = replace(config, max_opts=max(config.max_opts, room * steps))
-    own = set().union(*map(flatten_names, matching_presets(PRESETS.get(algo, {}), of_preset.env)))
+    own: set[str] = set().union(*map(flatten_settings, matching_presets(PRESETS.get(algo, {}), of_preset.env)))
     config, note = scale_to_length(config, of_preset, own, chosen)
     return config, (*notes, note) if note else notes
+
+
+INTERVALS = ("eval_interval", "record_interval")
+DECAYS = ("agent.lr_decay", "agent.epsilon_decay", "buffer.beta_steps")
+"""Settings that are a number of optimisation steps over which something decays or rises."""
+MAX_STEPS = 2**31 - 1
+"""Largest value of these settings, an int32."""
+
+
+def scale_to_length(
+    config: Any, preset: Any, preset_names: Collection[str], chosen: Collection[str]
+) -> tuple[Any, str | None]:
+    """Scale decays and intervals of `config` to its length; return it and a note on the changes, if any.
+
+    Args:
+      config: the settings of a run.
+      preset: the settings of the preset alone.
+      preset_names: names of the settings in the preset; of the decays, only these were chosen for its length.
+      chosen: names of the settings that the user has given, which stay.
+    """
+    length, preset_length = _estimate_opt_steps(config), preset.max_opts
+    if "max_opts" not in preset_names or length == preset_length or min(length, preset_length) < 1:
+        return config, None
+    changed: dict[str, int] = {}
+    for name in (*INTERVALS, *(decay for decay in DECAYS if decay in preset_names)):
+        before = operator.attrgetter(name)(preset)
+        after = min(max(round(before * length / preset_length), 1), MAX_STEPS) if before else 0
+        if name not in chosen and after != before:
+            changed[name] = after
+    if not changed:
+        return config, None
+    changes = ", ".join(f"{name} {value}" for name, value in changed.items())
+    note = f"the preset is for max_opts {preset_length}; scaled to {length}: {changes}"
+    return from_plain(config, replace_settings({}, changed)), note
+
+
+def _estimate_opt_steps(config: Any) -> int:
+    """Return the approximate number of optimisation steps of a run with these settings."""
+    within = _count_opt_steps(config, config.max_env_steps) if config.max_env_steps > 0 else None
+    return config.max_opts if within is None else min(within, config.max_opts)
+
+
+def _count_opt_steps(config: Any, env_steps: int) -> int | None:
+    """Return the number of optimisation steps in `env_steps` environment steps; `None` for offline runs."""
+    known = type(config).__dataclass_fields__
+    if "rollout" in known:
+        rows, made, warmup = config.num_envs * config.rollout, config.epochs * config.minibatches, 0
+    elif "opt_interval" in known:
+        rows = max(config.num_envs, config.opt_interval)
+        made, warmup = config.updates * rows // max(config.opt_interval, 1), config.warmup
+    else:
+        return None
+    rows = max(rows, 1)
+    left = env_steps - -(-warmup // rows) * rows
+    return max(-(-left // rows), 1) * made
 
 
 TOGETHER: Mapping[str, tuple[str, type]] = {
@@ -405,7 +461,16 @@ def flags_of(config: Any) -> list[str]:
     """Return all flags of an algorithm with the settings `config`."""
     more = ("algo", "config", "resume", "allow_changes", "start_over", "from_step", "version", "list_envs", "help")
     many = ("distributed", "seeds", "members", "draw_seed", "sweep", "halving", "pbt", "layout", "width")
-    return [*(f"--{name.replace('_', '-')}" for name in (*_flag_names(config), *more, *many)), *TOGETHER]
+    flags: list[str] = []
+    for flag, kind in flag_types(config).items():
+        flags += [flag, _no(flag)] if kind is bool else [flag]
+    return [*flags, *(f"--{name.replace('_', '-')}" for name in (*more, *many)), *TOGETHER]
+
+
+def _no(flag: str) -> str:
+    """Return the flag that turns off the setting of `flag`, as `--agent.no-clip`."""
+    head, dot, name = flag.removeprefix("--").rpartition(".")
+    return f"--{head}{dot}no-{name}"
 
 
 def flag_types(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -432,8 +497,7 @@ def _numbers(args: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
         flag, equals, value = args.pop(0).partition("=")
         kind = kinds.get(flag)
         if kind is bool and not equals and args and args[0].lower() in ("true", "false"):
-            head, dot, name = flag[2:].rpartition(".")
-            done.append(flag if args.pop(0).lower() == "true" else f"--{head}{dot}no-{name}")
+            done.append(flag if args.pop(0).lower() == "true" else _no(flag))
             continue
         if kind is None or not flag.startswith("--") or kind in (bool, str):
             done.append(f"{flag}{equals}{value}")
@@ -500,11 +564,3 @@ def _one_line(box: str) -> str:
     lines = [line for line in lines if line and not line.startswith(("For full helptext", "Argument helptext"))]
     said = " ".join(lines[1:2] or lines)
     return (" ".join(lines[1:]) if said.endswith(":") else said) or "bad arguments"
-
-
-def _flag_names(config: Any) -> list[str]:
-    names = []
-    for name, setting in settings_of(config).items():
-        names.append(name)
-        names += [f"{name.removesuffix(setting.name)}no-{setting.name}"] if isinstance(setting.value, bool) else []
-    return names

@@ -13,7 +13,7 @@ import jax
 import jaxrl.training.processes as processes
 from jaxrl.cli.arguments import switch, take
 from jaxrl.cli.config import TOGETHER, as_type
-from jaxrl.cli.main import divide_cpu, join_by_cpu
+from jaxrl.cli.main import divide_cpu
 from jaxrl.cli.opening import stage
 from jaxrl.errors import JaxrlError, SettingsError, error_text, print_stderr
 
@@ -23,7 +23,7 @@ SHUTDOWN_S = 60
 """Seconds that a finished process waits for the others to finish."""
 
 
-def joining(args: Sequence[str]) -> tuple[list[str], dict[str, Any] | None]:
+def split_process_flags(args: Sequence[str]) -> tuple[list[str], dict[str, Any] | None]:
     """Split `args` into the arguments of the run and those of `join`, `None` for a single process.
 
     Raises:
@@ -64,7 +64,7 @@ def join(how: Mapping[str, Any], devices: int) -> None:
     Raises:
       SettingsError: the process cannot join the others, for instance because JAX does not find them by itself.
     """
-    join_by_cpu()
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # other platforms need no setting
     jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM, on which a run saves and stops
     processes.exit_when_lost(
         "the other processes of the run have not come for minutes; start all of them, with one --coordinator-address "
@@ -83,7 +83,7 @@ def join(how: Mapping[str, Any], devices: int) -> None:
 
 
 @contextmanager
-def together(joined: bool) -> Iterator[None]:
+def report_failures(joined: bool) -> Iterator[None]:
     """Report an error inside to the other processes, if this one has `joined` them and the run has not begun.
 
     After the loss of another process or an unexpected error, exit at once: JAX would wait for the others, which wait

@@ -157,13 +157,6 @@ def divide_cpu(devices: int) -> None:
             jax.config.update("jax_num_cpu_devices", devices)
 
 
-def join_by_cpu() -> None:
-    """Enable collectives among CPUs of several processes; other platforms need no setting."""
-    import jax
-
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-
-
 def require_devices() -> Any:
     """Return JAX's devices; raise `SettingsError` if the configured platform is not available."""
     import jax

@@ -1,5 +1,6 @@
 """Populations from the command line: any setting of the training may be swept, each program of its own built once."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -157,7 +158,8 @@ def _values(config: Any, name: str, given: Any) -> Sequence[Any] | Range:
         return found
     if not isinstance(found, list | tuple) or not found:
         raise SettingsError(f"sweep of {name} is {given!r}; expected a list of values, or a range")
-    typed = [_member(from_plain(config, replace_settings({}, {name: _plain(able[name], x)})), name) for x in found]
+    configs = [from_plain(config, replace_settings({}, {name: _plain(able[name], value)})) for value in found]
+    typed = [operator.attrgetter(name)(one) for one in configs]
     if len(set(typed)) < len(typed):
         raise SettingsError(f"sweep of {name} names a value twice; --seeds gives several runs of one setting")
     return typed
@@ -166,9 +168,3 @@ def _values(config: Any, name: str, given: Any) -> Sequence[Any] | Range:
 def _plain(kind: Any, value: Any) -> Any:
     """Return a value as a file would have it."""
     return {"true": True, "false": False}.get(str(value).lower(), value) if kind is bool else value
-
-
-def _member(config: Any, name: str) -> Any:
-    for part in name.split("."):
-        config = getattr(config, part)
-    return config

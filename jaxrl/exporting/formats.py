@@ -1,13 +1,20 @@
-"""Export formats, and the description that exports of all formats include."""
+"""Export formats, the description that exports of all formats include, and writing their directory."""
 
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
+from jaxrl.errors import SettingsError
 from jaxrl.exporting import as_c, as_numpy, onnx, stablehlo
 from jaxrl.exporting.function import Function, Part, describe, function_of, signature
-from jaxrl.exporting.writing import MARK
+from jaxrl.paths import writing
+from jaxrl.reports.exports import require_outside
 from jaxrl.training.policy import GreedyPolicy
+from jaxrl.training.storage.run_dir import new_directory
+
+MARK = "policy.json"
+"""File in every export, by which its directory is recognised."""
 
 
 class Format(NamedTuple):
@@ -33,6 +40,32 @@ def files_of(policy: GreedyPolicy, form: str) -> dict[str, bytes]:
     Raises:
       SettingsError: the policy cannot be exported in this format.
     """
-    function, (write, list_parts) = function_of(policy), FORMATS[form]
+    function, (files, list_parts) = function_of(policy), FORMATS[form]
     described_as = describe(function, policy.facts, *list_parts(function))
-    return {**write(function), MARK: (json.dumps({"format": form, **described_as}, indent=2) + "\n").encode()}
+    return {**files(function), MARK: (json.dumps({"format": form, **described_as}, indent=2) + "\n").encode()}
+
+
+def require_room(out: Path, run: str, overwrite: bool, mark: str = MARK) -> None:
+    """Raise `SettingsError` if `out` exists, or is inside the run that is read.
+
+    With `overwrite`, an existing directory that contains a file `mark` may be replaced.
+    """
+    require_outside(out, [run])
+    if not out.exists() and not out.is_symlink():
+        return
+    is_ours = (out / mark).is_file() and not out.is_symlink()
+    if not (overwrite and is_ours):
+        hint = "give --overwrite to replace what was written there" if is_ours else "name another directory by --out"
+        raise SettingsError(f"{out} exists; {hint}")
+
+
+def write(files: Mapping[str, bytes], out: Path) -> None:
+    """Write a directory with these files atomically, replacing an existing one; names may include a folder.
+
+    Raises:
+      SettingsError: it cannot be written.
+    """
+    with writing(out), new_directory(out) as made:
+        for name, content in files.items():
+            (made / name).parent.mkdir(exist_ok=True)
+            (made / name).write_bytes(content)

@@ -10,10 +10,8 @@ import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import space_struct, space_to_plain, to_elements, to_indices
-from jaxrl.training.policy import GreedyPolicy, begin, follow
+from jaxrl.training.policy import GreedyPolicy, begin, follow, memory_leaves
 from jaxrl.trees import Array, PyTree
-from jaxrl.xla.attempts import with_fallback
-from jaxrl.xla.equations import find_dependencies, read
 
 Shapes = list[jax.ShapeDtypeStruct]
 
@@ -77,7 +75,7 @@ def function_of(policy: GreedyPolicy) -> Function:
     indices, elements = partial(to_indices, spec.observation_space), partial(to_elements, spec.action_space)
     entries = _entries_in("obs", struct), _entries_in("action", space_struct(spec.action_space))
     spaces = {"observation": space_to_plain(spec.observation_space), "action": space_to_plain(spec.action_space)}
-    kept = _needed_leaves(policy, memory_form, memory, len(actions), _rows(1, struct))
+    kept = memory_leaves(policy.policy, policy.params, _rows(1, struct))
     if not kept:
 
         def act(params: PyTree, *parts: Array) -> tuple[Array, ...]:
@@ -106,29 +104,6 @@ def function_of(policy: GreedyPolicy) -> Function:
     names, made = [*names, *_names("memory", len(kept)), "first"], [*made, *_names("next_memory", len(kept))]
     remembered = [_row(memory[i]) for i in kept]
     return Function(step, policy.params, obs, actions, remembered, names, made, spaces, *entries)
-
-
-def _needed_leaves(policy: GreedyPolicy, form: Any, memory: Shapes, actions: int, obs: PyTree) -> list[int]:
-    """Return which leaves of the memory, the last of which are actions, affect actions, now or later."""
-    after = lambda obs, *memory: follow(policy.policy, policy.params, *form.unflatten(memory), obs)
-    traced, count = jax.make_jaxpr(after)(obs, *memory), len(memory)
-    return with_fallback(
-        "what a policy remembers", lambda: _deciding(traced, count, actions), lambda: list(range(count))
-    )
-
-
-def _deciding(traced: Any, memory: int, actions: int) -> list[int]:
-    """Return which of the last `memory` inputs affect the last `actions` of the outputs, now or later."""
-    code = read(traced)
-    inputs = code.ins[-memory:]
-    wanted = set(range(memory - actions, memory))
-    while True:
-        # Whatever affects a kept part of the memory must be kept as well.
-        needed = find_dependencies(code, [code.outs[i] for i in wanted])
-        found = {i for i, number in enumerate(inputs) if number in needed}
-        if found <= wanted:
-            return sorted(found)
-        wanted |= found
 
 
 def signature(function: Function) -> tuple[list[Part], list[Part]]:

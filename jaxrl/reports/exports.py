@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl.errors import SettingsError
+from jaxrl.paths import writing
 from jaxrl.reports.curves import band
 from jaxrl.reports.groups import Group, format_value
 from jaxrl.reports.read import Run
@@ -124,7 +125,5 @@ def require_outside(path: Path, runs: Iterable[str]) -> None:
 
 def write(path: Path, text: str) -> None:
     """Write a file; raise `SettingsError` if that fails."""
-    try:
+    with writing(path):
         path.write_text(text, "utf-8")
-    except OSError as error:
-        raise SettingsError(f"cannot write {path}: {error.strerror or error}") from error

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from jaxrl.errors import one_line
 from jaxrl.reports.read import Run
-from jaxrl.training.changes import HARMLESS
 from jaxrl.training.population.scores import Spread, spread
+from jaxrl.training.settings import HARMLESS
 
 LONGEST_LABEL = 120
 

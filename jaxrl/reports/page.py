@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl.errors import SettingsError
+from jaxrl.errors import require_extra
 from jaxrl.reports import tables
 from jaxrl.reports.curves import band, thin
 from jaxrl.reports.groups import Group, count
-from jaxrl.reports.lineage import lineages
-from jaxrl.reports.parallel import populations
+from jaxrl.reports.populations import lineages, populations
 from jaxrl.reports.rows import AXES, NAMES, Curve
 from jaxrl.reports.tables import Table
 
@@ -34,11 +33,7 @@ POLICY = (
 
 def plotly() -> str:
     """Return the source of Plotly's JavaScript library; raise `SettingsError` if it is not installed."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise SettingsError("pages need the extra `report`: pip install 'jaxrl[report]'") from None
-    return str(get_plotlyjs())
+    return str(require_extra("plotly.offline", "pages", "report").get_plotlyjs())
 
 
 def page(groups: Sequence[Group], remarks: Sequence[str], library: str, stamp: str = "", x: str = "env_steps") -> str:
@@ -54,7 +49,7 @@ def page(groups: Sequence[Group], remarks: Sequence[str], library: str, stamp: s
         _table("Scores by settings", tables.group_table(groups)),
         _table("What differs in the settings", tables.setting_table(groups)),
         _plot("population", "Swept settings and last scores") if (swept := populations(runs)) else "",
-        _plot("lineage", "Who went on from whom") if (descent := lineages(runs)) else "",
+        _plot("lineage", "Lineage of members") if (descent := lineages(runs)) else "",
         _table("Runs", tables.run_table(groups)),
         _plot("episodes", "Returns of the episodes of the last evaluation") if (episodes := _episodes(groups)) else "",
         _films(groups),

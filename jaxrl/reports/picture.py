@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl.errors import SettingsError
+from jaxrl.errors import require_extra
+from jaxrl.paths import writing
 from jaxrl.reports.curves import band, thin
 from jaxrl.reports.groups import Group
 from jaxrl.reports.rows import AXES, NAMES, Curve
@@ -23,12 +24,9 @@ def write_png(groups: Sequence[Group], path: Path, x: str = "env_steps") -> None
     Raises:
       SettingsError: matplotlib is not installed, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise SettingsError("pictures need the extra `report`: pip install 'jaxrl[report]'") from None
+    figures = require_extra("matplotlib.figure", "pictures", "report")
     columns, height = _legend([group.name for group in groups])
-    figure = Figure(figsize=(WIDTH, 4.2 + height), layout="constrained")
+    figure = figures.Figure(figsize=(WIDTH, 4.2 + height), layout="constrained")
     for place, what in enumerate(("evaluation score", "training return")):
         axes = figure.add_subplot(1, 2, place + 1)
         axes.set(xlabel=NAMES[x], ylabel=what)
@@ -39,10 +37,8 @@ def write_png(groups: Sequence[Group], path: Path, x: str = "env_steps") -> None
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", fontsize="small", ncols=columns, handlelength=3.5)
-    try:
+    with writing(path):
         figure.savefig(path, format="png", dpi=150)
-    except OSError as error:
-        raise SettingsError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _legend(names: Sequence[str]) -> tuple[int, float]:

@@ -10,14 +10,16 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from jaxrl.errors import SettingsError, one_line, safe_str
+from jaxrl.parsing import flatten_settings
 from jaxrl.paths import local
-from jaxrl.reports.rows import Log, Opened, number, read_episodes, read_log
-from jaxrl.training.reel import films_in
+from jaxrl.reports.rows import Log, Opened, read_episodes, read_log
+from jaxrl.training.storage.logs import to_float
 from jaxrl.training.storage.members import POPULATION
 from jaxrl.training.storage.run_dir import (
     MEMBERS_FILE,
     METADATA,
     VIDEOS,
+    films_in,
     group_of,
     log_of_members,
     member_dir,
@@ -75,7 +77,7 @@ class Run(NamedTuple):
     @property
     def best(self) -> float:
         """Confirmed score of the best policy; NaN if there is none."""
-        score = number(self.metadata.get("best_score"))
+        score = to_float(self.metadata.get("best_score"))
         return score if np.isfinite(score) else max(self.log.bests, default=np.nan)
 
     def episodes(self, whole: bool = False) -> dict[int, list[float]]:
@@ -155,7 +157,7 @@ def _run(
         population=None,
         swept=(),
         varied="",
-        settings=flat(own) if own else {},
+        settings=flatten_settings(own, keep_empty=True),
         metadata=metadata,
         opened=opened,
         log=log,
@@ -181,12 +183,3 @@ def _film(path: Path) -> tuple[Path | None, list[str]]:
 def films_of(path: Path) -> list[Path]:
     """Return the films of a run, including those made during training."""
     return [*films_in(path), *films_in(path / VIDEOS)]
-
-
-def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Flatten nested settings to dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        inner = isinstance(value, Mapping) and value
-        found |= flat(value, f"{before}{name}.") if inner else {f"{before}{name}": value}
-    return found

@@ -7,6 +7,9 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+import jaxrl.training.storage.logs as logs
+from jaxrl.paths import reason_of_path
+from jaxrl.training.storage.logs import to_float
 from jaxrl.training.storage.run_dir import EPISODES, METRICS
 
 Opened = Callable[[str], IO[bytes]]
@@ -69,14 +72,10 @@ def read_log(opened: Opened) -> Log:
     except FileNotFoundError:
         return _log(trained, others, [f"there is no {METRICS}"])
     except OSError as error:
-        return _log(trained, others, [f"{METRICS} cannot be read: {error.strerror or error}"])
-    remarks = [f"{len(damaged)} lines of {METRICS} are no rows ({_numbers(damaged)})"] if damaged else []
+        return _log(trained, others, [f"{METRICS} cannot be read: {reason_of_path(error)}"])
+    remarks = [f"{len(damaged)} lines of {METRICS} are no rows ({logs.list_lines(damaged)})"] if damaged else []
     remarks += [f"the last line of {METRICS} is half-written"] if torn else []
     return _log(trained, others, remarks)
-
-
-def _numbers(lines: list[int]) -> str:
-    return ", ".join(map(str, lines[:5])) + (", ..." if len(lines) > 5 else "")
 
 
 def _take(line: bytes, trained: Table, others: list[dict[str, Any]]) -> bool:
@@ -88,14 +87,10 @@ def _take(line: bytes, trained: Table, others: list[dict[str, Any]]) -> bool:
             return True
         except ValueError:
             pass
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    if not isinstance(row, dict) or type(row.get("opt_steps")) is not int:
+    if (row := logs.parse(line)) is None:
         return False
     if row.get("kind") == "train":
-        trained.append((*where(row), *[number(row.get(name)) for name in COLUMNS]))
+        trained.append((*where(row), *[to_float(row.get(name)) for name in COLUMNS]))
     else:
         others.append(row)
     return True
@@ -112,24 +107,16 @@ def _column(line: bytes, key: bytes) -> float:
     return np.nan if text == b"null" else float(text)
 
 
-def number(value: object) -> float:
-    """Return a number of a row as a float; NaN for anything else."""
-    try:
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else np.nan
-    except OverflowError:  # an integer too large for a float
-        return np.nan
-
-
 def where(row: Mapping[str, Any]) -> tuple[float, float, float]:
     """Return the position of a row on each of `AXES`."""
-    return number(row.get("opt_steps")), number(row.get("env_steps")), number(row.get("wall_s"))
+    return to_float(row.get("opt_steps")), to_float(row.get("env_steps")), to_float(row.get("wall_s"))
 
 
 def _log(trained: Table, others: list[dict[str, Any]], remarks: list[str]) -> Log:
     table = np.asarray(trained, np.float64).reshape(-1, len(AXES) + len(COLUMNS))
     evaluated = [row for row in others if row.get("kind") == "eval"]
-    scores = [(*where(row), number(row.get("score", row.get("eval_reward")))) for row in evaluated]
-    bests = [number(row.get("confirm_score", row.get("score"))) for row in evaluated if row.get("is_best") is True]
+    scores = [(*where(row), to_float(row.get("score", row.get("eval_reward")))) for row in evaluated]
+    bests = [_best_score(row) for row in evaluated if row.get("is_best") is True]
     if not remarks and not len(table) and not scores:
         remarks = [f"{METRICS} has no rows yet"]
     elif not scores:
@@ -145,6 +132,12 @@ def _log(trained: Table, others: list[dict[str, Any]], remarks: list[str]) -> Lo
         events=tuple(row for row in others if row.get("kind") == "event"),
         remarks=tuple(remarks),
     )
+
+
+def _best_score(row: Mapping[str, Any]) -> float:
+    """Return the score that made a policy the best: that of its confirmation, if there was one."""
+    confirmed = row.get("confirm_score")
+    return to_float(row.get("score") if confirmed is None else confirmed)
 
 
 def _count(column: np.ndarray) -> int:
@@ -172,7 +165,7 @@ def read_episodes(opened: Opened, whole: bool = False) -> dict[int, list[float]]
     for line in lines:
         try:
             row = json.loads(line)
-            if np.isfinite(value := number(row["return"])):
+            if np.isfinite(value := to_float(row["return"])):
                 found.setdefault(int(row["opt_steps"]), []).append(value)
         except (ValueError, RecursionError, KeyError, TypeError, OverflowError):
             continue

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from jaxrl.errors import JaxrlError, SettingsError
+from jaxrl.paths import reason_of_path
 from jaxrl.reports.read import films_of
 from jaxrl.training.storage.run_dir import CONFIG, EPISODES, MEMBERS, MEMBERS_FILE, METADATA, METRICS
 
@@ -98,7 +99,7 @@ def server(port: int, pages: Pages) -> ThreadingHTTPServer:
     try:
         return ThreadingHTTPServer((HOST, port), Handler)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = reason_of_path(error)
         raise SettingsError(f"cannot serve on port {port}: {reason}; choose another: --serve PORT") from error
 
 

@@ -8,12 +8,12 @@ import numpy as np
 from jaxrl.errors import one_line
 from jaxrl.reports.groups import Group, differences
 from jaxrl.reports.read import Run
-from jaxrl.reports.rows import number
+from jaxrl.training import ledger
+from jaxrl.training.report import FINISHED
+from jaxrl.training.storage.logs import to_float
 
-PARTS = ("compile", "init", "train", "evaluate", "confirm", "record", "save", "other")
+PARTS = (*ledger.PARTS, "other")
 """Parts of a run's seconds, as in `metadata.json`."""
-LIMITS = ("max_opts", "max_env_steps", "stop_reward", "patience")
-"""Settings that end a run normally; its status is then the name of one."""
 MOST_EVENTS = 500
 """Maximum number of events shown, the last ones."""
 
@@ -70,19 +70,19 @@ def _run_row(group: Group, run: Run) -> tuple[str, ...]:
     facts, log = run.metadata, run.log
     opts, envs = steps_of(run)
     # The metadata has the speed of the entire run, the last row only that of its interval.
-    speeds = [number(facts.get(name)) for name in ("opt_steps_per_sec", "env_steps_per_sec")]
+    speeds = [to_float(facts.get(name)) for name in ("opt_steps_per_sec", "env_steps_per_sec")]
     speeds = [recorded if np.isfinite(recorded) else row for recorded, row in zip(speeds, log.speeds, strict=True)]
     # The metadata of a killed run may not count all of its events.
     went_back = sum(event.get("event") == "rollback" for event in log.events)
-    rollbacks = max(int(np.nan_to_num(number(facts.get("rollbacks")))), went_back)
+    rollbacks = max(int(np.nan_to_num(to_float(facts.get("rollbacks")))), went_back)
     return (
         run.name,
         group.name,
         "-" if run.seed is None else str(run.seed),
-        f"finished ({run.status})" if run.status in LIMITS else run.status,
+        f"finished ({run.status})" if run.status in FINISHED else run.status,
         text(run.last),
         text(run.best),
-        text(number(facts.get("best_opt_steps")), ",.0f"),
+        _count(facts.get("best_opt_steps")),
         text(opts, ",.0f"),
         text(envs, ",.0f"),
         *[text(speed, ",.0f") for speed in speeds],
@@ -95,7 +95,7 @@ def _run_row(group: Group, run: Run) -> tuple[str, ...]:
 def steps_of(run: Run) -> tuple[float, float]:
     """Return the numbers of optimisation and environment steps that a run has made."""
     rows = [curve.x[:2, -1] for curve in (run.log.score, run.log.returns) if len(curve.y)]
-    recorded = np.array([number(run.metadata.get(name)) for name in ("opt_steps", "env_steps")])
+    recorded = np.array([to_float(run.metadata.get(name)) for name in ("opt_steps", "env_steps")])
     # The maximum of rows and metadata: the metadata of a running run are as old as its last save.
     opts, envs = np.fmax.reduce(np.stack([recorded, *rows]))
     return float(opts), float(envs)
@@ -106,7 +106,7 @@ def time_table(groups: Iterable[Group]) -> Table:
     runs = [run for group in groups for run in group.runs]
     known = [(run, run.metadata.get("seconds")) for run in runs]
     rows = [
-        (run.name, text(number(run.metadata.get("wall_s")), ",.1f"), *[_part(seconds, part) for part in PARTS])
+        (run.name, text(to_float(run.metadata.get("wall_s")), ",.1f"), *[_part(seconds, part) for part in PARTS])
         for run, seconds in known
         if isinstance(seconds, Mapping)
     ]
@@ -114,17 +114,21 @@ def time_table(groups: Iterable[Group]) -> Table:
 
 
 def _part(seconds: Mapping[str, object], name: str) -> str:
-    return text(number(seconds.get(name)), ",.2f")
+    return text(to_float(seconds.get(name)), ",.2f")
 
 
 def event_table(groups: Iterable[Group]) -> Table:
     """Return the events of runs: rollbacks, warnings, resumptions."""
     events = [(run, event) for group in groups for run in group.runs for event in run.log.events]
     rows = [
-        (run.name, text(number(event.get("opt_steps")), ",.0f"), _word(event.get("event")), _word(event.get("message")))
+        (run.name, _count(event.get("opt_steps")), _word(event.get("event")), _word(event.get("message")))
         for run, event in events[-MOST_EVENTS:]
     ]
     return Table(("run", "optimisation step", "event", "what"), tuple(rows))
+
+
+def _count(value: object) -> str:
+    return text(to_float(value), ",.0f")
 
 
 def _word(value: object) -> str:

@@ -228,6 +228,16 @@ class Strategy(NamedTuple):
     info: StrategyInfo = StrategyInfo()
 
     @property
+    def train_env(self) -> Env | HostEnv | None:
+        """The environment of the training, on the device, on the host or in actors."""
+        return self.actor_fns.env if self.actor_fns is not None else self.env
+
+    @property
+    def eval_env(self) -> Env | HostEnv | None:
+        """The environment of evaluations and films: that of the training, unless `evaluation` names another."""
+        return self.evaluation.env or self.train_env
+
+    @property
     def host_env(self) -> HostEnv | None:
         """The environment that it trains in, if its state is not part of the training state: a resumed run starts new
         episodes."""

@@ -19,8 +19,8 @@ from jaxrl.training.recorders import (
 from jaxrl.training.report import Report, Result
 from jaxrl.training.schedule import Schedule, next_boundary
 from jaxrl.training.session.session import Session
-from jaxrl.training.session.state import Episode, Learnt, SessionHooks
-from jaxrl.training.session.statistics import Statistics
+from jaxrl.training.session.state import Learnt, SessionHooks
+from jaxrl.training.session.statistics import Episode, Statistics
 from jaxrl.training.settings import SessionConfig, TrainerConfig
-from jaxrl.training.storage.find import find_runs
+from jaxrl.training.storage.members import find_runs
 from jaxrl.training.trainer import Hooks, Trainer

@@ -23,8 +23,8 @@ SAME = PartitionSpec()
 class Alone:
     """The lane of a run that trains by itself; the trainer holds its state."""
 
-    others = None
-    """What runs the iterations in place of the run's own program."""
+    runner = None
+    """What runs the iterations in place of the run's own program, with a method `run` like `ActorPool.run`."""
 
     def whole(self, state: PyTree) -> PyTree:
         """Return the complete state."""
@@ -195,7 +195,7 @@ def apply_in_all(strategy: Strategy, how: str, state: PyTree, *args: int) -> PyT
         return jax.block_until_ready(jax.jit(over_devices(strategy, function, state))(state)[0])
 
 
-def apart(tree: PyTree) -> PyTree:
+def copy(tree: PyTree) -> PyTree:
     """Return copies of arrays, safe to donate."""
     return jax.tree.map(processes.copy_leaf, tree)
 

@@ -63,12 +63,12 @@ class EpisodeReporter(NamedTuple):
 
 
 def episode_reporter(strategy: Strategy, config: TrainerConfig, hooks: Hooks) -> EpisodeReporter:
-    """Return the teller of a run; raise `SettingsError` if the strategy does not report episodes but must."""
+    """Return the reporter of a run's episodes; raise `SettingsError` if the strategy must report them and does not."""
     writes, enabled = config.train_episodes, config.train_episodes or hooks.episode is not None
     if enabled and strategy.collect is None:
         name = "train_episodes" if writes else "Hooks.episode"
         algo = (strategy.info.settings or {}).get("algo", "this strategy")
-        raise SettingsError(f"{name}: the training of {algo} tells of no episodes; leave it out")
+        raise SettingsError(f"{algo} does not report training episodes; leave {name} out")
     return EpisodeReporter(enabled, max_iterations(strategy) if enabled else 2**32, writes, hooks.episode)
 
 

@@ -42,11 +42,6 @@ DECAYED = 2**32 - 1
 """An optimisation step past the end of any exploration schedule."""
 
 
-def confirm_key(key: Key) -> Key:
-    """Return the key of the confirmation, given that of the first evaluation."""
-    return jax.random.fold_in(key, CONFIRM_STREAM)
-
-
 def eval_key(seed: int) -> Key:
     """Return the base key of all evaluations in a run with this `seed`."""
     return jax.random.fold_in(make_key(seed), EVAL_STREAM)
@@ -238,14 +233,12 @@ class HostEvaluator:
     Non-finite episodes are handled as in `Evaluator`.
     """
 
-    def __init__(
-        self, env: HostEnv, policy: Policy, episodes: int, max_steps: int | None = None, *, sampled: bool = False
-    ) -> None:
+    def __init__(self, env: HostEnv, policy: Policy, episodes: int, *, sampled: bool = False) -> None:
         """Prepare the evaluation; the arguments are those of `Evaluator`. Each call opens new environments."""
         check_count("eval_episodes", episodes)
         self.actions = "sampled" if sampled else "greedy"
         self.env, self.episodes = env.eval_env or env, episodes
-        self.max_steps = max_steps or self.env.spec.time_limit or MAX_STEPS
+        self.max_steps = self.env.spec.time_limit or MAX_STEPS
         chosen = make_eval_policy(policy, sampled)
         self._begin, self._act, self._observe = (
             jax.jit(partial(function)) for function in (chosen.begin, chosen.act, chosen.observe)
@@ -349,8 +342,7 @@ def evaluator_of(strategy: Strategy, episodes: int, sampled: bool = False) -> Ev
 
 
 def _evaluator_of(strategy: Strategy, episodes: int, sampled: bool) -> EvaluateFn:
-    env = strategy.evaluation.env or (strategy.actor_fns.env if strategy.actor_fns else strategy.env)
-    evaluate = strategy.evaluation.evaluate
+    env, evaluate = strategy.eval_env, strategy.evaluation.evaluate
     if env is not None and strategy.policy is not None:
         return evaluator_for(env, strategy.policy, episodes, sampled)
     if evaluate is not None and sampled:
@@ -491,7 +483,8 @@ def evaluate_and_confirm(
     better = lambda score: math.isfinite(score) and (on_disk is None or score > on_disk)
     # A candidate has the maximum of many noisy scores, which is biased upwards; the confirmation is independent of it.
     if rules.confirms and (ledger.is_better(score) or better(score)):
-        second, again = _evaluate_once(rules, params, confirm_key(key), ledger, "confirm")
+        confirm_key = jax.random.fold_in(key, CONFIRM_STREAM)
+        second, again = _evaluate_once(rules, params, confirm_key, ledger, "confirm")
         least = float(np.minimum(least, mean_return(second)))
     is_best = ledger.record_score(score, opt_steps, again)
     should_save = math.isfinite(score) and better(score if again is None else again)

@@ -1,5 +1,9 @@
-"""Rendering of episodes: of a loaded policy, and of the latest policy during a run."""
+"""Films: episodes rendered, of a loaded policy or of the latest one during a run, and their files.
 
+GIF is written by Pillow, MP4 by PyAV.
+"""
+
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,17 +15,19 @@ import numpy as np
 from jaxrl.envs import Env, HostEnv
 from jaxrl.envs.agents import as_single_env
 from jaxrl.envs.host import convert_action
-from jaxrl.errors import SettingsError, error_text
+from jaxrl.errors import SettingsError, error_text, require_extra
+from jaxrl.paths import writing
 from jaxrl.spaces import to_indices
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Video
-from jaxrl.training.reel import LONGEST, as_picture, check_format, save_film
-from jaxrl.training.report import Hooks, call
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage.run_dir import VIDEOS
 from jaxrl.trees import PyTree, make_key
 
+FPS = 30
+LONGEST = 1_000
+"""Maximum number of environment steps in a film made during training."""
 Player = Callable[[GreedyPolicy, int, int], tuple[list[np.ndarray], float]]
 """`(policy, seed, max_steps) -> (frames, return)`: play a greedy episode, with a frame `[H, W, 3]` of every state."""
 Take = Callable[[], tuple[Sequence[np.ndarray], float]]
@@ -87,20 +93,18 @@ def _first(tree: PyTree) -> PyTree:
 # --- during a run -------------------------------------------------------------------------------------------------
 
 
-def add_video_hook(strategy: Strategy, config: TrainerConfig, given: Hooks | None) -> Hooks:
-    """Return the hooks `given` to a run, with one that films the latest policy every `video_interval`.
+def film_player(strategy: Strategy, config: TrainerConfig) -> tuple[Player, GreedyPolicy] | None:
+    """Return what films the latest policy of a run every `video_interval`, and that policy, without parameters.
 
-    Films start in the same state each time, so that they are comparable. They do not affect the training: a failure is
-    logged, and the run continues.
+    Films start in the same state each time, so that they are comparable.
 
     Raises:
       SettingsError: there is no environment or no policy, or the environment cannot be rendered.
     """
-    hooks = given or Hooks()
     if not config.video_interval:
-        return hooks
-    check_format(config.video_format, "video_format")
-    env = strategy.evaluation.env or (strategy.actor_fns.env if strategy.actor_fns else strategy.env)
+        return None
+    require_writer(config.video_format)
+    env = strategy.eval_env
     if env is None or strategy.policy is None:
         raise SettingsError("video_interval films episodes, but there is no environment or no policy; set it to 0")
     try:
@@ -109,17 +113,7 @@ def add_video_hook(strategy: Strategy, config: TrainerConfig, given: Hooks | Non
         _first_picture(env)
     except SettingsError as error:
         raise SettingsError(f"video_interval is {config.video_interval}, but {error}; or set it to 0") from error
-    policy = GreedyPolicy(strategy.policy, ())
-
-    def film(trainer: Any, evaluation: Any, is_best: bool) -> None:
-        counters = trainer.ledger.counters(trainer.schedule)
-        if trainer.config.films_at(counters["opt_steps"], trainer.schedule.opt_steps_per_step):
-            with trainer.ledger.timed("record"):
-                latest = policy.at(trainer._params(trainer.state))
-                trainer._log.log_video(_film(play, latest, trainer.config, **counters))
-
-    # Before the user's hook, which may read the film.
-    return hooks._replace(evaluation=(film, partial(call, hooks.evaluation)))
+    return play, GreedyPolicy(strategy.policy, ())
 
 
 def _first_picture(env: Env | HostEnv) -> None:
@@ -141,15 +135,70 @@ def _first_picture(env: Env | HostEnv) -> None:
     as_picture(picture, env.spec.name)
 
 
-def _film(play: Player, policy: GreedyPolicy, config: TrainerConfig, opt_steps: int, env_steps: int) -> Video | str:
-    """Film an episode; return the video, or the reason why there is none."""
-    assert config.run_dir is not None
-    return save_video(
-        partial(play, policy, config.seed, LONGEST), config.run_dir, config.video_format, opt_steps, env_steps
-    )
-
-
 def save_video(take: Take, run_dir: str, form: str, opt_steps: int, env_steps: int) -> Video | str:
-    """Write the film from `take` into the directory of a run; return the video, or the reason why there is none."""
-    film = save_film(take, Path(run_dir) / VIDEOS / f"{opt_steps}.{form}")
-    return film if isinstance(film, str) else Video(opt_steps, env_steps, *film)
+    """Write the film from `take` into the directory of a run, atomically; return the video.
+
+    If anything fails, return the reason why there is none.
+    """
+    path = Path(run_dir) / VIDEOS / f"{opt_steps}.{form}"
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        frames, total = take()
+        path.parent.mkdir(exist_ok=True)
+        write_film(frames, temporary, FPS, form)
+        # Atomic rename: an incomplete film never has the final name.
+        os.replace(temporary, path)
+    # A failure to render, encode or write costs a film, not the run.
+    except Exception as error:
+        temporary.unlink(missing_ok=True)
+        return f"no video: {error_text(error)}"
+    height, width = frames[0].shape[:2]
+    return Video(opt_steps, env_steps, path, total, height, width)
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def require_writer(form: str) -> None:
+    """Raise `SettingsError` unless the package that writes films in the format `form` is installed."""
+    if form == "mp4":
+        require_extra("av", "films as MP4", "video")
+
+
+def write_film(frames: Sequence[np.ndarray], path: Path, fps: int, form: str) -> None:
+    """Write `[H, W, 3]` uint8 frames in the format `form`; raise `SettingsError` if `path` cannot be written."""
+    with writing(path):
+        (_write_mp4 if form == "mp4" else _write_gif)(frames, path, fps)
+
+
+def _write_gif(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
+    """Write a GIF that loops forever."""
+    from PIL import Image
+
+    first, *rest = [Image.fromarray(frame) for frame in frames]
+    first.save(path, format="GIF", save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
+
+
+def _write_mp4(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
+    """Write H.264, which all browsers play; odd sides are padded with the last row or column, as it requires even ones.
+
+    The output is deterministic.
+    """
+    av: Any = require_extra("av", "films as MP4", "video")
+    height, width = frames[0].shape[:2]
+    padding = ((0, height % 2), (0, width % 2), (0, 0))
+    with av.open(str(path), "w", format="mp4") as file:
+        stream = file.add_stream("libx264", rate=fps)
+        stream.height, stream.width, stream.pix_fmt = height + height % 2, width + width % 2, "yuv420p"
+        for frame in frames:
+            picture = np.ascontiguousarray(np.pad(frame, padding, mode="edge"))
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        file.mux(stream.encode())
+
+
+def as_picture(drawn: Any, whose: str) -> np.ndarray:
+    """Return a copy of a frame; raise `SettingsError`, naming `whose` it is, unless it is uint8 `[H, W, 3]`."""
+    if np.ndim(drawn) != 3 or np.shape(drawn)[2] != 3 or np.asarray(drawn).dtype != np.uint8:
+        got = f"{np.asarray(drawn).dtype} {list(np.shape(drawn))}"
+        raise SettingsError(f"{whose} is drawn as {got}; expected uint8 [H, W, 3]")
+    return np.array(drawn)

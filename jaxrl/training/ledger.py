@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxrl.training.sanity import Extremes, extremes, support_missed, values_beyond
 from jaxrl.training.schedule import Schedule
+from jaxrl.training.settings import SessionConfig, TrainerConfig
 
 PARTS = ("compile", "init", "train", "evaluate", "confirm", "record", "save")
 ACTIVITIES = {
@@ -51,15 +52,14 @@ class Ledger:
     """Whether a warning about values beyond all possible returns was logged."""
     warned_support: bool = False
     """Whether a warning about a support that is too narrow was logged."""
-    unsaved_s = 0.0  # seconds of training since the last save in this process; not a field, so not saved
-    doing = ""  # the part that is being timed; not a field, so not saved
     warned_greedy: bool = False
     """Whether a warning about greedy actions that return far less than sampled ones was logged."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     _begun: float = field(default_factory=lambda: time.perf_counter())
 
-    def __post_init__(self) -> None:
-        self.warned_values, self.warned_support = bool(self.warned_values), bool(self.warned_support)
+    # Not fields, so not saved: seconds of training since the last save in this process, and the part being timed.
+    unsaved_s = 0.0
+    doing = ""
 
     @property
     def wall(self) -> float:
@@ -105,6 +105,12 @@ class Ledger:
         if is_best:
             self.best_score, self.best_opt_steps = kept, opt_steps
         return is_best
+
+    def limit_reached(self, config: TrainerConfig | SessionConfig, mean_return: float) -> str | None:
+        """Return the limit that a recorded evaluation has reached, `stop_reward` or `patience`, or `None`."""
+        if config.stop_reward is not None and mean_return >= config.stop_reward:
+            return "stop_reward"
+        return "patience" if config.patience and self.evals_without_best >= config.patience else None
 
     def watch(self, row: Mapping[str, Any], agent: Mapping[str, Any]) -> dict[str, str]:
         """Check a row of metrics; return warnings by the name of their event, each once in a run."""
@@ -155,12 +161,16 @@ class Ledger:
           ValueError: `facts` are not from `facts()`.
         """
         _check(facts)
-        seconds = {part: facts["seconds"].get(part, 0.0) + self.seconds[part] for part in PARTS}
+        seconds = {part: facts["seconds"][part] + self.seconds[part] for part in PARTS}
         return Ledger(**{**facts, "seconds": seconds, "_begun": self._begun})
 
-    def roll_back(self, facts: dict[str, Any]) -> "Ledger":
-        """Return the ledger after a rollback to the checkpoint with `facts`; it keeps time, best score and tries."""
-        back = Ledger(**{**facts, "seconds": self.seconds, "wall_s": self.wall_s, "_begun": self._begun})
+    def roll_back(self, facts: Mapping[str, Any] | None) -> "Ledger":
+        """Return the ledger after a rollback to the checkpoint with `facts`, or to the start if `None`.
+
+        It keeps time, best score and tries.
+        """
+        there = Ledger().facts() if facts is None else facts
+        back = Ledger(**{**there, "seconds": self.seconds, "wall_s": self.wall_s, "_begun": self._begun})
         back.best_score, back.best_opt_steps = self.best_score, self.best_opt_steps
         # Restoring the tries too would let a run roll back for ever.
         back.rollbacks, back.tries = self.rollbacks + 1, self.tries + 1
@@ -186,6 +196,8 @@ def _check(facts: Any) -> None:
     like = Ledger().facts()
     if not isinstance(facts, dict) or facts.keys() != like.keys() or not isinstance(facts["seconds"], dict):
         raise ValueError(f"expected counters named {', '.join(like)}")
+    if facts["seconds"].keys() != like["seconds"].keys():
+        raise ValueError(f"expected seconds of {', '.join(PARTS)}")
     for name, value in [*facts.items(), *facts["seconds"].items()]:
         if type(like.get(name)) is bool:
             if type(value) is not bool:

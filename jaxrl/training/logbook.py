@@ -1,7 +1,7 @@
 """Logging for trainer and session: rows and events, the best policy, the facts of a checkpoint.
 
-A logbook decides nothing and computes nothing of the training; it only formats and writes, and continues the logs of an
-earlier process.
+A logbook decides nothing and computes nothing of the training; it only formats and writes, continues the logs of an
+earlier process, and raises `DivergedError` once it has logged that nothing more can be tried.
 """
 
 import contextlib
@@ -15,7 +15,8 @@ from typing import Any, SupportsFloat
 
 import jax
 
-from jaxrl.errors import NoCheckpointError, SettingsError
+from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError
+from jaxrl.parsing import flatten_settings
 from jaxrl.strategies.base import Policy
 from jaxrl.strategies.guard import Health
 from jaxrl.training.divergence import Validity, in_good_health, look
@@ -141,6 +142,27 @@ class Logbook:
         for log in self._logs:
             log.close()
 
+    # --- divergence ---
+
+    def require_rollback_left(self, ledger: Ledger, max_rollbacks: int, what: str) -> None:
+        """Log the divergence and raise `DivergedError` if no rollback is left; `what` is from `divergence.explain`."""
+        if ledger.tries < max_rollbacks:
+            return
+        self.event("diverged", what)
+        tried = f"{ledger.tries} new tries from the last good checkpoint ended no better; " if ledger.tries else ""
+        raise DivergedError(f"training diverged: {what}; {tried}try a lower agent.lr, or a smaller agent.max_grad_norm")
+
+    def log_rollback(self, opt_steps: int, what: str, aside: str = "") -> None:
+        """Truncate the logs after `opt_steps`, and log the reason; `aside` is the text on what starts anew."""
+        self.rewind(opt_steps)
+        self.event("rollback", f"{what}; went back to here{aside}, to go on with other random numbers")
+
+    def require_valid(self, validity: Validity | None = None) -> None:
+        """Log and raise `DivergedError` if none of the environment steps was valid; by default those of the rows."""
+        if verdict := (validity or self.validity).verdict:
+            self.event("diverged", verdict)
+            raise DivergedError(verdict)
+
     # --- rows ---
 
     def row(self, kind: str, **columns: Any) -> dict[str, Any]:
@@ -168,7 +190,7 @@ class Logbook:
             total, count = self._noted.get(name, (0.0, 0))
             self._noted[name] = total + float(value), count + 1
 
-    def log_train(self, columns: Mapping[str, Any], ledger: Ledger, agent: Mapping[str, Any], steps: int = 0) -> Row:
+    def log_train(self, columns: Mapping[str, Any], ledger: Ledger, agent: Mapping[str, Any], steps: int) -> Row:
         """Log and return a row of metrics, with an event for each warning about it.
 
         Warnings are given once, which `ledger` remembers; `agent` has the settings of the agent. `steps` is the number
@@ -197,7 +219,7 @@ class Logbook:
         else:
             self._rows.video(video)
 
-    def log_score(self, columns: Mapping[str, Any], evaluation: Evaluation | None = None) -> Row:
+    def log_score(self, columns: Mapping[str, Any], evaluation: Evaluation | None) -> Row:
         """Log and return the row of a score, with the histograms of its evaluation, if any."""
         row = self.row("eval", **columns)
         self._continue_curve(row)
@@ -361,7 +383,7 @@ def run_info(storage: Storage, opt_steps: int) -> RunInfo:
     return RunInfo(
         name=name if group is None else f"{group.name}-{name}",
         directory=storage.path,
-        settings=flat(settings),
+        settings=flatten_settings(settings),
         tags=(*algo_and_env(settings), *settings.get("tags", ())),
         opt_steps=opt_steps if storage.resumes else 0,
         changed=bool(storage.decisive),
@@ -373,15 +395,6 @@ def run_info(storage: Storage, opt_steps: int) -> RunInfo:
 def algo_and_env(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the algorithm and the environment of a run, where they have names."""
     return tuple(str(part) for part in (settings.get("algo"), settings.get("env")) if part)
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings to paths, such as `agent.lr`."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        inside = flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-        found |= inside
-    return found
 
 
 @contextmanager

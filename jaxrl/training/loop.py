@@ -2,7 +2,7 @@
 
 The loop is thin on purpose: `schedule` decides when, `program` computes, `storage` writes; nothing here can change a
 bit of the training. Read `Run._loop` first, then `_at_boundary`, one turn of it. Below them are the parts of a turn,
-then start, resumption and shutdown. The public class is `trainer.Trainer`.
+then start, resumption and shutdown, then what further processes of the run do. The public class is `trainer.Trainer`.
 """
 
 import math
@@ -10,40 +10,37 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxrl.errors import SettingsError, print_stderr
+from jaxrl.errors import DivergedError, ProcessError, SettingsError, StorageError, describe_error, print_stderr
 from jaxrl.paths import require_free
 from jaxrl.strategies.base import Strategy, format_name
 from jaxrl.strategies.guard import Health
-from jaxrl.training import program, stopping
-from jaxrl.training.actors import pool
-from jaxrl.training.actors.pool import ActorPool
-from jaxrl.training.devices import Alone, apart, apply_in_all
+from jaxrl.training import devices, processes, program
+from jaxrl.training.actors.pool import ActorPool, pool_of
 from jaxrl.training.divergence import explain, has_diverged
 from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvalRules, EvaluateFn, ScoreFn, eval_key, evaluate_and_confirm
-from jaxrl.training.film import add_video_hook
-from jaxrl.training.following import follow, led
-from jaxrl.training.interrupt import Interrupt, report_unsaved, stop_reason_for
+from jaxrl.training.film import LONGEST, film_player, save_video
+from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.logbook import Logbook, reading_facts
-from jaxrl.training.memory import Plan
 from jaxrl.training.policy import GreedyPolicy, spec_facts
-from jaxrl.training.processes import stops
-from jaxrl.training.program import Compiled, Saved, compile_all
+from jaxrl.training.program import Saved, compile_all, zero_sums
 from jaxrl.training.recorders import Recorder, Row, require_recorders
 from jaxrl.training.report import Hooks, Report, Result, call
 from jaxrl.training.sanity import eval_kind_of, training_returns
 from jaxrl.training.schedule import Boundary, Schedule, next_boundary
 from jaxrl.training.settings import TrainerConfig, settings_of_run
+from jaxrl.training.storage.arrays import read_part, write_part
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.members import Membership, require_no_member
-from jaxrl.training.storage.run import Best, Resume, Storage
-from jaxrl.training.storage.weights import Weights, weights_of
+from jaxrl.training.storage.run import VERSIONS, Best, Resume, Storage, versions
+from jaxrl.training.storage.weights import Weights, insert_leaves, weights_of
 from jaxrl.trees import PyTree, make_key
 from jaxrl.xla import attempts
 
@@ -77,14 +74,14 @@ class Run:
         require_recorders(recorders)
         self.strategy, self.config, self.schedule = strategy, config, schedule
         self.evaluator, self.score, self.stop = evaluator, score, stop
-        self.hooks = add_video_hook(strategy, config, hooks)
+        self.hooks, self._film_player = hooks or Hooks(), film_player(strategy, config)
         self.interrupt = Interrupt() if interrupt is None else interrupt
         self.resume, self.max_chunk = resume, max_chunk
         self.ledger = Ledger()
         self.stop_reason: str | None = None
         self.latest: PyTree = None
         """Parameters of the latest policy, if the state is sharded over processes."""
-        self.lane: Any = Alone()
+        self.lane: Any = devices.Alone()
         """Where the state lives; replaced for a member of a population that trains in a team."""
         self.membership = Membership()
         """Replaced for any member of a population."""
@@ -111,8 +108,8 @@ class Run:
 
     def reports(self) -> Generator[Report, None, None]:
         """Train, yielding a report at each boundary; closing the generator saves. Raises as `Trainer.train` does."""
-        if self._prepare() and not follow(self):
-            with led(self):
+        if self._prepare() and not self._follow():
+            with self._leading():
                 yield from self._loop()
 
     def _loop(self) -> Generator[Report, None, None]:
@@ -163,14 +160,14 @@ class Run:
         if saves:
             self._save()
         if self.stop_reason and not self.interrupt:
-            stopping.require_valid(self._log, self._log.validity)
+            self._log.require_valid()
         return self._report(row, evaluation, saves)
 
     def _find_stop_reason(self, due: Boundary, report: Report) -> str | None:
         """Return the first that holds: a limit, the evaluation's rules, the user's `stop`, an interrupt."""
         if due.last:
             return self.schedule.limit(self.ledger.t)
-        if report.eval and (reached := stopping.after_evaluation(self.config, self.ledger, self._least_return)):
+        if report.eval and (reached := self.ledger.limit_reached(self.config, self._least_return)):
             return reached
         return "stop" if self.stop is not None and self.stop(report) else self.interrupt.reason
 
@@ -180,13 +177,17 @@ class Run:
         """Call the compiled program until iteration `end`, a request to stop, or divergence."""
         while (
             self.ledger.t < end
-            and not stops(self.interrupt)
+            and not processes.stops(self.interrupt)
             and not has_diverged(self._health(), self.config.max_skips)
         ):
             # A call ends at the boundary, after about `CHUNK_S`, or when the arrays of ended episodes are full.
             begun, t = time.perf_counter(), self.ledger.t
             stop = min(end, t + self._chunk, t + self._episodes.max_iterations)
-            made = pool.advance(self._program, self.lane.others or self._actors, self._state, self._sums, t, stop)
+            if (actors := self.lane.runner or self._actors) is not None:
+                made = actors.run(self._state, self._sums, t, stop)
+            else:
+                state, sums, *ended = self._program(self._state, self._sums, np.uint32(t), np.uint32(stop))
+                made = state, sums, stop, ended
             # The arguments were donated: replace the state at once. Dispatch is asynchronous: block to time the call.
             self._state, self._sums, stop, ended = jax.block_until_ready(made)
             seconds = max(time.perf_counter() - begun, 1e-9)
@@ -228,8 +229,20 @@ class Run:
         with self.ledger.timed("record"):
             training = training_returns(recorded or program.summarise(self._metrics, self._sums))
             row = self._log.log_eval(found, training, eval_kind_of(self.strategy, self.evaluator), self.ledger)
+        self._film_if_due()  # before the user's hook, which may read the film
         call(self.hooks.evaluation, self, found.evaluation, found.is_best)
         return row
+
+    def _film_if_due(self) -> None:
+        """Film the latest policy, if due; a failure is logged, and the run continues."""
+        config, counters = self.config, self.ledger.counters(self.schedule)
+        if self._film_player is None or not config.films_at(counters["opt_steps"], self.schedule.opt_steps_per_step):
+            return
+        assert config.run_dir is not None
+        play, policy = self._film_player
+        with self.ledger.timed("record"):
+            take = partial(play, policy.at(self._params(self.state)), config.seed, LONGEST)
+            self._log.log_video(save_video(take, config.run_dir, config.video_format, **counters))
 
     def _keep_best(self, score: float) -> None:
         # A copy: the state is donated to the next call, while a thread writes the best policy.
@@ -251,7 +264,7 @@ class Run:
                 {**rates, **waits, **program.summarise(self._metrics, self._sums)}, ledger, agent, steps
             )
             # Start the next interval.
-            self._sums = program.zero_sums(len(self._metrics))
+            self._sums = zero_sums(len(self._metrics))
             ledger.interval_start, ledger.interval_s = ledger.t, 0.0
         call(self.hooks.record, self, row)
         return row
@@ -275,18 +288,17 @@ class Run:
         health = self._health()
         assert health is not None
         what = explain(health, self._metrics)
-        stopping.require_rollback_left(self._log, self.ledger, self.config.max_rollbacks, what)
+        self._log.require_rollback_left(self.ledger, self.config.max_rollbacks, what)
         self.state, self._sums, self._refilled = None, None, range(0)  # free memory before loading
         found = self._storage.rollback(self._compiled.like)
-        self.ledger = stopping.rolled_back_ledger(self.ledger, found)
+        self.ledger = self.ledger.roll_back(found[1]["ledger"] if found else None)
         state, self._sums = found[0] if found else self._compiled.init(make_key(self.config.seed))
         state = self._adapt_loaded(state, self.ledger) if found else state
-        self.state = apply_in_all(self.strategy, "reseed", state, self.ledger.rollbacks)
+        self.state = devices.apply_in_all(self.strategy, "reseed", state, self.ledger.rollbacks)
         if self._actors is not None:
             self._actors = self._actors.restart()
-        stopping.log_rollback(
-            self._log, self.schedule.opt_steps(self.ledger.t), what, anew(self._refilled, self.strategy)
-        )
+        opt_steps = self.schedule.opt_steps(self.ledger.t)
+        self._log.log_rollback(opt_steps, what, describe_restart(self._refilled, self.strategy))
 
     # --- beginning and ending -----------------------------------------------------------------------------------
 
@@ -305,7 +317,7 @@ class Run:
         if sound and self.config.run_dir is None:
             self.ledger = self.ledger.for_next_call(self._wall)
             # Copy: the state will be donated, and results already returned still refer to it.
-            self.state, self._sums = apart((self.state, self._sums))
+            self.state, self._sums = devices.copy((self.state, self._sums))
         # Start from the newest checkpoint or from scratch: release the state in memory.
         else:
             self.ledger, self._best, self.state, self._sums = Ledger(), None, None, None
@@ -325,11 +337,17 @@ class Run:
     @contextmanager
     def _opened(self) -> Iterator[Storage]:
         """Hold the resources of the run: its directory, logs and signal handlers."""
-        config, regular = self.config, self.schedule.is_regular_save
-        can = partial(fits, self.strategy, self.schedule, self.ledger)
+        config = self.config
         with self.interrupt.signals(None if config.quiet else lambda: self.ledger.activity):
-            how = self.resume, regular, can, self.membership.files
-            storage = self._storage = Storage(config.run_dir, config.keep, self.settings(), *how)
+            storage = self._storage = Storage(
+                config.run_dir,
+                config.keep,
+                self.settings(),
+                self.resume,
+                regular=self.schedule.is_regular_save,
+                fits=partial(can_resume, self.strategy, self.schedule, self.ledger),
+                member=self.membership.files,
+            )
             storage.report = lambda line: self._log.event("storage", line)
             storage.on_saved = lambda opt_steps: call(self.hooks.save, self, opt_steps)
             try:
@@ -345,19 +363,24 @@ class Run:
 
     def _begin(self) -> None:
         """Compile, initialise or restore, and open the logs."""
-        key, self._eval_key = make_key(self.config.seed), eval_key(self.config.seed)
+        strategy, config = self.strategy, self.config
+        key, self._eval_key = make_key(config.seed), eval_key(config.seed)
         # A single iteration first: of slow environments a few hundred would take minutes, in which no signal is heard.
         self._chunk, goes_on = self.max_chunk or 1, self._storage.resumes or self._state is not None
         self._log.stage("compiling")
         with self.ledger.timed("compile"):
-            how = self._params, goes_on, self._episodes.enabled, self.lane.others is None
-            made = partial(compile_all, self.strategy, key, self.evaluator, *how)
-            now = self.strategy, self.config, self._storage, self._weights, goes_on
-            self._compiled, self._weights = compile_for(made, *now)
-            self._program, self._metrics = self._compiled.run, self._compiled.metrics
-            self._actors = pool.pool_of(
-                self.strategy, self._program, self.interrupt, self._log.event, self.schedule.last
+            if not goes_on and not self._weights.leaves:  # the run to resume has no checkpoint
+                self._weights = weights_of(config.init_from, config.init_parts, lambda: program.state_shapes(strategy))
+            # Checked before compiling.
+            self._storage.expect(program.forms_of(strategy))
+            if self._storage.resumes:
+                self._storage.check_fits(program.state_shapes(strategy))
+            compiled = compile_all(
+                strategy, key, self.evaluator, self._params, goes_on, self._episodes.enabled, self.lane.runner is None
             )
+            self._compiled = compiled._replace(init=self._weights.after(compiled.init))
+            self._program, self._metrics = compiled.run, compiled.metrics
+            self._actors = pool_of(strategy, self._program, self.interrupt, self._log.event, self.schedule.last)
         warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
         self._log.stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):
@@ -373,7 +396,7 @@ class Run:
         call(self.hooks.start, self)
         if self.ledger.t >= self.schedule.last:
             self.stop_reason = self.schedule.limit(self.ledger.t)
-        elif self.config.eval_at_start and self.ledger.t == 0 and not self.ledger.has_scores and not self.interrupt:
+        elif config.eval_at_start and self.ledger.t == 0 and not self.ledger.has_scores and not self.interrupt:
             self._evaluate()
 
     def _restore(self) -> None:
@@ -385,7 +408,8 @@ class Run:
         # Checked first: under other settings the same iteration would mean other counts.
         require_counters(f"{step} of {self.config.run_dir}", ledger.counters(self.schedule), saved)
         self.state, self._sums, self.ledger = self._adapt_loaded(state, ledger), sums, ledger
-        pool.go_on_counting(self._actors, facts)
+        if self._actors is not None:
+            self._actors.take_up(facts.get("actors"))
         self._storage.commit_resume()
 
     def _adapt_loaded(self, state: PyTree, ledger: Ledger) -> PyTree:
@@ -398,8 +422,11 @@ class Run:
         return state
 
     def _open_logs(self) -> None:
-        notes = (*self._notes, *self._weights.notes, *notes_of(self._memory, self.strategy, self._storage))
-        self._log.open(self._storage, self.resume.run, notes, anew(self._refilled, self.strategy))
+        without = attempts.failures()
+        self._storage.update_metadata(memory=self._memory.facts(), **({"without": without} if without else {}))
+        of_programs = (*self._memory.notes(), *self.strategy.info.notes, *attempts.notes())
+        notes = (*self._notes, *self._weights.notes, *of_programs)
+        self._log.open(self._storage, self.resume.run, notes, describe_restart(self._refilled, self.strategy))
         if (beginning := self._storage.describe_origin()) is not None:
             self._log.event("fork", beginning)
 
@@ -440,6 +467,101 @@ class Run:
         if self._storage.error is not None:
             raise self._storage.error
 
+    # --- several processes --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _leading(self) -> Iterator[None]:
+        """Synchronise the other processes with the start and end of the loop in the block, which only process 0 runs.
+
+        Raises:
+          SettingsError: one of them has different settings or versions, or failed to start.
+        """
+        if processes.several():
+            self._agree()
+        try:
+            yield
+        # A loop that the caller left has ended like any other.
+        except GeneratorExit:
+            self._send_end()
+            raise
+        # The followers must not wait for orders that never come.
+        except BaseException as error:
+            processes.broadcast(processes.END, {"failed": describe_error(error)})
+            raise
+        self._send_end()
+
+    def _agree(self) -> None:
+        """Raise `SettingsError` unless all processes have the same settings and versions."""
+        processes.agree({**self.settings(), "versions": versions(VERSIONS)})
+
+    def _send_end(self) -> None:
+        """Gather the parameters of the policy in each process, and send the last order."""
+        if processes.several():
+            self.state, self._sums = devices.shard_local(self.strategy, self.state, self._sums)
+            self.latest = devices.params_of(self.strategy, self.state) if self.strategy.policy else None
+            how = {"stop": self.stop_reason, "signal": self.interrupt.signal, "ledger": self.ledger.facts()}
+            processes.broadcast(processes.END, how)
+
+    def _follow(self) -> bool:
+        """Execute the orders of process 0 until the run ends; return `False` at once in process 0 or a single process.
+
+        Raises:
+          SettingsError: process 0 has different settings or versions.
+          ProcessError: process 0 has failed, or is gone.
+        """
+        if not processes.number():
+            return False
+        self._agree()
+        with self.interrupt.signals():
+            self._obey()
+        return True
+
+    def _obey(self) -> None:
+        """Execute orders until the last."""
+        strategy, key = self.strategy, make_key(self.config.seed)
+        compiled, state, sums, latest = None, self._state, self._sums, None  # type: Any, Any, Any, Any
+        self._state = self._sums = None
+        for order, *given in processes.orders(self.interrupt):
+            if order == "compile":
+                compiled = compile_all(strategy, key, None, self._params, *given)
+            elif order == "init":
+                state, sums = compiled.init(key)
+            elif order == "weights":
+                state, sums = insert_leaves(Saved(state, sums), *given)
+            elif order == "place":
+                state, sums = devices.distribute(strategy, *compiled.like)
+            elif order == "load":
+                state, sums = None, None  # free memory before loading
+                path, checksums = given
+                found, said = read_part(Path(path), compiled.like, checksums)
+                state, sums = found or (None, None)
+                del found  # or it would keep these arrays until the next load
+                processes.answer(said)
+            elif order == "alter":
+                state = devices.apply_in_all(strategy, given[0], state, *given[1:])
+            elif order == "run":
+                start, stop, fresh = given
+                sums = zero_sums(len(compiled.metrics)) if fresh else sums
+                state, sums = compiled.run(state, sums, np.uint32(start), np.uint32(stop))
+            elif order == "params":
+                latest = devices.params_of(strategy, state)
+            elif order == "save":
+                processes.answer(write_part(Path(*given), Saved(state, sums)))
+            elif order == "gather":
+                # A collective: all processes take part, and process 0 keeps the result.
+                processes.whole((state, sums))
+            elif order == processes.END:
+                self._adopt_end(state, sums, latest, *given)
+
+    def _adopt_end(self, state: Any, sums: Any, latest: Any, how: dict[str, Any]) -> None:
+        """Adopt the outcome of the run from process 0."""
+        if "failed" in how:
+            raise ProcessError(f"process 0 has ended the run: {how['failed']}")
+        self.state, self._sums, self.latest, self.stop_reason = state, sums, latest, how["stop"]
+        self.ledger = self.ledger.restore(how["ledger"])
+        if how["signal"] is not None:
+            self.interrupt.receive(how["signal"])
+
     # --- state and results --------------------------------------------------------------------------------------
 
     def result(self) -> Result:
@@ -447,7 +569,7 @@ class Run:
         if self._state is None:
             raise SettingsError("nothing has been trained yet; call train(), or iterate, first")
         # Copy while the run is in progress: the next call of the compiled program donates the state.
-        state = self.state if self.stop_reason else apart(self.state)
+        state = self.state if self.stop_reason else devices.copy(self.state)
         policy, best = self.strategy.policy, self._best
         latest = lambda: self._params(self.state) if self.latest is None else self.latest
         params, score = (best.params, best.score) if best else (policy and latest(), self.ledger.best_score)
@@ -466,11 +588,12 @@ class Run:
 
     def _facts(self) -> dict[str, Any]:
         left_out = {} if self.config.save_replay else {"left_out": ["buffer"]}
-        own = {**left_out, **pool.facts_of(self._actors), **self.membership.facts()}
+        actors = {} if self._actors is None else {"actors": self._actors.facts()}
+        own = {**left_out, **actors, **self.membership.facts()}
         return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy), **own)
 
     def _summary(self) -> dict[str, Any]:
-        return {**self.ledger.summary(self.schedule), **pool.summary_of(self._actors)}
+        return {**self.ledger.summary(self.schedule), **({} if self._actors is None else self._actors.summary())}
 
     def _health(self) -> Health | None:
         """Return the health counters of the updates, if the strategy keeps them."""
@@ -500,29 +623,9 @@ def check_run(strategy: Strategy, config: TrainerConfig, fresh: bool, is_member:
     return weights_of(config.init_from if fresh else None, config.init_parts, lambda: program.state_shapes(strategy))
 
 
-def compile_for(
-    compile_all: Callable[[], Compiled],
-    strategy: Strategy,
-    config: TrainerConfig,
-    storage: Storage,
-    weights: Weights,
-    goes_on: bool,
-) -> tuple[Compiled, Weights]:
-    """Return the compiled programs and the initial weights; check the checkpoint to resume, if any, before compiling.
-
-    Raises:
-      SettingsError: the checkpoint does not fit, or as `weights_of`.
-    """
-    if not goes_on and not weights.leaves:  # the run to resume has no checkpoint
-        weights = weights_of(config.init_from, config.init_parts, lambda: program.state_shapes(strategy))
-    storage.expect(program.forms_of(strategy))
-    if storage.resumes:
-        storage.check_fits(program.state_shapes(strategy))
-    compiled = compile_all()
-    return compiled._replace(init=weights.after(compiled.init)), weights
-
-
-def fits(strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: Store, facts: Mapping[str, Any]) -> bool:
+def can_resume(
+    strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: Store, facts: Mapping[str, Any]
+) -> bool:
     """Return whether the run can resume from the newest of `checkpoints`; `facts` are those of that checkpoint."""
     try:
         like = program.state_shapes(strategy)
@@ -543,7 +646,7 @@ def refill_buffer(strategy: Strategy, state: PyTree, t: int, changed: bool) -> t
     """
     refill = strategy.state_fns.refill
     if changed and strategy.state_fns.set_hyperparams is not None:
-        state = apply_in_all(strategy, "set_hyperparams", state)
+        state = devices.apply_in_all(strategy, "set_hyperparams", state)
     if refill is None or jax.tree.leaves(state.buffer):
         return state, range(0)
     blocks = refill.blocks(t)
@@ -551,7 +654,7 @@ def refill_buffer(strategy: Strategy, state: PyTree, t: int, changed: bool) -> t
     return program.jit_refill(strategy)(state, first, stop), blocks
 
 
-def anew(refilled: range, strategy: Strategy) -> str:
+def describe_restart(refilled: range, strategy: Strategy) -> str:
     """Return the text on what a resumed run starts anew; `refilled` is the range from `refill_buffer`."""
     steps = len(refilled) * strategy.env_steps_per_step
     parts = ["environments that start anew"] if strategy.host_env is not None else []
@@ -568,8 +671,16 @@ def require_counters(checkpoint: str, counted: Mapping[str, int], saved: Mapping
         )
 
 
-def notes_of(plan: Plan, strategy: Strategy, storage: Storage) -> list[str]:
-    """Return the notes to log at the start of a run; write the full memory `plan` into `metadata.json`."""
-    without = attempts.failures()
-    storage.update_metadata(memory=plan.facts(), **({"without": without} if without else {}))
-    return [*plan.notes(), *strategy.info.notes, *attempts.notes()]
+def stop_reason_for(error: BaseException, reason: str | None) -> str:
+    """Return the stop reason of a run that ended by `error`; an earlier `reason` takes precedence over a failure."""
+    if isinstance(error, DivergedError):
+        return "diverged"
+    return f"failed: {type(error).__name__}" if reason is None else reason
+
+
+def report_unsaved(error: BaseException, unsaved: StorageError | None) -> None:
+    """Report that the last save of a run failed, if the `error` that ended it would hide that."""
+    if isinstance(error, SystemExit) and unsaved is not None:
+        raise unsaved from error  # an exit code of 0 would mean that all is saved
+    if isinstance(error, GeneratorExit) and unsaved is not None:
+        print_stderr(f"error: {unsaved}")  # no exception can propagate from a closed generator

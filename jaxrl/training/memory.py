@@ -33,24 +33,27 @@ class Plan(NamedTuple):
     capacity: int | None = None
     """Capacity of the buffer in transitions, if there is one."""
     on_host: int = 0
-    """What of the buffer is in the host's memory."""
+    """Bytes of the buffer in the host's memory."""
 
     @property
     def buffer(self) -> int:
-        """All of the buffer, wherever it is."""
+        """Bytes of the buffer in total."""
         return self.state["buffer"] + self.on_host
 
     @property
-    def kept(self) -> int:
+    def state_bytes(self) -> int:
+        """Bytes of the state on the device."""
         return sum(self.state.values())
 
     @property
-    def beside(self) -> int:
+    def extra_bytes(self) -> int:
+        """Bytes beside the state, of an iteration or an evaluation."""
         return max(sum(self.iteration.values()), self.evaluation)
 
     @property
     def total(self) -> int:
-        return self.kept + self.beside
+        """Bytes on the device at the peak."""
+        return self.state_bytes + self.extra_bytes
 
     def notes(self) -> list[str]:
         """Return the plan as a note for the start of a run, if it has a large replay buffer."""
@@ -65,7 +68,7 @@ class Plan(NamedTuple):
         """Return the plan as a line of text."""
         ordered = sorted(((size, name) for name, size in self.state.items()), reverse=True)
         each = ", ".join(f"{name} {readable(size)}" for size, name in ordered if size >= 1_000 and name)
-        text = f"the training state takes {readable(self.kept)}" + (f" ({each})" if each else "")
+        text = f"the training state takes {readable(self.state_bytes)}" + (f" ({each})" if each else "")
         if self.on_host:
             text += f", and replay {readable(self.on_host)} in the host's memory"
         if self.capacity is not None:
@@ -85,17 +88,12 @@ def plan_of_state(state: PyTree, capacity: int | None = None) -> Plan:
     return Plan(parts, capacity=capacity, on_host=on_host)
 
 
-def plan_of(strategy: Strategy, state: PyTree, jaxpr: Any = None, evaluation: int = 0) -> Plan:
-    """Return the plan of a run of `strategy`, from the shapes of its `state`.
-
-    `jaxpr` is that of an iteration, if known; `evaluation` is the memory of an evaluation in bytes.
-    """
-    iteration: dict[str, int] = {}
-    if jaxpr is not None:
-        # Arrays of the traced iteration that XLA must materialise.
-        known = lambda: {"the steps it learns from": largest_rows(jaxpr), "the largest array": largest_array(jaxpr)}
-        iteration |= with_fallback("the memory plan of an iteration", known, dict)
-    return plan_of_state(state, strategy.state_fns.capacity)._replace(iteration=iteration, evaluation=evaluation)
+def plan_of(strategy: Strategy, state: PyTree, jaxpr: Any) -> Plan:
+    """Return the plan of training `strategy`, from the shapes of its `state` and the `jaxpr` of an iteration."""
+    # Arrays of the traced iteration that XLA must materialise.
+    known = lambda: {"the steps it learns from": largest_rows(jaxpr), "the largest array": largest_array(jaxpr)}
+    iteration: dict[str, int] = with_fallback("the memory plan of an iteration", known, dict)
+    return plan_of_state(state, strategy.state_fns.capacity)._replace(iteration=iteration)
 
 
 def require_fit(plan: Plan, num_envs: int | None = None, episodes: int | None = None) -> None:
@@ -131,30 +129,30 @@ def fitting(plan: Plan, limit: int, num_envs: int | None, episodes: int | None) 
         ways["buffer.capacity"] = int((limit - plan.total + plan.state["buffer"]) / each)
     shared = sum(size for name, size in plan.state.items() if name in SHARED)
     # All other memory grows linearly with `num_envs`.
-    grows = plan.kept - shared + sum(plan.iteration.values())
-    if num_envs and grows and limit >= plan.kept - grows + plan.evaluation:
+    grows = plan.state_bytes - shared + sum(plan.iteration.values())
+    if num_envs and grows and limit >= plan.state_bytes - grows + plan.evaluation:
         ways["num_envs"] = (limit - shared) * num_envs // grows
-    if episodes and plan.evaluation and plan.kept + sum(plan.iteration.values()) <= limit:
-        ways["eval_episodes"] = (limit - plan.kept) * episodes // plan.evaluation
+    if episodes and plan.evaluation and plan.state_bytes + sum(plan.iteration.values()) <= limit:
+        ways["eval_episodes"] = (limit - plan.state_bytes) * episodes // plan.evaluation
     return {name: most for name, most in ways.items() if most > 0}
 
 
 def require_members_fit(plan: Plan, members: int) -> None:
     """Raise `SettingsError` if `members` members with this `plan` each exceed the memory of the device, or their replay
     that of the host."""
-    limit, one = device_bytes(), plan.kept
-    room = room_on_host(members * one + plan.beside)
+    limit, one = device_bytes(), plan.state_bytes
+    room = room_on_host(members * one + plan.extra_bytes)
     if members * plan.on_host > room:
         raise SettingsError(
             f"replay of {members} members takes {readable(members * plan.on_host)} in the host's memory "
             f"({readable(plan.on_host)} each), which has {readable(room)} for it; lower buffer.capacity, or train at "
             f"most {room // plan.on_host} members"
         )
-    if members * one + plan.beside > limit:
+    if members * one + plan.extra_bytes > limit:
+        most = max(limit - plan.extra_bytes, 0) // max(one, 1)
         raise SettingsError(
             f"a population of {members} members takes {readable(members * one)} ({readable(one)} each), but the "
-            f"device has {readable(limit)}; at most {max(limit - plan.beside, 0) // max(one, 1)} members fit, or lower "
-            "buffer.capacity or num_envs"
+            f"device has {readable(limit)}; at most {most} members fit, or lower buffer.capacity or num_envs"
         )
 
 

@@ -153,7 +153,7 @@ class GreedyPolicy:
         """Return what `PolicyOutputs` of this name says at `obs`, as though it came after the calls before."""
         outputs = self.policy.outputs
         if outputs is None:
-            raise SettingsError(f"the policy was made by hand, and tells no {what}")
+            raise SettingsError(f"the policy was made by hand, and has no {what}")
         batch, rows, single = self._batch(obs)
         given: PyTree = () if action is None else self._actions(action, rows, single)
         # Made when first asked for: most policies only act.
@@ -180,7 +180,7 @@ class GreedyPolicy:
         """Return `action`, one for each row; raise `SettingsError` if they are others."""
         struct, name = spaces.space_struct(self.policy.spec.action_space), self.policy.spec.name
         wanted = jax.tree.map(lambda like: like.shape if single else (rows, *like.shape), struct)
-        if different := entries_apart(struct, action):
+        if different := describe_mismatch(struct, action):
             raise SettingsError(f"the action does not match {name}: {different}")
         try:
             arrays = jax.tree.map(lambda like, x: _array(x, like.dtype), struct, action)
@@ -195,7 +195,8 @@ class GreedyPolicy:
     def _require_no_memory(self, batch: PyTree) -> None:
         """Raise `SettingsError` if the action for `batch` `[N, ...]` may depend on the calls before."""
         if self._remembers is None:
-            self._remembers = remembers(self.policy, *jax.tree.map(jnp.asarray, (self.params, batch)))
+            given = jax.tree.map(jnp.asarray, (self.params, batch))
+            self._remembers = bool(memory_leaves(self.policy, *given))
         if self._remembers:
             raise SettingsError(
                 "the policy remembers its episode, and a call inside jax.jit cannot change what it remembers; call it "
@@ -215,25 +216,36 @@ def _query(
     return look(params, carry, opt_step, action)
 
 
-def remembers(policy: Policy, params: PyTree, obs: PyTree) -> bool:
-    """Say whether the action of `policy` for `obs` `[N, ...]` may depend on anything else than these, and `params`."""
-    # Decided by the traced program: whether the actions of a later call depend on what the one before has left.
-    carry, action = jax.eval_shape(partial(begin, policy), params, obs)
-    traced = jax.make_jaxpr(partial(follow, policy))(params, carry, action, obs)
-    before, kept = len(jax.tree.leaves(params)), len(jax.tree.leaves((carry, action)))
+def memory_leaves(policy: Policy, params: PyTree, obs: PyTree) -> list[int]:
+    """Return which leaves of `(carry, action)`, what `policy` remembers and did, affect its actions, now or later.
 
-    def depends() -> bool:
-        code = read(traced)
-        return not find_dependencies(code, code.outs[-len(jax.tree.leaves(action)) :]).isdisjoint(
-            code.ins[before : before + kept]
-        )
+    `obs` `[N, ...]` may be shapes: the traced program of a step decides.
+    """
+    memory = jax.eval_shape(partial(begin, policy), params, obs)
+    traced = jax.make_jaxpr(lambda params, obs, memory: follow(policy, params, *memory, obs))(params, obs, memory)
+    count, actions = len(jax.tree.leaves(memory)), len(jax.tree.leaves(memory[1]))
+    return with_fallback(
+        "what a policy remembers", lambda: _deciding(traced, count, actions), lambda: list(range(count))
+    )
 
-    return with_fallback("what a policy remembers", depends, lambda: True)
+
+def _deciding(traced: Any, memory: int, actions: int) -> list[int]:
+    """Return which of the last `memory` inputs affect the last `actions` of the outputs, now or later."""
+    code = read(traced)
+    inputs = code.ins[-memory:]
+    wanted = set(range(memory - actions, memory))
+    while True:
+        # Whatever affects a kept part of the memory must be kept as well.
+        needed = find_dependencies(code, [code.outs[i] for i in wanted])
+        found = {i for i, number in enumerate(inputs) if number in needed}
+        if found <= wanted:
+            return sorted(found)
+        wanted |= found
 
 
 def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:
     """Return `obs`, one or a batch, in the dtypes of `struct`; raise `SettingsError` if it has other shapes."""
-    if different := entries_apart(struct, obs):
+    if different := describe_mismatch(struct, obs):
         raise SettingsError(f"the observation does not match {env}: {different}")
     try:
         arrays = jax.tree.map(lambda like, x: spaces.match_image_layout(_array(x, like.dtype), like.shape), struct, obs)
@@ -252,25 +264,25 @@ def _array(x: Any, dtype: Any) -> Array:
     return jnp.asarray(x if isinstance(x, jax.Array) else spaces.to_dtype("it", np.asarray(x), dtype), dtype)
 
 
-def entries_apart(struct: PyTree, given: PyTree, at: str = "") -> str:
+def describe_mismatch(struct: PyTree, given: PyTree, at: str = "") -> str:
     """Return which entries `given` lacks of `struct` and which it has beside them, in words; nothing if none."""
     where = f" in {at}" if at else ""
     if isinstance(struct, Mapping):
         if not isinstance(given, Mapping):
             return f"{at or 'it'} is {_kind(given)}, not a dict of {', '.join(struct)}"
         missing, odd = ([str(x) for x in a if x not in b] for a, b in ((struct, given), (given, struct)))
-        apart = [f"missing entries{where} {', '.join(sorted(missing))}"] * bool(missing)
-        apart += [f"unexpected{where} {', '.join(sorted(odd))}"] * bool(odd)
-        if apart:
-            return "; ".join(apart)
+        different = [f"missing entries{where} {', '.join(sorted(missing))}"] * bool(missing)
+        different += [f"unexpected{where} {', '.join(sorted(odd))}"] * bool(odd)
+        if different:
+            return "; ".join(different)
     elif isinstance(struct, tuple):
         if not isinstance(given, tuple | list) or len(given) != len(struct):
             return f"{at or 'it'} is {_kind(given)}, not a tuple of {len(struct)}"
     else:
         return f"{at or 'it'} is {_kind(given)}, not an array" if isinstance(given, Mapping) else ""
     named = struct.items() if isinstance(struct, Mapping) else enumerate(struct)
-    inner = (entries_apart(part, given[key], f"{at}[{key!r}]") for key, part in named)
-    return next((apart for apart in inner if apart), "")
+    inner = (describe_mismatch(part, given[key], f"{at}[{key!r}]") for key, part in named)
+    return next((different for different in inner if different), "")
 
 
 def _kind(given: Any) -> str:

@@ -19,8 +19,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl.errors import JaxrlError, ProcessError, SettingsError, error_text, print_stderr
-from jaxrl.training.changes import changes
 from jaxrl.training.interrupt import Interrupt
+from jaxrl.training.settings import changes
 from jaxrl.trees import PyTree, is_key, key_impl
 
 PIECE = 1 << 24

@@ -309,7 +309,7 @@ def program_cache(strategy: Strategy) -> dict[str, Any]:
     if not strategy.env_steps_per_step:
         return {}
     # Programs depend on the spec of a host environment, too.
-    env = strategy.actor_fns.env if strategy.actor_fns else strategy.env
+    env = strategy.train_env
     # No program uses `set_hyperparams`, which is another function in each member of a population.
     on_state = strategy.state_fns._replace(set_hyperparams=None)
     evaluation, envs = strategy.evaluation, [env, strategy.evaluation.env, getattr(env, "eval_env", None)]

@@ -1,13 +1,25 @@
-"""Reports at boundaries, the result of a run, and hooks."""
+"""Reports at boundaries, the result of a run, hooks, and the lines that end a run."""
 
+import contextlib
+import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from jaxrl.errors import SettingsError
+from jaxrl.errors import SettingsError, print_stderr, require_extra
 from jaxrl.parsing import format_repr
+from jaxrl.terminal import print_folded
+from jaxrl.training import processes
+from jaxrl.training.interrupt import raise_signal
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Row
 from jaxrl.trees import PyTree
+
+LIMITS = {"max_opts": "opt_steps", "max_env_steps": "env_steps"}
+"""The counter in the summary for each limit of a run."""
+EARLY = ("stop_reward", "patience", "stop")
+"""Stop reasons of runs that ended before their limits."""
+FINISHED = (*LIMITS, *EARLY)
+"""Stop reasons of runs that are finished, rather than interrupted or failed."""
 
 
 class Report(NamedTuple):
@@ -83,10 +95,7 @@ def axes_for(points: Sequence[Point], axes: Any = None) -> Any:
     if not points:
         raise SettingsError("nothing was evaluated, so there is no curve; set eval_interval, or train for longer")
     if axes is None:
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise SettingsError("pictures need the extra `report`: pip install 'jaxrl[report]'") from None
+        pyplot = require_extra("matplotlib.pyplot", "pictures", "report")
         axes = pyplot.subplots(figsize=(6, 3), layout="constrained")[1]
     axes.set_xlabel("environment steps")
     axes.grid(alpha=0.3)
@@ -148,3 +157,70 @@ def call(hook: Hook, *args: Any) -> None:
     for one in hook if isinstance(hook, Sequence) else (hook,):
         if one is not None:
             one(*args)
+
+
+# --- the end of a run ---------------------------------------------------------------------------------------------
+
+
+def print_summary(result: Result, run_dir: str | None, following: Mapping[str, str]) -> None:
+    """Print the summary of a run, with an entry per line.
+
+    The directory and the suggested commands, `following`, are for copying, and are not folded in a narrow terminal.
+    """
+    for name, text in _lines(result.summary).items():
+        print_folded(f"  {name:<12}{text}", indent=14)
+    for name, text in {**({} if run_dir is None else {"run": run_dir}), **following}.items():
+        with contextlib.suppress(OSError):  # the reader may be gone
+            print(f"  {name:<12}{text}", flush=True)
+
+
+def print_table(table: str, following: Mapping[str, str]) -> None:
+    """Print the results of a population as a table, and the suggested commands, `following`."""
+    lines = [f"  {name:<12}{text}" for name, text in following.items()]
+    with contextlib.suppress(OSError):  # the reader may be gone
+        print("\n".join([table, *lines]), flush=True)
+
+
+def _lines(summary: Mapping[str, Any]) -> dict[str, str]:
+    seconds = "  ".join(f"{part}\N{NO-BREAK SPACE}{value:.1f}" for part, value in summary["seconds"].items())
+    lines = {
+        "stopped by": summary["stop"],
+        "steps": f"{summary['opt_steps']:,} optimisation, {summary['env_steps']:,} environment",
+    }
+    if summary["opt_steps_per_sec"]:
+        lines["speed"] = f"{summary['opt_steps_per_sec']:,.0f} optimisation steps/s while training"
+    if summary["best_score"] is not None:
+        lines["best"] = f"{summary['best_score']:.6g} at {summary['best_opt_steps']:,}"
+    if summary["last_score"] is not None:
+        lines["last"] = f"{summary['last_score']:.6g}"
+    if summary.get("staleness") is not None:
+        lines["staleness"] = f"{summary['staleness']:.4g} optimisation steps, at most {summary['staleness_max']:.4g}"
+        lines["learner"] = f"waited {summary['learner_waited_s']:.1f} s"
+    for i, actor in enumerate(summary.get("actors", [])):
+        mean = "" if actor["mean_return"] is None else f", mean return {actor['mean_return']:.4g}"
+        steps = f"{actor['env_steps']:,} steps, {actor['episodes']:,} episodes{mean}"
+        lines[f"actor {i}"] = f"{steps}; waited {actor['waited_s']:.1f} s"
+    lines["seconds"] = f"{summary['wall_s']:.1f}: {seconds}"
+    return lines
+
+
+def leave_by_signal(signalled: int, where: str, maker: str, run_dir: str | None, quiet: bool) -> NoReturn:
+    """Print a message on the signal `signalled` that ended a closed run, and raise its exception.
+
+    Args:
+      signalled: the number of the signal.
+      where: where the run has ended, as in " at 5,000 optimisation steps", or nothing.
+      maker: the beginning of the call that continues the run, as in "Trainer(strategy".
+      run_dir: its directory, if it has one.
+      quiet: print nothing.
+
+    Raises:
+      KeyboardInterrupt: after SIGINT.
+      SystemExit: after SIGTERM, with 143.
+    """
+    again = "the trainer keeps its state: call train() again"
+    if run_dir is not None:
+        again = f"saved; continue with {maker}, ..., run_dir={run_dir!r}, resume=True)"
+    if not quiet and not processes.number():
+        print_stderr(f"stopped by {signal.Signals(signalled).name}{where}; {again}")
+    raise_signal(signalled)

@@ -138,7 +138,7 @@ class EvalKind(NamedTuple):
 def eval_kind_of(strategy: Strategy, evaluator: object) -> EvalKind:
     """Return how `evaluator` evaluates a policy of `strategy`."""
     actions = getattr(evaluator, "actions", None)
-    env = strategy.env or (strategy.actor_fns.env if strategy.actor_fns else None)
+    env = strategy.train_env
     algorithm = ALGORITHMS.get(str((strategy.info.settings or {}).get("algo")))
     # Returns in another environment, or with several agents, are not comparable.
     same = strategy.evaluation.env is None and not getattr(env, "eval_env", None) and not getattr(env, "agents", None)

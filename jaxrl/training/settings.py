@@ -3,16 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
+from jaxrl.agents.fields import SequenceConfig
 from jaxrl.errors import SettingsError, check_between, check_count, require_extra, suggest
 from jaxrl.parsing import as_int
 from jaxrl.paths import local
 from jaxrl.registry import RECORDERS, import_name
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.mesh import as_text, read_mesh
-from jaxrl.training.reel import FORMATS
 from jaxrl.training.schedule import Schedule, round_to_iterations
+
+FORMATS = ("gif", "mp4")
+"""Formats of films."""
 
 
 class GivenArrays:
@@ -129,8 +132,7 @@ class TrainerConfig:
             raise SettingsError(f"eval_actions is {self.eval_actions!r}; expected greedy or sampled")
         if self.init_parts and self.init_from is None:
             raise SettingsError("init_parts names parts of what init_from has; set init_from")
-        if self.video_format not in FORMATS:
-            raise SettingsError(f"video_format is {self.video_format!r}; expected gif or mp4")
+        check_format(self.video_format)
         check_shared(self)
         check_count("devices", self.devices)
         if self.mesh is not None:
@@ -320,6 +322,12 @@ def check_shared(config: TrainerConfig | SessionConfig) -> None:
     check_recorders(config.recorders, config.run_dir, type(config).recorders)
 
 
+def check_format(video_format: str) -> None:
+    """Raise `SettingsError` unless films have this format."""
+    if video_format not in FORMATS:
+        raise SettingsError(f"video_format is {video_format!r}; expected gif or mp4")
+
+
 def check_description(config: TrainerConfig | SessionConfig) -> None:
     """Raise `SettingsError` for a name, tags or notes that are not text."""
     if config.name is not None and not (isinstance(config.name, str) and config.name.strip()):
@@ -330,7 +338,7 @@ def check_description(config: TrainerConfig | SessionConfig) -> None:
         raise SettingsError(f"notes is {config.notes!r}; expected text")
 
 
-def check_recorders(names: Sequence[str], run_dir: str | None, default: Sequence[str] = ()) -> None:
+def check_recorders(names: Sequence[str], run_dir: str | None, default: Sequence[str]) -> None:
     """Raise `SettingsError` for unknown recorders, and for those that are not available here.
 
     Without a run directory, recorders of the `default` that need one are skipped silently.
@@ -362,15 +370,15 @@ def check_seed(seed: int) -> None:
 
 def check_strategy(strategy: object) -> None:
     """Raise `SettingsError` unless `strategy` can be trained."""
-    if isinstance(strategy, Strategy) and (strategy.state_fns.health is None) != (strategy.state_fns.reseed is None):
-        given, lacking = ("health", "reseed") if strategy.state_fns.reseed is None else ("reseed", "health")
-        raise SettingsError(
-            f"the strategy has {given} but no {lacking}; give both, as jaxrl.strategies.guard has them, or neither"
-        )
     if not isinstance(strategy, Strategy):
         raise SettingsError(
             f"Trainer was given {type(strategy).__name__}; expected a strategy, as in "
             "Trainer(off_policy(make_env('CartPole-v1'), dqn(), buffer=uniform(50_000, batch_size=128)))"
+        )
+    if (strategy.state_fns.health is None) != (strategy.state_fns.reseed is None):
+        given, lacking = ("health", "reseed") if strategy.state_fns.reseed is None else ("reseed", "health")
+        raise SettingsError(
+            f"the strategy has {given} but no {lacking}; give both, as jaxrl.strategies.guard has them, or neither"
         )
 
 
@@ -407,3 +415,72 @@ def extend(
     if plan[0].max_opts < done:
         raise SettingsError(f"max_opts is {max_opts}, but the run has made {done} optimisation steps; expected more")
     return plan
+
+
+# --- what differs between the settings of two runs, and which of them decide what -------------------------------
+
+HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"} | {
+    "processes",
+    "actor_timeout",
+    "actor_engine",
+    "actor_restarts",
+    "open_in_turn",
+    "data",
+    "demos",
+    "teacher",
+    "eval_env",
+    "eval_env_args",
+    "buffer.memory",
+}
+"""Settings that may change on resume. No bit of the training depends on them, unless training diverges and is rolled
+back.
+
+The location of a data set (`data`, `demos`) or a `teacher` is one of them; what it holds is pinned by `data_sha256`,
+`demos_sha256`, `teacher_sha256`.
+"""
+YARDSTICK = frozenset({"env", "env_args", "eval_env", "eval_env_args", "eval_actions"})
+"""Settings that decide what a score means: those under others cannot be compared."""
+
+
+def unread(settings: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of the settings that nothing reads under `settings`.
+
+    They are `v_min` and `v_max` without c51 values, and the settings of sequences without a recurrent core.
+    """
+    agent = settings.get("agent")
+    known = agent if isinstance(agent, Mapping) else {}
+    support = () if known.get("values", "c51") == "c51" else ("v_min", "v_max")
+    of_core = () if known.get("core", "none") != "none" else SequenceConfig.__dataclass_fields__
+    return frozenset(f"agent.{name}" for name in (*support, *of_core) if name != "core")
+
+
+class Change(NamedTuple):
+    """A setting or a version that differs from the saved one."""
+
+    name: str
+    old: object
+    new: object
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.old} -> {self.new}"
+
+    @property
+    def only_names(self) -> bool:
+        """Whether the change may only be another name for the same network; it is if the saved parameters fit."""
+        if self.name == "agent.torso":
+            return "auto" in (self.old, self.new) or {self.old, self.new} == {"conv", "minatar"}
+        return self.name == "agent.channels" and [self.old, self.new] in ([[], [16]], [[16], []])
+
+
+def changes(old: object, new: object, name: str = "") -> list[Change]:
+    """List the differences between the nested settings `old` and `new`, whose path is `name`."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = {key: f"{name}.{key}" if name else str(key) for key in [*old, *new]}
+        parts = [changes(old.get(key), new.get(key), path) for key, path in keys.items()]
+        return [change for part in parts for change in part]
+    return [] if old == new else [Change(name, old, new)]
+
+
+def evaluation_changes(found: Sequence[Change]) -> list[Change]:
+    """Return those of the changes found under which scores mean something else."""
+    return [change for change in found if change.name.partition(".")[0] in YARDSTICK]

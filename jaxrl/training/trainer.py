@@ -1,21 +1,32 @@
 """The public trainer of a strategy: `train()`, or one boundary at a time."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jaxrl.training.closing as closing
+from jaxrl.agents.outside import made_by_hand
 from jaxrl.errors import check_count
 from jaxrl.parsing import format_repr
 from jaxrl.registry import import_name
 from jaxrl.strategies.base import Strategy, format_name
 from jaxrl.strategies.population import Population
+from jaxrl.training import processes
 from jaxrl.training.devices import on_devices
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, evaluator_of, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.loop import Run
 from jaxrl.training.recorders import Recorder
-from jaxrl.training.report import Hooks, Report, Result, progress_parts, run_dir_part
+from jaxrl.training.report import (
+    FINISHED,
+    LIMITS,
+    Hooks,
+    Report,
+    Result,
+    leave_by_signal,
+    print_summary,
+    progress_parts,
+    run_dir_part,
+)
 from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, extend, plan_run, with_recorders
 from jaxrl.training.storage.run import resolve_resume
 
@@ -134,15 +145,16 @@ class Trainer(Run):
             trained = True
         result = self.result()
         if trained and not self._quiet and "console" in self.config.recorders:
-            closing.print_summary_in_python(self, result)
+            self._print_summary(result)
         return result
 
     def __iter__(self) -> Iterator[Report]:
         """Train, yielding a report at each boundary; leaving the loop early saves. Raises as `train` does."""
         yield from self.reports()
         if self.raise_on_signal and (number := self.interrupt.signal) is not None:
-            opt_steps = self.schedule.opt_steps(self.ledger.t)
-            closing.leave_by_signal(number, self.stop_reason, opt_steps, self.config.run_dir, self.config.quiet)
+            where = f" at {self.schedule.opt_steps(self.ledger.t):,} optimisation steps"
+            where += f", at the end of the run ({self.stop_reason})" if self.stop_reason in LIMITS else ""
+            leave_by_signal(number, where, "Trainer(strategy", self.config.run_dir, self.config.quiet)
 
     def note(self, text: str | None = None, /, **values: float) -> None:
         """Add numbers to the next row, each as the mean of its noted values; log `text` as an event at once.
@@ -152,3 +164,25 @@ class Trainer(Run):
         """
         self._log.log_note(text)
         self._log.note(values)
+
+    def _print_summary(self, result: Result) -> None:
+        """Print the summary of a run, in process 0 only."""
+        run_dir, settings = self.config.run_dir, self.strategy.info.settings
+        custom = settings is None or made_by_hand(settings.get("algo"), settings.get("custom", []))
+        following = {} if (again := _continuation(result.summary, run_dir)) is None else {"go on": again}
+        # Loading the policy of a custom strategy needs the strategy.
+        if run_dir is not None and result.policy is not None:
+            following["load"] = f"policy = jaxrl.load_policy({run_dir!r}{', strategy=strategy' if custom else ''})"
+        if not processes.number():
+            print_summary(result, run_dir, following)
+
+
+def _continuation(summary: Mapping[str, Any], run_dir: str | None) -> str | None:
+    """Return the call that continues a stopped run; `None` if none does."""
+    stop = summary["stop"]
+    if stop == "max_env_steps" and run_dir is not None:
+        more = 2 * summary["env_steps"]
+        return f"Trainer(strategy, ..., run_dir={run_dir!r}, resume=True, max_env_steps={more}).train()"
+    if stop == "max_opts":
+        return f"trainer.train(max_opts={2 * summary['opt_steps']})"
+    return None if stop in FINISHED else "trainer.train()"

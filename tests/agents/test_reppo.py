@@ -18,7 +18,7 @@ from jaxrl.agents.values import ENTROPY_MARGIN
 from jaxrl.distributions import LOG_STD, Categorical, Gaussian, TanhGaussian, kl_divergence, mask_distribution
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import sample_space
-from jaxrl.training.changes import unread
+from jaxrl.training.settings import unread
 from jaxrl.tuning import Override, override
 from jaxrl.types import Batch, Rollout, Transition
 

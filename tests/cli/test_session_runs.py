@@ -117,7 +117,7 @@ def test_an_environment_that_no_name_can_rebuild_is_refused_in_one_line(
 
 
 def test_a_vector_is_rebuilt_as_one_of_its_environments() -> None:
-    made = jaxrl.training.session.inputs.outside
+    made = jaxrl.training.session.inputs.describe_envs
     kwargs = {"num_envs": 2, "sutton_barto_reward": True, "max_episode_steps": LIMIT}
     for mode in ("sync", "vector_entry_point"):
         envs = gymnasium.make_vec("CartPole-v1", vectorization_mode=mode, **kwargs)

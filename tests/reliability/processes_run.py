@@ -16,7 +16,7 @@ from threading import Timer
 from typing import Any
 
 import jaxrl.train
-import jaxrl.training.following as following
+import jaxrl.training.loop as loop
 from jaxrl.cli.leaving import leave_on_signals
 from jaxrl.cli.main import run_main
 from jaxrl.training import Hooks, Trainer
@@ -62,6 +62,6 @@ if __name__ == "__main__":
     if ":" in what:
         jaxrl.train.Trainer = partial(Trainer, hooks=disturbances(what), max_chunk=4)  # type: ignore[misc]
     elif "=" in what:
-        installed = following.versions
-        following.versions = lambda names: {**installed(names), **dict([what.split("=")])}
+        installed = loop.versions
+        loop.versions = lambda names: {**installed(names), **dict([what.split("=")])}
     run_main(jaxrl.train.main, args)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 import jaxrl
 import jaxrl.training.processes as processes
-from jaxrl.cli.joining import join, together
+from jaxrl.cli.joining import join, report_failures
 from jaxrl.cli.main import run_main
 from jaxrl.strategies.guard import Health, init_health
 from jaxrl.strategies.sharded import sharded
@@ -83,7 +83,7 @@ def main(args: Sequence[str]) -> int:
     path, address = args[0], args[2]
     seed, number, own = (int(args[i]) for i in (1, 3, 4))
     join({"coordinator_address": address, "num_processes": number, "process_id": own}, SHARDS)
-    with together(joined=True):
+    with report_failures(joined=True):
         train(path, HALF, seed=seed, devices=SHARDS)
         train(path, 2 * HALF, resume=True, seed=seed, devices=SHARDS)
         go_on()

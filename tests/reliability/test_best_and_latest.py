@@ -12,8 +12,8 @@ from hypothesis import given, strategies as st
 from toys_trainer import ByStep, counting
 
 import jaxrl
-from jaxrl.training.changes import Change, changes
 from jaxrl.training.ledger import Ledger
+from jaxrl.training.settings import Change, changes
 from jaxrl.training.storage.checkpoints import Store, surplus
 from jaxrl.training.storage.logs import log_problems, trim
 

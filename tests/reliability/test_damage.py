@@ -21,7 +21,7 @@ from jaxrl.cli.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError, StorageError
 from jaxrl.loading import load_policy
 from jaxrl.training import Report, Trainer, loop, program, trainer
-from jaxrl.training.changes import unread
+from jaxrl.training.settings import unread
 from jaxrl.training.storage import checkpoints, run_dir
 from jaxrl.training.storage.checkpoints import FILES, Store, file_sums, seal
 from jaxrl.training.storage.leaves import state_digest

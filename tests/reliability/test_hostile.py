@@ -21,6 +21,7 @@ from test_damage import BEFORE, LAST, NEWEST, SmallRun, compiled_once, contents,
 from jaxrl import evaluate, train, verify
 from jaxrl.errors import JaxrlError, SettingsError
 from jaxrl.loading import load_policy
+from jaxrl.training.ledger import PARTS
 from jaxrl.training.storage.checkpoints import FILES, file_sums
 
 Door = Callable[[Path], Any]
@@ -335,7 +336,8 @@ STRANGE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "ledger evaluations are text": ledger(evals_without_best="x"),
     "ledger interval is text": ledger(interval_start="x"),
     "ledger seconds are a list": ledger(seconds=[]),
-    "ledger seconds are text": ledger(seconds={"train": "x"}),
+    "ledger seconds are text": ledger(seconds={**dict.fromkeys(PARTS, 0.0), "train": "x"}),
+    "ledger seconds lack a part": ledger(seconds={"train": 1.0}),
     "ledger wall time is text": ledger(wall_s="x"),
     "ledger rollbacks are text": ledger(rollbacks="x"),
     "ledger has an unknown entry": ledger(__class__="os.system"),

@@ -17,8 +17,8 @@ from jaxrl import train
 from jaxrl.cli.algos import OffPolicyRun, build
 from jaxrl.errors import SettingsError
 from jaxrl.training import loop, program
-from jaxrl.training.changes import HARMLESS
 from jaxrl.training.memory import Plan
+from jaxrl.training.settings import HARMLESS
 from jaxrl.training.storage import run as storage
 from jaxrl.training.storage.checkpoints import MismatchError, Store
 from jaxrl.training.storage.leaves import state_digest
@@ -398,7 +398,7 @@ def test_a_setting_that_decides_the_training_is_refused_with_both_values(
     run: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(program, "check_step", lambda *args: Plan({}))  # it only traces, and takes the time
-    monkeypatch.setattr(loop, "fits", lambda *args: True)  # as does this
+    monkeypatch.setattr(loop, "can_resume", lambda *args: True)  # as does this
     monkeypatch.setattr(loop, "compile_all", lambda *args: pytest.fail("it began to compile"))
     config = changed(SMALL, name, DECISIVE[name])
     before = contents(run)
@@ -495,7 +495,7 @@ def test_a_network_may_be_named_otherwise_where_it_is_the_same_and_no_bit_change
 
 @pytest.mark.parametrize("name", SHAPED)
 def test_and_not_where_it_is_another(run: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(loop, "fits", lambda *args: False)
+    monkeypatch.setattr(loop, "can_resume", lambda *args: False)
     monkeypatch.setattr(program, "check_step", lambda *args: Plan({}))
     config, settings = changed(SMALL, name, SHAPED[name]), train.trainer_config(SMALL).changed(run_dir=str(run))
     with pytest.raises(SettingsError, match=f"{name} cannot change, for what was saved would not fit"):

@@ -1,16 +1,16 @@
 """How runs are grouped, what differs between them, and what groups come to, by hand."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from toys_runs import write_population, write_run, write_search
+from toys_runs import METADATA, write_population, write_run, write_search
 
 from jaxrl.reports.curves import band, thin
 from jaxrl.reports.groups import Group, differences, group_runs, remarks
-from jaxrl.reports.lineage import lineages, takeovers
-from jaxrl.reports.parallel import axis, populations
+from jaxrl.reports.populations import axis, lineages, populations, takeovers
 from jaxrl.reports.read import read_runs
 from jaxrl.reports.rows import Curve
 from jaxrl.reports.tables import group_table, run_table, setting_table, time_table
@@ -123,6 +123,21 @@ def test_runs_are_told_with_what_went_wrong_and_where_time_went(tmp_path: Path) 
         "3.00",
         "-",
     )
+
+
+@pytest.mark.parametrize("reason", ["max_opts", "max_env_steps", "stop_reward", "patience", "stop"])
+def test_whatever_ends_a_run_finishes_it(tmp_path: Path, reason: str) -> None:
+    path = write_run(tmp_path / "a", scores=[4.0])
+    (path / "metadata.json").write_text(json.dumps({**METADATA, "status": reason}))
+    table = run_table(groups_of(path))
+    assert dict(zip(table.columns, table.rows[0], strict=True))["status"] == f"finished ({reason})"
+
+
+def test_an_interrupted_run_is_not_finished(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", scores=[4.0])
+    (path / "metadata.json").write_text(json.dumps({**METADATA, "status": "SIGINT"}))
+    table = run_table(groups_of(path))
+    assert dict(zip(table.columns, table.rows[0], strict=True))["status"] == "SIGINT"
 
 
 def test_a_population_stands_on_parallel_axes(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from jaxrl.errors import SettingsError
 from jaxrl.reports.exports import to_aggregate_csv, to_csv, to_marl_eval
 from jaxrl.reports.groups import Group, group_runs, remarks
 from jaxrl.reports.page import page
-from jaxrl.reports.parallel import populations
 from jaxrl.reports.picture import write_png
+from jaxrl.reports.populations import populations
 from jaxrl.reports.read import read_runs
 
 VOID = {"meta", "img", "br", "input", "link"}

@@ -48,13 +48,13 @@ def test_damage_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", scores=[1.0, 2.0], returns=[3.0])
     with (path / "metrics.jsonl").open("ab") as file:
         file.write(b'\x00\xff\n[1]\n{"kind": "train", "opt_steps": 5, "env_steps": 2, "wall_s": 1, "episode_re}\n')
-        file.write(b'{"kind": "eval", "opt_steps": 40, "sco')
+        file.write(b'{"kind": "eval", "opt_steps": -1, "score": 9.0}\n{"kind": "eval", "opt_steps": 40, "sco')
     (path / "metadata.json").write_text("{")
     run = one(path)
     assert run.log.score.y.tolist() == [1.0, 2.0]
     metadata, lines, torn = run.remarks
     assert "metadata.json" in metadata
-    assert lines == "2 lines of metrics.jsonl are no rows (4, 5)"
+    assert lines == "3 lines of metrics.jsonl are no rows (4, 5, 7)"
     assert torn == "the last line of metrics.jsonl is half-written"
 
 
@@ -99,6 +99,13 @@ def test_the_best_is_what_was_confirmed(tmp_path: Path) -> None:
     scores = [(5.0, 3.0, True), (9.0, 2.0, False)]
     log(path, [{"kind": "eval", **place(1), "score": s, "confirm_score": c, "is_best": b} for s, c, b in scores])
     assert one(path).best == 3.0
+
+
+def test_the_best_is_the_score_where_nothing_is_confirmed(tmp_path: Path) -> None:
+    """As with `confirm_best=False`: the column is there, and empty."""
+    path = write_run(tmp_path / "a")
+    log(path, [{"kind": "eval", **place(1), "score": 5.0, "confirm_score": None, "is_best": True}])
+    assert one(path).best == 5.0
 
 
 def test_a_population_is_its_members(tmp_path: Path) -> None:

@@ -162,11 +162,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a spec of too many": (
         entries(spec=np.array(json.dumps(spec_to_plain(SPEC)).replace('"n": 2', f'"n": {10**40}'))),
-        "its entry spec cannot be: Discrete: n is 1000",
+        "its entry spec is invalid: Discrete: n is 1000",
     ),
     "a spec without sense": (
         entries(spec=np.array(json.dumps({**spec_to_plain(SPEC), "time_limit": "x"}))),
-        "its entry spec cannot be: environment Walk: time_limit is 'x'",
+        "its entry spec is invalid: environment Walk: time_limit is 'x'",
     ),
     "no such action": (put("action", 4, 2), r"action of step 4 is outside Discrete\(n=2"),
     "out of order": (put("obs", 5, 90.0), "obs of step 5 is not next_obs of step 4"),
@@ -211,7 +211,7 @@ def test_a_file_that_would_fill_the_memory_is_refused_before_it_is_unpacked(
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("obs.npy", npy_header(400_000) + bytes(400_000))
     assert bomb.stat().st_size < 2_000
-    monkeypatch.setattr(files, "_memory", lambda: 300_000)
+    monkeypatch.setattr(files, "host_bytes", lambda: 300_000)
     monkeypatch.setattr(np.lib.format, "read_array", lambda *args, **kwargs: pytest.fail("it was unpacked"))
     with pytest.raises(SettingsError, match=r"bomb.npz holds 0.0 GiB of arrays once unpacked"):
         jaxrl.load_dataset(bomb, spec=SPEC)

@@ -29,7 +29,7 @@ def test_the_nearest_settings_that_fit_are_worked_out_by_hand() -> None:
     """In MB: agent 1, buffer 100 of 1000 transitions, environments 40, an iteration 20, an evaluation 10."""
     state = {"agent": MB, "buffer": 100 * MB, "env": 40 * MB}
     plan = Plan(state, {"random numbers": 20 * MB}, 10 * MB, capacity=1_000)
-    assert (plan.kept, plan.beside, plan.total) == (141 * MB, 20 * MB, 161 * MB)
+    assert (plan.state_bytes, plan.extra_bytes, plan.total) == (141 * MB, 20 * MB, 161 * MB)
     assert plan.notes() == [str(plan)]
     assert plan._replace(capacity=None).notes() == []
     assert plan._replace(state={**state, "buffer": MB}).notes() == []  # 62 MB

@@ -19,7 +19,7 @@ from jaxrl.reports.read import read_runs
 from jaxrl.training.recorders import Recorder, RunInfo
 from jaxrl.training.recorders.service import summary_of
 from jaxrl.training.storage.group_files import GroupFiles, MemberDir
-from jaxrl.training.storage.log_sums import damage
+from jaxrl.training.storage.logs import damage
 from jaxrl.training.storage.run_dir import METRICS, read_members
 from jaxrl.training.trainer import Trainer
 

@@ -305,7 +305,7 @@ def test_rows_under_another_members_number_are_told_and_all_go_on_as_themselves(
     for old, new in ((0, 9), (2, 0), (9, 2)):
         log = log.replace(f'{{"member": {old}, ', f'{{"member": {new}, ')
     (run / "metrics.jsonl").write_text(log)
-    with pytest.warns(UserWarning, match=r"members/0000[02]: metrics.jsonl: .*newest checkpoint tells of"):
+    with pytest.warns(UserWarning, match=r"members/0000[02]: metrics.jsonl: .*recorded in the newest checkpoint"):
         searched.go_on(run)
     assert checkpoints(run) == checkpoints(searched.run)
 

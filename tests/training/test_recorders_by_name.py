@@ -164,10 +164,10 @@ def test_recorders_are_told_of_the_run_and_from_where_it_goes_on(tmp_path: Path)
 
 
 def test_settings_are_told_by_their_paths_and_members_by_their_group(tmp_path: Path) -> None:
-    from jaxrl.training.logbook import flat
+    from jaxrl.parsing import flatten_settings
     from jaxrl.training.storage.run_dir import group_of
 
-    assert flat({"agent": {"lr": 0.1, "sizes": [1, 2]}, "seed": 0}) == {
+    assert flatten_settings({"agent": {"lr": 0.1, "sizes": [1, 2]}, "seed": 0}) == {
         "agent.lr": 0.1,
         "agent.sizes": [1, 2],
         "seed": 0,

@@ -9,7 +9,7 @@ import pytest
 
 import jaxrl
 from jaxrl.buffers.uniform import read_batch
-from jaxrl.training.session.inputs import outside, take_obs
+from jaxrl.training.session.inputs import describe_envs, take_obs
 from tests.toys_envs import counting
 from tests.toys_session import SPEC, Script, drive_as_trainer, single, small
 
@@ -172,12 +172,12 @@ def test_numbers_of_ones_own_are_told() -> None:
 def test_the_spaces_come_from_an_env_a_spec_or_gymnasium() -> None:
     gym = gymnasium.make_vec("CartPole-v1", num_envs=3)
     env = jaxrl.make_env("CartPole-v1")
-    assert outside(env, 3).spec == outside(env.spec, 3).spec == env.spec
-    assert outside(env, 3).made == env.settings
-    assert outside(gym, 3).spec.observation_space.shape == (4,)
-    assert outside(gym, 3).action_space == gym.single_action_space
+    assert describe_envs(env, 3).spec == describe_envs(env.spec, 3).spec == env.spec
+    assert describe_envs(env, 3).made == env.settings
+    assert describe_envs(gym, 3).spec.observation_space.shape == (4,)
+    assert describe_envs(gym, 3).action_space == gym.single_action_space
     with pytest.raises(jaxrl.SettingsError, match="num_envs is 2, but the environment is a vector of 3"):
-        outside(gym, 2)
+        describe_envs(gym, 2)
 
 
 def test_actions_are_those_of_the_gymnasium_space() -> None:
@@ -185,7 +185,7 @@ def test_actions_are_those_of_the_gymnasium_space() -> None:
         observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
         action_space = gymnasium.spaces.Discrete(3, start=5)
 
-    taken = outside(Odd(), 1).action(np.arange(3, dtype=np.int32))
+    taken = describe_envs(Odd(), 1).action(np.arange(3, dtype=np.int32))
     assert taken.tolist() == [5, 6, 7]
     assert all(Odd.action_space.contains(action) for action in taken)
 

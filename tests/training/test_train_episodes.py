@@ -140,9 +140,11 @@ def test_actors_and_members_tell_too(tmp_path: Path) -> None:
 
 
 def test_who_has_no_episodes_is_refused() -> None:
-    with pytest.raises(SettingsError, match="train_episodes: the training of this strategy tells of no episodes"):
+    with pytest.raises(
+        SettingsError, match="this strategy does not report training episodes; leave train_episodes out"
+    ):
         train(None, 5, counting())
-    with pytest.raises(SettingsError, match=r"Hooks\.episode: the training"):
+    with pytest.raises(SettingsError, match=r"leave Hooks\.episode out"):
         jaxrl.Trainer(counting(), hooks=jaxrl.Hooks(episode=print))
 
 

@@ -18,7 +18,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.play import require_writable
 from jaxrl.reports.page import _film
 from jaxrl.reports.read import read_runs
-from jaxrl.training.reel import write_film
+from jaxrl.training.film import write_film
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage.leaves import state_digest
 

@@ -63,7 +63,7 @@ class ParameterServer:
                 return None
             return [self._blocks.pop(key) for key in wanted]
 
-    def finish_round(self, agent: PyTree = None, opt_step: int = 0, learnt: PyTree = ()) -> None:
+    def finish_round(self, agent: PyTree, opt_step: int, learnt: PyTree = ()) -> None:
         """Mark the round last taken as learnt from, and publish new parameters, if any.
 
         Both at once, so that no round can begin in between with the wrong parameters.
@@ -393,16 +393,6 @@ def _raise_in(thread: threading.Thread) -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Stopped))
 
 
-def advance(
-    run: Callable[..., Any], actors: ActorPool | None, state: PyTree, sums: PyTree, t: int, stop: int
-) -> tuple[PyTree, PyTree, int, list[EpisodeEnds]]:
-    """Run iterations `t .. stop-1` by the program `run` or by `actors`, see `ActorPool.run`."""
-    if actors is not None:
-        return actors.run(state, sums, t, stop)
-    state, sums, *endings = run(state, sums, np.uint32(t), np.uint32(stop))
-    return state, sums, stop, endings
-
-
 def pool_of(
     strategy: Strategy, run: Callable[..., Any], interrupt: Interrupt, log: LogFn, last: int
 ) -> ActorPool | None:
@@ -413,19 +403,3 @@ def pool_of(
     if actor_fns.config.actor_engine == "ray":
         connect(actor_fns.actors)
     return ActorPool(actor_fns, programs(actor_fns, run), interrupt, strategy.opt_steps_per_step, log, last)
-
-
-def summary_of(actors: ActorPool | None) -> dict[str, Any]:
-    """Return the entries on `actors`, if any, for the summary of a run."""
-    return {} if actors is None else actors.summary()
-
-
-def facts_of(actors: ActorPool | None) -> dict[str, Any]:
-    """Return the entries on `actors`, if any, for the facts of a checkpoint."""
-    return {} if actors is None else {"actors": actors.facts()}
-
-
-def go_on_counting(actors: ActorPool | None, facts: Mapping[str, Any]) -> None:
-    """Restore the counts of `actors`, if any, from the `facts` of a checkpoint."""
-    if actors is not None:
-        actors.take_up(facts.get("actors"))

@@ -126,7 +126,7 @@ def apart(step: Step, done: Any) -> tuple[Step, dict[str, np.ndarray]]:
     return step._replace(info=known), scalars
 
 
-def block_of(words: Sequence[Mapping[str, Any]], infos: list[dict[str, np.ndarray]], fresh: Any = ()) -> Block:
+def block_of(words: Sequence[Mapping[str, Any]], infos: list[dict[str, np.ndarray]], fresh: Any) -> Block:
     """Stack packed steps and their scalars into a block, with the processor statistics `fresh`."""
     return Block({word: np.stack([step[word] for step in words]) for word in words[0]}, _stack_scalars(infos), fresh)
 

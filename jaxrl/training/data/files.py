@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,15 @@ import numpy as np
 
 from jaxrl import spaces
 from jaxrl.buffers.dataset import Dataset
-from jaxrl.errors import DISK_ERRORS, SettingsError, StorageError
-from jaxrl.paths import local
+from jaxrl.envs.host import PREFIX
+from jaxrl.errors import DISK_ERRORS, SettingsError, StorageError, error_text, require_extra
+from jaxrl.paths import local, reason_of_path
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
-from jaxrl.training.data.minari import read_minari
-from jaxrl.training.storage.array_files import read_header
+from jaxrl.training.memory import host_bytes
 from jaxrl.training.storage.leaves import digest
-from jaxrl.trees import PyTree
+from jaxrl.training.storage.run_dir import new_file
+from jaxrl.training.storage.weights import read_header
+from jaxrl.trees import PyTree, named_leaves
 
 SYNONYMS = {
     "observations": "obs",
@@ -30,7 +31,6 @@ SYNONYMS = {
 }
 """Names of entries in D4RL (Fu et al. 2020, https://arxiv.org/abs/2004.07219)."""
 MINARI = "minari:"
-_LEAF = lambda x: isinstance(x, Box | Discrete | MultiDiscrete)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
@@ -47,17 +47,12 @@ def save_dataset(path: str | Path, data: Dataset) -> None:
       StorageError: the disk is full.
     """
     path = Path(local(path))
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with new_file(path) as file:
             np.savez_compressed(file, allow_pickle=False, **_entries(data))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         kind = StorageError if error.errno in DISK_ERRORS else SettingsError
-        raise kind(f"cannot write {path}: {error.strerror or error}") from error
+        raise kind(f"cannot write {path}: {reason_of_path(error)}") from error
 
 
 def _entries(data: Dataset) -> dict[str, np.ndarray]:
@@ -68,15 +63,9 @@ def _arrays(data: Dataset) -> dict[str, np.ndarray]:
     """Return the arrays of `data` by flat name."""
     trees = data._asdict()
     del trees["spec"], trees["settings"]
-    return {
-        "/".join((name, *map(_word, path))): np.asarray(leaf)
-        for name, tree in trees.items()
-        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
-    }
-
-
-def _word(entry: Any) -> str:
-    return str(getattr(entry, "key", getattr(entry, "idx", None)))
+    # One field after the other: in a dict of all, which JAX sorts, they would have another digest.
+    named = [named_leaves({name: tree}) for name, tree in trees.items()]
+    return {path: np.asarray(leaf) for leaves in named for path, leaf in leaves.items()}
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -127,7 +116,7 @@ def _kind(spec: EnvSpec) -> Any:
 
 def _load(file: str, spec: EnvSpec | None) -> Dataset:
     if file.startswith(MINARI):
-        entries, spec = read_minari(file.removeprefix(MINARI), spec)
+        entries, spec = _read_minari(file.removeprefix(MINARI), spec)
     else:
         entries = _read(file)
         spec = _spec(file, entries.pop("spec", None)) or spec
@@ -150,14 +139,14 @@ def _read(file: str) -> dict[str, np.ndarray]:
     except SettingsError:
         raise
     except OSError as error:
-        raise SettingsError(f"cannot read {file}: {error.strerror or error}") from error
+        raise SettingsError(f"cannot read {file}: {reason_of_path(error)}") from error
     except Exception as error:  # a damaged archive may raise any error of zipfile, zlib or NumPy
         raise SettingsError(f"cannot read {file}: expected an .npz file of plain arrays, undamaged") from error
 
 
 def _check_size(file: str, archive: Any) -> None:
     """Raise `SettingsError` if an archive, which compression may shrink a thousandfold, does not fit into memory."""
-    size, memory = sum(info.file_size for info in archive.zip.infolist()), _memory()
+    size, memory = sum(info.file_size for info in archive.zip.infolist()), host_bytes()
     if size > memory:
         raise SettingsError(
             f"{file} holds {size / 2**30:.1f} GiB of arrays once unpacked, more than the {memory / 2**30:.1f} GiB of "
@@ -171,11 +160,6 @@ def _check_size(file: str, archive: Any) -> None:
             raise SettingsError(f"{file}: {info.filename} is said to have shape {list(shape)[:9]}, but is shorter")
 
 
-def _memory() -> int:
-    """Return the physical memory of this machine in bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def _rename(name: str) -> str:
     head, slash, rest = name.partition("/")
     return SYNONYMS.get(head, head) + slash + rest
@@ -187,9 +171,64 @@ def _spec(file: str, entry: np.ndarray | None) -> EnvSpec | None:
     try:
         return spaces.spec_from_plain(json.loads(str(entry)))
     except SettingsError as error:
-        raise SettingsError(f"{file}: its entry spec cannot be: {error}") from error
+        raise SettingsError(f"{file}: its entry spec is invalid: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SettingsError(f"{file}: its entry spec is damaged; remove it and name the env instead") from error
+
+
+# --- Minari -----------------------------------------------------------------------------------------------------
+
+
+def _read_minari(name: str, spec: EnvSpec | None) -> tuple[dict[str, np.ndarray], EnvSpec]:
+    """Return the entries of a local data set of Minari (https://minari.farama.org), and its environment spec.
+
+    The spec is `spec` if given, as Minari has other names for environments.
+
+    Raises:
+      SettingsError: Minari is not installed, or has no such local data set; the error names the command to run.
+    """
+    minari = require_extra("minari", "data sets of Minari")
+    try:
+        found = minari.load_dataset(name)
+        episodes = [_episode(episode) for episode in found.iterate_episodes()]
+    except Exception as error:  # its storage may raise anything for an invalid name or a damaged file
+        raise SettingsError(
+            f"Minari cannot read {name!r} on this machine ({error_text(error)}); fetch it with: minari download {name}"
+        ) from error
+    if not episodes:
+        raise SettingsError(f"minari:{name} holds no steps; gather some first")
+    whole = jax.tree.map(lambda *parts: np.concatenate(parts), *episodes)
+    id_ = PREFIX + (found.env_spec.id if found.env_spec is not None else name)
+    seen = spaces.to_channels_last(spaces.convert_space(id_, found.observation_space))
+    struct = spaces.space_struct(seen)
+    for name in ("obs", "next_obs"):
+        whole[name] = jax.tree.map(lambda like, x: spaces.match_image_layout(x, like.shape), struct, whole[name])
+    own = EnvSpec(id_, seen, spaces.convert_space(id_, found.action_space))
+    return named_leaves(whole if spec is None else _shift_elements(whole, own, spec)), spec or own
+
+
+def _shift_elements(steps: dict[str, PyTree], own: EnvSpec, spec: EnvSpec) -> dict[str, PyTree]:
+    """Return `steps` with discrete elements shifted from the spaces of Minari's `own` spec to those of `spec`."""
+    recounted = dict(steps)
+    for name, what in (("obs", "observation_space"), ("action", "action_space"), ("next_obs", "observation_space")):
+        theirs, ours = getattr(own, what), getattr(spec, what)
+        if len(spaces.space_starts(theirs)) == len(spaces.space_starts(ours)):
+            recounted[name] = spaces.to_elements(ours, spaces.to_indices(theirs, steps[name]))
+    return recounted
+
+
+def _episode(episode: Any) -> dict[str, PyTree]:
+    """Return the `T` steps of an episode, for which Minari stores `T + 1` observations."""
+    ends = np.asarray(episode.terminations, bool), np.asarray(episode.truncations, bool)
+    last = np.arange(len(ends[0])) == len(ends[0]) - 1
+    return {
+        "obs": jax.tree.map(lambda x: np.asarray(x)[:-1], episode.observations),
+        "action": jax.tree.map(np.asarray, episode.actions),
+        "reward": np.asarray(episode.rewards),
+        "next_obs": jax.tree.map(lambda x: np.asarray(x)[1:], episode.observations),
+        "terminated": ends[0],
+        "truncated": (ends[1] | last) & ~ends[0],
+    }
 
 
 # --- checking ---------------------------------------------------------------------------------------------------
@@ -223,13 +262,12 @@ def _numbers(file: str, entries: Mapping[str, np.ndarray], name: str, rows: int)
 
 def _read_entry(file: str, entries: Mapping[str, np.ndarray], name: str, space: Space, rows: int) -> PyTree:
     """Return the entry `name` as a tree with the structure of `space`."""
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(space, is_leaf=_LEAF)
-    names = ["/".join((name, *map(_word, path))) for path, _ in leaves]
-    odd = {key for key in entries if key.split("/")[0] == name} - set(names)
+    leaves = named_leaves({name: space}, spaces.is_leaf)
+    odd = {key for key in entries if key.split("/")[0] == name} - set(leaves)
     if odd:
-        raise SettingsError(f"{file} has {min(odd)}, but {name} is {' and '.join(names)} in that environment")
-    found = [_leaf(file, entries, key, leaf, rows) for key, (_, leaf) in zip(names, leaves, strict=True)]
-    return jax.tree_util.tree_unflatten(treedef, found)
+        raise SettingsError(f"{file} has {min(odd)}, but {name} is {' and '.join(leaves)} in that environment")
+    found = [_leaf(file, entries, key, leaf, rows) for key, leaf in leaves.items()]
+    return jax.tree.unflatten(jax.tree.structure(space, is_leaf=spaces.is_leaf), found)
 
 
 def _leaf(file: str, entries: Mapping[str, np.ndarray], name: str, space: Any, rows: int) -> np.ndarray:

@@ -10,16 +10,16 @@ from typing import Any
 import jax
 
 from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError
+from jaxrl.parsing import flatten_settings
 from jaxrl.strategies.population import Member, Population, set_values, with_values
 from jaxrl.strategies.search import Copy, Halving, Search, Verdict
 from jaxrl.training import mesh
 from jaxrl.training.devices import copy_state
-from jaxrl.training.logbook import flat
 from jaxrl.training.mesh import MeshShape
 from jaxrl.training.population.scores import HALVED, format_swept
 from jaxrl.training.population.teams import split_teams
 from jaxrl.training.processes import require_alone
-from jaxrl.training.report import Report
+from jaxrl.training.report import EARLY, Report
 from jaxrl.training.settings import TrainerConfig, extend
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.group import has_valid_save
@@ -30,7 +30,7 @@ from jaxrl.training.trainer import Trainer
 
 COPY_STREAM = 2**32 - 3
 """Stream folded into the seed's key of a member that copies another, followed by the step and the member's number."""
-EARLY_ENDS = ("stop_reward", "patience", "stop", HALVED)
+EARLY_ENDS = (*EARLY, HALVED)
 """Statuses of members that ended early."""
 
 
@@ -42,7 +42,7 @@ def same_ends(old: Mapping[str, Any], config: TrainerConfig) -> bool:
 def copied_settings(checkpoints: Store, member: Member) -> dict[str, Any]:
     """Return the swept settings whose saved values differ from the member's own, because it copied another."""
     try:
-        saved = flat(checkpoints.newest_facts()[1]["settings"])
+        saved = flatten_settings(checkpoints.newest_facts()[1]["settings"])
     except (NoCheckpointError, KeyError, AttributeError):
         return {}  # it starts afresh, or its trainer raises the specific error
     return {name: saved[name] for name, value in member.swept.items() if saved.get(name, value) != value}
@@ -70,7 +70,7 @@ def _remedy(files: GroupFiles | None, member: Member) -> str:
     assert files is not None
     if not has_valid_save(files.directory):
         return "no save of the population is whole: begin it again with --start-over"
-    settings = flat(files.settings(member.number))
+    settings = flatten_settings(files.settings(member.number))
     if any(settings.get(name, value) != value for name, value in member.swept.items()):
         return (
             "it had taken over from another member, so it cannot be trained anew; extract the members that you want, "
@@ -115,14 +115,10 @@ class MemberRun:
         if self.status == "diverged":
             raise DivergedError(f"member {self.member.number} diverged")
         if self.status in EARLY_ENDS:
-            self.reports = _none()
+            self.reports = (report for report in list[Report]())
             return
         done = trainer.schedule.opt_steps(trainer.ledger.t)
         trainer.config, trainer.schedule, _ = extend(trainer.strategy, trainer.config, max_opts, done)
-
-
-def _none() -> Generator[Report, None, None]:
-    yield from ()
 
 
 def copy_parent(own: MemberRun, other: MemberRun, copy: Copy, place: int, device: Any) -> Trainer | None:

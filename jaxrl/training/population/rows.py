@@ -1,10 +1,11 @@
-"""Log and console output of a population: its members' evaluations, and statistics over all members."""
+"""Log, console output and TensorBoard of a population: its members' evaluations, and statistics over all members."""
 
 import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,14 +13,15 @@ import numpy as np
 from jaxrl.strategies.population import Population
 from jaxrl.strategies.search import PBT, Verdict
 from jaxrl.terminal import Stage, columns, is_terminal, print_folded
-from jaxrl.training.population.boards import Boards
-from jaxrl.training.population.scores import format_swept, spread
-from jaxrl.training.recorders import Row, RunInfo
+from jaxrl.training.population.scores import format_swept, iqm, spread
+from jaxrl.training.recorders import Recorders, Row, RunInfo, TensorBoardRecorder
+from jaxrl.training.recorders.base import NUMBER
 from jaxrl.training.recorders.console import fit_parts
 from jaxrl.training.recorders.jsonl import line_of
 from jaxrl.training.sanity import hint
 from jaxrl.training.schedule import MAX_COUNT, Schedule
 from jaxrl.training.storage.group_files import GroupFiles, GroupLog
+from jaxrl.training.storage.logs import to_float
 from jaxrl.training.storage.run_dir import BOARD, METRICS
 
 MAX_LINES = 12
@@ -154,7 +156,7 @@ class PopulationRows:
 
     def _add(self, number: int, row: Row) -> None:
         if row.get("kind") == "eval":
-            self._scores.setdefault(row["opt_steps"], {}).setdefault(number, _number(row.get("score")))
+            self._scores.setdefault(row["opt_steps"], {}).setdefault(number, to_float(row.get("score")))
             self._evaluated.add(number, row)
         elif row.get("kind") == "train":
             self._trained.add(number, row)
@@ -183,7 +185,7 @@ class PopulationRows:
     def _report_all(self, opt_steps: int, rows: Mapping[int, Row]) -> None:
         scores = {number: self._scores[opt_steps][number] for number in rows}
         env_steps = next((x for row in rows.values() if type(x := row.get("env_steps")) is int), None)
-        returns = [x for row in rows.values() if not math.isnan(x := _number(row.get("train_return")))]
+        returns = [x for row in rows.values() if not math.isnan(x := to_float(row.get("train_return")))]
         strata = self._strata(scores)
         over_all = spread(strata.values())
         finite = {number: score for number, score in scores.items() if np.isfinite(score)}
@@ -270,14 +272,57 @@ class PopulationRows:
             self._log.append_own(f"{line_of(row)}\n".encode())
 
 
-def _number(value: Any) -> float:
-    """Return a number of a row, NaN if it is none: a row on disk may come from anyone."""
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
-
-
 def _list_members(members: Sequence[int]) -> str:
     """Return the numbers of members, at most the first `MAX_LINES`."""
     return ", ".join(map(str, members[:MAX_LINES])) + (" ..." if len(members) > MAX_LINES else "")
+
+
+# --- TensorBoard --------------------------------------------------------------------------------------------------
+
+
+class Boards:
+    """The event files of a population, in a directory for each of several groups of members.
+
+    They have the means over the members of each setting, under the tags that a single run has.
+    """
+
+    def __init__(self, directory: Path, groups: Mapping[str, Sequence[int]], about: RunInfo, resumed: bool) -> None:
+        """Write for each of `groups`, members by name, into a directory of that name; of one group into `directory`.
+
+        `about` describes the population; if it is `resumed`, rows follow after its `opt_steps`. A resume that is
+        refused hides nothing: the files are rewound with the first row.
+        """
+        names = {name: directory if len(groups) == 1 else directory / name.replace("/", "_") for name in groups}
+        self._groups = {name: (groups[name], Recorders([TensorBoardRecorder(path)])) for name, path in names.items()}
+        for _, recorder in self._groups.values():
+            recorder.begin(about)
+        self._rewind_to = about.opt_steps if resumed else None
+
+    def write(self, rows: Mapping[int, Row]) -> None:
+        """Write the means of the members' rows of one kind at the same optimisation steps.
+
+        The score of a group is the interquartile mean of its members' scores, as everywhere.
+        """
+        if self._rewind_to is not None:
+            for _, recorder in self._groups.values():
+                recorder.rewind(self._rewind_to)
+            self._rewind_to = None
+        for members, recorder in self._groups.values():
+            own = [rows[number] for number in members if number in rows]
+            if own:
+                recorder.write(_mean(own))
+
+    def close(self) -> None:
+        """Close the files."""
+        for _, recorder in self._groups.values():
+            recorder.close()
+
+
+def _mean(rows: Sequence[Row]) -> Row:
+    found: dict[str, Any] = {"kind": rows[0]["kind"], "opt_steps": rows[0]["opt_steps"]}
+    for name in dict.fromkeys(name for row in rows for name in row if name not in found):
+        values = np.asarray([row[name] for row in rows if type(row.get(name)) in NUMBER], np.float64)
+        finite = values[np.isfinite(values)]
+        if len(finite):
+            found[name] = float(iqm(finite) if name == "score" else finite.mean())
+    return found

@@ -41,28 +41,28 @@ class Lane:
 
     def __init__(self, team: "Team", place: int) -> None:
         """Refer to the lane `place` of `team`."""
-        self._team, self._place = team, place
-        self.others = self
+        self.team, self.place = team, place
+        self.runner = self
 
     def run(self, state: PyTree, sums: Sums, t: int, stop: int) -> tuple[PyTree, Sums, int, list[EpisodeEnds]]:
         """Make iterations from `t`, at most `stop - t`; the iteration reached is returned too, see `ActorPool.run`."""
-        made: tuple[PyTree, Sums, int, list[EpisodeEnds]] = self._team.ask(self._place, Call((state, sums), t, stop))
+        made: tuple[PyTree, Sums, int, list[EpisodeEnds]] = self.team.ask(self.place, Call((state, sums), t, stop))
         return made
 
     def __call__(self, params: PyTree, key: Key) -> Evaluation:
         """Evaluate together with the team."""
-        found: Evaluation = self._team.ask(self._place, Call((params, key)))
+        found: Evaluation = self.team.ask(self.place, Call((params, key)))
         return found
 
     def whole(self, state: PyTree) -> PyTree:
         """Return the state itself, read from its lane if necessary."""
-        return state.part(_identity) if isinstance(state, Away) else state
+        return whole(state)
 
     def part(self, state: PyTree, choose: Callable[[PyTree], PyTree]) -> PyTree:
         """Return `choose(state)`, read from its lane if necessary; health is the value that the last call returned."""
         if not isinstance(state, Away):
             return choose(state)
-        return state.health if choose == self._team.strategy.state_fns.health else state.part(choose)
+        return state.health if choose == self.team.strategy.state_fns.health else state.part(choose)
 
     def params(self, strategy: Strategy, state: PyTree) -> PyTree:
         """Return the policy's parameters in a state; without a policy, the state."""
@@ -70,20 +70,12 @@ class Lane:
 
     def evaluator_for(self, evaluator: Any) -> Any:
         """Return this lane if the team evaluates its members, else `evaluator`."""
-        return self if self._team.evaluates else evaluator
+        return self if self.team.evaluates else evaluator
 
     @property
     def actions(self) -> str | None:
         """How actions are chosen in evaluations, see `EvalKind`."""
-        return self._team.actions
-
-    def leave(self) -> None:
-        """Have the team no longer wait for this member."""
-        self._team.leave(self._place)
-
-    def join(self) -> None:
-        """Have the team wait for this member again."""
-        self._team.join(self._place)
+        return self.team.actions
 
 
 class Away:
@@ -95,13 +87,14 @@ class Away:
         self.kept: PyTree = None
         """A copy of the state, made once its lane was needed."""
 
-    def whole(self) -> PyTree:
-        """Return the state itself."""
-        return self.part(_identity)
-
     def part(self, choose: Callable[[PyTree], PyTree]) -> PyTree:
         """Return `choose` of the state."""
         return self._team.read(self, choose)
+
+
+def whole(state: PyTree) -> PyTree:
+    """Return a state itself, read from its lane if it is a reference."""
+    return state.part(_identity) if isinstance(state, Away) else state
 
 
 class Team:
@@ -224,12 +217,12 @@ class Team:
         # The program updates and donates all lanes, so states of members that do not take part must be copied first.
         for place in [place for place in self._away if place not in given]:
             away = self._away.pop(place)
-            away.kept = away.whole()
+            away.kept = whole(away)
         for place, state in given.items():
             # Usually the state is in its lane already, from the last call.
             if isinstance(state, Away) and self._away.get(place) is state:
                 continue
-            one = move_state(state.whole() if isinstance(state, Away) else state, self.device)
+            one = move_state(whole(state), self.device)
             # The first state fills all lanes, so that each holds a valid one.
             if self._states is None:
                 self._states = _repeat(one, self._width)
@@ -290,12 +283,12 @@ class Places(NamedTuple):
     def leave(self, number: int) -> None:
         """Have a member's team no longer wait for it."""
         if number in self.lanes:
-            self.lanes[number].leave()
+            self.lanes[number].team.leave(self.lanes[number].place)
 
     def join(self, number: int) -> None:
         """Have a member's team wait for it again."""
         if number in self.lanes:
-            self.lanes[number].join()
+            self.lanes[number].team.join(self.lanes[number].place)
 
     def dissolve(self) -> None:
         """Have no team wait for any member."""

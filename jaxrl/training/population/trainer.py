@@ -5,7 +5,6 @@ other members, so a member is bitwise equal to the same run trained alone with i
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
@@ -17,15 +16,15 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
-from jaxrl.parsing import format_repr
+from jaxrl.parsing import flatten_settings, format_repr
+from jaxrl.paths import reason_of_path
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.population import Population, require_stream, with_values
 from jaxrl.strategies.search import PBT, Verdict
-from jaxrl.training.closing import leave_population_by_signal, print_table_in_python
 from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
-from jaxrl.training.logbook import algo_and_env, flat
+from jaxrl.training.logbook import algo_and_env
 from jaxrl.training.memory import plan_of_state, require_members_fit
 from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.members import (
@@ -47,14 +46,14 @@ from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import describe, place_members
 from jaxrl.training.program import compile_all, state_shapes
 from jaxrl.training.recorders import RunInfo, recorders_of
-from jaxrl.training.report import Report, run_dir_part
+from jaxrl.training.report import Report, leave_by_signal, print_table, run_dir_part
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
 from jaxrl.training.storage.group import CHECKPOINTS, Collector
 from jaxrl.training.storage.group_files import GroupFiles, MemberDir, MemberFiles
 from jaxrl.training.storage.logs import RowLog
 from jaxrl.training.storage.members import POPULATION, require_no_member
 from jaxrl.training.storage.run import resolve_resume
-from jaxrl.training.storage.run_dir import CONFIG, FORMAT, MEMBERS_FILE, METRICS, RunDir, member_dir
+from jaxrl.training.storage.run_dir import FORMAT, MEMBERS_FILE, METRICS, RunDir, holds_run, member_dir, timestamp
 from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.trees import make_key
 from jaxrl.xla.contexts import bind_context
@@ -172,7 +171,7 @@ class PopulationTrainer:
         self.require_any()
         result = self.result()
         if not self._quiet:
-            print_table_in_python(self, result)
+            self._print_table(result)
         return result
 
     def __iter__(self) -> Iterator[MemberReport]:
@@ -207,7 +206,17 @@ class PopulationTrainer:
         if self._failure is not None:
             raise self._failure
         if self.raise_on_signal and (signalled := self.interrupt.signal) is not None:
-            leave_population_by_signal(signalled, self.config.run_dir, self.config.quiet)
+            leave_by_signal(signalled, "", "Trainer(population", self.config.run_dir, self.config.quiet)
+
+    def _print_table(self, result: PopulationResult) -> None:
+        """Print the results, and how to go on with them in Python."""
+        run_dir, lines = self.config.run_dir, {}
+        if run_dir is not None:
+            best = result.best_member().number
+            lines = {"run": run_dir, "load": f"policy = jaxrl.load_policy({run_dir!r}, member={best})"}
+        if any(member.status == "running" or member.status.startswith("SIG") for member in result.members):
+            lines["go on"] = "trainer.train()"
+        print_table(result.table(), lines)
 
     def require_any(self) -> None:
         """Raise `DivergedError` if all members diverged."""
@@ -532,7 +541,7 @@ class PopulationTrainer:
             yield
             return
         require_no_member(self.config.run_dir)
-        replaces = self._start_over and (Path(self.config.run_dir) / CONFIG).is_file()
+        replaces = self._start_over and holds_run(self.config.run_dir)
         self._dir = RunDir(self.config.run_dir, self._resume or replaces)
         try:
             if self._resume:
@@ -544,14 +553,14 @@ class PopulationTrainer:
             if not self._resume:
                 self._dir.write_config(self.settings())
             # A resumed population keeps its creation time.
-            created = {} if self._resume else {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            created = {} if self._resume else {"created": timestamp()}
             self._dir.write_metadata(format=FORMAT, **created, status="running", members=len(self._runs))
             self._open_files(self._dir.path)
             yield
             done = all(run.status != "running" for run in self._runs)
             self._end(self.interrupt.reason or ("done" if done else "running"))
         except OSError as error:
-            raise StorageError(f"cannot write the run directory {self._dir.path}: {error.strerror or error}") from error
+            raise StorageError(f"cannot write the run directory {self._dir.path}: {reason_of_path(error)}") from error
         except BaseException:
             self._end(self.interrupt.reason or "failed")
             raise
@@ -579,7 +588,7 @@ class PopulationTrainer:
     def _about(self) -> RunInfo:
         """Return the description of the population for recorders."""
         assert self._dir is not None
-        settings = flat(self.settings())
+        settings = flatten_settings(self.settings())
         tags, notes = (*algo_and_env(settings), *self.config.tags), str(settings.get("notes") or "")
         return RunInfo(self._dir.path.name, self._dir.path, settings, tags, opt_steps=0, notes=notes)
 
@@ -597,7 +606,7 @@ class PopulationTrainer:
                 self._files.close()
             self._dir.write_metadata(status=status, table=self._table())
         except OSError as error:
-            reason = f"cannot write the run directory {self._dir.path}: {error.strerror or error}"
+            reason = f"cannot write the run directory {self._dir.path}: {reason_of_path(error)}"
             self._failure = self._failure or StorageError(reason)
 
     def _table(self) -> list[Mapping[str, Any]]:

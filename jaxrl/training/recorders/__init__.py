@@ -6,6 +6,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.registry import RECORDERS, import_name
 from jaxrl.training.recorders.base import (
     Histogram,
+    MemoryRecorder,
     Progress,
     Recorder,
     Recorders,
@@ -18,7 +19,6 @@ from jaxrl.training.recorders.base import (
 from jaxrl.training.recorders.console import ConsoleRecorder
 from jaxrl.training.recorders.csv_file import CSVRecorder
 from jaxrl.training.recorders.jsonl import JSONLRecorder
-from jaxrl.training.recorders.memory import MemoryRecorder
 from jaxrl.training.recorders.service import Service, ServiceRecorder
 from jaxrl.training.recorders.tensorboard import TensorBoardRecorder
 from jaxrl.training.storage.logs import Log

@@ -1,4 +1,4 @@
-"""The interface of recorders, and a group of them that isolates their failures."""
+"""The interface of recorders, one that keeps rows in memory, and a group that isolates failures."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -128,13 +128,25 @@ class Recorder:
         """Flush everything and release resources; no call follows."""
 
 
+class MemoryRecorder(Recorder):
+    """Keeps every row in the list `rows`."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def write(self, row: Row) -> None:
+        self.rows.append(dict(row))
+
+    def rewind(self, opt_steps: int) -> None:
+        self.rows = [row for row in self.rows if row["opt_steps"] <= opt_steps]
+
+
 class Recorders:
     """Several recorders as one. A recorder that fails is reported and disabled."""
 
     def __init__(self, recorders: Sequence[Any]) -> None:
         """Group `recorders`; `write_all` and `extend` require all of them to have these, as `JSONLRecorder` does."""
         self._live = list(recorders)
-        self.failures: list[str] = []
 
     def begin(self, run: RunInfo) -> None:
         self._each(lambda recorder: recorder.begin(run))
@@ -180,9 +192,7 @@ class Recorders:
                 call(recorder)
             except (Exception, SystemExit) as error:  # rich raises SystemExit on a broken pipe
                 self._live.remove(recorder)
-                line = f"recorder {type(recorder).__name__} failed and is left out: {describe_error(error)}"
-                self.failures.append(line)
-                print_stderr(line)
+                print_stderr(f"recorder {type(recorder).__name__} failed and is left out: {describe_error(error)}")
 
 
 def numbers_of(row: Row) -> dict[str, float]:

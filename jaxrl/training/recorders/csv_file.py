@@ -61,7 +61,7 @@ class CSVRecorder(Recorder):
         self._log.pending.clear()
         self._columns = list(dict.fromkeys(name for row in rows for name in row))
         head = _line({name: name for name in self._columns}, self._columns) if rows else b""
-        write_atomically(self._log.path, (head + b"".join(_line(row, self._columns) for row in rows)).decode())
+        write_atomically(self._log.path, head + b"".join(_line(row, self._columns) for row in rows))
 
 
 def _line(row: Mapping[str, Any], columns: list[str]) -> bytes:

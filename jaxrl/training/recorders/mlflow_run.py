@@ -13,7 +13,7 @@ from typing import Any
 from jaxrl.errors import require_extra
 from jaxrl.training.recorders.base import Row, RunInfo, numbers_of
 from jaxrl.training.recorders.service import Service, ServiceRecorder, best_files, events_of, films, summary_of, videos
-from jaxrl.training.storage.run_dir import read_json
+from jaxrl.training.storage.run_dir import read_json, write_atomically
 
 EXPERIMENT = "jaxrl"
 """The default experiment."""
@@ -125,7 +125,7 @@ class _MLflow(Service):
         if isinstance(found, str):
             return found
         made: str = self._client.create_run(experiment_id, run_name=group.name).info.run_id
-        path.write_text(f'{{"id": "{made}"}}\n')
+        write_atomically(path, f'{{"id": "{made}"}}\n')
         return made
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -13,9 +12,17 @@ from typing import Any
 
 from jaxrl.errors import SettingsError, describe_error, print_stderr
 from jaxrl.training.recorders.base import Histogram, Recorder, Row, RunInfo, Video
-from jaxrl.training.reel import films_in
 from jaxrl.training.storage.logs import KINDS, rows_of
-from jaxrl.training.storage.run_dir import CONFIG, METADATA, METRICS, VIDEOS, read_json, read_metadata
+from jaxrl.training.storage.run_dir import (
+    CONFIG,
+    METADATA,
+    METRICS,
+    VIDEOS,
+    films_in,
+    read_json,
+    read_metadata,
+    write_atomically,
+)
 
 CAPACITY = 4_096
 """Maximum queued rows; any beyond it are read from the log at the end of the run."""
@@ -137,7 +144,7 @@ class ServiceRecorder(Recorder):
         if self._worker is not None and not self._worker.end(self._limit_s):
             print_stderr(
                 f"warning: {self._name} has not taken all rows within {self._limit_s:g} s; {METRICS} has them, and "
-                "going on with the run tells them"
+                "resuming the run sends them"
             )
         self._worker = None
 
@@ -320,10 +327,8 @@ class _Worker:
         """Save the state file. On a full disk the old one stays, and some rows may later be sent twice."""
         if self._path is None or self._abandoned.is_set():
             return
-        temporary = self._path.with_name(f".{self._path.name}.tmp")
         with self._keeping, contextlib.suppress(OSError):
-            temporary.write_text(json.dumps({**self._kept, "sent": self._last_sent()}))
-            os.replace(temporary, self._path)
+            write_atomically(self._path, json.dumps({**self._kept, "sent": self._last_sent()}))
 
     def _warn(self, what: str) -> None:
         if not self._warned and not self._abandoned.is_set():

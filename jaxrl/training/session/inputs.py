@@ -34,7 +34,7 @@ class Outside(NamedTuple):
         return convert_action(self.action_space, action)
 
 
-def outside(given: Any, num_envs: int) -> Outside:
+def describe_envs(given: Any, num_envs: int) -> Outside:
     """Describe an `EnvSpec`, an `Env`, an object of stoa or envelope, or an environment (or vector) of Gymnasium.
 
     Raises:
@@ -155,19 +155,17 @@ def take_result(
     """
     obs = take_obs("observe: next_obs", space, num_envs, next_obs)
     rewards, finite = take_reward(reward, num_envs)
-    flags = [take_flags(f"observe: {name}", x, num_envs) for name, x in zip(ENDS, (terminated, truncated), strict=True)]
-    done = flags[0] | flags[1]
+    flags = {"terminated": terminated, "truncated": truncated}
+    ended, cut = (_per_env(f"observe: {name}", x, num_envs, "b", "True or False") for name, x in flags.items())
+    done = ended | cut
     reset = np.zeros_like(done) if resetting is None else resetting & ~done  # a reset ends no episode
     valid = obs.valid & finite & ~spoilt & ~reset
-    ended = flags[0] & valid
-    cut = (flags[1] | ~valid) & ~ended
+    ended = ended & valid
+    cut = (cut | ~valid) & ~ended
     # One array of all four, for a single transfer to the device.
     numbers = np.empty((4, num_envs), np.float32)
     numbers[0], numbers[1], numbers[2], numbers[3] = rewards * valid, ended, cut, valid
     return StepResult(numbers, obs.obs), reset, done  # type: ignore[arg-type]
-
-
-ENDS = "terminated", "truncated"
 
 
 def ends(result: StepResult) -> np.ndarray:
@@ -184,11 +182,6 @@ def take_reward(reward: Any, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
     if not every(valid):
         array[~valid] = 0
     return array, valid
-
-
-def take_flags(name: str, flags: Any, num_envs: int) -> np.ndarray:
-    """Return flags as bool `[N]`."""
-    return _per_env(name, flags, num_envs, "b", "True or False")
 
 
 def every(flags: np.ndarray) -> bool:

@@ -1,6 +1,5 @@
 """Training from the user's own loop: a script, a robot, a game engine."""
 
-import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,11 +23,9 @@ from jaxrl.strategies.on_policy import ROLLOUT_SETTINGS, make_minibatch_schedule
 from jaxrl.strategies.replay import UpdateSchedule
 from jaxrl.strategies.stepwise import Stepwise, StepwiseState, count_iterations
 from jaxrl.strategies.teacher import TrainedPolicy, carry_teacher, make_teacher, settings_of_teacher
-from jaxrl.training import stopping
-from jaxrl.training.closing import report_exit
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.evaluator import Evaluation
-from jaxrl.training.film import save_video
+from jaxrl.training.film import require_writer, save_video
 from jaxrl.training.interrupt import DeferredSignals, Interrupt, Termination
 from jaxrl.training.logbook import Logbook, reading_facts
 from jaxrl.training.policy import GreedyPolicy, spec_facts
@@ -39,15 +36,12 @@ from jaxrl.training.report import call, progress_parts, run_dir_part
 from jaxrl.training.sanity import columns_to_write
 from jaxrl.training.schedule import MAX_COUNT, Schedule, round_to_iterations
 from jaxrl.training.session import inputs
-from jaxrl.training.session.rows import Episode, Interval, columns_of_trial, score_columns
-from jaxrl.training.session.shot import shot_of
+from jaxrl.training.session.evaluation import EpisodeEvaluation, Recording
 from jaxrl.training.session.state import (
     Learnt,
     SessionHooks,
     SessionState,
     episodes_of,
-    facts_of,
-    over,
     reseed_after_rollback,
     restore_session,
     shapes_of,
@@ -55,10 +49,9 @@ from jaxrl.training.session.state import (
     tree_of,
     with_changes,
 )
-from jaxrl.training.session.statistics import Statistics
+from jaxrl.training.session.statistics import Episode, Interval, Statistics, add_episodes, score_columns
 from jaxrl.training.session.stepper import Stepper, plan_of_session
-from jaxrl.training.session.trial import EpisodeEvaluation, after as after_step, cut as cut_trial, require_free
-from jaxrl.training.settings import SessionConfig, rounding, with_recorders
+from jaxrl.training.settings import SessionConfig, check_format, rounding, with_recorders
 from jaxrl.training.storage.members import require_no_member
 from jaxrl.training.storage.run import Resume, Storage, resolve_resume
 from jaxrl.trees import PyTree
@@ -139,7 +132,7 @@ class Session:
         self.config.check()
         _, how = resolve_resume(bool(resume), None, self.config.run_dir, allow_changes, start_over)
         self.hooks, self.interrupt = hooks or SessionHooks(), Interrupt() if interrupt is None else interrupt
-        self._outside = inputs.outside(spec, self.config.num_envs)
+        self._outside = inputs.describe_envs(spec, self.config.num_envs)
         self._stepwise = assemble(self.config, self._outside.spec, agent, buffer, processor, teacher)
         self._taught_by = settings_of_teacher(teacher)
         self.config, self._rounding = round_length(self.config, self._stepwise)
@@ -194,14 +187,14 @@ class Session:
             raise SettingsError("observe was called without an act before it; call act(obs), then observe, in turns")
         space, count, now = self._outside.spec.observation_space, self.config.num_envs, self._now
         # An evaluation learns nothing, so there is no step to exclude.
-        spoilt = now.host.spoilt if now.trial is None else np.zeros(count, bool)
+        spoilt = now.host.spoilt if now.evaluation is None else np.zeros(count, bool)
         result, reset, done = inputs.take_result(
             space, count, reward, next_obs, terminated, truncated, spoilt, now.resetting
         )
         now = now._replace(resetting=done if self._outside.resets_itself else None)
-        if now.trial is not None:
+        if now.evaluation is not None:
             self._now = now
-            self._update_evaluation(after_step(now.trial, result, reset))
+            self._update_evaluation(now.evaluation.after(result, reset))
             return None
         # The step donates arrays of the current state: no signal may raise before the new state replaces it.
         with DeferredSignals():
@@ -210,9 +203,8 @@ class Session:
             if np.count_nonzero(after.host.ended):
                 t = count_iterations(self._stepwise.schedule, after.steps)
                 episodes = episodes_of(now.host, result, reset, self._schedule.opt_steps(t), after.steps * count)
-                after = after._replace(
-                    statistics=over(after.statistics, episodes), interval=after.interval.over(episodes)
-                )
+                statistics, interval = add_episodes(after.statistics, after.interval, episodes)
+                after = after._replace(statistics=statistics, interval=interval)
             self._now = after
             due = self._schedule.is_regular_record(self.opt_steps) or (self.config.record_interval and self._at_end)
             if learnt is not None and due:
@@ -238,8 +230,9 @@ class Session:
         """
         now = self._now
         # Truncate the episodes both of training and of an evaluation.
-        trial = None if now.trial is None else cut_trial(now.trial)
-        self._now = now._replace(host=start_episodes(now.host, np.ones_like(now.host.ended)), acted=False, trial=trial)
+        host = start_episodes(now.host, np.ones_like(now.host.ended))
+        evaluation = None if now.evaluation is None else now.evaluation.cut()
+        self._now = now._replace(host=host, acted=False, evaluation=evaluation)
 
     def note(self, text: str | None = None, /, **values: float | None) -> None:
         """Add numbers to the statistics of `summary` and, as `info/NAME`, to the next row; log `text` as an event.
@@ -247,7 +240,8 @@ class Session:
         The row has their mean, minimum and maximum over its interval, or what `statistics` selects for the name.
         """
         self._log.log_note(text)
-        self._now = add_notes(self._now, values)
+        now = self._now
+        self._now = now._replace(statistics=now.statistics.note(values), interval=now.interval.add_notes(values))
 
     def describe(self, **entries: Any) -> None:
         """Add entries under `about` in the `metadata.json` of the run; earlier ones stay.
@@ -272,16 +266,15 @@ class Session:
         """Record the score of the current policy, with `params`; it is from an `evaluation` or from the user."""
         now = self._now
         # A copy: nothing changes before the session state is replaced at once.
-        ledger, best = dataclasses.replace(now.ledger), now.best
+        ledger, best = replace(now.ledger), now.best
         # `params` are copies, which training does not donate.
         if is_best := ledger.record_score(score, self.opt_steps):
             best = self._log.best(score, params, self._stepper.policy, self.settings())
         # A session that is done keeps its stop reason.
-        stop = None if self.is_done else stopping.after_evaluation(self.config, ledger, score)
+        stop = None if self.is_done else ledger.limit_reached(self.config, score)
         with DeferredSignals():
             self._now = now._replace(ledger=ledger, best=best, stop=stop or now.stop)
-            columns = {**columns_of_trial(evaluation), **score_columns(score, is_best, now.interval)}
-            self._log.log_score(columns, evaluation)
+            self._log.log_score(score_columns(score, is_best, now.interval, evaluation), evaluation)
             if stop and self.config.record_interval and self.opt_steps > now.interval.opt_steps:
                 self._record()
         # Written outside of the block above: a slow disk must not delay a signal.
@@ -302,9 +295,18 @@ class Session:
         Raises:
           SettingsError: fewer than one episode, an evaluation in progress, or a film without a `run_dir`.
         """
-        require_free(self._now.trial, self._closed, episodes)
-        shot = shot_of(film, video_format, self.config.run_dir)
-        self._now = self._stepper.start_evaluation(self._now, episodes, shot)
+        check_count("episodes", episodes)
+        if self.is_evaluating or self._closed:
+            busy = "an evaluation is going on; wait for is_evaluating to end"
+            raise SettingsError(f"evaluate_episodes: {'the session is closed' if self._closed else busy}")
+        recording = None
+        if film is not None:
+            if self.config.run_dir is None:
+                raise SettingsError("film writes into the directory of the run; set run_dir")
+            check_format(video_format)
+            require_writer(video_format)
+            recording = Recording(film, video_format)
+        self._now = self._stepper.start_evaluation(self._now, episodes, recording)
 
     def stop(self, reason: str = "asked") -> None:
         """Request the end of the session: `is_done` is true from now on."""
@@ -312,8 +314,19 @@ class Session:
 
     def save(self) -> None:
         """Start to save a checkpoint; it is complete on disk when `hooks.save` is called, or `close` returns."""
-        facts, now = facts_to_save(self._now, self._stepper, self._log, self._iterations)
-        self._now = now
+        now, stepper = self._now, self._stepper
+        # `facts` may reset the tries of this copy; the session adopts that.
+        ledger = replace(now.ledger, t=self._iterations)
+        own = {
+            "spec": spec_facts(stepper.policy),
+            "steps": now.steps,
+            "invalid": now.invalid,
+            "statistics": now.statistics.facts(),
+            "interval": now.interval.facts(),
+        }
+        facts = self._log.facts(ledger, stepper.health(now), **own)
+        if ledger.tries != now.ledger.tries:
+            now = self._now = now._replace(ledger=replace(now.ledger, tries=ledger.tries))
         # Every change makes a new object: the same one has been saved before.
         again, self._saved = now is not self._saved, now
         self._storage.save(self.opt_steps, tree_of(now), facts, now.best, again)
@@ -380,7 +393,11 @@ class Session:
         finally:
             # Handle SIGTERM until the save is complete.
             self._termination.end()
-        report_exit(error, self._termination.came, self.opt_steps, self.config.run_dir)
+        terminated, run_dir = self._termination.came, self.config.run_dir
+        if terminated or isinstance(error, KeyboardInterrupt):
+            where = f"stopped by {'SIGTERM' if terminated else 'SIGINT'} at {self.opt_steps:,} optimisation steps"
+            saved = f"saved; continue with Session(..., run_dir={run_dir!r}, resume=True)"
+            print_stderr(f"{where}; {saved if run_dir else 'nothing is saved without a run_dir'}")
 
     # --- progress and results ---
 
@@ -400,19 +417,19 @@ class Session:
 
         An evaluation in progress is finished first, unless a stop was requested.
         """
-        over = self._at_end or self._now.stop is not None
-        return bool(self.interrupt) or (over and not self.is_evaluating)
+        ended = self._at_end or self._now.stop is not None
+        return bool(self.interrupt) or (ended and not self.is_evaluating)
 
     @property
     def is_evaluating(self) -> bool:
         """Whether an evaluation by `evaluate_episodes` is in progress."""
-        return self._now.trial is not None
+        return self._now.evaluation is not None
 
     @property
     def ended(self) -> np.ndarray:
         """Bool `[N]`: the next observation of this environment begins an episode."""
-        trial = self._now.trial
-        return (self._now.host if trial is None else trial).ended.copy()
+        evaluation = self._now.evaluation
+        return (self._now.host if evaluation is None else evaluation).ended.copy()
 
     @property
     def steps_per_sec(self) -> float | None:
@@ -436,7 +453,21 @@ class Session:
 
     def summary(self) -> dict[str, Any]:
         """Return counters, speeds, scores, episode statistics and means of training metrics, of the whole session."""
-        return summary_of(self._now, self._stepper, self._counters(), self._status())
+        now, stepper, counters = self._now, self._stepper, self._counters()
+        ledger, wall = now.ledger, now.ledger.wall
+        return {
+            **counters,
+            **{f"{name}_per_sec": steps / wall for name, steps in counters.items()},
+            "best_score": ledger.best_score,
+            "best_opt_steps": ledger.best_opt_steps,
+            "last_score": ledger.last_score,
+            "rollbacks": ledger.rollbacks,
+            "invalid_steps": now.invalid,
+            **now.statistics.summary(),
+            **columns_to_write(summarise(stepper.metrics, stepper.merge_sums(now.past, now.sums))),
+            "wall_s": wall,
+            "stop": self._status(),
+        }
 
     def settings(self) -> dict[str, Any]:
         """Return all settings of the session, as in `config.yaml`."""
@@ -447,7 +478,8 @@ class Session:
     def _open(self, resume: Resume, statistics: Statistics) -> None:
         """Lock the run directory, and start or resume."""
         config, regular = self.config, self._schedule.is_regular_save
-        require_no_member(config.run_dir)
+        if config.run_dir is not None:
+            require_no_member(config.run_dir)
         self._storage = Storage(config.run_dir, config.keep, self.settings(), resume, regular)
         self._storage.report = self._report
         self._storage.on_saved = self._saves.append
@@ -471,19 +503,27 @@ class Session:
             raise
 
     def _load_newest(self, first: SessionState) -> SessionState:
-        """Load the newest valid checkpoint."""
-        return load_newest(first, self._stepper, self._log, self._storage, self._schedule)
+        """Load the newest valid checkpoint, in the structure of `first`."""
+        storage, like = self._storage, tree_of(first)
+        storage.check_fits(like)
+        step, tree, facts = storage.load(like)
+        with reading_facts(f"{step} of {storage.path}", "no session's"):
+            now = restore_session(tree, facts, self._log.restore_ledger(facts, first.ledger), first.statistics)
+        now = with_changes(now, self._stepwise, self._schedule, storage.decisive)
+        storage.commit_resume()
+        return now
 
     # --- helpers ---
 
-    def _update_evaluation(self, trial: EpisodeEvaluation) -> None:
+    def _update_evaluation(self, evaluation: EpisodeEvaluation) -> None:
         """Update the evaluation after a step; record its score after the last."""
-        self._now = self._now._replace(trial=None if trial.over else trial, acted=False)
-        if trial.over:
-            self._record_score(float(trial.evaluation.returns.mean()), trial.params, trial.evaluation)
-            if (shot := trial.shot) is not None:
-                self._log.log_video(save_video(shot.result, str(self.config.run_dir), shot.form, **self._counters()))
-            call(self.hooks.evaluated, trial.evaluation)
+        self._now = self._now._replace(evaluation=None if evaluation.is_over else evaluation, acted=False)
+        if evaluation.is_over:
+            self._record_score(float(evaluation.result.returns.mean()), evaluation.params, evaluation.result)
+            if (recording := evaluation.recording) is not None:
+                run_dir = str(self.config.run_dir)
+                self._log.log_video(save_video(recording.result, run_dir, recording.form, **self._counters()))
+            call(self.hooks.evaluated, evaluation.result)
 
     def _call_hooks(self, learnt: Learnt | None, episodes: list[Episode]) -> None:
         # Finished saves are queued where they are noticed, and reported here, because hooks run last.
@@ -505,22 +545,31 @@ class Session:
         if left == 0:
             what = explain(health, self._stepper.metrics)
             with self._saved_where_diverged():
-                stopping.require_rollback_left(self._log, self._now.ledger, self.config.max_rollbacks, what)
+                self._log.require_rollback_left(self._now.ledger, self.config.max_rollbacks, what)
             self._roll_back(what)
 
     def _roll_back(self, what: str) -> None:
         """Roll back to the last good state, or to the start, and continue with another random stream."""
-        back = roll_back(self._now, self._stepper, self._storage, self._schedule)
+        now, storage = self._now, self._storage
+        fresh, found = now.statistics.fresh(), storage.rollback(shapes_of(now))
+        ledger = now.ledger.roll_back(found[1]["ledger"] if found else None)
+        if found is None:
+            back = self._stepper.first(fresh)._replace(ledger=ledger)
+        else:
+            with reading_facts(f"of {storage.path}", "no session's"):
+                back = restore_session(*found, ledger, fresh)
+            back = with_changes(back, self._stepwise, self._schedule, storage.decisive)
+        back = reseed_after_rollback(back)._replace(best=now.best, resetting=now.resetting)
         with DeferredSignals():
             self._now, self._look_at = back, 0
             self._since = (self.env_steps, self._now.ledger.wall)
-            stopping.log_rollback(self._log, self.opt_steps, what)
+            self._log.log_rollback(self.opt_steps, what)
 
     def _require_valid(self) -> None:
         """Raise `DivergedError` at the end of a session without a single valid step."""
         if not self.interrupt:
             with self._saved_where_diverged():
-                stopping.require_valid(self._log, Validity(self.env_steps, self._now.invalid))
+                self._log.require_valid(Validity(self.env_steps, self._now.invalid))
 
     @contextmanager
     def _saved_where_diverged(self) -> Iterator[None]:
@@ -544,7 +593,14 @@ class Session:
 
     def _record(self) -> None:
         """Log the row of the current interval, and start another."""
-        self._now = log_row(self._now, self._stepper, self._log, self.opt_steps, self.env_steps)
+        now, stepper, opt_steps, env_steps = self._now, self._stepper, self.opt_steps, self.env_steps
+        wall, ledger = now.ledger.wall, replace(now.ledger)
+        own = now.interval.columns(opt_steps, env_steps, now.invalid, wall, now.statistics.chosen)
+        columns, agent = {**own, **summarise(stepper.metrics, now.sums)}, self._stepwise.agent.info.settings or {}
+        self._log.log_train(columns, ledger, agent, env_steps - now.interval.env_steps)
+        begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
+        past, sums = stepper.merge_sums(now.past, now.sums), zero_sums(len(stepper.metrics))
+        self._now = now._replace(past=past, sums=sums, interval=begun, ledger=ledger)
 
     def _report(self, line: str) -> None:
         print_stderr(line)
@@ -568,81 +624,6 @@ class Session:
         return self._now.stop or limit or self.interrupt.reason or "running"
 
 
-# --- updates of the session state ---------------------------------------------------------------------------------
-
-
-def summary_of(now: SessionState, stepper: Stepper, counters: Mapping[str, int], status: str) -> dict[str, Any]:
-    """Return counters, speeds, scores, episode statistics and means of training metrics, of the whole session."""
-    ledger, wall = now.ledger, now.ledger.wall
-    return {
-        **counters,
-        **{f"{name}_per_sec": steps / wall for name, steps in counters.items()},
-        "best_score": ledger.best_score,
-        "best_opt_steps": ledger.best_opt_steps,
-        "last_score": ledger.last_score,
-        "rollbacks": ledger.rollbacks,
-        "invalid_steps": now.invalid,
-        **now.statistics.summary(),
-        **columns_to_write(summarise(stepper.metrics, stepper.merge_sums(now.past, now.sums))),
-        "wall_s": wall,
-        "stop": status,
-    }
-
-
-def add_notes(now: SessionState, values: Mapping[str, float | None]) -> SessionState:
-    """Return the session with these numbers added to its statistics and its next row."""
-    return now._replace(statistics=now.statistics.note(values), interval=now.interval.add_notes(values))
-
-
-def log_row(now: SessionState, stepper: Stepper, log: Logbook, opt_steps: int, env_steps: int) -> SessionState:
-    """Log the row of the current interval; return the session at the start of another."""
-    wall, ledger = now.ledger.wall, dataclasses.replace(now.ledger)
-    own = now.interval.columns(opt_steps, env_steps, now.invalid, wall, now.statistics.chosen)
-    columns = {**own, **summarise(stepper.metrics, now.sums)}
-    log.log_train(columns, ledger, stepper.stepwise.agent.info.settings or {}, env_steps - now.interval.env_steps)
-    begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
-    past, sums = stepper.merge_sums(now.past, now.sums), zero_sums(len(stepper.metrics))
-    return now._replace(past=past, sums=sums, interval=begun, ledger=ledger)
-
-
-def facts_to_save(now: SessionState, stepper: Stepper, log: Logbook, t: int) -> tuple[dict[str, Any], SessionState]:
-    """Return the facts of a checkpoint after `t` iterations, besides its arrays, and the updated session."""
-    # `facts` may reset the tries of this copy; the session adopts that below.
-    ledger = dataclasses.replace(now.ledger, t=t)
-    own = {"spec": spec_facts(stepper.policy), **facts_of(now)}
-    facts = log.facts(ledger, stepper.health(now), **own)
-    if ledger.tries != now.ledger.tries:
-        now = now._replace(ledger=dataclasses.replace(now.ledger, tries=ledger.tries))
-    return facts, now
-
-
-def load_newest(
-    first: SessionState, stepper: Stepper, log: Logbook, storage: Storage, schedule: Schedule
-) -> SessionState:
-    """Load the newest valid checkpoint, in the structure of `first`."""
-    like = tree_of(first)
-    storage.check_fits(like)
-    step, tree, facts = storage.load(like)
-    with reading_facts(f"{step} of {storage.path}", "no session's"):
-        now = restore_session(tree, facts, log.restore_ledger(facts, first.ledger), first.statistics)
-    now = with_changes(now, stepper.stepwise, schedule, storage.decisive)
-    storage.commit_resume()
-    return now
-
-
-def roll_back(now: SessionState, stepper: Stepper, storage: Storage, schedule: Schedule) -> SessionState:
-    """Return the last good state, or the initial one, with another random stream."""
-    fresh, found = now.statistics.fresh(), storage.rollback(shapes_of(now))
-    ledger = stopping.rolled_back_ledger(now.ledger, found)
-    if found is None:
-        back = stepper.first(fresh)._replace(ledger=ledger)
-    else:
-        with reading_facts(f"of {storage.path}", "no session's"):
-            back = restore_session(*found, ledger, fresh)
-        back = with_changes(back, stepper.stepwise, schedule, storage.decisive)
-    return reseed_after_rollback(back)._replace(best=now.best, resetting=now.resetting)
-
-
 # --- parts from settings ------------------------------------------------------------------------------------------
 
 
@@ -656,7 +637,7 @@ def assemble(
     agent: AgentMaker,
     buffer: Buffer | None,
     processor: Processor | None,
-    teacher: TrainedPolicy | None = None,
+    teacher: TrainedPolicy | None,
 ) -> Stepwise:
     """Assemble the parts; raise `SettingsError` if they do not fit together.
 

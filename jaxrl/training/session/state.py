@@ -21,15 +21,14 @@ from jaxrl.strategies.stepwise import (
     count_iterations,
     learn_once,
 )
-from jaxrl.training.changes import Change
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import Sums, add
 from jaxrl.training.report import Hook
 from jaxrl.training.schedule import Schedule
+from jaxrl.training.session.evaluation import EpisodeEvaluation
 from jaxrl.training.session.inputs import ends
-from jaxrl.training.session.rows import Episode, Interval
-from jaxrl.training.session.statistics import Statistics
-from jaxrl.training.session.trial import EpisodeEvaluation
+from jaxrl.training.session.statistics import Episode, Interval, Statistics
+from jaxrl.training.settings import Change
 from jaxrl.training.storage.run import Best
 from jaxrl.trees import PyTree
 from jaxrl.types import Transition
@@ -113,7 +112,7 @@ class SessionState(NamedTuple):
     """Whether `act` has returned the actions, and their results are pending."""
     stop: str | None = None
     """Why the session is done, if because of an evaluation or divergence."""
-    trial: EpisodeEvaluation | None = None
+    evaluation: EpisodeEvaluation | None = None
     """The evaluation in progress, if any. It is not saved: a resumed session continues with training."""
     resetting: np.ndarray | None = None
     """Whether the next step of the vector resets this environment instead of acting, `[N]`; not saved."""
@@ -152,13 +151,6 @@ def episodes_of(host: Host, result: StepResult, reset: np.ndarray, opt_steps: in
         )
         for i in np.flatnonzero(ends(result) & ~reset).tolist()
     ]
-
-
-def over(statistics: Statistics, episodes: list[Episode]) -> Statistics:
-    """Add episodes to the statistics."""
-    for episode in episodes:
-        statistics = statistics.note({**episode.numbers, "terminated": float(episode.terminated)})
-    return statistics
 
 
 def learn_and_sum(
@@ -200,21 +192,11 @@ def shapes_of(now: SessionState) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree_of(now))
 
 
-def facts_of(now: SessionState) -> dict[str, Any]:
-    """Return the facts of a checkpoint that are specific to sessions, for JSON."""
-    return {
-        "steps": now.steps,
-        "invalid": now.invalid,
-        "statistics": now.statistics.facts(),
-        "interval": now.interval.facts(),
-    }
-
-
 def restore_session(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, statistics: Statistics) -> SessionState:
     """Return the session of a checkpoint; `statistics` are empty ones with the current choices.
 
     Raises:
-      KeyError, TypeError, ValueError: `facts` are not from `facts_of`.
+      KeyError, TypeError, ValueError: `facts` are not those of a saved session.
     """
     state, sums, past, host = tree
     # Check types: the checkpoint may come from an untrusted source.

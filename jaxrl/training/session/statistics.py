@@ -1,11 +1,15 @@
-"""Running statistics of a stream of numbers, such as returns: small, exact, and robust to NaN."""
+"""Running statistics of a stream of numbers, such as returns: small, exact, and robust to NaN.
+
+Below them are the rows of a session: like a trainer's, over what the loop reported since the previous row.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxrl.errors import SettingsError, check_count, suggest
+from jaxrl.training.evaluator import Evaluation, eval_columns
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,12 @@ class Series:
         if not math.isfinite(value):
             return replace(self, not_finite=self.not_finite + 1)
         # Welford's update: first the mean, then the squares from the deviations from the old and the new mean.
-        count, apart = self.count + 1, value - self.mean
-        mean = self.mean + apart / count
+        count, deviation = self.count + 1, value - self.mean
+        mean = self.mean + deviation / count
         return Series(
             count=count,
             mean=mean,
-            squares=self.squares + apart * (value - mean),
+            squares=self.squares + deviation * (value - mean),
             low=min(self.low, value),
             high=max(self.high, value),
             recent=(*self.recent, value)[-window:],
@@ -154,3 +158,119 @@ class Statistics:
         new = Statistics(self.chosen, others=self.others, window=self.window)
         new.series = series
         return new
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------
+
+
+IN_ROWS = ("mean", "min", "max")
+"""Default aggregations of a series in rows."""
+OF_EVALUATION = ("eval_reward_std", "eval_reward_min", "eval_reward_max", "eval_length")
+"""Columns of an evaluation in the row of its score, besides the score."""
+OF_EPISODES = Statistics({"episode_return": ["mean"], "episode_length": ["mean"]}, window=1)
+"""Statistics of no episodes yet, for a row."""
+
+
+class Episode(NamedTuple):
+    """A finished episode."""
+
+    env: int
+    """Index of the environment."""
+    episode_return: float
+    """Undiscounted."""
+    length: int
+    terminated: bool
+    """Whether it terminated; otherwise it was truncated."""
+    opt_steps: int
+    """Optimisation steps at its end."""
+    env_steps: int
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers for statistics."""
+        return {"episode_return": self.episode_return, "episode_length": float(self.length)}
+
+
+class Interval(NamedTuple):
+    """Host-side statistics since the previous row; metrics of the updates are in the sums on the device."""
+
+    statistics: Statistics = OF_EPISODES
+    terminated: int = 0
+    """Number of terminated episodes."""
+    opt_steps: int = 0
+    """Value at the start of the interval, like those below."""
+    env_steps: int = 0
+    invalid: int = 0
+    wall: float = 0.0
+    """Seconds of the session."""
+
+    def add_notes(self, values: Mapping[str, float | None]) -> "Interval":
+        """Add numbers noted by the user."""
+        return self._replace(statistics=self.statistics.note({f"info/{name}": x for name, x in values.items()}))
+
+    def columns(
+        self, opt_steps: int, env_steps: int, invalid: int, wall: float, chosen: Mapping[str, Sequence[str]]
+    ) -> dict[str, Any]:
+        """Return the columns of a row at these counts; speeds are per wall-clock second, the user's loop included.
+
+        `chosen` has the aggregations of noted numbers by name, in place of the default `IN_ROWS`.
+        """
+        seconds = wall - self.wall
+        rates = {"opt_steps_per_sec": opt_steps - self.opt_steps, "env_steps_per_sec": env_steps - self.env_steps}
+        columns: dict[str, Any] = {name: steps / seconds if seconds > 0 else None for name, steps in rates.items()}
+        for name, series in self.statistics.series.items():
+            kinds = chosen.get(name.removeprefix("info/"), IN_ROWS) if name.startswith("info/") else IN_ROWS
+            for kind in kinds:
+                number = AGGREGATIONS[kind](series) if series.count else None
+                columns[name if kind == "mean" else f"{name}_{kind}"] = number
+        # Episodes whose return overflowed count, too.
+        returns = self.statistics.series["episode_return"]
+        episodes = returns.count + returns.not_finite
+        return {
+            **columns,
+            "episodes": episodes,
+            "terminated": self.terminated,
+            "truncated": episodes - self.terminated,
+            "invalid_steps": invalid - self.invalid,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """Return the interval as a dict, for JSON."""
+        return {**self._asdict(), "statistics": self.statistics.facts()}
+
+    def take_up(self, facts: Mapping[str, Any]) -> "Interval":
+        """Return the interval from `facts()`; raise `ValueError` if they are malformed."""
+        like = Interval()._asdict()
+        if not isinstance(facts, Mapping) or facts.keys() != like.keys():
+            raise ValueError(f"expected an interval of {', '.join(like)}")
+        if any(type(facts[name]) not in (type(x), int) for name, x in like.items() if name != "statistics"):
+            raise ValueError("an interval is made of numbers")
+        return Interval(**{**facts, "statistics": OF_EPISODES.take_up(facts["statistics"])})
+
+
+def add_episodes(
+    statistics: Statistics, interval: Interval, episodes: Sequence[Episode]
+) -> tuple[Statistics, Interval]:
+    """Return the statistics of a session and its interval with finished episodes added."""
+    for episode in episodes:
+        statistics = statistics.note({**episode.numbers, "terminated": float(episode.terminated)})
+        interval = interval._replace(
+            statistics=interval.statistics.note(episode.numbers), terminated=interval.terminated + episode.terminated
+        )
+    return statistics, interval
+
+
+def score_columns(score: float, is_best: bool, interval: Interval, evaluation: Evaluation | None) -> dict[str, Any]:
+    """Return the columns of the score of a policy, given during `interval`, and of its `evaluation` if it is from one.
+
+    They are named as in a trainer's row.
+    """
+    found = {} if evaluation is None else eval_columns(evaluation, score, None, is_best)
+    returns = interval.statistics.series["episode_return"]
+    return {
+        **{name: found[name] for name in OF_EVALUATION if found},
+        "eval_reward": score,
+        "score": score,
+        "is_best": is_best,
+        "train_return": returns.mean if returns.count else None,
+    }

@@ -13,11 +13,10 @@ from jaxrl.strategies.stepwise import Last, Learner, StepResult, Stepwise, locat
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.memory import Plan, plan_of_state, require_fit
 from jaxrl.training.program import jit_donating, merge_sums, zero_sums
+from jaxrl.training.session.evaluation import EpisodeEvaluator, Recording
 from jaxrl.training.session.inputs import Observations, ends
-from jaxrl.training.session.shot import Shot
 from jaxrl.training.session.state import Host, Learnt, SessionState, differ, learn_and_sum, start_episodes
 from jaxrl.training.session.statistics import Statistics
-from jaxrl.training.session.trial import EpisodeEvaluator
 from jaxrl.trees import PyTree, make_key
 
 
@@ -29,7 +28,7 @@ class Stepper:
         key = make_key(seed)
         self.stepwise, self._key, self._keys = stepwise, key, stream_keys(key, stepwise.passes)
         self.policy = make_policy(stepwise.agent, stepwise.processor, stepwise.spec)
-        self.examiner = EpisodeEvaluator(self.policy)
+        self.evaluator = EpisodeEvaluator(self.policy)
         self._init = jax.jit(partial(programs.init, stepwise))
         self._begin = jax.jit(partial(programs.begin, stepwise))
         self._restart_processor = jax.jit(partial(programs.restart_processor, stepwise))
@@ -96,25 +95,26 @@ class Stepper:
         """Return `now` with no pending reset where the observations have changed: there the user has reset."""
         if now.resetting is None or not np.count_nonzero(now.resetting):
             return now
-        seen = now.host.seen if now.trial is None else now.trial.seen
+        seen = now.host.seen if now.evaluation is None else now.evaluation.seen
         return now._replace(resetting=now.resetting & ~differ(given.obs, seen, self.stepwise.schedule.num_envs))
 
     def acting(self, now: SessionState, given: Observations) -> tuple[SessionState, PyTree]:
         """Return the state after acting on these observations, and the actions `[N, ...]`."""
         now = self.clear_resets(now, given)
-        if now.trial is not None:
-            trial = self.examiner.act(now.trial, given)
-            assert trial.chosen is not None
-            return now._replace(trial=trial, acted=True), trial.chosen[1]
+        if now.evaluation is not None:
+            evaluation = self.evaluator.act(now.evaluation, given)
+            assert evaluation.chosen is not None
+            return now._replace(evaluation=evaluation, acted=True), evaluation.chosen[1]
         now = self.chosen(self.receive(now, given))
         assert now.chosen is not None
         return now._replace(acted=True), now.chosen[0]
 
-    def start_evaluation(self, now: SessionState, episodes: int, shot: Shot | None = None) -> SessionState:
+    def start_evaluation(self, now: SessionState, episodes: int, recording: Recording | None) -> SessionState:
         """Return the state at the start of an evaluation of the current policy; running episodes are truncated."""
         seen, ended = now.host.seen, now.host.ended | (now.steps == 0)
-        trial = self.examiner.first(self.params(now), episodes, seen, ended)._replace(shot=shot)
-        return now._replace(host=start_episodes(now.host, np.ones_like(ended)), acted=False, chosen=None, trial=trial)
+        evaluation = self.evaluator.first(self.params(now), episodes, seen, ended)._replace(recording=recording)
+        host = start_episodes(now.host, np.ones_like(ended))
+        return now._replace(host=host, acted=False, chosen=None, evaluation=evaluation)
 
     def chosen(self, now: SessionState) -> SessionState:
         """Return `now` with actions for its observations, unless they are already chosen.

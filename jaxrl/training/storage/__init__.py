@@ -1,1 +1,1 @@
-"""Storage of runs on disk: directories, checkpoints and log checksums; finding, checking and retraining runs."""
+"""Storage of runs on disk: directories, checkpoints and logs; finding and checking runs."""

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
-from jaxrl.training.processes import LostError, is_spread, is_to_be_spread
+from jaxrl.training.processes import is_spread, is_to_be_spread
 from jaxrl.training.storage import run_dir
 from jaxrl.training.storage.arrays import (
     FAULTS,
@@ -183,8 +183,6 @@ class Store:
             # The atomic rename commits the step; syncing the directory makes it survive a power failure.
             unfinished.rename(path)
             run_dir.sync_dir(self.directory)
-        except LostError:
-            raise
         except FAULTS as error:
             self._sweep()  # free the space of the partial step for the next save
             raise StorageError(f"checkpoint {path} could not be written: {reason(error)}") from error
@@ -312,8 +310,6 @@ class Store:
             return read_sharded(self._path(step) / ARRAYS, like, sums), manifest["facts"]
         except DamagedError as error:
             raise CheckpointError(f"the data of {error} is damaged: its checksum differs") from error
-        except LostError:
-            raise
         except (*FAULTS, LayoutError) as error:
             raise CheckpointError(f"cannot be read: {reason(error)}") from error
 

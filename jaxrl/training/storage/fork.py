@@ -3,18 +3,17 @@
 import contextlib
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import NamedTuple
 
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.parsing import as_int
 from jaxrl.paths import local
-from jaxrl.training.storage.checkpoints import CheckpointError, Store
-from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store
+from jaxrl.training.storage.checkpoints import CheckpointError
+from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store, step_of
 from jaxrl.training.storage.logs import copy_logs
 from jaxrl.training.storage.members import population_of
-from jaxrl.training.storage.run_dir import BOARD, FORMAT, RunDir, read_settings, require_run, write_settings
+from jaxrl.training.storage.run_dir import BOARD, FORMAT, RunDir, read_settings, require_run, timestamp, write_settings
 
 
 class Fork(NamedTuple):
@@ -75,7 +74,7 @@ def copy_checkpoint(fork: Fork, target: Path) -> int:
     if target.absolute().is_relative_to(source):
         raise SettingsError(f"{target} lies inside {fork.run}, which is to stay as it is; choose another directory")
     checkpoints, bests = open_store(source, CHECKPOINTS), open_store(source, BEST)
-    step = step_of(fork, checkpoints)
+    step = step_of(fork.run, fork.step, checkpoints)
     try:
         checkpoints.copy(step, target / CHECKPOINTS)
     except CheckpointError as error:
@@ -95,7 +94,7 @@ def describe_fork(directory: RunDir, fork: Fork, step: int) -> None:
     """Write the origin of a fork into its `metadata.json`."""
     directory.write_metadata(
         format=FORMAT,
-        created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        created=timestamp(),
         opt_steps=step,
         saved_opt_steps=step,
         forked_from={"run": str(fork.run.absolute()), "opt_steps": step},
@@ -107,20 +106,3 @@ def describe_branch(fork: Fork, step: int) -> str:
     left = any(best > step for best in open_store(fork.run, BEST).steps())
     aside = "; its best policy came later, and was not taken along" if left else ""
     return f"branched off from {fork.run.absolute()} at {step} optimisation steps{aside}"
-
-
-def step_of(fork: Fork, store: Store) -> int:
-    """Return the step of the checkpoint to fork from.
-
-    Raises:
-      SettingsError: there is no such checkpoint.
-      NoCheckpointError: no checkpoint is valid.
-    """
-    kept = store.steps()
-    if fork.step == "latest":
-        return store.newest_facts()[0]
-    if fork.step not in kept:
-        there = f"kept are {', '.join(map(str, kept))}" if kept else "it keeps none"
-        raise SettingsError(f"{fork.run} keeps no checkpoint of step {fork.step}; {there}")
-    assert isinstance(fork.step, int)
-    return fork.step

@@ -28,7 +28,7 @@ import numpy as np
 from jaxrl.errors import SettingsError, StorageError
 from jaxrl.paths import local
 from jaxrl.training.storage.arrays import FAULTS, Leaves, reason
-from jaxrl.training.storage.checkpoints import CheckpointError, Facts, Store, surplus
+from jaxrl.training.storage.checkpoints import CheckpointError, Facts, Store, is_step, surplus
 from jaxrl.training.storage.leaves import Entry, host_leaves
 from jaxrl.training.storage.logs import copy_logs
 from jaxrl.training.storage.members import require_no_member, resolve
@@ -56,6 +56,28 @@ MAX_ROWS = 1_000
 """Maximum rows of a save, whose manifest is read into memory."""
 MAX_SAVES = 4
 """Saves retained for few members beyond `keep`; rows still needed of older ones are rewritten into the next save."""
+
+
+def split_checkpoint(path: Path) -> tuple[Path, int | None]:
+    """Return the run that `path` names, and the step if it names one of the run's checkpoints."""
+    given = is_step(path.name) and path.parent.name == CHECKPOINTS
+    return (path.parent.parent, int(path.name)) if given else (path, None)
+
+
+def step_of(run: Path, step: int | str, store: Store) -> int:
+    """Return the step of a checkpoint in the `store` of `run`: `step`, or for `latest` that of the newest valid one.
+
+    Raises:
+      SettingsError: there is no such checkpoint.
+      NoCheckpointError: no checkpoint is valid.
+    """
+    if step == "latest":
+        return store.newest_facts()[0]
+    kept = store.steps()
+    if step not in kept:
+        there = f"kept are {', '.join(map(str, kept))}" if kept else "it keeps none"
+        raise SettingsError(f"{run} keeps no checkpoint of step {step}; {there}")
+    return int(step)
 
 
 def open_store(run: Path, name: str, opened: "dict[Path, Saves] | None" = None) -> Store:

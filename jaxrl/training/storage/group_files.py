@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import jaxrl.training.storage.logs as logs
 from jaxrl.errors import print_stderr
 from jaxrl.training.schedule import MAX_COUNT
 from jaxrl.training.storage.checkpoints import Store
-from jaxrl.training.storage.log_sums import LOGS, LogSums
-from jaxrl.training.storage.logs import LogFile, describe_lines, in_base64, is_row_up_to, missing, parse, rewind_records
 from jaxrl.training.storage.run_dir import (
     MEMBER_LINE,
     MEMBERS_FILE,
@@ -50,7 +49,7 @@ class GroupFiles:
             write_atomically(directory / METRICS, "")  # there from the first moment on, for those who watch it
         diverged = [number for number in self._members if self.metadata(number).get("status") == "diverged"]
         steps = None if saved is None else {**saved(self._members), **dict.fromkeys(diverged, MAX_COUNT)}
-        self._logs = {name: GroupLog(directory / name, steps) for name in LOGS}
+        self._logs = {name: GroupLog(directory / name, steps) for name in logs.LOGS}
 
     def __contains__(self, number: int) -> bool:
         """Return whether the member has begun."""
@@ -173,7 +172,7 @@ class MemberDir:
         """Do nothing: the lock is the population's."""
 
 
-class MemberSums(LogSums):
+class MemberSums(logs.LogSums):
     """Checksums of a member's part of each log, which are kept as it is written."""
 
     def __init__(self, files: GroupFiles, number: int) -> None:
@@ -181,7 +180,7 @@ class MemberSums(LogSums):
 
     def facts(self) -> dict[str, list[int]]:
         """Return size and CRC-32 of each existing log."""
-        sums = {name: self._files.log(name).sum_of(self._number) for name in LOGS}
+        sums = {name: self._files.log(name).sum_of(self._number) for name in logs.LOGS}
         return {name: [size, crc] for name, (size, crc) in sums.items() if size}
 
 
@@ -195,7 +194,7 @@ class GroupLog:
         optimisation steps in `saved`, in one pass, and the population's own rows dropped, which are written anew.
         """
         self.path = path
-        self._file, self._lock = LogFile(path), threading.RLock()
+        self._file, self._lock = logs.LogFile(path), threading.RLock()
         self._saved = saved if saved is not None and path.exists() else None
         self._early: list[bytes] = []
         """Rows of the population from before the members are rewound."""
@@ -212,7 +211,7 @@ class GroupLog:
         """Yield each member's number and rows up to where it is resumed, before any of them rewinds."""
         for number, last in sorted((self._saved or {}).items()):
             for line in self._held.get(number, b"").splitlines():
-                if (row := parse(line)) is not None and row["opt_steps"] <= last:
+                if (row := logs.parse(line)) is not None and row["opt_steps"] <= last:
                     yield number, row
 
     def append(self, number: int, lines: bytes) -> None:
@@ -270,15 +269,17 @@ class GroupLog:
         with self._lock:
             self._settle()
             found = self.read(number)
-            kept = b"".join(line for line in found.splitlines(keepends=True) if is_row_up_to(line, opt_steps))
+            kept = b"".join(line for line in found.splitlines(keepends=True) if logs.is_row_up_to(line, opt_steps))
             if kept != found:
                 mark = _mark(number)
-                self._replace([x for x in _lines_of(self.path) if not x.startswith(mark) or is_row_up_to(x, opt_steps)])
+                self._replace(
+                    [x for x in _lines_of(self.path) if not x.startswith(mark) or logs.is_row_up_to(x, opt_steps)]
+                )
             self._held[number] = kept
             self._sums.pop(number, None)
             if waiting := self.pending(number):
                 others = [one for one in self._pending if one[0] != number]
-                self._pending = others + [(number, line) for line in rewind_records(waiting, opt_steps)]
+                self._pending = others + [(number, line) for line in logs.rewind_records(waiting, opt_steps)]
                 self._file.pending = [_mark_rows(whose, lines) for whose, lines in self._pending]
 
     def _settle(self) -> None:
@@ -288,14 +289,14 @@ class GroupLog:
         before, kept, damaged = _lines_of(self.path), [], []
         for i, line in enumerate(before, start=1):
             about = MEMBER_LINE.match(line)
-            if (row := parse(line)) is None:
+            if (row := logs.parse(line)) is None:
                 damaged += [i] if line.endswith(b"\n") else []  # otherwise its writer was killed
             elif about and row["opt_steps"] <= self._saved.get(int(about[1]), -1):
                 kept.append(line if line.endswith(b"\n") else line + b"\n")
         if kept != before:
             self._replace(kept)
         if damaged:
-            print_stderr(f"warning: {self.path} was damaged: {describe_lines(damaged)}")
+            print_stderr(f"warning: {self.path} was damaged: {logs.describe_lines(damaged)}")
         self._held, self._saved = by_member(kept), None
         for lines in self._early:
             self._append(None, lines)
@@ -303,7 +304,7 @@ class GroupLog:
     def _replace(self, lines: Sequence[bytes]) -> None:
         """Write the log anew; raise `OSError` on failure, when it stays as it is."""
         self._file.close_file()
-        write_atomically(self.path, b"".join(lines).decode(errors="replace"))
+        write_atomically(self.path, b"".join(lines))
 
     def close(self) -> None:
         """Flush everything to disk and close the file; raise `OSError` on failure."""
@@ -347,15 +348,15 @@ class MemberLog:
 
     def unwritten(self) -> list[str]:
         """Return the pending records in base64."""
-        return in_base64(self.pending)
+        return logs.in_base64(self.pending)
 
     def restore_pending(self, unwritten: Sequence[str], held: bytes) -> None:
         """Append the records that an earlier process could not, except those in `held`, the content of the log.
 
         Lines that are no rows are left out: a checkpoint may come from anyone, and the file has rows of other members.
         """
-        for record in missing(unwritten, held):
-            lines = [line for line in record.splitlines() if line.startswith(b"{") and parse(line) is not None]
+        for record in logs.missing(unwritten, held):
+            lines = [line for line in record.splitlines() if line.startswith(b"{") and logs.parse(line) is not None]
             self.append(b"".join(line + b"\n" for line in lines))
 
     def close(self) -> None:

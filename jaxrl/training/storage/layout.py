@@ -6,7 +6,6 @@ is first checked against the manifest, and the manifest against the available me
 
 import json
 import math
-import os
 import resource
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl.training.memory import host_bytes
 from jaxrl.training.storage.run_dir import read_text
 
 ZARRAY, TREE, DATABASE = ".zarray", "_METADATA", "manifest.ocdbt"
@@ -30,16 +30,15 @@ class LayoutError(Exception):
     """Arrays on disk that are not in the form jaxrl writes."""
 
 
-def memory() -> int:
+def address_space() -> int:
     """Return the maximum memory of this process in bytes."""
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return there if allowed == resource.RLIM_INFINITY else min(there, allowed)
+    return host_bytes() if allowed == resource.RLIM_INFINITY else min(host_bytes(), allowed)
 
 
 def require_possible(directory: Path, arrays: int) -> None:
     """Raise `LayoutError` if the arrays' size in bytes exceeds the memory, or the files are far larger than that."""
-    if arrays > (most := memory()):
+    if arrays > (most := address_space()):
         raise LayoutError(f"its arrays would take {arrays:.3g} bytes, and this machine has {most:.3g}")
     files = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
     if files > 2 * arrays + SLACK:

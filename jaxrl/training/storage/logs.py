@@ -1,20 +1,26 @@
-"""Append-only logs that survive a full disk, and logs of rows in JSON Lines."""
+"""Append-only logs that survive a full disk, logs of rows in JSON Lines, and their checksums."""
 
 import base64
 import contextlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 from jaxrl.errors import print_stderr
+from jaxrl.paths import reason_of_path
 from jaxrl.training.storage.run_dir import EPISODES, MEMBER_LINE, METRICS, TRAIN_EPISODES, open_log, write_atomically
 
+LOGS = (METRICS, EPISODES, TRAIN_EPISODES)
 KINDS = ("train", "eval")
 """Kinds of rows with metrics."""
+PIECE = 1 << 20
+"""Bytes read at a time for a checksum."""
 
 
 class LogFile:
@@ -37,7 +43,7 @@ class LogFile:
             self._flush()
         except OSError as error:
             if not self._failing:
-                print_stderr(f"warning: cannot write {self.path}: {error.strerror}; its rows wait")
+                print_stderr(f"warning: cannot write {self.path}: {reason_of_path(error)}; its rows wait")
             self._failing = True
         else:
             self._failing = False
@@ -91,8 +97,12 @@ def in_base64(records: Sequence[bytes]) -> list[str]:
 
 def describe_lines(numbers: Sequence[int]) -> str:
     """Say which lines of a log were invalid."""
-    listed = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
-    return f"{len(numbers)} of its lines are no rows and left out ({listed})"
+    return f"{len(numbers)} of its lines are no rows and left out ({list_lines(numbers)})"
+
+
+def list_lines(numbers: Sequence[int]) -> str:
+    """Return the numbers of lines as text, the first few of many."""
+    return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
 
 
 def missing(unwritten: Sequence[str], held: bytes) -> Iterator[bytes]:
@@ -169,13 +179,13 @@ def trim(path: Path, opt_steps: int) -> list[int]:
     kept = [line for line in (*lines, torn) if is_row_up_to(line, opt_steps)]
     mended = b"".join(line + b"\n" for line in kept)
     if mended != held:
-        write_atomically(path, mended.decode())
+        write_atomically(path, mended)
     return [number for number, line in enumerate(lines, start=1) if parse(line) is None]
 
 
 def copy_logs(run: Path, to: Path) -> None:
     """Copy all logs of a run or a member into a directory."""
-    for name in (METRICS, EPISODES, TRAIN_EPISODES):
+    for name in LOGS:
         with contextlib.suppress(FileNotFoundError), open_log(run, name) as log, (to / name).open("wb") as copy:
             shutil.copyfileobj(log, copy)
 
@@ -189,10 +199,8 @@ def rows_in(opened: Callable[[], IO[bytes]], kinds: Collection[str]) -> Iterator
     """Yield the rows of these kinds in a log, skipping invalid lines; it is opened by `opened`."""
     with contextlib.suppress(OSError), opened() as file:
         for line in file:
-            with contextlib.suppress(ValueError, RecursionError):
-                row = json.loads(line)
-                if isinstance(row, dict) and row.get("kind") in kinds and type(row.get("opt_steps")) is int:
-                    yield row
+            if (row := parse(line)) is not None and row.get("kind") in kinds:
+                yield row
 
 
 def log_problems(run: Path, name: str) -> list[str]:
@@ -234,6 +242,14 @@ def is_row_up_to(line: bytes, opt_steps: int) -> bool:
     return row is not None and row["opt_steps"] <= opt_steps
 
 
+def to_float(value: object) -> float:
+    """Return a number of a row as a float; NaN for anything else, as a row on disk may come from anyone."""
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # an integer too large for a float
+        return math.nan
+
+
 def parse(line: bytes) -> dict[str, Any] | None:
     """Return the row in `line`, or `None` if it is not a valid one."""
     try:
@@ -244,3 +260,70 @@ def parse(line: bytes) -> dict[str, Any] | None:
         return None
     steps, episode = row.get("opt_steps"), row.get("episode")
     return row if type(steps) is int and steps >= 0 and isinstance(episode, int | None) else None
+
+
+# --- checksums: logs are append-only, so the part written before a checkpoint must not change ---------------------
+
+
+class _Sum(NamedTuple):
+    """CRC-32 of the first `size` bytes of the file `inode`."""
+
+    inode: int
+    size: int
+    crc: int
+
+
+class LogSums:
+    """Incremental checksums of the logs in a directory: each call reads only the bytes appended since the last."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: dict[str, _Sum] = {}
+
+    def facts(self) -> dict[str, list[int]]:
+        """Return size and CRC-32 of each existing log."""
+        for name in LOGS:
+            try:
+                self._known[name] = self._sum(self._directory / name, self._known.get(name))
+            except OSError:
+                self._known.pop(name, None)
+        return {name: [found.size, found.crc] for name, found in self._known.items()}
+
+    def _sum(self, path: Path, known: _Sum | None) -> _Sum:
+        with open(path, "rb") as file:
+            info = os.fstat(file.fileno())
+            if known is None or known.inode != info.st_ino or known.size > info.st_size:
+                known = _Sum(info.st_ino, 0, 0)  # a rewound log is a new file
+            file.seek(known.size)
+            size, crc = known.size, known.crc
+            while part := file.read(PIECE):
+                size, crc = size + len(part), zlib.crc32(part, crc)
+        return _Sum(info.st_ino, size, crc)
+
+
+def damage(opened: Callable[[str], IO[bytes]], facts: Mapping[str, Any]) -> list[str]:
+    """Describe the logs, opened by name, whose content before the checkpoint with these `facts` has changed since."""
+    sums = facts.get("logs")
+    problems = []
+    for name in LOGS:
+        saved = sums.get(name) if isinstance(sums, dict) else None
+        if isinstance(saved, list) and len(saved) == 2 and all(type(number) is int for number in saved):
+            problem = _damage(partial(opened, name), *saved)
+            problems += [f"{name}: {problem}"] if problem else []
+    return problems
+
+
+def _damage(opened: Callable[[], IO[bytes]], size: int, crc: int) -> str | None:
+    found = left = 0
+    try:
+        with opened() as file:
+            left = size
+            while left > 0 and (part := file.read(min(left, PIECE))):
+                left, found = left - len(part), zlib.crc32(part, found)
+    except OSError as error:
+        return f"cannot be read: {reason_of_path(error)}"
+    if left > 0:
+        return f"has lost rows: it is shorter than the {size} bytes recorded in the newest checkpoint"
+    if found != crc:
+        return f"was changed: its first {size} bytes are not those recorded in the newest checkpoint"
+    return None

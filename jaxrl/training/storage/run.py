@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -16,14 +15,14 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
-from jaxrl.training.changes import HARMLESS, Change, changes, evaluation_changes, unread
+from jaxrl.paths import reason_of_path, writing
 from jaxrl.training.program import Form
+from jaxrl.training.settings import HARMLESS, Change, changes, evaluation_changes, unread
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.fork import Fork, copy_checkpoint, describe_branch, describe_fork, origin
 from jaxrl.training.storage.group import BEST, CHECKPOINTS
 from jaxrl.training.storage.group_files import MemberDir, MemberFiles
-from jaxrl.training.storage.log_sums import LogSums, damage
-from jaxrl.training.storage.logs import Log, RowLog
+from jaxrl.training.storage.logs import Log, LogSums, RowLog, damage
 from jaxrl.training.storage.members import POPULATION
 from jaxrl.training.storage.run_dir import (
     CONFIG,
@@ -33,10 +32,12 @@ from jaxrl.training.storage.run_dir import (
     METADATA,
     METRICS,
     RunDir,
+    holds_run,
     make_dir,
     member_dir,
     plain,
     require_empty,
+    timestamp,
 )
 from jaxrl.trees import PyTree
 from jaxrl.xla.contexts import product_precision
@@ -162,7 +163,7 @@ class Storage:
             self.close()
             if not isinstance(error, OSError):
                 raise
-            raise StorageError(f"cannot write the run directory {self.dir.path}: {error.strerror}") from error
+            raise StorageError(f"cannot write the run directory {self.dir.path}: {reason_of_path(error)}") from error
 
     def _new_fork(self, fork: Fork, path: Path) -> RunDir:
         """Create the run in `path` as a fork of another; `close` removes it again unless the run is resumed."""
@@ -178,7 +179,7 @@ class Storage:
             return directory
         except OSError as error:
             self.close()
-            raise StorageError(f"cannot write the run directory {path}: {error.strerror or error}") from error
+            raise StorageError(f"cannot write the run directory {path}: {reason_of_path(error)}") from error
         except BaseException:
             self.close()
             raise
@@ -225,7 +226,7 @@ class Storage:
 
     def _replaces(self, path: str | Path) -> bool:
         """Return whether `start_over` replaces an existing run in `path`."""
-        return self._resume.start_over and (Path(path) / CONFIG).is_file()
+        return self._resume.start_over and holds_run(path)
 
     def _compare(self, old: Mapping[str, Any]) -> None:
         """Record how settings and versions differ from `old`; raise on changes that affect the training.
@@ -263,7 +264,7 @@ class Storage:
     def _describe(self) -> None:
         """Write `config.yaml` and `metadata.json`."""
         assert self.dir is not None
-        created = {} if self.resumes else {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "opt_steps": 0}
+        created = {} if self.resumes else {"created": timestamp(), "opt_steps": 0}
         self.dir.write_config(self._settings)
         self.dir.write_metadata(format=FORMAT, **created, **self._machine(), status="running")
 
@@ -298,7 +299,7 @@ class Storage:
 
     # --- writing ---
 
-    def describe_resume(self, opt_steps: int, aside: str = "") -> str:
+    def describe_resume(self, opt_steps: int, aside: str) -> str:
         """Describe how the run was resumed, with `aside` if from a checkpoint, and what has changed."""
         how = f"resumed at {opt_steps} optimisation steps{aside}" if self.resumes else "began again"
         changed = "; ".join(map(str, self.changes))
@@ -323,10 +324,8 @@ class Storage:
         settings = plain(settings)
         self.decisive, self._settings = changes(self._settings, settings), settings
         if self.dir is not None:
-            try:
+            with writing(self.dir / CONFIG, StorageError):
                 self.dir.write_config(settings)
-            except OSError as error:
-                raise StorageError(f"cannot write {self.dir / CONFIG}: {error.strerror or error}") from error
 
     def save(
         self, opt_steps: int, tree: PyTree, facts: Mapping[str, Any], best: Best | None, again: bool = False
@@ -379,9 +378,8 @@ class Storage:
             self.dir.write_metadata(**facts)
             self._record_recovery("metadata")
         except OSError as error:
-            self._record_failure(
-                "metadata", StorageError(f"{self.dir / METADATA} could not be written: {error.strerror}")
-            )
+            failure = StorageError(f"{self.dir / METADATA} could not be written: {reason_of_path(error)}")
+            self._record_failure("metadata", failure)
 
     def describe(self, entries: Mapping[str, Any]) -> None:
         """Merge user-defined entries into `about` in `metadata.json`."""
@@ -460,12 +458,10 @@ class Storage:
 
     def commit_resume(self) -> None:
         """Write `config.yaml` and `metadata.json` once all checks for resuming have passed."""
-        try:
+        with writing(f"the run directory {self.path}", StorageError):
             self._describe()
-            # From here on `close` does not remove a fork.
-            self._new_fork_dir = None
-        except OSError as error:
-            raise StorageError(f"cannot write the run directory {self.path}: {error.strerror}") from error
+        # From here on `close` does not remove a fork.
+        self._new_fork_dir = None
 
     def rollback(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
         """Load the newest healthy checkpoint and remove all later ones; `None` if there is none.

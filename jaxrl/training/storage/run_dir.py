@@ -17,6 +17,7 @@ import platform
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -25,6 +26,7 @@ import yaml
 
 from jaxrl.errors import DISK_ERRORS, JaxrlError, SettingsError, StorageError
 from jaxrl.paths import CONFIG, LOCK, hold, local, reason_of_path, require_empty
+from jaxrl.training.settings import FORMATS
 
 FORMAT = 1
 """Version of the directory layout."""
@@ -76,7 +78,7 @@ class RunDir:
             raise
         except (OSError, ValueError) as error:
             self.release()
-            reason = getattr(error, "strerror", None) or error
+            reason = reason_of_path(error)
             if isinstance(error, FileNotFoundError):  # as in /proc, where the system's message would mislead
                 reason = "no directory can be made there"
             kind = StorageError if getattr(error, "errno", None) in DISK_ERRORS else SettingsError
@@ -134,12 +136,22 @@ class RunDir:
             self._lock = None
 
 
+def timestamp() -> str:
+    """Return the present time as the metadata of a run hold it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
 def make_dir(path: Path) -> None:
     """Create a new directory; raise `SettingsError` if that is impossible."""
     try:
         path.mkdir(parents=True)
     except (OSError, ValueError) as error:
         raise SettingsError(f"cannot make the run directory {path}: {reason_of_path(error)}") from error
+
+
+def holds_run(path: str | Path) -> bool:
+    """Return whether `path` is the directory of a run or a population, of any format."""
+    return (Path(path) / CONFIG).is_file()
 
 
 def require_run(path: Path) -> None:
@@ -272,13 +284,18 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file atomically: to a temporary file in the same directory, then rename."""
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Create a file atomically: the caller fills the temporary one yielded, which is then renamed to `path`.
+
+    Raises:
+      OSError: it cannot be written; an existing file at `path` stays.
+    """
     temporary = path.with_name(f".{path.name}.tmp")  # there is one writer; remains of a killed one are overwritten
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
             file.flush()
             # Sync the data before the rename: otherwise a power failure could leave an empty file.
             os.fsync(file.fileno())
@@ -287,6 +304,12 @@ def write_atomically(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file atomically, see `new_file`; text as UTF-8."""
+    with new_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def write_settings(run: Path, settings: Mapping[str, Any]) -> None:
@@ -341,7 +364,7 @@ def number_of(member: Path) -> int:
 def group_of(run: Path) -> Path | None:
     """Return the directory of the population of which `run` names a member, or `None`."""
     group = run.parent.parent
-    named = run.parent.name == MEMBERS and (group / CONFIG).is_file() and not (run / CONFIG).is_file()
+    named = run.parent.name == MEMBERS and holds_run(group) and not holds_run(run)
     return group if named else None
 
 
@@ -379,6 +402,11 @@ def log_of_members(population: Path, name: str) -> Callable[[int], IO[bytes]]:
         return io.BytesIO(lines[number])
 
     return opened
+
+
+def films_in(directory: Path) -> list[Path]:
+    """Return the films in a directory, sorted by name."""
+    return sorted(path for form in FORMATS for path in directory.glob(f"*.{form}"))
 
 
 def read_members(population: Path) -> Mapping[int, MemberFacts]:

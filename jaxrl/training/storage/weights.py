@@ -4,8 +4,10 @@ What is left behind is what belongs to the other run: optimizer states, hyperpar
 networks can be named, which then may come from another agent, under other names, or from a file of arrays.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+import contextlib
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,24 +18,27 @@ import jaxrl.training.processes as processes
 from jaxrl.agents.frozen import MOVING
 from jaxrl.errors import NoCheckpointError, SettingsError, suggest
 from jaxrl.training.settings import GivenArrays
-from jaxrl.training.storage.array_files import Choose, is_arrays, read_file, read_tree
-from jaxrl.training.storage.checkpoints import CheckpointError, is_step
-from jaxrl.training.storage.fork import Fork, step_of
-from jaxrl.training.storage.group import CHECKPOINTS, open_store
+from jaxrl.training.storage.arrays import read_foreign, reason, shapes_in_foreign
+from jaxrl.training.storage.checkpoints import CheckpointError
+from jaxrl.training.storage.group import CHECKPOINTS, open_store, split_checkpoint, step_of
 from jaxrl.training.storage.layout import TREE
 from jaxrl.training.storage.leaves import flatten
 from jaxrl.training.storage.members import population_of
 from jaxrl.training.storage.run_dir import CONFIG, group_of, require_run
-from jaxrl.trees import Key, PyTree, is_part, parts_of, path_of
+from jaxrl.trees import Key, PyTree, is_part, named_leaves, parts_of, path_of
 
 AGENT = "state/agent/"
 """Where in a state the parts that users name begin; statistics are named from one level above, as `processor/...`."""
+FILES = (".npz", ".safetensors")
+"""Suffixes of supported files of arrays."""
+UNFINISHED = ".orbax-checkpoint-tmp"
+"""Part of a directory's name while Orbax writes it, and for good if that never ends."""
 SHOWN = 5
 """Parts that a line of the log names, at most."""
 
 
 class Weights(NamedTuple):
-    """What to begin with; nothing, if there is no other run."""
+    """The initial weights of a run; none, if it begins with its own."""
 
     leaves: Mapping[str, np.ndarray]
     """By path in the state."""
@@ -46,12 +51,12 @@ class Weights(NamedTuple):
         def begin(key: Key) -> PyTree:
             fresh = init(key)
             processes.broadcast("weights", list(self.leaves))
-            return within(fresh, self.leaves, self.leaves)
+            return insert_leaves(fresh, self.leaves, self.leaves)
 
         return begin if self.leaves else init
 
 
-def within(fresh: PyTree, names: Iterable[str], saved: Mapping[str, np.ndarray] | None = None) -> PyTree:
+def insert_leaves(fresh: PyTree, names: Iterable[str], saved: Mapping[str, np.ndarray] | None = None) -> PyTree:
     """Return a fresh state and its sums with what was `saved` under `names` in its places.
 
     Of several processes, the first gives `saved` to all, and each puts its parts.
@@ -66,12 +71,12 @@ def within(fresh: PyTree, names: Iterable[str], saved: Mapping[str, np.ndarray] 
 
 
 def weights_of(place: str | GivenArrays | None, parts: Sequence[str], like: Callable[[], PyTree]) -> Weights:
-    """Read what a run is to begin with, for states (and their sums) of the shapes `like()`.
+    """Read the initial weights of a run, for states (and their sums) of the shapes `like()`.
 
     Args:
-      place: directory of another run, whose newest checkpoint is meant, or of one of its checkpoints, or a file of
-        arrays, or the directory of a tree that Orbax has written, or a tree of arrays itself; `None`: nothing.
-      parts: which parts of the state to begin with, as `Part` reads them; none: all networks and statistics of the
+      place: directory of another run, for its newest checkpoint, or of one of its checkpoints; or a file of arrays; or
+        the directory of a tree that Orbax has written; or a tree in memory. `None`: none are given.
+      parts: which parts of the state they replace, as `Part` reads them; none: all networks and statistics of the
         other run, or all arrays of the file.
       like: returns the shapes of `(state, sums)`; asked only if there is something to read.
 
@@ -84,14 +89,15 @@ def weights_of(place: str | GivenArrays | None, parts: Sequence[str], like: Call
         return Weights({})
     wanted = {name: leaf for name, leaf in flatten(like()) if _is_taken(name)}
     if isinstance(place, GivenArrays):
-        return _of_arrays(str(place), partial(read_tree, str(place), place.tree), parts, wanted)
+        return _of_arrays(place, str(place), parts, wanted)
     path = Path(place)
-    if is_arrays(path):
-        return _of_arrays(str(path.absolute()), partial(read_file, path), parts, wanted)
+    # A file of arrays, or the directory of a tree that Orbax has written.
+    if (path / TREE).is_file() if path.is_dir() else path.suffix in FILES:
+        return _of_arrays(path, str(path.absolute()), parts, wanted)
     saved, origin = _of_run(path)
     saved = _for_shards(wanted, saved)
     if not parts:
-        _require_same(wanted, {name: leaf for name, leaf in saved.items() if _is_taken(name)}, origin.run)
+        _require_same(wanted, saved, origin.run)
         return Weights({name: saved[name] for name in wanted}, (f"begins with the networks of {origin}",))
     pairs = _pairs(parts, wanted)
     leaves = {name: _require_leaf(name, there, wanted[name], saved, origin.run) for name, there in pairs.items()}
@@ -101,7 +107,7 @@ def weights_of(place: str | GivenArrays | None, parts: Sequence[str], like: Call
 
 
 class Part(NamedTuple):
-    """Leaves whose paths begin alike, and how the paths of what they begin with do.
+    """Leaves whose paths begin alike, and how the paths of their initial weights do.
 
     Users write paths within the agent's state, as `policy/params/MLP_0`, where `*` stands for any text within a name,
     or `TO=FROM` where the other run or the file has another name for it.
@@ -141,13 +147,12 @@ class _Origin(NamedTuple):
 
 def _of_run(path: Path) -> tuple[Mapping[str, np.ndarray], _Origin]:
     """Return all leaves of a checkpoint, and where it is from."""
-    given = is_step(path.name) and path.parent.name == CHECKPOINTS
-    run = path.parent.parent if given else path
+    run, given = split_checkpoint(path)
     _require_run(run, path)
     if population_of(run) is not None:
         raise SettingsError(f"{run} is a population; begin with one of its members, as of {run}/members")
     store = open_store(run.absolute(), CHECKPOINTS)
-    step = step_of(Fork(run, int(path.name) if given else "latest"), store)
+    step = step_of(run, "latest" if given is None else given, store)
     try:
         return store.read(step)[0], _Origin(run, step)
     except CheckpointError as error:
@@ -155,7 +160,7 @@ def _of_run(path: Path) -> tuple[Mapping[str, np.ndarray], _Origin]:
 
 
 def _require_run(run: Path, path: Path) -> None:
-    """Raise `SettingsError` for what is no run; where `path` is nothing to begin with, say what could be."""
+    """Raise `SettingsError` for what is no run; where `path` has no weights at all, say what could have them."""
     if str(path) == GivenArrays.NAME:
         raise SettingsError(
             "init_from: this run began with arrays given in Python; give them again, as in Trainer(..., init_from=tree)"
@@ -172,36 +177,42 @@ def _require_run(run: Path, path: Path) -> None:
 
 
 def _of_arrays(
-    what: str,
-    read: Callable[[Choose, Mapping[str, Any]], dict[str, np.ndarray]],
-    parts: Sequence[str],
-    wanted: Mapping[str, jax.ShapeDtypeStruct],
+    place: GivenArrays | Path, what: str, parts: Sequence[str], wanted: Mapping[str, jax.ShapeDtypeStruct]
 ) -> Weights:
-    """Return what `read` finds of the `wanted` leaves: by `parts`, or all of its arrays, which then must be wanted."""
+    """Return the `wanted` leaves among the arrays in `place`, called `what`: by `parts`, or all, if they are wanted."""
     pairs = _pairs(parts, wanted) if parts else None
-    whole = {_short(name): name for name in wanted}
-
-    def choose(there: Iterable[str]) -> dict[str, str]:
-        """Return which leaf each array becomes."""
-        if pairs is not None:
-            return {name: found for name, found in pairs.items() if found in there}
-        if not there:
-            raise SettingsError(f"init_from: {what} has no arrays; expected at least one")
-        for name in there:
-            if name not in whole:
+    with _opened(place) as arrays:
+        chosen = _choose(what, arrays, wanted) if pairs is None else pairs
+        # Shapes and dtypes are checked before any data is read.
+        for name, there in chosen.items():
+            if there not in arrays:
+                raise SettingsError(f"init_parts: {what} has no array {there}")
+            like, array = wanted[name], arrays[there]
+            if (array.shape, array.dtype) != (like.shape, like.dtype):
                 raise SettingsError(
-                    f"init_from: {what} has {name}, and the agent no such array; name what to take by init_parts, as "
-                    f"TO=FROM ({suggest(name, whole)})"
+                    f"init_from: {there} of {place} is {array.dtype}{list(array.shape)}, expected "
+                    f"{like.dtype}{list(like.shape)}"
                 )
-        return {whole[name]: name for name in there}
-
-    arrays = read(choose, wanted)
-    for name, there in (pairs or {}).items():
-        if name not in arrays:
-            raise SettingsError(f"init_parts: {what} has no array {there}")
+        leaves = {name: arrays[there].read() for name, there in chosen.items()}
     return Weights(
-        arrays, (f"begins with {_list_modules(arrays)} of {what}; drawn anew: {_list_modules(wanted, arrays)}",)
+        leaves, (f"begins with {_list_modules(leaves)} of {what}; drawn anew: {_list_modules(wanted, leaves)}",)
     )
+
+
+def _choose(what: str, arrays: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
+    """Return all `arrays` by the `wanted` leaf that each becomes; raise `SettingsError` if one is not wanted."""
+    whole = {_short(name): name for name in wanted}
+    chosen = {}
+    for name in arrays:
+        if name not in whole:
+            raise SettingsError(
+                f"init_from: {what} has {name}, and the agent no such array; name what to take by init_parts, as "
+                f"TO=FROM ({suggest(name, whole)})"
+            )
+        chosen[whole[name]] = name
+    if not chosen:
+        raise SettingsError(f"init_from: {what} has no arrays; expected at least one")
+    return chosen
 
 
 def _pairs(words: Sequence[str], wanted: Iterable[str]) -> dict[str, str]:
@@ -296,3 +307,95 @@ def _require_same(wanted: Mapping[str, jax.ShapeDtypeStruct], saved: Mapping[str
             raise SettingsError(
                 f"init_from: {path} of {run} is {old.dtype}{list(old.shape)}, here {new.dtype}{list(new.shape)}; {hint}"
             )
+
+
+# --- arrays of other programs -------------------------------------------------------------------------------------
+
+
+class _Array(NamedTuple):
+    """An array with its data not read yet."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    read: Callable[[], np.ndarray]
+
+
+@contextlib.contextmanager
+def _opened(place: GivenArrays | Path) -> Iterator[dict[str, _Array]]:
+    """Yield arrays by path with `/`: of a tree in memory or one that Orbax has written, or of a file.
+
+    Raises:
+      SettingsError: the file is missing or damaged, or the arrays cannot be read, now or later in the context.
+    """
+    if isinstance(place, Path) and not place.exists():
+        raise SettingsError(f"init_from: there is no file {place}")
+    if isinstance(place, Path) and UNFINISHED in place.name:
+        raise SettingsError(f"init_from: {place} was never finished by Orbax; take a tree that has been saved whole")
+    try:
+        with contextlib.ExitStack() as files:
+            yield _in_tree(place) if isinstance(place, GivenArrays) else _in_file(place, files)
+    except SettingsError:
+        raise
+    except ImportError as error:
+        raise SettingsError(f"{place} needs the package safetensors; pip install safetensors") from error
+    except Exception as error:  # an untrusted file may raise anything, and so do keys that cannot be sorted
+        raise SettingsError(f"init_from: {place} cannot be read: {reason(error)}") from error
+
+
+def _in_tree(place: GivenArrays) -> dict[str, _Array]:
+    arrays, leaves = {}, named_leaves(place.tree)
+    for name, leaf in leaves.items():
+        array = np.asarray(leaf)
+        arrays[name] = _Array(array.shape, array.dtype, partial(np.array, array))
+    if len(leaves) < len(jax.tree.leaves(place.tree)):
+        raise SettingsError(f"init_from: {place}: two have the same path, as 'a/b' and the 'b' of 'a' have; rename one")
+    return arrays
+
+
+def _in_file(path: Path, files: contextlib.ExitStack) -> dict[str, _Array]:
+    """Return the arrays of a file that stays open until `files` are closed."""
+    if path.is_dir():
+        path = path.absolute()  # Orbax reads no others
+        whole = cache(lambda: named_leaves(read_foreign(path)))  # as a whole, once something of it is taken
+        of = lambda name: lambda: np.asarray(whole()[name])
+        shapes = named_leaves(shapes_in_foreign(path))
+        return {name: _Array(tuple(x.shape), np.dtype(x.dtype), of(name)) for name, x in shapes.items()}
+    if path.suffix == ".npz":
+        archive = files.enter_context(zipfile.ZipFile(path))
+        names = [name for name in archive.namelist() if name.endswith(".npy")]
+        return {_path(name.removesuffix(".npy")): _entry(archive, name) for name in names}
+    from safetensors import safe_open
+
+    tensors = files.enter_context(safe_open(path, framework="numpy"))
+    return {_path(name): _tensor(tensors, name) for name in tensors.keys()}  # noqa: SIM118
+
+
+def _entry(archive: zipfile.ZipFile, name: str) -> _Array:
+    """Return an array of a NumPy archive, reading only its header."""
+
+    def read() -> np.ndarray:
+        with archive.open(name) as file:
+            array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+            return array
+
+    with archive.open(name) as file:
+        return _Array(*read_header(file), read)
+
+
+def read_header(packed: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """Read shape and dtype from the header of an array in NumPy's format."""
+    version = np.lib.format.read_magic(packed)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(packed)
+    return shape, dtype
+
+
+def _tensor(tensors: Any, name: str) -> _Array:
+    part = tensors.get_slice(name)
+    dtype = {"F32": np.float32, "F64": np.float64, "F16": np.float16}.get(part.get_dtype(), np.void)
+    return _Array(tuple(part.get_shape()), np.dtype(dtype), lambda: tensors.get_tensor(name))
+
+
+def _path(name: str) -> str:
+    """Return the path of an array, with the dots of other libraries replaced by `/`, as in Flax and NumPy."""
+    return name if "/" in name else name.replace(".", "/")

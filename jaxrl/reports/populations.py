@@ -1,6 +1,7 @@
-"""Lineages in a population whose search replaces members by copies of others."""
+"""Plot data of populations: parallel coordinates of swept settings and scores, and lineages of searches."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,10 +9,52 @@ from typing import Any, NamedTuple
 from jaxrl.reports.groups import format_value
 from jaxrl.reports.read import Run
 from jaxrl.reports.tables import steps_of
+from jaxrl.training.storage.logs import to_float
 from jaxrl.training.storage.run_dir import METRICS
 
+RATIO = 20
+"""Ratio of largest to smallest value from which an axis is logarithmic."""
 BEGINNING = b'{"kind": "lineage", '
 """Start of a lineage row, as training writes it; the many other rows are not parsed."""
+
+
+def populations(runs: Iterable[Run]) -> list[dict[str, Any]]:
+    """Return members and axes of every population with a sweep; the last axis is the last score."""
+    members: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.population is not None and run.swept and run.settings:
+            members.setdefault(run.population, []).append(run)
+    return [_population(name, found) for name, found in members.items()]
+
+
+def _population(name: str, members: Sequence[Run]) -> dict[str, Any]:
+    columns = {swept: [member.settings.get(swept) for member in members] for swept in members[0].swept}
+    scores: list[Any] = [member.last if math.isfinite(member.last) else None for member in members]
+    axes = [{"name": swept, **axis(values)} for swept, values in (*columns.items(), ("last score", scores))]
+    return {"name": name, "members": [member.member for member in members], "axes": axes}
+
+
+def axis(values: Sequence[Any]) -> dict[str, Any]:
+    """Return the height of each value, from 0 to 1 or `None` if missing, and ticks, each a height and a label.
+
+    Names and flags are spread evenly; numbers have a linear axis, or a logarithmic one if their range is wide.
+    """
+    known = [value for value in values if value is not None]
+    labels = [format_value(value) for value in values]
+    if not all(math.isfinite(to_float(value)) for value in known):
+        names = list(dict.fromkeys(map(format_value, known)))
+        places = {name: i / max(len(names) - 1, 1) for i, name in enumerate(names)}
+        heights = [None if value is None else places[format_value(value)] for value in values]
+        return {"heights": heights, "ticks": [[place, name] for name, place in places.items()], "values": labels}
+    low, high = (min(known), max(known)) if known else (0.0, 0.0)
+    scale = math.log if low > 0 and high >= RATIO * low else float
+    width = scale(high) / 2 - scale(low) / 2 or 1.0  # halved, so that the difference cannot overflow
+    heights = [None if value is None else (scale(value) / 2 - scale(low) / 2) / width for value in values]
+    ends = [[0, format_value(float(low))], *([[1, format_value(float(high))]] if high > low else [])]
+    return {"heights": heights, "ticks": ends, "values": labels}
+
+
+# --- lineages -----------------------------------------------------------------------------------------------------
 
 
 class Takeover(NamedTuple):
@@ -55,22 +98,22 @@ def lineages(runs: Iterable[Run]) -> list[dict[str, Any]]:
 
 def _lineage(members: Sequence[Run], taken: Sequence[Takeover]) -> dict[str, Any]:
     numbers = [member.member for member in members if member.member is not None]
-    lives = _Lives(numbers)
+    lines = _Lines(numbers)
     for step in sorted({one.opt_steps for one in taken}):
         # Takeovers of one step are simultaneous.
-        lives.take([one for one in taken if one.opt_steps == step and {one.member, one.parent} <= set(numbers)])
+        lines.take([one for one in taken if one.opt_steps == step and {one.member, one.parent} <= set(numbers)])
     for member in members:
-        lives.end(member.member, steps_of(member)[0])
-    return {"name": members[0].population, "members": numbers, "lines": lives.lines()}
+        lines.end(member.member, steps_of(member)[0])
+    return {"name": members[0].population, "members": numbers, "lines": lines.data()}
 
 
-class _Lives:
+class _Lines:
     """Members over optimisation steps, grouped by the founder from whom each descends at that step."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._founder = {number: number for number in numbers}
         self._begun = dict.fromkeys(numbers, 0)
-        self._said = {number: f"member {number}" for number in numbers}
+        self._labels = {number: f"member {number}" for number in numbers}
         self._points: dict[int, list[tuple[float | None, int | None, str]]] = {number: [] for number in numbers}
 
     def take(self, taken: Sequence[Takeover]) -> None:
@@ -81,7 +124,7 @@ class _Lives:
             self.end(one.member, one.opt_steps)
             self._founder[one.member], self._begun[one.member] = before[one.parent], one.opt_steps
             values = ", ".join(f"{name}={format_value(value)}" for name, value in one.values.items())
-            self._said[one.member] = f"member {one.member}, from member {one.parent}, {values}"
+            self._labels[one.member] = f"member {one.member}, from member {one.parent}, {values}"
             self._line(one.member, (one.opt_steps, one.parent), (one.opt_steps, one.member))
 
     def end(self, member: int | None, opt_steps: float) -> None:
@@ -91,11 +134,11 @@ class _Lives:
 
     def _line(self, member: int, *places: tuple[float, int]) -> None:
         points = self._points[self._founder[member]]
-        points += [(*place, self._said[member]) for place in places]
+        points += [(*place, self._labels[member]) for place in places]
         # A gap, before another segment of the same founder.
         points.append((None, None, ""))
 
-    def lines(self) -> list[dict[str, Any]]:
+    def data(self) -> list[dict[str, Any]]:
         """Return each founder's points with gaps, and whether any member descends from it at the end."""
         alive = set(self._founder.values())
         return [
