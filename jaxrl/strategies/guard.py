@@ -89,18 +89,21 @@ def _update(agent: Agent, state: PyTree, batch: Batch, key: Key, opt_step: Array
     if not isinstance(made, tuple) or len(made) != 3:
         found = f"{len(made)} values" if isinstance(made, tuple) else type(made).__name__
         raise SettingsError(f"{name} returned {found}; expected three: state, metrics, priorities")
-    new, metrics, priorities = made
+    new, metrics, _ = made
     if not isinstance(metrics, Mapping):
         raise SettingsError(f"{name} returned metrics of {type(metrics).__name__}; expected a dict of scalars by name")
     require_same(f"the state that {name} returned", _structs(new), "the state before it", _structs(state))
-    shape, expected = jnp.shape(priorities), jnp.shape(batch.weight)[:1]
-    # Rollouts have no priorities.
-    if agent.prepare is None and shape != expected:
-        raise SettingsError(
-            f"{name} returned priorities of shape {list(shape)}; expected one for each item of the batch, "
-            f"{list(expected)}, as its absolute error"
-        )
     return made
+
+
+def check_priorities(agent: Agent, priorities: Array, batch: Batch) -> None:
+    """Raise `SettingsError` unless there is a priority for each item of `batch`; rollouts have none."""
+    shape, expected = jnp.shape(priorities), jnp.shape(batch.weight)[:1]
+    if shape != expected:
+        raise SettingsError(
+            f"update of {agent.name} returned priorities of shape {list(shape)}; expected one for each item of the "
+            f"batch, {list(expected)}, as its absolute error"
+        )
 
 
 def _structs(tree: PyTree) -> PyTree:
