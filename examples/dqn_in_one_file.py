@@ -2,7 +2,8 @@
 
 Mnih et al. 2015, https://doi.org/10.1038/nature14236, with double Q-learning (van Hasselt et al. 2016,
 https://arxiv.org/abs/1509.06461). jaxrl is not imported. With equal settings jaxrl draws the same random numbers, takes
-the same actions and has the same parameters, up to how XLA rounds fused products; a test compares them.
+the same actions and has the same parameters, up to how XLA rounds fused products; a test compares them. Comments name
+the counterpart of each part in the package.
 
     python examples/dqn_in_one_file.py
 """
@@ -28,6 +29,9 @@ env, env_params = gymnax.make("CartPole-v1")
 ACTIONS = env.action_space(env_params).n
 
 
+# jaxrl.nn.QNetwork
+
+
 class MLP(nn.Module):
     """Two hidden layers."""
 
@@ -48,6 +52,8 @@ class QNetwork(nn.Module):
 
 network, optimizer = QNetwork(), optax.adam(LR)
 
+# jaxrl.Transition, jaxrl.strategies.off_policy.OffPolicyState
+
 
 class Transition(NamedTuple):
     """One step of each environment; `discount` is 0 where the episode terminated, and only there."""
@@ -62,7 +68,7 @@ class Transition(NamedTuple):
 class State(NamedTuple):
     """Complete state of training."""
 
-    key: jax.Array  # stream of iterations: iteration t uses fold_in(key, t)
+    key: jax.Array  # base key: iteration t uses fold_in(key, t)
     params: dict
     target: dict
     opt_state: tuple
@@ -72,6 +78,7 @@ class State(NamedTuple):
 
 
 # --- environments -------------------------------------------------------------------------------------------------
+# jaxrl.make_env, jaxrl.vectorise
 
 
 def reset(key):
@@ -98,6 +105,7 @@ def step(state, action, key):
 
 
 # --- collect: act, step, push ---------------------------------------------------------------------------------------
+# jaxrl.strategies.off_policy.collect, jaxrl.strategies.interaction.take_steps, jaxrl.uniform
 
 
 def collect(state, key, epsilon, pushes):
@@ -109,6 +117,8 @@ def collect(state, key, epsilon, pushes):
     if epsilon is None:  # warm-up
         action = random_actions(random_key)
     else:
+        # The agent splits its key into 3: for the coin, NoisyNet and Boltzmann exploration. Epsilon-greedy splits the
+        # first of these: whether to explore, and the random action.
         coin_key, other_key = jax.random.split(jax.random.split(agent_key, 3)[0])
         greedy = network.apply(state.params, state.obs).argmax(axis=-1).astype(jnp.int32)
         explore = jax.random.uniform(coin_key, (NUM_ENVS,)) < epsilon
@@ -127,6 +137,7 @@ def random_actions(key):
 
 
 # --- learn: sample, update ------------------------------------------------------------------------------------------
+# jaxrl.strategies.replay.optimise, jaxrl.agents.dqn.action_value_loss, jaxrl.agents.optimizers.gradient_update
 
 
 def loss(params, target, batch):
@@ -142,6 +153,7 @@ def loss(params, target, batch):
 
 def learn(state, key, t, pushes):
     """Take update number `t` on a batch sampled uniformly from the ring."""
+    # One key for each update of the iteration, here a single one; split to sample, and to update with noise.
     sample_key, _ = jax.random.split(jax.random.split(key, 1)[0])
     size = jnp.minimum(pushes, CAPACITY // NUM_ENVS) * NUM_ENVS
     index = jax.random.bits(sample_key, (BATCH,), jnp.uint32) % size
@@ -155,12 +167,14 @@ def learn(state, key, t, pushes):
 
 
 # --- the loop -------------------------------------------------------------------------------------------------------
+# jaxrl.off_policy, jaxrl.strategies.base.ComposedStep, jaxrl.Trainer, jaxrl.training.evaluator.run_episodes
 
 FILL = WARMUP // NUM_ENVS  # blocks pushed before the first update
 
 
 def init(key):
     """Initialise the networks, reset the environments, and fill the ring with random steps."""
+    # The fourth is for the steps before the first complete transition, of which n-step returns have some.
     stream, agent_key, env_key, _, fill_key = jax.random.split(key, 5)
     params = network.init(agent_key, jnp.zeros((1, 4)))
     env_state, obs = reset(env_key)

@@ -2,7 +2,8 @@
 
 Schulman et al. 2017, https://arxiv.org/abs/1707.06347. jaxrl is not imported. With equal settings jaxrl draws the same
 random numbers, takes the same actions and has the same parameters, up to how XLA rounds fused products; a test compares
-them. One difference: jaxrl shuffles large rollouts without sorting, and so into another order.
+them. Comments name the counterpart of each part in the package. One difference: jaxrl shuffles large rollouts without
+sorting, and so into another order.
 
     python examples/ppo_in_one_file.py
 """
@@ -24,6 +25,9 @@ CLIP_EPS, ENT_COEF, VF_COEF = 0.2, 0.01, 0.5
 
 env, env_params = gymnax.make("CartPole-v1")
 ACTIONS = env.action_space(env_params).n
+
+
+# jaxrl.nn.ActorCritic
 
 
 class Torso(nn.Module):
@@ -51,6 +55,9 @@ class ActorCritic(nn.Module):
 network, optimizer = ActorCritic(), optax.chain(optax.clip_by_global_norm(MAX_GRAD_NORM), optax.adam(LR))
 
 
+# jaxrl.types.Rollout, jaxrl.agents.actor_critic.Sample, jaxrl.strategies.on_policy.OnPolicyState
+
+
 class Rollout(NamedTuple):
     """Steps of the environments, leaves `[T, N, ...]`."""
 
@@ -75,7 +82,7 @@ class Sample(NamedTuple):
 class State(NamedTuple):
     """Complete state of training."""
 
-    key: jax.Array  # stream of iterations: iteration t uses fold_in(key, t)
+    key: jax.Array  # base key: iteration t uses fold_in(key, t)
     params: dict
     opt_state: tuple
     env: gymnax.EnvState  # leaves [N, ...]
@@ -83,6 +90,7 @@ class State(NamedTuple):
 
 
 # --- environments -------------------------------------------------------------------------------------------------
+# jaxrl.make_env, jaxrl.vectorise
 
 
 def reset(key):
@@ -104,6 +112,9 @@ def step(state, action, key):
     return after, obs, jnp.float32(reward), terminated, last, next_obs
 
 
+# jaxrl.strategies.on_policy.collect, jaxrl.strategies.interaction.take_steps
+
+
 def collect(state, key):
     """Take `ROLLOUT` steps in all environments with the current policy."""
 
@@ -111,6 +122,7 @@ def collect(state, key):
         env_state, obs = carry
         act_key, env_key = jax.random.split(key)
         logits, _ = network.apply(state.params, obs)
+        # Half of the key is the agent's; the other would draw the random actions of a warm-up.
         action = jax.random.categorical(jax.random.split(act_key)[0], logits).astype(jnp.int32)
         env_state, next_obs, reward, terminated, last, successor = step(env_state, action, env_key)
         discount = jnp.where(terminated, 0.0, DISCOUNT)
@@ -121,6 +133,7 @@ def collect(state, key):
 
 
 # --- learn ----------------------------------------------------------------------------------------------------------
+# jaxrl.strategies.on_policy.learn, jaxrl.agents.returns.gae, jaxrl.agents.actor_critic.actor_critic_loss
 
 
 def log_prob_of(logits, action):
@@ -170,6 +183,7 @@ def learn(state, rollout, key):
         updates, opt_state = optimizer.update(jax.grad(loss)(params, sample), opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), None
 
+    # Half of the key orders the steps; the updates would use the other for dropout.
     words = jax.random.bits(jax.random.split(key)[0], (EPOCHS, ROLLOUT * NUM_ENVS), jnp.uint32)
     order = jnp.argsort(words, axis=-1).reshape(EPOCHS * MINIBATCHES, -1)
     (params, opt_state), _ = jax.lax.scan(update, (state.params, state.opt_state), order)
@@ -177,6 +191,7 @@ def learn(state, rollout, key):
 
 
 # --- the loop -------------------------------------------------------------------------------------------------------
+# jaxrl.on_policy, jaxrl.strategies.base.ComposedStep, jaxrl.Trainer, jaxrl.training.evaluator.run_episodes
 
 
 def init(key):

@@ -2,7 +2,9 @@
 
 import ast
 import json
+import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -277,9 +279,43 @@ def test_several_agents_learn_to_heed_their_signs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_agent_a_loss_and_a_buffer_of_ones_own_learn(tmp_path: Path) -> None:
-    for name in ("extend-agent", "extend-loss", "extend-target", "extend-buffer"):
+    for name in ("loss", "prior", "target", "update", "step", "agent", "buffer", "processor"):
         # Acting at random holds the pole for some 22 steps.
-        assert 60 < float(run_alone(block(name), tmp_path)) <= 500, name
+        assert 60 < float(run_alone(block(f"extend-{name}"), tmp_path)) <= 500, name
+
+
+def test_the_agent_of_the_page_is_that_of_the_example() -> None:
+    agent = block("extend-agent").split("\n\n\nenv, buffer =")[0]
+    assert f"{agent}\n\n\ndef main" in (ROOT / "examples" / "own_agent.py").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("registered", [False, True])
+def test_an_agent_with_settings_has_the_commands_of_the_page(registered: bool, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "examples" / "own_agent.py", tmp_path)
+    code = [block("extend-flags"), block("extend-register")] if registered else [block("extend-flags")]
+    (tmp_path / "algos.py").write_text("\n\n".join(code))
+    short = ["--eval-interval", "32", "--eval-episodes", "2", "--agent.tau", "0.02"]
+    for command in (
+        ["train", "--env", "CartPole-v1", "--run-dir", "run", "--max-opts", "32", *short],
+        ["train", "--resume", "run", "--max-opts", "64"],
+        ["evaluate", "run", "--episodes", "2"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", f"jaxrl.{command[0]}", *command[1:], "--algo", "algos:make"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_links_to_the_source_lead_to_names_of_it() -> None:
+    """On the site they lead to the reference."""
+    links = re.findall(r"\[`([\w.]+)`\]\(\.\./(jaxrl/[\w/]+)\.py\)", "".join(p.read_text() for p in DOCS.glob("*.md")))
+    assert links
+    for name, path in links:
+        pkgutil.resolve_name(f"{path.replace('/', '.')}.{name.rpartition('.')[2]}")
 
 
 @pytest.mark.slow
@@ -323,4 +359,14 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) 
     public = re.findall(r"^    \w+ as (\w+),$", stub, re.MULTILINE)
     assert len(public) > 100
     headings = set(re.findall(r'<h2 id="jaxrl[\w.]*\.(\w+)"', reference))
+    assert {
+        "ActFn",
+        "ExtraLoss",
+        "TargetFn",
+        "Batch",
+        "Rollout",
+        "PolicyFns",
+        "Ensemble",
+        "gradient_update",
+    } <= headings
     assert [name for name in public if name not in headings] == []

@@ -19,6 +19,7 @@ TINY: dict[str, dict[str, Any]] = {
     "replay": {**SHORT, "features": (8,)},
     "own_environment": SHORT,
     "own_network": SHORT,
+    "own_agent": SHORT,
     "sweep": {**SHORT, "seeds": 1},
     "from_data": {**SHORT, "pilot_opts": 32, "steps": 500},
     "own_loop": SHORT,
@@ -31,6 +32,7 @@ REACHED: dict[str, Callable[[Any], bool]] = {
     "replay": lambda best: best > -220,
     "own_environment": lambda best: 50 < best <= 60,
     "own_network": lambda best: best >= 475,
+    "own_agent": lambda best: best >= 200,  # six seeds: 271 to 500
     "sweep": lambda lr: lr == 1e-3,
     "from_data": lambda best: best >= 475,
     "own_loop": lambda best: best >= 300,
@@ -51,8 +53,8 @@ def main_of(name: str) -> Callable[..., Any]:
     return module.main
 
 
-def test_there_are_ten_each_tried_small_and_in_full() -> None:
-    assert len(SCRIPTS) == 10
+def test_there_are_eleven_each_tried_small_and_in_full() -> None:
+    assert len(SCRIPTS) == 11
     assert sorted(TINY) == sorted(REACHED) == SCRIPTS
     listed = (FOLDER / "README.md").read_text()
     assert [name for name in SCRIPTS if f"[{name}.py]({name}.py)" not in listed] == []
@@ -62,7 +64,7 @@ def test_there_are_ten_each_tried_small_and_in_full() -> None:
 def test_a_script_is_short_and_uses_public_names_alone(name: str) -> None:
     text = (FOLDER / f"{name}.py").read_text()
     tree = ast.parse(text)
-    assert len(text.splitlines()) < 60
+    assert len(text.splitlines()) < (70 if name == "own_agent" else 60)  # which is an algorithm
     assert ast.get_docstring(tree)
     inside = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert [node.module for node in inside if (node.module or "").startswith("jaxrl")] == []

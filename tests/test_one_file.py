@@ -1,6 +1,8 @@
 """What `examples/dqn_in_one_file.py` and `examples/ppo_in_one_file.py` say on one page is what jaxrl computes."""
 
 import importlib.util
+import pkgutil
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,15 @@ def page(name: str) -> Any:
 def test_nothing_of_jaxrl_is_imported(name: str) -> None:
     assert "import jaxrl" not in (EXAMPLES / name).read_text()
     assert "from jaxrl" not in (EXAMPLES / name).read_text()
+
+
+@pytest.mark.parametrize("name", [DQN, PPO])
+def test_the_counterparts_that_comments_name_exist(name: str) -> None:
+    comments = "\n".join(re.findall(r"^# (jaxrl\..+)$", (EXAMPLES / name).read_text(), re.MULTILINE))
+    named = re.findall(r"jaxrl[\w.]+\w", comments)
+    assert len(named) > 9
+    for path in named:
+        pkgutil.resolve_name(path)
 
 
 def both(strategy: jaxrl.Strategy, one: Any, iterations: int) -> tuple[Any, Any]:

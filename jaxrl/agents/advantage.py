@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jaxrl.agents import bc, critics
 from jaxrl.agents.base import Agent, AgentInfo, AgentMaker
 from jaxrl.agents.checks import check_actions, make_hyper
+from jaxrl.agents.critic_values import mean_values, reduce_critics, select_values
 from jaxrl.agents.critics import CriticConfig, Parts
-from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker, squeeze_values
+from jaxrl.agents.custom import CriticLoss, CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker, squeeze_values
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Positive, Weight
 from jaxrl.agents.losses import advantage_weight, expectile_loss
@@ -91,6 +92,7 @@ def awac(
     make_critic: MakeNetwork | None = None,
     extra_loss: ExtraLoss | None = None,
     extra_policy_loss: ExtraLoss | None = None,
+    critic_loss: CriticLoss | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure an AWAC agent; call the result with an `EnvSpec` of discrete actions or a bounded box to build it.
@@ -104,6 +106,8 @@ def awac(
       extra_loss: a term of the critics' loss for each step beside the agent's own, `(params, items, q) -> [B]`, see
         `jaxrl.agents.custom.ExtraLoss`.
       extra_policy_loss: a term of the policy's loss, `(params, items, outputs) -> [B]`.
+      critic_loss: the loss of the critics' values of the actions taken in place of half the squared error,
+        `(q [K, B], target [B]) -> [K, B]`, see `jaxrl.agents.custom.CriticLoss`.
       **settings: fields of `AWACConfig` to change, as in `awac(beta=3.0)`.
 
     Raises:
@@ -115,6 +119,7 @@ def awac(
         "make_critic": make_critic,
         "extra_loss": extra_loss,
         "extra_policy_loss": extra_policy_loss,
+        "critic_loss": critic_loss,
     }
     return agent_maker("awac", _build, config or AWACConfig(), {**settings, **parts}, [*parts])
 
@@ -128,6 +133,7 @@ def iql(
     make_value: MakeNetwork | None = None,
     extra_loss: ExtraLoss | None = None,
     extra_policy_loss: ExtraLoss | None = None,
+    critic_loss: CriticLoss | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure an IQL agent; as for `awac`, and `make_value` maps an `EnvSpec` to a network `[B, ...] -> [B]`."""
@@ -138,6 +144,7 @@ def iql(
         "make_value": make_value,
         "extra_loss": extra_loss,
         "extra_policy_loss": extra_policy_loss,
+        "critic_loss": critic_loss,
     }
     return agent_maker("iql", _build, config or IQLConfig(), {**settings, **parts}, [*parts])
 
@@ -149,7 +156,8 @@ def _build(name: str, config: AWACConfig, custom: CustomParts, spec: EnvSpec) ->
     if isinstance(config, IQLConfig):
         networks = networks._replace(value=critics.value_network(config, custom, spec))
     network = networks.policy
-    parts = critics.make_parts(config, custom, networks, spec, head)
+    values = mean_values("min", custom.critic_loss)
+    parts = critics.make_parts(config, custom, networks, spec, head, lambda reach: values)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -194,11 +202,13 @@ def _update_awac(
     parts: Parts, state: AdvantageState, batch: Batch, key: Key, opt_step: Array
 ) -> tuple[AdvantageState, Metrics, Array]:
     """Update the critics, then the policy against the new critics."""
-    items, policy, (key_tm1, key_t) = batch.items, state.policy, jax.random.split(key)
+    items, policy = batch.items, state.policy
+    key_tm1, key_t = jax.random.split(key)
     # The bootstrap is that of the policy before this update, under the target critics.
     v_t = policy_value(parts, policy, state.target, items.next_obs, key_t, critics.target_key(parts, key))
+    target = items.reward + items.discount * v_t
     critic, metrics, priorities = critics.learn_critic(
-        parts, state, batch, items.reward + items.discount * v_t, key, opt_step
+        parts, state, batch, parts.critic_values(()), target, key, opt_step
     )
     v_tm1 = policy_value(parts, policy, critic.variables, items.obs, key_tm1)
     # Against the new critics, as the policy's own value is.
@@ -218,8 +228,9 @@ def _update_iql(
     value = _learn_value(parts, state, batch, q, key, opt_step)
     # The new state value takes the place of a maximum over next actions, so the critics' targets need no policy.
     v_tm1, v_t = (_value(parts, value.variables, obs) for obs in (items.obs, items.next_obs))
+    target = items.reward + items.discount * v_t
     critic, metrics, priorities = critics.learn_critic(
-        parts, state, batch, items.reward + items.discount * v_t, key, opt_step
+        parts, state, batch, parts.critic_values(()), target, key, opt_step
     )
     state = state._replace(
         critic=critic.variables,
@@ -235,7 +246,7 @@ def done_value(parts: Parts, critic: PyTree, items: Transition, dropout_key: Key
     """Return the lowest of the critics' values of the data's actions, `[B]`; with a key, under dropout."""
     action = critics.unit_actions(parts.spec, items.action)
     q = critics.apply_critics(parts.networks.critic, critic, items.obs, *action, key=dropout_key)
-    return critics.select_values(q, None if action else items.action).min(0)
+    return reduce_critics(select_values(q, None if action else items.action), "min")
 
 
 def policy_value(
@@ -245,15 +256,15 @@ def policy_value(
 
     With `dropout_key` the critics have dropout. The keys are consumed.
     """
-    value = partial(critics.min_values, parts.networks.critic, critic, obs, key=dropout_key)
+    apply = partial(critics.apply_critics, parts.networks.critic, critic, obs, key=dropout_key)
     distribution = bc.action_distribution(parts.networks.policy, parts.head, policy, obs)
     if isinstance(parts.spec.action_space, Discrete):
         # The logits are masked, so that forbidden actions have probability 0.
         probability = jax.nn.softmax(cast(Any, distribution).logits)
-        return jnp.sum(probability * value(), axis=-1)
+        return jnp.sum(probability * reduce_critics(apply(), "min"), axis=-1)
     # The head is not squashed, and critics have seen actions from -1 to 1 alone.
     drawn = jnp.clip(distribution.sample(key), -1.0, 1.0)
-    return value(drawn)[:, 0]
+    return reduce_critics(apply(drawn), "min")[:, 0]
 
 
 def _value(parts: Parts, params: PyTree, obs: PyTree) -> Array:

@@ -166,7 +166,8 @@ class Agent(NamedTuple):
     items."""
     apply: Mapping[str, Callable[..., Any]] = MappingProxyType({})
     """Its networks as pure functions, by the names of the fields of its state that hold their variables, as in
-    `agent.apply["policy"](state.policy, obs)`. They take observations as the agent sees them."""
+    `agent.apply["policy"](state.policy, obs)`. They take observations as the agent sees them. `docs/extending.md` has a
+    table of what those of each agent return."""
     policy_fns: PolicyFns | None = None
     """Distributions and values that loaded policies return in addition to actions."""
     fns: AgentFns = AgentFns()

@@ -1,6 +1,6 @@
-"""What actor-critics with a Q-function share: settings, networks, the critic update, and target networks."""
+"""Shared code of SAC, TD3, AWAC and IQL: settings, networks, memories, and the critics' targets and update."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, NamedTuple, cast
@@ -10,11 +10,13 @@ import jax.numpy as jnp
 
 from jaxrl import masks, nn, spaces
 from jaxrl.agents import sequences
-from jaxrl.agents.base import DistributionFn, PolicyFns, StripFn
+from jaxrl.agents.base import Agent, AgentMaker, DistributionFn, PolicyFns, StripFn
+from jaxrl.agents.critic_values import CriticValues, atom_values, mean_values
 from jaxrl.agents.custom import (
     ONE_VALUE,
     CustomParts,
     ExtraLoss,
+    agent_maker,
     build_network,
     extra_term,
     observation_structs,
@@ -35,7 +37,7 @@ from jaxrl.agents.fields import (
     Weight,
     Widths,
 )
-from jaxrl.agents.losses import conservative_gap, cross_entropy, hl_gauss, project, quantile_huber, squared
+from jaxrl.agents.losses import conservative_gap, hl_gauss, project
 from jaxrl.agents.optimizers import GradientStep, GradientUpdate, gradient_update, on_sphere, project_kernels
 from jaxrl.agents.sequences import Memories, Views
 from jaxrl.agents.values import (
@@ -43,7 +45,6 @@ from jaxrl.agents.values import (
     check_support,
     expected_value,
     init_return_bounds,
-    midpoints,
     outside_support,
     update_return_bounds,
 )
@@ -66,7 +67,7 @@ from jaxrl.nn.custom import ROWS
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, RecurrentObs, Transition
-from jaxrl.xla.reductions import argmax, entry
+from jaxrl.xla.reductions import argmax
 
 
 @dataclass(frozen=True)
@@ -126,15 +127,29 @@ class CategoricalConfig(CriticConfig):
         """Whether an end of the support follows from the rewards."""
         return bool(self.atoms) and (self.v_min is None or self.v_max is None)
 
-    def support_fn(self, margin: float = 0.0) -> "SupportFn | None":
-        """Return the function that makes the support; `margin` is as for `support_bounds`; `None` without atoms."""
-        if not self.atoms:
-            return None
-        return lambda reach: atoms_between(reach, self.v_min, self.v_max, self.atoms, margin)
+
+ValuesFn = Callable[[PyTree], CriticValues]
+"""`reach -> CriticValues`: what critics learn; the support of atoms follows from `ReturnBounds`, `()` otherwise."""
 
 
-SupportFn = Callable[[PyTree], Array]
-"""`reach -> [n]`: the support, from `ReturnBounds`, or `()` if both of its ends are given."""
+PARTS = ("make_optimizer", "make_policy", "make_critic", "extra_loss", "extra_policy_loss", "critic_loss")
+"""Arguments for parts made in Python."""
+
+
+def critic_maker(
+    name: str,
+    build: Callable[[str, Any, CustomParts, EnvSpec], Agent],
+    config: CategoricalConfig,
+    arguments: Mapping[str, Any],
+    check: Callable[[Any, Mapping[str, Any]], None],
+) -> AgentMaker:
+    """Return the maker of an agent whose critics may learn distributions; arguments are as for `agent_maker`.
+
+    The argument `critic_loss` is a part if it is a function of means, and the setting of that name if it is a string.
+    """
+    setting = isinstance(arguments.get("critic_loss"), str)
+    parts = tuple(part for part in PARTS if part != "critic_loss" or not setting)
+    return agent_maker(name, build, config, arguments, parts, check)
 
 
 class Networks(NamedTuple):
@@ -158,15 +173,13 @@ class Parts(NamedTuple):
     spec: EnvSpec
     head: Head
     """Maps the policy's outputs to actions."""
+    critic_values: ValuesFn
+    """What the critics' outputs mean."""
     memory: Memories | None = None
     """With recurrent cores, their memories at the start of an episode."""
     extra_loss: ExtraLoss | None = None
     """Of the critics."""
     extra_policy_loss: ExtraLoss | None = None
-    policy_values: Callable[[Array], Array] = lambda outputs: outputs.min(0)
-    """`[K, B, outputs] -> [B, outputs]`: what the policy improves, from the critics' values; the lowest by default."""
-    support_fn: SupportFn | None = None
-    """For critics that put out logits of atoms."""
 
 
 def build_networks(config: CriticConfig, custom: CustomParts, spec: EnvSpec, head: Head, atoms: int = 1) -> Networks:
@@ -296,20 +309,32 @@ def _actions(space: Any) -> Array:
 
 
 def make_parts(
-    config: CriticConfig, custom: CustomParts, networks: Networks, spec: EnvSpec, head: Head, **more: Any
+    config: CriticConfig,
+    custom: CustomParts,
+    networks: Networks,
+    spec: EnvSpec,
+    head: Head,
+    critic_values: ValuesFn,
+    memory: Memories | None = None,
 ) -> Parts:
-    """Return the parts of an agent, with the gradient step of all networks and the user's losses; `more` are others."""
+    """Return the parts of an agent, with the gradient step of all networks and the user's losses."""
     step = on_sphere(custom.gradient_step) if config.weight_norm else custom.gradient_step
-    return Parts(
-        config,
-        networks,
-        step,
-        spec,
-        head,
-        extra_loss=custom.extra_loss,
-        extra_policy_loss=custom.extra_policy_loss,
-        **more,
-    )
+    losses = (custom.extra_loss, custom.extra_policy_loss)
+    return Parts(config, networks, step, spec, head, critic_values, memory, *losses)
+
+
+def mean_or_atom_values(config: CategoricalConfig, custom: CustomParts, how: str, margin: float = 0.0) -> ValuesFn:
+    """Return what critics of mean returns learn, or with atoms those of distributions.
+
+    Args:
+      config: the agent's settings.
+      custom: its parts made in Python, among them the loss of means.
+      how: how the policy reduces the critics' values: `min` or `mean`.
+      margin: of a support that follows from the rewards, as for `support_bounds`.
+    """
+    if not config.atoms:
+        return lambda reach: mean_values(how, custom.critic_loss)
+    return lambda reach: atom_values(atoms_between(reach, config.v_min, config.v_max, config.atoms, margin), how)
 
 
 def init_networks(parts: Parts, key: Key) -> tuple[PyTree, PyTree]:
@@ -386,17 +411,21 @@ def observe_before(parts: Parts, obs: PyTree, is_first: PyTree, policy: PyTree =
 
 
 def observe_around(parts: Parts, items: Transition, policy: PyTree, critic: PyTree) -> Views:
-    """Return the same, and what they see after each step: its successor, with the memories which the step leaves."""
+    """Return what the networks see before and after each step that is learnt from, `[R, ...]`.
+
+    With cores, observations have the memories before the step, and next observations those after it.
+    """
     if parts.memory is None:
         return Views(items.obs, items.next_obs)
-    before, after = _memories(parts, items.obs, items.is_first, policy, critic)
+    memories, next_memories = _memories(parts, items.obs, items.is_first, policy, critic)
     burn_in = parts.config.burn_in
     return Views(
-        sequences.remembering(items.obs, before, burn_in), sequences.remembering(items.next_obs, after, burn_in)
+        sequences.remembering(items.obs, memories, burn_in),
+        sequences.remembering(items.next_obs, next_memories, burn_in),
     )
 
 
-def training_rows(parts: Parts, batch: Batch) -> Batch:
+def learning_steps(parts: Parts, batch: Batch) -> Batch:
     """Return the steps of a batch that are learnt from, `[R, ...]`; without cores they are its items."""
     return batch if parts.memory is None else sequences.training_rows_of_sequences(batch, parts.config)
 
@@ -422,8 +451,8 @@ def _memories(
         )
         of_critic = jax.vmap(one, in_axes=(0, 1), out_axes=1)(critic, first.critic)
     # A pair of moments for each network becomes a pair of networks for each moment.
-    before, after = (Memories(*pair) for pair in zip(of_policy, of_critic, strict=True))
-    return before, after
+    memories, next_memories = (Memories(*pair) for pair in zip(of_policy, of_critic, strict=True))
+    return memories, next_memories
 
 
 class Bootstrap(NamedTuple):
@@ -437,38 +466,39 @@ class Bootstrap(NamedTuple):
 
 
 def bootstrap_targets(
-    parts: Parts, items: Transition, rows: Transition, v_t: Array, bonus: Array | float = 0.0
+    parts: Parts, items: Transition, steps: Transition, v_t: Array, bonus: Array | float = 0.0
 ) -> Array:
     """Return the targets `[R]`, or samples of them `[R, S]`, for steps that lead to values `v_t`.
 
-    `rows` are the steps of `items` that are learnt from. With cores, `items` are sequences, within which targets run
+    `steps` are those of `items` that are learnt from. With cores, `items` are sequences, within which targets run
     over several steps; each step but the first then adds the entropy before it, of whose bonus `v_t` holds `bonus`
     `[R]`.
     """
     if v_t.ndim == 2:
-        return rows.reward[:, None] + rows.discount[:, None] * v_t
+        return steps.reward[:, None] + steps.discount[:, None] * v_t
     if parts.memory is None:
-        return rows.reward + rows.discount * v_t
+        return steps.reward + steps.discount * v_t
     # The entropy bonus moves into the reward, so that it is discounted and summed up with it; the value is left bare.
-    one = Bootstrap(rows.reward + rows.discount * bonus, rows.discount, v_t - bonus)
-    after = sequences.sequence_targets(one, items, parts.config)
-    return after.reward + after.discount * after.value
+    one_step = Bootstrap(steps.reward + steps.discount * bonus, steps.discount, v_t - bonus)
+    several = sequences.sequence_targets(one_step, items, parts.config)
+    return several.reward + several.discount * several.value
 
 
-def correlated_noise(kept: Array, before: Array, fresh: Array) -> Array:
-    """Return noise with correlation `kept` to the step before, and unit standard deviation in the long run.
+def correlated_noise(correlation: Array, previous: Array, fresh: Array) -> Array:
+    """Return noise with this correlation to that of the `previous` step, and unit standard deviation in the long run.
 
     This is a first-order autoregressive process: a discrete Ornstein-Uhlenbeck process.
     """
-    # The square root keeps the variance at 1: `kept^2 + (1 - kept^2)`.
-    return kept * before + jnp.sqrt(1 - jnp.square(kept)) * fresh
+    # The square root keeps the variance at 1: `correlation^2 + (1 - correlation^2)`.
+    return correlation * previous + jnp.sqrt(1 - jnp.square(correlation)) * fresh
 
 
 # --- atoms ------------------------------------------------------------------------------------------------------
 
 
-def check_atoms(config: Any, make_critic: object, **alone: Any) -> None:
-    """Raise `SettingsError` for atoms without a support, or beside settings that are not the ones in `alone`."""
+def check_atoms(config: Any, custom: Mapping[str, Any], **alone: Any) -> None:
+    """Raise `SettingsError` for atoms without a support, beside settings other than those in `alone`, or with `custom`
+    parts for means."""
     if not config.atoms:
         return
     if config.atoms < 2:
@@ -480,9 +510,19 @@ def check_atoms(config: Any, make_critic: object, **alone: Any) -> None:
                 f"agent.atoms is {config.atoms} and agent.{name} {value}, which do not go together; set {name} to "
                 f"{usual}, or atoms to 0"
             )
-    if make_critic is not None:
+    if custom["make_critic"] is not None:
         raise SettingsError(
             f"agent.atoms is {config.atoms}, which a critic made in Python does not have; set atoms to 0"
+        )
+    check_critic_loss(custom, "atoms", config.atoms)
+
+
+def check_critic_loss(custom: Mapping[str, Any], setting: str, value: int) -> None:
+    """Raise `SettingsError` for a `critic_loss` of mean returns beside a `setting` by which critics have others."""
+    if custom.get("critic_loss") is not None:
+        raise SettingsError(
+            f"critic_loss is a function, of mean returns, but agent.{setting} is {value}; set {setting} to 0, or leave "
+            "critic_loss out"
         )
 
 
@@ -533,15 +573,15 @@ class SampledActions(NamedTuple):
     """`[B, S]`, log-density under the sampling distribution, plus the logarithm of `S`."""
 
 
-class Rows(NamedTuple):
-    """What critics value: observations, and actions as they take them, `()` for discrete ones."""
+class StateAction(NamedTuple):
+    """Inputs of critics: observations, and actions as they take them, `()` for discrete ones."""
 
     obs: PyTree
     action: tuple[Array, ...]
 
 
-class NextStep(NamedTuple):
-    """What targets are made of without a target network, beside the critics' outputs at the next step."""
+class OwnBootstrap(NamedTuple):
+    """What targets are made of without a target network, beside the critics' own outputs for the next steps."""
 
     reward: Array
     discount: Array
@@ -551,104 +591,152 @@ class NextStep(NamedTuple):
     """What the policy's entropy adds to the value."""
 
 
+class Penalties(NamedTuple):
+    """Terms beside the critics' own loss; all are off by default."""
+
+    cql: Array | float = 0.0
+    """Weight of the conservative penalty (CQL)."""
+    rivals: SampledActions | None = None
+    """The actions whose values it pushes down, `[R, S, D]`; `None` without."""
+    eta: PyTree = ()
+    """Weight of the `similarity` of the critics' gradients (EDAC); `()` without."""
+
+
+NO_PENALTIES = Penalties()
+
+
+class CriticBatch(NamedTuple):
+    """What the critics' loss is computed on: `R` steps, and with cores sequences `[B, L, ...]` in `obs`."""
+
+    obs: PyTree
+    """As sampled: the memories of critics are computed inside of the loss."""
+    is_first: PyTree
+    action: tuple[Array, ...]
+    """Continuous actions, an input of critics; `()` for discrete ones."""
+    discrete_action: Array | None
+    """`[R]`, which select one of the critics' outputs; `None` for continuous ones."""
+    target: Array | OwnBootstrap
+    next_inputs: StateAction | None
+    weight: Array
+    rivals: SampledActions | None
+    items: PyTree
+    """The steps themselves, for `extra_loss`; `()` without."""
+
+
+class CriticAux(NamedTuple):
+    """What the critics' loss returns beside its mean; `[R]` each, and the mean over critics."""
+
+    error: Array
+    """Absolute errors."""
+    q: Array
+    gap: PyTree
+    """The conservative gap; `()` without CQL."""
+    similarity: PyTree
+    """Of the critics' gradients; `()` without EDAC."""
+
+
 def learn_critic(
     parts: Parts,
     state: Any,
     batch: Batch,
-    target: Array | NextStep,
+    values: CriticValues,
+    target: Array | OwnBootstrap,
     key: Key,
     opt_step: Array,
-    sampled: SampledActions | None = None,
-    eta: PyTree = (),
-    support: Array | None = None,
-    after: Rows | None = None,
+    *,
+    next_inputs: StateAction | None = None,
+    penalties: Penalties = NO_PENALTIES,
 ) -> tuple[GradientUpdate, Metrics, Array]:
-    """Regress the critics' values of the data's actions on `target` `[B]`; also return metrics and absolute errors.
+    """Regress the critics on a target; also return metrics and the priorities of the batch.
 
-    With a `support` `[n]`, the targets are probabilities `[B, n]` of its atoms. With `sampled`, add `hyper.cql` times
-    the conservative penalty (CQL); with `eta`, so much of the `similarity` of the critics' gradients (EDAC). With
-    `after`, the next steps, which a `NextStep` needs, they pass through the critics together with the steps. With
-    cores, `batch` is of sequences; all else is of the steps that are learnt from, `[R]`. `key` is that of the update.
+    Args:
+      parts: the agent's.
+      state: the agent's, with `critic`, `opt_state.critic` and `hyper`.
+      batch: steps, or with cores sequences, of which `R` steps are learnt from.
+      values: what the critics learn.
+      target: what `values.loss` takes, `[R, ...]`; or what it is made of, together with the critics' own outputs for
+        `next_inputs`.
+      key: of the update.
+      opt_step: number of the optimisation step, from 0.
+      next_inputs: of the next steps, which pass through the critics together with the steps, so that batch
+        normalisation has the statistics of both.
+      penalties: terms beside the loss.
     """
-    rows = training_rows(parts, batch)
-    action = unit_actions(parts.spec, rows.items.action)
-    # Critics of continuous actions take them as input; those of discrete ones put out a value for each.
-    pick = None if action else rows.items.action
-    penalty = None if sampled is None else partial(_gap, parts.networks.critic)
+    steps = learning_steps(parts, batch)
+    action = unit_actions(parts.spec, steps.items.action)
     learnt = gradient_update(
         parts.gradient_step,
-        partial(_critic_loss, parts, penalty, 0.0 if sampled is None else state.hyper.cql, eta, support),
+        partial(_critic_loss, parts, values, penalties),
         state.critic,
         state.opt_state.critic,
-        (
-            # Sequences as sampled, beside rows of steps: the critics' memories are computed inside of the loss.
+        CriticBatch(
             batch.items.obs,
             batch.items.is_first,
             action,
-            pick,
+            None if action else steps.items.action,
             target,
-            after,
-            rows.weight * rows.items.weight,
-            sampled,
-            rows.items if parts.extra_loss else (),
+            next_inputs,
+            steps.weight * steps.items.weight,
+            penalties.rivals,
+            steps.items if parts.extra_loss else (),
         ),
         key=nn.training_key(parts.networks.critic, key),
         lr=state.hyper.lr,
         max_norm=state.hyper.max_grad_norm,
         opt_step=opt_step,
     )
-    error, q, gap, alike = learnt.aux
+    aux: CriticAux = learnt.aux
     # The errors become priorities, which the importance weights of this batch must not enter; those of invalid steps
     # are 0.
-    error = error * rows.items.weight
-    metrics = {"loss": learnt.loss, "q": q.mean(), "td_error": error.mean(), "grad_norm": learnt.norm}
-    options = {"cql_gap": gap, "similarity": alike}
-    return learnt, {**metrics, **{name: x.mean() for name, x in options.items() if not isinstance(x, tuple)}}, error
+    error = aux.error * steps.items.weight
+    metrics = {"loss": learnt.loss, "q": aux.q.mean(), "td_error": error.mean(), "grad_norm": learnt.norm}
+    options = {"cql_gap": aux.gap, "similarity": aux.similarity}
+    metrics |= {name: x.mean() for name, x in options.items() if not isinstance(x, tuple)}
+    if parts.memory is None:
+        return learnt, metrics, error
+    return learnt, metrics, sequences.sequence_priorities(error, batch.weight.shape[0], parts.config.priority_max)
 
 
 def _critic_loss(
-    parts: Parts,
-    cql_gap: Any,
-    cql_weight: Array | float,
-    eta: PyTree,
-    support: Array | None,
-    params: PyTree,
-    batch: PyTree,
-    key: Key | None,
-) -> tuple[Array, tuple[tuple[Array, Array, PyTree, PyTree], PyTree]]:
-    """Return the weighted mean of the critics' summed losses; absolute errors, values, CQL gaps and similarities, each
-    `[B]`; and the critics' collections."""
-    obs, is_first, action, pick, target, after, weight, sampled, items = batch
+    parts: Parts, values: CriticValues, penalties: Penalties, params: PyTree, batch: CriticBatch, key: Key | None
+) -> tuple[Array, tuple[CriticAux, PyTree]]:
+    """Return the weighted mean of the critics' summed losses, what else is reported, and the critics' collections.
+
+    Every critic regresses on the same target, so that in a sum each has the gradient that it has alone.
+    """
     # Inside of the loss: gradients reach the critics through their memories too.
-    obs = observe_before(parts, obs, is_first, critic=params)
-    if after is not None:
-        out, out_t, collections = apply_together(parts.networks.critic, params, Rows(obs, action), after, key)
+    obs = observe_before(parts, batch.obs, batch.is_first, critic=params)
+    critic, inputs, target = parts.networks.critic, StateAction(obs, batch.action), batch.target
+    if batch.next_inputs is None:
+        out, collections = nn.forward(critic, params, to_critic(obs), *batch.action, key=key)
     else:
-        out, collections = nn.forward(parts.networks.critic, params, to_critic(obs), *action, key=key)
-    if isinstance(target, NextStep):
-        v_t = jnp.sum(target.probability * parts.policy_values(out_t), axis=-1) + target.bonus
-        # This target comes from the parameters that are differentiated, while all others are data of the loss.
-        target = jax.lax.stop_gradient(target.reward + target.discount * v_t)
-    gap: PyTree = ()
-    if support is not None:
-        q = expected_value(jax.nn.softmax(out), support)
-        loss, error = categorical_critic_loss(out, target, support)
-    elif target.ndim == 2:
-        q = out.mean(-1)
-        loss, error = quantile_critic_loss(out, target)
-    else:
-        q = select_values(out, pick)
-        gap = () if cql_gap is None else cql_gap(params, obs, sampled, out, q)
-        loss, error = critic_loss(q, target, gap, cql_weight)
+        out, out_t, collections = apply_together(critic, params, inputs, batch.next_inputs, key)
+        if isinstance(target, OwnBootstrap):
+            target = _own_target(target, values.policy_values(out_t))
+    q = values.mean(out, batch.discrete_action)
+    gap: PyTree = () if batch.rivals is None else _conservative_gap(critic, params, obs, batch.rivals, out, q)
+    loss, error = values.loss(out, q, cast(Array, target))
+    if batch.rivals is not None:
+        # Conservative Q-learning (Kumar et al. 2020, equation 4).
+        loss = loss + penalties.cql * gap
+    loss = loss.sum(0)
     alike: PyTree = ()
-    if not isinstance(eta, tuple):
-        alike = similarity(_action_gradients(parts.networks, params, obs, *action))
+    if not isinstance(penalties.eta, tuple):
+        alike = similarity(_action_gradients(parts.networks, params, obs, *batch.action))
         # Half of the published term, beside half the squared errors: so that `eta` is as published.
-        loss = loss + eta * q.shape[0] / 2 * alike
+        loss = loss + penalties.eta * q.shape[0] / 2 * alike
     if parts.extra_loss is not None:
-        loss = loss + extra_term(parts.extra_loss, params, items, q if pick is None else out, weight)
+        seen = q if batch.discrete_action is None else out
+        loss = loss + extra_term(parts.extra_loss, params, batch.items, seen, batch.weight)
     gap = jax.tree.map(lambda x: x.mean(0), gap)
-    return jnp.mean(weight * loss), ((jnp.abs(error).mean(0), q.mean(0), gap, alike), collections)
+    return jnp.mean(batch.weight * loss), (CriticAux(jnp.abs(error).mean(0), q.mean(0), gap, alike), collections)
+
+
+def _own_target(bootstrap: OwnBootstrap, q_t: Array) -> Array:
+    """Return `r + discount * (sum_a p(a) q(s', a) + bonus)` `[R]`, of the critics' own values `q_t` `[R, outputs]`."""
+    v_t = jnp.sum(bootstrap.probability * q_t, axis=-1) + bootstrap.bonus
+    # This target comes from the parameters that are differentiated, while all others are data of the loss.
+    return jax.lax.stop_gradient(bootstrap.reward + bootstrap.discount * v_t)
 
 
 def _action_gradients(networks: Networks, params: PyTree, obs: PyTree, action: Array) -> Array:
@@ -675,54 +763,15 @@ def similarity(gradients: Array) -> Array:
     return pairs / (count * (count - 1))
 
 
-def critic_loss(q: Array, target: Array, gap: PyTree = (), cql: Array | float = 0.0) -> tuple[Array, Array]:
-    """Return the loss of each step `[B]`, the sum over critics of `(target - q)^2 / 2`, and `target - q` `[K, B]`.
-
-    Every critic regresses on the same target, so that in a sum each has the gradient that it has alone. Conservative
-    Q-learning adds `cql` times the `conservative_gap` `[K, B]` of each.
-
-    Args:
-      q: values of the data's actions, `[K, B]`.
-      target: `r + discount * v(s')`, `[B]` (Haarnoja et al. 2018, equations 5 and 6).
-      gap: that of CQL; `()` without.
-      cql: its weight.
-    """
-    error = target[None] - q
-    each = squared(error) if isinstance(gap, tuple) else squared(error) + cql * gap
-    return each.sum(0), error
-
-
-def quantile_critic_loss(z: Array, target: Array) -> tuple[Array, Array]:
-    """Return the loss of each step `[B]`, and the mean target minus the mean of each critic, `[K, B]`.
-
-    The loss is the quantile Huber loss of the quantiles `z` `[K, B, M]` for samples `target` `[B, S]` of the return,
-    averaged over quantiles and samples and summed over critics (Kuznetsov et al. 2020,
-    https://arxiv.org/abs/2005.04269).
-    """
-    count = z.shape[-1]
-    taus = jnp.asarray(midpoints(count))
-    of_critic = jax.vmap(lambda z, target: quantile_huber(z, taus, target) / count)
-    each = jax.vmap(of_critic, in_axes=(0, None))(z, target)
-    return each.sum(0), target.mean(-1)[None] - z.mean(-1)
-
-
-def categorical_critic_loss(logits: Array, target: Array, support: Array) -> tuple[Array, Array]:
-    """Return the loss of each step `[B]`, and the mean of the target minus that of each critic, `[K, B]`.
-
-    The loss is the cross-entropy of the probabilities `target` `[B, n]` and the critics' `logits` `[K, B, n]` of the
-    atoms `support` `[n]`, summed over critics (Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, algorithm 1).
-    """
-    each = jax.vmap(jax.vmap(cross_entropy), in_axes=(0, None))(logits, target)
-    return each.sum(0), expected_value(target, support)[None] - expected_value(jax.nn.softmax(logits), support)
-
-
 def extra_policy_term(parts: Parts, policy: PyTree, items: Transition, outputs: Any, weight: Array) -> Array:
     """Return the user's term of the policy's loss for the steps `items` `[R]`."""
     assert parts.extra_policy_loss is not None
     return extra_term(parts.extra_policy_loss, policy, items, outputs, weight, "extra_policy_loss")
 
 
-def _gap(critic: Network, params: PyTree, obs: PyTree, sampled: SampledActions, out: Array, q: Array) -> Array:
+def _conservative_gap(
+    critic: Network, params: PyTree, obs: PyTree, sampled: SampledActions, out: Array, q: Array
+) -> Array:
     """Return by how much the values of the rivals exceed `q` `[K, B]` of the data's actions; `[K, B]`."""
     if isinstance(sampled.action, tuple):
         # Every action is counted once, so there is no density to divide by; forbidden ones add nothing to the sum.
@@ -736,31 +785,6 @@ def _gap(critic: Network, params: PyTree, obs: PyTree, sampled: SampledActions, 
     return jax.vmap(jax.vmap(conservative_gap))(others.reshape(density.shape), density, q)
 
 
-def select_values(q: Array, pick: Array | None) -> Array:
-    """Select the output at `pick` `[B]`, or the only one, from `q` `[K, B, outputs]`; `[K, B]`."""
-    if pick is None:
-        return q[..., 0]
-    return jax.vmap(jax.vmap(entry), in_axes=(0, None))(q, pick)
-
-
-def pool_values(how: str) -> Callable[[Array], Array]:
-    """Return what makes one of the critics' values, `[K, B, outputs] -> [B, outputs]`: `min` or `mean`."""
-    return lambda outputs: outputs.mean(0) if how == "mean" else outputs.min(0)
-
-
-def policy_pool(parts: Parts, reach: PyTree) -> Callable[[Array], Array]:
-    """Return what makes the values `[B, outputs]` that the policy improves of the critics' outputs `[K, B, ...]`."""
-    if parts.support_fn is None:
-        return parts.policy_values
-    support = parts.support_fn(reach)
-    return lambda logits: parts.policy_values(expected_value(jax.nn.softmax(logits), support)[..., None])
-
-
-def min_values(critic: Network, params: PyTree, obs: PyTree, *action: Array, key: Key | None = None) -> Array:
-    """Return the lowest of the critics' values, `[B, outputs]` (Fujimoto et al. 2018, algorithm 1)."""
-    return apply_critics(critic, params, obs, *action, key=key).min(0)
-
-
 def apply_critics(critic: Network, params: PyTree, obs: PyTree, *action: Array, key: Key | None = None) -> Array:
     """Return the critics' outputs, `[K, B, outputs]`; actions are scaled to -1 to 1.
 
@@ -770,16 +794,17 @@ def apply_critics(critic: Network, params: PyTree, obs: PyTree, *action: Array, 
 
 
 def apply_together(
-    critic: Network, params: PyTree, rows: Rows, after: Rows, key: Key | None
+    critic: Network, params: PyTree, inputs: StateAction, next_inputs: StateAction, key: Key | None
 ) -> tuple[Array, Array, PyTree]:
-    """Return the critics' outputs `[K, R, outputs]` for steps, and for those `after` them, and their collections.
+    """Return the critics' outputs `[K, R, outputs]` for steps, and for the next ones, and their collections.
 
     One pass makes both, so that critics which learn normalise them by the same statistics (CrossQ, Bhatt et al. 2024,
     https://arxiv.org/abs/1902.05605, section 3). The key is consumed.
     """
     # `[2 R, ...]`: the steps, and behind them the next ones.
     joint = lambda x, y: jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y)
-    obs, actions = joint(to_critic(rows.obs), to_critic(after.obs)), joint(rows.action, after.action)
+    obs = joint(to_critic(inputs.obs), to_critic(next_inputs.obs))
+    actions = joint(inputs.action, next_inputs.action)
     both, collections = nn.forward(critic, params, obs, *actions, key=key)
     out, out_t = jnp.split(both, 2, axis=1)
     return out, out_t, collections
@@ -826,10 +851,10 @@ def critic_policy_fns(parts: Parts, distribution: DistributionFn | str, keep_cri
 
 def _values(parts: Parts, state: Any, obs: PyTree, action: PyTree) -> Array:
     apply = partial(apply_critics, parts.networks.critic, state.critic, obs)
+    values = parts.critic_values(getattr(state, "reach", ()))
     if isinstance(parts.spec.action_space, Discrete):
-        return mask_values(parts.policy_values(apply()), obs)
-    pool = parts.policy_values if parts.support_fn is None else policy_pool(parts, state.reach)
-    return pool(apply(*unit_actions(parts.spec, action)))[:, 0]
+        return mask_values(values.policy_values(apply()), obs)
+    return values.policy_values(apply(*unit_actions(parts.spec, action)))[:, 0]
 
 
 def unit_actions(spec: EnvSpec, action: Array) -> tuple[Array, ...]:

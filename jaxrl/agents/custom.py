@@ -51,7 +51,14 @@ stand one after the other as `[B]`, and observations are `RecurrentObs`, with th
 """
 
 
-BATCH_FUNCTIONS = ("extra_loss", "extra_policy_loss", "target")
+CriticLoss = Callable[[Array, Array], Array]
+"""`(q, target) -> loss`: the loss of critics of mean returns in place of `(target - q)^2 / 2`.
+
+`q` are their values of the actions taken, `[K, B]`, and `target` is the return on which all are regressed, `[B]`. The
+loss, `[K, B]`, is summed over critics; weights and the mean over steps are the agent's.
+"""
+
+BATCH_FUNCTIONS = ("extra_loss", "extra_policy_loss", "target", "critic_loss")
 
 
 class CustomParts(NamedTuple):
@@ -65,6 +72,7 @@ class CustomParts(NamedTuple):
     extra_loss: ExtraLoss | None = None
     extra_policy_loss: ExtraLoss | None = None
     target: Callable[..., Array] | None = None
+    critic_loss: CriticLoss | None = None
 
     def make(self, name: str, *given: Any) -> Any:
         """Call the maker of the argument `name` with `given`; raise `SettingsError` if it fails."""
@@ -173,6 +181,7 @@ _EXAMPLES = {
     "make_optimizer": "lambda lr: optax.adam(lr)",
     "extra_loss": "lambda params, sample, outputs: jnp.zeros(sample.weight.shape)",
     "extra_policy_loss": "lambda params, items, outputs: jnp.zeros(items.weight.shape)",
+    "critic_loss": "lambda q, target: (q - target) ** 2",
     "target": "lambda items, values: items.reward + items.discount * values.target_t.max(axis=1)",
     "make_network": "lambda spec: MyNetwork()",
     "make_policy": "lambda spec, head: MyPolicy(head.outputs)",

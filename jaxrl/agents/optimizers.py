@@ -1,4 +1,9 @@
-"""Optimizers by name, and the gradient step that every agent shares."""
+"""Optimizers by name, and the gradient step that every agent shares.
+
+Authors of agents may use it, as `docs/extending.md` shows: `gradient_step(optimizer_of(config), config.lr_decay,
+config.accumulate)` once, and `gradient_update` and `polyak_update` in each update. It follows the settings of
+`OptimizerConfig`, updates collections such as batch statistics, and averages over shards.
+"""
 
 from collections.abc import Callable
 from functools import partial

@@ -13,7 +13,7 @@ policy and one for each critic, which learn from sequences of replay, see `jaxrl
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any, NamedTuple, cast
@@ -25,8 +25,17 @@ from jaxrl import distributions, shards
 from jaxrl.agents import critics, optimizers, sequences
 from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Mode
 from jaxrl.agents.checks import check_actions, make_hyper
-from jaxrl.agents.critics import CategoricalConfig, NextStep, Parts, Rows, SampledActions
-from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker
+from jaxrl.agents.critic_values import CriticValues, quantile_values, reduce_critics
+from jaxrl.agents.critics import (
+    CategoricalConfig,
+    OwnBootstrap,
+    Parts,
+    Penalties,
+    SampledActions,
+    StateAction,
+    ValuesFn,
+)
+from jaxrl.agents.custom import CriticLoss, CustomParts, ExtraLoss, MakeNetwork, MakePolicy
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import (
     Activation,
@@ -263,10 +272,6 @@ class SACState(NamedTuple):
     atoms."""
 
 
-PARTS = ("make_optimizer", "make_policy", "make_critic", "extra_loss", "extra_policy_loss")
-"""Arguments for parts made in Python."""
-
-
 def sac(
     config: SACConfig | None = None,
     *,
@@ -275,6 +280,7 @@ def sac(
     make_critic: MakeNetwork | None = None,
     extra_loss: ExtraLoss | None = None,
     extra_policy_loss: ExtraLoss | None = None,
+    critic_loss: CriticLoss | str | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure a SAC agent; call the result with an `EnvSpec` of discrete actions or a bounded box to build it.
@@ -288,6 +294,8 @@ def sac(
       extra_loss: a term of the critics' loss for each step beside the agent's own, `(params, items, q) -> [B]`, see
         `jaxrl.agents.custom.ExtraLoss`.
       extra_policy_loss: a term of the policy's loss, `(params, items, outputs) -> [B]`.
+      critic_loss: the loss of the critics' values of the actions taken in place of half the squared error,
+        `(q [K, B], target [B]) -> [K, B]`, see `jaxrl.agents.custom.CriticLoss`; or, with `atoms`, the setting.
       **settings: fields of `SACConfig` to change, as in `sac(lr=1e-3, num_critics=5)`.
 
     Raises:
@@ -299,6 +307,7 @@ def sac(
         "make_critic": make_critic,
         "extra_loss": extra_loss,
         "extra_policy_loss": extra_policy_loss,
+        "critic_loss": critic_loss,
     }
     return _maker("sac", config or SACConfig(), {**settings, **parts})
 
@@ -389,161 +398,170 @@ def edac(config: EDACConfig | None = None, **arguments: Any) -> AgentMaker:
 
 def _maker(name: str, config: Any, arguments: Mapping[str, Any]) -> AgentMaker:
     """Return the maker of an agent of this family."""
-    return agent_maker(name, _build, config, arguments, PARTS, _check)
+    return critics.critic_maker(name, _build, config, arguments, _check)
 
 
 # --- learning ----------------------------------------------------------------------------------------------------
 
 
 def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Array) -> tuple[SACState, Metrics, Array]:
-    """Update the critics, the policy against the new critics, then the temperature (the paper's algorithm 1)."""
-    config, hyper, rows = parts.config, state.hyper, critics.training_rows(parts, batch)
-    policy_key, target_key, sample_key = jax.random.split(key, 3)
+    """Update critics and targets, then the policy against the new critics, then the temperature (algorithm 1)."""
+    keys = _split_key(parts.config, key)
+    steps = critics.learning_steps(parts, batch)
     # One temperature for all of this step; it is updated last.
-    temperature = jnp.exp(state.log_temperature) if config.learn_temperature else hyper.temperature
-    seen = critics.observe_around(parts, batch.items, state.policy, state.target)
-    deviation = _deviations(parts, target_key, rows)
-    # The next action comes from the present policy, not from a target policy as in TD3.
-    policy_t = _policy(parts, state.policy, seen.then)
-    reach = critics.widen_reach(config, state.reach, rows.items)
-    support = parts.support_fn and parts.support_fn(reach)
-    before = after = None
-    if config.joint_batch:
-        before = Rows(rows.items.obs, critics.unit_actions(parts.spec, rows.items.action))
-        after = Rows(seen.then, _next_action(parts, policy_t, deviation))
-    target: Array | NextStep
-    more: Metrics = {}
-    if support is not None:
-        training_key = critics.target_key(parts, key, together=config.joint_batch)
-        outputs, _, entropy_t = _evaluate(
-            parts, policy_t, state.target, seen.then, deviation, key=training_key, before=before
-        )
-        target, more = critics.target_distribution(config, rows.items, outputs, support, temperature * entropy_t)
-    elif config.target_network:
-        pool: Callable[[Array], Array] = parts.policy_values
-        if config.critic_subset:
-            sample_key, subset_key = jax.random.split(sample_key)
-            pool = partial(lowest_of_subset, subset_key, config.critic_subset)
-        elif config.quantiles:
-            pool = partial(truncated_mixture, config.drop_quantiles)
-        training_key = critics.target_key(parts, key, together=config.joint_batch)
-        v_t, entropy_t = _soft_value(
-            parts, pool, policy_t, state.target, temperature, seen.then, deviation, key=training_key, before=before
-        )
-        target = critics.bootstrap_targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
-    else:
-        target, after = _next_step(parts, rows.items, policy_t, temperature, deviation)
-    sampled = _sample_actions(parts, state.policy, seen, sample_key) if config.cql else None
-    critic, metrics, priorities = critics.learn_critic(
-        parts, state, batch, target, key, opt_step, sampled, hyper.eta, support, after
-    )
-    if parts.memory is not None:
-        priorities = sequences.sequence_priorities(priorities, batch.weight.shape[0], config.priority_max)
-    state = state._replace(
-        critic=critic.variables,
-        target=optimizers.polyak_update(state.target, critic.variables, hyper.tau) if config.target_network else (),
-        opt_state=state.opt_state._replace(critic=critic.opt_state),
-        reach=reach,
-    )
-    deviation = _deviations(parts, policy_key, rows)
-    gradient = partial(_policy_gradient, parts, state, batch, rows, deviation, temperature, key)
-    improve = partial(_improve_policy, parts, state, rows, temperature, opt_step=opt_step)
-    if config.policy_interval == 1:
-        state, policy_metrics = improve(gradient())
-        measured: Metrics = {**policy_metrics}
-    else:
-        # A whole population shares one scalar counter, so the branch stays one under `vmap`, and the work is skipped.
-        due = (opt_step + 1) % config.policy_interval == 0
-        improved, policy_metrics = improve(optimizers.gradient_if(due, gradient))
-        state = select(due, improved, state)
-        # The zeros of a skipped update are no measurement.
-        measured = {name: stat(value, due) for name, value in policy_metrics.items()}
-    return state, {**metrics, **more, **measured, "temperature": temperature}, priorities
+    temperature = jnp.exp(state.log_temperature) if parts.config.learn_temperature else state.hyper.temperature
+    state, metrics, priorities = _learn_critics(parts, state, batch, steps, temperature, keys, opt_step)
+    state, policy_metrics = _learn_policy(parts, state, batch, steps, temperature, keys, opt_step)
+    return state, {**metrics, **policy_metrics, "temperature": temperature}, priorities
 
 
-def _policy_gradient(
+class UpdateKeys(NamedTuple):
+    """Keys of an update; each is used once."""
+
+    policy_noise: Key
+    """For the actions of the policy's loss."""
+    target_noise: Key
+    """For the next actions of targets."""
+    subset: PyTree
+    """For the critics of a target (REDQ); `()` without."""
+    rivals: Key
+    """For the actions that CQL samples."""
+    networks: Key
+    """The key of the update itself. `nn.training_key` folds a number into it for each pass through a network, larger
+    than the index of any split, so that no key is used twice."""
+
+
+def _split_key(config: SACConfig, key: Key) -> UpdateKeys:
+    """Split the key of an update, which is consumed."""
+    policy_noise, target_noise, rivals = jax.random.split(key, 3)
+    if not config.critic_subset:
+        return UpdateKeys(policy_noise, target_noise, (), rivals, key)
+    rivals, subset = jax.random.split(rivals)
+    return UpdateKeys(policy_noise, target_noise, subset, rivals, key)
+
+
+def _learn_critics(
     parts: Parts,
     state: SACState,
     batch: Batch,
-    rows: Batch,
-    deviation: PyTree,
+    steps: Batch,
     temperature: Array,
-    key: Key,
-) -> Gradient:
-    """Return the gradient of the policy's loss; `rows` are the `training_rows` of `batch`."""
-    return optimizers.loss_gradient(
-        parts.gradient_step,
-        partial(_policy_loss, parts, critics.policy_pool(parts, state.reach), state.critic, temperature),
-        state.policy,
-        (
-            # As sampled, and not as seen: the policy's memories are recomputed under its gradient.
-            batch.items.obs,
-            batch.items.is_first,
-            deviation,
-            rows.weight * rows.items.weight,
-            rows.items if parts.extra_policy_loss else (),
-        ),
-        key=critics.policy_loss_key(parts, key),
-    )
+    keys: UpdateKeys,
+    opt_step: Array,
+) -> tuple[SACState, Metrics, Array]:
+    """Update the critics, and the target networks if there are any; also return metrics and priorities.
 
-
-def _improve_policy(
-    parts: Parts, state: SACState, rows: Batch, temperature: Array, gradient: Gradient, opt_step: Array
-) -> tuple[SACState, dict[str, Array]]:
-    """Update the policy by its gradient, and the temperature."""
-    config, hyper = parts.config, state.hyper
-    policy = optimizers.apply_gradient(
-        parts.gradient_step,
-        gradient,
-        state.policy,
-        state.opt_state.policy,
-        lr=hyper.policy_lr,
-        max_norm=hyper.max_grad_norm,
-        opt_step=opt_step,
+    `steps` are the `learning_steps` of `batch`.
+    """
+    config = parts.config
+    seen = critics.observe_around(parts, batch.items, state.policy, state.target)
+    next_noise = _draw_noise(parts, keys.target_noise, steps)
+    # The next action comes from the present policy, not from a target policy as in TD3.
+    next_policy = _policy(parts, state.policy, seen.then)
+    reach = critics.widen_reach(config, state.reach, steps.items)
+    values = parts.critic_values(reach)
+    drawn = _draw(parts, next_policy, next_noise)
+    next_inputs = StateAction(seen.then, drawn.action)
+    target, target_metrics = _target(parts, state.target, batch, steps, next_inputs, drawn, values, temperature, keys)
+    critic, metrics, priorities = critics.learn_critic(
+        parts,
+        state,
+        batch,
+        values,
+        target,
+        keys.networks,
+        opt_step,
+        next_inputs=next_inputs if config.joint_batch or not config.target_network else None,
+        penalties=_penalties(parts, state, seen, keys.rivals),
     )
-    entropy = policy.aux
-    log_temperature, opt_state = state.log_temperature, state.opt_state.temperature
-    if config.learn_temperature:
-        # The gradient of temperature * (entropy - target) with respect to the log-temperature (equation 18).
-        wanted = _target_entropy(parts, hyper.target_entropy, rows.items.obs)
-        slope = temperature * shards.pmean(jnp.mean((entropy - wanted) * rows.items.weight))
-        log_temperature, opt_state, _ = ADAM.step(
-            log_temperature,
-            # The gradient of one parameter in the form of `ravel`.
-            [slope[None]],
-            opt_state,
-            optimizers.decay_lr(hyper.temperature_lr, config.lr_decay, opt_step),
-            hyper.max_grad_norm,
-        )
+    tau = state.hyper.tau
     state = state._replace(
-        policy=policy.variables,
-        log_temperature=log_temperature,
-        opt_state=state.opt_state._replace(policy=policy.opt_state, temperature=opt_state),
+        critic=critic.variables,
+        target=optimizers.polyak_update(state.target, critic.variables, tau) if config.target_network else (),
+        opt_state=state.opt_state._replace(critic=critic.opt_state),
+        reach=reach,
     )
-    return state, {"policy_loss": policy.loss, "policy_grad_norm": policy.norm, "entropy": entropy.mean()}
+    return state, {**metrics, **target_metrics}, priorities
 
 
-def _policy_loss(
+# --- targets -----------------------------------------------------------------------------------------------------
+
+
+class Draw(NamedTuple):
+    """What a soft value takes of a policy, at `B` observations."""
+
+    action: tuple[Array, ...]
+    """One action, `[B, D]` from -1 to 1; `()` for discrete ones, over all of which the value is summed."""
+    probability: Array | None
+    """`[B, A]`, of each discrete action; `None` for continuous ones."""
+    entropy: Array
+    """`[B]`, exact for discrete actions; the negated log-probability of a continuous one."""
+
+
+def _draw(parts: Parts, policy: Distribution, noise: PyTree) -> Draw:
+    """Draw actions by `noise` `[B, D]`, standard deviations from the mean (reparameterised, equations 8 and 9)."""
+    if isinstance(parts.spec.action_space, Discrete):
+        entropy = policy.entropy()
+        return Draw((), jax.nn.softmax(cast(Any, policy).logits), entropy)
+    # Critics take the squashed action. Its density is computed from the raw one, since `tanh` is hard to invert near 1.
+    raw = cast(TanhGaussian, policy).at(noise)
+    entropy = -policy.log_prob(raw)
+    return Draw((jnp.tanh(raw),), None, entropy)
+
+
+def _target(
     parts: Parts,
-    pool: Callable[[Array], Array],
     critic: PyTree,
+    batch: Batch,
+    steps: Batch,
+    next_inputs: StateAction,
+    drawn: Draw,
+    values: CriticValues,
     temperature: Array,
-    policy: PyTree,
-    batch: PyTree,
-    key: Key | None,
-) -> tuple[Array, tuple[Array, PyTree]]:
-    """Return the negated weighted mean of the soft value, the entropy `[B]`, and the policy's collections."""
-    obs, is_first, deviation, weight, items = batch
-    policy_key, critic_key = critics.policy_loss_keys(parts, key)
-    seen = critics.observe_before(parts, obs, is_first, policy, critic)
-    outputs, collections = forward(parts.networks.policy, policy, critics.to_policy(seen), key=policy_key)
-    distribution = _distribution(parts, outputs, seen)
-    # Critics and temperature are constants here; gradients reach the policy through its action and its entropy.
-    value, entropy = _soft_value(parts, pool, distribution, critic, temperature, seen, deviation, key=critic_key)
-    loss = -value
-    if parts.extra_policy_loss is not None:
-        loss = loss + critics.extra_policy_term(parts, policy, items, distribution, weight)
-    return jnp.mean(weight * loss), (entropy, collections)
+    keys: UpdateKeys,
+) -> tuple[Array | OwnBootstrap, Metrics]:
+    """Return what the critics are regressed on, and metrics; `critic` are the target networks, if there are any."""
+    config = parts.config
+    if not config.target_network:
+        return _own_bootstrap(steps.items, drawn, temperature), {}
+    outputs = _target_outputs(parts, critic, steps, next_inputs, keys.networks)
+    if values.support is not None:
+        bonus = temperature * drawn.entropy
+        return critics.target_distribution(config, steps.items, outputs, values.support, bonus)
+    v_t = soft_value(_reduce_targets(config, outputs, keys), drawn.entropy, temperature, drawn.probability)
+    return critics.bootstrap_targets(parts, batch.items, steps.items, v_t, temperature * drawn.entropy), {}
+
+
+def _target_outputs(parts: Parts, critic: PyTree, steps: Batch, next_inputs: StateAction, key: Key) -> Array:
+    """Return the outputs `[K, R, outputs]` of the target networks for the next steps.
+
+    With `joint_batch` they share a pass with the steps, as in the critics (XQC, Palenicek et al. 2026,
+    https://arxiv.org/abs/2509.25174). `key` is that of the update.
+    """
+    network, joint = parts.networks.critic, parts.config.joint_batch
+    forward_key = critics.target_key(parts, key, together=joint)
+    if not joint:
+        return critics.apply_critics(network, critic, next_inputs.obs, *next_inputs.action, key=forward_key)
+    inputs = StateAction(steps.items.obs, critics.unit_actions(parts.spec, steps.items.action))
+    return critics.apply_together(network, critic, inputs, next_inputs, forward_key)[1]
+
+
+def _reduce_targets(config: SACConfig, outputs: Array, keys: UpdateKeys) -> Array:
+    """Reduce the target networks' outputs `[K, B, n]` to values `[B, n]`, or to samples of the return `[B, S]`."""
+    if config.critic_subset:
+        return lowest_of_subset(keys.subset, config.critic_subset, outputs)
+    if config.quantiles:
+        return truncated_mixture(config.drop_quantiles, outputs)
+    return reduce_critics(outputs, config.critic_target)
+
+
+def _own_bootstrap(items: Transition, drawn: Draw, temperature: Array) -> OwnBootstrap:
+    """Return what targets are made of without a target network, beside the critics' own next values.
+
+    CrossQ, Bhatt et al. 2024, https://arxiv.org/abs/1902.05605, section 3.
+    """
+    probability = jnp.ones((drawn.entropy.shape[0], 1)) if drawn.probability is None else drawn.probability
+    return OwnBootstrap(items.reward, items.discount, probability, temperature * drawn.entropy)
 
 
 def soft_value(q: Array, entropy: Array, temperature: Array, probability: Array | None = None) -> Array:
@@ -578,83 +596,120 @@ def truncated_mixture(drop: int, quantiles: Array) -> Array:
     return together[:, : (count - drop) * members]
 
 
-def _policy_values(config: SACConfig) -> Callable[[Array], Array]:
-    """Return what makes values for the policy, `[B, outputs]`, of the critics' outputs `[K, B, outputs]`."""
-    if config.quantiles:
-        return lambda outputs: outputs.mean((0, 2))[:, None]
-    return critics.pool_values("mean" if config.critic_subset else config.critic_target)
+def _penalties(parts: Parts, state: SACState, seen: Views, key: Key) -> Penalties:
+    """Return the penalties of CQL and EDAC; without them they are off. The key is consumed."""
+    if not parts.config.cql:
+        return Penalties(eta=state.hyper.eta)
+    return Penalties(state.hyper.cql, _sample_rivals(parts, state.policy, seen, key), state.hyper.eta)
 
 
-def _soft_value(
+# --- policy and temperature --------------------------------------------------------------------------------------
+
+
+def _learn_policy(
     parts: Parts,
-    pool: Callable[[Array], Array],
-    policy: Distribution,
+    state: SACState,
+    batch: Batch,
+    steps: Batch,
+    temperature: Array,
+    keys: UpdateKeys,
+    opt_step: Array,
+) -> tuple[SACState, Metrics]:
+    """Update policy and temperature, every `policy_interval` optimisation steps (counted from 1); also return metrics.
+
+    `steps` are the `learning_steps` of `batch`.
+    """
+    noise = _draw_noise(parts, keys.policy_noise, steps)
+    gradient = partial(_policy_gradient, parts, state, batch, steps, noise, temperature, keys.networks)
+    improve = partial(_improve_policy, parts, state, steps, temperature, opt_step=opt_step)
+    if parts.config.policy_interval == 1:
+        state, metrics = improve(gradient())
+        return state, {**metrics}
+    # A whole population shares one scalar counter, so the branch stays one under `vmap`, and the work is skipped.
+    due = (opt_step + 1) % parts.config.policy_interval == 0
+    improved, metrics = improve(optimizers.gradient_if(due, gradient))
+    # The zeros of a skipped update are no measurement.
+    return select(due, improved, state), {name: stat(value, due) for name, value in metrics.items()}
+
+
+def _policy_gradient(
+    parts: Parts, state: SACState, batch: Batch, steps: Batch, noise: PyTree, temperature: Array, key: Key
+) -> Gradient:
+    """Return the gradient of the policy's loss; `noise` is that of its actions, and `key` that of the update."""
+    return optimizers.loss_gradient(
+        parts.gradient_step,
+        partial(_policy_loss, parts, parts.critic_values(state.reach), state.critic, temperature),
+        state.policy,
+        (
+            # As sampled, and not as seen: the policy's memories are recomputed under its gradient.
+            batch.items.obs,
+            batch.items.is_first,
+            noise,
+            steps.weight * steps.items.weight,
+            steps.items if parts.extra_policy_loss else (),
+        ),
+        key=critics.policy_loss_key(parts, key),
+    )
+
+
+def _improve_policy(
+    parts: Parts, state: SACState, steps: Batch, temperature: Array, gradient: Gradient, opt_step: Array
+) -> tuple[SACState, dict[str, Array]]:
+    """Update the policy by its gradient, and the temperature."""
+    config, hyper = parts.config, state.hyper
+    policy = optimizers.apply_gradient(
+        parts.gradient_step,
+        gradient,
+        state.policy,
+        state.opt_state.policy,
+        lr=hyper.policy_lr,
+        max_norm=hyper.max_grad_norm,
+        opt_step=opt_step,
+    )
+    entropy = policy.aux
+    log_temperature, opt_state = state.log_temperature, state.opt_state.temperature
+    if config.learn_temperature:
+        # The gradient of temperature * (entropy - target) with respect to the log-temperature (equation 18).
+        wanted = _target_entropy(parts, hyper.target_entropy, steps.items.obs)
+        slope = temperature * shards.pmean(jnp.mean((entropy - wanted) * steps.items.weight))
+        log_temperature, opt_state, _ = ADAM.step(
+            log_temperature,
+            # The gradient of one parameter in the form of `ravel`.
+            [slope[None]],
+            opt_state,
+            optimizers.decay_lr(hyper.temperature_lr, config.lr_decay, opt_step),
+            hyper.max_grad_norm,
+        )
+    state = state._replace(
+        policy=policy.variables,
+        log_temperature=log_temperature,
+        opt_state=state.opt_state._replace(policy=policy.opt_state, temperature=opt_state),
+    )
+    return state, {"policy_loss": policy.loss, "policy_grad_norm": policy.norm, "entropy": entropy.mean()}
+
+
+def _policy_loss(
+    parts: Parts,
+    values: CriticValues,
     critic: PyTree,
     temperature: Array,
-    obs: PyTree,
-    deviation: PyTree,
-    *,
+    policy: PyTree,
+    batch: PyTree,
     key: Key | None,
-    before: Rows | None = None,
-) -> tuple[Array, Array]:
-    """Return the soft value of `obs` `[B]`, or samples of it `[B, S]`, and the entropy of `policy` `[B]`.
-
-    `pool` makes one value, or samples, of the critics' outputs `[K, B, ...]`. The rest is as for `_evaluate`.
-    """
-    outputs, probability, entropy = _evaluate(parts, policy, critic, obs, deviation, key=key, before=before)
-    return soft_value(pool(outputs), entropy, temperature, probability), entropy
-
-
-def _evaluate(
-    parts: Parts,
-    policy: Distribution,
-    critic: PyTree,
-    obs: PyTree,
-    deviation: PyTree,
-    *,
-    key: Key | None,
-    before: Rows | None = None,
-) -> tuple[Array, Array | None, Array]:
-    """Return the critics' outputs `[K, B, outputs]`, probabilities of discrete actions, and the policy's entropy `[B]`.
-
-    A continuous action lies `deviation` `[B, D]` standard deviations from the mean, and gradients reach the policy
-    through it (equations 8 and 9). With a key, which is consumed, the critics have dropout, and the steps `before`
-    share their pass.
-    """
-
-    def apply(*action: Array) -> Array:
-        if before is None:
-            return critics.apply_critics(parts.networks.critic, critic, obs, *action, key=key)
-        return critics.apply_together(parts.networks.critic, critic, before, Rows(obs, action), key)[1]
-
-    if isinstance(parts.spec.action_space, Discrete):
-        outputs, entropy = apply(), policy.entropy()
-        return outputs, jax.nn.softmax(cast(Any, policy).logits), entropy
-    # Critics take the squashed action. Its density is computed from the raw one, since `tanh` is hard to invert near 1.
-    raw = cast(TanhGaussian, policy).at(deviation)
-    entropy = -policy.log_prob(raw)
-    return apply(jnp.tanh(raw)), None, entropy
-
-
-def _next_action(parts: Parts, policy: Distribution, deviation: PyTree) -> tuple[Array, ...]:
-    """Return the action of `policy`, as critics take it; `()` for discrete actions."""
-    if isinstance(parts.spec.action_space, Discrete):
-        return ()
-    return (jnp.tanh(cast(TanhGaussian, policy).at(deviation)),)
-
-
-def _next_step(
-    parts: Parts, items: Transition, policy: Distribution, temperature: Array, deviation: PyTree
-) -> tuple[NextStep, Rows]:
-    """Return what the steps `items` `[R]` are regressed on without a target network; `policy` is that after them."""
-    if isinstance(parts.spec.action_space, Discrete):
-        action: tuple[Array, ...] = ()
-        probability, entropy = jax.nn.softmax(cast(Any, policy).logits), policy.entropy()
-    else:
-        raw = cast(TanhGaussian, policy).at(deviation)
-        action, probability, entropy = (jnp.tanh(raw),), jnp.ones((raw.shape[0], 1)), -policy.log_prob(raw)
-    step = NextStep(items.reward, items.discount, probability, temperature * entropy)
-    return step, Rows(items.next_obs, action)
+) -> tuple[Array, tuple[Array, PyTree]]:
+    """Return the negated weighted mean of the soft value, the entropy `[B]`, and the policy's collections."""
+    obs, is_first, noise, weight, items = batch
+    policy_key, critic_key = critics.policy_loss_keys(parts, key)
+    seen = critics.observe_before(parts, obs, is_first, policy, critic)
+    outputs, collections = forward(parts.networks.policy, policy, critics.to_policy(seen), key=policy_key)
+    distribution = _distribution(parts, outputs, seen)
+    # Critics and temperature are constants here; gradients reach the policy through its action and its entropy.
+    drawn = _draw(parts, distribution, noise)
+    q = values.policy_values(critics.apply_critics(parts.networks.critic, critic, seen, *drawn.action, key=critic_key))
+    loss = -soft_value(q, drawn.entropy, temperature, drawn.probability)
+    if parts.extra_policy_loss is not None:
+        loss = loss + critics.extra_policy_term(parts, policy, items, distribution, weight)
+    return jnp.mean(weight * loss), (drawn.entropy, collections)
 
 
 def _target_entropy(parts: Parts, usual: Array, obs: PyTree) -> Array:
@@ -669,19 +724,18 @@ def _target_entropy(parts: Parts, usual: Array, obs: PyTree) -> Array:
     return jnp.where(usual == jnp.float32(_usual_entropy(parts.spec)), usual * entropy_share(mask), usual)
 
 
-def _deviations(parts: Parts, key: Key, rows: Batch) -> PyTree:
-    """Draw the deviations `[R, D]` of sampled actions from the mean; `()` for discrete actions, which need none.
+def _draw_noise(parts: Parts, key: Key, steps: Batch) -> PyTree:
+    """Draw standard normal noise `[R, D]` for actions; `()` for discrete actions, which need none.
 
-    They are data of the loss, so that a batch that is cut into pieces has the same. The key is consumed.
+    It is data of the loss, so that a batch that is cut into pieces has the same. The key is consumed.
     """
     if isinstance(parts.spec.action_space, Discrete):
         return ()
-    return jax.random.normal(
-        key, (rows.weight.shape[0], critics.space_size(cast(Box, parts.spec.action_space))), jnp.float32
-    )
+    size = critics.space_size(cast(Box, parts.spec.action_space))
+    return jax.random.normal(key, (steps.weight.shape[0], size), jnp.float32)
 
 
-def _sample_actions(parts: Parts, policy: PyTree, seen: Views, key: Key) -> SampledActions:
+def _sample_rivals(parts: Parts, policy: PyTree, seen: Views, key: Key) -> SampledActions:
     """Draw rivals for what is seen before a step: uniformly, from the policy there, and from the policy after it.
 
     The key is consumed.
@@ -689,7 +743,8 @@ def _sample_actions(parts: Parts, policy: PyTree, seen: Views, key: Key) -> Samp
     if isinstance(parts.spec.action_space, Discrete):
         return SampledActions((), ())
     uniform_key, *keys = jax.random.split(key, 3)
-    rows, size = jax.tree.leaves(seen.now)[0].shape[0], critics.space_size(cast(Box, parts.spec.action_space))
+    rows = jax.tree.leaves(seen.now)[0].shape[0]
+    size = critics.space_size(cast(Box, parts.spec.action_space))
     shape = (rows, parts.config.cql_actions, size)
     # CQL, equation 4: the sum of exponentials is estimated by importance sampling. Uniform actions have density 2^-D.
     uniform = jax.random.uniform(uniform_key, shape, jnp.float32, -1.0, 1.0)
@@ -724,10 +779,9 @@ def _act(parts: Parts, state: SACState, obs: PyTree, key: Key | None, opt_step: 
         return parts.head.to_env(distribution.sample(key)), ()
     # In the long run each action still follows the policy's distribution, and only successive ones are correlated. An
     # episode's first ones are nearer to the mean, because the memory begins at 0.
-    after = critics.correlated_noise(
-        state.hyper.noise_memory, obs.memory, jax.random.normal(key, obs.memory.shape, jnp.float32)
-    )
-    return parts.head.to_env(cast(TanhGaussian, distribution).at(after)), {"memory": after}
+    fresh = jax.random.normal(key, obs.memory.shape, jnp.float32)
+    noise = critics.correlated_noise(state.hyper.noise_memory, obs.memory, fresh)
+    return parts.head.to_env(cast(TanhGaussian, distribution).at(noise)), {"memory": noise}
 
 
 def _policy(parts: Parts, params: PyTree, obs: PyTree, temperature: PyTree = ()) -> Distribution:
@@ -760,9 +814,7 @@ def _check(config: SACConfig, parts: Mapping[str, Any]) -> None:
         )
     if config.quantiles:
         _check_quantiles(config, parts)
-    critics.check_atoms(
-        config, parts["make_critic"], quantiles=0, critic_subset=0, cql=0.0, eta=0.0, target_network=True
-    )
+    critics.check_atoms(config, parts, quantiles=0, critic_subset=0, cql=0.0, eta=0.0, target_network=True)
     for name in ("quantiles", "critic_subset"):
         if config.critic_target == "mean" and getattr(config, name):
             raise SettingsError(
@@ -814,6 +866,7 @@ def _check_quantiles(config: SACConfig, parts: Mapping[str, Any]) -> None:
     if config.core != "none" or parts["make_critic"] is not None:
         what = "a critic made in Python" if config.core == "none" else f"agent.core {config.core}"
         raise SettingsError(f"agent.quantiles is {config.quantiles}, which {what} does not have; set quantiles to 0")
+    critics.check_critic_loss(parts, "quantiles", config.quantiles)
 
 
 def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
@@ -842,16 +895,7 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
         if memories is None
         else critics.recurrent_networks(config, spec, head)
     )
-    parts = critics.make_parts(
-        config,
-        custom,
-        networks,
-        spec,
-        head,
-        memory=memories,
-        policy_values=_policy_values(config),
-        support_fn=config.support_fn(ENTROPY_MARGIN),
-    )
+    parts = critics.make_parts(config, custom, networks, spec, head, _values_fn(config, custom), memories)
     # The memory of the exploration noise is the noise of the step before, and 0 at an episode's start.
     noise = jnp.zeros(critics.space_size(cast(Box, spec.action_space)), jnp.float32) if config.noise_memory else None
     with_critics = lambda state: state._replace(target=(), log_temperature=(), opt_state=())
@@ -881,6 +925,16 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
             bounds_returns=config.derives_support,
         ),
     )
+
+
+def _values_fn(config: SACConfig, custom: CustomParts) -> ValuesFn:
+    """Return what the critics learn, and how the policy reduces it; targets have `_reduce_targets`."""
+    if config.quantiles:
+        values = quantile_values()
+        return lambda reach: values
+    # With targets of a few critics the policy improves the mean of all (REDQ).
+    how = "mean" if config.critic_subset else config.critic_target
+    return critics.mean_or_atom_values(config, custom, how, ENTROPY_MARGIN)
 
 
 def _init(parts: Parts, key: Key) -> SACState:

@@ -18,8 +18,9 @@ from jaxrl import shards
 from jaxrl.agents import critics, optimizers, sequences
 from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Mode
 from jaxrl.agents.checks import check_actions, make_hyper
+from jaxrl.agents.critic_values import CriticValues
 from jaxrl.agents.critics import CategoricalConfig, Parts
-from jaxrl.agents.custom import CustomParts, ExtraLoss, MakeNetwork, MakePolicy, agent_maker
+from jaxrl.agents.custom import CriticLoss, CustomParts, ExtraLoss, MakeNetwork, MakePolicy
 from jaxrl.agents.fields import Between, Count, Rate, SequenceConfig, Share, Steps, Weight, Widths
 from jaxrl.agents.optimizers import Gradient, Optimizer
 from jaxrl.distributions import Head
@@ -157,8 +158,6 @@ class TD3State(NamedTuple):
 
 OPTIONS = ("bc_alpha", "noise_min", "actor_bc_coef", "critic_bc_coef")
 """Hyperparameters that are `()` where they are 0."""
-PARTS = ("make_optimizer", "make_policy", "make_critic", "extra_loss", "extra_policy_loss")
-"""Arguments for parts made in Python."""
 
 
 def td3(
@@ -169,6 +168,7 @@ def td3(
     make_critic: MakeNetwork | None = None,
     extra_loss: ExtraLoss | None = None,
     extra_policy_loss: ExtraLoss | None = None,
+    critic_loss: CriticLoss | str | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure a TD3 agent; call the result with an `EnvSpec` whose actions are a bounded box to build it.
@@ -182,6 +182,8 @@ def td3(
       extra_loss: a term of the critics' loss for each step beside the agent's own, `(params, items, q) -> [B]`, see
         `jaxrl.agents.custom.ExtraLoss`.
       extra_policy_loss: a term of the policy's loss, `(params, items, outputs) -> [B]`.
+      critic_loss: the loss of the critics' values of the actions taken in place of half the squared error,
+        `(q [K, B], target [B]) -> [K, B]`, see `jaxrl.agents.custom.CriticLoss`; or, with `atoms`, the setting.
       **settings: fields of `TD3Config` to change, as in `td3(lr=1e-3, noise=0.2)`.
 
     Raises:
@@ -193,6 +195,7 @@ def td3(
         "make_critic": make_critic,
         "extra_loss": extra_loss,
         "extra_policy_loss": extra_policy_loss,
+        "critic_loss": critic_loss,
     }
     return _maker("td3", config or TD3Config(), {**settings, **parts})
 
@@ -223,14 +226,14 @@ def rebrac(config: ReBRACConfig | None = None, **arguments: Any) -> AgentMaker:
 
 def _maker(name: str, config: Any, arguments: Mapping[str, Any]) -> AgentMaker:
     """Return the maker of an agent of this family."""
-    return agent_maker(name, _build, config, arguments, PARTS, _check)
+    return critics.critic_maker(name, _build, config, arguments, _check)
 
 
 def _check(config: TD3Config, parts: Mapping[str, Any]) -> None:
     """Raise `SettingsError` for settings that contradict each other."""
     sequences.check_core(config, make_policy=parts["make_policy"], make_critic=parts["make_critic"])
     sequences.check_noise_memory(config)
-    critics.check_atoms(config, parts["make_critic"])
+    critics.check_atoms(config, parts)
     if config.noise_min > config.noise:
         raise SettingsError(
             f"agent.noise_min is {config.noise_min} and agent.noise {config.noise}; expected noise_min at most noise"
@@ -254,16 +257,8 @@ def _build(name: str, config: TD3Config, custom: CustomParts, spec: EnvSpec) -> 
         if memories is None
         else critics.recurrent_networks(config, spec, head)
     )
-    parts = critics.make_parts(
-        config,
-        custom,
-        networks,
-        spec,
-        head,
-        memory=memories,
-        policy_values=critics.pool_values(config.critic_target),
-        support_fn=config.support_fn(),
-    )
+    values = critics.mean_or_atom_values(config, custom, config.critic_target)
+    parts = critics.make_parts(config, custom, networks, spec, head, values, memories)
     noise: PyTree = jnp.zeros(size, jnp.float32) if config.noise_memory else None
     if config.noise_min:
         noise = ScaledNoise(jnp.float32(0.0), () if noise is None else noise)
@@ -325,8 +320,8 @@ def _act(parts: Parts, state: TD3State, obs: PyTree, key: Key | None, opt_step: 
     noise = jax.random.normal(key, action.shape, jnp.float32)
     if not isinstance(obs, RecurrentObs):
         return to_env(action + state.hyper.noise * noise), ()
-    after = critics.correlated_noise(state.hyper.noise_memory, obs.memory, noise)
-    return to_env(action + state.hyper.noise * after), {"memory": after}
+    noise = critics.correlated_noise(state.hyper.noise_memory, obs.memory, noise)
+    return to_env(action + state.hyper.noise * noise), {"memory": noise}
 
 
 def _act_scaled(
@@ -340,41 +335,30 @@ def _act_scaled(
     noise = jax.random.normal(key, action.shape, jnp.float32)
     if parts.config.noise_memory:
         noise = critics.correlated_noise(hyper.noise_memory, memory.noise, noise)
-    after = ScaledNoise(scale, noise if parts.config.noise_memory else ())
-    return parts.head.to_env(action + scale[:, None] * noise), {"memory": after}
+    next_memory = ScaledNoise(scale, noise if parts.config.noise_memory else ())
+    return parts.head.to_env(action + scale[:, None] * noise), {"memory": next_memory}
 
 
 def _update(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Array) -> tuple[TD3State, Metrics, Array]:
     """Update the critics, and every `policy_interval` optimisation steps (counted from 1) the policy and targets."""
-    hyper, rows = state.hyper, critics.training_rows(parts, batch)
+    steps = critics.learning_steps(parts, batch)
     seen = critics.observe_around(parts, batch.items, state.target_policy, state.target_critic)
-    # Unlike SAC's, the next action is the target policy's.
-    action_t = _policy(parts, state.target_policy, seen.then)
-    noise = hyper.target_noise * jax.random.normal(key, action_t.shape, jnp.float32)
-    noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
-    action_t = jnp.clip(action_t + noise, -1.0, 1.0)  # target policy smoothing, equations 14 and 15
-    dropout_key = critics.target_key(parts, key)
-    outputs = critics.apply_critics(parts.networks.critic, state.target_critic, seen.then, action_t, key=dropout_key)
-    bonus: Array | float = 0.0
+    next_action = _smooth_action(state.hyper, _policy(parts, state.target_policy, seen.then), key)
+    # Another key than that of the noise: `training_key` folds a number into it.
+    forward_key = critics.target_key(parts, key)
+    outputs = critics.apply_critics(parts.networks.critic, state.target_critic, seen.then, next_action, key=forward_key)
+    bonus: PyTree = ()
     if parts.config.critic_bc_coef:
-        bonus = -hyper.critic_bc_coef * _next_distance(parts, rows.items, action_t)
-    reach = critics.widen_reach(parts.config, state.reach, rows.items)
-    support = parts.support_fn and parts.support_fn(reach)
-    more: Metrics = {}
-    if support is None:
-        v_t = parts.policy_values(outputs)[:, 0]
-        v_t = v_t + bonus if parts.config.critic_bc_coef else v_t
-        target = critics.bootstrap_targets(parts, batch.items, rows.items, v_t)
-    else:
-        target, more = critics.target_distribution(parts.config, rows.items, outputs, support, bonus)
-    critic, metrics, priorities = critics.learn_critic(parts, state, batch, target, key, opt_step, support=support)
-    metrics = {**metrics, **more}
-    if parts.memory is not None:
-        priorities = sequences.sequence_priorities(priorities, batch.weight.shape[0], parts.config.priority_max)
+        bonus = -state.hyper.critic_bc_coef * _next_distance(parts, steps.items, next_action)
+    reach = critics.widen_reach(parts.config, state.reach, steps.items)
+    values = parts.critic_values(reach)
+    target, target_metrics = _target(parts, batch, steps, outputs, values, bonus)
+    critic, metrics, priorities = critics.learn_critic(parts, state, batch, values, target, key, opt_step)
     state = state._replace(
         critic=critic.variables, opt_state=state.opt_state._replace(critic=critic.opt_state), reach=reach
     )
-    gradient = partial(_policy_gradient, parts, state, batch, rows, key)
+    gradient = partial(_policy_gradient, parts, state, batch, steps, key)
+    metrics = {**metrics, **target_metrics}
     if parts.config.policy_interval == 1:
         return _move_policy(parts, state, gradient(), opt_step), metrics, priorities
     # A whole population shares one scalar counter, so the branch stays one under `vmap`, and the work is skipped.
@@ -383,26 +367,51 @@ def _update(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Arr
     return select(due, moved, state), metrics, priorities
 
 
+def _smooth_action(hyper: TD3Hyper, action: Array, key: Key) -> Array:
+    """Add clipped noise to the target policy's actions `[R, D]`: target policy smoothing, equations 14 and 15.
+
+    The key is consumed.
+    """
+    noise = hyper.target_noise * jax.random.normal(key, action.shape, jnp.float32)
+    noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
+    return jnp.clip(action + noise, -1.0, 1.0)
+
+
+def _target(
+    parts: Parts, batch: Batch, steps: Batch, outputs: Array, values: CriticValues, bonus: PyTree
+) -> tuple[Array, Metrics]:
+    """Return what the critics are regressed on, and metrics.
+
+    `outputs` `[K, R, n]` are the target critics' for the next steps, whose value has `bonus` `[R]` added, unless `()`.
+    """
+    without = isinstance(bonus, tuple)
+    if values.support is not None:
+        more = 0.0 if without else bonus
+        return critics.target_distribution(parts.config, steps.items, outputs, values.support, more)
+    v_t = values.policy_values(outputs)[:, 0]
+    return critics.bootstrap_targets(parts, batch.items, steps.items, v_t if without else v_t + bonus), {}
+
+
 def _next_distance(parts: Parts, items: Transition, action: Array) -> Array:
     """Return the squared distance `[B]` of `action` `[B, D]` from what the data did next; 0 where they did nothing."""
-    after = items.extras
-    if not isinstance(after, NextAction):
+    next_action = items.extras
+    if not isinstance(next_action, NextAction):
         raise SettingsError(
             f"agent.critic_bc_coef is {parts.config.critic_bc_coef}, but transitions have their next actions in data "
             "alone; learn from data only, or set it to 0"
         )
-    near = critics.unit_actions(parts.spec, after.action)[0]
-    return jnp.where(after.known, jnp.square(action - near).sum(-1), 0.0)
+    of_data = critics.unit_actions(parts.spec, next_action.action)[0]
+    return jnp.where(next_action.known, jnp.square(action - of_data).sum(-1), 0.0)
 
 
-def _policy_gradient(parts: Parts, state: TD3State, batch: Batch, rows: Batch, key: Key) -> Gradient:
-    """Return the gradient of the policy's loss; `rows` are the `training_rows` of `batch`."""
-    weight = rows.weight * rows.items.weight
-    near: PyTree = ()
+def _policy_gradient(parts: Parts, state: TD3State, batch: Batch, steps: Batch, key: Key) -> Gradient:
+    """Return the gradient of the policy's loss; `steps` are the `learning_steps` of `batch`."""
+    weight = steps.weight * steps.items.weight
+    of_data: PyTree = ()
     loss = partial(_policy_loss, parts, state.critic, state.reach, 1.0, state.hyper)
     if parts.config.bc_alpha or parts.config.actor_bc_coef:
         # Critics and policies have actions from -1 to 1, whatever the bounds of the box.
-        near = critics.unit_actions(parts.spec, rows.items.action)[0]
+        of_data = critics.unit_actions(parts.spec, steps.items.action)[0]
         obs = critics.observe_before(parts, batch.items.obs, batch.items.is_first, state.policy, state.critic)
         # Equation 5 normalises by the size of the values; no gradient goes through it.
         q = _value(parts, state.critic, state.reach, obs, _policy(parts, state.policy, obs))
@@ -413,7 +422,7 @@ def _policy_gradient(parts: Parts, state: TD3State, batch: Batch, rows: Batch, k
         loss,
         state.policy,
         # As sampled, and not as seen: the policy's memories are recomputed under its gradient.
-        (batch.items.obs, batch.items.is_first, weight, near, rows.items if parts.extra_policy_loss else ()),
+        (batch.items.obs, batch.items.is_first, weight, of_data, steps.items if parts.extra_policy_loss else ()),
         key=critics.policy_loss_key(parts, key),
     )
 
@@ -442,10 +451,10 @@ def _move_policy(parts: Parts, state: TD3State, gradient: Gradient, opt_step: Ar
 def _value(parts: Parts, critic: PyTree, reach: PyTree, obs: PyTree, action: Array, key: Key | None = None) -> Array:
     """Return the values `[B]` that the policy improves of actions from -1 to 1, `[B, D]`; with a key, under dropout."""
     outputs = critics.apply_critics(parts.networks.critic, critic, obs, action, key=key)
-    if parts.support_fn is None and parts.config.critic_target == "min" and not parts.config.actor_bc_coef:
+    if not parts.config.atoms and parts.config.critic_target == "min" and not parts.config.actor_bc_coef:
         # The policy follows one critic, as in algorithm 1 of TD3; that of ReBRAC the lowest, as in its authors' code.
         return outputs[0, :, 0]
-    return critics.policy_pool(parts, reach)(outputs)[:, 0]
+    return parts.critic_values(reach).policy_values(outputs)[:, 0]
 
 
 def value_weight(q: Array, weight: Array, alpha: Array | float) -> Array:
@@ -459,26 +468,26 @@ def _policy_loss(
     parts: Parts,
     critic: PyTree,
     reach: PyTree,
-    value: Array | float,
+    scale: Array | float,
     hyper: TD3Hyper,
     policy: PyTree,
     batch: PyTree,
     key: Key | None,
 ) -> tuple[Array, tuple[tuple, PyTree]]:
-    """Return the negated weighted mean of the value (equation 9 of DDPG), times `value`; and the policy's collections.
+    """Return the negated weighted mean of the value (equation 9 of DDPG), times `scale`; and the policy's collections.
 
     TD3+BC adds the mean squared distance from the data's actions (its equation 3), ReBRAC a share of the summed one.
     """
-    obs, is_first, weight, near, items = batch
+    obs, is_first, weight, of_data, items = batch
     policy_key, critic_key = critics.policy_loss_keys(parts, key)
     obs = critics.observe_before(parts, obs, is_first, policy, critic)
     outputs, collections = forward(parts.networks.policy, policy, critics.to_policy(obs), key=policy_key)
     action = cast(Array, parts.head.distribution(outputs))
-    loss = -value * _value(parts, critic, reach, obs, action, critic_key)
+    loss = -scale * _value(parts, critic, reach, obs, action, critic_key)
     if parts.config.bc_alpha:
-        loss = loss + jnp.mean(jnp.square(action - near), axis=-1)
+        loss = loss + jnp.mean(jnp.square(action - of_data), axis=-1)
     if parts.config.actor_bc_coef:
-        loss = loss + hyper.actor_bc_coef * jnp.sum(jnp.square(action - near), axis=-1)
+        loss = loss + hyper.actor_bc_coef * jnp.sum(jnp.square(action - of_data), axis=-1)
     if parts.extra_policy_loss is not None:
         loss = loss + critics.extra_policy_term(parts, policy, items, action, weight)
     return jnp.mean(weight * loss), ((), collections)

@@ -5,4 +5,4 @@ from jaxrl.buffers.dataset import Dataset, Summary, summarise
 from jaxrl.buffers.hindsight import hindsight
 from jaxrl.buffers.mixed import mix
 from jaxrl.buffers.prioritised import prioritised
-from jaxrl.buffers.uniform import uniform
+from jaxrl.buffers.uniform import num_items, read_batch, uniform
