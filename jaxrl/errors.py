@@ -129,7 +129,7 @@ def suggest(word: str, known: Iterable[str], settings: bool = False) -> str:
     With `settings`, names of other libraries for a setting are translated too.
     """
     known = sorted(known)
-    if settings and (hint := hint_of(word)) is not None and (translated := _translate(hint, known)):
+    if settings and (hint := hint_of(word)) is not None and (translated := _translate(word, hint, known)):
         return translated
     close = close_matches(word, known)
     if close:
@@ -159,7 +159,7 @@ def _normalise(name: str) -> str:
     return name.lstrip("-").replace("-", "_").lower()
 
 
-def _translate(hint: Hint, known: list[str]) -> str:
+def _translate(word: str, hint: Hint, known: list[str]) -> str:
     """Translate another library's setting to jaxrl's, spelled as in `known`: a flag or name, with or without path."""
     spelt = {_normalise(name): name for name in known}
     for name in hint.names:
@@ -168,7 +168,7 @@ def _translate(hint: Hint, known: list[str]) -> str:
             return f"did you mean {found}?" + (f" ({hint.note})" if hint.note else "")
     if known and known[0].startswith("--"):
         return hint.note or f"jaxrl calls it --{hint.names[0].replace('_', '-')}, which this algorithm does not have"
-    return hint.note if not hint.names else elsewhere(hint)
+    return hint.note if not hint.names else elsewhere(word, hint)
 
 
 def check_count(name: str, value: object, least: int = 1, most: int | None = None) -> int:

@@ -106,6 +106,8 @@ _SERVICES_NOTE = (
 )
 
 HINTS: dict[str, Hint] = {
+    # jaxrl's own names, which are unknown where they do not belong.
+    **{name.rpartition(".")[2]: Hint((name,)) for name in " ".join(_ALIASES).split() if not name.startswith("agent.")},
     **{word: Hint(tuple(names.split())) for names, words in _ALIASES.items() for word in words.split()},
     **{word: Hint(("max_env_steps",), _STEPS_NOTE) for word in _STEPS.split()},
     **{word: Hint(("recorders",), _SERVICES_NOTE) for word in _SERVICES.split()},
@@ -137,10 +139,10 @@ def hint_of(word: str) -> Hint | None:
     return HINTS.get(plain) or HINTS.get(plain.rpartition(".")[2])
 
 
-def elsewhere(hint: Hint) -> str:
-    """Return a hint on where a misplaced setting belongs."""
+def elsewhere(word: str, hint: Hint) -> str:
+    """Return a hint on where the misplaced setting `word` belongs."""
     head, _, tail = hint.names[0].rpartition(".")
     if head:
-        return f"jaxrl calls it {tail}; {ELSEWHERE[head]}"
+        return ELSEWHERE[head] if word == tail else f"jaxrl calls it {tail}; {ELSEWHERE[head]}"
     whose = "Trainer(...)" if tail in TRAINERS else "off_policy(...) or on_policy(...)"
-    return f"jaxrl calls it {tail}, a setting of {whose}"
+    return f"it is a setting of {whose}" if word == tail else f"jaxrl calls it {tail}, a setting of {whose}"

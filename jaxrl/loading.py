@@ -9,6 +9,7 @@ import jax
 
 from jaxrl import spaces
 from jaxrl.agents.base import Agent
+from jaxrl.agents.outside import made_by_hand
 from jaxrl.cli.algos import ProcessorConfig, build_processor, general
 from jaxrl.cli.config import from_plain
 from jaxrl.envs.registry import check_plain_args, module_to_import
@@ -296,17 +297,20 @@ def _rebuild(
 def _parts(facts: Mapping[str, Any], made: Mapping[str, Any], run_dir: str | Path) -> tuple[Policy, Agent, Processor]:
     """Return the policy, agent and processor that settings describe."""
     settings = facts["settings"]
-    custom = set(settings.get("custom", []))
-    by_hand = {"agent", "processor", "strategy"} & custom
-    if settings.get("algo") not in ALGORITHMS and (module := module_to_import(str(settings.get("algo")))):
+    algo = settings.get("algo")
+    custom = set(made_by_hand(algo, settings.get("custom", [])))
+    if by_hand := {"agent", "processor", "strategy"} & custom:
         raise SettingsError(
-            f"{run_dir} was trained by {settings['algo']}; code of your own is imported only where you name it, by "
-            f"--algo {settings['algo']} (in Python, import {module} and call register_algorithm)"
+            f"the policy of {run_dir} has parts made in Python ({', '.join(sorted(by_hand))}), which no command "
+            "rebuilds; in Python, pass them: load_policy(run_dir, strategy=...)"
         )
-    if by_hand or settings.get("algo") not in ALGORITHMS:
+    if algo not in ALGORITHMS:
+        module = module_to_import(str(algo))
+        named = algo if module else "my_package.algos:make, the function registered as such"
+        imported = f"import {module} and call register_algorithm" if module else "import the module that registers it"
         raise SettingsError(
-            f"the policy of {run_dir} has parts made in Python ({', '.join(sorted(by_hand)) or settings.get('algo')}); "
-            "pass them: load_policy(run_dir, strategy=...)"
+            f"{run_dir} was trained by {algo}; code of your own is imported only where you name it, by --algo {named} "
+            f"(in Python, {imported})"
         )
     wanted = sorted(custom & set(ACTS))
     if wanted != sorted(made):
@@ -315,7 +319,6 @@ def _parts(facts: Mapping[str, Any], made: Mapping[str, Any], run_dir: str | Pat
         )
         leave_it = f"was not made by {' and '.join(made)}; leave that out"
         raise SettingsError(f"the network of the policy of {run_dir} {pass_it if wanted else leave_it}")
-    algo = settings["algo"]
     processor = build_processor(from_plain(ProcessorConfig(), settings["processor"]))
     spec = spaces.spec_from_plain(facts["spec"])
     agent = algorithm_maker(algo)(from_plain(general(algo).agent, settings["agent"]), **made)

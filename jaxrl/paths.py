@@ -51,11 +51,18 @@ def require_new(path: str | Path) -> None:
         if os.path.lexists(path / LOCK):
             require_free(path)
         if path.exists():
-            require_empty(path, f"go on with it by --resume {shlex.quote(str(path))}, or choose another --run-dir")
+            require_empty(path, _on_command_line(path))
     except (OSError, ValueError) as error:
         if isinstance(error, SettingsError):
             raise
         raise SettingsError(f"cannot write the run directory {_short(path)}: {reason_of_path(error)}") from error
+
+
+def _on_command_line(path: Path) -> str:
+    return (
+        f"go on with it by --resume {shlex.quote(str(path))}, begin again by --start-over, which moves its files to "
+        "discarded-N in there, or choose another --run-dir"
+    )
 
 
 def require_empty(path: Path, advice: str = IN_PYTHON) -> None:

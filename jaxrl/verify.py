@@ -2,7 +2,8 @@
 
 It prints one line per checkpoint, `<opt_steps> <ok or what is wrong> <sha256 of the training state>`, then one for the
 best policy, `best <opt_steps> ok <sha256 of its parameters>` or `best none`, and one for the logs, `logs ok <names>`.
-Any further findings are on standard error.
+With `--replay`, further lines say whether training again from each checkpoint leads to the next. Any other findings are
+on standard error.
 """
 
 from jaxrl.cli.main import (  # first: it installs signal handlers
@@ -18,10 +19,12 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from jaxrl.agents.outside import made_by_hand
 from jaxrl.cli.algos import build
 from jaxrl.cli.config import parse
 from jaxrl.cli.outside import admit_algorithm
@@ -41,7 +44,11 @@ from jaxrl.trees import PyTree, make_key
 
 
 def main(args: Sequence[str]) -> int:
-    """Parse, check, print; return the exit code: 0, or 6 if anything is bad."""
+    """Parse, check, print; return the exit code: 0, or 6 if anything is bad.
+
+    Raises:
+      SettingsError: the arguments are invalid, or `--replay` could not train anything again.
+    """
     parser = Parser(
         "verify",
         "runs/cartpole --replay",
@@ -65,10 +72,14 @@ def main(args: Sequence[str]) -> int:
         found = True
         print_stderr(f"{options.run_dir} has {len(runs)} members of {expected}")
     opened: dict[Path, Saves] = {}
+    pairs, obstacles = 0, []
     for run_dir in runs:
         if run_dir != Path(options.run_dir):
             print_line(f"member {int(run_dir.name)}")
-        found |= _verify(run_dir, options.replay, opened)
+        verified = _verify(run_dir, options.replay, opened)
+        found |= verified.found
+        pairs += verified.pairs
+        obstacles += [] if verified.obstacle is None else [verified.obstacle]
     if runs and runs[0] != Path(options.run_dir):
         for name in LOGS:
             for number in lines_of_nobody(Path(options.run_dir), name):
@@ -78,26 +89,44 @@ def main(args: Sequence[str]) -> int:
         for save, error in saves.unreadable().items():
             found = True
             print_stderr(shorten(f"{directory.name}/{save}: {error}"))
+    if options.replay and not pairs and not found:
+        raise SettingsError(f"--replay: {shorten(obstacles[0])}")
+    for obstacle in obstacles:
+        print_stderr(shorten(obstacle))
     return NoCheckpointError.exit_code if found else 0
 
 
-def _verify(run_dir: Path, replayed: bool, opened: dict[Path, Saves]) -> bool:
-    """Check one run; return whether anything is bad."""
+class _Verified(NamedTuple):
+    """The result of checking a run."""
+
+    found: bool
+    """Whether anything is bad."""
+    pairs: int = 0
+    """Number of pairs of checkpoints between which it was trained again."""
+    obstacle: str | None = None
+    """Why its settings could not be used."""
+
+
+def _verify(run_dir: Path, replayed: bool, opened: dict[Path, Saves]) -> _Verified:
+    """Check one run."""
     problems = Problems()
-    strategy = rebuild_strategy(run_dir, problems)
+    strategy, obstacle = rebuild_strategy(run_dir, problems)
     store = open_store(run_dir, CHECKPOINTS, opened)
     good = list(check_checkpoints(store, strategy, problems))
     check_best(open_store(run_dir, BEST, opened), problems)
     check_logs(run_dir, store, good, problems)
+    pairs = 0
     if replayed and strategy is not None:
-        pairs = 0
         for start, step, equal in replay(strategy, store, good):
             print_line(f"{start} -> {step} {'bit-equal' if equal else 'differs'}")
             problems.found |= not equal
             pairs += 1
         if not pairs:
-            print_stderr("no two checkpoints were trained in one go under the present settings")
-    return problems.found
+            obstacle = (
+                f"no two checkpoints of {run_dir} were trained in one go under the present settings and versions; "
+                "keep more of them (--keep), or leave --replay out"
+            )
+    return _Verified(problems.found, pairs, obstacle)
 
 
 class Problems:
@@ -112,23 +141,27 @@ class Problems:
         print_stderr(shorten(line))
 
 
-def rebuild_strategy(run_dir: Path, problems: Problems) -> Strategy | None:
-    """Build the strategy that `config.yaml` describes; `None` if it has parts made in Python, or is damaged."""
+def rebuild_strategy(run_dir: Path, problems: Problems) -> tuple[Strategy | None, str | None]:
+    """Build the strategy that `config.yaml` describes; otherwise return why not, unless it is damaged."""
     try:
         settings = read_settings(run_dir)
-        if settings.get("custom"):
-            print_stderr("the run has parts made in Python: shapes are not compared with its settings")
-            return None
-        if (algo := settings.get("algo")) not in ALGORITHMS and module_to_import(str(algo)):
-            print_stderr(
-                f"the run's algorithm is code of your own: give --algo {algo} to compare shapes with its settings"
+        algo, custom = settings.get("algo"), settings.get("custom") or []
+        if parts := made_by_hand(algo, custom if isinstance(custom, list) else [custom]):
+            return None, (
+                f"{run_dir} has parts made in Python ({', '.join(map(str, parts))}), so that its settings do not "
+                "rebuild it: shapes are not compared with them, and --replay must be left out"
             )
-            return None
+        if isinstance(algo, str) and algo not in ALGORITHMS:
+            named = algo if module_to_import(algo) else "my_package.algos:make, the function registered as such"
+            return None, (
+                f"{run_dir} was trained by {algo}, code of your own that shapes and --replay need; name it by --algo "
+                f"{named}"
+            )
         request = parse(["--resume", str(run_dir)])
-        return build(request.algo, request.config, teacher_of(request.config))
+        return build(request.algo, request.config, teacher_of(request.config)), None
     except JaxrlError as error:
         problems.add(f"{CONFIG}: {error}")
-        return None
+        return None, None
 
 
 def check_checkpoints(store: Store, strategy: Strategy | None, problems: Problems) -> Iterator[int]:

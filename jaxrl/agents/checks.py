@@ -1,7 +1,7 @@
 """Checks of settings that all agents share."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar, cast
 
 import jax
@@ -11,7 +11,7 @@ from jaxrl.agents.fields import rules_of
 from jaxrl.agents.schedules import ALIASES, schedules_in, with_schedules
 from jaxrl.errors import SettingsError, suggest
 from jaxrl.masks import check_observation_entries
-from jaxrl.registry import ALGORITHMS, Actions, Kind, algorithm_names, join_names
+from jaxrl.registry import ALGORITHMS, Actions, Kind, algorithm_names, config_class, join_names
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, box_bounds, is_leaf
 from jaxrl.tuning import tunable
 
@@ -22,9 +22,15 @@ def replace_settings(name: str, config: Config, settings: Mapping[str, Any]) -> 
     """Return the settings `config` of the agent `name` with some replaced and all checked.
 
     Raises:
-      SettingsError: the agent has no such setting, or a value is out of range.
+      SettingsError: these are no settings of the agent, it has no such setting, or a value is out of range.
     """
+    expected = config_class(name)
+    check_config(name, config, expected)
     known: Mapping[str, Any] = config.__dataclass_fields__  # type: ignore[attr-defined]
+    if not expected.__dataclass_fields__.keys() <= known.keys():
+        raise SettingsError(
+            f"the settings of {name} are {type(config).__name__}; expected {expected.__name__}, or a subclass of it"
+        )
     # Schedules are taken out first, since the rules of their fields allow numbers alone.
     settings = with_schedules(settings, cast(Any, config).schedules)
     for word in settings:
@@ -38,6 +44,16 @@ def replace_settings(name: str, config: Config, settings: Mapping[str, Any]) -> 
         checked[word] = None if optional and value is None else rule.check(f"agent.{word}", value)
     # What schedules decide comes last, and replaces the numbers given for the same fields.
     return replace(config, **{**checked, **_settings_of_schedules(name, config)})  # type: ignore[type-var]
+
+
+def check_config(name: str, config: object, expected: Any) -> None:
+    """Raise `SettingsError` unless `config` is a dataclass, such as the settings `expected` of the agent `name`."""
+    if isinstance(config, type) or not is_dataclass(config):
+        example = next(iter(expected.__dataclass_fields__), "name")
+        raise SettingsError(
+            f"the settings of {name} are {config!r:.60}; expected {expected.__name__}(...), or settings by name, as in "
+            f"{name}({example}=...)"
+        )
 
 
 def _settings_of_schedules(name: str, config: Any) -> dict[str, Any]:

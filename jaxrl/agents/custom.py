@@ -1,6 +1,7 @@
 """Parts of an agent that the user makes in Python, in place of those that its settings describe."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from inspect import signature
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -124,6 +125,8 @@ def collect_parts(config: OptimizerConfig, parts: Mapping[str, Callable[..., Any
         if not callable(made) or (hasattr(made, "apply") and not isinstance(made, type)):
             kind = "a function of a batch" if name in BATCH_FUNCTIONS else "a function that makes it"
             raise SettingsError(f"{name} is {type(made).__name__}; expected {kind}, as in {_EXAMPLES[name]}")
+        if name in BATCH_FUNCTIONS:
+            _check_arguments(name, made)
     make_optimizer = given.get("make_optimizer")
     if make_optimizer is not None and (settings := settings_given(config)):
         raise SettingsError(
@@ -133,6 +136,21 @@ def collect_parts(config: OptimizerConfig, parts: Mapping[str, Callable[..., Any
     losses = (given.get(name) for name in BATCH_FUNCTIONS)
     step = gradient_step(make_optimizer or optimizer_of(config), config.lr_decay, config.accumulate)
     return CustomParts(step, networks, tuple(given), *losses)
+
+
+def _check_arguments(name: str, function: Callable[..., Any]) -> None:
+    """Raise `SettingsError` unless the user's function `name` can be called with the arguments of its example."""
+    arguments = _EXAMPLES[name].removeprefix("lambda ").partition(":")[0]
+    try:
+        found = signature(function)
+    except (TypeError, ValueError):  # some functions written in C have none
+        return
+    try:
+        found.bind(*arguments.split(", "))
+    except TypeError:
+        raise SettingsError(
+            f"{name} takes the arguments {found}; expected ({arguments}), as in {_EXAMPLES[name]}"
+        ) from None
 
 
 def check_per_step(name: str, value: Any, like: Array) -> Array:
@@ -170,6 +188,8 @@ _EXAMPLES = {
     "make_critic": "lambda spec: MyCritic()",
     "make_value": "lambda spec: MyValue()",
 }
+PARTS = tuple(_EXAMPLES)
+"""Names of all arguments that supply parts made in Python."""
 
 
 def build_network(

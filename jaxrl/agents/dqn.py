@@ -711,8 +711,8 @@ def _check(config: DQNConfig, custom: Mapping[str, Any]) -> None:
         for name, value in needed.items():
             if getattr(config, name) != value:
                 raise SettingsError(
-                    f"agent.{name} is {getattr(config, name)}, but a target of one's own is that of expected values "
-                    f"without a core; set it to {value}"
+                    f"agent.{name} is {getattr(config, name)}; `target` needs expected values without a core, "
+                    f"munchausen or value_rescaling: set it to {value}"
                 )
     if config.value_rescaling:
         # Munchausen's bonus and CQL's penalty are sums of values and log-probabilities, which need one scale.

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from jaxrl.agents import AgentMaker
+from jaxrl.agents import Agent, AgentMaker
 from jaxrl.buffers import Buffer, hindsight, prioritised, uniform
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.envs import make_env
@@ -24,6 +25,7 @@ from jaxrl.processors import (
     reward_scale,
 )
 from jaxrl.registry import ALGORITHMS, DEFAULT_SETTINGS, algorithm_maker, config_class
+from jaxrl.spaces import EnvSpec
 from jaxrl.strategies import ActorsConfig, Strategy, off_policy, offline, on_policy
 from jaxrl.training.data.files import load_dataset
 from jaxrl.training.policy import GreedyPolicy
@@ -199,10 +201,24 @@ def build(algo: str, config: Any, teacher: GreedyPolicy | None = None) -> Strate
     """
     _, make = KINDS[ALGORITHMS[algo].kind]
     agent = algorithm_maker(algo)(config.agent)
+    agent = agent if ALGORITHMS[algo].make is None else partial(_build_of_kind, algo, agent)
     if teacher is None and getattr(config, "teacher", None) is not None:
         raise SettingsError(f"teacher is {config.teacher}, and was not loaded; give build what teacher_of returns")
     strategy = make(agent, config) if teacher is None else build_on_policy(agent, config, teacher)
     return with_eval_env(strategy, config) if isinstance(config, EnvRun) else strategy
+
+
+def _build_of_kind(algo: str, agent: AgentMaker, spec: EnvSpec) -> Agent:
+    """Build the agent of a user's algorithm; raise `SettingsError` unless it learns as the algorithm is registered."""
+    built, kind = agent(spec), ALGORITHMS[algo].kind
+    needed = "on_policy" if built.prepare is not None else "off_policy" if kind == "on_policy" else kind
+    if kind != needed:
+        has = "no prepare" if built.prepare is None else "prepare"
+        raise SettingsError(
+            f"{algo} makes an {needed} agent (it has {has}), but is known as {kind}; register it in its module: "
+            f'jaxrl.register_algorithm("NAME", make, kind="{needed}")'
+        )
+    return built
 
 
 def with_eval_env(strategy: Strategy, config: EnvRun) -> Strategy:

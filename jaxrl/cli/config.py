@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl.agents.fields import rules_of
+from jaxrl.agents.outside import made_by_hand
 from jaxrl.agents.schedules import is_written, with_schedules
 from jaxrl.cli.algos import general, run_type
 from jaxrl.cli.arguments import (
@@ -119,8 +120,13 @@ def _source(args: list[str]) -> _Source:
     allow_changes, start_over = switch(args, "--allow-changes"), switch(args, "--start-over")
     if file and resume:
         raise SettingsError("--resume takes all settings from the run; leave --config out")
-    if (allow_changes or start_over) and not resume:
-        raise SettingsError("--allow-changes and --start-over say how to resume; give --resume DIR as well")
+    if allow_changes and not resume:
+        raise SettingsError("--allow-changes says how to resume; give --resume DIR as well")
+    if start_over and not (resume or value_of(args, "--run-dir")):
+        raise SettingsError(
+            "--start-over needs the run to begin again; give --resume DIR to keep its settings, or --run-dir DIR for "
+            "those given here"
+        )
     if from_step and not (resume and value_of(args, "--run-dir")):
         raise SettingsError(
             "--from-step begins a new run from a checkpoint; give --resume RUN and --run-dir NEW as well"
@@ -142,8 +148,8 @@ def _algorithm(args: list[str], source: _Source, from_file: Mapping[str, Any]) -
     named = algorithm_named(args)
     if named is not None:
         args.remove(named) if args[0] == named else take(args, "--algo")
-    if from_file.get("custom"):
-        parts = as_type(f"{file}: custom", from_file["custom"], tuple[str, ...])
+    custom = as_type(f"{file}: custom", from_file.get("custom") or [], tuple[str, ...])
+    if parts := made_by_hand(from_file.get("algo"), custom):
         raise SettingsError(
             f"{resume or file} has parts that were made in Python ({', '.join(parts)}); "
             f"{_in_python(resume, 'driven' in from_file)}"
@@ -543,7 +549,8 @@ def _description(algo: str) -> str:
         f"({', '.join(ALGORITHMS)}), or one of your own, as in my_package.algos:make.",
         "--config FILE reads settings from a YAML file; flags win over it.",
         "--resume RUN goes on with a run and needs no other flag. With --allow-changes it goes on under other settings "
-        "or versions; with --start-over it begins anew and moves aside what was there.",
+        "or versions; with --start-over it begins anew and moves aside what was there. --run-dir DIR --start-over does "
+        "that with the settings given here, and begins a run if there is none.",
         "--resume RUN --from-step N --run-dir NEW begins a new run from a checkpoint of another, which stays as it is.",
         "--distributed makes one run of several processes, with the shards spread over the devices of all. Where JAX "
         "does not find them by itself, give --coordinator-address HOST:PORT of process 0, --num-processes N, and "

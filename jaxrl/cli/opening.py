@@ -51,7 +51,7 @@ def _refuse_at_once(args: Sequence[str]) -> None:
         if path := value_of(args, flag):
             local(path)
     # With several processes, another one may have made the directory already.
-    if (path := value_of(args, "--run-dir")) and not {"--resume", "--distributed"} & set(args):
+    if (path := value_of(args, "--run-dir")) and not {"--resume", "--start-over", "--distributed"} & set(args):
         require_new(path)
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxrl.agents.outside import register_algorithm
+from jaxrl.agents.outside import infer_kind, register_algorithm
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_envs, gymnasium_spec
 from jaxrl.envs.objects import LIBRARIES, adapt_object, install_hint
@@ -38,7 +38,8 @@ def admit(names: Iterable[str | None]) -> None:
 def admit_algorithm(name: str | None) -> None:
     """Import the algorithm of this name, which a person typed, and register it under its full name.
 
-    Unless its module registers it, it is off-policy, with the settings class that annotates its first parameter.
+    Unless its module registers it, its settings class is what annotates its first parameter, and its kind that of the
+    built-in agent that it returns; if it returns another, it is off-policy.
 
     Raises:
       SettingsError: there is no such module or function, importing it failed, or the function makes no algorithm.
@@ -51,7 +52,8 @@ def admit_algorithm(name: str | None) -> None:
         if row.make is function or (isinstance(row.make, partial) and function in row.make.args):
             ALGORITHMS[name] = row
             return
-    register_algorithm(name, function)
+    kind = infer_kind(name, function)
+    register_algorithm(name, function, kind=kind, env=None if kind == "offline" else "")
 
 
 def _import(name: str, module: str) -> Any:

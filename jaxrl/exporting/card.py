@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
+from jaxrl.agents.outside import made_by_hand
 from jaxrl.envs.registry import env_names, is_path, module_to_import
 from jaxrl.parsing import parse_value
 from jaxrl.registry import split_suite
@@ -145,6 +146,8 @@ class EvalOptions(NamedTuple):
         trained = settings.get("env")
         env = self.env or (trained if isinstance(trained, str) and module_to_import(trained) else None)
         flags = [*which, "--episodes", str(self.episodes), "--seed", str(self.seed)]
+        algo = str(settings.get("algo"))
+        flags += ["--algo", algo] if module_to_import(algo) else []
         flags += ["--env", env] if env else []
         flags += ["--env-args", *self.args()] if self.env_args else []
         return shlex.join(["python", "-m", "jaxrl.evaluate", run, *flags])
@@ -190,16 +193,18 @@ def repeat(settings: Mapping[str, Any], opt_steps: int, best: bool, changed: boo
             f"directory, by\n\n```sh\n{asked.command('RUN', which, settings)}\n```"
         )
     ends, kept = (["--max-opts", str(opt_steps)], "latest") if opt_steps else ([], "best")
-    again = ["python", "-m", "jaxrl.train", str(settings.get("algo")), "--config", "config.yaml", *_missing(settings)]
+    algo = str(settings.get("algo"))
+    again = ["python", "-m", "jaxrl.train", algo, "--config", "config.yaml", *_missing(settings)]
     lines = [shlex.join([*again, *ends, "--run-dir", "again"]), asked.command("again", ["--step", kept], settings)]
     envs = [settings.get("env"), settings.get("eval_env"), asked.env]
-    notes = [*_aside(lines, [env for env in envs if isinstance(env, str)]), _exactly(settings, changed)]
+    named = [("environment", env) for env in envs if isinstance(env, str)]
+    notes = [*_aside(lines, [("algorithm", algo), *named]), _exactly(settings, changed)]
     return "\n".join(["```sh", *lines, "```", "", *notes])
 
 
 def _obstacle(settings: Mapping[str, Any]) -> str | None:
     """Return why no command can train with these settings; `None` if one can."""
-    if custom := settings.get("custom"):
+    if custom := made_by_hand(settings.get("algo"), settings.get("custom") or []):
         return f"Parts of its training were made in Python ({', '.join(map(str, custom))})"
     for env in (settings.get("env"), settings.get("eval_env")):
         if isinstance(env, str) and not (module_to_import(env) or split_suite(env)[0] or env in env_names()):
@@ -225,11 +230,11 @@ def _missing(settings: Mapping[str, Any]) -> list[str]:
     return [*flags, "--init-from", "RUN"] if settings.get("init_from") else flags
 
 
-def _aside(lines: Sequence[str], envs: Sequence[str]) -> list[str]:
-    """Return notes on the words in capitals, and on code that is not part of jaxrl."""
+def _aside(lines: Sequence[str], named: Sequence[tuple[str, str]]) -> list[str]:
+    """Return notes on the words in capitals, and on code that is not part of jaxrl, by kind and name."""
     words = {word for line in lines for word in shlex.split(line)}
-    own = sorted({module for env in envs if (module := module_to_import(env))})
-    notes = [f"The code of the environment, `{module}`, is not part of jaxrl." for module in own]
+    own = sorted({(kind, module) for kind, name in named if (module := module_to_import(name))})
+    notes = [f"The code of the {kind}, `{module}`, is not part of jaxrl." for kind, module in own]
     notes += ["PATH is a file of the environment's."] * ("PATH" in words)
     notes += ["FILE is what it learnt from; `config.yaml` has the SHA-256 of its arrays."] * ("FILE" in words)
     notes += ["TEACHER is its teacher's run; `config.yaml` has the SHA-256 of that policy."] * ("TEACHER" in words)

@@ -1,7 +1,8 @@
 """Guarded updates: an update with a non-finite loss, gradient or result is skipped and counted."""
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,8 +10,9 @@ import jax.numpy as jnp
 
 from jaxrl import shards, streams
 from jaxrl.agents.base import Agent
+from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, stat
-from jaxrl.trees import Array, Key, PyTree, tree_where
+from jaxrl.trees import Array, Key, PyTree, require_same, tree_where
 from jaxrl.types import Batch, Transition
 from jaxrl.xla import reductions
 from jaxrl.xla.in_place import attempt
@@ -67,7 +69,7 @@ def guarded_update(
     """
     # `accept(ok)` returns the new state or the old one. With large states on CPUs, it computes the last part of the
     # update a second time, in place of the old state; `new` is then only tested, and never written.
-    (new, metrics, priorities), accept = attempt(agent.update, state, batch, key, opt_step)
+    (new, metrics, priorities), accept = attempt(partial(_update, agent), state, batch, key, opt_step)
     metrics = shards.merge_metrics(metrics)
     # A `Stat` without measurements has infinite bounds, so only its sum is tested. Counts are always finite.
     numbers = {name: m.sum if isinstance(m, Stat) else m for name, m in metrics.items() if not isinstance(m, Total)}
@@ -79,6 +81,34 @@ def guarded_update(
     kept = {name: _mask(metric, ok) for name, metric in metrics.items()}
     counted = {**kept, "skipped_updates": Total(1 - ok.astype(jnp.int32))}
     return accept(ok), health, counted, jnp.where(ok, priorities, -1.0)
+
+
+def _update(agent: Agent, state: PyTree, batch: Batch, key: Key, opt_step: Array) -> tuple[PyTree, Metrics, Array]:
+    """Call the agent's update; raise `SettingsError` unless it returns what `UpdateFn` says."""
+    made, name = agent.update(state, batch, key, opt_step), f"update of {agent.name}"
+    if not isinstance(made, tuple) or len(made) != 3:
+        found = f"{len(made)} values" if isinstance(made, tuple) else type(made).__name__
+        raise SettingsError(f"{name} returned {found}; expected three: state, metrics, priorities")
+    new, metrics, _ = made
+    if not isinstance(metrics, Mapping):
+        raise SettingsError(f"{name} returned metrics of {type(metrics).__name__}; expected a dict of scalars by name")
+    require_same(f"the state that {name} returned", _structs(new), "the state before it", _structs(state))
+    return made
+
+
+def check_priorities(agent: Agent, priorities: Array, batch: Batch) -> None:
+    """Raise `SettingsError` unless there is a priority for each item of `batch`; rollouts have none."""
+    shape, expected = jnp.shape(priorities), jnp.shape(batch.weight)[:1]
+    if shape != expected:
+        raise SettingsError(
+            f"update of {agent.name} returned priorities of shape {list(shape)}; expected one for each item of the "
+            f"batch, {list(expected)}, as its absolute error"
+        )
+
+
+def _structs(tree: PyTree) -> PyTree:
+    """Return the shapes and dtypes of a tree, of which leaves may be plain numbers."""
+    return jax.eval_shape(lambda tree: tree, tree)
 
 
 def return_bound_metrics(items: Transition) -> Metrics:

@@ -148,6 +148,11 @@ def check_agent_maker(agent: object) -> None:
     module = getattr(agent, "__module__", None) or ""
     if isinstance(agent, FunctionType) and module.startswith("jaxrl.agents.") and agent.__qualname__ == name:
         raise SettingsError(f"agent is jaxrl.{name} itself; call it, as in {name}() or {name}(lr=1e-3)")
+    if isinstance(agent, Agent):
+        raise SettingsError(
+            f"agent is {agent.name}, already built for one environment; pass what builds it, as in "
+            "off_policy(env, jaxrl.dqn()), or lambda spec: agent"
+        )
     if not callable(agent):
         expected = "what jaxrl.dqn(...) or another of jaxrl's agents returns"
         raise SettingsError(f"agent is {agent!r:.60}; expected {expected}")

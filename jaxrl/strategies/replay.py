@@ -12,7 +12,7 @@ from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import DISABLED, Processor
 from jaxrl.strategies.base import ReplayLearnerState, repeat
-from jaxrl.strategies.guard import guarded_update, return_bound_metrics
+from jaxrl.strategies.guard import check_priorities, guarded_update, return_bound_metrics
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import GoalFn, Transition
 
@@ -213,6 +213,7 @@ def _update(
     if apply is not None:
         batch = batch._replace(items=apply(batch.items))
     new, health, metrics, priorities = guarded_update(agent, state.agent, state.health, batch, update_key, opt_step)
+    check_priorities(agent, priorities, batch)
     # After a skipped update the priorities are -1, and the buffer keeps the old ones.
     reprioritised = buffer.reprioritise(state.buffer, batch.index, priorities)
     return state._replace(agent=new, health=health, buffer=reprioritised), {

@@ -474,7 +474,7 @@ def evaluate_and_confirm(
     better = lambda score: math.isfinite(score) and (on_disk is None or score > on_disk)
     # A candidate has the maximum of many noisy scores, which is biased upwards; the confirmation is independent of it.
     if rules.confirms and (ledger.is_better(score) or better(score)):
-        confirm_key = jax.random.fold_in(key, CONFIRM_STREAM)
+        confirm_key = jax.random.fold_in(key, streams.CONFIRMATION)
         second, again = _evaluate_once(rules, params, confirm_key, ledger, "confirm")
         least = float(np.minimum(least, mean_return(second)))
     is_best = ledger.record_score(score, opt_steps, again)

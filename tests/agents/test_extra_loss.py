@@ -194,6 +194,32 @@ def test_what_is_no_function_is_refused() -> None:
         on_policy(extra_loss=0.1)
 
 
+@pytest.mark.parametrize(
+    ("make", "given", "said"),
+    [
+        (
+            jaxrl.ppo,
+            {"extra_loss": lambda items, q: 0.0},
+            r"extra_loss takes .*\(items, q\); expected \(params, sample,",
+        ),
+        (jaxrl.bc, {"extra_loss": lambda a, b, c, d: 0.0}, r"extra_loss takes the arguments \(a, b, c, d\); expected"),
+        (
+            jaxrl.sac,
+            {"extra_policy_loss": lambda items: 0.0},
+            r"extra_policy_loss takes .*; expected \(params, items, o",
+        ),
+        (jaxrl.dqn, {"target": lambda items: 0.0}, r"target takes the arguments \(items\); expected \(items, values\)"),
+        (jaxrl.sac, {"extra_policy_loss": partial(max, 1)}, None),
+    ],
+)
+def test_its_arguments_are_checked_before_anything_is_built(make: Any, given: Any, said: str | None) -> None:
+    if said is None:  # a function that does not tell its arguments
+        make(**given)
+        return
+    with pytest.raises(SettingsError, match=said):
+        make(**given)
+
+
 def test_a_run_names_it_and_its_policy_does_without(tmp_path: Path) -> None:
     strategy = on_policy(extra_loss=lambda params, sample, outputs: outputs.value)
     assert strategy.info.settings is not None
@@ -249,8 +275,13 @@ def test_networks_that_a_target_of_ones_own_does_not_read_are_not_computed() -> 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"values": "c51"}, "agent.values is c51, but a target of one's own is that of expected values"),
-        ({"core": "gru"}, "agent.core is gru, but a target of one's own"),
+        ({"values": "c51"}, "agent.values is c51; `target` needs expected values"),
+        ({"core": "gru"}, "agent.core is gru; `target` needs expected values without a core"),
+        ({"munchausen": 0.9}, "agent.munchausen is 0.9; `target` needs .*: set it to 0.0"),
+        (
+            {"target": lambda items: items.reward},
+            r"target takes the arguments \(items\); expected \(items, values\), as in",
+        ),
         ({"target": 1.0}, "target is float; expected a function of a batch, as in lambda items, values"),
         ({"target": lambda items, values: values.target_t}, r"target returned float32\[16, 2\]; expected a number for"),
     ],

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from front_doors import SMALL, Doors, Finished, leaves, one_error_line, snapshot
 from test_first_seconds import run_with_fake_jax
 from toys_envs import counting
@@ -250,6 +251,20 @@ def test_a_taken_directory_is_refused_before_anything_slow(tmp_path: Path, finis
     assert done.returncode == 2
     assert one_error_line(done).startswith(f"error: {finished.path} holds a run already")
     assert snapshot(finished.path) == before
+
+
+def test_a_directory_is_begun_again_under_the_settings_given(doors: Doors) -> None:
+    """As by `start_over=True` in Python: also where nothing has begun yet, and under another seed."""
+    args = (*SMALL, "--max-opts", "20", "--run-dir", "run")
+    for seed in (3, 4):
+        done = doors.here("train", *args, "--seed", seed, "--start-over")
+        assert done.returncode == 0, done.stderr
+    (discarded,) = (doors.cwd / "run").glob("discarded-*")
+    seeds = [yaml.safe_load((path / "config.yaml").read_text())["seed"] for path in (discarded, doors.cwd / "run")]
+    assert seeds == [3, 4]
+    refused = doors.here("train", *args)
+    assert refused.returncode == 2
+    assert "begin again by --start-over" in one_error_line(refused)
 
 
 def test_what_is_printed_of_a_directory_stays_on_its_line(doors: Doors) -> None:

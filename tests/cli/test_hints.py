@@ -280,6 +280,19 @@ MISUSE: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "an environment for a strategy": (lambda: jaxrl.Trainer(counting()), ["Env", "expected a strategy"]),
     "learning_rate": (lambda: jaxrl.dqn(learning_rate=1e-3), ["did you mean lr?"]),
     "gamma": (lambda: jaxrl.ppo(gamma=0.9), ["discount", "processor="]),
+    "discount for an agent": (lambda: jaxrl.ppo(discount=0.9), ["processor=jaxrl.n_step(1, discount=0.99)"]),
+    "frame_stack for an agent": (lambda: jaxrl.dqn(frame_stack=4), ["belong to the processor"]),
+    "capacity for an agent": (lambda: jaxrl.dqn(capacity=100), ["buffer=jaxrl.uniform(capacity, batch_size)"]),
+    "num_envs for an agent": (lambda: jaxrl.ppo(num_envs=4), ["it is a setting of off_policy(...) or on_policy(...)"]),
+    "a number for the settings of an agent": (
+        lambda: jaxrl.dqn(1e-3), ["the settings of dqn are 0.001", "DQNConfig(...)", "dqn(lr=...)"],
+    ),
+    "the class of the settings": (lambda: jaxrl.ppo(jaxrl.PPOConfig), ["expected PPOConfig(...)"]),
+    "the settings of another agent": (lambda: jaxrl.dqn(jaxrl.PPOConfig()), ["are PPOConfig; expected DQNConfig"]),
+    "an agent that is built": (
+        lambda: jaxrl.off_policy(counting(), jaxrl.dqn()(counting().spec), **BUFFER),
+        ["agent is dqn, already built", "off_policy(env, jaxrl.dqn())"],
+    ),
     "total_timesteps": (lambda: jaxrl.TrainerConfig().changed(total_timesteps=5), ["max_env_steps?"]),
 }  # fmt: skip
 

@@ -1,5 +1,7 @@
 """An algorithm in a package of the user's own has what a built-in one has, from the command line and in Python."""
 
+import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,10 +80,55 @@ def no_settings(config):
 def broken(config: TableConfig) -> jaxrl.AgentMaker:
     return lambda spec: 1 / 0
 """
+BUILT_ON = """
+from dataclasses import dataclass
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+import jaxrl
+
+
+@dataclass(frozen=True)
+class MellowConfig(jaxrl.DQNConfig):
+    omega: float = 5.0
+
+
+class Values(nn.Module):
+    @nn.compact
+    def __call__(self, obs):
+        return nn.Dense(2)(obs)
+
+
+def mellow(config: MellowConfig):
+    def target(items, values):
+        soft = jax.nn.logsumexp(config.omega * values.target_t, axis=1) / config.omega
+        return items.reward + items.discount * soft
+
+    return jaxrl.dqn(config, target=target, make_network=lambda spec: Values())
+
+
+def gentle(config: jaxrl.PPOConfig):
+    return jaxrl.ppo(config, extra_loss=lambda params, sample, outputs: 1e-3 * jnp.square(outputs.value))
+
+
+def closed(config: jaxrl.PPOConfig):
+    return lambda spec: gentle(config)(spec)
+
+
+def cloned(config: jaxrl.BCConfig):
+    return jaxrl.bc(config, extra_loss=lambda params, items, outputs: -1e-3 * outputs.entropy())
+"""
 MAKE = "algos_of_mine.tables:make"
+MELLOW = "algos_of_mine.built_on:mellow"
 SMALL = (
     *("--num-envs", "2", "--opt-interval", "2", "--warmup", "16", "--buffer.capacity", "64"),
     *("--buffer.batch-size", "8", "--eval-interval", "8", "--eval-episodes", "2", "--save-interval", "8"),
+)
+ROLLOUTS = (
+    *("--num-envs", "2", "--rollout", "8", "--epochs", "1", "--minibatches", "1"),
+    *("--eval-interval", "2", "--eval-episodes", "2", "--save-interval", "2"),
 )
 
 
@@ -91,6 +138,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "algos_of_mine").mkdir()
     (tmp_path / "algos_of_mine" / "__init__.py").touch()
     (tmp_path / "algos_of_mine" / "tables.py").write_text(CODE)
+    (tmp_path / "algos_of_mine" / "built_on.py").write_text(BUILT_ON)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     before = dict(ALGORITHMS)
@@ -125,7 +173,7 @@ def test_an_algorithm_named_on_the_command_line_has_all_commands(capsys: pytest.
         with pytest.raises(SettingsError, match="imported only where you name it"):
             command()
     assert verify.main(["run"]) == 0
-    assert f"give --algo {MAKE}" in capsys.readouterr().err
+    assert f"name it by --algo {MAKE}" in capsys.readouterr().err
     assert "algos_of_mine.tables" not in sys.modules
 
     assert verify.main(["run", "--algo", MAKE, "--replay"]) == 0
@@ -135,6 +183,109 @@ def test_an_algorithm_named_on_the_command_line_has_all_commands(capsys: pytest.
     assert train.main([MAKE, "--resume", "run", "--max-opts", "32"]) == 0
     policy = jaxrl.load_policy("run")
     assert int(policy(np.zeros(4, np.float32))) in (0, 1)
+
+
+def test_what_its_maker_gives_to_a_built_in_agent_is_rebuilt_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """A target and a network, which no settings describe: the maker that is named supplies them again."""
+    before = dict(ALGORITHMS)
+    assert train.main(["--algo", MELLOW, *SMALL, "--max-opts", "16", "--run-dir", "run"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    (go_on,) = re.findall(r"jaxrl.train (--resume run --algo \S+ --max-opts 32)", shown)
+    forget(before)
+    assert train.main(go_on.split()) == 0
+    forget(before)
+    assert verify.main(["run", "--algo", MELLOW, "--replay"]) == 0
+    verified = capsys.readouterr()
+    assert "24 -> 32 bit-equal" in verified.out
+    assert verified.err == ""
+    assert evaluate.main(["run", "--algo", MELLOW, "--episodes", "2"]) == 0
+
+    assert train.main(["--algo", MELLOW, "--resume", "run", "--from-step", "16", "--run-dir", "fork"]) == 0
+    swept = ("--algo", MELLOW, *SMALL, "--sweep", "agent.omega=2,5", "--run-dir", "swept", "--quiet")
+    assert train.main([*swept, "--max-opts", "8"]) == 0
+    assert train.main(["--algo", MELLOW, "--resume", "swept", "--max-opts", "16"]) == 0
+    assert [member_facts(Path("swept"), number)["agent"]["omega"] for number in range(2)] == [2.0, 5.0]
+
+
+def test_its_name_rebuilds_a_run_of_its_registered_maker_in_python_and_of_no_other() -> None:
+    module = importlib.import_module("algos_of_mine.built_on")
+    env, settings = jaxrl.make_env("CartPole-v1"), {"max_opts": 8, "eval_interval": 8, "eval_episodes": 2}
+    small = {"num_envs": 2, "opt_interval": 2, "warmup": 16, "buffer": jaxrl.uniform(64, 8)}
+    mellow = jaxrl.register_algorithm("mellow", module.mellow)
+    for name, maker in (("registered", mellow(omega=2.0)), ("bare", module.mellow(module.MellowConfig(omega=2.0)))):
+        strategy = jaxrl.off_policy(env, maker, **small)
+        jaxrl.Trainer(strategy, **settings, run_dir=name, quiet=True).train()
+    assert train.main(["--algo", MELLOW, "--resume", "registered", "--max-opts", "16"]) == 0
+    assert jaxrl.load_policy("registered").facts["settings"]["agent"]["omega"] == 2.0
+    # No command can tell which maker made this DQN.
+    with pytest.raises(SettingsError, match=r"has parts that were made in Python \(make_network, target\)"):
+        train.main(["--algo", MELLOW, "--resume", "bare", "--max-opts", "16"])
+    with pytest.raises(SettingsError, match=r"load_policy\(run_dir, make_network=...\)"):
+        jaxrl.load_policy("bare")
+    # A process that has not imported the module knows neither name.
+    forget({name: row for name, row in ALGORITHMS.items() if row.make is None})
+    with pytest.raises(SettingsError, match=r"was trained by mellow; .*by --algo my_package.algos:make, the function"):
+        evaluate.main(["registered"])
+    with pytest.raises(
+        SettingsError, match=r"--replay: registered was trained by mellow, .* name it by --algo my_pack"
+    ):
+        verify.main(["registered", "--replay"])
+
+
+def test_a_replay_of_nothing_is_an_error_that_says_what_to_name(doors: Doors) -> None:
+    assert train.main(["--algo", MELLOW, *SMALL, "--max-opts", "8", "--run-dir", "run", "--quiet"]) == 0
+    forget({name: row for name, row in ALGORITHMS.items() if row.make is None})
+    done = doors.here("verify", "run", "--replay")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: --replay: run was trained by {MELLOW}, ")
+    assert line.endswith(f"name it by --algo {MELLOW}")
+    assert "8 ok" in done.stdout
+
+
+def test_its_kind_is_that_of_the_built_in_agent_that_its_function_returns(doors: Doors) -> None:
+    gentle = "algos_of_mine.built_on:gentle"
+    assert train.main([gentle, *ROLLOUTS, "--max-opts", "2", "--run-dir", "run", "--quiet"]) == 0
+    assert train.main([gentle, "--resume", "run", "--max-opts", "4", "--quiet"]) == 0
+    assert verify.main(["run", "--algo", gentle, "--replay"]) == 0
+    collected = ("run", "--algo", gentle, "--transitions", "64", "--out", "data.npz")
+    assert doors.here("collect", *collected).returncode == 0
+    cloned = ("algos_of_mine.built_on:cloned", "--data", "data.npz", "--batch-size", "8", "--holdout", "0.2")
+    assert train.main([*cloned, "--max-opts", "4", "--eval-interval", "4", "--run-dir", "cloned", "--quiet"]) == 0
+
+
+@pytest.mark.parametrize(("kind", "needed"), [("off_policy", "on_policy"), ("on_policy", "off_policy")])
+def test_an_agent_of_another_kind_is_to_be_registered(kind: str, needed: str, doors: Doors) -> None:
+    module, maker = importlib.import_module("algos_of_mine.built_on"), "closed" if needed == "on_policy" else "mellow"
+    name = f"algos_of_mine.built_on:{maker}"
+    if kind == "on_policy":
+        jaxrl.register_algorithm("mine", getattr(module, maker), kind="on_policy")
+    done = doors.here("train", name, "--run-dir", "run")
+    assert done.returncode == 2
+    assert f"{name} makes an {needed} agent" in done.stderr
+    assert f'jaxrl.register_algorithm("NAME", make, kind="{needed}")' in done.stderr
+    assert not Path("run").exists()
+
+
+def test_defaults_may_be_those_of_the_algorithm_that_it_is_built_on() -> None:
+    module, env = importlib.import_module("algos_of_mine.built_on"), jaxrl.make_env("CartPole-v1")
+    mine = jaxrl.register_algorithm("mine", module.gentle, like="a2c", settings={"epochs": 2})
+    settings = jaxrl.on_policy(env, mine()).info.settings or {}
+    usual = jaxrl.on_policy(env, jaxrl.a2c()).info.settings or {}
+    assert (settings["epochs"], settings["rollout"], settings["minibatches"]) == (2, 16, 1)
+    assert settings["processor"] == usual["processor"]
+    small = {"buffer": {"capacity": 300}}
+    sac = jaxrl.register_algorithm("my_sac", jaxrl.sac, config=jaxrl.SACConfig, like="sac", settings=small)
+    settings = jaxrl.off_policy(jaxrl.make_env("Pendulum-v1"), sac()).info.settings or {}
+    assert (settings["num_envs"], settings["opt_interval"]) == (1, 1)
+    assert (settings["buffer"]["capacity"], settings["buffer"]["batch_size"]) == (300, 256)
+    short = ("--warmup", "256", "--max-opts", "1", "--eval-interval", "0", "--agent.features", "8", "--quiet")
+    assert train.main(["my_sac", *short, "--run-dir", "run"]) == 0
+    assert yaml.safe_load(Path("run/config.yaml").read_text())["env"] == "Pendulum-v1"
+    with pytest.raises(SettingsError, match=r"'ppi', which is no algorithm; did you mean ppo\?"):
+        jaxrl.register_algorithm("other", module.gentle, like="ppi")
+    with pytest.raises(SettingsError, match="kind of other is off_policy, but ppo is on_policy"):
+        jaxrl.register_algorithm("other", module.gentle, like="ppo", kind="off_policy")
 
 
 def test_help_and_sweeps_know_its_settings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -242,7 +242,8 @@ ARGUMENTS: dict[str, list[str]] = {
     "--env-args max_step 5": ["'max_step'", "did you mean max_steps_in_episode"],
     "--resume nowhere": ["nowhere is no run directory"],
     "--config nowhere.yaml": ["cannot read nowhere.yaml", "No such file"],
-    "--start-over": ["--start-over", "give --resume DIR as well"],
+    "--start-over": ["--start-over needs the run", "--resume DIR", "--run-dir DIR"],
+    "--allow-changes": ["--allow-changes", "give --resume DIR as well"],
 }
 
 

@@ -259,6 +259,8 @@ def test_a_run_of_parts_made_by_hand_is_checked_without_its_settings(
     assert code == 0
     assert [line.split()[:2] for line in lines] == [["10", "ok"], ["20", "ok"]]
     assert "made in Python" in errors
+    with pytest.raises(SettingsError, match=r"--replay: .* has parts made in Python \(strategy\).* must be left out"):
+        verify.main([str(run), "--replay"])
 
 
 def test_no_checkpoint_is_bad_and_no_run_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

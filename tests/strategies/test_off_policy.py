@@ -53,6 +53,38 @@ def coins(spec):
     )
 
 
+UPDATES = {
+    "two values": (
+        lambda state, batch, key, t: (state, {}), "update of dqn returned 2 values; expected three: state, metrics",
+    ),
+    "a state alone": (lambda state, batch, key, t: state._asdict(), "returned dict; expected three: state, metrics"),
+    "a leaf too few": (
+        lambda state, batch, key, t: (state._replace(target=()), {}, jnp.zeros(8)),
+        r"the state that update of dqn returned has no leaf \.target.*, but the state before it has",
+    ),
+    "another dtype": (
+        lambda state, batch, key, t: (state._replace(hyper=state.hyper._replace(lr=3)), {}, jnp.zeros(8)),
+        r"returned has int32\[\] at \.hyper\.lr; the state before it has float32\[\]",
+    ),
+    "a number for metrics": (
+        lambda state, batch, key, t: (state, jnp.float32(0), jnp.zeros(8)), "expected a dict of scalars by name",
+    ),
+    "one priority": (
+        lambda state, batch, key, t: (state, {}, 0.0),
+        r"priorities of shape \[\]; expected one for each item of the batch, \[8\]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UPDATES)
+def test_an_update_of_ones_own_that_returns_something_else_is_refused_by_name(case):
+    update, said = UPDATES[case]
+    strategy = make(agent=lambda spec: dqn(features=(8,))(spec)._replace(update=update))
+    state = jax.eval_shape(strategy.init, KEY)
+    with pytest.raises(SettingsError, match=said):
+        jax.eval_shape(strategy.step, state, KEY, jnp.uint32(0))
+
+
 def runner(strategy):
     """Return a compiled `(state, start, stop) -> state`, one program for every length."""
 
