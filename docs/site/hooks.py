@@ -19,7 +19,7 @@ FOR_AUTHORS: dict[str, dict[str, tuple[str, ...]]] = {
             *("AgentInit", "ActFn", "UpdateFn", "StripFn", "PrepareFn", "StopFn", "MeasureFn", "ImitateFn"),
             *("PolicyFns", "DistributionFn", "ValueFn"),
         ),
-        "agents.custom": ("ExtraLoss", "Outputs"),
+        "agents.custom": ("ExtraLoss", "Outputs", "CriticLoss"),
         "agents.dqn": ("TargetFn", "ActionValues", "DQNState"),
         "agents.actor_critic": ("Sample", "ActorCriticState"),
         "agents.pqn": ("Target", "PQNState"),
