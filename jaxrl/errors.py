@@ -166,6 +166,8 @@ def _translate(word: str, hint: Hint, known: list[str]) -> str:
         found = spelt.get(name) or spelt.get(name.rpartition(".")[2])
         if found is not None:
             return f"did you mean {found}?" + (f" ({hint.note})" if hint.note else "")
+    if hint.names and _normalise(word) == hint.names[0].rpartition(".")[2] and known and known[0].startswith("--"):
+        return hint.note or "this algorithm has no such setting"
     if known and known[0].startswith("--"):
         return hint.note or f"jaxrl calls it --{hint.names[0].replace('_', '-')}, which this algorithm does not have"
     return hint.note if not hint.names else elsewhere(word, hint)

@@ -38,8 +38,10 @@ def local(path: P) -> P:
     return type(path)(home)
 
 
-def require_new(path: str | Path) -> None:
+def require_new(path: str | Path, replaces: bool = False) -> None:
     """Raise an error if no run can begin in `path`, which need not exist yet.
+
+    With `replaces`, it may hold a run.
 
     Raises:
       RunDirTakenError: it holds a run.
@@ -50,7 +52,7 @@ def require_new(path: str | Path) -> None:
     try:
         if os.path.lexists(path / LOCK):
             require_free(path)
-        if path.exists():
+        if path.exists() and not (replaces and (path / CONFIG).exists()):
             require_empty(path, _on_command_line(path))
     except (OSError, ValueError) as error:
         if isinstance(error, SettingsError):

@@ -64,8 +64,9 @@ def main(args: Sequence[str]) -> int:
         if not config.quiet:
             print_line(line)
         return 0
-    if how is None and not (request.resume or request.start_over) and request.config.run_dir is not None:
-        require_new(config.run_dir)  # before the environment is built and traced; a name of our own may change yet
+    if how is None and not request.resume and request.config.run_dir is not None:
+        # Before the environment is built and traced; a name of our own may change yet.
+        require_new(config.run_dir, request.start_over)
     if how is not None:
         join(how, requested_devices(config, request.population is not None))
     with report_failures(how is not None):

@@ -20,7 +20,7 @@ from jaxrl.xla.reductions import entry
 
 
 class CriticValues(NamedTuple):
-    """A representation of returns by the outputs `[K, B, n]` of critics; the DQN family has `Values` for this."""
+    """A representation of returns by the outputs `[K, B, n]` of critics; the DQN family has `ReturnRepresentation`."""
 
     mean: Callable[[Array, Array | None], Array]
     """`(outputs, action) -> [K, B]`: expected returns, for discrete actions of `action` `[B]`, otherwise `None`."""

@@ -37,8 +37,8 @@ ExtraLoss = Callable[[PyTree, Any, Any], Array]
 """`(params, sample, outputs) -> [B]`: a term of the loss for each step, added to the agent's.
 
 `params` are the network's variables, and `sample` the steps that are learnt from: of actor-critics `Sample`, of `pqn`
-`Target`, of `reppo` its `Sample`, of all others `Transition`. With a recurrent core, the steps of sequences of replay
-stand one after the other as `[B]`, and observations are `RecurrentObs`, with the memories that were stored. What
+`TargetSample`, of `reppo` its `Sample`, of all others `Transition`. With a recurrent core, the steps of sequences of
+replay stand one after the other as `[B]`, and observations are `RecurrentObs`, with the memories that were stored. What
 `outputs` is depends on the loss:
 
 - of actor-critics `Outputs`; with a memory it and the sample are `[B, T]`;
@@ -181,7 +181,7 @@ _EXAMPLES = {
     "make_optimizer": "lambda lr: optax.adam(lr)",
     "extra_loss": "lambda params, sample, outputs: jnp.zeros(sample.weight.shape)",
     "extra_policy_loss": "lambda params, items, outputs: jnp.zeros(items.weight.shape)",
-    "critic_loss": "lambda q, target: (q - target) ** 2",
+    "critic_loss": "lambda q, target: 0.5 * (q - target) ** 2",
     "target": "lambda items, values: items.reward + items.discount * values.target_t.max(axis=1)",
     "make_network": "lambda spec: MyNetwork()",
     "make_policy": "lambda spec, head: MyPolicy(head.outputs)",

@@ -38,12 +38,13 @@ def register_algorithm(
         replaced by those given here.
       like: name of the algorithm that it is built on, as `"ppo"`. `kind`, `actions` and `env` are then those of that
         algorithm if left out, and `settings` are added to its own. Presets for environments are not taken over.
-      kind: what it learns from: `off_policy` (default), `on_policy` (its agent has `prepare`) or `offline`.
+      kind: what it learns from: `off_policy`, `on_policy` (its agent has `prepare`) or `offline`. By default that of
+        the built-in agent that `make` returns with the default settings, if it does, otherwise `off_policy`.
       config: the dataclass of its settings, all with defaults; left out, the type with which the first parameter of
         `make` is annotated.
       actions: the action spaces that it supports: any of `discrete`, `multidiscrete`, `bounded`, `unbounded` and
         `composite`, which is a dict or tuple of the others and not among the default.
-      env: the environment of a run that names none (default: CartPole-v1).
+      env: the environment of a run that names none (default: CartPole-v1, or none where `kind` is found to be offline).
       settings: settings of a run that suit it, nested by name, as in `{"num_envs": 1, "buffer": {"batch_size": 256}}`.
 
     Raises:
@@ -52,14 +53,16 @@ def register_algorithm(
     """
     if name in ALGORITHMS:
         raise SettingsError(f"an algorithm is already registered as {name!r}; choose another name")
+    config = settings_class(name, make) if config is None else config
     base = _find_defaults(name, like)
-    kind = base.kind if kind is None else kind
+    if kind is None and like is None and (kind := infer_kind(make, config)) == "offline" and env == "":
+        env = None
+    kind = kind or base.kind
     actions = base.actions if actions is None else actions
     env = base.env if env == "" else env
     for what, given, known in (("kind", (kind,), get_args(Kind)), ("actions", actions, get_args(Actions))):
         if odd := [x for x in given if x not in known]:
             raise SettingsError(f"{what} of {name} is {odd[0]!r}; expected {join_names(known, 'or')}")
-    config = settings_class(name, make) if config is None else config
     try:
         config()
     except TypeError as error:
@@ -90,9 +93,8 @@ def _merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     return {**settings, **changes, **nested}
 
 
-def infer_kind(name: str, make: Callable[..., AgentMaker]) -> Kind | None:
+def infer_kind(make: Callable[..., AgentMaker], config: type) -> Kind | None:
     """Return the kind of the registered algorithm whose maker `make` returns for the default settings, if it does."""
-    config = settings_class(name, make)
     try:
         made = make(config())
     except Exception:  # raised again, with its cause, where the agent is built
@@ -109,6 +111,12 @@ def made_by_hand(algo: object, custom: Iterable[str]) -> list[str]:
     row = ALGORITHMS.get(str(algo))
     built_in = row is not None and row.make is None
     return [part for part in custom if built_in or part not in PARTS]
+
+
+def needs_python(settings: Mapping[str, Any]) -> list[str]:
+    """Return the parts made in Python of a run with these `settings` that naming its algorithm does not bring back."""
+    algo, custom = settings.get("algo"), list(settings.get("custom") or [])
+    return made_by_hand(algo, custom) if algo in ALGORITHMS else custom
 
 
 def settings_class(name: str, make: Callable[..., Any]) -> type:

@@ -51,8 +51,8 @@ def _refuse_at_once(args: Sequence[str]) -> None:
         if path := value_of(args, flag):
             local(path)
     # With several processes, another one may have made the directory already.
-    if (path := value_of(args, "--run-dir")) and not {"--resume", "--start-over", "--distributed"} & set(args):
-        require_new(path)
+    if (path := value_of(args, "--run-dir")) and not {"--resume", "--distributed"} & set(args):
+        require_new(path, "--start-over" in args)
 
 
 def first_line(args: Sequence[str]) -> str | None:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxrl.agents.outside import infer_kind, register_algorithm
+from jaxrl.agents.outside import register_algorithm
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_envs, gymnasium_spec
 from jaxrl.envs.objects import LIBRARIES, adapt_object, install_hint
@@ -52,8 +52,7 @@ def admit_algorithm(name: str | None) -> None:
         if row.make is function or (isinstance(row.make, partial) and function in row.make.args):
             ALGORITHMS[name] = row
             return
-    kind = infer_kind(name, function)
-    register_algorithm(name, function, kind=kind, env=None if kind == "offline" else "")
+    register_algorithm(name, function)
 
 
 def _import(name: str, module: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from jaxrl.agents.outside import made_by_hand
+from jaxrl.agents.outside import needs_python
 from jaxrl.envs.registry import env_names, is_path, module_to_import
 from jaxrl.parsing import parse_value
 from jaxrl.registry import split_suite
@@ -204,7 +204,7 @@ def repeat(settings: Mapping[str, Any], opt_steps: int, best: bool, changed: boo
 
 def _obstacle(settings: Mapping[str, Any]) -> str | None:
     """Return why no command can train with these settings; `None` if one can."""
-    if custom := made_by_hand(settings.get("algo"), settings.get("custom") or []):
+    if custom := needs_python(settings):
         return f"Parts of its training were made in Python ({', '.join(map(str, custom))})"
     for env in (settings.get("env"), settings.get("eval_env")):
         if isinstance(env, str) and not (module_to_import(env) or split_suite(env)[0] or env in env_names()):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -11,6 +12,7 @@ from jaxrl import streams
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.dataset import Dataset, summarise
+from jaxrl.buffers.hindsight import hindsight
 from jaxrl.buffers.prioritised import prioritised
 from jaxrl.buffers.uniform import uniform
 from jaxrl.envs.base import Env, GoalFn, VecEnvState
@@ -235,8 +237,14 @@ def _require_replay(agent: Agent) -> None:
 def make_default_buffer(settings: Mapping[str, Any]) -> Buffer:
     """Return the default buffer of an agent, from `registry.defaults_for`."""
     parts = dict(settings.get("buffer", {}))
-    make = prioritised if parts.pop("prioritised", False) else uniform
-    return make(**parts)
+    relabelled = parts.pop("hindsight", 0)
+    if parts.pop("prioritised", False):
+        made = prioritised(**parts)
+    else:
+        # Settings of prioritised replay alone may be left of the algorithm that this one is like.
+        others = signature(prioritised).parameters.keys() - signature(uniform).parameters.keys()
+        made = uniform(**{name: value for name, value in parts.items() if name not in others})
+    return hindsight(made, relabelled) if relabelled else made
 
 
 def _divide_buffer(buffer: Buffer, shards: int) -> Buffer:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxrl.agents.outside import made_by_hand
+from jaxrl.agents.outside import needs_python
 from jaxrl.errors import check_count
 from jaxrl.parsing import format_repr
 from jaxrl.registry import import_name
@@ -168,7 +168,7 @@ class Trainer(Run):
     def _print_summary(self, result: Result) -> None:
         """Print the summary of a run, in process 0 only."""
         run_dir, settings = self.config.run_dir, self.strategy.info.settings
-        custom = settings is None or made_by_hand(settings.get("algo"), settings.get("custom", []))
+        custom = settings is None or needs_python(settings)
         following = {} if (again := _continuation(result.summary, run_dir)) is None else {"go on": again}
         # Loading the policy of a custom strategy needs the strategy.
         if run_dir is not None and result.policy is not None:

@@ -15,7 +15,7 @@ from toys_runs import member_facts
 import jaxrl
 from jaxrl import evaluate, play, train, verify
 from jaxrl.errors import SettingsError
-from jaxrl.registry import ALGORITHMS
+from jaxrl.registry import ALGORITHMS, algorithm_names
 
 CODE = """
 from dataclasses import dataclass
@@ -265,6 +265,22 @@ def test_an_agent_of_another_kind_is_to_be_registered(kind: str, needed: str, do
     assert f"{name} makes an {needed} agent" in done.stderr
     assert f'jaxrl.register_algorithm("NAME", make, kind="{needed}")' in done.stderr
     assert not Path("run").exists()
+
+
+def test_a_registered_algorithm_has_that_kind_too_where_none_is_given() -> None:
+    module = importlib.import_module("algos_of_mine.built_on")
+    gentle = jaxrl.register_algorithm("gentle", module.gentle, settings={"rollout": 16, "minibatches": 2})
+    assert "gentle" in algorithm_names("on_policy")
+    assert jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), gentle()).env_steps_per_step == 16 * 8
+    jaxrl.register_algorithm("cloned", module.cloned)
+    assert "cloned" in algorithm_names("offline")
+
+
+def test_a_buffer_may_be_plain_where_that_of_the_algorithm_it_is_like_is_prioritised() -> None:
+    plain = {"buffer": {"prioritised": False, "capacity": 1_000}}
+    mine = jaxrl.register_algorithm("mine", jaxrl.rainbow, config=jaxrl.RainbowConfig, like="rainbow", settings=plain)
+    strategy = jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), mine(), warmup=100)
+    assert (strategy.info.settings or {})["buffer"]["prioritised"] is False
 
 
 def test_defaults_may_be_those_of_the_algorithm_that_it_is_built_on() -> None:

@@ -16,7 +16,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, convert_space, to_channels_last
 from jaxrl.training.evaluator import evaluator_of
 from jaxrl.training.policy import GreedyPolicy
-from jaxrl.training.session.inputs import outside, take_obs
+from jaxrl.training.session.inputs import describe_envs, take_obs
 
 
 def counter(**kwargs: int) -> HostEnv:
@@ -233,7 +233,7 @@ def test_frames_with_channels_first_come_with_channels_last():
 
 def test_frames_are_taken_either_way_by_a_session_and_by_a_policy():
     spec = gymnasium_spec(Frames())
-    given = outside(jaxrl.EnvSpec("own", Frames.observation_space, Frames.action_space), 1)
+    given = describe_envs(jaxrl.EnvSpec("own", Frames.observation_space, Frames.action_space), 1)
     assert given.spec.observation_space == spec.observation_space
     raw, _ = Frames().reset()
     turned = {**raw, "camera": np.moveaxis(raw["camera"], 0, -1)}

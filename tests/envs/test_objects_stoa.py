@@ -23,7 +23,7 @@ from toys_suites import resumes_to_the_same_bits
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.training.session.inputs import outside
+from jaxrl.training.session.inputs import describe_envs
 
 stoa = pytest.importorskip("stoa")
 import toys_stoa as toys  # noqa: E402
@@ -162,7 +162,7 @@ def test_adapters_that_do_not_tell_what_happened_are_refused() -> None:
 def test_a_strategy_says_what_to_give_and_a_session_takes_the_object() -> None:
     with pytest.raises(SettingsError, match=r"^env is Walk of stoa; give jaxrl.stoa_env\(env\) instead$"):
         jaxrl.on_policy(toys.Walk(), jaxrl.ppo())
-    assert outside(toys.Walk(), 1).spec == jaxrl.stoa_env(toys.Walk()).spec
+    assert describe_envs(toys.Walk(), 1).spec == jaxrl.stoa_env(toys.Walk()).spec
 
 
 @pytest.mark.slow
