@@ -22,7 +22,7 @@ FOR_AUTHORS: dict[str, dict[str, tuple[str, ...]]] = {
         "agents.custom": ("ExtraLoss", "Outputs", "CriticLoss"),
         "agents.dqn": ("TargetFn", "ActionValues", "DQNState"),
         "agents.actor_critic": ("Sample", "ActorCriticState"),
-        "agents.pqn": ("Target", "PQNState"),
+        "agents.pqn": ("TargetSample", "PQNState"),
         "agents.reppo": ("Sample", "REPPOState"),
         "agents.sac": ("SACState",),
         "agents.td3": ("TD3State",),
