@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from jaxrl.agents import Agent, AgentMaker
-from jaxrl.buffers import Buffer, hindsight, prioritised, uniform
+from jaxrl.buffers import Buffer
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.envs import make_env
 from jaxrl.envs.base import Env, require_same_spaces
@@ -27,6 +27,7 @@ from jaxrl.processors import (
 from jaxrl.registry import ALGORITHMS, DEFAULT_SETTINGS, algorithm_maker, config_class
 from jaxrl.spaces import EnvSpec
 from jaxrl.strategies import ActorsConfig, Strategy, off_policy, offline, on_policy
+from jaxrl.strategies.off_policy import make_default_buffer
 from jaxrl.training.data.files import load_dataset
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.settings import TrainerConfig
@@ -338,13 +339,7 @@ def build_offline(agent: AgentMaker, config: Any) -> Strategy:
 
 def build_buffer(config: BufferConfig) -> Buffer:
     """Build the replay buffer that `config` describes."""
-    settings = {name: value for name, value in asdict(config).items() if name not in ("prioritised", "hindsight")}
-    if config.prioritised:
-        made = prioritised(**settings)
-    else:
-        ring = {name: settings[name] for name in ("compact", "ends", "frames", "memory")}
-        made = uniform(config.capacity, config.batch_size, **ring)
-    return hindsight(made, config.hindsight) if config.hindsight else made
+    return make_default_buffer({"buffer": asdict(config)})
 
 
 def build_processor(config: ProcessorConfig) -> Processor:

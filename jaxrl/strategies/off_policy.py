@@ -241,7 +241,7 @@ def make_default_buffer(settings: Mapping[str, Any]) -> Buffer:
     if parts.pop("prioritised", False):
         made = prioritised(**parts)
     else:
-        # Settings of prioritised replay alone may be left of the algorithm that this one is like.
+        # A run has settings of prioritised replay also without it, and an algorithm those of the one that it is like.
         others = signature(prioritised).parameters.keys() - signature(uniform).parameters.keys()
         made = uniform(**{name: value for name, value in parts.items() if name not in others})
     return hindsight(made, relabelled) if relabelled else made
