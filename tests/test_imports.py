@@ -6,7 +6,7 @@ import sys
 
 def test_importing_jaxrl_stays_light() -> None:
     """Nothing heavy comes with it; `rich` comes with flax, so it counts only where flax alone would not bring it."""
-    heavy = "[m for m in ('gymnax', 'orbax', 'matplotlib', 'plotly', 'tyro', 'rich') if m in sys.modules]"
+    heavy = "[m for m in ('gymnax', 'orbax', 'matplotlib', 'plotly', 'rich') if m in sys.modules]"
     program = f"import sys, flax.linen, optax; before = {heavy}; import jaxrl, jaxrl.envs.gymnax"
     run = subprocess.run(
         [sys.executable, "-c", f"{program}; print(set({heavy}) - set(before))"],

@@ -1,7 +1,7 @@
 """Build typed settings from presets, files and flags."""
 
 import contextlib
-import io
+import itertools
 import operator
 import reprlib
 import types
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from jaxrl.agents.fields import rules_of
 from jaxrl.agents.outside import made_by_hand
-from jaxrl.agents.schedules import is_written, with_schedules
-from jaxrl.cli.algos import general, run_type
+from jaxrl.agents.schedules import with_schedules
+from jaxrl.cli.algos import general
 from jaxrl.cli.arguments import (
     command,
     is_flag,
@@ -309,8 +309,10 @@ def preset(algo: str, env: str | None = None) -> Any:
     return replace(config, env=env)
 
 
-def from_plain(config: Any, settings: Mapping[str, Any], source: str | None = None, prefix: str = "") -> Any:
-    """Return the dataclass `config` with fields replaced by `settings`, which come from YAML.
+def from_plain(
+    config: Any, settings: Mapping[str, Any], source: str | None = None, prefix: str = "", flags: bool = False
+) -> Any:
+    """Return the dataclass `config` with fields replaced by `settings`, from a file (`source`) or from `flags`.
 
     Raises:
       SettingsError: a key is unknown, or a value has the wrong type.
@@ -326,9 +328,10 @@ def from_plain(config: Any, settings: Mapping[str, Any], source: str | None = No
             raise SettingsError(f"{where}unknown setting {prefix}{name}; {suggest(str(name), known, settings=True)}")
         old = getattr(config, name)
         if is_dataclass(old) and isinstance(value, Mapping):
-            changes[name] = from_plain(old, value, source, f"{prefix}{name}.")
+            changes[name] = from_plain(old, value, source, f"{prefix}{name}.", flags)
         else:
-            changes[name] = as_type(f"{where}{prefix}{name}", value, hints[name])
+            shown = f"--{prefix}{name}".replace("_", "-") if flags else f"{where}{prefix}{name}"
+            changes[name] = as_type(shown, value, hints[name])
             _check_allowed(where, f"{prefix}{name}", type(config), name, changes[name])
     return replace(config, **changes)
 
@@ -367,7 +370,7 @@ def as_type(name: str, value: Any, hint: Any) -> Any:
 
 def _plain(name: str, value: Any) -> Any:
     """Convert a parameter of an environment: a number, also one in a string, a boolean, another string or a list."""
-    if name.endswith("env_args.name"):
+    if name.endswith(("env_args.name", "env-args.name")):
         raise SettingsError(f"{name}: no parameter can be called name, which is that of the environment itself")
     if isinstance(value, list):
         return [_plain(name, item) for item in value]
@@ -396,56 +399,51 @@ _WANTED = {
 """Descriptions of each type's values, for messages."""
 
 
-def _flags(algo: str, config: Any, args: list[str]) -> Any:
-    """Parse flags over `config` with tyro; its multi-line error boxes become one line."""
-    import tyro
-
-    kinds, prog = flag_types(config), command("train")
-    mappings = {f.name: getattr(config, f.name) for f in fields(config) if isinstance(getattr(config, f.name), dict)}
-    for name in mappings:  # tyro would make a flag of each existing key
-        mappings[name] = _take_named_values(args, f"--{name.replace('_', '-')}", mappings[name])
-        config = replace(config, **{name: {}})
-    config = replace(config, agent=_take_schedules(config.agent, args))
+def _flags(algo: str, config: Any, args: Sequence[str]) -> Any:
+    """Return `config` with the settings that flags give; they are read as those of a file are."""
     if {"--help", "-h"} & set(args):
-        print(first_page(algo, config, prog), _description(algo), sep="\n", end="\n\n")
+        print(first_page(algo, config, command("train")), _description(algo), sep="\n", end="\n\n")
         print(all_settings(config))
         raise SystemExit(0)
-    args = _numbers(args, kinds)
-    shown = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(shown):
-            result, unknown = tyro.cli(
-                run_type(algo),
-                args=args,
-                default=config,
-                prog=f"{prog} {algo}",
-                description="",
-                return_unknown_args=True,
-            )
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise SettingsError(_one_line(shown.getvalue())) from None
-    if unknown:
-        raise SettingsError(_explain_unknown(algo, unknown[0], config))
-    return replace(result, **mappings)
+    kinds, given = flag_types(config), {}
+    off = {_no(flag): flag for flag, kind in kinds.items() if kind is bool}
+    words = list(args)
+    while words:
+        flag, equals, value = (word := words.pop(0)).partition("=")
+        if flag in off and not equals:
+            given[off[flag]] = False
+        elif (kind := kinds.get(flag)) is not None:
+            given[flag] = _read_flag(flag, [value] if equals else _take_values(words, kind), kind)
+        else:
+            raise SettingsError(_explain_unknown(algo, word, config))
+    settings = {flag.removeprefix("--").replace("-", "_"): value for flag, value in given.items()}
+    return from_plain(config, replace_settings({}, settings), flags=True)
 
 
-def _take_schedules(agent: Any, args: list[str]) -> Any:
-    """Move schedules that are values of flags from `args` to the settings of an agent; return these.
+def _take_values(words: list[str], kind: Any) -> list[str]:
+    """Remove and return the words at the beginning of `words` that are values of a flag of type `kind`."""
+    if kind is bool:
+        most = 1 if words and words[0].lower() in ("true", "false") else 0
+    else:
+        most = len(words) if typing.get_origin(kind) in (tuple, dict) else 1
+    values = list(itertools.takewhile(lambda word: not is_flag(word), words[:most]))
+    del words[: len(values)]
+    return values
 
-    A flag with a number removes the file's schedule for the same setting.
-    """
-    if not hasattr(agent, "schedules"):  # of a user's algorithm
-        return agent
-    words = take_words(args, "--agent.schedules", "'lr=linear(1e-3,0,10000)'")
-    given: dict[str, Any] = {"schedules": words} if words else {}
-    for arg in [arg for arg in args if arg.startswith("--agent.")]:
-        flag, equals, value = arg.partition("=")
-        name = flag.removeprefix("--agent.").replace("-", "_")
-        value = value if equals else "".join(args[args.index(arg) + 1 :][:1])
-        given[name] = take(args, flag) if is_written(value) else value
-    return replace(agent, schedules=with_schedules(given, agent.schedules)["schedules"])
+
+def _read_flag(flag: str, words: Sequence[str], kind: Any) -> Any:
+    """Return the words after a flag as what a file would have in their place."""
+    origin = typing.get_origin(kind) or kind
+    if origin is bool:
+        word = words[0] if words else "true"
+        return {"true": True, "false": False}.get(word.lower(), word)
+    if not words:
+        raise SettingsError(f"{flag} needs a value{', as in ' + flag + ' gravity 9.8' if origin is dict else ''}")
+    if origin is dict:
+        return {name: parse_value(value) for name, value in parse_pairs(flag, words).items()}
+    if origin is tuple:
+        return list(words) if typing.get_args(kind)[0] is str else split_list(" ".join(words)) or [""]
+    return None if words[0] == "None" else words[0]
 
 
 def _explain_unknown(algo: str, word: str, config: Any) -> str:
@@ -485,62 +483,6 @@ def flag_types(config: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _numbers(args: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
-    """Convert `args` to tyro's syntax: `1e4` to `10000`, `[64, 64]` to `64 64`, `--quiet true` to `--quiet`.
-
-    Raises:
-      SettingsError: the value of a flag is invalid.
-    """
-    done: list[str] = []
-    args = list(args)
-    while args:
-        flag, equals, value = args.pop(0).partition("=")
-        kind = kinds.get(flag)
-        if kind is bool and not equals and args and args[0].lower() in ("true", "false"):
-            done.append(flag if args.pop(0).lower() == "true" else _no(flag))
-            continue
-        if kind is None or not flag.startswith("--") or kind in (bool, str):
-            done.append(f"{flag}{equals}{value}")
-            continue
-        given = [value] if equals else []
-        many = typing.get_origin(kind) is tuple
-        while args and not is_flag(args[0]) and (many or not given):
-            given.append(args.pop(0))
-        done += [flag, *_values(flag, given, kind)]
-    return done
-
-
-def _take_named_values(args: list[str], flag: str, default: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove `flag NAME VALUE NAME VALUE ...` from `args`; return its values by name, or else the default."""
-    if not (words := take_words(args, flag, "gravity 9.8")):
-        return dict(default)
-    named = {name: parse_value(value) for name, value in parse_pairs(flag, words).items()}
-    return {name: _plain(f"{flag.removeprefix('--').replace('-', '_')}.{name}", value) for name, value in named.items()}
-
-
-def _values(flag: str, given: list[str], kind: Any) -> list[str]:
-    """Convert the words after `flag` to tyro's syntax."""
-    if not given:
-        raise SettingsError(f"{flag} needs a value")
-    if typing.get_origin(kind) is tuple and typing.get_args(kind)[0] is not str:
-        item = typing.get_args(kind)[0]
-        return [_value(flag, word, item) for word in split_list(" ".join(given))] or [_value(flag, "", item)]
-    return given if typing.get_origin(kind) is not None else [_value(flag, given[0], kind)]
-
-
-def _value(flag: str, word: str, kind: Any) -> str:
-    """Convert one number to tyro's syntax."""
-    if word == "None":
-        return word
-    if kind is int and isinstance(as_int(word), int):
-        return str(as_int(word))
-    if kind is float and parse_float(word) is not None:
-        return str(parse_float(word))
-    if kind in (int, float):
-        raise SettingsError(f"{flag} is {word!r}; expected {_WANTED[kind]}")
-    return word
-
-
 def _description(algo: str) -> str:
     """Return the text of `--help` on flags that are not settings."""
     recorders = ", ".join(f"{name} ({row.about})" for name, row in RECORDERS.items())
@@ -557,10 +499,3 @@ def _description(algo: str) -> str:
         "--process-id 0 to N - 1.",
         f"--recorders takes any of: {recorders}.",
     )
-
-
-def _one_line(box: str) -> str:
-    lines = [line.strip("│╭╮╰╯─ \t") for line in box.splitlines()]
-    lines = [line for line in lines if line and not line.startswith(("For full helptext", "Argument helptext"))]
-    said = " ".join(lines[1:2] or lines)
-    return (" ".join(lines[1:]) if said.endswith(":") else said) or "bad arguments"
