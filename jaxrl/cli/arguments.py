@@ -1,19 +1,31 @@
-"""Command-line arguments of all front doors: normalising, looking up and removing flags, and quoting.
+"""Command-line arguments of all front doors: normalising, reading flags, and quoting.
 
 Imports nothing slow, because the first line of a run is printed before slow imports.
 """
 
+import itertools
 import re
 import shlex
 import sys
-from collections.abc import Collection, Sequence
+import typing
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from jaxrl.errors import SettingsError
 from jaxrl.hints import SAME
-from jaxrl.parsing import parse_float
+from jaxrl.parsing import parse_float, parse_value, split_list
 
 REPEATABLE = ("--sweep",)
 """Flags that may be repeated, each time with more settings."""
+EXAMPLES = {
+    "--sweep": "agent.lr=1e-4,3e-4",
+    "--halving": "3",
+    "--pbt": "2000",
+    "--env-args": "gravity 9.8",
+    "--eval-env-args": "gravity 9.8",
+    "--agent.schedules": "'lr=linear(1e-3,0,10000)'",
+}
+"""Values that the message for a missing one shows."""
 
 
 def normalise(args: Sequence[str]) -> list[str]:
@@ -97,44 +109,57 @@ def value_of(words: Sequence[str], flag: str) -> str | None:
     return None
 
 
-def take(words: list[str], flag: str) -> str | None:
-    """Remove `flag` and its value from `words`; return the value, or `None` without the flag.
+def read_flags(words: Sequence[str], kinds: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Read the flags of `kinds`, with the types of their values; return what a file would have for each, and the rest.
 
     Raises:
-      SettingsError: it has no value.
+      SettingsError: a flag has no value.
     """
-    for at, word in enumerate(words):
-        if word == flag or word.startswith(f"{flag}="):
-            alone = word == flag
-            value = "".join(words[at + 1 : at + 2]) if alone else word[len(flag) + 1 :]
-            if not value or (alone and value.startswith("--")):
-                raise SettingsError(f"{flag} needs a value")
-            del words[at : at + 1 + alone]
-            return value
-    return None
+    given: dict[str, Any] = {}
+    rest, words = [], list(words)
+    off = {no(flag): flag for flag, kind in kinds.items() if kind is bool}
+    while words:
+        flag, equals, value = (word := words.pop(0)).partition("=")
+        if flag in off and not equals:
+            given[off[flag]] = False
+        elif flag in kinds:
+            value = _read_value(flag, [value] if equals else _take_values(words, kinds[flag]), kinds[flag])
+            given[flag] = [*given[flag], *value] if flag in REPEATABLE and flag in given else value
+        else:
+            rest.append(word)
+    return given, rest
 
 
-def switch(words: list[str], flag: str) -> bool:
-    """Remove `flag` from `words`; return whether it was there."""
-    there = flag in words
-    words[:] = [word for word in words if word != flag]
-    return there
+def _take_values(words: list[str], kind: Any) -> list[str]:
+    """Remove and return the words at the beginning of `words` that are values of a flag of type `kind`."""
+    if kind is bool:
+        most = 1 if words and words[0].lower() in ("true", "false") else 0
+    else:
+        most = len(words) if typing.get_origin(kind) in (tuple, dict) else 1
+    values = list(itertools.takewhile(lambda word: not is_flag(word), words[:most]))
+    del words[: len(values)]
+    return values
 
 
-def take_words(words: list[str], flag: str, example: str) -> list[str]:
-    """Remove `flag WORD WORD ...` from `words`; return the words after the flag, none if it is absent.
+def _read_value(flag: str, words: Sequence[str], kind: Any) -> Any:
+    """Return the words after a flag as what a file would have in their place."""
+    origin = typing.get_origin(kind) or kind
+    if origin is bool:
+        word = words[0] if words else "true"
+        return {"true": True, "false": False}.get(word.lower(), word)
+    if not words or (not any(words) and (kind is str or flag in EXAMPLES)):
+        raise SettingsError(f"{flag} needs a value{f', as in {flag} {EXAMPLES[flag]}' if flag in EXAMPLES else ''}")
+    if origin is dict:
+        return {name: parse_value(value) for name, value in parse_pairs(flag, words).items()}
+    if origin is tuple:
+        return list(words) if typing.get_args(kind)[0] is str else split_list(" ".join(words)) or [""]
+    return None if words[0] == "None" else words[0]
 
-    Raises:
-      SettingsError: the flag has no value.
-    """
-    if flag not in words:
-        return []
-    at = words.index(flag)
-    following = _following(words, at)
-    if not any(following):
-        raise SettingsError(f"{flag} needs a value, as in {flag} {example}")
-    del words[at : at + 1 + len(following)]
-    return following
+
+def no(flag: str) -> str:
+    """Return the flag that turns off the setting of `flag`, as `--agent.no-clip`."""
+    head, dot, name = flag.removeprefix("--").rpartition(".")
+    return f"--{head}{dot}no-{name}"
 
 
 def parse_pairs(flag: str, words: Sequence[str]) -> dict[str, str]:

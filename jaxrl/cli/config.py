@@ -1,7 +1,6 @@
 """Build typed settings from presets, files and flags."""
 
 import contextlib
-import itertools
 import operator
 import reprlib
 import types
@@ -17,13 +16,10 @@ from jaxrl.agents.schedules import with_schedules
 from jaxrl.cli.algos import general
 from jaxrl.cli.arguments import (
     command,
-    is_flag,
+    no,
     normalise,
-    parse_pairs,
+    read_flags,
     refuse_repeats,
-    switch,
-    take,
-    take_words,
     translate,
     value_of,
 )
@@ -31,7 +27,7 @@ from jaxrl.cli.help import all_settings, first_page, wrap_paragraphs
 from jaxrl.cli.presets import PRESETS
 from jaxrl.envs.registry import check_plain_args, env_names
 from jaxrl.errors import SettingsError, suggest
-from jaxrl.parsing import as_int, flatten_settings, parse_float, parse_value, split_list
+from jaxrl.parsing import as_int, flatten_settings, parse_float, split_list
 from jaxrl.paths import CONFIG, local
 from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, join_names, matching_presets
 from jaxrl.strategies.population import replace_settings
@@ -66,14 +62,18 @@ def parse(args: Sequence[str]) -> Request:
     args = normalise(args)
     _answer(args)
     refuse_repeats(args)
-    source = _source(args)
+    first = args.pop(0) if args and not args[0].startswith("-") else None
+    launch, args = read_flags(args, LAUNCH)
+    if first is not None and "--algo" in launch:
+        raise SettingsError(f"the algorithm is named twice, as {first} and by --algo {launch['--algo']}; name it once")
+    source = _source(launch, args)
     resume, file = source.resume, source.file
-    given = _population(args)
+    given, args = _population(args)
     from_file = read_settings(Path(resume)) if resume else read_yaml(Path(file)) if file else {}
-    algo = _algorithm(args, source, from_file)
+    algo = _algorithm(first or launch.get("--algo"), source, from_file)
     args, notes = translate(args, flags_of(general(algo)))
     members = _same_population(given, from_file.pop("population", None), resume)
-    env = take(list(args), "--env") or from_file.get("env")
+    env = value_of(args, "--env") or from_file.get("env")
     for flag, other in (("--devices", "mesh"), ("--mesh", "devices")):  # either flag replaces the other setting
         if resume and value_of(args, flag):
             from_file.pop(other, None)
@@ -113,11 +113,21 @@ class _Source(NamedTuple):
     start_over: bool
 
 
-def _source(args: list[str]) -> _Source:
-    """Remove from `args` the flags that name a file or a run; raise `SettingsError` if they contradict each other."""
-    file, resume = take(args, "--config"), take(args, "--resume")
-    from_step = take(args, "--from-step")
-    allow_changes, start_over = switch(args, "--allow-changes"), switch(args, "--start-over")
+LAUNCH = {
+    "--algo": str,
+    "--config": str,
+    "--resume": str,
+    "--from-step": str,
+    "--allow-changes": bool,
+    "--start-over": bool,
+}
+"""Flags that are not settings: where these come from, and how to resume."""
+
+
+def _source(launch: Mapping[str, Any], args: Sequence[str]) -> _Source:
+    """Return what `launch` says; raise `SettingsError` if its flags contradict each other or `args`, the others."""
+    file, resume, from_step = (launch.get(flag) for flag in ("--config", "--resume", "--from-step"))
+    allow_changes, start_over = (bool(launch.get(flag)) for flag in ("--allow-changes", "--start-over"))
     if file and resume:
         raise SettingsError("--resume takes all settings from the run; leave --config out")
     if allow_changes and not resume:
@@ -138,16 +148,13 @@ def _source(args: list[str]) -> _Source:
     return _Source(file and local(file), resume, from_step, allow_changes, start_over)
 
 
-def _algorithm(args: list[str], source: _Source, from_file: Mapping[str, Any]) -> str:
-    """Return the name of the algorithm: removed from `args`, or else from a file.
+def _algorithm(named: str | None, source: _Source, from_file: Mapping[str, Any]) -> str:
+    """Return the name of the algorithm: that of the command line, or else of the file.
 
     Raises:
       SettingsError: the name is unknown or not that of the run to resume, or the run has parts made in Python.
     """
     file, resume = source.file, source.resume
-    named = algorithm_named(args)
-    if named is not None:
-        args.remove(named) if args[0] == named else take(args, "--algo")
     custom = as_type(f"{file}: custom", from_file.get("custom") or [], tuple[str, ...])
     if parts := made_by_hand(from_file.get("algo"), custom):
         raise SettingsError(
@@ -256,27 +263,30 @@ def _count_opt_steps(config: Any, env_steps: int) -> int | None:
     return max(-(-left // rows), 1) * made
 
 
-TOGETHER: Mapping[str, tuple[str, type]] = {
-    "--coordinator-address": ("coordinator_address", str),
-    "--num-processes": ("num_processes", int),
-    "--process-id": ("process_id", int),
+TOGETHER = {"--distributed": bool, "--coordinator-address": str, "--num-processes": int, "--process-id": int}
+"""Flags of multi-process runs; all but the first are arguments of `jax.distributed.initialize`."""
+
+
+POPULATION = {
+    "--seeds": int,
+    "--members": int,
+    "--draw-seed": int,
+    "--width": int,
+    "--layout": str,
+    "--sweep": tuple[str, ...],
+    "--halving": tuple[str, ...],
+    "--pbt": tuple[str, ...],
 }
-"""Flags of multi-process runs, with the arguments of `jax.distributed.initialize` and their types."""
+"""Flags of a population, with their types."""
 
 
-def _population(args: list[str]) -> dict[str, Any]:
-    """Remove the flags of a population from `args`; return its settings."""
-    given: dict[str, Any] = {}
-    for name in ("seeds", "members", "draw_seed", "width", "layout"):
-        flag = f"--{name.replace('_', '-')}"
-        if (value := take(args, flag)) is not None:
-            given[name] = as_type(flag, value, str if name == "layout" else int)
-    while words := take_words(args, "--sweep", "agent.lr=1e-4,3e-4"):
-        given["sweep"] = [*given.get("sweep", []), *words]
-    for name, example in (("halving", "3"), ("pbt", "2000")):
-        if words := take_words(args, f"--{name}", example):
-            given[name] = parse_search(name, words)
-    return given
+def _population(args: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings of a population among `args`, and the other arguments."""
+    given, rest = read_flags(args, POPULATION)
+    settings = {flag[2:].replace("-", "_"): as_type(flag, value, POPULATION[flag]) for flag, value in given.items()}
+    for name in {"halving", "pbt"} & {*settings}:
+        settings[name] = parse_search(name, settings[name])
+    return settings, rest
 
 
 def _same_population(given: dict[str, Any], found: Any, resume: str | None) -> Mapping[str, Any] | None:
@@ -405,45 +415,11 @@ def _flags(algo: str, config: Any, args: Sequence[str]) -> Any:
         print(first_page(algo, config, command("train")), _description(algo), sep="\n", end="\n\n")
         print(all_settings(config))
         raise SystemExit(0)
-    kinds, given = flag_types(config), {}
-    off = {_no(flag): flag for flag, kind in kinds.items() if kind is bool}
-    words = list(args)
-    while words:
-        flag, equals, value = (word := words.pop(0)).partition("=")
-        if flag in off and not equals:
-            given[off[flag]] = False
-        elif (kind := kinds.get(flag)) is not None:
-            given[flag] = _read_flag(flag, [value] if equals else _take_values(words, kind), kind)
-        else:
-            raise SettingsError(_explain_unknown(algo, word, config))
+    given, unknown = read_flags(args, flag_types(config))
+    if unknown:
+        raise SettingsError(_explain_unknown(algo, unknown[0], config))
     settings = {flag.removeprefix("--").replace("-", "_"): value for flag, value in given.items()}
     return from_plain(config, replace_settings({}, settings), flags=True)
-
-
-def _take_values(words: list[str], kind: Any) -> list[str]:
-    """Remove and return the words at the beginning of `words` that are values of a flag of type `kind`."""
-    if kind is bool:
-        most = 1 if words and words[0].lower() in ("true", "false") else 0
-    else:
-        most = len(words) if typing.get_origin(kind) in (tuple, dict) else 1
-    values = list(itertools.takewhile(lambda word: not is_flag(word), words[:most]))
-    del words[: len(values)]
-    return values
-
-
-def _read_flag(flag: str, words: Sequence[str], kind: Any) -> Any:
-    """Return the words after a flag as what a file would have in their place."""
-    origin = typing.get_origin(kind) or kind
-    if origin is bool:
-        word = words[0] if words else "true"
-        return {"true": True, "false": False}.get(word.lower(), word)
-    if not words:
-        raise SettingsError(f"{flag} needs a value{', as in ' + flag + ' gravity 9.8' if origin is dict else ''}")
-    if origin is dict:
-        return {name: parse_value(value) for name, value in parse_pairs(flag, words).items()}
-    if origin is tuple:
-        return list(words) if typing.get_args(kind)[0] is str else split_list(" ".join(words)) or [""]
-    return None if words[0] == "None" else words[0]
 
 
 def _explain_unknown(algo: str, word: str, config: Any) -> str:
@@ -457,18 +433,9 @@ def _explain_unknown(algo: str, word: str, config: Any) -> str:
 
 def flags_of(config: Any) -> list[str]:
     """Return all flags of an algorithm with the settings `config`."""
-    more = ("algo", "config", "resume", "allow_changes", "start_over", "from_step", "version", "list_envs", "help")
-    many = ("distributed", "seeds", "members", "draw_seed", "sweep", "halving", "pbt", "layout", "width")
-    flags: list[str] = []
-    for flag, kind in flag_types(config).items():
-        flags += [flag, _no(flag)] if kind is bool else [flag]
-    return [*flags, *(f"--{name.replace('_', '-')}" for name in (*more, *many)), *TOGETHER]
-
-
-def _no(flag: str) -> str:
-    """Return the flag that turns off the setting of `flag`, as `--agent.no-clip`."""
-    head, dot, name = flag.removeprefix("--").rpartition(".")
-    return f"--{head}{dot}no-{name}"
+    kinds = {**flag_types(config), **LAUNCH, **POPULATION, **TOGETHER}
+    switches = [no(flag) for flag, kind in flag_types(config).items() if kind is bool]
+    return [*kinds, *switches, "--version", "--list-envs", "--help"]
 
 
 def flag_types(config: Any, prefix: str = "") -> dict[str, Any]:

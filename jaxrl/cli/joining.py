@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import jax
 
 import jaxrl.training.processes as processes
-from jaxrl.cli.arguments import switch, take
+from jaxrl.cli.arguments import read_flags
 from jaxrl.cli.config import TOGETHER, as_type
 from jaxrl.cli.main import divide_cpu
 from jaxrl.cli.opening import stage
@@ -29,18 +29,15 @@ def split_process_flags(args: Sequence[str]) -> tuple[list[str], dict[str, Any] 
     Raises:
       SettingsError: a value is invalid, or `--distributed` is missing.
     """
-    args = list(args)
-    given: dict[str, Any] = {}
-    for flag, (name, kind) in TOGETHER.items():
-        if (value := take(args, flag)) is not None:
-            given[name] = as_type(flag, value, kind)
-    if not switch(args, "--distributed"):
+    flags, rest = read_flags(args, TOGETHER)
+    given = {flag[2:].replace("-", "_"): as_type(flag, value, TOGETHER[flag]) for flag, value in flags.items()}
+    if not given.pop("distributed", False):
         if given:
-            flags = ", ".join(flag for flag, (name, _) in TOGETHER.items() if name in given)
-            raise SettingsError(f"{flags}: this is how a process joins others; give --distributed as well")
-        return args, None
+            named = ", ".join(flag for flag in TOGETHER if flag in flags)
+            raise SettingsError(f"{named}: this is how a process joins others; give --distributed as well")
+        return rest, None
     _check_joining(**given)
-    return args, given
+    return rest, given
 
 
 def _check_joining(

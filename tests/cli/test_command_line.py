@@ -149,6 +149,9 @@ def test_a_flag_given_twice_is_refused_with_both_values(
         ("--lr 1e-3 --agent.lr 1e-4", "--agent.lr is given twice, as '1e-3' and as '1e-4'"),
         ("--env-args gravity 9 gravity 8", "--env-args names gravity twice, as '9' and as '8'"),
         ("--halving factor=2 factor=3", "halving names factor twice"),
+        ("dqn --algo ppo", "the algorithm is named twice, as dqn and by --algo ppo; name it once"),
+        ("--no-quiet false", "unexpected argument 'false'"),
+        ("--env-args name 1", "no parameter can be called name"),
     ],
 )
 def test_what_contradicts_itself_is_refused(args: str, said: str) -> None:
