@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.buffers.base import Buffer
+from jaxrl.buffers.compact import CompactRows
 from jaxrl.buffers.frames import rows_equal
 from jaxrl.buffers.prioritised import PrioritisedState
 from jaxrl.errors import SettingsError, check_between
@@ -169,6 +170,9 @@ def _sample(parts: _Parts, state: HindsightState, key: Key, pushes: Array, opt_s
     # With 0 steps, the goal is what the step itself achieved.
     later: Transition = ring.read(_later_row(state, batch.index, steps))
     new = _relabel(batch.items, _env_obs(later.next_obs)["achieved_goal"], state.discount, parts.goal)
+    if isinstance(ring, CompactRows):
+        # An end that is lost is no achieved goal, though without hindsight it does not matter what a last step led to.
+        new = new._replace(weight=jnp.where(ring.is_lost(batch.index), jnp.zeros_like(new.weight), new.weight))
     return batch._replace(items=tree_where(coin < parts.share, new, batch.items))
 
 

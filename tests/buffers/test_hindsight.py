@@ -159,6 +159,17 @@ def test_goals_are_of_the_same_episode_and_all_that_came_later_are_as_likely(rin
     assert counts[:3].max() / counts[:3].min() < 1.4
 
 
+@pytest.mark.parametrize("ring", [jaxrl.uniform, jaxrl.prioritised])
+def test_where_a_compact_buffer_has_lost_the_end_of_an_episode_nothing_is_learnt_from_it(ring: Any) -> None:
+    """Here each step leads one place further; without its end, a last step would seem to stay where it is."""
+    buffer = made(ring(24, batch_size=24, compact=True, ends=0.1))
+    state = filled(buffer, 12)
+    items = jax.jit(lambda state: buffer.sample(state, KEY, jnp.uint32(12), jnp.uint32(0)))(state).items
+    went = items.next_obs["achieved_goal"][:, 0] - items.obs["achieved_goal"][:, 0]
+    assert (went == 0).any()
+    np.testing.assert_array_equal(went[items.weight > 0], 1)
+
+
 def test_a_share_of_the_batch_alone_is_changed_and_none_where_it_is_nought() -> None:
     ring, state = jaxrl.uniform(24, batch_size=24), filled(made(), 12)
 
