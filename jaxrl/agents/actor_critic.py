@@ -516,7 +516,14 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
     v_tm1 = as_rollout(value)
     # Not `v_tm1` shifted by a step: at an episode's end the successor is not the next observation of the rollout.
     # With a memory, `next_obs` holds the one that the step left, so all successors are valued in a single batch.
-    v_t = _apply_network(parts, params, jax.tree.map(flat, items.next_obs))[1].reshape(steps, num_envs)
+    next_obs = items.next_obs
+    if parts.memory is not None and "log_prob" in items.extras:
+        # What an actor with older parameters remembers would give a step's successor another value than the next step
+        # has, and lambda-returns would add up the differences.
+        inputs = RecurrentObs(masks.for_critic(sample.obs), sample.memory)
+        memory = cast(Any, parts.network).apply(params, inputs, sample.is_first, method="apply_core")
+        next_obs = next_obs._replace(memory=memory)
+    v_t = _apply_network(parts, params, jax.tree.map(flat, next_obs))[1].reshape(steps, num_envs)
     log_prob = distribution.log_prob(sample.action)
     behaviour = as_sample(items.extras["log_prob"]) if "log_prob" in items.extras else log_prob
     # `log_rho` is 0 unless the actors' parameters differ from these.

@@ -248,6 +248,12 @@ class ActorCritic(nn.Module):
         hidden, critic = self.apply_torso(jax.tree.map(merge_axes, obs.obs))
         return self._read_core(run_core(self.core, obs.memory, hidden, is_first)[1], critic)
 
+    def apply_core(self, obs: RecurrentObs, is_first: Array) -> PyTree:
+        """Return the memories after each step of sequences, `[T, B, ...]`; arguments as of `apply_sequence`."""
+        assert self.core is not None
+        hidden, _ = self.apply_torso(jax.tree.map(merge_axes, obs.obs))
+        return run_core(self.core, obs.memory, hidden, is_first)[0]
+
     def _read_core(self, hidden: Array, critic: Array) -> tuple[Array, Array]:
         # Without its own torso, the value function reads the core's output, as the policy does.
         has_torso = self.critic_space is not None or not self.share_core

@@ -285,6 +285,32 @@ def test_the_ratio_is_that_of_the_learner_to_the_parameters_that_acted(spec):
     np.testing.assert_allclose(metrics["clip_fraction"], (np.abs(ratio - 1) > 0.2).mean(), atol=1e-6)
 
 
+def test_bootstraps_remember_what_the_learner_would_though_actors_with_old_parameters_remember_otherwise():
+    """Without rewards and discounts, the target of each step is the value at the end of its episode, or rollout."""
+    agent = ppo(core="gru", core_features=4, features=(8,), gae_lambda=1.0)(SPECS["discrete"])
+    state = moved(jax.jit(agent.init)(jax.random.key(0)))
+    rng = np.random.default_rng(5)
+    draw = lambda *shape: rng.normal(size=(T, N, *shape)).astype(np.float32)
+    now, then = (RecurrentObs(draw(4), jax.tree.map(lambda x: draw(*x.shape), agent.memory)) for _ in range(2))
+    ends = np.zeros((T, N), bool)
+    ends[2, 0] = True  # by a time limit
+    begins = np.roll(ends, 1, axis=0)
+    then.obs[:-1] = np.where(ends[:-1, :, None], then.obs[:-1], now.obs[1:])
+    nought, one = np.zeros((T, N), np.float32), np.ones((T, N), np.float32)
+    items = Transition(now, np.zeros((T, N), np.int32), nought, one, then, {"log_prob": nought}, one, begins, ends)
+    made = jax.jit(agent.prepare)(state, Rollout(jax.tree.map(jnp.asarray, items), jnp.asarray(ends)))
+    apply = jax.jit(lambda obs: agent.policy_fns.value(state, obs, None))
+    act = jax.jit(lambda obs: agent.act(state, obs, jax.random.key(0), jnp.uint32(0), "explore")[1]["memory"])
+    for n in range(N):
+        memory, values = jax.tree.map(lambda x, n=n: x[0, n][None], now.memory), []
+        for t in range(T):
+            memory = jax.tree.map(lambda x: 0 * x, memory) if begins[t, n] else memory
+            memory = act(RecurrentObs(now.obs[t, n][None], memory))
+            values.append(apply(RecurrentObs(then.obs[t, n][None], memory))[0])
+        at_end = [values[2] if n == 0 and t <= 2 else values[-1] for t in range(T)]
+        np.testing.assert_allclose(made.target[n], at_end, atol=1e-5)
+
+
 def test_an_update_of_impala_from_old_parameters_is_that_of_rlax():
     spec = SPECS["discrete"]
     agent = impala(optimizer="sgd", lr=0.5, max_grad_norm=1e9, features=(8,), ent_coef=0.0, vf_coef=0.25)(spec)
