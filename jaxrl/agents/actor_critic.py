@@ -54,8 +54,9 @@ from jaxrl.masks import PRIVILEGED
 from jaxrl.metrics import Metrics, Stat, as_stat, stat
 from jaxrl.nn import ActorCritic, Network
 from jaxrl.spaces import EnvSpec, space_zeros
-from jaxrl.trees import Array, Key, PyTree
+from jaxrl.trees import Array, Key, PyTree, is_part, path_of
 from jaxrl.types import Batch, Demonstrations, RecurrentObs, Rollout
+from jaxrl.xla.reductions import select
 
 LARGEST_RATIO = 1e6
 """Probability ratio above which the reported KL divergence is no longer exact."""
@@ -98,8 +99,8 @@ class PPOConfig(NetworkConfig, OptimizerConfig, CoreConfig):
     vf_coef: Weight = 0.5
     """Weight of the value loss."""
     critic_warmup: Steps = 0
-    """Optimisation steps at the start in which the value learns alone, for a policy that begins with what it has learnt
-    elsewhere (init_from)."""
+    """Optimisation steps at the start in which the value function's own layers learn alone, for a policy that begins
+    with what it has learnt elsewhere (init_from)."""
     teacher_coef: Weight = 0.0
     """Weight of the divergence from a teacher (teacher), KL(teacher || policy) at the steps of each rollout."""
     imitation_coef: Weight = 0.0
@@ -227,6 +228,8 @@ class _Parts(NamedTuple):
     """Whether the network, given everything, must be kept from choosing actions by the privileged state."""
 
 
+VALUE_PARTS = ("params/value", "params/critic_torso")
+"""Parameters that the policy has no part in."""
 CUSTOM_ARGUMENTS = ("make_optimizer", "make_network", "extra_loss")
 """Arguments for parts made in Python."""
 
@@ -636,20 +639,42 @@ def _update(
     if config.desired_kl:
         lr = metrics["lr"] = adapt_lr(lr * scale, shards.pmean(metrics["approx_kl"]), config.desired_kl)
         scale = lr / hyper.lr
+    opt_state = state.opt_state
+    if config.critic_warmup:
+        # The policy's gradients were 0 until then. By the moments and the count that this leaves, Adam would take steps
+        # of several times the learning rate.
+        fresh = parts.gradient_step.init(state.params, lr)
+        opt_state = select(opt_step == config.critic_warmup, fresh, opt_state)
     result = apply_gradient(
         parts.gradient_step,
         gradient,
         state.params,
-        state.opt_state,
+        opt_state,
         lr=lr,
         max_norm=hyper.max_grad_norm,
         opt_step=opt_step,
     )
+    variables = result.variables
+    if config.critic_warmup:
+        variables = _hold_policy(opt_step < config.critic_warmup, state.params, variables)
     return (
-        ActorCriticState(result.variables, result.opt_state, hyper, scale),
+        ActorCriticState(variables, result.opt_state, hyper, scale),
         {"loss": result.loss, "grad_norm": result.norm, **metrics},
         jnp.zeros(batch.weight.shape[0], jnp.float32),  # rollouts have no priorities
     )
+
+
+def _hold_policy(held: Array, old: PyTree, new: PyTree) -> PyTree:
+    """Return `new` variables; while `held`, the `old` ones but for what belongs to the value function alone."""
+    paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(new)[0]]
+    of_value = {path for path in paths if any(is_part(path, part) for part in VALUE_PARTS)}
+    if not of_value:
+        raise SettingsError(
+            "agent.critic_warmup: the network of make_network has no parameters of the value function alone, in a "
+            f"module called {' or '.join(part.rpartition('/')[2] for part in VALUE_PARTS)}; leave critic_warmup at 0"
+        )
+    keep = lambda keys, old, new: new if path_of(keys) in of_value else jnp.where(held, old, new)
+    return jax.tree_util.tree_map_with_path(keep, old, new)
 
 
 def adapt_lr(lr: Array, kl: Array, desired_kl: float) -> Array:

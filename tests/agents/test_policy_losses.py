@@ -285,10 +285,8 @@ def test_the_ratio_is_that_of_the_learner_to_the_parameters_that_acted(spec):
     np.testing.assert_allclose(metrics["clip_fraction"], (np.abs(ratio - 1) > 0.2).mean(), atol=1e-6)
 
 
-def test_bootstraps_remember_what_the_learner_would_though_actors_with_old_parameters_remember_otherwise():
-    """Without rewards and discounts, the target of each step is the value at the end of its episode, or rollout."""
-    agent = ppo(core="gru", core_features=4, features=(8,), gae_lambda=1.0)(SPECS["discrete"])
-    state = moved(jax.jit(agent.init)(jax.random.key(0)))
+def remembered(agent):
+    """Return a rollout without rewards, memories at random, in the first row of which an episode is cut off."""
     rng = np.random.default_rng(5)
     draw = lambda *shape: rng.normal(size=(T, N, *shape)).astype(np.float32)
     now, then = (RecurrentObs(draw(4), jax.tree.map(lambda x: draw(*x.shape), agent.memory)) for _ in range(2))
@@ -298,7 +296,15 @@ def test_bootstraps_remember_what_the_learner_would_though_actors_with_old_param
     then.obs[:-1] = np.where(ends[:-1, :, None], then.obs[:-1], now.obs[1:])
     nought, one = np.zeros((T, N), np.float32), np.ones((T, N), np.float32)
     items = Transition(now, np.zeros((T, N), np.int32), nought, one, then, {"log_prob": nought}, one, begins, ends)
-    made = jax.jit(agent.prepare)(state, Rollout(jax.tree.map(jnp.asarray, items), jnp.asarray(ends)))
+    return jax.tree.map(jnp.asarray, Rollout(items, ends))
+
+
+def test_bootstraps_remember_what_the_learner_would_though_actors_with_old_parameters_remember_otherwise():
+    """Without rewards and discounts, the target of each step is the value at the end of its episode, or rollout."""
+    agent = ppo(core="gru", core_features=4, features=(8,), gae_lambda=1.0)(SPECS["discrete"])
+    state, rollout = moved(jax.jit(agent.init)(jax.random.key(0))), remembered(agent)
+    made = jax.jit(agent.prepare)(state, rollout)
+    now, then, begins = rollout.items.obs, rollout.items.next_obs, rollout.items.is_first
     apply = jax.jit(lambda obs: agent.policy_fns.value(state, obs, None))
     act = jax.jit(lambda obs: agent.act(state, obs, jax.random.key(0), jnp.uint32(0), "explore")[1]["memory"])
     for n in range(N):
@@ -336,3 +342,39 @@ def test_an_update_of_impala_from_old_parameters_is_that_of_rlax():
 def test_a_weighted_surrogate_without_v_trace_is_refused():
     with pytest.raises(SettingsError, match="weighted needs V-trace"):
         ppo(surrogate="weighted")
+
+
+# --- values alone -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"shared": True}, {"optimizer": "adamw", "weight_decay": 1.0}, {"core": "gru", "core_features": 4}],
+    ids=["apart", "shared", "decay", "core"],
+)
+def test_the_policy_stays_while_values_are_learnt_alone_and_then_begins_with_a_fresh_optimizer(settings):
+    plain = {"features": (8,), "lr": 1e-2, "normalise_advantage": "none", **settings}
+    agent, without = (ppo(critic_warmup=warmup, **plain)(SPECS["discrete"]) for warmup in (3, 0))
+    state, rollout = jax.jit(agent.init)(jax.random.key(0)), remembered(agent)
+    if agent.memory is None:
+        items = rollout.items
+        rollout = rollout._replace(items=items._replace(obs=items.obs.obs, next_obs=items.next_obs.obs))
+    rows = N if agent.memory is not None else T * N
+    batch = lambda sample: Batch(sample, jnp.arange(rows), jnp.ones(rows))
+
+    def updated(agent, state, opt_step):
+        update = lambda state, sample: agent.update(state, batch(sample), (), jnp.uint32(opt_step))[0]
+        return jax.jit(update)(state, jax.jit(agent.prepare)(begun, rollout))
+
+    flat = lambda x: x.reshape(T * N, *x.shape[2:])
+    see = jax.jit(lambda state: agent.apply["params"](state.params, jax.tree.map(flat, rollout.items.obs))[:2])
+    begun = warm = state
+    for opt_step in range(3):
+        warm = updated(agent, warm, opt_step)
+    (policy, value), (policy_before, value_before) = see(warm), see(begun)
+    np.testing.assert_array_equal(policy, policy_before)
+    assert np.abs(value - value_before).max() > 1e-3
+    fresh_state = jax.jit(without.init)(jax.random.key(0))._replace(params=warm.params)
+    then, as_new = (vector_of(updated(*pair, 3).params) for pair in ((agent, warm), (without, fresh_state)))
+    np.testing.assert_allclose(then, as_new, atol=1e-7)
+    assert np.abs(then - vector_of(warm.params)).max() > 1e-3
