@@ -632,9 +632,14 @@ def _update(
     training_key = nn.training_key(parts.network, key)
     gradient = loss_gradient(parts.gradient_step, loss, state.params, sample, key=training_key)
     terms = gradient.aux
-    # One reduction for all terms: on a GPU each would be a kernel of its own.
-    means = jnp.stack(list(terms.values())).reshape(len(terms), -1).mean(axis=1)
-    metrics = {name: means[i] for i, name in enumerate(terms)}
+    # One reduction for all terms: on a GPU each would be a kernel of its own. The terms are weighted; those of
+    # demonstrations are not, which have nothing to do with the steps.
+    rows = jnp.stack([*terms.values(), sample.weight]).reshape(len(terms) + 1, -1)
+    *means, share = rows.mean(axis=1)
+    share = jnp.maximum(share, 1 / rows.shape[1])  # if no step counts, all terms are 0
+    metrics = {
+        name: mean if name == "imitation_loss" else mean / share for name, mean in zip(terms, means, strict=True)
+    }
     lr, scale = hyper.lr, state.lr_scale
     if config.desired_kl:
         lr = metrics["lr"] = adapt_lr(lr * scale, shards.pmean(metrics["approx_kl"]), config.desired_kl)

@@ -219,6 +219,18 @@ def test_nothing_is_learnt_from_a_step_of_weight_0(spec):
     assert np.abs(after - other).max() > 1e-2
 
 
+def test_metrics_are_means_over_the_steps_that_count(spec):
+    weight = np.ones((T, N), np.float32)
+    weight[2:, 1] = 0
+    agent = an_agent(spec)
+    before, sample = beginning(agent, spec, weight)
+    sample = sample._replace(log_prob=sample.log_prob - jnp.where(sample.weight > 0, 0.1, 5.0))
+    metrics = updating(agent)(before, sample)[1]
+    np.testing.assert_allclose(metrics["approx_kl"], np.exp(0.1) - 1 - 0.1, rtol=1e-4)
+    entropy = jax.jit(lambda obs: agent.policy_fns.distribution(before, obs, jnp.uint32(0)).entropy())(sample.obs)
+    np.testing.assert_allclose(metrics["entropy"], np.mean(entropy[sample.weight > 0]), rtol=1e-5)
+
+
 # --- old parameters ---------------------------------------------------------------------------------------------
 
 

@@ -152,6 +152,19 @@ def test_a_scan_is_the_recurrence_of_its_paper(recurrence: Any) -> None:
         )
 
 
+@pytest.mark.parametrize("name", ["lru", "s5"])
+def test_complex_matrices_begin_as_large_as_in_the_papers(name: str) -> None:
+    """Variances of the complex entries, times the number of inputs and of all states: B of both has `1 / H`.
+
+    C of the LRU has `2 / N` (Orvieto et al. 2023, appendix A), that of S5 `2 / P` (the authors' `ssm.py`).
+    """
+    core, width = Core(name, 400), 400
+    memory = jax.tree.map(lambda x: np.ones((1, *x.shape), np.float32), initial_memory(name, width))
+    params = jax.jit(core.init)(KEY, memory, np.zeros((1, F), np.float32))["params"]["cells_0"]
+    variance = lambda layer: width * sum(np.var(params[f"{layer}_{part}"]["kernel"]) for part in range(2))
+    np.testing.assert_allclose([variance("into"), variance("out")], [1, 2], rtol=0.03)
+
+
 def test_eigenvalues_of_hippo() -> None:
     """Of two states the normal part is -1/2 and sqrt(3) / 2 beside the diagonal; of more they lie further apart."""
     np.testing.assert_allclose(hippo_eigenvalues(2), [-0.5 + 0.5j * np.sqrt(3)])
