@@ -112,10 +112,12 @@ class PPOConfig(NetworkConfig, OptimizerConfig, CoreConfig):
     """Normalise advantages to mean 0 and standard deviation 1 over each minibatch, over the whole batch, or not at all
     (none). A minibatch of a single sample is left as it is."""
     target_kl: Weight = 0.0
-    """Approximate KL divergence from the old policy above which the remaining epochs are skipped; 0: never."""
+    """Approximate KL divergence from the old policy above which the remaining updates on a rollout are skipped; needs
+    several updates on each rollout. 0: never."""
     desired_kl: Weight = 0.0
     """Approximate KL divergence from the old policy for which the learning rate is adapted, in each update (0.01 in
-    RSL-RL): lowered above twice as much, raised below half of it; 0: never."""
+    RSL-RL): lowered above twice as much, raised below half of it; needs several updates on each rollout, or actors
+    that lag behind. 0: never."""
     squash: bool = False
     """Squash continuous actions into their bounds with tanh; otherwise they are clipped."""
     free_scale: bool = True

@@ -839,7 +839,11 @@ def policy_loss_keys(parts: Parts, key: Key | None) -> tuple[Key | None, Key | N
 
 
 def critic_policy_fns(parts: Parts, distribution: DistributionFn | str, keep_critic: StripFn) -> PolicyFns:
-    """Return the `PolicyFns` of an agent with critics; the value is what its policy improves."""
+    """Return the `PolicyFns` of an agent with critics.
+
+    The value is what its policy improves, except for TD3 and TD3+BC: there it is the lowest of the critics, while the
+    policy improves the first.
+    """
     return PolicyFns(
         distribution,
         partial(_values, parts),

@@ -106,7 +106,7 @@ class SACConfig(SequenceConfig, CategoricalConfig):
     """Continuous actions sampled for the CQL penalty: this many uniformly, this many from the policy, and this many
     from the policy at the next observation."""
     eta: Weight = 0.0
-    """Weight of a penalty for critics whose gradients in the action point the same way (continuous actions; EDAC, 1 to
+    """Weight of a penalty for critics whose gradients in the action point the same way (continuous actions; EDAC, up to
     1000 as published); 0 turns it off."""
 
 

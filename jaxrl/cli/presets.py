@@ -797,7 +797,7 @@ PRESETS["iql"] = {
 PRESETS["td3_bc"] = {
     "Pendulum-v1": _from_data(10_000, True, {**_TENTH, "normalise_obs": True}, bc_alpha=10.0, tau=0.02),
 }
-# Not tried: sizes, rates and rewards as above, all else as published.
+# Not tuned: sizes, rates and rewards as above, batches of 256, all else as published.
 PRESETS["rebrac"] = {
     "Pendulum-v1": {**_from_data(10_000, True, _TENTH), "batch_size": 256},
 }

@@ -216,7 +216,7 @@ def _real_product(matrices: Any, h: tuple[Array, Array]) -> Array:
 
 
 def slow_gate(key: Key, shape: Any, dtype: Any = jnp.float32) -> Array:
-    """Draw biases of a gate `z` with time scales `1 / z` log-uniform from 1 to `LONGEST` steps.
+    """Draw biases of a gate `z` with `1 / z - 1` log-uniform from 1 to `LONGEST`; `1 / z` is a time scale in steps.
 
     After the chrono initialisation (Tallec and Ollivier 2018, https://arxiv.org/abs/1804.11188), whose time scales are
     uniform.

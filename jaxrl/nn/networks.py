@@ -184,8 +184,9 @@ class ActorCritic(nn.Module):
     """Policy outputs and values for a batch of observations; with a core, for observations and memory.
 
     `[B, ...] -> [B, outputs]`, `[B]` and the next memory (`()` without a core). Matrices are initialised orthogonal,
-    except the input matrices of a core. The last matrix of the policy is small, so that the initial policy is close to
-    uniform (Andrychowicz et al. 2021, https://arxiv.org/abs/2006.05990, section 3.2).
+    except in the blocks of SimBa and in a core, where only the recurrent ones of GRU and LSTM are. The last matrix of
+    the policy is small, so that the initial policy is close to uniform (Andrychowicz et al. 2021,
+    https://arxiv.org/abs/2006.05990, section 3.2).
     """
 
     observation_space: Any

@@ -132,7 +132,8 @@ class GreedyPolicy:
         infinity for what a mask forbids; with critics of continuous actions (SAC, TD3, ...) it is that of the greedy
         action, a number or `[N]`. With `action`, it is that of the action given. Policy gradients (PPO, ...) return the
         value of the observation, and so does IQL where no `action` is given, which learns both. Of several critics it
-        is the lowest. As for `probabilities`, nothing is remembered.
+        is the lowest, or the mean for agents whose policy improves the mean (REDQ, DroQ, TQC, FastSAC). As for
+        `probabilities`, nothing is remembered.
 
         Raises:
           SettingsError: the agent has no values, its critics were not kept, or the privileged state that they see was
