@@ -557,9 +557,12 @@ def target_distribution(
         target = jax.vmap(hl_gauss, in_axes=(0, None))(jnp.sum(p * z, axis=-1), support)
     else:
         target = jax.vmap(project, in_axes=(0, 0, None))(z, p, support)
-    # A support that follows from rewards contains the returns; one that the user gave may not.
     if config.v_min is None and config.v_max is None:
-        return target, {}
+        # A support that follows from rewards contains the returns, but not what is added to them. Their means are
+        # compared: of critics that know nothing yet, the outermost atoms would lie outside.
+        if isinstance(bonus, float):
+            return target, {}
+        z, p = jnp.sum(p * z, axis=-1, keepdims=True), jnp.ones((len(z), 1), z.dtype)
     outside = jax.vmap(outside_support, in_axes=(0, 0, None))(z, p, support)
     return target, {"out_of_support": jnp.mean(items.weight * outside)}
 

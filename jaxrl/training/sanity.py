@@ -67,8 +67,9 @@ def extremes(row: Mapping[str, Any], agent: Mapping[str, Any], before: Extremes)
 
 def values_beyond(row: Mapping[str, Any], agent: Mapping[str, Any], allowed: Extremes) -> str | None:
     """Return a warning if the mean values of an interval exceed what rewards and discounts allow, else `None`."""
-    if "largest_reward_max" not in row:
-        return None  # a custom strategy with unknown rewards
+    # Unknown are the rewards of a custom strategy, and how much ReBRAC takes from the values of actions far from data.
+    if "largest_reward_max" not in row or agent.get("critic_bc_coef"):
+        return None
     for name in ("q", "value"):
         value = _number(row, name)
         if abs(value) > FACTOR * allowed.bound:
@@ -87,10 +88,13 @@ def support_missed(row: Mapping[str, Any], agent: Mapping[str, Any]) -> str | No
     if share <= OUTSIDE:
         return None
     ends = " and ".join(f"agent.{name} {agent[name]}" for name in ("v_min", "v_max") if agent.get(name) is not None)
-    return (
-        f"{share:.0%} of the returns that are learnt lie outside of the support, by {ends or 'its bounds'}; "
-        "set them wider, or leave them unset: they are then derived from the rewards"
-    )
+    outside = f"{share:.0%} of the returns that are learnt lie outside of the support"
+    if not ends:
+        return (
+            f"{outside} that follows from the rewards: what the agent adds to them, as entropy or a penalty, reaches "
+            "further; set agent.v_min and agent.v_max"
+        )
+    return f"{outside}, by {ends}; set them wider, or leave them unset: they are then derived from the rewards"
 
 
 def _number(row: Mapping[str, Any], name: str) -> float:

@@ -174,6 +174,19 @@ def test_a_support_follows_from_the_rewards_and_none_is_reported_to_lie_beyond_i
     assert jaxrl.td3(**PLAIN, **ATOMS)(BOX).init(KEY).reach == ()
 
 
+@pytest.mark.parametrize(("bonus", "outside"), [(0.0, 0.0), (0.4, 0.25), (1.5, 0.5), (-0.5, 0.25)])
+def test_what_is_added_to_returns_may_lead_beyond_a_support_that_follows_from_rewards(
+    bonus: float, outside: float
+) -> None:
+    """Rewards and values after the step are added to 0, 4, 9 and 10, between the ends 0 and 10."""
+    reward, after = jnp.array([0.0, 2.0, 4.0, 5.0]), jnp.array([0, 2, 5, 5])
+    items = Transition((), (), reward, jnp.ones(4), (), (), jnp.ones(4))
+    logits = 50.0 * jax.nn.one_hot(after, 11)[None]
+    config = jaxrl.SACConfig(atoms=11)
+    _, metrics = target_distribution(config, items, logits, jnp.arange(11.0), jnp.full(4, bonus))
+    assert metrics["out_of_support"] == outside
+
+
 # --- names and refusals -------------------------------------------------------------------------------------------
 
 

@@ -61,6 +61,15 @@ def test_a_narrow_support_is_told_from_a_share_of_5_percent_on() -> None:
     assert told is not None
     assert told.startswith("25% of the returns")
     assert "by agent.v_min 0.0;" in told
+    derived = support_missed({"out_of_support": 0.25}, {"v_min": None, "v_max": None})
+    assert derived is not None
+    assert derived.endswith("set agent.v_min and agent.v_max")
+
+
+def test_values_are_not_measured_against_rewards_where_a_penalty_of_unknown_size_is_taken_from_them() -> None:
+    allowed = Extremes(1.0, 0.9)
+    assert values_beyond(row(-50.0), {"critic_bc_coef": 0.0}, allowed) is not None
+    assert values_beyond(row(-50.0), {"critic_bc_coef": 0.5}, allowed) is None
 
 
 def diverging() -> jaxrl.Strategy:
