@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl import distributions, masks, nn, shards
 from jaxrl.agents import losses, returns, sequences
@@ -637,11 +638,11 @@ def _update(
     # One reduction for all terms: on a GPU each would be a kernel of its own. The terms are weighted; those of
     # demonstrations are not, which have nothing to do with the steps.
     rows = jnp.stack([*terms.values(), sample.weight]).reshape(len(terms) + 1, -1)
-    *means, share = rows.mean(axis=1)
-    share = jnp.maximum(share, 1 / rows.shape[1])  # if no step counts, all terms are 0
-    metrics = {
-        name: mean if name == "imitation_loss" else mean / share for name, mean in zip(terms, means, strict=True)
-    }
+    means, share = jnp.split(rows.mean(axis=1), [len(terms)])
+    of_steps = np.array([name != "imitation_loss" for name in terms])
+    # If no step counts, all of them are 0.
+    means = jnp.where(of_steps, means / jnp.maximum(share, 1 / rows.shape[1]), means)
+    metrics = {name: means[i] for i, name in enumerate(terms)}
     lr, scale = hyper.lr, state.lr_scale
     if config.desired_kl:
         lr = metrics["lr"] = adapt_lr(lr * scale, shards.pmean(metrics["approx_kl"]), config.desired_kl)
