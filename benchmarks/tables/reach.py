@@ -210,15 +210,19 @@ def searches() -> str:
 
 def cores() -> str:
     """Return after how many environment steps an agent with each recurrent core has learnt tasks of memory."""
-    used = [one for one in results("*cores-memory-*.json") if one.rows and one.rows[0]["seed"] is not None]
-    rows = [row for one in used for row in one.rows]
+    measured = [one for one in results("*cores-memory-*.json") if one.rows and one.rows[0]["seed"] is not None]
+    name_of = lambda row: (row["algo"], row["task"], row["core"], row["seed"])
+    # Of a run that was measured again, the latest.
+    latest = {name_of(row): (row, one) for one in measured for row in one.rows}
+    rows = [row for row, _ in latest.values()]
+    used = [one for one in measured if any(one is taken for _, taken in latest.values())]
     columns = [*dict.fromkeys((row["algo"], row["task"]) for row in rows)]
     lines = []
     for core in ("none", *CORES):
         of = lambda column, core=core: [r for r in rows if (r["algo"], r["task"], r["core"]) == (*column, core)]
         lines.append([f"`{core}`", *(_learnt(of(column)) for column in columns)])
     head = ["core", *(f"`{algo}`, {task}" for algo, task in columns)]
-    seeds = "Three seeds, the fastest and the slowest; in brackets after how many steps the others were given up."
+    seeds = "The fastest and the slowest of five seeds; in brackets after how many steps the others were given up."
     return f"{table(head, lines)}\n\n{seeds}\n\n{source(used)}"
 
 
