@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from toys_closed_form import counting_env
 from toys_envs import counting, rollout
+from toys_steps import stepped
 
 from jaxrl.agents import Agent
 from jaxrl.envs import Env, TimeStep, vectorise
@@ -22,12 +23,14 @@ ROWS = np.random.default_rng(0).normal(3.0, 2.0, (24, 3)).astype(np.float32)
 
 # --- moments ------------------------------------------------------------------------------------------------------
 
+take_in = jax.jit(update_moments)
+
 
 def merged(chunks: list[np.ndarray]) -> Moments:
     """Take in `chunks` one after the other."""
     moments = init_moments(chunks[0].shape[1:])
     for chunk in chunks:
-        moments = update_moments(moments, jnp.asarray(chunk))
+        moments = take_in(moments, jnp.asarray(chunk))
     return moments
 
 
@@ -52,8 +55,8 @@ def test_rows_may_be_single_numbers_or_pictures() -> None:
 def test_rows_outside_the_mask_are_left_out() -> None:
     where = np.arange(24) % 3 != 1
     spoilt = np.where(where[:, None], ROWS, 1e9).astype(np.float32)
-    moments = update_moments(init_moments((3,)), jnp.asarray(spoilt[:10]), jnp.asarray(where[:10]))
-    moments = update_moments(moments, jnp.asarray(spoilt[10:]), jnp.asarray(where[10:]))
+    moments = take_in(init_moments((3,)), jnp.asarray(spoilt[:10]), jnp.asarray(where[:10]))
+    moments = take_in(moments, jnp.asarray(spoilt[10:]), jnp.asarray(where[10:]))
     assert_moments_of(moments, ROWS[where])
 
 
@@ -74,7 +77,7 @@ def test_zeros_in_place_of_a_first_observation_are_not_counted(placeholder: floa
 def test_a_mask_without_rows_changes_nothing() -> None:
     before = merged([ROWS])
     for start in (before, init_moments((3,))):
-        after = update_moments(start, jnp.asarray(ROWS), jnp.zeros(24, bool))
+        after = take_in(start, jnp.asarray(ROWS), jnp.zeros(24, bool))
         for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(start), strict=True):
             np.testing.assert_array_equal(a, b)
 
@@ -289,10 +292,7 @@ def wandering() -> Env:
 
 def test_the_policy_acts_on_observations_scaled_by_the_moments_of_training() -> None:
     strategy = on_policy(wandering(), echo, processor=OBS_ONLY, num_envs=4, rollout=10, epochs=1, minibatches=1)
-    state = jax.jit(strategy.init)(jax.random.key(0))
-    step = jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t)[0])
-    for t in range(2):
-        state = step(state, jnp.uint32(t))
+    _, state, _ = stepped(strategy, 2)
     params = strategy.policy.params(state)
     ((moments,), *_) = params.processor
     assert float(moments.count) == 4 * (2 * 10 + 1)

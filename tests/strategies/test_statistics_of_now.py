@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_bits import same_bits
+from toys_steps import stepped
 
 import jaxrl
 from jaxrl.agents import Agent
@@ -61,10 +63,7 @@ def trained(processor: Processor, steps: int = 100, **settings: Any) -> tuple[di
     """Return the last batch, and all observations up to then."""
     settings = {"num_envs": 1, "opt_interval": 1, "warmup": 16, "buffer": jaxrl.uniform(1_000, 16), **settings}
     strategy = jaxrl.off_policy(climbing(), witness, processor=processor, **settings)
-    state = jax.jit(strategy.init)(jax.random.key(0))
-    step = jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t)[0])
-    for t in range(steps):
-        state = step(state, jnp.uint32(t))
+    _, state, _ = stepped(strategy, steps)
     return jax.tree.map(np.asarray, state.agent), np.arange(strategy.warmup_env_steps + steps + 1.0)
 
 
@@ -179,6 +178,8 @@ def test_a_recurrent_agent_learns_from_sequences_that_are_scaled_when_used() -> 
         opt_interval=2,
         warmup=40,
     )
-    result = jaxrl.Trainer(strategy, max_opts=20, eval_interval=0, quiet=True).train()
-    (moments,) = result.state.processor.inner[0].moments
-    assert float(moments.mean[0]) == pytest.approx(np.arange(result.summary["env_steps"] // 2 + 1).mean())
+    first, state, metrics = stepped(strategy, 20)
+    (moments,) = state.processor.inner[0].moments
+    assert float(moments.mean[0]) == pytest.approx(np.arange((strategy.warmup_env_steps + 20 * 2) // 2 + 1).mean())
+    assert int(metrics["skipped_updates"].count.sum()) == 0
+    assert not same_bits(state.agent.params, first.agent.params)

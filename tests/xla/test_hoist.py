@@ -346,4 +346,4 @@ def test_nothing_is_drawn_in_the_inner_loop_of_training(name: str) -> None:
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_nor_with_the_forms_of_an_accelerator(platform: str) -> None:
     with forms(platform):
-        assert_nothing_drawn_inside(TRAINED["ppo"]())
+        assert_nothing_drawn_inside(TRAINED["an environment of one's own, rollouts"]())
