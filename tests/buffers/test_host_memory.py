@@ -57,9 +57,8 @@ def strategy(where: str, kind: str = "uniform", capacity: int = 400) -> jaxrl.St
     buffer = BUFFERS[kind](capacity, batch_size=16, memory=where)
     stack = jaxrl.frame_stack(2 if kind == "frames" else 1)
     processor = jaxrl.chain(stack, jaxrl.one_step())
-    return jaxrl.off_policy(
-        wandering(), summing, processor=processor, buffer=buffer, num_envs=4, opt_interval=4, warmup=64
-    )
+    sizes = {"num_envs": 4, "opt_interval": 4, "warmup": 64}
+    return jaxrl.off_policy(wandering(), summing, processor=processor, buffer=buffer, **sizes)
 
 
 def trainer(made: jaxrl.Strategy, **given: Any) -> jaxrl.Trainer:
