@@ -289,10 +289,21 @@ def test_a_cell_of_nnx_is_a_core(kind: str) -> None:
         own = jax.tree.map(lambda x, t=t: np.where(FIRST[t][:, None], np.float32(0.0), x), own)
         own, y = step(params, own, dense(XS[t], variables["params"]["embed"]).astype(np.float32))
         np.testing.assert_allclose(outs[t], y, rtol=1e-4, atol=1e-5)
+    # Gradients pass through two layers of it.
+    deep = Core(kind, WIDTH, 2)
+    blank = blank_of(kind, layers=2)
+    total = lambda variables: deep.apply(variables, blank, XS, FIRST, method="sequence")[1].sum()
+    jax.eval_shape(lambda key: jax.grad(total)(deep.init(key, blank, XS[0])), KEY)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_registry")
+def test_an_agent_learns_with_a_cell_of_nnx() -> None:
+    register_core("nnx", lambda features: NNXCell(features, lambda rngs: nnx.LSTMCell(WIDTH, WIDTH, rngs=rngs)))
+    agent = jaxrl.ppo(core="nnx", core_features=WIDTH, core_layers=2, features=(4,))
     env = jaxrl.make_env("memory:Recall", length=2)
-    agent = jaxrl.ppo(core=kind, core_features=WIDTH, core_layers=2, features=(4,))
-    strategy = jaxrl.on_policy(env, agent, num_envs=4, rollout=4, epochs=1, minibatches=1)
-    jax.eval_shape(lambda key: strategy.step(strategy.init(key), key, jnp.uint32(0)), KEY)  # which also learns with it
+    _, _, metrics = stepped(jaxrl.on_policy(env, agent, num_envs=4, rollout=4, epochs=1, minibatches=1), 2)
+    assert metrics["loss"].count.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(

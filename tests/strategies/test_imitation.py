@@ -99,6 +99,7 @@ def updated(agent: Any, state: Any, sample: Any, demos: Demonstrations, opt_step
     return agent.update(state, batch, KEY, opt_step)[:2]
 
 
+@pytest.mark.every_day("under a mask", "several", "squashed", "joint")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_has_the_imitation_of_demonstrations_beside_its_own_terms(kind: str) -> None:
     spec, more, by_hand = KINDS[kind]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_bits import same_bits
-from toys_steps import stepped
+from toys_steps import KEY, stepped
 
 import jaxrl
 from jaxrl.agents import Agent
@@ -59,10 +59,14 @@ def witness(spec: EnvSpec) -> Agent:
     )
 
 
+def witnessed(processor: Processor, **settings: Any) -> jaxrl.Strategy:
+    settings = {"num_envs": 1, "opt_interval": 1, "warmup": 16, "buffer": jaxrl.uniform(1_000, 16), **settings}
+    return jaxrl.off_policy(climbing(), witness, processor=processor, **settings)
+
+
 def trained(processor: Processor, steps: int = 100, **settings: Any) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Return the last batch, and all observations up to then."""
-    settings = {"num_envs": 1, "opt_interval": 1, "warmup": 16, "buffer": jaxrl.uniform(1_000, 16), **settings}
-    strategy = jaxrl.off_policy(climbing(), witness, processor=processor, **settings)
+    strategy = witnessed(processor, **settings)
     _, state, _ = stepped(strategy, steps)
     return jax.tree.map(np.asarray, state.agent), np.arange(strategy.warmup_env_steps + steps + 1.0)
 
@@ -106,7 +110,8 @@ def test_what_is_changed_behind_a_normaliser_is_scaled_as_it_comes() -> None:
         chain(normalise_reward(), jaxrl.reward_clip(1.0), one_step()),
     ):
         assert processor.replay_fns is None
-        trained(processor, steps=2)
+        init, step = witnessed(processor)[:2]
+        jax.eval_shape(lambda key, init=init, step=step: step(init(key), key, jnp.uint32(0)), KEY)
 
 
 def test_a_session_scales_alike() -> None:

@@ -197,6 +197,7 @@ KINDS: dict[str, tuple[EnvSpec, dict[str, Any], Any]] = {
 }
 
 
+@pytest.mark.every_day("under a mask", "several", "gaussian", "squashed")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_has_the_divergence_from_the_teacher_beside_its_own_terms(kind: str) -> None:
     spec, more, by_hand = KINDS[kind]
@@ -282,7 +283,7 @@ def old_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_goes_on_to_the_same_bits_with_a_teacher_that_remembers(tmp_path: Path) -> None:
     env = jaxrl.make_env(CARTPOLE)
     stacked = jaxrl.chain(jaxrl.frame_stack(2), jaxrl.one_step())
-    teacher = fresh(jaxrl.ppo(core="gru", core_features=4, **SMALL), env.spec, stacked)
+    teacher = fresh(jaxrl.ppo(**SMALL), env.spec, stacked)
     student = jaxrl.ppo(teacher_coef=jaxrl.linear(1.0, 0.0, 50), **SMALL)
     strategy = taught(env, teacher, student)
     whole = jaxrl.Trainer(strategy, max_opts=8, **QUIET).train().state
@@ -291,7 +292,7 @@ def test_a_run_goes_on_to_the_same_bits_with_a_teacher_that_remembers(tmp_path: 
     assert state_digest(parts) == state_digest(whole)
     again = taught(env, teacher.at(jax.tree.map(jnp.copy, teacher.params)), student)
     assert again.info.settings == strategy.info.settings  # which a run that goes on looks at
-    other = taught(env, fresh(jaxrl.ppo(core="gru", core_features=4, **SMALL), env.spec, stacked, seed=8), student)
+    other = taught(env, fresh(jaxrl.ppo(**SMALL), env.spec, stacked, seed=8), student)
     known = strategy._replace(info=other.info)  # by which it is decided, before anything is compiled
     with pytest.raises(SettingsError, match="teacher_sha256"):
         jaxrl.Trainer(known, max_opts=12, run_dir=str(tmp_path), resume=True, **QUIET).train()
