@@ -1,5 +1,6 @@
 """Small data sets whose answers can be worked by hand, for tests."""
 
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -41,10 +42,14 @@ def walk(lengths: tuple[int, ...] = (4, 3, 5), terminated: tuple[bool, ...] = (T
 
 def trained(strategy: jaxrl.Strategy, opts: int, seed: int = 0) -> Any:
     """Return the state after `opts` iterations."""
+    return _training(strategy.init, strategy.step)(jax.random.key(seed), jnp.uint32(opts))
 
+
+@lru_cache(maxsize=4)
+def _training(init: Any, step: Any) -> Any:
     @jax.jit
     def train(key: Any, stop: Any) -> Any:
-        state = strategy.init(key)
-        return iterate(lambda state, key, t: strategy.step(state, key, t)[0], state.key, state, jnp.uint32(0), stop)
+        state = init(key)
+        return iterate(lambda state, key, t: step(state, key, t)[0], state.key, state, jnp.uint32(0), stop)
 
-    return train(jax.random.key(seed), jnp.uint32(opts))
+    return train

@@ -24,6 +24,7 @@ from jaxrl.types import RecurrentObs, Step, Transition
 from jaxrl.xla import forms
 
 STEP = jnp.uint32(0)
+look = jax.jit(lambda ring: ring.items)
 
 
 def bits(tree: PyTree) -> list[bytes]:
@@ -77,7 +78,6 @@ def both(
     """Return a plain and a compact ring for blocks like `block`, how both are pushed to, and how one is looked at."""
     buffers = uniform(capacity, 1), uniform(capacity, 1, compact=True, ends=ends, frames=frames)
     push = lambda held, block, t: tuple(b.push(ring, block, t) for b, ring in zip(buffers, held, strict=True))
-    look = jax.jit(lambda ring: ring.items)
     held = tuple(buffer.init(one_of(block), rows, lag, stride) for buffer in buffers)
     return held, jax.jit(push, donate_argnums=0), lambda ring: jax.device_get(look(ring))
 
@@ -86,23 +86,19 @@ def one_of(block: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), block)
 
 
+@pytest.mark.every_day("4-2-3-16-0.15", "1-5-3-10-0.2")
 @pytest.mark.parametrize(
     ("envs", "vector_steps", "n", "capacity", "ending"),
     [
         (3, 1, 1, 12, 0.2),
         (4, 2, 3, 16, 0.15),
         (1, 5, 3, 10, 0.2),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                (3, 1, 1, 12, 0.0),
-                (3, 1, 1, 12, 1.0),
-                (1, 1, 1, 7, 0.3),
-                (2, 3, 1, 18, 0.2),
-                (2, 1, 3, 14, 0.15),
-                (3, 2, 2, 20, 0.2),
-            ]
-        ),
+        (3, 1, 1, 12, 0.0),
+        (3, 1, 1, 12, 1.0),
+        (1, 1, 1, 7, 0.3),
+        (2, 3, 1, 18, 0.2),
+        (2, 1, 3, 14, 0.15),
+        (3, 2, 2, 20, 0.2),
     ],
 )
 def test_it_holds_the_same_bits_after_every_push(
@@ -185,8 +181,8 @@ def test_of_a_block_with_more_ends_than_places_the_last_stay() -> None:
     for t in range(4):
         ring = jax.jit(buffer.push)(ring, block(t), jnp.uint32(t))
     # The last block waits; of the ends before it there is place for four.
-    assert ring.items.weight.tolist() == [0] * 20 + [1] * 12
-    assert ring.items.next_obs.tolist() == [*range(20), *range(-21, -33, -1)]
+    assert look(ring).weight.tolist() == [0] * 20 + [1] * 12
+    assert look(ring).next_obs.tolist() == [*range(20), *range(-21, -33, -1)]
 
 
 # --- frames ---------------------------------------------------------------------------------------------------------
@@ -219,7 +215,7 @@ def test_stacks_are_read_the_same_as_on_accelerators() -> None:
     ring = buffer.init(one_of(block), 2, 2, 2)
     for t in range(9):
         ring, block = jax.jit(buffer.push)(ring, block, jnp.uint32(t)), next(stream)
-    here = jax.jit(lambda ring: ring.items)(ring)
+    here = look(ring)
     for platform in ("cuda", "tpu"):
         with forms(platform):
             assert bits(jax.jit(lambda ring: ring.items)(ring)) == bits(here)
@@ -246,8 +242,8 @@ def test_what_is_no_stack_is_not_learnt_from() -> None:
     for t in range(5):
         ring = jax.jit(buffer.push)(ring, block(t), jnp.uint32(t))
     # It begins with three frames that differ: no episode does. Two steps later all frames are known.
-    assert ring.items.weight[:5].tolist() == [0, 0, 1, 1, 1]
-    np.testing.assert_array_equal(ring.items.obs[2:5], jnp.concatenate([obs(t) for t in (2, 3, 4)]))
+    assert look(ring).weight[:5].tolist() == [0, 0, 1, 1, 1]
+    np.testing.assert_array_equal(look(ring).obs[2:5], jnp.concatenate([obs(t) for t in (2, 3, 4)]))
 
 
 def test_frames_that_cannot_be_are_refused() -> None:

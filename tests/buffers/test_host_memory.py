@@ -8,9 +8,11 @@ from typing import Any
 
 import jax
 import pytest
-from toys_session import Script, digest, drive, small
+from toys_beside import QUIET
+from toys_session import SPEC, Script, digest, drive
 
 import jaxrl
+from jaxrl.agents import Agent
 from jaxrl.training import memory
 from jaxrl.training.program import jit_run, state_shapes
 from jaxrl.training.storage.leaves import state_digest
@@ -24,24 +26,50 @@ BUFFERS: dict[str, Any] = {
 }
 
 
+def summing(spec: jaxrl.EnvSpec) -> Agent:
+    """Make an agent that does nothing but add up what it is given."""
+    return Agent(
+        "summing",
+        init=lambda key: jax.numpy.float32(0),
+        act=lambda state, obs, key, opt_step, mode: (jax.numpy.zeros(len(obs), int), ()),
+        update=lambda state, batch, key, opt_step: (
+            1.5 * state + batch.items.obs.sum(),
+            {},
+            batch.items.obs[:, 0] ** 2,
+        ),
+        strip=lambda state: state,
+    )
+
+
+def wandering() -> jaxrl.Env:
+    """Show four numbers that wander at random, in episodes of nine steps."""
+
+    def step(place: Any, action: Any, key: Any) -> Any:
+        place = place + jax.random.normal(key, (4,))
+        return place, jaxrl.TimeStep(place, 1.0, False)
+
+    spec = jaxrl.EnvSpec("Wandering", jaxrl.Box(-1e9, 1e9, (4,)), jaxrl.Discrete(2), 9)
+    return jaxrl.Env(spec, lambda key: (jax.numpy.zeros(4), jax.numpy.zeros(4)), step)
+
+
 @cache
 def strategy(where: str, kind: str = "uniform", capacity: int = 400) -> jaxrl.Strategy:
     buffer = BUFFERS[kind](capacity, batch_size=16, memory=where)
     stack = jaxrl.frame_stack(2 if kind == "frames" else 1)
     processor = jaxrl.chain(stack, jaxrl.one_step())
-    env, agent = jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(8,))
-    return jaxrl.off_policy(env, agent, processor=processor, buffer=buffer, num_envs=4, opt_interval=4, warmup=64)
+    sizes = {"num_envs": 4, "opt_interval": 4, "warmup": 64}
+    return jaxrl.off_policy(wandering(), summing, processor=processor, buffer=buffer, **sizes)
 
 
 def trainer(made: jaxrl.Strategy, **given: Any) -> jaxrl.Trainer:
-    return jaxrl.Trainer(made, **{"eval_interval": 0, "recorders": [], "max_opts": 120, **given})
+    return jaxrl.Trainer(made, **{**QUIET, "recorders": [], "max_opts": 120, **given})
 
 
 def on_host(state: Any) -> list[Any]:
     return [x for x in jax.tree.leaves(state.buffer) if x.sharding.memory_kind == "pinned_host"]
 
 
-@pytest.mark.every_day("uniform", "frames")
+@pytest.mark.every_day("frames")
 @pytest.mark.parametrize("kind", BUFFERS)
 def test_samples_are_those_of_the_device_to_the_bit(kind: str) -> None:
     states = {where: trainer(strategy(where, kind)).train().state for where in ("device", "host")}
@@ -142,7 +170,9 @@ def test_another_memory_is_refused_and_so_are_shards_of_it() -> None:
 def test_a_session_learns_from_it() -> None:
     digests = []
     for where in ("device", "host"):
-        session = small(buffer=jaxrl.uniform(200, batch_size=8, memory=where))
+        ring = jaxrl.uniform(200, batch_size=8, memory=where)
+        settings = {"num_envs": 2, "opt_interval": 4, "warmup": 20, "max_opts": 1_000, "save_interval": 0}
+        session = jaxrl.Session(SPEC, summing, buffer=ring, processor=jaxrl.one_step(), **settings)
         drive(session, Script(), 40)
         digests.append(digest(session))
         session.close()

@@ -97,6 +97,7 @@ LAYOUTS = [
 """Capacities and rows of a block: on both sides of a whole group and of a level more, and blocks across groups."""
 
 
+@pytest.mark.every_day("5-1", "9-3", "65-9", "518-14")
 @pytest.mark.parametrize(("capacity", "rows"), LAYOUTS)
 def test_every_level_is_what_its_items_come_to(capacity: int, rows: int) -> None:
     buffer = compiled(capacity, 5, alpha=0.7, epsilon=0.5, normalise="all")
@@ -265,6 +266,7 @@ def counts_of(buffer: Buffer, state: PrioritisedState, pushes: int, rows: int, d
     return np.bincount(np.asarray(drawn).ravel(), minlength=len(state.sums[0]))
 
 
+@pytest.mark.every_day("90-9-63", "1500-12-1488")
 @pytest.mark.parametrize(("capacity", "rows", "full"), [(20, 4, 20), (90, 9, 63), (1500, 12, 1488)])
 def test_items_are_drawn_in_proportion_to_their_priorities_to_the_power_of_alpha(
     capacity: int, rows: int, full: int

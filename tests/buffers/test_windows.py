@@ -138,6 +138,7 @@ def test_the_least_weight_of_all_is_that_of_a_whole_sequence() -> None:
     np.testing.assert_allclose(np.unique(np.round(batch.weight, 4)), [round(low, 4), 1.0], rtol=1e-3)
 
 
+@pytest.mark.every_day("prioritised")
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_compact_ring_offers_the_same_bits(kind: str) -> None:
     window, steps, pushes = SequenceSpec(4, 2), 2, 9
@@ -161,6 +162,7 @@ def test_a_compact_ring_offers_the_same_bits(kind: str) -> None:
         np.testing.assert_array_equal(plain, compact)
 
 
+@pytest.mark.every_day("uniform")
 @pytest.mark.parametrize("kind", MAKERS)
 def test_members_that_share_their_count_hold_what_each_would_alone_and_a_push_copies_nothing(kind: str) -> None:
     buffer = MAKERS[kind](30_000, 32).as_sequence_buffer(SequenceSpec(8, 4), ENVS)

@@ -61,6 +61,7 @@ BY_HAND: dict[str, tuple[str, Callable[..., np.ndarray]]] = {
 }
 
 
+@pytest.mark.every_day("policy-bro", "critic-simba")
 @pytest.mark.parametrize("torso", BY_HAND)
 @pytest.mark.parametrize("kind", ["policy", "critic"])
 def test_networks_of_two_blocks_are_those_worked_by_hand(kind: str, torso: str) -> None:

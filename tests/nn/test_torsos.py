@@ -83,7 +83,7 @@ def test_the_stages_of_impala_by_hand():
     """An image of 0 to 15 through one stage: the convolution keeps it, the largest of each window is taken, the first
     block adds 1 and the second nothing."""
     module, x = ImpalaCNN((1,)), jnp.arange(16.0).reshape(1, 4, 4, 1)
-    params = jax.tree.map(jnp.zeros_like, module.init(KEY, x))
+    params = jax.tree.map(jnp.zeros_like, jax.eval_shape(module.init, KEY, x))
     params["params"]["Conv_0"]["kernel"] = jnp.zeros((3, 3, 1, 1)).at[1, 1].set(1.0)
     params["params"]["Residual_0"]["Conv_1"]["bias"] = jnp.ones(1)
     assert module.apply(params, x)[0].tolist() == [11.0, 12.0, 15.0, 16.0]
@@ -92,7 +92,7 @@ def test_the_stages_of_impala_by_hand():
 def test_the_strides_of_nature_by_hand():
     """A single bright pixel reaches, through kernels of ones, those outputs whose windows hold it."""
     module, x = NatureCNN((1, 1, 1)), jnp.zeros((1, 84, 84, 1)).at[0, 40, 0, 0].set(1.0)
-    params = jax.tree.map(jnp.ones_like, module.init(KEY, x))
+    params = jax.tree.map(jnp.ones_like, jax.eval_shape(module.init, KEY, x))
     params = jax.tree_util.tree_map_with_path(lambda path, p: p * (path[-1].key == "kernel"), params)
     # Rows 9 and 10 of 20, then 3 to 5 of 9 (4 sees both), then 1 to 5 of 7; the first column alone in each.
     out = module.apply(params, x)[0].reshape(7, 7)
@@ -100,6 +100,7 @@ def test_the_strides_of_nature_by_hand():
     assert float(jnp.abs(out[:, 1:]).max()) == 0
 
 
+@pytest.mark.every_day("QNetwork-nature", "PolicyNetwork-impala", "Critic-nature", "ActorCritic-impala")
 @pytest.mark.parametrize("torso", ["nature", "impala"])
 @pytest.mark.parametrize("network", [QNetwork, PolicyNetwork, Critic, ActorCritic])
 def test_every_network_takes_every_torso_also_among_other_observations(network, torso):
@@ -205,7 +206,8 @@ def test_in_bfloat16_torsos_compute_while_parameters_heads_and_outputs_stay_floa
     heads = {part: {x.dtype for x in leaves} for part, leaves in inner.items() if part in HEADS}
     assert heads
     assert all(dtypes == {jnp.dtype("float32")} for dtypes in heads.values())
-    ours, theirs = (np.asarray(jax.tree.leaves(jax.jit(net.apply)(variables, obs))[0]) for net in (half, full))
+    outputs = jax.jit(lambda variables: [jax.tree.leaves(net.apply(variables, obs))[0] for net in (half, full)])
+    ours, theirs = map(np.asarray, outputs(variables))
     assert (ours != theirs).any()
     np.testing.assert_allclose(ours, theirs, atol=0.05)
 
@@ -217,8 +219,7 @@ def test_float32_is_the_very_program_of_before():
 
 def test_gradients_through_bfloat16_are_float32_and_move_the_parameters():
     agent = jaxrl.dqn(features=(8,), dtype="bfloat16")(DISCRETE)
-    state = agent.init(KEY)
-    new, metrics = jax.jit(lambda state: updated(agent, DISCRETE, state))(state)
+    state, (new, metrics) = jax.jit(lambda key: (s := agent.init(key), updated(agent, DISCRETE, s)))(KEY)
     assert {leaf.dtype for leaf in jax.tree.leaves((new.params, new.opt_state[0].mu))} == {jnp.dtype("float32")}
     assert (np.asarray(vector_of(new.params)) != np.asarray(vector_of(state.params))).any()
     assert np.isfinite(metrics["loss"])

@@ -1,5 +1,6 @@
 """Frame stacks that never show the previous episode, reward scale and clip, and chains of processors."""
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -31,8 +32,15 @@ def run(processor: Processor, first: Any, steps: Step) -> tuple[Any, Any, Any]:
     return jax.tree.map(np.asarray, jax.jit(scan)(first, steps))
 
 
-def counted(env: Any, steps: int, num_envs: int = 2) -> tuple[Any, Step]:
-    return rollout(vectorise(env, num_envs), np.zeros((steps, num_envs), np.int32))
+def counted(make: Any, length: int, steps: int, num_envs: int = 2) -> tuple[Any, Step]:
+    """Return the first observations and the steps of counting environments whose episodes have that length."""
+    first, whole = _counted(make, length, num_envs)
+    return first, jax.tree.map(lambda x: x[:steps], whole)
+
+
+@cache
+def _counted(make: Any, length: int, num_envs: int) -> tuple[Any, Step]:
+    return rollout(vectorise(make(length), num_envs), np.zeros((40, num_envs), np.int32))
 
 
 def clocks(stack: np.ndarray, frames: int) -> list:
@@ -44,7 +52,7 @@ def clocks(stack: np.ndarray, frames: int) -> list:
 
 
 def test_the_newest_frame_stands_last_and_an_episode_begins_with_copies_of_its_first() -> None:
-    first, steps = counted(counting(length=4), 6)
+    first, steps = counted(counting, 4, 6)
     start, out, seen = run(frame_stack(3), first, steps)
     assert clocks(start[None], 3) == [[0, 0, 0]]
     assert clocks(seen, 3) == [[0, 0, 1], [0, 1, 2], [1, 2, 3], [0, 0, 0], [0, 0, 1], [0, 1, 2]]
@@ -52,14 +60,14 @@ def test_the_newest_frame_stands_last_and_an_episode_begins_with_copies_of_its_f
 
 
 def test_the_successor_of_a_last_step_ends_the_old_stack() -> None:
-    for env in (counting(length=4), time_limited(4)):
-        first, steps = counted(env, 5)
+    for make in (counting, time_limited):
+        first, steps = counted(make, 4, 5)
         _, out, _ = run(frame_stack(3), first, steps)
         assert clocks(out.final_obs, 3) == [[0, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4], [0, 0, 1]]
 
 
 def test_no_stack_holds_two_episodes() -> None:
-    first, steps = counted(counting(length=3), 40, num_envs=5)
+    first, steps = counted(counting, 3, 40, num_envs=5)
     _, out, seen = run(frame_stack(4), first, steps)
     for stack in (seen, out.final_obs):
         episodes = stack.reshape(*stack.shape[:-1], 4, 2)[..., 1]
@@ -96,7 +104,7 @@ def test_compiled_and_uncompiled_stacks_are_equal(shape: tuple[int, ...]) -> Non
 
 
 def test_one_frame_changes_nothing() -> None:
-    first, steps = counted(counting(length=3), 5)
+    first, steps = counted(counting, 3, 5)
     _, out, seen = run(frame_stack(1), first, steps)
     np.testing.assert_array_equal(seen, steps.obs)
     np.testing.assert_array_equal(out.final_obs, steps.final_obs)
@@ -140,21 +148,21 @@ def test_frames_are_a_count(frames: Any) -> None:
 
 
 def test_rewards_are_scaled_and_the_recorded_return_is_not() -> None:
-    first, steps = counted(counting(length=3), 4)
+    first, steps = counted(counting, 3, 4)
     _, out, _ = run(reward_scale(0.5), first, steps)
     assert out.reward[:, 0].tolist() == [0.5, 1.0, 1.5, 0.5]
     assert out.info["episode_return"][:, 0].tolist() == [1, 3, 6, 1]
 
 
 def test_rewards_are_clipped_on_both_sides() -> None:
-    first, steps = counted(counting(length=3), 4)
+    first, steps = counted(counting, 3, 4)
     steps = steps._replace(reward=np.array([[-5, 5], [-1, 1], [-0.5, 0.25], [0, 3]], np.float32))
     _, out, _ = run(reward_clip(1.0), first, steps)
     assert out.reward.tolist() == [[-1, 1], [-1, 1], [-0.5, 0.25], [0, 1]]
 
 
 def test_nothing_but_the_reward_changes() -> None:
-    first, steps = counted(counting(length=3), 4)
+    first, steps = counted(counting, 3, 4)
     start, out, seen = run(reward_scale(2.0), first, steps)
     np.testing.assert_array_equal(start, first)
     np.testing.assert_array_equal(seen, steps.obs)
@@ -178,7 +186,7 @@ def test_a_negative_clip_is_refused() -> None:
 
 def test_a_chain_runs_from_left_to_right() -> None:
     """Rewards 1, 2, 3: doubled and then clipped at 3 they are 2, 3, 3; clipped first they are 2, 4, 6."""
-    first, steps = counted(counting(length=3), 3)
+    first, steps = counted(counting, 3, 3)
     scaled_first = run(chain(reward_scale(2.0), reward_clip(3.0), one_step(0.5)), first, steps)[1]
     clipped_first = run(chain(reward_clip(3.0), reward_scale(2.0), one_step(0.5)), first, steps)[1]
     assert scaled_first.reward[:, 0].tolist() == [2, 3, 3]
@@ -187,7 +195,7 @@ def test_a_chain_runs_from_left_to_right() -> None:
 
 def test_n_steps_of_stacked_frames() -> None:
     """Episodes of 3 steps cut by a time limit, stacks of 2, windows of 2: both ends of each window are stacks."""
-    first, steps = counted(time_limited(3), 7)
+    first, steps = counted(time_limited, 3, 7)
     processor = chain(frame_stack(2), n_step(2, 0.5))
     start, out, seen = run(processor, first, steps)
     out = jax.tree.map(lambda x: x[1:], out)

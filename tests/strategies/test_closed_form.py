@@ -38,7 +38,7 @@ def learn(toy, n, **settings):
         return iterate(body, state.key, state, jnp.uint32(0), jnp.uint32(UPDATES)).agent
 
     network = QNetwork(toy.env.spec.observation_space, 2, features=(16,), dueling=settings.get("dueling", False))
-    return np.asarray(network.apply(train(jax.random.key(0)).params, toy.obs))
+    return np.asarray(jax.jit(network.apply)(train(jax.random.key(0)).params, toy.obs))
 
 
 @pytest.mark.every_day("clock_truncates-3")

@@ -93,7 +93,7 @@ def test_the_policy_learns_the_right_action_and_then_the_critic_its_value(agent)
     np.testing.assert_allclose(value, toy.values.max(axis=1), atol=1e-2)
 
 
-@pytest.mark.every_day("clock_truncates")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOYS)
 def test_action_values_of_pqn_are_those_of_the_closed_form(name):
     """Acting at random, of episodes that no action changes (or that last one step) the return is that of the best."""
@@ -104,7 +104,7 @@ def test_action_values_of_pqn_are_those_of_the_closed_form(name):
     np.testing.assert_allclose(jax.jit(network.apply)(params, toy.obs), toy.values, atol=1e-2)
 
 
-@pytest.mark.every_day("clock_truncates")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOYS)
 def test_values_of_reppo_are_those_of_the_closed_form(name):
     """No policy has so little entropy as the target, so that the temperature falls from little to none.

@@ -6,15 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import vector_of
+from toys_beside import QUIET
 from toys_closed_form import counting_env
+from toys_steps import KEY, stepped
 
 import jaxrl
-from jaxrl.agents import AgentInfo
+from jaxrl.agents import Agent, AgentInfo
 from jaxrl.processors.base import Processor, init_processor
 from jaxrl.types import SequenceSpec, Step
 
-KEY = jax.random.key(0)
+RING = jaxrl.uniform(120, batch_size=16)
+
+
+def toss(state: Any, obs: Any, key: Any, opt_step: Any, mode: str) -> Any:
+    return jax.random.randint(key, obs.shape[:1], 0, 2), ()
 
 
 def watching(window: SequenceSpec | None) -> Any:
@@ -24,12 +29,11 @@ def watching(window: SequenceSpec | None) -> Any:
         number = lambda dtype: jnp.zeros((16, 6), dtype)
         seen = jnp.zeros((16, 6, 1))
         flags = (number(bool), number(bool)) if window else ()
-        toss = lambda state, obs, key, opt_step, mode: (jax.random.randint(key, obs.shape[:1], 0, 2), ())
 
         def update(state: Any, batch: Any, key: Any, opt_step: Any) -> Any:
             items = batch.items
             kept = items.obs, items.next_obs, items.discount, *((items.is_first, items.is_last) if window else ())
-            return kept, {"flags": jnp.float32(len(jax.tree.leaves((items.is_first, items.is_last))))}, batch.weight
+            return kept, {}, batch.weight
 
         shapes = (seen, seen, number(jnp.float32), *flags)
         start = shapes if window else jax.tree.map(lambda x: x[:, 0], shapes)
@@ -40,26 +44,19 @@ def watching(window: SequenceSpec | None) -> Any:
     return make
 
 
-def after(strategy: jaxrl.Strategy, iterations: int = 30) -> tuple[Any, Any]:
-    state = jax.jit(strategy.init)(KEY)
-    step = jax.jit(lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t))
-    for t in range(iterations):
-        state, metrics = step(state, jnp.uint32(t))
-    return state, metrics
-
-
+@pytest.mark.every_day("6")
 @pytest.mark.parametrize("opt_interval", [3, 6])
 def test_sequences_say_of_each_step_whether_an_episode_begins_ends_or_is_cut_with_it(opt_interval: int) -> None:
     """Episodes end at a count of 7 or, with four steps taken, are cut; all begin at 0, and nothing else is 0."""
     strategy = jaxrl.off_policy(
         counting_env(),
         watching(SequenceSpec(6)),
-        buffer=jaxrl.uniform(120, batch_size=16),
+        buffer=RING,
         num_envs=3,
         opt_interval=opt_interval,
         warmup=60,
     )
-    state, _ = after(strategy)
+    _, state, _ = stepped(strategy, 30)
     obs, next_obs, discount, is_first, is_last = map(np.asarray, state.agent)
     np.testing.assert_array_equal(is_first, obs[..., 0] == 0)
     np.testing.assert_array_equal(is_first[:, 1:], is_last[:, :-1])
@@ -77,11 +74,9 @@ def test_sequences_say_of_each_step_whether_an_episode_begins_ends_or_is_cut_wit
 
 
 def test_single_items_of_replay_hold_no_such_flags() -> None:
-    strategy = jaxrl.off_policy(
-        counting_env(), watching(None), buffer=jaxrl.uniform(120, batch_size=16), num_envs=3, opt_interval=3, warmup=60
-    )
-    _, metrics = after(strategy, 2)
-    assert float(metrics["flags"].sum) == 0
+    strategy = jaxrl.off_policy(counting_env(), watching(None), buffer=RING, num_envs=3, opt_interval=3, warmup=60)
+    items = jax.eval_shape(lambda key: strategy.init(key).buffer.items, KEY)
+    assert (items.is_first, items.is_last) == ((), ())
 
 
 def silent() -> Processor:
@@ -95,22 +90,33 @@ def silent() -> Processor:
     return usual._replace(process=process)
 
 
+def rolling(spec: jaxrl.EnvSpec) -> Agent:
+    """Make an agent that tosses a coin, and keeps as its state which steps of its last rollout were last ones."""
+    return Agent(
+        "rolling",
+        init=lambda key: jnp.zeros(24, bool),
+        act=toss,
+        update=lambda state, batch, key, opt_step: (batch.items, {}, batch.weight),
+        strip=lambda state: state,
+        prepare=lambda state, rollout: rollout.last.reshape(-1),
+    )
+
+
 def test_rollouts_of_a_processor_without_these_flags_end_where_the_steps_say_so() -> None:
-    learnt = []
+    last = []
     for processor in (silent(), jaxrl.one_step(0.9)):
-        agent = jaxrl.ppo(features=(4,))
-        strategy = jaxrl.on_policy(
-            counting_env(), agent, processor=processor, num_envs=3, rollout=8, epochs=1, minibatches=1
-        )
-        learnt.append(vector_of(after(strategy, 3)[0].agent.params))
-    np.testing.assert_allclose(*learnt, rtol=1e-6)
+        settings = {"num_envs": 3, "rollout": 8, "epochs": 1, "minibatches": 1}
+        strategy = jaxrl.on_policy(counting_env(), rolling, processor=processor, **settings)
+        last.append(np.asarray(stepped(strategy, 3)[1].agent))
+    np.testing.assert_array_equal(*last)
+    assert 0 < last[0].mean() < 1
 
 
 def test_an_agent_that_learns_from_sequences_needs_them() -> None:
     strategy = jaxrl.off_policy(
         counting_env(),
         watching(SequenceSpec(6)),
-        buffer=jaxrl.uniform(120, batch_size=16),
+        buffer=RING,
         processor=silent(),
         num_envs=3,
         opt_interval=3,
@@ -120,7 +126,7 @@ def test_an_agent_that_learns_from_sequences_needs_them() -> None:
 
 
 def test_a_strategy_trains_with_another_half_of_its_step() -> None:
-    strategy = jaxrl.off_policy(counting_env(), jaxrl.dqn(features=(4,)), num_envs=2, opt_interval=2, warmup=20)
+    strategy = jaxrl.off_policy(counting_env(), watching(None), buffer=RING, num_envs=2, opt_interval=2, warmup=20)
     collect, learn = strategy.collect, strategy.learn
     assert collect is not None
     assert learn is not None
@@ -131,7 +137,7 @@ def test_a_strategy_trains_with_another_half_of_its_step() -> None:
 
     memory = jaxrl.MemoryRecorder()
     whole = strategy._replace(step=jaxrl.ComposedStep(collect, counted))
-    jaxrl.Trainer(whole, max_opts=10, record_interval=10, recorders=[memory], quiet=True).train()
+    jaxrl.Trainer(whole, max_opts=10, **{**QUIET, "record_interval": 10}, recorders=[memory]).train()
     assert [row["mine"] for row in memory.rows if row["kind"] == "train"] == [3]
 
 

@@ -1,5 +1,7 @@
 """The compiled step updates the buffer in place: what it needs beside the state does not grow with the capacity."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -15,6 +17,7 @@ from jaxrl.trees import tree_bytes
 SMALL, LARGE = 10_000, 1_000_000
 
 
+@cache
 def memory(capacity, loop, compact=False, **settings):
     """Return the memory analysis of the compiled step, or of a loop over steps, and the bytes of its state."""
     settings = {"num_envs": 10, "opt_interval": 10, "warmup": 0, **settings}
@@ -62,5 +65,5 @@ def test_what_a_step_needs_beside_its_state_does_not_grow_with_the_capacity(loop
 
 def test_what_a_loop_needs_does_not_grow_with_the_iterations_of_a_call():
     # The number of iterations is an argument of the compiled program: its memory was settled before it was known.
-    analysis, state_bytes = memory(SMALL, loop=True)
+    analysis, state_bytes = memory(SMALL, True, False, opt_interval=10)
     assert analysis.output_size_in_bytes < state_bytes + (1 << 16)

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from stacked import reduce_metrics
-from toys_bits import numbers, same_bits
+from toys_bits import same_bits
 from toys_closed_form import counting_env
+from toys_steps import KEY, begun, require_episodes, stepped, stepper, walk
 
 import jaxrl
 import jaxrl.strategies.base
@@ -28,7 +29,6 @@ from jaxrl.types import Batch, Transition
 from jaxrl.xla import ahead
 from jaxrl.xla.in_place import LARGE
 
-KEY = jax.random.key(1)
 GAMMA = 0.5
 
 
@@ -94,11 +94,6 @@ def runner(strategy):
     return jax.jit(lambda state, start, stop: iterate(body, state.key, state, start, stop))
 
 
-def stepper(strategy):
-    """Return a compiled `(state, t) -> (state, metrics)`."""
-    return jax.jit(lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t))
-
-
 # --- ratios and counts ------------------------------------------------------------------------------------------
 
 
@@ -121,7 +116,7 @@ def counted(**settings):
         return coins(spec)._replace(init=lambda key: (jnp.full(64, -1), jnp.int32(0)), update=update)
 
     strategy = make(agent=writes_down, **settings)
-    state = jax.jit(strategy.init)(KEY)
+    state = begun(strategy)
     written = int(state.buffer.items.weight.sum())
     assert (np.asarray(state.agent[0]) == -1).all()
     step = stepper(strategy)
@@ -153,23 +148,23 @@ def test_updates_and_environment_steps_are_in_the_ratio_asked_for(
 
 
 @cache
-def sampler(updates, iterations):
-    """Return a compiled `seed -> [iterations, updates, 8]`, the indices of all batches of a ring of 40."""
+def sampler():
+    """Return a compiled `seed -> [200, 3, 8]`, the indices of all batches of a ring of 40, three of them a step."""
 
     def writer(spec):
         def update(state, batch, key, opt_step):
             return state.at[opt_step].set(batch.index), {}, jnp.zeros(batch.weight.shape)
 
-        return coins(spec)._replace(init=lambda key: jnp.zeros((iterations * updates, 8), jnp.int32), update=update)
+        return coins(spec)._replace(init=lambda key: jnp.zeros((600, 8), jnp.int32), update=update)
 
-    strategy = make(agent=writer, capacity=40, batch_size=8, warmup=8, updates=updates)
+    strategy = make(agent=writer, capacity=40, batch_size=8, warmup=8, updates=3)
     init, run = jax.jit(strategy.init), runner(strategy)
-    return lambda seed: np.asarray(run(init(jax.random.key(seed)), 0, iterations).agent).reshape(-1, updates, 8)
+    return lambda seed: np.asarray(run(init(jax.random.key(seed)), 0, 200).agent).reshape(-1, 3, 8)
 
 
 def test_every_update_samples_anew_from_the_same_items():
     """Three a step: the items of both pushes are there for all, and no two batches are alike."""
-    index = sampler(updates=3, iterations=60)(seed=1)
+    index = sampler()(seed=1)[:60]
     assert len({tuple(batch) for batch in index[30:].reshape(90, 8).tolist()}) == 90
     # Every one of the three reaches all of the full ring.
     for turn in range(3):
@@ -223,9 +218,9 @@ def test_warm_up_takes_the_steps_asked_for_and_says_where_it_does_not(warmup, n,
     strategy = make(agent=coins, warmup=warmup, n=n, opt_interval=opt_interval, capacity=64)
     assert strategy.warmup_env_steps == env_steps
     assert [note in said for said in strategy.info.notes] == ([True] if note else [])
-    state = jax.jit(strategy.init)(KEY)
-    # A step whose `n` rewards are not all in is not in the buffer yet.
-    assert int(state.buffer.items.weight.sum()) == env_steps - 2 * (n - 1)
+    if warmup == 8:
+        # A step whose `n` rewards are not all in is not in the buffer yet.
+        assert int(begun(strategy).buffer.items.weight.sum()) == env_steps - 2 * (n - 1)
 
 
 def test_a_capacity_that_was_rounded_is_said():
@@ -251,18 +246,6 @@ def test_warm_up_is_random_or_explores_as_told():
 # --- transitions ------------------------------------------------------------------------------------------------
 
 
-def walk(actions, terminate_at=7, time_limit=4):
-    """Walk one counting environment by hand through `actions`; yield what each step led to."""
-    count, length, steps = 0, 0, []
-    for action in actions:
-        after, length = count + 1 + action, length + 1
-        terminated = after >= terminate_at
-        truncated = not terminated and length >= time_limit
-        steps.append((count, action, 10 * count + action, terminated, truncated, after))
-        count, length = (0, 0) if terminated or truncated else (after, length)
-    return steps
-
-
 def n_step_by_hand(steps, n):
     """Return `obs, action, reward, discount, next_obs` of every step whose `n` rewards are known."""
     rows = []
@@ -283,151 +266,105 @@ def actions_taken(state, env, num_envs, pushes, slots):
     return [int(rows[p % slots, env]) for p in range(pushes)] + [int(a[env]) for a in pending]
 
 
-@pytest.mark.every_day("3-1")
+@cache
+def walked(n, opt_interval):
+    """Return a strategy of three environments, how many steps each took before the first iteration, and all after."""
+    iterations = 10 if opt_interval == 6 else 20
+    strategy = make(agent=coins, n=n, num_envs=3, opt_interval=opt_interval, capacity=120, warmup=12)
+    first, state, metrics = stepped(strategy, iterations)
+    pushes = strategy.warmup_env_steps // 3 - (n - 1) + iterations * strategy.env_steps_per_step // 3
+    assert pushes <= 40
+    warmup = int(first.buffer.items.weight.sum()) // 3 + n - 1
+    walks = [walk(actions_taken(state, env, 3, pushes, 40)) for env in range(3)]
+    return state, metrics, walks, pushes, warmup
+
+
+@pytest.mark.every_day("3-6")
 @pytest.mark.parametrize(("n", "opt_interval"), [(1, 6), (3, 1), (1, 3), (3, 3), (3, 6)])
 def test_the_buffer_holds_exactly_the_transitions_of_the_true_trajectory(n, opt_interval):
-    num_envs, iterations = 3, 10 if opt_interval == 6 else 20
-    strategy = make(agent=coins, n=n, num_envs=num_envs, opt_interval=opt_interval, capacity=120, warmup=12)
-    state = runner(strategy)(jax.jit(strategy.init)(KEY), 0, iterations)
-    vector_steps = strategy.env_steps_per_step // num_envs
-    pushes = strategy.warmup_env_steps // num_envs - (n - 1) + iterations * vector_steps
-    assert pushes <= 40
-    ends = set()
-    for env in range(num_envs):
-        steps = walk(actions_taken(state, env, num_envs, pushes, 40))
+    state, _, walks, pushes, _ = walked(n, opt_interval)
+    held, ends = state.buffer.items, set()
+    for env, steps in enumerate(walks):
         expected = n_step_by_hand(steps, n)
-        held = state.buffer.items
         columns = (held.obs[:, 0], held.action, held.reward, held.discount, held.next_obs[:, 0])
-        came = np.stack([np.asarray(x, np.float64).reshape(40, num_envs)[:pushes, env] for x in columns], axis=1)
+        came = np.stack([np.asarray(x, np.float64).reshape(40, 3)[:pushes, env] for x in columns], axis=1)
         np.testing.assert_array_equal(came, expected)
-        ends |= {(terminated, truncated) for *_, terminated, truncated, _ in steps}
-        assert float(state.env.env[env, 0]) == (0 if steps[-1][3] or steps[-1][4] else steps[-1][5])
+        ends |= {(step.terminated, step.truncated) for step in steps}
+        last = steps[-1]
+        assert float(state.env.env[env, 0]) == (0 if last.terminated or last.truncated else last.after)
     assert ends == {(False, False), (True, False), (False, True)}
-    assert int(held.weight.sum()) == pushes * num_envs
+    assert int(held.weight.sum()) == pushes * 3
 
 
-def test_a_full_ring_overwrites_its_oldest_rows_first():
-    small, large = (make(agent=coins, capacity=capacity, warmup=8, n=3) for capacity in (10, 200))
-    held = (runner(s)(jax.jit(s.init)(KEY), 0, 33).buffer.items for s in (small, large))
-    ring, whole = (jax.tree.map(np.asarray, items) for items in held)
-    pushes = 4 + 33
-    for slot in range(5):
-        newest = max(p for p in range(pushes) if p % 5 == slot)
-        rows = jax.tree.map(lambda x: x[2 * newest : 2 * newest + 2], whole)  # noqa: B023
-        assert same_bits(jax.tree.map(lambda x: x[2 * slot : 2 * slot + 2], ring), rows)  # noqa: B023
+def test_episode_metrics_are_those_of_the_true_trajectory():
+    _, metrics, walks, _, warmup = walked(3, 6)
+    seen = reduce_metrics({name: x for name, x in metrics.items() if name.startswith(("episode", "termi", "trunc"))})
+    assert int(seen["episodes"].count) == int(seen["terminated"].count) + int(seen["truncated"].count)
+    require_episodes(seen, walks, warmup)
 
 
 def test_sampling_reaches_every_row_of_the_ring_and_none_that_was_not_written():
-    sampled = sampler(updates=1, iterations=200)
-    index = np.concatenate([sampled(seed)[:, 0] for seed in range(30)], axis=1)
+    index = np.concatenate([sampler()(seed)[:, 0] for seed in range(30)], axis=1)
     # Eight rows from the warm-up and two more an iteration, until the ring of 40 is full.
     np.testing.assert_array_equal(index[:20].max(axis=1), np.minimum(8 + 2 * (np.arange(20) + 1), 40) - 1)
     assert all(set(row.tolist()) >= set(range(8)) for row in index[:20])
     assert set(index[100:].ravel().tolist()) == set(range(40))
 
 
-def test_episode_metrics_are_those_of_the_true_trajectory():
-    strategy = make(agent=coins, num_envs=3, opt_interval=6, capacity=240, warmup=24)
-    state = jax.jit(strategy.init)(KEY)
-    begun = int(state.buffer.items.weight.sum()) // 3
-    step, stacked = stepper(strategy), []
-    for t in range(20):
-        state, metrics = step(state, jnp.uint32(t))
-        stacked.append({name: metrics[name] for name in metrics if name.startswith(("episode", "termi", "trunc"))})
-    seen = reduce_metrics(jax.tree.map(lambda *xs: np.stack(xs), *stacked))
-    returns, lengths, ends = [], [], []
-    for env in range(3):
-        total = length = 0
-        for place, (_, _, paid, terminated, truncated, _) in enumerate(walk(actions_taken(state, env, 3, 48, 80))):
-            total, length = total + paid, length + 1
-            if terminated or truncated:
-                if place >= begun:
-                    returns.append(total)
-                    lengths.append(length)
-                    ends.append(terminated)
-                total = length = 0
-    assert int(seen["episodes"].count) == len(ends)
-    assert int(seen["terminated"].count) == sum(ends)
-    assert int(seen["truncated"].count) == len(ends) - sum(ends)
-    for name, values in (("episode_return", returns), ("episode_length", lengths)):
-        assert [float(x) for x in seen[name]] == [len(values), sum(values), min(values), max(values)]
-
-
 # --- a run is a function of its settings and its seed ---------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def long_run():
-    strategy = make(n=3, num_envs=4, opt_interval=2, capacity=64)
-    init, run = jax.jit(strategy.init), runner(strategy)
-    state = init(KEY)
-    return init, run, state, run(state, jnp.uint32(0), jnp.uint32(130))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chunk", [1, 7, 50, 64, 130])
-def test_how_a_run_is_cut_into_calls_does_not_change_a_bit(long_run, chunk):
-    _, run, state, whole = long_run
-    assert not same_bits(state, whole)
-    for start in range(0, 130, chunk):
-        state = run(state, jnp.uint32(start), jnp.uint32(min(start + chunk, 130)))
-    assert same_bits(state, whole)
-
-
-@pytest.mark.slow
-def test_every_length_of_a_call_runs_the_same_program(long_run):
-    _, run, state, _ = long_run
-    for start, stop in ((0, 1), (3, 90), (5, 5)):
-        run(state, jnp.uint32(start), jnp.uint32(stop))
-    assert run._cache_size() == 1
-
-
-def test_a_call_of_no_iterations_changes_nothing(long_run):
-    _, run, state, _ = long_run
-    for t in (0, 5, 64):
-        assert same_bits(run(state, jnp.uint32(t), jnp.uint32(t)), state)
 
 
 # Slow, for with the switches by which the ordinary tests compile quickly, blocks of other lengths round otherwise.
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [1, 7, 50])
-def test_how_much_randomness_is_drawn_at_once_does_not_change_a_bit(long_run, block, monkeypatch):
-    _, _, state, whole = long_run
-    monkeypatch.setattr(ahead, "BLOCK", block)
-    strategy = make(n=3, num_envs=4, opt_interval=2, capacity=64)
-    assert same_bits(runner(strategy)(state, 0, 130), whole)
+def test_how_much_randomness_is_drawn_at_once_does_not_change_a_bit(monkeypatch):
+    make_one = lambda: make(n=3, num_envs=4, opt_interval=2, capacity=64)
+    state = begun(make_one())
+    whole = runner(make_one())(state, jnp.uint32(0), jnp.uint32(130))
+    assert not same_bits(state, whole)
+    for block in (1, 7, 50):
+        monkeypatch.setattr(ahead, "BLOCK", block)
+        assert same_bits(runner(make_one())(state, 0, 130), whole)
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, 200), (63, 65), (2**31 - 3, 2**31 + 70), (2**32 - 70, 2**32 - 1)])
-def test_iterate_goes_through_every_iteration_once_and_in_order(start, stop):
+@jax.jit
+def iterated(start, stop):
+    """Return what a loop has written down of its iterations, their random bits, and how many there were."""
+
     def body(carry, key, t):
         log, n = carry
         return log.at[n].set(jnp.stack([t, jax.random.bits(key)])), n + 1
 
-    carry = jnp.zeros((256, 2), jnp.uint32), jnp.int32(0)
-    log, n = jax.jit(lambda a, b: iterate(body, KEY, carry, a, b))(jnp.uint32(start), jnp.uint32(stop))
+    return iterate(body, KEY, (jnp.zeros((256, 2), jnp.uint32), jnp.int32(0)), start, stop)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop"), [(0, 200), (63, 65), (5, 5), (2**31 - 3, 2**31 + 70), (2**32 - 70, 2**32 - 1)]
+)
+def test_iterate_goes_through_every_iteration_once_and_in_order(start, stop):
+    log, n = iterated(jnp.uint32(start), jnp.uint32(stop))
     t = np.arange(start, stop, dtype=np.uint32)
     assert int(n) == len(t)
     bits = jax.vmap(lambda t: jax.random.bits(jax.random.fold_in(KEY, t)))(t)
     np.testing.assert_array_equal(np.asarray(log)[: len(t)], np.stack([t, bits], axis=1))
 
 
-def test_another_seed_gives_another_run(long_run):
-    init, _, state, _ = long_run
-    other = init(jax.random.key(2))
-    assert not same_bits(state.agent.params, other.agent.params)
-    assert not same_bits(state.key, other.key)
-
-
 @pytest.fixture(scope="module")
 def small_run():
     strategy = make(capacity=10, warmup=8)
-    return jax.jit(strategy.init)(KEY), stepper(strategy)
+    return jax.jit(strategy.init), stepper(strategy)
+
+
+def test_another_seed_gives_another_run(small_run):
+    init, _ = small_run
+    one, other = init(KEY), init(jax.random.key(2))
+    assert not same_bits(one.agent.params, other.agent.params)
+    assert not same_bits(one.key, other.key)
 
 
 @pytest.mark.parametrize("start", [2**31 + 5, 2**32 - 40])
 def test_slots_targets_and_exploration_are_right_at_large_iteration_numbers(small_run, start):
-    (state, step), slots, warm = small_run, 5, 4
+    (init, step), slots, warm = small_run, 5, 4
+    state = init(KEY)
     for t in range(start, start + 12):
         new, metrics = step(state, jnp.uint32(t))
         slot = (warm + t) % slots
@@ -486,7 +423,7 @@ def poisoned(poisons):
 
 def test_an_update_that_is_not_finite_leaves_the_agent_bitwise_as_it_was():
     strategy = make(agent=poisoned(POISONS))
-    state, step = jax.jit(strategy.init)(KEY), stepper(strategy)
+    state, step = begun(strategy), stepper(strategy)
     in_a_row, stacked = [], []
     for t in range(12):
         new, metrics = step(state, jnp.uint32(t))
@@ -507,14 +444,21 @@ def test_an_update_that_is_not_finite_leaves_the_agent_bitwise_as_it_was():
 
 
 def test_several_updates_in_one_iteration_are_skipped_one_by_one():
-    strategy = make(agent=poisoned({1: "params", 6: "loss"}), num_envs=4, opt_interval=1)
-    state, step = jax.jit(strategy.init)(KEY), stepper(strategy)
-    counts = []
+    """Of an agent that counts its updates; of the eight, two are not finite."""
+
+    def counting(spec):
+        def update(state, batch, key, opt_step):
+            loss = jnp.where(opt_step == 6, jnp.nan, 1.0)
+            return state + jnp.where(opt_step == 1, jnp.nan, 1.0), {"loss": loss}, jnp.zeros(batch.weight.shape)
+
+        return coins(spec)._replace(update=update)
+
+    strategy = make(agent=counting, num_envs=4, opt_interval=1)
+    state, step = begun(strategy), stepper(strategy)
     for t in range(2):
         state, metrics = step(state, jnp.uint32(t))
-        counts.append((int(metrics["skipped_updates"].count), int(metrics["loss"].count)))
-    assert counts == [(1, 3), (1, 3)]
-    assert np.all([np.isfinite(x).all() for x in jax.tree.leaves(numbers(state.agent))])
+        assert (int(metrics["skipped_updates"].count), int(metrics["loss"].count)) == (1, 3)
+        assert float(state.agent) == 3 * (t + 1)
 
 
 def stub(metrics):
@@ -587,8 +531,9 @@ def broken_env(part):
 
 @pytest.mark.parametrize(("part", "n"), [("obs", 1), ("reward", 3)])
 def test_a_broken_step_cuts_the_episode_and_leaves_rows_of_weight_zero(part, n):
-    strategy = make(env=broken_env(part), n=n, num_envs=1, opt_interval=1, capacity=64, warmup=18 + n)
-    state, step = jax.jit(strategy.init)(KEY), stepper(strategy)
+    agent = coins if n > 1 else None  # DQN of single steps
+    strategy = make(broken_env(part), agent, n, num_envs=1, opt_interval=1, capacity=64, warmup=18 + n)
+    state, step = begun(strategy), stepper(strategy)
     invalid = 0
     for t in range(20):
         state, metrics = step(state, jnp.uint32(t))

@@ -1,14 +1,18 @@
 """The on-policy step: what a rollout holds, what is learnt from and in what order, and when updates are left out."""
 
+from functools import cache, partial
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from stacked import reduce_metrics
-from toys_agents import vector_of
-from toys_bits import numbers, same_bits
+from toys_agents import DISCRETE, updated
+from toys_bits import same_bits
 from toys_closed_form import TOYS, action_preference, counting_env
 from toys_envs import counting, nan_at
+from toys_steps import KEY, begun, require_episodes, stepper, walk
 
 from jaxrl.agents import Agent, AgentFns, dqn, ppo
 from jaxrl.errors import SettingsError
@@ -22,7 +26,6 @@ from jaxrl.types import RecurrentObs, Rollout, Transition
 from jaxrl.xla import ahead
 from jaxrl.xla.shuffle import random_orders
 
-KEY = jax.random.key(1)
 GAMMA = 0.5
 
 
@@ -48,15 +51,6 @@ def coins(spec, **parts):
         prepare=lambda state, rollout: rollout.items.reward.reshape(-1),
     )
     return agent._replace(**parts)
-
-
-def stepper(strategy):
-    """Return a compiled `(state, t) -> (state, metrics)`."""
-    return jax.jit(lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t))
-
-
-def begun(strategy):
-    return jax.jit(strategy.init)(KEY)
 
 
 # --- the rollout ------------------------------------------------------------------------------------------------
@@ -94,18 +88,6 @@ def rollouts(env, iterations, rollout=5, num_envs=3, width=1):
     return jax.tree.map(lambda *xs: np.concatenate(xs), *kept), metrics
 
 
-def walk(actions, terminate_at=7, time_limit=4):
-    """Walk one counting environment by hand through `actions`; yield what each step led to."""
-    count, length, steps = 0, 0, []
-    for action in actions:
-        after, length = count + 1 + action, length + 1
-        terminated = after >= terminate_at
-        truncated = not terminated and length >= time_limit
-        steps.append((count, action, 10 * count + action, terminated, truncated, after))
-        count, length = (0, 0) if terminated or truncated else (after, length)
-    return steps
-
-
 @pytest.fixture(scope="module")
 def trajectory():
     return rollouts(counting_env(), 8)
@@ -134,20 +116,7 @@ def test_what_acting_left_beside_the_action_comes_with_the_step(trajectory):
 
 def test_episode_metrics_are_those_of_the_true_trajectory(trajectory):
     (items, _), metrics = trajectory
-    returns, lengths, ends = [], [], []
-    for env in range(3):
-        total = length = 0
-        for _, _, reward, terminated, truncated, _ in walk(items.action[:, env].tolist()):
-            total, length = total + reward, length + 1
-            if terminated or truncated:
-                returns.append(total)
-                lengths.append(length)
-                ends.append(terminated)
-                total = length = 0
-    assert int(metrics["terminated"].count) == sum(ends) > 0
-    assert int(metrics["truncated"].count) == len(ends) - sum(ends) > 0
-    for name, values in (("episode_return", returns), ("episode_length", lengths)):
-        assert [float(x) for x in metrics[name]] == [len(values), sum(values), min(values), max(values)]
+    require_episodes(metrics, [walk(items.action[:, env].tolist()) for env in range(3)])
 
 
 def test_scalars_of_whole_episodes_are_recorded_only_where_one_ends():
@@ -164,6 +133,7 @@ def test_scalars_of_whole_episodes_are_recorded_only_where_one_ends():
     assert (total / count, low, high) == (2.5, 1, 4)
 
 
+@pytest.mark.every_day("obs")
 @pytest.mark.parametrize("where", ["obs", "reward"])
 def test_an_invalid_step_has_no_weight_and_the_step_before_it_is_a_last_one(where):
     """Every third step is broken. Rollouts of 4 meet it at each of their places."""
@@ -180,20 +150,6 @@ def test_an_invalid_step_has_no_weight_and_the_step_before_it_is_a_last_one(wher
     np.testing.assert_array_equal(items.next_obs[valid][:, 0], items.obs[valid][:, 0] + 1)
     np.testing.assert_array_equal(items.discount[valid], np.full(valid.sum(), GAMMA))
     assert int(metrics["invalid_steps"].count) == int(metrics["truncated"].count) == 8 * 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"core": "gru", "core_features": 4}], ids=["plain", "gru"])
-def test_broken_steps_do_not_stop_an_agent_from_learning(settings):
-    agent = ppo(features=(4,), lr=1e-2, **settings)
-    strategy = make(agent, nan_at(3, "obs"), num_envs=4, rollout=4, epochs=2, minibatches=2)
-    state, step = begun(strategy), stepper(strategy)
-    for t in range(3):
-        new, metrics = step(state, jnp.uint32(t))
-        assert int(metrics["skipped_updates"].count) == 0
-        assert not same_bits(new.agent.params, state.agent.params)
-        state = new
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(numbers(state.agent)))
 
 
 # --- ratios and order -------------------------------------------------------------------------------------------
@@ -216,28 +172,27 @@ def writer(units, updates, memory):
     return lambda spec: coins(spec, init=lambda key: log, act=act, update=update, prepare=prepare, memory=memory)
 
 
-def diary(epochs, minibatches, memory=None, iterations=2, rollout=6):
-    """Return the strategy, and what was written down in each iteration: `[updates, units of a minibatch]` each."""
-    units = 4 if memory is not None else 4 * rollout
-    agent = writer(units, epochs * minibatches, memory)
+@cache
+def diary(rollout, epochs, minibatches, remembers=False):
+    """Return the strategy, and what was written down in three iterations: `[updates, units of a minibatch]` each."""
+    units = 4 if remembers else 4 * rollout
+    agent = writer(units, epochs * minibatches, jnp.zeros(()) if remembers else None)
     strategy = make(agent, num_envs=4, rollout=rollout, epochs=epochs, minibatches=minibatches)
     state, step, logs = begun(strategy), stepper(strategy), []
-    for t in range(iterations):
+    for t in range(3):
         state, _ = step(state, jnp.uint32(t))
         logs.append({name: np.asarray(x)[:, : units // minibatches] for name, x in state.agent.items()})
     return strategy, logs
 
 
 @pytest.mark.parametrize(
-    ("rollout", "epochs", "minibatches", "memory"),
-    [(6, 3, 4, None), (6, 1, 24, None), (6, 2, 1, None), (6, 3, 2, 0)],
+    ("epochs", "minibatches", "remembers"), [(3, 4, False), (1, 24, False), (2, 1, False), (3, 2, True)]
 )
-def test_every_unit_is_learnt_from_exactly_once_an_epoch(rollout, epochs, minibatches, memory):
+def test_every_unit_is_learnt_from_exactly_once_an_epoch(epochs, minibatches, remembers):
     """A unit is a step, or with a memory an environment."""
-    memory = None if memory is None else jnp.zeros(())
-    strategy, logs = diary(epochs, minibatches, memory, rollout=rollout)
-    units = 4 * rollout if memory is None else 4
-    assert strategy.env_steps_per_step == 4 * rollout
+    strategy, logs = diary(6, epochs, minibatches, remembers)
+    units = 4 if remembers else 24
+    assert strategy.env_steps_per_step == 24
     assert strategy.opt_steps_per_step == epochs * minibatches
     for t, log in enumerate(logs):
         for epoch in log["index"].reshape(epochs, units):
@@ -247,9 +202,10 @@ def test_every_unit_is_learnt_from_exactly_once_an_epoch(rollout, epochs, miniba
         np.testing.assert_array_equal(log["opt_step"], np.repeat(updates[:, None], units // minibatches, axis=1))
 
 
+@pytest.mark.every_day("6")
 @pytest.mark.parametrize("rollout", [6, 16])
 def test_the_order_differs_from_epoch_to_epoch_and_from_iteration_to_iteration(rollout):
-    _, logs = diary(epochs=3, minibatches=4, iterations=3, rollout=rollout)
+    _, logs = diary(rollout, 3, 4)
     orders = np.concatenate([log["index"].reshape(3, 4 * rollout) for log in logs])
     assert len(np.unique(orders, axis=0)) == 9
 
@@ -278,7 +234,7 @@ def test_units_far_and_near_meet_in_a_minibatch_equally_often(orders):
 
 
 def test_a_rollout_learnt_from_as_a_whole_is_not_shuffled():
-    _, logs = diary(epochs=2, minibatches=1)
+    _, logs = diary(6, 2, 1)
     for log in logs:
         np.testing.assert_array_equal(log["index"], np.broadcast_to(np.arange(24), (2, 24)))
 
@@ -355,23 +311,45 @@ def test_without_a_processor_steps_are_single_and_the_discount_is_its_default():
 THIRD = np.float32(1 / 3)
 
 
-def counter(asks, poison=()):
-    """Make an agent that adds a third at every update, and asks to stop after those updates at which `asks` holds.
+class Counter(NamedTuple):
+    """State of an agent that adds a third at every update; the rest is said of each update of three iterations."""
 
-    `poison` are optimisation steps at which the loss is NaN.
-    """
+    made: jax.Array
+    value: jax.Array
+    asks: np.ndarray
+    """Whether it asks to stop after the update."""
+    loss: np.ndarray
+    """NaN where the update is not finite."""
+    added: np.ndarray
+    """As `loss`."""
+
+
+@cache
+def counting_updates():
+    """Return a strategy of six updates an iteration, its first state, and its compiled step."""
 
     def update(state, batch, key, opt_step):
-        made, value = state
-        bad = jnp.isin(opt_step, jnp.array(poison, jnp.uint32)) if poison else False
-        metrics = {"loss": jnp.where(bad, jnp.nan, 1.0), "number": opt_step.astype(jnp.float32)}
-        return (made + 1, value + THIRD), metrics, jnp.zeros(batch.weight.shape)
+        metrics = {"loss": state.loss[opt_step], "number": opt_step.astype(jnp.float32)}
+        value = state.value + THIRD + state.added[opt_step]
+        return state._replace(made=state.made + 1, value=value), metrics, jnp.zeros(batch.weight.shape)
 
-    def stop(state, metrics):
-        return asks(metrics["number"].sum)
+    stop = lambda state, metrics: state.asks[metrics["number"].sum.astype(jnp.int32)]
+    begin = lambda key: Counter(jnp.int32(0), jnp.float32(0), jnp.zeros(18, bool), jnp.zeros(18), jnp.zeros(18))
+    agent = lambda spec: coins(spec, init=begin, update=update, fns=AgentFns(stop=stop))
+    strategy = make(agent, epochs=2, minibatches=3)
+    return strategy, begun(strategy), stepper(strategy)
 
-    init = lambda key: (jnp.int32(0), jnp.float32(0))
-    return lambda spec: coins(spec, init=init, update=update, fns=AgentFns(stop=stop))
+
+def counted(iterations, asks=lambda number: False, poison=()):
+    """Yield the state and the metrics of each iteration; of `poison` are updates of which a part is NaN, by number."""
+    _, state, step = counting_updates()
+    nan = lambda part: np.array([np.nan if dict(poison).get(n) == part else 0.0 for n in range(18)], np.float32)
+    told = {"asks": np.array([asks(n) for n in range(18)]), "loss": 1 + nan("loss"), "added": nan("value")}
+    state = state._replace(agent=state.agent._replace(**told))
+    for t in range(iterations):
+        state, metrics = step(state, jnp.uint32(t))
+        yield state, metrics
+        assert np.asarray(state.agent.value).tobytes() == thirds(int(state.agent.made)).tobytes()
 
 
 def thirds(times):
@@ -383,13 +361,8 @@ def thirds(times):
 
 def test_updates_behind_a_stop_leave_the_agent_bitwise_as_it_was_until_the_next_rollout():
     """Six updates an iteration; the third of each asks to stop."""
-    strategy = make(counter(lambda number: number % 6 == 2), epochs=2, minibatches=3)
-    state, step = begun(strategy), stepper(strategy)
-    for t in range(3):
-        state, metrics = step(state, jnp.uint32(t))
-        made, value = state.agent
-        assert int(made) == 3 * (t + 1)
-        assert np.asarray(value).tobytes() == thirds(3 * (t + 1)).tobytes()
+    for t, (state, metrics) in enumerate(counted(3, lambda number: number % 6 == 2)):
+        assert int(state.agent.made) == 3 * (t + 1)
         assert int(metrics["stopped_updates"].count) == 3
         numbers_of_updates = [float(x) for x in metrics["number"]]
         assert numbers_of_updates == [3, 3 * 6 * t + 3, 6 * t, 6 * t + 2]
@@ -397,33 +370,34 @@ def test_updates_behind_a_stop_leave_the_agent_bitwise_as_it_was_until_the_next_
         assert int(metrics["skipped_updates"].count) == 0
 
 
-@pytest.mark.parametrize(("first", "made"), [(0, 1), (4, 5), (5, 6)])
+@pytest.mark.parametrize(("first", "made"), [(0, 1), (4, 5), (5, 6), (6, 6)])
 def test_the_update_that_asks_is_still_made(first, made):
-    strategy = make(counter(lambda number: number >= first), epochs=2, minibatches=3)
-    state, metrics = stepper(strategy)(begun(strategy), jnp.uint32(0))
-    assert int(state.agent[0]) == int(metrics["loss"].count) == made
+    """Or all are, where none asks."""
+    ((state, metrics),) = counted(1, lambda number: number >= first)
+    assert int(state.agent.made) == int(metrics["loss"].count) == made
     assert int(metrics["stopped_updates"].count) == 6 - made
 
 
-def test_an_agent_that_never_asks_makes_all_updates():
-    strategy = make(counter(lambda number: number < 0), epochs=2, minibatches=3)
-    state, metrics = stepper(strategy)(begun(strategy), jnp.uint32(0))
-    assert int(state.agent[0]) == 6
-    assert int(metrics["stopped_updates"].count) == 0
-
-
 def test_what_was_left_out_is_not_counted_as_skipped():
-    """Updates 1 and 4 of each iteration are not finite; the stop comes between them."""
-    strategy = make(counter(lambda number: number % 6 == 2, poison=(1, 4, 7, 10)), epochs=2, minibatches=3)
-    state, step = begun(strategy), stepper(strategy)
-    for t in range(2):
-        state, metrics = step(state, jnp.uint32(t))
-        assert int(state.agent[0]) == 2 * (t + 1)
+    """The second and the fifth update of each iteration are not finite; the stop comes between them."""
+    poison = dict.fromkeys((1, 4, 7, 10), "loss")
+    for t, (state, metrics) in enumerate(counted(2, lambda number: number % 6 == 2, poison)):
+        assert int(state.agent.made) == 2 * (t + 1)
         assert int(metrics["skipped_updates"].count) == 1
         assert int(metrics["stopped_updates"].count) == 3
         assert int(metrics["loss"].count) == 2
         assert int(state.health.skipped_in_a_row) == 0
         assert int(state.health.most_in_a_row) == 1
+
+
+def test_of_several_updates_only_the_bad_ones_are_skipped_and_leave_the_agent_bitwise_as_it_was():
+    told = []
+    for state, metrics in counted(2, poison={1: "value", 5: "value", 6: "loss", 7: "loss", 11: "loss"}):
+        told.append((int(state.agent.made), int(metrics["skipped_updates"].count), int(metrics["loss"].count)))
+        assert np.isfinite(float(metrics["loss"].sum))
+        assert int(state.health.skipped_in_a_row) == 1
+    assert told == [(4, 2, 4), (7, 3, 3)]
+    assert int(state.health.most_in_a_row) == 3
 
 
 def preferring(**settings):
@@ -461,12 +435,13 @@ def test_ppo_leaves_the_rest_of_the_epochs_out_once_it_has_gone_too_far():
 def test_ppo_adapts_its_learning_rate_to_the_divergence(desired, lr, expected):
     """Before the first update on a rollout the policy has not moved, which tells nothing; each later one adapts."""
     strategy = preferring(desired_kl=desired, lr=lr)
-    state, metrics = stepper(strategy)(begun(strategy), jnp.uint32(0))
+    step = stepper(strategy)
+    state, metrics = step(begun(strategy), jnp.uint32(0))
     assert float(metrics["lr"].sum) == pytest.approx(sum(expected), rel=1e-5)
     assert float(metrics["lr"].min) == pytest.approx(min(expected), rel=1e-5)
     assert float(metrics["lr"].max) == pytest.approx(max(expected), rel=1e-5)
     # The next rollout goes on with it.
-    _, metrics = stepper(strategy)(state, jnp.uint32(1))
+    _, metrics = step(state, jnp.uint32(1))
     last = expected[-1]
     assert last in (
         pytest.approx(float(metrics["lr"].min), rel=1e-5),
@@ -476,8 +451,11 @@ def test_ppo_adapts_its_learning_rate_to_the_divergence(desired, lr, expected):
 
 def test_a_learning_rate_that_is_adapted_takes_steps_of_its_size():
     """With the divergence within a factor of two of what is desired, the steps are those of a constant rate."""
-    plain, adapted = preferring(lr=1e-2), preferring(lr=1e-2, desired_kl=1e9)
-    ends = [stepper(one)(begun(one), jnp.uint32(0))[0].agent.params for one in (plain, adapted)]
+    ends = []
+    for settings in ({}, {"desired_kl": 1e9}):
+        agent = ppo(features=(8,), lr=1e-2, **settings)(DISCRETE)
+        update = jax.jit(partial(updated, agent, DISCRETE))
+        ends.append(update(update(jax.jit(agent.init)(KEY))[0])[0].params)
     assert same_bits(*ends)
 
 
@@ -494,75 +472,13 @@ def test_only_one_may_change_the_learning_rate(settings, words):
         ppo(desired_kl=0.01, **settings)
 
 
-@pytest.mark.slow
-def test_a_target_that_is_not_reached_leaves_nothing_out():
-    ends = []
-    for target_kl in (0.0, 1e6):
-        strategy = preferring(target_kl=target_kl)
-        state, metrics = stepper(strategy)(begun(strategy), jnp.uint32(0))
-        assert int(metrics["loss"].count) == 8
-        assert ("stopped_updates" in metrics) == (target_kl > 0)
-        assert target_kl == 0 or int(metrics["stopped_updates"].count) == 0
-        ends.append(vector_of(state.agent.params))
-    np.testing.assert_allclose(*ends, rtol=1e-4, atol=1e-6)
-
-
-# --- what is not finite -----------------------------------------------------------------------------------------
-
-
-def poisoned(poisons, **settings):
-    """Make PPO of which, at the optimisation steps of `poisons`, the loss or the parameters named there are NaN."""
-
-    def bind(spec):
-        agent = ppo(features=(4,), lr=1e-2, **settings)(spec)
-
-        def update(state, batch, key, opt_step):
-            new, metrics, priorities = agent.update(state, batch, key, opt_step)
-            for bad_step, part in poisons.items():
-                spoil = lambda x: jnp.where(opt_step == bad_step, jnp.nan, x)  # noqa: B023
-                if part == "loss":
-                    metrics = {**metrics, "loss": spoil(metrics["loss"])}
-                else:
-                    new = new._replace(params=jax.tree.map(spoil, new.params))
-            return new, metrics, priorities
-
-        return agent._replace(update=update)
-
-    return bind
-
-
-def test_an_update_that_is_not_finite_leaves_the_agent_bitwise_as_it_was():
-    poisons = {2: "loss", 3: "params", 5: "loss"}
-    strategy = make(poisoned(poisons))
-    state, step = begun(strategy), stepper(strategy)
-    for t in range(7):
-        new, metrics = step(state, jnp.uint32(t))
-        assert same_bits(new.agent, state.agent) == (t in poisons)
-        assert int(metrics["skipped_updates"].count) == (t in poisons)
-        assert int(metrics["loss"].count) == int(metrics["entropy"].count) == (t not in poisons)
-        assert int(new.health.skipped_in_a_row) == {2: 1, 3: 2, 5: 1}.get(t, 0)
-        state = new
-
-
-def test_of_several_updates_only_the_bad_ones_are_skipped():
-    strategy = make(poisoned({1: "params", 6: "loss", 7: "loss"}), epochs=2, minibatches=3)
-    state, step, counts = begun(strategy), stepper(strategy), []
-    for t in range(2):
-        state, metrics = step(state, jnp.uint32(t))
-        counts.append((int(metrics["skipped_updates"].count), int(metrics["loss"].count)))
-        assert np.isfinite(float(metrics["loss"].sum))
-    assert counts == [(1, 5), (2, 4)]
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(numbers(state.agent)))
-
-
 # --- a run is a function of its settings and its seed ------------------------------------------------------------
 
 
 def test_how_a_run_is_cut_into_calls_does_not_change_a_bit():
-    strategy = make(ppo(features=(4,), lr=1e-2), epochs=2, minibatches=3)
+    strategy, start, _ = counting_updates()
     body = lambda state, key, t: strategy.step(state, key, t)[0]
     run = jax.jit(lambda state, start, stop: iterate(body, state.key, state, start, stop))
-    start = begun(strategy)
     whole = run(start, jnp.uint32(0), jnp.uint32(70))
     assert not same_bits(start, whole)
     for chunk in (1, 9, 64):
@@ -588,37 +504,29 @@ LRS = (1e-2, 3e-3, 0.0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"target_kl": 1e-4}], ids=["all updates", "stopped"])
-def test_each_member_of_a_population_goes_where_it_would_go_alone(settings):
-    agent = ppo(features=(8,), **settings)
+def test_one_member_of_a_population_stops_where_another_goes_on_and_each_goes_where_it_would_alone():
+    agent = ppo(features=(8,), target_kl=1e-4)
     strategy = make(agent, TOYS["delayed_reward"](GAMMA).env, num_envs=4, rollout=6, epochs=2, minibatches=3)
     with_lr = lambda state, lr: state._replace(agent=state.agent._replace(hyper=state.agent.hyper._replace(lr=lr)))
     keys = jax.random.split(jax.random.key(5), len(LRS))
     together = with_lr(jax.jit(jax.vmap(strategy.init))(keys), jnp.array(LRS))
     alone = [with_lr(begin, jnp.float32(lr)) for begin, lr in zip(map(jax.jit(strategy.init), keys), LRS, strict=True)]
-    assert same_bits(together.env, jax.tree.map(lambda *xs: jnp.stack(xs), *(s.env for s in alone)))
 
     step, fold = jax.vmap(strategy.step, in_axes=(0, 0, None)), jax.vmap(jax.random.fold_in, in_axes=(0, None))
     step_together, step_alone = jax.jit(lambda s, t: step(s, fold(s.key, t), t)), stepper(strategy)
-    start, stopped = together, np.zeros(len(LRS))
+    stopped = np.zeros(len(LRS))
     for t in range(15):
         together, metrics = step_together(together, jnp.uint32(t))
         alone, seen = zip(*(step_alone(state, jnp.uint32(t)) for state in alone), strict=True)
         np.testing.assert_allclose(metrics["loss"].sum, [float(m["loss"].sum) for m in seen], rtol=1e-3, atol=1e-4)
-        for name in ("stopped_updates",) if settings else ("episodes",):
-            np.testing.assert_array_equal(metrics[name].count, [int(m[name].count) for m in seen])
-            stopped += np.asarray(metrics[name].count) * (name == "stopped_updates")
-    # One member stops where another goes on.
-    assert (stopped[0] > stopped[2] == 0) == bool(settings)
+        counts = np.asarray(metrics["stopped_updates"].count)
+        np.testing.assert_array_equal(counts, [int(m["stopped_updates"].count) for m in seen])
+        stopped += counts
+    assert stopped[0] > stopped[2] == 0
     for member, state in enumerate(alone):
         mine = jax.tree.map(lambda x: x[member], (together.agent.params, together.env))  # noqa: B023
         for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves((state.agent.params, state.env)), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-4)
-    each = lambda state: [vector_of(jax.tree.map(lambda x: x[i], state.agent.params)) for i in range(len(LRS))]  # noqa: B023
-    moved = [np.abs(after - before).max() for after, before in zip(each(together), each(start), strict=True)]
-    assert moved[0] > 1e-2
-    assert moved[1] > 1e-3
-    assert moved[2] == 0
 
 
 # --- memory -----------------------------------------------------------------------------------------------------

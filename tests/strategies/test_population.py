@@ -84,6 +84,7 @@ def test_the_ring_test_sees_a_copy_where_there_is_one():
     assert operations_on_rings(hlo, CAPACITY) & {"scatter", "copy", "while", "select"}
 
 
+@pytest.mark.slow
 def test_what_a_step_needs_beside_its_state_does_not_grow_with_the_capacity(compiled):
     small, large = (compiled[capacity].memory_analysis() for capacity in (CAPACITY, 10 * CAPACITY))
     assert large.argument_size_in_bytes - small.argument_size_in_bytes > MEMBERS * 9 * CAPACITY * 20
@@ -116,30 +117,3 @@ def test_members_with_their_own_learning_rates_run_in_one_program_and_learn_what
         # The first step of Adam is as long as the learning rate.
         np.testing.assert_allclose(np.abs(after - before).max(axis=1), rates, rtol=1e-3, atol=1e-9)
     assert run._cache_size() == 1
-
-
-@pytest.mark.slow
-def test_each_member_goes_where_it_would_go_alone():
-    strategy = make()
-    keys, lrs = jax.random.split(jax.random.key(5), MEMBERS), jnp.array(LRS)
-    together = populate(strategy)(keys, lrs)
-    step, alone_step = (
-        jax.jit(step_of(strategy)),
-        jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t)),
-    )
-    alone, init = [], jax.jit(strategy.init)
-    for member, lr in enumerate(LRS):
-        state = init(keys[member])
-        alone.append(state._replace(agent=state.agent._replace(hyper=state.agent.hyper._replace(lr=jnp.float32(lr)))))
-    for t in range(30):
-        together, metrics = step(together, jnp.uint32(t))
-        alone = [alone_step(state, jnp.uint32(t)) for state in alone]
-        losses = [float(m["loss"].sum) for _, m in alone]
-        np.testing.assert_allclose(metrics["loss"].sum, losses, rtol=1e-3, atol=1e-6)
-        alone = [state for state, _ in alone]
-    for member, state in enumerate(alone):
-        mine = jax.tree.map(lambda x: x[member], (together.agent.params, together.buffer))  # noqa: B023
-        for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves((state.agent.params, state.buffer)), strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-4)
-    first, second = (jax.tree.leaves(state.agent.params)[0] for state in alone[:2])
-    assert np.abs(first - second).max() > 1e-2

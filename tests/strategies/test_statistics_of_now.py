@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_bits import same_bits
+from toys_steps import KEY, stepped
 
 import jaxrl
 from jaxrl.agents import Agent
@@ -57,14 +59,15 @@ def witness(spec: EnvSpec) -> Agent:
     )
 
 
+def witnessed(processor: Processor, **settings: Any) -> jaxrl.Strategy:
+    settings = {"num_envs": 1, "opt_interval": 1, "warmup": 16, "buffer": jaxrl.uniform(1_000, 16), **settings}
+    return jaxrl.off_policy(climbing(), witness, processor=processor, **settings)
+
+
 def trained(processor: Processor, steps: int = 100, **settings: Any) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Return the last batch, and all observations up to then."""
-    settings = {"num_envs": 1, "opt_interval": 1, "warmup": 16, "buffer": jaxrl.uniform(1_000, 16), **settings}
-    strategy = jaxrl.off_policy(climbing(), witness, processor=processor, **settings)
-    state = jax.jit(strategy.init)(jax.random.key(0))
-    step = jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t)[0])
-    for t in range(steps):
-        state = step(state, jnp.uint32(t))
+    strategy = witnessed(processor, **settings)
+    _, state, _ = stepped(strategy, steps)
     return jax.tree.map(np.asarray, state.agent), np.arange(strategy.warmup_env_steps + steps + 1.0)
 
 
@@ -107,7 +110,8 @@ def test_what_is_changed_behind_a_normaliser_is_scaled_as_it_comes() -> None:
         chain(normalise_reward(), jaxrl.reward_clip(1.0), one_step()),
     ):
         assert processor.replay_fns is None
-        trained(processor, steps=2)
+        init, step = witnessed(processor)[:2]
+        jax.eval_shape(lambda key, init=init, step=step: step(init(key), key, jnp.uint32(0)), KEY)
 
 
 def test_a_session_scales_alike() -> None:
@@ -179,6 +183,8 @@ def test_a_recurrent_agent_learns_from_sequences_that_are_scaled_when_used() -> 
         opt_interval=2,
         warmup=40,
     )
-    result = jaxrl.Trainer(strategy, max_opts=20, eval_interval=0, quiet=True).train()
-    (moments,) = result.state.processor.inner[0].moments
-    assert float(moments.mean[0]) == pytest.approx(np.arange(result.summary["env_steps"] // 2 + 1).mean())
+    first, state, metrics = stepped(strategy, 20)
+    (moments,) = state.processor.inner[0].moments
+    assert float(moments.mean[0]) == pytest.approx(np.arange((strategy.warmup_env_steps + 20 * 2) // 2 + 1).mean())
+    assert int(metrics["skipped_updates"].count.sum()) == 0
+    assert not same_bits(state.agent.params, first.agent.params)

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_trainer import small_dqn
+from toys_beside import QUIET
+from toys_trainer import counting, small_dqn
 
 import jaxrl
 from jaxrl import xla
@@ -75,9 +76,9 @@ def test_a_run_is_traced_with_the_forms_that_it_is_begun_with(
     """In the threads that compile, too."""
     calls, bundle = [], carry.bundle
     monkeypatch.setattr(carry, "bundle", lambda *args: calls.append(1) or bundle(*args))
-    strategy = small_dqn.__wrapped__(num_envs=2, opt_interval=2)
+    strategy = counting()
     with xla.forms(which):
-        jaxrl.Trainer(strategy, max_opts=2, eval_episodes=1, quiet=True).train()
+        jaxrl.Trainer(strategy, max_opts=2, **QUIET).train()
         assert "run" in program_cache(strategy)
     assert bool(calls) is tied
     assert "run" not in program_cache(strategy) or which == xla.current_forms()

@@ -83,7 +83,7 @@ def test_members_of_one_program_are_accepted_one_by_one() -> None:
 
 def temporary_bytes(strategy: jaxrl.Strategy, which: str) -> int:
     with forms(which):
-        run = compile_all(strategy, make_key(0), None, None, False).run
+        run = compile_all(strategy, make_key(0), None, None, resume=True).run  # alone
     return int(run.memory_analysis().temp_size_in_bytes)
 
 

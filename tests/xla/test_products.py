@@ -70,14 +70,18 @@ def test_a_product_and_its_gradients(shape, outputs):
         y, back = jax.vjp(multiply, x, kernel)
         return y, *back(slope)
 
-    with forms("tpu"):
-        on_a_tpu = jax.jit(lambda *args: ours(*args))(x, kernel, slope)
-    found_in_all = (*jax.jit(ours)(x, kernel, slope), *on_a_tpu)
-    for found, expected in zip(found_in_all, by_hand(x, kernel, slope) * 2, strict=True):
+    @jax.jit
+    def in_both_forms(*args):
+        here = ours(*args)
+        with forms("tpu"):
+            return *here, *ours(*args)
+
+    for found, expected in zip(in_both_forms(x, kernel, slope), by_hand(x, kernel, slope) * 2, strict=True):
         assert found.shape == expected.shape
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max(initial=1.0))
 
 
+@pytest.mark.every_day("tiny-both", "few outputs-batches", "few inputs-networks", "large-both", "in pieces-networks")
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)], ids=["networks", "batches", "both"])
 @pytest.mark.parametrize("name", ["tiny", "few outputs", "few inputs", "large", "in pieces"])
 def test_products_of_several_networks_or_batches_are_those_of_each(name, axes):
@@ -85,11 +89,16 @@ def test_products_of_several_networks_or_batches_are_those_of_each(name, axes):
     several = [np.stack([part, 2 * part, -part]) for part in (kernel, x)]
     given = [many if axis == 0 else one for many, one, axis in zip(several, (kernel, x), axes, strict=True)]
     gradient = jax.grad(lambda kernel, x: (multiply(x, kernel) * slope).sum(), argnums=(0, 1))
-    together, one = jax.jit(jax.vmap(gradient, in_axes=axes))(*given), jax.jit(gradient)
-    for i in range(3):
-        alone = [part[i] if axis == 0 else part for part, axis in zip(given, axes, strict=True)]
-        for found, expected in zip(together, one(*alone), strict=True):
-            np.testing.assert_allclose(np.asarray(found)[i], expected, rtol=1e-4, atol=1e-4)
+
+    @jax.jit
+    def both(given):
+        alone = lambda i: [part[i] if axis == 0 else part for part, axis in zip(given, axes, strict=True)]
+        return jax.vmap(gradient, in_axes=axes)(*given), [gradient(*alone(i)) for i in range(3)]
+
+    together, each = both(given)
+    for i, one in enumerate(each):
+        for found, expected in zip(together, one, strict=True):
+            np.testing.assert_allclose(found[i], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["tiny", "few outputs", "few inputs", "large", "in pieces"])
@@ -110,9 +119,8 @@ def test_gradients_have_gradients(name):
 
 def test_gradients_have_the_dtypes_of_their_factors():
     x, kernel, _ = drawn((6, 40), 3)
-    by_x, by_kernel = jax.grad(lambda x, kernel: multiply(x, kernel).sum(), argnums=(0, 1))(
-        x.astype(jnp.bfloat16), kernel
-    )
+    gradient = jax.grad(lambda x, kernel: multiply(x, kernel).sum(), argnums=(0, 1))
+    by_x, by_kernel = jax.eval_shape(gradient, x.astype(jnp.bfloat16), kernel)
     assert (by_x.dtype, by_kernel.dtype) == (jnp.bfloat16, jnp.float32)
 
 
@@ -160,7 +168,7 @@ def test_a_layer_adds_its_bias(name):
 
 @pytest.mark.parametrize(
     ("height", "width", "stride", "padding"),
-    [(3, 3, 1, "VALID"), (2, 4, 1, "VALID"), (1, 1, 1, "VALID"), (3, 3, 2, "VALID"), (3, 3, 1, "SAME")],
+    [(2, 4, 1, "VALID"), (3, 3, 2, "VALID"), (3, 3, 1, "SAME")],
 )
 def test_a_convolution_and_its_gradients_are_those_of_jax(height, width, stride, padding):
     normal = np.random.default_rng(0).standard_normal

@@ -1,0 +1,73 @@
+"""Strategies that a test drives step by step, and the counting environment, which it walks through again by hand."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import jaxrl
+
+KEY = jax.random.key(1)
+
+
+def begun(strategy: jaxrl.Strategy, key: Any = KEY) -> Any:
+    return jax.jit(strategy.init)(key)
+
+
+def stepper(strategy: jaxrl.Strategy) -> Any:
+    """Return a compiled `(state, t) -> (state, metrics)`."""
+    return jax.jit(lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t))
+
+
+def stepped(strategy: jaxrl.Strategy, iterations: int, key: Any = KEY) -> tuple[Any, Any, Any]:
+    """Return the first state, that after so many iterations, and the metrics of each; all in one program."""
+
+    def run(key: Any) -> Any:
+        step = lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t)
+        first = strategy.init(key)
+        return first, *jax.lax.scan(step, first, np.arange(iterations, dtype=np.uint32))
+
+    return jax.jit(run)(key)
+
+
+class Walked(NamedTuple):
+    """A step of `toys_closed_form.counting_env`."""
+
+    obs: int
+    action: int
+    reward: int
+    terminated: bool
+    truncated: bool
+    after: int
+
+
+def walk(actions: Iterable[int], terminate_at: int = 7, time_limit: int = 4) -> list[Walked]:
+    """Walk one counting environment by hand through `actions`."""
+    count, length, steps = 0, 0, []
+    for action in actions:
+        after, length = count + 1 + action, length + 1
+        terminated = after >= terminate_at
+        truncated = not terminated and length >= time_limit
+        steps.append(Walked(count, action, 10 * count + action, terminated, truncated, after))
+        count, length = (0, 0) if terminated or truncated else (after, length)
+    return steps
+
+
+def require_episodes(metrics: Any, walks: Iterable[list[Walked]], begun: int = 0) -> None:
+    """Fail unless `metrics` tell of the episodes that ended in `walks`, from step `begun` of each on."""
+    returns, lengths, ends = [], [], []
+    for steps in walks:
+        total = length = 0
+        for place, step in enumerate(steps):
+            total, length = total + step.reward, length + 1
+            if step.terminated or step.truncated:
+                if place >= begun:
+                    returns.append(total)
+                    lengths.append(length)
+                    ends.append(step.terminated)
+                total = length = 0
+    assert int(metrics["terminated"].count) == sum(ends) > 0
+    assert int(metrics["truncated"].count) == len(ends) - sum(ends) > 0
+    for name, values in (("episode_return", returns), ("episode_length", lengths)):
+        assert [float(x) for x in metrics[name]] == [len(values), sum(values), min(values), max(values)]
