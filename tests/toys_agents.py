@@ -60,7 +60,7 @@ def updated(agent: Agent, spec: jaxrl.EnvSpec, state: Any, opt_step: Any = 1) ->
 
 
 def begun(init: Callable[[Any], Any]) -> Any:
-    """Return what `init` makes of a key, but for the kernels of networks, which NumPy draws: JAX's take long to compile.
+    """Return what `init` makes of a key, but for the kernels of networks, which NumPy draws, as nothing compiles.
 
     Those of the same place and shape are equal, so that a target begins as the network that it trails.
     """

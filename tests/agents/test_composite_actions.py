@@ -332,7 +332,7 @@ def test_a_session_of_several_environments_gives_trees_of_rows_and_obeys_the_mas
         action = session.act(obs)
         assert action["a"].tolist() == [6, 6, 6]
         assert action["b"][0].shape == (3, 2)
-        assert ((0 <= action["b"][0]) & (action["b"][0] <= 1)).all()
+        assert ((action["b"][0] >= 0) & (action["b"][0] <= 1)).all()
         assert isinstance(action["a"], np.ndarray)
         done = np.zeros(3, bool)
         session.observe(np.ones(3), obs, done, done)
