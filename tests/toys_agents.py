@@ -75,6 +75,11 @@ def begun(init: Callable[[Any], Any]) -> Any:
     return jax.jit(lambda key: jax.tree_util.tree_map_with_path(draw, init(key)))(KEY)
 
 
+def acting(agent: Agent) -> Callable[..., Any]:
+    """Return `agent.act`, compiled."""
+    return jax.jit(agent.act, static_argnums=4)
+
+
 def drawn_anew(agent: Agent, *parts: str, mean: float = 0.0, scale: float = 0.4) -> Any:
     """Return a state as it begins, but for the networks of `parts`, which NumPy draws and nothing compiles."""
     rng = np.random.default_rng(5)
@@ -121,3 +126,13 @@ def values_of_constant(agent: Agent, reward: float, updates: int) -> Any:
 def vector_of(tree: Any) -> np.ndarray:
     """Return all numbers of `tree` one after the other."""
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Return whether two trees have the same numbers."""
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def retuned(state: Any, **values: float) -> Any:
+    """Return an agent's state with other hyperparameters."""
+    return state._replace(hyper=state.hyper._replace(**{name: jnp.float32(value) for name, value in values.items()}))
