@@ -134,22 +134,22 @@ def test_a_run_with_masks_a_memory_and_squashed_actions_is_resumed_to_the_same_b
     """Forbidden moves are never taken, and all of the policy learns."""
     agent, run = jaxrl.ppo(features=(8,), squash=True, core="gru", core_features=4), str(tmp_path / "run")
     strategy = strategy_of(marksman(masked=True, length=5), agent)
-    trained(strategy, max_opts=4, run_dir=run)
-    before = trained(strategy, max_opts=4)
+    before = jax.tree.map(np.array, trained(strategy, max_opts=4, run_dir=run).state.agent.params)
     resumed = trained(strategy, max_opts=8, run_dir=run, resume=True)
     whole = trained(strategy, max_opts=8)
     assert state_digest(resumed.state) == state_digest(whole.state)
     assert not np.any(whole.state.env.env.mistakes)
-    params = lambda trainer: jax.tree.leaves(trainer.state.agent.params)
-    assert not any(np.array_equal(*x) for x in zip(params(before), params(whole), strict=True))
+    pairs = zip(*map(jax.tree.leaves, (before, whole.state.agent.params)), strict=True)
+    assert not any(np.array_equal(*pair) for pair in pairs)
     obs = {"action_mask": {"move": np.ones((3, 3), bool)}, "seen": np.arange(3)}
-    policy, first = (jaxrl.load_policy(run, strategy) for _ in range(2))
+    policy = jaxrl.load_policy(run, strategy)
     action = policy(obs)
     assert jax.tree.map(lambda x: (x.shape, x.dtype.name), action) == {
         "aim": (((3, 1), "float32"), ((3, 2), "int32")),
         "move": ((3,), "int32"),
     }
-    single = first(jax.tree.map(lambda x: x[2], obs))
+    policy.reset()
+    single = policy(jax.tree.map(lambda x: x[2], obs))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y[2], rtol=1e-6), single, action)
     assert policy.policy.spec.action_space == SPACE
 
