@@ -100,8 +100,8 @@ def spelt(x: Any) -> str | None:
 
 
 def of_tasks(names: str, cases: list[tuple[Any, ...]]) -> pytest.MarkDecorator:
-    """Parametrise over tasks; those with their default arguments, which are the long ones, are slow."""
-    slow = lambda case: pytest.mark.slow if case[1] == {} and case[0] != "TMaze" else ()
+    """Parametrise over tasks; those of the default length, but for the maze's, are slow."""
+    slow = lambda case: () if {"length", "symbols"} & {*case[1]} or case[0] == "TMaze" else pytest.mark.slow
     told = [pytest.param(*case, id=f"{case[0]}-{spelt(case[1])}", marks=slow(case)) for case in cases]
     return pytest.mark.parametrize(names, told)
 
@@ -118,6 +118,7 @@ def of_tasks(names: str, cases: list[tuple[Any, ...]]) -> pytest.MarkDecorator:
         ("Parity", {}, lambda seen: sum_of_coins(seen) % 2),
         ("Parity", {"length": 2}, lambda seen: sum_of_coins(seen) % 2),
         ("TMaze", {}, to_the_cue),
+        ("TMaze", {"length": 1}, to_the_cue),
     ],
 )
 def test_a_perfect_memory_has_a_return_of_1_in_every_episode(name: str, params: Any, policy: Policy) -> None:
@@ -172,6 +173,7 @@ def into_one_arm(seen: np.ndarray) -> np.ndarray:
         ("TMaze", {}, into_one_arm, 1 / 2),
         ("NoisyCue", {}, lambda seen: seen[-1, :, 0] > 0, normal(1 / 2)),
         ("NoisyCue", {"length": 5, "noise": 3}, lambda seen: seen[-1, :, 0] > 0, normal(1 / 3)),
+        ("NoisyCue", {"noise": 1.0}, lambda seen: seen[-1, :, 0] > 0, normal(1)),
     ],
 )
 def test_the_best_policy_without_a_memory_has_the_return_that_is_stated(
