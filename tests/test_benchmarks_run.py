@@ -1,13 +1,18 @@
-"""Every case and every script of the benchmarks runs, in a process of its own and in its smallest form."""
+"""Every case and every script of the benchmarks runs in its smallest form; what computes, in a process of its own."""
 
+import contextlib
+import io
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 
@@ -32,6 +37,8 @@ class Script(NamedTuple):
     """What stands after its name; `out.json` is the file that it writes, where it writes one."""
     left: Callable[[str, Path], Any] = rows_of
     """Returns what must not be empty, of what it printed and the folder."""
+    here: bool = False
+    """Whether it computes nothing with JAX, and so can run in this process."""
 
 
 def printed(words: str) -> Callable[[str, Path], Any]:
@@ -61,12 +68,12 @@ def rehearsed(told: str, folder: Path) -> list[dict[str, Any]]:
 TRAINED = "--seeds 0 --max-opts 40 --eval-interval 20 --eval-episodes 2 --agent.features 8 --json out.json"
 SCRIPTS = {
     "run": Script("env-10 --quick --json out.json"),
-    "compare": Script(f"{COMMITTED} {COMMITTED}", printed("same beside its")),
+    "compare": Script(f"{COMMITTED} {COMMITTED}", printed("same beside its"), here=True),
     "peers": Script("rejax --opt-steps 16 --rounds 1 --json out.json"),
     "compiled": Script("evaluate --target cpu --json out.json"),
     "compiled.limits": Script("", printed("<!-- limits -->")),
     "compiled.shards": Script("dqn-1024 --target 8-cpu --json out.json"),
-    "tables": Script("speed", printed("Measured with jaxrl")),
+    "tables": Script("speed", printed("Measured with jaxrl"), here=True),
     "scale": Script("2 --quick --json out.json"),
     "campaign": Script("--quick --agents dqn --cases env-10 --json out.json", rehearsed),
     "resets": Script("CartPole-v1 --num-envs 4 --steps 20 --repeats 1 --json out.json"),
@@ -83,7 +90,7 @@ SCRIPTS = {
     "curves": Script("run --out out.svg", made("out.svg")),
     "recorders": Script("--quick --json out.json"),
     "walk": Script("dqn", printed("functions in")),
-    "reports": Script("100 2", printed("2 runs of 100 rows")),
+    "reports": Script("100 2", printed("2 runs of 100 rows"), here=True),
     "masks": Script("CartPole-v1 --episodes 2 --json out.json"),
     "atari": Script("--quick --json out.json"),
 }
@@ -109,6 +116,18 @@ def run(cache: Path, folder: Path, module: str, arguments: str) -> str:
     done = subprocess.run(command, cwd=folder, env={**os.environ, **paths, **kept}, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout[-2_000:]}{done.stderr[-4_000:]}"
     return done.stdout
+
+
+def run_here(module: str, arguments: str) -> str:
+    """Run a module as a script in this process; return what it printed."""
+    with (
+        mock.patch.object(sys, "argv", [module, *arguments.split()]),
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", RuntimeWarning)  # that the module may be there already
+        runpy.run_module(module, run_name="__main__")
+    return out.getvalue()
 
 
 # --- the tables are whole --------------------------------------------------------------------------------------------
@@ -170,13 +189,10 @@ def test_a_script_runs(name: str, cache: Path, tmp_path: Path) -> None:
         pytest.importorskip("ale_py")
         pytest.importorskip("cv2")
     if name == "curves":
-        run(
-            cache,
-            tmp_path,
-            "jaxrl.train",
-            "dqn --max-opts 20 --eval-interval 10 --eval-episodes 2 --run-dir run --quiet",
-        )
-    told = run(cache, tmp_path, f"benchmarks.{name}", script.arguments)
+        short = "--max-opts 20 --eval-interval 10 --eval-episodes 2 --run-dir run --quiet"
+        run(cache, tmp_path, "jaxrl.train", f"dqn {short}")
+    module = f"benchmarks.{name}"
+    told = run_here(module, script.arguments) if script.here else run(cache, tmp_path, module, script.arguments)
     left = script.left(told, tmp_path)
     assert left
     if isinstance(left, list):

@@ -29,6 +29,7 @@ DRAWS = 20_000
 
 log_prob = jax.jit(lambda distribution, action: distribution.log_prob(action))
 entropy = jax.jit(lambda distribution: distribution.entropy())
+log_slope = jax.jit(jax.value_and_grad(log_tanh_slope))
 
 
 def spec_of(action_space):
@@ -36,7 +37,7 @@ def spec_of(action_space):
 
 
 def to_env(space, raw, squash=False):
-    return make_head(spec_of(space), squash).to_env(jnp.asarray(raw, jnp.float32))
+    return jax.jit(make_head(spec_of(space), squash).to_env)(np.asarray(raw, np.float32))
 
 
 def normal(mean, log_std):
@@ -95,22 +96,22 @@ def test_probabilities_of_all_numbers_are_the_softmax_and_sum_to_1():
 def test_probabilities_of_all_combinations_are_products_and_sum_to_1():
     pairs = combinations()
     logits = jnp.tile(jnp.array(PART_LOGITS), (len(pairs), 1))
-    prob = np.exp(MultiCategorical(logits, PARTS).log_prob(jnp.asarray(pairs)))
+    prob = np.exp(jax.jit(MultiCategorical(logits, PARTS).log_prob)(pairs))
     np.testing.assert_allclose(prob, np.outer(softmax(PART_LOGITS[:2]), softmax(PART_LOGITS[2:])).ravel(), rtol=1e-5)
     np.testing.assert_allclose(prob.sum(), 1.0, rtol=1e-5)
 
 
 def test_the_entropy_of_equal_chances_is_the_logarithm_of_their_number():
-    np.testing.assert_allclose(Categorical(jnp.full(7, 3.0)).entropy(), math.log(7), rtol=1e-6)
-    np.testing.assert_allclose(MultiCategorical(jnp.zeros(5), PARTS).entropy(), math.log(6), rtol=1e-6)
+    np.testing.assert_allclose(entropy(Categorical(jnp.full(7, 3.0))), math.log(7), rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(MultiCategorical(jnp.zeros(5), PARTS).entropy)(), math.log(6), rtol=1e-6)
 
 
 def test_the_entropy_of_unequal_chances_is_the_mean_of_minus_their_logarithms():
     p = softmax(LOGITS)
-    np.testing.assert_allclose(Categorical(jnp.array(LOGITS)).entropy(), -np.sum(p * np.log(p)), rtol=1e-5)
+    np.testing.assert_allclose(entropy(Categorical(jnp.array(LOGITS))), -np.sum(p * np.log(p)), rtol=1e-5)
     p = np.outer(softmax(PART_LOGITS[:2]), softmax(PART_LOGITS[2:]))
     both = MultiCategorical(jnp.array(PART_LOGITS), PARTS)
-    np.testing.assert_allclose(both.entropy(), -np.sum(p * np.log(p)), rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(both.entropy)(), -np.sum(p * np.log(p)), rtol=1e-5)
 
 
 def test_a_sure_choice_has_entropy_0_and_a_finite_gradient():
@@ -139,7 +140,7 @@ def test_the_mode_of_categories_is_the_likeliest():
     pairs = combinations()
     mode = MultiCategorical(jnp.array(PART_LOGITS), PARTS).mode()
     each = MultiCategorical(jnp.tile(jnp.array(PART_LOGITS), (len(pairs), 1)), PARTS)
-    np.testing.assert_array_equal(mode, pairs[np.argmax(each.log_prob(jnp.asarray(pairs)))])
+    np.testing.assert_array_equal(mode, pairs[np.argmax(jax.jit(each.log_prob)(pairs))])
 
 
 def test_the_same_number_added_to_all_logits_changes_nothing():
@@ -203,21 +204,22 @@ def test_the_entropy_of_a_squashed_gaussian_is_the_integral(mean, log_std):
 
 
 def test_no_squashed_gaussian_has_more_entropy_than_the_uniform():
-    mean, log_std = (x.reshape(-1, 1) for x in jnp.meshgrid(jnp.linspace(-3, 3, 13), jnp.linspace(*LOG_STD, 29)))
+    grids = np.meshgrid(np.linspace(-3, 3, 13, dtype=np.float32), np.linspace(*LOG_STD, 29, dtype=np.float32))
+    mean, log_std = (x.reshape(-1, 1) for x in grids)
     distribution = TanhGaussian(Gaussian(mean, log_std))
     assert math.log(2) - 0.05 < entropy(distribution).max() < math.log(2)
     # Ever wider, all lies at the ends, and the entropy falls.
-    slope = jax.grad(lambda x: TanhGaussian(Gaussian(mean, x)).entropy().sum())(log_std)
-    assert (slope[log_std > 1] < 0).all()
+    slope = jax.jit(jax.grad(lambda x: TanhGaussian(Gaussian(mean, x)).entropy().sum()))(log_std)
+    assert (np.asarray(slope)[log_std > 1] < 0).all()
 
 
 def test_log_probabilities_and_entropies_of_several_numbers_are_sums():
-    mean, log_std, point = jnp.array([0.1, -2.0]), jnp.array([0.3, -0.7]), jnp.array([0.5, -1.0])
+    mean, log_std, point = np.array([[0.1, -2.0], [0.3, -0.7], [0.5, -1.0]], np.float32)
     for make in (Gaussian, lambda *args: TanhGaussian(Gaussian(*args))):
         both, parts = make(mean, log_std), [make(mean[i : i + 1], log_std[i : i + 1]) for i in range(2)]
-        alone = [part.log_prob(point[i : i + 1]) for i, part in enumerate(parts)]
-        np.testing.assert_allclose(both.log_prob(point), sum(alone), rtol=1e-5)
-        np.testing.assert_allclose(both.entropy(), sum(part.entropy() for part in parts), rtol=1e-5)
+        alone = [log_prob(part, point[i : i + 1]) for i, part in enumerate(parts)]
+        np.testing.assert_allclose(log_prob(both, point), sum(alone), rtol=1e-5)
+        np.testing.assert_allclose(entropy(both), sum(map(entropy, parts)), rtol=1e-5)
 
 
 def test_samples_of_a_gaussian_are_distributed_as_it_says():
@@ -252,21 +254,21 @@ def test_outputs_of_a_network_are_a_mean_and_a_logarithm_of_a_scale_held_within_
 
 @pytest.mark.parametrize("u", [-30.0, 30.0, -1000.0, 1000.0])
 def test_log_slope_and_its_gradient_are_right_far_out(u):
-    value, slope = jax.value_and_grad(log_tanh_slope)(jnp.float32(u))
+    value, slope = log_slope(np.float32(u))
     np.testing.assert_allclose(value, 2 * (math.log(2) - abs(u)), rtol=1e-6)
     np.testing.assert_allclose(slope, -2 * math.copysign(1.0, u), rtol=1e-6)
 
 
 @pytest.mark.parametrize("u", [-3.0, -0.5, 0.0, 0.01, 2.0])
 def test_log_slope_is_the_logarithm_of_the_slope_of_tanh(u):
-    value, slope = jax.value_and_grad(log_tanh_slope)(jnp.float32(u))
+    value, slope = log_slope(np.float32(u))
     np.testing.assert_allclose(value, math.log(1 - math.tanh(u) ** 2), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(slope, -2 * math.tanh(u), rtol=1e-5, atol=1e-6)
 
 
 def test_the_log_probability_of_a_squashed_action_far_out_is_finite_with_its_gradient():
-    at = jax.value_and_grad(lambda *args: TanhGaussian(Gaussian(args[0], jnp.zeros(1))).log_prob(args[1]), (0, 1))
-    value, slopes = at(jnp.zeros(1), jnp.array([30.0]))
+    of = lambda mean, raw: TanhGaussian(Gaussian(mean, jnp.zeros(1))).log_prob(raw)
+    value, slopes = jax.jit(jax.value_and_grad(of, (0, 1)))(jnp.zeros(1), jnp.array([30.0]))
     exact = -(30.0**2) / 2 - 0.5 * math.log(2 * math.pi) - 2 * (math.log(2) - 30.0)
     np.testing.assert_allclose(value, exact, rtol=1e-5)
     np.testing.assert_allclose(slopes, [[30.0], [-30.0 + 2.0]], rtol=1e-5)
@@ -305,8 +307,8 @@ def test_outputs_may_have_any_leading_axes(name):
 def test_samples_differ_from_one_environment_to_the_next_and_repeat_with_the_key(name):
     space, squash, _ = SPACES[name]
     head = make_head(spec_of(space), squash)
-    distribution = head.distribution(jnp.zeros((50, head.outputs)))
-    one, same, other = (distribution.sample(jax.random.key(seed)) for seed in (0, 0, 1))
+    draw = jax.jit(lambda key: head.distribution(jnp.zeros((50, head.outputs))).sample(key))
+    one, same, other = (np.asarray(draw(jax.random.key(seed))) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one, same)
     assert (one != other).any()
     assert len(np.unique(one, axis=0)) > 2
@@ -461,10 +463,10 @@ def test_log_probabilities_and_entropies_of_independent_parts_add_up(temperature
     joint = joint if temperature is None else apply_temperature(joint, jnp.float32(temperature))
     mean, scale, log_p = by_hand(OUTPUTS[0], temperature or 1.0)
     wanted = log_density(TAKEN["aim"][0], mean, scale) + chosen(log_p)
-    actions = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32 if x.dtype.kind == "f" else jnp.int32), TAKEN)
-    np.testing.assert_allclose(joint.log_prob(actions), wanted, rtol=1e-5)
+    actions = jax.tree.map(lambda x: x.astype(np.float32 if x.dtype.kind == "f" else np.int32), TAKEN)
+    np.testing.assert_allclose(jax.jit(joint.log_prob)(actions), wanted, rtol=1e-5)
     spread = np.log(scale * np.sqrt(2 * np.pi * np.e)).sum(1) - sum((np.exp(x) * x).sum(1) for x in log_p)
-    np.testing.assert_allclose(joint.entropy(), spread, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(joint.entropy)(), spread, rtol=1e-5)
     mode = joint.mode()
     np.testing.assert_allclose(mode["aim"][0], mean, rtol=1e-6)
     np.testing.assert_array_equal(mode["aim"][1], np.stack([x.argmax(1) for x in log_p[:2]], 1))
@@ -475,8 +477,10 @@ def test_divergences_of_independent_parts_add_up():
     (m, s, log_p), (n, t, log_q) = map(by_hand, OUTPUTS)
     wanted = (np.log(t / s) + (s**2 + (m - n) ** 2) / (2 * t**2) - 0.5).sum(1)
     wanted += sum((np.exp(p) * (p - q)).sum(1) for p, q in zip(log_p, log_q, strict=True))
-    np.testing.assert_allclose(kl_divergence(*map(joint_of, OUTPUTS)), wanted, rtol=1e-4)
-    np.testing.assert_allclose(kl_divergence(joint_of(OUTPUTS[0]), joint_of(OUTPUTS[0])), np.zeros(6), atol=1e-6)
+    divergence = jax.jit(lambda one, other: kl_divergence(joint_of(one), joint_of(other)))
+    first, second = OUTPUTS.astype(np.float32)
+    np.testing.assert_allclose(divergence(first, second), wanted, rtol=1e-4)
+    np.testing.assert_allclose(divergence(first, first), np.zeros(6), atol=1e-6)
 
 
 def test_parts_are_drawn_independently_and_each_as_often_as_its_probability_says():

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from c_compiler import compile_c
+from toys_agents import begun
 from toys_masks import minefield
 
 import jaxrl
@@ -23,12 +25,13 @@ from jaxrl.errors import SettingsError
 from jaxrl.exporting import as_c, as_numpy, onnx, stablehlo
 from jaxrl.exporting.card import EvalOptions, portable, repeat
 from jaxrl.exporting.formats import files_of, write
-from jaxrl.exporting.function import Function, function_of
+from jaxrl.exporting.function import Function, function_of as traced
 from jaxrl.spaces import Box, EnvSpec, MultiDiscrete
 from jaxrl.strategies.base import Policy
 from jaxrl.training.policy import GreedyPolicy
 
 STEPS, ROWS = 5, 200
+function_of = cache(traced)
 
 
 def off(env: Any, agent: Any, processor: Any = None) -> Any:
@@ -71,18 +74,24 @@ CASES: dict[str, Callable[[], Any]] = {
 }
 
 
+@cache
+def begins(case: str) -> GreedyPolicy:
+    """Return a policy as it begins, but for how its kernels are drawn."""
+    strategy = CASES[case]()
+    return GreedyPolicy(strategy.policy, begun(lambda key: strategy.policy.params(strategy.init(key))))
+
+
 @pytest.fixture(scope="module", params=CASES)
 def policy(request: pytest.FixtureRequest) -> GreedyPolicy:
     """A policy whose parameters are far from those that it begins with, so that each of them matters."""
-    strategy = CASES[request.param]()
-    params = jax.jit(lambda key: strategy.policy.params(strategy.init(key)))(jax.random.key(0))
+    policy, params = begins(request.param).policy, begins(request.param).params
     leaves, form = jax.tree.flatten(params)
     rng = np.random.default_rng(0)
     moved = [
         x + (0.2 * rng.normal(size=x.shape)).astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
         for x in map(np.asarray, leaves)
     ]
-    return GreedyPolicy(strategy.policy, form.unflatten(moved))
+    return GreedyPolicy(policy, form.unflatten(moved))
 
 
 def observations(function: Function) -> list[list[np.ndarray]]:
@@ -301,12 +310,16 @@ COMPUTED: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
+@cache
+def computed(what: str) -> GreedyPolicy:
+    return compute(COMPUTED[what][0], *COMPUTED[what][1])
+
+
 @pytest.mark.parametrize("form", SOURCES)
 @pytest.mark.parametrize("what", COMPUTED)
 def test_source_code_has_the_operations_of_networks_of_ones_own(form: str, what: str, tmp_path: Path) -> None:
-    policy = compute(*(COMPUTED[what][0], *COMPUTED[what][1]))
-    function = function_of(policy)
-    act = SOURCES[form][0](function, tmp_path)()
+    policy = computed(what)
+    act = SOURCES[form][0](function_of(policy), tmp_path)()
     for obs in 2 * np.random.default_rng(0).normal(size=(20, *COMPUTED[what][1])).astype(np.float32):
         np.testing.assert_allclose(act([obs]), policy(obs), rtol=1e-5, atol=1e-5)
 
@@ -344,9 +357,7 @@ def test_both_kinds_of_source_code_have_the_same_operations() -> None:
 
 def test_c_has_no_variables_but_those_of_a_state(tmp_path: Path) -> None:
     """So threads may run it side by side."""
-    strategy = CASES["memory"]()
-    policy = GreedyPolicy(strategy.policy, strategy.policy.params(strategy.init(jax.random.key(0))))
-    for name, content in as_c.files(function_of(policy)).items():
+    for name, content in as_c.files(function_of(begins("memory"))).items():
         (tmp_path / name).write_bytes(content)
     compile_c(tmp_path, "-c", "policy.c")
     listed = subprocess.run(["nm", "policy.o"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
@@ -422,16 +433,13 @@ def test_a_description_has_what_each_format_takes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_memory_of_the_page_of_numpy_is_described_as_it_returns_it() -> None:
-    strategy = CASES["memory"]()
-    policy = GreedyPolicy(strategy.policy, strategy.policy.params(strategy.init(jax.random.key(0))))
-    told = json.loads(files_of(policy, "numpy")["policy.json"])
+    told = json.loads(files_of(begins("memory"), "numpy")["policy.json"])
     assert [(x["name"], x["shape"]) for x in told["inputs"]] == [("obs", [4]), ("memory[0]", [1, 64])]
     assert [(x["name"], x["shape"]) for x in told["outputs"]] == [("action", []), ("memory[0]", [1, 64])]
 
 
 def test_only_what_decides_on_actions_is_remembered() -> None:
-    strategy = CASES["memory"]()
-    function = function_of(GreedyPolicy(strategy.policy, strategy.policy.params(strategy.init(jax.random.key(0)))))
+    function = function_of(begins("memory"))
     assert [x.shape for x in function.memory] == [(64,)]
     assert function.names == ["obs", "memory", "first"]
     assert function.results == ["action", "next_memory"]
@@ -446,10 +454,9 @@ def test_what_source_code_has_no_line_for_is_named(files: Any, language: str) ->
 
 @pytest.mark.parametrize("files", [as_numpy.files, as_c.files])
 def test_numbers_that_source_code_does_not_have_are_named(files: Any) -> None:
-    strategy = off(jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(8,), dtype="bfloat16"))
-    params = jax.jit(lambda key: strategy.policy.params(strategy.init(key)))(jax.random.key(0))
+    halved = lambda obs: (obs.astype(jnp.bfloat16) / 2).astype(jnp.float32)
     with pytest.raises(SettingsError, match="computes numbers of bfloat16"):
-        files(function_of(GreedyPolicy(strategy.policy, params)))
+        files(function_of(compute(halved, 3)))
 
 
 def test_no_library_but_jax_is_needed_to_export() -> None:

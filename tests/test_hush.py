@@ -5,7 +5,7 @@ import gc
 import logging
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,14 @@ import jaxrl
 from jaxrl.cli.main import run_main
 from jaxrl.errors import StorageError
 from jaxrl.hush import hushed
+
+
+@pytest.fixture
+def few_objects() -> Iterator[None]:
+    """Spare collections what tests before have left: there are millions of objects."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def of_the_process() -> tuple[object, ...]:
@@ -37,6 +45,7 @@ def test_only_the_tales_of_orbax_are_left_out(caplog: pytest.LogCaptureFixture) 
     assert [record.getMessage() for record in caplog.records] == ["task of mine failed", "orbax, afterwards"]
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_an_event_loop_that_gets_no_file_descriptors_is_one_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,6 +61,7 @@ def test_an_event_loop_that_gets_no_file_descriptors_is_one_error(
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_what_a_failure_leaves_behind_is_gone_before_a_front_door_ends(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,7 +50,8 @@ def both(strategy: jaxrl.Strategy, one: Any, iterations: int) -> tuple[Any, Any]
         return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(iterations), turn, state)
 
     key = jax.random.key(7)
-    return jax.jit(run)(jax.jit(strategy.init)(key)), jax.jit(one.iterate)(jax.jit(one.init)(key), 0, iterations)
+    ours = jax.jit(lambda key: run(strategy.init(key)))(key)
+    return ours, jax.jit(lambda key: one.iterate(one.init(key), 0, iterations))(key)
 
 
 def agree(ours: Any, theirs: Any) -> None:

@@ -160,40 +160,6 @@ def test_custom_environment(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_custom_strategy(tmp_path: Path) -> None:
-    means = eval(run_alone(block("strategy"), tmp_path).splitlines()[-1])
-    # Random linear policies of an untrained population hold the pole for some 40 of the 200 steps.
-    assert len(means) == 3
-    assert means[0] < means[2]
-    assert means[2] > 180
-
-
-@pytest.mark.parametrize(
-    ("name", "long", "short"),
-    [
-        ("on-policy", "max_opts=12_800, eval_interval=1_280", "max_opts=640, eval_interval=320"),
-        ("off-policy", "max_opts=4_000, eval_interval=500", "max_opts=400, eval_interval=200"),
-    ],
-)
-@pytest.mark.slow
-def test_continuous_actions(name: str, long: str, short: str, tmp_path: Path) -> None:
-    code = block(name)
-    assert long in code
-    best, action = run(code.replace(long, short), tmp_path).splitlines()[-1].split(maxsplit=1)
-    assert -2_000 < float(best) < -100
-    assert -2.0 <= float(action.strip("[]")) <= 2.0
-
-
-@pytest.mark.slow
-def test_networks_of_ones_own(tmp_path: Path) -> None:
-    code = block("networks").replace("max_opts=2_000, eval_interval=500", "max_opts=400, eval_interval=200")
-    assert run(code, tmp_path).splitlines()[-1] in ("0", "1")
-    code = block("networks-train").replace("max_opts=4_000, eval_interval=500", "max_opts=64, eval_interval=32")
-    assert run(code, tmp_path).splitlines()[-1].startswith("(64,) ")
-    code = block("networks-nnx").replace("max_opts=2_000, eval_interval=500", "max_opts=64, eval_interval=32")
-    assert 8 < float(run(code, tmp_path).splitlines()[-1]) <= 500
-
-
 def test_a_core_of_ones_own_remembers(tmp_path: Path) -> None:
     """Chance names one symbol of four."""
     assert float(run_alone(block("core"), tmp_path)) > 0.9
@@ -375,30 +341,6 @@ def test_parameters_of_episodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_schedules(tmp_path: Path) -> None:
-    code = block("schedules").replace("max_opts=4_096, eval_interval=512", "max_opts=64, eval_interval=64")
-    assert 8 < float(run(code, tmp_path).split()[-1]) <= 500
-
-
-@pytest.mark.slow
-def test_masks_of_actions(tmp_path: Path) -> None:
-    code = block("masks").replace("max_opts=1_000", "max_opts=500")
-    best, action = run(code, tmp_path).splitlines()[-1].split()
-    # The forbidden action would have paid 100.
-    assert 5 < float(best) <= 14
-    assert int(action) in (0, 1)
-
-
-@pytest.mark.slow
-def test_actions_of_several_parts(tmp_path: Path) -> None:
-    code = block("composite").replace("max_opts=1_600, eval_interval=800", "max_opts=160, eval_interval=160")
-    best, move, where = run(code, tmp_path).splitlines()[-1].split()
-    assert float(best) <= 1
-    assert int(move) in range(3)
-    assert abs(float(where.strip("[]"))) <= 1
-
-
-@pytest.mark.slow
 def test_a_student_learns_from_the_teacher_of_another_run(tmp_path: Path) -> None:
     env = jaxrl.make_env("CartPole-v1")
     teacher = jaxrl.on_policy(env, jaxrl.ppo(features=(8,)), num_envs=8, rollout=64, epochs=1, minibatches=1)
@@ -412,9 +354,3 @@ def test_a_student_learns_from_the_teacher_of_another_run(tmp_path: Path) -> Non
 def test_a_run_begins_with_arrays_of_the_caller(tmp_path: Path) -> None:
     code = block("init-tree").replace("max_opts=1_600", "max_opts=16")
     assert float(run_alone(code, tmp_path).splitlines()[-1]) > 0
-
-
-@pytest.mark.slow
-def test_what_only_critics_see(tmp_path: Path) -> None:
-    code = block("privileged").replace("max_opts=640, eval_interval=320", "max_opts=32, eval_interval=16")
-    assert abs(float(run(code, tmp_path).splitlines()[-1].strip("[]"))) <= 1

@@ -1,6 +1,7 @@
 """Any agent by itself: an environment that suits it, what it learns from, and one update of it."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -45,7 +46,7 @@ def draw_transitions(agent: Agent, spec: jaxrl.EnvSpec, state: Any, shape: tuple
     return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), items)
 
 
-def updated(agent: Agent, spec: jaxrl.EnvSpec, state: Any) -> Any:
+def updated(agent: Agent, spec: jaxrl.EnvSpec, state: Any, opt_step: Any = 1) -> Any:
     """Return the state after an update on random data, and its metrics."""
     if agent.prepare is None:
         items = transitions(agent, spec, state, ROWS)
@@ -54,8 +55,29 @@ def updated(agent: Agent, spec: jaxrl.EnvSpec, state: Any) -> Any:
         items = agent.prepare(state, Rollout(rollout, jnp.zeros((2, ROWS), bool)))
     rows = jax.tree.leaves(items)[0].shape[0]
     batch = Batch(items, jnp.arange(rows), jnp.ones(rows))
-    new, metrics, _ = agent.update(state, batch, KEY, jnp.uint32(1))
+    new, metrics, _ = agent.update(state, batch, KEY, jnp.uint32(opt_step))
     return new, metrics
+
+
+def begun(init: Callable[[Any], Any]) -> Any:
+    """Return what `init` makes of a key, but for the kernels of networks, which NumPy draws, as nothing compiles.
+
+    Those of the same place and shape are equal, so that a target begins as the network that it trails.
+    """
+
+    def draw(path: Any, x: Any) -> Any:
+        field, found, place = jax.tree_util.keystr(path).partition("['params']")
+        if "opt_state" in field or not found or not place.endswith("['kernel']"):
+            return x
+        rng = np.random.default_rng([*place.encode(), *x.shape])
+        return jnp.asarray(rng.normal(0, x.shape[-2] ** -0.5, x.shape), x.dtype)
+
+    return jax.jit(lambda key: jax.tree_util.tree_map_with_path(draw, init(key)))(KEY)
+
+
+def acting(agent: Agent) -> Callable[..., Any]:
+    """Return `agent.act`, compiled."""
+    return jax.jit(agent.act, static_argnums=4)
 
 
 def drawn_anew(agent: Agent, *parts: str, mean: float = 0.0, scale: float = 0.4) -> Any:
@@ -104,3 +126,13 @@ def values_of_constant(agent: Agent, reward: float, updates: int) -> Any:
 def vector_of(tree: Any) -> np.ndarray:
     """Return all numbers of `tree` one after the other."""
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Return whether two trees have the same numbers."""
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def retuned(state: Any, **values: float) -> Any:
+    """Return an agent's state with other hyperparameters."""
+    return state._replace(hyper=state.hyper._replace(**{name: jnp.float32(value) for name, value in values.items()}))

@@ -54,8 +54,8 @@ SAMPLERS: dict[str, Callable[[Any], Any]] = {
     "weibull_min": lambda key: random.weibull_min(key, 1.0, 1.5),
 }
 """By name, what draws with a key: floats and whole numbers of any shape."""
-FEW = ("poisson", "permutation", "uniform")
-"""One that draws in a loop until it has enough, and two others."""
+FEW = ("poisson", "uniform")
+"""One that draws in a loop until it has enough, and another."""
 
 
 class Drawn(NamedTuple):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_agents import begun
 from toys_envs import rollout
 
 import jaxrl
@@ -114,7 +115,7 @@ def keeps_to_its_mask(env: jaxrl.Env) -> None:
     """Of the walk whose mask forbids to go left."""
     strategy = jaxrl.on_policy(env, jaxrl.ppo(features=(4,)), num_envs=2, rollout=4, minibatches=1)
     policy: Any = strategy.policy
-    params = policy.params(strategy.init(jax.random.key(0)))
+    params = begun(lambda key: policy.params(strategy.init(key)))
     judged = jaxrl.Evaluator(env, policy, 64)(params, jax.random.key(1))
     assert (judged.returns > -0.1).all(), "who may only go right does not fall"
     assert judged.returns.mean() > 0.8

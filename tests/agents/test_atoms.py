@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import drawn_anew, five_steps, values_of_constant
+from toys_agents import begun, drawn_anew, five_steps, values_of_constant
+from toys_by_hand import linear, numbers, project, softmax
 from toys_draws import drawn
 
 import jaxrl
@@ -38,19 +39,6 @@ def updated(name: str, **settings: Any) -> tuple[Any, Any, Any]:
     return state, after, metrics
 
 
-def layer(params: Any) -> dict[str, np.ndarray]:
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), params["params"]["Dense_0"])
-
-
-def linear(params: Any, x: np.ndarray) -> np.ndarray:
-    """Apply the one layer of a network, or of each critic: `[B, D] -> [(K,) B, outputs]`."""
-    return np.asarray(x @ layer(params)["kernel"] + layer(params)["bias"][..., None, :])
-
-
-def softmax(x: np.ndarray) -> np.ndarray:
-    return np.exp(x) / np.exp(x).sum(-1, keepdims=True)
-
-
 def beside(obs: Any, action: Any) -> np.ndarray:
     return np.concatenate([np.asarray(obs, np.float64), np.asarray(action, np.float64)], axis=1)
 
@@ -67,17 +55,6 @@ def acted(name: str, params: Any, obs: Any, noise: np.ndarray) -> tuple[np.ndarr
     return beside(obs, np.tanh(raw)), -TEMPERATURE * density.sum(1)
 
 
-def project(z: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """Share each probability out between the two atoms beside its return, one at a time."""
-    out = np.zeros(5)
-    for value, probability in zip(z, p, strict=True):
-        place = np.clip(value, -2, 2) + 2  # in steps of the support, which are 1
-        low = min(int(place), 3)
-        out[low] += probability * (low + 1 - place)
-        out[low + 1] += probability * (place - low)
-    return out
-
-
 def targets(name: str, state: Any, how: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the target probabilities `[B, 5]`, and those of returns beyond the support, `[B]`."""
     items, noise = five_steps().items, NOISE[1]
@@ -89,7 +66,7 @@ def targets(name: str, state: Any, how: str) -> tuple[np.ndarray, np.ndarray]:
         means = [float(p[k, b] @ SUPPORT) for k in range(2)]
         chosen = p[int(np.argmin(means)), b] if how == "min" else (p[0, b] + p[1, b]) / 2
         z = float(items.reward[b]) + float(items.discount[b]) * (SUPPORT + bonus[b])
-        rows.append(project(z, chosen))
+        rows.append(project(z, chosen, SUPPORT))
         outside.append(chosen[(z < -2) | (z > 2)].sum())
     return np.array(rows), np.array(outside)
 
@@ -108,8 +85,8 @@ def test_an_update_is_that_worked_by_hand(name: str, how: str) -> None:
     np.testing.assert_allclose(metrics["out_of_support"], outside.mean(), rtol=1e-4)
     # The gradient of a cross-entropy for its logits is the difference of the probabilities.
     gradient = np.einsum("bd,kbn->kdn", x, p - target[None]) / SIZE
-    moved = layer(state.critic)["kernel"] - 0.25 * gradient
-    np.testing.assert_allclose(layer(after.critic)["kernel"], moved, rtol=1e-4, atol=1e-5)
+    moved = numbers(state.critic)[0] - 0.25 * gradient
+    np.testing.assert_allclose(numbers(after.critic)[0], moved, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["td3", "sac"])
@@ -124,9 +101,9 @@ def test_the_policy_improves_the_lowest_or_the_mean_of_the_critics_means(name: s
         means = softmax(linear(after.critic, x)) @ SUPPORT
         return float(((means.min(0) if how == "min" else means.mean(0)) + bonus).mean())
 
-    bias, size = layer(state.policy)["bias"], 1e-5
+    bias, size = numbers(state.policy)[1], 1e-5
     slope = [(value(bias + size * one) - value(bias - size * one)) / (2 * size) for one in np.eye(bias.size)]
-    np.testing.assert_allclose(layer(after.policy)["bias"], bias + 0.25 * np.array(slope), atol=2e-5)
+    np.testing.assert_allclose(numbers(after.policy)[1], bias + 0.25 * np.array(slope), atol=2e-5)
     if name == "td3":
         agent = jaxrl.td3(**PLAIN, **ATOMS, critic_target=how)(BOX)
         items = five_steps().items
@@ -154,6 +131,7 @@ def test_the_distribution_of_the_critic_with_the_lowest_mean_is_the_target_row_b
     np.testing.assert_allclose(smooth.sum(1), 1.0, rtol=1e-6)
 
 
+@pytest.mark.every_day("fast_td3-c51", "fast_sac-hl_gauss")
 @pytest.mark.parametrize("loss", ["c51", "hl_gauss"])
 @pytest.mark.parametrize("make", [jaxrl.fast_td3, jaxrl.fast_sac])
 def test_the_value_of_a_constant_reward_is_that_of_the_closed_form(make: Any, loss: str) -> None:
@@ -165,13 +143,13 @@ def test_the_value_of_a_constant_reward_is_that_of_the_closed_form(make: Any, lo
 
 def test_a_support_follows_from_the_rewards_and_none_is_reported_to_lie_beyond_it() -> None:
     agent = jaxrl.td3(**PLAIN, atoms=5)(BOX)
-    after, metrics, _ = jax.jit(agent.update)(agent.init(KEY), five_steps(), KEY, jnp.uint32(0))
+    after, metrics, _ = jax.jit(agent.update)(begun(agent.init), five_steps(), KEY, jnp.uint32(0))
     reward, discount = (np.asarray(x) for x in (five_steps().items.reward, five_steps().items.discount))
     bounds = reward / (1 - discount)
     np.testing.assert_allclose([after.reach.low, after.reach.high], [min(0, bounds.min()), bounds.max()], rtol=1e-5)
     assert "out_of_support" not in metrics
     assert agent.info.bounds_returns
-    assert jaxrl.td3(**PLAIN, **ATOMS)(BOX).init(KEY).reach == ()
+    assert jax.eval_shape(jaxrl.td3(**PLAIN, **ATOMS)(BOX).init, KEY).reach == ()
 
 
 @pytest.mark.parametrize(("bonus", "outside"), [(0.0, 0.0), (0.4, 0.25), (1.5, 0.5), (-0.5, 0.25)])

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import CONTINUOUS, DISCRETE, KEY, drawn_anew, five_steps, updated
+from toys_agents import CONTINUOUS, DISCRETE, KEY, begun, drawn_anew, five_steps, updated
 
 import jaxrl
 from jaxrl.errors import SettingsError
@@ -61,7 +61,7 @@ def test_an_update_is_that_worked_by_hand(make: Any, loss: Any) -> None:
 
 def moved(make: Any, spec: jaxrl.EnvSpec, **settings: Any) -> Any:
     agent = make(features=(4,), critic_features=(4,), **settings)(spec)
-    return jax.jit(lambda key: updated(agent, spec, agent.init(key)))(KEY)
+    return jax.jit(lambda state: updated(agent, spec, state))(begun(agent.init))
 
 
 @pytest.mark.every_day("cql", "td3_bc")

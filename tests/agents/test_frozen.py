@@ -5,80 +5,67 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from toys_agents import CONTINUOUS, DISCRETE, begun, updated
 
 import jaxrl
+from jaxrl.agents import Agent
 from jaxrl.errors import SettingsError
+from jaxrl.strategies.interaction import build_agent
+
+SMALL: dict[str, Any] = {"features": (8,), "lr": 0.1}
 
 
-def off_policy(maker: Any, **settings: Any) -> jaxrl.Strategy:
-    return jaxrl.off_policy(
-        jaxrl.make_env("Pendulum-v1" if maker is jaxrl.crossq else "CartPole-v1"),
-        maker(features=(8,), **settings),
-        buffer=jaxrl.uniform(200, batch_size=8),
-        num_envs=2,
-        opt_interval=2,
-        warmup=20,
-    )
+def in_training(maker: Any, spec: Any) -> Agent:
+    """Return the agent as strategies and sessions build it."""
+    return build_agent(maker, None, spec)
 
 
-def changes(strategy: jaxrl.Strategy, iterations: int) -> list[set[str]]:
-    """Train a little; return the paths of the leaves of networks that have changed by the end of each iteration."""
-    state = jax.jit(strategy.init)(jax.random.key(0))
-    step = jax.jit(lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t)[0])
+def changed(maker: Any, spec: Any, *opt_steps: int) -> list[set[str]]:
+    """Update once at each of these steps; return the paths of the leaves of networks that have changed by then."""
+    agent = in_training(maker, spec)
+    state = begun(agent.init)
+    step = jax.jit(lambda state, t: updated(agent, spec, state, t)[0])
     names = lambda keys: "/".join(jax.tree_util.keystr((key,), simple=True) for key in keys)
-    leaves_of = lambda state: jax.tree_util.tree_leaves_with_path(state.agent._replace(hyper=()))
+    leaves_of = lambda state: jax.tree_util.tree_leaves_with_path(state._replace(hyper=(), opt_state=()))
     before, found = leaves_of(state), []
-    for t in range(iterations):
+    for t in opt_steps or (1,):
         state = step(state, np.uint32(t))
         pairs = zip(before, leaves_of(state), strict=True)
-        paths = {names(keys) for (keys, old), (_, new) in pairs if not np.array_equal(old, new)}
-        found.append({path for path in paths if not path.startswith("opt_state")})
+        found.append({names(keys) for (keys, old), (_, new) in pairs if not np.array_equal(old, new)})
     return found
-
-
-def changed(strategy: jaxrl.Strategy, iterations: int = 12) -> set[str]:
-    """Train a little; return the paths of the leaves of networks that have changed."""
-    return changes(strategy, iterations)[-1]
 
 
 def test_a_frozen_torso_stays_and_the_head_learns() -> None:
     """Of the network and of its target, which follows it in every update."""
-    moved = changed(off_policy(jaxrl.dqn, tau=0.5, target_interval=1, freeze=("*/params/MLP_0",)))
+    following = {"tau": 0.5, "target_interval": 1}
+    (moved,) = changed(jaxrl.dqn(**SMALL, **following, freeze=("*/params/MLP_0",)), DISCRETE)
     heads = {f"{field}/params/Dense_0/{leaf}" for field in ("params", "target") for leaf in ("kernel", "bias")}
     assert moved == heads
-    assert changed(off_policy(jaxrl.dqn, tau=0.5, target_interval=1)) > heads
+    assert changed(jaxrl.dqn(**SMALL, **following), DISCRETE)[0] > heads
 
 
 def test_statistics_of_a_batch_are_frozen_along() -> None:
-    small = {"critic_features": (8,), "policy_interval": 1}
-    free = changed(off_policy(jaxrl.crossq, **small))
+    small = {**SMALL, "critic_features": (8,), "policy_interval": 1}
+    (free,) = changed(jaxrl.crossq(**small), CONTINUOUS)
     assert {"policy/batch_stats/BatchNorm_0/mean", "policy/params/Dense_1/kernel"} <= free
-    moved = changed(off_policy(jaxrl.crossq, freeze=("policy",), **small))
+    (moved,) = changed(jaxrl.crossq(**small, freeze=("policy",)), CONTINUOUS)
     assert moved == {name for name in free if not name.startswith("policy/")}
 
 
 def test_on_policy_agents_freeze_too() -> None:
-    strategy = jaxrl.on_policy(
-        jaxrl.make_env("CartPole-v1"),
-        jaxrl.ppo(features=(8,), freeze=("params.params.actor_torso", "params/params/critic_*")),
-        num_envs=2,
-        rollout=4,
-    )
-    moved = changed(strategy, 2)
+    agent = jaxrl.ppo(**SMALL, freeze=("params.params.actor_torso", "params/params/critic_*"))
+    (moved,) = changed(agent, DISCRETE)
     assert moved == {f"params/params/{part}/{leaf}" for part in ("policy", "value") for leaf in ("kernel", "bias")}
 
 
 def test_at_first_the_value_learns_alone() -> None:
-    """An iteration is 16 updates: in the first the policy stays, in the second it moves with its 5th."""
-    strategy = jaxrl.on_policy(
-        jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(8,), critic_warmup=20), num_envs=2, rollout=8
-    )
-    first, second = ({path.split("/")[2] for path in paths} for paths in changes(strategy, 2))
-    assert first == {"critic_torso", "value"}
-    assert second == {"critic_torso", "value", "actor_torso", "policy"}
+    agent = jaxrl.ppo(**SMALL, critic_warmup=20)
+    last, first = ({path.split("/")[2] for path in paths} for paths in changed(agent, DISCRETE, 19, 20))
+    assert last == {"critic_torso", "value"}
+    assert first == {"critic_torso", "value", "actor_torso", "policy"}
 
 
 @pytest.mark.parametrize("pattern", ["parms", "opt_state", "hyper/lr", "params/params/MLP_1"])
 def test_what_is_no_part_of_a_network_is_refused(pattern: str) -> None:
     with pytest.raises(SettingsError, match=f"agent.freeze: {pattern} is no part of the networks of dqn; "):
-        off_policy(jaxrl.dqn, freeze=(pattern,))
+        in_training(jaxrl.dqn(**SMALL, freeze=(pattern,)), DISCRETE)

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import drawn_anew, five_steps
+from toys_agents import begun, drawn_anew, five_steps
+from toys_by_hand import linear
 from toys_draws import drawn
 
 import jaxrl
@@ -38,12 +39,6 @@ def updated(seed: int = 0, choice: tuple[int, ...] = (), **settings: Any) -> tup
     with drawn(normal=[NOISE[1], NOISE[0]], **draws):
         after, metrics, _ = jax.jit(agent.update)(state, five_steps(), jax.random.key(seed), jnp.uint32(0))
     return state, after, metrics
-
-
-def linear(params: Any, x: np.ndarray) -> np.ndarray:
-    """Apply the one layer of a network, or of each critic: `[B, D] -> [(K,) B, outputs]`."""
-    layer = jax.tree.map(lambda x: np.asarray(x, np.float64), params["params"]["Dense_0"])
-    return np.asarray(x @ layer["kernel"] + layer["bias"][..., None, :])
 
 
 def acted(state: Any, obs: Any, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -109,7 +104,7 @@ def test_an_update_of_tqc_is_that_worked_by_hand() -> None:
 
 def test_the_value_of_a_policy_of_tqc_is_the_mean_of_its_quantiles() -> None:
     agent = jaxrl.sac(**{**PLAIN, **TQC})(BOX)
-    state, items = agent.init(KEY), five_steps().items
+    state, items = begun(agent.init), five_steps().items
     assert agent.policy_fns.value is not None
     value = agent.policy_fns.value(state, items.obs, items.action)
     np.testing.assert_allclose(value, linear(state.critic, taken()).mean((0, 2)), rtol=1e-4, atol=1e-6)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import DISCRETE, KEY, seeing, updated
+from toys_agents import DISCRETE, KEY, begun, seeing, updated
 from toys_masks import TEMPTING, is_allowed, minefield
 
 import jaxrl
@@ -26,7 +26,12 @@ from jaxrl.trees import row_struct
 from jaxrl.types import Batch, RecurrentObs, Rollout, Step, Transition
 
 MIN = float(jnp.finfo(jnp.float32).min)
-TWO_OF_THREE = jnp.array([True, False, True])
+TWO_OF_THREE = np.array([True, False, True])
+
+
+def draw(space: Any, key: Any, rows: int) -> Any:
+    """Draw elements of `space`, in one program."""
+    return jax.jit(lambda key: sample_space(space, key, rows))(key)
 
 
 # --- the equations ----------------------------------------------------------------------------------------------
@@ -38,26 +43,23 @@ def test_a_forbidden_value_is_the_smallest_number_and_a_row_that_allows_nothing_
 
 
 def test_the_entropy_of_two_allowed_actions_of_three_is_log_two_and_its_gradient_is_finite() -> None:
-    def entropy(logits: Any) -> Any:
-        return mask_distribution(Categorical(logits), TWO_OF_THREE).entropy()
-
-    value, slope = jax.value_and_grad(entropy)(jnp.array([0.5, 80.0, 0.5]))
+    of = jax.jit(jax.value_and_grad(lambda logits: mask_distribution(Categorical(logits), TWO_OF_THREE).entropy()))
+    value, slope = of(jnp.array([0.5, 80.0, 0.5]))
     np.testing.assert_allclose(value, math.log(2), rtol=1e-6)
     np.testing.assert_allclose(slope, [0.0, 0.0, 0.0], atol=1e-6)
     p = 1 / (1 + math.e)  # logits 0 and 1
-    value, slope = jax.value_and_grad(entropy)(jnp.array([0.0, 80.0, 1.0]))
+    value, slope = of(jnp.array([0.0, 80.0, 1.0]))
     np.testing.assert_allclose(value, -p * math.log(p) - (1 - p) * math.log(1 - p), rtol=1e-6)
     np.testing.assert_allclose(slope, [p * (1 - p), 0.0, -p * (1 - p)], rtol=1e-5)
 
 
 def test_log_probabilities_are_those_among_the_allowed_actions_and_their_gradients_are_finite() -> None:
-    def log_prob(logits: Any, action: int) -> Any:
-        return mask_distribution(Categorical(logits), TWO_OF_THREE).log_prob(jnp.int32(action))
-
-    logits = jnp.array([0.0, 80.0, 0.0])
-    np.testing.assert_allclose(log_prob(logits, 2), -math.log(2), rtol=1e-6)
-    np.testing.assert_allclose(jax.grad(log_prob)(logits, 2), [-0.5, 0.0, 0.5], rtol=1e-6)
-    forbidden, slope = jax.value_and_grad(log_prob)(logits, 1)
+    log_prob = lambda logits, action: mask_distribution(Categorical(logits), TWO_OF_THREE).log_prob(action)
+    of, logits = jax.jit(jax.value_and_grad(log_prob)), jnp.array([0.0, 80.0, 0.0])
+    allowed, slope = of(logits, jnp.int32(2))
+    np.testing.assert_allclose(allowed, -math.log(2), rtol=1e-6)
+    np.testing.assert_allclose(slope, [-0.5, 0.0, 0.5], rtol=1e-6)
+    forbidden, slope = of(logits, jnp.int32(1))
     assert forbidden < -1e30
     assert np.isfinite([forbidden, *slope]).all()
 
@@ -65,10 +67,16 @@ def test_log_probabilities_are_those_among_the_allowed_actions_and_their_gradien
 def test_each_number_of_an_action_has_a_mask_of_its_own() -> None:
     head = make_head(EnvSpec("Toy", Box(0.0, 1.0, (1,)), MultiDiscrete((3, 2))))
     mask = jnp.array([[True, False, True, False, True], [False, False, False, True, True]])
-    choice = mask_distribution(head.distribution(jnp.zeros((2, 5)).at[:, 1].set(50.0)), mask)
-    np.testing.assert_allclose(choice.entropy(), [math.log(2), math.log(2)], rtol=1e-6)
-    np.testing.assert_array_equal(choice.mode(), [[0, 1], [1, 0]])
-    drawn = jax.vmap(choice.sample)(jax.random.split(KEY, 200))
+    outputs = np.tile(np.array([0, 50, 0, 0, 0], np.float32), (2, 1))
+
+    @jax.jit
+    def told(keys: Any) -> Any:
+        choice = mask_distribution(head.distribution(outputs), mask)
+        return choice.entropy(), choice.mode(), jax.vmap(choice.sample)(keys)
+
+    spread, mode, drawn = told(jax.random.split(KEY, 200))
+    np.testing.assert_allclose(spread, [math.log(2), math.log(2)], rtol=1e-6)
+    np.testing.assert_array_equal(mode, [[0, 1], [1, 0]])
     assert {tuple(x) for x in np.asarray(drawn)[:, 0].tolist()} == {(0, 1), (2, 1)}
 
 
@@ -78,8 +86,9 @@ MASKED_PARTS = {"aim": ((), Box(0, 1, (5,), bool)), "move": Box(0, 1, (3,), bool
 
 def test_each_part_of_a_dict_of_actions_has_a_mask_of_its_own_and_may_have_none() -> None:
     head = make_head(EnvSpec("Toy", Box(0.0, 1.0, (1,)), PARTS))
-    joint = head.distribution(jnp.zeros((1, head.outputs)))
-    buttons = jnp.array([[False, True, True, False, True]])
+    joint = lambda: head.distribution(jnp.zeros((1, head.outputs)))
+    entropy = jax.jit(lambda mask: mask_distribution(joint(), mask).entropy())
+    buttons = np.array([[False, True, True, False, True]])
     normal = 0.5 * math.log(2 * math.pi * math.e)
     for mask, wanted in (
         (None, math.log(2) + 2 * math.log(3)),
@@ -87,9 +96,9 @@ def test_each_part_of_a_dict_of_actions_has_a_mask_of_its_own_and_may_have_none(
         ({"move": TWO_OF_THREE[None]}, 2 * math.log(2) + math.log(3)),
         ({"aim": ((), buttons)}, math.log(2) + math.log(3)),
         ({"aim": ((), buttons), "move": TWO_OF_THREE[None]}, 2 * math.log(2)),
-        ({"aim": (), "move": jnp.zeros((1, 3), bool)}, math.log(2) + 2 * math.log(3)),  # nothing allowed is all allowed
+        ({"aim": (), "move": np.zeros((1, 3), bool)}, math.log(2) + 2 * math.log(3)),  # nothing allowed is all allowed
     ):
-        np.testing.assert_allclose(mask_distribution(joint, mask).entropy(), [normal + wanted], rtol=1e-6)
+        np.testing.assert_allclose(entropy(mask), [normal + wanted], rtol=1e-6)
 
 
 def test_random_actions_of_several_parts_are_uniform_among_those_allowed_in_each() -> None:
@@ -116,8 +125,8 @@ def test_random_actions_are_uniform_among_those_allowed_and_without_a_mask_they_
     drawn = jax.jit(lambda key: random_action(spec, key, obs))(KEY)
     assert drawn.dtype == "int32"
     np.testing.assert_allclose(np.bincount(drawn, minlength=3) / 4_000, [0.5, 0.0, 0.5], atol=0.03)
-    plain = random_action(DISCRETE, KEY, jnp.zeros((9, 3)))
-    np.testing.assert_array_equal(plain, sample_space(DISCRETE.action_space, KEY, 9))
+    plain = jax.jit(lambda key: random_action(DISCRETE, key, jnp.zeros((9, 3))))(KEY)
+    np.testing.assert_array_equal(plain, draw(DISCRETE.action_space, KEY, 9))
 
 
 # --- whole agents -------------------------------------------------------------------------------------------------
@@ -180,11 +189,10 @@ def test_no_agent_ever_does_what_is_forbidden(compose: Any, agent: Any, env: Any
 
 def test_the_toy_tells_mistakes() -> None:
     env = minefield()
-    state, _ = env.reset(KEY)
-    state = state._replace(mask=TWO_OF_THREE)
-    after, out = env.step(state, jnp.int32(1), KEY)
+    step = jax.jit(lambda action: env.step(env.reset(KEY)[0]._replace(mask=jnp.asarray(TWO_OF_THREE)), action, KEY))
+    after, out = step(jnp.int32(1))
     assert (int(after.mistakes), float(out.reward)) == (1, TEMPTING)
-    after, out = env.step(state, jnp.int32(2), KEY)
+    after, out = step(jnp.int32(2))
     assert (int(after.mistakes), float(out.reward) < TEMPTING) == (0, True)
 
 
@@ -239,14 +247,13 @@ def spared(space: Any, obs: Any, action: Any) -> bool:
 def test_every_agent_acts_within_the_mask(name: str) -> None:
     spec = minefield(Discrete(4)).spec
     agent = algorithm_maker(name)(features=(8,))(spec)
-    obs = sample_space(spec.observation_space, KEY, 64)
+    obs = draw(spec.observation_space, KEY, 64)
 
-    def run(key: Any) -> Any:
-        state = agent.init(key)
+    def run(state: Any) -> Any:
         explored = agent.act(state, obs, KEY, jnp.uint32(10_000), "explore")[0]
         return explored, agent.act(state, obs, None, jnp.uint32(0), "exploit")[0]
 
-    assert all(spared(spec.action_space, obs, action) for action in jax.jit(run)(KEY))
+    assert all(spared(spec.action_space, obs, action) for action in jax.jit(run)(begun(agent.init)))
 
 
 @pytest.mark.parametrize("name", ["bc", "cql", *(pytest.param(x, marks=slow) for x in ("awac", "cql_dqn", "iql"))])
@@ -254,21 +261,22 @@ def test_agents_for_data_learn_with_finite_gradients(name: str) -> None:
     # Among the rows there are some that allow nothing.
     spec = minefield(Discrete(4)).spec
     agent = algorithm_maker(name)(features=(8,))(spec)
-    new, metrics = jax.jit(lambda key: updated(agent, spec, agent.init(key)))(KEY)
+    new, metrics = jax.jit(lambda state: updated(agent, spec, state))(begun(agent.init))
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((metrics, agent.strip(new))))
 
 
 def test_nothing_is_learnt_of_data_in_which_a_forbidden_action_was_taken() -> None:
     spec = minefield().spec
     agent = jaxrl.bc(**SMALL)(spec)
-    state = agent.init(KEY)
+    state = begun(agent.init)
     obs = {"action_mask": jnp.stack([TWO_OF_THREE, TWO_OF_THREE]), "seen": jnp.ones((2, 2))}
 
     update = jax.jit(lambda batch: agent.update(state, batch, (), jnp.uint32(0)))
 
     def learnt(*actions: int) -> tuple[float, float]:
-        items = Transition(obs, jnp.array(actions), jnp.zeros(2), jnp.zeros(2), obs, (), jnp.ones(2))
-        _, metrics, _ = update(Batch(items, jnp.arange(2), jnp.ones(2)))
+        zeros, ones = np.zeros(2, np.float32), np.ones(2, np.float32)
+        items = Transition(obs, np.array(actions, np.int32), zeros, zeros, obs, (), ones)
+        _, metrics, _ = update(Batch(items, np.arange(2), ones))
         return float(metrics["loss"]), float(metrics["grad_norm"])
 
     assert learnt(1, 1) == (0.0, 0.0)
@@ -294,24 +302,28 @@ class Table(nn.Module):
 
 
 def at(place: int, *mask: int, rows: int = 1) -> Any:
-    return {"action_mask": jnp.tile(jnp.array(mask, bool), (rows, 1)), "place": jnp.full(rows, place)}
+    return {"action_mask": np.tile(np.array(mask, bool), (rows, 1)), "place": np.full(rows, place, np.int32)}
 
 
 def flat(table: Any) -> Any:
-    return {"params": {"q": jnp.array(table, jnp.float32)}}
+    return {"params": {"q": np.array(table, np.float32)}}
 
 
 def updated_once(agent: Any) -> Any:
     return jax.jit(lambda state, batch: agent.update(state, batch, KEY, jnp.uint32(0)))
 
 
+def one_step(obs: Any, next_obs: Any) -> Batch:
+    """Return a batch of one step by action 0 with reward 1 and discount 0.5."""
+    one = np.ones(1, np.float32)
+    return Batch(Transition(obs, np.zeros(1, np.int32), one, one / 2, next_obs, (), one), np.arange(1), one)
+
+
 def error_of(agent: Any, online: Any, target: Any, **told: Any) -> Any:
     """Return the error of one step from place 0 by action 0 with reward 1, discount 0.5, and the metrics."""
-    state = agent.init(KEY)._replace(params=flat(online), target=flat(target))
+    state = jax.jit(agent.init)(KEY)._replace(params=flat(online), target=flat(target))
     row = {"obs": at(0, 1, 1, 1), "next_obs": at(1, 1, 0, 1), **told}
-    items = Transition(row["obs"], jnp.array([0]), jnp.array([1.0]), jnp.array([0.5]), row["next_obs"], (), jnp.ones(1))
-    batch = Batch(items, jnp.arange(1), jnp.ones(1))
-    _, metrics, priorities = updated_once(agent)(state, batch)
+    _, metrics, priorities = updated_once(agent)(state, one_step(**row))
     return float(priorities[0]), {name: float(value) for name, value in metrics.items()}
 
 
@@ -358,13 +370,13 @@ def test_the_conservative_penalty_is_over_allowed_actions() -> None:
 
 def test_lambda_returns_of_pqn_bootstrap_from_the_best_allowed_action() -> None:
     agent = pqn(make_network=lambda spec: Table(), q_lambda=0.5)(SPEC)
-    state = agent.init(KEY)._replace(params=flat(TARGET))
-    two = lambda *obs: jax.tree.map(lambda *x: jnp.stack(x), *obs)
+    state = jax.jit(agent.init)(KEY)._replace(params=flat(TARGET))
+    two = lambda *obs: jax.tree.map(lambda *x: np.stack(x), *obs)
     items = Transition(
         two(at(0, 1, 1, 1), at(1, 1, 0, 1)), jnp.zeros((2, 1), jnp.int32), jnp.ones((2, 1)), jnp.full((2, 1), 0.5),
         two(at(1, 1, 0, 1), at(1, 1, 0, 0)), (), jnp.ones((2, 1)),
     )  # fmt: skip
-    prepared = agent.prepare(state, Rollout(items, jnp.zeros((2, 1), bool)))
+    prepared = jax.jit(agent.prepare)(state, Rollout(items, jnp.zeros((2, 1), bool)))
     last = 1 + 0.5 * 2
     np.testing.assert_allclose(prepared.target, [1 + 0.5 * (0.5 * 3 + 0.5 * last), last], rtol=1e-6)
 
@@ -372,19 +384,15 @@ def test_lambda_returns_of_pqn_bootstrap_from_the_best_allowed_action() -> None:
 def test_discrete_sac_values_and_its_target_entropy_are_of_allowed_actions() -> None:
     zeros = lambda *given: Table((2, 3))
     agent = jaxrl.sac(make_policy=zeros, make_critic=zeros, num_critics=1, temperature=1.0, temperature_lr=0.5)(SPEC)
-    state = agent.init(KEY)
-    critic = {"params": {"q": jnp.array([TARGET])}}
-    items = Transition(
-        at(0, 1, 0, 1), jnp.array([0]), jnp.array([1.0]), jnp.array([0.5]), at(1, 1, 0, 1), (), jnp.ones(1)
-    )
-    batch = Batch(items, jnp.arange(1), jnp.ones(1))
+    state, critic = jax.jit(agent.init)(KEY), flat([TARGET])
+    batch = one_step(at(0, 1, 0, 1), at(1, 1, 0, 1))
     update = updated_once(agent)
     _, metrics, priorities = update(state._replace(critic=critic, target=critic), batch)
     # A mean of 2 and 3, and log 2 of entropy.
     np.testing.assert_allclose(priorities, [1 + 0.5 * (2.5 + math.log(2))], rtol=1e-6)
     np.testing.assert_allclose(metrics["entropy"], math.log(2), rtol=1e-6)
     # With one action allowed there is no entropy, and none is asked for: the temperature stays.
-    alone = batch._replace(items=items._replace(obs=at(0, 0, 0, 1)))
+    alone = one_step(at(0, 0, 0, 1), at(1, 1, 0, 1))
     new, metrics, _ = update(state, alone)
     assert metrics["entropy"] == 0.0
     np.testing.assert_array_equal(new.log_temperature, state.log_temperature)
@@ -411,7 +419,7 @@ def test_stacked_frames_and_normalisation_leave_the_mask_as_it_is() -> None:
     assert space["action_mask"] == env.spec.observation_space["action_mask"]
     assert space["seen"].shape == (6,)
     zeros = jnp.zeros(2)
-    obs = [sample_space(env.spec.observation_space, jax.random.key(i), 2) for i in range(3)]
+    obs = [draw(env.spec.observation_space, jax.random.key(i), 2) for i in range(3)]
     step = Step(zeros, (), zeros, zeros > 0, zeros < 1, final_obs=obs[1], obs=obs[2])
     window, items = jax.jit(lambda obs, step: processor.process(processor.init(obs), step))(obs[0], step)
     for came, wanted in ((items.obs, obs[0]), (items.next_obs, obs[1]), (processor.observe(window), obs[2])):

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import drawn_anew, vector_of
+from toys_agents import begun, drawn_anew, vector_of
+from toys_by_hand import linear, numbers
 from toys_draws import drawn
 
 from jaxrl.agents import awac, bc, cql, cql_dqn, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
@@ -56,6 +57,9 @@ def test_values_weigh_alpha_over_their_mean_size():
     np.testing.assert_allclose(value_weight(q, weight, jnp.float32(2.5)), 2.5 / 4, rtol=1e-6)
 
 
+similarity_and_slope = jax.jit(jax.value_and_grad(lambda x: similarity(x).sum()))
+
+
 @pytest.mark.parametrize(
     ("gradients", "wanted"),
     [
@@ -67,14 +71,14 @@ def test_values_weigh_alpha_over_their_mean_size():
     ],
 )
 def test_the_similarity_of_gradients_is_their_mean_cosine_and_has_a_slope_where_one_is_zero(gradients, wanted):
-    found, slope = jax.value_and_grad(lambda x: similarity(x).sum())(jnp.asarray(gradients)[:, None])
+    found, slope = similarity_and_slope(np.asarray(gradients, np.float32)[:, None])
     np.testing.assert_allclose(found, wanted, atol=1e-5)
     assert np.isfinite(slope).all()
 
 
 @pytest.mark.parametrize("size", [1e-6, 1e-3, 1.0])
 def test_the_similarity_has_no_slope_along_a_gradient_however_small(size):
-    slope = jax.grad(lambda x: similarity(x).sum())(jnp.array([[[size * 0.6, size * 0.8]], [[5.0, 0.0]]]))[0, 0]
+    slope = similarity_and_slope(np.array([[[size * 0.6, size * 0.8]], [[5.0, 0.0]]], np.float32))[1][0, 0]
     # Across it the cosine changes by its sine over its length.
     np.testing.assert_allclose(slope * size, [0.8 * 0.8, -0.8 * 0.6], atol=1e-5)
 
@@ -95,17 +99,6 @@ def batch_of(name, seed=0):
 def beginning(agent, parts):
     """Return a state whose networks are all drawn anew, the targets others than what they trail."""
     return drawn_anew(agent, *parts)
-
-
-def layer(flat):
-    numbers = flat["params"]["Dense_0"]
-    return np.asarray(numbers["kernel"], np.float64), np.asarray(numbers["bias"], np.float64)
-
-
-def linear(flat, x):
-    """Apply one layer, or one of each critic: `[B, D] -> [(K,) B, outputs]`."""
-    kernel, bias = layer(flat)
-    return np.asarray(x, np.float64) @ kernel + bias[..., None, :]
 
 
 def logsumexp(x):
@@ -185,7 +178,7 @@ def test_the_policy_of_td3_bc_climbs_values_and_stays_near_the_actions_of_the_da
     state, batch = beginning(agent, ("policy", "critic")), batch_of("continuous")
     new, _, _ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
     obs, near = np.asarray(batch.items.obs, np.float64), np.asarray(batch.items.action, np.float64)
-    (kernel, bias), (critic, critic_bias) = layer(state.policy), (x[0] for x in layer(state.critic))
+    (kernel, bias), (critic, critic_bias) = numbers(state.policy), (x[0] for x in numbers(state.critic))
 
     def value(kernel, bias):
         action = np.tanh(obs @ kernel + bias[None])
@@ -201,13 +194,13 @@ def test_the_policy_of_td3_bc_climbs_values_and_stays_near_the_actions_of_the_da
     for entry in np.ndindex(kernel.shape):
         way = h * np.eye(1, kernel.size, np.ravel_multi_index(entry, kernel.shape)).reshape(kernel.shape)
         slope = (loss(kernel + way, bias) - loss(kernel - way, bias)) / (2 * h)
-        np.testing.assert_allclose(layer(new.policy)[0][entry] - kernel[entry], -0.125 * slope, atol=1e-5)
+        np.testing.assert_allclose(numbers(new.policy)[0][entry] - kernel[entry], -0.125 * slope, atol=1e-5)
 
 
 def test_td3_bc_without_likeness_is_td3():
     plain, near = (make(**PLAIN)(SPECS["continuous"]) for make in (td3, functools.partial(td3_bc, bc_alpha=0.0)))
     batch = batch_of("continuous")
-    one, two = (jax.jit(a.update)(jax.jit(a.init)(KEY), batch, KEY, jnp.uint32(1))[0] for a in (plain, near))
+    one, two = (jax.jit(a.update)(begun(a.init), batch, KEY, jnp.uint32(1))[0] for a in (plain, near))
     np.testing.assert_array_equal(vector_of(one.policy), vector_of(two.policy))
     assert one.hyper.bc_alpha == ()
 
@@ -232,10 +225,10 @@ def test_an_update_of_rebrac_is_that_worked_by_hand():
     x = joined(items.obs, items.action)
     error = target[None] - linear(state.critic, x)[..., 0]
     np.testing.assert_allclose(metrics["loss"], (WEIGHT * 0.5 * np.square(error).sum(0)).mean(), rtol=1e-5)
-    moved = layer(new.critic)[0] - layer(state.critic)[0]
+    moved = numbers(new.critic)[0] - numbers(state.critic)[0]
     np.testing.assert_allclose(moved[..., 0], 0.25 * (WEIGHT * error) @ x / SIZE, atol=1e-5)
     # The policy, by the lowest of the new critics over its mean size, near the data's actions.
-    kernel, bias = layer(state.policy)
+    kernel, bias = numbers(state.policy)
 
     def outcome(kernel):
         action = np.tanh(items.obs @ kernel + bias[None])
@@ -251,7 +244,7 @@ def test_an_update_of_rebrac_is_that_worked_by_hand():
     for entry in np.ndindex(kernel.shape):
         way = h * np.eye(1, kernel.size, np.ravel_multi_index(entry, kernel.shape)).reshape(kernel.shape)
         slope = (loss(kernel + way) - loss(kernel - way)) / (2 * h)
-        np.testing.assert_allclose(layer(new.policy)[0][entry] - kernel[entry], -0.125 * slope, atol=1e-5)
+        np.testing.assert_allclose(numbers(new.policy)[0][entry] - kernel[entry], -0.125 * slope, atol=1e-5)
 
 
 SAME = {
@@ -280,7 +273,7 @@ def test_each_is_another_agent_with_other_defaults(name):
 def test_without_their_terms_they_are_bit_for_bit_what_they_are_made_of(make, of):
     off = {"actor_bc_coef": 0.0, "critic_bc_coef": 0.0} if make is rebrac else {"eta": 0.0}
     settings, batch = {**PLAIN, "layer_norm": True, "num_critics": 3, **off}, batch_of("continuous")
-    one, two = (jax.jit(a.update)(jax.jit(a.init)(KEY), batch, KEY, jnp.uint32(1)) for a in made(settings, make, of))
+    one, two = (jax.jit(a.update)(begun(a.init), batch, KEY, jnp.uint32(1)) for a in made(settings, make, of))
     np.testing.assert_array_equal(vector_of(one[0]), vector_of(two[0]))
     assert one[1].keys() == two[1].keys()
 
@@ -305,10 +298,13 @@ def test_edac_moves_critics_apart_by_the_slope_of_the_cosines_between_their_grad
         rows = [cosine(x[0], x[1]) + cosine(x[0], x[2]) + cosine(x[1], x[2]) for x in slopes]
         return jnp.stack(rows)
 
-    term = lambda critic: 2.0 / 2 * (WEIGHT * pairs(critic)).mean()
-    np.testing.assert_allclose(metrics["similarity"], pairs(state.critic).mean() / 3, rtol=1e-4)
-    np.testing.assert_allclose(metrics["loss"] - usual["loss"], term(state.critic), rtol=1e-3)
-    slope = jax.jit(jax.grad(term))(state.critic)
+    def term(critic):
+        cosines = pairs(critic)
+        return 2.0 / 2 * (WEIGHT * cosines).mean(), cosines.mean() / 3
+
+    (wanted, mean), slope = jax.jit(jax.value_and_grad(term, has_aux=True))(state.critic)
+    np.testing.assert_allclose(metrics["similarity"], mean, rtol=1e-4)
+    np.testing.assert_allclose(metrics["loss"] - usual["loss"], wanted, rtol=1e-3)
     np.testing.assert_allclose(
         vector_of(new.critic) - vector_of(old.critic), -0.1 * vector_of(slope), rtol=1e-3, atol=1e-6
     )
@@ -357,7 +353,7 @@ def test_the_policy_learns_from_each_action_by_its_advantage(make, name):
         np.testing.assert_allclose(metrics["policy_loss"], -(WEIGHT * weight * log_prob).mean(), rtol=1e-4)
         share = np.exp(outputs - logsumexp(outputs)[:, None])
         pull = (WEIGHT * weight)[:, None] * (np.eye(4)[pick] - share) / SIZE
-        moved = layer(new.policy)[0] - layer(state.policy)[0]
+        moved = numbers(new.policy)[0] - numbers(state.policy)[0]
         np.testing.assert_allclose(moved, 0.5 * np.asarray(items.obs, np.float64).T @ pull, atol=1e-5)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from toys_agents import ACTIONS, CONTINUOUS, DISCRETE, KEY, ROWS, transitions, updated, vector_of
+from toys_agents import ACTIONS, CONTINUOUS, DISCRETE, KEY, ROWS, begun, transitions, updated, vector_of
 
 import jaxrl
 from jaxrl.nn import ActorCritic, from_nnx
@@ -76,7 +76,7 @@ def test_every_agent_learns_with_networks_made_in_python(name):
     make, spec, own = CASES[name]
     agent = make(**own, **({"atoms": 5} if name in FIVE_ATOMS else {}))(spec)
     assert agent.info.custom == tuple(own)
-    state = agent.init(KEY)
+    state = begun(agent.init)
     new, metrics = jax.jit(lambda state: updated(agent, spec, state))(state)
     networks = [x for x in NETWORKS if getattr(state, x, ())]
     assert len(networks) == len(own)
@@ -97,21 +97,26 @@ def test_critics_of_ones_own_are_several_each_with_parameters_of_its_own():
     assert kernels.shape == (3, 3 + 2, 5)
     assert len(np.unique(kernels[:, 0, 0])) == 3
     assert agent.info.custom == ("make_critic",)  # the policy is that of the settings
-    assert "MLP_0" in agent.init(KEY).policy["params"]
+    assert "MLP_0" in begun(agent.init).policy["params"]
 
 
 def test_a_network_of_ones_own_acts():
     agent = jaxrl.dqn(**values)(DISCRETE)
-    state = agent.init(KEY)
-    obs = sample_space(DISCRETE.observation_space, KEY, ROWS)
-    best = Mine((ACTIONS,)).apply(state.params, obs).argmax(axis=-1)
-    assert agent.act(state, obs, None, jnp.uint32(0), "exploit")[0].tolist() == best.tolist()
+    state = begun(agent.init)
+
+    @jax.jit
+    def acted(state):
+        obs = sample_space(DISCRETE.observation_space, KEY, ROWS)
+        best = Mine((ACTIONS,)).apply(state.params, obs).argmax(axis=-1)
+        return agent.act(state, obs, None, jnp.uint32(0), "exploit")[0], best
+
+    np.testing.assert_array_equal(*acted(state))
 
 
 def test_our_actor_critic_will_do_as_a_network_of_ones_own():
     net = lambda spec, head: ActorCritic(spec.observation_space, head.outputs, features=(5,))
     agents = jaxrl.ppo(features=(5,))(DISCRETE), jaxrl.ppo(make_network=net)(DISCRETE)
-    one, other = (agent.init(KEY).params for agent in agents)
+    one, other = (jax.jit(lambda key, agent=agent: agent.init(key).params)(KEY) for agent in agents)
     assert jax.tree.structure(one) == jax.tree.structure(other)
     assert vector_of(one).tolist() == vector_of(other).tolist()
 
@@ -134,7 +139,7 @@ def test_a_module_of_nnx_learns_as_the_same_one_in_linen_does():
         jaxrl.dqn(make_network=make, optimizer="sgd", lr=0.1)(DISCRETE)
         for make in (lambda spec: from_nnx(NNXValues), lambda spec: Mine((ACTIONS,)))
     ]
-    nnx_state, linen_state = (agent.init(KEY) for agent in agents)
+    nnx_state, linen_state = (begun(agent.init) for agent in agents)
     names = {"layers/0": "mine", "layers/1": "Dense_0"}
     found = nnx_state.params["params"]
     assert sorted(found) == sorted(f"{layer}/{part}" for layer in names for part in ("kernel", "bias"))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import KEY, transitions
+from toys_agents import KEY, begun, transitions
 from toys_masks import hidden_sign
 
 import jaxrl
@@ -25,6 +25,11 @@ SMALL: dict[str, Any] = {"features": (8,)}
 ROWS = 6
 
 
+def drawn_of(space: Any, rows: int) -> Any:
+    """Draw observations, in one program."""
+    return jax.jit(lambda key: sample_space(space, key, rows))(KEY)
+
+
 def with_state(obs: Any, state: Any) -> Any:
     return {**obs, "privileged_state": state}
 
@@ -36,9 +41,9 @@ OFF_POLICY = [("sac", BOX), ("sac", NUMBERS), ("td3", BOX), ("ddpg", BOX)]
 @pytest.mark.parametrize(("name", "spec"), OFF_POLICY, ids=lambda x: getattr(x, "action_space", x))
 def test_only_the_critics_of_replay_see_the_privileged_state(name: str, spec: Any) -> None:
     agent = algorithm_maker(name)(**SMALL)(spec)
-    state = jax.jit(agent.init)(KEY)
+    state = begun(agent.init)
     assert {x.shape[0] for x in jax.tree.leaves(state.policy) if x.ndim == 2} == {2, 8}
-    obs = sample_space(spec.observation_space, KEY, ROWS)
+    obs = drawn_of(spec.observation_space, ROWS)
 
     def judged(privileged: Any) -> Any:
         items = transitions(agent, spec, state, ROWS)
@@ -96,7 +101,7 @@ def test_a_network_that_learns_otherwise_than_it_acts_cannot_be_kept_from_it() -
 @pytest.mark.parametrize("case", PPO)
 def test_only_the_value_of_policy_gradients_sees_the_privileged_state(case: str) -> None:
     agent = jaxrl.ppo(**SMALL, **PPO[case])(BOX)
-    state = jax.jit(agent.init)(KEY)
+    state = begun(agent.init)
     last = jnp.zeros((2, ROWS), bool)
 
     def prepared(privileged: Any) -> Any:
@@ -113,12 +118,13 @@ def test_only_the_value_of_policy_gradients_sees_the_privileged_state(case: str)
     assert not np.any(of_policy)
 
 
+@pytest.mark.every_day("True")
 @pytest.mark.parametrize("privileged", [True, False])
 def test_a_value_without_the_core_has_a_torso_of_its_own_and_no_memory(privileged: bool) -> None:
     spec = BOX if privileged else BOX._replace(observation_space={"seen": Box(-1.0, 1.0, (2,))})
     agent = jaxrl.ppo(**SMALL, core="mingru", core_features=4, critic_core="none")(spec)
-    state = jax.jit(agent.init)(KEY)
-    obs = sample_space(spec.observation_space, KEY, ROWS)
+    state = begun(agent.init)
+    obs = drawn_of(spec.observation_space, ROWS)
 
     def outputs(memory: Any) -> Any:
         return agent.apply["params"](state.params, RecurrentObs(obs, memory))[:2]
@@ -166,7 +172,7 @@ def test_values_are_learnt_from_what_the_policy_does_not_see_and_the_policy_need
     assert losses[0] > 0.3
     assert losses[-5:].max() < 0.02
     policy = GreedyPolicy(strategy.policy, params)
-    whole = sample_space(env.spec.observation_space, KEY, 5)
+    whole = drawn_of(env.spec.observation_space, 5)
     np.testing.assert_array_equal(policy(whole), policy(for_policy(whole)))
     assert policy({"seen": np.zeros(2)}).shape == ()
 

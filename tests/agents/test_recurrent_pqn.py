@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_agents import drawn_anew
 
 import jaxrl
 from jaxrl.agents.returns import last_steps
@@ -37,6 +38,7 @@ def rollout_of(agent: Any) -> Rollout:
     return Rollout(items, last_steps(items))
 
 
+@pytest.mark.every_day("gru")
 @pytest.mark.parametrize("core", ["gru", "mingru"])
 def test_targets_and_errors_are_those_of_a_walk_through_the_rollout(core: str) -> None:
     settings = {"core": core, "core_features": WIDTH, "features": (5,), "q_lambda": LAMBDA, "lr": 0.0}
@@ -44,7 +46,7 @@ def test_targets_and_errors_are_those_of_a_walk_through_the_rollout(core: str) -
     hidden = Box(-jnp.inf, jnp.inf, (WIDTH,))
     head = QNetwork(hidden, ACTIONS, "mlp", ())
     apply = jax.jit(Recurrent(head, OBS, Core(core, WIDTH), features=(5,), layer_norm=True).apply)
-    state, rollout = jax.jit(agent.init)(KEY), rollout_of(agent)
+    state, rollout = drawn_anew(agent, "params"), rollout_of(agent)
     items = jax.tree.map(np.asarray, rollout.items)
     sample = jax.tree.map(np.asarray, jax.jit(agent.prepare)(state, rollout))
     assert sample.target.shape == (N, T)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import vector_of
+from toys_agents import drawn_anew, vector_of
 from toys_data import bandit
 from toys_envs import counting
 from toys_goals import places
@@ -39,13 +39,13 @@ def test_a_return_adds_the_entropies_between_and_ends_where_an_episode_does() ->
 
     The third begins an episode: the second was cut off by a time limit. The step in the burn-in counts for nothing.
     """
-    begins = jnp.array([[False, False, False, True, False]])
-    ends = jnp.array([[False, False, True, False, False]])
-    obs = RecurrentObs(jnp.zeros((1, 5, 2)), jnp.zeros((1, 5, WIDTH)))
-    items = Transition(obs, begins, begins, begins, obs, (), jnp.ones((1, 5)), begins, ends)
+    begins = np.array([[False, False, False, True, False]])
+    ends = np.array([[False, False, True, False, False]])
+    obs = RecurrentObs(*(np.zeros((1, 5, width), np.float32) for width in (2, WIDTH)))
+    items = Transition(obs, begins, begins, begins, obs, (), np.ones((1, 5), np.float32), begins, ends)
     config = jaxrl.agents.SACConfig(core="gru", burn_in=1, sequence=4, n_step=2)
-    reward, discount = jnp.array([1.0, 2.0, 4.0, 8.0]), jnp.full(4, 0.5)
-    after = sequence_targets(Bootstrap(reward + discount * 4, discount, jnp.full(4, 12.0)), items, config)
+    reward, half = np.array([1, 2, 4, 8], np.float32), np.full(4, 0.5, np.float32)
+    after = jax.jit(lambda *given: sequence_targets(*given, config))(Bootstrap(reward + 2, half, 24 * half), items)
     # 1 + (4 + 2 + 16 / 2) / 2 over two steps; 2 + 16 / 2 up to the end; then 4 + (4 + 8 + 16 / 2) / 2, and 8 + 16 / 2.
     np.testing.assert_array_equal(after.reward + after.discount * after.value, [8.0, 10.0, 14.0, 16.0])
 
@@ -62,8 +62,7 @@ def agent_of(name: str, **settings: Any) -> Agent:
 
 def state_of(agent: Agent) -> Any:
     """Return a state whose target is another network."""
-    state = jax.jit(agent.init)(KEY)
-    return state._replace(target=jax.jit(agent.init)(jax.random.key(1)).critic)
+    return drawn_anew(agent, "policy", "critic", "target")
 
 
 @cache
@@ -82,6 +81,19 @@ def critic_of(name: str, core: str) -> Any:
     return jax.jit(Recurrent(head, OBS, Core(core, WIDTH), features=(5,) if discrete else ()).apply)
 
 
+@cache
+def squashed(name: str) -> Any:
+    """Return `(outputs, noise) -> (action from -1 to 1, its log-probability)`, compiled."""
+    head = make_head(SPECS[name], squash=True)
+
+    def draw(outputs: Any, noise: Any) -> Any:
+        chosen = head.distribution(outputs)
+        raw = chosen.at(noise)
+        return jnp.tanh(raw), chosen.log_prob(raw)
+
+    return jax.jit(draw)
+
+
 def anew(begins: Any, memory: Any) -> Any:
     """Return memories `[B, ...]` with zeros where an episode begins."""
     return jax.tree.map(lambda x: jnp.where(begins.reshape(-1, *[1] * (x.ndim - 1)), 0.0, x), memory)
@@ -91,7 +103,7 @@ class Walks:
     """A policy and critics along sequence `b`."""
 
     def __init__(self, name: str, core: str, policy: Any, critic: Any, items: Transition, b: int) -> None:
-        self.discrete, self.head = name == "discrete", make_head(SPECS[name], squash=True)
+        self.discrete, self.name = name == "discrete", name
         memory = jax.tree.map(lambda x: x[b, 0], items.obs.memory)
         action = () if self.discrete else (jnp.zeros((1, 2)),)
         self.policy = Walk(policy_of(name, core), policy, memory.policy, items, b)
@@ -103,14 +115,14 @@ class Walks:
     def value(self, t: int, noise: Any, then: bool) -> tuple[float, float]:
         """Return the value without entropy, and the entropy, before step `t` or after it."""
         look = lambda walk: walk.then if then else walk.now
-        chosen = self.head.distribution(look(self.policy)(t)[None])
+        outputs = look(self.policy)(t)[None]
         if self.discrete:
             q = np.min([look(critic)(t) for critic in self.critics], axis=0)
-            share = np.exp(chosen.logits[0]) / np.exp(chosen.logits[0]).sum()
+            share = np.exp(outputs[0]) / np.exp(outputs[0]).sum()
             return float(share @ q), float(-share @ np.log(share))
-        raw = chosen.at(noise[None])
-        q = min(float(look(critic)(t, jnp.tanh(raw))[0]) for critic in self.critics)
-        return q, -float(chosen.log_prob(raw)[0])
+        action, log_prob = squashed(self.name)(outputs, noise[None])
+        q = min(float(look(critic)(t, action)[0]) for critic in self.critics)
+        return q, -float(log_prob[0])
 
 
 def walked(name: str, core: str, state: Any, critic: Any, batch: Batch, noise: Any = ((), ())) -> dict[str, np.ndarray]:

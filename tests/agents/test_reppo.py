@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import drawn_anew
+from toys_agents import begun, drawn_anew, retuned
+from toys_by_hand import linear, softmax
 from toys_draws import drawn
 
 import jaxrl
@@ -39,11 +40,6 @@ normal_cdf = np.vectorize(lambda x: 0.5 * (1 + math.erf(x / math.sqrt(2))))
 
 def float64(x: Any) -> np.ndarray:
     return np.asarray(x, np.float64)
-
-
-def softmax(x: np.ndarray) -> np.ndarray:
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return np.asarray(e / e.sum(-1, keepdims=True))
 
 
 # --- the equations ------------------------------------------------------------------------------------------------
@@ -195,11 +191,6 @@ def updated(name: str, state: Any, sample: Any, weight: Any = None, **settings: 
     return made
 
 
-def linear(params: Any, x: np.ndarray) -> np.ndarray:
-    layer = params["params"]["Dense_0"]
-    return np.asarray(x @ float64(layer["kernel"]) + float64(layer["bias"]))
-
-
 def unit(action: Any) -> np.ndarray:
     """Bring actions of the box back to -1 to 1."""
     return np.asarray((float64(action) - [1.0, 0.25]) / [3.0, 0.25])
@@ -322,9 +313,9 @@ def test_an_update_has_the_losses_of_numpy(name: str) -> None:
 def test_the_temperature_falls_where_there_is_more_entropy_than_wanted_and_rises_where_there_is_less(
     name: str, target: float, change: int
 ) -> None:
-    state = beginning(name, target_entropy=target)
+    state = beginning(name)
     sample = prepared(name, state, rollout_of(name))
-    after = updated(name, state, sample, target_entropy=target)[0].multipliers
+    after = updated(name, retuned(state, target_entropy=target), sample)[0].multipliers
     assert np.sign(after.log_temperature - state.multipliers.log_temperature) == change
 
 
@@ -343,8 +334,8 @@ def test_the_weight_of_the_divergence_rises_beyond_its_bound_and_falls_within(
 def test_far_beyond_the_bound_an_update_takes_the_policy_back_to_that_of_the_rollout(name: str) -> None:
     state = beginning(name)
     sample = prepared(name, state, rollout_of(name))
-    state, metrics, _ = updated(name, shaken(state, 2.0), sample, lr=0.01)
-    assert float(updated(name, state, sample, lr=0.01)[1]["kl"]) < float(metrics["kl"])
+    state, metrics, _ = updated(name, shaken(retuned(state, lr=0.01), 2.0), sample)
+    assert float(updated(name, state, sample)[1]["kl"]) < float(metrics["kl"])
 
 
 # --- the support --------------------------------------------------------------------------------------------------
@@ -355,7 +346,7 @@ DERIVED = {"v_min": None, "v_max": None, "optimizer": "adam", "q_lambda": 1.0, "
 def test_the_support_reaches_a_little_beyond_the_returns_that_rewards_allow(name: str) -> None:
     """Rewards are -1, 2 and, at an end, 7: returns lie between `-1 / 0.1` and `2 / 0.1`, and the margin is a tenth."""
     agent, state = agent_of(name, **DERIVED), beginning(name, **DERIVED)
-    sample = agent.prepare(state, rollout_of(name))
+    sample = jax.jit(agent.prepare)(state, rollout_of(name))
     reward, discount = jnp.array([-1.0, 2.0, 7.0, 0, 0, 0]), jnp.array([0.9, 0.9, 0.0, 0.9, 0.9, 0.9])
     after, metrics, _ = updated(name, state, sample._replace(reward=reward, discount=discount), **DERIVED)
     np.testing.assert_allclose(after.reach, [-10.0, 20.0], rtol=1e-5)
@@ -374,7 +365,7 @@ def test_rewards_of_any_scale_are_learnt_from_alike(name: str) -> None:
         state, agent = beginning(name, **DERIVED), agent_of(name, **DERIVED)
         rollout = rollout_of(name, scale)
         state = state._replace(reach=type(state.reach)(jnp.float32(-20 * scale), jnp.float32(20 * scale)))
-        after, metrics, _ = updated(name, state, agent.prepare(state, rollout), **DERIVED)
+        after, metrics, _ = updated(name, state, jax.jit(agent.prepare)(state, rollout), **DERIVED)
         ends.append((after.policy, after.critic, after.multipliers))
         values.append(metrics["q"] / scale)
     for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
@@ -395,31 +386,38 @@ def test_how_many_targets_lie_beyond_given_ends_is_measured(name: str) -> None:
 def test_what_a_mask_forbids_is_never_chosen_and_lowers_the_target_entropy() -> None:
     space = {"action_mask": jaxrl.Box(0, 1, (4,), bool), "seen": OBS}
     agent = jaxrl.reppo(features=(8,))(jaxrl.EnvSpec("Toy", space, jaxrl.Discrete(4)))
-    state = agent.init(KEY)
-    rows = 200
-    obs = {"action_mask": jnp.tile(jnp.array([[True, False, True, False]]), (rows, 1)), "seen": jnp.zeros((rows, 3))}
-    action, extras = agent.act(state, obs, KEY, jnp.uint32(0), "explore")
+    state = begun(agent.init)
+    rows, ones = 200, np.ones(200, np.float32)
+    allowed, seen = np.tile(np.array([True, False, True, False]), (rows, 1)), np.zeros((rows, 3), np.float32)
+    obs = {"action_mask": allowed, "seen": seen}
+
+    @jax.jit
+    def learn(state: Any) -> Any:
+        action, extras = agent.act(state, obs, KEY, jnp.uint32(0), "explore")
+        items = Transition(obs, action, ones, 0.9 * ones, obs, extras, ones)
+        rollout = Rollout(jax.tree.map(lambda x: x[None], items), jnp.zeros((1, rows), bool))
+        batch = Batch(agent.prepare(state, rollout), jnp.arange(rows), ones)
+        after, metrics, _ = agent.update(state, batch, KEY, jnp.uint32(0))
+        return action, after, metrics, agent.policy_fns.value(state, obs, ())
+
+    action, after, metrics, value = learn(state)
     assert {*np.asarray(action).tolist()} == {0, 2}
-    items = Transition(obs, action, jnp.ones(rows), jnp.full(rows, 0.9), obs, extras, jnp.ones(rows))
-    rollout = Rollout(jax.tree.map(lambda x: x[None], items), jnp.zeros((1, rows), bool))
-    batch = Batch(agent.prepare(state, rollout), jnp.arange(rows), jnp.ones(rows))
-    after, metrics, _ = agent.update(state, batch, KEY, jnp.uint32(0))
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((after, metrics)))
     # The entropy lies between the halved target, 0.3 log 2, and log 2: too high, so the temperature falls.
     assert 0.3 * math.log(2) < float(metrics["entropy"]) <= math.log(2) + 1e-6
     assert after.multipliers.log_temperature < state.multipliers.log_temperature
-    assert np.asarray(agent.policy_fns.value(state, obs, ()))[:, [1, 3]].max() == -math.inf
+    assert np.asarray(value)[:, [1, 3]].max() == -math.inf
 
 
 def test_only_the_critic_sees_the_privileged_state() -> None:
     spec = jaxrl.EnvSpec("Toy", {"seen": OBS, "privileged_state": OBS}, SPECS["continuous"].action_space)
     agent = jaxrl.reppo(features=(8,))(spec)
-    state = agent.init(KEY)
+    state = begun(agent.init)
     obs, action = {"seen": jnp.ones((2, 3)), "privileged_state": jnp.ones((2, 3))}, jnp.ones((2, 2)) / 4
     other = {**obs, "privileged_state": -obs["privileged_state"]}
-    act = lambda obs: agent.act(state, obs, KEY, jnp.uint32(0), "explore")[0]
+    act = jax.jit(lambda obs: agent.act(state, obs, KEY, jnp.uint32(0), "explore")[0])
     np.testing.assert_array_equal(act(obs), act(other))
-    value = lambda obs: agent.policy_fns.value(state, obs, action)
+    value = jax.jit(lambda obs: agent.policy_fns.value(state, obs, action))
     assert np.abs(np.asarray(value(obs) - value(other))).min() > 1e-4
 
 
@@ -461,11 +459,12 @@ def test_the_ends_of_its_support_count_as_settings_that_are_read() -> None:
 @pytest.mark.parametrize("learnt", ["temperature", "kl_weight"])
 def test_a_sweep_varies_where_it_begins(learnt: str) -> None:
     agent = jaxrl.reppo(features=(8,))(SPECS["discrete"])
-    begun = []
+    first = []
     for value in (0.01, 0.5):
         with override({f"agent.{learnt}": Override(0.01, value)}):
-            begun.append(float(getattr(jax.jit(lambda key: agent.init(key))(KEY).multipliers, f"log_{learnt}")))
-    np.testing.assert_allclose(begun, np.log([0.01, 0.5]), rtol=1e-6)
+            multipliers = jax.jit(lambda key: agent.init(key).multipliers)(KEY)
+            first.append(float(getattr(multipliers, f"log_{learnt}")))
+    np.testing.assert_allclose(first, np.log([0.01, 0.5]), rtol=1e-6)
 
 
 @pytest.mark.parametrize("learnt", ["temperature", "kl_weight"])

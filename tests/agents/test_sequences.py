@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import vector_of
+from toys_agents import drawn_anew, vector_of
 from toys_closed_form import hyperbolic, parabolic
 from toys_envs import counting
 from toys_sequences import BURN, KEY, WIDTH, B, L, T, batch_of, one_of, updating, with_last_steps_of_no_weight
@@ -53,17 +53,18 @@ NONE = (False,) * 5
     ids=["one step", "three steps", "terminated", "truncated", "longer than the sequence"],
 )
 def test_returns_over_several_steps(n: int, discount: Any, last: Any, wanted: Any) -> None:
-    made = n_step_return(jnp.array([1.0, 2.0, 4.0, 8.0, 16.0]), jnp.array(discount), jnp.array(last), n)
+    reward = np.array([1, 2, 4, 8, 16], np.float32)
+    made = jax.jit(n_step_return, static_argnums=3)(reward, np.array(discount, np.float32), np.array(last), n)
     for part, values in zip(made, wanted, strict=True):
         np.testing.assert_array_equal(part, values)
 
 
 def items_of(begins: Any, weight: Any, **leaves: Any) -> Transition:
     """Return sequences of which only what is given matters."""
-    begins, weight = jnp.asarray(begins, bool), jnp.asarray(weight, jnp.float32)
-    obs = RecurrentObs(jnp.zeros((*begins.shape, 2)), jnp.zeros((*begins.shape, WIDTH)))
-    ends = jnp.roll(begins, -1, axis=1).at[:, -1].set(False)
-    fields = {"action": jnp.zeros(begins.shape, jnp.int32), "reward": weight, "discount": weight, **leaves}
+    begins, weight = np.asarray(begins, bool), np.asarray(weight, np.float32)
+    obs = RecurrentObs(*(np.zeros((*begins.shape, width), np.float32) for width in (2, WIDTH)))
+    ends = np.concatenate([begins[:, 1:], np.zeros_like(begins[:, :1])], axis=1)
+    fields = {"action": np.zeros(begins.shape, np.int32), "reward": weight, "discount": weight, **leaves}
     return Transition(obs, next_obs=obs, weight=weight, is_first=begins, is_last=ends, **fields)
 
 
@@ -72,10 +73,10 @@ def test_targets_of_a_sequence_leave_out_the_burn_in_and_never_cross_an_end() ->
     begins = [[1, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0]]
     weight = [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1]]
     config = DQNConfig(core="gru", burn_in=2, sequence=4, n_step=3)
-    out = jnp.arange(8.0)[:, None, None]  # numbers the successors of the eight learnt steps
-    reward = jnp.array([1.0, 2.0, 4.0, 8.0] * 2)
-    after = BootstrapTarget(reward, jnp.full(8, 0.5), out, jnp.ones((8, 1)), jnp.zeros((8, 1)))
-    made = sequence_targets(after, items_of(begins, weight), config)
+    ones, out = np.ones((8, 1), np.float32), np.arange(8, dtype=np.float32)  # numbers the successors of the eight
+    reward = np.array([1, 2, 4, 8] * 2, np.float32)
+    after = BootstrapTarget(reward, ones[:, 0] / 2, out[:, None, None], ones, 0 * ones)
+    made = jax.jit(lambda *given: sequence_targets(*given, config))(after, items_of(begins, weight))
     # First: 1 + 2 / 2, 2, 4 + 8 / 2, 8. Second: the same, for a return ends before a step that must not be learnt from.
     np.testing.assert_array_equal(made.reward, [2, 2, 8, 8] * 2)
     np.testing.assert_array_equal(made.discount, [0.25, 0.5, 0.25, 0.5] * 2)
@@ -83,7 +84,8 @@ def test_targets_of_a_sequence_leave_out_the_burn_in_and_never_cross_an_end() ->
 
 
 def test_a_priority_is_the_mix_of_the_largest_error_and_the_mean() -> None:
-    made = sequence_priorities(jnp.array([1.0, 2.0, 6.0, 0.0, 0.0, 3.0]), 2, 0.9)
+    errors = np.array([1, 2, 6, 0, 0, 3], np.float32)
+    made = jax.jit(sequence_priorities, static_argnums=(1, 2))(errors, 2, 0.9)
     np.testing.assert_allclose(made, [0.9 * 6 + 0.1 * 3, 0.9 * 3 + 0.1 * 1], rtol=1e-6)
 
 
@@ -97,8 +99,7 @@ def agent_of(**settings: Any) -> Agent:
 
 def state_of(agent: Agent) -> Any:
     """Return a state whose target network is another one."""
-    state = jax.jit(agent.init)(KEY)
-    return state._replace(target=jax.jit(agent.init)(jax.random.key(1)).params)
+    return drawn_anew(agent, "params", "target")
 
 
 @cache
@@ -245,26 +246,24 @@ def test_pieces_and_members_go_where_the_whole_and_each_alone_would() -> None:
 # --- in training -------------------------------------------------------------------------------------------------
 
 
-def strategy_of(buffer: Any, env: Any = None, **settings: Any) -> jaxrl.Strategy:
-    agent = jaxrl.dqn(
-        **{"core": "gru", "core_features": WIDTH, "features": (5,), "burn_in": 2, "sequence": 4, "lr": 0.0, **settings}
-    )
-    return jaxrl.off_policy(
-        env or counting(length=5, time_limit=None), agent, buffer=buffer, num_envs=3, opt_interval=6, warmup=30
-    )
+def strategy_of(buffer: Any, warmup: int = 30) -> jaxrl.Strategy:
+    agent = jaxrl.dqn(core="gru", core_features=WIDTH, features=(5,), burn_in=2, sequence=4, lr=0.0)
+    return jaxrl.off_policy(counting(), agent, buffer=buffer, num_envs=3, opt_interval=6, warmup=warmup)
 
 
 def test_what_replay_holds_is_the_memory_that_acting_had() -> None:
     """Parameters stay, at a learning rate of 0, so that a walk from a sequence's first memory meets all later ones."""
     strategy = strategy_of(jaxrl.prioritised(90, batch_size=40))
-    state = jax.jit(strategy.init)(KEY)
-    step = jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t)[0])
-    for t in range(20):
-        state = step(state, jnp.uint32(t))
+    step = lambda t, s: strategy.step(s, jax.random.fold_in(s.key, t), t)[0]
+    run = lambda key: jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(20), step, strategy.init(key))
+    state = jax.jit(run)(KEY)
     fresh = jaxrl.dqn(core="gru", core_features=WIDTH, features=(5,), burn_in=2, sequence=4)(counting().spec)
     buffer = jaxrl.prioritised(90, batch_size=40).as_sequence_buffer(fresh.window, 3)
     sample = jax.jit(lambda state: buffer.sample(state, KEY, jnp.uint32(25), jnp.uint32(0)))
-    batch, act = sample(state.buffer), jax.jit(lambda *args: fresh.act(*args, None, jnp.uint32(0), "exploit")[1])
+    batch, act = (
+        jax.tree.map(np.asarray, sample(state.buffer)),
+        jax.jit(lambda *args: fresh.act(*args, None, jnp.uint32(0), "exploit")[1]),
+    )
     items, params, (memory,) = batch.items, state.agent, batch.items.obs.memory
     count, episode = items.obs.obs[..., 0], items.obs.obs[..., 1]
     np.testing.assert_array_equal(items.is_first, count == 0)
@@ -275,7 +274,7 @@ def test_what_replay_holds_is_the_memory_that_acting_had() -> None:
     now = memory[:, 0]
     for t in range(5):
         (after,) = act(params, RecurrentObs(items.obs.obs[:, t], (now,)))["memory"]
-        now = jnp.where(items.is_first[:, t + 1, None], 0.0, after)
+        now = np.where(items.is_first[:, t + 1, None], np.float32(0), after)
         np.testing.assert_allclose(now, memory[:, t + 1], rtol=1e-5, atol=1e-6)
     assert float(np.abs(memory).max()) > 0.01
 
@@ -294,9 +293,6 @@ def test_settings_that_cannot_work_are_refused_in_one_line() -> None:
 
 
 def test_the_warm_up_lasts_until_there_is_a_sequence_and_says_so() -> None:
-    agent = jaxrl.dqn(core="gru", burn_in=20, sequence=20)
-    strategy = jaxrl.off_policy(
-        counting(), agent, buffer=jaxrl.uniform(1_000, batch_size=300), num_envs=4, opt_interval=4, warmup=0
-    )
-    assert strategy.warmup_env_steps == 160
-    assert any("at least one sequence of 40 steps in each environment" in note for note in strategy.info.notes)
+    strategy = strategy_of(jaxrl.uniform(90, batch_size=4), warmup=0)
+    assert strategy.warmup_env_steps == 18
+    assert any("at least one sequence of 6 steps in each environment" in note for note in strategy.info.notes)

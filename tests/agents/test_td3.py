@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import drawn_anew, vector_of
+from toys_agents import acting, begun, drawn_anew, equal, retuned, vector_of
+from toys_by_hand import linear, numbers
 from toys_draws import drawn
 
 from jaxrl.agents import ddpg, td3
@@ -66,24 +67,7 @@ def update(state, batch, opt_step=0, name="td3", **settings):
         return step_of(name, **settings)(state, batch, KEY, jnp.uint32(opt_step))
 
 
-def retuned(state, **values):
-    return state._replace(hyper=state.hyper._replace(**{k: jnp.float32(v) for k, v in values.items()}))
-
-
-def equal(a, b):
-    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-
-
 # --- the same in NumPy --------------------------------------------------------------------------------------------
-
-
-def numbers(flat):
-    layer = flat["params"]["Dense_0"]
-    return np.asarray(layer["kernel"], np.float64), np.asarray(layer["bias"], np.float64)
-
-
-def linear(layer, x):
-    return x @ layer[0] + layer[1][..., None, :]
 
 
 def unit(action):
@@ -165,7 +149,7 @@ def test_policy_and_targets_move_at_every_so_manyth_step_and_not_a_bit_between(i
 
 def test_moments_of_the_policys_optimizer_wait_with_it():
     agent = td3(features=(), policy_interval=2)(SPEC)
-    state, step = jax.jit(agent.init)(KEY), jax.jit(agent.update)
+    state, step = begun(agent.init), jax.jit(agent.update)
     first, _, _ = step(state, batch_of(), KEY, jnp.uint32(0))
     assert equal(first.opt_state.policy, state.opt_state.policy)
     second, _, _ = step(first, batch_of(), KEY, jnp.uint32(1))
@@ -211,7 +195,7 @@ def test_exploit_is_the_policys_action_and_needs_only_a_stripped_state():
     state, obs = beginning(), batch_of().items.obs
     bare = agent_of().strip(state)
     assert len(jax.tree.leaves(bare)) == len(jax.tree.leaves((state.policy, state.hyper)))
-    action, extras = agent_of().act(bare, obs, None, jnp.uint32(0), "exploit")
+    action, extras = acting(agent_of())(bare, obs, None, jnp.uint32(0), "exploit")
     expected = np.tanh(linear(numbers(state.policy), np.asarray(obs, np.float64)))
     np.testing.assert_allclose(unit(action), expected, atol=1e-6)
     assert extras == ()
@@ -221,8 +205,8 @@ def test_exploit_is_the_policys_action_and_needs_only_a_stripped_state():
 def test_exploration_is_noise_of_the_stated_deviation_about_the_policys_action(noise):
     agent, state = agent_of(), retuned(beginning(), noise=noise)
     obs = jnp.zeros((20_000, 3))
-    action, extras = agent.act(state, obs, jax.random.key(1), jnp.uint32(0), "explore")
-    greedy, _ = agent.act(state, obs, None, jnp.uint32(0), "exploit")
+    action, extras = acting(agent)(state, obs, jax.random.key(1), jnp.uint32(0), "explore")
+    greedy, _ = acting(agent)(state, obs, None, jnp.uint32(0), "exploit")
     apart = unit(action) - unit(greedy)
     # 20 000 numbers: half a percent of a deviation off, two thirds of the time.
     np.testing.assert_allclose(apart.std(0), noise, rtol=0.03, atol=1e-6)
@@ -237,8 +221,8 @@ def test_actions_have_the_shape_of_the_box_and_keep_to_the_bounds_of_each_entry(
     low, high = np.arange(size) - 3.0, np.arange(size) * 2.0 + 0.5
     space = Box(tuple(low), tuple(high), shape, dtype) if shape else Box(-3.0, 0.5, shape, dtype)
     agent = td3(features=(), noise=1.0)(EnvSpec("Toy", OBS, space))
-    state = jax.jit(agent.init)(KEY)
-    action, _ = agent.act(state, jnp.zeros((200, 3)), jax.random.key(1), jnp.uint32(0), "explore")
+    state = begun(agent.init)
+    action, _ = acting(agent)(state, jnp.zeros((200, 3)), jax.random.key(1), jnp.uint32(0), "explore")
     assert action.shape == (200, *shape)
     assert action.dtype == dtype
     flat = np.asarray(action, np.float32).reshape(200, size)
@@ -364,14 +348,14 @@ def test_the_scale_of_an_episode_that_goes_on_is_kept_and_greedy_actions_have_no
     agent = agent_of(noise=0.4, noise_min=0.1)
     begin = jax.tree.map(lambda x: jnp.broadcast_to(x, (SIZE, *x.shape)), agent.memory)
     obs, state = batch_of().items.obs, beginning(noise=0.4, noise_min=0.1)
-    act = lambda memory, key, mode: agent.act(state, RecurrentObs(obs, memory), key, jnp.uint32(0), mode)
+    act = lambda memory, key, mode: acting(agent)(state, RecurrentObs(obs, memory), key, jnp.uint32(0), mode)
     action, extras = act(begin, KEY, "explore")
     later, again = act(extras["memory"], jax.random.key(7), "explore")
     assert equal(again["memory"], extras["memory"])
     assert not equal(later, action)
     greedy, kept = act(extras["memory"], None, "exploit")
     assert equal(kept["memory"], extras["memory"])
-    assert equal(greedy, agent.act(state, obs, None, jnp.uint32(0), "exploit")[0])
+    assert equal(greedy, acting(agent)(state, obs, None, jnp.uint32(0), "exploit")[0])
 
 
 def test_the_memory_of_noise_is_not_shown_to_the_networks():
@@ -381,8 +365,8 @@ def test_the_memory_of_noise_is_not_shown_to_the_networks():
     items = batch.items._replace(obs=beside(batch.items.obs), next_obs=beside(batch.items.next_obs))
     plain = update(beginning(), batch, 1)
     assert equal(plain[0]._replace(hyper=()), update(beginning(), batch._replace(items=items), 1)[0]._replace(hyper=()))
-    action, extras = agent.act(beginning(), items.obs, None, jnp.uint32(0), "exploit")
-    assert equal(action, agent.act(beginning(), batch.items.obs, None, jnp.uint32(0), "exploit")[0])
+    action, extras = acting(agent)(beginning(), items.obs, None, jnp.uint32(0), "exploit")
+    assert equal(action, acting(agent)(beginning(), batch.items.obs, None, jnp.uint32(0), "exploit")[0])
     assert equal(extras["memory"], memory)
 
 

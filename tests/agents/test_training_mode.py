@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from toys_agents import ACTIONS, CONTINUOUS, DISCRETE, KEY, ROWS, transitions, updated
+from toys_agents import ACTIONS, CONTINUOUS, DISCRETE, KEY, ROWS, begun, transitions, updated
 
 import jaxrl
 from jaxrl.nn import from_nnx
@@ -86,7 +86,7 @@ def inputs_of(agent, spec, state):
 def test_an_update_takes_in_the_statistics_of_its_batch(name):
     make, spec, own = networks_of(name)
     agent = make(**own)(spec)
-    state = agent.init(KEY)
+    state = begun(agent.init)
     new, metrics = jax.jit(lambda state: updated(agent, spec, state))(state)
     alone, with_action = inputs_of(agent, spec, state)
     networks = [x for x in ("params", "policy", "critic", "value") if getattr(state, x, ())]
@@ -104,7 +104,7 @@ def test_an_update_takes_in_the_statistics_of_its_batch(name):
 
 def test_statistics_of_the_batch_make_its_loss_and_running_ones_the_action_and_the_target():
     agent = jaxrl.dqn(make_network=of((ACTIONS,)), double=False, tau=0.25, target_interval=1)(DISCRETE)
-    state = agent.init(KEY)
+    state = begun(agent.init)
     mean, std, mean_t, std_t = (
         np.float32([1, 2, 3]),
         np.float32([1, 2, 4]),
@@ -120,12 +120,12 @@ def test_statistics_of_the_batch_make_its_loss_and_running_ones_the_action_and_t
     q = lambda obs, mean, std: (np.asarray(obs) - mean) / std @ kernel + bias
     items = transitions(agent, DISCRETE, state, ROWS)
 
-    action, _ = agent.act(state, items.obs, None, STEP, "exploit")
+    action = jax.jit(lambda state, obs: agent.act(state, obs, None, STEP, "exploit")[0])(state, items.obs)
     assert action.tolist() == q(items.obs, mean, std).argmax(1).tolist()
     np.testing.assert_allclose(agent.apply["params"](state.params, items.obs), q(items.obs, mean, std), atol=1e-5)
 
     batch = Batch(items, jnp.arange(ROWS), jnp.ones(ROWS))
-    new, metrics, priority = agent.update(state, batch, KEY, STEP)
+    new, metrics, priority = jax.jit(agent.update)(state, batch, KEY, STEP)
     obs = np.asarray(items.obs)
     learnt = q(obs, obs.mean(0), obs.std(0))
     target = np.asarray(items.reward) + 0.9 * q(items.next_obs, mean_t, std_t).max(1)
@@ -141,8 +141,8 @@ def test_statistics_of_the_batch_make_its_loss_and_running_ones_the_action_and_t
 
 def test_pieces_of_a_batch_take_their_turns_at_the_statistics():
     agent = jaxrl.dqn(make_network=of((ACTIONS,)), accumulate=2)(DISCRETE)
-    state = agent.init(KEY)
-    new, _ = updated(agent, DISCRETE, state)
+    state = begun(agent.init)
+    new, _ = jax.jit(lambda state: updated(agent, DISCRETE, state))(state)
     first, last = np.split(inputs_of(agent, DISCRETE, state)[0], 2)
     np.testing.assert_allclose(stats_of(new.params)["mean"], 0.09 * first.mean(0) + 0.1 * last.mean(0), atol=1e-6)
 
@@ -157,7 +157,7 @@ def test_shards_share_the_means_of_their_statistics():
         minibatches=1,
         shards=2,
     )
-    first = jax.jit(strategy.init)(KEY)
+    first = begun(strategy.init)
     state, _ = jax.jit(strategy.step)(first, jax.random.fold_in(first.key, 0), np.uint32(0))
     cart = first.env.env
     seen = np.stack([cart.x, cart.x_dot, cart.theta, cart.theta_dot], axis=-1)  # [2, 4, 4]: of shards, environments
@@ -174,7 +174,7 @@ def test_shards_share_the_means_of_their_statistics():
 def test_dropout_is_drawn_from_the_key_of_an_update_and_never_to_act(name):
     make, spec, own = networks_of(name, rate=0.5)
     agent = make(**own)(spec)
-    state = agent.init(KEY)
+    state = begun(agent.init)
     items = transitions(agent, spec, state, *((ROWS,) if agent.prepare is None else (2, ROWS)))
     if agent.prepare is not None:
         items = agent.prepare(state, Rollout(items, jnp.zeros((2, ROWS), bool)))
@@ -184,9 +184,9 @@ def test_dropout_is_drawn_from_the_key_of_an_update_and_never_to_act(name):
     one, again, other = (float(update(state, jax.random.key(seed))) for seed in (0, 0, 1))
     assert one == again
     assert one != other
-    obs = transitions(agent, spec, state, ROWS).obs
-    acts = [np.asarray(agent.act(state, obs, None, STEP, "exploit")[0]) for _ in range(2)]
-    np.testing.assert_array_equal(*acts)
+    obs = jax.tree.leaves(batch.items.obs)[0]
+    act = lambda state, obs: agent.act(state, obs, None, STEP, "exploit")[0]
+    np.testing.assert_array_equal(*jax.jit(lambda *given: (act(*given), act(*given)))(state, obs))
 
 
 def test_what_is_dropped_of_a_constant_input_is_told_by_the_loss():
@@ -199,10 +199,10 @@ def test_what_is_dropped_of_a_constant_input_is_told_by_the_loss():
             return ones.sum(1, keepdims=True) * self.param("scale", nn.initializers.ones, (1, ACTIONS))
 
     agent = jaxrl.dqn(make_network=lambda spec: Dropped(), accumulate=2)(DISCRETE)
-    state = agent.init(KEY)
+    state = begun(agent.init)
     items = transitions(agent, DISCRETE, state, 64)
     batch = Batch(items._replace(discount=jnp.zeros(64), reward=jnp.zeros(64)), jnp.arange(64), jnp.ones(64))
-    _, _, values = agent.update(state, batch, KEY, STEP)  # the absolute error is the value itself
+    _, _, values = jax.jit(agent.update)(state, batch, KEY, STEP)  # the absolute error is the value itself
     assert set(values.tolist()) <= {0.0, 2.0, 4.0, 6.0, 8.0}
     assert len(set(values.tolist())) > 2
     assert values[:32].tolist() != values[32:].tolist()  # each piece of the batch draws for itself
@@ -210,7 +210,7 @@ def test_what_is_dropped_of_a_constant_input_is_told_by_the_loss():
 
 def test_each_critic_drops_for_itself():
     agent = jaxrl.sac(make_critic=of((0,), 0.5))(CONTINUOUS)
-    state = agent.init(KEY)
+    state = begun(agent.init)
     alike = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), state.critic)
     new = jax.jit(lambda state: updated(agent, CONTINUOUS, state)[0])(state._replace(critic=alike))
     kernels = new.critic["params"]["Dense_0"]["kernel"]
@@ -237,14 +237,14 @@ def test_a_module_of_nnx_learns_and_acts_as_the_same_one_in_linen_does():
         jaxrl.dqn(make_network=make)(DISCRETE)
         for make in (lambda spec: from_nnx(lambda rngs: NNXNormed(0.0, rngs)), of((ACTIONS,)))
     )
-    nnx_state, linen_state = nnx_agent.init(KEY), linen_agent.init(KEY)
+    nnx_state, linen_state = begun(nnx_agent.init), begun(linen_agent.init)
     kernel = nnx_state.params["params"]["dense/kernel"]
     params = {**linen_state.params, "params": {"Dense_0": {"kernel": kernel, "bias": jnp.zeros(ACTIONS)}}}
     linen_state = linen_state._replace(params=params, target=params)
     found = []
     for agent, state in ((nnx_agent, nnx_state), (linen_agent, linen_state)):
         items = transitions(linen_agent, DISCRETE, linen_state, ROWS)
-        new, metrics, _ = agent.update(state, Batch(items, jnp.arange(ROWS), jnp.ones(ROWS)), KEY, STEP)
+        new, metrics, _ = jax.jit(agent.update)(state, Batch(items, jnp.arange(ROWS), jnp.ones(ROWS)), KEY, STEP)
         found.append((agent.apply["params"](new.params, items.obs), metrics["loss"], new.params["batch_stats"]))
     (q, loss, stats), (linen_q, linen_loss, linen_stats) = found
     np.testing.assert_allclose(q, linen_q, rtol=1e-5)
@@ -254,10 +254,11 @@ def test_a_module_of_nnx_learns_and_acts_as_the_same_one_in_linen_does():
 
 def test_dropout_of_nnx_is_drawn_from_the_key_of_an_update():
     agent = jaxrl.dqn(make_network=lambda spec: from_nnx(lambda rngs: NNXNormed(0.5, rngs)))(DISCRETE)
-    state = agent.init(KEY)
+    state = begun(agent.init)
     items = transitions(agent, DISCRETE, state, ROWS)
     batch = Batch(items, jnp.arange(ROWS), jnp.ones(ROWS))
-    losses = [float(agent.update(state, batch, jax.random.key(seed), STEP)[1]["loss"]) for seed in (0, 0, 1)]
+    update = jax.jit(agent.update)
+    losses = [float(update(state, batch, jax.random.key(seed), STEP)[1]["loss"]) for seed in (0, 0, 1)]
     assert losses[0] == losses[1] != losses[2]
 
 

@@ -1,5 +1,7 @@
 """What is learnt of returns, an expectation or a distribution: losses and priorities, by hand and against RLax."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,14 +43,17 @@ def steps():
     return *outs, action, reward, discount
 
 
+C51, QUANTILES = c51(ATOMS, LOW, HIGH), quantiles(ATOMS)
+
+
+@functools.partial(jax.jit, static_argnums=0)
 def judged(values, out_tm1, out_t, out_select, action, reward, discount, taus=TAUS):
     """Return the losses and errors `[B]`, the next action chosen by `out_select`."""
     policy = jax.nn.one_hot(jnp.argmax(jax.vmap(values.mean)(out_select), axis=-1), ACTIONS)
     taus = jnp.broadcast_to(jnp.asarray(taus), (out_tm1.shape[0], len(taus)))
     after = BootstrapTarget(reward, discount, out_t, policy)
     judge = lambda out, action, taus, after: values.loss(select_row(out, action), taus, after)
-    axes = (0, 0, 0, BootstrapTarget(0, 0, 0, 0, None))
-    return jax.jit(jax.vmap(judge, in_axes=axes))(out_tm1, action, taus, after)
+    return jax.vmap(judge, in_axes=(0, 0, 0, BootstrapTarget(0, 0, 0, 0, None)))(out_tm1, action, taus, after)
 
 
 def transposed(out):
@@ -61,8 +66,8 @@ def transposed(out):
 
 def test_the_loss_of_c51_is_that_of_rlax(steps):
     out_tm1, out_t, _, action, reward, discount = steps
-    ours, _ = judged(c51(ATOMS, LOW, HIGH), out_tm1, out_t, out_t, action, reward, discount)
-    theirs = jax.vmap(rlax.categorical_q_learning, in_axes=(None, 0, 0, 0, 0, None, 0))(
+    ours, _ = judged(C51, out_tm1, out_t, out_t, action, reward, discount)
+    theirs = jax.jit(jax.vmap(rlax.categorical_q_learning, in_axes=(None, 0, 0, 0, 0, None, 0)))(
         jnp.asarray(SUPPORT), out_tm1, action, reward, discount, jnp.asarray(SUPPORT), out_t
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
@@ -70,9 +75,9 @@ def test_the_loss_of_c51_is_that_of_rlax(steps):
 
 def test_the_loss_of_double_c51_is_that_of_rlax(steps):
     out_tm1, out_t, out_select, action, reward, discount = steps
-    ours, _ = judged(c51(ATOMS, LOW, HIGH), *steps)
+    ours, _ = judged(C51, *steps)
     select = jax.nn.softmax(out_select) @ SUPPORT
-    theirs = jax.vmap(rlax.categorical_double_q_learning, in_axes=(None, 0, 0, 0, 0, None, 0, 0))(
+    theirs = jax.jit(jax.vmap(rlax.categorical_double_q_learning, in_axes=(None, 0, 0, 0, 0, None, 0, 0)))(
         jnp.asarray(SUPPORT), out_tm1, action, reward, discount, jnp.asarray(SUPPORT), out_t, select
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
@@ -84,13 +89,14 @@ def test_the_loss_of_double_c51_is_that_of_rlax(steps):
 def test_the_loss_of_quantiles_is_that_of_rlax(steps, double):
     out_tm1, out_t, out_select, action, reward, discount = steps
     out_select = out_select if double else out_t
-    ours, error = judged(quantiles(ATOMS), out_tm1, out_t, out_select, action, reward, discount)
-    theirs = jax.vmap(rlax.quantile_q_learning, in_axes=(0, None, 0, 0, 0, 0, 0, None))(
-        transposed(out_tm1), jnp.asarray(TAUS), action, reward, discount, transposed(out_select), transposed(out_t), 1.0
+    ours, error = judged(QUANTILES, out_tm1, out_t, out_select, action, reward, discount)
+    of_rlax = lambda *given: rlax.quantile_q_learning(*given, huber_param=1.0)
+    theirs = jax.jit(jax.vmap(of_rlax, in_axes=(0, None, 0, 0, 0, 0, 0)))(
+        transposed(out_tm1), jnp.asarray(TAUS), action, reward, discount, transposed(out_select), transposed(out_t)
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     means = [x.mean(axis=-1) for x in (out_tm1, out_t, out_select)]
-    errors = jax.vmap(rlax.double_q_learning)(means[0], action, reward, discount, *means[1:])
+    errors = jax.jit(jax.vmap(rlax.double_q_learning))(means[0], action, reward, discount, *means[1:])
     np.testing.assert_allclose(error, errors, atol=1e-5)
 
 
@@ -99,7 +105,7 @@ def test_the_loss_of_expectations_is_that_of_rlax(steps, loss, of):
     *outs, action, reward, discount = steps
     outs = [x[..., :1] for x in outs]
     ours, error = judged(expected(loss), *outs, action, reward, discount, taus=TAUS[:1])
-    errors = jax.vmap(rlax.double_q_learning)(
+    errors = jax.jit(jax.vmap(rlax.double_q_learning))(
         outs[0][..., 0], action, reward, discount, outs[1][..., 0], outs[2][..., 0]
     )
     np.testing.assert_allclose(error, errors, atol=1e-5)
@@ -177,6 +183,9 @@ def test_the_loss_of_rescaled_values_is_that_of_rlax(steps):
 # --- the support, where it is derived ---------------------------------------------------------------------------
 
 
+updated_bounds = jax.jit(update_return_bounds)
+
+
 def items(reward, discount, weight):
     return Transition((), (), *(jnp.array(x, jnp.float32) for x in (reward, discount)), (), (), jnp.array(weight))
 
@@ -184,12 +193,12 @@ def items(reward, discount, weight):
 def test_the_reach_is_what_each_reward_would_come_to_if_it_came_for_ever():
     # 1 / (1 - 0.75) = 4; -2 / (1 - 0.5) = -4; 5 at an end stays 5; the last two rows do not count.
     batch = items([1, -2, 5, 100, np.nan], [0.75, 0.5, 0, 0.75, 0.75], [1, 1, 1, 0, 0])
-    assert [float(x) for x in update_return_bounds(init_return_bounds(), batch)] == [-4.0, 5.0]
+    assert [float(x) for x in updated_bounds(init_return_bounds(), batch)] == [-4.0, 5.0]
     # It never gets narrower, and 0 is always inside.
-    assert [float(x) for x in update_return_bounds(ReturnBounds(-1.0, 10.0), batch)] == [-4.0, 10.0]
-    assert [float(x) for x in update_return_bounds(init_return_bounds(), items([-3], [0], [1]))] == [-3.0, 0.0]
+    assert [float(x) for x in updated_bounds(ReturnBounds(-1.0, 10.0), batch)] == [-4.0, 10.0]
+    assert [float(x) for x in updated_bounds(init_return_bounds(), items([-3], [0], [1]))] == [-3.0, 0.0]
     # A discount of 1 allows anything; it counts as 0.999.
-    assert [round(float(x)) for x in update_return_bounds(init_return_bounds(), items([2], [1], [1]))] == [0, 2000]
+    assert [round(float(x)) for x in updated_bounds(init_return_bounds(), items([2], [1], [1]))] == [0, 2000]
 
 
 @pytest.mark.parametrize(
@@ -221,10 +230,11 @@ def test_the_share_outside_of_a_support_is_that_of_the_target_before_it_is_proje
 
 def test_the_priority_of_c51_is_how_far_the_prediction_is_from_its_target(steps):
     out_tm1, out_t, out_select, action, reward, discount = steps
-    loss, priority = judged(c51(ATOMS, LOW, HIGH), *steps)
+    loss, priority = judged(C51, *steps)
     p = jax.nn.softmax(out_t)[jnp.arange(ROWS), jnp.argmax(jax.nn.softmax(out_select) @ SUPPORT, axis=1)]
     z = reward[:, None] + discount[:, None] * SUPPORT[None]
-    target = np.asarray(jax.vmap(rlax.categorical_l2_project, in_axes=(0, 0, None))(z, p, jnp.asarray(SUPPORT)))
+    project = jax.jit(jax.vmap(rlax.categorical_l2_project, in_axes=(0, 0, None)))
+    target = np.asarray(project(z, p, jnp.asarray(SUPPORT)))
     predicted = np.asarray(jax.nn.log_softmax(out_tm1))[np.arange(ROWS), np.asarray(action)]
     # 0 log 0 is 0.
     logs = np.log(np.where(target > 0, target, 1))
@@ -236,7 +246,7 @@ def test_the_priority_of_c51_is_how_far_the_prediction_is_from_its_target(steps)
 def test_the_priority_of_c51_is_0_where_the_prediction_is_its_target(steps):
     out_tm1, *_ = steps
     still = jnp.zeros(ROWS), jnp.ones(ROWS)
-    values, best = c51(ATOMS, LOW, HIGH), jnp.argmax(jax.nn.softmax(out_tm1) @ SUPPORT, axis=1)
+    values, best = C51, jnp.argmax(jax.nn.softmax(out_tm1) @ SUPPORT, axis=1)
     loss, priority = judged(values, out_tm1, out_tm1, out_tm1, best, *still)
     np.testing.assert_allclose(priority, 0, atol=1e-5)
     assert priority.min() >= 0
@@ -246,11 +256,11 @@ def test_the_priority_of_c51_is_0_where_the_prediction_is_its_target(steps):
 def test_what_is_terminal_is_the_reward_alone(steps):
     out_tm1, _, _, action, _, _ = steps
     ended = jnp.full(ROWS, 1.2), jnp.zeros(ROWS)
-    for values in (c51(ATOMS, LOW, HIGH), quantiles(ATOMS)):
+    for values in (C51, QUANTILES):
         one, other = (judged(values, out_tm1, out, out, action, *ended) for out in steps[1:3])
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     # The support has 1.2: all of the target lies there, and the divergence is that of one outcome.
-    loss, priority = judged(c51(ATOMS, LOW, HIGH), out_tm1, out_tm1, out_tm1, action, *ended)
+    loss, priority = judged(C51, out_tm1, out_tm1, out_tm1, action, *ended)
     place = int(np.argmin(np.abs(SUPPORT - 1.2)))
     np.testing.assert_allclose(loss, -jax.nn.log_softmax(out_tm1)[jnp.arange(ROWS), action, place], atol=1e-4)
     np.testing.assert_allclose(priority, loss, atol=1e-4)
@@ -265,7 +275,7 @@ def test_a_penalty_is_taken_from_what_each_action_is_worth_before_the_policy_wei
     _, error = expected("squared").loss(jnp.array([2.0]), jnp.zeros(1), after(jnp.array([[4.0], [8.0]])))
     assert error == 0.75
     out = jnp.array([[3.0, 5.0], [6.0, 10.0]])
-    loss, error = quantiles(2).loss(jnp.array([1.0, 3.0]), midpoints(2), after(out))
+    loss, error = jax.jit(quantiles(2).loss)(jnp.array([1.0, 3.0]), midpoints(2), after(out))
     assert error == 0.75
     # Targets: 1 + 0.5 * (0.25 * (1, 3) + 0.75 * (2, 6)) = 1.875 and 3.625.
     theirs = rlax.quantile_regression_loss(

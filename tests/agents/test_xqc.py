@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toys_agents
 from toys_agents import CONTINUOUS, DISCRETE, KEY, drawn_anew, five_steps, seeing, updated, values_of_constant
+from toys_by_hand import project, softmax
 from toys_draws import drawn
 
 import jaxrl
@@ -36,16 +38,15 @@ def step(agent: Any, state: Any) -> tuple[Any, Any]:
     return after, metrics
 
 
+projected = jax.jit(project_kernels)
+
+
 def once(agent: Any, spec: Any, state: Any) -> Any:
     return jax.jit(lambda state: updated(agent, spec, state))(state)
 
 
 def wide(tree: Any) -> Any:
     return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
-
-
-def softmax(x: np.ndarray) -> np.ndarray:
-    return np.exp(x) / np.exp(x).sum(-1, keepdims=True)
 
 
 def lengths(variables: Any) -> np.ndarray:
@@ -70,7 +71,7 @@ def test_the_weights_of_each_output_are_brought_to_length_one_and_nothing_else_i
         "norm": {"scale": np.full((2, 3), 4.0), "bias": np.full((2, 3), 5.0)},
     }
     stats = {"norm": {"mean": np.full((2, 3), 6.0), "var": np.full((2, 3), 7.0)}}
-    got = project_kernels(jax.tree.map(jnp.float32, {"params": params, "batch_stats": stats}))
+    got = projected(jax.tree.map(jnp.float32, {"params": params, "batch_stats": stats}))
     wanted = jax.tree.map(np.copy, params)
     # The second output has no weights at all, and keeps them.
     wanted["dense"]["kernel"] = np.array([[0.6, 0.0], [0.8, 0.0]])
@@ -81,10 +82,11 @@ def test_the_weights_of_each_output_are_brought_to_length_one_and_nothing_else_i
     jax.tree.map(np.testing.assert_array_equal, got["batch_stats"], stats)
     # Once there, they stay to the bit.
     random = {"params": {"kernel": jax.random.normal(KEY, (2, 300, 70))}}
-    there = project_kernels(random)
-    np.testing.assert_array_equal(project_kernels(there)["params"]["kernel"], there["params"]["kernel"])
+    there = projected(random)
+    np.testing.assert_array_equal(projected(there)["params"]["kernel"], there["params"]["kernel"])
 
 
+@pytest.mark.every_day("sac", "td3", "iql")
 @pytest.mark.parametrize("name", ["sac", "simba", "td3", "iql"])
 def test_every_agent_with_critics_can_have_its_kernels_there_from_the_start(name: str) -> None:
     settings = {"features": (WIDTH,), "critic_features": (WIDTH,), "lr": 0.1, "policy_lr": 0.1, "weight_norm": True}
@@ -99,6 +101,7 @@ def test_every_agent_with_critics_can_have_its_kernels_there_from_the_start(name
         assert not np.array_equal(*(jax.tree.leaves(x["params"])[-1] for x in (old, new)))
 
 
+@pytest.mark.slow
 def test_convolutions_of_critics_and_policies_can_have_theirs_there() -> None:
     spec = seeing(jaxrl.Box(0, 255, (10, 10, 2), "uint8"), DISCRETE)
     agent = jaxrl.sac(features=(8,), channels=(3,), weight_norm=True)(spec)
@@ -109,28 +112,18 @@ def test_convolutions_of_critics_and_policies_can_have_theirs_there() -> None:
 
 
 def test_a_step_ends_where_the_optimizer_s_does_brought_to_length_one() -> None:
-    free, state = begun(weight_norm=False)
-    onto, _ = begun()
+    free, state = begun(weight_norm=False, tau=0.1)
+    onto, _ = begun(tau=0.1)
     moved, there = step(free, state)[0], step(onto, state)[0]
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6)
-    jax.tree.map(close, there.critic, project_kernels(moved.critic))
+    jax.tree.map(close, there.critic, projected(moved.critic))
     assert np.abs(lengths(moved.critic) - 1).max() > 0.1
     # The policy learns from critics that were projected before it.
     np.testing.assert_allclose(lengths(there.policy), 1.0, rtol=2e-6)
     assert not np.allclose(there.policy["params"]["Dense_1"]["bias"], moved.policy["params"]["Dense_1"]["bias"])
-
-
-def test_kernels_stay_there_and_targets_are_means_of_them() -> None:
-    agent = jaxrl.xqc(features=(WIDTH,), critic_features=(WIDTH, WIDTH), lr=0.1, policy_lr=0.1, tau=0.5)(CONTINUOUS)
-    move = lambda state, t: (agent.update(state, five_steps(), jax.random.fold_in(KEY, t), t)[0], ())
-    begin = jax.jit(agent.init)(KEY)
-    state, _ = jax.jit(lambda state: jax.lax.scan(move, state, jnp.arange(30, dtype=jnp.uint32)))(begin)
-    for variables in (state.policy, state.critic):
-        np.testing.assert_allclose(lengths(variables), 1.0, rtol=2e-6)
-    assert lengths(state.target).max() < 1 + 2e-6
-    assert lengths(state.target).min() < 0.999
-    assert not np.allclose(lengths(state.critic), 0.5)
-    assert not np.array_equal(begin.critic["params"]["Dense_1"]["kernel"], state.critic["params"]["Dense_1"]["kernel"])
+    # Targets are means, which nothing brings there.
+    mean = lambda critic, target, after: np.testing.assert_allclose(after, 0.1 * critic + 0.9 * target, rtol=1e-5)
+    jax.tree.map(mean, there.critic["params"], state.target["params"], there.target["params"])
 
 
 # --- an update by hand --------------------------------------------------------------------------------------------
@@ -157,17 +150,6 @@ def head(variables: Any, x: np.ndarray) -> np.ndarray:
     return np.asarray(x @ layer["kernel"] + layer["bias"][..., None, :])
 
 
-def project(z: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """Share each probability out between the two atoms beside its return, one at a time."""
-    out, gap = np.zeros(ATOMS), SUPPORT[1] - SUPPORT[0]
-    for value, probability in zip(z, p, strict=True):
-        place = (np.clip(value, -5, 5) + 5) / gap
-        low = min(int(place), ATOMS - 2)
-        out[low] += probability * (low + 1 - place)
-        out[low + 1] += probability * (place - low)
-    return out
-
-
 def test_an_update_of_the_critics_is_that_worked_by_hand() -> None:
     """Targets and critics are normalised by the steps and the next ones together; all in NumPy, in double precision."""
     agent, state = begun()
@@ -184,7 +166,7 @@ def test_an_update_of_the_critics_is_that_worked_by_hand() -> None:
     for b in range(5):
         lowest = int(np.argmin(p_t[:, b] @ SUPPORT))
         z = items["reward"][b] + items["discount"][b] * (SUPPORT - 0.5 * log_p[b])
-        target[b] = project(z, p_t[lowest, b])
+        target[b] = project(z, p_t[lowest, b], SUPPORT)
     seen = hidden(state.critic, x, learns=True)[:, :5]
     p = softmax(head(state.critic, seen))
     np.testing.assert_allclose(metrics["loss"], -(target[None] * np.log(p)).sum((0, 2)).mean(), rtol=1e-5)
@@ -203,13 +185,14 @@ def test_an_update_of_the_critics_is_that_worked_by_hand() -> None:
     np.testing.assert_allclose(of_policy, 0.01 * items["obs"].mean(0), rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.every_day("discrete")
 @pytest.mark.parametrize("spec", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 def test_targets_of_means_share_a_pass_with_the_steps_as_those_without_a_target_network_do(spec: Any) -> None:
     """A target that equals the critics, both normalised by the same rows, is what critics alone bootstrap from."""
     settings = {"features": (WIDTH,), "batch_norm": "batch", "optimizer": "sgd", "lr": 0.1}
     by_target = jaxrl.sac(**settings, joint_batch=True)(spec)
     by_pass = jaxrl.sac(**settings, target_network=False)(spec)
-    state = jax.jit(by_target.init)(KEY)
+    state = toys_agents.begun(by_target.init)
     (one, told), (other, again) = (
         once(agent, spec, begin) for agent, begin in ((by_target, state), (by_pass, state._replace(target=())))
     )
@@ -220,6 +203,7 @@ def test_targets_of_means_share_a_pass_with_the_steps_as_those_without_a_target_
     assert not np.allclose(apart.critic["params"]["Dense_1"]["kernel"], one.critic["params"]["Dense_1"]["kernel"])
 
 
+@pytest.mark.slow
 def test_the_value_of_a_constant_reward_is_that_of_the_closed_form() -> None:
     """A reward of 0.5 a step for ever, discounted by 0.8, is worth 2.5; its entropy is worth next to nothing."""
     agent = jaxrl.xqc(

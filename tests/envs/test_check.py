@@ -36,6 +36,7 @@ def _walker_step(state: Any, action: Any, key: Any) -> tuple[Any, TimeStep]:
     return state, TimeStep(state, 1.0, jnp.abs(state[0]) > 5)
 
 
+@pytest.mark.every_day("CartPole-v1")
 @pytest.mark.parametrize("name", ["CartPole-v1", "Catch-bsuite", "Breakout-MinAtar"])
 def test_good_environments_of_gymnax_pass(name: str) -> None:
     assert check_env(make_env(name), STEPS) == []

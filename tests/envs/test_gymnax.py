@@ -8,7 +8,6 @@ import gymnax
 import jax
 import numpy as np
 import pytest
-from scipy.stats import ks_2samp
 from toys_envs import rollout
 
 from jaxrl.envs import env_names, gymnax as gymnax_adapter, make_env, vectorise
@@ -19,8 +18,8 @@ from jaxrl.spaces import Box, Discrete, sample_space, space_struct
 NEEDS_A_DOWNLOAD = {"MNISTBandit-bsuite"}
 
 
-EVERY_DAY = {"CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "Catch-bsuite", "FourRooms-misc"}
-"""One of each family; all others are tried in the slow tests."""
+EVERY_DAY = {"CartPole-v1", "Breakout-MinAtar", "Catch-bsuite", "FourRooms-misc"}
+"""One of each family; all others are tried in the slow tests, and Pendulum is trained in elsewhere."""
 TRIED = [
     name if name in EVERY_DAY else pytest.param(name, marks=pytest.mark.slow)
     for name in sorted(set(names()) - NEEDS_A_DOWNLOAD)
@@ -32,7 +31,7 @@ def test_every_environment_runs_as_its_spec_says(name: str) -> None:
     with jax.numpy_rank_promotion("allow"):  # some of gymnax's own code relies on it
         venv = vectorise(make_env(name), 2)
         keys = jax.random.split(jax.random.key(1), 6).reshape(3, 2)
-        actions = jax.vmap(jax.vmap(lambda key: sample_space(venv.spec.action_space, key)))(keys)
+        actions = jax.jit(jax.vmap(jax.vmap(lambda key: sample_space(venv.spec.action_space, key))))(keys)
         first, steps = rollout(venv, actions)
 
     def declared(lead: tuple[int, ...]) -> object:
@@ -124,31 +123,6 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 def test_every_name_is_listed() -> None:
     assert {"CartPole-v1", "Breakout-MinAtar", "Catch-bsuite"} <= set(env_names())
-
-
-def test_states_after_an_auto_reset_are_distributed_as_gymnax_draws_them() -> None:
-    """Drawn ahead or not, every reset is a true one: the entries fill the same interval evenly, each by itself."""
-    venv = vectorise(make_env("CartPole-v1"), 64)
-    state, _ = jax.jit(venv.reset)(jax.random.key(0))
-
-    def step(state: Any, key: Any) -> Any:
-        action_key, env_key = jax.random.split(key)
-        action = sample_space(venv.spec.action_space, action_key, 64)
-        state, out = venv.step(state, action, env_key)
-        return state, (out.obs, out.terminated | out.truncated)
-
-    _, (obs, done) = jax.jit(lambda state, keys: jax.lax.scan(step, state, keys))(
-        state, jax.random.split(jax.random.key(1), 600)
-    )
-    fresh = np.asarray(obs)[np.asarray(done)]
-    assert len(fresh) > 1_000
-    assert len(np.unique(fresh[:, 0])) > 0.99 * len(fresh)
-    env, params = gymnax.make("CartPole-v1")
-    reset = jax.jit(jax.vmap(env.reset, in_axes=(0, None)))
-    theirs, _ = reset(jax.random.split(jax.random.key(2), 5_000), params)
-    for entry in range(4):
-        assert ks_2samp(fresh[:, entry], np.asarray(theirs)[:, entry]).pvalue > 1e-3
-    assert np.abs(np.corrcoef(fresh.T) - np.eye(4)).max() < 0.1
 
 
 # --- how it is imported -----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
+from toys_agents import begun
 from toys_envs import counting
 from toys_gymnasium import Counting, Frames, Locks, Telling
 
@@ -113,9 +114,10 @@ def test_an_environment_in_jax_on_the_host_does_what_vectorise_does():
     env = counting(length=4, time_limit=3)
     steps = walk(HostVectorEnv(jaxrl.on_host(env), 2, 7), 7)
     vector = jaxrl.vectorise(env, 2)
-    state, _ = vector.reset(jax.random.key(0))
+    state, _ = jax.jit(vector.reset)(jax.random.key(0))
+    advance = jax.jit(vector.step)
     for step in steps:
-        state, other = vector.step(state, np.zeros(2, np.int32), jax.random.key(1))
+        state, other = advance(state, np.zeros(2, np.int32), jax.random.key(1))
         for name in ("reward", "terminated", "truncated", "valid"):
             np.testing.assert_array_equal(getattr(step, name), getattr(other, name))
         np.testing.assert_array_equal(step.final_obs[:, 0], other.final_obs[:, 0])
@@ -298,8 +300,9 @@ class EvenFirst(Counting):
 
 def test_another_environment_for_evaluation_is_never_taken_for_that_of_before():
     short, long = (jaxrl.gymnasium_envs(gymnasium_spec(kind()), kind) for kind in (Counting, EvenFirst))
-    strategy = jaxrl.off_policy(short, jaxrl.dqn(), buffer=jaxrl.uniform(64, batch_size=8), num_envs=2, opt_interval=2)
-    params = strategy.policy.params(strategy.init(jax.random.key(0)))
+    buffer = jaxrl.uniform(64, batch_size=8)
+    strategy = jaxrl.off_policy(short, jaxrl.dqn(features=(4,)), buffer=buffer, num_envs=2, opt_interval=2)
+    params = begun(lambda key: strategy.policy.params(strategy.init(key)))
     for eval_env, length in ((None, 3), (long, 5), (short, 3)):
         fns = strategy.actor_fns._replace(env=short._replace(eval_env=eval_env))
         evaluator = evaluator_of(strategy._replace(actor_fns=fns), 2)

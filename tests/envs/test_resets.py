@@ -55,6 +55,7 @@ def test_no_start_is_used_twice(resets: str) -> None:
     assert len(np.unique(starts)) == len(starts) == 4 + done.sum()
 
 
+@pytest.mark.every_day("pool:5", "optimistic:2")
 @pytest.mark.parametrize("resets", ["pool", "pool:5", "optimistic", "optimistic:2"])
 def test_all_else_is_as_with_fresh_resets(resets: str) -> None:
     fresh, other = (unevenly(kind)[1] for kind in ("fresh", resets))
@@ -90,6 +91,7 @@ def test_starts_of_a_pool_are_distributed_as_fresh_ones() -> None:
     assert abs(np.corrcoef(pooled[1:, 0], pooled[:-1, 0])[0, 1]) < 0.1
 
 
+@pytest.mark.every_day("optimistic:4-2")
 @pytest.mark.parametrize(("resets", "different"), [("optimistic:1", 6), ("optimistic:2", 3), ("optimistic:4", 2)])
 def test_optimistic_resets_are_shared_by_those_that_end_together(resets: str, different: int) -> None:
     _, steps = rollout(vectorise(counting(length=1), 6, resets), idle(10, 6))
@@ -165,7 +167,7 @@ def test_a_run_from_before_goes_on_with_fresh_resets(tmp_path: Path) -> None:
     assert train.main(["--resume", str(run), "--max-opts", "4"]) == 0
 
 
-def test_one_line_says_that_a_pool_was_chosen(tmp_path: Path) -> None:
+def test_one_line_says_that_a_pool_was_chosen() -> None:
     env = counting(ballast=FRESH_BYTES)
     strategy = jaxrl.on_policy(env, jaxrl.ppo(features=(4,)), num_envs=4, rollout=8, epochs=1, minibatches=1)
     assert [note.split(":")[0] for note in strategy.info.notes] == ["resets pool"]
@@ -185,7 +187,7 @@ def test_one_line_says_that_a_pool_was_chosen(tmp_path: Path) -> None:
         ("optimistic:5", "the number that shares a reset is 5"),
     ],
 )
-def test_bad_resets(resets: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_resets(resets: str, told: str) -> None:
     with pytest.raises(SettingsError) as raised:
         vectorise(counting(), 4, resets)
     assert told in str(raised.value)
