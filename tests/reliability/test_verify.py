@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_damage import rewrite_manifest
+from small_run import rewrite_manifest
 
 import jaxrl
 from jaxrl import train, verify
