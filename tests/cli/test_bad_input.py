@@ -433,14 +433,14 @@ def test_fewer_optimisation_steps_than_were_made_are_refused(finished: Finished,
 @pytest.mark.parametrize(
     ("module", "args", "said"),
     [
-        ("train", ["--env", "CartPol-v1"], "CartPole-v1"),
+        pytest.param("train", ["--env", "CartPol-v1"], "CartPole-v1", marks=pytest.mark.slow),
+        ("train", ["--num-envs", "ten"], "--num-envs"),
         ("evaluate", ["nowhere"], "nowhere"),
-        pytest.param("train", ["--num-envs", "ten"], "--num-envs", marks=pytest.mark.slow),
         pytest.param("play", ["--frames", "3"], "--frames", marks=pytest.mark.slow),
     ],
 )
 def test_refusal_is_one_line_and_exit_code_2(doors: Doors, module: str, args: list[str], said: str) -> None:
-    done = (doors.run if args[0] == "--env" else doors.here)(module, *args)  # one of them is a real process
+    done = (doors.run if args[0] == "--env" else doors.here)(module, *args)  # that one is a real process
     assert done.returncode == 2
     assert said in one_error_line(done)
     assert list(doors.cwd.iterdir()) == []

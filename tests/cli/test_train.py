@@ -279,7 +279,8 @@ def test_help_begins_with_a_page_of_what_is_changed_first(
 def test_resumed_and_prolonged_run_equals_an_uninterrupted_one_bit_for_bit(doors: Doors, finished: Finished) -> None:
     half, whole = doors.cwd / "half", doors.cwd / "whole"
     shutil.copytree(finished.path, half)
-    doors.train("--resume", half, "--max-opts", "120", "--quiet")
+    done = doors.here("train", "--resume", half, "--max-opts", "120", "--quiet")  # which another process has begun
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     doors.here("train", *SMALL, "--max-opts", "120", "--run-dir", whole, "--quiet")
     assert leaves(half, 120) == leaves(whole, 120)
     for log in ("metrics.jsonl", "eval_episodes.jsonl"):
