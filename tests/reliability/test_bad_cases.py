@@ -1,7 +1,5 @@
 """What cannot be trained is named before anything compiles or is written: what came, what would do, how to mend it."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -250,17 +248,3 @@ ARGUMENTS: dict[str, list[str]] = {
 @pytest.mark.parametrize("args", ARGUMENTS)
 def test_bad_arguments_are_named_before_anything_compiles(refused: Refused, args: str) -> None:
     refused(lambda: train.main([*args.split(), "--quiet"]), *ARGUMENTS[args])
-
-
-@pytest.mark.slow
-def test_the_command_line_refuses_in_one_line_with_exit_code_2_and_leaves_nothing(tmp_path: Path) -> None:
-    args = ["--num-envs", "8", "--opt-interval", "12", "--run-dir", "run"]
-    done = subprocess.run([sys.executable, "-m", "jaxrl.train", *args], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stdout.splitlines()[0] == f"jaxrl {jaxrl.__version__}: dqn on CartPole-v1, seed 0, run directory run"
-    assert "compiling" not in done.stdout
-    assert done.stderr == (
-        "error: opt_interval 12 and num_envs 8 do not divide one another; "
-        "the nearest opt_interval that does is 8 or 16\n"
-    )
-    assert list(tmp_path.iterdir()) == []
