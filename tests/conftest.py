@@ -27,9 +27,10 @@ hypothesis.settings.load_profile("busy")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have XLA compile quickly rather than well, here and in the processes that tests begin.
+    """Have XLA compile quickly rather than well, here and in the processes that tests begin; and wait for no disk here.
 
-    Compiling is most of what the ordinary tests do. Where slow ones are asked for, all runs as users have it.
+    Compiling is most of what the ordinary tests do, and on a busy disk the wait is most of a save. Where slow ones are
+    asked for, all runs as users have it.
     """
     gc.set_threshold(100_000, 50, 100)  # tracing makes so many objects that a collection every 700 costs a twentieth
     if not config.getoption("-m"):
@@ -37,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if jax.__version_info__ < (0, 11):  # of later ones it was not tried
             flags.append("--xla_cpu_parallel_codegen_split_count=1")
         os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *flags])
+        os.fsync = lambda descriptor: None  # type: ignore[assignment]
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """The doctor says what there is and what works, goes on past what does not, and leaves nothing behind."""
 
 import errno
+import functools
 import json
 import os
 import tempfile
@@ -10,9 +11,19 @@ from typing import Any
 import pytest
 from front_doors import Doors, one_error_line
 
+from jaxrl import doctor
 from jaxrl.xla import current_forms, products
 
 SKIPPED = ["speed dqn", "forms ppo", "bits ppo", "save ppo", "speed ppo"]
+
+
+STRATEGY = functools.cache(doctor.AGENTS["dqn"])
+
+
+@pytest.fixture
+def one_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the doctor train the same strategy each time, which is traced once."""
+    monkeypatch.setitem(doctor.AGENTS, "dqn", STRATEGY)
 
 
 @pytest.fixture
@@ -46,6 +57,7 @@ def failed(checks: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {name: found["error"] for name, found in checks.items() if found["verdict"] == "failed"}
 
 
+@pytest.mark.usefixtures("one_strategy")
 def test_a_sound_machine_passes_and_nothing_is_left_behind(doors: Doors, temporary: Path) -> None:
     checks = checked(doors, 0)
     assert checks["forms dqn"]["apart"] <= 1e-4
@@ -66,6 +78,7 @@ def test_a_form_that_errs_is_found_and_the_other_checks_go_on(doors: Doors, monk
     assert "JAXRL_FORMS=plain" in page["facts"]["result"]
 
 
+@pytest.mark.usefixtures("one_strategy")
 def test_a_disk_that_takes_nothing_is_found_and_the_other_checks_go_on(
     doors: Doors, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -279,7 +279,8 @@ def test_help_begins_with_a_page_of_what_is_changed_first(
 def test_resumed_and_prolonged_run_equals_an_uninterrupted_one_bit_for_bit(doors: Doors, finished: Finished) -> None:
     half, whole = doors.cwd / "half", doors.cwd / "whole"
     shutil.copytree(finished.path, half)
-    doors.train("--resume", half, "--max-opts", "120", "--quiet")
+    done = doors.here("train", "--resume", half, "--max-opts", "120", "--quiet")  # which another process has begun
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     doors.here("train", *SMALL, "--max-opts", "120", "--run-dir", whole, "--quiet")
     assert leaves(half, 120) == leaves(whole, 120)
     for log in ("metrics.jsonl", "eval_episodes.jsonl"):
@@ -409,21 +410,6 @@ def test_the_summary_says_how_to_go_on(stop: str, more: str | None, capsys: pyte
     train.show(Result(None, None, counters, None), "my run")
     shown = re.findall(r"^  go on +(.*)$", capsys.readouterr().out, re.MULTILINE)
     assert shown == ([] if more is None else [f"python -m jaxrl.train --resume 'my run'{more}"])
-
-
-@pytest.mark.slow
-def test_nothing_is_resumed_when_every_checkpoint_is_damaged(doors: Doors, finished: Finished) -> None:
-    copy = doors.cwd / "copy"
-    shutil.copytree(finished.path, copy)
-    for file in (copy / "checkpoints").rglob("*"):
-        if file.is_file() and file.parent.name == "d":
-            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    before = {name: value for name, value in snapshot(copy).items() if name != ".lock"}
-    done = doors.run("train", "--resume", copy, "--max-opts", "120")
-    assert done.returncode == 6
-    assert re.search(r"^error: .* no valid checkpoint", done.stderr, re.MULTILINE)
-    after = {name: value for name, value in snapshot(copy).items() if name != ".lock"}
-    assert after == before
 
 
 def test_resume_passes_a_damaged_checkpoint_over_for_the_one_before(doors: Doors, finished: Finished) -> None:

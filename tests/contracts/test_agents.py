@@ -31,7 +31,7 @@ DISCRETE = {*algorithm_names(actions="discrete")} - {"sac", "a2c", "reinforce", 
 """Those tried with discrete actions; the others with a box, each kind at least once for a family."""
 
 pytestmark = pytest.mark.parametrize("name", ALGORITHMS)
-one_of_each_kind = pytest.mark.every_day("dqn", "rainbow", "ppo", "sac", "td3", "iql")
+one_of_each_kind = pytest.mark.every_day("dqn", "ppo", "sac", "td3", "iql")
 """Each family of losses, what is learnt from and kinds of actions; the others' own tests update them every day."""
 
 
@@ -212,7 +212,7 @@ def test_gradients_of_pieces_are_those_of_the_whole_batch_and_pieces_must_divide
         updating(agent_of(name, accumulate=3))(state, batch)
 
 
-@pytest.mark.every_day("rainbow", "ppo", "td3")
+@pytest.mark.every_day("dqn", "ppo", "td3")
 def test_members_of_a_population_go_where_each_would_go_alone(name: str) -> None:
     agent, state, batch, update, _ = tried(name)
     members = [state._replace(hyper=jax.tree.map(lambda x, by=by: x * by, state.hyper)) for by in (1.0, 0.7)]

@@ -28,7 +28,7 @@ def strategy_of(name: str) -> jaxrl.Strategy:
     return jaxrl.off_policy(env, agent, buffer=buffer, num_envs=2, opt_interval=4, warmup=16)
 
 
-@pytest.mark.every_day("dqn", "ppo")
+@pytest.mark.every_day("dqn")
 @pytest.mark.parametrize("name", EXACT)
 def test_draws_ahead_change_no_bit_of_a_run(name: str) -> None:
     strategy = strategy_of(name)

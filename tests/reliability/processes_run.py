@@ -2,9 +2,9 @@
 
 `python processes_run.py WHAT ARGS...` trains by `ARGS`. `WHAT` is `-`; or `jax=VERSION`, to be of another version; or
 what is to happen to processes, `WHEN:PID:HOW` (PID 0: this one), several with commas. `WHEN` is `AT`, as soon as the
-checkpoint after so many optimisation steps is known to be whole; `by AT`, before it is written; or `+S`, so many
-seconds after the training has begun. `HOW` is a signal; `full` or `room`, that its disk is or has; `slow`, to stand
-still for three seconds.
+checkpoint after so many optimisation steps is known to be whole; `by AT`, before it is written; or `AT+S`, so many
+seconds after as many steps or more are reported. `HOW` is a signal; `full` or `room`, that its disk is or has; `slow`,
+to stand still for three seconds.
 """
 
 import os
@@ -36,24 +36,23 @@ def disturb(pid: int, how: str) -> None:
 
 def disturbances(what: str) -> Hooks:
     events = [(when, int(pid), how) for when, pid, how in (event.split(":") for event in what.split(","))]
+    delayed = [(*map(float, when.split("+")), pid, how) for when, pid, how in events if "+" in when]
 
     def at(when: str) -> None:
         for own, pid, how in events:
             if own == when:
                 disturb(pid, how)
 
-    def start(trainer: Any) -> None:
-        for when, pid, how in events:
-            if when.startswith("+"):
-                timer = Timer(float(when), disturb, (pid, how))
-                timer.daemon = True
-                timer.start()
+    def chunk(trainer: Any, progress: Any) -> None:
+        steps = trainer.schedule.opt_steps(trainer.ledger.t)
+        at(f"by {steps}")
+        while delayed and delayed[0][0] <= steps:
+            _, seconds, pid, how = delayed.pop(0)
+            timer = Timer(seconds, disturb, (pid, how))
+            timer.daemon = True
+            timer.start()
 
-    return Hooks(
-        start=start,
-        save=lambda trainer, opt_steps: at(str(opt_steps)),
-        chunk=lambda trainer, progress: at(f"by {trainer.schedule.opt_steps(trainer.ledger.t)}"),
-    )
+    return Hooks(save=lambda trainer, opt_steps: at(str(opt_steps)), chunk=chunk)
 
 
 if __name__ == "__main__":

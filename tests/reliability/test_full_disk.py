@@ -42,7 +42,7 @@ FREE = (0, 8192, 16384, 32768)
 """Bytes that are left on a small file system."""
 WAYS = (*(f"limit-{size}" for size in LIMITS), *(f"free-{free}" for free in FREE), "names", "read-only")
 """How a disk refuses from `FULL` to `ROOM`."""
-EVERY_DAY = ("limit-0", "limit-1000", "free-0", "names", "read-only")
+EVERY_DAY = ("limit-0", "limit-1000", "free-0", "read-only")
 """Those of the ordinary tests."""
 KEPT = {"checkpoints": 3, "best": 1}
 """How many are kept of each."""
@@ -184,10 +184,24 @@ def make_writable(directory: Path) -> None:
 
 OFF = functools.partial(limit, -1)
 ON = functools.partial(limit, 0)
+ON_SMALL_DISKS = "--- on small disks ---"
 
 
-def within_limits(directory: str, *names: str) -> None:
-    """Make an undisturbed run, and those of these `names` that meet with a limit; print what came of them."""
+def everything(directory: str, small: str, *names: str) -> None:
+    """Go through the doors of these names, and make the runs of these names; print what came of them, and end at once.
+
+    With `small`, file systems may be mounted.
+    """
+    doors = front_doors(directory, *(name for name in names if name.partition(" ")[0] in DOORS))
+    runs = within_limits(directory, *names)
+    print(ON_SMALL_DISKS, file=sys.stderr)
+    runs |= on_small_disks(directory, *names) if small else {}
+    print(json.dumps({"doors": doors, "runs": runs}), flush=True)
+    os._exit(0)
+
+
+def within_limits(directory: str, *names: str) -> dict[str, Any]:
+    """Make an undisturbed run, and those of these `names` that meet with a limit; return what came of them."""
     plans: dict[str, dict[int, Callable[[], object]]] = {
         "calm": {},
         **{f"limit-{size}": {FULL: functools.partial(limit, size), ROOM: OFF} for size in LIMITS},
@@ -197,19 +211,13 @@ def within_limits(directory: str, *names: str) -> None:
     plans = {name: plan for name, plan in plans.items() if name in names or name not in WAYS}
     found = {name: live(Path(directory, name), plan) for name, plan in plans.items()}
     OFF()
-    leave(found)
+    return found
 
 
-def leave(found: Mapping[str, Any]) -> None:
-    """Print what was found, and end at once."""
-    print(json.dumps(found), flush=True)
-    os._exit(0)
-
-
-def on_small_disks(directory: str, *names: str) -> None:
+def on_small_disks(directory: str, *names: str) -> dict[str, Any]:
     """Make runs of these `names` on file systems that fill up or become read-only, and one that begins on a full one.
 
-    Print what came of them, and copy what they left.
+    Return what came of them, and copy what they left.
     """
     disk, found = Path(directory, "disk"), {}
     run, empty = disk / "run", (disk / "filler").unlink
@@ -225,11 +233,11 @@ def on_small_disks(directory: str, *names: str) -> None:
         found[name] = live(run, plan)
         shutil.copytree(run, Path(directory, name))
         subprocess.run(["umount", "--lazy", str(disk)], check=True)  # a thread that could not write may still hold it
-    leave(found)
+    return found
 
 
-def front_doors(directory: str, *names: str) -> None:
-    """Fork this process for each of `names`, to go through the door of that name; print how each ended.
+def front_doors(directory: str, *names: str) -> dict[str, Any]:
+    """Fork this process for each of `names`, to go through the door of that name; return how each ended.
 
     From there on each is a process of its own, and ends as any interpreter does; it need not import everything again.
     """
@@ -258,7 +266,7 @@ def front_doors(directory: str, *names: str) -> None:
         found[name] = {"code": code, "out": out, "err": err}
     for name, ending in found.items():
         ending["whole"] = whole(Path(directory, name, "run"))
-    print(json.dumps(found))
+    return found
 
 
 def _read(descriptor: int) -> str:
@@ -344,60 +352,58 @@ def end(how: str) -> None:
 DOORS = {"start": door_start, "never": door_never, "output": door_output, "told": door_told, "lost": door_lost}
 
 
-def in_process(function: Callable[..., None], *args: object, small: bool = False) -> tuple[dict[str, Any], str]:
-    """Run a function of this module in a process of its own; return what it found and what it said.
-
-    With `small` it may mount file systems, which are gone with it.
-    """
-    before = ["unshare", "-Urm"] if small else []
-    if small and subprocess.run([*before, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode:
-        pytest.skip("this system lets nobody mount a file system")
-    here = Path(__file__)
-    code = f"import {here.stem} as module; module.{function.__name__}(*{[str(arg) for arg in args]!r})"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), str(here.parents[1])])}
-    done = subprocess.run([*before, sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout), done.stderr
-
-
 # --- a disk that is full for a while ----------------------------------------------------------------------------
 
 
 class Seen(NamedTuple):
-    """What was seen of runs, by name."""
+    """What was seen in a process of its own of runs, and of how others ended that went through doors, by name."""
 
     runs: dict[str, dict[str, Any]]
+    doors: dict[str, dict[str, Any]]
     err: str
+    """What it said before it mounted anything."""
     directory: Path
 
+    def of(self, name: str) -> dict[str, Any]:
+        """Return what was seen of this run or door."""
+        if name not in (found := {**self.runs, **self.doors}):
+            pytest.skip("this system lets nobody mount a file system")
+        return found[name]
+
 
 @pytest.fixture(scope="module")
-def limited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    directory = tmp_path_factory.mktemp("limited")
-    return Seen(*in_process(within_limits, directory, *_wanted(request, WAYS)), directory)
-
-
-@pytest.fixture(scope="module")
-def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    directory = tmp_path_factory.mktemp("small")
-    return Seen(*in_process(on_small_disks, directory, *_wanted(request, WAYS), small=True), directory)
+def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """What one process has seen of all that tests to be run ask for; file systems that it mounts are gone with it."""
+    directory, here = tmp_path_factory.mktemp("full"), Path(__file__)
+    namespace = ["unshare", "-Urm"]
+    mount = [*namespace, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    small = shutil.which("unshare") is not None and not subprocess.run(mount, capture_output=True).returncode
+    cases = [item.name for item in request.session.items if item.get_closest_marker("skip") is None]
+    needs_mount = {*_each({"start": SMALL_START, "never": SMALL_NEVER})}
+    names = [
+        name
+        for name in (*WAYS, *ENDINGS)
+        if any(case.endswith(f"[{name}]") for case in cases) and (small or name not in needs_mount)
+    ]
+    args = [str(directory), "small" if small else "", *names]
+    code = f"import {here.stem} as module; module.everything(*{args!r})"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), str(here.parents[1])])}
+    command = [*(namespace if small else []), sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return Seen(**json.loads(done.stdout), err=done.stderr.partition(ON_SMALL_DISKS)[0], directory=directory)
 
 
 @pytest.fixture(params=[way if way in EVERY_DAY else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
 def name(request: pytest.FixtureRequest) -> str:
     """A way in which the disk refuses from `FULL` to `ROOM`."""
+    request.getfixturevalue("seen").of(request.param)
     return str(request.param)
 
 
-@pytest.fixture
-def seen(name: str, request: pytest.FixtureRequest) -> Seen:
-    found: Seen = request.getfixturevalue("limited" if name.startswith("limit") else "small")
-    return found
-
-
-def test_training_goes_on_to_the_same_bits(seen: Seen, name: str, limited: Seen) -> None:
+def test_training_goes_on_to_the_same_bits(seen: Seen, name: str) -> None:
     assert seen.runs[name]["error"] == ""
-    assert seen.runs[name]["digest"] == limited.runs["calm"]["digest"]
+    assert seen.runs[name]["digest"] == seen.runs["calm"]["digest"]
 
 
 def test_the_old_checkpoints_and_the_best_policy_stay_whole(seen: Seen, name: str) -> None:
@@ -411,11 +417,11 @@ def test_the_next_saves_are_good(seen: Seen, name: str) -> None:
     assert run["whole"] == LAST
 
 
-def test_the_logs_have_every_row_once(seen: Seen, name: str, limited: Seen) -> None:
+def test_the_logs_have_every_row_once(seen: Seen, name: str) -> None:
     for log in LOGS:
-        assert timeless(lines(seen.directory / name / log)) == timeless(lines(limited.directory / "calm" / log))
+        assert timeless(lines(seen.directory / name / log)) == timeless(lines(seen.directory / "calm" / log))
         assert log_problems(seen.directory / name, log) == []
-    assert scalars(seen.directory / name / "tensorboard") == scalars(limited.directory / "calm" / "tensorboard")
+    assert scalars(seen.directory / name / "tensorboard") == scalars(seen.directory / "calm" / "tensorboard")
 
 
 def about(what: str, events: Sequence[str]) -> list[str]:
@@ -438,40 +444,40 @@ def test_what_did_not_fit_leaves_no_part_behind(seen: Seen, name: str) -> None:
     assert seen.runs[name]["during"][str(ROOM)]["parts"] == []
 
 
-def test_a_second_time_is_warned_of_again(limited: Seen) -> None:
-    run = limited.runs["twice"]
+def test_a_second_time_is_warned_of_again(seen: Seen) -> None:
+    run = seen.runs["twice"]
     for what in ("checkpoint", "best policy", "metadata"):
         assert about(what, run["events"]) == ["warning", "again"] * 2
-    assert run["digest"] == limited.runs["calm"]["digest"]
+    assert run["digest"] == seen.runs["calm"]["digest"]
     assert run["whole"] == LAST
 
 
-def test_standard_error_has_a_line_for_each_log_and_nothing_else(limited: Seen) -> None:
-    said = limited.err.splitlines()
+def test_standard_error_has_a_line_for_each_log_and_nothing_else(seen: Seen) -> None:
+    said = seen.err.splitlines()
     assert [line for line in said if not line.startswith(("warning: cannot write", "recorder "))][:5] == []
-    for name, run in limited.runs.items():
+    for name, run in seen.runs.items():
+        if name.startswith(("free", "names", "read-only")):
+            continue  # what is said of these is not kept
         periods = {"calm": 0, "twice": 2}.get(name, 1)
         for log in (*LOGS, "tensorboard/"):
-            path = limited.directory / name / log
+            path = seen.directory / name / log
             assert len([line for line in said if line.startswith(f"warning: cannot write {path}")]) in (periods, 0)
         assert run["during"] or name == "calm"
     assert len([line for line in said if line.startswith("recorder ")]) <= 3  # of the one that never has room
 
 
-def test_a_recorder_whose_directory_could_not_be_made_has_every_row_later(small: Seen, limited: Seen) -> None:
-    boards = [
-        found.directory / run / "tensorboard" for found, run in ((small, "names-from-the-start"), (limited, "calm"))
-    ]
-    assert small.runs["names-from-the-start"]["whole"] == LAST
+def test_a_recorder_whose_directory_could_not_be_made_has_every_row_later(seen: Seen) -> None:
+    assert seen.of("names-from-the-start")["whole"] == LAST
+    boards = [seen.directory / run / "tensorboard" for run in ("names-from-the-start", "calm")]
     assert boards[0].is_dir()
     assert scalars(boards[0]) == scalars(boards[1])
 
 
-def test_no_room_until_the_end_is_an_error_with_the_old_checkpoints_whole(limited: Seen) -> None:
-    run = limited.runs["never"]
+def test_no_room_until_the_end_is_an_error_with_the_old_checkpoints_whole(seen: Seen) -> None:
+    run = seen.runs["never"]
     assert "could not be written: " in run["error"]
     assert len(run["error"].splitlines()) == 1
-    assert run["digest"] == limited.runs["calm"]["digest"]
+    assert run["digest"] == seen.runs["calm"]["digest"]
     assert run["whole"] == {"checkpoints": [3, 6], "best": [6]}
 
 
@@ -485,47 +491,22 @@ TOLD = ("return", "break", "raise", "exit", "vanish")
 LOST = ("return", "raise", "exit")
 
 
-class Doors(NamedTuple):
-    """How processes ended that went through these doors."""
-
-    endings: dict[str, dict[str, Any]]
-    directory: Path
-
-
-@pytest.fixture(scope="module")
-def plain_doors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Doors:
-    doors = {"told": TOLD, "start": START, "never": (NEVER,), "output": OUTPUTS, "lost": LOST}
-    names = _wanted(request, _each(doors))
-    directory = tmp_path_factory.mktemp("plain")
-    return Doors(in_process(front_doors, directory, *names)[0], directory)
-
-
-@pytest.fixture(scope="module")
-def small_doors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Doors:
-    directory = tmp_path_factory.mktemp("mounted")
-    names = _wanted(request, _each({"start": SMALL_START, "never": SMALL_NEVER}))
-    return Doors(in_process(front_doors, directory, *names, small=True)[0], directory)
-
-
-def _wanted(request: pytest.FixtureRequest, names: Sequence[str]) -> list[str]:
-    """Return those of `names` that tests to be run ask for; each is a run, or a process."""
-    cases = [item.name for item in request.session.items if item.get_closest_marker("skip") is None]
-    return [name for name in names if any(case.endswith(f"[{name}]") for case in cases)]
-
-
 def _each(names: Mapping[str, Sequence[str]]) -> list[str]:
     return [f"{kind} {how}" for kind, hows in names.items() for how in hows]
 
 
+ENDINGS = _each(
+    {"told": TOLD, "start": (*START, *SMALL_START), "never": (NEVER, *SMALL_NEVER), "output": OUTPUTS, "lost": LOST}
+)
+
+
 @pytest.fixture
-def ending(how: str, request: pytest.FixtureRequest) -> dict[str, Any]:
+def ending(how: str, seen: Seen) -> dict[str, Any]:
     """How the process ended that went through the door `how`."""
-    plain = how.partition(" ")[2] not in (*SMALL_START, *SMALL_NEVER)
-    doors: Doors = request.getfixturevalue("plain_doors" if plain else "small_doors")
-    return doors.endings[how]
+    return seen.of(how)
 
 
-@pytest.mark.every_day(*_each({"start": START}))
+@pytest.mark.every_day("start resume limit")
 @pytest.mark.parametrize("how", _each({"start": (*START, *SMALL_START)}))
 def test_nothing_to_be_written_at_the_start_is_one_clear_line(ending: dict[str, Any], how: str) -> None:
     assert ending["code"] == (2 if how.endswith("read-only") else 5)
@@ -560,7 +541,7 @@ def test_outputs_that_take_nothing_stop_no_training(ending: dict[str, Any], how:
     assert ending["code"] == (5 if "stdout" in how else 0)
 
 
-@pytest.mark.every_day("told break", "told vanish")
+@pytest.mark.every_day("told vanish")
 @pytest.mark.parametrize("how", _each({"told": TOLD}))
 def test_saves_that_were_reported_are_there_however_the_process_ends(ending: dict[str, Any], how: str) -> None:
     told = [int(line.split()[1]) for line in ending["out"].splitlines()]

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_trainer import Scripted, counting, small_dqn
+from toys_trainer import Scripted, counting
 
 import jaxrl
 from jaxrl.errors import SettingsError
@@ -48,8 +49,6 @@ def twenty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(twenty: Path, tmp_path: Path) -> Path:
-    import shutil
-
     return Path(shutil.copytree(twenty, tmp_path / "run"))
 
 
@@ -172,7 +171,7 @@ def test_an_evaluation_at_the_start_is_made_once_however_the_run_begins(tmp_path
 
 
 def test_a_trainer_can_train_twice() -> None:
-    trainer = jaxrl.Trainer(small_dqn(), max_opts=20, eval_interval=10, eval_episodes=2, quiet=True)
+    trainer = jaxrl.Trainer(dqn(), max_opts=20, eval_interval=10, eval_episodes=2, quiet=True)
     assert state_digest(trainer.train().state) == state_digest(trainer.train().state)
 
 

@@ -1,306 +1,44 @@
 """A run directory from a stranger: loading it runs no code of his, and nothing outside it is read or written."""
 
-import hashlib
-import importlib
 import json
 import os
-import pickle
+import re
 import shutil
 import signal
 import subprocess
 import sys
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from test_damage import BEFORE, LAST, NEWEST, SmallRun, compiled_once, contents, rewrite_manifest, small_run, take_up
+from hostile_run import DOORS, HOSTILE, go
+from small_run import BEFORE, LAST, NEWEST, SmallRun, contents, rewrite_manifest, take_up
 
-from jaxrl import evaluate, train, verify
-from jaxrl.errors import JaxrlError, SettingsError
+from jaxrl import train
+from jaxrl.errors import SettingsError
 from jaxrl.loading import load_policy
 from jaxrl.training.ledger import PARTS
 from jaxrl.training.storage.checkpoints import FILES, file_sums
 
-Door = Callable[[Path], Any]
-DOORS: dict[str, Door] = {
-    "load_policy": lambda run: evaluate.env_of(load_policy(run)),
-    "verify": lambda run: verify.main([str(run)]),
-    "train": lambda run: train.main(["--resume", str(run)]),
-}
-
-
-def go(door: str, run: Path) -> str | None:
-    """Go through a door; return the one line of a refusal, or nothing. Any other exception is the test's failure."""
-    try:
-        DOORS[door](run)
-    except JaxrlError as error:
-        refusal = str(error)
-    else:
-        return None
-    assert "\n" not in refusal
-    return refusal
-
-
-# Marker files are made in the working directory by whatever code of a stranger is run.
-TOUCH = "open('executed', 'a').close()"
-
-
-class Payload:
-    """Pickled, it leaves a mark when it is unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (exec, (TOUCH,))
-
-
-def mend(checkpoint: Path) -> None:
-    """Write the list of files of a checkpoint anew, so that its files are read further than to their checksums."""
-    (checkpoint / FILES).write_text(json.dumps(file_sums(checkpoint)))
-
-
-def checkpoints_of(run: Path) -> list[Path]:
-    return [*(run / "checkpoints").iterdir(), *(run / "best").iterdir()]
-
-
-def replace_line(run: Path, name: str, value: str) -> None:
-    """Replace a setting in the run's file of settings, and in the checkpoints' own copy of it."""
-    config = run / "config.yaml"
-    lines = [f"{name}: {value}" if line.startswith(f"{name}:") else line for line in config.read_text().splitlines()]
-    config.write_text("\n".join(lines) + "\n")
-
-
-# --- code of a stranger ------------------------------------------------------------------------------------------
-
-
-def yaml_tags(run: Path) -> None:
-    config = run / "config.yaml"
-    tag = f'!!python/object/apply:builtins.exec ["{TOUCH}"]'
-    config.write_text(config.read_text() + f"env_args: {tag}\nseed: {tag}\nthing: !!python/name:os.system\n")
-
-
-def pickled_json(run: Path) -> None:
-    (run / "metadata.json").write_bytes(pickle.dumps(Payload()))
-    for log in ("metrics.jsonl", "eval_episodes.jsonl"):
-        (run / log).write_bytes(pickle.dumps(Payload(), protocol=0) + b"\n")
-    for checkpoint in checkpoints_of(run):
-        (checkpoint / "manifest.json").write_bytes(pickle.dumps(Payload()))
-        mend(checkpoint)
-
-
-def pickled_settings(run: Path) -> None:
-    (run / "config.yaml").write_bytes(pickle.dumps(Payload(), protocol=0))
-
-
-def chunks_of(checkpoint: Path) -> list[Path]:
-    """Return the files with the numbers of its arrays."""
-    found = [file for file in (checkpoint / "arrays").glob("*/*") if file.name != ".zarray"]
-    assert found
-    return found
-
-
-def pickled_arrays(run: Path) -> None:
-    for checkpoint in checkpoints_of(run):
-        for file in chunks_of(checkpoint):
-            file.write_bytes(pickle.dumps(Payload()))
-        mend(checkpoint)
-
-
-def pickled_lists(run: Path) -> None:
-    for checkpoint in checkpoints_of(run):
-        (checkpoint / FILES).write_bytes(pickle.dumps(Payload()))
-
-
-def object_arrays(run: Path) -> None:
-    for checkpoint in checkpoints_of(run):
-        for file in chunks_of(checkpoint):
-            with open(file, "wb") as out:
-                np.save(out, np.array([Payload()], dtype=object), allow_pickle=True)
-            shutil.copy(file, file.with_suffix(".npy"))
-        mend(checkpoint)
-
-
-def deep_nesting(run: Path) -> None:
-    (run / "metadata.json").write_text("[" * 100_000)
-    (run / "metrics.jsonl").write_text('{"a":' * 100_000 + "\n")
-    for checkpoint in checkpoints_of(run):
-        (checkpoint / "manifest.json").write_text('{"facts":' * 100_000)
-        mend(checkpoint)
-
-
-def deep_settings(run: Path) -> None:
-    (run / "config.yaml").write_text("env: " + "[" * 20_000)
-
-
-def huge_numbers(run: Path) -> None:
-    for checkpoint in checkpoints_of(run):
-        rewrite_manifest(checkpoint, _huge)
-    replace_line(run, "max_opts", "9" * 4000)
-
-
-def _huge(manifest: dict[str, Any]) -> None:
-    for leaf in manifest["leaves"]:
-        leaf["shape"] = [10**18, 10**18]
-    manifest["facts"]["score"] = 10**400
-
-
-def modules(run: Path) -> None:
-    for folder in (run, *checkpoints_of(run)):
-        for name in ("json", "yaml", "numpy", "jaxrl", "orbax", "gymnax", "sitecustomize", "conftest", "__init__"):
-            (folder / f"{name}.py").write_text(TOUCH)
-        (folder / "jaxrl").mkdir()
-        (folder / "jaxrl" / "__init__.py").write_text(TOUCH)
-        (folder / "import.pth").write_text(f"import os; {TOUCH}\n")
-    for checkpoint in checkpoints_of(run):
-        mend(checkpoint)
-
-
-def object_dtypes(run: Path) -> None:
-    for dtype, checkpoint in zip(("object", "O", "|O8", "object"), checkpoints_of(run), strict=True):
-        rewrite_manifest(checkpoint, lambda manifest, dtype=dtype: manifest["leaves"][0].update(dtype=dtype))
-
-
-def hostile_facts(run: Path) -> None:
-    code = f"__import__('os').system({TOUCH!r})"
-    for checkpoint in checkpoints_of(run):
-        rewrite_manifest(checkpoint, lambda manifest: manifest["facts"]["settings"].update(algo=code, custom=[code]))
-    rewrite_manifest(run / "checkpoints" / str(NEWEST), lambda manifest: manifest["facts"].update(ledger={code: code}))
-
-
-def names_of_code(run: Path) -> None:
-    (run / "evil.py").write_text(TOUCH)
-    for checkpoint in checkpoints_of(run):
-        rewrite_manifest(checkpoint, lambda manifest: manifest["facts"]["settings"].update(env=str(run / "evil.py")))
-    replace_line(run, "env", str(run / "evil.py"))
-
-
-def names_of_handlers(run: Path) -> None:
-    for checkpoint in checkpoints_of(run):
-        tree = (checkpoint / "arrays" / "_METADATA").read_text()
-        (checkpoint / "arrays" / "_METADATA").write_text(tree.replace("np.ndarray", "os.system"))
-        mend(checkpoint)
-
-
-HOSTILE = [
-    *(yaml_tags, pickled_json, pickled_settings, pickled_arrays, pickled_lists, object_arrays, deep_nesting),
-    *(deep_settings, huge_numbers, modules, object_dtypes, hostile_facts, names_of_code, names_of_handlers),
-]
-
-WATCHED = {
-    *("exec", "marshal.loads", "pickle.find_class", "subprocess.Popen", "os.system", "os.exec", "os.fork"),
-    *("os.posix_spawn", "os.spawn", "ctypes.dlopen", "socket.connect", "socket.getaddrinfo"),
-}
-
-
-def audit(root: Path) -> None:
-    """Go through all doors of all run directories below `root`, first the harmless ones; print as JSON what was run.
-
-    To be called in a process of its own: an audit hook stays for good.
-    """
-    seen: set[tuple[str, str]] = set()
-    sys.addaudithook(lambda event, args: seen.add((event, _describe(event, args))) if event in WATCHED else None)
-
-    def during(action: Callable[[], Any]) -> list[tuple[str, str]]:
-        before = set(seen)
-        action()
-        return sorted(seen - before)
-
-    control = during(lambda: pickle.loads(pickle.dumps(Payload())))
-    Path("executed").unlink()
-    told: dict[str, Any] = {"control": [event for event, _ in control], "ran": {}, "said": {}, "loaded": []}
-    importlib.import_module("gymnax").registered_envs  # noqa: B018 - all of gymnax, which a strange name asks for
-    importlib.import_module("jaxrl.envs.memory")  # whose names it is compared with
-    with compiled_once():
-        for run in sorted((root / "harmless").iterdir()):
-            for door in DOORS:
-                assert go(door, run) is None
-        for run in sorted((root / "hostile").iterdir()):
-            for door in DOORS:
-                name = f"{run.name} {door}"
-                told["ran"][name] = during(lambda door=door, run=run, name=name: _say(told, name, door, run))
-    files = {name: str(getattr(module, "__file__", None)) for name, module in list(sys.modules.items())}
-    told["loaded"] = [name for name, file in files.items() if file.startswith(str(root))]
-    print("\n" + json.dumps(told))
-
-
-def _say(told: dict[str, Any], name: str, door: str, run: Path) -> None:
-    try:
-        told["said"][name] = go(door, run)
-    except Exception as error:
-        told["said"][name] = f"not refused in one line: {type(error).__name__}: {error}"[:300]
-
-
-def _describe(event: str, args: tuple[Any, ...]) -> str:
-    """Return what tells one piece of code from another."""
-    if event == "exec" and isinstance(args[0], types.CodeType):
-        return f"{args[0].co_filename} {args[0].co_name} {hashlib.sha256(args[0].co_code).hexdigest()[:12]}"
-    if event == "marshal.loads":
-        return hashlib.sha256(bytes(args[0])).hexdigest()[:12] if isinstance(args[0], bytes) else "a file"
-    return repr(args)[:300]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def share_programs() -> Iterator[None]:
-    with compiled_once():
-        yield
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
-    return small_run(tmp_path_factory)
-
-
-@pytest.fixture
-def run(small: SmallRun, tmp_path: Path) -> Path:
-    """A copy of the small run, for a stranger to alter."""
-    return small.copy(tmp_path / "run")
-
-
-@pytest.fixture(scope="module")
-def audited(
-    small: SmallRun, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
-    """What all doors did with the hostile run directories that tests to be run ask for; with all, if none does."""
-    root = tmp_path_factory.mktemp("audit")
-    for name in ("first", "second"):
-        small.copy(root / "harmless" / name)
-    cases = [item.name for item in request.session.items if item.get_closest_marker("skip") is None]
-    asked = [spoil for spoil in HOSTILE if any(case.endswith(f"[{spoil.__name__}]") for case in cases)]
-    for spoil in asked or HOSTILE:
-        spoil(small.copy(root / "hostile" / spoil.__name__))
-    here = Path(__file__).parent
-    path = os.pathsep.join(filter(None, [str(here), str(here.parent), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", "import sys, test_hostile as t; t.audit(t.Path(sys.argv[1]))", str(root)],
-        env={**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(root / "cache")},
-        cwd=root,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert not (root / "executed").exists()
-    return told
-
 
 @pytest.mark.slow
-def test_the_hook_sees_code_of_a_pickle(audited: dict[str, Any]) -> None:
-    assert {"exec", "pickle.find_class"} <= set(audited["control"])
+def test_the_hook_sees_code_of_a_pickle(strangers: dict[str, Any]) -> None:
+    assert {"exec", "pickle.find_class"} <= set(strangers["control"])
 
 
 @pytest.mark.every_day("yaml_tags", "pickled_json", "object_arrays", "deep_nesting", "modules", "names_of_code")
 @pytest.mark.parametrize("spoil", HOSTILE, ids=lambda spoil: spoil.__name__)
 def test_a_strangers_run_directory_runs_no_code_and_is_used_or_refused_in_one_line(
-    audited: dict[str, Any], spoil: Callable[[Path], None]
+    strangers: dict[str, Any], spoil: Callable[[Path], None]
 ) -> None:
     for door in DOORS:
-        assert audited["ran"][f"{spoil.__name__} {door}"] == []
-        assert not (audited["said"][f"{spoil.__name__} {door}"] or "").startswith("not refused in one line")
+        assert strangers["ran"][f"{spoil.__name__} {door}"] == []
+        assert not (strangers["said"][f"{spoil.__name__} {door}"] or "").startswith("not refused in one line")
 
 
-def test_no_module_is_imported_from_a_strangers_run_directory(audited: dict[str, Any]) -> None:
-    assert audited["loaded"] == []
+def test_no_module_is_imported_from_a_strangers_run_directory(strangers: dict[str, Any]) -> None:
+    assert strangers["loaded"] == []
 
 
 # --- facts of strange types, under a right seal ------------------------------------------------------------------
@@ -534,16 +272,16 @@ def test_a_pipe_is_refused_by_name_at_every_door_and_nobody_waits_for_it(run: Pa
         assert f"{entry} is neither a file nor a directory" in said
 
 
-@pytest.mark.filterwarnings("ignore:checkpoint .* is passed over")
 @pytest.mark.parametrize("name", ["../../../victim/notes.txt", "{victim}/notes.txt", "../20/files.json"])
 def test_a_list_of_files_that_names_others_is_no_list(small: SmallRun, run: Path, victim: Path, name: str) -> None:
     newest = run / "checkpoints" / str(NEWEST)
     # With size and checksum of the file outside: it would be found whole if it were read.
     sums = file_sums(newest) | {name.format(victim=victim): file_sums(victim)["notes.txt"]}
     (newest / FILES).write_text(json.dumps(sums))
-    with pytest.warns(UserWarning, match=f"checkpoints/{NEWEST} is passed over: its file .* is missing"):
-        train.main(["--resume", str(run)])
-    assert small.digest(run, LAST) == small.digests[LAST]
+    taken = take_up(small, run)
+    assert (taken.step, taken.digest) == (BEFORE, small.digests[BEFORE])
+    (said,) = taken.warnings
+    assert re.search(f"checkpoints/{NEWEST} is passed over: its file .* is missing", said)
 
 
 @pytest.mark.usefixtures("victim")

@@ -234,6 +234,7 @@ def undisturbed() -> tuple[str, list[dict[str, Any]]]:
     return state_digest(jaxrl.Trainer(counting(), max_opts=15, **settings).train().state), timeless(memory.rows)
 
 
+@pytest.mark.every_day("write-1", "write-7", "tick-1", "rewind-1", "close-1")
 @pytest.mark.parametrize(
     ("method", "k"),
     [("write", 1), ("write", 2), ("write", 7), ("write", 13), ("tick", 1), ("tick", 10), ("rewind", 1), ("close", 1)],

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from test_damage import LAST, SMALL, SmallRun, compiled_once, contents, small_run
+from small_run import LAST, SMALL, SmallRun, contents
 from toys_goals import places
 
 import jaxrl
@@ -197,78 +197,34 @@ def test_a_changed_leaf_is_refused_on_resume_with_its_path_even_if_changes_are_a
 # --- settings ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", autouse=True)
-def share_programs() -> Iterator[None]:
-    with compiled_once():
-        yield
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
-    return small_run(tmp_path_factory)
-
-
-@pytest.fixture
-def run(small: SmallRun, tmp_path: Path) -> Path:
-    """A copy of the small run."""
-    return small.copy(tmp_path / "run")
-
-
-DECISIVE: dict[str, Any] = {
-    "actors": 1,
-    "seed": 1,
-    "env": "Acrobot-v1",
-    "env_args": {"max_steps_in_episode": 100.0},
-    "num_envs": 4,
-    "resets": "pool:20",
-    "shards": 2,
-    "opt_interval": 4,
-    "updates": 2,
-    "warmup": 18,
-    "random_warmup": False,
-    "agent.lr": 0.5,
-    "agent.lr_decay": 100,
-    "agent.freeze": ("params/params/MLP_0",),
-    "agent.schedules": ("tau=linear(0.5,1.0,100)",),
-    "agent.optimizer": "sgd",
-    "agent.optimizer_eps": 1e-5,
-    "agent.optimizer_b1": 0.5,
-    "agent.optimizer_b2": 0.75,
-    "agent.max_grad_norm": 1.0,
-    "agent.accumulate": 2,
-    "agent.loss": "huber",
-    "agent.double": False,
-    "agent.dueling": True,
-    "agent.epsilon_start": 0.5,
-    "agent.epsilon_end": 0.25,
-    "agent.epsilon_decay": 21,
-    "agent.boltzmann": 0.1,
-    "agent.target_interval": 6,
-    "agent.tau": 0.5,
-    "agent.dtype": "bfloat16",
-    "agent.features": (4, 4),
-    "agent.activation": "tanh",
-    "agent.values": "qr",
-    "agent.atoms": 50,
-    "agent.value_rescaling": True,
-    "agent.noisy": 0.5,
-    "agent.munchausen": 0.9,
-    "agent.munchausen_temperature": 0.1,
-    "agent.cql": 1.0,
-    "buffer.capacity": 66,
-    "buffer.batch_size": 9,
-    "buffer.compact": True,
-    "buffer.ends": 0.5,
-    "buffer.prioritised": True,
-    "processor.frame_stack": 2,
-    "processor.reward_scale": 2.0,
-    "processor.normalise_obs": True,
-    "processor.normalise_reward": True,
-    "processor.reward_clip": 1.0,
-    "processor.n_step": 2,
-    "processor.discount": 0.5,
-}
-"""Another value of every setting that decides the training."""
+GROUPS: list[dict[str, Any]] = [
+    {"seed": 1},
+    {
+        "actors": 1, "env": "Acrobot-v1", "env_args": {"max_steps_in_episode": 100.0}, "num_envs": 4,
+        "opt_interval": 4, "updates": 2, "warmup": 18, "random_warmup": False, "agent.lr": 0.5, "agent.lr_decay": 100,
+        "agent.freeze": ("params/params/MLP_0",), "agent.schedules": ("tau=linear(0.5,1.0,100)",),
+        "agent.optimizer": "sgd",
+    },
+    {
+        "resets": "pool:20", "shards": 2, "agent.optimizer_eps": 1e-5, "agent.optimizer_b1": 0.5,
+        "agent.optimizer_b2": 0.75, "agent.max_grad_norm": 1.0, "agent.accumulate": 2, "agent.loss": "huber",
+        "agent.double": False, "agent.dueling": True, "agent.epsilon_start": 0.5, "agent.epsilon_end": 0.25,
+        "agent.epsilon_decay": 21, "agent.boltzmann": 0.1,
+    },
+    {
+        "agent.target_interval": 6, "agent.tau": 0.5, "agent.dtype": "bfloat16", "agent.features": (4, 4),
+        "agent.activation": "tanh", "agent.values": "qr", "agent.atoms": 50, "agent.noisy": 0.5,
+        "agent.munchausen": 0.9, "agent.munchausen_temperature": 0.1, "agent.cql": 1.0, "buffer.capacity": 66,
+        "buffer.batch_size": 9, "buffer.compact": True,
+    },
+    {
+        "agent.value_rescaling": True, "buffer.ends": 0.5, "buffer.prioritised": True, "processor.frame_stack": 2,
+        "processor.reward_scale": 2.0, "processor.normalise_obs": True, "processor.normalise_reward": True,
+        "processor.reward_clip": 1.0, "processor.n_step": 2, "processor.discount": 0.5,
+    },
+]  # fmt: skip
+"""Another value of every setting that decides the training; those of a group go together."""
+DECISIVE = {name: value for group in GROUPS for name, value in group.items()}
 
 FREE: dict[str, Any] = {
     "max_opts": 45,
@@ -380,19 +336,22 @@ def refusal(name: str, config: OffPolicyRun) -> str:
     return f"{name}: {list(old) if isinstance(old, tuple) else old} -> {list(new) if isinstance(new, tuple) else new}"
 
 
-def test_every_setting_that_decides_the_training_is_compared_with_that_of_the_run(run: Path) -> None:
-    before = contents(run)
-    for name, value in DECISIVE.items():
-        config = changed(SMALL, name, value)
-        settings = jaxrl.Trainer(build("dqn", config), train.trainer_config(config)).settings()
-        with pytest.raises(SettingsError) as refused:
-            storage.Storage(str(run), 4, settings, storage.Resume(run=True)).close()
-        assert refusal(name, config) in str(refused.value)
-        assert ("--start-over" if name == "seed" else "--allow-changes") in str(refused.value)
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: next(iter(group)))
+def test_every_setting_that_decides_the_training_is_compared_with_that_of_the_run(
+    run: Path, group: dict[str, Any]
+) -> None:
+    before, config = contents(run), SMALL
+    for name, value in group.items():
+        config = changed(config, name, value)
+    settings = jaxrl.Trainer(build("dqn", config), train.trainer_config(config)).settings()
+    with pytest.raises(SettingsError) as refused:
+        storage.Storage(str(run), 4, settings, storage.Resume(run=True)).close()
+    assert [name for name in group if refusal(name, config) not in str(refused.value)] == []
+    assert ("--start-over" if "seed" in group else "--allow-changes") in str(refused.value)
     assert contents(run) == before
 
 
-@pytest.mark.every_day("actors", "seed", "env_args", "agent.lr", "buffer.capacity")
+@pytest.mark.every_day("seed", "agent.lr")
 @pytest.mark.parametrize("name", DECISIVE)
 def test_a_setting_that_decides_the_training_is_refused_with_both_values(
     run: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -410,26 +369,36 @@ def test_a_setting_that_decides_the_training_is_refused_with_both_values(
     assert contents(run) == before
 
 
-@pytest.mark.every_day("eval_episodes", "save_interval", "max_opts", "train_episodes")
-@pytest.mark.parametrize("name", [name for name in FREE if name != "save_replay"])  # without it, nothing is as large
-def test_a_harmless_setting_may_change_and_no_bit_with_it(
-    small: SmallRun, run: Path, capsys: pytest.CaptureFixture[str], name: str
+TOGETHER = {
+    "harmless": ["eval_episodes", "save_interval", "record_interval", "train_episodes", "tags", "recorders"],
+    "idle": [*IDLE],
+    "idle and shaped": [*IDLE, *SHAPED],
+}
+
+
+def flags_of(name: str) -> list[str]:
+    """Return the flags that give a setting its other value."""
+    value = {**FREE, **IDLE, **SHAPED}[name]
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{'' if value else 'no-'}{flag}"]
+    if isinstance(value, dict):
+        return [f"--{flag}", *(str(word) for pair in value.items() for word in pair)]
+    return [f"--{flag}", *map(str, value if isinstance(value, tuple) else (value,))]
+
+
+@pytest.mark.every_day("harmless", "idle and shaped")
+@pytest.mark.parametrize("changed", [*TOGETHER, *(name for name in FREE if name != "save_replay"), *SHAPED])
+def test_what_is_harmless_or_idle_or_says_the_same_otherwise_may_change_and_no_bit_with_it(
+    small: SmallRun, run: Path, changed: str
 ) -> None:
-    value = FREE[name][0] if isinstance(FREE[name], tuple) else FREE[name]
-    flags = [f"--{name.replace('_', '-')}", str(value)]
-    if isinstance(FREE[name], bool):
-        flags = [f"--{'' if FREE[name] else 'no-'}{name.replace('_', '-')}"]
-    if isinstance(FREE[name], dict):
-        flags = [flags[0], *(str(word) for pair in FREE[name].items() for word in pair)]
-    train.main(["--resume", str(run), *flags])
+    train.main(["--resume", str(run), *(word for name in TOGETHER.get(changed, [changed]) for word in flags_of(name))])
     assert small.digest(run, LAST) == small.digests[LAST]
 
 
-def test_leaving_replay_out_of_checkpoints_changes_nothing_else(run: Path, small: SmallRun, tmp_path: Path) -> None:
-    other = small.copy(tmp_path / "other")
+def test_leaving_replay_out_of_checkpoints_changes_nothing_else(run: Path, small: SmallRun) -> None:
     train.main(["--resume", str(run), "--no-save-replay"])
-    train.main(["--resume", str(other)])
-    bare, whole = (Store(path / "checkpoints", 1).read(LAST)[0] for path in (run, other))
+    bare, whole = (Store(path / "checkpoints", 1).read(LAST)[0] for path in (run, small.whole))
     assert bare.keys() == {path for path in whole if "/buffer/" not in path} != whole.keys()
     assert state_digest(bare) == state_digest({path: whole[path] for path in bare})
 
@@ -474,27 +443,10 @@ def test_what_is_sampled_from_replay_is_refused_by_name_and_changes_only_where_w
         allowed.train()
 
 
-def test_settings_of_prioritised_replay_of_c51_of_a_core_and_of_actors_change_no_bit_without_them(
-    small: SmallRun, run: Path
-) -> None:
-    values = {name: str(value[0] if isinstance(value, tuple) else value) for name, value in IDLE.items()}
-    flags = [word for name in IDLE for word in (f"--{name.replace('_', '-')}", values[name])]
-    train.main(["--resume", str(run), *flags])
-    assert small.digest(run, LAST) == small.digests[LAST]
-
-
-@pytest.mark.every_day("agent.torso")
 @pytest.mark.parametrize("name", SHAPED)
-def test_a_network_may_be_named_otherwise_where_it_is_the_same_and_no_bit_changes(
-    small: SmallRun, run: Path, name: str
+def test_a_network_that_is_another_is_refused_where_changes_are_allowed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    value = SHAPED[name] if isinstance(SHAPED[name], tuple) else (SHAPED[name],)
-    train.main(["--resume", str(run), f"--{name}", *map(str, value)])
-    assert small.digest(run, LAST) == small.digests[LAST]
-
-
-@pytest.mark.parametrize("name", SHAPED)
-def test_and_not_where_it_is_another(run: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(loop, "can_resume", lambda *args: False)
     monkeypatch.setattr(program, "check_step", lambda *args: Plan({}))
     config, settings = changed(SMALL, name, SHAPED[name]), train.trainer_config(SMALL).changed(run_dir=str(run))
@@ -503,7 +455,7 @@ def test_and_not_where_it_is_another(run: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("name", IDLE)
-def test_with_them_they_decide(name: str) -> None:
+def test_idle_settings_decide_where_there_is_what_they_are_of(name: str) -> None:
     part, _, rest = name.rpartition(".")
     awake = changed(
         SMALL, *{"buffer": ("buffer.prioritised", True), "agent": ("agent.values", "c51")}.get(part, ("actors", 1))

@@ -42,7 +42,7 @@ jaxrl.Trainer(strategy, max_opts=20, run_dir=run, **settings).train()
 result = jaxrl.Trainer(strategy, max_opts=40, run_dir=run, resume=True, **settings).train()
 assert result.summary["opt_steps"] == 40
 assert int(jaxrl.load_policy(run)([0.0, 0.0, 0.0, 0.0])) in (0, 1)
-members = jaxrl.population(strategy, seeds=2)
+members, settings = jaxrl.population(strategy, seeds=2), {**settings, "eval_interval": 0, "eval_episodes": 0}
 assert len(jaxrl.Trainer(members, max_opts=20, run_dir=f"{run}-members", **settings).train().members) == 2
 """
 

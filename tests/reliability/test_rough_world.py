@@ -9,22 +9,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from test_damage import (
-    BEFORE,
-    LAST,
-    NEWEST,
-    SMALL,
-    SmallRun,
-    compiled_once,
-    small_run,
-    take_up,
-)
+from small_run import BEFORE, LAST, NEWEST, SMALL, SmallRun, take_up
 from toys_trainer import counting
 
 import jaxrl
@@ -87,17 +77,6 @@ def test_damaged_files_of_tensorboard_stop_nothing(
 
 
 # --- checkpoints of another run --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module", autouse=True)
-def share_programs() -> Iterator[None]:
-    with compiled_once():
-        yield
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
-    return small_run(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """`python -m jaxrl.verify`: a line for every checkpoint, computed from what is on the disk, and nothing changed."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_damage import rewrite_manifest
+from small_run import SmallRun, contents, rewrite_manifest
 
 import jaxrl
 from jaxrl import train, verify
@@ -17,24 +18,11 @@ from jaxrl.training.storage import checkpoints
 from jaxrl.training.storage.checkpoints import FILES, Store
 from jaxrl.training.storage.leaves import state_digest
 
-ARGS = (
-    *("--env", "Catch-bsuite", "--num-envs", "4", "--opt-interval", "4", "--warmup", "32", "--agent.features", "8"),
-    *("--buffer.capacity", "200", "--buffer.batch-size", "8", "--eval-interval", "20", "--eval-episodes", "2"),
-    *("--record-interval", "20", "--save-interval", "20", "--max-opts", "60", "--quiet"),
-)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("finished") / "run"
-    assert train.main([*ARGS, "--run-dir", str(run)]) == 0
-    return run
-
 
 @pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
-    """A copy: a run may be moved."""
-    return Path(shutil.copytree(finished, tmp_path / "moved"))
+def run(small: SmallRun, tmp_path: Path) -> Path:
+    """A copy of a run that came to its end: a run may be moved."""
+    return Path(shutil.copytree(small.whole, tmp_path / "moved"))
 
 
 def of_checkpoints(out: str) -> list[str]:
@@ -49,15 +37,16 @@ def verified(run: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tupl
     return code, of_checkpoints(said.out), said.err
 
 
-def contents(run: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+def change_a_length(log: Path) -> None:
+    """Add one to the length of the first episode."""
+    log.write_text(re.sub(r'"length": (\d+)', lambda found: f'"length": {int(found[1]) + 1}', log.read_text(), count=1))
 
 
 def test_a_line_for_each_checkpoint_with_the_digest_of_its_state(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(run)
     code, lines, errors = verified(run, capsys)
     assert (code, errors) == (0, "")
-    assert [line.split()[:2] for line in lines] == [["20", "ok"], ["40", "ok"], ["60", "ok"]]
+    assert [line.split()[:2] for line in lines] == [[str(step), "ok"] for step in (10, 20, 30, 40)]
     assert contents(run) == before
     # The very digest of the state that the trainer holds at its end.
     strategy = train.build("dqn", train.parse(["--resume", str(run)]).config)
@@ -69,36 +58,36 @@ def test_a_line_for_each_checkpoint_with_the_digest_of_its_state(run: Path, caps
 def test_a_damaged_checkpoint_is_named_and_the_others_are_still_checked(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = max((run / "checkpoints" / "40" / "arrays").rglob("*"), key=lambda p: p.stat().st_size * p.is_file())
+    data = max((run / "checkpoints" / "20" / "arrays").rglob("*"), key=lambda p: p.stat().st_size * p.is_file())
     raw = bytearray(data.read_bytes())
     raw[len(raw) // 2] ^= 4
     data.write_bytes(raw)
     code, lines, _ = verified(run, capsys)
     assert code == 6
-    assert [line.split()[0] for line in lines] == ["20", "40", "60"]
-    assert [" ok " in line for line in lines] == [True, False, True]
+    assert [line.split()[0] for line in lines] == ["10", "20", "30", "40"]
+    assert [" ok " in line for line in lines] == [True, False, True, True]
     assert data.name in lines[1]
     assert lines[1].endswith(" -")
 
 
 def test_the_digest_is_of_the_arrays_not_of_the_manifest(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, lines, _ = verified(run, capsys)
-    # The arrays of 20 under the manifest of 40, with a list of files that fits: only the arrays themselves tell.
-    shutil.rmtree(run / "checkpoints" / "40" / "arrays")
-    shutil.copytree(run / "checkpoints" / "20" / "arrays", run / "checkpoints" / "40" / "arrays")
-    (run / "checkpoints" / "40" / FILES).unlink()
+    # The arrays of 10 under the manifest of 20, without a list of files: only the arrays themselves tell.
+    shutil.rmtree(run / "checkpoints" / "20" / "arrays")
+    shutil.copytree(run / "checkpoints" / "10" / "arrays", run / "checkpoints" / "20" / "arrays")
+    (run / "checkpoints" / "20" / FILES).unlink()
     code, now, _ = verified(run, capsys)
     assert code == 6
     assert "checksum differs" in now[1]
-    assert (now[0], now[2]) == (lines[0], lines[2])
+    assert (now[0], *now[2:]) == (lines[0], *lines[2:])
 
 
 def test_shapes_are_compared_with_the_settings(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(config.replace("capacity: 200", "capacity: 400"))
+    (run / "config.yaml").write_text(config.replace("capacity: 64", "capacity: 128"))
     code, lines, _ = verified(run, capsys)
     assert code == 6
-    assert all("buffer" in line and "[200" in line and "expected [400" in line for line in lines)
+    assert all(re.search(r"buffer.* \[64.* expected \[128", line) for line in lines)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "eval_episodes.jsonl"])
@@ -113,7 +102,7 @@ def test_logs_are_checked(run: Path, capsys: pytest.CaptureFixture[str], name: s
         log.write_text(text)
         code, lines, errors = verified(run, capsys)
         assert code == 6
-        assert len(lines) == 3
+        assert len(lines) == 4
         assert f"{name}: " in errors
         assert said in errors
     log.write_text("".join(rows) + rows[-1][:-5])  # torn by a kill: a resume mends it
@@ -133,7 +122,7 @@ def test_a_line_that_is_no_row_is_named(run: Path, capsys: pytest.CaptureFixture
         log.write(line + b"\n")
     code, lines, errors = verified(run, capsys)
     rows = (run / name).read_bytes().count(b"\n")
-    assert (code, len(lines)) == (6, 3)
+    assert (code, len(lines)) == (6, 4)
     assert errors == f"{name}: line {rows} is no row\n"
 
 
@@ -142,7 +131,7 @@ def test_a_flipped_digit_in_a_log_is_seen_by_the_sums_of_the_newest_checkpoint(
 ) -> None:
     episodes, metrics = (run / name for name in ("eval_episodes.jsonl", "metrics.jsonl"))
     rows = episodes.read_text()
-    episodes.write_text(rows.replace('"length": 9', '"length": 8', 1))
+    change_a_length(episodes)
     code, _, errors = verified(run, capsys)
     assert code == 6
     assert errors.startswith("eval_episodes.jsonl: was changed: its first ")
@@ -160,10 +149,9 @@ def test_a_flipped_digit_in_a_log_is_seen_by_the_sums_of_the_newest_checkpoint(
 def test_a_run_that_goes_on_says_which_log_was_changed_and_sums_up_what_is_there(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    episodes = run / "eval_episodes.jsonl"
-    episodes.write_text(episodes.read_text().replace('"length": 9', '"length": 8', 1))
+    change_a_length(run / "eval_episodes.jsonl")
     with pytest.warns(UserWarning, match=r"eval_episodes\.jsonl: was changed"):
-        assert train.main(["--resume", str(run), "--max-opts", "80"]) == 0
+        assert train.main(["--resume", str(run), "--max-opts", "50"]) == 0
     assert verified(run, capsys)[0] == 0
 
 
@@ -177,11 +165,11 @@ def test_what_a_stranger_named_is_shown_without_lines_and_escapes_of_its_own(
     def rename(manifest: dict[str, Any]) -> None:
         manifest["leaves"][0].update(path=evil, crc32=1)
 
-    rewrite_manifest(run / "checkpoints" / "40", rename)
+    rewrite_manifest(run / "checkpoints" / "30", rename)
     rewrite_manifest(next((run / "best").iterdir()), rename)
     code, lines, errors = verified(run, capsys)
     assert code == 6
-    assert [line.split()[0] for line in lines] == ["20", "40", "60"]
+    assert [line.split()[0] for line in lines] == ["10", "20", "30", "40"]
     assert errors.startswith("best/")
     assert errors.count("\n") == 1
     for line in (*lines, errors[:-1]):
@@ -203,7 +191,7 @@ def test_a_leaf_that_is_listed_more_than_once_is_refused_before_its_arrays_are_r
     monkeypatch.setattr(checkpoints, "read_arrays", note)
     code, _, errors = verified(run, capsys)
     assert (code, errors) == (6, f"best/{step}: its manifest lists a leaf more than once\n")
-    assert seen == ["checkpoints/20", "checkpoints/40", "checkpoints/60"]
+    assert seen == [f"checkpoints/{step}" for step in (10, 20, 30, 40)]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "eval_episodes.jsonl", ".lock"])
@@ -225,27 +213,27 @@ def test_a_damaged_best_policy_is_named(run: Path, capsys: pytest.CaptureFixture
 def test_replay_trains_again_to_the_same_bits(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, lines, _ = verified(run, capsys, "--replay")
     assert code == 0
-    assert lines[3:] == ["20 -> 40 bit-equal", "40 -> 60 bit-equal"]
+    assert lines[4:] == [f"{step} -> {step + 10} bit-equal" for step in (10, 20, 30)]
 
 
 @pytest.mark.slow
 def test_replay_of_a_single_checkpoint_is_from_the_beginning(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for step in ("40", "60"):
+    for step in ("20", "30", "40"):
         shutil.rmtree(run / "checkpoints" / step)
     code, lines, _ = verified(run, capsys, "--replay")
     assert code == 0
-    assert lines[1:] == ["0 -> 20 bit-equal"]
+    assert lines[1:] == ["0 -> 10 bit-equal"]
 
 
 @pytest.mark.slow
 def test_replay_sees_a_checkpoint_that_this_run_did_not_make(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = run.parent / "other"
-    assert train.main([*ARGS, "--run-dir", str(other), "--seed", "5"]) == 0
-    shutil.rmtree(run / "checkpoints" / "40")
-    shutil.copytree(other / "checkpoints" / "40", run / "checkpoints" / "40")
+    assert train.main(["--config", str(run / "config.yaml"), "--run-dir", str(other), "--seed", "5"]) == 0
+    shutil.rmtree(run / "checkpoints" / "30")
+    shutil.copytree(other / "checkpoints" / "30", run / "checkpoints" / "30")
     code, lines, _ = verified(run, capsys, "--replay")
     assert code == 6
-    assert lines[3:] == ["20 -> 40 differs", "40 -> 60 differs"]
+    assert lines[4:] == ["10 -> 20 bit-equal", "20 -> 30 differs", "30 -> 40 differs"]
 
 
 def test_a_run_of_parts_made_by_hand_is_checked_without_its_settings(
@@ -274,9 +262,9 @@ def test_no_checkpoint_is_bad_and_no_run_is_refused(run: Path, capsys: pytest.Ca
 
 @pytest.mark.slow
 def test_as_a_process_it_prints_the_lines_and_ends_with_its_code(run: Path) -> None:
-    (run / "checkpoints" / "60" / FILES).write_text("[]")
+    (run / "checkpoints" / "40" / FILES).write_text("[]")
     done = subprocess.run([sys.executable, "-m", "jaxrl.verify", str(run)], capture_output=True, text=True)
     assert done.returncode == 6
-    assert [line.split()[0] for line in of_checkpoints(done.stdout)] == ["20", "40", "60"]
+    assert [line.split()[0] for line in of_checkpoints(done.stdout)] == ["10", "20", "30", "40"]
     assert "Traceback" not in done.stderr
     assert json.loads((run / "metadata.json").read_text())["status"] == "max_opts"
