@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from toys_data import walk
+from toys_envs import counting
+from toys_session import SPEC
 
 import jaxrl
 from jaxrl.training import memory
 from jaxrl.training.memory import Plan, fitting, largest_rows, plan_of_state
 from jaxrl.training.program import check_step
-from tests.toys_data import walk
-from tests.toys_envs import counting
-from tests.toys_session import SPEC
 
 MB = 10**6
 

@@ -6,12 +6,12 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
+from toys_envs import counting
+from toys_session import SPEC, Script, drive_as_trainer, single, small
 
 import jaxrl
 from jaxrl.buffers.uniform import read_batch
 from jaxrl.training.session.inputs import describe_envs, take_obs
-from tests.toys_envs import counting
-from tests.toys_session import SPEC, Script, drive_as_trainer, single, small
 
 
 @pytest.mark.parametrize(

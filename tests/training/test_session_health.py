@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from toys_session import single
 
 import jaxrl
 from jaxrl.errors import DivergedError
 from jaxrl.training.session import session as module
 from jaxrl.training.storage.checkpoints import Store
-from tests.toys_session import single
 
 HUGE = 3e38
 """Finite, but no sum of two of them is."""

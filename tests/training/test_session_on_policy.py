@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from toys_envs import counting
+from toys_session import BOX, SPEC, Script, digest, drive, drive_as_trainer
 
 import jaxrl
 from jaxrl.agents.returns import last_steps
@@ -13,8 +15,6 @@ from jaxrl.strategies.interaction import build_processor_and_agent
 from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.types import Rollout
-from tests.toys_envs import counting
-from tests.toys_session import BOX, SPEC, Script, digest, drive, drive_as_trainer
 
 SMALL: dict[str, Any] = {"num_envs": 2, "rollout": 4, "epochs": 2, "minibatches": 2}
 PPO = jaxrl.ppo(features=(8,))

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from toys_agents import vector_of
+from toys_session import Script, digest, drive, single, small
 
 import jaxrl
 from jaxrl.training.storage.logs import log_problems
-from tests.toys_session import Script, digest, drive, single, small
 
 EVERY = 4
 

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from toys_envs import counting
+from toys_session import Script, digest, drive, single, small
 
 import jaxrl
 from jaxrl.errors import DivergedError
@@ -14,8 +16,6 @@ from jaxrl.strategies.guard import reseed
 from jaxrl.training.session.state import shapes_of
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import state_digest
-from tests.toys_envs import counting
-from tests.toys_session import Script, digest, drive, single, small
 
 HUGE = 3e38
 """Finite, but no sum of two of them is."""
