@@ -69,11 +69,15 @@ class ByStep:
 @cache
 def small_dqn(**changes: object) -> jaxrl.Strategy:
     """DQN on CartPole in the smallest useful size; the same strategy for the same changes, so compiled once."""
-    settings = {"num_envs": 4, "opt_interval": 4, "warmup": 64, **changes}
+    parts = {"buffer": jaxrl.uniform(400, batch_size=16), "processor": jaxrl.n_step(3)}
     return jaxrl.off_policy(
         jaxrl.make_env("CartPole-v1"),
         jaxrl.dqn(features=(16,), epsilon_decay=20, target_interval=5),
-        buffer=jaxrl.uniform(400, batch_size=16),
-        processor=jaxrl.n_step(3),
-        **settings,  # type: ignore[arg-type]
+        **{**parts, "num_envs": 4, "opt_interval": 4, "warmup": 64, **changes},  # type: ignore[arg-type]
     )
+
+
+@cache
+def normalising_dqn() -> jaxrl.Strategy:
+    """The same, whose observations are normalised."""
+    return small_dqn.__wrapped__(processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(3)))

@@ -30,7 +30,7 @@ def dqn(capacity: int = CAPACITY, **more: Any) -> jaxrl.Strategy:
     return jaxrl.off_policy(
         jaxrl.make_env("CartPole-v1"),
         jaxrl.dqn(features=(8,)),
-        buffer=buffer(capacity, batch_size=8, compact=more.pop("compact", False)),
+        buffer=buffer(capacity, batch_size=8, compact=more.pop("compact", True)),
         processor=jaxrl.n_step(2),
         num_envs=ROWS,
         opt_interval=ROWS,
@@ -83,7 +83,11 @@ def test_resuming_fills_the_buffer_with_what_the_agent_now_meets_and_says_so(bar
 
 
 @pytest.mark.parametrize(
-    "kind", [{"compact": True}, *(pytest.param(kind, marks=pytest.mark.slow) for kind in ({}, {"prioritised": True}))]
+    "kind",
+    [
+        {},
+        *(pytest.param({"compact": False, **kind}, marks=pytest.mark.slow) for kind in ({}, {"prioritised": True})),
+    ],
 )
 @pytest.mark.parametrize(("t", "held"), [(10, 25 * ROWS), (90, CAPACITY)])
 def test_a_buffer_filled_anew_holds_as_many_real_steps_as_the_old(kind: Any, t: int, held: int) -> None:
