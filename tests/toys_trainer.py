@@ -81,3 +81,11 @@ def small_dqn(**changes: object) -> jaxrl.Strategy:
 def normalising_dqn() -> jaxrl.Strategy:
     """The same, whose observations are normalised."""
     return small_dqn.__wrapped__(processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(3)))
+
+
+@cache
+def short_ppo(**changes: object) -> jaxrl.Strategy:
+    """PPO on episodes of CartPole that are all cut after five steps, in which no pole falls."""
+    env = jaxrl.make_env("CartPole-v1", max_steps_in_episode=5)
+    sizes = {"num_envs": 3, "rollout": 4, "epochs": 1, "minibatches": 1, **changes}
+    return jaxrl.on_policy(env, jaxrl.ppo(features=(8,)), **sizes)  # type: ignore[arg-type]

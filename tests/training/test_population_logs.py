@@ -22,6 +22,7 @@ from jaxrl.training.storage.group_files import GroupFiles, MemberDir
 from jaxrl.training.storage.logs import damage
 from jaxrl.training.storage.run_dir import METRICS, read_members
 from jaxrl.training.trainer import Trainer
+from tests.reliability.test_divergence import poisoned
 
 LENGTH = {"max_opts": 20, "eval_interval": 20, "eval_episodes": 3, "record_interval": 20, "quiet": True}
 
@@ -175,17 +176,8 @@ class Asking(Recorder):
 def test_services_are_told_that_a_member_has_diverged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RECORDERS, "asking", RecorderRow(__name__, "Asking", "asks"))
     Asking.said = []
-    strategy = jaxrl.off_policy(
-        jaxrl.make_env("CartPole-v1"),
-        jaxrl.dqn(features=(8,), loss="squared"),
-        buffer=jaxrl.uniform(400, batch_size=16),
-        processor=jaxrl.chain(jaxrl.reward_scale(1e25), jaxrl.one_step()),  # overflows at once
-        num_envs=4,
-        opt_interval=4,
-        warmup=64,
-    )
-    made = jaxrl.population(strategy, seeds=1)
-    length = {**LENGTH, "max_opts": 1_000, "max_skips": 3, "run_dir": tmp_path / "run", "recorders": ("asking",)}
+    made = jaxrl.population(poisoned(lambda luck, step: step >= 0), seeds=1)
+    length = {"max_opts": 1_000, "max_skips": 3, "quiet": True, "run_dir": tmp_path / "run", "recorders": ("asking",)}
     with pytest.raises(jaxrl.JaxrlError, match="all 1 members diverged"):
         Trainer(made, **length).train()
     assert Asking.said == [({"status": "diverged"}, True)]

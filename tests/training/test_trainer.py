@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from toys_trainer import TRACES, ByStep, Scripted, counting, small_dqn
+from toys_trainer import TRACES, ByStep, Scripted, counting, short_ppo, small_dqn
 
 import jaxrl
 from jaxrl.errors import SettingsError
@@ -432,14 +432,11 @@ def test_the_parts_of_the_time_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_number_of_a_row_is_documented_and_episode_returns_are_whole_episodes() -> None:
     memory = jaxrl.MemoryRecorder()
-    env = jaxrl.make_env("CartPole-v1", max_steps_in_episode=5)  # no pole falls within 5 steps
-    strategy = jaxrl.off_policy(
-        env, jaxrl.dqn(features=(8,)), buffer=jaxrl.uniform(64, batch_size=8), num_envs=2, opt_interval=2, warmup=10
-    )
-    jaxrl.Trainer(strategy, max_opts=50, eval_interval=25, record_interval=25, recorders=[memory]).train()
+    settings = {"max_opts": 20, "eval_interval": 10, "eval_episodes": 4, "record_interval": 10}
+    jaxrl.Trainer(short_ppo(), recorders=[memory], **settings).train()
     train, evaluation = rows(memory, "train")[0], rows(memory, "eval")[0]
     assert (train["episode_return"], train["episode_return_min"], train["episode_length_max"]) == (5.0, 5.0, 5.0)
-    assert (train["episodes"], train["truncated"], train["terminated"]) == (10, 10, 0)
+    assert (train["episodes"], train["truncated"], train["terminated"]) == (24, 24, 0)
     assert [name for name in train if name.startswith("largest")] == []  # only checks are made of these
     assert (evaluation["eval_reward"], evaluation["eval_length"], evaluation["unfinished"]) == (5.0, 5.0, 0)
     for name in ("opt_steps", "env_steps", "wall_s", "opt_steps_per_sec", "env_steps_per_sec", "loss", "loss_min"):
