@@ -21,8 +21,9 @@ class CountState(NamedTuple):
     walk: jax.Array
 
 
+@cache
 def counting(env_steps: int = 1, opt_steps: int = 1, warmup: int = 0) -> jaxrl.Strategy:
-    """Count iterations and walk randomly; the metric `t` is the iteration's number."""
+    """Count iterations and walk randomly; the metric `t` is the iteration's number. The same counts compile once."""
 
     def init(key: jax.Array) -> CountState:
         return CountState(key, jnp.uint32(0), jnp.float32(0))

@@ -127,6 +127,7 @@ def test_acting_greedily_changes_nothing() -> None:
     assert greedy == int(one.policy(np.ones(2)))
 
 
+@pytest.mark.slow  # every day they are those of the trainer, to the bit
 def test_random_actions_of_the_warm_up_are_all_there_are() -> None:
     session = single(warmup=300)
     seen = []

@@ -36,7 +36,7 @@ def test_awkward_intervals_fire_exactly_and_compile_a_handful(tmp_path: Path) ->
     memory = jaxrl.MemoryRecorder()
     saves: list[int] = []
     result = jaxrl.Trainer(
-        counting(),
+        counting.__wrapped__(),  # which nobody has traced
         evaluator=Scripted(*([[1.0]] * 60)),
         max_opts=303,
         eval_interval=7,
