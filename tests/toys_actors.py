@@ -1,6 +1,5 @@
 """Small strategies of two actors, which play in other threads, processes or machines."""
 
-import json
 import os
 import select
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from toys_gymnasium import Counting, Starting
+from toys_runs import rows_in
 
 import jaxrl
 from jaxrl.envs.host import HostEnv, gymnasium_spec
@@ -124,7 +124,7 @@ def wait_for_ends(file: Path, learner: int) -> int:
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_in(run)
     return [row for row in rows if row.get("event") == kind]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from toys_runs import rows_in
 from toys_trainer import counting, normalising_dqn
 
 import jaxrl
@@ -119,13 +120,13 @@ def contents(path: Path) -> dict[str, bytes | None]:
 
 def rows(run: Path) -> list[dict[str, Any]]:
     """Read the rows that training repeats: no events, and nothing that the machine decides."""
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    found = rows_in(run)
     timed = lambda name: name == "wall_s" or name.endswith(("_per_sec", "_mb"))
     return [{k: v for k, v in row.items() if not timed(k)} for row in found if row["kind"] != "event"]
 
 
 def events(run: Path, kind: str) -> list[str]:
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    found = rows_in(run)
     return [row["message"] for row in found if row.get("event") == kind]
 
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from toys_envs import counting
+from toys_runs import rows_in
 from toys_session import Script, digest, drive, single, small
 
 import jaxrl
@@ -47,7 +48,7 @@ def spoil(session: jaxrl.Session) -> None:
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return rows_in(run)
 
 
 def events(run: Path) -> list[tuple[str, int]]:

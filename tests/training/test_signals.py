@@ -96,8 +96,9 @@ def raising(number: int, **when: str) -> jaxrl.Hooks:
     return jaxrl.Hooks(**{when["at"]: send})
 
 
-@pytest.mark.parametrize("at", ["chunk", "before_evaluation", "evaluation", "record"])
-@pytest.mark.parametrize("directory", [None, "run"])
+@pytest.mark.parametrize(
+    ("at", "directory"), [("chunk", "run"), ("before_evaluation", None), ("evaluation", "run"), ("record", None)]
+)
 def test_in_a_notebook_the_trainer_keeps_what_it_was_interrupted_in(
     tmp_path: Path, whole: str, at: str, directory: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,7 +29,7 @@ RUN: dict[str, Any] = {
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "train_episodes.jsonl").read_text().splitlines()]
+    return rows_in(run, log="train_episodes.jsonl")
 
 
 def train(run: Path | None, max_opts: int, strategy: jaxrl.Strategy | None = None, **settings: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from toys_runs import rows_in
 from toys_trainer import TRACES, ByStep, Scripted, counting, short_ppo, small_dqn
 
 import jaxrl
@@ -161,13 +162,8 @@ def test_stopping_and_resuming_changes_nothing(untouched: str, tmp_path: Path) -
     assert digest(result.state) == untouched
     for kind in ("train", "eval"):
         assert [_timeless(row) for row in rows(parts, kind)] == [_timeless(row) for row in rows(whole, kind)]
-    logged = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    logged = rows_in(tmp_path / "run")
     assert [row["opt_steps"] for row in logged if row["kind"] == "eval"] == [10, 20, 30, 40, 50, 60]
-
-
-def test_seed_changes_everything(untouched: str) -> None:
-    settings = {"eval_interval": 0, "eval_episodes": 0, "record_interval": 0}
-    assert digest(jaxrl.Trainer(small_dqn(), max_opts=60, seed=1, **settings, **QUIET).train().state) != untouched
 
 
 def _timeless(row: dict) -> dict:
@@ -241,7 +237,7 @@ def test_a_run_that_confirms_its_best_is_the_same_after_a_resume(tmp_path: Path)
             run = tmp_path / name
             trainer = jaxrl.Trainer(small_dqn(), max_opts=end, run_dir=str(run), resume=end != ends[0], **settings)
             state = trainer.train().state
-        found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        found = rows_in(run)
         logs.append([{**row, "wall_s": 0} for row in found if row["kind"] == "eval"])
         digests.append((digest(state), Store(run / "best", 1).newest_facts()[1]["score"]))
     assert [row["opt_steps"] for row in logs[0]] == [10, 20, 30, 40]
@@ -260,19 +256,6 @@ def test_stop_reward_must_be_reached_at_both_looks() -> None:
 
     assert stopped() == ("stop_reward", 3)
     assert stopped(confirm_best=False) == ("stop_reward", 1)
-
-
-def test_score_function_decides() -> None:
-    worst = jaxrl.Trainer(
-        counting(),
-        evaluator=Scripted([0.0, 10.0], [4.0, 4.0]),
-        score=lambda evaluation: float(evaluation.returns.min()),
-        max_opts=2,
-        eval_interval=1,
-        confirm_best=False,
-        **QUIET,
-    ).train()
-    assert (worst.best_score, worst.summary["best_opt_steps"]) == (4.0, 2)
 
 
 # --- stopping ---
@@ -366,25 +349,6 @@ def test_an_exception_in_a_hook_keeps_what_was_saved(tmp_path: Path) -> None:
 
 
 # --- telling ---
-
-
-def test_hooks_are_called_in_order() -> None:
-    calls: list[str] = []
-    hooks = jaxrl.Hooks(
-        start=lambda trainer: calls.append("start"),
-        chunk=lambda trainer, progress: calls.append(f"chunk {progress.opt_steps}"),
-        evaluation=lambda trainer, evaluation, is_best: calls.append(f"evaluation {is_best}"),
-    )
-    jaxrl.Trainer(
-        counting(),
-        evaluator=ByStep([0.0, 2.0, 0.0, 1.0]),
-        max_opts=4,
-        eval_interval=2,
-        max_chunk=2,
-        hooks=hooks,
-        **QUIET,
-    ).train()
-    assert calls == ["start", "chunk 2", "evaluation True", "chunk 4", "evaluation False"]
 
 
 def test_a_failing_recorder_stops_nothing_and_is_reported_once(capsys: pytest.CaptureFixture) -> None:

@@ -1,6 +1,5 @@
 """Episodes filmed while a run goes on: where, what is in them, who is told, and that training does not notice."""
 
-import json
 import sys
 from functools import cache
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from PIL import Image
 from test_recorders import read_events
 from toys_gymnasium import Counting
+from toys_runs import rows_in
 
 import jaxrl
 from jaxrl.errors import SettingsError
@@ -52,7 +52,7 @@ def trained(run_dir: Path, **settings: Any) -> Any:
 def rows(run_dir: Path) -> list[dict[str, Any]]:
     """Return the rows of a run without what the clock and the memory say."""
     clock = ("wall_s", "opt_steps_per_sec", "env_steps_per_sec", "rss_mb")
-    log = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    log = rows_in(run_dir)
     return [{name: x for name, x in row.items() if name not in clock} for row in log]
 
 

@@ -1,6 +1,5 @@
 """Checkpoints without the replay buffer: small, usable like any other, and gone on from with a buffer filled anew."""
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ def train(run: Path, max_opts: int, strategy: jaxrl.Strategy | None = None, **se
 
 
 def events(run: Path, event: str) -> list[str]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_in(run)
     return [row["message"] for row in rows if row.get("event") == event]
 
 
