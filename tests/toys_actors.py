@@ -124,8 +124,7 @@ def wait_for_ends(file: Path, learner: int) -> int:
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    rows = rows_in(run)
-    return [row for row in rows if row.get("event") == kind]
+    return [row for row in rows_in(run) if row.get("event") == kind]
 
 
 MINE = """

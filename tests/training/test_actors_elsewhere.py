@@ -67,7 +67,8 @@ def test_workers_make_the_bits_that_threads_make_and_what_environments_have_star
     there = train(with_settings(shared(3), actor_engine=engine), 24)
     assert state_digest(there.state) == state_digest(here.state)
     assert not workers()
-    assert wait_for_ends(tmp_path / "pids", os.getpid()) == 8  # two of each of four environments
+    if engine == "processes":  # nodes of Ray have begun before
+        assert wait_for_ends(tmp_path / "pids", os.getpid()) == 8  # two of each of four environments
 
 
 @pytest.mark.slow

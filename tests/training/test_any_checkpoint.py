@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from toys_runs import rows_in
+from toys_runs import messages, rows_in, timeless
 from toys_trainer import counting, normalising_dqn
 
 import jaxrl
@@ -120,14 +120,7 @@ def contents(path: Path) -> dict[str, bytes | None]:
 
 def rows(run: Path) -> list[dict[str, Any]]:
     """Read the rows that training repeats: no events, and nothing that the machine decides."""
-    found = rows_in(run)
-    timed = lambda name: name == "wall_s" or name.endswith(("_per_sec", "_mb"))
-    return [{k: v for k, v in row.items() if not timed(k)} for row in found if row["kind"] != "event"]
-
-
-def events(run: Path, kind: str) -> list[str]:
-    found = rows_in(run)
-    return [row["message"] for row in found if row.get("event") == kind]
+    return timeless([row for row in rows_in(run) if row["kind"] != "event"])
 
 
 @pytest.mark.slow
@@ -143,7 +136,7 @@ def test_a_run_that_branches_off_unchanged_is_the_same_run_and_leaves_the_other_
     assert [int(path.name) for path in sorted((new / "checkpoints").iterdir())] == [10, 20]
     metadata = json.loads((new / "metadata.json").read_text())
     assert metadata["forked_from"] == {"run": str(old), "opt_steps": 10}
-    assert events(new, "fork")[0].startswith(f"branched off from {old} at 10 optimisation steps")
+    assert messages(new, "fork")[0].startswith(f"branched off from {old} at 10 optimisation steps")
 
 
 @pytest.mark.slow

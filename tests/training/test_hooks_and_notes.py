@@ -86,8 +86,7 @@ def test_a_resumed_run_has_the_row_that_a_whole_one_has(tmp_path: Path) -> None:
         if report.opt_steps == 4:
             break
     jaxrl.Trainer(counting(), evaluator=judged, hooks=hooks, resume=run, **settings).train()
-    rows = rows_in(Path(run))
-    assert [row.get("mine") for row in rows if row["kind"] == "train"] == [4.0, 10.0]
+    assert [row.get("mine") for row in rows_in(Path(run)) if row["kind"] == "train"] == [4.0, 10.0]
 
 
 def test_notes_that_cannot_be_are_refused_and_names_of_columns_are_kept_for_them() -> None:

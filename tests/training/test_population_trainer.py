@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from toys_runs import member_facts, read_lines, rows_about_all, rows_in, without_line
+from toys_runs import member_facts, read_lines, rows_about_all, rows_in, timeless, without_line
 from toys_trainer import counting, small_dqn
 
 import jaxrl
@@ -37,15 +37,10 @@ LENGTH = {"max_opts": 60, "eval_interval": 20, "eval_episodes": 3, "record_inter
 SMALL = {"agent.features": [8]}
 
 
-def untimed(rows: list[dict]) -> list[dict]:
-    timed = {"wall_s", "opt_steps_per_sec", "env_steps_per_sec", "rss_mb", "device_mb"}
-    return [{name: value for name, value in row.items() if name not in timed} for row in rows]
-
-
 def evaluated(run: Path, members: int) -> list[list[dict]]:
     """Return the population's rows, and the evaluations of each member."""
     own = [[row for row in rows_in(run, number) if row["kind"] == "eval"] for number in range(members)]
-    return [untimed(rows) for rows in (rows_about_all(run), *own)]
+    return [timeless(rows) for rows in (rows_about_all(run), *own)]
 
 
 @cache
@@ -95,7 +90,7 @@ def test_members_are_the_runs_that_they_would_be_alone(tmp_path: Path) -> None:
         assert state_digest(own.result.state) == state_digest(single.state)
         assert (own.best_score, own.last_score) == (single.best_score, single.summary["last_score"])
         for log in ("metrics.jsonl", "eval_episodes.jsonl"):
-            assert untimed(rows_in(tmp_path / "all", member.number, log)) == untimed(rows_in(path, log=log))
+            assert timeless(rows_in(tmp_path / "all", member.number, log)) == timeless(rows_in(path, log=log))
         settings = yaml.safe_load((path / "config.yaml").read_text())
         assert member_facts(tmp_path / "all", member.number) == settings
         assert jaxrl.load_policy(tmp_path / "all", member=member.number)(np.zeros(4)) in (0, 1)

@@ -204,8 +204,9 @@ def test_a_note_that_is_no_text_is_refused_with_how_a_number_is_noted(tmp_path: 
 
     train(tmp_path, [], hooks=jaxrl.Hooks(record=note), max_opts=2, eval_interval=0)
     assert said == [f"note: {given!r} is no text; numbers have names, as in note(norm=3.5)" for given in (3.5, "")]
-    rows = rows_in(tmp_path)
-    assert [row for row in rows if row.get("event") == "note" and not row["message"].startswith("max_opts")] == []
+    assert [
+        row for row in rows_in(tmp_path) if row.get("event") == "note" and not row["message"].startswith("max_opts")
+    ] == []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")

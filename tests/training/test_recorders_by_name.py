@@ -38,8 +38,7 @@ def train(run: Path, recorders: Any = None, **settings: Any) -> jaxrl.Trainer:
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
-    rows = rows_in(run)
-    return [row for row in rows if row["kind"] in ("train", "eval")]
+    return [row for row in rows_in(run) if row["kind"] in ("train", "eval")]
 
 
 # --- the table, and what it leads to ----------------------------------------------------------------------------

@@ -79,8 +79,7 @@ def diverging() -> jaxrl.Strategy:
 
 
 def told(run: Path) -> list[tuple[int, str]]:
-    rows = rows_in(run)
-    return [(row["opt_steps"], row["event"]) for row in rows if row.get("event") in ("values", "support")]
+    return [(row["opt_steps"], row["event"]) for row in rows_in(run) if row.get("event") in ("values", "support")]
 
 
 def test_each_is_told_once_in_a_run_however_often_it_is_resumed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from toys_runs import rows_in
+from toys_runs import rows_in, timeless
 from toys_trainer import TRACES, ByStep, Scripted, counting, short_ppo, small_dqn
 
 import jaxrl
@@ -161,13 +161,9 @@ def test_stopping_and_resuming_changes_nothing(untouched: str, tmp_path: Path) -
         result = trainer.train()
     assert digest(result.state) == untouched
     for kind in ("train", "eval"):
-        assert [_timeless(row) for row in rows(parts, kind)] == [_timeless(row) for row in rows(whole, kind)]
+        assert timeless(rows(parts, kind)) == timeless(rows(whole, kind))
     logged = rows_in(tmp_path / "run")
     assert [row["opt_steps"] for row in logged if row["kind"] == "eval"] == [10, 20, 30, 40, 50, 60]
-
-
-def _timeless(row: dict) -> dict:
-    return {k: v for k, v in row.items() if k != "wall_s" and not k.endswith(("_per_sec", "_mb"))}
 
 
 # --- judging ---
@@ -237,8 +233,7 @@ def test_a_run_that_confirms_its_best_is_the_same_after_a_resume(tmp_path: Path)
             run = tmp_path / name
             trainer = jaxrl.Trainer(small_dqn(), max_opts=end, run_dir=str(run), resume=end != ends[0], **settings)
             state = trainer.train().state
-        found = rows_in(run)
-        logs.append([{**row, "wall_s": 0} for row in found if row["kind"] == "eval"])
+        logs.append(timeless([row for row in rows_in(run) if row["kind"] == "eval"]))
         digests.append((digest(state), Store(run / "best", 1).newest_facts()[1]["score"]))
     assert [row["opt_steps"] for row in logs[0]] == [10, 20, 30, 40]
     assert logs[0][0]["confirm_score"] not in (None, logs[0][0]["score"])  # other episodes than the first's
@@ -309,7 +304,7 @@ def test_a_handle_stops_at_the_end_of_the_chunk_and_the_run_resumes_to_the_same_
     assert (first.summary["stop"], first.summary["opt_steps"]) == ("enough", 30)
     second = jaxrl.Trainer(counting(), resume=True, recorders=[parts], **settings).train()
     assert digest(second.state) == digest(expected.state)
-    assert [_timeless(row) for row in rows(parts, "train")] == [_timeless(row) for row in rows(whole, "train")]
+    assert timeless(rows(parts, "train")) == timeless(rows(whole, "train"))
 
 
 def test_the_first_call_is_one_iteration_so_that_a_slow_environment_can_be_stopped() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from toys_runs import rows_in
+from toys_runs import messages, rows_in
 
 import jaxrl
 from jaxrl import verify
@@ -43,11 +43,6 @@ def train(run: Path, max_opts: int, strategy: jaxrl.Strategy | None = None, **se
     return jaxrl.Trainer(strategy or dqn(), max_opts=max_opts, run_dir=str(run), **settings).train()
 
 
-def events(run: Path, event: str) -> list[str]:
-    rows = rows_in(run)
-    return [row["message"] for row in rows if row.get("event") == event]
-
-
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """A run of 30 optimisation steps that saves no replay; do not write it."""
@@ -73,7 +68,7 @@ def test_resuming_fills_the_buffer_with_what_the_agent_now_meets_and_says_so(bar
     for run in runs:
         jaxrl.Trainer(dqn(), resume=bare[0], from_step=30, max_opts=40, run_dir=str(run), **RUN).train()
         results.append(jaxrl.load_policy(run, step=40).params)
-    assert events(runs[0], "resume")[0].startswith(
+    assert messages(runs[0], "resume")[0].startswith(
         "resumed at 30 optimisation steps with replay filled anew by 180 environment steps, which no counter counts"
     )
     jax.tree.map(np.testing.assert_array_equal, *results)
@@ -141,7 +136,7 @@ def test_a_run_that_diverges_goes_back_and_fills_its_buffer(tmp_path: Path) -> N
             agent, spoilt = trainer.state.agent, True
             nan = jax.tree.map(lambda x: x * np.float32("nan"), agent.params)
             trainer.state = trainer.state._replace(agent=agent._replace(params=nan))
-    (said,) = events(tmp_path / "run", "rollback")
+    (said,) = messages(tmp_path / "run", "rollback")
     assert "went back to here with replay filled anew by" in said
     assert trainer.result().summary["opt_steps"] == 40
 
@@ -174,7 +169,7 @@ def test_actors_fill_the_buffer_by_the_policy_of_the_checkpoint(tmp_path: Path) 
     )
     train(tmp_path / "run", 40, strategy, save_interval=20)
     result = train(tmp_path / "run", 44, strategy, resume=True)
-    said = events(tmp_path / "run", "resume")[0]
+    said = messages(tmp_path / "run", "resume")[0]
     assert "environments that start anew, and replay filled anew by 128 environment steps" in said
     held = jax.device_get(result.state.buffer.items)
     assert np.all(np.abs(held.obs).sum(axis=1) > 0)
