@@ -79,9 +79,9 @@ def small_dqn(**changes: object) -> jaxrl.Strategy:
 
 
 @cache
-def normalising_dqn() -> jaxrl.Strategy:
+def normalising_dqn(**changes: object) -> jaxrl.Strategy:
     """The same, whose observations are normalised."""
-    return small_dqn.__wrapped__(processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(3)))
+    return small_dqn.__wrapped__(processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(3)), **changes)
 
 
 @cache

@@ -81,8 +81,7 @@ def test_statistics_of_observations_go_with_the_networks(tmp_path: Path) -> None
 def test_statistics_go_from_one_shard_to_several_and_back(tmp_path: Path) -> None:
     old = saved(tmp_path / "old", normalising_dqn())
     moments = lambda state: jax.tree.leaves(state.processor[0].moments)
-    by = jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(3))
-    sharded = small_dqn(processor=by, shards=2)
+    sharded = normalising_dqn(shards=2)
     two = moments(begun(sharded, init_from=str(tmp_path / "old")))
     assert all(equal(moment[i], x) for moment, x in zip(two, moments(old), strict=True) for i in range(2))
     wanted = moments(saved(tmp_path / "two", sharded))
