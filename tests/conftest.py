@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import shutil
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -26,19 +27,30 @@ hypothesis.settings.register_profile("busy", deadline=None)
 hypothesis.settings.load_profile("busy")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Have XLA compile quickly rather than well, here and in the processes that tests begin; and wait for no disk here.
+IN_MEMORY = Path("/dev/shm")
+"""Where Linux keeps files in memory. To have each checkpoint reach a disk is half of the time of tests that save."""
 
-    Compiling is most of what the ordinary tests do, and on a busy disk the wait is most of a save. Where slow ones are
-    asked for, all runs as users have it.
+
+def fits_in_memory() -> bool:
+    """Return whether files of tests can be kept in memory, with room to spare, and programs among them be begun."""
+    if not IN_MEMORY.is_dir() or not os.access(IN_MEMORY, os.W_OK | os.X_OK):
+        return False
+    return not os.statvfs(IN_MEMORY).f_flag & os.ST_NOEXEC and shutil.disk_usage(IN_MEMORY).free >= 4 << 30
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have XLA compile quickly rather than well, here and in the processes that tests begin; keep files in memory.
+
+    Compiling is most of what the ordinary tests do. Where slow ones are asked for, all is compiled as users have it.
     """
+    if fits_in_memory():
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
     gc.set_threshold(100_000, 50, 100)  # tracing makes so many objects that a collection every 700 costs a twentieth
     if not config.getoption("-m"):
         flags = [f"--{name}={str(value).lower()}" for name, value in FAST_COMPILE.items()]
         if jax.__version_info__ < (0, 11):  # of later ones it was not tried
             flags.append("--xla_cpu_parallel_codegen_split_count=1")
         os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *flags])
-        os.fsync = lambda descriptor: None  # type: ignore[assignment]
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,19 @@
 """Small strategies of two actors, which play in other threads, processes or machines."""
 
-import json
+import os
+import select
 import subprocess
 import sys
-from functools import partial
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from toys_gymnasium import Counting
+from toys_gymnasium import Counting, Starting
+from toys_runs import rows_in
 
 import jaxrl
 from jaxrl.envs.host import HostEnv, gymnasium_spec
@@ -20,23 +25,73 @@ def counter(**kwargs: int) -> HostEnv:
     return jaxrl.gymnasium_envs(gymnasium_spec(Counting()), partial(Counting, **kwargs))
 
 
-def replaying(env: Any, engine: str, processor: Any = None, **actors: Any) -> jaxrl.Strategy:
+def replaying(
+    env: Any, engine: str = "threads", processor: Any = None, agent: Any = None, **actors: Any
+) -> jaxrl.Strategy:
     config = jaxrl.ActorsConfig(**{"actors": 2, "send": 2, "actor_engine": engine, **actors})
-    agent, buffer = jaxrl.dqn(features=(8,)), jaxrl.uniform(128, batch_size=8)
+    agent, buffer = agent or jaxrl.dqn(features=(8,)), jaxrl.uniform(128, batch_size=8)
+    processor = processor or jaxrl.n_step(1, discount=0.5)
     sizes = {"num_envs": 2, "opt_interval": 4, "warmup": 32}
     return jaxrl.off_policy(env, agent, processor=processor, buffer=buffer, actors=config, **sizes)
 
 
-def learning(env: Any, engine: str, **actors: Any) -> jaxrl.Strategy:
-    """Actors that share the statistics of observations, and explore by a schedule."""
-    processor = jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(2, discount=0.9))
-    schedule = {"exploration": (0.2, 0.9), "exploration_schedule": "linear(1,0.1,20)"}
-    return replaying(env, engine, processor=processor, **schedule, **actors)
+def with_settings(strategy: jaxrl.Strategy, **actors: Any) -> jaxrl.Strategy:
+    """Return a strategy whose actors have other settings, of which no program knows: both are compiled once."""
+    fns = strategy.actor_fns
+    assert fns is not None
+    return strategy._replace(actor_fns=fns._replace(config=replace(fns.config, **actors)))
 
 
-def rollouts(env: Any, engine: str, **actors: Any) -> jaxrl.Strategy:
+MAKE: dict[str, Callable[[], Any]] = {}
+"""What makes environments of `made`, where a test asks for other than those that count."""
+STARTED = "JAXRL_TEST_STARTED"
+"""Names the file to which environments of `made` in other processes write what they have started, if they are to."""
+
+
+def made() -> Any:
+    if "make" in MAKE:
+        return MAKE["make"]()
+    return Starting(os.environ[STARTED]) if STARTED in os.environ else Counting()
+
+
+@cache
+def counted() -> jaxrl.Strategy:
+    """Return two actors in environments that each test makes as it needs them: compiled once for all."""
+    return replaying(jaxrl.gymnasium_envs(gymnasium_spec(Counting()), made), max_lag=2)
+
+
+DISCOUNT = 0.5
+
+
+def learning(env: Any, engine: str = "threads", n: int = 2, actors: int = 2, **settings: Any) -> jaxrl.Strategy:
+    """Actors that share the statistics of observations and rewards, and explore by a schedule."""
+    by = jaxrl.chain(jaxrl.normalise_obs(), jaxrl.normalise_reward(DISCOUNT), jaxrl.n_step(n, discount=DISCOUNT))
+    schedule = {"exploration": (0.2, 0.9)[:actors], "exploration_schedule": "linear(1,0.1,20)"}
+    return replaying(env, engine, processor=by, actors=actors, **schedule, **settings)
+
+
+@cache
+def shared(n: int, actors: int = 2) -> jaxrl.Strategy:
+    """Return `learning` in environments that a test makes as it needs them: compiled once for all."""
+    return learning(jaxrl.gymnasium_envs(gymnasium_spec(Counting()), made), n=n, actors=actors)
+
+
+@cache
+def shared_state(actors: int, max_lag: int, sync_interval: int, n: int) -> tuple[jaxrl.Strategy, Any, int]:
+    """Train `shared` for twelve steps; return the strategy, its state, and the steps of each environment."""
+    strategy = with_settings(shared(n, actors), max_lag=max_lag, sync_interval=sync_interval)
+    rounds = 12 // strategy.opt_steps_per_step
+    steps = (strategy.warmup_env_steps + rounds * strategy.env_steps_per_step) // (2 * actors)
+    return strategy, train(strategy, 12).state, steps
+
+
+def rollouts(
+    env: Any, engine: str = "threads", processor: Any = None, agent: Any = None, **actors: Any
+) -> jaxrl.Strategy:
     config = jaxrl.ActorsConfig(**{"actors": 2, "actor_engine": engine, **actors})
-    return jaxrl.on_policy(env, jaxrl.ppo(features=(8,)), num_envs=2, rollout=8, epochs=2, minibatches=2, actors=config)
+    sizes = {"num_envs": 2, "rollout": 8, "epochs": 2, "minibatches": 2}
+    agent = agent or jaxrl.ppo(features=(8,))
+    return jaxrl.on_policy(env, agent, processor=processor, actors=config, **sizes)
 
 
 def train(strategy: jaxrl.Strategy, max_opts: int, **settings: Any) -> Any:
@@ -53,9 +108,23 @@ def train_until_restart(strategy: jaxrl.Strategy, run: Path, hooks: jaxrl.Hooks)
     return str(event["message"])
 
 
+def wait_for_ends(file: Path, learner: int) -> int:
+    """Return when all has ended that was started by others than the learner; how many processes that were."""
+    started = [tuple(map(int, line.split())) for line in file.read_text().splitlines()]
+    pids = [child for parent, child in started if parent != learner]
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            handle = os.pidfd_open(pid)
+            assert select.select([handle], [], [], 60)[0] == [handle]  # readable once the process has ended
+            os.close(handle)
+    for parent, child in started:
+        if parent == learner:
+            os.kill(child, 9)
+    return len(pids)
+
+
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row.get("event") == kind]
+    return [row for row in rows_in(run) if row.get("event") == kind]
 
 
 MINE = """

@@ -94,6 +94,17 @@ def rows_in(run: Path, member: int | None = None, log: str = "metrics.jsonl") ->
     return [{name: x for name, x in row.items() if name != "member"} for row in own]
 
 
+def timeless(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows without what clock and memory say, which no run repeats."""
+    timed = lambda name: name == "wall_s" or name.endswith(("_per_sec", "_mb"))
+    return [{name: x for name, x in row.items() if not timed(name)} for row in rows]
+
+
+def messages(run: Path, event: str) -> list[str]:
+    """Return what a run's log says of an event, each time that it came."""
+    return [row["message"] for row in rows_in(run) if row.get("event") == event]
+
+
 def rows_about_all(population: Path) -> list[dict[str, Any]]:
     """Return the population's own rows."""
     return [row for row in read_lines(population / "metrics.jsonl") if next(iter(row)) == "kind"]

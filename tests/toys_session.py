@@ -11,6 +11,7 @@ import numpy as np
 import jaxrl
 from jaxrl.strategies.interaction import make_collector
 from jaxrl.strategies.stepwise import locate_step, steps_per_iteration, stream_keys
+from jaxrl.training.session.inputs import describe_envs
 from jaxrl.training.session.session import schedule_of
 from jaxrl.training.settings import with_recorders
 from jaxrl.training.storage.leaves import state_digest
@@ -40,11 +41,14 @@ def small(spec: Any = SPEC, **changes: Any) -> jaxrl.Session:
     Sessions that compile the same programs share them here: compiling is nearly all that these tests would do.
     """
     settings = {"spec": spec, **PARTS, **SETTINGS, **changes}
-    key = str({name: (value, id(value)) for name, value in settings.items() if name not in NO_PROGRAM})
+    outside = describe_envs(spec, settings["num_envs"])
+    known = {name: (value, id(value)) for name, value in settings.items() if name not in (*NO_PROGRAM, "spec")}
+    key = str((outside.spec, known))
     if key not in _COMPILED:
         alone = {name: value for name, value in settings.items() if name not in NO_PROGRAM}
         _COMPILED[key] = jaxrl.Session(**alone), settings
     session = copy.copy(_COMPILED[key][0])
+    session._outside = outside
     session.config = session.config.changed(**{name: settings[name] for name in HOST_ALONE if name in settings})
     session.config, session._given_recorders = with_recorders(session.config, settings.get("recorders"))
     session.config.check()

@@ -21,8 +21,9 @@ class CountState(NamedTuple):
     walk: jax.Array
 
 
+@cache
 def counting(env_steps: int = 1, opt_steps: int = 1, warmup: int = 0) -> jaxrl.Strategy:
-    """Count iterations and walk randomly; the metric `t` is the iteration's number."""
+    """Count iterations and walk randomly; the metric `t` is the iteration's number. The same counts compile once."""
 
     def init(key: jax.Array) -> CountState:
         return CountState(key, jnp.uint32(0), jnp.float32(0))
@@ -69,11 +70,23 @@ class ByStep:
 @cache
 def small_dqn(**changes: object) -> jaxrl.Strategy:
     """DQN on CartPole in the smallest useful size; the same strategy for the same changes, so compiled once."""
-    settings = {"num_envs": 4, "opt_interval": 4, "warmup": 64, **changes}
+    parts = {"buffer": jaxrl.uniform(400, batch_size=16), "processor": jaxrl.n_step(3)}
     return jaxrl.off_policy(
         jaxrl.make_env("CartPole-v1"),
         jaxrl.dqn(features=(16,), epsilon_decay=20, target_interval=5),
-        buffer=jaxrl.uniform(400, batch_size=16),
-        processor=jaxrl.n_step(3),
-        **settings,  # type: ignore[arg-type]
+        **{**parts, "num_envs": 4, "opt_interval": 4, "warmup": 64, **changes},  # type: ignore[arg-type]
     )
+
+
+@cache
+def normalising_dqn(**changes: object) -> jaxrl.Strategy:
+    """The same, whose observations are normalised."""
+    return small_dqn.__wrapped__(processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(3)), **changes)
+
+
+@cache
+def short_ppo(**changes: object) -> jaxrl.Strategy:
+    """PPO on episodes of CartPole that are all cut after five steps, in which no pole falls."""
+    env = jaxrl.make_env("CartPole-v1", max_steps_in_episode=5)
+    sizes = {"num_envs": 3, "rollout": 4, "epochs": 1, "minibatches": 1, **changes}
+    return jaxrl.on_policy(env, jaxrl.ppo(features=(8,)), **sizes)  # type: ignore[arg-type]

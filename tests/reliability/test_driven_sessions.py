@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from toys_session import SPEC, Script, digest, drive, single, small
 
 import jaxrl
-from tests.toys_session import SPEC, Script, digest, drive, single, small
 
 STEPS = 44
 

@@ -315,7 +315,7 @@ def test_a_run_directory_that_may_not_be_read_is_refused_in_one_line(run: Path) 
     if os.geteuid() == 0:
         nobody = {"user": 65534, "group": 65534, "extra_groups": []}
         for parent in (run, *run.parents):
-            if parent.stat().st_uid == 0 and str(parent).startswith("/tmp/"):
+            if parent.stat().st_uid == 0 and str(parent).startswith(("/tmp/", "/dev/shm/")):
                 parent.chmod(0o755)
         try:
             started = subprocess.run([sys.executable, "-c", "import jaxrl"], capture_output=True, **nobody).returncode

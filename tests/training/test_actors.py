@@ -6,7 +6,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 from test_policy_tells import Linear
-from toys_actors import counter
+from toys_actors import MAKE, counted, counter, events, replaying, rollouts, shared_state, with_settings
 from toys_closed_form import clock_truncates
 from toys_envs import counting
 from toys_gymnasium import Counting, Telling
@@ -37,43 +37,6 @@ from jaxrl.training.storage.leaves import state_digest
 QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "quiet": True}
 
 
-def replaying(env: Any, n: int = 1, agent: Any = None, processor: Any = None, **actors: Any) -> jaxrl.Strategy:
-    config = jaxrl.ActorsConfig(**{"actors": 2, "send": 2, **actors})
-    return jaxrl.off_policy(
-        env,
-        agent or jaxrl.dqn(features=(8,)),
-        buffer=jaxrl.uniform(128, batch_size=8),
-        processor=processor or jaxrl.n_step(n, discount=0.5),
-        num_envs=2,
-        opt_interval=4,
-        warmup=32,
-        actors=config,
-    )
-
-
-@cache
-def counted(**actors: Any) -> jaxrl.Strategy:
-    """Return the same strategy for the same settings, so that it compiles once."""
-    return replaying(counter(), **actors)
-
-
-def rollouts(env: Any, agent: Any = None, processor: Any = None, **actors: Any) -> jaxrl.Strategy:
-    config = jaxrl.ActorsConfig(**{"actors": 2, "max_lag": 1, **actors})
-    agent = agent or jaxrl.ppo(features=(8,))
-    sizes = {"num_envs": 2, "rollout": 8, "epochs": 2, "minibatches": 2}
-    return jaxrl.on_policy(env, agent, processor=processor, actors=config, **sizes)
-
-
-def normalised(n: int = 1) -> Any:
-    return jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(n, discount=0.5))
-
-
-@cache
-def normalising(n: int, **actors: Any) -> jaxrl.Strategy:
-    """Return the same strategy for the same settings, whose observations are normalised."""
-    return replaying(counter(), processor=normalised(n), **actors)
-
-
 def train(strategy: jaxrl.Strategy, max_opts: int, **settings: Any) -> tuple[Any, dict[str, Any]]:
     memory = jaxrl.MemoryRecorder()
     result = jaxrl.Trainer(strategy, max_opts=max_opts, recorders=[memory], **{**QUIET, **settings}).train()
@@ -81,7 +44,7 @@ def train(strategy: jaxrl.Strategy, max_opts: int, **settings: Any) -> tuple[Any
 
 
 def test_every_transition_reaches_the_buffer_once_and_none_crosses_an_end():
-    result, row = train(counted(max_lag=2, sync_interval=1), 40)
+    result, row = train(counted(), 40)
     items = jax.tree.map(np.asarray, result.state.buffer.items)
     pushed = row["env_steps"]
     assert pushed == 32 + 40 * 4
@@ -96,7 +59,7 @@ def test_every_transition_reaches_the_buffer_once_and_none_crosses_an_end():
 
 
 def test_what_is_counted_is_what_was_taken_up():
-    result, row = train(counted(max_lag=2, sync_interval=1), 20)
+    result, row = train(counted(), 20)
     assert row["actor0/env_steps"] == row["actor1/env_steps"] == 40
     assert row["episodes"] == row["actor0/episodes"] + row["actor1/episodes"] == row["terminated"] + row["truncated"]
     assert row["actor0/episode_return_min"] == 6
@@ -145,7 +108,7 @@ def test_what_an_environment_in_jax_tells_comes_by_actors_too():
     ],
 )
 def test_parameters_are_as_old_as_said_to_the_step(max_lag: int, sync_interval: int, staleness: list[int]):
-    strategy = counted(max_lag=max_lag, sync_interval=sync_interval)
+    strategy = with_settings(counted(), max_lag=max_lag, sync_interval=sync_interval)
     memory = jaxrl.MemoryRecorder()
     jaxrl.Trainer(strategy, max_opts=20, record_interval=2, recorders=[memory], **QUIET).train()
     told = [row["staleness"] for row in memory.rows if row["kind"] == "train"]
@@ -154,14 +117,14 @@ def test_parameters_are_as_old_as_said_to_the_step(max_lag: int, sync_interval: 
 
 MAKERS = {
     "replay in lockstep": partial(replaying, max_lag=0, actors=1),
-    "replay with a lag, of several steps": partial(replaying, n=3, max_lag=3),
+    "replay with a lag, of several steps": partial(replaying, processor=jaxrl.n_step(3, discount=0.5), max_lag=3),
     "replay in sequences": partial(
         replaying, agent=jaxrl.dqn(features=(8,), core="gru", core_features=4, burn_in=1, sequence=3)
     ),
     "replay in sequences of an actor and its critics": partial(
         replaying, agent=jaxrl.sac(features=(8,), core="gru", core_features=4, burn_in=1, sequence=3)
     ),
-    "replay with a lag, normalised": lambda env: normalising(3, max_lag=2, sync_interval=6),
+    "replay with a lag, normalised": lambda env: shared_state(2, 2, 6, 3)[0],
     "rollouts with a lag of one": rollouts,
     "sequences with memory": partial(rollouts, agent=jaxrl.ppo(features=(8,), core="gru", core_features=4)),
 }
@@ -194,13 +157,9 @@ def test_statistics_are_of_all_that_was_taken_up_and_replay_keeps_what_environme
 
     Of several actors each knows its own observations, and those of the others as far as they were taken up.
     """
-    given = {} if actors == 2 else {"actors": actors}
-    strategy = normalising(n, max_lag=lag, sync_interval=sync, **given)
-    state = train(strategy, 12)[0].state
-    envs, rounds = 2 * actors, 12 // strategy.opt_steps_per_step
-    steps = (strategy.warmup_env_steps + rounds * strategy.env_steps_per_step) // envs
-    seen = seen_by_one(steps)
-    ((moments,), _) = strategy.policy.params(state).processor
+    strategy, state, steps = shared_state(actors, lag, sync, n)
+    envs, seen = 2 * actors, seen_by_one(steps)
+    ((moments,), *_) = strategy.policy.params(state).processor
     assert float(moments.count) == envs * (steps + 1)
     np.testing.assert_allclose(moments.mean, seen.mean(0), rtol=1e-5)
     np.testing.assert_allclose(moments.variance, seen.var(0), rtol=1e-4)
@@ -212,7 +171,8 @@ def test_statistics_are_of_all_that_was_taken_up_and_replay_keeps_what_environme
 
 @pytest.mark.slow
 def test_what_was_learnt_of_observations_is_taken_up_again_by_a_run_that_goes_on(tmp_path: Path):
-    strategy, settings = rollouts(counter(), processor=normalised()), {**QUIET, "run_dir": str(tmp_path)}
+    normalised = jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(1, discount=0.5))
+    strategy, settings = rollouts(counter(), processor=normalised), {**QUIET, "run_dir": str(tmp_path)}
     first = jaxrl.Trainer(strategy, max_opts=8, **settings).train().state
     later = jaxrl.Trainer(strategy, max_opts=16, resume=True, **settings).train().state
     count = lambda state: float(strategy.policy.params(state).processor[0][0].count)
@@ -263,6 +223,7 @@ def test_ratios_are_those_to_the_parameters_that_acted_as_many_rounds_ago_as_sai
         return jax.nn.log_softmax(network.apply(params, obs)[0])[np.arange(8), action]
 
     told = [row for row in memory.rows if row["kind"] == "train"]
+    assert len(Diary.kept) == 8 * len(told)  # no step is taken that nobody learns from
     for t, row in enumerate(told):
         obs, action = (np.stack(x) for x in zip(*Diary.kept[8 * t : 8 * t + 8], strict=True))
         new, behaviour = log_prob(params[t], obs, action), log_prob(params[max(0, t - lag)], obs, action)
@@ -276,9 +237,7 @@ def test_ratios_are_those_to_the_parameters_that_acted_as_many_rounds_ago_as_sai
 
 def test_unset_the_lag_is_one_of_rollouts_and_two_of_replay():
     settings = lambda strategy: strategy.info.settings["max_lag"]
-    assert settings(rollouts(counter(), max_lag=None)) == 1
-    assert settings(replaying(counter())) == 2
-    assert settings(rollouts(counter(), max_lag=3)) == settings(replaying(counter(), max_lag=3)) == 3
+    assert (settings(replaying(counter())), settings(replaying(counter(), max_lag=3))) == (2, 3)
     config = parse(["ppo", "--env", "gymnasium:CartPole-v1"]).config
     assert (config.max_lag, settings(build("ppo", config))) == (None, 1)
 
@@ -357,7 +316,7 @@ def test_exploration_follows_a_schedule_by_the_step_of_the_parameters_that_act()
     schedule = jaxrl.linear(1.0, 0.5, 10)
     strategy = replaying(counter(), exploration=(0.1, 0.4), exploration_schedule=schedule)
     assert strategy.info.settings["exploration_schedule"] == str(schedule) == "linear(1.0,0.5,10)"
-    agent = jaxrl.dqn(features=(8,))(strategy.policy.spec).init(jax.random.key(0))
+    agent = jax.jit(jaxrl.dqn(features=(8,))(strategy.policy.spec).init)(jax.random.key(0))
     for opt_step, factor in ((0, 1.0), (4, 0.8), (99, 0.5)):
         for actor, own in enumerate((0.1, 0.4)):
             part, programs = Part(actor, jax.random.key(0), random=0), None  # what they compute is not asked for
@@ -446,11 +405,6 @@ def test_settings_that_do_not_fit_actors_are_refused():
 # --- the end ----------------------------------------------------------------------------------------------------
 
 
-def events(run_dir: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["kind"] == "event"]
-
-
 @pytest.mark.slow
 def test_no_thread_outlives_a_run_however_it_ends():
     before = set(threading.enumerate())
@@ -472,27 +426,22 @@ class Spinning(Counting):
         return super().step(action)
 
 
-TROUBLE: dict[str, Callable[[], Any]] = {"make": Counting}
-"""What makes the environments of `troubled`."""
-
-
-@cache
-def troubled() -> jaxrl.Strategy:
-    """Return one actor of an environment that each test makes as it needs it; it compiles once for all of them."""
-    env = jaxrl.gymnasium_envs(gymnasium_spec(Counting()), lambda: TROUBLE["make"]())
-    return replaying(env, actors=1, actor_timeout=1.0)
+def troubled(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]) -> jaxrl.Strategy:
+    """Return actors that may be late by a second, of which the first has environments of another kind."""
+    first = lambda: threading.current_thread().name == "actor 0"
+    monkeypatch.setitem(MAKE, "make", lambda: make() if first() else Counting())
+    return with_settings(counted(), actor_timeout=1.0)
 
 
 def test_an_actor_that_raises_stops_the_run_with_a_checkpoint_and_its_traceback_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    strategy = troubled()
-    monkeypatch.setitem(TROUBLE, "make", partial(Counting, raise_step=40))
+    strategy = troubled(monkeypatch, partial(Counting, raise_step=40))
     trainer = jaxrl.Trainer(strategy, max_opts=4_000, run_dir=str(tmp_path / "run"), **QUIET)
     with pytest.raises(ActorError, match=r"^actor 0 failed: RuntimeError: the motor is on fire$") as caught:
         trainer.train()
     assert caught.value.exit_code == 1
-    (event,) = [e for e in events(tmp_path / "run") if e["event"] == "actor"]
+    (event,) = events(tmp_path / "run", "actor")
     assert "toys_gymnasium.py" in event["traceback"]
     assert "raise RuntimeError" in event["traceback"]
     saved = trainer.ledger.counters(trainer.schedule)["opt_steps"]
@@ -500,19 +449,19 @@ def test_an_actor_that_raises_stops_the_run_with_a_checkpoint_and_its_traceback_
     metadata = json.loads((tmp_path / "run" / "metadata.json").read_text())
     assert metadata["status"] == "actor"
     # It goes on from there, in new environments, and says so.
-    monkeypatch.setitem(TROUBLE, "make", Counting)
+    monkeypatch.setitem(MAKE, "make", Counting)
     more = jaxrl.Trainer(strategy, max_opts=saved + 8, run_dir=str(tmp_path / "run"), resume=True, **QUIET)
     assert more.train().summary["opt_steps"] == saved + 8
-    (event,) = [e for e in events(tmp_path / "run") if e["event"] == "resume"]
+    (event,) = events(tmp_path / "run", "resume")
     assert event["message"].startswith(f"resumed at {saved} optimisation steps with environments that start anew")
 
 
 def test_an_actor_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(TROUBLE, "make", partial(Counting, hang_step=40))
+    strategy = troubled(monkeypatch, partial(Counting, hang_step=40))
     said = r"^actor 0: a call of gymnasium:Counting takes more than 1 s; it hangs, or raise actor_timeout$"
     with pytest.raises(ActorError, match=said):
-        train(troubled(), 4_000, run_dir=str(tmp_path / "run"))
-    (event,) = [e for e in events(tmp_path / "run") if e["event"] == "actor"]
+        train(strategy, 4_000, run_dir=str(tmp_path / "run"))
+    (event,) = events(tmp_path / "run", "actor")
     assert "time.sleep" in event["traceback"]
 
 
@@ -586,9 +535,9 @@ def test_of_a_run_that_hangs_only_the_thread_that_is_stuck_is_left(monkeypatch: 
 def test_a_loop_without_end_leaves_no_thread(monkeypatch: pytest.MonkeyPatch):
     before = set(threading.enumerate())
     monkeypatch.setattr(jaxrl.training.actors.pool, "PATIENCE_S", 0.2)
-    monkeypatch.setitem(TROUBLE, "make", Spinning)
+    strategy = troubled(monkeypatch, Spinning)
     with pytest.raises(ActorError, match="a call of"):
-        train(troubled(), 400)
+        train(strategy, 400)
     assert set(threading.enumerate()) <= before
 
 
@@ -665,9 +614,8 @@ def test_a_learner_that_waits_can_be_stopped(tmp_path: Path):
 
 def test_learner_state_is_exactly_what_was_saved(tmp_path: Path):
     run = str(tmp_path / "run")
-    strategy = counted(max_lag=2, sync_interval=1)
-    result, _ = train(strategy, 16, run_dir=run)
-    again = jaxrl.Trainer(strategy, max_opts=16, run_dir=run, resume=True, **QUIET).train()
+    result, _ = train(counted(), 16, run_dir=run)
+    again = jaxrl.Trainer(counted(), max_opts=16, run_dir=run, resume=True, **QUIET).train()
     assert state_digest(again.state) == state_digest(result.state)
 
 

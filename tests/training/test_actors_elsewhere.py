@@ -15,7 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toys_actors import begun, counter, events, learning, replaying, rollouts, train, train_until_restart
+from toys_actors import (
+    STARTED,
+    begun,
+    counted,
+    counter,
+    events,
+    learning,
+    replaying,
+    rollouts,
+    shared,
+    train,
+    train_until_restart,
+    wait_for_ends,
+    with_settings,
+)
 from toys_envs import counting
 from toys_gymnasium import Counting
 
@@ -45,10 +59,21 @@ def workers(of: int | str = "self") -> set[int]:
     return {worker for pid in ours for worker in workers(pid) or {pid}}
 
 
-@pytest.mark.parametrize(
-    "make", [learning, *(pytest.param(make, marks=pytest.mark.slow) for make in (replaying, rollouts))]
-)
-def test_workers_make_the_bits_that_threads_make(make: Any, engine: str):
+def test_workers_make_the_bits_that_threads_make_and_what_environments_have_started_ends_with_them(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    here = train(shared(3), 24)
+    monkeypatch.setenv(STARTED, str(tmp_path / "pids"))
+    there = train(with_settings(shared(3), actor_engine=engine), 24)
+    assert state_digest(there.state) == state_digest(here.state)
+    assert not workers()
+    if engine == "processes":  # nodes of Ray have begun before
+        assert wait_for_ends(tmp_path / "pids", os.getpid()) == 8  # two of each of four environments
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [replaying, rollouts])
+def test_other_workers_make_the_bits_that_threads_make(make: Any, engine: str):
     env = jaxrl.make_env("gymnasium:CartPole-v1")
     here, there = train(make(env, "threads"), 24), train(make(env, engine), 24)
     assert state_digest(there.state) == state_digest(here.state)
@@ -149,7 +174,7 @@ def on_death(number: int) -> jaxrl.Hooks:
 
 def test_a_process_that_is_killed_ends_the_run_in_one_line_with_a_checkpoint(tmp_path: Path):
     said = r"^actor [01] failed: its process is gone: killed by SIGKILL, out of memory\?$"
-    strategy, hooks = replaying(counter(), "processes"), on_death(signal.SIGKILL)
+    strategy, hooks = with_settings(counted(), actor_engine="processes"), on_death(signal.SIGKILL)
     with pytest.raises(ActorError, match=said):
         train(strategy, 1_000_000, run_dir=str(tmp_path), hooks=hooks, max_chunk=8)
     metadata = json.loads((tmp_path / "metadata.json").read_text())

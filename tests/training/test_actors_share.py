@@ -1,21 +1,14 @@
 """What actors learn of rewards they share, as they do what they learn of observations; and what critics remember."""
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from test_actors import QUIET, counter, replaying, rollouts, train
+from toys_actors import DISCOUNT, QUIET, counter, replaying, rollouts, shared_state, train
 from toys_gymnasium import Counting
 
 import jaxrl
-
-DISCOUNT = 0.5
-
-
-def scaled(n: int = 1) -> Any:
-    return jaxrl.chain(jaxrl.normalise_reward(DISCOUNT), jaxrl.n_step(n, discount=DISCOUNT))
 
 
 def sums_of_one(steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -32,23 +25,21 @@ def sums_of_one(steps: int) -> tuple[np.ndarray, np.ndarray]:
     return np.array(rewards), np.array(sums)
 
 
-@pytest.mark.every_day("2-1-1")
-@pytest.mark.parametrize(("actors", "lag", "sync"), [(1, 2, 6), (2, 1, 1)])
+@pytest.mark.every_day("2-2-6-3")
+@pytest.mark.parametrize(("actors", "lag", "sync", "n"), [(1, 2, 6, 1), (2, 1, 1, 1), (2, 2, 6, 3)])
 def test_statistics_of_rewards_are_of_all_that_was_taken_up_and_replay_keeps_what_environments_paid(
-    actors: int, lag: int, sync: int
+    actors: int, lag: int, sync: int, n: int
 ) -> None:
     """All environments pay the same, so that the deviation of all sums is that of one environment's."""
-    strategy = replaying(counter(), actors=actors, max_lag=lag, sync_interval=sync, processor=scaled())
-    state = train(strategy, 12)[0].state
-    envs, rounds = 2 * actors, 12 // strategy.opt_steps_per_step
-    steps = (strategy.warmup_env_steps + rounds * strategy.env_steps_per_step) // envs
+    strategy, state, steps = shared_state(actors, lag, sync, n)
+    envs = 2 * actors
     rewards, sums = sums_of_one(steps)
-    moments = state.processor[0].moments
+    moments = state.processor[1].moments
     assert float(moments.count) == envs * steps
     np.testing.assert_allclose(moments.mean, sums.mean(), rtol=1e-5)
     np.testing.assert_allclose(moments.variance, sums.var(), rtol=1e-4)
     # They are of the training alone: a policy sees no rewards, and its parameters have none of them.
-    assert strategy.policy.params(state).processor == ((), ())
+    assert strategy.policy.params(state).processor[1:] == ((), ())
     if actors > 1:
         return
     kept = np.asarray(state.buffer.items.reward)[: steps * envs].reshape(-1)
@@ -57,7 +48,8 @@ def test_statistics_of_rewards_are_of_all_that_was_taken_up_and_replay_keeps_wha
 
 @pytest.mark.slow
 def test_what_was_learnt_of_rewards_is_taken_up_again_by_a_run_that_goes_on(tmp_path: Path) -> None:
-    strategy, settings = rollouts(counter(), processor=scaled()), {**QUIET, "run_dir": str(tmp_path)}
+    scaled = jaxrl.chain(jaxrl.normalise_reward(DISCOUNT), jaxrl.n_step(1, discount=DISCOUNT))
+    strategy, settings = rollouts(counter(), processor=scaled), {**QUIET, "run_dir": str(tmp_path)}
     first = jaxrl.Trainer(strategy, max_opts=8, **settings).train().state
     later = jaxrl.Trainer(strategy, max_opts=16, resume=True, **settings).train().state
     count = lambda state: float(state.processor[0].moments.count)
@@ -69,7 +61,7 @@ def test_actors_send_the_memories_that_critics_have_of_their_episodes() -> None:
     """At a learning rate of 0, those after a step are what the learner's own critics make of the step."""
     agent = jaxrl.sac(features=(8,), core="gru", core_features=4, burn_in=1, sequence=3, lr=0.0, policy_lr=0.0)
     strategy = replaying(counter(), agent=agent)
-    state = train(strategy, 8)[0].state
+    state = train(strategy, 8).state
     written = strategy.warmup_env_steps + 8 // strategy.opt_steps_per_step * strategy.env_steps_per_step
     items = jax.tree.map(lambda x: x[: min(written, 128)], state.buffer.items)
     bound = agent(strategy.policy.spec)

@@ -2,38 +2,25 @@
 
 import json
 import shutil
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from toys_trainer import counting, small_dqn
+from toys_runs import messages, rows_in, timeless
+from toys_trainer import counting, normalising_dqn
 
 import jaxrl
 from jaxrl import evaluate
 from jaxrl.cli.config import parse
 from jaxrl.errors import NoCheckpointError, SettingsError
+from jaxrl.strategies.population import with_values
 from jaxrl.training.storage.leaves import state_digest
 
 KEEP: dict[str, Any] = {"save_interval": 10, "record_interval": 10, "keep": 9, "quiet": True}
 UNJUDGED: dict[str, Any] = {**KEEP, "eval_interval": 0, "eval_episodes": 0}
 OBS = np.linspace(-0.5, 0.5, 12, dtype=np.float32).reshape(3, 4)
-
-
-@cache
-def dqn(normalise: bool = False, **agent: Any) -> jaxrl.Strategy:
-    parts = [jaxrl.normalise_obs(), jaxrl.n_step(2)] if normalise else [jaxrl.n_step(2)]
-    return jaxrl.off_policy(
-        jaxrl.make_env("CartPole-v1"),
-        jaxrl.dqn(features=(8,), **agent),
-        buffer=jaxrl.uniform(200, batch_size=8),
-        processor=jaxrl.chain(*parts),
-        num_envs=4,
-        opt_interval=4,
-        warmup=64,
-    )
 
 
 def params_by_step(strategy: jaxrl.Strategy, run: Path, **settings: Any) -> dict[int, Any]:
@@ -51,7 +38,7 @@ def assert_same(a: Any, b: Any) -> None:
 def unjudged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, Any]]:
     """A run of 30 optimisation steps without evaluations, whose observations are normalised; do not write it."""
     run = tmp_path_factory.mktemp("unjudged") / "run"
-    return run, params_by_step(dqn(normalise=True), run)
+    return run, params_by_step(normalising_dqn(), run)
 
 
 # --- policies ---------------------------------------------------------------------------------------------------
@@ -71,9 +58,11 @@ def test_the_policy_of_any_checkpoint_is_loaded(unjudged: Any, step: Any, number
 
 def test_a_strategy_given_in_python_loads_the_same(unjudged: Any) -> None:
     run, params = unjudged
-    assert_same(jaxrl.load_policy(run, dqn(normalise=True), step=10).params, params[10])
+    assert_same(jaxrl.load_policy(run, normalising_dqn(), step=10).params, params[10])
+    agent, buffer = jaxrl.dqn(features=(8,)), jaxrl.uniform(400, batch_size=16)
+    other = jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), agent, buffer=buffer)
     with pytest.raises(SettingsError, match="the strategy is not what trained"):
-        jaxrl.load_policy(run, small_dqn(), step=10)
+        jaxrl.load_policy(run, other, step=10)
 
 
 @pytest.mark.parametrize(
@@ -131,36 +120,29 @@ def contents(path: Path) -> dict[str, bytes | None]:
 
 def rows(run: Path) -> list[dict[str, Any]]:
     """Read the rows that training repeats: no events, and nothing that the machine decides."""
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    timed = lambda name: name == "wall_s" or name.endswith(("_per_sec", "_mb"))
-    return [{k: v for k, v in row.items() if not timed(k)} for row in found if row["kind"] != "event"]
-
-
-def events(run: Path, kind: str) -> list[str]:
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row["message"] for row in found if row.get("event") == kind]
+    return timeless([row for row in rows_in(run) if row["kind"] != "event"])
 
 
 @pytest.mark.slow
 def test_a_run_that_branches_off_unchanged_is_the_same_run_and_leaves_the_other_as_it_is(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     judged = {**KEEP, "eval_interval": 10, "eval_episodes": 2, "max_opts": 20}
-    whole = jaxrl.Trainer(dqn(normalise=True), run_dir=str(old), **judged).train()
+    whole = jaxrl.Trainer(normalising_dqn(), run_dir=str(old), **judged).train()
     before = contents(old)
-    branch = jaxrl.Trainer(dqn(normalise=True), run_dir=str(new), resume=str(old), from_step=10, **judged).train()
+    branch = jaxrl.Trainer(normalising_dqn(), run_dir=str(new), resume=str(old), from_step=10, **judged).train()
     assert contents(old) == before
     assert state_digest(branch.state) == state_digest(whole.state)
     assert rows(new) == rows(old)
     assert [int(path.name) for path in sorted((new / "checkpoints").iterdir())] == [10, 20]
     metadata = json.loads((new / "metadata.json").read_text())
     assert metadata["forked_from"] == {"run": str(old), "opt_steps": 10}
-    assert events(new, "fork")[0].startswith(f"branched off from {old} at 10 optimisation steps")
+    assert messages(new, "fork")[0].startswith(f"branched off from {old} at 10 optimisation steps")
 
 
 @pytest.mark.slow
 def test_a_branch_takes_other_settings_where_that_is_allowed(unjudged: Any, tmp_path: Path) -> None:
     run, new, settings = unjudged[0], str(tmp_path / "new"), {**UNJUDGED, "max_opts": 20}
-    other = dqn(normalise=True, lr=0.5)
+    other = with_values(normalising_dqn(), {"agent.lr": 0.5})
     with pytest.raises(SettingsError, match="--allow-changes"):
         jaxrl.Trainer(other, run_dir=new, resume=run, from_step=10, **settings).train()
     assert not Path(new).exists()
@@ -183,7 +165,7 @@ def test_a_branch_takes_other_settings_where_that_is_allowed(unjudged: Any, tmp_
 def test_what_no_run_can_branch_off_from_is_refused(unjudged: Any, tmp_path: Path, how: Any, said: str) -> None:
     given = {"resume": unjudged[0], "run_dir": str(tmp_path / "new"), **UNJUDGED, "max_opts": 30, **how}
     with pytest.raises(SettingsError, match=said):
-        jaxrl.Trainer(dqn(normalise=True), **given).train()
+        jaxrl.Trainer(normalising_dqn(), **given).train()
     assert not (tmp_path / "new").exists()
 
 
@@ -192,7 +174,7 @@ def test_a_branch_never_writes_over_anything(unjudged: Any, tmp_path: Path) -> N
     for target in (str(tmp_path), str(unjudged[0] / "below")):
         with pytest.raises(SettingsError, match=r"is not empty|lies inside"):
             jaxrl.Trainer(
-                dqn(normalise=True), run_dir=target, resume=unjudged[0], from_step=10, **UNJUDGED, max_opts=30
+                normalising_dqn(), run_dir=target, resume=unjudged[0], from_step=10, **UNJUDGED, max_opts=30
             ).train()
     assert contents(tmp_path) == {"notes.txt": b"mine"}
     assert not (unjudged[0] / "below").exists()

@@ -1,7 +1,6 @@
 """Evaluation beside training: its rows have the training return, and an event says where greedy actions mislead."""
 
 import io
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from rich.console import Console
+from toys_runs import rows_in
 
 import jaxrl
 from jaxrl import train
@@ -46,7 +46,7 @@ def coin(**settings: Any) -> jaxrl.Strategy:
 
 
 def events(run: Path) -> list[tuple[int, str]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_in(run)
     return [(row["opt_steps"], row["message"]) for row in rows if row.get("event") == "greedy"]
 
 
@@ -71,7 +71,7 @@ def test_greedy_actions_that_return_far_less_are_pointed_out_once_however_often_
     assert [line for line in lines if message in line] == [f"{4:>9,} opts  {message}"]
     evaluations = [line for line in lines if "return" in line and "opts" in line and message not in line]
     assert "over 10 episodes, greedy actions  train" in evaluations[0]
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_in(tmp_path)
     returns = {kind: [row for row in rows if row["kind"] == kind] for kind in ("train", "eval")}
     assert [row["train_return"] for row in returns["eval"]] == [row["episode_return"] for row in returns["train"]]
 

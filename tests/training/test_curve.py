@@ -1,6 +1,5 @@
 """The learning curve of a result: what it holds after going on, and what is drawn of it."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pytest
+from toys_runs import rows_in
 from toys_trainer import Scripted, counting, small_dqn
 
 import jaxrl
@@ -20,7 +20,7 @@ LENGTH: dict[str, Any] = {"eval_interval": 20, "eval_episodes": 3, "record_inter
 
 def logged(run: Path) -> list[tuple[int, int, float, float | None]]:
     """Return what a run's log has of each evaluation."""
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    rows = rows_in(run)
     names = ("opt_steps", "env_steps", "score", "train_return")
     return [tuple(row[name] for name in names) for row in rows if row["kind"] == "eval"]
 

@@ -13,12 +13,12 @@ import gymnasium
 import numpy as np
 import pytest
 from toys_data import walk
+from toys_gymnasium import Counting
 
 import jaxrl
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec, spec_to_plain
 from jaxrl.training.data import files
-from tests.toys_gymnasium import Counting
 
 SPEC = walk().spec
 

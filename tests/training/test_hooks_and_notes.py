@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toys_runs import rows_in
 from toys_trainer import counting
 
 import jaxrl
@@ -38,20 +39,21 @@ def test_hooks_are_called_at_their_steps_and_several_of_a_kind_in_order() -> Non
     seen: list[tuple[Any, ...]] = []
     at = lambda trainer: int(trainer.state.steps)
     hooks = jaxrl.Hooks(
+        start=lambda t: seen.append(("start", at(t))),
+        chunk=lambda t, progress: seen.append(("chunk", progress.opt_steps)),
         before_evaluation=[lambda t: seen.append(("first", at(t))), lambda t: seen.append(("second", at(t)))],
         evaluation=lambda t, evaluation, best: seen.append(("after", at(t), evaluation.returns[0], best)),
         record=(lambda t, row: seen.append(("record", at(t), row["opt_steps"])),),
         end=lambda t, result: seen.append(("end", result.summary["stop"], result.summary["opt_steps"])),
     )
-    train(hooks, confirm_best=False, eval_at_start=False)
+    train(hooks, confirm_best=False, eval_at_start=False, max_chunk=2)
     evaluated = lambda step: [("first", step), ("second", step), ("after", step, float(step), True)]
     assert seen == [
-        ("record", 2, 2),
-        *evaluated(4),
-        ("record", 4, 4),
-        ("record", 6, 6),
-        *evaluated(8),
-        ("record", 8, 8),
+        ("start", 0),
+        *(("chunk", 2), ("record", 2, 2)),
+        *(("chunk", 4), *evaluated(4), ("record", 4, 4)),
+        *(("chunk", 6), ("record", 6, 6)),
+        *(("chunk", 8), *evaluated(8), ("record", 8, 8)),
         ("end", "max_opts", 8),
     ]
 
@@ -84,8 +86,7 @@ def test_a_resumed_run_has_the_row_that_a_whole_one_has(tmp_path: Path) -> None:
         if report.opt_steps == 4:
             break
     jaxrl.Trainer(counting(), evaluator=judged, hooks=hooks, resume=run, **settings).train()
-    rows = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
-    assert [row.get("mine") for row in rows if row["kind"] == "train"] == [4.0, 10.0]
+    assert [row.get("mine") for row in rows_in(Path(run)) if row["kind"] == "train"] == [4.0, 10.0]
 
 
 def test_notes_that_cannot_be_are_refused_and_names_of_columns_are_kept_for_them() -> None:

@@ -9,28 +9,28 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from toys_data import bandit
+from toys_trainer import normalising_dqn, small_dqn
 
 import jaxrl
 from jaxrl import train
 from jaxrl.errors import JaxrlError, SettingsError
+from jaxrl.strategies.population import with_values
 
 SETTINGS: dict[str, Any] = {"max_opts": 20, "eval_interval": 0, "eval_episodes": 0, "save_interval": 10, "quiet": True}
 
 
 @cache
-def strategy(maker: Any = jaxrl.dqn, normalise: bool = False, shards: int = 1, **settings: Any) -> jaxrl.Strategy:
-    last = jaxrl.one_step()
-    return jaxrl.off_policy(
-        jaxrl.make_env("CartPole-v1"),
-        maker(features=(8,), **settings),
-        buffer=jaxrl.uniform(200, batch_size=8),
-        processor=jaxrl.chain(jaxrl.normalise_obs(), last) if normalise else last,
-        num_envs=2,
-        opt_interval=2,
-        warmup=20,
-        shards=shards,
-    )
+def dueling() -> jaxrl.Strategy:
+    """Return DQN whose head is another one."""
+    agent = jaxrl.dqn(features=(16,), dueling=True)
+    sizes = {"num_envs": 4, "opt_interval": 4, "warmup": 64}
+    return jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), agent, buffer=jaxrl.uniform(400, batch_size=16), **sizes)
+
+
+@cache
+def adapting(**settings: Any) -> jaxrl.Strategy:
+    agent = jaxrl.ppo(features=(16,), **settings)
+    return jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), agent, num_envs=2, rollout=4)
 
 
 def begun(made: jaxrl.Strategy, **settings: Any) -> Any:
@@ -41,10 +41,9 @@ def begun(made: jaxrl.Strategy, **settings: Any) -> Any:
     return found[0]
 
 
-def saved(run: Path, **settings: Any) -> Any:
+def saved(run: Path, made: jaxrl.Strategy) -> Any:
     """Train in `run`; return the state at the end."""
-    # The same settings give the same strategy, which is compiled once.
-    return jaxrl.Trainer(strategy(**settings), run_dir=str(run), **SETTINGS).train().state
+    return jaxrl.Trainer(made, run_dir=str(run), **SETTINGS).train().state
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -55,82 +54,76 @@ def equal(a: Any, b: Any) -> bool:
 def old_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """Return a run, and its state at the end."""
     run = tmp_path_factory.mktemp("runs") / "old"
-    return run, saved(run)
+    return run, saved(run, small_dqn())
 
 
 def test_networks_are_taken_and_nothing_else(old_run: tuple[Path, Any]) -> None:
-    (run, old), plain = old_run, begun(strategy(lr=0.5))
-    new = begun(strategy(lr=0.5), init_from=str(run))
+    fast = with_values(small_dqn(), {"agent.lr": 0.5})
+    (run, old), plain = old_run, begun(fast)
+    new = begun(fast, init_from=str(run))
     assert equal((new.agent.params, new.agent.target), (old.agent.params, old.agent.target))
     assert not equal(new.agent.params, plain.agent.params)
     rest = lambda state: state._replace(agent=state.agent._replace(params=(), target=()))
     assert equal(rest(new), rest(plain))
     assert float(new.agent.hyper.lr) == 0.5
-    earlier = begun(strategy(), init_from=str(run / "checkpoints" / "10"))
+    earlier = begun(small_dqn(), init_from=str(run / "checkpoints" / "10"))
     assert not equal(earlier.agent.params, new.agent.params)
 
 
 def test_statistics_of_observations_go_with_the_networks(tmp_path: Path) -> None:
-    old = saved(tmp_path / "old", normalise=True)
-    new = begun(strategy(normalise=True), init_from=str(tmp_path / "old"))
+    old = saved(tmp_path / "old", normalising_dqn())
+    new = begun(normalising_dqn(), init_from=str(tmp_path / "old"))
     moments = lambda state: jax.tree.leaves(state.processor[0].moments)
     assert equal(moments(new), moments(old))
 
 
 @pytest.mark.slow
 def test_statistics_go_from_one_shard_to_several_and_back(tmp_path: Path) -> None:
-    old = saved(tmp_path / "old", normalise=True)
+    old = saved(tmp_path / "old", normalising_dqn())
     moments = lambda state: jax.tree.leaves(state.processor[0].moments)
-    two = moments(begun(strategy(normalise=True, shards=2), init_from=str(tmp_path / "old")))
+    sharded = normalising_dqn(shards=2)
+    two = moments(begun(sharded, init_from=str(tmp_path / "old")))
     assert all(equal(moment[i], x) for moment, x in zip(two, moments(old), strict=True) for i in range(2))
-    wanted = moments(saved(tmp_path / "two", normalise=True, shards=2))
-    one = moments(begun(strategy(normalise=True), init_from=str(tmp_path / "two")))
+    wanted = moments(saved(tmp_path / "two", sharded))
+    one = moments(begun(normalising_dqn(), init_from=str(tmp_path / "two")))
     assert equal(one, [x[0] for x in wanted])
 
 
 @pytest.mark.slow
 def test_what_was_learnt_from_data_goes_on_online(tmp_path: Path) -> None:
     env = jaxrl.make_env("CartPole-v1")
-    online = strategy()
+    online = small_dqn()
     data = jaxrl.gather(env, online.policy, online.policy.params(online.init(jax.random.key(0))), jax.random.key(1), 60)
-    offline = jaxrl.offline(data, jaxrl.cql_dqn(features=(8,)), batch_size=8, env=env)
+    offline = jaxrl.offline(data, jaxrl.cql_dqn(features=(16,)), batch_size=8, env=env)
     old = jaxrl.Trainer(offline, run_dir=str(tmp_path / "old"), **SETTINGS).train().state
     assert equal(begun(online, init_from=str(tmp_path / "old")).agent.params, old.agent.params)
 
 
-def test_a_run_that_goes_on_needs_the_other_no_more(tmp_path: Path) -> None:
-    saved(tmp_path / "old")
+def test_a_run_that_goes_on_needs_the_other_no_more(old_run: tuple[Path, Any], tmp_path: Path) -> None:
+    shutil.copytree(old_run[0], tmp_path / "old")
     settings = {**SETTINGS, "init_from": str(tmp_path / "old")}
-    whole = jaxrl.Trainer(strategy(), **settings).train().state
-    jaxrl.Trainer(strategy(), run_dir=str(tmp_path / "new"), **{**settings, "max_opts": 10}).train()
+    whole = jaxrl.Trainer(small_dqn(), **settings).train().state
+    jaxrl.Trainer(small_dqn(), run_dir=str(tmp_path / "new"), **{**settings, "max_opts": 10}).train()
     shutil.rmtree(tmp_path / "old")
-    resumed = jaxrl.Trainer(strategy(), resume=str(tmp_path / "new"), **settings).train().state
+    resumed = jaxrl.Trainer(small_dqn(), resume=str(tmp_path / "new"), **settings).train().state
     assert equal(resumed._replace(key=()), whole._replace(key=()))
     events = (tmp_path / "new" / "metrics.jsonl").read_text()
     assert events.count(f"begins with the networks of {tmp_path / 'old'} after 20 optimisation steps") == 1
 
 
 @pytest.mark.parametrize(
-    ("settings", "place", "told"),
+    ("made", "place", "told"),
     [
-        ({}, "nowhere", "nowhere is no run directory"),
-        ({}, "old/checkpoints/15", "keeps no checkpoint of step 15; kept are 10, 20"),
-        (
-            {"dueling": True},
-            "old",
-            r"init_from: this run has agent/params/params/Dense_1/bias, but .*old has not; begin",
-        ),
-        ({"normalise": True}, "old", r"init_from: this run has processor.*moments.*, but .*old has not"),
-        ({"maker": jaxrl.rainbow}, "old", "init_from: .*; begin with a run of the same agent"),
+        (small_dqn, "nowhere", "nowhere is no run directory"),
+        (small_dqn, "old/checkpoints/15", "keeps no checkpoint of step 15; kept are 10, 20"),
+        (dueling, "old", r"init_from: this run has agent/params/params/Dense_1/bias, but .*old has not; begin"),
+        (normalising_dqn, "old", r"init_from: this run has processor.*moments.*, but .*old has not"),
+        (adapting, "old", "init_from: .*; begin with a run of the same agent"),
     ],
     ids=["no run", "no checkpoint", "another network", "normalised", "another agent"],
 )
-def test_what_cannot_be_is_refused(
-    old_run: tuple[Path, Any], tmp_path: Path, settings: dict[str, Any], place: str, told: str
-) -> None:
-    trainer = jaxrl.Trainer(
-        strategy(**settings), init_from=str(old_run[0].parent / place), run_dir=str(tmp_path / "new"), **SETTINGS
-    )
+def test_what_cannot_be_is_refused(old_run: tuple[Path, Any], tmp_path: Path, made: Any, place: str, told: str) -> None:
+    trainer = jaxrl.Trainer(made(), init_from=str(old_run[0].parent / place), run_dir=str(tmp_path / "new"), **SETTINGS)
     with pytest.raises(JaxrlError, match=told):
         trainer.train()
     assert not (tmp_path / "new").exists()
@@ -147,7 +140,7 @@ def kernels(state: Any, field: str = "params") -> list[Any]:
 
 def test_parts_are_taken_where_the_rest_is_of_another_shape(old_run: tuple[Path, Any], tmp_path: Path) -> None:
     """The first layer, of the network and of its target; the head is a dueling one, which the other run has not."""
-    (run, old), new = old_run, strategy(dueling=True)
+    (run, old), new = old_run, dueling()
     plain = begun(new, seed=1)
     given = begun(new, seed=1, init_from=str(run), init_parts=["*/params/MLP_0"], run_dir=str(tmp_path / "new"))
     for field in ("params", "target"):
@@ -161,18 +154,15 @@ def test_parts_are_taken_where_the_rest_is_of_another_shape(old_run: tuple[Path,
     assert "drawn anew: params/params/Dense_0, params/params/Dense_1, target" in line
 
 
-def test_another_agent_gives_what_it_calls_otherwise(tmp_path: Path) -> None:
-    """PPO begins with the policy of behaviour cloning, whose torso and head have other names."""
-    env = jaxrl.make_env("CartPole-v1")
-    obs = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
-    data = bandit([0, 1] * 30, np.ones(60))._replace(spec=env.spec, obs=obs, next_obs=obs)
-    offline = jaxrl.offline(data, jaxrl.bc(features=(8,), activation="tanh"), batch_size=8, env=env)
-    old = jaxrl.Trainer(offline, run_dir=str(tmp_path / "old"), **SETTINGS).train().state.agent.policy["params"]
+def test_another_agent_gives_what_it_calls_otherwise(old_run: tuple[Path, Any]) -> None:
+    """PPO begins with a network of action values, whose torso and head have other names."""
+    (run, state) = old_run
     new = begun(
         adapting(desired_kl=1e-6),
-        init_from=str(tmp_path / "old"),
-        init_parts=["params/params/actor_torso=policy/params/MLP_0", "params/params/policy=policy/params/Dense_0"],
+        init_from=str(run),
+        init_parts=["params/params/actor_torso=params/params/MLP_0", "params/params/policy=params/params/Dense_0"],
     ).agent.params["params"]
+    old = state.agent.params["params"]
     assert equal((new["actor_torso"], new["policy"]), (old["MLP_0"], old["Dense_0"]))
 
 
@@ -185,12 +175,6 @@ def test_a_learning_rate_that_was_adapted_stays_with_its_run(tmp_path: Path) -> 
     assert float(new.lr_scale) == 1
 
 
-@cache
-def adapting(**settings: Any) -> jaxrl.Strategy:
-    agent = jaxrl.ppo(features=(8,), **settings)
-    return jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), agent, num_envs=2, rollout=4)
-
-
 @pytest.mark.slow
 def test_networks_of_a_rate_that_was_adapted_go_to_a_run_whose_rate_is_not(tmp_path: Path) -> None:
     old = jaxrl.Trainer(adapting(desired_kl=1e-6), run_dir=str(tmp_path / "old"), **SETTINGS).train().state.agent
@@ -199,7 +183,7 @@ def test_networks_of_a_rate_that_was_adapted_go_to_a_run_whose_rate_is_not(tmp_p
 
 @pytest.mark.parametrize("name", ["weights.npz", "weights.safetensors"])
 def test_arrays_of_a_file_are_taken_by_their_paths(tmp_path: Path, name: str) -> None:
-    given = np.arange(32, dtype=np.float32).reshape(4, 8)
+    given = np.arange(64, dtype=np.float32).reshape(4, 16)
     arrays = {"params/params/MLP_0/Dense_0/kernel": given, "encoder/kernel": given + 1, "encoder/bias": given[0]}
     if name.endswith(".npz"):
         np.savez(tmp_path / name, **arrays)
@@ -208,16 +192,16 @@ def test_arrays_of_a_file_are_taken_by_their_paths(tmp_path: Path, name: str) ->
             {path.replace("/", "."): array for path, array in arrays.items()}, tmp_path / name
         )
     parts = ["params/params/MLP_0/Dense_0/kernel", "target.params.MLP_0.Dense_0=encoder"]
-    new = begun(strategy(), init_from=str(tmp_path / name), init_parts=parts)
+    new = begun(small_dqn(), init_from=str(tmp_path / name), init_parts=parts)
     assert equal((kernels(new)[0], kernels(new, "target")[0]), (given, given + 1))
     assert equal(new.agent.target["params"]["MLP_0"]["Dense_0"]["bias"], given[0])
 
 
 def test_a_file_alone_gives_all_that_it_has(tmp_path: Path) -> None:
-    state = begun(strategy())
+    state = begun(small_dqn())
     path = "params/params/MLP_0/Dense_0/kernel"
     np.savez(tmp_path / "weights.npz", **{path: kernels(state)[0] + 1})
-    new = begun(strategy(), init_from=str(tmp_path / "weights.npz"))
+    new = begun(small_dqn(), init_from=str(tmp_path / "weights.npz"))
     assert equal(kernels(new)[0], kernels(state)[0] + 1)
     assert equal(kernels(new)[1:], kernels(state)[1:])
 
@@ -232,7 +216,7 @@ def test_a_file_alone_gives_all_that_it_has(tmp_path: Path) -> None:
         (["params/params/MLP_0=params/params/MLP_1"], "old has no params/params/MLP_1/Dense_0/bias; did you mean"),
         (
             ["params/params/Dense_0=params/params/MLP_0/Dense_0"],
-            r"params/MLP_0/Dense_0/bias of .*old is float32\[8\], but params/params/Dense_0/bias here float32\[2\]",
+            r"params/MLP_0/Dense_0/bias of .*old is float32\[16\], but params/params/Dense_0/bias here float32\[2\]",
         ),
     ],
     ids=["misspelt", "not taken", "half a name", "a pattern with another name", "not there", "another shape"],
@@ -242,7 +226,7 @@ def test_parts_that_cannot_be_are_refused(
 ) -> None:
     settings = {**SETTINGS, "init_from": str(old_run[0]), "init_parts": parts, "run_dir": str(tmp_path / "new")}
     with pytest.raises(SettingsError, match=told):
-        jaxrl.Trainer(strategy(), **settings).train()
+        jaxrl.Trainer(small_dqn(), **settings).train()
     assert not (tmp_path / "new").exists()
 
 
@@ -251,11 +235,11 @@ def test_parts_that_cannot_be_are_refused(
     [
         (None, "there is no file"),
         (b"no archive", "cannot be read"),
-        ({"params/params/MLP_0/Dense_0/bias": np.zeros(8)}, r"is float64\[8\], expected float32\[8\]"),
+        ({"params/params/MLP_0/Dense_0/bias": np.zeros(8)}, r"is float64\[8\], expected float32\[16\]"),
         ({"params/params/MLP_0/Dense_0/bias": np.zeros((1 << 40, 0))}, r"is float64\[1099511627776, 0\], expected"),
-        ({"params/params/MLP_0/Dense_0/bias": np.array([object()])}, r"is object\[1\], expected float32\[8\]"),
+        ({"params/params/MLP_0/Dense_0/bias": np.array([object()])}, r"is object\[1\], expected float32\[16\]"),
         (
-            {"params/params/MLP_0/Dense_0/bios": np.zeros(8, np.float32)},
+            {"params/params/MLP_0/Dense_0/bios": np.zeros(16, np.float32)},
             "has params.*bios, and the agent no such array",
         ),
     ],
@@ -268,13 +252,13 @@ def test_files_that_cannot_be_are_refused(tmp_path: Path, content: Any, told: st
     elif content is not None:
         np.savez(path, **content)
     with pytest.raises(SettingsError, match=told):
-        jaxrl.Trainer(strategy(), init_from=str(path), **SETTINGS).train()
+        jaxrl.Trainer(small_dqn(), init_from=str(path), **SETTINGS).train()
 
 
 # --- trees of arrays: on disk by Orbax, and in memory ---------------------------------------------------------------
 
 
-LAYER = {"kernel": np.arange(32, dtype=np.float32).reshape(4, 8), "bias": np.arange(8, dtype=np.float32)}
+LAYER = {"kernel": np.arange(64, dtype=np.float32).reshape(4, 16), "bias": np.arange(16, dtype=np.float32)}
 
 
 def write_tree(path: Path, tree: Any) -> Path:
@@ -291,13 +275,13 @@ def test_parts_of_a_flax_tree_of_somebody_else_are_taken(tmp_path: Path, how: st
     tree = {**encoder, "step": 7, "history": [np.float32(1), jax.numpy.zeros(3)]}
     place: Any = str(write_tree(tmp_path / "tree", tree)) if how == "on disk" else {**tree, "by": "somebody"}
     new = begun(
-        strategy(),
+        small_dqn(),
         init_from=place,
         init_parts=["params/params/MLP_0/Dense_0=params/Encoder_0"],
         run_dir=str(tmp_path / "new"),
     )
     assert equal(new.agent.params["params"]["MLP_0"]["Dense_0"], LAYER)
-    plain = begun(strategy())
+    plain = begun(small_dqn())
     assert equal(kernels(new)[1:], kernels(plain)[1:])
     assert equal(new.agent.target, plain.agent.target)
     (line,) = [line for line in (tmp_path / "new" / "metrics.jsonl").read_text().splitlines() if "begins with" in line]
@@ -309,37 +293,37 @@ def test_parts_of_a_flax_tree_of_somebody_else_are_taken(tmp_path: Path, how: st
 @pytest.mark.parametrize("how", ["on disk", "in memory"])
 def test_a_tree_alone_gives_all_that_it_has_and_no_more(tmp_path: Path, how: str) -> None:
     give = lambda name, tree: str(write_tree(tmp_path / name, tree)) if how == "on disk" else tree
-    old = begun(strategy())
+    old = begun(small_dqn())
     whole = jax.tree.map(lambda x: x + 1, old.agent.params)
-    new = begun(strategy(), init_from=give("whole", {"params": whole}))
+    new = begun(small_dqn(), init_from=give("whole", {"params": whole}))
     assert equal(new.agent.params, whole)
     assert equal(new.agent.target, old.agent.target)
     for name, tree, told in (
         ("more", {"params": whole, "step": np.int32(3)}, "has step, and the agent no such array"),
         ("other", {"params": {"params": {"MLP_0": {"Dense_0": {"bias": np.zeros(9, np.float32)}}}}},
-         r"params/params/MLP_0/Dense_0/bias of .* is float32\[9\], expected float32\[8\]"),
+         r"params/params/MLP_0/Dense_0/bias of .* is float32\[9\], expected float32\[16\]"),
     ):  # fmt: skip
         with pytest.raises(SettingsError, match=told):
-            begun(strategy(), init_from=give(name, tree))
+            begun(small_dqn(), init_from=give(name, tree))
     if how == "in memory":
         with pytest.raises(SettingsError, match="arrays given in Python: two have the same path, as 'a/b'"):
-            begun(strategy(), init_from={"a": {"b": np.zeros(3)}, "a/b": np.zeros(3)})
+            begun(small_dqn(), init_from={"a": {"b": np.zeros(3)}, "a/b": np.zeros(3)})
 
 
 def test_arrays_of_the_caller_are_copied_and_given_again_where_nothing_was_saved(tmp_path: Path) -> None:
     layer = jax.tree.map(np.copy, LAYER)
     settings = {"init_parts": ["params/params/MLP_0/Dense_0=layer"], "run_dir": str(tmp_path / "new")}
-    trainer = jaxrl.Trainer(strategy(), init_from={"layer": layer}, **{**SETTINGS, **settings})
+    trainer = jaxrl.Trainer(small_dqn(), init_from={"layer": layer}, **{**SETTINGS, **settings})
     trainer.train()
     assert equal(layer, LAYER)
     # A resume goes on from the checkpoint, whatever it is given.
-    jaxrl.Trainer(strategy(), resume=True, **{**SETTINGS, "run_dir": str(tmp_path / "new"), "max_opts": 30}).train()
+    jaxrl.Trainer(small_dqn(), resume=True, **{**SETTINGS, "run_dir": str(tmp_path / "new"), "max_opts": 30}).train()
     with pytest.raises(SettingsError, match="began with arrays given in Python; give them again"):
-        begun(strategy(), init_from="arrays given in Python")
+        begun(small_dqn(), init_from="arrays given in Python")
 
 
 def test_members_begin_with_the_arrays_that_are_given(tmp_path: Path) -> None:
-    population = jaxrl.population(strategy(), seeds=2)
+    population = jaxrl.population(small_dqn(), seeds=2)
     settings = {**SETTINGS, "init_from": {"layer": LAYER}, "init_parts": ["params/params/MLP_0/Dense_0=layer"]}
     found: list[Any] = []
     copy = lambda trainer: found.append(np.array(kernels(trainer.state)[0]))
@@ -351,7 +335,7 @@ def test_a_directory_that_is_nothing_to_begin_with_is_refused_in_one_line(tmp_pa
     refuse = lambda place, told: pytest.raises(SettingsError, match=f"^init_from: {place} {told}")
     (tmp_path / "empty").mkdir()
     with refuse(tmp_path / "empty", "is neither a run, which has a config.yaml, nor a tree of .*_METADATA$"):
-        begun(strategy(), init_from=str(tmp_path / "empty"))
+        begun(small_dqn(), init_from=str(tmp_path / "empty"))
     manager = ocp.CheckpointManager(tmp_path / "checkpoints")
     manager.save(100, args=ocp.args.StandardSave({"layer": LAYER}))
     manager.wait_until_finished()
@@ -359,9 +343,9 @@ def test_a_directory_that_is_nothing_to_begin_with_is_refused_in_one_line(tmp_pa
     step = tmp_path / "checkpoints" / "100"
     for place in (step, step.parent):
         with refuse(place, f"is neither a run.*; there is one of these in it, {step / 'default'}$"):
-            begun(strategy(), init_from=str(place))
+            begun(small_dqn(), init_from=str(place))
     parts = ["params/params/MLP_0/Dense_0=layer"]
-    assert equal(kernels(begun(strategy(), init_from=str(step / "default"), init_parts=parts))[0], LAYER["kernel"])
+    assert equal(kernels(begun(small_dqn(), init_from=str(step / "default"), init_parts=parts))[0], LAYER["kernel"])
 
 
 @pytest.mark.parametrize("damaged", ["_METADATA", "manifest.ocdbt"])
@@ -370,14 +354,14 @@ def test_a_damaged_tree_is_refused_in_one_line(tmp_path: Path, damaged: str) -> 
     (tree / damaged).write_bytes(b"no")
     settings = {"init_from": str(tree), "init_parts": ["params/params/MLP_0/Dense_0=layer"]}
     with pytest.raises(SettingsError, match=f"init_from: {tree} cannot be read: ") as caught:
-        begun(strategy(), **settings)
+        begun(small_dqn(), **settings)
     assert "\n" not in str(caught.value)
 
 
 def test_a_tree_may_have_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tree(tmp_path / "trees" / "layer", {"layer": LAYER})
     monkeypatch.chdir(tmp_path)
-    new = begun(strategy(), init_from="trees/layer", init_parts=["params/params/MLP_0/Dense_0=layer"])
+    new = begun(small_dqn(), init_from="trees/layer", init_parts=["params/params/MLP_0/Dense_0=layer"])
     assert equal(kernels(new)[0], LAYER["kernel"])
 
 
@@ -385,14 +369,14 @@ def test_text_beside_the_arrays_of_a_tree_is_left_where_it_is(tmp_path: Path) ->
     with ocp.PyTreeCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "tree", {"layer": LAYER, "by": "somebody"})
     settings = {"init_from": str(tmp_path / "tree"), "init_parts": ["params/params/MLP_0/Dense_0=layer"]}
-    assert equal(kernels(begun(strategy(), **settings))[0], LAYER["kernel"])
+    assert equal(kernels(begun(small_dqn(), **settings))[0], LAYER["kernel"])
 
 
 def test_a_tree_that_was_never_finished_is_refused(tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "tree", {"layer": LAYER})
     left = tree.rename(tmp_path / "tree.orbax-checkpoint-tmp")
     with pytest.raises(SettingsError, match=f"^init_from: {left} was never finished by Orbax"):
-        begun(strategy(), init_from=str(left), init_parts=["params/params/MLP_0/Dense_0=layer"])
+        begun(small_dqn(), init_from=str(left), init_parts=["params/params/MLP_0/Dense_0=layer"])
 
 
 @pytest.mark.parametrize(
@@ -409,13 +393,13 @@ def test_a_tree_that_was_never_finished_is_refused(tmp_path: Path) -> None:
 )
 def test_what_is_no_tree_of_arrays_is_refused_in_one_line(tree: Any, told: str) -> None:
     with pytest.raises(SettingsError, match=told) as caught:
-        begun(strategy(), init_from=tree)
+        begun(small_dqn(), init_from=tree)
     assert "\n" not in str(caught.value)
 
 
 def test_parts_need_what_they_are_parts_of() -> None:
     with pytest.raises(SettingsError, match="set init_from"):
-        jaxrl.Trainer(strategy(), init_parts=["params"], **SETTINGS)
+        jaxrl.Trainer(small_dqn(), init_parts=["params"], **SETTINGS)
 
 
 @pytest.mark.slow

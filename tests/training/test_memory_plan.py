@@ -8,14 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from toys_data import walk
+from toys_envs import counting
+from toys_session import SPEC
+from toys_trainer import small_dqn
 
 import jaxrl
 from jaxrl.training import memory
 from jaxrl.training.memory import Plan, fitting, largest_rows, plan_of_state
 from jaxrl.training.program import check_step
-from tests.toys_data import walk
-from tests.toys_envs import counting
-from tests.toys_session import SPEC
 
 MB = 10**6
 
@@ -54,12 +55,11 @@ def test_the_rows_of_a_rollout_are_counted() -> None:
 @pytest.mark.every_day("off-policy")
 @pytest.mark.parametrize("kind", ["on-policy", "off-policy", "offline"])
 def test_every_strategy_has_a_plan_and_tells_it(kind: str, tmp_path: Path) -> None:
-    env, settings = counting(), dict[str, Any](max_opts=4, eval_episodes=3, eval_interval=0, quiet=True)
+    settings = dict[str, Any](max_opts=4, eval_episodes=3, eval_interval=0, quiet=True)
     if kind == "on-policy":
         strategy = ppo()
     elif kind == "off-policy":
-        buffer = jaxrl.uniform(64, batch_size=8)
-        strategy = jaxrl.off_policy(env, jaxrl.dqn(features=(8,)), buffer=buffer, num_envs=2, opt_interval=2, warmup=8)
+        strategy = small_dqn()
     else:
         strategy = jaxrl.offline(walk(), jaxrl.bc(features=(8,)), batch_size=8, holdout=0.5)
     trainer = jaxrl.Trainer(strategy, run_dir=str(tmp_path / "run"), **settings)

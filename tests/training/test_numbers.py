@@ -95,12 +95,12 @@ class Bounds(NamedTuple):
     weight: Any
 
 
-def bounding(spoilt: int) -> Any:
-    """Return an agent that keeps bounds of rewards, and whose parameter is NaN after update `spoilt`."""
+def bounding() -> Any:
+    """Return an agent that keeps bounds of rewards, and whose parameter is NaN after update 3."""
 
     def update(state: Bounds, batch: Batch, key: Any, opt_step: Any) -> tuple[Bounds, Any, Any]:
         reward = batch.items.reward
-        weight = jnp.where(opt_step == spoilt, jnp.nan, state.weight + 1)
+        weight = jnp.where(opt_step == 3, jnp.nan, state.weight + 1)
         low, high = jnp.minimum(state.low, reward.min()), jnp.maximum(state.high, reward.max())
         return Bounds(low, high, state.never, weight), {"loss": jnp.float32(0)}, batch.weight
 
@@ -110,16 +110,15 @@ def bounding(spoilt: int) -> Any:
     return lambda spec: Agent("bounding", init, act, update, strip=lambda state: state)
 
 
-@pytest.mark.parametrize(("spoilt", "made"), [(99, 6), (3, 5)])
-def test_an_agent_may_keep_infinities_but_not_make_a_number_one(spoilt: int, made: int) -> None:
+def test_an_agent_may_keep_infinities_but_not_make_a_number_one() -> None:
     memory = jaxrl.MemoryRecorder()
     strategy = jaxrl.off_policy(
-        constant_reward(0.5), bounding(spoilt), buffer=jaxrl.uniform(16, 4), num_envs=2, warmup=8, opt_interval=2
+        constant_reward(0.5), bounding(), buffer=jaxrl.uniform(16, 4), num_envs=2, warmup=8, opt_interval=2
     )
     options = {"eval_interval": 0, "eval_episodes": 0, "quiet": True, "recorders": [memory]}
     result = jaxrl.Trainer(strategy, max_opts=6, record_interval=6, **options).train()
-    assert [float(x) for x in result.state.agent] == [0.5, 0.5, np.inf, made]
-    assert sum(row.get("skipped_updates", 0) for row in memory.rows) == 6 - made
+    assert [float(x) for x in result.state.agent] == [0.5, 0.5, np.inf, 5]
+    assert sum(row.get("skipped_updates", 0) for row in memory.rows) == 1
 
 
 # --- a single sample -------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from toys_trainer import small_dqn
 
 import jaxrl
 from jaxrl.trees import PyTree
@@ -22,10 +23,8 @@ import orbax.checkpoint as ocp
 
 run, obs = sys.argv[1], np.load(sys.argv[2])
 network = ocp.PyTreeCheckpointer().restore(f"{run}/best/{sys.argv[3]}/arrays")["agent"]["params"]["params"]
-hidden = obs
-for name in ("Dense_0", "Dense_1"):
-    layer = network["MLP_0"][name]
-    hidden = np.maximum(hidden @ layer["kernel"] + layer["bias"], 0)
+layer = network["MLP_0"]["Dense_0"]
+hidden = np.maximum(obs @ layer["kernel"] + layer["bias"], 0)
 values = hidden @ network["Dense_0"]["kernel"] + network["Dense_0"]["bias"]
 print(*values.argmax(-1))
 """
@@ -34,9 +33,8 @@ print(*values.argmax(-1))
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("run") / "dqn"
-    env = jaxrl.make_env("CartPole-v1")
-    strategy = jaxrl.off_policy(env, jaxrl.dqn(features=(16, 8)), buffer=jaxrl.uniform(500, batch_size=16), warmup=50)
-    jaxrl.Trainer(strategy, max_opts=200, eval_interval=100, save_interval=100, run_dir=str(path), quiet=True).train()
+    settings = {"max_opts": 20, "eval_interval": 10, "eval_episodes": 3, "save_interval": 10, "quiet": True}
+    jaxrl.Trainer(small_dqn(), run_dir=str(path), **settings).train()
     return path
 
 
@@ -51,11 +49,11 @@ def test_a_process_with_orbax_and_numpy_alone_acts_as_the_policy_does(run: Path,
 
 def test_orbaxs_manager_finds_the_checkpoints_and_restores_the_training_state(run: Path) -> None:
     with ocp.CheckpointManager(run / "checkpoints", item_names=("arrays",)) as manager:
-        assert list(manager.all_steps()) == [100, 200]
-        found = manager.restore(200, args=ocp.args.Composite(arrays=ocp.args.PyTreeRestore()))["arrays"]
+        assert list(manager.all_steps()) == [10, 20]
+        found = manager.restore(20, args=ocp.args.Composite(arrays=ocp.args.PyTreeRestore()))["arrays"]
     assert found.keys() == {"state", "sums"}
     agent = found["state"]["agent"]
-    assert agent["params"]["params"]["Dense_0"]["kernel"].shape == (8, 2)
+    assert agent["params"]["params"]["Dense_0"]["kernel"].shape == (16, 2)
     assert shapes(agent["opt_state"]["0"]["mu"]) == shapes(agent["opt_state"]["0"]["nu"]) == shapes(agent["params"])
 
 

@@ -60,7 +60,10 @@ def trainer(name: str, run: Path, max_opts: int = 20, **resume: bool) -> jaxrl.T
         opt_interval=4,
         warmup=16,
     )
-    settings = {"eval_interval": 10, "eval_episodes": 3, "save_interval": 10, "quiet": True}
+    judged = (
+        {"eval_interval": 0, "eval_episodes": 0} if name == "network" else {"eval_interval": 10, "eval_episodes": 3}
+    )
+    settings = {**judged, "save_interval": 10, "quiet": True}
     return jaxrl.Trainer(strategy, max_opts=max_opts, run_dir=str(run), **settings, **resume)
 
 

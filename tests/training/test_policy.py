@@ -19,7 +19,7 @@ OBS = np.linspace(-0.5, 0.5, 12, dtype=np.float32).reshape(3, 4)
 
 def policy_of(strategy: jaxrl.Strategy) -> GreedyPolicy:
     assert strategy.policy is not None
-    return GreedyPolicy(strategy.policy, strategy.policy.params(strategy.init(jax.random.key(1))))
+    return GreedyPolicy(strategy.policy, strategy.policy.params(jax.jit(strategy.init)(jax.random.key(1))))
 
 
 def test_a_policy_without_a_memory_works_inside_jit_and_vmap_and_after() -> None:

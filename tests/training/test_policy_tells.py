@@ -305,25 +305,32 @@ def test_without_a_memory_it_is_told_inside_compiled_functions() -> None:
 
 # --- what has none ------------------------------------------------------------------------------------------------
 
+IDLE = {"make_policy": lambda spec, head: Linear([0.0] * head.outputs)}
 NONE: dict[str, tuple[Any, Any, str, tuple[Any, ...], str]] = {
-    "noisy": (lambda: jaxrl.rainbow(features=(4,)), Discrete(2), "probabilities", (), "noise in its network"),
-    "one action": (lambda: jaxrl.td3(features=(4,)), BOUNDED, "log_prob", ([0.0],), "td3 acts deterministically"),
-    "continuous": (lambda: jaxrl.ppo(features=(4,)), BOUNDED, "probabilities", (), r"policy\.log_prob\(obs, action\)"),
-    "no values": (lambda: jaxrl.bc(features=(4,)), Discrete(2), "values", (), "bc learns actions alone"),
-    "stripped": (lambda: jaxrl.sac(features=(4,)), Discrete(2), "values", (), "critics=True"),
+    "noisy": (jaxrl.rainbow(features=(4,)), Discrete(2), "probabilities", (), "noise in its network"),
+    "one action": (
+        jaxrl.td3(**IDLE, make_critic=lambda spec: Linear([1.0], [1.0])),
+        *(BOUNDED, "log_prob", ([0.0],), "td3 acts deterministically"),
+    ),
+    "continuous": (
+        jaxrl.ppo(**actor([0.0, 0.0])),
+        *(BOUNDED, "probabilities", (), r"policy\.log_prob\(obs, action\)"),
+    ),
+    "no values": (
+        jaxrl.bc(make_network=lambda spec, head: Linear([0.0, 0.0])),
+        *(Discrete(2), "values", (), "bc learns actions alone"),
+    ),
+    "stripped": (
+        jaxrl.sac(**IDLE, make_critic=lambda spec: Linear([4.0, 7.0])),
+        *(Discrete(2), "values", (), "critics=True"),
+    ),
     "of one's own": (
-        lambda: lambda spec: jaxrl.dqn(features=(4,))(spec)._replace(name="mine", policy_fns=None),
-        Discrete(2),
-        "values",
-        (),
-        "mine has no field policy_fns",
+        lambda spec: jaxrl.dqn(**q_network([0.0, 1.0]))(spec)._replace(name="mine", policy_fns=None),
+        *(Discrete(2), "values", (), "mine has no field policy_fns"),
     ),
     "no action": (
-        lambda: jaxrl.ppo(features=(4,)),
-        BOUNDED,
-        "log_prob",
-        ([0.0, 1.0],),
-        r"shape \(2,\); expected \(1,\)",
+        jaxrl.ppo(**actor([0.0, 0.0])),
+        *(BOUNDED, "log_prob", ([0.0, 1.0],), r"shape \(2,\); expected \(1,\)"),
     ),
 }
 
@@ -332,7 +339,7 @@ NONE: dict[str, tuple[Any, Any, str, tuple[Any, ...], str]] = {
 def test_what_an_agent_has_none_of_is_one_clear_line(case: str) -> None:
     make, actions, what, given, said = NONE[case]
     with pytest.raises(SettingsError, match=said) as refused:
-        getattr(policy_of(make(), actions), what)(ONE, *given)
+        getattr(policy_of(make, actions), what)(ONE, *given)
     assert "\n" not in str(refused.value)
 
 

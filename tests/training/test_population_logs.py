@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from jaxrl.training.storage.group_files import GroupFiles, MemberDir
 from jaxrl.training.storage.logs import damage
 from jaxrl.training.storage.run_dir import METRICS, read_members
 from jaxrl.training.trainer import Trainer
+from tests.reliability.test_divergence import poisoned
 
 LENGTH = {"max_opts": 20, "eval_interval": 20, "eval_episodes": 3, "record_interval": 20, "quiet": True}
 
@@ -96,6 +98,23 @@ def test_logs_are_closed_although_the_file_of_members_cannot_be_written(
     assert steps(tmp_path, 0, "train") == [10]
 
 
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("short") / "run"
+    Trainer(jaxrl.population(small_dqn(), seeds=2), **LENGTH, run_dir=run).train()
+    return run
+
+
+@pytest.fixture
+def run(short: Path, tmp_path: Path) -> Path:
+    """Return a directory of a test's own, in which two members were trained for 20 steps."""
+    return Path(shutil.copytree(short, tmp_path / "run"))
+
+
+def go_on(run: Path) -> None:
+    Trainer(jaxrl.population(small_dqn(), seeds=2), **{**LENGTH, "max_opts": 40}, run_dir=run, resume=True).train()
+
+
 # --- lines that others have written -------------------------------------------------------------------------------
 
 
@@ -109,14 +128,12 @@ def test_settings_that_python_calls_equal_are_kept_as_each_member_has_them(tmp_p
     assert [(type(one["x"]), one["y"]) for one in read] == [(int, 1), (bool, 1), (float, 1)]
 
 
-def test_a_last_row_without_its_line_break_is_a_row_and_no_damage(tmp_path: Path) -> None:
+def test_a_last_row_without_its_line_break_is_a_row_and_no_damage(run: Path) -> None:
     """As an editor leaves it, or a kill in the middle of the last byte."""
-    made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
-    Trainer(made, **LENGTH, run_dir=run).train()
     lines = [line for line in (run / METRICS).read_text().splitlines() if line.startswith('{"member"')]
     (run / METRICS).write_text("\n".join(lines))
     with pytest.warns(UserWarning, match="has lost rows"):  # the last byte
-        Trainer(made, **{**LENGTH, "max_opts": 40}, run_dir=run, resume=True).train()
+        go_on(run)
     assert [steps(run, number) for number in (0, 1)] == [[20, 40], [20, 40]]
     assert verify.main([str(run)]) == 0
 
@@ -131,13 +148,11 @@ def test_a_last_row_without_its_line_break_is_a_row_and_no_damage(tmp_path: Path
         '{"member": 0, "kind": "eval", "opt_steps": 10, "score": 1' + "0" * 400 + "}",
     ],
 )
-def test_rows_of_strangers_stop_neither_a_resume_nor_a_reader(line: str, tmp_path: Path) -> None:
-    made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
-    Trainer(made, **LENGTH, run_dir=run).train()
+def test_rows_of_strangers_stop_neither_a_resume_nor_a_reader(line: str, run: Path) -> None:
     with (run / METRICS).open("a") as log:
         log.write(line + "\n")
     assert [one.member for one in read_runs([str(run)])] == [0, 1]
-    Trainer(made, **{**LENGTH, "max_opts": 40}, run_dir=run, resume=True).train()
+    go_on(run)
     assert [one["opt_steps"] for one in rows_about_all(run)][-2:] == [20, 40]
 
 
@@ -175,17 +190,8 @@ class Asking(Recorder):
 def test_services_are_told_that_a_member_has_diverged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RECORDERS, "asking", RecorderRow(__name__, "Asking", "asks"))
     Asking.said = []
-    strategy = jaxrl.off_policy(
-        jaxrl.make_env("CartPole-v1"),
-        jaxrl.dqn(features=(8,), loss="squared"),
-        buffer=jaxrl.uniform(400, batch_size=16),
-        processor=jaxrl.chain(jaxrl.reward_scale(1e25), jaxrl.one_step()),  # overflows at once
-        num_envs=4,
-        opt_interval=4,
-        warmup=64,
-    )
-    made = jaxrl.population(strategy, seeds=1)
-    length = {**LENGTH, "max_opts": 1_000, "max_skips": 3, "run_dir": tmp_path / "run", "recorders": ("asking",)}
+    made = jaxrl.population(poisoned(lambda luck, step: step >= 0), seeds=1)
+    length = {"max_opts": 1_000, "max_skips": 3, "quiet": True, "run_dir": tmp_path / "run", "recorders": ("asking",)}
     with pytest.raises(jaxrl.JaxrlError, match="all 1 members diverged"):
         Trainer(made, **length).train()
     assert Asking.said == [({"status": "diverged"}, True)]

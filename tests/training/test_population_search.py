@@ -247,6 +247,8 @@ class Searched(NamedTuple):
 
     population: Population
     run: Path
+    checkpoints: dict[str, str]
+    adoptions: list[tuple[int, int]]
 
     def cut(self, gate: int, to: Path) -> Path:
         """Copy it as a kill leaves it behind a gate, before any member has saved again."""
@@ -261,19 +263,19 @@ class Searched(NamedTuple):
         Trainer(self.population, **SAVED, run_dir=run, resume=True).train()
 
     def require_same(self, run: Path) -> None:
-        assert checkpoints(run) == checkpoints(self.run)
+        assert checkpoints(run) == self.checkpoints
         assert lineage(run) == lineage(self.run)
 
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     """Five members with gates at 20, 40 and 60."""
-    found = Searched(made(PBT), tmp_path_factory.mktemp("searched") / "run")
-    Trainer(found.population, **SAVED, run_dir=found.run).train()
-    taken = adoptions(found.run)
+    population, run = made(PBT), tmp_path_factory.mktemp("searched") / "run"
+    Trainer(population, **SAVED, run_dir=run).train()
+    taken = adoptions(run)
     assert {step for _, step in taken} == {20, 40, 60}
     assert any((name, step + 20) in taken for name, step in taken), "a member that takes over twice in a row"
-    return found
+    return Searched(population, run, checkpoints(run), taken)
 
 
 @pytest.mark.every_day("20")
@@ -284,7 +286,7 @@ def test_killed_behind_a_gate_before_anyone_saves_again_it_comes_to_the_same_bit
     run = searched.cut(gate, tmp_path / "run")
     searched.go_on(run)
     searched.require_same(run)
-    assert adoptions(run) == adoptions(searched.run)
+    assert adoptions(run) == searched.adoptions
 
 
 @pytest.mark.filterwarnings("ignore:.*eval_episodes.jsonl. cannot be read")
@@ -307,7 +309,7 @@ def test_rows_under_another_members_number_are_told_and_all_go_on_as_themselves(
     (run / "metrics.jsonl").write_text(log)
     with pytest.warns(UserWarning, match=r"members/0000[02]: metrics.jsonl: .*recorded in the newest checkpoint"):
         searched.go_on(run)
-    assert checkpoints(run) == checkpoints(searched.run)
+    assert checkpoints(run) == searched.checkpoints
 
 
 ARGS = (
@@ -341,7 +343,7 @@ def test_killed_inside_generations_it_comes_to_the_same_bits(tmp_path: Path) -> 
 def test_a_member_that_is_taken_out_is_trained_anew_unless_it_had_taken_over(
     searched: Searched, tmp_path: Path
 ) -> None:
-    taken = {number for number, step in adoptions(searched.run) if step < 60}
+    taken = {number for number, step in searched.adoptions if step < 60}
     for number in (min({*range(5)} - taken), min(taken)):
         run = searched.cut(60, tmp_path / str(number))
         without_line(run / "members.jsonl", number)

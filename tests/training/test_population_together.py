@@ -1,6 +1,5 @@
 """Members in one program: close to the runs alone, the same bits over repeats and resumptions, independent."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from toys_runs import rows_in
 from toys_trainer import small_dqn
 
 import jaxrl
@@ -63,7 +63,7 @@ def test_bits_are_the_same_over_repeats_calls_and_resumptions(whole: PopulationR
     gone_on = train(run_dir=tmp_path / "run", resume=True)
     assert digests(gone_on) == digests(whole)
     assert [m.last_score for m in gone_on.members] == [m.last_score for m in whole.members]
-    population = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    population = rows_in(tmp_path / "run")
     assert [row["opt_steps"] for row in population if row["kind"] == "population"] == [20, 40, 60]
 
 

@@ -5,13 +5,14 @@ import resource
 import shutil
 import signal
 import threading
+from functools import cache
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 import yaml
-from toys_runs import member_facts, read_lines, rows_about_all, rows_in, without_line
+from toys_runs import member_facts, read_lines, rows_about_all, rows_in, timeless, without_line
 from toys_trainer import counting, small_dqn
 
 import jaxrl
@@ -19,7 +20,7 @@ from jaxrl.cli.algos import build
 from jaxrl.cli.config import from_plain, preset
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.registry import algorithm_names
-from jaxrl.strategies.population import replace_settings, with_values
+from jaxrl.strategies.population import Population, replace_settings, with_values
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import PopulationResult, iqm, spread
@@ -30,20 +31,48 @@ from jaxrl.training.storage.group_files import GroupFiles
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.run_dir import member_dir
 from jaxrl.training.trainer import Trainer
+from tests.reliability.test_divergence import poisoned
 
 LENGTH = {"max_opts": 60, "eval_interval": 20, "eval_episodes": 3, "record_interval": 20, "save_interval": 20}
 SMALL = {"agent.features": [8]}
 
 
-def untimed(rows: list[dict]) -> list[dict]:
-    timed = {"wall_s", "opt_steps_per_sec", "env_steps_per_sec", "rss_mb", "device_mb"}
-    return [{name: value for name, value in row.items() if name not in timed} for row in rows]
-
-
 def evaluated(run: Path, members: int) -> list[list[dict]]:
     """Return the population's rows, and the evaluations of each member."""
     own = [[row for row in rows_in(run, number) if row["kind"] == "eval"] for number in range(members)]
-    return [untimed(rows) for rows in (rows_about_all(run), *own)]
+    return [timeless(rows) for rows in (rows_about_all(run), *own)]
+
+
+@cache
+def two(layout: str = "spread") -> Population:
+    return jaxrl.population(small_dqn(), seeds=2, layout=layout)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PopulationResult]:
+    """Return where two members have come to their end undisturbed, and the result; do not write there."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    return run, Trainer(two(), **LENGTH, run_dir=run, quiet=True).train()
+
+
+BEGUN = {**LENGTH, "max_opts": 20, "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("short") / "run"
+    Trainer(two(), **BEGUN, run_dir=run).train()
+    return run
+
+
+@pytest.fixture
+def run(short: Path, tmp_path: Path) -> Path:
+    """Return a directory of a test's own, in which two members were trained for 20 steps."""
+    return Path(shutil.copytree(short, tmp_path / "run"))
+
+
+def digests(result: PopulationResult) -> list[str]:
+    return [state_digest(member.result.state) for member in result.members]
 
 
 def test_members_are_the_runs_that_they_would_be_alone(tmp_path: Path) -> None:
@@ -61,7 +90,7 @@ def test_members_are_the_runs_that_they_would_be_alone(tmp_path: Path) -> None:
         assert state_digest(own.result.state) == state_digest(single.state)
         assert (own.best_score, own.last_score) == (single.best_score, single.summary["last_score"])
         for log in ("metrics.jsonl", "eval_episodes.jsonl"):
-            assert untimed(rows_in(tmp_path / "all", member.number, log)) == untimed(rows_in(path, log=log))
+            assert timeless(rows_in(tmp_path / "all", member.number, log)) == timeless(rows_in(path, log=log))
         settings = yaml.safe_load((path / "config.yaml").read_text())
         assert member_facts(tmp_path / "all", member.number) == settings
         assert jaxrl.load_policy(tmp_path / "all", member=member.number)(np.zeros(4)) in (0, 1)
@@ -84,11 +113,10 @@ def test_a_swept_setting_does_what_the_setting_does(algo: str) -> None:
     assert state_digest(member.result.state) == state_digest(Trainer(built, **length).train().state)
 
 
-def test_rows_of_the_population_are_its_members_and_what_they_come_to(tmp_path: Path) -> None:
-    made = jaxrl.population(small_dqn(), seeds=3)
-    Trainer(made, **LENGTH, run_dir=tmp_path / "run", quiet=True).train()
-    evaluations = [[row for row in rows_in(tmp_path / "run", n) if row["kind"] == "eval"] for n in range(3)]
-    rounds = rows_about_all(tmp_path / "run")
+def test_rows_of_the_population_are_its_members_and_what_they_come_to(whole: tuple[Path, PopulationResult]) -> None:
+    run = whole[0]
+    evaluations = [[row for row in rows_in(run, n) if row["kind"] == "eval"] for n in range(2)]
+    rounds = rows_about_all(run)
     assert [(row["kind"], row["opt_steps"]) for row in rounds] == [("population", at) for at in (20, 40, 60)]
     for row, of_each in zip(rounds, zip(*evaluations, strict=True), strict=True):
         assert {one["opt_steps"] for one in of_each} == {row["opt_steps"]}
@@ -96,9 +124,9 @@ def test_rows_of_the_population_are_its_members_and_what_they_come_to(tmp_path: 
         assert row["mean"] == pytest.approx(np.mean(scores))
         assert row["best"] == max(scores)
         assert row["best_member"] == int(np.argmax(scores))
-    metadata = json.loads((tmp_path / "run" / "metadata.json").read_text())
+    metadata = json.loads((run / "metadata.json").read_text())
     assert metadata["status"] == "done"
-    assert [member["status"] for member in metadata["table"]] == ["max_opts"] * 3
+    assert [member["status"] for member in metadata["table"]] == ["max_opts"] * 2
 
 
 @pytest.mark.parametrize("replay", [True, False])
@@ -116,8 +144,7 @@ def test_a_best_policy_is_on_disk_with_the_next_checkpoint_and_no_sooner(tmp_pat
     )
     length = {**LENGTH, "max_opts": 80, "save_interval": 60, "save_replay": replay}
     evaluator = lambda params, key: Evaluation(np.array([float(next(rising))]), np.array([1]), np.array([True]))
-    made = jaxrl.population(small_dqn(), seeds=2)
-    Trainer(made, **length, evaluator=evaluator, hooks=hooks, run_dir=tmp_path / "run", quiet=True, workers=1).train()
+    Trainer(two(), **length, evaluator=evaluator, hooks=hooks, run_dir=tmp_path / "run", quiet=True, workers=1).train()
     assert [there[-at] for at in (20, 40, 60)] == ([{()}] * 3 if replay else [{()}, {(20,)}, {(40,)}])
     assert () not in there[60]
     assert there[80] == {(80,)}
@@ -135,34 +162,26 @@ def test_a_population_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) 
     assert {member.status for member in left.members} <= {"enough", "max_opts", "running"}
     assert any(member.last_score != other.last_score for member, other in zip(left.members, whole.members, strict=True))
     again = Trainer(made, **LENGTH, run_dir=tmp_path / "cut", quiet=True, resume=True, workers=1).train()
-    for one, other in zip(again.members, whole.members, strict=True):
-        assert one.result is not None
-        assert other.result is not None
-        assert state_digest(one.result.state) == state_digest(other.result.state)
+    assert digests(again) == digests(whole)
     assert evaluated(tmp_path / "cut", 6) == evaluated(tmp_path / "whole", 6)
     with pytest.raises(jaxrl.SettingsError, match=r"holds the population .* not "):
-        Trainer(jaxrl.population(small_dqn(), seeds=2), **LENGTH, run_dir=tmp_path / "cut", resume=True).train()
+        Trainer(two(), **LENGTH, run_dir=tmp_path / "cut", resume=True).train()
 
 
-def test_a_second_call_goes_on_from_where_it_is(tmp_path: Path) -> None:
-    made = jaxrl.population(small_dqn(), seeds=2)
-    whole = Trainer(made, **LENGTH, run_dir=tmp_path / "whole", quiet=True).train()
-    trainer = Trainer(made, **{**LENGTH, "max_opts": 40}, run_dir=tmp_path / "cut", quiet=True)
+def test_a_second_call_goes_on_from_where_it_is(whole: tuple[Path, PopulationResult], tmp_path: Path) -> None:
+    trainer = Trainer(two(), **{**LENGTH, "max_opts": 40}, run_dir=tmp_path / "cut", quiet=True)
     assert [member.result.summary["opt_steps"] for member in trainer.train().members] == [40, 40]
     longer, again = trainer.train(max_opts=60), trainer.train()
-    for found in (longer, again):
-        for one, other in zip(found.members, whole.members, strict=True):
-            assert state_digest(one.result.state) == state_digest(other.result.state)
-    assert evaluated(tmp_path / "cut", 2) == evaluated(tmp_path / "whole", 2)
+    assert digests(longer) == digests(again) == digests(whole[1])
+    assert evaluated(tmp_path / "cut", 2) == evaluated(whole[0], 2)
     assert "max_opts: 60" in (tmp_path / "cut" / "config.yaml").read_text()
 
 
 @pytest.mark.every_day("spread")
 @pytest.mark.parametrize("layout", ["spread", "together"])
 def test_a_second_call_goes_on_in_memory_where_there_is_no_directory(layout: str) -> None:
-    made = jaxrl.population(small_dqn(), seeds=2, layout=layout)
-    whole = Trainer(made, **LENGTH, quiet=True).train()
-    trainer = Trainer(made, **{**LENGTH, "max_opts": 20}, quiet=True)
+    whole = Trainer(two(layout), **LENGTH, quiet=True).train()
+    trainer = Trainer(two(layout), **BEGUN)
     first = trainer.train()
     before = digests(first)
     assert digests(trainer.train()) == before, "nothing is left to do"
@@ -193,35 +212,18 @@ def test_members_of_another_version_are_not_to_be_trained_anew(tmp_path: Path) -
     assert "--start-over" not in str(refused.value)
 
 
-def digests(result: PopulationResult) -> list[str]:
-    return [state_digest(member.result.state) for member in result.members]
-
-
 def test_a_loop_that_is_left_has_saved_every_member_that_began(tmp_path: Path) -> None:
-    made = jaxrl.population(small_dqn(), seeds=2)
-    for _ in (reports := iter(Trainer(made, **LENGTH, run_dir=tmp_path / "run", quiet=True, workers=1))):
+    for _ in (reports := iter(Trainer(two(), **LENGTH, run_dir=tmp_path / "run", quiet=True, workers=1))):
         break
     reports.close()  # type: ignore[attr-defined]
     assert open_store(member_dir(tmp_path / "run", 0), CHECKPOINTS).steps() == [20]
-    done = Trainer(made, **LENGTH, run_dir=tmp_path / "run", quiet=True, resume=True).train()
+    done = Trainer(two(), **LENGTH, run_dir=tmp_path / "run", quiet=True, resume=True).train()
     assert [member.status for member in done.members] == ["max_opts"] * 2
 
 
 def test_one_that_diverges_is_frozen_and_the_others_go_on(tmp_path: Path) -> None:
-    """An infinite loss from the first update on: a learning rate of 1e3 on rewards of 1e30 overflows at once."""
-    env = jaxrl.make_env("CartPole-v1")
-    agent = jaxrl.dqn(features=(8,), loss="squared")
-    strategy = jaxrl.off_policy(
-        env,
-        agent,
-        buffer=jaxrl.uniform(400, batch_size=16),
-        processor=jaxrl.chain(jaxrl.reward_scale(1e25), jaxrl.one_step()),
-        num_envs=4,
-        opt_interval=4,
-        warmup=64,
-    )
-    made = jaxrl.population(strategy, seeds=1, sweep={"agent.tau": [0.01]})
-    length = {**LENGTH, "max_opts": 1_000, "max_skips": 3, "quiet": True, "run_dir": tmp_path / "run"}
+    made = jaxrl.population(poisoned(lambda luck, step: step >= 0), seeds=1)
+    length = {"max_opts": 1_000, "max_skips": 3, "quiet": True, "run_dir": tmp_path / "run"}
     with pytest.raises(jaxrl.JaxrlError, match="all 1 members diverged"):
         Trainer(made, **length).train()
     table = json.loads((tmp_path / "run" / "metadata.json").read_text())["table"]
@@ -230,26 +232,24 @@ def test_one_that_diverges_is_frozen_and_the_others_go_on(tmp_path: Path) -> Non
         Trainer(made, **length, resume=True).train()
 
 
-def test_a_member_taken_out_is_a_run_that_goes_on(tmp_path: Path) -> None:
-    made = jaxrl.population(small_dqn(), seeds=2)
-    result = Trainer(made, **LENGTH, run_dir=tmp_path / "run", quiet=True).train()
-    path = jaxrl.extract(tmp_path / "run", 1, tmp_path / "own")
+def test_a_member_taken_out_is_a_run_that_goes_on(whole: tuple[Path, PopulationResult], tmp_path: Path) -> None:
+    run, result = whole
+    path = jaxrl.extract(run, 1, tmp_path / "own")
     longer = {**LENGTH, "max_opts": 80}
     alone = Trainer(small_dqn(), **longer, seed=1, run_dir=tmp_path / "alone", quiet=True).train()
     resumed = Trainer(small_dqn(), **longer, seed=1, run_dir=path, resume=True, quiet=True).train()
     assert state_digest(resumed.state) == state_digest(alone.state)
-    assert result.members[1].result is not None
     for member, said in ((7, "has no member 7; expected 0 to 1"), (-1, "has no member -1")):
         with pytest.raises(jaxrl.SettingsError, match=said):
-            jaxrl.extract(tmp_path / "run", member, tmp_path / "other")
+            jaxrl.extract(run, member, tmp_path / "other")
     with pytest.raises(jaxrl.SettingsError, match="exists already"):
-        jaxrl.extract(tmp_path / "run", 1, path)
+        jaxrl.extract(run, 1, path)
     with pytest.raises(jaxrl.SettingsError, match="is a run of its own, and has no member 3"):
         jaxrl.load_policy(path, member=3)
     best = max(result.members, key=lambda member: member.best_score or 0)
-    assert jaxrl.load_policy(tmp_path / "run").facts["score"] == best.best_score
-    assert jaxrl.find_runs(tmp_path, "run") == [tmp_path / "run"]
-    assert all("members" not in run.parts for run in jaxrl.find_runs(tmp_path))
+    assert jaxrl.load_policy(run).facts["score"] == best.best_score
+    assert jaxrl.find_runs(run.parent, "run") == [run]
+    assert all("members" not in found.parts for found in jaxrl.find_runs(run.parent))
 
 
 def test_groups_are_judged_by_the_middle_half_of_last_scores() -> None:
@@ -306,54 +306,47 @@ def test_the_handlers_of_signals_are_as_before() -> None:
     assert (signal.getsignal(signal.SIGINT), threading.active_count()) == before
 
 
-def test_a_refused_resumption_changes_nothing(tmp_path: Path) -> None:
-    made = jaxrl.population(small_dqn(), seeds=2)
-    Trainer(made, **LENGTH, run_dir=tmp_path / "run", quiet=True).train()
-    before = (tmp_path / "run" / "config.yaml").read_text()
+def test_a_refused_resumption_changes_nothing(run: Path) -> None:
+    before = (run / "config.yaml").read_text()
     with pytest.raises(jaxrl.SettingsError, match="the seed decided all of it"):
-        Trainer(made, **LENGTH, seed=7, run_dir=tmp_path / "run", quiet=True, resume=True).train()
-    assert (tmp_path / "run" / "config.yaml").read_text() == before
-    longer = {**LENGTH, "max_opts": 80}
-    done = Trainer(made, **longer, run_dir=tmp_path / "run", quiet=True, resume=True).train()
+        Trainer(two(), **BEGUN, seed=7, run_dir=run, resume=True).train()
+    assert (run / "config.yaml").read_text() == before
+    done = Trainer(two(), **{**BEGUN, "max_opts": 40}, run_dir=run, resume=True).train()
     assert [member.status for member in done.members] == ["max_opts"] * 2
-    assert "max_opts: 80" in (tmp_path / "run" / "config.yaml").read_text()
+    assert "max_opts: 40" in (run / "config.yaml").read_text()
 
 
 def test_a_member_that_came_to_its_end_goes_no_further(tmp_path: Path) -> None:
-    made = jaxrl.population(small_dqn(), seeds=2)
     stops = {**LENGTH, "stop_reward": 1.0, "run_dir": tmp_path / "run", "quiet": True}
-    first = Trainer(made, **stops).train()
+    first = Trainer(two(), **stops).train()
     assert [member.status for member in first.members] == ["stop_reward"] * 2
-    again = Trainer(made, **stops, resume=True).train()
-    for one, other in zip(again.members, first.members, strict=True):
-        assert one.result is not None
-        assert other.result is not None
-        assert (one.status, one.last_score) == (other.status, other.last_score)
-        assert state_digest(one.result.state) == state_digest(other.result.state)
+    again = Trainer(two(), **stops, resume=True).train()
+    assert [(one.status, one.last_score) for one in again.members] == [
+        (one.status, one.last_score) for one in first.members
+    ]
+    assert digests(again) == digests(first)
 
 
-def test_rows_do_not_wait_for_what_a_kill_left_unsaid(tmp_path: Path) -> None:
-    """Metadata that know of no checkpoint yet, and a member that had not begun when the process was killed."""
-    made = jaxrl.population(small_dqn(), seeds=2)
-    Trainer(made, **{**LENGTH, "max_opts": 20}, run_dir=tmp_path / "run", quiet=True).train()
-    file = tmp_path / "run" / "members.jsonl"
+def test_rows_do_not_wait_for_what_a_kill_left_unsaid(run: Path) -> None:
+    """Metadata that know of no checkpoint yet."""
+    file = run / "members.jsonl"
     lines = read_lines(file)
     del lines[0]["common"]["metadata"]["saved_opt_steps"]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    Trainer(made, **LENGTH, run_dir=tmp_path / "run", quiet=True, resume=True).train()
-    assert [row["opt_steps"] for row in rows_about_all(tmp_path / "run")] == [20, 40, 60]
-    more = jaxrl.population(small_dqn(), seeds=2)
-    begun = tmp_path / "begun"
-    Trainer(more, **{**LENGTH, "max_opts": 20}, run_dir=begun, quiet=True).train()
-    without_line(begun / "members.jsonl", 1)
-    (begun / ".members.jsonl.tmp").write_text("")
-    done = Trainer(more, **LENGTH, run_dir=begun, quiet=True, resume=True).train()
+    Trainer(two(), **LENGTH, run_dir=run, quiet=True, resume=True).train()
+    assert [row["opt_steps"] for row in rows_about_all(run)] == [20, 40, 60]
+
+
+def test_a_member_that_had_not_begun_when_the_process_was_killed_begins(run: Path) -> None:
+    without_line(run / "members.jsonl", 1)
+    (run / ".members.jsonl.tmp").write_text("")
+    done = Trainer(two(), **{**BEGUN, "max_opts": 40}, run_dir=run, resume=True).train()
     assert [member.status for member in done.members] == ["max_opts"] * 2
 
 
 def test_evaluations_of_some_members_alone_make_no_round(tmp_path: Path) -> None:
     """As with `eval_at_return`: a row of all is written where all were evaluated, or have ended before."""
-    rows = PopulationRows(jaxrl.population(small_dqn(), seeds=2), quiet=True)
+    rows = PopulationRows(two(), quiet=True)
     files = GroupFiles(tmp_path, None)
     rows.open(files, None)
     for number, step in ((1, 0), (0, 0), (1, 10), (0, 20), (1, 20), (1, 30), (0, 40), (1, 40)):
@@ -368,40 +361,34 @@ def test_evaluations_of_some_members_alone_make_no_round(tmp_path: Path) -> None
     ]
 
 
-def test_what_is_there_is_neither_taken_for_something_else_nor_filled(tmp_path: Path) -> None:
+def test_what_is_there_is_neither_taken_for_something_else_nor_filled(run: Path, tmp_path: Path) -> None:
     """A population for a run, the directory of `resume` for another, the inside of a population for a free place."""
-    made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
-    begun = {**LENGTH, "max_opts": 20, "quiet": True}
-    Trainer(made, **begun, run_dir=run).train()
     config = (run / "config.yaml").read_bytes()
     with pytest.raises(SettingsError, match="is a population, and this trains one run"):
-        Trainer(small_dqn(), **begun, resume=run, allow_changes=True).train()
+        Trainer(small_dqn(), **BEGUN, resume=run, allow_changes=True).train()
     with pytest.raises(SettingsError, match="lies inside"):
         jaxrl.extract(run, 0, member_dir(run, 2))
     with pytest.raises(SettingsError, match="goes on in its own directory"):
-        Trainer(made, **begun, resume=run, run_dir=tmp_path / "other")
+        Trainer(two(), **BEGUN, resume=run, run_dir=tmp_path / "other")
     with pytest.raises(SettingsError, match="branch off from a member"):
-        Trainer(made, **begun, resume=run, from_step=20, run_dir=tmp_path / "other")
+        Trainer(two(), **BEGUN, resume=run, from_step=20, run_dir=tmp_path / "other")
     assert (run / "config.yaml").read_bytes() == config
     assert not (run / "members").exists()
-    assert Trainer(made, **{**begun, "max_opts": 40}, resume=run).train().members[1].result.summary["opt_steps"] == 40
+    assert Trainer(two(), **{**BEGUN, "max_opts": 40}, resume=run).train().members[1].result.summary["opt_steps"] == 40
 
 
-def test_the_place_of_a_member_is_its_own(tmp_path: Path) -> None:
+def test_the_place_of_a_member_is_its_own(run: Path) -> None:
     """No run goes on or begins in it, alone, as a population or from a checkpoint; what is no member is named."""
-    made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
-    begun = {**LENGTH, "max_opts": 20, "quiet": True}
-    Trainer(made, **begun, run_dir=run).train()
     for trained, how in (
         (small_dqn(), {"resume": member_dir(run, 0), "seed": 0}),
         (small_dqn(), {"run_dir": member_dir(run, 9)}),
         (small_dqn(), {"resume": member_dir(run, 0), "from_step": 20, "run_dir": member_dir(run, 9)}),
-        (made, {"run_dir": member_dir(run, 9)}),
+        (two(), {"run_dir": member_dir(run, 9)}),
     ):
         with pytest.raises(SettingsError, match=r"is among the members of the population .*jaxrl.extract"):
-            Trainer(trained, **begun, **how).train()
+            Trainer(trained, **BEGUN, **how).train()
     without_line(run / "members.jsonl", 0)
-    assert len(Trainer(made, **begun, run_dir=run, resume=True).train().members) == 2
+    assert len(Trainer(two(), **BEGUN, run_dir=run, resume=True).train().members) == 2
 
 
 DAMAGED = [
@@ -414,67 +401,58 @@ DAMAGED = [
 """Lines that are not about a member; an empty one stands for a file without any."""
 
 
-def test_a_damaged_file_of_members_is_refused_and_costs_nothing(tmp_path: Path) -> None:
-    made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
-    begun = {**LENGTH, "max_opts": 20, "quiet": True, "run_dir": run}
-    Trainer(made, **begun).train()
+def test_a_damaged_file_of_members_is_refused_and_costs_nothing(run: Path) -> None:
+    begun = {**BEGUN, "run_dir": run}
     whole = (run / "members.jsonl").read_text()
     for line in DAMAGED:
         (run / "members.jsonl").write_text(whole + line + "\n" if line else "")
         before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
         with pytest.raises(SettingsError, match=r"cannot read .*members.jsonl: line \d is not about a member"):
-            Trainer(made, **begun, resume=True).train()
+            Trainer(two(), **begun, resume=True).train()
         del before[run / "metadata.json"]  # it says that the resume has failed
         assert {path: path.read_bytes() for path in before} == before, line
     (run / "members.jsonl").write_text(whole)
-    assert len(Trainer(made, **{**begun, "max_opts": 40}, resume=True).train().members) == 2
+    assert len(Trainer(two(), **{**begun, "max_opts": 40}, resume=True).train().members) == 2
 
 
-def test_checkpoints_without_the_file_of_members_are_not_trained_over(tmp_path: Path) -> None:
-    made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
-    begun = {**LENGTH, "max_opts": 20, "quiet": True, "run_dir": run}
-    Trainer(made, **begun).train()
+def test_checkpoints_without_the_file_of_members_are_not_trained_over(run: Path, tmp_path: Path) -> None:
+    begun = {**BEGUN, "run_dir": run}
     (run / "members.jsonl").rename(tmp_path / "members.jsonl")
     with pytest.raises(SettingsError, match=r"has checkpoints, but no members.jsonl, .* begin again with --start-over"):
-        Trainer(made, **begun, resume=True).train()
+        Trainer(two(), **begun, resume=True).train()
     (tmp_path / "members.jsonl").rename(run / "members.jsonl")
-    longer = Trainer(made, **{**begun, "max_opts": 40}, resume=True).train()
+    longer = Trainer(two(), **{**begun, "max_opts": 40}, resume=True).train()
     assert [member.result.summary["opt_steps"] for member in longer.members] == [40, 40]
 
 
-def test_a_population_whose_members_have_directories_is_of_an_earlier_version(tmp_path: Path) -> None:
-    made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
-    begun = {**LENGTH, "max_opts": 20, "quiet": True, "run_dir": run}
-    Trainer(made, **begun).train()
+def test_a_population_whose_members_have_directories_is_of_an_earlier_version(run: Path) -> None:
+    begun = {**BEGUN, "run_dir": run}
     (run / "members.jsonl").unlink()
     member_dir(run, 0).mkdir(parents=True)
     shutil.copy(run / "config.yaml", member_dir(run, 0))
-    for read in (lambda: Trainer(made, **begun, resume=True).train(), lambda: jaxrl.load_policy(run)):
+    for read in (lambda: Trainer(two(), **begun, resume=True).train(), lambda: jaxrl.load_policy(run)):
         with pytest.raises(SettingsError, match=r"have a directory each, as version 0\.29 wrote them"):
             read()
 
 
-def test_a_refused_resume_leaves_the_logs_and_an_accepted_one_drops_what_is_not_saved(tmp_path: Path) -> None:
-    made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
-    begun = {**LENGTH, "max_opts": 40, "quiet": True, "run_dir": run}
-    Trainer(made, **begun).train()
-    unsaved = {"kind": "eval", "opt_steps": 50, "score": 1.0}
+def test_a_refused_resume_leaves_the_logs_and_an_accepted_one_drops_what_is_not_saved(run: Path) -> None:
+    begun = {**BEGUN, "run_dir": run}
+    unsaved = {"kind": "eval", "opt_steps": 30, "score": 1.0}
     with (run / "metrics.jsonl").open("a") as log:
         log.write(json.dumps({"member": 1, **unsaved}) + "\n" + json.dumps({"kind": "population", **unsaved}) + "\n")
         log.write('{"member": 0, "kind": "ev')
     before = (run / "metrics.jsonl").read_bytes()
     with pytest.raises(SettingsError, match="was trained with other settings"):
-        Trainer(made, **begun, seed=7, resume=True).train()
+        Trainer(two(), **begun, seed=7, resume=True).train()
     assert (run / "metrics.jsonl").read_bytes() == before
-    Trainer(made, **{**begun, "max_opts": 60}, resume=True).train()
+    Trainer(two(), **{**begun, "max_opts": 40}, resume=True).train()
     rows = [row["opt_steps"] for row in rows_in(run, 1) if row["kind"] == "eval"]
-    assert rows == [row["opt_steps"] for row in rows_about_all(run)] == [20, 40, 60]
+    assert rows == [row["opt_steps"] for row in rows_about_all(run)] == [20, 40]
 
 
-def test_a_member_is_taken_out_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_member_is_taken_out_whole_or_not_at_all(run: Path, tmp_path: Path) -> None:
     """On a disk that takes no large file, and where an earlier try was killed on its way."""
-    run, own = tmp_path / "run", tmp_path / "own"
-    Trainer(jaxrl.population(small_dqn(), seeds=2), **{**LENGTH, "max_opts": 20}, run_dir=run, quiet=True).train()
+    own = tmp_path / "own"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, limits[1]))
     try:
@@ -497,9 +475,7 @@ def test_what_recorders_import_is_imported_before_members_begin(
     threads, make = [], CSVRecorder.__init__
     note = lambda self: (threads.append(threading.current_thread()), make(self))[1]
     monkeypatch.setattr(CSVRecorder, "__init__", note)
-    made = jaxrl.population(small_dqn(), seeds=2)
-    length = {**LENGTH, "max_opts": 20, "recorders": ("csv",)}
-    Trainer(made, **length, run_dir=tmp_path / "run", quiet=True).train()
+    Trainer(two(), **BEGUN, recorders=("csv",), run_dir=tmp_path / "run").train()
     assert threads[0] is threading.main_thread()
     assert len(threads) == 3
 

@@ -10,6 +10,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 from test_recorders_by_name import SHORT, train
 from test_videos import Filmed, stepwise
+from toys_runs import rows_in
 from toys_trainer import Scripted, counting
 
 import jaxrl
@@ -169,7 +170,7 @@ def test_events_and_notes_are_texts_of_tensorboard_once(tmp_path: Path) -> None:
     train(tmp_path, ["tensorboard"], hooks=tell, notes="*mine*")
     train(tmp_path, ["tensorboard"], hooks=tell, notes="*mine*", resume=True, max_opts=12)
     assert texts(tmp_path / "tensorboard", "notes") == [(0, "*mine*")]
-    events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    events = rows_in(tmp_path)
     logged = [(row["opt_steps"], f"{row['event']}: {row['message']}") for row in events if row["kind"] == "event"]
     assert texts(tmp_path / "tensorboard") == logged
     assert [text for text in logged if text[1].startswith("note: at")] == [(n, f"note: at {n}") for n in (2, 6, 10)]
@@ -203,8 +204,9 @@ def test_a_note_that_is_no_text_is_refused_with_how_a_number_is_noted(tmp_path: 
 
     train(tmp_path, [], hooks=jaxrl.Hooks(record=note), max_opts=2, eval_interval=0)
     assert said == [f"note: {given!r} is no text; numbers have names, as in note(norm=3.5)" for given in (3.5, "")]
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [row for row in rows if row.get("event") == "note" and not row["message"].startswith("max_opts")] == []
+    assert [
+        row for row in rows_in(tmp_path) if row.get("event") == "note" and not row["message"].startswith("max_opts")
+    ] == []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")

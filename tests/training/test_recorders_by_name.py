@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+from toys_runs import rows_in
 from toys_session import single
 from toys_trainer import ByStep, counting
 
@@ -37,8 +38,7 @@ def train(run: Path, recorders: Any = None, **settings: Any) -> jaxrl.Trainer:
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [row for row in rows if row["kind"] in ("train", "eval")]
+    return [row for row in rows_in(run) if row["kind"] in ("train", "eval")]
 
 
 # --- the table, and what it leads to ----------------------------------------------------------------------------

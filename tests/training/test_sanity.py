@@ -1,12 +1,12 @@
 """What is told of values that no return can have, and of a support that is too narrow: by hand, and in whole runs."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from toys_runs import rows_in
 from toys_trainer import CountState, counting, small_dqn
 
 import jaxrl
@@ -88,8 +88,7 @@ def diverging() -> jaxrl.Strategy:
 
 
 def told(run: Path) -> list[tuple[int, str]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [(row["opt_steps"], row["event"]) for row in rows if row.get("event") in ("values", "support")]
+    return [(row["opt_steps"], row["event"]) for row in rows_in(run) if row.get("event") in ("values", "support")]
 
 
 def test_each_is_told_once_in_a_run_however_often_it_is_resumed(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import pytest
+from toys_runs import rows_in
 from toys_session import Script, drive, small
 from toys_trainer import counting
 
@@ -93,7 +94,7 @@ def test_it_goes_on_from_such_a_checkpoint_to_the_same_rows_and_bits(
                 shutil.rmtree(tmp_path / name / "checkpoints" / str(step))
             trained = jaxrl.Trainer(strategy, run_dir=run, max_chunk=1, resume=True, **settings).train()
         digests.append(state_digest(trained.state))
-        told = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        told = rows_in(tmp_path / name)
         rows.append([(row["opt_steps"], row["t"], row["t_min"]) for row in told if row["kind"] == "train"])
     assert digests[0] == digests[1] == digests[2]
     assert rows[0] == rows[1] == rows[2]

@@ -6,12 +6,12 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
+from toys_envs import counting
+from toys_session import SPEC, Script, drive_as_trainer, single, small
 
 import jaxrl
 from jaxrl.buffers.uniform import read_batch
 from jaxrl.training.session.inputs import describe_envs, take_obs
-from tests.toys_envs import counting
-from tests.toys_session import SPEC, Script, drive_as_trainer, single, small
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,7 @@ def test_acting_greedily_changes_nothing() -> None:
     assert greedy == int(one.policy(np.ones(2)))
 
 
+@pytest.mark.slow  # every day they are those of the trainer, to the bit
 def test_random_actions_of_the_warm_up_are_all_there_are() -> None:
     session = single(warmup=300)
     seen = []

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from toys_session import Script, drive, single, small
 
 import jaxrl
-from tests.toys_session import Script, drive, single, small
 
 
 def play(session: jaxrl.Session, script: Script) -> list[int]:

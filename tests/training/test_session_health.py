@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from toys_runs import rows_in
+from toys_session import single
 
 import jaxrl
 from jaxrl.errors import DivergedError
 from jaxrl.training.session import session as module
 from jaxrl.training.storage.checkpoints import Store
-from tests.toys_session import single
 
 HUGE = 3e38
 """Finite, but no sum of two of them is."""
@@ -39,7 +40,7 @@ def test_a_session_without_finite_updates_saves_and_says_so(tmp_path: Path) -> N
     assert (session.opt_steps, saved, session.is_done) == (5, [5], True)
     assert not is_healthy(tmp_path)
     assert json.loads((tmp_path / "metadata.json").read_text())["status"] == "diverged"
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_in(tmp_path)
     assert [row["opt_steps"] for row in rows if row.get("event") == "diverged"] == [5]
     with single(max_skips=0, run_dir=str(tmp_path), resume=True) as session:
         drive_with(session, HUGE, 10)
@@ -64,7 +65,7 @@ def test_recorders_of_ones_own_get_the_rows_of_the_log(tmp_path: Path) -> None:
         with single(recorders=[recorder], run_dir=run_dir, record_interval=4) as session:
             drive_with(session, 1.0, 16)
             session.evaluate_score(1.0)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_in(tmp_path)
     assert [(row["kind"], row["opt_steps"]) for row in memory.rows] == [(row["kind"], row["opt_steps"]) for row in rows]
     assert [row["kind"] for row in alone.rows if row["kind"] != "event"] == ["train", "eval"]
     assert not (tmp_path / "tensorboard").exists()

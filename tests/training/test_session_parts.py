@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from toys_envs import counting
+from toys_session import BOX, Script, digest, drive, drive_as_trainer, small
 
 import jaxrl
 from jaxrl.spaces import Box
-from tests.toys_envs import counting
-from tests.toys_session import BOX, Script, digest, drive, drive_as_trainer, small
 
 STACKED = jaxrl.chain(jaxrl.frame_stack(2), jaxrl.n_step(3))
 RAINBOW = jaxrl.rainbow(lr=1e-2, features=(8,), atoms=11, v_min=-5.0, v_max=5.0, target_interval=5)

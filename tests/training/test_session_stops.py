@@ -7,6 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from toys_envs import counting
+from toys_runs import rows_in
+from toys_session import Script, digest, drive, single, small
 
 import jaxrl
 from jaxrl.errors import DivergedError
@@ -14,8 +17,6 @@ from jaxrl.strategies.guard import reseed
 from jaxrl.training.session.state import shapes_of
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import state_digest
-from tests.toys_envs import counting
-from tests.toys_session import Script, digest, drive, single, small
 
 HUGE = 3e38
 """Finite, but no sum of two of them is."""
@@ -47,7 +48,7 @@ def spoil(session: jaxrl.Session) -> None:
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return rows_in(run)
 
 
 def events(run: Path) -> list[tuple[str, int]]:

@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 from toys_gymnasium import Counting
+from toys_session import small
 
 import jaxrl
 from jaxrl.errors import SettingsError
@@ -22,9 +23,12 @@ def vector(mode: Any) -> Any:
     return gymnasium.vector.SyncVectorEnv([OneKind] * 2, autoreset_mode=mode)
 
 
+PARTS = {"agent": jaxrl.dqn(features=(4,)), "buffer": jaxrl.uniform(400, 8), "processor": jaxrl.one_step()}
+
+
 def session_of(envs: Any, hooks: Any = None) -> jaxrl.Session:
-    settings = {"num_envs": 2, "opt_interval": 2, "warmup": 300, "max_opts": 100}
-    return jaxrl.Session(envs, jaxrl.dqn(features=(4,)), buffer=jaxrl.uniform(400, 8), hooks=hooks, **settings)
+    """Return a session that only warms up, so that all that it was told is in its buffer, in order."""
+    return small(envs, **PARTS, opt_interval=2, warmup=300, hooks=hooks)
 
 
 def drive(session: jaxrl.Session, envs: Any, steps: int) -> int:

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from toys_session import small
 from toys_trainer import counting, small_dqn
 
 import jaxrl
@@ -49,17 +51,15 @@ def script(path: None, tmp_path: Path, cache: Path) -> Iterator[Any]:
 
 SEEDS = """
 import os, sys
-from jaxrl.cli.main import cache_compilations
-from toys_trainer import small_dqn
+from toys_trainer import counting
 import jaxrl
 
-cache_compilations()
 stop = lambda trainer, progress: progress.opt_steps >= 50 and os.kill(os.getpid(), int(sys.argv[1]))
 for seed in range(3):
     print("seed", seed, flush=True)
     jaxrl.Trainer(
-        small_dqn(), seed=seed, max_opts=120, eval_interval=30, eval_episodes=4, record_interval=15, max_chunk=4,
-        run_dir=f"run-{seed}", hooks=jaxrl.Hooks(chunk=stop), console=False,
+        counting(), seed=seed, max_opts=120, record_interval=15, max_chunk=4, run_dir=f"run-{seed}",
+        hooks=jaxrl.Hooks(chunk=stop), console=False,
     ).train()
 """
 
@@ -67,7 +67,7 @@ for seed in range(3):
 @pytest.mark.every_day("2--2")
 @pytest.mark.parametrize(("number", "code"), [(INT, -INT), (TERM, 143)])
 def test_a_signal_ends_a_script_of_several_runs_after_saving(
-    script: Any, tmp_path: Path, whole: str, number: signal.Signals, code: int
+    script: Any, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     process = script(SEEDS, number.value)
     out, errors = process.communicate()
@@ -80,8 +80,9 @@ def test_a_signal_ends_a_script_of_several_runs_after_saving(
     again = "continue with Trainer(strategy, ..., run_dir='run-0', resume=True)"
     assert lines[1] == f"stopped by {name} at {steps} optimisation steps; saved; {again}"
     assert "Traceback" not in errors or number == INT
-    resumed = jaxrl.Trainer(small_dqn(), run_dir=str(tmp_path / "run-0"), resume=True, **SETTINGS).train()
-    assert state_digest(resumed.state) == whole
+    settings: dict[str, Any] = {"max_opts": 120, "record_interval": 15, "quiet": True}
+    resumed = jaxrl.Trainer(counting(), run_dir=str(tmp_path / "run-0"), resume=True, **settings).train()
+    assert state_digest(resumed.state) == state_digest(jaxrl.Trainer(counting(), **settings).train().state)
 
 
 def raising(number: int, **when: str) -> jaxrl.Hooks:
@@ -95,8 +96,9 @@ def raising(number: int, **when: str) -> jaxrl.Hooks:
     return jaxrl.Hooks(**{when["at"]: send})
 
 
-@pytest.mark.parametrize("at", ["chunk", "before_evaluation", "evaluation", "record"])
-@pytest.mark.parametrize("directory", [None, "run"])
+@pytest.mark.parametrize(
+    ("at", "directory"), [("chunk", "run"), ("before_evaluation", None), ("evaluation", "run"), ("record", None)]
+)
 def test_in_a_notebook_the_trainer_keeps_what_it_was_interrupted_in(
     tmp_path: Path, whole: str, at: str, directory: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,7 +198,28 @@ print("the script goes on")
 """
 
 
-@pytest.mark.every_day("15-143")
+def test_a_signal_raises_in_the_loop_of_a_session_which_is_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, places, still = str(tmp_path / "run"), np.zeros((2, 2), np.float32), np.zeros(2, bool)
+
+    def loop() -> None:
+        with small(run_dir=run, max_opts=500) as session:
+            while not session.is_done:
+                if session.opt_steps == 20:
+                    signal.raise_signal(TERM)
+                session.act(places)
+                session.observe(np.ones(2), places, still, still)
+
+    with pytest.raises(SystemExit) as left:
+        loop()
+    assert left.value.code == 143
+    again = f"saved; continue with Session(..., run_dir={run!r}, resume=True)"
+    assert f"stopped by SIGTERM at 20 optimisation steps; {again}" in capsys.readouterr().err.splitlines()
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["20"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(INT, -INT), (TERM, 143)])
 def test_a_signal_leaves_the_loop_of_a_session_which_is_saved(
     script: Any, tmp_path: Path, number: signal.Signals, code: int
@@ -250,7 +273,8 @@ def make():
 """
 TRAIN = """
 if __name__ == "__main__":
-    jaxrl.Trainer(jaxrl.on_policy(make(), jaxrl.ppo(features=(8,)), num_envs=2, rollout=8), max_opts=64).train()
+    from toys_trainer import counting
+    jaxrl.Trainer(counting(), max_opts=64).train()
 """
 FRONT = """
 if __name__ == "__main__":
@@ -288,7 +312,7 @@ def test_a_first_signal_is_acknowledged_while_it_compiles_and_a_second_one_obeye
     assert process.returncode == 130
 
 
-@pytest.mark.every_day("command-130")
+@pytest.mark.every_day("script--2")
 @pytest.mark.parametrize(("door", "code"), [("script", -INT), ("command", 130)])
 def test_after_the_compilation_it_stops(script: Any, tmp_path: Path, door: str, code: int) -> None:
     process = begun(script, tmp_path, door)

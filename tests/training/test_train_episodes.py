@@ -1,7 +1,6 @@
 """Episodes of the training, one by one: in a log and to a hook, whole and in order however the run is cut."""
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from toys_runs import rows_in
-from toys_trainer import counting, small_dqn
+from toys_trainer import counting, short_ppo, small_dqn
 
 import jaxrl
 from jaxrl.errors import SettingsError
@@ -27,23 +26,15 @@ RUN: dict[str, Any] = {
     "save_interval": 10,
     "record_interval": 10,
 }
-LENGTH = 5
-
-
-@cache
-def ppo(**more: Any) -> jaxrl.Strategy:
-    agent = jaxrl.ppo(features=(8,))
-    env = jaxrl.make_env("CartPole-v1", max_steps_in_episode=LENGTH)
-    return jaxrl.on_policy(env, agent, num_envs=3, rollout=4, epochs=1, minibatches=1, **more)
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "train_episodes.jsonl").read_text().splitlines()]
+    return rows_in(run, log="train_episodes.jsonl")
 
 
 def train(run: Path | None, max_opts: int, strategy: jaxrl.Strategy | None = None, **settings: Any) -> Any:
     settings = {**RUN, "train_episodes": True, "run_dir": None if run is None else str(run), **settings}
-    return jaxrl.Trainer(strategy or ppo(), max_opts=max_opts, **settings).train()
+    return jaxrl.Trainer(strategy or short_ppo(), max_opts=max_opts, **settings).train()
 
 
 def test_each_episode_has_a_row_where_it_ended(tmp_path: Path) -> None:
@@ -79,7 +70,7 @@ def test_rows_say_what_the_sums_say_and_training_is_the_same_without(tmp_path: P
 
 def test_without_the_setting_the_program_is_the_same() -> None:
     """What tells is another program; the one without has no array as long as a call."""
-    strategy, count = ppo(), jax.ShapeDtypeStruct((), np.uint32)
+    strategy, count = short_ppo(), jax.ShapeDtypeStruct((), np.uint32)
     like = program.state_shapes(strategy)
     plain, tells = (jit_run(strategy, told).lower(*like, count, count).as_text() for told in (False, True))
     shape = f"tensor<{program.max_iterations(strategy)}x4x3xi32>"
@@ -92,17 +83,13 @@ def test_without_the_setting_the_program_is_the_same() -> None:
 def test_how_a_run_is_cut_and_resumed_changes_no_row(tmp_path: Path, chunk: int, monkeypatch: Any) -> None:
     train(tmp_path / "whole", 40, save_interval=7)
     monkeypatch.setattr(program, "MAX_EPISODE_STEPS", 12 * 3)  # no more than three iterations in a call
-    program.program_cache(ppo()).pop("run_with_episodes", None)
-    program.program_cache(ppo()).pop("jit_run_with_episodes", None)
-    run = tmp_path / "cut"
-    train(run, 20, save_interval=7, max_chunk=chunk)
+    run, anew = tmp_path / "cut", short_ppo.__wrapped__()  # whose programs are its own
+    train(run, 20, anew, save_interval=7, max_chunk=chunk)
     with (run / "train_episodes.jsonl").open("a") as file:  # as after a kill: rows of a future that will come again
         file.write('{"opt_steps": 21, "env_steps": 246, "env": 0, "return": 1, "length": 1, "terminated": true}\n{"op')
-    train(run, 40, save_interval=7, resume=True)
+    train(run, 40, anew, save_interval=7, resume=True)
     assert rows(run) == rows(tmp_path / "whole")
     assert log_problems(run, "train_episodes.jsonl") == []
-    program.program_cache(ppo()).pop("run_with_episodes", None)
-    program.program_cache(ppo()).pop("jit_run_with_episodes", None)
 
 
 def test_a_row_twice_and_a_row_lost_are_found(tmp_path: Path) -> None:
@@ -126,7 +113,7 @@ def test_a_hook_gets_the_same_rows_without_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_actors_and_members_tell_too(tmp_path: Path) -> None:
-    env = jaxrl.make_env("CartPole-v1", max_steps_in_episode=LENGTH)
+    env = jaxrl.make_env("CartPole-v1", max_steps_in_episode=5)
     actors = jaxrl.ActorsConfig(actors=2, max_lag=0)
     agent = jaxrl.ppo(features=(8,))
     acting = jaxrl.on_policy(env, agent, num_envs=2, rollout=5, epochs=1, minibatches=1, actors=actors)
@@ -134,7 +121,7 @@ def test_actors_and_members_tell_too(tmp_path: Path) -> None:
     assert [(row["env_steps"], row["env"]) for row in rows(tmp_path / "acting")] == [
         (20 * k, env) for k in range(1, 5) for env in range(4)
     ]
-    train(tmp_path / "all", 20, jaxrl.population(ppo(), seeds=2))
+    train(tmp_path / "all", 20, jaxrl.population(short_ppo(), seeds=2))
     train(tmp_path / "alone", 20, seed=1)
     assert rows_in(tmp_path / "all", 1, "train_episodes.jsonl") == rows(tmp_path / "alone")
 

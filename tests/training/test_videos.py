@@ -1,6 +1,5 @@
 """Episodes filmed while a run goes on: where, what is in them, who is told, and that training does not notice."""
 
-import json
 import sys
 from functools import cache
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from PIL import Image
 from test_recorders import read_events
 from toys_gymnasium import Counting
+from toys_runs import messages, rows_in, timeless
 
 import jaxrl
 from jaxrl.errors import SettingsError
@@ -49,13 +49,6 @@ def trained(run_dir: Path, **settings: Any) -> Any:
     return jaxrl.Trainer(strategy(), run_dir=str(run_dir), **{**SETTINGS, "quiet": True, **settings}).train()
 
 
-def rows(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the rows of a run without what the clock and the memory say."""
-    clock = ("wall_s", "opt_steps_per_sec", "env_steps_per_sec", "rss_mb")
-    log = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [{name: x for name, x in row.items() if name not in clock} for row in log]
-
-
 def videos(run_dir: Path) -> list[str]:
     return sorted(path.name for path in (run_dir / "videos").iterdir())
 
@@ -78,7 +71,7 @@ def test_an_episode_is_filmed_at_the_interval_and_training_does_not_notice(tmp_p
     with Image.open(tmp_path / "filmed/videos/64.gif") as picture:
         assert (picture.size, getattr(picture, "n_frames", 1)) == ((16, 8), LENGTH + 1)
     assert state_digest(filmed.state) == state_digest(plain.state)
-    assert rows(tmp_path / "filmed") == rows(tmp_path / "plain")
+    assert timeless(rows_in(tmp_path / "filmed")) == timeless(rows_in(tmp_path / "plain"))
     path = tmp_path / "filmed" / "videos" / "32.gif"
     assert told.videos[0] == jaxrl.Video(32, 128, path, float(LENGTH), 8, 16)
     assert [video.opt_steps for video in told.videos] == [32, 64]
@@ -155,7 +148,7 @@ def test_a_film_that_fails_on_the_way_is_told_and_the_run_goes_on(tmp_path: Path
     made = jaxrl.on_policy(line(tiring), jaxrl.ppo(features=(4,)), num_envs=2, rollout=8, epochs=2, minibatches=2)
     settings = {**SETTINGS, "quiet": True, "video_interval": 32, "run_dir": str(tmp_path / "run")}
     assert jaxrl.Trainer(made, **settings).train().summary["stop"] == "max_opts"
-    events = [row["message"] for row in rows(tmp_path / "run") if row.get("event") == "video"]
+    events = messages(tmp_path / "run", "video")
     assert events == ["no video: no ink"] * 2
     assert not list((tmp_path / "run").rglob("*.gif*"))
 
@@ -319,7 +312,7 @@ def test_a_film_of_a_session_that_fails_or_is_given_up_never_reaches_the_loop(tm
         loop.place = 0
         while session.is_evaluating:
             loop(session)
-    assert [row["message"] for row in rows(tmp_path) if row.get("event") == "video"] == [
+    assert messages(tmp_path, "video") == [
         "no video: film drew nothing; make a Gymnasium environment with render_mode='rgb_array'"
     ]
     assert drawn == [0, 1, 2]  # it is not asked again

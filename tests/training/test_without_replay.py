@@ -1,6 +1,5 @@
 """Checkpoints without the replay buffer: small, usable like any other, and gone on from with a buffer filled anew."""
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from toys_runs import rows_in
+from toys_runs import messages, rows_in
 
 import jaxrl
 from jaxrl import verify
@@ -30,7 +29,7 @@ def dqn(capacity: int = CAPACITY, **more: Any) -> jaxrl.Strategy:
     return jaxrl.off_policy(
         jaxrl.make_env("CartPole-v1"),
         jaxrl.dqn(features=(8,)),
-        buffer=buffer(capacity, batch_size=8, compact=more.pop("compact", False)),
+        buffer=buffer(capacity, batch_size=8, compact=more.pop("compact", True)),
         processor=jaxrl.n_step(2),
         num_envs=ROWS,
         opt_interval=ROWS,
@@ -42,11 +41,6 @@ def dqn(capacity: int = CAPACITY, **more: Any) -> jaxrl.Strategy:
 def train(run: Path, max_opts: int, strategy: jaxrl.Strategy | None = None, **settings: Any) -> Result:
     settings = {**RUN, "save_replay": False, **settings}
     return jaxrl.Trainer(strategy or dqn(), max_opts=max_opts, run_dir=str(run), **settings).train()
-
-
-def events(run: Path, event: str) -> list[str]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row["message"] for row in rows if row.get("event") == event]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +68,7 @@ def test_resuming_fills_the_buffer_with_what_the_agent_now_meets_and_says_so(bar
     for run in runs:
         jaxrl.Trainer(dqn(), resume=bare[0], from_step=30, max_opts=40, run_dir=str(run), **RUN).train()
         results.append(jaxrl.load_policy(run, step=40).params)
-    assert events(runs[0], "resume")[0].startswith(
+    assert messages(runs[0], "resume")[0].startswith(
         "resumed at 30 optimisation steps with replay filled anew by 180 environment steps, which no counter counts"
     )
     jax.tree.map(np.testing.assert_array_equal, *results)
@@ -83,7 +77,11 @@ def test_resuming_fills_the_buffer_with_what_the_agent_now_meets_and_says_so(bar
 
 
 @pytest.mark.parametrize(
-    "kind", [{"compact": True}, *(pytest.param(kind, marks=pytest.mark.slow) for kind in ({}, {"prioritised": True}))]
+    "kind",
+    [
+        {},
+        *(pytest.param({"compact": False, **kind}, marks=pytest.mark.slow) for kind in ({}, {"prioritised": True})),
+    ],
 )
 @pytest.mark.parametrize(("t", "held"), [(10, 25 * ROWS), (90, CAPACITY)])
 def test_a_buffer_filled_anew_holds_as_many_real_steps_as_the_old(kind: Any, t: int, held: int) -> None:
@@ -138,7 +136,7 @@ def test_a_run_that_diverges_goes_back_and_fills_its_buffer(tmp_path: Path) -> N
             agent, spoilt = trainer.state.agent, True
             nan = jax.tree.map(lambda x: x * np.float32("nan"), agent.params)
             trainer.state = trainer.state._replace(agent=agent._replace(params=nan))
-    (said,) = events(tmp_path / "run", "rollback")
+    (said,) = messages(tmp_path / "run", "rollback")
     assert "went back to here with replay filled anew by" in said
     assert trainer.result().summary["opt_steps"] == 40
 
@@ -171,7 +169,7 @@ def test_actors_fill_the_buffer_by_the_policy_of_the_checkpoint(tmp_path: Path) 
     )
     train(tmp_path / "run", 40, strategy, save_interval=20)
     result = train(tmp_path / "run", 44, strategy, resume=True)
-    said = events(tmp_path / "run", "resume")[0]
+    said = messages(tmp_path / "run", "resume")[0]
     assert "environments that start anew, and replay filled anew by 128 environment steps" in said
     held = jax.device_get(result.state.buffer.items)
     assert np.all(np.abs(held.obs).sum(axis=1) > 0)
