@@ -223,6 +223,8 @@ def _policy_in(
     taken = policy.params_with_critic if critics and policy.params_with_critic is not None else policy.params
     like, paths = _leaves_of(taken, shapes)
     leaves, _ = store.read(step)
+    if strategy is not None:
+        _require_same_processor(leaves, like_leaves({"state": {"processor": shapes.processor}}))
     wanted = like_leaves(like)
     for path, shape in zip(paths, wanted.values(), strict=True):
         if path not in leaves:
@@ -230,6 +232,18 @@ def _policy_in(
         if different := mismatch([describe_leaf(path, leaves[path])], {path: shape}):
             raise MismatchError(different)
     return policy, rebuild(like, [leaves[path] for path in paths]), policy.spec
+
+
+def _require_same_processor(leaves: Collection[str], wanted: Collection[str]) -> None:
+    """Raise `MismatchError` if observations are prepared otherwise than in the run, as without its normalisation.
+
+    The sizes of arrays may differ, since there may be other numbers of environments.
+    """
+    found = {path for path in leaves if path.startswith("state/processor/")}
+    for path in sorted(found ^ {*wanted}):
+        raise MismatchError(
+            f"{'it has' if path in found else 'it lacks'} {path}, part of how observations are prepared"
+        )
 
 
 def _leaves_of(taken: Callable[[Any], Any], state: Any) -> tuple[Any, list[str]]:

@@ -283,7 +283,11 @@ POPULATION = {
 def _population(args: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the settings of a population among `args`, and the other arguments."""
     given, rest = read_flags(args, POPULATION)
-    settings = {flag[2:].replace("-", "_"): as_type(flag, value, POPULATION[flag]) for flag, value in given.items()}
+    # Lists of words are parsed below, and by `build_population`, which knows the settings.
+    settings = {
+        flag[2:].replace("-", "_"): value if isinstance(value, list) else as_type(flag, value, POPULATION[flag])
+        for flag, value in given.items()
+    }
     for name in {"halving", "pbt"} & {*settings}:
         settings[name] = parse_search(name, settings[name])
     return settings, rest

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from toys_runs import messages, rows_in, timeless
-from toys_trainer import counting, normalising_dqn
+from toys_trainer import counting, normalising_dqn, small_dqn
 
 import jaxrl
 from jaxrl import evaluate
@@ -63,6 +63,9 @@ def test_a_strategy_given_in_python_loads_the_same(unjudged: Any) -> None:
     other = jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), agent, buffer=buffer)
     with pytest.raises(SettingsError, match="the strategy is not what trained"):
         jaxrl.load_policy(run, other, step=10)
+    # The same networks, which see observations as they come.
+    with pytest.raises(SettingsError, match="part of how observations are prepared"):
+        jaxrl.load_policy(run, small_dqn(), step=10)
 
 
 @pytest.mark.parametrize(

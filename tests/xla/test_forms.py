@@ -76,7 +76,7 @@ def test_a_run_is_traced_with_the_forms_that_it_is_begun_with(
     """In the threads that compile, too."""
     calls, bundle = [], carry.bundle
     monkeypatch.setattr(carry, "bundle", lambda *args: calls.append(1) or bundle(*args))
-    strategy = counting()
+    strategy = counting.__wrapped__()
     with xla.forms(which):
         jaxrl.Trainer(strategy, max_opts=2, **QUIET).train()
         assert "run" in program_cache(strategy)
