@@ -63,7 +63,8 @@ def parse(args: Sequence[str]) -> Request:
     _answer(args)
     refuse_repeats(args)
     first = args.pop(0) if args and not args[0].startswith("-") else None
-    launch, args = read_flags(args, LAUNCH)
+    given, args = read_flags(args, LAUNCH)
+    launch = {flag: as_type(flag, value, LAUNCH[flag]) for flag, value in given.items()}
     if first is not None and "--algo" in launch:
         raise SettingsError(f"the algorithm is named twice, as {first} and by --algo {launch['--algo']}; name it once")
     source = _source(launch, args)
