@@ -217,12 +217,15 @@ def cores() -> str:
     rows = [row for row, _ in latest.values()]
     used = [one for one in measured if any(one is taken for _, taken in latest.values())]
     columns = [*dict.fromkeys((row["algo"], row["task"]) for row in rows)]
-    lines = []
-    for core in ("none", *CORES):
-        of = lambda column, core=core: [r for r in rows if (r["algo"], r["task"], r["core"]) == (*column, core)]
-        lines.append([f"`{core}`", *(_learnt(of(column)) for column in columns)])
+    of = lambda column, core: [row for row in rows if (row["algo"], row["task"], row["core"]) == (*column, core)]
+    cores = ("none", *CORES)
+    lines = [[f"`{core}`", *(_learnt(of(column, core)) for column in columns)] for core in cores]
     head = ["core", *(f"`{algo}`, {task}" for algo, task in columns)]
-    seeds = "The fastest and the slowest of five seeds; in brackets after how many steps the others were given up."
+    counts = sorted({len(of(column, core)) for column in columns for core in cores} - {0})
+    seeds = (
+        f"The fastest and the slowest of {' or '.join(map(str, counts))} seeds; in brackets after how many steps the "
+        "others were given up."
+    )
     return f"{table(head, lines)}\n\n{seeds}\n\n{source(used)}"
 
 
