@@ -35,15 +35,16 @@ def fits_in_memory() -> bool:
     """Return whether files of tests can be kept in memory, with room to spare, and programs among them be begun."""
     if not IN_MEMORY.is_dir() or not os.access(IN_MEMORY, os.W_OK | os.X_OK):
         return False
-    return not os.statvfs(IN_MEMORY).f_flag & os.ST_NOEXEC and shutil.disk_usage(IN_MEMORY).free >= 4 << 30
+    free = min(shutil.disk_usage(IN_MEMORY).free, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return not os.statvfs(IN_MEMORY).f_flag & os.ST_NOEXEC and free >= 4 << 30
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have XLA compile quickly rather than well, here and in the processes that tests begin; keep files in memory.
 
-    Compiling is most of what the ordinary tests do. Where slow ones are asked for, all is compiled as users have it.
+    Compiling is most of what the ordinary tests do. Where slow ones are asked for, all is as users have it.
     """
-    if fits_in_memory():
+    if not config.getoption("-m") and fits_in_memory():
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
     gc.set_threshold(100_000, 50, 100)  # tracing makes so many objects that a collection every 700 costs a twentieth
     if not config.getoption("-m"):

@@ -37,10 +37,7 @@ def test_a_run_that_saves_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     assert of_the_process() == before
 
 
-def test_only_the_tales_of_orbax_are_left_out(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("asyncio"), "disabled", False)  # as tests of damage leave it
+def test_only_the_tales_of_orbax_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     with hushed():
         logging.getLogger("asyncio").error("task of orbax failed")
         logging.getLogger("asyncio").error("task of mine failed")

@@ -368,8 +368,8 @@ def test_8_bit_images_are_divided_by_255(torso):
     floats_spec = EnvSpec("Floats", Box(0.0, 1.0, (4, 4, 1)), Discrete(3))
     image = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 1)).astype(np.uint8)
     whole, scaled = (dqn(torso=torso, features=(8,))(spec) for spec in (bytes_spec, floats_spec))
-    state = begun(whole.init)
-    assert equal(state, begun(scaled.init))
+    state, of_scaled = (jax.jit(agent.init)(KEY) for agent in (whole, scaled))
+    assert equal(state, of_scaled)
     action, reward, discount = np.array([0, 1, 2] * 2), np.zeros(6, np.float32), np.zeros(6, np.float32)
     batches = [transitions(x, action, reward, discount, x) for x in (image, (image / 255).astype(np.float32))]
     errors = [step_of(a)(state, b, jnp.uint32(0))[2] for a, b in zip((whole, scaled), batches, strict=True)]
@@ -409,7 +409,7 @@ def test_numbers_are_shown_to_the_network_as_one_hot():
 
 
 def test_a_fresh_target_equals_the_network_without_sharing_its_memory():
-    state = begun(dqn()(SPEC).init)
+    state = dqn()(SPEC).init(KEY)
     assert equal(state.params, state.target)
     pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves((state.params, state.target))]
     assert len(set(pointers)) == len(pointers)

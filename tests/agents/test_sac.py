@@ -464,7 +464,7 @@ def test_settings_that_make_no_sense_are_refused(settings, said):
 
 
 def test_a_fresh_target_equals_the_critics_without_sharing_their_memory():
-    state = begun(agent_of("continuous").init)
+    state = jax.jit(agent_of("continuous").init)(KEY)
     assert equal(state.critic, state.target)
     for one, other in zip(jax.tree.leaves(state.critic), jax.tree.leaves(state.target), strict=True):
         assert one.unsafe_buffer_pointer() != other.unsafe_buffer_pointer()

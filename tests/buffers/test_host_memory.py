@@ -27,13 +27,13 @@ BUFFERS: dict[str, Any] = {
 
 
 def summing(spec: jaxrl.EnvSpec) -> Agent:
-    """Make an agent that does nothing but add up what it is given."""
+    """Make an agent that does nothing but mix the bits of what it is given into a number."""
     return Agent(
         "summing",
-        init=lambda key: jax.numpy.float32(0),
+        init=lambda key: jax.numpy.uint32(0),
         act=lambda state, obs, key, opt_step, mode: (jax.numpy.zeros(len(obs), int), ()),
         update=lambda state, batch, key, opt_step: (
-            1.5 * state + batch.items.obs.sum(),
+            31 * state + jax.lax.bitcast_convert_type(batch.items.obs.sum(), jax.numpy.uint32),
             {},
             batch.items.obs[:, 0] ** 2,
         ),

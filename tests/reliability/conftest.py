@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,21 @@ from hostile_run import BY_SIZE, FEW, HOSTILE, SIZES, spoiled
 from small_run import SmallRun, small_run
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quiet_threads() -> Iterator[None]:
+    """Leave out what Orbax logs of damaged arrays from threads of its own, even after a load has ended.
+
+    While Python 3.11 formats their tracebacks there, it may fail to parse anything elsewhere.
+    """
+    logger = logging.getLogger("asyncio")
+    logger.disabled = True
+    yield
+    logger.disabled = False
+
+
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
-    """The small run, made once in a process.
-
-    Orbax logs damaged arrays from threads of its own, even after a load has ended; while Python 3.11 formats their
-    tracebacks there, it may fail to parse anything elsewhere.
-    """
-    logging.getLogger("asyncio").disabled = True
+    """The small run, made once in a process."""
     return small_run(tmp_path_factory)
 
 

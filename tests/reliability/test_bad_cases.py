@@ -24,9 +24,8 @@ Refused = Callable[..., None]
 @pytest.fixture(scope="module")
 def single_numbers() -> set[str]:
     """Programs of one operation by which JAX makes arrays of single numbers, as the description of a gymnax environment
-    holds: they take a millisecond, and are no training. None is left from before.
+    holds: they take a millisecond, and are no training.
     """
-    jax.clear_caches()
     with heard() as compiled:
         jaxrl.make_env("CartPole-v1")
     assert 0 < len(compiled) < 10
@@ -35,13 +34,14 @@ def single_numbers() -> set[str]:
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
-    """Collect the names of all programs that are compiled."""
+    """Collect the names of all programs that are compiled, none being left from before."""
     compiled: list[str] = []
 
     def note(event: str, seconds: float, **about: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(str(about.get("fun_name")))
 
+    jax.clear_caches()
     jax.monitoring.register_event_duration_secs_listener(note)
     try:
         yield compiled

@@ -86,7 +86,7 @@ print(train(Path({run!r}), {name!r}).digest)
 """
 
 
-@pytest.mark.slow  # every day, a run that a signal stopped in another process goes on to the bits of one of this
+@pytest.mark.slow  # every day, cli/test_train goes on from a run of another process to the same bits
 def test_another_process_makes_the_same_bits(whole: tuple[str, Told], tmp_path: Path) -> None:
     name, expected = whole
     here, run = Path(__file__).parent, tmp_path / "run"

@@ -1,6 +1,6 @@
 """The on-policy step: what a rollout holds, what is learnt from and in what order, and when updates are left out."""
 
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 import jax
@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from stacked import reduce_metrics
-from toys_agents import DISCRETE, updated
 from toys_bits import same_bits
 from toys_closed_form import TOYS, action_preference, counting_env
 from toys_envs import counting, nan_at
@@ -451,11 +450,8 @@ def test_ppo_adapts_its_learning_rate_to_the_divergence(desired, lr, expected):
 
 def test_a_learning_rate_that_is_adapted_takes_steps_of_its_size():
     """With the divergence within a factor of two of what is desired, the steps are those of a constant rate."""
-    ends = []
-    for settings in ({}, {"desired_kl": 1e9}):
-        agent = ppo(features=(8,), lr=1e-2, **settings)(DISCRETE)
-        update = jax.jit(partial(updated, agent, DISCRETE))
-        ends.append(update(update(jax.jit(agent.init)(KEY))[0])[0].params)
+    plain, adapted = preferring(lr=1e-2), preferring(lr=1e-2, desired_kl=1e9)
+    ends = [stepper(one)(begun(one), jnp.uint32(0))[0].agent.params for one in (plain, adapted)]
     assert same_bits(*ends)
 
 

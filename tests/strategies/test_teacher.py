@@ -343,6 +343,8 @@ def test_a_sweep_is_of_the_students_settings() -> None:
     strategy = taught(env, teacher, jaxrl.ppo(teacher_coef=0.3, **SMALL), processor=jaxrl.one_step(0.5))
     known = sweepable(strategy)
     assert (known["processor.discount"], known["agent.teacher_coef"]) == (0.5, 0.3)
+    of_its_own = taught(env, teacher, jaxrl.ppo(teacher_coef=0.3, **SMALL), processor=jaxrl.one_step(0.9))
+    assert sweepable(of_its_own)["processor.discount"] == 0.9
     with override({"processor.discount": Override(0.5, 0.7)}):
         processor = jax.jit(lambda key: strategy.init(key).processor)(KEY)
     assert float(processor[0].discount) == np.float32(0.7)

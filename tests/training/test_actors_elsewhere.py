@@ -71,7 +71,7 @@ def test_workers_make_the_bits_that_threads_make_and_what_environments_have_star
         assert wait_for_ends(tmp_path / "pids", os.getpid()) == 8  # two of each of four environments
 
 
-@pytest.mark.slow
+@pytest.mark.every_day("processes-rollouts")
 @pytest.mark.parametrize("make", [replaying, rollouts])
 def test_other_workers_make_the_bits_that_threads_make(make: Any, engine: str):
     env = jaxrl.make_env("gymnasium:CartPole-v1")

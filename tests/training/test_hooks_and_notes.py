@@ -46,8 +46,9 @@ def test_hooks_are_called_at_their_steps_and_several_of_a_kind_in_order() -> Non
         record=(lambda t, row: seen.append(("record", at(t), row["opt_steps"])),),
         end=lambda t, result: seen.append(("end", result.summary["stop"], result.summary["opt_steps"])),
     )
-    train(hooks, confirm_best=False, eval_at_start=False, max_chunk=2)
-    evaluated = lambda step: [("first", step), ("second", step), ("after", step, float(step), True)]
+    falling = lambda evaluation: -float(evaluation.returns[0])
+    train(hooks, score=falling, confirm_best=False, eval_at_start=False, max_chunk=2)
+    evaluated = lambda step: [("first", step), ("second", step), ("after", step, float(step), step == 4)]
     assert seen == [
         ("start", 0),
         *(("chunk", 2), ("record", 2, 2)),

@@ -168,7 +168,13 @@ def test_a_layer_adds_its_bias(name):
 
 @pytest.mark.parametrize(
     ("height", "width", "stride", "padding"),
-    [(2, 4, 1, "VALID"), (3, 3, 2, "VALID"), (3, 3, 1, "SAME")],
+    [
+        (2, 4, 1, "VALID"),
+        (3, 3, 2, "VALID"),
+        (3, 3, 1, "SAME"),
+        pytest.param(3, 3, 1, "VALID", marks=pytest.mark.slow),
+        pytest.param(1, 1, 1, "VALID", marks=pytest.mark.slow),
+    ],
 )
 def test_a_convolution_and_its_gradients_are_those_of_jax(height, width, stride, padding):
     normal = np.random.default_rng(0).standard_normal
