@@ -137,7 +137,11 @@ def _best(name: str) -> list[str]:
 
 def memory() -> str:
     """Return what a task of memory is worth with a recurrent core and without."""
-    names = {"the preset": "ppo-memory-s8-gru-seed-*", "`--agent.core none`": "ppo-memory-s8-no-core"}
+    names = {
+        "the preset": "ppo-memory-s8-gru-seed-*",
+        "`--agent.core mingru`": "ppo-memory-s8-mingru-seed-*",
+        "`--agent.core none`": "ppo-memory-s8-no-core",
+    }
     lines = [[title, *_best(name)] for title, name in names.items()]
     head = ["`MiniGrid-MemoryS8`", "environment steps", "seeds", "best policy", "jaxrl"]
     return f"{table(head, lines)}\n\n{PRESETS}"
