@@ -387,8 +387,12 @@ def flags_of(name: str) -> list[str]:
     return [f"--{flag}", *map(str, value if isinstance(value, tuple) else (value,))]
 
 
+ALONE = [name for name in FREE if name not in ("save_replay", "init_parts")]
+"""Settings that may be changed alone: parts are those of another run, and what is left out is compared below."""
+
+
 @pytest.mark.every_day("harmless", "idle and shaped")
-@pytest.mark.parametrize("changed", [*TOGETHER, *(name for name in FREE if name != "save_replay"), *SHAPED])
+@pytest.mark.parametrize("changed", [*TOGETHER, *ALONE, *SHAPED])
 def test_what_is_harmless_or_idle_or_says_the_same_otherwise_may_change_and_no_bit_with_it(
     small: SmallRun, run: Path, changed: str
 ) -> None:
