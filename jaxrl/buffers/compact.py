@@ -149,17 +149,18 @@ class CompactRows:
         beyond = size + jnp.arange(len(ended), dtype=jnp.int32)
         return jnp.where(ended, place + 1, 0), jnp.where(kept, place, beyond)
 
-    def _successors(self, index: Array) -> tuple[Array, Array, Array]:
-        """Return the ages of rows, 0 for the newest; the rows of their successors, and the links stored there."""
-        successor = (index + self.lag) % len(self)
-        return (self.newest - index) % len(self), successor, self._links(successor)
+    def _successors(self, index: Array) -> tuple[Array, Array, Array, Array]:
+        """Return for rows their ages, 0 for the newest; the rows of their successors; the links stored there; and
+        whether the ends that they link to have been overwritten."""
+        age, successor = (self.newest - index) % len(self), (index + self.lag) % len(self)
+        link = self._links(successor)
+        # Rows are reused, so an end is valid only if it still belongs to the row that links to it.
+        owner = self.owner.at[jnp.maximum(link - 1, 0)].get(mode="promise_in_bounds")
+        return age, successor, link, (age >= self.lag) & (link > 0) & (owner != successor)
 
     def is_lost(self, index: Array) -> Array:
         """Return whether the ends that the rows `index` `[B]` link to have been overwritten."""
-        age, successor, link = self._successors(index)
-        # Rows are reused, so an end is valid only if it still belongs to the row that links to it.
-        owner = self.owner.at[jnp.maximum(link - 1, 0)].get(mode="promise_in_bounds")
-        return (age >= self.lag) & (link > 0) & (owner != successor)
+        return self._successors(index)[3]
 
     def read(self, index: Array) -> Transition:
         """Return the items at rows `index` `[B]`.
@@ -168,8 +169,8 @@ class CompactRows:
         0, in which case the successor does not matter.
         """
         rows = len(self)
-        age, successor, link = self._successors(index)
-        pending, ended, lost = age < self.lag, link > 0, self.is_lost(index)
+        age, successor, link, lost = self._successors(index)
+        pending, ended = age < self.lag, link > 0
         # In order of precedence: pending, lost (the item's own observation stands in), an end, the observation `lag`
         # rows later.
         place = jnp.where(ended, rows + self.lag + link - 1, successor)

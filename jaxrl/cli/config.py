@@ -63,15 +63,14 @@ def parse(args: Sequence[str]) -> Request:
     _answer(args)
     refuse_repeats(args)
     first = args.pop(0) if args and not args[0].startswith("-") else None
-    given, args = read_flags(args, LAUNCH)
-    launch = {flag: as_type(flag, value, LAUNCH[flag]) for flag, value in given.items()}
-    if first is not None and "--algo" in launch:
-        raise SettingsError(f"the algorithm is named twice, as {first} and by --algo {launch['--algo']}; name it once")
+    launch, args = typed_flags(args, LAUNCH)
+    if first is not None and "algo" in launch:
+        raise SettingsError(f"the algorithm is named twice, as {first} and by --algo {launch['algo']}; name it once")
     source = _source(launch, args)
     resume, file = source.resume, source.file
     given, args = _population(args)
     from_file = read_settings(Path(resume)) if resume else read_yaml(Path(file)) if file else {}
-    algo = _algorithm(first or launch.get("--algo"), source, from_file)
+    algo = _algorithm(first or launch.get("algo"), source, from_file)
     args, notes = translate(args, flags_of(general(algo)))
     members = _same_population(given, from_file.pop("population", None), resume)
     env = value_of(args, "--env") or from_file.get("env")
@@ -127,8 +126,8 @@ LAUNCH = {
 
 def _source(launch: Mapping[str, Any], args: Sequence[str]) -> _Source:
     """Return what `launch` says; raise `SettingsError` if its flags contradict each other or `args`, the others."""
-    file, resume, from_step = (launch.get(flag) for flag in ("--config", "--resume", "--from-step"))
-    allow_changes, start_over = (bool(launch.get(flag)) for flag in ("--allow-changes", "--start-over"))
+    file, resume, from_step = map(launch.get, ("config", "resume", "from_step"))
+    allow_changes, start_over = (launch.get(name, False) for name in ("allow_changes", "start_over"))
     if file and resume:
         raise SettingsError("--resume takes all settings from the run; leave --config out")
     if allow_changes and not resume:
@@ -283,12 +282,9 @@ POPULATION = {
 
 def _population(args: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the settings of a population among `args`, and the other arguments."""
-    given, rest = read_flags(args, POPULATION)
-    # Lists of words are parsed below, and by `build_population`, which knows the settings.
-    settings = {
-        flag[2:].replace("-", "_"): value if isinstance(value, list) else as_type(flag, value, POPULATION[flag])
-        for flag, value in given.items()
-    }
+    settings, rest = typed_flags(args, POPULATION)
+    if "sweep" in settings:
+        settings["sweep"] = list(settings["sweep"])  # as a file has it; `build_population` knows what may be swept
     for name in {"halving", "pbt"} & {*settings}:
         settings[name] = parse_search(name, settings[name])
     return settings, rest
@@ -425,6 +421,13 @@ def _flags(algo: str, config: Any, args: Sequence[str]) -> Any:
         raise SettingsError(_explain_unknown(algo, unknown[0], config))
     settings = {flag.removeprefix("--").replace("-", "_"): value for flag, value in given.items()}
     return from_plain(config, replace_settings({}, settings), flags=True)
+
+
+def typed_flags(words: Sequence[str], kinds: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of those flags of `kinds` that are given, by names such as `from_step`, and the other words."""
+    given, rest = read_flags(words, kinds)
+    values = {flag: as_type(flag, given[flag], kind) for flag, kind in kinds.items() if flag in given}
+    return {flag.removeprefix("--").replace("-", "_"): value for flag, value in values.items()}, rest
 
 
 def _explain_unknown(algo: str, word: str, config: Any) -> str:

@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 import jax
 
 import jaxrl.training.processes as processes
-from jaxrl.cli.arguments import read_flags
-from jaxrl.cli.config import TOGETHER, as_type
+from jaxrl.cli.config import TOGETHER, typed_flags
 from jaxrl.cli.main import divide_cpu
 from jaxrl.cli.opening import stage
 from jaxrl.errors import JaxrlError, SettingsError, error_text, print_stderr
@@ -29,11 +28,10 @@ def split_process_flags(args: Sequence[str]) -> tuple[list[str], dict[str, Any] 
     Raises:
       SettingsError: a value is invalid, or `--distributed` is missing.
     """
-    flags, rest = read_flags(args, TOGETHER)
-    given = {flag[2:].replace("-", "_"): as_type(flag, value, TOGETHER[flag]) for flag, value in flags.items()}
+    given, rest = typed_flags(args, TOGETHER)
     if not given.pop("distributed", False):
         if given:
-            named = ", ".join(flag for flag in TOGETHER if flag in flags)
+            named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise SettingsError(f"{named}: this is how a process joins others; give --distributed as well")
         return rest, None
     _check_joining(**given)
