@@ -29,7 +29,8 @@ class ActFn(Protocol):
         """Choose actions for `obs` `[N, ...]`; return them `[N, ...]`, and extras to store with them.
 
         The key is consumed. `opt_step` counts the optimisation steps taken so far; a whole population shares it. In
-        mode `exploit` the choice is greedy, `key` may be `None`, and a state made by `strip` is enough.
+        mode `exploit` the choice is greedy, `key` may be `None`, and a state made by `strip` is enough. Extras have the
+        same shapes in both modes.
         """
         ...
 

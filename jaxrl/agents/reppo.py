@@ -363,12 +363,12 @@ def _target_entropy(target: Array, mask: Array | None) -> Array:
     return target * masks.entropy_share(mask)
 
 
-def _deviations(parts: _Parts, key: Key, rows: int) -> dict[str, Array]:
-    """Draw deviations of continuous actions from their mean, `[rows, D]`; the key is consumed."""
+def _deviations(parts: _Parts, key: Key | None, rows: int) -> dict[str, Array]:
+    """Draw deviations of continuous actions from their mean, `[rows, D]`; without a key, which is consumed, zeros."""
     if isinstance(parts.spec.action_space, Discrete):
         return {}
-    size = critics.space_size(cast(Box, parts.spec.action_space))
-    return {"deviation": jax.random.normal(key, (rows, size), jnp.float32)}
+    shape = (rows, critics.space_size(cast(Box, parts.spec.action_space)))
+    return {"deviation": jnp.zeros(shape) if key is None else jax.random.normal(key, shape, jnp.float32)}
 
 
 # --- acting -----------------------------------------------------------------------------------------------------
@@ -384,12 +384,13 @@ def _act(
     with_log_prob: bool = False,
 ) -> tuple[Array, dict[str, Array]]:
     policy = _policy(parts, state.policy, obs, state.hyper.exploration)
+    rows = jax.tree.leaves(obs)[0].shape[0]
     if key is None or mode == "exploit":
-        return parts.head.to_env(policy.mode()), {}
+        return parts.head.to_env(policy.mode()), _deviations(parts, None, rows)
     act_key, next_key = jax.random.split(key)
     action = parts.head.to_env(policy.sample(act_key))
     # Targets draw an action at the successor, which is not known yet: its noise is drawn here, with a key at hand.
-    extras = _deviations(parts, next_key, jax.tree.leaves(obs)[0].shape[0])
+    extras = _deviations(parts, next_key, rows)
     if with_log_prob:
         # Of the raw action as the learner will have it, after a way through the action space and back.
         extras["log_prob"] = policy.log_prob(parts.head.to_raw(action))

@@ -155,6 +155,18 @@ def test_actions_are_of_the_space_and_exploiting_needs_no_noise_and_only_a_strip
         assert np.all((np.asarray(action) >= low) & (np.asarray(action) <= high))
 
 
+@pytest.mark.every_day("dqn", "ppo", "reppo", "sac", "td3", "iql")
+def test_what_is_stored_with_an_action_has_the_same_shapes_whether_it_is_greedy_or_not(name: str) -> None:
+    """So that a policy can be evaluated either way."""
+    agent = agent_of(name)
+    state, obs = jax.eval_shape(agent.init, KEY), jnp.zeros((SIZE, *OBS.shape))
+    greedy, explored = (
+        jax.eval_shape(lambda state, key, mode=mode: agent.act(state, obs, key, OPT_STEP, mode)[1], state, KEY)
+        for mode in ("exploit", "explore")
+    )
+    assert greedy == explored
+
+
 @one_of_each_kind
 def test_an_update_moves_what_acts_and_keeps_every_shape_and_dtype(name: str) -> None:
     agent, state, batch, update, _ = tried(name)
