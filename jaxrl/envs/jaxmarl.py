@@ -71,7 +71,7 @@ def jaxmarl_env(name: str, *, time_limit: Any = None, **params: Any) -> Env:
     limit = suite_limit if time_limit is None else check_int(f"{name}: time_limit", time_limit)
     # The suite reports its limit as the end of a game, so disable it where nothing else reads it.
     if suite_limit is not None and not (kind.timed or kind.rounds):
-        env.max_steps = NEVER
+        getattr(env, "_env", env).max_steps = NEVER  # a wrapper's own attribute would hide that of the game
     reset, step = partial(_reset, env, kind), partial(_step, env, kind, suite_limit)
     _, obs = jax.eval_shape(reset, KEY)
     actions = _action_space(env)

@@ -79,6 +79,15 @@ def test_illegal_actions_are_masked_and_the_dead_of_smax_die_alone() -> None:
     assert any(one.any() and not one.all() for one in ends)
 
 
+def test_a_longer_limit_replaces_that_of_the_suite_also_where_a_wrapper_has_it() -> None:
+    env = make_env("jaxmarl:HeuristicEnemySMAX", time_limit=200)
+    state, _ = jax.jit(env.reset)(jax.random.key(0))
+    late = state.replace(state=state.state.replace(step=jnp.full_like(state.state.step, 150)))
+    _, out = jax.jit(env.step)(late, jnp.full(5, 4), jax.random.key(1))
+    assert not out.terminated.any()
+    assert not out.truncated
+
+
 @pytest.mark.parametrize(
     ("name", "params", "said"),
     [
