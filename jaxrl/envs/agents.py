@@ -60,7 +60,8 @@ def joint_env(env: Env) -> Env:
         scalars = {name: x for name, x in out.info.items() if jnp.ndim(x) == 0 or jnp.shape(x) == (count,)}
         per_agent = dict(zip(PER_AGENT, (reward, ended, state.alive), strict=True))
         truncated = jnp.any(jnp.asarray(out.truncated, bool))
-        score = env.score(reward, state.alive)
+        # A score that only compares would hide that a reward is not finite, and the step would pass for valid.
+        score = jnp.where(jnp.isfinite(reward).all(), env.score(reward, state.alive), jnp.nan)
         return Game(after, alive), TimeStep(out.obs, score, ~alive.any(), truncated, {**scalars, **per_agent})
 
     render = env.render

@@ -44,6 +44,19 @@ def test_each_agent_is_a_row_whose_episode_ends_with_it() -> None:
     assert seen.obs_valid[1].tolist() == [0, 1, 1]  # what the dead are shown is no observation
 
 
+def test_a_reward_that_is_not_finite_is_found_whatever_the_score_makes_of_it() -> None:
+    env = squad()
+
+    def step(state: Any, action: Any, key: Any) -> Any:
+        state, out = env.step(state, action, key)
+        return state, out._replace(reward=out.reward.at[1].set(jnp.nan))
+
+    seen = rows(env._replace(step=step, score=lambda reward, alive: reward[0]), steps=1)
+    assert seen.valid.tolist() == [[0, 0, 0]]
+    assert seen.truncated.tolist() == [[1, 1, 1]]
+    assert seen.reward.tolist() == [[0, 0, 0]]
+
+
 def test_the_time_limit_truncates_the_living() -> None:
     seen = rows(squad(time_limit=3), steps=3)
     assert seen.terminated[2].tolist() == [0, 0, 1]
