@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from jaxrl.envs.host import PREFIX, HostEnv, check_gymnasium_id, make_gymnasium_host
+from jaxrl.envs.host import PREFIX, HostEnv, check_gymnasium_id, floats_to_ints, make_gymnasium_host
 from jaxrl.envs.suites import check_flag, check_int, check_params, convert_params
 from jaxrl.errors import SettingsError, check_between, require_extra
 
@@ -50,19 +50,26 @@ def atari_env(name: str, /, *, life_loss: bool | float = False, raw: bool | floa
     if wants_raw:
         if life_loss:
             raise SettingsError("life_loss is for games that are preprocessed; leave out raw, or life_loss")
-        return make_gymnasium_host(id_, partial(make_game, id_, params, None, False), given)
+        game = make_gymnasium_host(id_, partial(make_game, id_, params, None, False), given)
+        played = floats_to_ints({**_registered_kwargs(id_), **params})
+        skip = played.get("frameskip", 1)  # a number, or the fewest and one more than the most
+        return _with_limit(game, played.get("max_num_frames_per_episode"), skip if isinstance(skip, int) else skip[0])
     settings = check_settings(PREFIX + id_, params, (*PARAM_TYPES, "life_loss", "raw"))
     shaped = {word: settings.get(word, value) for word, value in PREPROCESSING.items()}
     played = {word: value for word, value in settings.items() if word in GAME_PARAMS}
     whole = make_gymnasium_host(id_, partial(make_game, id_, played, shaped, False), given)
     frames = settings.get("max_num_frames_per_episode", _registered_kwargs(id_).get("max_num_frames_per_episode"))
-    # The game counts frames, the limit steps of `frame_skip` of them.
-    limit = None if frames is None else max(1, frames // shaped["frame_skip"])
-    whole = whole._replace(spec=whole.spec._replace(time_limit=limit))
+    whole = _with_limit(whole, frames, shaped["frame_skip"])
     if not check_flag("life_loss", life_loss):
         return whole
     lives = make_gymnasium_host(id_, partial(make_game, id_, played, shaped, True), {**given, "life_loss": True})
     return lives._replace(spec=whole.spec, make_renderable=whole.make_renderable, eval_env=whole)
+
+
+def _with_limit(game: HostEnv, frames: int | None, skip: int) -> HostEnv:
+    """Return `game` with the limit of its episodes in steps of at least `skip` frames; the game counts `frames`."""
+    limit = None if frames is None else max(1, frames // skip)
+    return game._replace(spec=game.spec._replace(time_limit=limit))
 
 
 def check_settings(name: str, params: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:

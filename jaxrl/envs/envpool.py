@@ -31,22 +31,22 @@ def envpool_env(name: str, /, **kwargs: Any) -> HostEnv:
     except Exception as error:
         raise SettingsError(f"EnvPool cannot make {id_}: {error_text(error)}") from error
     observations, actions = (convert_space(PREFIX + id_, space) for space in (one.observation_space, one.action_space))
-    spec = EnvSpec(PREFIX + id_, to_channels_last(observations), actions)
+    config = one.spec.config
+    spec = EnvSpec(PREFIX + id_, to_channels_last(observations), actions, time_limit=config.max_episode_steps)
     env = HostEnv(spec, partial(_EnvPool, make, spec), settings={"env": PREFIX + id_, "env_args": dict(kwargs)})
-    return _atari_env(env, make, one.spec.config) if "episodic_life" in one.spec.config._fields else env
+    return _atari_env(env, make, config) if "episodic_life" in config._fields else env
 
 
 def _atari_env(env: HostEnv, make: Any, config: Any) -> HostEnv:
-    """Return a game of Atari with its time limit; evaluation uses whole games and unclipped rewards.
+    """Return a game of Atari; evaluation uses whole games and unclipped rewards.
 
     With `episodic_life`, lives are episodes as in `jaxrl.envs.atari`; EnvPool's own option starts a new game at every
     reset.
     """
-    spec = env.spec._replace(time_limit=config.max_episode_steps)
-    played = partial(make, episodic_life=False)
-    whole = env._replace(spec=spec, open=partial(_EnvPool, partial(played, reward_clip=False), spec))
+    spec, played = env.spec, partial(make, episodic_life=False)
+    whole = env._replace(open=partial(_EnvPool, partial(played, reward_clip=False), spec))
     # Training episodes may be lives with clipped rewards. Scores are those of whole games with the rewards of the game.
-    lives = env._replace(spec=spec, open=partial(_EnvPool, played, spec, lives=config.episodic_life))
+    lives = env._replace(open=partial(_EnvPool, played, spec, lives=config.episodic_life))
     return lives._replace(eval_env=whole) if config.episodic_life or config.reward_clip else lives
 
 

@@ -201,7 +201,9 @@ def make_gymnasium_host(id_: str, make: Callable[..., Any], given: Mapping[str, 
         one = make()
     except Exception as error:
         raise SettingsError(f"Gymnasium cannot make {id_}: {error_text(error)}") from error
-    spec = gymnasium_spec(one)._replace(name=PREFIX + id_)
+    # The environment truncates at its limit by itself; evaluation has to know how long an episode can be.
+    limit = getattr(one.spec, "max_episode_steps", None)
+    spec = gymnasium_spec(one)._replace(name=PREFIX + id_, time_limit=limit)
     one.close()
     settings = {"env": PREFIX + id_, "env_args": dict(given)}
     return HostEnv(spec, partial(_Gymnasium, make, spec), partial(make, render_mode="rgb_array"), settings)

@@ -290,6 +290,11 @@ def test_parameters_reach_the_maker_and_whole_numbers_stay_whole():
         jaxrl.make_env("gymnasium:CartPole-v1", nonsense=1.0)
 
 
+def test_the_limit_of_an_environment_is_known_so_that_whole_episodes_are_evaluated():
+    assert jaxrl.make_env("gymnasium:CartPole-v1").spec.time_limit == 500
+    assert jaxrl.make_env("gymnasium:CartPole-v1", max_episode_steps=20_000.0).spec.time_limit == 20_000
+
+
 class EvenFirst(Counting):
     """Begin with an episode of five steps."""
 
