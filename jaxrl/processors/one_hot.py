@@ -64,10 +64,10 @@ def _space(values: int, space: Space) -> Space:
     found = []
 
     def encode(leaf: Box | Discrete | MultiDiscrete) -> Space:
-        if not isinstance(leaf, Box) or not _is_encoded(leaf.shape, jnp.dtype(leaf.dtype)):
+        if not _is_encoded(leaf.shape, jnp.dtype(leaf.dtype)):
             return leaf
         # Without a bound nothing is known in advance, and integers that are too large become all false.
-        high = np.max(leaf.high)
+        high = np.max(leaf.high) if isinstance(leaf, Box) else np.max(leaf.n) - 1
         if np.isfinite(high) and high >= values:
             raise SettingsError(f"one_hot is {values}, but observations have integers up to {high:g}; raise it")
         found.append(leaf)

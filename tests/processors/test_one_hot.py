@@ -19,6 +19,7 @@ SPACE: dict[str, Any] = {
     "steps": jaxrl.Box(0, 99, (), "int32"),
     "photo": jaxrl.Box(0, 255, (3, 3, 1), "uint8"),
     "speed": jaxrl.Box(-1.0, 1.0, (2,)),
+    "tools": jaxrl.MultiDiscrete((3, 2)),
     "action_mask": jaxrl.Box(0, 1, (2,), bool),
 }
 
@@ -31,6 +32,7 @@ def test_each_number_is_the_flag_of_its_value_and_what_is_no_grid_or_row_is_left
         "steps": jnp.array([42], "int32"),
         "photo": jnp.full((1, 3, 3, 1), 2, "uint8"),
         "speed": jnp.array([[0.5, -0.5]]),
+        "tools": jnp.array([[2, 0]], "int32"),
         "action_mask": jnp.array([[True, False]]),
     }
     processor = one_hot(3)
@@ -39,6 +41,7 @@ def test_each_number_is_the_flag_of_its_value_and_what_is_no_grid_or_row_is_left
     assert seen["board"].astype(int).tolist() == [[[a, c], [none, b]]]
     assert seen["tiles"].astype(int).tolist() == [[[[*c, *b]]]]
     assert seen["place"].astype(int).tolist() == [[*b, *none]]
+    assert seen["tools"].astype(int).tolist() == [[*c, *a]]
     for name in ("steps", "photo", "speed", "action_mask"):
         np.testing.assert_array_equal(seen[name], obs[name])
     space: Any = processor.space(SPACE)
@@ -47,6 +50,7 @@ def test_each_number_is_the_flag_of_its_value_and_what_is_no_grid_or_row_is_left
         "board": jaxrl.Box(0, 1, (2, 2, 3), bool),
         "tiles": jaxrl.Box(0, 1, (1, 1, 6), bool),
         "place": jaxrl.Box(0, 1, (6,), bool),
+        "tools": jaxrl.Box(0, 1, (6,), bool),
     }
     assert {name: (x.shape[1:], x.dtype) for name, x in seen.items()} == {
         name: (x.shape, x.dtype) for name, x in space.items()
