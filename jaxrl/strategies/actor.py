@@ -81,8 +81,9 @@ def make_state_layout(collector: Collector, stats: PyTree) -> Layout:
     """Return the layout of an `ActorState`; `stats` are those of a new processor."""
 
     def state(key: Key) -> ActorState:
-        obs = space_zeros(collector.env.spec.observation_space, collector.env.num_envs)
-        return _init_state(collector, collector.agent.init(key), stats, obs, key)
+        envs = collector.env.num_envs
+        obs, obs_valid = space_zeros(collector.env.spec.observation_space, envs), jnp.ones(envs, bool)
+        return _init_state(collector, collector.agent.init(key), stats, obs, obs_valid, key)
 
     return packing.layout_of(jax.eval_shape(state, make_key(0)), flag="uint32")
 
@@ -100,26 +101,32 @@ def _pack_state(layout: Layout, state: ActorState) -> Packed:
 # --- programs ---------------------------------------------------------------------------------------------------
 
 
-def begin(collector: Collector, layout: Layout, agent: PyTree, stats: PyTree, obs: PyTree, key: Key) -> Packed:
-    """Return the state at the first observations, with the merged `stats` of all actors."""
-    return _pack_state(layout, _init_state(collector, agent, stats, obs, key))
+def begin(
+    collector: Collector, layout: Layout, agent: PyTree, stats: PyTree, obs: PyTree, obs_valid: Array, key: Key
+) -> Packed:
+    """Return the state at the first observations, which `obs_valid` `[N]` marks, with all actors' merged `stats`."""
+    return _pack_state(layout, _init_state(collector, agent, stats, obs, obs_valid, key))
 
 
-def _init_state(collector: Collector, agent: PyTree, stats: PyTree, obs: PyTree, key: Key) -> ActorState:
+def _init_state(
+    collector: Collector, agent: PyTree, stats: PyTree, obs: PyTree, obs_valid: Array, key: Key
+) -> ActorState:
     seen = collector.processor.observe(collector.processor.init(obs))
     # Windows of past steps hold actions and extras, whose shapes only the agent knows; it does not act here.
     shapes = jax.eval_shape(lambda: collector.agent.act(agent, seen, key, jnp.uint32(0), "explore"))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     processor, numbers = collector.processor, (jnp.uint32(0),) * 3
     if not jax.tree.leaves(stats):
-        return ActorState(begin_processor(processor, obs, *zeros), stats, *numbers)
+        return ActorState(begin_processor(processor, obs, action, extras, obs_valid), stats, *numbers)
     # The first observations count both in the merged statistics and in those of this round.
     zero_stats = jax.tree.map(jnp.zeros_like, stats)
     # The statistics are set by `init`, before the dummy step by which the first observations enter them.
     with_stats = processor._replace(init=lambda obs: processor.set_stats(processor.init(obs), stats))
     blank = processor._replace(init=lambda obs: processor.set_stats(processor.init(obs), zero_stats))
     return ActorState(
-        begin_processor(with_stats, obs, *zeros), processor.get_stats(begin_processor(blank, obs, *zeros)), *numbers
+        begin_processor(with_stats, obs, action, extras, obs_valid),
+        processor.get_stats(begin_processor(blank, obs, action, extras, obs_valid)),
+        *numbers,
     )
 
 

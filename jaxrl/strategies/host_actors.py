@@ -97,8 +97,8 @@ class ActorFns(NamedTuple):
     """Shapes of an `ActorBatch`, the last argument of `Strategy.step`."""
     result_layout: Layout
     """Layout of the packed steps of host environments, the argument `result` below."""
-    begin: Callable[[PyTree, PyTree, PyTree, Key], Packed]
-    """`(agent, stats, obs, key) -> window`, an `ActorState` packed into rows of bits."""
+    begin: Callable[[PyTree, PyTree, PyTree, Array, Key], Packed]
+    """`(agent, stats, obs, obs_valid, key) -> window`, an `ActorState` packed into rows of bits."""
     first: Callable[[bool, PyTree, Packed, Key, Array], tuple[Packed, Choice]]
     """`(random, agent, window, key, place) -> (window, choice)`: begin a round, with uniform actions if `random`. The
     key is the actor's; `place` is uint32: number of the round and optimisation step of the parameters."""

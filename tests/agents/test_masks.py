@@ -208,7 +208,7 @@ def test_actors_and_sessions_keep_to_the_mask(random: bool) -> None:
 
     def run(key: Any) -> Any:
         obs, state = sample_space(env.spec.observation_space, key, 50), agent.init(key)
-        window = actor_fns.begin(state, (), obs, key)
+        window = actor_fns.begin(state, (), obs, jnp.ones(50, bool), key)
         acted = actor_fns.first(random, state, window, key, jnp.zeros(2, jnp.uint32))[1].action
         return obs, acted, act(stepwise, "fill" if random else "train", state, obs, key, jnp.zeros(3, jnp.uint32))[0]
 

@@ -169,6 +169,17 @@ def test_statistics_are_of_all_that_was_taken_up_and_replay_keeps_what_environme
     np.testing.assert_array_equal(kept, np.repeat(seen[:-1], envs, axis=0))
 
 
+def test_a_first_observation_that_is_not_finite_is_no_part_of_the_statistics():
+    """Of the nine observations in each of four environments, the very first is NaN."""
+    env = jaxrl.gymnasium_envs(gymnasium_spec(Counting()), partial(Counting, bad_reset=1))
+    strategy = rollouts(env, processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(1, discount=0.5)))
+    result, row = train(strategy, 4)
+    ((moments,), *_) = strategy.policy.params(result.state).processor
+    # It has 8 others: the first of the episode that begins then, its five successors' in five steps, and so on.
+    assert (float(moments.count), row["invalid_steps"]) == (4 * 8, 4)
+    assert np.isfinite(moments.mean).all()
+
+
 @pytest.mark.slow
 def test_what_was_learnt_of_observations_is_taken_up_again_by_a_run_that_goes_on(tmp_path: Path):
     normalised = jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(1, discount=0.5))

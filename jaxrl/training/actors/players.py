@@ -118,7 +118,8 @@ class Player:
         assert self._envs is not None, "opened before it is played in"
         with self.stats.calling(self.actor_fns.config.actor_timeout):
             obs = self._envs.reset()
-        window: Packed = self.programs.begin(published.agent, published.learnt, obs, self.part.key)
+        obs_valid = ~self._envs.invalid_reset
+        window: Packed = self.programs.begin(published.agent, published.learnt, obs, obs_valid, self.part.key)
         if self.actor_fns.prime:
             # Steps that fill the processor, such as for n-step returns; their block is dropped.
             window, _ = self._steps(published, window, streams.PRIME, self.actor_fns.prime, random)
