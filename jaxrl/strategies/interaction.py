@@ -301,9 +301,9 @@ def episode_metrics(infos: StepInfo) -> Metrics:
         "truncated": infos.truncated,
         "invalid_steps": infos.invalid,
     }
-    # Scalars of the environment count at every step, but only of agents that are present.
-    present: Any = True if isinstance(infos.present, tuple) else infos.present
-    return {**stats(of_episodes, done), **totals(events), **(stats(of_steps, present) if of_steps else {})}
+    # Scalars of the environment count at every step but an invalid one, and only of agents that are present.
+    counts = ~infos.invalid if isinstance(infos.present, tuple) else infos.present & ~infos.invalid
+    return {**stats(of_episodes, done), **totals(events), **(stats(of_steps, counts) if of_steps else {})}
 
 
 def make_collect_info(infos: StepInfo, more: Metrics | None = None) -> CollectInfo:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxrl
+from jaxrl.strategies.interaction import episode_metrics, step_info
 
 N, T, BROKEN, WHEN = 8, 30, 3, 4
 """Environments, steps, which of them breaks, and at which step."""
@@ -64,6 +65,20 @@ def test_the_other_environments_are_bitwise_as_if_nothing_had_happened(part: str
     assert not np.asarray(broken.valid)[WHEN, BROKEN]
     assert np.asarray(broken.truncated)[WHEN, BROKEN]
     assert np.asarray(broken.valid).sum() == T * N - 1
+
+
+def test_what_an_environment_reports_of_an_invalid_step_is_in_no_mean() -> None:
+    """Each step reports its reward, which is 1, or NaN in the step that breaks."""
+    env = fragile("reward")
+
+    def step(state: Any, action: jax.Array, key: Any) -> Any:
+        state, out = env.step(state, action, key)
+        return state, out._replace(info={"reward": out.reward})
+
+    actions = jnp.zeros((T, N), jnp.int32).at[WHEN, BROKEN].set(BREAK)
+    reported = episode_metrics(jax.vmap(step_info)(rollout(env._replace(step=step), actions)))["info/reward"]
+    assert (int(reported.count), float(reported.sum)) == (T * N - 1, T * N - 1)
+    assert (float(reported.min), float(reported.max)) == (1.0, 1.0)
 
 
 def test_an_episode_that_begins_with_a_nan_is_cut_at_once_and_the_others_are_bitwise_as_without_it() -> None:
