@@ -85,6 +85,8 @@ class Buffer(NamedTuple):
     """Length and spacing of the sequences in a batch; `None`: batches of single items."""
     shard: "Callable[[int], Buffer] | None" = None
     """`(shards) -> buffer`: one shard, with its share of capacity and batch; `None` if it cannot be divided."""
+    renew: Callable[[PyTree], PyTree] | None = None
+    """`state -> state`: compute anew what follows from settings that have changed; `None` if nothing does."""
 
     def __repr__(self) -> str:
         return format_repr("Buffer", format_settings(self.settings) or f"batch_size={self.batch_size}")

@@ -17,7 +17,7 @@ from jaxrl.types import Batch, Transition
 
 
 class MixedState(NamedTuple):
-    """States of the replay buffer and of the demonstrations; the latter never changes."""
+    """States of the replay buffer and of the demonstrations; the latter follows from the settings alone."""
 
     ring: PyTree
     demos: PyTree
@@ -38,7 +38,7 @@ def mix(ring: Buffer, make: Callable[[], Transition], rows: int, count: int) -> 
 
     Args:
       ring: the buffer of experience.
-      make: returns the demonstrations as transitions, leaves `[rows, ...]`; called once, by `init`.
+      make: returns the demonstrations as transitions under the current settings, leaves `[rows, ...]`.
       rows: number of demonstrations.
       count: demonstrations per batch; may exceed `rows`.
     """
@@ -51,6 +51,7 @@ def mix(ring: Buffer, make: Callable[[], Transition], rows: int, count: int) -> 
         capacity=ring.capacity,
         batch_size=ring.batch_size + count,
         settings=ring.settings,
+        renew=partial(_renew, parts),
     )
 
 
@@ -63,6 +64,12 @@ def _init(parts: _Parts, example: PyTree, rows: int, lag: int = 0, stride: int =
     # All demonstrations are one block, written by a single push.
     empty = parts.demos.init(row_struct(items), parts.rows)
     return MixedState(parts.ring.init(example, rows, lag, stride), parts.demos.push(empty, items, jnp.uint32(0)))
+
+
+def _renew(parts: _Parts, state: MixedState) -> MixedState:
+    items = jax.tree.unflatten(jax.tree.structure(state.demos.items), jax.tree.leaves(parts.make()))
+    empty = jax.tree.map(jnp.zeros_like, state.demos)
+    return state._replace(demos=parts.demos.push(empty, items, jnp.uint32(0)))
 
 
 def _sample(parts: _Parts, state: MixedState, key: Key, pushes: Array, opt_step: Array) -> Batch:

@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_bits import same_bits
 
 import jaxrl
 from benchmarks import demos as locks
 from jaxrl.buffers import mix
 from jaxrl.errors import SettingsError
+from jaxrl.strategies.population import with_values
 from jaxrl.types import Transition
 
 LENGTH = 12
@@ -58,6 +60,18 @@ def test_a_batch_is_the_rings_and_then_so_many_demonstrations(make: Any) -> None
     wanted = jax.jit(alone.reprioritise)(state.ring, batch.index[:6], jnp.arange(6.0))
     assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), told.ring, wanted))
     assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), told.demos, state.demos))
+
+
+def test_demonstrations_follow_a_discount_that_changes() -> None:
+    strategy = opening(shown(episodes=1), processor=jaxrl.n_step(2, 0.9))
+    change = with_values(strategy, {"processor.discount": 0.5}).state_fns.set_hyperparams
+    state = jax.jit(strategy.init)(jax.random.key(0))
+    after = jax.jit(change)(state)
+    discounts = lambda state: np.unique(np.asarray(state.buffer.demos.items.discount)).tolist()
+    # Two steps up to the end, where nothing follows.
+    assert discounts(state) == pytest.approx([0, 0.9**2])
+    assert discounts(after) == pytest.approx([0, 0.5**2])
+    assert same_bits(after.buffer.ring, state.buffer.ring)
 
 
 @pytest.mark.parametrize(("share", "batch"), [(0.5, 32), (0.2, 20), (0.75, 64), (1e-6, 17)])
