@@ -43,9 +43,11 @@ from jaxrl.strategies.policy import make_policy
 from jaxrl.strategies.replay import (
     UpdateSchedule,
     adapt_buffer,
+    check_frames,
     make_replay_transform,
     make_update_schedule,
     min_items,
+    note_of_frames,
     optimise,
     set_goal_fn,
 )
@@ -192,6 +194,7 @@ def off_policy(
             ),
             notes=(
                 *schedule.notes(buffer._replace(window=ring.window), schedule.transitions_per_iteration, warmup),
+                *note_of_frames(buffer, collector.processor),
                 *resets_note(resets, collector.env.resets),
                 *_notes_of_demos(demos, replay_buffer.batch_size * shards, buffer.batch_size),
             ),
@@ -199,7 +202,7 @@ def off_policy(
         state_fns=StateFns(
             health=guard.get_health,
             reseed=guard.reseed,
-            set_hyperparams=partial(interaction.set_hyperparams, collector),
+            set_hyperparams=partial(_set_hyperparams, collector, learner),
             refill=BufferRefill(partial(learner.schedule.blocks, capacity), partial(_refill, collector, learner)),
             capacity=capacity,
         ),
@@ -223,6 +226,7 @@ def off_policy(
 def _make_shard_buffer(buffer: Buffer, collector: Collector, name: str, goal: GoalFn | None, shards: int) -> Buffer:
     """Return the buffer of one shard, adapted to the agent and to the `goal` of the environment of this name."""
     _require_replay(collector.agent)
+    check_frames(buffer, collector.processor)
     ring = set_goal_fn(_divide_buffer(buffer, shards), collector.processor, name, goal)
     return adapt_buffer(collector.agent, ring, collector.env.num_envs)
 
@@ -367,6 +371,13 @@ def init_buffer(learner: ReplayLearner, items: Transition) -> PyTree:
     schedule = learner.schedule
     example = row_struct(_drop_bounds(learner.agent, items))
     return learner.buffer.init(example, schedule.transitions_per_iteration, schedule.lag, schedule.num_envs)
+
+
+def _set_hyperparams(collector: Collector, learner: ReplayLearner, state: OffPolicyState) -> OffPolicyState:
+    """Return `state` with the hyperparameters of the settings; demonstrations are processed anew with them."""
+    tuned: OffPolicyState = interaction.set_hyperparams(collector, state)
+    renew = learner.buffer.renew
+    return tuned if renew is None else tuned._replace(buffer=renew(tuned.buffer))
 
 
 def _reset_buffer(collector: Collector, learner: ReplayLearner, state: OffPolicyState) -> OffPolicyState:

@@ -92,6 +92,28 @@ def adapt_buffer(agent: Agent, buffer: Buffer, num_envs: int) -> Buffer:
     return buffer.as_sequence_buffer(agent.window, num_envs)
 
 
+def check_frames(buffer: Buffer, processor: Processor) -> None:
+    """Raise `SettingsError` if `processor` stacks another number of frames than `buffer` takes apart."""
+    frames, stacked = _count_frames(buffer, processor)
+    if frames > 1 and stacked not in (1, frames):
+        raise SettingsError(f"buffer.frames is {frames}, but processor.frame_stack is {stacked}; set both alike")
+
+
+def note_of_frames(buffer: Buffer, processor: Processor) -> tuple[str, ...]:
+    """Return a note if the environment itself has to stack the frames that `buffer` stores one by one."""
+    frames, stacked = _count_frames(buffer, processor)
+    if frames == 1 or stacked == frames:
+        return ()
+    return (
+        f"buffer.frames is {frames} and processor.frame_stack 1: observations must be stacks of {frames} frames, which "
+        "repeat the first one at the start of an episode; rows of others are not learnt from",
+    )
+
+
+def _count_frames(buffer: Buffer, processor: Processor) -> tuple[int, int]:
+    return (buffer.settings or {}).get("frames", 1), (processor.settings or {}).get("frame_stack", 1)
+
+
 def set_goal_fn(buffer: Buffer, processor: Processor, name: str, goal: GoalFn | None = None) -> Buffer:
     """Return `buffer` with the reward function `goal` of the environment `name`, if it relabels goals.
 

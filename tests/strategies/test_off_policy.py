@@ -222,6 +222,18 @@ def test_warm_up_takes_the_steps_asked_for_and_says_where_it_does_not(warmup, n,
     assert int(begun(strategy).buffer.items.weight.sum()) == env_steps - 2 * (n - 1)
 
 
+def test_frames_that_the_processor_does_not_stack_are_refused_and_those_of_an_environment_noted():
+    framed = lambda frames, processor: off_policy(
+        jaxrl.make_env("CartPole-v1"), coins, buffer=uniform(64, 8, compact=True, frames=frames), processor=processor
+    )
+    stacked = jaxrl.chain(jaxrl.frame_stack(4), n_step(1))
+    with pytest.raises(SettingsError, match=r"buffer\.frames is 2, but processor\.frame_stack is 4; set both alike"):
+        framed(2, stacked)
+    about = lambda strategy: ["frames" in note for note in strategy.info.notes]
+    assert not any(about(framed(4, stacked)))
+    assert about(framed(4, n_step(1))).count(True) == 1
+
+
 def test_a_capacity_that_was_rounded_is_said():
     (said,) = make(num_envs=6, opt_interval=6, capacity=64, warmup=12).info.notes
     assert said == "buffer capacity rounded up from 64 to 66, a multiple of 6 items per push"

@@ -676,6 +676,7 @@ def round_length(config: SessionConfig, stepwise: Stepwise) -> tuple[SessionConf
 
 
 def _from_replay(config: SessionConfig, spec: EnvSpec, processor: Processor, agent: Agent, buffer: Buffer) -> Stepwise:
+    replay.check_frames(buffer, processor)
     buffer = replay.adapt_buffer(agent, replay.set_goal_fn(buffer, processor, spec.name), config.num_envs)
     schedule = replay.make_update_schedule(
         horizon=processor.horizon,
@@ -732,7 +733,10 @@ def notes_of(config: SessionConfig, stepwise: Stepwise, state: StepwiseState) ->
     more = (
         ()
         if stepwise.buffer is None
-        else stepwise.schedule.notes(stepwise.buffer, stepwise.schedule.transitions_per_iteration, config.warmup)
+        else (
+            *stepwise.schedule.notes(stepwise.buffer, stepwise.schedule.transitions_per_iteration, config.warmup),
+            *replay.note_of_frames(stepwise.buffer, stepwise.processor),
+        )
     )
     return [str(plan_of_session(stepwise, state)), *more, *attempts.notes()]
 
