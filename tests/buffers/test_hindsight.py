@@ -79,6 +79,16 @@ def test_what_is_left_of_an_episode_is_known_of_every_row(steps: int) -> None:
     np.testing.assert_array_equal(left[:, 1], [1, 0, 5, 4, 3, 2, 1, 0, 3, 2, 1, 0])
 
 
+def test_an_invalid_step_ends_an_episode_before_it_and_its_zeros_are_no_goal() -> None:
+    buffer = made()
+    state, push = filled(buffer, 2), jax.jit(buffer.push)
+    broken = block(2)
+    zeros = jax.tree.map(lambda x: x.at[0].set(0), broken.next_obs)
+    state = push(state, broken._replace(weight=jnp.array([0.0, 1.0]), next_obs=zeros), jnp.uint32(2))
+    left = np.asarray(count_later_steps(state, jnp.arange(6, dtype=jnp.int32))).reshape(3, 2)
+    np.testing.assert_array_equal(left[:, 0], [1, 0, 0])  # three steps of one episode, of which the last is broken
+
+
 def test_it_ends_with_the_newest_step_and_goes_around_the_end_of_the_ring() -> None:
     buffer = made(jaxrl.uniform(16, batch_size=8))
     state = filled(buffer, 11)  # eight vector steps are held, 3 to 10, the newest at place 2
