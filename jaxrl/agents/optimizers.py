@@ -71,14 +71,14 @@ def settings_given(config: OptimizerConfig) -> dict[str, float]:
 
 
 def _kernels(params: PyTree) -> PyTree:
-    """Return whether each parameter is a kernel: a matrix, and no bias or scale, which several critics have as one."""
+    """Return whether each parameter is a kernel, by name; without such names, as in other libraries, a matrix."""
 
-    def is_kernel(path: tuple[Any, ...], x: Array) -> bool:
-        # The number of axes does not tell alone: in an ensemble, biases are matrices `[K, F]`.
-        name = jax.tree_util.keystr(path[-1:], simple=True).rpartition("/")[2]
-        return x.ndim > 1 and not name.startswith(("bias", "scale"))
+    def has_name(path: tuple[Any, ...], x: Array) -> bool:
+        return jax.tree_util.keystr(path[-1:], simple=True).rpartition("/")[2].startswith("kernel")
 
-    return jax.tree_util.tree_map_with_path(is_kernel, params)
+    # The number of axes does not tell: in an ensemble, biases and the time scales of a core are matrices `[K, F]`.
+    named = jax.tree_util.tree_map_with_path(has_name, params)
+    return named if any(jax.tree.leaves(named)) else jax.tree.map(lambda x: x.ndim > 1, params)
 
 
 class GradientStep(NamedTuple):

@@ -48,10 +48,10 @@ def test_kernels_decay_and_biases_do_not(optimizer: str) -> None:
     np.testing.assert_allclose(stepped([0.0], optimizer=optimizer, weight_decay=0.2), [1 - 0.5 * 0.2, 1.0], rtol=1e-6)
 
 
-def test_biases_and_scales_of_several_critics_do_not_decay() -> None:
-    """Those of all critics are one array `[K, D]`, which is no kernel for all that; `[K, D, D]` is."""
+def test_only_kernels_of_several_critics_decay() -> None:
+    """Biases, or the time scales of a core, of all critics are one array `[K, D]`, which is no kernel for all that."""
     step = gradient_step(optimizer_of(DQNConfig(optimizer="adamw", weight_decay=0.2)))
-    agent = jaxrl.sac(num_critics=2, features=(4,), layer_norm=True)(CONTINUOUS)
+    agent = jaxrl.sac(num_critics=2, features=(4,), layer_norm=True, core="s5", core_features=4)(CONTINUOUS)
     critic = jax.eval_shape(agent.init, jax.random.key(0)).critic
     ones = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), critic)
     nothing, lr = ravel(jax.tree.map(jnp.zeros_like, critic)), jnp.float32(0.5)
@@ -59,9 +59,18 @@ def test_biases_and_scales_of_several_critics_do_not_decay() -> None:
     decayed = {
         jax.tree_util.keystr(path[-1:], simple=True): x for path, x in jax.tree_util.tree_leaves_with_path(after)
     }
-    assert sorted(decayed) == ["bias", "kernel", "scale"]
+    assert {"bias", "kernel", "scale", "log_step", "real", "imag"} <= decayed.keys()
     for name, x in decayed.items():
         np.testing.assert_allclose(x, 0.9 if name == "kernel" else 1.0, rtol=1e-6)
+
+
+def test_where_nothing_is_named_kernel_matrices_decay() -> None:
+    step = gradient_step(optimizer_of(DQNConfig(optimizer="adamw", weight_decay=0.2)))
+    params, lr = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}, jnp.float32(0.5)
+    nothing = ravel(jax.tree.map(jnp.zeros_like, params))
+    after, *_ = step.step(params, nothing, step.init(params, lr), lr, jnp.float32(1e9))
+    assert after["w"].tolist() == [[pytest.approx(0.9)] * 2] * 2
+    assert after["b"].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
