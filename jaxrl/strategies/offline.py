@@ -73,7 +73,7 @@ def offline(
 
     `processor` treats the data as steps of an environment: n-step returns, stacked frames and scaled rewards are as
     online, and nothing bootstraps across the end of an episode. Only its statistics, such as the mean of observations,
-    are computed in advance, from all of the data.
+    are computed in advance, from all data that are not held out.
 
     Args:
       data: as returned by `jaxrl.load_dataset(...)`.
