@@ -49,7 +49,7 @@ class Request(NamedTuple):
     """Run from whose checkpoint `from_step` a new one branches off."""
     from_step: str | None = None
     notes: tuple[str, ...] = ()
-    """Notes on flags translated from other libraries, and on preset settings scaled to the length of the run."""
+    """Notes on flags translated from other libraries, on a preset scaled to the run's length, and on a missing one."""
 
 
 def parse(args: Sequence[str]) -> Request:
@@ -87,6 +87,8 @@ def parse(args: Sequence[str]) -> Request:
     if not resume:
         fixed = chosen | set(flatten_settings(settings)) | ({"eval_interval"} if "pbt" in (members or {}) else set())
         config, notes = _fit_length(algo, config, of_preset, fixed, notes, 1 if members else 2)
+    if not file and config.env is not None and not matching_presets(PRESETS.get(algo, {}), config.env):
+        notes = (*notes, "generic settings: there is no preset for this environment")
     if resume and not source.from_step and config.run_dir not in (None, resume):
         raise SettingsError(
             f"--resume {resume} goes on in that directory; leave --run-dir out, or begin a new run there from one of "
