@@ -1,12 +1,6 @@
 """`python -m jaxrl.play RUN_DIR --out episode.gif`: render one greedy episode of a run's best policy."""
 
-from jaxrl.cli.main import (  # first: it installs signal handlers
-    Parser,
-    cache_compilations,
-    place,
-    require_devices,
-    run_main,
-)
+from jaxrl.cli.main import Parser, place, run_main  # first: it installs signal handlers
 
 # isort: split
 from collections.abc import Sequence
@@ -39,8 +33,6 @@ def main(args: Sequence[str]) -> int:
     if options.max_steps < 1 or not 1 <= options.fps <= 100:
         raise SettingsError("--max-steps must be at least 1 and --fps from 1 to 100")
     require_writable(Path(options.out))
-    cache_compilations()
-    require_devices()
     policy = load_named(options)
     play = player(env_of(policy, options.env, options.env_args))
     frames, total = play(policy, options.seed, options.max_steps)

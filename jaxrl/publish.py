@@ -1,12 +1,6 @@
 """`python -m jaxrl.publish RUN_DIR --out DIR`: write a folder ready for a model hub; nothing is uploaded."""
 
-from jaxrl.cli.main import (  # first: it installs signal handlers
-    Parser,
-    cache_compilations,
-    place,
-    require_devices,
-    run_main,
-)
+from jaxrl.cli.main import Parser, place, run_main  # first: it installs signal handlers
 
 # isort: split
 import tempfile
@@ -47,8 +41,6 @@ def main(args: Sequence[str]) -> int:
     check_episodes(options)
     out, run = Path(options.out), resolve(options.run_dir, options.member)
     require_room(out, options.run_dir, options.overwrite, RESULTS)
-    cache_compilations()
-    require_devices()
     policy = load_named(options)
     env = env_of(policy, options.env, options.env_args)
     report, film = evaluate_policy(policy, env, options).report(), _film(env, policy)
