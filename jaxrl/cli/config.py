@@ -360,13 +360,15 @@ def _check_allowed(where: str, path: str, kind: Any, name: str, value: Any) -> N
 
 
 def as_type(name: str, value: Any, hint: Any) -> Any:
-    """Convert `value` to the type `hint`; YAML parses `1e-3` as a string and `1` as an integer."""
+    """Convert `value`, as a file or a flag has it, to the type `hint`; YAML parses `1e-3` as a string."""
     options = _options(hint)
     if value is None and type(None) in options:
         return None
     kind = options[0]
     origin = typing.get_origin(kind) or kind
     value = as_int(value) if origin is int else value
+    if origin is bool and isinstance(value, str):
+        value = {"true": True, "false": False}.get(value.lower(), value)
     if origin is tuple and isinstance(value, str) and typing.get_args(kind)[0] is not str:
         value = split_list(value)
     if origin is tuple and isinstance(value, list | tuple):
