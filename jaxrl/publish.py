@@ -48,10 +48,8 @@ def main(args: Sequence[str]) -> int:
     asked = EvalOptions(options.env, options.env_args, options.episodes, options.seed)
     settings, best = read_settings(run), policy.facts["kept_as"] == "best"
     where = asked.where(settings)
-    again, digest = (
-        repeat(settings, policy.facts["opt_steps"], best, _may_have_changed(run), asked),
-        state_digest(policy.params),
-    )
+    again = repeat(settings, policy.facts["opt_steps"], best, _may_have_changed(run), asked)
+    digest = state_digest(policy.params)
     files = {
         "README.md": card(policy, report, versions.get("jaxrl", ""), where, again, bool(film)).encode(),
         RESULTS: results(policy, report, versions, where or training_env(policy), options.seed, digest).encode(),

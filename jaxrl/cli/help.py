@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
+from jaxrl.cli.arguments import no
 from jaxrl.registry import ALGORITHMS
 
 WIDTH = 24
@@ -142,7 +143,7 @@ def all_settings(config: Any) -> str:
 def _flag_usage(name: str, setting: Setting) -> str:
     """Return a flag with its `no-` form or its arguments."""
     if isinstance(setting.value, bool):
-        return f"{_flag(name)}, {_flag(name.removesuffix(setting.name))}no-{setting.name.replace('_', '-')}"
+        return f"{_flag(name)}, {no(_flag(name))}"
     if isinstance(setting.value, Mapping):
         return f"{_flag(name)} NAME VALUE ..."
     return _flag(name)
