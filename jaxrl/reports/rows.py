@@ -1,6 +1,5 @@
 """Reading of the logs of a run, tolerating damaged lines."""
 
-import json
 from collections.abc import Callable, Mapping
 from typing import IO, Any, NamedTuple
 
@@ -141,10 +140,7 @@ def read_episodes(opened: Opened, whole: bool = False) -> dict[int, list[float]]
         return {}
     found: dict[int, list[float]] = {}
     for line in lines:
-        try:
-            row = json.loads(line)
-            if np.isfinite(value := to_float(row["return"])):
-                found.setdefault(int(row["opt_steps"]), []).append(value)
-        except (ValueError, RecursionError, KeyError, TypeError, OverflowError):
-            continue
+        row = logs.parse(line)
+        if row is not None and np.isfinite(value := to_float(row.get("return"))):
+            found.setdefault(row["opt_steps"], []).append(value)
     return found if whole else {step: found[step] for step in sorted(found)[-1:]}
