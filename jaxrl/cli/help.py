@@ -136,8 +136,7 @@ def all_settings(config: Any) -> str:
         part, _, _ = name.rpartition(".")
         text = " ".join(_text(each.owner, each.name).split())
         groups.setdefault(part, []).append((_flag_usage(name, each), f"{text} ({_plain(each.value)})"))
-    titles = {"": "of the run"}
-    return "\n".join(line for part, rows in groups.items() for line in _group(titles.get(part, f"of the {part}"), rows))
+    return "\n".join(line for part, rows in groups.items() for line in _group(f"of the {part or 'run'}", rows))
 
 
 def _flag_usage(name: str, setting: Setting) -> str:
