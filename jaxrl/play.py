@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxrl.errors import SettingsError, check_between, print_line
 from jaxrl.evaluate import add_env_options, add_which, env_of, load_named
-from jaxrl.paths import reason_of_path
+from jaxrl.paths import writing
 from jaxrl.training.film import player, require_writer, write_film
 from jaxrl.training.settings import FORMATS
 
@@ -47,12 +47,10 @@ def require_writable(path: Path) -> None:
         raise SettingsError(f"--out is {str(path)!r}; expected a name that ends with .gif or .mp4")
     require_writer(form)
     there = path.exists()
-    try:
+    with writing(path):
         open(path, "ab").close()
         if not there:
             path.unlink()
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot write {path}: {reason_of_path(error)}") from error
 
 
 def format_of(path: str | Path) -> str:
