@@ -1,6 +1,5 @@
 """TensorBoard: scalars, histograms, texts and videos, without TensorFlow."""
 
-import math
 import platform
 import struct
 import time
@@ -8,15 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxrl.errors import SettingsError
 from jaxrl.training.recorders.base import Histogram, Recorder, Row, RunInfo, Video, numbers_of
 from jaxrl.training.storage.logs import KINDS, LogFile
 
 SCORES = ("eval/eval_reward", "train/episode_return")
 """Metrics by which TensorBoard's HPARAMS page compares runs."""
-LARGEST = float(np.finfo(np.float32).max)
 
 
 class TensorBoardRecorder(Recorder):
@@ -50,7 +46,7 @@ class TensorBoardRecorder(Recorder):
     def write(self, row: Row) -> None:
         self._write_run()
         if row["kind"] in KINDS:
-            values = [{"tag": tag, "simple_value": _in_float32(x)} for tag, x in numbers_of(row).items()]
+            values = [{"tag": tag, "simple_value": x} for tag, x in numbers_of(row).items()]
         else:
             values = [_text("events", f"{row['event']}: {row['message']}")]
         self._append(self._record(step=row["opt_steps"], summary={"value": values}))
@@ -125,11 +121,6 @@ class TensorBoardRecorder(Recorder):
     def _record(self, **fields: Any) -> bytes:
         """Return an event with these fields, serialised as a record of the file."""
         return _as_tfrecord(self._proto.Event(wall_time=time.time(), **fields).SerializeToString())
-
-
-def _in_float32(x: float) -> float:
-    """Return `x`, or infinity if it exceeds float32."""
-    return x if abs(x) <= LARGEST else math.copysign(math.inf, x)
 
 
 def _as_tfrecord(data: bytes) -> bytes:
