@@ -114,7 +114,7 @@ def settings_of(config: Any, prefix: str = "") -> dict[str, Setting]:
 
 def _plain(value: Any) -> str:
     """Format a value as it is typed after its flag."""
-    if value is None or ((value in ("", (), []) or isinstance(value, Mapping)) and not value):
+    if value in (None, "", (), [], {}):
         return "unset"
     if isinstance(value, bool):
         return "yes" if value else "no"
