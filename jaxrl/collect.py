@@ -1,12 +1,6 @@
 """`python -m jaxrl.collect RUN_DIR --transitions N --out FILE`: collect a data set with a run's best policy."""
 
-from jaxrl.cli.main import (  # first: it installs signal handlers
-    Parser,
-    cache_compilations,
-    place,
-    require_devices,
-    run_main,
-)
+from jaxrl.cli.main import Parser, place, run_main  # first: it installs signal handlers
 
 # isort: split
 from collections.abc import Sequence
@@ -39,8 +33,6 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("--num-envs", type=int, default=16, help="environments side by side (default: 16)")
     options = parser.parse(args)
     check_between("--seed", options.seed, 0, 2**32 - 1)
-    cache_compilations()
-    require_devices()
     policy = load_named(options)
     env = env_of(policy, options.env, options.env_args)
     if isinstance(env, HostEnv):

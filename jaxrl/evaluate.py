@@ -44,8 +44,6 @@ def main(args: Sequence[str]) -> int:
     form.add_argument("--json", action="store_true", help="print the same as one JSON object")
     options = parser.parse(args)
     check_episodes(options)
-    cache_compilations()
-    require_devices()
     policy = load_named(options)
     env = env_of(policy, options.env, options.env_args)
     result = evaluate_policy(policy, env, options, options.actions == "sampled")
@@ -103,7 +101,13 @@ def evaluate_policy(policy: GreedyPolicy, env: Env | HostEnv, options: Namespace
 
 
 def load_named(options: Namespace) -> GreedyPolicy:
-    """Load the policy selected by the arguments of `add_which`; print a note if it is, by default, not the best."""
+    """Load the policy selected by the arguments of `add_which`; print a note if it is, by default, not the best.
+
+    Raises:
+      SettingsError: there is no such policy, or the configured platform is not available.
+    """
+    cache_compilations()
+    require_devices()
     admit_algorithm(options.algo)
     policy = load_policy(options.run_dir, member=options.member, step=options.step)
     if options.step is None and policy.facts["kept_as"] != "best":

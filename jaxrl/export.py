@@ -1,6 +1,6 @@
 """`python -m jaxrl.export RUN_DIR`: export a run's policy as a program that needs no jaxrl."""
 
-from jaxrl.cli.main import Parser, place, require_devices, run_main  # first: it installs signal handlers
+from jaxrl.cli.main import Parser, place, run_main  # first: it installs signal handlers
 
 # isort: split
 from collections.abc import Sequence
@@ -26,7 +26,6 @@ def main(args: Sequence[str]) -> int:
     options = parser.parse(args)
     out = Path(options.out or f"policy-{options.format}")
     require_room(out, options.run_dir, options.overwrite)
-    require_devices()
     policy = load_named(options)
     write(files_of(policy, options.format), out)
     print_line(f"{out}: the policy as {options.format}, after {policy.facts['opt_steps']} optimisation steps")

@@ -49,15 +49,11 @@ def require_new(path: str | Path, replaces: bool = False) -> None:
       SettingsError: it is a file, contains something else, or cannot be accessed.
     """
     path = Path(local(path))
-    try:
+    with writing(f"the run directory {_short(path)}"):
         if os.path.lexists(path / LOCK):
             require_free(path)
         if path.exists() and not (replaces and (path / CONFIG).exists()):
             require_empty(path, _on_command_line(path))
-    except (OSError, ValueError) as error:
-        if isinstance(error, SettingsError):
-            raise
-        raise SettingsError(f"cannot write the run directory {_short(path)}: {reason_of_path(error)}") from error
 
 
 def _on_command_line(path: Path) -> str:
@@ -87,11 +83,9 @@ def require_free(path: str | Path) -> None:
       SettingsError: the lock cannot be accessed.
     """
     lock = Path(path) / LOCK
-    try:
+    with writing(f"the run directory {_short(path)}"):
         if lock.is_file() and not lock.is_symlink() and os.access(lock, os.W_OK):
             hold(Path(path)).close()
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot write the run directory {_short(path)}: {reason_of_path(error)}") from error
 
 
 def hold(path: Path) -> IO[str]:

@@ -1,12 +1,6 @@
 """`python -m jaxrl.play RUN_DIR --out episode.gif`: render one greedy episode of a run's best policy."""
 
-from jaxrl.cli.main import (  # first: it installs signal handlers
-    Parser,
-    cache_compilations,
-    place,
-    require_devices,
-    run_main,
-)
+from jaxrl.cli.main import Parser, place, run_main  # first: it installs signal handlers
 
 # isort: split
 from collections.abc import Sequence
@@ -14,7 +8,7 @@ from pathlib import Path
 
 from jaxrl.errors import SettingsError, check_between, print_line
 from jaxrl.evaluate import add_env_options, add_which, env_of, load_named
-from jaxrl.paths import reason_of_path
+from jaxrl.paths import writing
 from jaxrl.training.film import player, require_writer, write_film
 from jaxrl.training.settings import FORMATS
 
@@ -39,8 +33,6 @@ def main(args: Sequence[str]) -> int:
     if options.max_steps < 1 or not 1 <= options.fps <= 100:
         raise SettingsError("--max-steps must be at least 1 and --fps from 1 to 100")
     require_writable(Path(options.out))
-    cache_compilations()
-    require_devices()
     policy = load_named(options)
     play = player(env_of(policy, options.env, options.env_args))
     frames, total = play(policy, options.seed, options.max_steps)
@@ -55,12 +47,10 @@ def require_writable(path: Path) -> None:
         raise SettingsError(f"--out is {str(path)!r}; expected a name that ends with .gif or .mp4")
     require_writer(form)
     there = path.exists()
-    try:
+    with writing(path):
         open(path, "ab").close()
         if not there:
             path.unlink()
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot write {path}: {reason_of_path(error)}") from error
 
 
 def format_of(path: str | Path) -> str:

@@ -1,12 +1,6 @@
 """`python -m jaxrl.publish RUN_DIR --out DIR`: write a folder ready for a model hub; nothing is uploaded."""
 
-from jaxrl.cli.main import (  # first: it installs signal handlers
-    Parser,
-    cache_compilations,
-    place,
-    require_devices,
-    run_main,
-)
+from jaxrl.cli.main import Parser, place, run_main  # first: it installs signal handlers
 
 # isort: split
 import tempfile
@@ -47,8 +41,6 @@ def main(args: Sequence[str]) -> int:
     check_episodes(options)
     out, run = Path(options.out), resolve(options.run_dir, options.member)
     require_room(out, options.run_dir, options.overwrite, RESULTS)
-    cache_compilations()
-    require_devices()
     policy = load_named(options)
     env = env_of(policy, options.env, options.env_args)
     report, film = evaluate_policy(policy, env, options).report(), _film(env, policy)
@@ -56,10 +48,8 @@ def main(args: Sequence[str]) -> int:
     asked = EvalOptions(options.env, options.env_args, options.episodes, options.seed)
     settings, best = read_settings(run), policy.facts["kept_as"] == "best"
     where = asked.where(settings)
-    again, digest = (
-        repeat(settings, policy.facts["opt_steps"], best, _may_have_changed(run), asked),
-        state_digest(policy.params),
-    )
+    again = repeat(settings, policy.facts["opt_steps"], best, _may_have_changed(run), asked)
+    digest = state_digest(policy.params)
     files = {
         "README.md": card(policy, report, versions.get("jaxrl", ""), where, again, bool(film)).encode(),
         RESULTS: results(policy, report, versions, where or training_env(policy), options.seed, digest).encode(),

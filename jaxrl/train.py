@@ -129,6 +129,7 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
         config = replace(config, devices=len(devices))
     quiet = config.quiet or number() > 0
     if not quiet:
+        print_note(one_line(title(request)))
         print_note(f"device {devices[0].device_kind}, run directory {one_line(config.run_dir)}")
         products = product_precision(devices[0])
         if products != "float32":
@@ -169,6 +170,17 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
         show_population(result, config.run_dir, _import_flags(request.algo, config.env))
     stopped = trainer.interrupt.signal
     return 0 if stopped is None else 128 + stopped
+
+
+def title(request: Request) -> str:
+    """Return what is trained: the algorithm, the environment and the seed, and the run that goes on."""
+    config = request.config
+    parts = [f"{request.algo} {f'on {config.env}' if config.env else 'from data'}", f"seed {config.seed}"]
+    if request.from_run:
+        parts.append(f"from step {request.from_step} of {request.from_run}")
+    elif request.resume:
+        parts.append(f"going on in {config.run_dir}")
+    return ", ".join(parts)
 
 
 def train(trainer: Trainer | PopulationTrainer) -> Result | PopulationResult:

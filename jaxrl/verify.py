@@ -15,11 +15,9 @@ from jaxrl.cli.main import (  # first: it installs signal handlers
 )
 
 # isort: split
-import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -65,51 +63,47 @@ def main(args: Sequence[str]) -> int:
     require_run(Path(options.run_dir))
     cache_compilations()
     require_devices()
+    opened: dict[Path, Saves] = {}
+    problems = Problems()
     runs = runs_of(options.run_dir, options.member)
     expected = read_metadata(Path(options.run_dir)).get("members", 0)
-    found = options.member is None and len(runs) < (expected if type(expected) is int else 0)
-    if found or not runs:
-        found = True
-        print_stderr(f"{options.run_dir} has {len(runs)} members of {expected}")
-    opened: dict[Path, Saves] = {}
+    if not runs or (options.member is None and type(expected) is int and len(runs) < expected):
+        problems.add(f"{options.run_dir} has {len(runs)} members of {expected}")
     pairs, obstacles = 0, []
     for run_dir in runs:
         if run_dir != Path(options.run_dir):
             print_line(f"member {int(run_dir.name)}")
-        verified = _verify(run_dir, options.replay, opened)
-        found |= verified.found
-        pairs += verified.pairs
-        obstacles += [] if verified.obstacle is None else [verified.obstacle]
+        made, obstacle = _verify(run_dir, options.replay, opened, problems)
+        pairs += made
+        obstacles += [] if obstacle is None else [obstacle]
     if runs and runs[0] != Path(options.run_dir):
         for name in LOGS:
             for number in lines_of_nobody(Path(options.run_dir), name):
-                found = True
-                print_stderr(f"{name}: line {number} is no row")
+                problems.add(f"{name}: line {number} is no row")
     for directory, saves in opened.items():
         for save, error in saves.unreadable().items():
-            found = True
-            print_stderr(shorten(f"{directory.name}/{save}: {error}"))
-    if options.replay and not pairs and not found:
+            problems.add(f"{directory.name}/{save}: {error}")
+    if options.replay and not pairs and not problems.found:
         raise SettingsError(f"--replay: {shorten(obstacles[0])}")
     for obstacle in obstacles:
         print_stderr(shorten(obstacle))
-    return NoCheckpointError.exit_code if found else 0
+    return NoCheckpointError.exit_code if problems.found else 0
 
 
-class _Verified(NamedTuple):
-    """The result of checking a run."""
+class Problems:
+    """Collects the problems found."""
 
-    found: bool
-    """Whether anything is bad."""
-    pairs: int = 0
-    """Number of pairs of checkpoints between which it was trained again."""
-    obstacle: str | None = None
-    """Why its settings could not be used."""
+    def __init__(self) -> None:
+        self.found = False
+
+    def add(self, line: str) -> None:
+        """Print a problem and remember that there was one."""
+        self.found = True
+        print_stderr(shorten(line))
 
 
-def _verify(run_dir: Path, replayed: bool, opened: dict[Path, Saves]) -> _Verified:
-    """Check one run."""
-    problems = Problems()
+def _verify(run_dir: Path, replayed: bool, opened: dict[Path, Saves], problems: Problems) -> tuple[int, str | None]:
+    """Check one run; return how many pairs of checkpoints it was trained again between, and why not between any."""
     strategy, obstacle = rebuild_strategy(run_dir, problems)
     store = open_store(run_dir, CHECKPOINTS, opened)
     good = list(check_checkpoints(store, strategy, problems))
@@ -126,19 +120,7 @@ def _verify(run_dir: Path, replayed: bool, opened: dict[Path, Saves]) -> _Verifi
                 f"no two checkpoints of {run_dir} were trained in one go under the present settings and versions; "
                 "keep more of them (--keep), or leave --replay out"
             )
-    return _Verified(problems.found, pairs, obstacle)
-
-
-class Problems:
-    """Collects the problems found."""
-
-    def __init__(self) -> None:
-        self.found = False
-
-    def add(self, line: str) -> None:
-        """Print a problem and remember that there was one."""
-        self.found = True
-        print_stderr(shorten(line))
+    return pairs, obstacle
 
 
 def rebuild_strategy(run_dir: Path, problems: Problems) -> tuple[Strategy | None, str | None]:
@@ -203,14 +185,12 @@ def check_best(store: Store, problems: Problems) -> None:
 
 def check_logs(run_dir: Path, store: Store, good: Sequence[int], problems: Problems) -> None:
     """Print the line of the logs if nothing is wrong with them: in themselves, and by their sums in a checkpoint."""
-    before, problems.found = problems.found, False
-    for name in LOGS:
-        for problem in log_problems(run_dir, name):
-            problems.add(f"{name}: {problem}")
-    check_sums(run_dir, store, good, problems)
-    if not problems.found:
+    found = [f"{name}: {problem}" for name in LOGS for problem in log_problems(run_dir, name)]
+    found += check_sums(run_dir, store, good)
+    for problem in found:
+        problems.add(problem)
+    if not found:
         print_line("logs ok", *(name for name in LOGS if has_log(run_dir, name)))
-    problems.found |= before
 
 
 def has_log(run_dir: Path, name: str) -> bool:
@@ -222,15 +202,16 @@ def has_log(run_dir: Path, name: str) -> bool:
     return True
 
 
-def check_sums(run_dir: Path, store: Store, good: Sequence[int], problems: Problems) -> None:
-    """Compare the logs with their sums in the newest of the `good` checkpoints."""
+def check_sums(run_dir: Path, store: Store, good: Sequence[int]) -> list[str]:
+    """Compare the logs with their sums in the newest of the `good` checkpoints; return what differs."""
     if not good:
-        return
-    with contextlib.suppress(CheckpointError):  # a running process has removed it
+        return []
+    try:
         found = damage(partial(open_log, run_dir), store.manifest(good[-1])["facts"])
-        if good[-1] in store.steps():  # otherwise a running process rolled back past it and shortened the logs
-            for problem in found:
-                problems.add(problem)
+    except CheckpointError:  # a running process has removed it
+        return []
+    # Without it, a running process has rolled back past it, and shortened the logs.
+    return found if good[-1] in store.steps() else []
 
 
 def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[tuple[int, int, bool]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxrl import Strategy, collect, doctor, evaluate, play, publish, train, verify
+from jaxrl import Strategy, doctor, evaluate, train, verify
 
 _BUILT: dict[str, Strategy] = {}
 """Strategies by their settings."""
@@ -38,7 +38,7 @@ def built_once() -> Iterator[None]:
 def no_cache_of_the_user() -> Iterator[None]:
     """Keep a front door that is called in this process from turning on the user's own cache, for it and all after."""
     with pytest.MonkeyPatch.context() as patch:
-        for door in (collect, evaluate, play, publish, train, verify):
+        for door in (evaluate, train, verify):
             patch.setattr(door, "cache_compilations", lambda: None)
         patch.setattr(doctor.door, "without_compilation_cache", lambda: None)  # nor from turning off that of the tests
         yield

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from jaxrl.agents import Agent, AgentMaker
 from jaxrl.buffers import Buffer
@@ -32,7 +32,6 @@ from jaxrl.training.data.files import load_dataset
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.settings import TrainerConfig
 
-AgentConfig = TypeVar("AgentConfig")
 EnvArgs = dict[str, int | float | bool | str]
 """Parameters of an environment. A list is written as in YAML, `[8, 8]`."""
 
@@ -115,7 +114,7 @@ class EnvRun(ActorsConfig, TrainerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffPolicyRun(EnvRun, Generic[AgentConfig]):
+class OffPolicyRun(EnvRun):
     """Train off-policy, from a replay buffer."""
 
     num_envs: int = DEFAULT_SETTINGS["off_policy"]["num_envs"]
@@ -136,11 +135,11 @@ class OffPolicyRun(EnvRun, Generic[AgentConfig]):
     """Share of the demonstrations in what is learnt from; batches from the buffer stay as large as they are."""
     buffer: BufferConfig = field(default_factory=BufferConfig)
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)
-    agent: AgentConfig
+    agent: Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicyRun(EnvRun, Generic[AgentConfig]):
+class OnPolicyRun(EnvRun):
     """Train on-policy. Each iteration collects a rollout and takes `epochs * minibatches` optimisation steps on it."""
 
     num_envs: int = DEFAULT_SETTINGS["on_policy"]["num_envs"]
@@ -163,11 +162,11 @@ class OnPolicyRun(EnvRun, Generic[AgentConfig]):
     demos_sha256: str = ""
     """SHA-256 of the demonstrations' arrays, which a run records; others are then refused. Unset: any."""
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)
-    agent: AgentConfig
+    agent: Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfflineRun(TrainerConfig, Generic[AgentConfig]):
+class OfflineRun(TrainerConfig):
     """Train offline, from a fixed data set."""
 
     data: tuple[str, ...] = ()
@@ -192,7 +191,7 @@ class OfflineRun(TrainerConfig, Generic[AgentConfig]):
     holdout: float | None = None
     """Share of the episodes held out from training; unset: 0 with an env, 0.1 without."""
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)
-    agent: AgentConfig
+    agent: Any
 
 
 def build(algo: str, config: Any, teacher: GreedyPolicy | None = None) -> Strategy:
@@ -240,16 +239,11 @@ def with_eval_env(strategy: Strategy, config: EnvRun) -> Strategy:
     return strategy._replace(evaluation=strategy.evaluation._replace(env=env), info=info)
 
 
-def run_type(algo: str) -> Any:
-    """Return the type of a run's settings, such as `OffPolicyRun[DQNConfig]`."""
-    run, _ = KINDS[ALGORITHMS[algo].kind]
-    return run[config_class(algo)]
-
-
 def general(algo: str) -> Any:
     """Return the default settings of a run, before presets, files and flags apply."""
     row = ALGORITHMS[algo]
-    config = run_type(algo)(agent=config_class(algo)(), env=row.env)
+    run, _ = KINDS[row.kind]
+    config = run(agent=config_class(algo)(), env=row.env)
     parts = {
         name: replace(getattr(config, name), **value) if isinstance(value, dict) else value
         for name, value in row.settings.items()

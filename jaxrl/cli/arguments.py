@@ -145,8 +145,7 @@ def _read_value(flag: str, words: Sequence[str], kind: Any) -> Any:
     """Return the words after a flag as what a file would have in their place."""
     origin = typing.get_origin(kind) or kind
     if origin is bool:
-        word = words[0] if words else "true"
-        return {"true": True, "false": False}.get(word.lower(), word)
+        return words[0] if words else True
     if not words or (not any(words) and (kind is str or flag in EXAMPLES)):
         raise SettingsError(f"{flag} needs a value{f', as in {flag} {EXAMPLES[flag]}' if flag in EXAMPLES else ''}")
     if origin is dict:

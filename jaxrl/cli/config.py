@@ -49,7 +49,7 @@ class Request(NamedTuple):
     """Run from whose checkpoint `from_step` a new one branches off."""
     from_step: str | None = None
     notes: tuple[str, ...] = ()
-    """Notes on flags translated from other libraries, and on preset settings scaled to the length of the run."""
+    """Notes on flags translated from other libraries, on a preset scaled to the run's length, and on a missing one."""
 
 
 def parse(args: Sequence[str]) -> Request:
@@ -66,11 +66,11 @@ def parse(args: Sequence[str]) -> Request:
     launch, args = typed_flags(args, LAUNCH)
     if first is not None and "algo" in launch:
         raise SettingsError(f"the algorithm is named twice, as {first} and by --algo {launch['algo']}; name it once")
-    source = _source(launch, args)
-    resume, file = source.resume, source.file
+    file, resume = _source(launch, args)
+    from_step = launch.get("from_step")
     given, args = _population(args)
     from_file = read_settings(Path(resume)) if resume else read_yaml(Path(file)) if file else {}
-    algo = _algorithm(first or launch.get("algo"), source, from_file)
+    algo = _algorithm(first or launch.get("algo"), file, resume, from_file)
     args, notes = translate(args, flags_of(general(algo)))
     members = _same_population(given, from_file.pop("population", None), resume)
     env = value_of(args, "--env") or from_file.get("env")
@@ -87,30 +87,21 @@ def parse(args: Sequence[str]) -> Request:
     if not resume:
         fixed = chosen | set(flatten_settings(settings)) | ({"eval_interval"} if "pbt" in (members or {}) else set())
         config, notes = _fit_length(algo, config, of_preset, fixed, notes, 1 if members else 2)
-    if resume and not source.from_step and config.run_dir not in (None, resume):
+    if not file and config.env is not None and not matching_presets(PRESETS.get(algo, {}), config.env):
+        notes = (*notes, "generic settings: there is no preset for this environment")
+    if resume and not from_step and config.run_dir not in (None, resume):
         raise SettingsError(
             f"--resume {resume} goes on in that directory; leave --run-dir out, or begin a new run there from one of "
             "its checkpoints by --from-step N"
         )
     if config.run_dir == "":
         raise SettingsError("--run-dir needs a value")
-    if source.from_step and members:
+    if from_step and members:
         raise SettingsError(f"{resume} is a population; branch off from one of its members, as of {resume}/members")
-    how = (source.allow_changes, source.start_over)
-    if source.from_step:
-        return Request(algo, config, True, *how, None, resume, source.from_step, notes)
-    config = replace(config, run_dir=resume) if resume else config
-    return Request(algo, config, bool(resume), *how, members, notes=notes)
-
-
-class _Source(NamedTuple):
-    """Sources of settings other than flags, and options of resuming."""
-
-    file: str | None
-    resume: str | None
-    from_step: str | None
-    allow_changes: bool
-    start_over: bool
+    how = (launch.get("allow_changes", False), launch.get("start_over", False))
+    from_run = resume if from_step else None
+    config = replace(config, run_dir=resume) if resume and not from_run else config
+    return Request(algo, config, bool(resume), *how, members, from_run, from_step, notes)
 
 
 LAUNCH = {
@@ -124,20 +115,23 @@ LAUNCH = {
 """Flags that are not settings: where these come from, and how to resume."""
 
 
-def _source(launch: Mapping[str, Any], args: Sequence[str]) -> _Source:
-    """Return what `launch` says; raise `SettingsError` if its flags contradict each other or `args`, the others."""
-    file, resume, from_step = map(launch.get, ("config", "resume", "from_step"))
-    allow_changes, start_over = (launch.get(name, False) for name in ("allow_changes", "start_over"))
+def _source(launch: Mapping[str, Any], args: Sequence[str]) -> tuple[str | None, str | None]:
+    """Return the file with settings, and the run to resume, if any.
+
+    Raises:
+      SettingsError: the flags in `launch` contradict each other or `args`, the others.
+    """
+    file, resume = launch.get("config"), launch.get("resume")
     if file and resume:
         raise SettingsError("--resume takes all settings from the run; leave --config out")
-    if allow_changes and not resume:
+    if launch.get("allow_changes") and not resume:
         raise SettingsError("--allow-changes says how to resume; give --resume DIR as well")
-    if start_over and not (resume or value_of(args, "--run-dir")):
+    if launch.get("start_over") and not (resume or value_of(args, "--run-dir")):
         raise SettingsError(
             "--start-over needs the run to begin again; give --resume DIR to keep its settings, or --run-dir DIR for "
             "those given here"
         )
-    if from_step and not (resume and value_of(args, "--run-dir")):
+    if launch.get("from_step") and not (resume and value_of(args, "--run-dir")):
         raise SettingsError(
             "--from-step begins a new run from a checkpoint; give --resume RUN and --run-dir NEW as well"
         )
@@ -145,16 +139,15 @@ def _source(launch: Mapping[str, Any], args: Sequence[str]) -> _Source:
         resume = local(resume)
         require_run(Path(resume))
         file = str(Path(resume) / CONFIG)
-    return _Source(file and local(file), resume, from_step, allow_changes, start_over)
+    return file and local(file), resume
 
 
-def _algorithm(named: str | None, source: _Source, from_file: Mapping[str, Any]) -> str:
+def _algorithm(named: str | None, file: str | None, resume: str | None, from_file: Mapping[str, Any]) -> str:
     """Return the name of the algorithm: that of the command line, or else of the file.
 
     Raises:
       SettingsError: the name is unknown or not that of the run to resume, or the run has parts made in Python.
     """
-    file, resume = source.file, source.resume
     custom = as_type(f"{file}: custom", from_file.get("custom") or [], tuple[str, ...])
     if parts := made_by_hand(from_file.get("algo"), custom):
         raise SettingsError(
@@ -358,13 +351,15 @@ def _check_allowed(where: str, path: str, kind: Any, name: str, value: Any) -> N
 
 
 def as_type(name: str, value: Any, hint: Any) -> Any:
-    """Convert `value` to the type `hint`; YAML parses `1e-3` as a string and `1` as an integer."""
+    """Convert `value`, as a file or a flag has it, to the type `hint`; YAML parses `1e-3` as a string."""
     options = _options(hint)
     if value is None and type(None) in options:
         return None
     kind = options[0]
     origin = typing.get_origin(kind) or kind
     value = as_int(value) if origin is int else value
+    if origin is bool and isinstance(value, str):
+        value = {"true": True, "false": False}.get(value.lower(), value)
     if origin is tuple and isinstance(value, str) and typing.get_args(kind)[0] is not str:
         value = split_list(value)
     if origin is tuple and isinstance(value, list | tuple):

@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
+from jaxrl.cli.arguments import no
 from jaxrl.registry import ALGORITHMS
 
 WIDTH = 24
@@ -113,7 +114,7 @@ def settings_of(config: Any, prefix: str = "") -> dict[str, Setting]:
 
 def _plain(value: Any) -> str:
     """Format a value as it is typed after its flag."""
-    if value is None or ((value in ("", (), []) or isinstance(value, Mapping)) and not value):
+    if value in (None, "", (), [], {}):
         return "unset"
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -135,14 +136,13 @@ def all_settings(config: Any) -> str:
         part, _, _ = name.rpartition(".")
         text = " ".join(_text(each.owner, each.name).split())
         groups.setdefault(part, []).append((_flag_usage(name, each), f"{text} ({_plain(each.value)})"))
-    titles = {"": "of the run"}
-    return "\n".join(line for part, rows in groups.items() for line in _group(titles.get(part, f"of the {part}"), rows))
+    return "\n".join(line for part, rows in groups.items() for line in _group(f"of the {part or 'run'}", rows))
 
 
 def _flag_usage(name: str, setting: Setting) -> str:
     """Return a flag with its `no-` form or its arguments."""
     if isinstance(setting.value, bool):
-        return f"{_flag(name)}, {_flag(name.removesuffix(setting.name))}no-{setting.name.replace('_', '-')}"
+        return f"{_flag(name)}, {no(_flag(name))}"
     if isinstance(setting.value, Mapping):
         return f"{_flag(name)} NAME VALUE ..."
     return _flag(name)

@@ -158,13 +158,8 @@ def _values(config: Any, name: str, given: Any) -> Sequence[Any] | Range:
         return found
     if not isinstance(found, list | tuple) or not found:
         raise SettingsError(f"sweep of {name} is {given!r}; expected a list of values, or a range")
-    configs = [from_plain(config, replace_settings({}, {name: _plain(able[name], value)})) for value in found]
+    configs = [from_plain(config, replace_settings({}, {name: value})) for value in found]
     typed = [operator.attrgetter(name)(one) for one in configs]
     if len(set(typed)) < len(typed):
         raise SettingsError(f"sweep of {name} names a value twice; --seeds gives several runs of one setting")
     return typed
-
-
-def _plain(kind: Any, value: Any) -> Any:
-    """Return a value as a file would have it."""
-    return {"true": True, "false": False}.get(str(value).lower(), value) if kind is bool else value

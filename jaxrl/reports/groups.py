@@ -85,11 +85,8 @@ def format_value(value: object) -> str:
         return one_line(value)
     try:
         return one_line(json.dumps(value, default=str))
-    except (
-        ValueError,
-        TypeError,
-        RecursionError,
-    ):  # integers of thousands of digits, keys that are dates, unlimited depth
+    # Integers of thousands of digits, keys that are dates, unlimited depth.
+    except (ValueError, TypeError, RecursionError):
         return one_line(value)
 
 

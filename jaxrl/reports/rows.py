@@ -1,7 +1,5 @@
-"""Fast reading of selected columns of a log, tolerating damaged lines."""
+"""Reading of the logs of a run, tolerating damaged lines."""
 
-import json
-import re
 from collections.abc import Callable, Mapping
 from typing import IO, Any, NamedTuple
 
@@ -17,10 +15,7 @@ Opened = Callable[[str], IO[bytes]]
 AXES = ("opt_steps", "env_steps", "seconds")
 """X axes of curves."""
 NAMES = dict(zip(AXES, ("optimisation steps", "environment steps", "seconds"), strict=True))
-BEGINNING = re.compile(rb'\{"kind": "train", "opt_steps": (\d+), "env_steps": (\d+), "wall_s": ([\d.eE+-]+)[,}]')
-"""Start of a row of metrics, as the recorder writes it. Such rows are many and long, so only some columns are read."""
 COLUMNS = ("episode_return", "skipped_updates", "invalid_steps", "opt_steps_per_sec", "env_steps_per_sec")
-KEYS = tuple(f'"{name}": '.encode() for name in COLUMNS)
 TAIL = 4 * 2**20
 """Bytes at the end of the log of episodes that are searched for the last evaluation."""
 MOST = 2.0**53
@@ -80,13 +75,6 @@ def read_log(opened: Opened) -> Log:
 
 def _take(line: bytes, trained: Table, others: list[dict[str, Any]]) -> bool:
     """Append the row in `line` to `trained` or `others`; return whether it is valid."""
-    # Only some columns are read of rows as the recorder writes them; any other row is parsed completely.
-    if (found := BEGINNING.match(line)) and line.endswith(b"}\n"):
-        try:
-            trained.append((*map(float, found.groups()), *[_column(line, key) for key in KEYS]))
-            return True
-        except ValueError:
-            pass
     if (row := logs.parse(line)) is None:
         return False
     if row.get("kind") == "train":
@@ -94,17 +82,6 @@ def _take(line: bytes, trained: Table, others: list[dict[str, Any]]) -> bool:
     else:
         others.append(row)
     return True
-
-
-def _column(line: bytes, key: bytes) -> float:
-    """Return the number after `key` in a row of metrics, NaN if it has none; raise `ValueError` if it is damaged."""
-    at = line.find(key)
-    if at < 0:
-        return np.nan
-    at += len(key)
-    end = line.find(b",", at)
-    text = line[at : end if end >= 0 else -2]
-    return np.nan if text == b"null" else float(text)
 
 
 def where(row: Mapping[str, Any]) -> tuple[float, float, float]:
@@ -163,10 +140,7 @@ def read_episodes(opened: Opened, whole: bool = False) -> dict[int, list[float]]
         return {}
     found: dict[int, list[float]] = {}
     for line in lines:
-        try:
-            row = json.loads(line)
-            if np.isfinite(value := to_float(row["return"])):
-                found.setdefault(int(row["opt_steps"]), []).append(value)
-        except (ValueError, RecursionError, KeyError, TypeError, OverflowError):
-            continue
+        row = logs.parse(line)
+        if row is not None and np.isfinite(value := to_float(row.get("return"))):
+            found.setdefault(row["opt_steps"], []).append(value)
     return found if whole else {step: found[step] for step in sorted(found)[-1:]}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from jaxrl.agents.fields import SequenceConfig
-from jaxrl.errors import SettingsError, check_between, check_count, require_extra, suggest
+from jaxrl.errors import SettingsError, check_between, check_count, suggest
 from jaxrl.parsing import as_int
 from jaxrl.paths import local
 from jaxrl.registry import RECORDERS, import_name
@@ -355,11 +355,9 @@ def check_recorders(names: Sequence[str], run_dir: str | None, default: Sequence
         if row is None:
             raise SettingsError(f"unknown recorder {name!r}; {suggest(name, RECORDERS)}")
         if row.package is not None:
-            require_extra(row.package, f"runs recorded by {name}")
+            import_name(row.module, row.maker)()  # it checks what it needs: the package, a key
         if run_dir is None and not row.anywhere and names != default:
             raise SettingsError(f"recorder {name!r} writes into the directory of the run; set run_dir as well")
-        if row.package is not None:
-            import_name(row.module, row.maker)()  # the constructor checks other requirements, such as a key
 
 
 def check_seed(seed: int) -> None:

@@ -5,6 +5,7 @@ import importlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -125,5 +126,5 @@ def one_error_line(done: subprocess.CompletedProcess[str]) -> str:
 
 def begun_only(out: str) -> bool:
     """Say whether nothing was printed but the first lines of a run, which come before what is slow to import."""
-    begun = ("jaxrl ", "  importing", "  device ", "  building ", "  tracing", "  compiling")
-    return all(line.startswith(begun) for line in out.splitlines())
+    begun = r"jaxrl |  (importing|\S+ (on|from) .*, seed |device |generic settings|building |tracing|compiling)"
+    return all(re.match(begun, line) for line in out.splitlines())

@@ -15,8 +15,9 @@ import pytest
 from front_doors import Doors, Finished, one_error_line
 
 import jaxrl
-from jaxrl import collect, doctor, evaluate, export, play, publish, verify
+from jaxrl import collect, doctor, evaluate, export, play, publish, train, verify
 from jaxrl.cli import opening
+from jaxrl.cli.config import parse
 from jaxrl.errors import print_stderr
 
 DOORS = {
@@ -70,7 +71,7 @@ def test_the_command_interrupted_while_importing_ends_in_one_line(
     tmp_path: Path, begin: list[str], number: signal.Signals
 ) -> None:
     code, said, errors = interrupted_in("jax", tmp_path, [*begin, "train"], number)
-    assert said == [f"jaxrl {jaxrl.__version__}: dqn on CartPole-v1, seed 0", "  importing"]
+    assert said == [f"jaxrl {jaxrl.__version__}", "  importing"]
     assert (code, errors) == (128 + number, f"stopped by {number.name} before training began; nothing was written\n")
 
 
@@ -151,13 +152,11 @@ def test_the_library_leaves_the_signals_to_the_program_that_imports_it(doors: Do
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_first_line_comes_before_jax_is_imported(tmp_path: Path) -> None:
+def test_the_version_comes_before_jax_is_imported(tmp_path: Path) -> None:
     args = ["-m", "jaxrl.train", "ppo", "--env", "Catch-bsuite", "--seed", "7", "--run-dir", "x"]
     done = run_with_fake_jax(tmp_path, "raise SystemExit(9)", args)
     assert done.returncode == 9
-    first, *rest = done.stdout.splitlines()
-    assert [part for part in ("ppo on Catch-bsuite", "seed 7", "x", "generic settings") if part not in first] == []
-    assert rest == ["  importing"]
+    assert done.stdout.splitlines() == [f"jaxrl {jaxrl.__version__}", "  importing"]
 
 
 @pytest.mark.parametrize(
@@ -166,20 +165,25 @@ def test_the_first_line_comes_before_jax_is_imported(tmp_path: Path) -> None:
         ([], "dqn on CartPole-v1, seed 0"),
         (["sac", "--seed=3"], "sac on Pendulum-v1, seed 3"),
         (["iql", "--data", "x.npz"], "iql from data, seed 0"),
-        (["--env=Zzz-v1"], "dqn on Zzz-v1, seed 0, generic settings"),
+        (["--env-id=Zzz-v1"], "dqn on Zzz-v1, seed 0"),
         (["--config", "mine.yaml"], "td3 on Mine-v1, seed 4"),
         (["--config", "mine.yaml", "--seed", "5"], "td3 on Mine-v1, seed 5"),
+        (["--resume", "run"], "dqn on Catch-bsuite, seed 0, going on in run"),
+        (
+            ["--resume", "run", "--from-step", "5", "--run-dir", "new", "--seed", "1"],
+            "dqn on Catch-bsuite, seed 1, from step 5 of run",
+        ),
     ],
 )
-def test_the_first_line_says_what_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], said: str
+def test_a_run_says_what_is_trained(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch, args: list[str], said: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.yaml").write_text("algo: td3\nenv: Mine-v1\nseed: 4\n")
-    assert said in str(opening.first_line(args))
+    monkeypatch.chdir(finished.path.parent)
+    Path("mine.yaml").write_text("algo: td3\nenv: Mine-v1\nseed: 4\n")
+    assert train.title(parse(args)) == said
 
 
-@pytest.mark.parametrize("args", ["--quiet", "--help", "-h", "dqm", "--resume nowhere", "--config no"])
+@pytest.mark.parametrize("args", ["--quiet", "--help", "-h", "--list-envs", "--distributed --process-id 1"])
 def test_nothing_is_said_where_nothing_is_trained(args: str, capsys: pytest.CaptureFixture[str]) -> None:
     opening.greet(args.split())
     assert capsys.readouterr().out == ""
@@ -187,11 +191,13 @@ def test_nothing_is_said_where_nothing_is_trained(args: str, capsys: pytest.Capt
 
 def test_each_thing_that_takes_long_is_named_in_its_turn(finished: Finished) -> None:
     lines = finished.output.stdout.splitlines()
-    assert lines[0].endswith("dqn on Catch-bsuite, seed 0, run directory run")
-    stages = ["importing", "device ", "building ", "tracing", "compiling", "warming up: 200 ", "training"]
+    assert lines[0] == f"jaxrl {jaxrl.__version__}"
+    begun = ["importing", "dqn on Catch-bsuite, seed 0", "device "]
+    stages = [*begun, "building ", "tracing", "compiling", "warming up: 200 ", "training"]
     found = [i for stage in stages for i, line in enumerate(lines) if line.startswith(f"  {stage}")]
     assert len(found) == len(stages)
     assert found == sorted(found)
+    assert lines[found[2]].endswith(", run directory run")
 
 
 def test_a_terminal_shows_one_line_that_is_taken_back(tmp_path: Path) -> None:

@@ -1,15 +1,11 @@
 """TensorBoard: scalars, histograms, texts and videos, without TensorFlow."""
 
-import math
 import platform
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import crc32c
-import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.training.recorders.base import Histogram, Recorder, Row, RunInfo, Video, numbers_of
@@ -17,7 +13,6 @@ from jaxrl.training.storage.logs import KINDS, LogFile
 
 SCORES = ("eval/eval_reward", "train/episode_return")
 """Metrics by which TensorBoard's HPARAMS page compares runs."""
-LARGEST = float(np.finfo(np.float32).max)
 
 
 class TensorBoardRecorder(Recorder):
@@ -49,25 +44,11 @@ class TensorBoardRecorder(Recorder):
         self._begun = None if run.opt_steps else run
 
     def write(self, row: Row) -> None:
-        if row["kind"] in KINDS:
-            self._write_numbers(row, ())
-        else:
-            self._write_run()
-            text = _text("events", f"{row['event']}: {row['message']}")
-            self._append(self._record(step=row["opt_steps"], summary={"value": [text]}))
-
-    def scored(self, row: Row, histograms: Sequence[Histogram]) -> None:
-        """Write the row of an evaluation and its histograms as one event."""
-        own = (type(self).write, type(self).histogram) == (TensorBoardRecorder.write, TensorBoardRecorder.histogram)
-        if not own:  # a subclass that overrides these must receive all rows and histograms
-            super().scored(row, histograms)
-        else:
-            self._write_numbers(row, histograms)
-
-    def _write_numbers(self, row: Row, histograms: Sequence[Histogram]) -> None:
         self._write_run()
-        values = [{"tag": tag, "simple_value": _in_float32(x)} for tag, x in numbers_of(row).items()]
-        values += map(_histogram_value, histograms)
+        if row["kind"] in KINDS:
+            values = [{"tag": tag, "simple_value": x} for tag, x in numbers_of(row).items()]
+        else:
+            values = [_text("events", f"{row['event']}: {row['message']}")]
         self._append(self._record(step=row["opt_steps"], summary={"value": values}))
 
     def video(self, video: Video) -> None:
@@ -80,8 +61,14 @@ class TensorBoardRecorder(Recorder):
         self._append(self._record(step=video.opt_steps, summary={"value": [value]}))
 
     def histogram(self, histogram: Histogram) -> None:
+        from tensorboardX.summary import histogram_raw
+
         self._write_run()
-        self._append(self._record(step=histogram.opt_steps, summary={"value": [_histogram_value(histogram)]}))
+        (counts, edges), x = histogram.bins(), histogram.values
+        # Buckets have only upper limits, so an empty first bucket marks the lower limit of the second.
+        buckets = edges.tolist(), [0.0, *counts.tolist()]
+        summary = histogram_raw(histogram.name, x.min(), x.max(), len(x), x.sum(), x @ x, *buckets)
+        self._append(self._record(step=histogram.opt_steps, summary=summary))
 
     def rewind(self, opt_steps: int) -> None:
         """Start a new event file; TensorBoard then hides the events after `opt_steps` in older ones."""
@@ -136,24 +123,12 @@ class TensorBoardRecorder(Recorder):
         return _as_tfrecord(self._proto.Event(wall_time=time.time(), **fields).SerializeToString())
 
 
-def _in_float32(x: float) -> float:
-    """Return `x`, or infinity if it exceeds float32."""
-    return x if abs(x) <= LARGEST else math.copysign(math.inf, x)
-
-
-def _histogram_value(of: Histogram) -> dict[str, Any]:
-    """Return a summary value with a histogram."""
-    (counts, edges), values = of.bins(), of.values
-    sums = {"min": values.min(), "max": values.max(), "num": len(values), "sum": values.sum()}
-    # Buckets have only upper limits, so an empty first bucket marks the lower limit of the second.
-    buckets = {"bucket_limit": edges.tolist(), "bucket": [0.0, *counts.tolist()]}
-    return {"tag": of.name, "histo": {**sums, "sum_squares": values @ values, **buckets}}
-
-
 def _as_tfrecord(data: bytes) -> bytes:
     """Return `data` as a TFRecord: length, checksum of the length, data, checksum of the data."""
+    from tensorboardX.record_writer import masked_crc32c
+
     length = struct.pack("<Q", len(data))
-    return length + _masked_crc(length) + data + _masked_crc(data)
+    return b"".join((length, struct.pack("<I", masked_crc32c(length)), data, struct.pack("<I", masked_crc32c(data))))
 
 
 def _settings_events(settings: Mapping[str, Any]) -> list[Any]:
@@ -172,9 +147,3 @@ def _text(tag: str, text: str) -> dict[str, Any]:
         "tensor_shape": {"dim": [{"size": 1}]},
     }
     return {"tag": tag, "metadata": {"plugin_data": {"plugin_name": "text"}}, "tensor": tensor}
-
-
-def _masked_crc(data: bytes) -> bytes:
-    """Return the checksum of the TFRecord format: CRC-32C, rotated right by 15 bits, plus a constant."""
-    crc = crc32c.crc32c(data)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
