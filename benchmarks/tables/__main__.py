@@ -42,6 +42,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "without-preset-reach": reach.without_preset,
     "bfloat16-reach": reach.bfloat16,
     "suites-reach": reach.suites,
+    "playground-reach": reach.playground,
     "memory-reach": reach.memory,
     "cores-reach": reach.cores,
     "cores-cost": speed.cores,

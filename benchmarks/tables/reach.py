@@ -135,6 +135,33 @@ def _best(name: str) -> list[str]:
     return [spaced(rows[0]["env_steps"]), str(len(rows)), best, harness.versions(row["jaxrl"] for row in rows)]
 
 
+PLAYGROUND = {
+    "BallInCup": (172, 0, 187),
+    "CartpoleBalance": (983, 995, 897),
+    "CartpoleSwingup": (298, 783, 680),
+    "CartpoleSwingupSparse": (12, 222, 2),
+    "FingerSpin": (197, 651, 531),
+    "PendulumSwingup": (47, 368, 3),
+    "ReacherEasy": (950, 917, 856),
+}
+"""Returns after 10.5 million environment steps of Brax's PPO, FastTD3 and REPPO, means over 5, 22 to 30 and 40 to 47
+runs, which the authors of REPPO publish: `results/TASK_*.csv` (`ppo_brax`, `fasttd3_small`, `full_small_data`) of
+https://github.com/cvoelcker/reppo/tree/a7ab85b."""
+
+
+def playground() -> str:
+    """Return what a small PPO reaches in MuJoCo Playground, beside published returns at as many steps."""
+    rows = [row for one in presets() for row in one.rows if row["env"].startswith("playground:")]
+    lines = []
+    for task, published in PLAYGROUND.items():
+        if own := [row for row in rows if row["env"] == f"playground:{task}"]:
+            reached = [learning.mean_and_deviation([row[name] for row in own]) for name in ("best", "last")]
+            counts = [spaced(own[0]["env_steps"]), str(len(own))]
+            lines.append([task, *counts, *reached, *map(str, published), harness.versions(row["jaxrl"] for row in own)])
+    head = ["task", "environment steps", "seeds", "`ppo`, best policy", "last", "Brax PPO", "FastTD3", "REPPO", "jaxrl"]
+    return f"{table(head, lines)}\n\n{PRESETS}"
+
+
 def memory() -> str:
     """Return what a task of memory is worth with a recurrent core and without."""
     names = {
