@@ -524,7 +524,10 @@ def _shift(space: Space, tree: PyTree, sign: int) -> PyTree:
 
 
 def _shift_leaf(x: Array, sign: int, start: np.ndarray) -> Array:
-    return x + sign * start.reshape((1,) * (x.ndim - start.ndim) + start.shape) if np.any(start) else x
+    if not np.any(start):
+        return x
+    start = start.reshape((1,) * (x.ndim - start.ndim) + start.shape)
+    return x + start if sign > 0 else x - start  # no product: unsigned integers cannot hold -1
 
 
 def to_zero_based(spec: EnvSpec) -> EnvSpec:

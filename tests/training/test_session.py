@@ -11,6 +11,7 @@ from toys_session import SPEC, Script, drive_as_trainer, single, small
 
 import jaxrl
 from jaxrl.buffers.uniform import read_batch
+from jaxrl.spaces import to_elements, to_indices
 from jaxrl.training.session.inputs import describe_envs, take_obs
 
 
@@ -189,6 +190,13 @@ def test_actions_are_those_of_the_gymnasium_space() -> None:
     taken = describe_envs(Odd(), 1).action(np.arange(3, dtype=np.int32))
     assert taken.tolist() == [5, 6, 7]
     assert all(Odd.action_space.contains(action) for action in taken)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "int64"])
+def test_whole_numbers_of_any_kind_may_count_from_any_start(dtype: str) -> None:
+    space = jaxrl.Discrete(3, dtype=dtype, start=5)
+    assert to_elements(space, np.arange(3, dtype=dtype)).tolist() == [5, 6, 7]
+    assert to_indices(space, np.array([5, 6, 7], dtype)).tolist() == [0, 1, 2]
 
 
 def test_observations_may_be_dicts_in_any_order() -> None:
