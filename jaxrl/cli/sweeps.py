@@ -82,8 +82,8 @@ def build_population(
       SettingsError: a setting that cannot be swept, a value that it cannot have, numbers that do not fit.
     """
     sweep = {name: _values(config, name, values) for name, values in (asked.sweep or {}).items()}
-    seeds = as_int(asked.seeds)
-    combined = combinations(sweep, seeds, asked.members, asked.draw_seed)
+    seeds, members, draw_seed = as_int(asked.seeds), as_int(asked.members), as_int(asked.draw_seed)
+    combined = combinations(sweep, seeds, members, draw_seed)
     configs = [from_plain(config, replace_settings(_env_args_if_swept(config, swept), swept)) for swept in combined]
     for one in configs:
         one.check()
@@ -105,8 +105,8 @@ def build_population(
         other = {name: value for name, value in alive.items() if own[name] != value}
         variants.append(with_values(strategy, other, own))
     search = make_search({"halving": asked.halving, "pbt": asked.pbt})
-    layout = resolve_layout(asked.layout, asked.width, max(strategy.placement.shards for strategy in variants))
-    return make_population(variants, combined, seeds, sweep, asked.members, asked.draw_seed, search, layout)
+    layout = resolve_layout(asked.layout, as_int(asked.width), max(strategy.placement.shards for strategy in variants))
+    return make_population(variants, combined, seeds, sweep, members, draw_seed, search, layout)
 
 
 def _env_args_if_swept(config: Any, swept: Mapping[str, Any]) -> dict[str, Any]:

@@ -220,6 +220,7 @@ def combinations(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) 
     """
     check_count("seeds", seeds)
     check_count("draw_seed", draw_seed, least=0)
+    check_count("members", 1 if members is None else members)
     for name, values in sweep.items():
         if isinstance(values, Range):
             _check_range(values)

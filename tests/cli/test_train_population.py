@@ -136,6 +136,20 @@ def made(args: list[str]) -> Population:
     return build_population(request.algo, request.config, PopulationConfig(**given, sweep=sweep))
 
 
+def test_numbers_of_a_population_may_be_written_as_any_others_in_a_file(doors: Doors) -> None:
+    file, sweep = doors.cwd / "search.yaml", "{agent.lr: 'log_uniform(1e-5,1e-2)'}"
+
+    def members_of(count: str) -> int:
+        numbers = f"members: {count}, draw_seed: 1e3, width: 1e1"
+        file.write_text(f"algo: dqn\npopulation: {{{numbers}, layout: together, sweep: {sweep}}}\n")
+        request = parse(["--config", str(file)])
+        return len(build_population(request.algo, request.config, PopulationConfig(**request.population)).members)
+
+    assert members_of("1e1") == 10
+    with pytest.raises(SettingsError, match="members is 'two'; expected a whole number"):
+        members_of("two")
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
