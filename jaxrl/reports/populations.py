@@ -129,7 +129,7 @@ class _Lines:
 
     def end(self, member: int | None, opt_steps: float) -> None:
         """End the current segment of a member's line."""
-        if member is not None and opt_steps > self._begun[member]:
+        if member is not None and self._begun[member] < opt_steps < math.inf:
             self._line(member, (self._begun[member], member), (opt_steps, member))
 
     def _line(self, member: int, *places: tuple[float, int]) -> None:

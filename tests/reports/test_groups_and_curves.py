@@ -191,3 +191,11 @@ def test_a_lineage_that_is_damaged_tells_what_is_whole(tmp_path: Path) -> None:
     (told,) = lineages(read_runs([str(path)]))
     assert [line["founder"] for line in told["lines"]] == [0, 1, 2]  # of a member that is not there nothing is drawn
     assert lineages(read_runs([str(write_search(tmp_path / "none", []))])) == []
+
+
+def test_a_member_whose_steps_are_no_number_has_no_end(tmp_path: Path) -> None:
+    path = write_search(tmp_path / "pbt", [(5, 2, 0)])
+    members = path / "members.jsonl"
+    members.write_text(members.read_text().replace('"metadata": {}', '"metadata": {"opt_steps": Infinity}'))
+    (told,) = lineages(read_runs([str(path)]))
+    assert [parts(line) for line in told["lines"]] == [[[(5, 0), (5, 2)]], [[(0, 2), (5, 2)]]]
