@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.masks import for_critic
-from jaxrl.nn.layers import FLAT
+from jaxrl.nn.layers import FLAT, flatten
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, box_bounds
 from jaxrl.trees import Array, PyTree
 
@@ -22,7 +22,7 @@ def encode(space: Space, obs: PyTree, torso: str = "auto") -> Any:
     space, obs = for_critic(space), for_critic(obs)
     spaces = space_leaves(space)
     parts = [_encode_leaf(s, x) for s, x in zip(spaces, jax.tree.leaves(obs), strict=True)]
-    flat = lambda parts: [x.reshape(x.shape[0], -1) for x in parts]
+    flat = lambda parts: [flatten(x) for x in parts]
     if torso in FLAT or not image_leaves(space):
         return jnp.concatenate(flat(parts), axis=-1)
     if isinstance(space, Box):

@@ -1,5 +1,6 @@
 """Dense layers, plain and in residual blocks: the basis of all networks."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -129,6 +130,11 @@ def make_layers(
         built: nn.Module = RESIDUAL[kind](features, activation, noisy, dtype)
         return built
     return MLP(features, activation, layer_norm, orthogonal, noisy, dtype, dropout)
+
+
+def flatten(x: Array) -> Array:
+    """Return `x` `[B, ...]` as `[B, D]`, where `B` may be 0: a size of -1 would be undefined then."""
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))
 
 
 def activate(x: Array, activation: str, layer_norm: bool, dtype: str) -> Array:

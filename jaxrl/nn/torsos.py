@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError, suggest
 from jaxrl.nn.encode import image_leaves
-from jaxrl.nn.layers import DTYPES, FLAT, MLP, RESIDUAL, activate, kernel_init, make_layers
+from jaxrl.nn.layers import DTYPES, FLAT, MLP, RESIDUAL, activate, flatten, kernel_init, make_layers
 from jaxrl.spaces import Box, Space
 from jaxrl.trees import Array
 from jaxrl.xla.products import convolve
@@ -33,7 +33,7 @@ class Convolutions(nn.Module):
         for channels in self.channels:
             x = make_conv(channels, 3, 1, "VALID", self.orthogonal, self.dtype)(x)
             x = activate(x, self.activation, self.layer_norm, self.dtype)
-        return x.reshape(x.shape[0], -1)
+        return flatten(x)
 
 
 class NatureCNN(nn.Module):
@@ -54,7 +54,7 @@ class NatureCNN(nn.Module):
         for channels, (size, stride) in zip(self.channels, NATURE, strict=True):
             x = make_conv(channels, size, stride, "VALID", self.orthogonal, self.dtype)(x)
             x = activate(x, self.activation, self.layer_norm, self.dtype)
-        return x.reshape(x.shape[0], -1)
+        return flatten(x)
 
 
 class ImpalaCNN(nn.Module):
@@ -80,7 +80,7 @@ class ImpalaCNN(nn.Module):
                 x = x + block(x)
         # Residual blocks end in a sum, without an activation behind it.
         x = activate(x, self.activation, self.layer_norm, self.dtype)
-        return x.reshape(x.shape[0], -1)
+        return flatten(x)
 
 
 class Residual(nn.Module):

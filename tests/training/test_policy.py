@@ -31,6 +31,7 @@ def test_a_policy_without_a_memory_works_inside_jit_and_vmap_and_after() -> None
     assert compiled(policy.params, OBS).tolist() == plain
     assert [int(policy(obs)) for obs in OBS] == plain
     assert policy(OBS).tolist() == plain
+    assert policy(OBS[:0]).shape == (0,)
 
 
 def test_a_policy_with_a_memory_refuses_and_is_as_before() -> None:
