@@ -3,6 +3,7 @@
 from jaxrl.cli.main import Parser, place, run_main  # first: it installs signal handlers
 
 # isort: split
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def main(args: Sequence[str]) -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the episode (default: 0)")
     parser.add_argument("--max-steps", type=int, default=1_000, help="environment steps at most (default: 1000)")
-    parser.add_argument("--fps", type=int, default=30, help="frames per second (default: 30)")
+    parser.add_argument("--fps", type=int, default=30, help="frames per second (default: 30; a GIF shows at most 50)")
     options = parser.parse(args)
     check_between("--seed", options.seed, 0, 2**32 - 1)
     if options.max_steps < 1 or not 1 <= options.fps <= 100:
@@ -46,7 +47,7 @@ def require_writable(path: Path) -> None:
     if (form := format_of(path)) not in FORMATS:
         raise SettingsError(f"--out is {str(path)!r}; expected a name that ends with .gif or .mp4")
     require_writer(form)
-    there = path.exists()
+    there = os.path.lexists(path)  # a link counts, wherever it leads
     with writing(path):
         open(path, "ab").close()
         if not there:

@@ -176,7 +176,9 @@ def _write_gif(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
     from PIL import Image
 
     first, *rest = [Image.fromarray(frame) for frame in frames]
-    first.save(path, format="GIF", save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
+    # A GIF counts in hundredths of a second, and browsers show frames of one hundredth for ten.
+    duration = 10 * max(2, round(100 / fps))
+    first.save(path, format="GIF", save_all=True, append_images=rest, duration=duration, loop=0)
 
 
 def _write_mp4(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:

@@ -40,12 +40,14 @@ def test_evaluate_prints_the_return_and_of_what_it_is_and_changes_nothing(doors:
 
 def test_play_writes_a_gif_of_every_state_and_changes_nothing(doors: Doors, moved: Path) -> None:
     before = snapshot(moved)
+    (doors.cwd / "episode.gif").symlink_to("film.gif")  # which leads nowhere yet
     done = doors.here("play", moved, "--out", "episode.gif", "--fps", "10")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(r"episode\.gif: 10 frames, return -?1\n", done.stdout)
     with Image.open(doors.cwd / "episode.gif") as picture:
         assert (picture.format, getattr(picture, "n_frames", 1)) == ("GIF", 10)  # Catch lasts 9 steps
         assert picture.info["duration"] == 100
+    assert (doors.cwd / "episode.gif").is_symlink()
     assert snapshot(moved) == before
 
 

@@ -233,6 +233,16 @@ def test_odd_sides_are_filmed_and_the_same_pictures_make_the_same_file(tmp_path:
     np.testing.assert_allclose([picture.mean() for picture in pictures], [20, 120, 220], atol=6)
 
 
+@pytest.mark.parametrize(("fps", "milliseconds"), [(1, 1000), (30, 30), (50, 20), (100, 20)])
+def test_pictures_of_a_gif_last_whole_hundredths_of_a_second_and_never_one(
+    fps: int, milliseconds: int, tmp_path: Path
+) -> None:
+    """Which is what the format counts in; browsers show pictures of one hundredth for ten."""
+    write_film([np.full((2, 2, 3), shade, np.uint8) for shade in (20, 220)], tmp_path / "film.gif", fps, "gif")
+    with Image.open(tmp_path / "film.gif") as picture:
+        assert picture.info["duration"] == milliseconds
+
+
 def test_a_format_that_is_none_and_one_that_wants_a_package_are_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
