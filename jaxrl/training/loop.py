@@ -372,7 +372,6 @@ class Run:
             if not goes_on and not self._weights.leaves:  # the run to resume has no checkpoint
                 self._weights = weights_of(config.init_from, config.init_parts, lambda: program.state_shapes(strategy))
             # Checked before compiling.
-            self._storage.expect(program.forms_of(strategy))
             if self._storage.resumes:
                 self._storage.check_fits(program.state_shapes(strategy))
             compiled = compile_all(
@@ -587,7 +586,7 @@ class Run:
         return saved if self.config.save_replay else program.without_replay(saved)
 
     def _facts(self) -> dict[str, Any]:
-        left_out = {} if self.config.save_replay else {"left_out": ["buffer"]}
+        left_out = {} if self.config.save_replay else {"left_out": program.LEFT_OUT}
         actors = {} if self._actors is None else {"actors": self._actors.facts()}
         own = {**left_out, **actors, **self.membership.facts()}
         return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy), **own)
@@ -629,7 +628,6 @@ def can_resume(
     """Return whether the run can resume from the newest of `checkpoints`; `facts` are those of that checkpoint."""
     try:
         like = program.state_shapes(strategy)
-        checkpoints.forms = program.forms_of(strategy)
         checkpoints.check_newest(like)
         restored = ledger.restore(facts["ledger"])
     # Missing or damaged: loading would raise with the reason.

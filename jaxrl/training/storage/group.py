@@ -410,9 +410,9 @@ class MemberStore(Store):
         place = self._place(step)
         return {"step": step, "facts": place.facts, "leaves": list(self._saves.entries(place))}
 
-    def read(self, step: int, wanted: Mapping[str, Any] | None = None) -> tuple[Leaves, Facts]:
+    def read(self, step: int, like: PyTree | None = None) -> tuple[Leaves, Facts]:
         """Read a row, see `Store.read`."""
-        facts: Facts = self._fitting_manifest(step, wanted)["facts"]
+        facts: Facts = self._fitting_manifest(step, like)["facts"]
         return self._saves.leaves(self._place(step)), facts
 
     def _place(self, step: int) -> RowLocation:

@@ -7,7 +7,7 @@ import platform
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.paths import reason_of_path, writing
-from jaxrl.training.program import Form
 from jaxrl.training.settings import HARMLESS, Change, changes, evaluation_changes, unread
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.fork import Fork, copy_checkpoint, describe_branch, describe_fork, origin
@@ -430,11 +429,6 @@ class Storage:
             self.report(f"the {what} could be written again")
 
     # --- reading ---
-
-    def expect(self, forms: Sequence[Form]) -> None:
-        """Accept checkpoints with other `forms` than the structure they are loaded into."""
-        if self.dir is not None:
-            self.checkpoints.forms = forms
 
     def check_fits(self, like: PyTree) -> None:
         """Raise `SettingsError`, naming the leaf, if the checkpoint to resume from does not fit `like`."""
