@@ -94,6 +94,8 @@ class Store:
         """The step last saved or loaded."""
         self._write_s = 0.0
         self._bad: set[int] = set()
+        self._whole: set[int] = set()
+        """Steps whose files have been verified; their leaves are verified by each reading."""
         self._thread: ThreadPoolExecutor | None = None
         self._job: Future[int] | None = None
 
@@ -187,6 +189,7 @@ class Store:
             raise StorageError(f"checkpoint {path} could not be written: {reason(error)}") from error
         self.newest = step
         self._bad.discard(step)
+        self._whole.discard(step)
         # Prune only once the new step is complete: a kill never leaves fewer checkpoints than before.
         self._prune(step)
         self._write_s = time.monotonic() - begun
@@ -343,6 +346,13 @@ class Store:
         Raises:
           CheckpointError: a file is damaged, or the manifest is unreadable or of another format or step.
         """
+        self._require_whole(step)
+        return self.read_manifest(step)
+
+    def _require_whole(self, step: int) -> None:
+        """Verify all files of `step`, unless that was done before; raise `CheckpointError` if one is damaged."""
+        if step in self._whole:
+            return
         path = self._path(step)
         try:
             # Before any checksum: files of an impossible size are not read at all.
@@ -350,7 +360,7 @@ class Store:
         except (LayoutError, OSError) as error:
             raise CheckpointError(str(error) if isinstance(error, LayoutError) else reason(error)) from error
         check_files(path)
-        return self.read_manifest(step)
+        self._whole.add(step)
 
     def read_manifest(self, step: int) -> dict[str, Any]:
         """Read the manifest of `step`; raise `CheckpointError` if it is invalid or of another format or step."""

@@ -194,8 +194,6 @@ class Saves(Store):
         self._found: dict[int, Save | CheckpointError] = {}
         self._known: dict[int, dict[int, RowLocation]] = {}
         """Rows by member and step, derived from `_found`."""
-        self._whole: set[int] = set()
-        """Saves whose files this process has verified."""
         self._arrays: tuple[int, Leaves] | None = None
         """Arrays of the save last read: members being resumed read the same one in turn."""
 
@@ -265,9 +263,7 @@ class Saves(Store):
     def entries(self, place: RowLocation) -> Sequence[Entry]:
         """Return the manifest entries of a row's arrays; raise `CheckpointError` if a file of its save has changed."""
         with self._lock:
-            if place.save not in self._whole:
-                self.manifest(place.save)
-                self._whole.add(place.save)
+            self._require_whole(place.save)
             found = self._found.get(place.save)
             if not isinstance(found, Save):
                 raise CheckpointError("it has been removed")
