@@ -7,7 +7,8 @@ from pathlib import Path
 
 from jaxrl.errors import print_stderr
 from jaxrl.training.recorders.base import Recorder, Row
-from jaxrl.training.storage.logs import Log, RowLog, describe_lines
+from jaxrl.training.storage.group_files import Log
+from jaxrl.training.storage.logs import RowLog, describe_lines
 from jaxrl.training.storage.run_dir import plain
 
 MAX_PENDING = 1 << 20

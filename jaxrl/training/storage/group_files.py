@@ -364,6 +364,10 @@ class MemberLog:
         self._log.flush()
 
 
+Log = logs.RowLog | MemberLog
+"""A log of rows: a file of its own, or a member's part of its population's."""
+
+
 def _mark(number: int) -> bytes:
     """Return the beginning of a member's lines."""
     return b'{"member": %d, ' % number

@@ -20,8 +20,8 @@ from jaxrl.training.settings import HARMLESS, Change, changes, evaluation_change
 from jaxrl.training.storage.checkpoints import Facts, OtherVersionError, Store
 from jaxrl.training.storage.fork import Fork, copy_checkpoint, describe_branch, describe_fork, origin
 from jaxrl.training.storage.group import BEST, CHECKPOINTS
-from jaxrl.training.storage.group_files import MemberDir, MemberFiles
-from jaxrl.training.storage.logs import Log, LogSums, RowLog, damage
+from jaxrl.training.storage.group_files import Log, MemberDir, MemberFiles
+from jaxrl.training.storage.logs import LogSums, RowLog, damage
 from jaxrl.training.storage.members import POPULATION
 from jaxrl.training.storage.run_dir import (
     CONFIG,
