@@ -57,10 +57,6 @@ class LogFile:
         finally:
             self.close_file()
 
-    def unwritten(self) -> list[str]:
-        """Return the pending records in base64."""
-        return in_base64(self.pending)
-
     def restore_pending(self, unwritten: Sequence[str], held: bytes) -> None:
         """Append the records that an earlier process could not, except those in `held`, the content of the file."""
         for record in missing(unwritten, held):

@@ -152,7 +152,7 @@ class Storage:
         # The best policy has its own store, which the pruning of checkpoints does not touch.
         self.checkpoints = member.store(CHECKPOINTS) if member else Store(self.dir / CHECKPOINTS, keep, regular)
         self.best = member.store(BEST) if member else Store(self.dir / BEST, 1)
-        self._logs = self._log_sums()
+        self._log_sums = self._new_log_sums()
         # Compare existing files with the settings before overwriting any of them.
         try:
             self._find_checkpoint(resume)
@@ -343,7 +343,7 @@ class Storage:
             # Otherwise the store would skip this step as already saved.
             if again:
                 self.checkpoints.newest = None
-            facts = {**facts, "settings": self._settings, "versions": self._versions, "logs": self._logs.facts()}
+            facts = {**facts, "settings": self._settings, "versions": self._versions, "logs": self._log_sums()}
             self.checkpoints.save(opt_steps, tree, facts, after=self.best)
 
     def is_time_to_save(self, seconds: float) -> bool:
@@ -441,7 +441,6 @@ class Storage:
         """
         step, tree, facts = self.checkpoints.load_newest(like)
         self._compare(step, facts)  # again: it may be older than the one compared first
-        self._forget_logs()
         assert self.dir is not None
         # Training does not depend on the logs, so damage is only a warning.
         for problem in damage(self.dir.open_log, facts):
@@ -463,7 +462,8 @@ class Storage:
         if self.dir is None:
             return None
         self.collect_saves()
-        self._forget_logs()
+        # Anew: rows after the restored step are about to be removed.
+        self._log_sums = self._new_log_sums()
         # Fall back to any healthy checkpoint if no regular one is.
         for good in (lambda facts: facts["healthy"] and facts["regular"], lambda facts: facts["healthy"]):
             try:
@@ -476,13 +476,10 @@ class Storage:
         self.checkpoints.newest = None
         return None
 
-    def _forget_logs(self) -> None:
-        """Restart the log checksums: rows after the restored step are about to be removed."""
-        self._logs = self._log_sums()
-
-    def _log_sums(self) -> LogSums:
+    def _new_log_sums(self) -> Callable[[], dict[str, list[int]]]:
+        """Return a function that returns size and CRC-32 of each log."""
         assert self.dir is not None
-        return LogSums(self.dir.path) if isinstance(self.dir, RunDir) else self.dir.log_sums()
+        return LogSums(self.dir.path).facts if isinstance(self.dir, RunDir) else self.dir.log_sums
 
     def load_best(self, like: PyTree) -> Best | None:
         """Load the best policy on disk, if there is one; warn if it is damaged."""
