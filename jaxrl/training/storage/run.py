@@ -155,7 +155,7 @@ class Storage:
         self._log_sums = self._new_log_sums()
         # Compare existing files with the settings before overwriting any of them.
         try:
-            self._find_checkpoint(resume)
+            self._find_checkpoint()
             self.dir.write_owner()
             if not self.resumes:
                 self._describe()
@@ -184,10 +184,10 @@ class Storage:
             self.close()
             raise
 
-    def _find_checkpoint(self, resume: Resume) -> None:
+    def _find_checkpoint(self) -> None:
         """Find a checkpoint to resume from, and compare its settings and versions."""
         assert self.dir is not None
-        if not (resume.run or self._replaces(self.dir.path)):
+        if not (self._resume.run or self._replaces(self.dir.path)):
             return
         if self._is_population():
             raise SettingsError(
@@ -195,7 +195,7 @@ class Storage:
                 f"with one of the members, as {member_dir(self.dir.path, 0)}"
             )
         # The old run is moved aside, never deleted.
-        if resume.start_over:
+        if self._resume.start_over:
             assert isinstance(self.dir, RunDir)
             self.dir.discard()
             return
