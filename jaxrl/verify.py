@@ -31,7 +31,7 @@ from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError, print_lin
 from jaxrl.loading import teacher_of
 from jaxrl.registry import ALGORITHMS
 from jaxrl.strategies import Strategy
-from jaxrl.training.program import Saved, compile_all, forms_of, state_shapes, without_replay
+from jaxrl.training.program import Saved, compile_all, state_shapes, without_replay
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, Saves, open_store
 from jaxrl.training.storage.leaves import digest, state_digest
@@ -149,11 +149,10 @@ def rebuild_strategy(run_dir: Path, problems: Problems) -> tuple[Strategy | None
 def check_checkpoints(store: Store, strategy: Strategy | None, problems: Problems) -> Iterator[int]:
     """Print the line of each checkpoint; yield the steps of the valid ones."""
     like = None if strategy is None else state_shapes(strategy)
-    store.forms = [] if strategy is None else forms_of(strategy)
     steps = store.steps()
     for step in steps:
         try:
-            leaves = store.read_like(step, like)
+            leaves, _ = store.read(step, like)
         except CheckpointError as error:
             if step not in store.steps():
                 continue  # a running process has removed it
@@ -229,7 +228,7 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
     like, settings = state_shapes(strategy), plain(strategy.info.settings or {})
     # Compiled as for training: on a GPU, other options would round differently.
     compiled = compile_all(strategy, make_key(0), None, None, resume=True)
-    store.forms, start = forms_of(strategy), 0
+    start = 0
     before: tuple[PyTree, dict[str, int]] | None = None
     for step in steps:
         try:

@@ -7,7 +7,7 @@ then start, resumption and shutdown, then what further processes of the run do. 
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from jaxrl.training.sanity import eval_kind_of, training_returns
 from jaxrl.training.schedule import Boundary, Schedule, next_boundary
 from jaxrl.training.settings import TrainerConfig, settings_of_run
 from jaxrl.training.storage.arrays import read_part, write_part
-from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.checkpoints import Facts, Store
 from jaxrl.training.storage.members import Membership, require_no_member
 from jaxrl.training.storage.run import VERSIONS, Best, Resume, Storage, versions
 from jaxrl.training.storage.weights import Weights, insert_leaves, weights_of
@@ -345,7 +345,7 @@ class Run:
                 self.settings(),
                 self.resume,
                 regular=self.schedule.is_regular_save,
-                fits=partial(can_resume, self.strategy, self.schedule, self.ledger),
+                check=self._check_checkpoint,
                 member=self.membership.files,
             )
             storage.report = lambda line: self._log.event("storage", line)
@@ -371,10 +371,6 @@ class Run:
         with self.ledger.timed("compile"):
             if not goes_on and not self._weights.leaves:  # the run to resume has no checkpoint
                 self._weights = weights_of(config.init_from, config.init_parts, lambda: program.state_shapes(strategy))
-            # Checked before compiling.
-            self._storage.expect(program.forms_of(strategy))
-            if self._storage.resumes:
-                self._storage.check_fits(program.state_shapes(strategy))
             compiled = compile_all(
                 strategy, key, self.evaluator, self._params, goes_on, self._episodes.enabled, self.lane.runner is None
             )
@@ -399,14 +395,24 @@ class Run:
         elif config.eval_at_start and self.ledger.t == 0 and not self.ledger.has_scores and not self.interrupt:
             self._evaluate()
 
+    def _check_checkpoint(self, checkpoints: Store, step: int, facts: Facts) -> None:
+        """Raise `SettingsError` unless the newest of `checkpoints`, `step`, can be resumed; nothing is compiled yet."""
+        checkpoints.check_newest(program.state_shapes(self.strategy))
+        # Under other settings the same iteration would mean other counts.
+        with reading_facts(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
+            counted = self.ledger.restore(facts["ledger"]).counters(self.schedule)
+        saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
+        if counted != saved:
+            raise SettingsError(
+                f"checkpoint {step} of {self.config.run_dir} was made after {saved}, which under these settings would "
+                f"be {counted}; keep num_envs, opt_interval and warmup"
+            )
+
     def _restore(self) -> None:
         step, (state, sums), facts = self._storage.load(self._compiled.like)
         self.membership.restore(facts, self._storage.path)
         with reading_facts(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
             ledger = self._log.restore_ledger(facts, self.ledger, bool(self._storage.eval_changes))
-        saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
-        # Checked first: under other settings the same iteration would mean other counts.
-        require_counters(f"{step} of {self.config.run_dir}", ledger.counters(self.schedule), saved)
         self.state, self._sums, self.ledger = self._adapt_loaded(state, ledger), sums, ledger
         if self._actors is not None:
             self._actors.take_up(facts.get("actors"))
@@ -587,7 +593,7 @@ class Run:
         return saved if self.config.save_replay else program.without_replay(saved)
 
     def _facts(self) -> dict[str, Any]:
-        left_out = {} if self.config.save_replay else {"left_out": ["buffer"]}
+        left_out = {} if self.config.save_replay else {"left_out": program.LEFT_OUT}
         actors = {} if self._actors is None else {"actors": self._actors.facts()}
         own = {**left_out, **actors, **self.membership.facts()}
         return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy), **own)
@@ -623,21 +629,6 @@ def check_run(strategy: Strategy, config: TrainerConfig, fresh: bool, is_member:
     return weights_of(config.init_from if fresh else None, config.init_parts, lambda: program.state_shapes(strategy))
 
 
-def can_resume(
-    strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: Store, facts: Mapping[str, Any]
-) -> bool:
-    """Return whether the run can resume from the newest of `checkpoints`; `facts` are those of that checkpoint."""
-    try:
-        like = program.state_shapes(strategy)
-        checkpoints.forms = program.forms_of(strategy)
-        checkpoints.check_newest(like)
-        restored = ledger.restore(facts["ledger"])
-    # Missing or damaged: loading would raise with the reason.
-    except (SettingsError, KeyError, TypeError, ValueError):
-        return False
-    return restored.counters(schedule)["env_steps"] == facts.get("env_steps")
-
-
 def refill_buffer(strategy: Strategy, state: PyTree, t: int, changed: bool) -> tuple[PyTree, range]:
     """Return a state saved after `t` iterations, its buffer refilled if it was saved without; and the refilled range.
 
@@ -660,15 +651,6 @@ def describe_restart(refilled: range, strategy: Strategy) -> str:
     parts = ["environments that start anew"] if strategy.host_env is not None else []
     parts += [f"replay filled anew by {steps} environment steps, which no counter counts"] if steps else []
     return f" with {', and '.join(parts)}" if parts else ""
-
-
-def require_counters(checkpoint: str, counted: Mapping[str, int], saved: Mapping[str, Any]) -> None:
-    """Raise `SettingsError` unless the counters under the current settings match the saved ones."""
-    if counted != saved:
-        raise SettingsError(
-            f"checkpoint {checkpoint} was made after {saved}, which under these settings would be {counted}; "
-            "keep num_envs, opt_interval and warmup"
-        )
 
 
 def stop_reason_for(error: BaseException, reason: str | None) -> str:

@@ -51,23 +51,19 @@ class Saved(NamedTuple):
     """Sums of the metrics since the last row."""
 
 
-Form = Callable[[PyTree], PyTree]
-"""Maps the shapes of a state to those of an alternative form of it in a checkpoint."""
-
-
-def forms_of(strategy: Strategy) -> list[Form]:
-    """Return the alternatives to `state_shapes` in which a checkpoint may hold the state and sums of a run.
-
-    The only one is without the replay buffer, `()`; a sharded run always saves it.
-    """
-    if strategy.placement.shards > 1 or strategy.state_fns.refill is None:
-        return []
-    return [without_replay]
+LEFT_OUT = ["buffer"]
+"""The fact `left_out` of a checkpoint `without_replay`; others have no such fact."""
 
 
 def without_replay(saved: Saved) -> Saved:
     """Return a state and its sums with an empty buffer `()`; for arrays and shapes alike."""
     return saved._replace(state=saved.state._replace(buffer=()))
+
+
+def as_saved(tree: PyTree, facts: Mapping[str, Any]) -> PyTree:
+    """Return what of `tree` a checkpoint with these facts holds: all of it, or all `without_replay`."""
+    bare = facts.get("left_out") == LEFT_OUT and isinstance(tree, Saved) and hasattr(tree.state, "buffer")
+    return without_replay(tree) if bare else tree
 
 
 def zero_sums(size: int) -> Sums:

@@ -357,7 +357,7 @@ def test_a_setting_that_decides_the_training_is_refused_with_both_values(
     run: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(program, "check_step", lambda *args: Plan({}))  # it only traces, and takes the time
-    monkeypatch.setattr(loop, "can_resume", lambda *args: True)  # as does this
+    monkeypatch.setattr(loop.Run, "_check_checkpoint", lambda *args: None)  # as does this; of some it says more
     monkeypatch.setattr(loop, "compile_all", lambda *args: pytest.fail("it began to compile"))
     config = changed(SMALL, name, DECISIVE[name])
     before = contents(run)
@@ -451,7 +451,10 @@ def test_what_is_sampled_from_replay_is_refused_by_name_and_changes_only_where_w
 def test_a_network_that_is_another_is_refused_where_changes_are_allowed(
     run: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(loop, "can_resume", lambda *args: False)
+    def find_another(*args: Any) -> None:
+        raise SettingsError("it has another leaf")
+
+    monkeypatch.setattr(Store, "check_newest", find_another)
     monkeypatch.setattr(program, "check_step", lambda *args: Plan({}))
     config, settings = changed(SMALL, name, SHAPED[name]), train.trainer_config(SMALL).changed(run_dir=str(run))
     with pytest.raises(SettingsError, match=f"{name} cannot change, for what was saved would not fit"):

@@ -636,7 +636,6 @@ def test_a_round_waits_for_its_turn_and_gets_its_own_parameters():
     assert server.begin(0).agent == server.begin(1).agent == "first"
     server.deliver(0, 0, Block({"x": np.zeros(1)}, {}))
     assert server.take(2, 0.01) is None
-    assert server.missing(2) == [1]
     server.deliver(0, 1, Block({"x": np.ones(1)}, {}))
     taken = server.take(2, 0.01)
     assert taken is not None

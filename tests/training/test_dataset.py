@@ -18,7 +18,7 @@ from toys_gymnasium import Counting
 import jaxrl
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec, spec_to_plain
-from jaxrl.training.data import files
+from jaxrl.training.storage import weights
 
 SPEC = walk().spec
 
@@ -211,7 +211,7 @@ def test_a_file_that_would_fill_the_memory_is_refused_before_it_is_unpacked(
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("obs.npy", npy_header(400_000) + bytes(400_000))
     assert bomb.stat().st_size < 2_000
-    monkeypatch.setattr(files, "host_bytes", lambda: 300_000)
+    monkeypatch.setattr(weights, "host_bytes", lambda: 300_000)
     monkeypatch.setattr(np.lib.format, "read_array", lambda *args, **kwargs: pytest.fail("it was unpacked"))
     with pytest.raises(SettingsError, match=r"bomb.npz holds 0.0 GiB of arrays once unpacked"):
         jaxrl.load_dataset(bomb, spec=SPEC)

@@ -61,6 +61,13 @@ def test_a_checkpoint_holds_all_but_the_buffer_and_training_is_the_same(bare: An
         np.testing.assert_array_equal(leaves[path], leaf)
 
 
+def test_another_leaf_than_the_buffer_is_named_where_such_a_checkpoint_does_not_fit(bare: Any) -> None:
+    like = state_shapes(dqn())
+    other = like._replace(sums=like.sums._replace(count=jax.ShapeDtypeStruct((1,), np.uint32)))
+    with pytest.raises(SettingsError, match=r"does not fit this program: sums/count has shape .*, expected \[1\]"):
+        open_store(bare[0], CHECKPOINTS).check_newest(other)
+
+
 def test_resuming_fills_the_buffer_with_what_the_agent_now_meets_and_says_so(bare: Any, tmp_path: Path) -> None:
     """Of 64 steps of warm-up the first 4 prime, so that 15 blocks of 4 and 30 of training were pushed."""
     runs = [tmp_path / name for name in ("a", "b")]

@@ -85,7 +85,7 @@ class RemoteContext:
         turn: Callable[[], AbstractContextManager[None]],
         log: Callable[[str], object],
     ) -> None:
-        """Pickle the actors' functions; `turn()` holds the lock for opening environments, and `tell(line)` logs.
+        """Pickle the actors' functions; `turn()` holds the lock for opening environments, and `log(line)` logs.
 
         Raises:
           SettingsError: the environment or the agent cannot be pickled.
@@ -118,10 +118,10 @@ class RemoteContext:
 class DistantPlayer:
     """A player in another process, driven by its thread here."""
 
-    def __init__(self, company: RemoteContext, part: Part, stats: ActorStats) -> None:
+    def __init__(self, context: RemoteContext, part: Part, stats: ActorStats) -> None:
         """Prepare the player; `open` starts the worker."""
-        self._context, self._part, self._stats = company, part, stats
-        self._left = company.actor_fns.config.actor_restarts
+        self._context, self._part, self._stats = context, part, stats
+        self._left = context.actor_fns.config.actor_restarts
         self._worker: WorkerHandle | None = None
         self._answered = False
         """Whether the worker has answered since its start."""

@@ -78,11 +78,6 @@ class ParameterServer:
                 self._published = [p for p in self._published if p.round >= oldest.round]
             self._changed.notify_all()
 
-    def missing(self, actors: int) -> list[int]:
-        """Return the actors whose block of the next round is missing."""
-        with self._changed:
-            return [i for i in range(actors) if (self._taken, i) not in self._blocks]
-
     def opt_step_of_round(self) -> int:
         """Return the optimisation step of the parameters for the next round."""
         with self._changed:

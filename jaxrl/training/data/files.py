@@ -1,7 +1,6 @@
 """Data sets on disk: atomic writing, and reading with full validation before training."""
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ from jaxrl.envs.host import PREFIX
 from jaxrl.errors import DISK_ERRORS, SettingsError, StorageError, error_text, require_extra
 from jaxrl.paths import local, reason_of_path
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
-from jaxrl.training.memory import host_bytes
 from jaxrl.training.storage.leaves import digest
 from jaxrl.training.storage.run_dir import new_file
-from jaxrl.training.storage.weights import read_header
+from jaxrl.training.storage.weights import check_size
 from jaxrl.trees import PyTree, named_leaves
 
 SYNONYMS = {
@@ -134,7 +132,7 @@ def _read(file: str) -> dict[str, np.ndarray]:
         if isinstance(archive, np.ndarray):
             raise SettingsError(f"{file} is one array; expected an .npz file of several, by name")
         with archive:
-            _check_size(file, archive)
+            check_size(file, archive)
             return {_rename(name): archive[name] for name in archive.files}
     except SettingsError:
         raise
@@ -142,22 +140,6 @@ def _read(file: str) -> dict[str, np.ndarray]:
         raise SettingsError(f"cannot read {file}: {reason_of_path(error)}") from error
     except Exception as error:  # a damaged archive may raise any error of zipfile, zlib or NumPy
         raise SettingsError(f"cannot read {file}: expected an .npz file of plain arrays, undamaged") from error
-
-
-def _check_size(file: str, archive: Any) -> None:
-    """Raise `SettingsError` if an archive, which compression may shrink a thousandfold, does not fit into memory."""
-    size, memory = sum(info.file_size for info in archive.zip.infolist()), host_bytes()
-    if size > memory:
-        raise SettingsError(
-            f"{file} holds {size / 2**30:.1f} GiB of arrays once unpacked, more than the {memory / 2**30:.1f} GiB of "
-            "memory of this machine; leave steps out"
-        )
-    # Read headers only: NumPy would allocate the shapes stated there before it notices that data are missing.
-    for info in archive.zip.infolist():
-        with archive.zip.open(info) as packed:
-            shape, dtype = read_header(packed)
-        if not dtype.hasobject and math.prod(shape) * dtype.itemsize > info.file_size:
-            raise SettingsError(f"{file}: {info.filename} is said to have shape {list(shape)[:9]}, but is shorter")
 
 
 def _rename(name: str) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from jaxrl.errors import print_stderr
 from jaxrl.training.recorders.base import Recorder, Row
-from jaxrl.training.storage.logs import Log, RowLog, describe_lines
+from jaxrl.training.storage.group_files import Log
+from jaxrl.training.storage.logs import RowLog, describe_lines, in_base64
 from jaxrl.training.storage.run_dir import plain
 
 MAX_PENDING = 1 << 20
@@ -49,7 +50,7 @@ class JSONLRecorder(Recorder):
     def unwritten(self, waiting: dict[str, list[str]]) -> None:
         """Add the lines that are not written yet to `waiting`."""
         if self._log.pending:
-            waiting[self.name] = self._log.unwritten()
+            waiting[self.name] = in_base64(self._log.pending)
 
     def take_up(self, waiting: Mapping[str, list[str]]) -> None:
         """Append the lines that an earlier process could not write."""

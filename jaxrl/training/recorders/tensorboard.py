@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxrl.errors import SettingsError
 from jaxrl.training.recorders.base import Histogram, Recorder, Row, RunInfo, Video, numbers_of
-from jaxrl.training.storage.logs import KINDS, LogFile
+from jaxrl.training.storage.logs import KINDS, LogFile, in_base64
 
 SCORES = ("eval/eval_reward", "train/episode_return")
 """Metrics by which TensorBoard's HPARAMS page compares runs."""
@@ -86,7 +86,7 @@ class TensorBoardRecorder(Recorder):
     def unwritten(self, waiting: dict[str, list[str]]) -> None:
         """Add the events that are not written yet to `waiting`."""
         if self._log is not None and self._log.pending:
-            waiting[self.name] = self._log.unwritten()
+            waiting[self.name] = in_base64(self._log.pending)
 
     def take_up(self, waiting: Mapping[str, list[str]]) -> None:
         """Append the events that an earlier process could not write."""

@@ -351,20 +351,6 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
     return {name: found[name] if name in found else _without_entries(x) for name, x in like.items()}
 
 
-def shapes_in_foreign(path: Path) -> PyTree:
-    """Return shapes and dtypes of the tree of arrays that another program has written into `path` by Orbax.
-
-    Entries that are no arrays, such as text, are left out. Orbax may raise anything where files are damaged.
-    """
-    import orbax.checkpoint as ocp
-
-    with ORBAX, hushed():
-        tree = ocp.PyTreeCheckpointHandler().metadata(path).tree
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if getattr(x, "dtype", None) is not None else None, tree
-    )
-
-
 def read_foreign(path: Path) -> PyTree:
     """Return the tree that another program has written into `path` by Orbax, as arrays of the host."""
     import orbax.checkpoint as ocp

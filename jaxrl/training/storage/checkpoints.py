@@ -17,7 +17,7 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ import numpy as np
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.processes import is_spread, is_to_be_spread
+from jaxrl.training.program import as_saved
 from jaxrl.training.storage import run_dir
 from jaxrl.training.storage.arrays import (
     FAULTS,
@@ -91,10 +92,10 @@ class Store:
         self.keep, self.regular = keep, regular
         self.newest: int | None = None
         """The step last saved or loaded."""
-        self.forms: Sequence[Callable[[PyTree], PyTree]] = ()
-        """Alternative structures to load, as functions of the given one: for example without the replay buffer."""
         self._write_s = 0.0
         self._bad: set[int] = set()
+        self._whole: set[int] = set()
+        """Steps whose files have been verified; their leaves are verified by each reading."""
         self._thread: ThreadPoolExecutor | None = None
         self._job: Future[int] | None = None
 
@@ -188,6 +189,7 @@ class Store:
             raise StorageError(f"checkpoint {path} could not be written: {reason(error)}") from error
         self.newest = step
         self._bad.discard(step)
+        self._whole.discard(step)
         # Prune only once the new step is complete: a kill never leaves fewer checkpoints than before.
         self._prune(step)
         self._write_s = time.monotonic() - begun
@@ -257,8 +259,7 @@ class Store:
 
     def check_newest(self, like: PyTree) -> None:
         """Check that the newest step fits `like`, without reading arrays; raises what `load_newest` does."""
-        fits = lambda step, like: self._fitting_manifest(step, like_leaves(like))
-        self._newest(lambda step: self._first_fitting(like, partial(fits, step)))
+        self._newest(lambda step: self._fitting_manifest(step, like))
 
     def _newest(self, read: Callable[[int], Any]) -> Any:
         """Return the first result of `read(step)` that is not `None`, from the newest step backwards."""
@@ -288,23 +289,20 @@ class Store:
     def load(self, step: int, like: PyTree) -> tuple[PyTree, Facts]:
         """Load `step` into the structure of `like` (arrays or shapes); return it with its facts.
 
+        What the step was saved without, see `as_saved`, is empty in the result.
+
         Raises:
           CheckpointError: the step is damaged.
           MismatchError: the step has another structure; the error names the leaf.
         """
-
-        def load(like: PyTree) -> tuple[PyTree, Facts]:
-            if is_to_be_spread(like):
-                return self._load_together(step, like)
-            leaves, facts = self.read(step, like_leaves(like))
-            return rebuild(like, list(leaves.values())), facts
-
-        tree, facts = self._first_fitting(like, load)
-        return tree, facts
+        if is_to_be_spread(like):
+            return self._load_together(step, like)
+        leaves, facts = self.read(step, like)
+        return rebuild(as_saved(like, facts), list(leaves.values())), facts
 
     def _load_together(self, step: int, like: PyTree) -> tuple[PyTree, Facts]:
         """Load in all processes at once: each reads only the shards of its own devices."""
-        manifest = self._fitting_manifest(step, like_leaves(like))
+        manifest = self._fitting_manifest(step, like)
         try:
             sums = [entry["crc32"] for entry in manifest["leaves"]]
             return read_sharded(self._path(step) / ARRAYS, like, sums), manifest["facts"]
@@ -313,45 +311,22 @@ class Store:
         except (*FAULTS, LayoutError) as error:
             raise CheckpointError(f"cannot be read: {reason(error)}") from error
 
-    def read_like(self, step: int, like: PyTree | None) -> Leaves:
-        """Read the leaves of `step` by path; they must match `like` or one of its `forms`.
-
-        Without `like`, any structure is accepted.
-
-        Raises:
-          CheckpointError: as `load` does.
-        """
-        if like is None:
-            return self.read(step)[0]
-        leaves: Leaves = self._first_fitting(like, lambda like: self.read(step, like_leaves(like))[0])
-        return leaves
-
-    def _first_fitting(self, like: PyTree, read: Callable[[PyTree], Any]) -> Any:
-        """Return `read(like)` or, on a mismatch, `read` of the first of `forms` that fits."""
-        try:
-            return read(like)
-        except MismatchError:
-            for form in self.forms:
-                with contextlib.suppress(MismatchError):
-                    return read(form(like))
-            raise  # none fits: the error for `like` itself
-
-    def read(self, step: int, wanted: Mapping[str, Any] | None = None) -> tuple[Leaves, Facts]:
+    def read(self, step: int, like: PyTree | None = None) -> tuple[Leaves, Facts]:
         """Read the leaves of `step` by path, and its facts.
 
         Args:
           step: optimisation steps of the checkpoint.
-          wanted: required shapes and dtypes by path, as from `like_leaves`; if `None`, any are accepted.
+          like: the tree (arrays or shapes) that it must match, see `as_saved`; if `None`, any is accepted.
 
         Raises:
           CheckpointError: the step is damaged.
-          MismatchError: its leaves are not those of `wanted`.
+          MismatchError: its leaves are not those of `like`.
         """
-        manifest = self._fitting_manifest(step, wanted)
+        manifest = self._fitting_manifest(step, like)
         try:
             # Allocates what the manifest states, which `manifest` has checked against the available memory.
-            like = {entry["path"]: _empty(entry) for entry in manifest["leaves"]}
-            arrays = read_arrays(self._path(step) / ARRAYS, like)
+            stated = {entry["path"]: _empty(entry) for entry in manifest["leaves"]}
+            arrays = read_arrays(self._path(step) / ARRAYS, stated)
         except LayoutError as error:
             raise CheckpointError(str(error)) from error
         except FAULTS as error:
@@ -371,6 +346,13 @@ class Store:
         Raises:
           CheckpointError: a file is damaged, or the manifest is unreadable or of another format or step.
         """
+        self._require_whole(step)
+        return self.read_manifest(step)
+
+    def _require_whole(self, step: int) -> None:
+        """Verify all files of `step`, unless that was done before; raise `CheckpointError` if one is damaged."""
+        if step in self._whole:
+            return
         path = self._path(step)
         try:
             # Before any checksum: files of an impossible size are not read at all.
@@ -378,7 +360,7 @@ class Store:
         except (LayoutError, OSError) as error:
             raise CheckpointError(str(error) if isinstance(error, LayoutError) else reason(error)) from error
         check_files(path)
-        return self.read_manifest(step)
+        self._whole.add(step)
 
     def read_manifest(self, step: int) -> dict[str, Any]:
         """Read the manifest of `step`; raise `CheckpointError` if it is invalid or of another format or step."""
@@ -400,11 +382,13 @@ class Store:
         _check_types(manifest)
         return manifest
 
-    def _fitting_manifest(self, step: int, wanted: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the manifest of `step`; raise `MismatchError` if its leaves are not those of `wanted`."""
+    def _fitting_manifest(self, step: int, like: PyTree | None) -> dict[str, Any]:
+        """Return the manifest of `step`; raise `MismatchError` if its leaves are not those of `like`."""
         manifest = self.manifest(step)
-        if wanted is not None and (different := mismatch(manifest["leaves"], wanted)):
-            raise MismatchError(different)
+        if like is not None:
+            wanted = like_leaves(as_saved(like, manifest["facts"]))
+            if different := mismatch(manifest["leaves"], wanted):
+                raise MismatchError(different)
         return manifest
 
     def _path(self, step: int, suffix: str = "") -> Path:

@@ -194,8 +194,6 @@ class Saves(Store):
         self._found: dict[int, Save | CheckpointError] = {}
         self._known: dict[int, dict[int, RowLocation]] = {}
         """Rows by member and step, derived from `_found`."""
-        self._whole: set[int] = set()
-        """Saves whose files this process has verified."""
         self._arrays: tuple[int, Leaves] | None = None
         """Arrays of the save last read: members being resumed read the same one in turn."""
 
@@ -265,9 +263,7 @@ class Saves(Store):
     def entries(self, place: RowLocation) -> Sequence[Entry]:
         """Return the manifest entries of a row's arrays; raise `CheckpointError` if a file of its save has changed."""
         with self._lock:
-            if place.save not in self._whole:
-                self.manifest(place.save)
-                self._whole.add(place.save)
+            self._require_whole(place.save)
             found = self._found.get(place.save)
             if not isinstance(found, Save):
                 raise CheckpointError("it has been removed")
@@ -410,9 +406,9 @@ class MemberStore(Store):
         place = self._place(step)
         return {"step": step, "facts": place.facts, "leaves": list(self._saves.entries(place))}
 
-    def read(self, step: int, wanted: Mapping[str, Any] | None = None) -> tuple[Leaves, Facts]:
+    def read(self, step: int, like: PyTree | None = None) -> tuple[Leaves, Facts]:
         """Read a row, see `Store.read`."""
-        facts: Facts = self._fitting_manifest(step, wanted)["facts"]
+        facts: Facts = self._fitting_manifest(step, like)["facts"]
         return self._saves.leaves(self._place(step)), facts
 
     def _place(self, step: int) -> RowLocation:

@@ -160,9 +160,10 @@ class MemberDir:
         """Return a log for writing."""
         return MemberLog(self._files.log(name), self._number)
 
-    def log_sums(self) -> "MemberSums":
-        """Return the checksums of the logs."""
-        return MemberSums(self._files, self._number)
+    def log_sums(self) -> dict[str, list[int]]:
+        """Return size and CRC-32 of each existing log, which are kept as it is written."""
+        sums = {name: self._files.log(name).sum_of(self._number) for name in logs.LOGS}
+        return {name: [size, crc] for name, (size, crc) in sums.items() if size}
 
     def open_log(self, name: str) -> IO[bytes]:
         """Open a log for reading; raise `FileNotFoundError` if it is empty."""
@@ -170,18 +171,6 @@ class MemberDir:
 
     def release(self) -> None:
         """Do nothing: the lock is the population's."""
-
-
-class MemberSums(logs.LogSums):
-    """Checksums of a member's part of each log, which are kept as it is written."""
-
-    def __init__(self, files: GroupFiles, number: int) -> None:
-        self._files, self._number = files, number
-
-    def facts(self) -> dict[str, list[int]]:
-        """Return size and CRC-32 of each existing log."""
-        sums = {name: self._files.log(name).sum_of(self._number) for name in logs.LOGS}
-        return {name: [size, crc] for name, (size, crc) in sums.items() if size}
 
 
 class GroupLog:
@@ -346,10 +335,6 @@ class MemberLog:
             raise FileNotFoundError(2, "No such file or directory", str(self.path))
         return io.BytesIO(found)
 
-    def unwritten(self) -> list[str]:
-        """Return the pending records in base64."""
-        return logs.in_base64(self.pending)
-
     def restore_pending(self, unwritten: Sequence[str], held: bytes) -> None:
         """Append the records that an earlier process could not, except those in `held`, the content of the log.
 
@@ -362,6 +347,10 @@ class MemberLog:
     def close(self) -> None:
         """Write the pending records; raise `OSError` on failure. The population flushes the file to disk, once."""
         self._log.flush()
+
+
+Log = logs.RowLog | MemberLog
+"""A log of rows: a file of its own, or a member's part of its population's."""
 
 
 def _mark(number: int) -> bytes:

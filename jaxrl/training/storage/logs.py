@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 from jaxrl.errors import print_stderr
 from jaxrl.paths import reason_of_path
@@ -56,10 +56,6 @@ class LogFile:
                 os.fsync(self._descriptor)
         finally:
             self.close_file()
-
-    def unwritten(self) -> list[str]:
-        """Return the pending records in base64."""
-        return in_base64(self.pending)
 
     def restore_pending(self, unwritten: Sequence[str], held: bytes) -> None:
         """Append the records that an earlier process could not, except those in `held`, the content of the file."""
@@ -115,34 +111,6 @@ def missing(unwritten: Sequence[str], held: bytes) -> Iterator[bytes]:
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
-
-
-class Log(Protocol):
-    """A log of rows: a file of its own (`RowLog`), or a member's part of its population's."""
-
-    path: Path
-
-    @property
-    def pending(self) -> Sequence[bytes]:
-        """Records that a full disk has not taken yet."""
-
-    def append(self, record: bytes) -> None:
-        """Append whole lines; empty ones only retry the pending records."""
-
-    def rewind(self, opt_steps: int) -> list[int]:
-        """Remove the rows after `opt_steps` and invalid lines; return the numbers of these."""
-
-    def open(self) -> IO[bytes]:
-        """Open it for reading; raise `FileNotFoundError` if it is empty."""
-
-    def unwritten(self) -> list[str]:
-        """Return the pending records in base64."""
-
-    def restore_pending(self, unwritten: Sequence[str], held: bytes) -> None:
-        """Append the records that an earlier process could not, except those in `held`, the content of the log."""
-
-    def close(self) -> None:
-        """Flush everything to disk; raise `OSError` on failure."""
 
 
 class RowLog(LogFile):

@@ -7,7 +7,7 @@ import platform
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +16,12 @@ import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.paths import reason_of_path, writing
-from jaxrl.training.program import Form
 from jaxrl.training.settings import HARMLESS, Change, changes, evaluation_changes, unread
-from jaxrl.training.storage.checkpoints import OtherVersionError, Store
+from jaxrl.training.storage.checkpoints import Facts, OtherVersionError, Store
 from jaxrl.training.storage.fork import Fork, copy_checkpoint, describe_branch, describe_fork, origin
 from jaxrl.training.storage.group import BEST, CHECKPOINTS
-from jaxrl.training.storage.group_files import MemberDir, MemberFiles
-from jaxrl.training.storage.logs import Log, LogSums, RowLog, damage
+from jaxrl.training.storage.group_files import Log, MemberDir, MemberFiles
+from jaxrl.training.storage.logs import LogSums, RowLog, damage
 from jaxrl.training.storage.members import POPULATION
 from jaxrl.training.storage.run_dir import (
     CONFIG,
@@ -105,16 +104,17 @@ class Storage:
         settings: Mapping[str, Any],
         resume: Resume,
         regular: Callable[[int], bool] = lambda opt_steps: True,
-        fits: Callable[[Store, Mapping[str, Any]], bool] = lambda checkpoints, facts: True,
+        check: Callable[[Store, int, Facts], None] = lambda checkpoints, step, facts: None,
         member: MemberFiles | None = None,
     ) -> None:
         """Open and lock the run directory `path`; if it is `None`, nothing is written.
 
-        `fits(checkpoints, facts)`, given the facts of the newest checkpoint, returns whether it can be resumed under
-        these settings. A `member` of a population has its files among the population's; other runs open their own.
+        `check(checkpoints, step, facts)`, given the newest of the checkpoints, raises `SettingsError` unless it can be
+        resumed under these settings. A `member` of a population has its files among the population's; other runs open
+        their own.
 
         Raises:
-          SettingsError: the directory is not a run or has other settings, or cannot be written.
+          SettingsError: the directory is not a run or has other settings, or cannot be written; or `check` raises it.
           RunDirInUseError: another process holds the lock.
           NoCheckpointError: `resume` is set, and no checkpoint is valid.
           StorageError: the disk is full.
@@ -138,7 +138,7 @@ class Storage:
         """The step from which it was forked."""
         self._failures: dict[str, StorageError] = {}
         self._pending: float | None = None
-        self._settings, self._resume, self._fits = plain(settings), resume, fits
+        self._settings, self._resume, self._check = plain(settings), resume, check
         if path is None:
             return
         self._versions = versions(VERSIONS)
@@ -152,10 +152,10 @@ class Storage:
         # The best policy has its own store, which the pruning of checkpoints does not touch.
         self.checkpoints = member.store(CHECKPOINTS) if member else Store(self.dir / CHECKPOINTS, keep, regular)
         self.best = member.store(BEST) if member else Store(self.dir / BEST, 1)
-        self._logs = self._log_sums()
+        self._log_sums = self._new_log_sums()
         # Compare existing files with the settings before overwriting any of them.
         try:
-            self._find_checkpoint(resume)
+            self._find_checkpoint()
             self.dir.write_owner()
             if not self.resumes:
                 self._describe()
@@ -184,10 +184,10 @@ class Storage:
             self.close()
             raise
 
-    def _find_checkpoint(self, resume: Resume) -> None:
+    def _find_checkpoint(self) -> None:
         """Find a checkpoint to resume from, and compare its settings and versions."""
         assert self.dir is not None
-        if not (resume.run or self._replaces(self.dir.path)):
+        if not (self._resume.run or self._replaces(self.dir.path)):
             return
         if self._is_population():
             raise SettingsError(
@@ -195,12 +195,12 @@ class Storage:
                 f"with one of the members, as {member_dir(self.dir.path, 0)}"
             )
         # The old run is moved aside, never deleted.
-        if resume.start_over:
+        if self._resume.start_over:
             assert isinstance(self.dir, RunDir)
             self.dir.discard()
             return
         if never_saved(self.dir, self.checkpoints):
-            old = {"settings": self.dir.settings()}
+            step, old = 0, {"settings": self.dir.settings()}
         else:
             try:
                 step, old = self.checkpoints.newest_facts()
@@ -214,7 +214,7 @@ class Storage:
                 raise SettingsError(
                     f"max_opts is {most}, but {self.path} has made {step} optimisation steps; expected at least as many"
                 )
-        self._compare(old)
+        self._compare(step, old)
 
     def _is_population(self) -> bool:
         """Return whether the directory is a population's; damaged settings matter only where they are needed."""
@@ -228,11 +228,11 @@ class Storage:
         """Return whether `start_over` replaces an existing run in `path`."""
         return self._resume.start_over and holds_run(path)
 
-    def _compare(self, old: Mapping[str, Any]) -> None:
-        """Record how settings and versions differ from `old`; raise on changes that affect the training.
+    def _compare(self, step: int, old: Facts) -> None:
+        """Record how settings and versions differ from `old`, the facts of the checkpoint `step` if there is one.
 
         Raises:
-          SettingsError: such a change is not allowed, or cannot be.
+          SettingsError: a change that affects the training is not allowed or possible, or the checkpoint does not fit.
         """
         settings, installed = self._settings, self._versions
         self.changes = changes(old.get("settings"), settings)
@@ -240,25 +240,26 @@ class Storage:
         harmless = HARMLESS | unread(self._settings)
         free = lambda name: name in harmless or name.partition(".")[0] in harmless
         self.decisive = [change for change in self.changes if not free(change.name)]
-        # Changed settings may still fit the saved state; only the checkpoint itself can answer that.
-        fits = not self.decisive or not self.resumes or self._fits(self.checkpoints, old)
-        if self.resumes and fits:
-            self.decisive = [change for change in self.decisive if not change.only_names]
-        if not self.decisive:
-            return
-        said = f"{self.path} was trained with other settings or versions ({'; '.join(map(str, self.decisive))})"
+        said = lambda: f"{self.path} was trained with other settings or versions ({'; '.join(map(str, self.decisive))})"
         # `allow_changes` does not apply: every random number so far depends on the seed.
         if any(change.name == "seed" for change in self.decisive):
-            raise SettingsError(f"{said}; the seed decided all of it: go on with its own, or use --start-over")
-        if not fits:
-            one = len(self.decisive) == 1
-            which = f"{self.decisive[0].name} cannot change" if one else "not all of these can change"
+            raise SettingsError(f"{said()}; the seed decided all of it: go on with its own, or use --start-over")
+        # Changed settings may still fit the saved state; only the checkpoint itself can answer that.
+        if self.resumes:
+            try:
+                self._check(self.checkpoints, step, old)
+            except SettingsError as error:
+                if not self.decisive:
+                    raise
+                one = len(self.decisive) == 1
+                which = f"{self.decisive[0].name} cannot change" if one else "not all of these can change"
+                raise SettingsError(
+                    f"{said()}; {which}, for what was saved would not fit: go on with its own, or use --start-over"
+                ) from error
+            self.decisive = [change for change in self.decisive if not change.only_names]
+        if self.decisive and not self._resume.allow_changes:
             raise SettingsError(
-                f"{said}; {which}, for what was saved would not fit: go on with its own, or use --start-over"
-            )
-        if not self._resume.allow_changes:
-            raise SettingsError(
-                f"{said}; go on with its own, or allow the change with --allow-changes (allow_changes=True in Python)"
+                f"{said()}; go on with its own, or allow the change with --allow-changes (allow_changes=True in Python)"
             )
 
     def _describe(self) -> None:
@@ -342,7 +343,7 @@ class Storage:
             # Otherwise the store would skip this step as already saved.
             if again:
                 self.checkpoints.newest = None
-            facts = {**facts, "settings": self._settings, "versions": self._versions, "logs": self._logs.facts()}
+            facts = {**facts, "settings": self._settings, "versions": self._versions, "logs": self._log_sums()}
             self.checkpoints.save(opt_steps, tree, facts, after=self.best)
 
     def is_time_to_save(self, seconds: float) -> bool:
@@ -431,15 +432,6 @@ class Storage:
 
     # --- reading ---
 
-    def expect(self, forms: Sequence[Form]) -> None:
-        """Accept checkpoints with other `forms` than the structure they are loaded into."""
-        if self.dir is not None:
-            self.checkpoints.forms = forms
-
-    def check_fits(self, like: PyTree) -> None:
-        """Raise `SettingsError`, naming the leaf, if the checkpoint to resume from does not fit `like`."""
-        self.checkpoints.check_newest(like)
-
     def load(self, like: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
         """Load the newest valid checkpoint; return its step, state and facts.
 
@@ -448,8 +440,7 @@ class Storage:
           SettingsError: the checkpoint has another structure; the error names the leaf.
         """
         step, tree, facts = self.checkpoints.load_newest(like)
-        self._compare(facts)  # again: it may be older than the one compared first
-        self._forget_logs()
+        self._compare(step, facts)  # again: it may be older than the one compared first
         assert self.dir is not None
         # Training does not depend on the logs, so damage is only a warning.
         for problem in damage(self.dir.open_log, facts):
@@ -471,7 +462,8 @@ class Storage:
         if self.dir is None:
             return None
         self.collect_saves()
-        self._forget_logs()
+        # Anew: rows after the restored step are about to be removed.
+        self._log_sums = self._new_log_sums()
         # Fall back to any healthy checkpoint if no regular one is.
         for good in (lambda facts: facts["healthy"] and facts["regular"], lambda facts: facts["healthy"]):
             try:
@@ -484,13 +476,10 @@ class Storage:
         self.checkpoints.newest = None
         return None
 
-    def _forget_logs(self) -> None:
-        """Restart the log checksums: rows after the restored step are about to be removed."""
-        self._logs = self._log_sums()
-
-    def _log_sums(self) -> LogSums:
+    def _new_log_sums(self) -> Callable[[], dict[str, list[int]]]:
+        """Return a function that returns size and CRC-32 of each log."""
         assert self.dir is not None
-        return LogSums(self.dir.path) if isinstance(self.dir, RunDir) else self.dir.log_sums()
+        return LogSums(self.dir.path).facts if isinstance(self.dir, RunDir) else self.dir.log_sums
 
     def load_best(self, like: PyTree) -> Best | None:
         """Load the best policy on disk, if there is one; warn if it is damaged."""

@@ -5,9 +5,9 @@ networks can be named, which then may come from another agent, under other names
 """
 
 import contextlib
-import zipfile
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +17,9 @@ import numpy as np
 import jaxrl.training.processes as processes
 from jaxrl.agents.frozen import MOVING
 from jaxrl.errors import NoCheckpointError, SettingsError, suggest
+from jaxrl.training.memory import host_bytes
 from jaxrl.training.settings import GivenArrays
-from jaxrl.training.storage.arrays import read_foreign, reason, shapes_in_foreign
+from jaxrl.training.storage.arrays import read_foreign, reason
 from jaxrl.training.storage.checkpoints import CheckpointError
 from jaxrl.training.storage.group import CHECKPOINTS, open_store, split_checkpoint, step_of
 from jaxrl.training.storage.layout import TREE
@@ -183,17 +184,17 @@ def _of_arrays(
     pairs = _pairs(parts, wanted) if parts else None
     with _opened(place) as arrays:
         chosen = _choose(what, arrays, wanted) if pairs is None else pairs
-        # Shapes and dtypes are checked before any data is read.
+        leaves = {}
         for name, there in chosen.items():
             if there not in arrays:
                 raise SettingsError(f"init_parts: {what} has no array {there}")
-            like, array = wanted[name], arrays[there]
+            like, array = wanted[name], arrays[there]()
             if (array.shape, array.dtype) != (like.shape, like.dtype):
                 raise SettingsError(
                     f"init_from: {there} of {place} is {array.dtype}{list(array.shape)}, expected "
                     f"{like.dtype}{list(like.shape)}"
                 )
-        leaves = {name: arrays[there].read() for name, there in chosen.items()}
+            leaves[name] = array
     return Weights(
         leaves, (f"begins with {_list_modules(leaves)} of {what}; drawn anew: {_list_modules(wanted, leaves)}",)
     )
@@ -312,17 +313,9 @@ def _require_same(wanted: Mapping[str, jax.ShapeDtypeStruct], saved: Mapping[str
 # --- arrays of other programs -------------------------------------------------------------------------------------
 
 
-class _Array(NamedTuple):
-    """An array with its data not read yet."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    read: Callable[[], np.ndarray]
-
-
 @contextlib.contextmanager
-def _opened(place: GivenArrays | Path) -> Iterator[dict[str, _Array]]:
-    """Yield arrays by path with `/`: of a tree in memory or one that Orbax has written, or of a file.
+def _opened(place: GivenArrays | Path) -> Iterator[Mapping[str, Callable[[], np.ndarray]]]:
+    """Yield functions that return arrays, by path with `/`: of a tree in memory or by Orbax, or of a file.
 
     Raises:
       SettingsError: the file is missing or damaged, or the arrays cannot be read, now or later in the context.
@@ -342,58 +335,45 @@ def _opened(place: GivenArrays | Path) -> Iterator[dict[str, _Array]]:
         raise SettingsError(f"init_from: {place} cannot be read: {reason(error)}") from error
 
 
-def _in_tree(place: GivenArrays) -> dict[str, _Array]:
-    arrays, leaves = {}, named_leaves(place.tree)
-    for name, leaf in leaves.items():
-        array = np.asarray(leaf)
-        arrays[name] = _Array(array.shape, array.dtype, partial(np.array, array))
+def _in_tree(place: GivenArrays) -> dict[str, Callable[[], np.ndarray]]:
+    leaves = named_leaves(place.tree)
     if len(leaves) < len(jax.tree.leaves(place.tree)):
         raise SettingsError(f"init_from: {place}: two have the same path, as 'a/b' and the 'b' of 'a' have; rename one")
-    return arrays
+    return {name: partial(np.array, leaf) for name, leaf in leaves.items()}
 
 
-def _in_file(path: Path, files: contextlib.ExitStack) -> dict[str, _Array]:
-    """Return the arrays of a file that stays open until `files` are closed."""
+def _in_file(path: Path, files: contextlib.ExitStack) -> dict[str, Callable[[], np.ndarray]]:
+    """Return the arrays of a file, which stays open until `files` are closed: only those taken are read."""
     if path.is_dir():
-        path = path.absolute()  # Orbax reads no others
-        whole = cache(lambda: named_leaves(read_foreign(path)))  # as a whole, once something of it is taken
-        of = lambda name: lambda: np.asarray(whole()[name])
-        shapes = named_leaves(shapes_in_foreign(path))
-        return {name: _Array(tuple(x.shape), np.dtype(x.dtype), of(name)) for name, x in shapes.items()}
+        # Orbax reads a tree as a whole, and by no relative path. Its text has no dtype, and is left out.
+        leaves = named_leaves(read_foreign(path.absolute()))
+        return {name: partial(np.asarray, leaf) for name, leaf in leaves.items() if hasattr(leaf, "dtype")}
     if path.suffix == ".npz":
-        archive = files.enter_context(zipfile.ZipFile(path))
-        names = [name for name in archive.namelist() if name.endswith(".npy")]
-        return {_path(name.removesuffix(".npy")): _entry(archive, name) for name in names}
+        archive = files.enter_context(np.load(path, allow_pickle=False))
+        check_size(path, archive)
+        return {_path(name): partial(archive.__getitem__, name) for name in archive.files}
     from safetensors import safe_open
 
     tensors = files.enter_context(safe_open(path, framework="numpy"))
-    return {_path(name): _tensor(tensors, name) for name in tensors.keys()}  # noqa: SIM118
+    return {_path(name): partial(tensors.get_tensor, name) for name in tensors.keys()}  # noqa: SIM118
 
 
-def _entry(archive: zipfile.ZipFile, name: str) -> _Array:
-    """Return an array of a NumPy archive, reading only its header."""
-
-    def read() -> np.ndarray:
-        with archive.open(name) as file:
-            array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-            return array
-
-    with archive.open(name) as file:
-        return _Array(*read_header(file), read)
-
-
-def read_header(packed: Any) -> tuple[tuple[int, ...], np.dtype]:
-    """Read shape and dtype from the header of an array in NumPy's format."""
-    version = np.lib.format.read_magic(packed)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(packed)
-    return shape, dtype
-
-
-def _tensor(tensors: Any, name: str) -> _Array:
-    part = tensors.get_slice(name)
-    dtype = {"F32": np.float32, "F64": np.float64, "F16": np.float16}.get(part.get_dtype(), np.void)
-    return _Array(tuple(part.get_shape()), np.dtype(dtype), lambda: tensors.get_tensor(name))
+def check_size(file: str | Path, archive: Any) -> None:
+    """Raise `SettingsError` if an open `.npz` file, which may be a thousand times smaller, does not fit into memory."""
+    size, memory = sum(info.file_size for info in archive.zip.infolist()), host_bytes()
+    if size > memory:
+        raise SettingsError(
+            f"{file} holds {size / 2**30:.1f} GiB of arrays once unpacked, more than the {memory / 2**30:.1f} GiB of "
+            "memory of this machine; leave some out"
+        )
+    # Read headers only: NumPy would allocate the shapes stated there before it notices that data are missing.
+    for info in archive.zip.infolist():
+        with archive.zip.open(info) as packed:
+            version = np.lib.format.read_magic(packed)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(packed)
+        if not dtype.hasobject and math.prod(shape) * dtype.itemsize > info.file_size:
+            raise SettingsError(f"{file}: {info.filename} is said to have shape {list(shape)[:9]}, but is shorter")
 
 
 def _path(name: str) -> str:
