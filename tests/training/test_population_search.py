@@ -173,6 +173,31 @@ def test_it_is_said_who_stops_and_who_goes_on_as_whom(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == f"       40 opts  {said}\n"
 
 
+def size_of(params: Any, key: jax.Array) -> Evaluation:
+    """Score a policy by the size of its parameters, which grows as it learns: all biases begin at 0."""
+    total = sum(float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(params))
+    return Evaluation(np.array([round(total, 6)]), np.array([1]), np.array([True]))
+
+
+@pytest.mark.every_day("pbt")
+@pytest.mark.parametrize("search", [jaxrl.PBT(40), jaxrl.Halving(2, first=0.5)], ids=["pbt", "halving"])
+def test_a_member_whose_patience_ends_where_the_search_decides_stays_as_it_is(search: Any, tmp_path: Path) -> None:
+    """Member 0 does not learn: it is the worst of all after 40 steps, where its patience ends as well."""
+    population = jaxrl.population(small_dqn(), sweep={"agent.lr": [1e-30, 1e-3, 1e-2]}, search=search)
+    settings = {**LENGTH, "patience": 1, "confirm_best": False, "evaluator": size_of, "quiet": True}
+    result = Trainer(population, **settings, run_dir=tmp_path / "run").train()
+    ended = result.members[0]
+    assert (ended.status, ended.values, ended.parent) == ("patience", {"agent.lr": 1e-30}, None)
+    assert max(m.result.summary["opt_steps"] for m in result.members if m.result) > 40
+    assert lineage(tmp_path / "run") == []
+    assert settings_and_state(tmp_path / "run/members/00000") == (1e-30, 1e-30, np.float32(1e-30))
+    for count, _ in enumerate(Trainer(population, **settings, run_dir=tmp_path / "cut")):
+        if count == 5:  # all have been evaluated after 40 steps, and nothing is decided
+            break
+    for run in (tmp_path / "cut", tmp_path / "run"):
+        assert told(Trainer(population, **settings, run_dir=run, resume=True).train()) == told(result)
+
+
 @pytest.mark.slow
 def test_in_memory_a_search_goes_on_to_the_same_end() -> None:
     whole = Trainer(made(PBT), **LENGTH, quiet=True).train()

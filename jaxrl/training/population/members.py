@@ -95,6 +95,14 @@ class MemberRun:
         self.trained_to = -1
         """In a search: optimisation steps of its last evaluation in this process."""
 
+    @property
+    def ended_at(self) -> float:
+        """Optimisation steps after which a rule of its own ended it; infinity if none has."""
+        trainer = self.trainer
+        if trainer is None or trainer.stop_reason not in EARLY:
+            return math.inf
+        return trainer.schedule.opt_steps(trainer.ledger.t)
+
     def for_next_call(self) -> "MemberRun":
         """Return the member for another call of `train`, continuing from its trainer's state."""
         again = MemberRun(self.member)
@@ -178,7 +186,7 @@ class Gates:
         """The member that each member last copied."""
         self._scores: list[dict[int, float]] = [{} for _ in self.steps]
         self._farthest = 0
-        self._gone: set[int] = set()
+        self._gone: dict[int, float] = {}
 
     def record_score(self, number: int, opt_steps: int, score: float | None) -> None:
         """Record the score of an evaluation; each gate uses the first one at or past it."""
@@ -203,22 +211,31 @@ class Gates:
         """Return whether a member at `opt_steps` has to wait at the next gate."""
         return self.passed < len(self.steps) and opt_steps >= self.steps[self.passed]
 
-    def remove(self, number: int) -> None:
-        """Stop waiting for a member that has ended by itself."""
-        self._gone.add(number)
+    def remove(self, number: int, ended_at: float) -> None:
+        """Stop waiting for a member that has ended; `ended_at` as in `MemberRun`."""
+        self._gone[number] = ended_at
 
     def verdict(self, held: Mapping[int, int]) -> Verdict | None:
-        """Decide at the next gate and move on to the one after; `None` until all members have arrived."""
+        """Decide at the next gate and move on to the one after; `None` until all members have arrived.
+
+        A member that ended by a rule of its own at this gate is ranked and may be copied, but stays as it is.
+        """
         # No gate is left, or no member is at the next one or past it.
         if self.passed == len(self.steps) or not (held or self.is_behind(self.passed)):
             return None
-        if any(held.get(number, -1) < self.steps[self.passed] for number in self.alive - self._gone):
+        if any(held.get(number, -1) < self.steps[self.passed] for number in self.alive - self._gone.keys()):
             return None
         scores = self._scores[self.passed]
         known = {n: scores.get(n, math.nan) for n in sorted(self.alive) if n in held or n in scores}
-        verdict = self._search.decide(self.passed, known, self.values)
+        decided = self._search.decide(self.passed, known, self.values)
+        self.alive -= set(decided.ended)
+        # One that ended at a later gate was in training at this one, whose decision a resumed search repeats.
+        over = {number for number, ended_at in self._gone.items() if ended_at <= self.eval_step(self.passed)}
+        verdict = Verdict(
+            ended=tuple(number for number in decided.ended if number not in over),
+            copies=tuple(copy for copy in decided.copies if copy.member not in over),
+        )
         self.passed += 1
-        self.alive -= set(verdict.ended)
         for copy in verdict.copies:
             self.values[copy.member], self.parents[copy.member] = copy.values, copy.parent
         return verdict

@@ -315,7 +315,7 @@ class PopulationTrainer:
         self._rows.remove(run.member.number)
         if self._gates:
             self._restore_scores(run)
-            self._gates.remove(run.member.number)
+            self._gates.remove(run.member.number, run.ended_at)
 
     def _end_together(self, ends: Mapping[int, Callable[[], object]]) -> None:
         """End members (by number) concurrently, so that one save holds them all; then raise the first error."""
@@ -371,7 +371,9 @@ class PopulationTrainer:
         else:
             self._gates.record_score(run.member.number, report.opt_steps, report.eval["score"])
             run.trained_to = report.opt_steps
-        return report.stop is None and self._gates.must_wait(report.opt_steps)
+        # One loaded from disk that has ended, and so is told to stop, ends before anything is decided.
+        stops = report.stop is not None or (run.trainer is not None and bool(run.trainer.interrupt))
+        return not stops and self._gates.must_wait(report.opt_steps)
 
     def _restore_scores(self, run: MemberRun) -> None:
         """Pass a member's earlier scores to the gates: those in its checkpoint first, then those in its log."""
