@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 from toys_runs import rows_about_all, rows_in, without_line
-from toys_trainer import small_dqn
+from toys_trainer import counting, small_dqn
 
 import jaxrl
 from jaxrl import train, verify
@@ -439,6 +439,7 @@ def test_every_setting_of_an_agent_that_can_be_swept_can_be_moved(maker: object)
         (PBT, {"eval_interval": 0}, "pbt goes by evaluations"),
         (PBT, {"eval_interval": 15}, "interval 20 is not a multiple of eval_interval 15.* 15 or 30"),
         (jaxrl.PBT(80), {}, "pbt has no evaluation to decide at before the end at 80"),
+        (jaxrl.PBT(40), {"max_env_steps": 160}, "pbt has no evaluation to decide at before the end at 24"),
         (jaxrl.Halving(3), {"eval_episodes": 0, "eval_interval": 0}, "halving goes by evaluations"),
     ],
 )
@@ -462,3 +463,16 @@ def test_the_rungs_of_a_run_stay_where_they_were(tmp_path: Path) -> None:
     longer = Trainer(made(jaxrl.Halving(2)), **{**LENGTH, "max_opts": 160}, run_dir=tmp_path / "run", resume=True)
     with pytest.raises(SettingsError, match=r"max_opts is 160, but the rungs of .* follow from 80"):
         longer.train()
+    shorter = Trainer(made(jaxrl.Halving(2)), **LENGTH, max_env_steps=300, run_dir=tmp_path / "run", resume=True)
+    with pytest.raises(SettingsError, match=r"max_env_steps is 300, but the rungs of .* follow from 0"):
+        shorter.train()
+
+
+def test_halving_ends_members_before_the_limit_of_environment_steps_does() -> None:
+    """Of 4 members 2 go on after a quarter of the 40 steps that they have, and 1 after half of them."""
+    population = jaxrl.population(counting(), seeds=4, search=jaxrl.Halving(2))
+    score = lambda params, key: Evaluation(np.array([float(params.walk)]), np.array([1]), np.array([True]))
+    length = {"max_opts": 1_000, "max_env_steps": 40, "eval_interval": 10}
+    result = Trainer(population, **length, evaluator=score, quiet=True).train()
+    ends = sorted((m.result.summary["opt_steps"], m.status) for m in result.members if m.result)
+    assert ends == [(10, "halved"), (10, "halved"), (20, "halved"), (40, "max_env_steps")]

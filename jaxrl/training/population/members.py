@@ -20,7 +20,7 @@ from jaxrl.training.mesh import MeshShape
 from jaxrl.training.population.scores import HALVED, format_swept
 from jaxrl.training.population.teams import split_teams
 from jaxrl.training.processes import require_alone
-from jaxrl.training.report import EARLY, Report
+from jaxrl.training.report import EARLY, LIMITS, Report
 from jaxrl.training.settings import TrainerConfig, extend
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.group import has_valid_save
@@ -170,10 +170,11 @@ class Gates:
         if len(members) < 2:
             raise SettingsError(f"{search.name} chooses among members, and there is one; sweep a setting, or set seeds")
         self._search, self._stride = search, members[0].strategy.opt_steps_per_step
-        self.steps = search.gates(len(members), config.max_opts, config.eval_interval)
+        end = min(config.max_opts, *(_last_opt_step(member, config) for member in members))
+        self.steps = search.gates(len(members), end, config.eval_interval)
         if not self.steps:
             raise SettingsError(
-                f"{search.name} has no evaluation to decide at before the end at {config.max_opts}; "
+                f"{search.name} has no evaluation to decide at before the end at {end}; "
                 f"lower eval_interval, which is {config.eval_interval}"
             )
         self.passed = 0
@@ -239,6 +240,12 @@ class Gates:
         for copy in verdict.copies:
             self.values[copy.member], self.parents[copy.member] = copy.values, copy.parent
         return verdict
+
+
+def _last_opt_step(member: Member, config: TrainerConfig) -> int:
+    """Return the optimisation steps at which a member ends by `max_opts`, in whole iterations, or `max_env_steps`."""
+    schedule = config.round_length(member.strategy).schedule(member.strategy)
+    return schedule.opt_steps(schedule.last)
 
 
 # --- scheduling ---------------------------------------------------------------------------------------------------
@@ -339,21 +346,23 @@ def check_devices(population: Population, devices: int) -> None:
         )
 
 
-def require_same(population: Population, max_opts: int, path: Path) -> None:
-    """Raise `SettingsError` unless `path` holds this population, and it can be trained to `max_opts`."""
+def require_same(population: Population, config: TrainerConfig, path: Path) -> None:
+    """Raise `SettingsError` unless `path` holds this population, and it can be trained as long as `config` says."""
     found, own = population_of(path), plain(population.settings)
     if found != own:
         raise SettingsError(
             f"{path} holds {f'the population {found}' if found else 'a run of its own'}, not {own}; "
             "go on with what is there, or choose another run directory"
         )
-    require_rungs(population, read_yaml(path / CONFIG).get("max_opts"), max_opts, path)
+    require_rungs(population, read_yaml(path / CONFIG), config, path)
 
 
-def require_rungs(population: Population, before: Any, max_opts: int, what: object) -> None:
-    """Raise `SettingsError` if the rungs of halving were computed for `before` optimisation steps, not `max_opts`."""
-    if isinstance(population.search, Halving) and before != max_opts:
-        raise SettingsError(
-            f"max_opts is {max_opts}, but the rungs of {what} follow from {before}; keep it, or go on "
-            "with the best members as runs of their own (jaxrl.extract)"
-        )
+def require_rungs(population: Population, before: Mapping[str, Any], config: TrainerConfig, what: object) -> None:
+    """Raise `SettingsError` if the rungs of halving follow from another length in the settings `before`."""
+    for name in LIMITS if isinstance(population.search, Halving) else ():
+        was, now = before.get(name, 0), getattr(config, name)
+        if was != now:
+            raise SettingsError(
+                f"{name} is {now}, but the rungs of {what} follow from {was}; keep it, or go on "
+                "with the best members as runs of their own (jaxrl.extract)"
+            )

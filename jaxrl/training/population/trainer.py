@@ -162,10 +162,10 @@ class PopulationTrainer:
           DivergedError: all members diverged.
         """
         if max_opts is not None:
-            before, self.config = self.config.max_opts, self.config.changed(max_opts=max_opts)
+            before, self.config = self.config, self.config.changed(max_opts=max_opts)
             self.config.check()
             if self._begun:
-                require_rungs(self.population, before, self.config.max_opts, "this population")
+                require_rungs(self.population, vars(before), self.config, "this population")
         for _ in self:
             pass
         self.require_any()
@@ -547,7 +547,7 @@ class PopulationTrainer:
         self._dir = RunDir(self.config.run_dir, self._resume or replaces)
         try:
             if self._resume:
-                require_same(self.population, self.config.max_opts, self._dir.path)
+                require_same(self.population, self.config, self._dir.path)
             # Move the old population aside only under the lock.
             if replaces:
                 self._dir.discard()
