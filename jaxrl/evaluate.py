@@ -59,8 +59,8 @@ def main(args: Sequence[str]) -> int:
         f"return {returns.mean():.6g} +- {returns.std():.6g} (min {returns.min():.6g}, max {returns.max():.6g}), "
         f"length {result.lengths.mean():.6g}, over {len(returns)} episodes, {result.unfinished} unfinished"
     )
-    for name, values in result.columns.items():
-        print_line(f"{name} {values.mean():.6g} +- {values.std():.6g}")
+    for name, numbers in result.report().columns.items():
+        print_line(f"{name} {numbers['mean']:.6g} +- {numbers['std']:.6g}")
     print_line(of_what(policy, options, env.spec.name))
     return 0
 

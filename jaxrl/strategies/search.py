@@ -39,7 +39,7 @@ class Search(Protocol):
     name: str
 
     def gates(self, members: int, max_opts: int, eval_interval: int) -> list[int]:
-        """Return the optimisation steps of the gates, ascending and before the end."""
+        """Return the optimisation steps of the gates, ascending and before the end at `max_opts`."""
         ...
 
     def decide(self, gate: int, scores: Mapping[int, float], values: Mapping[int, Mapping[str, Any]]) -> Verdict:
@@ -81,9 +81,9 @@ class Halving(NamedTuple):
 
     factor: int = 3
     first: float = 0.25
-    """First rung, as a share of `max_opts`. With 1/4, at most about half of all steps are run, for any factor; an
-    earlier rung saves more, but compares members that have hardly started to learn. 0: as early as the number of
-    members allows, so that the last rung is at `max_opts / f`."""
+    """First rung, as a share of all steps until the end. With 1/4, at most about half of all steps are run, for any
+    factor; an earlier rung saves more, but compares members that have hardly started to learn. 0: as early as the
+    number of members allows, so that the last rung is at the share `1 / f`."""
 
     @property
     def name(self) -> str:

@@ -236,7 +236,9 @@ class Run:
     def _film_if_due(self) -> None:
         """Film the latest policy, if due; a failure is logged, and the run continues."""
         config, counters = self.config, self.ledger.counters(self.schedule)
-        if self._film_player is None or not config.films_at(counters["opt_steps"], self.schedule.opt_steps_per_step):
+        earlier = self._log.curve[:-1]  # the last point is this evaluation
+        before = earlier[-1].opt_steps if earlier else None
+        if self._film_player is None or not config.films_at(counters["opt_steps"], before):
             return
         assert config.run_dir is not None
         play, policy = self._film_player

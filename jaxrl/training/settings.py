@@ -156,16 +156,14 @@ class TrainerConfig:
         mean = None if row is None else row.get("episode_return")
         return self.eval_at_return is not None and mean is not None and bool(mean >= self.eval_at_return)
 
-    def films_at(self, opt_steps: int, iteration: int) -> bool:
-        """Return whether the evaluation at `opt_steps` is the first since a multiple of `video_interval`.
+    def films_at(self, opt_steps: int, before: int | None) -> bool:
+        """Return whether the evaluation at `opt_steps` is the first at or past a multiple of `video_interval`.
 
-        `iteration` is the number of optimisation steps per iteration: an evaluation happens in the first iteration at
-        or past a multiple of `eval_interval`, and at the end of the run.
+        `before` are the optimisation steps of the evaluation before; `None`: there was none.
         """
         if not self.video_interval:
             return False
-        since = opt_steps % self.eval_interval if self.eval_interval else opt_steps
-        before = opt_steps - since - (self.eval_interval if since < iteration else 0)
+        before = min(opt_steps - 1, 0) if before is None else before
         return opt_steps // self.video_interval > before // self.video_interval
 
     def round_length(self, strategy: Strategy) -> "TrainerConfig":

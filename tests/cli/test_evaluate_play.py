@@ -5,14 +5,16 @@ import shutil
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from front_doors import SMALL, Doors, Finished, leaves, snapshot
 from PIL import Image
 
 import jaxrl
-from jaxrl import train
+from jaxrl import evaluate, train
 from jaxrl.envs import Env
 from jaxrl.errors import NoCheckpointError
+from jaxrl.training.evaluator import Evaluation
 
 
 @pytest.fixture
@@ -36,6 +38,16 @@ def test_evaluate_prints_the_return_and_of_what_it_is_and_changes_nothing(doors:
     what = rf"of the best policy of {re.escape(str(moved))}, after (30|60) optimisation steps, in Catch-bsuite"
     assert re.fullmatch(f"{line}\n{what}\n", done.stdout)
     assert snapshot(moved) == before
+
+
+def test_evaluate_prints_the_mean_of_a_number_over_the_episodes_that_have_it(
+    doors: Doors, finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = {"info/laps": np.array([1.0, np.nan, 3.0]), "info/rank": np.full(3, np.nan)}
+    found = Evaluation(np.array([0.0, 1.0, 2.0]), np.array([9, 9, 9]), np.ones(3, bool), columns)
+    monkeypatch.setattr(evaluate, "evaluate_policy", lambda *_: found)
+    lines = doors.here("evaluate", finished.path).stdout.splitlines()
+    assert lines[1:3] == ["info/laps 2 +- 1", "info/rank nan +- nan"]
 
 
 def test_play_writes_a_gif_of_every_state_and_changes_nothing(doors: Doors, moved: Path) -> None:

@@ -109,7 +109,7 @@ def watch(passing: Callable[[str], None]) -> None:
     before(storage.Storage, "keep_best", "best is written")
     before(jsonl.JSONLRecorder, "write", "row")
     before(storage.RunDir, "write_metadata", "metadata")
-    before(logs, "trim", "log is mended")
+    before(logs.RowLog, "rewind", "log is mended")
     before(storage.Storage, "finish", "end")
 
 

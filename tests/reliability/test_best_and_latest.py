@@ -15,7 +15,7 @@ import jaxrl
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.settings import Change, changes
 from jaxrl.training.storage.checkpoints import Store, surplus
-from jaxrl.training.storage.logs import log_problems, trim
+from jaxrl.training.storage.logs import RowLog, log_problems
 
 # --- whole runs -------------------------------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ def test_a_log_cut_anywhere_is_mended_to_what_came_before(
     path = tmp_path_factory.mktemp("logs") / "log"
     path.write_bytes(text[:cut])
     assert log_problems(path.parent, path.name) == []
-    trim(path, at)
+    RowLog(path).rewind(at)
     mended = [json.loads(line) for line in path.read_text().splitlines()]
     whole = text[:cut].count(b"\n") + (cut < len(text) and text[cut : cut + 1] == b"\n")
     assert mended == [row for row in rows[:whole] if row["opt_steps"] <= at]

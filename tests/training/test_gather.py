@@ -56,6 +56,15 @@ def test_short_episodes_are_no_likelier_than_long_ones() -> None:
     assert in_order(ends, 14)[0].shape == (14,)
 
 
+def test_steps_of_very_many_episodes_are_put_in_order() -> None:
+    """To look at all episodes again for each of them would take minutes."""
+    ends = np.ones((40_000, 2), bool)
+    ends[[*range(0, 40_000, 2)], 1] = False  # in the second environment each takes two steps
+    times, envs = in_order(ends, 80_000)
+    np.testing.assert_array_equal(times, np.repeat(np.arange(0, 40_000, 2), 4) + np.tile([0, 0, 1, 1], 20_000))
+    np.testing.assert_array_equal(envs, np.tile([0, 1, 1, 0], 20_000))
+
+
 def test_noise_is_of_the_half_width_of_the_bounds_and_stays_within() -> None:
     spec = EnvSpec("Toy", Box(0.0, 1.0, (1,)), Box(-2.0, 6.0, (1,)))
     action = add_noise(spec, jnp.zeros((4_000, 1)), jnp.full((4_000, 1), 2.0), jax.random.key(0), 0.0, 0.1)

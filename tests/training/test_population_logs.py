@@ -66,7 +66,7 @@ def test_what_waits_of_the_population_and_of_others_outlives_a_member_that_goes_
         assert damage(member.open_log, {"logs": member.log_sums()}) == []
 
 
-def test_a_disk_too_full_to_rewind_the_log_leaves_that_for_later(
+def test_a_disk_too_full_to_rewind_the_log_leaves_that_for_later_and_no_member_loses_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = GroupFiles(tmp_path, None)
@@ -78,10 +78,15 @@ def test_a_disk_too_full_to_rewind_the_log_leaves_that_for_later(
     again = GroupFiles(tmp_path, lambda members: dict.fromkeys(members, 10)).log(METRICS)
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", refuse)
-        with pytest.raises(OSError, match="No space left"):
-            again.rewind(0, 10)
+        again.rewind(0, 10)
+        again.append(0, row(15))
+        again.rewind(1, 10)
+        again.append(1, row(16))
+        again.rewind(1, 10)
+        assert (steps(tmp_path, 0, "train"), steps(tmp_path, 1, "train")) == ([10, 20], [10, 20])
+        assert (again.read(0), again.read(1)) == (row(10), row(10))
     again.append(1, row(20))
-    assert (steps(tmp_path, 0, "train"), steps(tmp_path, 1, "train")) == ([10], [10, 20])
+    assert (steps(tmp_path, 0, "train"), steps(tmp_path, 1, "train")) == ([10, 15], [10, 20])
 
 
 def test_logs_are_closed_although_the_file_of_members_cannot_be_written(

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 from toys_runs import rows_about_all, rows_in, without_line
-from toys_trainer import small_dqn
+from toys_trainer import counting, small_dqn
 
 import jaxrl
 from jaxrl import train, verify
@@ -171,6 +171,31 @@ def test_it_is_said_who_stops_and_who_goes_on_as_whom(capsys: pytest.CaptureFixt
     PopulationRows(made(jaxrl.Halving(2)), quiet=False).log_decision(40, Verdict(ended=tuple(range(14))), is_new=True)
     said = "halving: 14 members stop here: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 ..."
     assert capsys.readouterr().out == f"       40 opts  {said}\n"
+
+
+def size_of(params: Any, key: jax.Array) -> Evaluation:
+    """Score a policy by the size of its parameters, which grows as it learns: all biases begin at 0."""
+    total = sum(float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(params))
+    return Evaluation(np.array([round(total, 6)]), np.array([1]), np.array([True]))
+
+
+@pytest.mark.every_day("pbt")
+@pytest.mark.parametrize("search", [jaxrl.PBT(40), jaxrl.Halving(2, first=0.5)], ids=["pbt", "halving"])
+def test_a_member_whose_patience_ends_where_the_search_decides_stays_as_it_is(search: Any, tmp_path: Path) -> None:
+    """Member 0 does not learn: it is the worst of all after 40 steps, where its patience ends as well."""
+    population = jaxrl.population(small_dqn(), sweep={"agent.lr": [1e-30, 1e-3, 1e-2]}, search=search)
+    settings = {**LENGTH, "patience": 1, "confirm_best": False, "evaluator": size_of, "quiet": True}
+    result = Trainer(population, **settings, run_dir=tmp_path / "run").train()
+    ended = result.members[0]
+    assert (ended.status, ended.values, ended.parent) == ("patience", {"agent.lr": 1e-30}, None)
+    assert max(m.result.summary["opt_steps"] for m in result.members if m.result) > 40
+    assert lineage(tmp_path / "run") == []
+    assert settings_and_state(tmp_path / "run/members/00000") == (1e-30, 1e-30, np.float32(1e-30))
+    for count, _ in enumerate(Trainer(population, **settings, run_dir=tmp_path / "cut")):
+        if count == 5:  # all have been evaluated after 40 steps, and nothing is decided
+            break
+    for run in (tmp_path / "cut", tmp_path / "run"):
+        assert told(Trainer(population, **settings, run_dir=run, resume=True).train()) == told(result)
 
 
 @pytest.mark.slow
@@ -414,6 +439,7 @@ def test_every_setting_of_an_agent_that_can_be_swept_can_be_moved(maker: object)
         (PBT, {"eval_interval": 0}, "pbt goes by evaluations"),
         (PBT, {"eval_interval": 15}, "interval 20 is not a multiple of eval_interval 15.* 15 or 30"),
         (jaxrl.PBT(80), {}, "pbt has no evaluation to decide at before the end at 80"),
+        (jaxrl.PBT(40), {"max_env_steps": 160}, "pbt has no evaluation to decide at before the end at 24"),
         (jaxrl.Halving(3), {"eval_episodes": 0, "eval_interval": 0}, "halving goes by evaluations"),
     ],
 )
@@ -437,3 +463,16 @@ def test_the_rungs_of_a_run_stay_where_they_were(tmp_path: Path) -> None:
     longer = Trainer(made(jaxrl.Halving(2)), **{**LENGTH, "max_opts": 160}, run_dir=tmp_path / "run", resume=True)
     with pytest.raises(SettingsError, match=r"max_opts is 160, but the rungs of .* follow from 80"):
         longer.train()
+    shorter = Trainer(made(jaxrl.Halving(2)), **LENGTH, max_env_steps=300, run_dir=tmp_path / "run", resume=True)
+    with pytest.raises(SettingsError, match=r"max_env_steps is 300, but the rungs of .* follow from 0"):
+        shorter.train()
+
+
+def test_halving_ends_members_before_the_limit_of_environment_steps_does() -> None:
+    """Of 4 members 2 go on after a quarter of the 40 steps that they have, and 1 after half of them."""
+    population = jaxrl.population(counting(), seeds=4, search=jaxrl.Halving(2))
+    score = lambda params, key: Evaluation(np.array([float(params.walk)]), np.array([1]), np.array([True]))
+    length = {"max_opts": 1_000, "max_env_steps": 40, "eval_interval": 10}
+    result = Trainer(population, **length, evaluator=score, quiet=True).train()
+    ends = sorted((m.result.summary["opt_steps"], m.status) for m in result.members if m.result)
+    assert ends == [(10, "halved"), (10, "halved"), (20, "halved"), (40, "max_env_steps")]

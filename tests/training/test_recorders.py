@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,16 @@ from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
-from jaxrl.training.recorders import ConsoleRecorder, JSONLRecorder, Progress, RunInfo, TensorBoardRecorder, console
-from jaxrl.training.storage.logs import trim
+from jaxrl.training.recorders import (
+    ConsoleRecorder,
+    JSONLRecorder,
+    Progress,
+    Recorders,
+    RunInfo,
+    TensorBoardRecorder,
+    console,
+)
+from jaxrl.training.storage.logs import RowLog
 
 TRAIN = {"kind": "train", "opt_steps": 10, "env_steps": 100, "wall_s": 1.0, "loss": 0.5, "episode_return": None}
 EVAL = {
@@ -46,7 +55,7 @@ def test_trimming_keeps_the_past_and_drops_a_torn_line(
     text = "".join(lines)
     path.write_text(text[: max(0, len(text) - torn)])
     whole = [line for line in lines if text.index(line) + len(line) <= len(text) - torn + 1]
-    trim(path, at)
+    RowLog(path).rewind(at)
     assert path.read_text() == "".join(line for line in whole if json.loads(line)["opt_steps"] <= at)
 
 
@@ -62,6 +71,32 @@ def test_damaged_lines_are_left_out_and_told_once(tmp_path: Path, capsys: pytest
     assert "2 of its lines are no rows and left out (2, 4)" in said
     JSONLRecorder(path).rewind(3)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("torn", ["", "no row\n"], ids=["whole", "damaged"])
+def test_a_log_that_a_full_disk_could_not_rewind_has_every_later_row_once(
+    torn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shorter log needs no room, and one with another beginning waits for it; all rows stay in order."""
+    path, recorders = tmp_path / "log", Recorders([JSONLRecorder(tmp_path / "log")])
+    row = lambda step, attempt: {"kind": "train", "opt_steps": step, "attempt": attempt}
+    path.write_text(torn)
+    for step in (10, 20, 30):
+        recorders.write(row(step, 1))
+    before = path.read_bytes()
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", refuse)  # no further file is written
+        recorders.rewind(20)
+        recorders.write(row(30, 2))
+        assert path.read_bytes().startswith(before) == bool(torn)
+    recorders.write(row(40, 2))
+    recorders.close()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows == [row(10, 1), row(20, 1), row(30, 2), row(40, 2)]
+
+
+def refuse(*args: Any) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def read_events(directory: Path) -> list[tuple[str, int, float]]:

@@ -257,37 +257,29 @@ def test_stop_reward_must_be_reached_at_both_looks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "stop", "opt_steps"),
+    ("settings", "stop", "opt_steps", "resumed"),
     [
-        ({"stop_reward": 2.5}, "stop_reward", 3),
-        ({"patience": 2}, "patience", 6),
-        ({"stop": lambda report: report.opt_steps >= 4}, "stop", 4),
-        ({"max_env_steps": 11}, "max_env_steps", 6),
-        ({}, "max_opts", 8),
+        ({"stop_reward": 2.5}, "stop_reward", 3, 4),
+        ({"patience": 2}, "patience", 6, 7),
+        ({"stop": lambda report: report.opt_steps >= 4}, "stop", 4, 5),
+        ({"max_env_steps": 11}, "max_env_steps", 6, 6),
+        ({}, "max_opts", 8, 8),
     ],
 )
-def test_ways_to_stop(settings: dict, stop: str, opt_steps: int, tmp_path: Path) -> None:
+def test_ways_to_stop(settings: dict, stop: str, opt_steps: int, resumed: int, tmp_path: Path) -> None:
+    """Resumed, a run that has reached its limit is finished, and any other goes on until it is ended again."""
     scores = [1.0, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0, 0.0]
     run = tmp_path / "run"
     memory = jaxrl.MemoryRecorder()
-    summary = (
-        jaxrl.Trainer(
-            counting(env_steps=2),
-            evaluator=ByStep(scores),
-            max_opts=8,
-            eval_interval=1,
-            record_interval=100,
-            run_dir=str(run),
-            recorders=[memory],
-            **settings,
-        )
-        .train()
-        .summary
-    )
+    settings = {"max_opts": 8, "eval_interval": 1, "record_interval": 100, "run_dir": str(run), **settings}
+    trainer = lambda **more: jaxrl.Trainer(counting(env_steps=2), evaluator=ByStep(scores), **settings, **more)
+    summary = trainer(recorders=[memory]).train().summary
     assert (summary["stop"], summary["opt_steps"]) == (stop, opt_steps)
     assert rows(memory, "eval")[-1]["opt_steps"] == rows(memory, "train")[-1]["opt_steps"] == opt_steps
     assert Store(run / "checkpoints", 1).steps()[-1] == opt_steps
     assert json.loads((run / "metadata.json").read_text())["status"] == stop
+    summary = trainer(recorders=[], resume=True).train().summary
+    assert (summary["stop"], summary["opt_steps"]) == (stop, resumed)
 
 
 def test_a_handle_stops_at_the_end_of_the_chunk_and_the_run_resumes_to_the_same_bits(tmp_path: Path) -> None:

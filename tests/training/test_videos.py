@@ -2,6 +2,7 @@
 
 import sys
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,16 +98,30 @@ def test_a_run_that_goes_on_films_the_same_and_may_begin_or_leave_off(tmp_path: 
     assert "80.gif" not in videos(tmp_path / "parts")
 
 
+def test_an_evaluation_by_the_return_of_training_is_filmed_in_place_of_the_next(tmp_path: Path) -> None:
+    """Each record evaluates, after every 16 steps, and the multiples are 24 and 48."""
+    settings = {"eval_interval": 32, "eval_at_return": 0.0, "video_interval": 24}
+    trained(tmp_path / "whole", **settings)
+    trained(tmp_path / "parts", **settings, max_opts=48)
+    trained(tmp_path / "parts", **settings, resume=True)
+    assert videos(tmp_path / "parts") == videos(tmp_path / "whole") == ["32.gif", "48.gif"]
+
+
 def test_the_first_evaluation_after_each_interval_is_filmed() -> None:
-    at = lambda evaluations, by=1, **settings: [s for s in evaluations if TrainerConfig(**settings).films_at(s, by)]
-    assert at(range(0, 101, 10), eval_interval=10, video_interval=25) == [0, 30, 50, 80, 100]
-    assert at(range(10, 101, 10), eval_interval=10, video_interval=10) == [*range(10, 101, 10)]
-    assert at(range(10, 101, 10), eval_interval=10, video_interval=3) == [*range(10, 101, 10)]
-    assert at(range(10, 101, 10), eval_interval=10) == []
-    assert at([70], eval_interval=0, video_interval=50) == [70]
+    at = lambda evaluations, interval: [
+        step
+        for before, step in pairwise([None, *evaluations])
+        if TrainerConfig(video_interval=interval).films_at(step, before)
+    ]
+    assert at(range(0, 101, 10), 25) == [0, 30, 50, 80, 100]
+    assert at(range(10, 101, 10), 10) == [*range(10, 101, 10)]
+    assert at(range(10, 101, 10), 3) == [*range(10, 101, 10)]
+    assert at(range(10, 101, 10), 0) == []
+    assert at([70], 50) == [70]
     # Iterations of 16 steps, and the end of the run, where there is an evaluation as well.
-    assert at([1_008, 2_000, 3_008, 3_200], 16, eval_interval=1_000, video_interval=1_000) == [1_008, 2_000, 3_008]
-    assert at([1_008, 1_600], 16, eval_interval=1_000, video_interval=1_500) == [1_600]
+    assert at([1_008, 2_000, 3_008, 3_200], 1_000) == [1_008, 2_000, 3_008]
+    assert at([1_008, 1_600], 1_500) == [1_600]
+    assert at([2_000, 3_100, 4_000], 1_500) == [2_000, 3_100]
 
 
 def broken(state: Any) -> np.ndarray:

@@ -79,8 +79,8 @@ def gather(
         chunks.append(jax.tree.map(np.asarray, taken))
         if not chunks[-1].valid.all():
             raise SettingsError(f"{env.spec.name} gave an observation or reward that is not finite; nothing was kept")
-        ends = [c.terminated | c.truncated for c in chunks]
-        rows = in_order(np.concatenate(ends), transitions)
+        if len(chunks) * CHUNK * num_envs >= transitions:
+            rows = in_order(np.concatenate([c.terminated | c.truncated for c in chunks]), transitions)
     whole = jax.tree.map(lambda *x: np.concatenate(x)[rows], *chunks)
     # The last episode may be incomplete.
     whole.truncated[-1] = not whole.terminated[-1]
@@ -136,10 +136,12 @@ def in_order(ends: np.ndarray, wanted: int) -> Any:
             begun = int(stop)
     times: list[np.ndarray] = []
     places: list[np.ndarray] = []
+    found = 0
     for begun, env, stop, whole in sorted(episodes):
         times.append(np.arange(begun, stop))
         places.append(np.full(stop - begun, env))
-        if sum(map(len, times)) >= wanted:
+        found += stop - begun
+        if found >= wanted:
             return np.concatenate(times)[:wanted], np.concatenate(places)[:wanted]
         # Steps of an incomplete episode are missing, and must precede all later episodes.
         if not whole:

@@ -20,7 +20,7 @@ from jaxrl.training.mesh import MeshShape
 from jaxrl.training.population.scores import HALVED, format_swept
 from jaxrl.training.population.teams import split_teams
 from jaxrl.training.processes import require_alone
-from jaxrl.training.report import EARLY, Report
+from jaxrl.training.report import EARLY, LIMITS, Report
 from jaxrl.training.settings import TrainerConfig, extend
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.group import has_valid_save
@@ -95,6 +95,14 @@ class MemberRun:
         self.trained_to = -1
         """In a search: optimisation steps of its last evaluation in this process."""
 
+    @property
+    def ended_at(self) -> float:
+        """Optimisation steps after which a rule of its own ended it; infinity if none has."""
+        trainer = self.trainer
+        if trainer is None or trainer.stop_reason not in EARLY:
+            return math.inf
+        return trainer.schedule.opt_steps(trainer.ledger.t)
+
     def for_next_call(self) -> "MemberRun":
         """Return the member for another call of `train`, continuing from its trainer's state."""
         again = MemberRun(self.member)
@@ -162,10 +170,11 @@ class Gates:
         if len(members) < 2:
             raise SettingsError(f"{search.name} chooses among members, and there is one; sweep a setting, or set seeds")
         self._search, self._stride = search, members[0].strategy.opt_steps_per_step
-        self.steps = search.gates(len(members), config.max_opts, config.eval_interval)
+        end = min(config.max_opts, *(_last_opt_step(member, config) for member in members))
+        self.steps = search.gates(len(members), end, config.eval_interval)
         if not self.steps:
             raise SettingsError(
-                f"{search.name} has no evaluation to decide at before the end at {config.max_opts}; "
+                f"{search.name} has no evaluation to decide at before the end at {end}; "
                 f"lower eval_interval, which is {config.eval_interval}"
             )
         self.passed = 0
@@ -178,7 +187,7 @@ class Gates:
         """The member that each member last copied."""
         self._scores: list[dict[int, float]] = [{} for _ in self.steps]
         self._farthest = 0
-        self._gone: set[int] = set()
+        self._gone: dict[int, float] = {}
 
     def record_score(self, number: int, opt_steps: int, score: float | None) -> None:
         """Record the score of an evaluation; each gate uses the first one at or past it."""
@@ -203,25 +212,40 @@ class Gates:
         """Return whether a member at `opt_steps` has to wait at the next gate."""
         return self.passed < len(self.steps) and opt_steps >= self.steps[self.passed]
 
-    def remove(self, number: int) -> None:
-        """Stop waiting for a member that has ended by itself."""
-        self._gone.add(number)
+    def remove(self, number: int, ended_at: float) -> None:
+        """Stop waiting for a member that has ended; `ended_at` as in `MemberRun`."""
+        self._gone[number] = ended_at
 
     def verdict(self, held: Mapping[int, int]) -> Verdict | None:
-        """Decide at the next gate and move on to the one after; `None` until all members have arrived."""
+        """Decide at the next gate and move on to the one after; `None` until all members have arrived.
+
+        A member that ended by a rule of its own at this gate is ranked and may be copied, but stays as it is.
+        """
         # No gate is left, or no member is at the next one or past it.
         if self.passed == len(self.steps) or not (held or self.is_behind(self.passed)):
             return None
-        if any(held.get(number, -1) < self.steps[self.passed] for number in self.alive - self._gone):
+        if any(held.get(number, -1) < self.steps[self.passed] for number in self.alive - self._gone.keys()):
             return None
         scores = self._scores[self.passed]
         known = {n: scores.get(n, math.nan) for n in sorted(self.alive) if n in held or n in scores}
-        verdict = self._search.decide(self.passed, known, self.values)
+        decided = self._search.decide(self.passed, known, self.values)
+        self.alive -= set(decided.ended)
+        # One that ended at a later gate was in training at this one, whose decision a resumed search repeats.
+        over = {number for number, ended_at in self._gone.items() if ended_at <= self.eval_step(self.passed)}
+        verdict = Verdict(
+            ended=tuple(number for number in decided.ended if number not in over),
+            copies=tuple(copy for copy in decided.copies if copy.member not in over),
+        )
         self.passed += 1
-        self.alive -= set(verdict.ended)
         for copy in verdict.copies:
             self.values[copy.member], self.parents[copy.member] = copy.values, copy.parent
         return verdict
+
+
+def _last_opt_step(member: Member, config: TrainerConfig) -> int:
+    """Return the optimisation steps at which a member ends by `max_opts`, in whole iterations, or `max_env_steps`."""
+    schedule = config.round_length(member.strategy).schedule(member.strategy)
+    return schedule.opt_steps(schedule.last)
 
 
 # --- scheduling ---------------------------------------------------------------------------------------------------
@@ -322,21 +346,23 @@ def check_devices(population: Population, devices: int) -> None:
         )
 
 
-def require_same(population: Population, max_opts: int, path: Path) -> None:
-    """Raise `SettingsError` unless `path` holds this population, and it can be trained to `max_opts`."""
+def require_same(population: Population, config: TrainerConfig, path: Path) -> None:
+    """Raise `SettingsError` unless `path` holds this population, and it can be trained as long as `config` says."""
     found, own = population_of(path), plain(population.settings)
     if found != own:
         raise SettingsError(
             f"{path} holds {f'the population {found}' if found else 'a run of its own'}, not {own}; "
             "go on with what is there, or choose another run directory"
         )
-    require_rungs(population, read_yaml(path / CONFIG).get("max_opts"), max_opts, path)
+    require_rungs(population, read_yaml(path / CONFIG), config, path)
 
 
-def require_rungs(population: Population, before: Any, max_opts: int, what: object) -> None:
-    """Raise `SettingsError` if the rungs of halving were computed for `before` optimisation steps, not `max_opts`."""
-    if isinstance(population.search, Halving) and before != max_opts:
-        raise SettingsError(
-            f"max_opts is {max_opts}, but the rungs of {what} follow from {before}; keep it, or go on "
-            "with the best members as runs of their own (jaxrl.extract)"
-        )
+def require_rungs(population: Population, before: Mapping[str, Any], config: TrainerConfig, what: object) -> None:
+    """Raise `SettingsError` if the rungs of halving follow from another length in the settings `before`."""
+    for name in LIMITS if isinstance(population.search, Halving) else ():
+        was, now = before.get(name, 0), getattr(config, name)
+        if was != now:
+            raise SettingsError(
+                f"{name} is {now}, but the rungs of {what} follow from {was}; keep it, or go on "
+                "with the best members as runs of their own (jaxrl.extract)"
+            )

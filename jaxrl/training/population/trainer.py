@@ -162,10 +162,10 @@ class PopulationTrainer:
           DivergedError: all members diverged.
         """
         if max_opts is not None:
-            before, self.config = self.config.max_opts, self.config.changed(max_opts=max_opts)
+            before, self.config = self.config, self.config.changed(max_opts=max_opts)
             self.config.check()
             if self._begun:
-                require_rungs(self.population, before, self.config.max_opts, "this population")
+                require_rungs(self.population, vars(before), self.config, "this population")
         for _ in self:
             pass
         self.require_any()
@@ -315,7 +315,7 @@ class PopulationTrainer:
         self._rows.remove(run.member.number)
         if self._gates:
             self._restore_scores(run)
-            self._gates.remove(run.member.number)
+            self._gates.remove(run.member.number, run.ended_at)
 
     def _end_together(self, ends: Mapping[int, Callable[[], object]]) -> None:
         """End members (by number) concurrently, so that one save holds them all; then raise the first error."""
@@ -371,7 +371,9 @@ class PopulationTrainer:
         else:
             self._gates.record_score(run.member.number, report.opt_steps, report.eval["score"])
             run.trained_to = report.opt_steps
-        return report.stop is None and self._gates.must_wait(report.opt_steps)
+        # One loaded from disk that has ended, and so is told to stop, ends before anything is decided.
+        stops = report.stop is not None or (run.trainer is not None and bool(run.trainer.interrupt))
+        return not stops and self._gates.must_wait(report.opt_steps)
 
     def _restore_scores(self, run: MemberRun) -> None:
         """Pass a member's earlier scores to the gates: those in its checkpoint first, then those in its log."""
@@ -545,7 +547,7 @@ class PopulationTrainer:
         self._dir = RunDir(self.config.run_dir, self._resume or replaces)
         try:
             if self._resume:
-                require_same(self.population, self.config.max_opts, self._dir.path)
+                require_same(self.population, self.config, self._dir.path)
             # Move the old population aside only under the lock.
             if replaces:
                 self._dir.discard()

@@ -194,7 +194,7 @@ class GroupLog:
         self._pending: list[tuple[int | None, bytes]] = []
         """Records that a full disk has not taken yet, with their members; those of the population have none."""
         if self._saved is not None:
-            self._held = by_member(_lines_of(path))
+            self._held = by_member(self._lines())
 
     def resumed_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield each member's number and rows up to where it is resumed, before any of them rewinds."""
@@ -246,7 +246,7 @@ class GroupLog:
         with self._lock:
             if number in self._held or number not in self._sums:
                 return self._held.get(number, b"")
-            return by_member(line for line in _lines_of(self.path) if line.startswith(_mark(number))).get(number, b"")
+            return by_member(line for line in self._lines() if line.startswith(_mark(number))).get(number, b"")
 
     def pending(self, number: int) -> list[bytes]:
         """Return a member's records that a full disk has not taken yet."""
@@ -257,25 +257,23 @@ class GroupLog:
         """Remove a member's rows after `opt_steps`."""
         with self._lock:
             self._settle()
-            found = self.read(number)
+            found, mark = self.read(number), _mark(number)
             kept = b"".join(line for line in found.splitlines(keepends=True) if logs.is_row_up_to(line, opt_steps))
-            if kept != found:
-                mark = _mark(number)
-                self._replace(
-                    [x for x in _lines_of(self.path) if not x.startswith(mark) or logs.is_row_up_to(x, opt_steps)]
-                )
             self._held[number] = kept
             self._sums.pop(number, None)
             if waiting := self.pending(number):
                 others = [one for one in self._pending if one[0] != number]
                 self._pending = others + [(number, line) for line in logs.rewind_records(waiting, opt_steps)]
                 self._file.pending = [_mark_rows(whose, lines) for whose, lines in self._pending]
+            if kept != found:
+                lines = self._lines()
+                self._replace([x for x in lines if not x.startswith(mark) or logs.is_row_up_to(x, opt_steps)])
 
     def _settle(self) -> None:
         """Rewind all members to their checkpoints, unless that is done; warn of invalid lines."""
         if self._saved is None:
             return
-        before, kept, damaged = _lines_of(self.path), [], []
+        before, kept, damaged = self._lines(), [], []
         for i, line in enumerate(before, start=1):
             about = MEMBER_LINE.match(line)
             if (row := logs.parse(line)) is None:
@@ -291,9 +289,13 @@ class GroupLog:
             self._append(None, lines)
 
     def _replace(self, lines: Sequence[bytes]) -> None:
-        """Write the log anew; raise `OSError` on failure, when it stays as it is."""
-        self._file.close_file()
-        write_atomically(self.path, b"".join(lines))
+        """Write the log anew; on a full disk, that waits."""
+        self._file.replace(b"".join(lines))
+        self._count()
+
+    def _lines(self) -> list[bytes]:
+        """Return the lines of the log, without pending ones."""
+        return self._file.read().splitlines(keepends=True)
 
     def close(self) -> None:
         """Flush everything to disk and close the file; raise `OSError` on failure."""
@@ -364,8 +366,3 @@ def _mark_rows(number: int | None, lines: bytes) -> bytes:
     Text in JSON has no line breaks.
     """
     return lines if number is None else (b"\n" + lines).replace(b"\n{", b"\n" + _mark(number))[1:]
-
-
-def _lines_of(path: Path) -> list[bytes]:
-    """Return the lines of a log; none if it does not exist."""
-    return path.read_bytes().splitlines(keepends=True) if path.exists() else []

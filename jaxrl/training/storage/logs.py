@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import io
 import json
 import math
 import os
@@ -33,6 +34,8 @@ class LogFile:
         self.path = path
         self.pending: list[bytes] = []
         """Pending records, not in the file yet."""
+        self._content: bytes | None = None
+        """Pending content, which replaces that of the file before any record is written."""
         self._descriptor: int | None = None
         self._failing = False
 
@@ -47,6 +50,18 @@ class LogFile:
             self._failing = True
         else:
             self._failing = False
+
+    def replace(self, content: bytes) -> None:
+        """Replace the content of the file; on a full disk, that waits as records do."""
+        self.close_file()
+        self._content = content
+        self.append(b"")
+
+    def read(self) -> bytes:
+        """Return the content of the file, without pending records."""
+        if self._content is not None:
+            return self._content
+        return self.path.read_bytes() if self.path.exists() else b""
 
     def close(self) -> None:
         """Flush everything to disk and close the file; raise `OSError` on failure."""
@@ -69,21 +84,37 @@ class LogFile:
             self._descriptor = None
 
     def _flush(self) -> None:
+        if self._content is not None:
+            self._rewrite(self._content)
+            self._content = None
         if not self.pending:
             return
+        descriptor = self._open_file()
+        data, written = b"".join(self.pending), 0
+        try:
+            while written < len(data):
+                written += os.write(descriptor, memoryview(data)[written:])
+        except OSError:
+            # Truncate a partial write: all records stay pending.
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+            raise
+        self.pending.clear()
+
+    def _rewrite(self, content: bytes) -> None:
+        try:
+            write_atomically(self.path, content)
+        except OSError:
+            # A full disk has no room for another file, but to shorten this one takes none.
+            if not self.path.read_bytes().startswith(content):
+                raise
+            os.ftruncate(self._open_file(), len(content))
+
+    def _open_file(self) -> int:
         if self._descriptor is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._descriptor = os.open(self.path, flags, 0o666)
-        data, written = b"".join(self.pending), 0
-        try:
-            while written < len(data):
-                written += os.write(self._descriptor, memoryview(data)[written:])
-        except OSError:
-            # Truncate a partial write: all records stay pending.
-            os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
-            raise
-        self.pending.clear()
+        return self._descriptor
 
 
 def in_base64(records: Sequence[bytes]) -> list[str]:
@@ -118,13 +149,15 @@ class RowLog(LogFile):
 
     def open(self) -> IO[bytes]:
         """Open it for reading; raise `FileNotFoundError` if it is empty."""
-        return open(self.path, "rb")
+        return open(self.path, "rb") if self._content is None else io.BytesIO(self._content)
 
     def rewind(self, opt_steps: int) -> list[int]:
         """Remove the rows after `opt_steps`, a truncated last line, and invalid lines; return the numbers of these."""
         self.close_file()
-        damaged = trim(self.path, opt_steps)
         self.pending = rewind_records(self.pending, opt_steps)
+        mended, damaged = trim(held := self.read(), opt_steps)
+        if mended != held:
+            self.replace(mended)
         return damaged
 
 
@@ -134,21 +167,16 @@ def rewind_records(records: Sequence[bytes], opt_steps: int) -> list[bytes]:
     return [line for line in lines if is_row_up_to(line, opt_steps)]
 
 
-def trim(path: Path, opt_steps: int) -> list[int]:
-    """Rewind the log `path` to `opt_steps`: remove later rows and a truncated last line.
+def trim(held: bytes, opt_steps: int) -> tuple[bytes, list[int]]:
+    """Return the content `held` of a log without rows after `opt_steps`, a truncated last line, and invalid lines.
 
-    Invalid lines are removed too; return their numbers.
+    The numbers of the invalid lines are returned as well.
     """
-    if not path.exists():
-        return []
-    held = path.read_bytes()
     *lines, torn = held.split(b"\n")
     # A last line without a newline is kept if it is a complete row.
     kept = [line for line in (*lines, torn) if is_row_up_to(line, opt_steps)]
-    mended = b"".join(line + b"\n" for line in kept)
-    if mended != held:
-        write_atomically(path, mended)
-    return [number for number, line in enumerate(lines, start=1) if parse(line) is None]
+    damaged = [number for number, line in enumerate(lines, start=1) if parse(line) is None]
+    return b"".join(line + b"\n" for line in kept), damaged
 
 
 def copy_logs(run: Path, to: Path) -> None:
