@@ -27,7 +27,7 @@ from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvalRules, EvaluateFn, ScoreFn, eval_key, evaluate_and_confirm
 from jaxrl.training.film import LONGEST, film_player, save_video
 from jaxrl.training.interrupt import Interrupt
-from jaxrl.training.ledger import Ledger
+from jaxrl.training.ledger import Ledger, require_counters
 from jaxrl.training.logbook import Logbook, reading_facts
 from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.program import Saved, compile_all, zero_sums
@@ -660,15 +660,6 @@ def describe_restart(refilled: range, strategy: Strategy) -> str:
     parts = ["environments that start anew"] if strategy.host_env is not None else []
     parts += [f"replay filled anew by {steps} environment steps, which no counter counts"] if steps else []
     return f" with {', and '.join(parts)}" if parts else ""
-
-
-def require_counters(checkpoint: str, counted: Mapping[str, int], saved: Mapping[str, Any]) -> None:
-    """Raise `SettingsError` unless the counters under the current settings match the saved ones."""
-    if counted != saved:
-        raise SettingsError(
-            f"checkpoint {checkpoint} was made after {saved}, which under these settings would be {counted}; "
-            "keep num_envs, opt_interval and warmup"
-        )
 
 
 def stop_reason_for(error: BaseException, reason: str | None) -> str:

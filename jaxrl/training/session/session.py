@@ -27,6 +27,7 @@ from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.film import require_writer, save_video
 from jaxrl.training.interrupt import DeferredSignals, Interrupt, Termination
+from jaxrl.training.ledger import require_counters
 from jaxrl.training.logbook import Logbook, reading_facts
 from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.processes import require_alone
@@ -509,6 +510,11 @@ class Session:
         step, tree, facts = storage.load(like)
         with reading_facts(f"{step} of {storage.path}", "no session's"):
             now = restore_session(tree, facts, self._log.restore_ledger(facts, first.ledger), first.statistics)
+        # Under other settings the same steps would mean other counts.
+        opt_steps = self._schedule.opt_steps(count_iterations(self._stepwise.schedule, now.steps))
+        counted = {"opt_steps": opt_steps, "env_steps": now.steps * self.config.num_envs}
+        saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
+        require_counters(f"{step} of {storage.path}", counted, saved)
         now = with_changes(now, self._stepwise, self._schedule, storage.decisive)
         storage.commit_resume()
         return now
