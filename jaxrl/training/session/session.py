@@ -40,6 +40,7 @@ from jaxrl.training.session import inputs
 from jaxrl.training.session.evaluation import EpisodeEvaluation, Recording
 from jaxrl.training.session.state import (
     Learnt,
+    Resets,
     SessionHooks,
     SessionState,
     episodes_of,
@@ -189,10 +190,11 @@ class Session:
         space, count, now = self._outside.spec.observation_space, self.config.num_envs, self._now
         # An evaluation learns nothing, so there is no step to exclude.
         spoilt = now.host.spoilt if now.evaluation is None else np.zeros(count, bool)
+        resetting = None if now.resets is None else now.resets.due
         result, reset, done = inputs.take_result(
-            space, count, reward, next_obs, terminated, truncated, spoilt, now.resetting
+            space, count, reward, next_obs, terminated, truncated, spoilt, resetting
         )
-        now = now._replace(resetting=done if self._outside.resets_itself else None)
+        now = now._replace(resets=Resets(done, result.next_obs) if self._outside.resets_itself else None)
         if now.evaluation is not None:
             self._now = now
             self._update_evaluation(now.evaluation.after(result, reset))
@@ -352,7 +354,10 @@ class Session:
         # A pending save may be the newest checkpoint: wait for it.
         self._storage.collect_saves()
         self._look_at = 0
-        self._now = self._load_newest(self._stepper.first(self._now.statistics.fresh()))._replace(best=self._now.best)
+        now = self._now
+        self._now = self._load_newest(self._stepper.first(now.statistics.fresh()))._replace(
+            best=now.best, resets=now.resets
+        )
         self._since = (self.env_steps, self._now.ledger.wall)
         self._log.rewind(self.opt_steps)
         self._log.event("restore", f"went back to {self.opt_steps} optimisation steps")
@@ -565,7 +570,7 @@ class Session:
             with reading_facts(f"of {storage.path}", "no session's"):
                 back = restore_session(*found, ledger, fresh)
             back = with_changes(back, self._stepwise, self._schedule, storage.decisive)
-        back = reseed_after_rollback(back)._replace(best=now.best, resetting=now.resetting)
+        back = reseed_after_rollback(back)._replace(best=now.best, resets=now.resets)
         with DeferredSignals():
             self._now, self._look_at = back, 0
             self._since = (self.env_steps, self._now.ledger.wall)
