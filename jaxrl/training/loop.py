@@ -573,7 +573,7 @@ class Run:
         policy, best = self.strategy.policy, self._best
         latest = lambda: self._params(self.state) if self.latest is None else self.latest
         params, score = (best.params, best.score) if best else (policy and latest(), self.ledger.best_score)
-        step = self.ledger.best_opt_steps if best else self.schedule.opt_steps(self.ledger.t)
+        step = best.opt_steps if best else self.schedule.opt_steps(self.ledger.t)
         greedy = policy and GreedyPolicy(policy, params, {"score": score, "opt_steps": step})
         about = {"stop": self.stop_reason, "trained": format_name(self.strategy), "run_dir": self.config.run_dir}
         return Result(greedy, score, {**self._summary(), **about}, state, tuple(self._log.curve))
