@@ -132,6 +132,7 @@ class Session:
         self.config, self._given_recorders = with_recorders(config, recorders)
         require_recorders(self._given_recorders)
         self.config.check()
+        inputs.check_entry("about", dict(about or {}))
         _, how = resolve_resume(bool(resume), None, self.config.run_dir, allow_changes, start_over)
         self.hooks, self.interrupt = hooks or SessionHooks(), Interrupt() if interrupt is None else interrupt
         self._outside = inputs.describe_envs(spec, self.config.num_envs)
@@ -145,7 +146,7 @@ class Session:
         self._stepper = Stepper(self._stepwise, self.config.seed)
         self._open(how, statistics or Statistics())
         if about:
-            self.describe(**about)
+            self._storage.describe(about)
 
     # --- the interface of the user's loop ---
 
@@ -505,6 +506,7 @@ class Session:
             self._log.open(self._storage, resume.run, (*notes, *self._rounding))
             self._saved_s = time.perf_counter()
         except BaseException:
+            self._log.close()
             self._storage.close()
             raise
 
