@@ -119,7 +119,7 @@ class Run:
             self._begin()
             # A population search may pause a member here, before it trains any further.
             if self.membership.announces:
-                yield self._report(None, None, saved=False)
+                yield from self._hand_over(self._report(None, None, saved=False))
             while self.stop_reason is None:
                 boundary = next_boundary(self.schedule, self.ledger.t)
                 self._advance_to(boundary.t)
@@ -127,18 +127,20 @@ class Run:
                 if has_diverged(self._health(), self.config.max_skips):
                     self._roll_back()
                     continue
-                report = self._at_boundary(boundary)
-                try:
-                    yield report
-                # The caller left the loop without an error: save as at any other end.
-                except GeneratorExit:
-                    self.stop_reason = self.stop_reason or "left"
-                    self._save()
-                    raise
+                yield from self._hand_over(self._at_boundary(boundary))
         # Raised last: all else is written and closed, but the run must not pass for saved.
         if storage.error is not None:
             raise storage.error
         call(self.hooks.end, self, self.result())
+
+    def _hand_over(self, report: Report) -> Generator[Report, None, None]:
+        """Yield `report`; if the caller leaves the loop there, without an error, save as at any other end."""
+        try:
+            yield report
+        except GeneratorExit:
+            self.stop_reason = self.stop_reason or "left"
+            self._save()
+            raise
 
     def _at_boundary(self, due: Boundary) -> Report:
         """Evaluate, record and save as due, and decide whether to stop."""
