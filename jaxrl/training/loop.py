@@ -382,15 +382,18 @@ class Run:
             )
             self._compiled = compiled._replace(init=self._weights.after(compiled.init))
             self._program, self._metrics = compiled.run, compiled.metrics
+            before = self._actors
             self._actors = pool_of(strategy, self._program, self.interrupt, self._log.event, self.schedule.last)
         warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
         self._log.stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):
-            # Restore a checkpoint, initialise, or keep the state already in memory.
+            # Restore a checkpoint, initialise, or keep the state already in memory and what its actors have counted.
             if self._storage.resumes:
                 self._restore()
             elif self._state is None:
                 self.state, self._sums = jax.block_until_ready(self._compiled.init(key))
+            elif self._actors is not None and before is not None:
+                self._actors.take_up(before.facts())
             if self.resume.run:
                 self._best = self._storage.load_best(jax.eval_shape(self._params, self._compiled.like[0]))
         self._open_logs()
