@@ -330,9 +330,10 @@ class Run:
         fresh, is_member = not self.resume.run and self._state is None, self.membership.number is not None
         self._weights = check_run(self.strategy, self.config, fresh, is_member)
         where = lambda: (self.ledger.counters(self.schedule), self.ledger.wall)
-        curve = [] if self._state is None else self._log.curve
+        before = self._log
         self._log = Logbook(self.schedule, where, (*self.config.recorders, *self._given_recorders), self._quiet)
-        self._log.curve = curve
+        if self._state is not None:
+            self._log.go_on(before)
         with self._log.staged("tracing"), self.ledger.timed("compile"):
             self._memory = program.check_step(self.strategy, self.evaluator, self._params)
 
