@@ -73,7 +73,7 @@ class Session:
     With one environment, inputs may omit the axis `[N]`; actions then omit it too. With several, `act` takes the
     observations of all: the first of a new episode where one ended, `next_obs` elsewhere. `next_obs` itself is always
     the true successor, also at the last step of an episode. A Gymnasium vector returns it in its default autoreset mode
-    `NEXT_STEP`, whose resets do not count as steps; in mode `SAME_STEP` take it from `final_obs`.
+    `NEXT_STEP`, whose resets are counted as steps, but not learnt from; in mode `SAME_STEP` take it from `final_obs`.
 
     Calls are atomic: an exception, from a callback or Ctrl-C, leaves the session as before the call or as after it;
     callbacks run last. In a `with` block SIGTERM raises `SystemExit(143)`, and the session is saved before an exception
