@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from jaxrl.errors import SettingsError
 from jaxrl.training.sanity import Extremes, extremes, support_missed, values_beyond
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.settings import SessionConfig, TrainerConfig
@@ -210,3 +211,12 @@ def _check(facts: Any) -> None:
             raise ValueError(f"{name} is None; expected a number")
         if not count and name != "seconds" and value is not None and type(value) not in (int, float):
             raise ValueError(f"{name} is {value!r}; expected a number")
+
+
+def require_counters(checkpoint: str, counted: Mapping[str, int], saved: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` unless the counters under the current settings match the saved ones."""
+    if counted != saved:
+        raise SettingsError(
+            f"checkpoint {checkpoint} was made after {saved}, which under these settings would be {counted}; "
+            "keep num_envs, opt_interval, updates and warmup, or of rollouts num_envs, rollout, epochs and minibatches"
+        )

@@ -91,6 +91,10 @@ class Logbook:
 
     # --- open, rewind, close ---
 
+    def go_on(self, before: "Logbook") -> None:
+        """Take over the curve, and the numbers noted for the next row, from the log of an earlier call of the run."""
+        self.curve, self._noted = before.curve, before._noted
+
     def open(self, storage: Storage, resume: bool, notes: Iterable[str], aside: str = "") -> None:
         """Open the logs in the directory of `storage`, and log the start of the run.
 

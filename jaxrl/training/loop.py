@@ -27,7 +27,7 @@ from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvalRules, EvaluateFn, ScoreFn, eval_key, evaluate_and_confirm
 from jaxrl.training.film import LONGEST, film_player, save_video
 from jaxrl.training.interrupt import Interrupt
-from jaxrl.training.ledger import Ledger
+from jaxrl.training.ledger import Ledger, require_counters
 from jaxrl.training.logbook import Logbook, reading_facts
 from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.program import Saved, compile_all, zero_sums
@@ -119,7 +119,7 @@ class Run:
             self._begin()
             # A population search may pause a member here, before it trains any further.
             if self.membership.announces:
-                yield self._report(None, None, saved=False)
+                yield from self._hand_over(self._report(None, None, saved=False))
             while self.stop_reason is None:
                 boundary = next_boundary(self.schedule, self.ledger.t)
                 self._advance_to(boundary.t)
@@ -127,18 +127,20 @@ class Run:
                 if has_diverged(self._health(), self.config.max_skips):
                     self._roll_back()
                     continue
-                report = self._at_boundary(boundary)
-                try:
-                    yield report
-                # The caller left the loop without an error: save as at any other end.
-                except GeneratorExit:
-                    self.stop_reason = self.stop_reason or "left"
-                    self._save()
-                    raise
+                yield from self._hand_over(self._at_boundary(boundary))
         # Raised last: all else is written and closed, but the run must not pass for saved.
         if storage.error is not None:
             raise storage.error
         call(self.hooks.end, self, self.result())
+
+    def _hand_over(self, report: Report) -> Generator[Report, None, None]:
+        """Yield `report`; if the caller leaves the loop there, without an error, save as at any other end."""
+        try:
+            yield report
+        except GeneratorExit:
+            self.stop_reason = self.stop_reason or "left"
+            self._save()
+            raise
 
     def _at_boundary(self, due: Boundary) -> Report:
         """Evaluate, record and save as due, and decide whether to stop."""
@@ -330,9 +332,10 @@ class Run:
         fresh, is_member = not self.resume.run and self._state is None, self.membership.number is not None
         self._weights = check_run(self.strategy, self.config, fresh, is_member)
         where = lambda: (self.ledger.counters(self.schedule), self.ledger.wall)
-        curve = [] if self._state is None else self._log.curve
+        before = self._log
         self._log = Logbook(self.schedule, where, (*self.config.recorders, *self._given_recorders), self._quiet)
-        self._log.curve = curve
+        if self._state is not None:
+            self._log.go_on(before)
         with self._log.staged("tracing"), self.ledger.timed("compile"):
             self._memory = program.check_step(self.strategy, self.evaluator, self._params)
 
@@ -378,15 +381,18 @@ class Run:
             )
             self._compiled = compiled._replace(init=self._weights.after(compiled.init))
             self._program, self._metrics = compiled.run, compiled.metrics
+            before = self._actors
             self._actors = pool_of(strategy, self._program, self.interrupt, self._log.event, self.schedule.last)
         warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
         self._log.stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):
-            # Restore a checkpoint, initialise, or keep the state already in memory.
+            # Restore a checkpoint, initialise, or keep the state already in memory and what its actors have counted.
             if self._storage.resumes:
                 self._restore()
             elif self._state is None:
                 self.state, self._sums = jax.block_until_ready(self._compiled.init(key))
+            elif self._actors is not None and before is not None:
+                self._actors.take_up(before.facts())
             if self.resume.run:
                 self._best = self._storage.load_best(jax.eval_shape(self._params, self._compiled.like[0]))
         self._open_logs()
@@ -404,11 +410,7 @@ class Run:
         with reading_facts(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
             counted = self.ledger.restore(facts["ledger"]).counters(self.schedule)
         saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
-        if counted != saved:
-            raise SettingsError(
-                f"checkpoint {step} of {self.config.run_dir} was made after {saved}, which under these settings would "
-                f"be {counted}; keep num_envs, opt_interval and warmup"
-            )
+        require_counters(f"{step} of {self.config.run_dir}", counted, saved)
 
     def _restore(self) -> None:
         step, (state, sums), facts = self._storage.load(self._compiled.like)
@@ -581,7 +583,7 @@ class Run:
         policy, best = self.strategy.policy, self._best
         latest = lambda: self._params(self.state) if self.latest is None else self.latest
         params, score = (best.params, best.score) if best else (policy and latest(), self.ledger.best_score)
-        step = self.ledger.best_opt_steps if best else self.schedule.opt_steps(self.ledger.t)
+        step = best.opt_steps if best else self.schedule.opt_steps(self.ledger.t)
         greedy = policy and GreedyPolicy(policy, params, {"score": score, "opt_steps": step})
         about = {"stop": self.stop_reason, "trained": format_name(self.strategy), "run_dir": self.config.run_dir}
         return Result(greedy, score, {**self._summary(), **about}, state, tuple(self._log.curve))

@@ -45,7 +45,7 @@ class Point(NamedTuple):
     score: float | None
     """`None` if it was not finite."""
     train_return: float | None
-    """Mean return of the training episodes since the previous point; `None` if none has ended."""
+    """Mean return of the training episodes that ended since the last `train` row; `None` if none has."""
 
 
 class Result(NamedTuple):

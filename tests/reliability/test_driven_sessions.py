@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from small_run import contents
 from toys_session import SPEC, Script, digest, drive, single, small
 
 import jaxrl
@@ -238,6 +239,20 @@ def test_other_settings_are_refused_on_resume(tmp_path: Path) -> None:
     with pytest.raises(jaxrl.SettingsError, match="warmup: 20 -> 40"):
         small(run_dir=run, resume=True, warmup=40)
     small(run_dir=run, resume=True, max_opts=9).close()
+
+
+def test_changes_that_would_falsify_the_counts_are_refused_and_every_checkpoint_stays(tmp_path: Path) -> None:
+    with single(run_dir=str(tmp_path)) as session:
+        drive(session, Script(1), 14)
+        assert (session.opt_steps, session.env_steps) == (4, 14)  # after a warm-up of 2 + 8 steps
+    before = contents(tmp_path / "checkpoints")
+    for changed, opt_steps in (({"updates": 2}, 8), ({"warmup": 12}, 2), ({"warmup": 20}, 0)):
+        said = f"'opt_steps': 4, 'env_steps': 14.*would be .*'opt_steps': {opt_steps}, 'env_steps': 14.*keep num_envs"
+        with pytest.raises(jaxrl.SettingsError, match=said):
+            single(run_dir=str(tmp_path), resume=True, allow_changes=True, **changed)
+        assert contents(tmp_path / "checkpoints") == before
+    with single(run_dir=str(tmp_path), resume=True) as session:
+        assert (session.opt_steps, session.env_steps) == (4, 14)
 
 
 @pytest.mark.slow

@@ -101,6 +101,41 @@ def test_what_would_falsify_the_counts_is_refused_and_changes_nothing(
     assert state_digest(resumed.state) == state_digest(jaxrl.Trainer(dqn(), max_opts=40, **QUIET).train().state)
 
 
+def test_a_run_that_begins_again_with_other_settings_has_no_best_policy_of_the_old_ones(tmp_path: Path) -> None:
+    evaluated = {"eval_interval": 10, "eval_episodes": 1, "save_interval": 0}
+    settings: dict[str, Any] = {**QUIET, **evaluated, "max_opts": 20, "run_dir": str(tmp_path / "run")}
+
+    def fail(*told: Any) -> None:
+        raise RuntimeError("the machine is gone")
+
+    first = jaxrl.Trainer(dqn(), evaluator=Scripted([9.0], [9.0]), hooks=jaxrl.Hooks(evaluation=fail), **settings)
+    with pytest.raises(RuntimeError, match="gone"):
+        first.train()
+    best = tmp_path / "run" / "best"
+    assert [path.name for path in best.iterdir()] == ["10"]
+    left = list[Path]()
+    second = jaxrl.Trainer(
+        dqn(lr=0.5), evaluator=Scripted([1.0], [1.0], [0.5]), resume=True, allow_changes=True,
+        hooks=jaxrl.Hooks(start=lambda trainer: left.extend(best.iterdir())), **settings,
+    )  # fmt: skip
+    assert second.train().best_score == 1.0
+    assert left == []
+    facts = jaxrl.load_policy(tmp_path / "run").facts
+    assert (facts["score"], facts["settings"]["agent"]["lr"]) == (1.0, 0.5)
+
+
+def test_a_best_policy_that_is_newer_than_the_checkpoint_has_its_own_step(tmp_path: Path) -> None:
+    evaluated = {"eval_interval": 10, "eval_episodes": 1, "confirm_best": False}
+    settings: dict[str, Any] = {**QUIET, **evaluated, "max_opts": 20, "run_dir": str(tmp_path)}
+    scores = Scripted([1.0], [2.0])
+    jaxrl.Trainer(dqn(), evaluator=scores, **settings).train()
+    shutil.rmtree(tmp_path / "checkpoints" / "20")  # as if killed just before it
+    stop = jaxrl.Hooks(start=lambda trainer: trainer.interrupt.stop())
+    resumed = jaxrl.Trainer(dqn(), evaluator=scores, hooks=stop, resume=True, **settings).train()
+    assert resumed.summary["opt_steps"] == 10
+    assert resumed.policy.facts == {"score": 2.0, "opt_steps": 20}
+
+
 def test_a_better_policy_of_the_same_step_replaces_the_worse(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path / "run"), 3, {}, Resume())
     for score in (5.0, 7.0, 6.0):

@@ -70,6 +70,15 @@ def test_what_is_counted_is_what_was_taken_up():
     assert (result.summary["staleness"], result.summary["staleness_max"]) == ((2 + 4 * 8) / 10, 4)
 
 
+def test_what_actors_did_is_told_of_the_whole_run_also_once_it_goes_on_in_memory():
+    trainer = jaxrl.Trainer(counted(), max_opts=20, recorders=[], **QUIET)
+    first = trainer.train().summary
+    last = trainer.train(max_opts=40).summary
+    # Of two environments each, 8 steps of the warm-up and 10 rounds of 2; then 10 more rounds.
+    assert [[one["env_steps"] for one in told["actors"]] for told in (first, last)] == [[56, 56], [96, 96]]
+    assert last["learner_waited_s"] >= first["learner_waited_s"]
+
+
 def test_what_environments_tell_reaches_the_rows_of_the_rounds_that_were_learnt_from():
     env = jaxrl.gymnasium_envs(gymnasium_spec(Telling()), Telling)
     memory = jaxrl.MemoryRecorder()

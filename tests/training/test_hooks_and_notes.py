@@ -70,8 +70,8 @@ def test_what_a_hook_notes_is_in_the_next_row_as_a_mean_and_only_there() -> None
     assert column(rows, "other") == [None, 0.5, None, 0.5]
 
 
-def test_a_resumed_run_has_the_row_that_a_whole_one_has(tmp_path: Path) -> None:
-    """Noted at 4 and saved there; the row comes at 6, after the run was stopped and resumed."""
+def test_a_run_that_was_left_has_the_row_that_a_whole_one_has(tmp_path: Path) -> None:
+    """Noted at 4 and saved there; the row comes at 6, after the run was stopped, and resumed or gone on with."""
 
     def note(trainer: jaxrl.Trainer, evaluation: Evaluation, is_best: bool) -> None:
         trainer.note(mine=int(trainer.state.steps))
@@ -81,13 +81,23 @@ def test_a_resumed_run_has_the_row_that_a_whole_one_has(tmp_path: Path) -> None:
     _, whole = train(hooks, 12, **settings)
     assert column(whole, "mine") == [4.0, (8 + 12) / 2]
 
-    run = str(tmp_path / "run")
     settings |= {"max_opts": 12, "eval_interval": 4, "save_interval": 4, "quiet": True}
-    for report in jaxrl.Trainer(counting(), evaluator=judged, hooks=hooks, run_dir=run, **settings):
-        if report.opt_steps == 4:
-            break
+
+    def left(**where: Any) -> jaxrl.Trainer:
+        trainer = jaxrl.Trainer(counting(), evaluator=judged, hooks=hooks, **where, **settings)
+        for report in trainer:
+            if report.opt_steps == 4:
+                break
+        return trainer
+
+    run = str(tmp_path / "run")
+    left(run_dir=run)
     jaxrl.Trainer(counting(), evaluator=judged, hooks=hooks, resume=run, **settings).train()
     assert [row.get("mine") for row in rows_in(Path(run)) if row["kind"] == "train"] == [4.0, 10.0]
+
+    in_memory = jaxrl.MemoryRecorder()
+    left(recorders=[in_memory]).train()
+    assert column(in_memory, "mine") == [4.0, 10.0]
 
 
 def test_notes_that_cannot_be_are_refused_and_names_of_columns_are_kept_for_them() -> None:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 from toys_runs import rows_about_all, rows_in, without_line
-from toys_trainer import counting, small_dqn
+from toys_trainer import ByStep, counting, small_dqn
 
 import jaxrl
 from jaxrl import train, verify
@@ -209,6 +209,22 @@ def test_in_memory_a_search_goes_on_to_the_same_end() -> None:
     assert told(halved.train()) == told(first)
     with pytest.raises(SettingsError, match="max_opts is 160, but the rungs of this population follow from 80"):
         halved.train(max_opts=160)
+
+
+def test_in_memory_a_loop_that_is_left_at_once_keeps_the_training_of_every_member() -> None:
+    population = jaxrl.population(counting(), seeds=2, search=jaxrl.Halving(2, first=0.5))
+    length = {"max_opts": 8, "eval_interval": 1, "confirm_best": False}
+    trainer = Trainer(population, **length, evaluator=ByStep(range(8)), quiet=True, workers=1)
+    for _, report in trainer:
+        if report.opt_steps == 3:
+            break
+    for number, report in trainer:
+        assert (number, report.opt_steps) == (0, 3)
+        break
+    first = dict[int, int]()
+    for number, report in trainer:
+        first.setdefault(number, report.opt_steps)
+    assert first == {0: 3, 1: 2}
 
 
 @pytest.mark.slow

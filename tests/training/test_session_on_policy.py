@@ -180,6 +180,8 @@ def test_a_session_that_is_saved_within_a_rollout_goes_on_with_the_same_bits(tmp
     script, run = Script(), str(tmp_path / "run")
     with session_of(run_dir=run) as session:
         drive(session, script, 9)
+    with pytest.raises(jaxrl.SettingsError, match=r"'opt_steps': 8, .*would be .*'opt_steps': 4, .*minibatches"):
+        session_of(run_dir=run, resume=True, allow_changes=True, epochs=1)
     with session_of(run_dir=run, resume=True) as session:
         drive(session, script, 13)
     assert digest(session) == digest(whole)

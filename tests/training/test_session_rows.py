@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toys_agents import vector_of
 from toys_runs import rows_in, timeless
-from toys_session import Script, digest, drive, single, small
+from toys_session import PARTS, SPEC, Script, digest, drive, single, small
 
 import jaxrl
 from jaxrl.training.storage.logs import log_problems
@@ -186,3 +186,10 @@ def test_a_run_has_a_name_tags_notes_and_entries_of_ones_own(tmp_path: Path) -> 
     assert about == {"robot": "other", "place": "hall", "grip": [1.5, None]}
     with pytest.raises(jaxrl.SettingsError, match="tags is 'wide'; expected a list of words"):
         single(tags="wide")
+
+
+def test_a_session_that_is_refused_for_its_entries_holds_no_run_directory(tmp_path: Path) -> None:
+    for about, said in (({"robot": object()}, "about.robot is object"), ({"robot": [{1}]}, r"about.robot\[0\] is set")):
+        with pytest.raises(jaxrl.SettingsError, match=said):
+            jaxrl.Session(SPEC, **PARTS, run_dir=str(tmp_path / "run"), about=about)
+        assert not (tmp_path / "run").exists()

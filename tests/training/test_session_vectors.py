@@ -1,5 +1,6 @@
 """Sessions that drive a Gymnasium vector: in any autoreset mode each step is learnt from once, and no reset is."""
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -26,9 +27,9 @@ def vector(mode: Any) -> Any:
 PARTS = {"agent": jaxrl.dqn(features=(4,)), "buffer": jaxrl.uniform(400, 8), "processor": jaxrl.one_step()}
 
 
-def session_of(envs: Any, hooks: Any = None) -> jaxrl.Session:
+def session_of(envs: Any, hooks: Any = None, **settings: Any) -> jaxrl.Session:
     """Return a session that only warms up, so that all that it was told is in its buffer, in order."""
-    return small(envs, **PARTS, opt_interval=2, warmup=300, hooks=hooks)
+    return small(envs, **{**PARTS, "opt_interval": 2, "warmup": 300, "hooks": hooks, **settings})
 
 
 def drive(session: jaxrl.Session, envs: Any, steps: int) -> int:
@@ -82,6 +83,28 @@ def test_an_evaluation_counts_whole_episodes_without_resets_and_a_reset_by_hand_
     assert drive(session, envs, 4) == 14  # but the loop itself has
     weight = np.asarray(session._now.state.buffer.items.weight)[:14]
     assert (weight > 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("why", ["restored", "diverged"])
+def test_a_reset_that_is_due_when_a_session_goes_back_is_no_step_of_an_episode(why: str, tmp_path: Path) -> None:
+    envs, lengths = vector(MODES.NEXT_STEP), list[int]()
+    hooks = jaxrl.SessionHooks(episode=lambda episode: lengths.append(episode.length))
+    # The first update, which comes with the ninth step, is not finite.
+    diverges = {"processor": jaxrl.n_step(3), "warmup": 16, "max_skips": 1}
+    session = session_of(envs, hooks, run_dir=str(tmp_path), **(diverges if why == "diverged" else {}))
+    obs, _ = envs.reset(seed=0)
+    for step in range(1, 20):
+        obs, _, terminated, truncated, _ = envs.step(session.act(obs))
+        session.observe([3e38 if step < 10 else 0.0] * 2, obs, terminated, truncated)
+        if step == 5 and why == "restored":
+            session.save()
+        if step == 9:  # the last of episodes
+            if why == "restored":
+                session.restore()
+            assert session.env_steps == (10 if why == "restored" else 0)
+    assert lengths == [3, 3, 5, 5, 3, 3, 5, 5]
+    session.close()
 
 
 def test_a_vector_that_does_not_say_when_it_resets_is_refused() -> None:

@@ -27,6 +27,7 @@ from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.film import require_writer, save_video
 from jaxrl.training.interrupt import DeferredSignals, Interrupt, Termination
+from jaxrl.training.ledger import require_counters
 from jaxrl.training.logbook import Logbook, reading_facts
 from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.processes import require_alone
@@ -39,6 +40,7 @@ from jaxrl.training.session import inputs
 from jaxrl.training.session.evaluation import EpisodeEvaluation, Recording
 from jaxrl.training.session.state import (
     Learnt,
+    Resets,
     SessionHooks,
     SessionState,
     episodes_of,
@@ -71,7 +73,7 @@ class Session:
     With one environment, inputs may omit the axis `[N]`; actions then omit it too. With several, `act` takes the
     observations of all: the first of a new episode where one ended, `next_obs` elsewhere. `next_obs` itself is always
     the true successor, also at the last step of an episode. A Gymnasium vector returns it in its default autoreset mode
-    `NEXT_STEP`, whose resets do not count as steps; in mode `SAME_STEP` take it from `final_obs`.
+    `NEXT_STEP`, whose resets are counted as steps, but not learnt from; in mode `SAME_STEP` take it from `final_obs`.
 
     Calls are atomic: an exception, from a callback or Ctrl-C, leaves the session as before the call or as after it;
     callbacks run last. In a `with` block SIGTERM raises `SystemExit(143)`, and the session is saved before an exception
@@ -130,6 +132,7 @@ class Session:
         self.config, self._given_recorders = with_recorders(config, recorders)
         require_recorders(self._given_recorders)
         self.config.check()
+        inputs.check_entry("about", dict(about or {}))
         _, how = resolve_resume(bool(resume), None, self.config.run_dir, allow_changes, start_over)
         self.hooks, self.interrupt = hooks or SessionHooks(), Interrupt() if interrupt is None else interrupt
         self._outside = inputs.describe_envs(spec, self.config.num_envs)
@@ -143,7 +146,7 @@ class Session:
         self._stepper = Stepper(self._stepwise, self.config.seed)
         self._open(how, statistics or Statistics())
         if about:
-            self.describe(**about)
+            self._storage.describe(about)
 
     # --- the interface of the user's loop ---
 
@@ -188,10 +191,11 @@ class Session:
         space, count, now = self._outside.spec.observation_space, self.config.num_envs, self._now
         # An evaluation learns nothing, so there is no step to exclude.
         spoilt = now.host.spoilt if now.evaluation is None else np.zeros(count, bool)
+        resetting = None if now.resets is None else now.resets.due
         result, reset, done = inputs.take_result(
-            space, count, reward, next_obs, terminated, truncated, spoilt, now.resetting
+            space, count, reward, next_obs, terminated, truncated, spoilt, resetting
         )
-        now = now._replace(resetting=done if self._outside.resets_itself else None)
+        now = now._replace(resets=Resets(done, result.next_obs) if self._outside.resets_itself else None)
         if now.evaluation is not None:
             self._now = now
             self._update_evaluation(now.evaluation.after(result, reset))
@@ -351,7 +355,10 @@ class Session:
         # A pending save may be the newest checkpoint: wait for it.
         self._storage.collect_saves()
         self._look_at = 0
-        self._now = self._load_newest(self._stepper.first(self._now.statistics.fresh()))._replace(best=self._now.best)
+        now = self._now
+        self._now = self._load_newest(self._stepper.first(now.statistics.fresh()))._replace(
+            best=now.best, resets=now.resets
+        )
         self._since = (self.env_steps, self._now.ledger.wall)
         self._log.rewind(self.opt_steps)
         self._log.event("restore", f"went back to {self.opt_steps} optimisation steps")
@@ -499,6 +506,7 @@ class Session:
             self._log.open(self._storage, resume.run, (*notes, *self._rounding))
             self._saved_s = time.perf_counter()
         except BaseException:
+            self._log.close()
             self._storage.close()
             raise
 
@@ -508,6 +516,11 @@ class Session:
         step, tree, facts = storage.load(like)
         with reading_facts(f"{step} of {storage.path}", "no session's"):
             now = restore_session(tree, facts, self._log.restore_ledger(facts, first.ledger), first.statistics)
+        # Under other settings the same steps would mean other counts.
+        opt_steps = self._schedule.opt_steps(count_iterations(self._stepwise.schedule, now.steps))
+        counted = {"opt_steps": opt_steps, "env_steps": now.steps * self.config.num_envs}
+        saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
+        require_counters(f"{step} of {storage.path}", counted, saved)
         now = with_changes(now, self._stepwise, self._schedule, storage.decisive)
         storage.commit_resume()
         return now
@@ -558,7 +571,7 @@ class Session:
             with reading_facts(f"of {storage.path}", "no session's"):
                 back = restore_session(*found, ledger, fresh)
             back = with_changes(back, self._stepwise, self._schedule, storage.decisive)
-        back = reseed_after_rollback(back)._replace(best=now.best, resetting=now.resetting)
+        back = reseed_after_rollback(back)._replace(best=now.best, resets=now.resets)
         with DeferredSignals():
             self._now, self._look_at = back, 0
             self._since = (self.env_steps, self._now.ledger.wall)

@@ -89,6 +89,15 @@ class Host(NamedTuple):
     """Whether the latest observation was not finite, so that the step from it is not learnt from."""
 
 
+class Resets(NamedTuple):
+    """Resets that a Gymnasium vector, in mode `NEXT_STEP`, makes in place of its next step."""
+
+    due: np.ndarray
+    """Whether the next step resets this environment instead of acting, `[N]`."""
+    seen: PyTree
+    """The last observations of the vector, `[N, ...]`: if others follow, the user has reset it."""
+
+
 class SessionState(NamedTuple):
     """The complete state of a session between two calls; immutable, so that updates are atomic."""
 
@@ -114,8 +123,8 @@ class SessionState(NamedTuple):
     """Why the session is done, if because of an evaluation or divergence."""
     evaluation: EpisodeEvaluation | None = None
     """The evaluation in progress, if any. It is not saved: a resumed session continues with training."""
-    resetting: np.ndarray | None = None
-    """Whether the next step of the vector resets this environment instead of acting, `[N]`; not saved."""
+    resets: Resets | None = None
+    """They stay due where the session goes back to an earlier state, as the vector does not; not saved."""
     resumed: bool = False
     """Whether the running episodes may have been lost with an earlier process."""
 

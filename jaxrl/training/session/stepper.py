@@ -92,11 +92,12 @@ class Stepper:
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
 
     def clear_resets(self, now: SessionState, given: Observations) -> SessionState:
-        """Return `now` with no pending reset where the observations have changed: there the user has reset."""
-        if now.resetting is None or not np.count_nonzero(now.resetting):
+        """Return `now` with no reset due where the observations have changed: there the user has reset."""
+        resets = now.resets
+        if resets is None or not np.count_nonzero(resets.due):
             return now
-        seen = now.host.seen if now.evaluation is None else now.evaluation.seen
-        return now._replace(resetting=now.resetting & ~differ(given.obs, seen, self.stepwise.schedule.num_envs))
+        other = differ(given.obs, resets.seen, self.stepwise.schedule.num_envs)
+        return now._replace(resets=resets._replace(due=resets.due & ~other))
 
     def acting(self, now: SessionState, given: Observations) -> tuple[SessionState, PyTree]:
         """Return the state after acting on these observations, and the actions `[N, ...]`."""

@@ -485,6 +485,11 @@ class Storage:
         """Load the best policy on disk, if there is one; warn if it is damaged."""
         if self.dir is None or not self.best.steps():
             return None
+        # The run begins again: what an attempt under other settings has left is not its own.
+        if self.decisive and not self.resumes:
+            if isinstance(self.dir, RunDir):
+                self.best.drop_after(-1)
+            return None
         try:
             step, params, facts = self.best.load_newest(like)
         except NoCheckpointError:
