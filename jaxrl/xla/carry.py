@@ -16,7 +16,7 @@ kernels instead of 66 for an iteration of DQN), but not on TPUs (171 000 estimat
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +39,6 @@ WORDS_ON_CUDA = 8192
 """The same on CUDA, where each remaining leaf costs a copy (`dqn` over twenty steps: 41 kernels, 67 with 1 024)."""
 WIDE = 32
 """Widest row of a leaf for `pack_columns`, in words."""
-LANES = 128
-"""Width of a TPU's vector registers."""
 IMAGE = 4096
 """Smallest image that is stacked as a flat row on TPUs, in entries."""
 _WORD_TYPES = [jnp.dtype(name) for name in ("float32", "int32", "uint32", "bool")]
@@ -106,31 +104,6 @@ def pack_rows(tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
         return tree, lambda row: row
     pack_tree, unpack_tree = bundle(jax.tree.map(lambda x: x[0], tree), join)
     return jax.vmap(pack_tree)(tree), unpack_tree
-
-
-def pack_drawn(tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
-    """Pack random numbers, drawn ahead for the steps of a loop inside an iteration, as `pack_rows` does.
-
-    On TPUs, leaves `[T, N]` of one shape and dtype are stacked as `[T, K, N]`, so that a step slices them in one
-    instruction. Only if `N` fills the lanes, since splitting costs more otherwise (`ppo-1024` on a v5e: 701 000
-    estimated cycles an optimisation with, 745 000 without). Rows of iterations are not stacked (`dqn-128`: 119 000
-    with, 111 400 without).
-    """
-    if not shaped_for("tpu"):
-        return pack_rows(tree)
-    leaves, treedef = jax.tree.flatten(tree)
-    alike: dict[Any, list[int]] = {}
-    for place, leaf in enumerate(leaves):
-        # Leaves that fit are grouped by shape and dtype; every other is alone in its group.
-        fits = leaf.ndim == 2 and leaf.shape[1] % LANES == 0
-        alike.setdefault((leaf.shape, leaf.dtype) if fits else place, []).append(place)
-    places = list(alike.values())
-
-    def row(rows: list[Array]) -> PyTree:
-        found = {i: row[k] for of, row in zip(places, rows, strict=True) for k, i in enumerate(of)}
-        return jax.tree.unflatten(treedef, [found[i] for i in range(len(leaves))])
-
-    return [jnp.stack([leaves[i] for i in of], axis=1) for of in places], row
 
 
 def scan(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jaxrl.trees import Array, PyTree, is_key, tree_bytes
 from jaxrl.xla.attempts import with_fallback
-from jaxrl.xla.carry import pack_drawn
+from jaxrl.xla.carry import pack_rows
 from jaxrl.xla.equations import RANDOM, Code, Equation, Step, arrays, bind, read, run, scan_counts, walk_equation
 
 KEY_BYTES = 4096
@@ -422,7 +422,7 @@ def _run_loop(loop: _Loop, *args: Array) -> list[Array]:
     cuts = [sum(sizes[:n]) for n in range(4)]
     consts, init, rows = (list(args[a:b]) for a, b in pairwise(cuts))
     drawn = list(args[cuts[3] :])
-    tied, untie = pack_drawn(drawn) if loop.params else (drawn, lambda row: row)
+    tied, untie = pack_rows(drawn) if loop.params else (drawn, lambda row: row)
     known = {**loop.code.given, **dict(zip(loop.consts, consts, strict=True))}
 
     def one(carried: list[Array], row: tuple[list[Array], PyTree]) -> tuple[list[Array], list[Array]]:

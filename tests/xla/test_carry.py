@@ -12,14 +12,12 @@ import jaxrl
 from jaxrl.strategies.base import iterate
 from jaxrl.xla import forms
 from jaxrl.xla.carry import (
-    LANES,
     LEAF,
     WIDE,
     WORDS,
     bundle,
     loop_form,
     pack_columns,
-    pack_drawn,
     pack_rows,
     scan,
     scan_rows,
@@ -204,25 +202,3 @@ def test_on_a_tpu_a_scan_over_rows_of_images_makes_the_same_bits(members: int) -
     assert same((end, ours), plain)
     assert ours["image"].shape == (members, 5, *shape)
     assert "5x3x4096xui8" in text
-
-
-@pytest.mark.parametrize("rows", [LANES, LANES - 1])
-def test_on_a_tpu_drawn_rows_that_fill_the_lanes_are_taken_together(rows: int) -> None:
-    keys = jax.random.split(jax.random.key(0), 3)
-    floats = {name: jax.random.normal(key, (4, rows)) for name, key in zip("abc", keys, strict=True)}
-    more = jnp.linspace(0.0, 1.0, 8 * rows).reshape(4, 2 * rows)
-    xs = {**floats, "flag": jnp.ones((4, rows), jnp.int32), "wide": jnp.zeros((4, rows, 2)), "more": more}
-
-    def body(total: jax.Array, x: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        total = total + x["a"] - 2 * x["b"] + x["c"] * x["flag"]
-        return total, total + x["wide"][:, 0] + x["more"][:rows]
-
-    def roll(xs: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        packed, row = pack_drawn(xs)
-        return jax.lax.scan(lambda total, x: body(total, row(x)), jnp.zeros(rows), packed)
-
-    with forms("tpu"):
-        made = jax.jit(roll)
-        found, text = made(xs), made.lower(xs).as_text()
-    assert same(found, jax.lax.scan(body, jnp.zeros(rows), xs))
-    assert (f"tensor<4x3x{rows}xf32>" in text) is (rows == LANES)
