@@ -129,6 +129,22 @@ def test_stablehlo_comes_to_the_same_bits(policy: GreedyPolicy) -> None:
     assert len(np.unique(np.concatenate(wanted))) > 1
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("jax_traceback_in_locations_limit", 100), ("jax_include_full_tracebacks_in_locations", False)],
+)
+def test_no_file_of_a_program_names_a_path_of_this_machine(setting: str, value: object) -> None:
+    before = getattr(jax.config, setting)
+    jax.config.update(setting, value)
+    try:
+        files = files_of(begins("normalised"), "stablehlo")
+        assert getattr(jax.config, setting) == value
+    finally:
+        jax.config.update(setting, before)
+    named = {name: re.findall(rb"[\w/.-]+\.py\b", content) for name, content in files.items()}
+    assert named == {name: [] for name in files}
+
+
 Act = Callable[[list[np.ndarray]], Any]
 """From the parts of one observation to the action; a call is a step of the same episode."""
 
