@@ -447,6 +447,24 @@ def test_a_description_has_what_each_format_takes(tmp_path: Path) -> None:
     assert json.loads(alone.stdout) == [2111, 2122, 2133]
 
 
+def test_the_name_of_a_part_is_no_code(tmp_path: Path) -> None:
+    """It comes with a run, perhaps from others: with it, text would end, and the rest be Python or C."""
+    python, c = '"""+str(1/0)+"""', "*/ int x; /*\n"
+    spec = EnvSpec("x", {python: Box(-1, 1, (2,)), c: Box(-1, 1, (2,))}, Box(-1, 1, (2,)))
+    policy = Policy(
+        spec=spec,
+        params=lambda state: state,
+        begin=lambda params, obs: obs,
+        act=lambda params, obs: (obs, obs[python] + obs[c]),
+        observe=lambda params, carry, step: step.obs,
+    )
+    function = traced(GreedyPolicy(policy, ()))
+    act = act_in_numpy(function, tmp_path)()
+    order = [np.array(x) for x in ((1, 2), (10, 20))]
+    np.testing.assert_array_equal(act(order), [11, 22])
+    assert b"int x" not in b"".join(as_c.files(function).values())
+
+
 @pytest.mark.slow
 def test_the_memory_of_the_page_of_numpy_is_described_as_it_returns_it() -> None:
     told = json.loads(files_of(begins("memory"), "numpy")["policy.json"])
