@@ -226,6 +226,7 @@ def test_run_without_a_best_policy_is_refused(finished: Finished, tmp_path: Path
         (evaluate.main, ["--episodes", "many"], "--episodes"),
         (evaluate.main, ["--seed", "9" * 30], "--seed"),
         (evaluate.main, ["--episode-count", "3"], "--episode-count"),
+        (evaluate.main, ["--env-args", "name", "X"], "no parameter can be called name"),
         (play.main, ["--seed", "-1"], "--seed"),
         (play.main, ["--max-steps", "0"], "--max-steps"),
         (play.main, ["--fps", "0"], "--fps"),
