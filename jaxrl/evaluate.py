@@ -23,6 +23,7 @@ from jaxrl.loading import load_policy
 from jaxrl.parsing import parse_value
 from jaxrl.training import GreedyPolicy
 from jaxrl.training.evaluator import Evaluation, evaluator_for
+from jaxrl.training.settings import MAX_SIDE_BY_SIDE
 from jaxrl.training.storage.members import resolve
 from jaxrl.trees import make_key
 
@@ -91,7 +92,7 @@ def add_episodes(parser: Parser) -> None:
 
 def check_episodes(options: Namespace) -> None:
     """Raise `SettingsError` if the arguments of `evaluate_policy` are invalid."""
-    check_count("--episodes", options.episodes)
+    check_count("--episodes", options.episodes, most=MAX_SIDE_BY_SIDE)
     check_between("--seed", options.seed, 0, 2**32 - 1)
 
 

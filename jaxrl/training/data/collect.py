@@ -14,6 +14,7 @@ from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.masks import random_action
 from jaxrl.spaces import Box, EnvSpec, from_box, to_box
 from jaxrl.strategies.base import Policy, fold
+from jaxrl.training.settings import MAX_SIDE_BY_SIDE
 from jaxrl.trees import Array, Key, PyTree, tree_where
 
 CHUNK = 256
@@ -55,13 +56,13 @@ def gather(
       transitions: number of steps `R`.
       random: fraction of steps with a uniformly random action.
       noise: standard deviation of Gaussian noise on actions, in half widths of their bounds; for boxes only.
-      num_envs: number of parallel environments.
+      num_envs: number of parallel environments, at most 2**20.
 
     Raises:
       SettingsError: an argument is out of range, noise is set for discrete actions, or a step is not finite.
     """
     check_count("transitions", transitions)
-    check_count("num_envs", num_envs)
+    check_count("num_envs", num_envs, most=MAX_SIDE_BY_SIDE)
     check_between("random", random, 0.0, 1.0)
     check_between("noise", noise, 0.0, 1e3)
     if noise and not isinstance(env.spec.action_space, Box):
