@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxrl.errors import SettingsError, check_between, print_line
 from jaxrl.evaluate import add_env_options, add_which, env_of, load_named
-from jaxrl.paths import writing
+from jaxrl.paths import require_writable_file
 from jaxrl.training.film import player, require_writer, write_film
 from jaxrl.training.settings import FORMATS
 
@@ -46,11 +46,7 @@ def require_writable(path: Path) -> None:
     if (form := format_of(path)) not in FORMATS:
         raise SettingsError(f"--out is {str(path)!r}; expected a name that ends with .gif or .mp4")
     require_writer(form)
-    there = path.exists()
-    with writing(path):
-        open(path, "ab").close()
-        if not there:
-            path.unlink()
+    require_writable_file(path)
 
 
 def format_of(path: str | Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from front_doors import Doors, Finished, one_error_line, snapshot
 
-from jaxrl import evaluate, play, publish, train
+from jaxrl import collect, evaluate, play, publish, train
 from jaxrl.cli.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError
 from jaxrl.training import loop, program
@@ -247,11 +247,22 @@ def test_evaluate_and_play_want_a_run(refuse: Refuse, main: Callable[..., int]) 
     assert "run_dir" in refuse(main=main)
 
 
+GATHER = ["--transitions", "64", "--out"]
+
+
 @pytest.mark.parametrize(
     ("main", "args", "said"),
     [
         (evaluate.main, ["--episodes", "99999999999"], "--episodes is 99999999999; expected at most 1048576"),
         (publish.main, ["--out", "hub", "--episodes", "1048577"], "--episodes is 1048577; expected at most 1048576"),
+        (collect.main, [*GATHER, "nowhere/metrics.jsonl"], "lies in the run nowhere, which is only read"),
+        (collect.main, [*GATHER, "missing/x.npz"], "cannot write missing/x.npz: No such file"),
+        (collect.main, [*GATHER, "."], "cannot write .: Is a directory"),
+        (collect.main, [*GATHER, ""], "cannot write .: Is a directory"),
+        (collect.main, [*GATHER, "x.npz", "--num-envs", "99999999999"], "num_envs is 99999999999; expected at most"),
+        (collect.main, [*GATHER, "x.npz", "--random", "1.5"], "random is 1.5"),
+        (collect.main, [*GATHER, "x.npz", "--noise", "-1"], "noise is -1"),
+        (collect.main, ["--transitions", "0", "--out", "x.npz"], "transitions is 0"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_the_run_is_read(
