@@ -4,12 +4,15 @@ from jaxrl.cli.main import Parser, place, run_main  # first: it installs signal 
 
 # isort: split
 from collections.abc import Sequence
+from pathlib import Path
 
 from jaxrl.buffers import summarise
 from jaxrl.envs import HostEnv
 from jaxrl.errors import SettingsError, check_between, print_line
 from jaxrl.evaluate import add_env_options, add_which, env_of, load_named
-from jaxrl.training.data.collect import gather
+from jaxrl.paths import require_writable_file
+from jaxrl.reports.exports import require_outside
+from jaxrl.training.data.collect import check_settings, gather
 from jaxrl.training.data.files import save_dataset
 from jaxrl.trees import make_key
 
@@ -33,6 +36,9 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("--num-envs", type=int, default=16, help="environments side by side (default: 16)")
     options = parser.parse(args)
     check_between("--seed", options.seed, 0, 2**32 - 1)
+    check_settings(options.transitions, options.random, options.noise, options.num_envs)
+    require_outside(Path(options.out), [options.run_dir])
+    require_writable_file(Path(options.out))
     policy = load_named(options)
     env = env_of(policy, options.env, options.env_args)
     if isinstance(env, HostEnv):

@@ -17,11 +17,13 @@ from jaxrl.cli.arguments import parse_pairs
 from jaxrl.cli.outside import admit, admit_algorithm
 from jaxrl.envs import Env, HostEnv, make_env
 from jaxrl.envs.base import require_same_spaces
-from jaxrl.errors import check_between, check_count, print_line, print_stderr
+from jaxrl.envs.registry import NAME_TAKEN
+from jaxrl.errors import SettingsError, check_between, check_count, print_line, print_stderr
 from jaxrl.loading import load_policy
 from jaxrl.parsing import parse_value
 from jaxrl.training import GreedyPolicy
 from jaxrl.training.evaluator import Evaluation, evaluator_for
+from jaxrl.training.settings import MAX_SIDE_BY_SIDE
 from jaxrl.training.storage.members import resolve
 from jaxrl.trees import make_key
 
@@ -90,7 +92,7 @@ def add_episodes(parser: Parser) -> None:
 
 def check_episodes(options: Namespace) -> None:
     """Raise `SettingsError` if the arguments of `evaluate_policy` are invalid."""
-    check_count("--episodes", options.episodes)
+    check_count("--episodes", options.episodes, most=MAX_SIDE_BY_SIDE)
     check_between("--seed", options.seed, 0, 2**32 - 1)
 
 
@@ -133,7 +135,8 @@ def env_of(policy: GreedyPolicy, env: str | None = None, env_args: Sequence[str]
     The latter has the parameters of the training, overridden by `env_args`, even if it has to be named again.
 
     Raises:
-      SettingsError: its spaces differ from the policy's, or none is given and that of the training cannot be rebuilt.
+      SettingsError: its spaces differ from the policy's, none is given and that of the training cannot be rebuilt, or
+        a parameter is called `name`.
     """
     given = {name: parse_value(value) for name, value in parse_pairs("--env-args", env_args).items()}
     admit([env])
@@ -141,6 +144,8 @@ def env_of(policy: GreedyPolicy, env: str | None = None, env_args: Sequence[str]
     if env is None or (env == settings.get("env") and "env" not in settings.get("custom", [])):
         env, trained = loading.env_in(settings, given)
         given = {**trained, **given}
+    if "name" in given:
+        raise SettingsError(f"env_args.name: {NAME_TAKEN}")
     made: Env | HostEnv = make_env(env, **given)
     require_same_spaces(made.spec, policy.policy.spec)
     return made

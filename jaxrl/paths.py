@@ -117,6 +117,16 @@ def writing(what: object, kind: type[JaxrlError] = SettingsError) -> Iterator[No
         raise kind(f"cannot write {what}: {reason_of_path(error)}") from error
 
 
+def require_writable_file(path: Path) -> None:
+    """Raise `SettingsError` unless a file can be written at `path`; an existing file is not changed."""
+    file = os.path.realpath(path)  # not a link to it, which is to stay
+    there = os.path.exists(file)
+    with writing(path):
+        open(file, "ab").close()
+        if not there:
+            os.unlink(file)
+
+
 def reason_of_path(error: BaseException) -> str:
     """Return the reason why a path or its file cannot be used, without the path."""
     return getattr(error, "strerror", None) or error_text(error)

@@ -3,13 +3,12 @@
 from jaxrl.cli.main import Parser, place, run_main  # first: it installs signal handlers
 
 # isort: split
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl.errors import SettingsError, check_between, print_line
 from jaxrl.evaluate import add_env_options, add_which, env_of, load_named
-from jaxrl.paths import writing
+from jaxrl.paths import require_writable_file
 from jaxrl.training.film import player, require_writer, write_film
 from jaxrl.training.settings import FORMATS
 
@@ -47,11 +46,7 @@ def require_writable(path: Path) -> None:
     if (form := format_of(path)) not in FORMATS:
         raise SettingsError(f"--out is {str(path)!r}; expected a name that ends with .gif or .mp4")
     require_writer(form)
-    there = os.path.lexists(path)  # a link counts, wherever it leads
-    with writing(path):
-        open(path, "ab").close()
-        if not there:
-            path.unlink()
+    require_writable_file(path)
 
 
 def format_of(path: str | Path) -> str:

@@ -129,6 +129,22 @@ def test_stablehlo_comes_to_the_same_bits(policy: GreedyPolicy) -> None:
     assert len(np.unique(np.concatenate(wanted))) > 1
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("jax_traceback_in_locations_limit", 100), ("jax_include_full_tracebacks_in_locations", False)],
+)
+def test_no_file_of_a_program_names_a_path_of_this_machine(setting: str, value: object) -> None:
+    before = getattr(jax.config, setting)
+    jax.config.update(setting, value)
+    try:
+        files = files_of(begins("normalised"), "stablehlo")
+        assert getattr(jax.config, setting) == value
+    finally:
+        jax.config.update(setting, before)
+    named = {name: re.findall(rb"[\w/.-]+\.py\b", content) for name, content in files.items()}
+    assert named == {name: [] for name in files}
+
+
 Act = Callable[[list[np.ndarray]], Any]
 """From the parts of one observation to the action; a call is a step of the same episode."""
 
@@ -429,6 +445,24 @@ def test_a_description_has_what_each_format_takes(tmp_path: Path) -> None:
     )
     alone = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(alone.stdout) == [2111, 2122, 2133]
+
+
+def test_the_name_of_a_part_is_no_code(tmp_path: Path) -> None:
+    """It comes with a run, perhaps from others: with it, text would end, and the rest be Python or C."""
+    python, c = '"""+str(1/0)+"""', "*/ int x; /*\n"
+    spec = EnvSpec("x", {python: Box(-1, 1, (2,)), c: Box(-1, 1, (2,))}, Box(-1, 1, (2,)))
+    policy = Policy(
+        spec=spec,
+        params=lambda state: state,
+        begin=lambda params, obs: obs,
+        act=lambda params, obs: (obs, obs[python] + obs[c]),
+        observe=lambda params, carry, step: step.obs,
+    )
+    function = traced(GreedyPolicy(policy, ()))
+    act = act_in_numpy(function, tmp_path)()
+    order = [np.array(x) for x in ((1, 2), (10, 20))]
+    np.testing.assert_array_equal(act(order), [11, 22])
+    assert b"int x" not in b"".join(as_c.files(function).values())
 
 
 @pytest.mark.slow

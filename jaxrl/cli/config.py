@@ -25,7 +25,7 @@ from jaxrl.cli.arguments import (
 )
 from jaxrl.cli.help import all_settings, first_page, wrap_paragraphs
 from jaxrl.cli.presets import PRESETS
-from jaxrl.envs.registry import check_plain_args, env_names
+from jaxrl.envs.registry import NAME_TAKEN, check_plain_args, env_names
 from jaxrl.errors import SettingsError, suggest
 from jaxrl.parsing import as_int, flatten_settings, parse_float, split_list
 from jaxrl.paths import CONFIG, local
@@ -377,7 +377,7 @@ def as_type(name: str, value: Any, hint: Any) -> Any:
 def _plain(name: str, value: Any) -> Any:
     """Convert a parameter of an environment: a number, also one in a string, a boolean, another string or a list."""
     if name.endswith(("env_args.name", "env-args.name")):
-        raise SettingsError(f"{name}: no parameter can be called name, which is that of the environment itself")
+        raise SettingsError(f"{name}: {NAME_TAKEN}")
     if isinstance(value, list):
         return [_plain(name, item) for item in value]
     if isinstance(value, str):

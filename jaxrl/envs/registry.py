@@ -11,6 +11,9 @@ from jaxrl.registry import SUITES, import_name, join_names, split_suite
 
 EnvFactory = Callable[..., Env | HostEnv]
 
+NAME_TAKEN = "no parameter can be called name, which is that of the environment itself"
+"""Error message for a parameter that `make_env` cannot take, having an argument of that name."""
+
 _REGISTERED: dict[str, EnvFactory] = {}
 
 

@@ -28,7 +28,7 @@ W = {{name: W[name] for name in W.files}}
 
 
 def act({given}):
-    """{docstring}"""
+    {docstring!r}
 {body}
 '''
 _refuse = partial(refuse, language="NumPy")

@@ -1,5 +1,7 @@
 """Export to StableHLO by `jax.export`: one program for CPU, CUDA and TPU, for batches of any size."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -36,8 +38,22 @@ def export_program(function: Function) -> Any:
         # Without the barrier, XLA would fold constants when compiling, which may round differently than at run time.
         return function.call(jax.lax.optimization_barrier(function.params), *inputs)
 
-    with forms("plain"):  # one program for all platforms and batch sizes
+    with forms("plain"), _without_locations():  # one program for all platforms and batch sizes
         return jax.export.export(call, platforms=PLATFORMS)(*function.inputs(rows))
+
+
+@contextmanager
+def _without_locations() -> Iterator[None]:
+    """Keep JAX from writing, for each operation, the paths of the source files on this machine that it comes from."""
+    wanted = {"jax_include_full_tracebacks_in_locations": True, "jax_traceback_in_locations_limit": 0}
+    before = {name: getattr(jax.config, name) for name in wanted}
+    try:
+        for name, value in wanted.items():
+            jax.config.update(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def files(function: Function) -> dict[str, bytes]:

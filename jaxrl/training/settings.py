@@ -16,6 +16,8 @@ from jaxrl.training.schedule import Schedule, round_to_iterations
 
 FORMATS = ("gif", "mp4")
 """Formats of films."""
+MAX_SIDE_BY_SIDE = 2**20
+"""Largest number of environments that evaluations and the gathering of data step side by side."""
 
 
 class GivenArrays:
@@ -119,7 +121,7 @@ class TrainerConfig:
 
     def check(self) -> None:
         """Raise `SettingsError` for settings that cannot work."""
-        check_count("eval_episodes", self.eval_episodes, least=0)
+        check_count("eval_episodes", self.eval_episodes, least=0, most=MAX_SIDE_BY_SIDE)
         if self.eval_starts not in ("fresh", "fixed"):
             raise SettingsError(f"eval_starts is {self.eval_starts!r}; expected fresh or fixed")
         if self.eval_at_return is not None:
@@ -141,8 +143,6 @@ class TrainerConfig:
             raise SettingsError(
                 "video_interval films after evaluations, into the directory of the run; set run_dir and eval_episodes"
             )
-        if self.eval_episodes > 2**20:
-            raise SettingsError(f"eval_episodes is {self.eval_episodes}; at most {2**20} run in parallel")
         if self.eval_interval and not self.eval_episodes:
             raise SettingsError(
                 f"eval_interval is {self.eval_interval} but eval_episodes is 0; "

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from front_doors import Doors, Finished, one_error_line, snapshot
 
-from jaxrl import evaluate, play, train
+from jaxrl import collect, evaluate, play, publish, train
 from jaxrl.cli.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError
 from jaxrl.training import loop, program
@@ -100,6 +100,7 @@ def test_count_that_is_no_whole_number_is_refused(refuse: Refuse, flag: str, val
         (["--processor.reward-clip", "-1"], "reward_clip"),
         (["--seed", "99999999999"], "seed"),
         (["--max-opts", "5000000000"], "max_opts"),
+        (["--eval-episodes", "1048577"], "eval_episodes is 1048577; expected at most 1048576"),
     ],
 )
 def test_number_out_of_range_is_refused_by_name(refuse: Refuse, args: list[str], name: str) -> None:
@@ -226,6 +227,7 @@ def test_run_without_a_best_policy_is_refused(finished: Finished, tmp_path: Path
         (evaluate.main, ["--episodes", "many"], "--episodes"),
         (evaluate.main, ["--seed", "9" * 30], "--seed"),
         (evaluate.main, ["--episode-count", "3"], "--episode-count"),
+        (evaluate.main, ["--env-args", "name", "X"], "no parameter can be called name"),
         (play.main, ["--seed", "-1"], "--seed"),
         (play.main, ["--max-steps", "0"], "--max-steps"),
         (play.main, ["--fps", "0"], "--fps"),
@@ -243,6 +245,30 @@ def test_bad_arguments_of_evaluate_and_play_are_refused(
 @pytest.mark.parametrize("main", [evaluate.main, play.main])
 def test_evaluate_and_play_want_a_run(refuse: Refuse, main: Callable[..., int]) -> None:
     assert "run_dir" in refuse(main=main)
+
+
+GATHER = ["--transitions", "64", "--out"]
+
+
+@pytest.mark.parametrize(
+    ("main", "args", "said"),
+    [
+        (evaluate.main, ["--episodes", "99999999999"], "--episodes is 99999999999; expected at most 1048576"),
+        (publish.main, ["--out", "hub", "--episodes", "1048577"], "--episodes is 1048577; expected at most 1048576"),
+        (collect.main, [*GATHER, "nowhere/metrics.jsonl"], "lies in the run nowhere, which is only read"),
+        (collect.main, [*GATHER, "missing/x.npz"], "cannot write missing/x.npz: No such file"),
+        (collect.main, [*GATHER, "."], "cannot write .: Is a directory"),
+        (collect.main, [*GATHER, ""], "cannot write .: Is a directory"),
+        (collect.main, [*GATHER, "x.npz", "--num-envs", "99999999999"], "num_envs is 99999999999; expected at most"),
+        (collect.main, [*GATHER, "x.npz", "--random", "1.5"], "random is 1.5"),
+        (collect.main, [*GATHER, "x.npz", "--noise", "-1"], "noise is -1"),
+        (collect.main, ["--transitions", "0", "--out", "x.npz"], "transitions is 0"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_the_run_is_read(
+    refuse: Refuse, main: Callable[..., int], args: list[str], said: str
+) -> None:
+    assert said in refuse("nowhere", *args, main=main)
 
 
 # --- files of settings ------------------------------------------------------------------------------------------

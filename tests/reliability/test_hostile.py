@@ -125,6 +125,7 @@ STRANGE_BEST: dict[str, Callable[[dict[str, Any]], Any]] = {
     "environment is a list": setting(env=[]),
     "environment is a path": setting(env="../../victim/evil.py"),
     "environment's arguments are text": setting(env_args="x"),
+    "environment's argument is called name": setting(env_args={"name": "x"}),
     "custom is a number": setting(custom=3),
     "algorithm is a list": setting(algo=[]),
     "agent is text": setting(agent="x"),
@@ -144,7 +145,9 @@ STRANGE_BEST: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-@pytest.mark.every_day("environment is a path", "score is null", "space has huge numbers")
+@pytest.mark.every_day(
+    "environment is a path", "environment's argument is called name", "score is null", "space has huge numbers"
+)
 @pytest.mark.filterwarnings("ignore:checkpoint .* is passed over")
 @pytest.mark.parametrize("strange", STRANGE_BEST)
 def test_a_best_policy_with_strange_facts_is_used_or_refused_in_one_line(

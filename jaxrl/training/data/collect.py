@@ -14,6 +14,7 @@ from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.masks import random_action
 from jaxrl.spaces import Box, EnvSpec, from_box, to_box
 from jaxrl.strategies.base import Policy, fold
+from jaxrl.training.settings import MAX_SIDE_BY_SIDE
 from jaxrl.trees import Array, Key, PyTree, tree_where
 
 CHUNK = 256
@@ -55,15 +56,12 @@ def gather(
       transitions: number of steps `R`.
       random: fraction of steps with a uniformly random action.
       noise: standard deviation of Gaussian noise on actions, in half widths of their bounds; for boxes only.
-      num_envs: number of parallel environments.
+      num_envs: number of parallel environments, at most 2**20.
 
     Raises:
       SettingsError: an argument is out of range, noise is set for discrete actions, or a step is not finite.
     """
-    check_count("transitions", transitions)
-    check_count("num_envs", num_envs)
-    check_between("random", random, 0.0, 1.0)
-    check_between("noise", noise, 0.0, 1e3)
+    check_settings(transitions, random, noise, num_envs)
     if noise and not isinstance(env.spec.action_space, Box):
         raise SettingsError(f"noise is for continuous actions, which {env.spec.name} does not have; use random")
     several = vectorise(require_single_agent(env, "gathering a data set"), num_envs)
@@ -85,6 +83,14 @@ def gather(
     # The last episode may be incomplete.
     whole.truncated[-1] = not whole.terminated[-1]
     return Dataset(env.spec, *whole[:-1])
+
+
+def check_settings(transitions: int, random: float, noise: float, num_envs: int) -> None:
+    """Raise `SettingsError` if an argument of `gather` is out of range."""
+    check_count("transitions", transitions)
+    check_count("num_envs", num_envs, most=MAX_SIDE_BY_SIDE)
+    check_between("random", random, 0.0, 1.0)
+    check_between("noise", noise, 0.0, 1e3)
 
 
 def _run(
