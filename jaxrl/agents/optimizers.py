@@ -71,7 +71,7 @@ def settings_given(config: OptimizerConfig) -> dict[str, float]:
 
 
 def _kernels(params: PyTree) -> PyTree:
-    """Return whether each parameter is a kernel, by name; without such names, as in other libraries, a matrix."""
+    """Return whether each parameter is a kernel, by name; if none is named so, whether it is a matrix."""
 
     def has_name(path: tuple[Any, ...], x: Array) -> bool:
         return jax.tree_util.keystr(path[-1:], simple=True).rpartition("/")[2].startswith("kernel")

@@ -364,7 +364,7 @@ def _target_entropy(target: Array, mask: Array | None) -> Array:
 
 
 def _deviations(parts: _Parts, key: Key | None, rows: int) -> dict[str, Array]:
-    """Draw deviations of continuous actions from their mean, `[rows, D]`; without a key, which is consumed, zeros."""
+    """Draw deviations of continuous actions from their mean, `[rows, D]`. The key is consumed; without one, zeros."""
     if isinstance(parts.spec.action_space, Discrete):
         return {}
     shape = (rows, critics.space_size(cast(Box, parts.spec.action_space)))

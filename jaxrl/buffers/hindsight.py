@@ -140,8 +140,8 @@ def _push(parts: _Parts, state: HindsightState, items: Transition, pushes: Array
     for i in range(0, rows, stride):
         now = jax.tree.map(lambda x, i=i: x[i : i + stride], items)
         # As in a compact buffer: an episode continues if the next observation is the successor, bit by bit. A truncated
-        # one does not, because the next observation is that of a new episode. Nor does it continue by an invalid step,
-        # whose zeros are nobody's goal.
+        # one does not, because the next observation is that of a new episode. An invalid step does not continue it
+        # either: its zeros are no goal.
         continues = rows_equal(last.next_obs, now.obs) & (last.discount > 0) & (now.weight > 0)
         age = jnp.where(continues, age + 1, 0)
         ages.append(age)

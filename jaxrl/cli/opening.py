@@ -14,7 +14,7 @@ stage = Stage()
 
 
 def greet(args: Sequence[str]) -> None:
-    """Print the version, and show that imports have begun.
+    """Print the version, and show that imports have begun; with `--help`, `--list-envs` or `--quiet`, print nothing.
 
     `--version`, and errors that can be detected before slow imports, end the process here.
     """

@@ -68,8 +68,7 @@ def atari_env(name: str, /, *, life_loss: bool | float = False, raw: bool | floa
 
 def _with_limit(game: HostEnv, frames: int | None, skip: int) -> HostEnv:
     """Return `game` with the limit of its episodes in steps of at least `skip` frames; the game counts `frames`."""
-    limit = None if frames is None else max(1, frames // skip)
-    return game._replace(spec=game.spec._replace(time_limit=limit))
+    return game if frames is None else game._replace(spec=game.spec._replace(time_limit=max(1, frames // skip)))
 
 
 def check_settings(name: str, params: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from jaxrl.trees import PyTree
 
 PREFIX = "envpool:"
 """Prefix of the names of EnvPool's environments, as in `envpool:CartPole-v1`."""
+UNLIMITED = 2**31 - 1
+"""EnvPool's limit of steps where a task has none."""
 
 
 def envpool_env(name: str, /, **kwargs: Any) -> HostEnv:
@@ -32,7 +34,8 @@ def envpool_env(name: str, /, **kwargs: Any) -> HostEnv:
         raise SettingsError(f"EnvPool cannot make {id_}: {error_text(error)}") from error
     observations, actions = (convert_space(PREFIX + id_, space) for space in (one.observation_space, one.action_space))
     config = one.spec.config
-    spec = EnvSpec(PREFIX + id_, to_channels_last(observations), actions, time_limit=config.max_episode_steps)
+    limit = config.max_episode_steps if config.max_episode_steps < UNLIMITED else None
+    spec = EnvSpec(PREFIX + id_, to_channels_last(observations), actions, limit)
     env = HostEnv(spec, partial(_EnvPool, make, spec), settings={"env": PREFIX + id_, "env_args": dict(kwargs)})
     return _atari_env(env, make, config) if "episodic_life" in config._fields else env
 

@@ -376,8 +376,8 @@ def init_buffer(learner: ReplayLearner, items: Transition) -> PyTree:
 def _set_hyperparams(collector: Collector, learner: ReplayLearner, state: OffPolicyState) -> OffPolicyState:
     """Return `state` with the hyperparameters of the settings; demonstrations are processed anew with them."""
     tuned: OffPolicyState = interaction.set_hyperparams(collector, state)
-    renew = learner.buffer.renew
-    return tuned if renew is None else tuned._replace(buffer=renew(tuned.buffer))
+    renew, is_saved = learner.buffer.renew, bool(jax.tree.leaves(tuned.buffer))  # a refill makes a new buffer anyway
+    return tuned._replace(buffer=renew(tuned.buffer)) if renew is not None and is_saved else tuned
 
 
 def _reset_buffer(collector: Collector, learner: ReplayLearner, state: OffPolicyState) -> OffPolicyState:

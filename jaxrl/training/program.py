@@ -61,7 +61,7 @@ def without_replay(saved: Saved) -> Saved:
 
 
 def as_saved(tree: PyTree, facts: Mapping[str, Any]) -> PyTree:
-    """Return what of `tree` a checkpoint with these facts holds: all of it, or all `without_replay`."""
+    """Return the part of `tree` that a checkpoint with these facts holds: all of it, or all `without_replay`."""
     bare = facts.get("left_out") == LEFT_OUT and isinstance(tree, Saved) and hasattr(tree.state, "buffer")
     return without_replay(tree) if bare else tree
 

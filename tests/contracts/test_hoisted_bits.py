@@ -53,4 +53,5 @@ def test_draws_ahead_change_no_bit_of_a_run(name: str) -> None:
         require_same_bits(ahead, wanted)
     # Another random number would be seen at once.
     for came, plain_loop in zip(jax.tree.leaves(numbers(ahead)), jax.tree.leaves(numbers(wanted)), strict=True):
-        np.testing.assert_allclose(came, plain_loop, rtol=1e-5, atol=1e-7)
+        rounding = 1e-5 if np.issubdtype(came.dtype, np.floating) else 0.0
+        np.testing.assert_allclose(came, plain_loop, rtol=rounding, atol=1e-2 * rounding)

@@ -67,7 +67,8 @@ class TensorBoardRecorder(Recorder):
         (counts, edges), x = histogram.bins(), histogram.values
         # Buckets have only upper limits, so an empty first bucket marks the lower limit of the second.
         buckets = edges.tolist(), [0.0, *counts.tolist()]
-        summary = histogram_raw(histogram.name, x.min(), x.max(), len(x), x.sum(), x @ x, *buckets)
+        summary = histogram_raw("histogram", x.min(), x.max(), len(x), x.sum(), x @ x, *buckets)
+        summary.value[0].tag = histogram.name  # in which tensorboardX would replace spaces and brackets
         self._append(self._record(step=histogram.opt_steps, summary=summary))
 
     def rewind(self, opt_steps: int) -> None:

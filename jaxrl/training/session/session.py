@@ -132,7 +132,7 @@ class Session:
         self.config, self._given_recorders = with_recorders(config, recorders)
         require_recorders(self._given_recorders)
         self.config.check()
-        inputs.check_entry("about", dict(about or {}))
+        inputs.check_entries("about", {} if about is None else about)
         _, how = resolve_resume(bool(resume), None, self.config.run_dir, allow_changes, start_over)
         self.hooks, self.interrupt = hooks or SessionHooks(), Interrupt() if interrupt is None else interrupt
         self._outside = inputs.describe_envs(spec, self.config.num_envs)
@@ -506,8 +506,10 @@ class Session:
             self._log.open(self._storage, resume.run, (*notes, *self._rounding))
             self._saved_s = time.perf_counter()
         except BaseException:
-            self._log.close()
-            self._storage.close()
+            try:
+                self._log.close()
+            finally:
+                self._storage.close()
             raise
 
     def _load_newest(self, first: SessionState) -> SessionState:

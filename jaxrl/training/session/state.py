@@ -124,7 +124,8 @@ class SessionState(NamedTuple):
     evaluation: EpisodeEvaluation | None = None
     """The evaluation in progress, if any. It is not saved: a resumed session continues with training."""
     resets: Resets | None = None
-    """They stay due where the session goes back to an earlier state, as the vector does not; not saved."""
+    """Resets that are due; they stay so if the session goes back to an earlier state, as the vector does not. Not
+    saved."""
     resumed: bool = False
     """Whether the running episodes may have been lost with an earlier process."""
 

@@ -101,6 +101,7 @@ class LogFile:
         self.pending.clear()
 
     def _rewrite(self, content: bytes) -> None:
+        self.close_file()  # the descriptor of a file that is replaced
         try:
             write_atomically(self.path, content)
         except OSError:
@@ -289,7 +290,7 @@ class LogSums:
         with open(path, "rb") as file:
             info = os.fstat(file.fileno())
             if known is None or known.inode != info.st_ino or known.size > info.st_size:
-                known = _Sum(info.st_ino, 0, 0)  # a rewound log is a new file
+                known = _Sum(info.st_ino, 0, 0)
             file.seek(known.size)
             size, crc = known.size, known.crc
             while part := file.read(PIECE):

@@ -441,6 +441,7 @@ class Storage:
         """
         step, tree, facts = self.checkpoints.load_newest(like)
         self._compare(step, facts)  # again: it may be older than the one compared first
+        self._log_sums = self._new_log_sums()  # anew: rows after this step are about to be removed
         assert self.dir is not None
         # Training does not depend on the logs, so damage is only a warning.
         for problem in damage(self.dir.open_log, facts):
@@ -486,7 +487,7 @@ class Storage:
         if self.dir is None or not self.best.steps():
             return None
         # The run begins again: what an attempt under other settings has left is not its own.
-        if self.decisive and not self.resumes:
+        if not self.resumes and any(not change.name.startswith("versions.") for change in self.decisive):
             if isinstance(self.dir, RunDir):
                 self.best.drop_after(-1)
             return None

@@ -351,7 +351,8 @@ def _in_file(path: Path, files: contextlib.ExitStack) -> dict[str, Callable[[], 
     if path.suffix == ".npz":
         archive = files.enter_context(np.load(path, allow_pickle=False))
         check_size(path, archive)
-        return {_path(name): partial(archive.__getitem__, name) for name in archive.files}
+        arrays = {name.removesuffix(".npy") for name in archive.zip.namelist() if name.endswith(".npy")}
+        return {_path(name): partial(archive.__getitem__, name) for name in archive.files if name in arrays}
     from safetensors import safe_open
 
     tensors = files.enter_context(safe_open(path, framework="numpy"))
@@ -359,15 +360,16 @@ def _in_file(path: Path, files: contextlib.ExitStack) -> dict[str, Callable[[], 
 
 
 def check_size(file: str | Path, archive: Any) -> None:
-    """Raise `SettingsError` if an open `.npz` file, which may be a thousand times smaller, does not fit into memory."""
-    size, memory = sum(info.file_size for info in archive.zip.infolist()), host_bytes()
+    """Raise `SettingsError` if the arrays of an open `.npz` file, which may be compressed, do not fit into memory."""
+    arrays = [info for info in archive.zip.infolist() if info.filename.endswith(".npy")]
+    size, memory = sum(info.file_size for info in arrays), host_bytes()
     if size > memory:
         raise SettingsError(
             f"{file} holds {size / 2**30:.1f} GiB of arrays once unpacked, more than the {memory / 2**30:.1f} GiB of "
             "memory of this machine; leave some out"
         )
     # Read headers only: NumPy would allocate the shapes stated there before it notices that data are missing.
-    for info in archive.zip.infolist():
+    for info in arrays:
         with archive.zip.open(info) as packed:
             version = np.lib.format.read_magic(packed)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
