@@ -108,7 +108,7 @@ class Setting(NamedTuple):
     best: float
     """The best score of any member, biased upwards as a maximum of noisy scores; NaN if there is none."""
     halved: int = 0
-    """Number of members that a search ended early."""
+    """Number of members that a search ended early; their scores count only if all are."""
 
 
 class PopulationResult(NamedTuple):
@@ -129,7 +129,8 @@ class PopulationResult(NamedTuple):
         """Group the members by their values of the swept settings `names`, by default of all of them.
 
         Values are the final ones, as PBT changes them. Groups are sorted by the interquartile mean of last scores, the
-        best first, ties in order of members; groups whose members were all ended by halving come last.
+        best first, ties in order of members. Members ended by halving count only in groups without others, which come
+        last.
 
         Raises:
           SettingsError: a setting was not swept.
@@ -142,7 +143,6 @@ class PopulationResult(NamedTuple):
         for member in self.members:
             groups.setdefault(tuple(member.now[name] for name in names or swept), []).append(member)
         found = [_setting(dict(zip(names or swept, key, strict=True)), group) for key, group in groups.items()]
-        # Scores of members ended by halving come from shorter training and are not comparable.
         whole = lambda setting: setting.halved < len(setting.members)
         return sorted(found, key=lambda setting: (not whole(setting), -np.nan_to_num(setting.last.iqm, nan=-np.inf)))
 
@@ -151,10 +151,10 @@ class PopulationResult(NamedTuple):
         return self.by(*([by] if by else []))[0]
 
     def best_member(self) -> MemberResult:
-        """Return the member with the highest best score in the group `best()`."""
+        """Return the member with the highest best score in the group `best()`, of those that halving left."""
         numbers = set(self.best().members)
         score = lambda member: -math.inf if member.best_score is None else member.best_score
-        return max((member for member in self.members if member.number in numbers), key=score)
+        return max(_comparable([member for member in self.members if member.number in numbers]), key=score)
 
     def plot(self, axes: Any = None) -> Any:
         """Plot the evaluation scores of each member over environment steps, with one colour per setting.
@@ -183,12 +183,17 @@ class PopulationResult(NamedTuple):
         return "\n".join([*lines, *([f"and {more} more"] if more > 0 else [])])
 
 
+def _comparable(members: Sequence[MemberResult]) -> Sequence[MemberResult]:
+    """Return the members that halving did not end, whose scores come from longer training; all if there are none."""
+    return [member for member in members if member.status != HALVED] or members
+
+
 def _setting(values: Mapping[str, Any], group: Sequence[MemberResult]) -> Setting:
     strata: dict[tuple[Any, ...], list[float]] = {}
-    for member in group:
+    for member in _comparable(group):
         last = float("nan") if member.last_score is None or member.status == "diverged" else member.last_score
         strata.setdefault(tuple(member.now.values()), []).append(last)
-    best = max((m.best_score for m in group if m.best_score is not None), default=float("nan"))
+    best = max((m.best_score for m in _comparable(group) if m.best_score is not None), default=float("nan"))
     halved = sum(member.status == HALVED for member in group)
     return Setting(values, tuple(member.number for member in group), spread(strata.values()), best, halved)
 
