@@ -59,7 +59,7 @@ def check_config(name: str, config: object, expected: Any) -> None:
 def _settings_of_schedules(name: str, config: Any) -> dict[str, Any]:
     """Return the settings of an agent that its schedules decide: the schedules as `str` writes them, and their peaks.
 
-    A schedule of the learning rate takes the place of `lr_decay`.
+    A schedule of a learning rate takes the place of `lr_decay`, which is one for all learning rates.
     """
     schedules, rules = schedules_in(config.schedules), rules_of(cast(Any, type(config)))
     decided: dict[str, Any] = {"schedules": tuple(f"{word}={schedule}" for word, schedule in schedules.items())}
@@ -72,7 +72,7 @@ def _settings_of_schedules(name: str, config: Any) -> dict[str, Any]:
                 rules[field][0].check(f"agent.{field}, in its schedule,", value)
             # The value furthest from 0: an option whose schedule begins or ends at 0 counts as on.
             decided[field] = schedule.peak
-        if word == "lr":
+        if word == "lr" or word.endswith("_lr"):
             decided["lr_decay"] = 0
     return decided
 

@@ -158,7 +158,8 @@ class PBT(NamedTuple):
             return {}
         if self.select == "truncation":
             # At most half, so that no member is both among the best and the worst.
-            count = min(max(1, int(len(order) * self.share)), len(order) // 2)
+            # Rounded first: a product such as 100 * 0.29 is a little less than the whole number meant.
+            count = min(max(1, int(round(len(order) * self.share, 6))), len(order) // 2)
             best, worst = order[:count], order[-count:]
             # Members with equal scores do not copy each other.
             beaten = [number for number in worst if _finite(scores[number]) < _finite(scores[best[-1]])]

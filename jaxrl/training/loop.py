@@ -486,9 +486,9 @@ class Run:
         Raises:
           SettingsError: one of them has different settings or versions, or failed to start.
         """
-        if processes.several():
-            self._agree()
         try:
+            if processes.several():
+                self._agree()
             yield
         # A loop that the caller left has ended like any other.
         except GeneratorExit:

@@ -126,12 +126,17 @@ def _look(name: str) -> str | None:
 def stops(interrupt: Interrupt) -> bool:
     """Return whether a stop was requested; process 0 also checks for signals forwarded by the others."""
     if several() and not number() and not interrupt:
-        with reported():
-            for name, signal in _store().key_value_dir_get(SIGNAL):
-                # Delete it first, so that each signal counts once.
-                _store().key_value_delete(name)
-                interrupt.receive(int(signal))
+        for signal in _take_signals():
+            interrupt.receive(signal)
     return bool(interrupt)
+
+
+def _take_signals() -> Iterator[int]:
+    """Yield the signals that the other processes have forwarded, each once."""
+    with reported():
+        for name, signal in _store().key_value_dir_get(SIGNAL):
+            _store().key_value_delete(name)
+            yield int(signal)
 
 
 def agree(settings: Mapping[str, Any]) -> None:
@@ -144,9 +149,13 @@ def agree(settings: Mapping[str, Any]) -> None:
         _agree_with_first(settings)
         return
     broadcast("settings", settings)
-    for i, said in enumerate(answers(), 1):
-        if said != "yes":
-            raise SettingsError(f"process {i}: {said}")
+    # Read all answers before judging any, and signals left by an earlier run: what stays would count in the next run.
+    said = list(answers())
+    for _ in _take_signals():
+        pass
+    for i, answered in enumerate(said, 1):
+        if answered != "yes":
+            raise SettingsError(f"process {i}: {answered}")
 
 
 def _agree_with_first(settings: Mapping[str, Any]) -> None:
@@ -157,6 +166,9 @@ def _agree_with_first(settings: Mapping[str, Any]) -> None:
     found = changes(wanted, json.loads(json.dumps(settings, default=str)))
     said = f"has other settings or versions than process 0 ({'; '.join(map(str, found))}); start all by one command"
     if found:
+        answer(said)
+        for _ in orders(Interrupt()):  # up to the end of this run, so that the next one begins in step
+            pass
         raise SettingsError(said)
     answer("yes")
 

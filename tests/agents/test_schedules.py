@@ -82,6 +82,7 @@ def test_the_last_word_counts() -> None:
     settings = lambda maker: maker(SPEC).info.settings
     first = settings(jaxrl.dqn(lr=jaxrl.linear(1e-3, 2e-3, 10), lr_decay=50))
     assert (first["lr"], first["lr_decay"], first["schedules"]) == (2e-3, 0, ("lr=linear(0.001,0.002,10)",))
+    assert settings(jaxrl.sac(policy_lr=jaxrl.linear(1e-3, 2e-3, 10), lr_decay=50))["lr_decay"] == 0
     config = jaxrl.DQNConfig(schedules=("lr=constant(1e-3)", "tau=linear(0,1,5)"))
     assert settings(jaxrl.dqn(config, lr=0.5))["schedules"] == ("tau=linear(0.0,1.0,5)",)
     assert settings(jaxrl.dqn(config, lr=0.5))["lr"] == 0.5

@@ -319,6 +319,18 @@ def test_a_process_with_another_seed_is_refused_by_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_refused_run_leaves_the_next_one_of_the_same_processes_in_step() -> None:
+    """The second is refused, the first says so, and the others learn that the run has ended."""
+    at, seeds = address(), (0, 1, 0, 0)
+    begun = [begin(HERE / "processes_refused.py", seed, at, len(seeds), i) for i, seed in enumerate(seeds)]
+    ended = [end(process) for process in begun]
+    assert [each.code for each in ended] == [0] * 4, ended
+    came, digests = zip(*(each.said.split() for each in ended), strict=True)
+    assert came == ("SettingsError", "SettingsError", "ProcessError", "ProcessError")
+    assert len({*digests}) == 1
+
+
+@pytest.mark.slow
 def test_two_processes_come_to_the_bits_of_one(tmp_path: Path, undisturbed: tuple[int, dict[str, str]]) -> None:
     run = [*PPO, "--shards", 2, "--run-dir", tmp_path / "run"]
     assert together(run, run) == [DONE, DONE]

@@ -67,6 +67,8 @@ def test_the_worst_take_over_from_the_best() -> None:
     copies = pbt(share=0.2).decide(0, scores, values(range(10))).copies
     assert [copy.member for copy in copies] == [0, 1]
     assert {copy.parent for copy in copies} <= {8, 9}
+    # 100 * 0.29 is 28.999999999999996.
+    assert len(pbt(share=0.29).decide(0, {i: float(i) for i in range(100)}, values(range(100))).copies) == 29
     several = {pbt(share=0.2).decide(gate, scores, values(range(10))).copies[0].parent for gate in range(20)}
     assert several == {8, 9}
 

@@ -19,11 +19,13 @@ from toys_trainer import ByStep, counting, small_dqn
 import jaxrl
 from jaxrl import train, verify
 from jaxrl.errors import SettingsError, StorageError
-from jaxrl.strategies.population import Population, set_values, with_values
+from jaxrl.strategies.population import Member, Population, set_values, with_values
 from jaxrl.strategies.search import Copy, Verdict
 from jaxrl.training.evaluator import Evaluation
+from jaxrl.training.population.members import Gates
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import MemberResult, PopulationResult
+from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import digest, state_digest
 from jaxrl.training.storage.run_dir import member_dir, read_members, read_settings
@@ -157,6 +159,39 @@ def test_the_table_names_the_settings_that_members_ended_with_and_those_that_wer
     assert [line.split("  ")[-1] for line in lines[1:]] == ["agent.lr=0.3", "agent.lr=0.2", "agent.lr=0.1, halved"]
     both = PopulationResult((ended[0], member(1, "max_opts", 3.0, 0.1)), None)
     assert both.table().endswith("agent.lr=0.1, 1 of them halved")
+
+
+def test_what_halved_members_scored_counts_for_no_setting_of_which_another_went_on() -> None:
+    """They were trained for less: by all members the second setting would be the better one."""
+    first = [member(0, "max_opts", 500.0, 0.1), *(member(i, "halved", 60.0, 0.1) for i in (1, 2, 3))]
+    second = [member(4, "max_opts", 300.0, 0.2), *(member(i, "halved", 400.0, 0.2) for i in (5, 6, 7))]
+    result = PopulationResult((*first, *second), None)
+    assert [(setting.last.iqm, setting.best, setting.halved) for setting in result.by()] == [
+        (500, 500, 3),
+        (300, 300, 3),
+    ]
+    assert (result.best().members, result.best_member().number) == ((0, 1, 2, 3), 0)
+    assert PopulationResult(tuple(second), None).best_member().number == 4
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_member_ends_where_its_own_iterations_end_whatever_the_order_of_members(order: int) -> None:
+    """At 100 for one, at 104 for the other, whose patience ends it there: it is behind no gate, and stays as it is."""
+    strategies = [
+        jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), jaxrl.ppo(), num_envs=4, rollout=32, epochs=n, minibatches=4)
+        for n in (5, 2)
+    ]
+    members = [Member(number, 0, {}, strategy) for number, strategy in enumerate(strategies[::order])]
+    config = TrainerConfig(max_opts=800, eval_interval=100, eval_episodes=2)
+    gates = Gates(jaxrl.Halving(2, 0.125), members, config)
+    goes_on, ends = (0, 1) if order == 1 else (1, 0)
+    gates.record_score(ends, 104, 1.0)
+    gates.remove(ends, 104)
+    gates.record_score(goes_on, 100, 9.0)
+    assert not gates.is_behind(0)
+    verdict = gates.verdict({goes_on: 100})
+    assert verdict is not None
+    assert verdict.ended == ()
 
 
 def test_it_is_said_who_stops_and_who_goes_on_as_whom(capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,7 +169,8 @@ class Gates:
             raise SettingsError(f"{search.name} goes by evaluations; set eval_interval and eval_episodes")
         if len(members) < 2:
             raise SettingsError(f"{search.name} chooses among members, and there is one; sweep a setting, or set seeds")
-        self._search, self._stride = search, members[0].strategy.opt_steps_per_step
+        self._search = search
+        self._strides = {member.number: member.strategy.opt_steps_per_step for member in members}
         end = min(config.max_opts, *(_last_opt_step(member, config) for member in members))
         self.steps = search.gates(len(members), end, config.eval_interval)
         if not self.steps:
@@ -186,7 +187,7 @@ class Gates:
         self.parents: dict[int, int] = {}
         """The member that each member last copied."""
         self._scores: list[dict[int, float]] = [{} for _ in self.steps]
-        self._farthest = 0
+        self._farthest = dict.fromkeys(self._strides, 0)
         self._gone: dict[int, float] = {}
 
     def record_score(self, number: int, opt_steps: int, score: float | None) -> None:
@@ -194,19 +195,19 @@ class Gates:
         for step, scores in zip(self.steps, self._scores, strict=True):
             if step <= opt_steps and number not in scores:
                 scores[number] = math.nan if score is None else float(score)
-        self.record_progress(opt_steps)
+        self.record_progress(number, opt_steps)
 
-    def record_progress(self, opt_steps: int) -> None:
+    def record_progress(self, number: int, opt_steps: int) -> None:
         """Record the progress of a member."""
-        self._farthest = max(self._farthest, opt_steps)
+        self._farthest[number] = max(self._farthest[number], opt_steps)
 
-    def eval_step(self, gate: int) -> int:
-        """Return the optimisation steps of the first evaluation at or past a gate, the same for all members."""
-        return -(-self.steps[gate] // self._stride) * self._stride
+    def eval_step(self, gate: int, number: int) -> int:
+        """Return the optimisation steps of a member's first evaluation at or past a gate, in its whole iterations."""
+        return -(-self.steps[gate] // self._strides[number]) * self._strides[number]
 
     def is_behind(self, gate: int) -> bool:
         """Return whether any member is past a gate, whose verdict has then been carried out by an earlier process."""
-        return self._farthest > self.eval_step(gate)
+        return any(farthest > self.eval_step(gate, number) for number, farthest in self._farthest.items())
 
     def must_wait(self, opt_steps: int) -> bool:
         """Return whether a member at `opt_steps` has to wait at the next gate."""
@@ -231,7 +232,7 @@ class Gates:
         decided = self._search.decide(self.passed, known, self.values)
         self.alive -= set(decided.ended)
         # One that ended at a later gate was in training at this one, whose decision a resumed search repeats.
-        over = {number for number, ended_at in self._gone.items() if ended_at <= self.eval_step(self.passed)}
+        over = {number for number, ended_at in self._gone.items() if ended_at <= self.eval_step(self.passed, number)}
         verdict = Verdict(
             ended=tuple(number for number in decided.ended if number not in over),
             copies=tuple(copy for copy in decided.copies if copy.member not in over),

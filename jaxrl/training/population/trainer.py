@@ -365,7 +365,7 @@ class PopulationTrainer:
         """Pass a member's report to the gates; return whether it has to wait at one."""
         if self._gates is None:
             return False
-        self._gates.record_progress(report.opt_steps)
+        self._gates.record_progress(run.member.number, report.opt_steps)
         if report.eval is None:
             self._restore_scores(run)
         else:
@@ -395,7 +395,8 @@ class PopulationTrainer:
     def _apply_verdict(self, verdict: Verdict, gate: int, held: dict[int, int]) -> None:
         """End members and copy others as decided; copies are on disk before any member continues."""
         assert self._gates is not None
-        place, behind = self._gates.eval_step(gate), self._gates.is_behind(gate)
+        # Members that copy each other have one program, so this is the place of them all.
+        place, behind = self._gates.eval_step(gate, self._runs[0].member.number), self._gates.is_behind(gate)
         # If the gate is behind, an earlier process carried out its verdict: it is only recorded again.
         changed = []
         for copy in verdict.copies:
