@@ -328,10 +328,10 @@ def _improve(
         max_norm=hyper.max_grad_norm,
         opt_step=opt_step,
     )
-    policy_metrics = {
+    policy_metrics: Metrics = {
         "policy_loss": policy.loss,
         "policy_grad_norm": policy.norm,
-        "log_prob": policy.aux.mean(),
+        "log_prob": bc.mean_of_allowed(*policy.aux),
         "advantage": advantage.mean(),
         "advantage_weight": weight.mean(),
     }

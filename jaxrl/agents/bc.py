@@ -29,7 +29,7 @@ from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import NetworkConfig, OptimizerConfig, Weight
 from jaxrl.agents.optimizers import GradientStep, GradientUpdate, Optimizer, gradient_update
 from jaxrl.distributions import Distribution, Gaussian, Head
-from jaxrl.metrics import Metrics
+from jaxrl.metrics import Metrics, Stat, stat
 from jaxrl.nn import Network, PolicyNetwork
 from jaxrl.spaces import Box, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
@@ -174,9 +174,11 @@ def _update(parts: _Parts, state: BCState, batch: Batch, key: Key, opt_step: Arr
         max_norm=hyper.max_grad_norm,
         opt_step=opt_step,
     )
-    metrics = {"loss": result.loss, "log_prob": result.aux.mean(), "grad_norm": result.norm}
+    log_prob, allowed = result.aux
+    mean = mean_of_allowed(log_prob, allowed)
+    metrics: Metrics = {"loss": result.loss, "log_prob": mean, "grad_norm": result.norm}
     # Priorities are never negative, which would leave the old ones; a log-density may be above 0.
-    priorities = jnp.maximum(-result.aux, 0.0) * items.weight
+    priorities = jnp.maximum(-log_prob, 0.0) * items.weight
     return BCState(result.variables, result.opt_state, hyper), metrics, priorities
 
 
@@ -243,23 +245,30 @@ def regress(
 
     `batch` holds observations, actions (see `to_policy_actions`), loss weights, extra weights on the likelihoods and,
     for `extra`, the steps. Further `arguments` are those of `gradient_update`: `key`, `lr`, `max_norm` and `opt_step`.
-    The auxiliary output is the log-likelihoods `[B]`: 0, a constant, for actions that their observation forbids.
+    The auxiliary output is the log-likelihoods `[B]`: 0, a constant, for actions that their observation forbids; and
+    bool `[B]`, whether it allows them.
     `extra(params, items, distributions, weight)` is a further term of the loss.
     """
 
     def loss(
         params: PyTree, batch: tuple[PyTree, Array, Array, Array, PyTree], key: Key | None
-    ) -> tuple[Array, tuple[Array, PyTree]]:
+    ) -> tuple[Array, tuple[tuple[Array, Array], PyTree]]:
         obs, action, weight, advantage_weight, items = batch
         outputs, collections = nn.forward(network, params, masks.for_policy(obs), key=key)
         distribution = _distribution(head, outputs, obs)
         log_prob = distribution.log_prob(action)
         # Data may hold actions that a mask forbids; their log-probability would be minus infinity.
-        log_prob = log_prob if masks.get_mask(obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
+        allowed = jnp.ones_like(log_prob, bool) if masks.get_mask(obs) is None else log_prob > FORBIDDEN
+        log_prob = jnp.where(allowed, log_prob, 0.0)
         # Two weights: that of the advantage is part of the objective, `weight` says how much a step counts in the mean.
         step_loss = -advantage_weight * log_prob
         if extra is not None:
             step_loss = step_loss + extra(params, items, distribution, weight)
-        return jnp.mean(weight * step_loss), (log_prob, collections)
+        return jnp.mean(weight * step_loss), ((log_prob, allowed), collections)
 
     return gradient_update(gradient_step, loss, policy, opt_state, batch, **arguments)
+
+
+def mean_of_allowed(log_prob: Array, allowed: Array) -> Stat:
+    """Return the mean of the log-likelihoods of allowed actions, see `regress`; no measurement if none is allowed."""
+    return stat(log_prob.sum() / jnp.maximum(allowed.sum(), 1), where=allowed.any())

@@ -6,9 +6,9 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {}
 """Settings by algorithm, then by environment."""
 
 PRESETS["dqn"] = {
-    # 100 000 environment steps; reaches 500 and stays there. Found by trying: transitions over twenty steps, a target
-    # that trails closely, tanh, a buffer that forgets nothing and a learning rate that falls to 0. With transitions of
-    # one step, a buffer of 10 000 or a slower target, a policy that holds the pole for 500 steps is forgotten again.
+    # 100 000 environment steps. Found by trying: transitions over twenty steps, a target that trails closely, tanh, a
+    # buffer that forgets nothing and a learning rate that falls to 0. With transitions of one step, a buffer of 10 000
+    # or a slower target, a policy that holds the pole for 500 steps is forgotten again.
     "CartPole-v1": {
         "max_opts": 19_800,
         "eval_interval": 600,
@@ -26,8 +26,7 @@ PRESETS["dqn"] = {
         "buffer": {"capacity": 100_000},
         "processor": {"n_step": 20},
     },
-    # 101 000 environment steps, five updates for ten of them; found by trying. Reaches -73 to -79 over fresh episodes,
-    # where RL Baselines3 Zoo (Raffin 2020) has -76.6.
+    # 101 000 environment steps, five updates for ten of them; found by trying.
     "Acrobot-v1": {
         "max_opts": 50_000,
         "updates": 5,
@@ -133,7 +132,7 @@ def _physics(rollouts: int, num_envs: int, rollout: int, epochs: int, lr: float,
 
 
 # The number of environment steps is that of the rollouts: iterations of rollout * num_envs steps, each of
-# epochs * minibatches optimisation steps. Learning rates fall to 0 over the whole run.
+# epochs * minibatches optimisation steps. With `lr_decay`, the learning rate falls to 0 over the whole run.
 PRESETS["ppo"] = {
     # 500 000 environment steps. Rollouts, epochs and minibatches of PureJaxRL (Lu et al. 2022,
     # https://arxiv.org/abs/2210.05639); rewards normalised, and with that four times its learning rate.
@@ -157,7 +156,7 @@ PRESETS["ppo"] = {
     },
     # 500 000 environment steps on generic settings, but for four times their learning rate, which falls to 0. With the
     # discount of 0.9, ten epochs and no entropy of RL Baselines3 Zoo (Raffin 2020), five times the optimisation steps
-    # ended at -170 on three seeds, where these end at -148 to -161 on five.
+    # ended at -170 on three seeds, where these end at -150 on average over five.
     "Pendulum-v1": {
         "max_opts": 7_808,
         "eval_interval": 488,
@@ -175,8 +174,9 @@ PRESETS["ppo"] = {
         }
         for name, entropy in (("MountainCar-v0", 0.0), ("MountainCarContinuous-v0", 0.01))
     },
-    # 10 000 000 environment steps. All of PureJaxRL (Lu et al. 2022, https://arxiv.org/abs/2210.05639), but rewards are
-    # normalised: otherwise the values' errors leave little of the policy's under its bound on the gradient.
+    # 10 000 000 environment steps. All of PureJaxRL (Lu et al. 2022, https://arxiv.org/abs/2210.05639), but values are
+    # not clipped, and rewards are normalised: otherwise the values' errors leave little of the policy's under its bound
+    # on the gradient.
     "*-MinAtar": {
         "max_opts": 39_072,
         "eval_interval": 4_000,
@@ -387,8 +387,8 @@ PRESETS["reinforce"] = {
         "agent": {"lr": 3e-3},
         "processor": _NORMALISED,
     },
-    # 2 000 000 environment steps. All as for A2C but lambda, which is 1, and twice the steps: the last policies of
-    # five seeds have -148 to -160. Normalised advantages, with a discount of 0.9, swung up with one seed in two.
+    # 2 000 000 environment steps, half as many again as for A2C; lambda is 1. Normalised advantages, with a discount of
+    # 0.9, swung up with one seed in two.
     "Pendulum-v1": {
         "max_opts": 15_624,
         "eval_interval": 868,
@@ -514,7 +514,7 @@ PRESETS["rainbow"] = {
         "processor": {"n_step": 5},
     },
     # 101 000 environment steps; found by trying. The support is that of the returns that can be: -1 a step, discounted
-    # by 0.99, is never below -100. Five seeds: the best policies have -81 to -85, the last ones -85 to -91; on
+    # by 0.99, is never below -100. On average over five seeds the best policies have -84, the last ones -87; on
     # generic settings one seed reached -96.
     "Acrobot-v1": {
         "max_opts": 20_000,
@@ -584,7 +584,7 @@ PRESETS["sac"] = {
             "noise_memory": 0.9,
         },
     },
-    # 75 000 environment steps. Temperature, steps and learning rate after Tianshou (Weng et al. 2022,
+    # 76 000 environment steps. Temperature, steps and learning rate after Tianshou (Weng et al. 2022,
     # https://arxiv.org/abs/2107.14171); tanh, a small buffer and faster targets as they help DQN here.
     "CartPole-v1": {
         "max_opts": 15_000,
@@ -603,8 +603,8 @@ PRESETS["sac"] = {
         "buffer": {"capacity": 10_000, "batch_size": 128},
         "processor": {"n_step": 3},
     },
-    # 105 000 environment steps; found by trying. Five seeds: the best policies have -79 to -90, the last ones -85 to
-    # -94. With learning rates of 1e-3 and relu one seed in three or more never reaches the top.
+    # 105 000 environment steps; found by trying. With learning rates of 1e-3 and relu one seed in three or more never
+    # reaches the top.
     "Acrobot-v1": {
         "max_opts": 20_000,
         "eval_episodes": 50,
@@ -622,7 +622,7 @@ PRESETS["sac"] = {
         },
         "buffer": {"batch_size": 128},
     },
-    # 121 000 environment steps, as for DQN. On five seeds the last policies have -100 to -111. With observations
+    # 121 000 environment steps, as for DQN. On five seeds the last policies have -100.5 on average. With observations
     # and transitions as here but the rest as for Acrobot (one update for five steps, learning rates of 3e-4 that stay),
     # three seeds ended at -124 to -132.
     "MountainCar-v0": {
@@ -676,7 +676,7 @@ PRESETS["simba"] = {
         "agent": {**_SAC_PENDULUM["agent"], "features": [64], "critic_features": [64, 64], "lr_decay": 8_000},
     },
 }
-# 160 000 environment steps. The car must swing to and fro many times before anything is paid, which noise of its own at
+# 161 000 environment steps. The car must swing to and fro many times before anything is paid, which noise of its own at
 # each step does not bring about: a deviation of 0.5 that lasts, after RL Baselines3 Zoo (Raffin 2020).
 _MOUNTAIN_CAR: dict[str, Any] = {
     "max_opts": 40_000,

@@ -16,6 +16,7 @@ from jaxrl.agents import cql_dqn, dqn, pqn, rainbow
 from jaxrl.distributions import Categorical, make_head, mask_distribution
 from jaxrl.errors import SettingsError
 from jaxrl.masks import apply_mask, get_mask, random_action
+from jaxrl.metrics import as_stat
 from jaxrl.registry import algorithm_maker, algorithm_names
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, sample_space
 from jaxrl.strategies.off_policy import ReplayLearner
@@ -265,23 +266,41 @@ def test_agents_for_data_learn_with_finite_gradients(name: str) -> None:
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((metrics, agent.strip(new))))
 
 
+def two_steps(*actions: int) -> Batch:
+    """Return two steps that saw the same and by whose masks action 1 is forbidden."""
+    obs = {"action_mask": jnp.stack([TWO_OF_THREE, TWO_OF_THREE]), "seen": jnp.ones((2, 2))}
+    zeros, ones = np.zeros(2, np.float32), np.ones(2, np.float32)
+    return Batch(Transition(obs, np.array(actions, np.int32), zeros, zeros, obs, (), ones), np.arange(2), ones)
+
+
 def test_nothing_is_learnt_of_data_in_which_a_forbidden_action_was_taken() -> None:
     spec = minefield().spec
     agent = jaxrl.bc(**SMALL)(spec)
     state = begun(agent.init)
-    obs = {"action_mask": jnp.stack([TWO_OF_THREE, TWO_OF_THREE]), "seen": jnp.ones((2, 2))}
-
     update = jax.jit(lambda batch: agent.update(state, batch, (), jnp.uint32(0)))
 
     def learnt(*actions: int) -> tuple[float, float]:
-        zeros, ones = np.zeros(2, np.float32), np.ones(2, np.float32)
-        items = Transition(obs, np.array(actions, np.int32), zeros, zeros, obs, (), ones)
-        _, metrics, _ = update(Batch(items, np.arange(2), ones))
+        _, metrics, _ = update(two_steps(*actions))
         return float(metrics["loss"]), float(metrics["grad_norm"])
 
     assert learnt(1, 1) == (0.0, 0.0)
     (alone, half), (both, whole) = learnt(1, 2), learnt(2, 2)
     np.testing.assert_allclose([2 * alone, 2 * half], [both, whole], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bc", "awac", pytest.param("iql", marks=slow)])
+def test_the_reported_log_probability_is_that_of_the_allowed_actions_in_the_data(name: str) -> None:
+    agent = algorithm_maker(name)(**SMALL)(minefield().spec)
+    state = begun(agent.init)
+    update = jax.jit(lambda batch: agent.update(state, batch, KEY, jnp.uint32(0)))
+
+    def reported(*actions: int) -> tuple[int, float]:
+        log_prob = as_stat(update(two_steps(*actions))[1]["log_prob"])
+        return int(log_prob.count), float(log_prob.sum)
+
+    assert reported(2, 2)[1] < 0.0
+    assert reported(1, 2) == pytest.approx(reported(2, 2), rel=1e-5)
+    assert reported(1, 1) == (0, 0.0)
 
 
 # --- targets by hand ----------------------------------------------------------------------------------------------

@@ -120,6 +120,7 @@ def test_rows_of_the_population_are_its_members_and_what_they_come_to(whole: tup
     assert [(row["kind"], row["opt_steps"]) for row in rounds] == [("population", at) for at in (20, 40, 60)]
     for row, of_each in zip(rounds, zip(*evaluations, strict=True), strict=True):
         assert {one["opt_steps"] for one in of_each} == {row["opt_steps"]}
+        assert row["wall_s"] == max(one["wall_s"] for one in of_each)
         scores = [one["score"] for one in of_each]
         assert row["mean"] == pytest.approx(np.mean(scores))
         assert row["best"] == max(scores)
@@ -437,6 +438,7 @@ def test_a_population_whose_members_have_directories_is_of_an_earlier_version(ru
 
 def test_a_refused_resume_leaves_the_logs_and_an_accepted_one_drops_what_is_not_saved(run: Path) -> None:
     begun = {**BEGUN, "run_dir": run}
+    (first,) = rows_about_all(run)
     unsaved = {"kind": "eval", "opt_steps": 30, "score": 1.0}
     with (run / "metrics.jsonl").open("a") as log:
         log.write(json.dumps({"member": 1, **unsaved}) + "\n" + json.dumps({"kind": "population", **unsaved}) + "\n")
@@ -448,6 +450,7 @@ def test_a_refused_resume_leaves_the_logs_and_an_accepted_one_drops_what_is_not_
     Trainer(two(), **{**begun, "max_opts": 40}, resume=True).train()
     rows = [row["opt_steps"] for row in rows_in(run, 1) if row["kind"] == "eval"]
     assert rows == [row["opt_steps"] for row in rows_about_all(run)] == [20, 40]
+    assert rows_about_all(run)[0] == first
 
 
 def test_a_member_is_taken_out_whole_or_not_at_all(run: Path, tmp_path: Path) -> None:

@@ -73,6 +73,22 @@ def test_scores_are_rows_and_several_may_be_told_at_one_step(tmp_path: Path) -> 
     assert any("the training state takes" in note for note in notes)
 
 
+def test_a_score_told_after_a_row_of_its_step_has_the_returns_of_that_row(tmp_path: Path) -> None:
+    script = Script()
+    with small(run_dir=str(tmp_path), record_interval=EVERY) as session:
+        while session.opt_steps < EVERY:
+            drive(session, script, 1)
+        session.evaluate_score(1.0)
+        while session.opt_steps < EVERY + 1:
+            session.cut()
+            session.act(script.obs())
+            session.observe([7.0, 7.0], script.obs(), [True, False], [False, False])
+        session.evaluate_score(2.0)
+    (row,) = rows(tmp_path, "train")
+    assert row["episodes"] > 0
+    assert [told["train_return"] for told in rows(tmp_path, "eval")] == [row["episode_return"], 7.0]
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], str]:
     """The rows of a session that nothing disturbs, and its state at the end."""

@@ -186,6 +186,8 @@ class PopulationRows:
         scores = {number: self._scores[opt_steps][number] for number in rows}
         env_steps = next((x for row in rows.values() if type(x := row.get("env_steps")) is int), None)
         returns = [x for row in rows.values() if not math.isnan(x := to_float(row.get("train_return")))]
+        # From the members' rows, which outlast a process: these rows are written anew at every resume.
+        walls = [x for row in rows.values() if math.isfinite(x := to_float(row.get("wall_s")))]
         strata = self._strata(scores)
         over_all = spread(strata.values())
         finite = {number: score for number, score in scores.items() if np.isfinite(score)}
@@ -195,7 +197,7 @@ class PopulationRows:
                 "kind": "population",
                 "opt_steps": opt_steps,
                 "env_steps": env_steps,
-                "wall_s": round(time.perf_counter() - self._begun, 3),
+                "wall_s": max(walls, default=None),
                 **over_all._asdict(),
                 "best": None if best is None else finite[best],
                 "best_member": best,

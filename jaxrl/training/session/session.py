@@ -51,7 +51,7 @@ from jaxrl.training.session.state import (
     tree_of,
     with_changes,
 )
-from jaxrl.training.session.statistics import Episode, Interval, Statistics, add_episodes, score_columns
+from jaxrl.training.session.statistics import Episode, Interval, Series, Statistics, add_episodes, score_columns
 from jaxrl.training.session.stepper import Stepper, plan_of_session
 from jaxrl.training.settings import SessionConfig, check_format, rounding, with_recorders
 from jaxrl.training.storage.members import require_no_member
@@ -278,7 +278,7 @@ class Session:
         stop = None if self.is_done else ledger.limit_reached(self.config, score)
         with DeferredSignals():
             self._now = now._replace(ledger=ledger, best=best, stop=stop or now.stop)
-            self._log.log_score(score_columns(score, is_best, now.interval, evaluation), evaluation)
+            self._log.log_score(score_columns(score, is_best, self._latest_returns(), evaluation), evaluation)
             if stop and self.config.record_interval and self.opt_steps > now.interval.opt_steps:
                 self._record()
         # Written outside of the block above: a slow disk must not delay a signal.
@@ -614,7 +614,13 @@ class Session:
         self._log.log_train(columns, ledger, agent, env_steps - now.interval.env_steps)
         begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
         past, sums = stepper.merge_sums(now.past, now.sums), zero_sums(len(stepper.metrics))
-        self._now = now._replace(past=past, sums=sums, interval=begun, ledger=ledger)
+        self._now = now._replace(past=past, sums=sums, interval=begun, recorded=now.interval.returns, ledger=ledger)
+
+    def _latest_returns(self) -> Series:
+        """Return those of the current interval, or of the last row if it is of this step and none ended since."""
+        interval = self._now.interval
+        is_of_row = interval.opt_steps == self.opt_steps and not interval.returns.count
+        return self._now.recorded if is_of_row else interval.returns
 
     def _report(self, line: str) -> None:
         print_stderr(line)

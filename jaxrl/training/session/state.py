@@ -27,7 +27,7 @@ from jaxrl.training.report import Hook
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.session.evaluation import EpisodeEvaluation
 from jaxrl.training.session.inputs import ends
-from jaxrl.training.session.statistics import Episode, Interval, Statistics
+from jaxrl.training.session.statistics import Episode, Interval, Series, Statistics
 from jaxrl.training.settings import Change
 from jaxrl.training.storage.run import Best
 from jaxrl.trees import PyTree
@@ -114,6 +114,8 @@ class SessionState(NamedTuple):
     """Environment steps that were not finite."""
     statistics: Statistics = Statistics()
     interval: Interval = Interval()
+    recorded: Series = Series()
+    """Returns of the episodes in the last row. Not saved."""
     best: Best | None = None
     chosen: tuple[PyTree, PyTree] | None = None
     """Actions and extras for the latest observations, if already chosen."""

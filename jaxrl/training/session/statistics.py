@@ -204,6 +204,11 @@ class Interval(NamedTuple):
     wall: float = 0.0
     """Seconds of the session."""
 
+    @property
+    def returns(self) -> Series:
+        """Returns of the episodes that ended."""
+        return self.statistics.series["episode_return"]
+
     def add_notes(self, values: Mapping[str, float | None]) -> "Interval":
         """Add numbers noted by the user."""
         return self._replace(statistics=self.statistics.note({f"info/{name}": x for name, x in values.items()}))
@@ -224,8 +229,7 @@ class Interval(NamedTuple):
                 number = AGGREGATIONS[kind](series) if series.count else None
                 columns[name if kind == "mean" else f"{name}_{kind}"] = number
         # Episodes whose return overflowed count, too.
-        returns = self.statistics.series["episode_return"]
-        episodes = returns.count + returns.not_finite
+        episodes = self.returns.count + self.returns.not_finite
         return {
             **columns,
             "episodes": episodes,
@@ -260,13 +264,12 @@ def add_episodes(
     return statistics, interval
 
 
-def score_columns(score: float, is_best: bool, interval: Interval, evaluation: Evaluation | None) -> dict[str, Any]:
-    """Return the columns of the score of a policy, given during `interval`, and of its `evaluation` if it is from one.
+def score_columns(score: float, is_best: bool, returns: Series, evaluation: Evaluation | None) -> dict[str, Any]:
+    """Return the columns of the score of a policy, and of its `evaluation` if it is from one.
 
-    They are named as in a trainer's row.
+    They are named as in a trainer's row. `returns` are those of the latest training episodes.
     """
     found = {} if evaluation is None else eval_columns(evaluation, score, None, is_best)
-    returns = interval.statistics.series["episode_return"]
     return {
         **{name: found[name] for name in OF_EVALUATION if found},
         "eval_reward": score,
