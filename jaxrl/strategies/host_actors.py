@@ -112,8 +112,6 @@ class ActorFns(NamedTuple):
     """`(window, stats) -> window` with the merged statistics of all actors."""
     merge_stats: Callable[[PyTree, PyTree], PyTree]
     """`(stats, new_stats) -> stats`"""
-    reset_stats: Callable[[PyTree], PyTree]
-    """`(processor_state) -> processor_state` with the statistics from before the first observation."""
     learns: bool
     """Whether the processor has statistics, which are then published during the warm-up, too."""
     publish: Callable[[PyTree], tuple[PyTree, PyTree]]
@@ -349,7 +347,6 @@ def make_actor_fns(
         last=partial(actor.last, one, layouts),
         replace_stats=partial(actor.replace_stats, one, layouts.state),
         merge_stats=processor.merge_stats,
-        reset_stats=lambda state: reset_stats(collector.processor, state, host_actors),
         learns=bool(jax.tree.leaves(nothing)),
         publish=lambda state: (sent(state.agent), processor.get_stats(state.processor)),
         push=push,

@@ -189,36 +189,6 @@ def test_a_first_observation_that_is_not_finite_is_no_part_of_the_statistics():
     assert np.isfinite(moments.mean).all()
 
 
-class Stopping(Counting):
-    """Stops the run in its fifth step, which is in the warm-up, if `stop` is set."""
-
-    stop: ClassVar[Callable[[], None] | None] = None
-
-    def step(self, action: Any) -> Any:
-        if self.stop is not None and self.total == 4:
-            type(self).stop()
-        return super().step(action)
-
-
-def test_a_warm_up_that_was_interrupted_counts_its_observations_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trainer() -> jaxrl.Trainer:
-        env = jaxrl.gymnasium_envs(gymnasium_spec(Stopping()), Stopping)
-        strategy = replaying(env, processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(1)))
-        return jaxrl.Trainer(strategy, max_opts=4, **QUIET)
-
-    def count(state: Any) -> float:
-        return float(whole.strategy.policy.params(state).processor[0][0].count)
-
-    whole, cut = trainer(), trainer()
-    in_one_go = count(whole.train().state)
-    monkeypatch.setattr(Stopping, "stop", lambda: cut.interrupt.stop("asked"))
-    first = cut.train()
-    assert (first.summary["opt_steps"], first.summary["stop"]) == (0, "asked")
-    assert count(first.state) > 0
-    monkeypatch.setattr(Stopping, "stop", None)
-    assert count(cut.train().state) == in_one_go
-
-
 @pytest.mark.slow
 def test_what_was_learnt_of_observations_is_taken_up_again_by_a_run_that_goes_on(tmp_path: Path):
     normalised = jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(1, discount=0.5))

@@ -178,9 +178,6 @@ class ActorPool:
         endings: list[EpisodeEnds] = []
         # Start with the first call: the actors' keys come from the state.
         if not self._threads:
-            # A warm-up that was interrupted begins anew: its observations would count twice.
-            if not t and self.actor_fns.learns:
-                state = state._replace(processor=self.actor_fns.reset_stats(state.processor))
             self._start(state, t)
         while t < stop:
             arrival = self._receive(t)
