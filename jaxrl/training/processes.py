@@ -148,11 +148,12 @@ def agree(settings: Mapping[str, Any]) -> None:
     if number():
         _agree_with_first(settings)
         return
-    broadcast("settings", settings)
-    # Read all answers before judging any, and signals left by an earlier run: what stays would count in the next run.
-    said = list(answers())
+    # Signals left by an earlier run; in this one, none is forwarded before its first order.
     for _ in _take_signals():
         pass
+    broadcast("settings", settings)
+    # All answers are read before any is judged: what stays would count in the next run.
+    said = list(answers())
     for i, answered in enumerate(said, 1):
         if answered != "yes":
             raise SettingsError(f"process {i}: {answered}")

@@ -104,11 +104,11 @@ class Setting(NamedTuple):
     values: Mapping[str, Any]
     members: tuple[int, ...]
     last: Spread
-    """Statistics of their last scores."""
+    """Statistics of the last scores of members that halving did not end, or of all if it ended all."""
     best: float
-    """The best score of any member, biased upwards as a maximum of noisy scores; NaN if there is none."""
+    """The best score of any of them, biased upwards as a maximum of noisy scores; NaN if there is none."""
     halved: int = 0
-    """Number of members that a search ended early; their scores count only if all are."""
+    """Number of members that a search ended early."""
 
 
 class PopulationResult(NamedTuple):

@@ -619,7 +619,8 @@ class Session:
     def _latest_returns(self) -> Series:
         """Return those of the current interval, or of the last row if it is of this step and none ended since."""
         interval = self._now.interval
-        is_of_row = interval.opt_steps == self.opt_steps and not interval.returns.count
+        ended = interval.returns.count + interval.returns.not_finite
+        is_of_row = interval.opt_steps == self.opt_steps and not ended
         return self._now.recorded if is_of_row else interval.returns
 
     def _report(self, line: str) -> None:
