@@ -115,8 +115,8 @@ def scan(
     """Compute `jax.lax.scan(body, carry, xs)`, with the carry and the rows of `xs` packed between iterations.
 
     They are packed `on` these platforms alone; on all, networks are carried as `flat.hold` has them, which saves
-    `ppo-1024` on a v5e 5 % of its estimated cycles. In a sharded run the loop over updates is
-    not packed: packed together with values per shard, replicated values would count as per shard, too.
+    `ppo-1024` on a v5e 5 % of its estimated cycles. In a sharded run the loop over updates is not packed: packed
+    together with values per shard, replicated values would count as per shard, too.
     """
     like = jax.eval_shape(lambda: carry)
     hold, release = lambda tree: flat.hold(tree), lambda held: flat.release(held, like)

@@ -190,10 +190,11 @@ def _comparable(members: Sequence[MemberResult]) -> Sequence[MemberResult]:
 
 def _setting(values: Mapping[str, Any], group: Sequence[MemberResult]) -> Setting:
     strata: dict[tuple[Any, ...], list[float]] = {}
-    for member in _comparable(group):
+    comparable = _comparable(group)
+    for member in comparable:
         last = float("nan") if member.last_score is None or member.status == "diverged" else member.last_score
         strata.setdefault(tuple(member.now.values()), []).append(last)
-    best = max((m.best_score for m in _comparable(group) if m.best_score is not None), default=float("nan"))
+    best = max((m.best_score for m in comparable if m.best_score is not None), default=float("nan"))
     halved = sum(member.status == HALVED for member in group)
     return Setting(values, tuple(member.number for member in group), spread(strata.values()), best, halved)
 

@@ -53,7 +53,6 @@ class LogFile:
 
     def replace(self, content: bytes) -> None:
         """Replace the content of the file; on a full disk, that waits as records do."""
-        self.close_file()
         self._content = content
         self.append(b"")
 
