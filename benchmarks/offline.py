@@ -1,4 +1,4 @@
-"""`python -m benchmarks.offline [--algo A ...] [--env E ...] [--seeds S ...] [--quick] [--json FILE]`.
+"""`python -m benchmarks.offline [--algo A ...] [--env E ...] [--seeds S ...] [--peer] [--quick] [--json FILE]`.
 
 It says what is learnt from data alone.
 
@@ -6,11 +6,15 @@ For each environment a pilot trains half-way. Half of the data are its episodes,
 the other half is random altogether. Each agent then learns from these data as `python -m jaxrl.train ALGO --data FILE
 --env E --seed S --max-opts N` would, and its last policy plays 100 fresh greedy episodes: none is chosen by its score,
 which who has nothing but data could not do either.
+
+With `--peer` JAX-CORL learns from the same data too, by its own scripts and settings, for as many optimisation steps.
 """
 
 import argparse
+import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +29,7 @@ import jaxrl
 from benchmarks import harness
 from benchmarks.harness import Row
 from benchmarks.learning import EPISODES, FRESH
+from benchmarks.peers.__main__ import HERE, Peer, install, said
 from jaxrl.cli.algos import build
 from jaxrl.cli.config import parse
 from jaxrl.cli.main import cache_compilations
@@ -53,6 +58,14 @@ TASKS = {
     "CartPole-v1": Task("ppo", 160, 0.2, 10_000, ("bc", "awac", "iql", "cql", "cql_dqn", "sac_n")),
     "Pendulum-v1": Task("sac", 2_400, 0.2, 10_000, ("bc", "awac", "iql", "cql", "td3_bc", "rebrac", "sac_n", "edac")),
 }
+
+PEER = Peer(
+    ("jax<0.10", "flax", "optax", "distrax", "omegaconf", "pydantic", "gymnasium"),
+    ("with_jaxcorl.py",),
+    source=("https://github.com/nissymori/JAX-CORL", "d747dd8ad4fcc088ff9f1ade49a6be43a60f6556"),
+)
+SCRIPTS = {("Pendulum-v1", algo): algo.replace("_", "") for algo in ("awac", "iql", "cql", "td3_bc")}
+"""Scripts of JAX-CORL by environment and agent."""
 
 
 def returns_of(data: jaxrl.Dataset) -> np.ndarray:
@@ -98,18 +111,43 @@ def learn(algo: str, env: str, seed: int, opts: int) -> Row:
     params = strategy.policy.params(trainer.result().state)
     last = evaluator_of(strategy, EPISODES)(params, jax.random.key(FRESH)).returns.astype(float)
     told = {"algo": algo, "env": env, "seed": seed, "last": float(last.mean()), "last_std": float(last.std())}
-    return {**told, "curve": curve, "cpu_seconds": time.process_time() - busy}
+    return {"library": "jaxrl", **told, "curve": curve, "cpu_seconds": time.process_time() - busy}
+
+
+def learn_with_peer(python: Path, algo: str, env: str, seed: int, opts: int) -> Row:
+    """Have JAX-CORL learn once from the same data, and judge its last policy."""
+    command = [python, HERE / PEER.command[0], SCRIPTS[env, algo], str(opts), str(seed), str(EPISODES), *files_of(env)]
+    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=outside)
+    told = json.loads(done.stdout.strip().splitlines()[-1])
+    return {"library": "JAX-CORL", "algo": algo, "env": env, "seed": seed, **told}
 
 
 def documented(rows: Sequence[Row]) -> str:
     """Return the table of `docs/offline.md`, of what the result file holds."""
     lines = ["| environment | agent | seeds | last policy | worst seed |", "|---" * 5 + "|"]
     for env, algo in dict.fromkeys((row["env"], row["algo"]) for row in rows):
-        own = [row for row in rows if (row["env"], row["algo"]) == (env, algo)]
-        last = [row["last"] for row in own]
-        spread = f"{statistics.mean(last):.1f} ± {statistics.pstdev(last):.1f}"
-        lines.append(f"| {env} | `{algo}` | {len(own)} | {spread} | {min(last):.1f} |")
+        last = [row["last"] for row in rows if (row["env"], row["algo"]) == (env, algo)]
+        lines.append(f"| {env} | `{algo}` | {len(last)} | {_spread(last)} | {min(last):.1f} |")
     return "\n".join(lines)
+
+
+def documented_beside(rows: Sequence[Row]) -> str:
+    """Return the table of agents that both libraries have."""
+    lines = ["| environment | agent | seeds | jaxrl | worst seed | JAX-CORL | worst seed |", "|---" * 7 + "|"]
+    for env, algo in dict.fromkeys((row["env"], row["algo"]) for row in rows):
+        both = [
+            [row["last"] for row in rows if (row["library"], row["env"], row["algo"]) == (library, env, algo)]
+            for library in ("jaxrl", "JAX-CORL")
+        ]
+        if all(both):
+            cells = " | ".join(f"{_spread(last)} | {min(last):.1f}" for last in both)
+            lines.append(f"| {env} | `{algo}` | {len(both[0])} | {cells} |")
+    return "\n".join(lines)
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f}"
 
 
 def main() -> None:
@@ -118,6 +156,7 @@ def main() -> None:
     parser.add_argument("--algo", nargs="+", help="agents (default: all)")
     parser.add_argument("--env", nargs="+", choices=list(TASKS), default=list(TASKS), help="environments")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4], help="seeds (default: 0 to 4)")
+    parser.add_argument("--peer", action="store_true", help="JAX-CORL too")
     parser.add_argument("--quick", action="store_true", help=harness.SMALLEST)
     parser.add_argument("--json", type=Path, help="file to write")
     options = parser.parse_args()
@@ -125,6 +164,10 @@ def main() -> None:
     rows: list[Row] = []
     data: Row = {}
     path = options.json and options.json.absolute()
+    try:
+        peer = install("jax-corl", PEER) if options.peer else None
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(f"JAX-CORL cannot be installed: {said(error)}") from None
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         for env in options.env:
@@ -134,12 +177,19 @@ def main() -> None:
             data[env] = gathered(env, task, steps)
             for algo in [algo for algo in task.algos if algo in (options.algo or task.algos)]:
                 for seed in options.seeds[: 1 if options.quick else None]:
-                    rows.append(learn(algo, env, seed, task.opts))
-                    cost = f"{rows[-1]['cpu_seconds']:.0f} CPU s"
-                    print(f"{algo} {env} seed {seed}: {rows[-1]['last']:.1f}, {cost}", file=sys.stderr, flush=True)
+                    made = [learn(algo, env, seed, task.opts)]
+                    if peer and (env, algo) in SCRIPTS:
+                        made.append(learn_with_peer(peer, algo, env, seed, task.opts))
+                    for row in made:
+                        print(
+                            f"{row['library']} {algo} {env} seed {seed}: {row['last']:.1f}", file=sys.stderr, flush=True
+                        )
+                    rows += made
                     if path:  # after each run: the next takes a while
                         harness.write(path, rows, data=data)
-    print(documented(rows))
+    print(documented([row for row in rows if row["library"] == "jaxrl"]))
+    if peer:
+        print(documented_beside(rows))
     for env, about in data.items():
         means = " and ".join(f"{mean:.1f}" for mean in about["data_returns"])
         print(f"{env}: episodes of the data return {means}, greedy ones of the pilot {about['pilot_return']:.1f}")

@@ -62,15 +62,15 @@ def home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "jaxrl" / "peers"
 
 
-def install(name: str) -> Path:
-    """Return the Python of the environment of peer `name`, made now if it is not there yet."""
-    place = home() / (PEERS[name].home or name)
+def install(name: str, peer: Peer) -> Path:
+    """Return the Python of the environment of a peer, made now if it is not there yet."""
+    place = home() / (peer.home or name)
     python, installed = place / "bin" / "python", place / "installed"
     if not installed.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True, capture_output=True)
-        pip = [python, "-m", "pip", "install", "--quiet", *PEERS[name].requirements]
+        pip = [python, "-m", "pip", "install", "--quiet", *peer.requirements]
         subprocess.run(pip, check=True, capture_output=True, text=True)
-        if source := PEERS[name].source:
+        if source := peer.source:
             clone(place / "source", *source)
         installed.touch()
     return python
@@ -127,7 +127,7 @@ def main() -> None:
     for name in names:
         print(f"installing {name} ...", file=sys.stderr, flush=True)
         try:
-            pythons[name], peers[name] = install(name), PEERS[name]
+            pythons[name], peers[name] = install(name, PEERS[name]), PEERS[name]
         except subprocess.CalledProcessError as error:
             failures[name] = f"cannot be installed: {said(error)}"
     told: dict[str, list[dict[str, Any]]] = {name: [] for name in pythons}
