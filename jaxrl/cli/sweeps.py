@@ -8,7 +8,7 @@ from typing import Any
 from jaxrl.cli.algos import EnvRun, build
 from jaxrl.cli.config import flag_types, from_plain
 from jaxrl.errors import SettingsError, suggest
-from jaxrl.parsing import as_int, parse_float
+from jaxrl.parsing import parse_float
 from jaxrl.strategies import Strategy
 from jaxrl.strategies.population import (
     Population,
@@ -36,7 +36,7 @@ class PopulationConfig:
 
     seeds: int = 1
     """Runs of each setting, with the seed of the run and those that follow it."""
-    sweep: Mapping[str, Any] | None = None
+    sweep: Any = None
     """Values of swept settings by name: a list, or a range as text, log_uniform(1e-5,1e-2) or between(0.9,0.999)."""
     members: int | None = None
     """Members in all, where a range is drawn from."""
@@ -82,8 +82,7 @@ def build_population(
       SettingsError: a setting that cannot be swept, a value that it cannot have, numbers that do not fit.
     """
     sweep = {name: _values(config, name, values) for name, values in (asked.sweep or {}).items()}
-    seeds, members, draw_seed = as_int(asked.seeds), as_int(asked.members), as_int(asked.draw_seed)
-    combined = combinations(sweep, seeds, members, draw_seed)
+    combined = combinations(sweep, asked.seeds, asked.members, asked.draw_seed)
     configs = [from_plain(config, replace_settings(_env_args_if_swept(config, swept), swept)) for swept in combined]
     for one in configs:
         one.check()
@@ -105,8 +104,8 @@ def build_population(
         other = {name: value for name, value in alive.items() if own[name] != value}
         variants.append(with_values(strategy, other, own))
     search = make_search({"halving": asked.halving, "pbt": asked.pbt})
-    layout = resolve_layout(asked.layout, as_int(asked.width), max(strategy.placement.shards for strategy in variants))
-    return make_population(variants, combined, seeds, sweep, members, draw_seed, search, layout)
+    layout = resolve_layout(asked.layout, asked.width, max(strategy.placement.shards for strategy in variants))
+    return make_population(variants, combined, asked.seeds, sweep, asked.members, asked.draw_seed, search, layout)
 
 
 def _env_args_if_swept(config: Any, swept: Mapping[str, Any]) -> dict[str, Any]:

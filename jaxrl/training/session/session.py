@@ -54,6 +54,7 @@ from jaxrl.training.session.state import (
 from jaxrl.training.session.statistics import Episode, Interval, Series, Statistics, add_episodes, score_columns
 from jaxrl.training.session.stepper import Stepper, plan_of_session
 from jaxrl.training.settings import SessionConfig, check_format, rounding, with_recorders
+from jaxrl.training.storage.checkpoints import Facts, Store
 from jaxrl.training.storage.members import require_no_member
 from jaxrl.training.storage.run import Resume, Storage, resolve_resume
 from jaxrl.trees import PyTree
@@ -487,14 +488,14 @@ class Session:
         config, regular = self.config, self._schedule.is_regular_save
         if config.run_dir is not None:
             require_no_member(config.run_dir)
-        self._storage = Storage(config.run_dir, config.keep, self.settings(), resume, regular)
+        self._now = self._stepper.first(statistics)
+        self._storage = Storage(config.run_dir, config.keep, self.settings(), resume, regular, self._check_checkpoint)
         self._storage.report = self._report
         self._storage.on_saved = self._saves.append
         where = lambda: (self._counters(), self._now.ledger.wall)
         self._log = Logbook(self._schedule, where, (*config.recorders, *self._given_recorders), quiet=False)
         self._look_at = 0  # optimisation step of the next health check
         try:
-            self._now = self._stepper.first(statistics)
             if self._storage.resumes:
                 self._now = self._load_newest(self._now)
             self._greedy = GreedyPolicy(self._stepper.policy, self._stepper.params(self._now))
@@ -512,17 +513,22 @@ class Session:
                 self._storage.close()
             raise
 
+    def _check_checkpoint(self, checkpoints: Store, step: int, facts: Facts) -> None:
+        """Raise `SettingsError` unless the newest of `checkpoints`, `step`, can be resumed."""
+        checkpoints.check_newest(shapes_of(self._now))
+        # Under other settings the same steps would mean other counts.
+        with reading_facts(f"{step} of {self.config.run_dir}", "no session's"):
+            opt_steps = self._schedule.opt_steps(count_iterations(self._stepwise.schedule, facts["steps"]))
+            counted = {"opt_steps": opt_steps, "env_steps": facts["steps"] * self.config.num_envs}
+        saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
+        require_counters(f"{step} of {self.config.run_dir}", counted, saved)
+
     def _load_newest(self, first: SessionState) -> SessionState:
         """Load the newest valid checkpoint, in the structure of `first`."""
         storage, like = self._storage, tree_of(first)
         step, tree, facts = storage.load(like)
         with reading_facts(f"{step} of {storage.path}", "no session's"):
             now = restore_session(tree, facts, self._log.restore_ledger(facts, first.ledger), first.statistics)
-        # Under other settings the same steps would mean other counts.
-        opt_steps = self._schedule.opt_steps(count_iterations(self._stepwise.schedule, now.steps))
-        counted = {"opt_steps": opt_steps, "env_steps": now.steps * self.config.num_envs}
-        saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
-        require_counters(f"{step} of {storage.path}", counted, saved)
         now = with_changes(now, self._stepwise, self._schedule, storage.decisive)
         storage.commit_resume()
         return now
