@@ -7,7 +7,8 @@ the other half is random altogether. Each agent then learns from these data as `
 --env E --seed S --max-opts N` would, and its last policy plays 100 fresh greedy episodes: none is chosen by its score,
 which who has nothing but data could not do either.
 
-With `--peer` JAX-CORL learns from the same data too, by its own scripts and settings, for as many optimisation steps.
+With `--peer` JAX-CORL learns from the same data too, by its own scripts and settings, for as many optimisation steps;
+and so do our agents with its settings instead of their presets.
 """
 
 import argparse
@@ -64,8 +65,28 @@ PEER = Peer(
     ("with_jaxcorl.py",),
     source=("https://github.com/nissymori/JAX-CORL", "d747dd8ad4fcc088ff9f1ade49a6be43a60f6556"),
 )
-SCRIPTS = {("Pendulum-v1", algo): algo.replace("_", "") for algo in ("awac", "iql", "cql", "td3_bc")}
-"""Scripts of JAX-CORL by environment and agent."""
+
+
+class Script(NamedTuple):
+    """A script of JAX-CORL, and the flags that give an agent of jaxrl its settings."""
+
+    name: str
+    flags: str
+
+
+SAME = "--agent.features 256 256 --processor.reward-scale 1 --agent.tau 0.005"
+SCRIPTS = {
+    ("Pendulum-v1", "awac"): Script("awac", f"{SAME} --agent.lr 3e-4 --agent.policy-lr 3e-4 --agent.beta 1"),
+    ("Pendulum-v1", "iql"): Script(
+        "iql",
+        f"{SAME} --agent.lr 3e-4 --scale-rewards-by range --agent.schedules policy_lr=cosine(3e-4,0,10000)",
+    ),
+    ("Pendulum-v1", "cql"): Script("cql", f"{SAME} --agent.lr 3e-4 --agent.policy-lr 3e-4"),
+    ("Pendulum-v1", "td3_bc"): Script(
+        "td3bc", f"{SAME} --agent.lr 1e-3 --agent.policy-lr 1e-3 --agent.bc-alpha 2.5 --agent.layer-norm"
+    ),
+}
+"""By environment and agent."""
 
 
 def returns_of(data: jaxrl.Dataset) -> np.ndarray:
@@ -98,9 +119,9 @@ def gathered(name: str, task: Task, steps: int) -> Row:
     return {**task._asdict(), "pilot_return": float(pilot.mean()), "data_returns": means, "transitions": 2 * steps}
 
 
-def learn(algo: str, env: str, seed: int, opts: int) -> Row:
+def learn(algo: str, env: str, seed: int, opts: int, flags: str = "") -> Row:
     """Learn once from the data, and judge the last policy."""
-    length = ["--max-opts", str(opts), "--eval-interval", str(opts // 5)]
+    length = ["--max-opts", str(opts), "--eval-interval", str(opts // 5), *flags.split()]
     config = parse([algo, "--data", *files_of(env), "--env", env, "--seed", str(seed), "--quiet", *length]).config
     busy, strategy = time.process_time(), build(algo, config)
     trainer = Trainer(strategy, trainer_config(config), recorders=[], raise_on_signal=False)
@@ -111,12 +132,20 @@ def learn(algo: str, env: str, seed: int, opts: int) -> Row:
     params = strategy.policy.params(trainer.result().state)
     last = evaluator_of(strategy, EPISODES)(params, jax.random.key(FRESH)).returns.astype(float)
     told = {"algo": algo, "env": env, "seed": seed, "last": float(last.mean()), "last_std": float(last.std())}
-    return {"library": "jaxrl", **told, "curve": curve, "cpu_seconds": time.process_time() - busy}
+    return {"library": "jaxrl", **told, "flags": flags, "curve": curve, "cpu_seconds": time.process_time() - busy}
 
 
 def learn_with_peer(python: Path, algo: str, env: str, seed: int, opts: int) -> Row:
     """Have JAX-CORL learn once from the same data, and judge its last policy."""
-    command = [python, HERE / PEER.command[0], SCRIPTS[env, algo], str(opts), str(seed), str(EPISODES), *files_of(env)]
+    command = [
+        python,
+        HERE / PEER.command[0],
+        SCRIPTS[env, algo].name,
+        str(opts),
+        str(seed),
+        str(EPISODES),
+        *files_of(env),
+    ]
     outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=outside)
     told = json.loads(done.stdout.strip().splitlines()[-1])
@@ -134,15 +163,14 @@ def documented(rows: Sequence[Row]) -> str:
 
 def documented_beside(rows: Sequence[Row]) -> str:
     """Return the table of agents that both libraries have."""
-    lines = ["| environment | agent | seeds | jaxrl | worst seed | JAX-CORL | worst seed |", "|---" * 7 + "|"]
-    for env, algo in dict.fromkeys((row["env"], row["algo"]) for row in rows):
-        both = [
-            [row["last"] for row in rows if (row["library"], row["env"], row["algo"]) == (library, env, algo)]
-            for library in ("jaxrl", "JAX-CORL")
-        ]
-        if all(both):
-            cells = " | ".join(f"{_spread(last)} | {min(last):.1f}" for last in both)
-            lines.append(f"| {env} | `{algo}` | {len(both[0])} | {cells} |")
+    head = ["environment", "agent", "seeds", "jaxrl, its preset", "jaxrl, JAX-CORL's settings", "JAX-CORL"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for (env, algo), script in SCRIPTS.items():
+        own = [row for row in rows if (row["env"], row["algo"]) == (env, algo)]
+        ways = [("jaxrl", ""), ("jaxrl", script.flags), ("JAX-CORL", None)]
+        last = [[row["last"] for row in own if (row["library"], row.get("flags")) == way] for way in ways]
+        if all(last):
+            lines.append(f"| {env} | `{algo}` | {len(last[0])} | {' | '.join(map(_spread, last))} |")
     return "\n".join(lines)
 
 
@@ -179,6 +207,7 @@ def main() -> None:
                 for seed in options.seeds[: 1 if options.quick else None]:
                     made = [learn(algo, env, seed, task.opts)]
                     if peer and (env, algo) in SCRIPTS:
+                        made.append(learn(algo, env, seed, task.opts, SCRIPTS[env, algo].flags))
                         made.append(learn_with_peer(peer, algo, env, seed, task.opts))
                     for row in made:
                         print(
@@ -187,7 +216,7 @@ def main() -> None:
                     rows += made
                     if path:  # after each run: the next takes a while
                         harness.write(path, rows, data=data)
-    print(documented([row for row in rows if row["library"] == "jaxrl"]))
+    print(documented([row for row in rows if row.get("flags") == ""]))
     if peer:
         print(documented_beside(rows))
     for env, about in data.items():

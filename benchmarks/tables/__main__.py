@@ -50,6 +50,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "begin-reach": reach.beginnings,
     "students-reach": reach.students,
     "offline-reach": reach.from_data,
+    "offline-beside": reach.from_data_beside,
     "searches-reach": reach.searches,
     "counts": partial(speed.compiled, "counts"),
     "limits": partial(speed.compiled, "limits"),

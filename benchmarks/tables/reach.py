@@ -233,6 +233,12 @@ def from_data() -> str:
     return f"{data}\n\n{offline.documented(found.rows)}\n\n{source([found])}"
 
 
+def from_data_beside() -> str:
+    """Return what offline agents reach beside JAX-CORL's, from the same data."""
+    (found,) = results("*-offline-jax-corl.json")[-1:]
+    return f"{offline.documented_beside(found.rows)}\n\n{source([found])}"
+
+
 def searches() -> str:
     """Return what searches find."""
     (found,) = results("*-search.json")[-1:]
