@@ -44,6 +44,13 @@ def test_only_settings_that_tell_groups_of_one_algorithm_apart_are_in_their_name
     assert [group.name for group in groups_of(a, b)] == ["ppo CartPole-v1", "dqn CartPole-v1"]
 
 
+def test_scores_that_mean_something_else_are_not_averaged(tmp_path: Path) -> None:
+    greedy = {"eval_env": None, "eval_env_args": {}, "eval_actions": "greedy"}
+    more = [{}, {}, {"eval_actions": "sampled"}, {"eval_env": "CartPole-v0"}, {"eval_env_args": {"gravity": 5}}]
+    paths = [write_run(tmp_path / f"{i}", seed=i, scores=[i], **{**greedy, **own}) for i, own in enumerate(more)]
+    assert [[run.name for run in group.runs] for group in groups_of(*paths)] == [["0", "1"], ["2"], ["3"], ["4"]]
+
+
 def test_runs_whose_settings_are_unknown_are_groups_of_their_own(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / name) for name in "ab"]
     for path in paths:
