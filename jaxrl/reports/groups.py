@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from jaxrl.errors import one_line
 from jaxrl.reports.read import Run
-from jaxrl.training.population.scores import Spread, spread
+from jaxrl.training.population.scores import Spread, comparable, spread
 from jaxrl.training.settings import HARMLESS, YARDSTICK
 
 LONGEST_LABEL = 120
@@ -22,8 +22,8 @@ class Group(NamedTuple):
 
     @property
     def last(self) -> Spread:
-        """Spread of their last scores."""
-        return spread([[run.last for run in self.runs]])
+        """Spread of their last scores, as in the results of populations."""
+        return spread([[run.last for run in comparable(self.runs)]])
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:

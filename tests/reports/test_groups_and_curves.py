@@ -74,6 +74,16 @@ def test_a_group_is_told_by_mean_and_middle_half(tmp_path: Path) -> None:
     assert (spread([[2.0, 2.0]]).interval, spread([[2.0]]).interval) == ("[2, 2]", "-")
 
 
+def test_members_that_were_halved_count_only_where_no_other_is_left(tmp_path: Path) -> None:
+    """Their scores are of less training, and the table of a population leaves them out too."""
+    ran = [("max_opts", 0.1, 0, 8.0), ("halved", 0.1, 1, 2.0), ("halved", 0.2, 0, 1.0), ("halved", 0.2, 1, 3.0)]
+    for i, (status, lr, seed, score) in enumerate(ran):
+        path = write_run(tmp_path / str(i), seed=seed, lr=lr, scores=[score])
+        (path / "metadata.json").write_text(json.dumps({**METADATA, "status": status}))
+    groups = groups_of(*(tmp_path / str(i) for i in range(4)))
+    assert [(group.last.members, group.last.iqm) for group in groups] == [(1, 8.0), (2, 2.0)]
+
+
 def test_bands_are_what_scores_of_members_are(tmp_path: Path) -> None:
     """At every point mean, middle half and interval are those of `spread`; a curve that has ended does not count."""
     curves = [curve([1.0, 2.0, 3.0]), curve([3.0, 6.0, 9.0]), curve([2.0, 10.0]), curve([4.0, 4.0, 4.0])]
