@@ -163,7 +163,8 @@ PRESETS["ppo"] = {
         "eval_episodes": 50,
         "agent": {"lr": 1e-3, "lr_decay": 7_808},
     },
-    # 1 000 000 environment steps each. Environments, lambda and normalisation after RL Baselines3 Zoo (Raffin 2020).
+    # 1 000 000 environment steps each. Environments, lambda and normalisation of both are those of RL Baselines3 Zoo
+    # (Raffin 2020) for MountainCar-v0.
     **{
         name: {
             "max_opts": 15_616,
