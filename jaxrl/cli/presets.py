@@ -76,8 +76,8 @@ PRESETS["dqn"] = {
         "agent": {"lr": 1e-3, "loss": "huber", "target_interval": 250, "epsilon_decay": 10_000},
         "buffer": {"capacity": 100_000, "batch_size": 32},
     },
-    # 10 000 000 steps of 4 frames, one update for four of them. After RL Baselines3 Zoo (Raffin 2020). Not run to the
-    # end here.
+    # 10 000 000 steps of 4 frames, one update for four of them. After RL Baselines3 Zoo (Raffin 2020), with double
+    # Q-learning. Not run to the end here.
     "gymnasium:ALE/*": {
         "max_opts": 2_500_000,
         "updates": 2,
@@ -293,7 +293,9 @@ PRESETS["ppo"] = {
         "agent": {
             "lr": 2e-4,
             "lr_decay": 480,
+            "optimizer_eps": 1e-5,
             "gae_lambda": 0.8,
+            "vf_clip_eps": 0.2,
             "max_grad_norm": 1.0,
             "features": [512, 512, 512],
         },

@@ -197,3 +197,8 @@ def test_rewards_of_atari_are_clipped_and_not_scaled_as_well(algo: str, env: str
     assert (config.processor.reward_clip, config.processor.normalise_reward) == (1.0, False)
     # Adam's constant in the code of PPO.
     assert config.agent.optimizer_eps == {"dqn": None, "ppo": 1e-5}[algo]
+
+
+def test_ppo_clips_values_in_craftax_as_its_baselines_do() -> None:
+    agent = preset("ppo", "craftax:Craftax-Symbolic-v1").agent
+    assert (agent.vf_clip_eps, agent.optimizer_eps) == (0.2, 1e-5)
