@@ -301,8 +301,8 @@ PRESETS["ppo"] = {
         },
         "processor": {"normalise_reward": False},
     },
-    # 60 million environment steps, for a GPU. Playground's own settings for the DM Control Suite (Zakka et al. 2025,
-    # https://arxiv.org/abs/2502.08844); policy and value have networks of one size here.
+    # 60 million environment steps, for a GPU. Playground's own settings for most of the DM Control Suite (Zakka et al.
+    # 2025, https://arxiv.org/abs/2502.08844), where robots have others; networks of policy and value are alike here.
     "playground:*": _physics(61, num_envs=2048, rollout=480, epochs=16, lr=1e-3, discount=0.995),
     # 50 and 2 million environment steps, for a GPU. Settings of Brax's own notebook for `ant` and `inverted_pendulum`
     # (Freeman et al. 2021, https://arxiv.org/abs/2106.13281).
