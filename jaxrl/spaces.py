@@ -2,8 +2,10 @@
 
 import math
 import operator
+from collections import namedtuple
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple, TypeGuard
 
 import jax
@@ -410,19 +412,35 @@ def space_to_plain(space: Space) -> Any:
     if isinstance(space, Mapping):
         return {"dict": {name: space_to_plain(part) for name, part in space.items()}}
     if isinstance(space, tuple):
-        return {"tuple": [space_to_plain(part) for part in space]}
+        names = getattr(space, "_fields", None)
+        own = {} if names is None else {"names": [type(space).__name__, *names]}
+        return {"tuple": [space_to_plain(part) for part in space], **own}
     return {type(space).__name__: {k: _plain(v) for k, v in vars(space).items()}}
 
 
 def space_from_plain(plain: Any) -> Space:
-    """Invert `space_to_plain`."""
-    ((kind, value),) = plain.items()
+    """Invert `space_to_plain`, but for the class of a named tuple: it is another one with the same names."""
+    ((kind, value),) = ((key, part) for key, part in plain.items() if key != "names")
     if kind == "dict":
         return {name: space_from_plain(part) for name, part in value.items()}
     if kind == "tuple":
-        return tuple(space_from_plain(part) for part in value)
+        parts = [space_from_plain(part) for part in value]
+        return tuple(parts) if "names" not in plain else _named_tuple(*plain["names"])(*parts)
     (cls,) = (c for c in _LEAVES if c.__name__ == kind)
     return cls(**{k: _unplain(v) for k, v in value.items()})
+
+
+@cache
+def _named_tuple(name: str, *fields: str) -> Any:
+    """Return the class of named tuples; one for all of these names, so that JAX takes them for the same structure."""
+    return namedtuple(name, fields)
+
+
+def without_names(space: Space) -> Space:
+    """Return the space with plain tuples in place of named ones."""
+    if isinstance(space, Mapping):
+        return {name: without_names(part) for name, part in space.items()}
+    return tuple(map(without_names, space)) if isinstance(space, tuple) else space
 
 
 def _plain(value: Any) -> Any:

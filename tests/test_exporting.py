@@ -319,10 +319,15 @@ def convolution(x: Any) -> Any:
     return jax.lax.conv_general_dilated(jnp.tanh(x), kernel, (2, 1), ((1, 2), (0, 1)), dimension_numbers=layout)
 
 
+def emptiness(x: Any) -> Any:
+    """Return `x` behind nothing, as networks see what stands beside images where nothing does."""
+    return jnp.concatenate([jnp.zeros((x.shape[0], 0), x.dtype), 2 * x], -1)
+
+
 COMPUTED: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
     "signs": (signs, (4, 6)), "transcendental": (transcendental, (3,)), "integers": (integers, (4, 6)),
     "comparisons": (comparisons, (40,)), "reductions": (reductions, (4, 6)), "moves": (moves, (4, 6)),
-    "products": (products, (4, 6)), "convolution": (convolution, (6, 5, 3)),
+    "products": (products, (4, 6)), "convolution": (convolution, (6, 5, 3)), "emptiness": (emptiness, (3,)),
 }  # fmt: skip
 
 

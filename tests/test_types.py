@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import namedtuple
 from typing import Any
 
 import gymnasium
@@ -194,6 +195,13 @@ def test_parts_of_a_space_are_drawn_independently() -> None:
 @pytest.mark.parametrize("space", [NESTED, *NESTED.values()])
 def test_a_space_survives_plain_data(space: Any) -> None:
     assert space_from_plain(json.loads(json.dumps(space_to_plain(space)))) == space
+
+
+def test_named_tuples_of_spaces_keep_their_names_in_plain_data() -> None:
+    pair = namedtuple("Pair", "b a")  # type: ignore[misc]
+    first, again = (space_from_plain(json.loads(json.dumps(space_to_plain(pair(Discrete(2), ()))))) for _ in range(2))
+    assert (repr(first), first.b) == (repr(pair(Discrete(2), ())), Discrete(2))
+    assert type(first) is type(again)  # JAX takes them for one structure
 
 
 @pytest.mark.parametrize(

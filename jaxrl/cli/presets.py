@@ -76,8 +76,8 @@ PRESETS["dqn"] = {
         "agent": {"lr": 1e-3, "loss": "huber", "target_interval": 250, "epsilon_decay": 10_000},
         "buffer": {"capacity": 100_000, "batch_size": 32},
     },
-    # 10 000 000 steps of 4 frames, one update for four of them. After RL Baselines3 Zoo (Raffin 2020). Not run to the
-    # end here.
+    # 10 000 000 steps of 4 frames, one update for four of them. After RL Baselines3 Zoo (Raffin 2020), with double
+    # Q-learning. Not run to the end here.
     "gymnasium:ALE/*": {
         "max_opts": 2_500_000,
         "updates": 2,
@@ -163,7 +163,8 @@ PRESETS["ppo"] = {
         "eval_episodes": 50,
         "agent": {"lr": 1e-3, "lr_decay": 7_808},
     },
-    # 1 000 000 environment steps each. Environments, lambda and normalisation after RL Baselines3 Zoo (Raffin 2020).
+    # 1 000 000 environment steps each. Environments, lambda and normalisation of both are those of RL Baselines3 Zoo
+    # (Raffin 2020) for MountainCar-v0.
     **{
         name: {
             "max_opts": 15_616,
@@ -186,7 +187,8 @@ PRESETS["ppo"] = {
         "processor": {"normalise_reward": True},
     },
     # 10 000 384 steps of 4 frames. Schulman et al. 2017, https://arxiv.org/abs/1707.06347, table 5, with four epochs
-    # and the other details of the code that it goes with (Huang et al. 2022). Not run to the end here.
+    # and the other details of the code that it goes with (Huang et al. 2022), but a clipping range that stays. Not run
+    # to the end here.
     "gymnasium:ALE/*": {
         "max_opts": 156_256,
         "eval_interval": 16_000,
@@ -198,13 +200,14 @@ PRESETS["ppo"] = {
         "agent": {
             "lr": 2.5e-4,
             "lr_decay": 156_256,
+            "optimizer_eps": 1e-5,
             "clip_eps": 0.1,
             "vf_clip_eps": 0.1,
             "features": [512],
             "activation": "relu",
             "shared": True,
         },
-        "processor": {"frame_stack": 4, "reward_clip": 1.0},
+        "processor": {"frame_stack": 4, "reward_clip": 1.0, "normalise_reward": False},
     },
     # As for the other games, but network, learning rate and discount after gymnax-blines
     # (https://github.com/RobertTLange/gymnax-blines). Two seeds: 28 and 25; one with the family's settings reached 9.
@@ -290,14 +293,16 @@ PRESETS["ppo"] = {
         "agent": {
             "lr": 2e-4,
             "lr_decay": 480,
+            "optimizer_eps": 1e-5,
             "gae_lambda": 0.8,
+            "vf_clip_eps": 0.2,
             "max_grad_norm": 1.0,
             "features": [512, 512, 512],
         },
         "processor": {"normalise_reward": False},
     },
-    # 60 million environment steps, for a GPU. Playground's own settings for the DM Control Suite (Zakka et al. 2025,
-    # https://arxiv.org/abs/2502.08844); policy and value have networks of one size here.
+    # 60 million environment steps, for a GPU. Playground's own settings for most of the DM Control Suite (Zakka et al.
+    # 2025, https://arxiv.org/abs/2502.08844), where robots have others; networks of policy and value are alike here.
     "playground:*": _physics(61, num_envs=2048, rollout=480, epochs=16, lr=1e-3, discount=0.995),
     # 50 and 2 million environment steps, for a GPU. Settings of Brax's own notebook for `ant` and `inverted_pendulum`
     # (Freeman et al. 2021, https://arxiv.org/abs/2106.13281).

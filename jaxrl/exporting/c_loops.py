@@ -68,7 +68,9 @@ class Body:
     def constant(self, value: Any) -> Array:
         """Return a constant: a literal if all entries are equal, otherwise an array of the source."""
         array = np.asarray(value)
-        if array.size and np.all(array == array.flat[0]):
+        if not array.size:  # nothing reads it, and C has no arrays without entries
+            return Array("0", (), array.shape, array.dtype)
+        if np.all(array == array.flat[0]):
             return Array(literal(array.flat[0]), (), array.shape, array.dtype)
         name = self.constants.setdefault((str(array.dtype), array.tobytes()), f"w{len(self.constants)}")
         return stored_array(name, array.shape, array.dtype)
@@ -101,6 +103,8 @@ class Body:
 
     def loop(self, statement: str, shape: Sequence[int], *views: View) -> None:
         """Append loops over `shape` around a statement, in which `{0}` is an entry of the first view and so on."""
+        if 0 in shape:
+            return
         axes: list[tuple[int, list[int]]] = []
         for size, *strides in zip(shape, *(view.strides for view in views), strict=True):
             # Neighbouring axes that are contiguous in all views become one loop.

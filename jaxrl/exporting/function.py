@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError
-from jaxrl.spaces import space_struct, space_to_plain, to_elements, to_indices
+from jaxrl.spaces import space_struct, space_to_plain, to_elements, to_indices, without_names
 from jaxrl.training.policy import GreedyPolicy, begin, follow, memory_leaves
 from jaxrl.trees import Array, PyTree
 
@@ -62,7 +62,9 @@ def function_of(policy: GreedyPolicy) -> Function:
       SettingsError: its memory contains an array without a row for each environment.
     """
     spec = policy.policy.spec
-    struct = space_struct(spec.observation_space)
+    # Parts of a tuple go by their number: what calls an export has no class of named tuples.
+    seen, done = without_names(spec.observation_space), without_names(spec.action_space)
+    struct = space_struct(seen)
     obs: Shapes = jax.tree.leaves(struct)
     form: Any = jax.tree.structure(struct)
     begun_as = lambda n: jax.eval_shape(partial(begin, policy.policy), policy.params, _rows(n, struct))
@@ -70,11 +72,11 @@ def function_of(policy: GreedyPolicy) -> Function:
     memory: Shapes = jax.tree.leaves((carried, action))
     memory_form: Any = jax.tree.structure((carried, action))
     actions = [_row(x) for x in jax.tree.leaves(action)]
-    names, made = _names_in("obs", struct), _names_in("action", space_struct(spec.action_space))
+    names, made = _names_in("obs", struct), _names_in("action", space_struct(done))
     # Discrete values are those of the environment outside, and count from 0 inside.
-    indices, elements = partial(to_indices, spec.observation_space), partial(to_elements, spec.action_space)
-    entries = _entries_in("obs", struct), _entries_in("action", space_struct(spec.action_space))
-    spaces = {"observation": space_to_plain(spec.observation_space), "action": space_to_plain(spec.action_space)}
+    indices, elements = partial(to_indices, seen), partial(to_elements, done)
+    entries = _entries_in("obs", struct), _entries_in("action", space_struct(done))
+    spaces = {"observation": space_to_plain(seen), "action": space_to_plain(done)}
     kept = memory_leaves(policy.policy, policy.params, _rows(1, struct))
     if not kept:
 

@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 
 from jaxrl.errors import one_line
 from jaxrl.reports.read import Run
-from jaxrl.training.population.scores import Spread, spread
-from jaxrl.training.settings import HARMLESS
+from jaxrl.training.population.scores import Spread, comparable, spread
+from jaxrl.training.settings import HARMLESS, YARDSTICK
 
 LONGEST_LABEL = 120
+IGNORED = (HARMLESS - YARDSTICK) | {"seed"}
+"""Settings in which the runs of a group may differ."""
 
 
 class Group(NamedTuple):
@@ -20,12 +22,12 @@ class Group(NamedTuple):
 
     @property
     def last(self) -> Spread:
-        """Spread of their last scores."""
-        return spread([[run.last for run in self.runs]])
+        """Spread of their last scores, as in the results of populations."""
+        return spread([[run.last for run in comparable(self.runs)]])
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:
-    """Group runs by settings, ignoring the seed and settings that do not affect the result of training.
+    """Group runs by the settings on which training and the meaning of scores depend, except the seed.
 
     A run with unreadable settings forms its own group. Groups are named by algorithm and environment, and by the
     settings in which they differ from other groups of these.
@@ -39,8 +41,8 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
 
 
 def _deciding(run: Run) -> dict[str, str]:
-    """Return the settings that affect training, except the seed; `varied` for those that a search changed."""
-    own = {name: format_value(value) for name, value in run.settings.items() if name not in HARMLESS and name != "seed"}
+    """Return the settings that tell groups apart; `varied` for those that a search changed."""
+    own = {name: format_value(value) for name, value in run.settings.items() if name not in IGNORED}
     return own | dict.fromkeys(run.swept if run.varied else (), "varied")
 
 

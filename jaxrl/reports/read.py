@@ -71,8 +71,8 @@ class Run(NamedTuple):
 
     @property
     def last(self) -> float:
-        """Score of the last evaluation; NaN if there is none, or the run diverged."""
-        return float(self.log.score.y[-1]) if len(self.log.score.y) and self.status != "diverged" else np.nan
+        """Score of the last evaluation; NaN if it is not finite, there is none, or the run diverged."""
+        return np.nan if self.status == "diverged" else self.log.last
 
     @property
     def best(self) -> float:

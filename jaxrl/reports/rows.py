@@ -1,6 +1,6 @@
 """Reading of the logs of a run, tolerating damaged lines."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -37,6 +37,8 @@ class Log(NamedTuple):
 
     score: Curve
     """Scores of evaluations."""
+    last: float
+    """Score of the last evaluation; NaN if it is not finite, or there is none."""
     returns: Curve
     """Mean returns of training episodes."""
     bests: tuple[float, ...]
@@ -101,6 +103,7 @@ def _log(trained: Table, others: list[dict[str, Any]], remarks: list[str]) -> Lo
     rates = table[np.isfinite(table[:, 6:8]).all(axis=1), 6:8]
     return Log(
         score=_curve(np.asarray(scores, np.float64).reshape(-1, 4)),
+        last=_last(scores),
         returns=_curve(table[:, :4]),
         bests=tuple(score for score in bests if np.isfinite(score)),
         skipped=_count(table[:, 4]),
@@ -119,6 +122,13 @@ def _best_score(row: Mapping[str, Any]) -> float:
 
 def _count(column: np.ndarray) -> int:
     return int(column[(column >= 0) & (column < MOST)].sum())
+
+
+def _last(scores: Sequence[tuple[float, ...]]) -> float:
+    """Return the last number of the row at the most optimisation steps, the later one of several; NaN if not finite."""
+    placed = [row for row in scores if np.isfinite(row[0])]
+    last = max(reversed(placed), key=lambda row: row[0])[-1] if placed else np.nan
+    return last if np.isfinite(last) else np.nan
 
 
 def _curve(points: np.ndarray) -> Curve:

@@ -19,7 +19,7 @@ from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError
 from jaxrl.masks import get_mask
 from jaxrl.processors.base import Processor
-from jaxrl.spaces import to_indices
+from jaxrl.spaces import EnvSpec, space_struct, to_indices
 from jaxrl.strategies.offline import check_env, check_memoryless, make_transitions
 from jaxrl.trees import Key, PyTree, row_struct
 from jaxrl.types import Batch, Demonstrations, Transition
@@ -45,11 +45,21 @@ def with_demos(
     _require_dataset(demos)
     check_env(demos, env)
     check_memoryless(agent, "demos")
+    demos = _in_tuples_of(env.spec, demos)
     if _has_stats(processor, demos) or (processor.settings or {}).get("normalise_reward"):
         _require_apply(processor)
     # The batch of the buffer keeps its size, and demonstrations are added to it.
     count = max(1, round(buffer.batch_size * share / (1 - share)))
     return mix(buffer, partial(make_transitions, processor, demos), demos.rows, count)
+
+
+def _in_tuples_of(spec: EnvSpec, demos: Dataset) -> Dataset:
+    """Return `demos` with the environment's own classes of named tuples, beside which they are sampled."""
+    seen, done = (jax.tree.structure(space_struct(space)) for space in (spec.observation_space, spec.action_space))
+    form = lambda structure, tree: structure.unflatten(jax.tree.leaves(tree))
+    return demos._replace(
+        spec=spec, obs=form(seen, demos.obs), action=form(done, demos.action), next_obs=form(seen, demos.next_obs)
+    )
 
 
 def _require_dataset(demos: Any) -> None:

@@ -184,7 +184,7 @@ class GreedyPolicy:
         if different := describe_mismatch(struct, action):
             raise SettingsError(f"the action does not match {name}: {different}")
         try:
-            arrays = jax.tree.map(lambda like, x: _array(x, like.dtype), struct, action)
+            arrays = jax.tree.map(lambda like, x: _array(x, like.dtype), struct, _arrange(struct, action))
         except (ValueError, TypeError, OverflowError) as error:
             raise SettingsError(f"the action does not match {name}: {error_text(error)}") from error
         came = jax.tree.map(jnp.shape, arrays)
@@ -249,6 +249,7 @@ def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:
     if different := describe_mismatch(struct, obs):
         raise SettingsError(f"the observation does not match {env}: {different}")
     try:
+        obs = _arrange(struct, obs)
         arrays = jax.tree.map(lambda like, x: spaces.match_image_layout(_array(x, like.dtype), like.shape), struct, obs)
     except (ValueError, TypeError, OverflowError) as error:
         raise SettingsError(f"the observation does not match {env}: {error_text(error)}") from error
@@ -263,6 +264,19 @@ def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:
 
 def _array(x: Any, dtype: Any) -> Array:
     return jnp.asarray(x if isinstance(x, jax.Array) else spaces.to_dtype("it", np.asarray(x), dtype), dtype)
+
+
+def _arrange(struct: PyTree, given: PyTree) -> PyTree:
+    """Return `given`, which `describe_mismatch` finds nothing amiss with, in the dicts and tuples of `struct`.
+
+    Tuples may be lists there, or named otherwise.
+    """
+    if isinstance(struct, Mapping):
+        return {name: _arrange(part, given[name]) for name, part in struct.items()}
+    if not isinstance(struct, tuple):
+        return given
+    parts = [_arrange(*pair) for pair in zip(struct, given, strict=True)]
+    return type(struct)(*parts) if hasattr(struct, "_fields") else tuple(parts)
 
 
 def describe_mismatch(struct: PyTree, given: PyTree, at: str = "") -> str:

@@ -188,3 +188,17 @@ def test_every_preset_fits_its_environment(algo: str) -> None:
         schedule = config.schedule(build(algo, config))
         assert schedule.opt_steps(schedule.last) == config.max_opts
         assert config.agent.lr_decay in (0, config.max_opts)
+
+
+@pytest.mark.parametrize("env", ["gymnasium:ALE/Pong-v5", "ale:Pong"])
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_rewards_of_atari_are_clipped_and_not_scaled_as_well(algo: str, env: str) -> None:
+    config = preset(algo, env)
+    assert (config.processor.reward_clip, config.processor.normalise_reward) == (1.0, False)
+    # Adam's constant in the code of PPO.
+    assert config.agent.optimizer_eps == {"dqn": None, "ppo": 1e-5}[algo]
+
+
+def test_ppo_clips_values_in_craftax_as_its_baselines_do() -> None:
+    agent = preset("ppo", "craftax:Craftax-Symbolic-v1").agent
+    assert (agent.vf_clip_eps, agent.optimizer_eps) == (0.2, 1e-5)

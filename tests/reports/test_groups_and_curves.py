@@ -44,6 +44,13 @@ def test_only_settings_that_tell_groups_of_one_algorithm_apart_are_in_their_name
     assert [group.name for group in groups_of(a, b)] == ["ppo CartPole-v1", "dqn CartPole-v1"]
 
 
+def test_scores_that_mean_something_else_are_not_averaged(tmp_path: Path) -> None:
+    greedy = {"eval_env": None, "eval_env_args": {}, "eval_actions": "greedy"}
+    more = [{}, {}, {"eval_actions": "sampled"}, {"eval_env": "CartPole-v0"}, {"eval_env_args": {"gravity": 5}}]
+    paths = [write_run(tmp_path / f"{i}", seed=i, scores=[i], **{**greedy, **own}) for i, own in enumerate(more)]
+    assert [[run.name for run in group.runs] for group in groups_of(*paths)] == [["0", "1"], ["2"], ["3"], ["4"]]
+
+
 def test_runs_whose_settings_are_unknown_are_groups_of_their_own(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / name) for name in "ab"]
     for path in paths:
@@ -65,6 +72,16 @@ def test_a_group_is_told_by_mean_and_middle_half(tmp_path: Path) -> None:
     row = ("ppo CartPole-v1", "4 of 4", "4", "2.5", f"{told.low:.5g} to {told.high:.5g}", "-")
     assert group_table([group]).rows == (row,)
     assert (spread([[2.0, 2.0]]).interval, spread([[2.0]]).interval) == ("[2, 2]", "-")
+
+
+def test_members_that_were_halved_count_only_where_no_other_is_left(tmp_path: Path) -> None:
+    """Their scores are of less training, and the table of a population leaves them out too."""
+    ran = [("max_opts", 0.1, 0, 8.0), ("halved", 0.1, 1, 2.0), ("halved", 0.2, 0, 1.0), ("halved", 0.2, 1, 3.0)]
+    for i, (status, lr, seed, score) in enumerate(ran):
+        path = write_run(tmp_path / str(i), seed=seed, lr=lr, scores=[score])
+        (path / "metadata.json").write_text(json.dumps({**METADATA, "status": status}))
+    groups = groups_of(*(tmp_path / str(i) for i in range(4)))
+    assert [(group.last.members, group.last.iqm) for group in groups] == [(1, 8.0), (2, 2.0)]
 
 
 def test_bands_are_what_scores_of_members_are(tmp_path: Path) -> None:

@@ -91,6 +91,13 @@ def test_a_member_that_diverged_has_no_last_score(tmp_path: Path) -> None:
     assert one(path).best == 9.5
 
 
+def test_a_last_evaluation_without_a_score_is_not_replaced_by_the_one_before(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", scores=[1.0, 2.0])
+    log(path, [{"kind": "eval", **place(3), "eval_reward": None, "score": None}])
+    assert np.isnan(one(path).last)
+    assert one(path).log.score.y.tolist() == [1.0, 2.0]
+
+
 def test_the_best_is_what_was_confirmed(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a")
     scores = [(5.0, 3.0, True), (9.0, 2.0, False)]

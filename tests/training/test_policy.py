@@ -1,6 +1,7 @@
 """Policies inside other people's compiled functions."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from toys_trainer import small_dqn
 
 import jaxrl
 from jaxrl.errors import SettingsError
+from jaxrl.exporting.function import function_of
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.strategies.base import Policy
 from jaxrl.training.policy import GreedyPolicy
@@ -107,3 +109,53 @@ def test_entries_that_are_missing_or_unexpected_are_named() -> None:
             policy(given)
         assert "ShapeDtypeStruct" not in str(told.value)
         assert "\n" not in str(told.value)
+
+
+class Seen(NamedTuple):
+    place: Any
+    goal: Any
+
+
+class Move(NamedTuple):
+    steps: Any
+    speed: Any
+
+
+def walk(actions: Any) -> jaxrl.Env:
+    """Return an environment of named tuples, which reads actions by name: as many steps, or one, to a goal."""
+    box = Box(-9.0, 9.0, (1,))
+    show = lambda place: Seen(place[None], jnp.ones(1))
+
+    def step(place: Any, action: Any, key: Any) -> Any:
+        place = place + 0.1 * getattr(action, "steps", action)
+        return place, jaxrl.TimeStep(show(place), reward=-jnp.abs(place - 1), terminated=False)
+
+    reset = lambda key: (jax.random.uniform(key), show(jax.random.uniform(key)))
+    return jaxrl.Env(EnvSpec("Walk", Seen(box, box), actions, time_limit=4), reset, step)
+
+
+def test_a_policy_of_named_tuples_is_loaded_with_their_names(tmp_path: Path) -> None:
+    env = walk(Move(Discrete(2), Box(-1.0, 1.0, (1,))))
+    strategy = jaxrl.on_policy(env, jaxrl.ppo(features=(4,)), num_envs=2, rollout=4, epochs=1, minibatches=1)
+    settings: dict[str, Any] = {"max_opts": 1, "eval_interval": 1, "eval_episodes": 2, "quiet": True}
+    own = jaxrl.Trainer(strategy, run_dir=tmp_path, **settings).train().policy
+    loaded = jaxrl.load_policy(tmp_path)
+    seen = Seen(np.array([0.5], np.float32), np.array([1.0], np.float32))
+    want = own(seen)
+    for given in (seen, tuple(seen), [*seen]):
+        action = loaded(given)
+        assert (int(action.steps), float(action.speed[0])) == (int(want.steps), float(want.speed[0]))
+    judged = [jaxrl.Evaluator(env, policy.policy, 2)(own.params, jax.random.key(0)) for policy in (own, loaded)]
+    assert judged[0].returns.tolist() == judged[1].returns.tolist()
+    assert function_of(loaded).entries == ["obs[0]", "obs[1]"]
+
+
+def test_data_of_named_tuples_are_learnt_from_beside_experience(tmp_path: Path) -> None:
+    env, agent = walk(Discrete(2)), jaxrl.dqn(features=(4,))
+    policy = policy_of(jaxrl.off_policy(env, agent, buffer=jaxrl.uniform(16, batch_size=4), warmup=16))
+    jaxrl.save_dataset(tmp_path / "data.npz", jaxrl.gather(env, policy.policy, policy.params, jax.random.key(0), 8))
+    data = jaxrl.load_dataset(tmp_path / "data.npz")
+    strategy = jaxrl.off_policy(env, agent, buffer=jaxrl.uniform(16, batch_size=4), warmup=16, demos=data)
+    state = jax.jit(strategy.init)(jax.random.key(0))
+    jax.eval_shape(strategy.step, state, state.key, jnp.uint32(0))  # a batch has both
+    assert isinstance(state.buffer.demos.items.obs, Seen)

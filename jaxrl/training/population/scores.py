@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -154,7 +154,7 @@ class PopulationResult(NamedTuple):
         """Return the member with the highest best score in the group `best()`, of those that halving left."""
         numbers = set(self.best().members)
         score = lambda member: -math.inf if member.best_score is None else member.best_score
-        return max(_comparable([member for member in self.members if member.number in numbers]), key=score)
+        return max(comparable([member for member in self.members if member.number in numbers]), key=score)
 
     def plot(self, axes: Any = None) -> Any:
         """Plot the evaluation scores of each member over environment steps, with one colour per setting.
@@ -183,18 +183,26 @@ class PopulationResult(NamedTuple):
         return "\n".join([*lines, *([f"and {more} more"] if more > 0 else [])])
 
 
-def _comparable(members: Sequence[MemberResult]) -> Sequence[MemberResult]:
+class _HasStatus(Protocol):
+    @property
+    def status(self) -> str: ...
+
+
+Member = TypeVar("Member", bound=_HasStatus)
+
+
+def comparable(members: Sequence[Member]) -> Sequence[Member]:
     """Return the members that halving did not end, whose scores come from longer training; all if there are none."""
     return [member for member in members if member.status != HALVED] or members
 
 
 def _setting(values: Mapping[str, Any], group: Sequence[MemberResult]) -> Setting:
     strata: dict[tuple[Any, ...], list[float]] = {}
-    comparable = _comparable(group)
-    for member in comparable:
+    compared = comparable(group)
+    for member in compared:
         last = float("nan") if member.last_score is None or member.status == "diverged" else member.last_score
         strata.setdefault(tuple(member.now.values()), []).append(last)
-    best = max((m.best_score for m in comparable if m.best_score is not None), default=float("nan"))
+    best = max((m.best_score for m in compared if m.best_score is not None), default=float("nan"))
     halved = sum(member.status == HALVED for member in group)
     return Setting(values, tuple(member.number for member in group), spread(strata.values()), best, halved)
 
