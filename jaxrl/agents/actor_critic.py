@@ -751,15 +751,15 @@ def actor_critic_loss(
       teacher: action distributions of the teacher.
       imitation: negative log-probability of the demonstration beside each step.
     """
-    log_ratio = distribution.log_prob(sample.action) - sample.log_prob
+    log_prob = distribution.log_prob(sample.action)
+    log_ratio = log_prob - sample.log_prob
     ratio = jnp.exp(log_ratio)
     if config.surrogate == "clipped":
         policy_loss = losses.clipped_surrogate(ratio, sample.advantage, hyper.clip_eps)
     elif config.surrogate == "weighted":
-        policy_loss = losses.weighted_surrogate(log_ratio, sample.advantage, hyper.rho_clip)
+        policy_loss = losses.weighted_surrogate(log_prob, sample.log_prob, sample.advantage, hyper.rho_clip)
     else:
-        # The gradient of the logarithm of the ratio is that of the log-probability.
-        policy_loss = -log_ratio * sample.advantage
+        policy_loss = -log_prob * sample.advantage
     if config.vf_clip_eps:
         error_loss = losses.value_loss(value, sample.value, sample.target, config.vf_clip_eps)
     else:
