@@ -231,8 +231,8 @@ class _Parts(NamedTuple):
     """Whether the network, given everything, must be kept from choosing actions by the privileged state."""
 
 
-VALUE_PARTS = ("params/value", "params/critic_torso")
-"""Parameters that the policy has no part in."""
+VALUE_PARTS = ("*/value", "*/critic_torso")
+"""Parameters, and collections such as batch statistics, that the policy has no part in."""
 CUSTOM_ARGUMENTS = ("make_optimizer", "make_network", "extra_loss")
 """Arguments for parts made in Python."""
 

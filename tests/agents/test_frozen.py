@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -63,6 +64,28 @@ def test_at_first_the_value_learns_alone() -> None:
     last, first = ({path.split("/")[2] for path in paths} for paths in changed(agent, DISCRETE, 19, 20))
     assert last == {"critic_torso", "value"}
     assert first == {"critic_torso", "value", "actor_torso", "policy"}
+
+
+class Normalised(nn.Module):
+    """Batch normalisation before the policy, and in what belongs to the value alone."""
+
+    outputs: int
+
+    def setup(self) -> None:
+        self.seen, self.policy = nn.BatchNorm(), nn.Dense(self.outputs)
+        self.critic_torso, self.value = nn.BatchNorm(), nn.Dense(1)
+
+    def __call__(self, obs: Any, train: bool = False) -> Any:
+        seen, read = (norm(obs, use_running_average=not train) for norm in (self.seen, self.critic_torso))
+        return self.policy(seen), self.value(read)
+
+
+def test_at_first_statistics_of_the_value_alone_move_as_well() -> None:
+    agent = jaxrl.ppo(make_network=lambda spec, head: Normalised(head.outputs), lr=0.1, critic_warmup=20)
+    (moved,) = changed(agent, DISCRETE, 0)
+    of = lambda part, *names: {f"params/{part}/{name}" for name in names}
+    params = of("params/critic_torso", "scale", "bias") | of("params/value", "kernel", "bias")
+    assert moved == params | of("batch_stats/critic_torso", "mean", "var")
 
 
 @pytest.mark.parametrize("pattern", ["parms", "opt_state", "hyper/lr", "params/params/MLP_1"])
