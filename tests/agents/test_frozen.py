@@ -6,11 +6,13 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from toys_agents import CONTINUOUS, DISCRETE, begun, updated
 
 import jaxrl
 from jaxrl.agents import Agent
 from jaxrl.errors import SettingsError
+from jaxrl.nn import from_nnx
 from jaxrl.strategies.interaction import build_agent
 
 SMALL: dict[str, Any] = {"features": (8,), "lr": 0.1}
@@ -86,6 +88,20 @@ def test_at_first_statistics_of_the_value_alone_move_as_well() -> None:
     of = lambda part, *names: {f"params/{part}/{name}" for name in names}
     params = of("params/critic_torso", "scale", "bias") | of("params/value", "kernel", "bias")
     assert moved == params | of("batch_stats/critic_torso", "mean", "var")
+
+
+class Both(nnx.Module):
+    def __init__(self, inputs: int, outputs: int, rngs: nnx.Rngs) -> None:
+        self.policy, self.value = nnx.Linear(inputs, outputs, rngs=rngs), nnx.Linear(inputs, 1, rngs=rngs)
+
+    def __call__(self, obs: Any) -> Any:
+        return self.policy(obs), self.value(obs)
+
+
+def test_at_first_the_value_of_a_module_of_nnx_learns_alone() -> None:
+    make = lambda spec, head: from_nnx(lambda rngs: Both(*spec.observation_space.shape, head.outputs, rngs))
+    (moved,) = changed(jaxrl.ppo(make_network=make, lr=0.1, critic_warmup=20), DISCRETE, 0)
+    assert moved == {"params/params/value/kernel", "params/params/value/bias"}
 
 
 @pytest.mark.parametrize("pattern", ["parms", "opt_state", "hyper/lr", "params/params/MLP_1"])
