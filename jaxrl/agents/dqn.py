@@ -57,7 +57,7 @@ from jaxrl.agents.values import (
     support_bounds,
     update_return_bounds,
 )
-from jaxrl.distributions import Distribution, gumbel_like
+from jaxrl.distributions import MIN_TEMPERATURE, Distribution, gumbel_like
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, step_means
 from jaxrl.nn import Network, QNetwork, Recurrent
@@ -573,7 +573,7 @@ def _act(
         parts, state, obs, _draw_noise(parts, noise_key)
     )  # one noise that all environments share
     if parts.config.boltzmann:  # the largest of values with Gumbel noise is drawn from their softmax
-        q = q / state.hyper.boltzmann + gumbel_like(gumbel_key, q)
+        q = q / _temperature(state.hyper) + gumbel_like(gumbel_key, q)
     action = exploration.epsilon_greedy(
         parts.spec,
         masks.greedy_actions(space, q, masks.get_mask(obs)),
@@ -587,7 +587,7 @@ def _act(
 def _exploration_distribution(parts: _Parts, state: DQNState, obs: PyTree, opt_step: Array) -> Distribution:
     """Return the distributions from which `act` draws actions, as `DistributionFn`."""
     q, _ = _expected_values(parts, state, obs, ())
-    temperature = state.hyper.boltzmann if parts.config.boltzmann else None
+    temperature = _temperature(state.hyper) if parts.config.boltzmann else None
     return exploration.exploration_distribution(q, _epsilon(parts, state.hyper, opt_step), obs, temperature)
 
 
@@ -596,6 +596,11 @@ def _expected_values(parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree)
     taus = _taus(parts, jax.tree.leaves(obs)[0].shape[0])
     out, memory, _ = _apply_network(parts, state.params, obs, noise, *taus)
     return jax.vmap(_make_representation(parts.config, state.reach).mean)(out), memory
+
+
+def _temperature(hyper: DQNHyper) -> Array:
+    """Return the temperature of Boltzmann exploration, above 0 also where a schedule has taken it there."""
+    return jnp.maximum(hyper.boltzmann, MIN_TEMPERATURE)
 
 
 def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
