@@ -55,7 +55,7 @@ from jaxrl.masks import PRIVILEGED
 from jaxrl.metrics import Metrics, Stat, as_stat, stat
 from jaxrl.nn import ActorCritic, Network
 from jaxrl.spaces import EnvSpec, space_zeros
-from jaxrl.trees import Array, Key, PyTree, is_part, path_of
+from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Demonstrations, RecurrentObs, Rollout
 from jaxrl.xla.reductions import select
 
@@ -231,8 +231,8 @@ class _Parts(NamedTuple):
     """Whether the network, given everything, must be kept from choosing actions by the privileged state."""
 
 
-VALUE_PARTS = ("params/value", "params/critic_torso")
-"""Parameters that the policy has no part in."""
+VALUE_MODULES = ("value", "critic_torso")
+"""Modules of a network whose parameters, and collections such as batch statistics, the policy has no part in."""
 CUSTOM_ARGUMENTS = ("make_optimizer", "make_network", "extra_loss")
 """Arguments for parts made in Python."""
 
@@ -674,14 +674,18 @@ def _update(
 
 def _hold_policy(held: Array, old: PyTree, new: PyTree) -> PyTree:
     """Return `new` variables; while `held`, the `old` ones but for what belongs to the value function alone."""
-    paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(new)[0]]
-    of_value = {path for path in paths if any(is_part(path, part) for part in VALUE_PARTS)}
-    if not of_value:
+
+    def of_value(keys: Any) -> bool:
+        # In a network of `flax.nnx`, the name of a module is part of that of its parameter, as in `value/kernel`.
+        names = jax.tree_util.keystr(keys, simple=True, separator="/").split("/")
+        return len(names) > 1 and names[1] in VALUE_MODULES
+
+    if not any(of_value(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(new)[0]):
         raise SettingsError(
             "agent.critic_warmup: the network of make_network has no parameters of the value function alone, in a "
-            f"module called {' or '.join(part.rpartition('/')[2] for part in VALUE_PARTS)}; leave critic_warmup at 0"
+            f"module called {' or '.join(VALUE_MODULES)}; leave critic_warmup at 0"
         )
-    keep = lambda keys, old, new: new if path_of(keys) in of_value else jnp.where(held, old, new)
+    keep = lambda keys, old, new: new if of_value(keys) else jnp.where(held, old, new)
     return jax.tree_util.tree_map_with_path(keep, old, new)
 
 
@@ -751,15 +755,15 @@ def actor_critic_loss(
       teacher: action distributions of the teacher.
       imitation: negative log-probability of the demonstration beside each step.
     """
-    log_ratio = distribution.log_prob(sample.action) - sample.log_prob
+    log_prob = distribution.log_prob(sample.action)
+    log_ratio = log_prob - sample.log_prob
     ratio = jnp.exp(log_ratio)
     if config.surrogate == "clipped":
         policy_loss = losses.clipped_surrogate(ratio, sample.advantage, hyper.clip_eps)
     elif config.surrogate == "weighted":
-        policy_loss = losses.weighted_surrogate(log_ratio, sample.advantage, hyper.rho_clip)
+        policy_loss = losses.weighted_surrogate(log_prob, sample.log_prob, sample.advantage, hyper.rho_clip)
     else:
-        # The gradient of the logarithm of the ratio is that of the log-probability.
-        policy_loss = -log_ratio * sample.advantage
+        policy_loss = -log_prob * sample.advantage
     if config.vf_clip_eps:
         error_loss = losses.value_loss(value, sample.value, sample.target, config.vf_clip_eps)
     else:

@@ -51,7 +51,7 @@ from jaxrl.agents.values import (
 from jaxrl.distributions import Head
 from jaxrl.errors import SettingsError
 from jaxrl.masks import PRIVILEGED
-from jaxrl.metrics import Metrics
+from jaxrl.metrics import Metrics, step_means
 from jaxrl.nn import (
     BatchNormNetwork,
     Critic,
@@ -564,7 +564,7 @@ def target_distribution(
             return target, {}
         z, p = jnp.sum(p * z, axis=-1, keepdims=True), jnp.ones((len(z), 1), z.dtype)
     outside = jax.vmap(outside_support, in_axes=(0, 0, None))(z, p, support)
-    return target, {"out_of_support": jnp.mean(items.weight * outside)}
+    return target, step_means({"out_of_support": outside}, items.weight)
 
 
 class SampledActions(NamedTuple):
@@ -692,9 +692,9 @@ def learn_critic(
     # The errors become priorities, which the importance weights of this batch must not enter; those of invalid steps
     # are 0.
     error = aux.error * steps.items.weight
-    metrics = {"loss": learnt.loss, "q": aux.q.mean(), "td_error": error.mean(), "grad_norm": learnt.norm}
-    options = {"cql_gap": aux.gap, "similarity": aux.similarity}
-    metrics |= {name: x.mean() for name, x in options.items() if not isinstance(x, tuple)}
+    of_steps = {"q": aux.q, "td_error": error, "cql_gap": aux.gap, "similarity": aux.similarity}
+    on = {name: x for name, x in of_steps.items() if not isinstance(x, tuple)}
+    metrics = {"loss": learnt.loss, **step_means(on, steps.items.weight), "grad_norm": learnt.norm}
     if parts.memory is None:
         return learnt, metrics, error
     return learnt, metrics, sequences.sequence_priorities(error, batch.weight.shape[0], parts.config.priority_max)

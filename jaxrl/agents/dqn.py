@@ -57,9 +57,9 @@ from jaxrl.agents.values import (
     support_bounds,
     update_return_bounds,
 )
-from jaxrl.distributions import Distribution, gumbel_like
+from jaxrl.distributions import MIN_TEMPERATURE, Distribution, gumbel_like
 from jaxrl.errors import SettingsError
-from jaxrl.metrics import Metrics
+from jaxrl.metrics import Metrics, step_means
 from jaxrl.nn import Network, QNetwork, Recurrent
 from jaxrl.nn.custom import ROWS
 from jaxrl.spaces import Box, Discrete, EnvSpec, space_zeros
@@ -203,6 +203,8 @@ class LossAux(NamedTuple):
     """`[R]`, temporal-difference errors, whose size is the priority for replay."""
     q: Array
     """`[R]`, expected return of the greedy policy."""
+    weight: Array
+    """`[R]`, 1, or 0 for a step that must not be learnt from."""
     return_error: PyTree = ()
     """`[R]`, errors of returns, where values are on another scale; else `()`."""
     outside: PyTree = ()
@@ -307,15 +309,15 @@ def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Ar
     )
     aux: LossAux = result.aux
     target = _update_target(config, hyper.tau, result.variables, state.target, opt_step)
+    of_steps = {"q": aux.q, "td_error": jnp.abs(aux.return_error if representation.return_error else aux.error)}
+    if _reports_out_of_support(config):
+        of_steps["out_of_support"] = aux.outside
     metrics = {
         "loss": result.loss,
-        "q": aux.q.mean(),
-        "td_error": jnp.abs(aux.return_error if representation.return_error else aux.error).mean(),
+        **step_means(of_steps, aux.weight),
         "grad_norm": result.norm,
         "epsilon": _epsilon(parts, hyper, opt_step),
     }
-    if _reports_out_of_support(config):
-        metrics["out_of_support"] = aux.outside.mean()
     priorities = jnp.abs(aux.error)
     # Errors are those of steps, while replay has one priority for each sequence.
     if parts.memory is not None:
@@ -358,16 +360,15 @@ def _loss(
         loss = loss + extra_term(parts.extra_loss, params, items, q, weight)
     return_error: PyTree = ()
     if representation.return_error:
-        return_error = (
-            jax.vmap(representation.return_error)(jax.vmap(select_row)(out_tm1, items.action), error) * items.weight
-        )
+        return_error = jax.vmap(representation.return_error)(jax.vmap(select_row)(out_tm1, items.action), error)
     outside: PyTree = ()
     # Returns beyond a support that the user fixed are clipped to its ends; report how often.
     if representation.outside and _reports_out_of_support(config):
-        outside = jax.vmap(representation.outside)(bootstrap) * items.weight
+        outside = jax.vmap(representation.outside)(bootstrap)
     # Reported as `q`: the return that the greedy policy expects.
     greedy = reductions.largest(masks.apply_mask(q, masks.get_mask(items.obs)))
-    return jnp.mean(weight * loss), (LossAux(error * items.weight, greedy, return_error, outside), collections)
+    counted = jnp.broadcast_to(items.weight, error.shape)
+    return jnp.mean(weight * loss), (LossAux(error * counted, greedy, counted, return_error, outside), collections)
 
 
 def action_value_loss(
@@ -572,7 +573,7 @@ def _act(
         parts, state, obs, _draw_noise(parts, noise_key)
     )  # one noise that all environments share
     if parts.config.boltzmann:  # the largest of values with Gumbel noise is drawn from their softmax
-        q = q / state.hyper.boltzmann + gumbel_like(gumbel_key, q)
+        q = q / _temperature(state.hyper) + gumbel_like(gumbel_key, q)
     action = exploration.epsilon_greedy(
         parts.spec,
         masks.greedy_actions(space, q, masks.get_mask(obs)),
@@ -586,7 +587,7 @@ def _act(
 def _exploration_distribution(parts: _Parts, state: DQNState, obs: PyTree, opt_step: Array) -> Distribution:
     """Return the distributions from which `act` draws actions, as `DistributionFn`."""
     q, _ = _expected_values(parts, state, obs, ())
-    temperature = state.hyper.boltzmann if parts.config.boltzmann else None
+    temperature = _temperature(state.hyper) if parts.config.boltzmann else None
     return exploration.exploration_distribution(q, _epsilon(parts, state.hyper, opt_step), obs, temperature)
 
 
@@ -595,6 +596,11 @@ def _expected_values(parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree)
     taus = _taus(parts, jax.tree.leaves(obs)[0].shape[0])
     out, memory, _ = _apply_network(parts, state.params, obs, noise, *taus)
     return jax.vmap(_make_representation(parts.config, state.reach).mean)(out), memory
+
+
+def _temperature(hyper: DQNHyper) -> Array:
+    """Return the temperature of Boltzmann exploration, above 0 also where a schedule has taken it there."""
+    return jnp.maximum(hyper.boltzmann, MIN_TEMPERATURE)
 
 
 def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:

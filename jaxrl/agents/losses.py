@@ -93,14 +93,14 @@ def clipped_surrogate(ratio: Array, advantage: Array, clip: Array | float) -> Ar
     return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip, 1 + clip) * advantage)
 
 
-def weighted_surrogate(log_ratio: Array, advantage: Array, rho_clip: Array | float) -> Array:
-    """Return IMPALA's policy loss, whose gradient is `-min(rho_clip, ratio) * advantage` times that of `log_ratio`.
+def weighted_surrogate(log_prob: Array, behaviour: Array, advantage: Array, rho_clip: Array | float) -> Array:
+    """Return IMPALA's policy loss, `-min(rho_clip, ratio) * log_prob * advantage`.
 
     The weight itself is not differentiated (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, section 4.2).
-    `log_ratio` is the action's log-probability minus that under the policy that chose it.
+    `behaviour` is the action's log-probability under the policy that chose it.
     """
-    rho = jnp.minimum(jnp.exp(jax.lax.stop_gradient(log_ratio)), rho_clip)
-    return -rho * log_ratio * advantage
+    rho = jnp.minimum(jnp.exp(jax.lax.stop_gradient(log_prob) - behaviour), rho_clip)
+    return -rho * log_prob * advantage
 
 
 def value_loss(value: Array, old_value: Array, target: Array, clip: float) -> Array:

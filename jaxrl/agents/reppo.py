@@ -57,7 +57,7 @@ from jaxrl.agents.values import (
 )
 from jaxrl.distributions import Categorical, Distribution, Head, TanhGaussian
 from jaxrl.masks import PRIVILEGED
-from jaxrl.metrics import Metrics
+from jaxrl.metrics import Metrics, step_means
 from jaxrl.nn import Critic, Network, PolicyNetwork, QNetwork, merge_axes
 from jaxrl.nn.custom import ROWS, Output
 from jaxrl.spaces import Box, Discrete, EnvSpec
@@ -265,20 +265,18 @@ def _update(
         optimizers.decay_lr(hyper.lr, parts.config.lr_decay, opt_step),
         jnp.float32(jnp.inf),  # not clipped: the one multiplier must not hold up the other
     )
+    of_steps = {"q": q, "td_error": jnp.abs(error), "entropy": entropy, "kl": kl}
+    if parts.config.v_min is not None or parts.config.v_max is not None:
+        of_steps["out_of_support"] = outside
     metrics = {
         "loss": critic.loss,
-        "q": q.mean(),
-        "td_error": jnp.abs(error).mean(),
+        **step_means(of_steps, items.weight),
         "grad_norm": critic.norm,
         "policy_loss": policy.loss,
         "policy_grad_norm": policy.norm,
-        "entropy": entropy.mean(),
-        "kl": kl.mean(),
         "temperature": jnp.exp(state.multipliers.log_temperature) * _unit(support),
         "kl_weight": jnp.exp(state.multipliers.log_kl_weight) * _unit(support),
     }
-    if parts.config.v_min is not None or parts.config.v_max is not None:
-        metrics["out_of_support"] = jnp.mean(items.weight * outside)
     opt_states = OptStates(policy.opt_state, critic.opt_state, opt_state)
     state = REPPOState(policy.variables, critic.variables, multipliers, opt_states, hyper, reach)
     return state, metrics, jnp.abs(error)

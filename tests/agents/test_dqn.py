@@ -10,7 +10,7 @@ from toys_agents import acting, begun, equal
 from toys_closed_form import hyperbolic, parabolic
 from toys_draws import drawn
 
-from jaxrl.agents import cql_dqn, dqn, rainbow
+from jaxrl.agents import cql_dqn, dqn, rainbow, schedules
 from jaxrl.agents.optimizers import OPTIMIZERS, accumulate, clip_by_norm, linear
 from jaxrl.errors import SettingsError
 from jaxrl.nn import QNetwork
@@ -231,6 +231,16 @@ def test_boltzmann_draws_actions_by_the_softmax_of_values_over_the_temperature()
         assert abs(float((action == 1).mean()) - share) < 0.0135  # four standard deviations
         greedy, _ = acting(agent)(state(agent), jnp.zeros(5, jnp.int32), None, jnp.uint32(9), "exploit")
         assert greedy.tolist() == [1] * 5
+
+
+def test_boltzmann_at_a_temperature_that_has_come_down_to_0_takes_the_best_action():
+    agent = schedules.follow(tabular(epsilon_start=0.0, epsilon_end=0.0, boltzmann=schedules.linear(1.0, 0.0, 4)))
+    state = table_state(agent, [[1.0, 2.0], [-1.0, -2.0]])
+    obs, probabilities = jnp.array([0, 1]), [[0.0, 1.0], [1.0, 0.0]]
+    action, _ = jax.jit(agent.act, static_argnums=4)(state, obs, KEY, jnp.uint32(4), "explore")
+    assert action.tolist() == [1, 0]
+    logits = agent.policy_fns.distribution(state, obs, jnp.uint32(4)).logits
+    np.testing.assert_allclose(jax.nn.softmax(logits), probabilities)
 
 
 # --- gradients and optimizers -----------------------------------------------------------------------------------

@@ -2,14 +2,17 @@
 
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from toys_agents import CONTINUOUS, DISCRETE, begun, updated
 
 import jaxrl
 from jaxrl.agents import Agent
 from jaxrl.errors import SettingsError
+from jaxrl.nn import from_nnx
 from jaxrl.strategies.interaction import build_agent
 
 SMALL: dict[str, Any] = {"features": (8,), "lr": 0.1}
@@ -63,6 +66,42 @@ def test_at_first_the_value_learns_alone() -> None:
     last, first = ({path.split("/")[2] for path in paths} for paths in changed(agent, DISCRETE, 19, 20))
     assert last == {"critic_torso", "value"}
     assert first == {"critic_torso", "value", "actor_torso", "policy"}
+
+
+class Normalised(nn.Module):
+    """Batch normalisation before the policy, and in what belongs to the value alone."""
+
+    outputs: int
+
+    def setup(self) -> None:
+        self.seen, self.policy = nn.BatchNorm(), nn.Dense(self.outputs)
+        self.critic_torso, self.value = nn.BatchNorm(), nn.Dense(1)
+
+    def __call__(self, obs: Any, train: bool = False) -> Any:
+        seen, read = (norm(obs, use_running_average=not train) for norm in (self.seen, self.critic_torso))
+        return self.policy(seen), self.value(read)
+
+
+def test_at_first_statistics_of_the_value_alone_move_as_well() -> None:
+    agent = jaxrl.ppo(make_network=lambda spec, head: Normalised(head.outputs), lr=0.1, critic_warmup=20)
+    (moved,) = changed(agent, DISCRETE, 0)
+    of = lambda part, *names: {f"params/{part}/{name}" for name in names}
+    params = of("params/critic_torso", "scale", "bias") | of("params/value", "kernel", "bias")
+    assert moved == params | of("batch_stats/critic_torso", "mean", "var")
+
+
+class Both(nnx.Module):
+    def __init__(self, inputs: int, outputs: int, rngs: nnx.Rngs) -> None:
+        self.policy, self.value = nnx.Linear(inputs, outputs, rngs=rngs), nnx.Linear(inputs, 1, rngs=rngs)
+
+    def __call__(self, obs: Any) -> Any:
+        return self.policy(obs), self.value(obs)
+
+
+def test_at_first_the_value_of_a_module_of_nnx_learns_alone() -> None:
+    make = lambda spec, head: from_nnx(lambda rngs: Both(*spec.observation_space.shape, head.outputs, rngs))
+    (moved,) = changed(jaxrl.ppo(make_network=make, lr=0.1, critic_warmup=20), DISCRETE, 0)
+    assert moved == {"params/params/value/kernel", "params/params/value/bias"}
 
 
 @pytest.mark.parametrize("pattern", ["parms", "opt_state", "hyper/lr", "params/params/MLP_1"])

@@ -74,9 +74,12 @@ def test_the_surrogate_and_its_gradient_are_those_of_rlax(clip):
     ("ratio", "advantage", "slope"), [(0.5, 3.0, -1.5), (2.0, 3.0, -3.0), (4.0, 3.0, -3.0 * 1.0), (0.5, -3.0, 1.5)]
 )
 def test_the_slope_of_the_weighted_surrogate_is_the_bounded_ratio_times_the_advantage(ratio, advantage, slope):
-    """As of the log-probability, and the ratio itself has none."""
-    of_log = compiled(jax.grad, weighted_surrogate)(jnp.log(jnp.float32(ratio)), jnp.float32(advantage), 1.0)
+    """As of the log-probability, and the ratio itself has none. The probability under the old policy was 1/4."""
+    behaviour = jnp.log(jnp.float32(0.25))
+    log_prob = behaviour + jnp.log(jnp.float32(ratio))
+    loss, of_log = compiled(jax.value_and_grad, weighted_surrogate)(log_prob, behaviour, jnp.float32(advantage), 1.0)
     np.testing.assert_allclose(of_log, slope, rtol=1e-6)
+    np.testing.assert_allclose(loss, slope * log_prob, rtol=1e-6)
 
 
 # --- the value ----------------------------------------------------------------------------------------------------
@@ -327,6 +330,16 @@ def test_bootstraps_remember_what_the_learner_would_though_actors_with_old_param
             values.append(apply(RecurrentObs(then.obs[t, n][None], memory))[0])
         at_end = [values[2] if n == 0 and t <= 2 else values[-1] for t in range(T)]
         np.testing.assert_allclose(made.target[n], at_end, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"surrogate": "plain"}, {"surrogate": "weighted", "rho_clip": 1.0}])
+def test_the_policy_loss_of_own_steps_is_the_mean_of_advantages_times_log_probabilities(spec, settings):
+    agent = an_agent(spec, **settings)
+    state = jax.jit(agent.init)(jax.random.key(1))
+    sample = jax.jit(agent.prepare)(state, rollout_of(agent, state))
+    wanted = -np.mean(sample.log_prob * sample.advantage)
+    assert abs(wanted) > 0.1
+    np.testing.assert_allclose(updating(agent)(state, sample)[1]["policy_loss"], wanted, rtol=1e-4)
 
 
 def test_an_update_of_impala_from_old_parameters_is_that_of_rlax():
