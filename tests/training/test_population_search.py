@@ -333,7 +333,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     return Searched(population, run, checkpoints(run), taken)
 
 
-@pytest.mark.every_day("20")
+@pytest.mark.every_day("40")
 @pytest.mark.parametrize("gate", [20, 40, 60])
 def test_killed_behind_a_gate_before_anyone_saves_again_it_comes_to_the_same_bits(
     searched: Searched, gate: int, tmp_path: Path
@@ -357,7 +357,7 @@ def test_scores_at_gates_outlive_the_logs_of_members(searched: Searched, tmp_pat
 def test_rows_under_another_members_number_are_told_and_all_go_on_as_themselves(
     searched: Searched, tmp_path: Path
 ) -> None:
-    run = searched.cut(40, tmp_path / "run")
+    run = searched.cut(60, tmp_path / "run")
     log = (run / "metrics.jsonl").read_text()
     for old, new in ((0, 9), (2, 0), (9, 2)):
         log = log.replace(f'{{"member": {old}, ', f'{{"member": {new}, ')

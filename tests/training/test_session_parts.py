@@ -113,7 +113,7 @@ ROLLOUTS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.every_day("taught by one with a memory")
+@pytest.mark.every_day("ppo")
 @pytest.mark.parametrize("kind", ROLLOUTS)
 def test_it_learns_from_rollouts_what_a_trainer_does(kind: str) -> None:
     """Episodes of 3 and rollouts of 4 steps: ends fall on every place of a rollout, its last among them."""

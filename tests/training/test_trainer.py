@@ -34,24 +34,21 @@ def rows(recorder: jaxrl.MemoryRecorder, kind: str) -> list[dict]:
 
 def test_awkward_intervals_fire_exactly_and_compile_a_handful(tmp_path: Path) -> None:
     TRACES.clear()
-    memory = jaxrl.MemoryRecorder()
-    saves: list[int] = []
+    memory, saves = jaxrl.MemoryRecorder(), list[int]()
+    strategy = counting.__wrapped__()  # which nobody has traced
+    intervals = {"max_opts": 303, "eval_interval": 7, "record_interval": 11, "save_interval": 13, "keep": 2}
     result = jaxrl.Trainer(
-        counting.__wrapped__(),  # which nobody has traced
+        strategy,
         evaluator=Scripted(*([[1.0]] * 60)),
-        max_opts=303,
-        eval_interval=7,
-        record_interval=11,
-        save_interval=13,
-        keep=2,
-        run_dir=str(tmp_path / "run"),
+        run_dir=str(tmp_path),
         recorders=[memory],
         hooks=jaxrl.Hooks(save=lambda trainer, opt_steps: saves.append(opt_steps)),
+        **intervals,
     ).train()
     assert [row["opt_steps"] for row in rows(memory, "eval")] == [*range(7, 303, 7), 303]
     assert [row["opt_steps"] for row in rows(memory, "train")] == [*range(11, 303, 11), 303]
     assert saves == [*range(13, 303, 13), 303]
-    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["299", "303"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["299", "303"]
     assert int(result.state.steps) == 303
     assert len(TRACES) <= 6
 
@@ -98,29 +95,21 @@ def test_counters_with_warmup_and_several_steps_an_iteration() -> None:
 
 
 def test_a_run_goes_on_exactly_past_2_to_the_31(tmp_path: Path) -> None:
-    run, start = tmp_path / "run", 2**31 + 5
-    jaxrl.Trainer(counting(env_steps=4096), max_opts=3, run_dir=str(run), **QUIET).train()
-    store = Store(run / "checkpoints", 1)
+    strategy, start = counting(env_steps=4096), 2**31 + 5
+    jaxrl.Trainer(strategy, max_opts=3, run_dir=str(tmp_path), **QUIET).train()
+    store = Store(tmp_path / "checkpoints", 1)
     facts = store.manifest(3)["facts"]
     facts["ledger"]["t"], facts["env_steps"] = start, 4096 * start
-    state = jax.jit(counting().init)(jax.random.key(0))
-    store.save(start, Saved(state, zero_sums(2)), facts)
+    store.save(start, Saved(jax.jit(strategy.init)(jax.random.key(0)), zero_sums(2)), facts)
     store.close()
     memory = jaxrl.MemoryRecorder()
-    jaxrl.Trainer(
-        counting(env_steps=4096),
-        max_opts=start + 20,
-        record_interval=10,
-        run_dir=str(run),
-        resume=True,
-        recorders=[memory],
-    ).train()
-    assert [(row["opt_steps"], row["env_steps"]) for row in rows(memory, "train")] == [
-        (opts, opts * 4096) for opts in (2147483660, 2147483670, 2147483673)
-    ]
+    settings = {"record_interval": 10, "run_dir": str(tmp_path), "resume": True, "recorders": [memory]}
+    jaxrl.Trainer(strategy, max_opts=start + 20, **settings).train()
     # float32 cannot tell these numbers apart, but the counters are integers.
-    assert json.loads((run / "metadata.json").read_text())["opt_steps"] == 2147483673
-    assert Store(run / "checkpoints", 1).steps()[-1] == 2147483673
+    ends = [2147483660, 2147483670, 2147483673]
+    assert [(row["opt_steps"], row["env_steps"]) for row in rows(memory, "train")] == [(n, 4096 * n) for n in ends]
+    assert json.loads((tmp_path / "metadata.json").read_text())["opt_steps"] == 2147483673
+    assert Store(tmp_path / "checkpoints", 1).steps()[-1] == 2147483673
 
 
 # --- judging ---
@@ -216,39 +205,28 @@ def test_ways_to_stop(settings: dict, stop: str, opt_steps: int, resumed: int, t
     assert (summary["stop"], summary["opt_steps"]) == (stop, resumed)
 
 
-def test_a_handle_stops_at_the_end_of_the_chunk_and_the_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    settings = {"max_opts": 100, "record_interval": 40, "run_dir": str(tmp_path / "run")}
-    whole, parts = jaxrl.MemoryRecorder(), jaxrl.MemoryRecorder()
-    expected = jaxrl.Trainer(counting(), **{**settings, "run_dir": None}, recorders=[whole]).train()
+def test_a_handle_stops_at_the_end_of_a_call_of_which_the_first_is_one_iteration() -> None:
+    """So that a slow environment can be stopped."""
 
-    def stop_at_30(trainer: jaxrl.Trainer, progress: object) -> None:
-        if progress.opt_steps == 30:  # type: ignore[attr-defined]
-            trainer.interrupt.stop("enough")
+    def stopped(opt_steps: int, **settings: Any) -> tuple[str, int]:
+        def stop(trainer: jaxrl.Trainer, progress: Any) -> None:
+            if progress.opt_steps >= opt_steps:
+                trainer.interrupt.stop("enough")
 
-    hooks = jaxrl.Hooks(chunk=stop_at_30)
-    first = jaxrl.Trainer(counting(), max_chunk=10, hooks=hooks, recorders=[parts], **settings).train()
-    assert (first.summary["stop"], first.summary["opt_steps"]) == ("enough", 30)
-    second = jaxrl.Trainer(counting(), resume=True, recorders=[parts], **settings).train()
-    assert digest(second.state) == digest(expected.state)
-    assert timeless(rows(parts, "train")) == timeless(rows(whole, "train"))
+        trainer = jaxrl.Trainer(counting(), max_opts=100, hooks=jaxrl.Hooks(chunk=stop), **settings, **QUIET)
+        return (summary := trainer.train().summary)["stop"], summary["opt_steps"]
 
-
-def test_the_first_call_is_one_iteration_so_that_a_slow_environment_can_be_stopped() -> None:
-    def stop(trainer: jaxrl.Trainer, progress: object) -> None:
-        trainer.interrupt.stop("enough")
-
-    trained = jaxrl.Trainer(counting(), max_opts=100, hooks=jaxrl.Hooks(chunk=stop), **QUIET).train()
-    assert (trained.summary["stop"], trained.summary["opt_steps"]) == ("enough", 1)
+    assert stopped(1) == ("enough", 1)
+    assert stopped(30, max_chunk=10, record_interval=40) == ("enough", 30)
 
 
 def test_leaving_the_iterator_saves_first(tmp_path: Path) -> None:
-    trainer = jaxrl.Trainer(counting(), max_opts=100, record_interval=10, run_dir=str(tmp_path / "run"), **QUIET)
-    for report in trainer:
+    settings = {"max_opts": 100, "record_interval": 10, "run_dir": str(tmp_path), **QUIET}
+    for report in jaxrl.Trainer(counting(), **settings):
         if report.opt_steps == 30:
             break
-    assert Store(tmp_path / "run" / "checkpoints", 1).steps() == [30]
-    result = jaxrl.Trainer(counting(), max_opts=100, run_dir=str(tmp_path / "run"), resume=True, **QUIET).train()
-    assert int(result.state.steps) == 100
+    assert Store(tmp_path / "checkpoints", 1).steps() == [30]
+    assert int(jaxrl.Trainer(counting(), **settings, resume=True).train().state.steps) == 100
 
 
 def test_an_exception_in_a_hook_keeps_what_was_saved(tmp_path: Path) -> None:
@@ -256,17 +234,10 @@ def test_an_exception_in_a_hook_keeps_what_was_saved(tmp_path: Path) -> None:
         if opt_steps == 20:
             raise RuntimeError("mine")
 
-    trainer = jaxrl.Trainer(
-        counting(),
-        max_opts=100,
-        save_interval=10,
-        run_dir=str(tmp_path / "run"),
-        hooks=jaxrl.Hooks(save=fail),
-        **QUIET,
-    )
+    settings = {"max_opts": 100, "save_interval": 10, "run_dir": str(tmp_path), **QUIET}
     with pytest.raises(RuntimeError, match="mine"):
-        trainer.train()
-    assert Store(tmp_path / "run" / "checkpoints", 1).steps() == [10, 20]
+        jaxrl.Trainer(counting(), hooks=jaxrl.Hooks(save=fail), **settings).train()
+    assert Store(tmp_path / "checkpoints", 1).steps() == [10, 20]
 
 
 # --- telling ---
