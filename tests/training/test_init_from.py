@@ -1,5 +1,6 @@
 """Runs that begin with the networks of another: what is taken, what is not, and what is refused."""
 
+import io
 import shutil
 import zipfile
 from functools import cache
@@ -174,19 +175,15 @@ def test_parts_are_taken_where_the_rest_is_of_another_shape(old_run: tuple[Path,
         assert not equal(first, drawn)
         assert equal(heads, others)
     line = said(tmp_path / "new")
-    told = "begins with params/params/MLP_0/Dense_0, target/params/MLP_0/Dense_0 of"
-    assert told in line
+    assert f"begins with {LAYER_0}, target/params/MLP_0/Dense_0 of" in line
     assert "drawn anew: params/params/Dense_0, params/params/Dense_1, target" in line
 
 
 def test_another_agent_gives_what_it_calls_otherwise(old_run: tuple[Path, Any]) -> None:
     """PPO begins with a network of action values, whose torso and head have other names."""
     (run, state) = old_run
-    new = begun(
-        adapting(),
-        init_from=str(run),
-        init_parts=["params/params/actor_torso=params/params/MLP_0", "params/params/policy=params/params/Dense_0"],
-    ).agent.params["params"]
+    parts = ["params/params/actor_torso=params/params/MLP_0", "params/params/policy=params/params/Dense_0"]
+    new = begun(adapting(), init_from=str(run), init_parts=parts).agent.params["params"]
     old = state.agent.params["params"]
     assert equal((new["actor_torso"], new["policy"]), (old["MLP_0"], old["Dense_0"]))
 
@@ -222,16 +219,25 @@ def test_arrays_of_a_file_are_taken_by_their_paths(tmp_path: Path, name: str) ->
     assert equal(new.agent.target["params"]["MLP_0"]["Dense_0"]["bias"], given[0])
 
 
+def shorter_than_it_says() -> bytes:
+    """Return an archive of an array whose header tells of more than there is."""
+    header = {"descr": "<f4", "fortran_order": False, "shape": (1 << 40,)}
+    with zipfile.ZipFile(found := io.BytesIO(), "w") as archive, archive.open(f"{LAYER_0}/bias.npy", "w") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+    return found.getvalue()
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [
         (None, "there is no file"),
         (b"no archive", "cannot be read"),
+        (shorter_than_it_says(), r"bias.npy is said to have shape \[1099511627776\], but is shorter"),
         (np.zeros(8), r"is float64\[8\], expected float32\[16\]"),
         (np.zeros((1 << 40, 0)), r"is float64\[1099511627776, 0\], expected"),
         (np.array([object()]), "cannot be read: ValueError: Object arrays"),
     ],
-    ids=["missing", "damaged", "another dtype", "huge", "pickled"],
+    ids=["missing", "damaged", "shorter", "another dtype", "huge", "pickled"],
 )
 def test_files_that_cannot_be_are_refused(tmp_path: Path, content: Any, told: str) -> None:
     path = tmp_path / "weights.npz"
@@ -240,15 +246,6 @@ def test_files_that_cannot_be_are_refused(tmp_path: Path, content: Any, told: st
     elif content is not None:
         np.savez(path, **{f"{LAYER_0}/bias": content})
     with pytest.raises(SettingsError, match=told):
-        begun(small_dqn(), init_from=str(path))
-
-
-def test_an_array_that_is_shorter_than_it_says_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "weights.npz"
-    header = {"descr": "<f4", "fortran_order": False, "shape": (1 << 40,)}
-    with zipfile.ZipFile(path, "w") as archive, archive.open("params/params/Dense_0/bias.npy", "w") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-    with pytest.raises(SettingsError, match=r"bias.npy is said to have shape \[1099511627776\], but is shorter"):
         begun(small_dqn(), init_from=str(path))
 
 
@@ -268,20 +265,15 @@ def test_parts_of_a_flax_tree_of_somebody_else_are_taken(tmp_path: Path, how: st
     encoder = {"params": {"Encoder_0": jax.tree.map(jax.numpy.asarray, LAYER)}}
     tree = {**encoder, "step": 7, "history": [np.float32(1), jax.numpy.zeros(3)]}
     place: Any = str(write_tree(tmp_path / "tree", tree)) if how == "on disk" else {**tree, "by": "somebody"}
-    new = begun(
-        small_dqn(),
-        init_from=place,
-        init_parts=[f"{LAYER_0}=params/Encoder_0"],
-        run_dir=str(tmp_path / "new"),
-    )
+    run = tmp_path / "new"
+    new = begun(small_dqn(), init_from=place, init_parts=[f"{LAYER_0}=params/Encoder_0"], run_dir=str(run))
     assert equal(new.agent.params["params"]["MLP_0"]["Dense_0"], LAYER)
     plain = begun(small_dqn())
     assert equal(kernels(new)[1:], kernels(plain)[1:])
     assert equal(new.agent.target, plain.agent.target)
-    line = said(tmp_path / "new")
     name = "arrays given in Python" if how == "in memory" else str(tmp_path / "tree")
-    assert f"begins with params/params/MLP_0/Dense_0 of {name}; drawn anew: " in line
-    assert f"init_from: {name}" in (tmp_path / "new" / "config.yaml").read_text()
+    assert f"begins with {LAYER_0} of {name}; drawn anew: " in said(run)
+    assert f"init_from: {name}" in (run / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize("how", ["in a file", "on disk", "in memory"])
@@ -346,20 +338,16 @@ def test_a_directory_that_is_nothing_to_begin_with_is_refused_in_one_line(tmp_pa
     assert equal(kernels(begun(small_dqn(), init_from=str(step / "default"), init_parts=parts))[0], LAYER["kernel"])
 
 
-@pytest.mark.parametrize("damaged", ["_METADATA", "manifest.ocdbt"])
-def test_a_damaged_tree_is_refused_in_one_line(tmp_path: Path, damaged: str) -> None:
-    tree = write_tree(tmp_path / "tree", {"layer": LAYER})
-    (tree / damaged).write_bytes(b"no")
-    with pytest.raises(SettingsError, match=f"init_from: {tree} cannot be read: ") as caught:
+@pytest.mark.parametrize("damaged", ["_METADATA", "manifest.ocdbt", "the end"])
+def test_a_tree_that_is_damaged_or_unfinished_is_refused_in_one_line(tmp_path: Path, damaged: str) -> None:
+    tree, said = write_tree(tmp_path / "tree", {"layer": LAYER}), "cannot be read: "
+    if damaged == "the end":
+        tree, said = tree.rename(tmp_path / "tree.orbax-checkpoint-tmp"), "was never finished by Orbax"
+    else:
+        (tree / damaged).write_bytes(b"no")
+    with pytest.raises(SettingsError, match=f"^init_from: {tree} {said}") as caught:
         begun(small_dqn(), init_from=str(tree), init_parts=[f"{LAYER_0}=layer"])
     assert "\n" not in str(caught.value)
-
-
-def test_a_tree_that_was_never_finished_is_refused(tmp_path: Path) -> None:
-    tree = write_tree(tmp_path / "tree", {"layer": LAYER})
-    left = tree.rename(tmp_path / "tree.orbax-checkpoint-tmp")
-    with pytest.raises(SettingsError, match=f"^init_from: {left} was never finished by Orbax"):
-        begun(small_dqn(), init_from=str(left), init_parts=[f"{LAYER_0}=layer"])
 
 
 def test_a_tree_with_text_beside_its_arrays_may_have_a_relative_path(

@@ -7,8 +7,8 @@ import signal
 import threading
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import yaml
@@ -68,6 +68,11 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(short: Path, tmp_path: Path) -> Path:
     """Return a directory of a test's own, in which two members were trained for 20 steps."""
     return Path(shutil.copytree(short, tmp_path / "run"))
+
+
+def go_on(run: Path, **settings: Any) -> PopulationResult:
+    """Train the two members of a directory to 40 steps."""
+    return Trainer(two(), **{**BEGUN, "max_opts": 40, **settings}, run_dir=run, resume=True).train()
 
 
 def digests(result: PopulationResult) -> list[str]:
@@ -270,19 +275,6 @@ def test_the_best_setting_is_found_by_name() -> None:
         result.best(by="agent.lrr")
 
 
-@pytest.mark.slow
-def test_a_program_is_compiled_once_for_all_members() -> None:
-    compiled: list[str] = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: compiled.append(event) if "backend_compile" in event else None
-    )
-    strategy = small_dqn(num_envs=1, opt_interval=2)
-    Trainer(strategy, max_opts=20, eval_episodes=3, quiet=True).train()
-    before = len(compiled)
-    Trainer(jaxrl.population(strategy, seeds=3), max_opts=20, eval_episodes=3, quiet=True).train()
-    assert len(compiled) == before
-
-
 def test_members_do_not_begin_once_all_is_to_stop() -> None:
     interrupt = jaxrl.Interrupt()
     interrupt.stop("before")
@@ -304,13 +296,11 @@ def test_the_handlers_of_signals_are_as_before() -> None:
 
 def test_a_member_that_came_to_its_end_goes_no_further(tmp_path: Path) -> None:
     stops = {**LENGTH, "stop_reward": 1.0, "run_dir": tmp_path / "run", "quiet": True}
-    first = Trainer(two(), **stops).train()
-    assert [member.status for member in first.members] == ["stop_reward"] * 2
-    again = Trainer(two(), **stops, resume=True).train()
-    assert [(one.status, one.last_score) for one in again.members] == [
-        (one.status, one.last_score) for one in first.members
-    ]
-    assert digests(again) == digests(first)
+    results = [Trainer(two(), **stops, resume=resume).train() for resume in (False, True)]
+    first, again = ([(one.status, one.last_score) for one in result.members] for result in results)
+    assert {status for status, _ in first} == {"stop_reward"}
+    assert again == first
+    assert digests(results[1]) == digests(results[0])
 
 
 def test_evaluations_of_some_members_alone_make_no_round(tmp_path: Path) -> None:
@@ -322,25 +312,22 @@ def test_evaluations_of_some_members_alone_make_no_round(tmp_path: Path) -> None
         rows.take(number, {"kind": "eval", "opt_steps": step, "score": 1.0})
     rows.remove(0)
     rows.take(1, {"kind": "eval", "opt_steps": 50, "score": 1.0})
-    assert [(row["opt_steps"], row["members"]) for row in rows_about_all(tmp_path)] == [
-        (0, 2),
-        (20, 2),
-        (40, 2),
-        (50, 1),
-    ]
+    rounds = [(row["opt_steps"], row["members"]) for row in rows_about_all(tmp_path)]
+    assert rounds == [(0, 2), (20, 2), (40, 2), (50, 1)]
 
 
 def test_what_is_there_is_neither_taken_for_something_else_nor_filled(run: Path, tmp_path: Path) -> None:
     """A population for a run, the directory of `resume` for another, the inside of a population for a free place."""
     config = (run / "config.yaml").read_bytes()
-    with pytest.raises(SettingsError, match="is a population, and this trains one run"):
-        Trainer(small_dqn(), **BEGUN, resume=run, allow_changes=True).train()
+    for trained, how, said in (
+        (small_dqn(), {"allow_changes": True}, "is a population, and this trains one run"),
+        (two(), {"run_dir": tmp_path / "other"}, "goes on in its own directory"),
+        (two(), {"run_dir": tmp_path / "other", "from_step": 20}, "branch off from a member"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            Trainer(trained, **BEGUN, resume=run, **how).train()
     with pytest.raises(SettingsError, match="lies inside"):
         jaxrl.extract(run, 0, member_dir(run, 2))
-    with pytest.raises(SettingsError, match="goes on in its own directory"):
-        Trainer(two(), **BEGUN, resume=run, run_dir=tmp_path / "other")
-    with pytest.raises(SettingsError, match="branch off from a member"):
-        Trainer(two(), **BEGUN, resume=run, from_step=20, run_dir=tmp_path / "other")
     assert (run / "config.yaml").read_bytes() == config
     assert not (run / "members").exists()
     assert Trainer(two(), **{**BEGUN, "max_opts": 40}, resume=run).train().members[1].result.summary["opt_steps"] == 40
@@ -357,7 +344,7 @@ def test_the_place_of_a_member_is_its_own(run: Path) -> None:
         with pytest.raises(SettingsError, match=r"is among the members of the population .*jaxrl.extract"):
             Trainer(trained, **BEGUN, **how).train()
     without_line(run / "members.jsonl", 0)
-    assert len(Trainer(two(), **BEGUN, run_dir=run, resume=True).train().members) == 2
+    assert len(go_on(run, max_opts=20).members) == 2
 
 
 NO_NUMBERS = ('"x"', '"2"', "1", "-1", "2.5", "true", "1e999", "9" * 5000)
@@ -369,49 +356,45 @@ DAMAGED = [
 
 
 def test_a_damaged_file_of_members_is_refused_and_costs_nothing(run: Path) -> None:
-    begun = {**BEGUN, "run_dir": run}
     whole = (run / "members.jsonl").read_text()
     for line in DAMAGED:
         (run / "members.jsonl").write_text(whole + line + "\n" if line else "")
         before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
         with pytest.raises(SettingsError, match=r"cannot read .*members.jsonl: line \d is not about a member"):
-            Trainer(two(), **begun, resume=True).train()
+            go_on(run)
         del before[run / "metadata.json"]  # it says that the resume has failed
         assert {path: path.read_bytes() for path in before} == before, line
     (run / "members.jsonl").write_text(whole)
-    assert len(Trainer(two(), **{**begun, "max_opts": 40}, resume=True).train().members) == 2
+    assert len(go_on(run).members) == 2
 
 
 def test_checkpoints_without_the_file_of_members_are_not_trained_over(run: Path, tmp_path: Path) -> None:
-    begun = {**BEGUN, "run_dir": run, "resume": True}
     (run / "members.jsonl").rename(tmp_path / "members.jsonl")
     with pytest.raises(SettingsError, match=r"has checkpoints, but no members.jsonl, .* begin again with --start-over"):
-        Trainer(two(), **begun).train()
+        go_on(run)
     (tmp_path / "members.jsonl").rename(run / "members.jsonl")
-    longer = Trainer(two(), **{**begun, "max_opts": 40}).train()
-    assert [member.result.summary["opt_steps"] for member in longer.members] == [40, 40]
+    assert [member.result.summary["opt_steps"] for member in go_on(run).members] == [40, 40]
     # Where members have directories, an earlier version has written them.
     (run / "members.jsonl").unlink()
     member_dir(run, 0).mkdir(parents=True)
     shutil.copy(run / "config.yaml", member_dir(run, 0))
-    for read in (lambda: Trainer(two(), **begun).train(), lambda: jaxrl.load_policy(run)):
+    for read in (go_on, jaxrl.load_policy):
         with pytest.raises(SettingsError, match=r"have a directory each, as version 0\.29 wrote them"):
-            read()
+            read(run)
 
 
 def test_a_refused_resume_changes_nothing_and_an_accepted_one_drops_what_is_not_saved(run: Path) -> None:
-    begun = {**BEGUN, "run_dir": run, "resume": True}
     (first,) = rows_about_all(run)
     unsaved = {"kind": "eval", "opt_steps": 30, "score": 1.0}
     with (run / "metrics.jsonl").open("a") as log:
         log.write(json.dumps({"member": 1, **unsaved}) + "\n" + json.dumps({"kind": "population", **unsaved}) + "\n")
         log.write('{"member": 0, "kind": "ev')
-    before = [(run / name).read_bytes() for name in ("metrics.jsonl", "config.yaml")]
+    files = run / "metrics.jsonl", run / "config.yaml"
+    before = [file.read_bytes() for file in files]
     with pytest.raises(SettingsError, match="the seed decided all of it"):
-        Trainer(two(), **begun, seed=7).train()
-    assert [(run / name).read_bytes() for name in ("metrics.jsonl", "config.yaml")] == before
-    done = Trainer(two(), **{**begun, "max_opts": 40}).train()
-    assert [member.status for member in done.members] == ["max_opts"] * 2
+        go_on(run, seed=7)
+    assert [file.read_bytes() for file in files] == before
+    assert [member.status for member in go_on(run).members] == ["max_opts"] * 2
     assert "max_opts: 40" in (run / "config.yaml").read_text()
     rows = [row["opt_steps"] for row in rows_in(run, 1) if row["kind"] == "eval"]
     assert rows == [row["opt_steps"] for row in rows_about_all(run)] == [20, 40]
@@ -424,11 +407,10 @@ def test_a_resume_goes_on_from_what_a_kill_left_unsaid(run: Path) -> None:
     lines = read_lines(file)
     del lines[0]["common"]["metadata"]["saved_opt_steps"]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    Trainer(two(), **{**BEGUN, "max_opts": 40}, run_dir=run, resume=True).train()
+    go_on(run)
     without_line(file, 1)
     (run / ".members.jsonl.tmp").write_text("")
-    done = Trainer(two(), **LENGTH, quiet=True, run_dir=run, resume=True).train()
-    assert [member.status for member in done.members] == ["max_opts"] * 2
+    assert [member.status for member in go_on(run, max_opts=60).members] == ["max_opts"] * 2
     assert [row["opt_steps"] for row in rows_about_all(run)] == [20, 40, 60]
 
 
@@ -451,12 +433,10 @@ def test_a_member_is_taken_out_whole_or_not_at_all(run: Path, tmp_path: Path) ->
     assert {path.name for path in own.iterdir()} == {*files, "checkpoints", "best"}
 
 
-def test_what_recorders_import_is_imported_before_members_begin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_recorders_import_is_imported_before_members_begin(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads, make = [], CSVRecorder.__init__
     note = lambda self: (threads.append(threading.current_thread()), make(self))[1]
     monkeypatch.setattr(CSVRecorder, "__init__", note)
-    Trainer(two(), **BEGUN, recorders=("csv",), run_dir=tmp_path / "run").train()
+    go_on(run, recorders=("csv",))
     assert threads[0] is threading.main_thread()
     assert len(threads) == 3

@@ -66,13 +66,6 @@ def test_acting_greedily_changes_nothing() -> None:
     assert one.act(np.ones(2), explore=False) == int(one.policy(np.ones(2)))
 
 
-def test_only_a_strictly_greater_finite_score_is_best() -> None:
-    session = small()
-    told = [session.evaluate_score(score) for score in (3.0, math.nan, math.inf, 3.0, 2.0)]
-    assert (told, session.best_score) == ([True, False, False, False, False], 3.0)
-    assert session.evaluate_score(3.5)
-
-
 def test_the_session_ends_at_its_last_optimisation_step_or_when_asked() -> None:
     session = single(max_opts=3)
     while not session.is_done:
@@ -185,6 +178,10 @@ def test_steps_for_actions_never_given_are_refused() -> None:
         ("learns from rollouts, and keeps no replay", {"agent": jaxrl.ppo()}),
         ("makes no transitions", {"processor": jaxrl.frame_stack(2)}),
         ("seed is -1", {"seed": -1}),
+        ("patience is -1", {"patience": -1}),
+        ("max_rollbacks is 0.5", {"max_rollbacks": 0.5}),
+        ("max_env_steps is -3", {"max_env_steps": -3}),
+        ("stop_reward is 'much'; expected a number", {"stop_reward": "much"}),
         ("was given str for its environment", {"spec": "CartPole-v1"}),
     ],
 )

@@ -1,6 +1,7 @@
 """The log of a session: what its rows say, and that none is doubled or lost however the session is cut."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +60,19 @@ def test_rows_tell_of_the_time_since_the_last_one(tmp_path: Path) -> None:
     assert speed > 0
 
 
-def test_scores_are_rows_and_several_may_be_told_at_one_step(tmp_path: Path) -> None:
+def test_scores_are_rows_of_which_only_a_greater_finite_one_is_best(tmp_path: Path) -> None:
+    scores = [3.0, math.nan, math.inf, 3.0, 2.0, 3.5]
     with small(run_dir=str(tmp_path), record_interval=0) as session:
         drive(session, Script(), 20)
-        for score in (3.0, float("nan"), 3.5):
-            session.evaluate_score(score)
+        best = [session.evaluate_score(score) for score in scores]
+    assert (best, session.best_score) == ([True, False, False, False, False, True], 3.5)
     told = rows(tmp_path, "eval")
-    assert [(row["eval_reward"], row["is_best"]) for row in told] == [(3.0, True), (None, False), (3.5, True)]
+    assert [row["is_best"] for row in told] == best
+    assert [row["eval_reward"] for row in told] == [score if math.isfinite(score) else None for score in scores]
     assert {(row["opt_steps"], row["env_steps"]) for row in told} == {(session.opt_steps, 40)}
     assert rows(tmp_path, "train") == []
     assert log_problems(tmp_path, "metrics.jsonl") == []
-    notes = [row["message"] for row in rows(tmp_path, "event")]
-    assert any("the training state takes" in note for note in notes)
+    assert any("the training state takes" in row["message"] for row in rows(tmp_path, "event"))
 
 
 def test_a_score_told_after_a_row_of_its_step_has_the_returns_of_that_row(tmp_path: Path) -> None:

@@ -123,20 +123,6 @@ def test_with_one_environment_and_an_update_a_step_it_ends_at_just_that_step() -
     assert session.env_steps == 33
 
 
-@pytest.mark.parametrize(
-    ("message", "settings"),
-    [
-        ("patience is -1", {"patience": -1}),
-        ("max_rollbacks is 0.5", {"max_rollbacks": 0.5}),
-        ("max_env_steps is -3", {"max_env_steps": -3}),
-        ("stop_reward is 'much'; expected a number", {"stop_reward": "much"}),
-    ],
-)
-def test_limits_that_cannot_be_are_refused(message: str, settings: dict[str, Any]) -> None:
-    with pytest.raises(jaxrl.SettingsError, match=message):
-        single(**settings)
-
-
 # --- going back ---
 
 RETRIED: dict[str, Any] = {"save_interval": 10, "record_interval": 10, "max_skips": 4}

@@ -23,7 +23,7 @@ RUN: dict[str, Any] = {"save_interval": 10, "keep": 9, "eval_interval": 0, "eval
 CAPACITY, ROWS = 200, 4
 
 
-def train(run: Path, max_opts: int, strategy: jaxrl.Strategy | None = None, **settings: Any) -> Result:
+def train(run: Path, max_opts: int, strategy: Any = None, **settings: Any) -> Result:
     settings = {**RUN, "save_replay": False, **settings}
     return jaxrl.Trainer(strategy or small_dqn(), max_opts=max_opts, run_dir=str(run), **settings).train()
 
@@ -103,24 +103,20 @@ def test_a_buffer_filled_anew_holds_as_many_real_steps_as_the_old(kind: str) -> 
 
 
 @pytest.mark.slow
-def test_such_checkpoints_are_used_like_others(bare: Any, tmp_path: Path, capsys: Any) -> None:
+def test_such_checkpoints_are_used_like_others_and_what_was_resumed_is_not_said_to_differ(
+    bare: Any, tmp_path: Path, capsys: Any
+) -> None:
     run, result = bare
-    assert small_dqn().policy is not None
     policy = jaxrl.load_policy(run, step=30)
-    jax.tree.map(np.testing.assert_array_equal, policy.params, small_dqn().policy.params(result.state))
+    jax.tree.map(np.testing.assert_array_equal, policy.params, small_dqn().policy.params(result.state))  # type: ignore[union-attr]
     assert verify.main([str(run), "--replay"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in shown[:3]] == [["10", "ok"], ["20", "ok"], ["30", "ok"]]
     assert shown[5:] == ["0 -> 10 bit-equal", "10 -> 20 bit-equal", "20 -> 30 bit-equal"]
-    begun = jaxrl.Trainer(small_dqn(), max_opts=10, init_from=str(run), run_dir=str(tmp_path / "new"), **RUN)
-    assert begun.train().summary["opt_steps"] == 10
-
-
-@pytest.mark.slow
-def test_what_was_resumed_is_not_said_to_differ(tmp_path: Path, capsys: Any) -> None:
-    train(tmp_path / "run", 20)
-    train(tmp_path / "run", 30, resume=True)
-    assert verify.main([str(tmp_path / "run"), "--replay"]) == 0
+    assert train(tmp_path / "new", 10, init_from=str(run), save_replay=True).summary["opt_steps"] == 10
+    train(tmp_path / "parts", 20)
+    train(tmp_path / "parts", 30, resume=True)
+    assert verify.main([str(tmp_path / "parts"), "--replay"]) == 0
     assert capsys.readouterr().out.splitlines()[5:] == ["0 -> 10 bit-equal", "10 -> 20 bit-equal"]
 
 
@@ -138,30 +134,27 @@ def test_a_run_that_diverges_goes_back_and_fills_its_buffer(tmp_path: Path) -> N
 
 
 def test_members_of_a_population_are_gone_on_with(tmp_path: Path) -> None:
-    members = jaxrl.population(small_dqn(), seeds=2)
-    for length, resume in ((20, False), (30, True)):
-        settings = {**RUN, "save_replay": False, "resume": resume}
-        jaxrl.Trainer(members, max_opts=length, run_dir=str(tmp_path / "all"), **settings).train()
+    members, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "all"
+    train(run, 20, members)
+    train(run, 30, members, resume=True)
     for number in range(2):
-        (resumed,) = (row for row in rows_in(tmp_path / "all", number) if row.get("event") == "resume")
+        (resumed,) = (row for row in rows_in(run, number) if row.get("event") == "resume")
         assert "replay filled anew by 136 environment steps" in resumed["message"]
-        assert not [
-            path
-            for path in open_store(member_dir(tmp_path / "all", number), CHECKPOINTS).read(30)[0]
-            if "buffer" in path
-        ]
+        saved = open_store(member_dir(run, number), CHECKPOINTS).read(30)[0]
+        assert not [path for path in saved if "buffer" in path]
 
 
 @pytest.mark.slow
 def test_actors_fill_the_buffer_by_the_policy_of_the_checkpoint(tmp_path: Path) -> None:
     """128 transitions in blocks of 16 are 8 rounds; a learner that goes on has pushed them before its next update."""
-    actors = jaxrl.ActorsConfig(actors=2, send=2, max_lag=0)
-    made: dict[str, Any] = {"num_envs": 2, "opt_interval": 4, "warmup": 32, "actors": actors}
     strategy = jaxrl.off_policy(
         jaxrl.make_env("CartPole-v1"),
         jaxrl.dqn(features=(8,), epsilon_start=0.0),
         buffer=jaxrl.uniform(128, batch_size=8),
-        **made,
+        num_envs=2,
+        opt_interval=4,
+        warmup=32,
+        actors=jaxrl.ActorsConfig(actors=2, send=2, max_lag=0),
     )
     train(tmp_path / "run", 40, strategy, save_interval=20)
     result = train(tmp_path / "run", 44, strategy, resume=True)
@@ -169,15 +162,12 @@ def test_actors_fill_the_buffer_by_the_policy_of_the_checkpoint(tmp_path: Path) 
     assert "environments that start anew, and replay filled anew by 128 environment steps" in said
     held = jax.device_get(result.state.buffer.items)
     assert np.all(np.abs(held.obs).sum(axis=1) > 0)
-    steps = result.summary["actors"]
-    assert sum(actor["env_steps"] for actor in steps) >= 128 + 16
+    assert sum(actor["env_steps"] for actor in result.summary["actors"]) >= 128 + 16
 
 
-@pytest.mark.slow
-def test_who_has_no_replay_is_refused(tmp_path: Path) -> None:
+def test_who_has_no_replay_is_refused() -> None:
     strategy = jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(8,)))
     with pytest.raises(SettingsError, match="save_replay is no, but ppo has no replay"):
         jaxrl.Trainer(strategy, save_replay=False)
-    env = jaxrl.make_env("CartPole-v1")
     with pytest.raises(SettingsError, match="Session has no setting 'save_replay'"):
-        jaxrl.Session(env.spec, jaxrl.dqn(), buffer=jaxrl.uniform(64, batch_size=8), save_replay=False)
+        jaxrl.Session(strategy.env.spec, jaxrl.dqn(), buffer=jaxrl.uniform(64, batch_size=8), save_replay=False)  # type: ignore[union-attr]
