@@ -299,6 +299,8 @@ class Searched(NamedTuple):
     run: Path
     checkpoints: dict[str, str]
     adoptions: list[tuple[int, int]]
+    keys: list[bytes]
+    """Of the members that took over, at the end."""
 
     def cut(self, gate: int, to: Path) -> Path:
         """Copy it as a kill leaves it behind a gate, before any member has saved again."""
@@ -321,11 +323,17 @@ class Searched(NamedTuple):
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     """Five members with gates at 20, 40 and 60."""
     population, run = made(PBT), tmp_path_factory.mktemp("searched") / "run"
-    Trainer(population, **SAVED, run_dir=run).train()
+    members = Trainer(population, **SAVED, run_dir=run).train().members
     taken = adoptions(run)
     assert {step for _, step in taken} == {20, 40, 60}
     assert any((name, step + 20) in taken for name, step in taken), "a member that takes over twice in a row"
-    return Searched(population, run, checkpoints(run), taken)
+    keys = [jax.random.key_data(m.result.state.key).tobytes() for m in members if m.result and m.parent is not None]
+    return Searched(population, run, checkpoints(run), taken, keys)
+
+
+def test_no_two_that_took_over_share_their_randomness(searched: Searched) -> None:
+    """Though members share a seed, and two take over at each gate."""
+    assert len(set(searched.keys)) == len(searched.keys) > 2
 
 
 @pytest.mark.every_day("40")
