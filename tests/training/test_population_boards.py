@@ -43,12 +43,12 @@ def test_each_setting_has_the_means_of_its_members_under_the_tags_of_a_run(layou
 
 def test_seeds_of_one_setting_are_one_curve_that_goes_on(tmp_path: Path) -> None:
     run, made = tmp_path / "run", jaxrl.population(small_dqn(), seeds=2)
-    Trainer(made, **LENGTH, run_dir=run).train()
-    Trainer(made, **{**LENGTH, "max_opts": 80}, run_dir=run, resume=True).train()
+    Trainer(made, **{**LENGTH, "max_opts": 20}, run_dir=run).train()
+    Trainer(made, **LENGTH, run_dir=run, resume=True).train()
     board = run / "tensorboard"
     assert all(path.is_file() for path in board.iterdir())
     steps = [step for step, value in values_of(board) if value.tag == "eval/score"]
-    assert steps == [20, 40, 60, 80]
+    assert steps == [20, 40]
     assert curve(board, "eval/score") == pytest.approx(means(run, [0, 1], "eval", "score"), rel=1e-6)
 
 

@@ -48,8 +48,6 @@ def whole() -> PopulationResult:
 def require_close(one: PopulationResult, other: PopulationResult) -> None:
     """Fail unless members are the same but for rounding, which the product of several at once does otherwise."""
     for a, b in zip(one.members, other.members, strict=True):
-        assert a.result is not None
-        assert b.result is not None
         ours, theirs = a.result.state, b.result.state
         for x, y in zip(*(jax.tree.leaves(state.agent.params) for state in (ours, theirs)), strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
@@ -83,7 +81,6 @@ def test_one_that_goes_back_to_a_checkpoint_catches_up_and_changes_no_other(
     assert digests(result)[:3] == digests(whole)[:3]
     assert digests(result)[3] != digests(whole)[3]
     last = result.members[3].result
-    assert last is not None
     assert (last.summary["opt_steps"], last.summary["rollbacks"]) == (60, 1)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(last.state.agent.params))
 
@@ -113,7 +110,7 @@ def test_those_that_stop_keep_and_save_what_they_had_and_the_others_go_on(
         store = open_store(member_dir(tmp_path / "run", number), CHECKPOINTS)
         assert store.steps()[-1] == steps
         weights = store.read(steps)[0]["state/agent/params/params/Dense_0/kernel"]
-        state = result.members[number].result.state  # type: ignore[union-attr]
+        state = result.members[number].result.state
         assert np.array_equal(weights, state.agent.params["params"]["Dense_0"]["kernel"])
 
 

@@ -116,7 +116,6 @@ def test_a_swept_setting_does_what_the_setting_does(algo: str) -> None:
     built = build(algo, from_plain(config, replace_settings({}, values)))
     length = {"max_opts": 64, "eval_interval": 0, "eval_episodes": 0, "quiet": True}
     (member,) = Trainer(jaxrl.population(strategy, sweep={n: [v] for n, v in values.items()}), **length).train().members
-    assert member.result is not None
     assert state_digest(member.result.state) == state_digest(Trainer(built, **length).train().state)
 
 
@@ -225,7 +224,7 @@ def test_members_of_another_version_are_not_to_be_trained_anew(tmp_path: Path) -
 def test_a_loop_that_is_left_has_saved_every_member_that_began(tmp_path: Path) -> None:
     for _ in (reports := iter(Trainer(two(), **LENGTH, run_dir=tmp_path / "run", quiet=True, workers=1))):
         break
-    reports.close()  # type: ignore[attr-defined]
+    reports.close()
     assert open_store(member_dir(tmp_path / "run", 0), CHECKPOINTS).steps() == [20]
     done = Trainer(two(), **LENGTH, run_dir=tmp_path / "run", quiet=True, resume=True).train()
     assert [member.status for member in done.members] == ["max_opts"] * 2

@@ -32,7 +32,6 @@ def test_what_is_learnt_comes_when_it_is_due() -> None:
     assert [i for i, learnt in enumerate(told) if learnt is not None] == list(range(11, 30, 2))
     assert session.opt_steps == 10
     learnt = told[11]
-    assert learnt is not None
     assert set(learnt) >= {"loss", "skipped_updates"}
     assert learnt["skipped_updates"] == 0
     assert np.isfinite(learnt["loss"])

@@ -65,7 +65,6 @@ def test_no_return_reaches_over_an_episode_that_was_given_up(how: str, tmp_path:
     assert np.asarray(items.is_last)[:2, 0].tolist() == [False, True]
     assert np.asarray(items.is_first)[:3, 0].tolist() == [True, False, True]
     prepare = session._stepwise.agent.prepare
-    assert prepare is not None
     sample = prepare(state.agent, Rollout(items, last_steps(items)))
     beyond = prepare(state.agent, Rollout(jax.tree.map(lambda x: x[1:2], items), np.ones((1, 1), bool)))
     at_two = float(beyond.target[0] - 1.0) / 0.5  # the target of a step that is cut: 1 + V / 2

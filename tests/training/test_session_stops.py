@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from toys_envs import counting
 from toys_runs import rows_in
-from toys_session import Script, digest, drive, single, small
+from toys_session import PARTS, Script, digest, drive, single, small
 
 import jaxrl
 from jaxrl.errors import DivergedError
@@ -102,9 +102,7 @@ def test_scores_without_a_new_best_end_it_also_where_it_was_resumed_between_them
 
 @pytest.mark.parametrize("limit", [1, 30, 50, 51])
 def test_environment_steps_end_it_where_a_trainer_ends(limit: int) -> None:
-    counts: dict[str, Any] = {"num_envs": 2, "opt_interval": 4, "warmup": 20}
-    parts = {"buffer": jaxrl.uniform(40, batch_size=8), "processor": jaxrl.n_step(3)}
-    strategy = jaxrl.off_policy(counting(), jaxrl.dqn(), **parts, **counts)
+    strategy = jaxrl.off_policy(counting(), **PARTS, num_envs=2, opt_interval=4, warmup=20)
     schedule = jaxrl.TrainerConfig(max_env_steps=limit).schedule(strategy)
     session, script = small(max_env_steps=limit), Script()
     while not session.is_done:
@@ -202,7 +200,7 @@ def test_a_session_looks_at_its_updates_only_when_it_may_have_to_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, look = list[int](), module.skips_left
-    monkeypatch.setattr(module, "skips_left", lambda *given: looks.append(session.opt_steps) or look(*given))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(module, "skips_left", lambda *given: looks.append(session.opt_steps) or look(*given))
     with single(max_skips=10, run_dir=str(tmp_path)) as session:
         take_to(session, 30)
     assert looks == [1, 11, 21]

@@ -316,7 +316,7 @@ def test_bad_settings_are_refused_before_anything_happens(settings: dict, messag
 def test_a_step_that_changes_its_state_is_named(tmp_path: Path) -> None:
     strategy = counting()
 
-    def step(state, key, t):  # type: ignore[no-untyped-def]
+    def step(state, key, t):
         state, metrics = strategy.step(state, key, t)
         return state._replace(walk=state.walk.astype(np.float16)), metrics
 

@@ -83,7 +83,6 @@ def test_a_buffer_filled_anew_holds_as_many_real_steps_as_the_old(kind: str) -> 
         warmup=64,
     )
     init, refill = jax.jit(strategy.init), strategy.state_fns.refill
-    assert refill is not None
     for t, held in ((10, 25 * ROWS), (90, CAPACITY)):
         blocks = refill.blocks(t)
         assert (len(blocks) * ROWS, blocks.stop) == (held, 15 + t)
@@ -108,7 +107,7 @@ def test_such_checkpoints_are_used_like_others_and_what_was_resumed_is_not_said_
 ) -> None:
     run, result = bare
     policy = jaxrl.load_policy(run, step=30)
-    jax.tree.map(np.testing.assert_array_equal, policy.params, small_dqn().policy.params(result.state))  # type: ignore[union-attr]
+    jax.tree.map(np.testing.assert_array_equal, policy.params, small_dqn().policy.params(result.state))
     assert verify.main([str(run), "--replay"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in shown[:3]] == [["10", "ok"], ["20", "ok"], ["30", "ok"]]
@@ -170,4 +169,4 @@ def test_who_has_no_replay_is_refused() -> None:
     with pytest.raises(SettingsError, match="save_replay is no, but ppo has no replay"):
         jaxrl.Trainer(strategy, save_replay=False)
     with pytest.raises(SettingsError, match="Session has no setting 'save_replay'"):
-        jaxrl.Session(strategy.env.spec, jaxrl.dqn(), buffer=jaxrl.uniform(64, batch_size=8), save_replay=False)  # type: ignore[union-attr]
+        jaxrl.Session(strategy.env.spec, jaxrl.dqn(), buffer=jaxrl.uniform(64, batch_size=8), save_replay=False)
