@@ -9,8 +9,10 @@ import jax
 import numpy as np
 
 import jaxrl
-from jaxrl.strategies.interaction import make_collector
+from jaxrl.strategies.interaction import build_processor_and_agent, make_collector
+from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.strategies.stepwise import locate_step, steps_per_iteration, stream_keys
+from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.session.inputs import describe_envs
 from jaxrl.training.session.session import schedule_of
 from jaxrl.training.settings import with_recorders
@@ -120,6 +122,36 @@ def drive_as_trainer(session: jaxrl.Session, env: jaxrl.Env, seed: int, steps: i
         told = session.observe(out.reward, out.final_obs, out.terminated, out.truncated) or told
         obs = out.obs
     return told
+
+
+def beside_trainer(
+    env: jaxrl.Env, agent: Any, iterations: int, **parts: Any
+) -> tuple[jaxrl.Session, Any, dict[str, Any], dict[str, Any]]:
+    """Train a strategy and a session of the same parts with the same randomness, and require the same counters.
+
+    Return the session, the strategy's state, and what each told when it learnt last.
+    """
+    compose: Any = jaxrl.on_policy if "rollout" in parts else jaxrl.off_policy
+    strategy = compose(env, agent, **parts)
+    step = jax.jit(lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t))
+    state, metrics = jax.jit(strategy.init)(jax.random.key(7)), {}
+    before = state_digest(state.agent)
+    for t in range(iterations):
+        state, metrics = step(state, np.uint32(t))
+    assert state_digest(state.agent) != before
+    env_steps = strategy.warmup_env_steps + iterations * strategy.env_steps_per_step
+    session = jaxrl.Session(env, agent, seed=7, max_opts=1_000, **parts)
+    told = drive_as_trainer(session, env, 7, env_steps // parts["num_envs"])
+    assert (session.opt_steps, session.env_steps) == (iterations * strategy.opt_steps_per_step, env_steps)
+    return session, state, told, metrics
+
+
+def fresh_policy(spec: Any, maker: Any) -> GreedyPolicy:
+    """Return the policy of a fresh agent, further from uniform than such are."""
+    processor, agent = build_processor_and_agent(maker, jaxrl.one_step(), spec)
+    state = jax.jit(agent.init)(jax.random.key(3))
+    state = state._replace(params=jax.tree.map(lambda x: 20 * x, state.params))
+    return GreedyPolicy(make_policy(agent, processor, spec), PolicyParams(agent.strip(state), ()), {})
 
 
 def digest(session: jaxrl.Session) -> str:

@@ -143,20 +143,21 @@ def test_a_last_row_without_its_line_break_is_a_row_and_no_damage(run: Path) -> 
     assert verify.main([str(run)]) == 0
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"member": ' + "9" * 5000 + ', "kind": "eval", "opt_steps": 20, "score": 1.0}',
-        '{"member": 01, "kind": "eval", "opt_steps": 10, "score": 1.0}',
-        '{"member": 1, "opt_steps": 20}',
-        '{"member": 1, "kind": "eval", "opt_steps": 10, "env_steps": "x", "score": [], "train_return": "x"}',
-        '{"member": 0, "kind": "eval", "opt_steps": 10, "score": 1' + "0" * 400 + "}",
-    ],
+STRANGE = (
+    '{"member": ' + "9" * 5000 + ', "kind": "eval", "opt_steps": 20, "score": 1.0}',
+    '{"member": 01, "kind": "eval", "opt_steps": 10, "score": 1.0}',
+    '{"member": 1, "opt_steps": 20}',
+    '{"member": 1, "kind": "eval", "opt_steps": 10, "env_steps": "x", "score": [], "train_return": "x"}',
+    '{"member": 0, "kind": "eval", "opt_steps": 10, "score": 1' + "0" * 400 + "}",
 )
-def test_rows_of_strangers_stop_neither_a_resume_nor_a_reader(line: str, run: Path) -> None:
+
+
+def test_rows_of_strangers_stop_neither_a_resume_nor_a_reader(run: Path) -> None:
     with (run / METRICS).open("a") as log:
-        log.write(line + "\n")
-    assert [one.member for one in read_runs([str(run)])] == [0, 1]
+        for line in STRANGE:
+            log.write(line + "\n")
+            log.flush()
+            assert [one.member for one in read_runs([str(run)])] == [0, 1]
     go_on(run)
     assert [one["opt_steps"] for one in rows_about_all(run)][-2:] == [20, 40]
 
@@ -192,14 +193,18 @@ class Asking(Recorder):
         Asking.said.append(summary_of(self._run))
 
 
-def test_services_are_told_that_a_member_has_diverged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_diverges_is_frozen_and_services_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RECORDERS, "asking", RecorderRow(__name__, "Asking", "asks"))
     Asking.said = []
-    made = jaxrl.population(poisoned(lambda luck, step: step >= 0), seeds=1)
-    length = {"max_opts": 1_000, "max_skips": 3, "quiet": True, "run_dir": tmp_path / "run", "recorders": ("asking",)}
-    with pytest.raises(jaxrl.JaxrlError, match="all 1 members diverged"):
-        Trainer(made, **length).train()
-    assert Asking.said == [({"status": "diverged"}, True)]
+    made, run = jaxrl.population(poisoned(lambda luck, step: step >= 0), seeds=1), tmp_path / "run"
+    for resume in (False, True):  # it stays so
+        trainer = Trainer(
+            made, max_opts=1_000, max_skips=3, quiet=True, run_dir=run, recorders=("asking",), resume=resume
+        )
+        with pytest.raises(jaxrl.JaxrlError, match="all 1 members diverged"):
+            trainer.train()
+        assert Asking.said[0] == ({"status": "diverged"}, True)
+        assert json.loads((run / "metadata.json").read_text())["table"][0]["status"] == "diverged"
 
 
 def shown(board: Path) -> list[int]:

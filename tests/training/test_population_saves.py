@@ -48,10 +48,16 @@ def rows(save: Path) -> list[tuple[int, int]]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """Where three members have come to their end, and the digests of their states; do not write there."""
     path = tmp_path_factory.mktemp("together") / "run"
-    trained(path, keep=2)
-    return path
+    return path, trained(path, keep=2)
+
+
+@pytest.fixture
+def run(whole: tuple[Path, list[str]], tmp_path: Path) -> Path:
+    """A copy of that for a test of its own."""
+    return Path(shutil.copytree(whole[0], tmp_path / "runs" / "lr"))
 
 
 @pytest.fixture(scope="module")
@@ -60,135 +66,89 @@ def longer(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return trained(tmp_path_factory.mktemp("longer") / "run", max_opts=80)
 
 
-def test_one_save_has_all_members_and_as_many_files_as_that_of_one(run: Path, tmp_path: Path) -> None:
-    *_, last = saves(run)
-    assert sorted(rows(last)) == [(0, 60), (1, 60), (2, 60)]
+def test_a_population_has_as_many_saves_and_files_as_a_single_member(run: Path, tmp_path: Path) -> None:
     trained(tmp_path / "one", 1, keep=2)
-    count = lambda save: len(list(save.rglob("*")))
-    assert count(last) == count(saves(tmp_path / "one")[-1])
-    assert len(saves(run)) == len(saves(tmp_path / "one"))
-
-
-def test_a_run_directory_has_as_many_files_whatever_the_number_of_members(run: Path, tmp_path: Path) -> None:
-    trained(tmp_path / "one", 1, keep=2)
-    files = lambda directory: {path.relative_to(directory).as_posix() for path in directory.iterdir()}
+    last, of_one = saves(run), saves(tmp_path / "one")
+    assert sorted(rows(last[-1])) == [(0, 60), (1, 60), (2, 60)]
+    assert len(last) == len(of_one)
+    assert len(list(last[-1].rglob("*"))) == len(list(of_one[-1].rglob("*")))
+    files = lambda directory: {path.name for path in directory.iterdir()}
     assert files(run) == files(tmp_path / "one")
-    assert len(list((run / "tensorboard").iterdir())) == 1
+    assert len(files(run / "tensorboard")) == 1
 
 
-def test_the_scores_of_members_are_read_as_the_page_shows(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_page_reads_scores_and_a_save_as_it_stands(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(run, tmp_path / "runs" / "lr")
     monkeypatch.chdir(tmp_path)
     exec(shown("members-rows"), found := {})
     for number in range(3):
         _, facts = open_store(member_dir(run, number), CHECKPOINTS).newest_facts()
         assert found["scores"][number].keys() == {20, 40, 60}
         assert found["scores"][number][60] == facts["ledger"]["last_score"]
-
-
-@pytest.mark.parametrize("layout", ["spread", "together"])
-def test_members_that_end_at_different_times_are_saved_where_they_ended(layout: str, tmp_path: Path) -> None:
-    """By rewards that all policies reach, or none: two members end at once, the others go on to the end."""
-    made = jaxrl.population(small_dqn(), seeds=4, layout=layout)
-    stop = lambda report: report.opt_steps == 20 and next(ends)
-    ends = iter([True, False, True, False])
-    result = Trainer(made, **LENGTH, run_dir=tmp_path / "run", quiet=True, stop=stop, workers=1).train()
-    made_opts = [member.result.summary["opt_steps"] for member in result.members]
-    assert sorted(made_opts) == [20, 20, 60, 60]
-    for number, member in enumerate(result.members):
-        store = open_store(member_dir(tmp_path / "run", number), CHECKPOINTS)
-        assert store.steps()[-1] == made_opts[number]
-        weights = store.read(made_opts[number])[0]["state/agent/params/params/Dense_0/kernel"]
-        assert np.array_equal(weights, member.result.state.agent.params["params"]["Dense_0"]["kernel"])
-
-
-def test_a_process_with_orbax_and_numpy_alone_finds_every_members_network(run: Path) -> None:
-    (save,) = saves(run, BEST)[-1:]
-    network = ocp.PyTreeCheckpointer().restore(save / "arrays")["0"]["agent"]["params"]["params"]
-    obs = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
-    for place, (member, _) in enumerate(rows(save)):
-        hidden = np.maximum(
-            obs @ network["MLP_0"]["Dense_0"]["kernel"][place] + network["MLP_0"]["Dense_0"]["bias"][place], 0
-        )
-        values = hidden @ network["Dense_0"]["kernel"][place] + network["Dense_0"]["bias"][place]
-        assert values.argmax(-1).tolist() == jaxrl.load_policy(run, member=member)(obs).tolist()
-
-
-def test_the_page_reads_a_save_as_it_stands(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(run, tmp_path / "runs" / "lr")
-    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
     code = shown("members-orbax")
     assert "jaxrl" not in code
     exec(code, {})
     assert capsys.readouterr().out == "[(0, 60), (1, 60), (2, 60)]\n"
 
 
+def test_a_process_with_orbax_and_numpy_alone_finds_every_members_network(whole: tuple[Path, list[str]]) -> None:
+    (save,) = saves(whole[0], BEST)[-1:]
+    network = ocp.PyTreeCheckpointer().restore(save / "arrays")["0"]["agent"]["params"]["params"]
+    obs = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    for place, (member, _) in enumerate(rows(save)):
+        first, head = (
+            {name: array[place] for name, array in layer.items()}
+            for layer in (network["MLP_0"]["Dense_0"], network["Dense_0"])
+        )
+        values = np.maximum(obs @ first["kernel"] + first["bias"], 0) @ head["kernel"] + head["bias"]
+        assert values.argmax(-1).tolist() == jaxrl.load_policy(whole[0], member=member)(obs).tolist()
+
+
 @pytest.mark.every_day("arrays/0.state.agent.params.params.Dense_0.kernel/0.0.0")
 @pytest.mark.parametrize("part", ["manifest.json", "arrays/0.state.agent.params.params.Dense_0.kernel/0.0.0"])
-def test_members_go_on_from_the_save_before_one_that_is_damaged(
-    part: str, run: Path, longer: list[str], tmp_path: Path
-) -> None:
-    there = tmp_path / "run"
-    shutil.copytree(run, there)
-    file = saves(there)[-1] / part
-    content = bytearray(file.read_bytes())
+def test_members_go_on_from_the_save_before_one_that_is_damaged(part: str, run: Path, longer: list[str]) -> None:
+    save = saves(run)[-1]
+    content = bytearray((save / part).read_bytes())
     content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    assert verify.main([str(there)]) == NoCheckpointError.exit_code
-    with pytest.warns(UserWarning, match=rf"checkpoints/{file.relative_to(there / CHECKPOINTS).parts[0]} is passed"):
-        assert trained(there, max_opts=80, resume=True) == longer
+    (save / part).write_bytes(content)
+    assert verify.main([str(run)]) == NoCheckpointError.exit_code
+    with pytest.warns(UserWarning, match=rf"checkpoints/{save.name} is passed"):
+        assert trained(run, max_opts=80, resume=True) == longer
 
 
-def test_with_all_saves_damaged_members_are_refused_until_all_begins_again(run: Path, tmp_path: Path) -> None:
-    there = tmp_path / "run"
-    shutil.copytree(run, there)
-    for save in saves(there):
+def test_with_all_saves_damaged_members_are_refused_until_all_begins_again(
+    whole: tuple[Path, list[str]], run: Path
+) -> None:
+    for save in saves(run):
         (save / "manifest.json").write_text("{}")
     with (
         pytest.warns(UserWarning, match="is passed over"),
         pytest.raises(NoCheckpointError, match=r"member \d: .*holds no valid checkpoint.*is whole: .*--start-over"),
     ):
-        trained(there, max_opts=80, resume=True)
-    assert [save.name for save in saves(there)] == [save.name for save in saves(run)]
-    assert trained(there, start_over=True) == trained(tmp_path / "fresh")
+        trained(run, max_opts=80, resume=True)
+    assert [save.name for save in saves(run)] == [save.name for save in saves(whole[0])]
+    assert trained(run, start_over=True) == whole[1]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"member": -1},
-        {"member": "0"},
-        {"step": 1.5},
-        {"stack": "7"},
-        {"stack": ["0"]},
-        {"facts": None},
-        {"order": None},
-        "rows",
-        [],
-        0,
-    ],
-    ids=str,
-)
-def test_rows_that_a_stranger_has_written_are_damage(wrong: object, run: Path, tmp_path: Path) -> None:
-    there = tmp_path / "run"
-    shutil.copytree(run, there)
-    file = saves(there)[-1] / "manifest.json"
+IN_A_ROW = ({"member": -1}, {"member": "0"}, {"step": 1.5}, {"stack": "7"}, {"stack": ["0"]}, {"facts": None})
+
+
+@pytest.mark.parametrize("wrong", [*IN_A_ROW, {"order": None}, "rows", [], 0], ids=str)
+def test_rows_that_a_stranger_has_written_are_damage(wrong: object, run: Path) -> None:
+    file = saves(run)[-1] / "manifest.json"
     manifest = json.loads(file.read_text())
     if isinstance(wrong, dict):
         manifest["facts"]["rows"][0] |= wrong
-    elif wrong == 0:
+    elif wrong == 0:  # saves that are kept
         manifest["facts"]["keep"] = 0
     else:
         manifest["facts"]["rows"] = wrong
     file.write_text(json.dumps(seal(manifest)))
     (file.parent / "files.json").unlink()
-    store = open_store(member_dir(there, 1), CHECKPOINTS)
     with pytest.warns(UserWarning, match="is passed over: it (does not say which|has other) members"):
-        assert store.newest_facts()[0] == 40
+        assert open_store(member_dir(run, 1), CHECKPOINTS).newest_facts()[0] == 40
 
 
 # --- a collector by itself ------------------------------------------------------------------------------------------
@@ -244,11 +204,8 @@ def test_members_with_arrays_of_other_shapes_are_in_one_save(tmp_path: Path) -> 
     (save,) = saves(tmp_path / "run")
     assert ocp.PyTreeCheckpointer().restore(save / "arrays")["1"]["x"].tolist() == [[0, 1, 2, 3, 4]]
     stores = [open_store(member_dir(tmp_path / "run", member), CHECKPOINTS) for member in range(3)]
-    assert [(store.read(7)[0]["x"].size, store.newest_facts()[1]["own"]) for store in stores] == [
-        (4, 0),
-        (5, 1),
-        (4, 2),
-    ]
+    own = [(store.read(7)[0]["x"].size, store.newest_facts()[1]["own"]) for store in stores]
+    assert own == [(4, 0), (5, 1), (4, 2)]
 
 
 def test_what_could_not_be_written_is_told_to_each_and_written_the_next_time(tmp_path: Path) -> None:
@@ -268,10 +225,8 @@ def test_what_could_not_be_written_is_told_to_each_and_written_the_next_time(tmp
 
 
 def test_a_member_that_is_taken_out_leaves_what_is_damaged(run: Path, tmp_path: Path) -> None:
-    there = tmp_path / "run"
-    shutil.copytree(run, there)
-    (saves(there)[-1] / "arrays" / "_METADATA").write_text("{}")
+    (saves(run)[-1] / "arrays" / "_METADATA").write_text("{}")
     with pytest.warns(UserWarning, match="step 60 of the member is left out: its file arrays/_METADATA is damaged"):
-        own = extract(there, 1, tmp_path / "own")
+        own = extract(run, 1, tmp_path / "own")
     assert open_store(own, CHECKPOINTS).steps() == [40]
     assert jaxrl.load_policy(own, step="latest").facts["opt_steps"] == 40

@@ -53,48 +53,6 @@ def told(result: PopulationResult) -> list[tuple]:
 PBT = jaxrl.PBT(20, share=0.4)
 
 
-@pytest.mark.slow
-def test_a_member_that_takes_over_is_its_parent_with_other_settings_and_randomness(tmp_path: Path) -> None:
-    trainer = Trainer(made(PBT), **LENGTH, run_dir=tmp_path / "run", quiet=True, workers=2)
-    before: dict[tuple[int, int], tuple] = {}
-    seen, keys = 0, [jax.random.key_data(small_dqn().init(jax.random.key(0)).key).tobytes()]
-    for number, report in trainer:
-        own = trainer._runs[number].trainer
-        assert own is not None
-        if report.eval:  # at a gate, before anything is decided there
-            before[number, report.opt_steps] = jax.device_get((own.state.agent, jax.random.key_data(own.state.key)))
-        for row in lineage(tmp_path / "run")[seen:]:
-            seen += 1
-            copy = trainer._runs[row["member"]].trainer
-            assert copy is not None
-            if copy.ledger.counters(copy.schedule)["opt_steps"] > row["opt_steps"]:
-                continue  # it has gone on already
-            agent = before[row["parent"], row["opt_steps"]][0]
-            keys.append(jax.random.key_data(copy.state.key).tobytes())
-            for a, b in zip(jax.tree.leaves(copy.state.agent.params), jax.tree.leaves(agent.params), strict=True):
-                np.testing.assert_array_equal(a, b)
-            assert float(copy.state.agent.hyper.lr) == np.float32(row["values"]["agent.lr"])
-            told = json.dumps(rows_in(tmp_path / "run", row["member"]))
-            assert f"goes on as member {row['parent']} stood after {row['opt_steps']} optimisation steps" in told
-    assert seen
-    assert 1 < len(keys) == len(set(keys)), "members share a seed, but none that has taken over shares a stream"
-
-
-@pytest.mark.slow
-def test_two_copies_of_one_parent_do_not_stay_the_same() -> None:
-    """With one factor and nothing drawn anew, whoever takes over from the best has its setting as well."""
-    search = jaxrl.PBT(20, share=0.4, factors=(1.0,), resample=0.0)
-    for seed in range(5):
-        population = jaxrl.population(small_dqn(), members=5, sweep=SWEEP, search=search, draw_seed=seed)
-        result = Trainer(population, **LENGTH, quiet=True).train()
-        settings = [(member.parent, *member.values.values()) for member in result.members if member.parent is not None]
-        digests = {state_digest(member.result.state) for member in result.members if member.result}
-        assert len(digests) == 5
-        if len(set(settings)) < len(settings):
-            return
-    raise AssertionError("no two members took over from the same one")
-
-
 def settings_and_state(run: Path) -> tuple[float, float, float]:
     """Return the learning rate of a run in its settings, in those of its newest checkpoint, and in the state there."""
     store = open_store(run, CHECKPOINTS)
@@ -132,16 +90,17 @@ def test_what_a_member_took_over_is_what_its_settings_say_and_stays(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_stopped_anywhere_it_goes_on_to_the_same_end(tmp_path: Path) -> None:
-    whole = Trainer(made(PBT), **LENGTH, run_dir=tmp_path / "whole", quiet=True).train()
-    assert any(member.parent is not None for member in whole.members)
+@pytest.mark.parametrize("search", [PBT, jaxrl.Halving(2)], ids=["pbt", "halving"])
+def test_stopped_anywhere_it_goes_on_to_the_same_end(search: Any, tmp_path: Path) -> None:
+    whole = Trainer(made(search), **LENGTH, run_dir=tmp_path / "whole", quiet=True).train()
+    assert any(member.parent is not None or member.status == "halved" for member in whole.members)
     run = tmp_path / "cut"
     for stop in (7, 14):  # reports until the run is left
-        trainer = Trainer(made(PBT), **LENGTH, run_dir=run, quiet=True, resume=run.exists())
+        trainer = Trainer(made(search), **LENGTH, run_dir=run, quiet=True, resume=run.exists())
         for count, _ in enumerate(trainer):
             if count == stop:
                 break
-    cut = Trainer(made(PBT), **LENGTH, run_dir=run, quiet=True, resume=True).train()
+    cut = Trainer(made(search), **LENGTH, run_dir=run, quiet=True, resume=True).train()
     assert told(cut) == told(whole)
     assert lineage(run) == lineage(tmp_path / "whole")
 
@@ -166,10 +125,8 @@ def test_what_halved_members_scored_counts_for_no_setting_of_which_another_went_
     first = [member(0, "max_opts", 500.0, 0.1), *(member(i, "halved", 60.0, 0.1) for i in (1, 2, 3))]
     second = [member(4, "max_opts", 300.0, 0.2), *(member(i, "halved", 400.0, 0.2) for i in (5, 6, 7))]
     result = PopulationResult((*first, *second), None)
-    assert [(setting.last.iqm, setting.best, setting.halved) for setting in result.by()] == [
-        (500, 500, 3),
-        (300, 300, 3),
-    ]
+    scores = [(setting.last.iqm, setting.best, setting.halved) for setting in result.by()]
+    assert scores == [(500, 500, 3), (300, 300, 3)]
     assert (result.best().members, result.best_member().number) == ((0, 1, 2, 3), 0)
     assert PopulationResult(tuple(second), None).best_member().number == 4
 
@@ -190,7 +147,6 @@ def test_a_member_ends_where_its_own_iterations_end_whatever_the_order_of_member
     gates.record_score(goes_on, 100, 9.0)
     assert not gates.is_behind(0)
     verdict = gates.verdict({goes_on: 100})
-    assert verdict is not None
     assert verdict.ended == ()
 
 
@@ -206,6 +162,11 @@ def test_it_is_said_who_stops_and_who_goes_on_as_whom(capsys: pytest.CaptureFixt
     PopulationRows(made(jaxrl.Halving(2)), quiet=False).log_decision(40, Verdict(ended=tuple(range(14))), is_new=True)
     said = "halving: 14 members stop here: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 ..."
     assert capsys.readouterr().out == f"       40 opts  {said}\n"
+
+
+def walked(params: Any, key: jax.Array) -> Evaluation:
+    """Score a strategy of `counting` by how far it has walked."""
+    return Evaluation(np.array([float(params.walk)]), np.array([1]), np.array([True]))
 
 
 def size_of(params: Any, key: jax.Array) -> Evaluation:
@@ -239,11 +200,6 @@ def test_in_memory_a_search_goes_on_to_the_same_end() -> None:
     trainer = Trainer(made(PBT), **{**LENGTH, "max_opts": 40}, quiet=True)
     trainer.train()
     assert told(trainer.train(max_opts=80)) == told(whole)
-    halved = Trainer(made(jaxrl.Halving(2)), **LENGTH, quiet=True)
-    first = halved.train()
-    assert told(halved.train()) == told(first)
-    with pytest.raises(SettingsError, match="max_opts is 160, but the rungs of this population follow from 80"):
-        halved.train(max_opts=160)
 
 
 def test_in_memory_a_loop_that_is_left_at_once_keeps_the_training_of_every_member() -> None:
@@ -270,8 +226,6 @@ def test_alone_without_a_gate_no_bit_of_a_member_changes(tmp_path: Path) -> None
     assert [m.status for m in halved.members].count("halved") == 3  # 5 -> 3 after 20, -> 2 after 40
     for a, b in zip(free.members, halved.members, strict=True):
         if b.status == "max_opts":
-            assert a.result is not None
-            assert b.result is not None
             assert state_digest(a.result.state) == state_digest(b.result.state)
     ended = [m for m in halved.members if m.status == "halved"]
     assert sorted(m.result.summary["opt_steps"] for m in ended if m.result) == [20, 20, 40]
@@ -279,16 +233,6 @@ def test_alone_without_a_gate_no_bit_of_a_member_changes(tmp_path: Path) -> None
     assert told(again) == told(halved)
     for member in ended:
         assert jaxrl.load_policy(tmp_path / "run", member=member.number)(np.zeros(4)) in (0, 1)
-
-
-@pytest.mark.slow
-def test_halving_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    whole = Trainer(made(jaxrl.Halving(2)), **LENGTH, run_dir=tmp_path / "whole", quiet=True).train()
-    for count, _ in enumerate(Trainer(made(jaxrl.Halving(2)), **LENGTH, run_dir=tmp_path / "cut", quiet=True)):
-        if count == 12:
-            break
-    cut = Trainer(made(jaxrl.Halving(2)), **LENGTH, run_dir=tmp_path / "cut", quiet=True, resume=True).train()
-    assert told(cut) == told(whole)
 
 
 def checkpoints(run: Path) -> dict[str, str]:
@@ -354,7 +298,24 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     return Searched(population, run, checkpoints(run), taken)
 
 
-@pytest.mark.every_day("20")
+def test_a_member_that_takes_over_is_its_parent_with_other_settings_and_randomness(searched: Searched) -> None:
+    keys = []
+    for row in lineage(searched.run):
+        step, parent = row["opt_steps"], row["parent"]
+        stores = (open_store(member_dir(searched.run, number), CHECKPOINTS) for number in (row["member"], parent))
+        own, other = (store.read(step)[0] for store in stores)
+        for path in own:
+            if path.startswith("state/agent/params/"):
+                np.testing.assert_array_equal(own[path], other[path])
+        assert own["state/agent/hyper/lr"] == np.float32(row["values"]["agent.lr"])
+        keys += [array.tobytes() for path, array in own.items() if path.startswith("state/key")]
+        told = json.dumps(rows_in(searched.run, row["member"]))
+        assert f"goes on as member {parent} stood after {step} optimisation steps" in told
+    assert len(keys) == len(lineage(searched.run)) > 4
+    assert len(set(keys)) == len(keys), "members share a seed, but none that took over shares a stream"
+
+
+@pytest.mark.every_day("40")
 @pytest.mark.parametrize("gate", [20, 40, 60])
 def test_killed_behind_a_gate_before_anyone_saves_again_it_comes_to_the_same_bits(
     searched: Searched, gate: int, tmp_path: Path
@@ -378,7 +339,7 @@ def test_scores_at_gates_outlive_the_logs_of_members(searched: Searched, tmp_pat
 def test_rows_under_another_members_number_are_told_and_all_go_on_as_themselves(
     searched: Searched, tmp_path: Path
 ) -> None:
-    run = searched.cut(40, tmp_path / "run")
+    run = searched.cut(60, tmp_path / "run")
     log = (run / "metrics.jsonl").read_text()
     for old, new in ((0, 9), (2, 0), (9, 2)):
         log = log.replace(f'{{"member": {old}, ', f'{{"member": {new}, ')
@@ -441,14 +402,13 @@ FAR = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("saves", ["--save-interval 1280 --keep 4", ""], ids=["an interval", "the time"])
-def test_killed_right_behind_each_gate_it_comes_to_the_same_bits(saves: str, tmp_path: Path) -> None:
+def test_killed_right_behind_each_gate_it_comes_to_the_same_bits(tmp_path: Path) -> None:
     """A gate is so far from the next save that the kill, at the first sight of a take-over, falls in between."""
     run, whole = tmp_path / "killed", tmp_path / "whole"
-    assert train.main([*FAR, *saves.split(), "--run-dir", str(whole)]) == 0
+    assert train.main([*FAR, "--run-dir", str(whole)]) == 0
     gates = sorted({row["opt_steps"] for row in lineage(whole)})
     assert len(gates) == 2
-    command = [*FAR, *saves.split(), "--run-dir", str(run)]
+    command = [*FAR, "--run-dir", str(run)]
     for gate in gates:
         process = subprocess.Popen([sys.executable, "-m", "jaxrl.train", *command], stdout=subprocess.DEVNULL)
         while not (run / "metrics.jsonl").exists() or gate not in {row["opt_steps"] for row in lineage(run)}:
@@ -457,12 +417,11 @@ def test_killed_right_behind_each_gate_it_comes_to_the_same_bits(saves: str, tmp
         process.kill()
         process.wait()
         stores = [open_store(member_dir(run, number), CHECKPOINTS) for number in range(4)]
-        steps = {step for store in stores for step in store.steps()}
-        assert max(steps) == gate
+        assert max(step for store in stores for step in store.steps()) == gate
         command = ["--resume", str(run)]
     assert train.main(command) == 0
-    kept = lambda run: {name: sha for name, sha in checkpoints(run).items() if saves or name.endswith(" 3840")}
-    assert kept(run) == kept(whole) != {}
+    ends = [{name: sha for name, sha in checkpoints(path).items() if name.endswith(" 3840")} for path in (run, whole)]
+    assert ends[0] == ends[1] != {}
     assert lineage(run) == lineage(whole)
 
 
@@ -471,7 +430,7 @@ def test_killed_right_behind_each_gate_it_comes_to_the_same_bits(saves: str, tmp
 def test_every_setting_of_an_agent_that_can_be_swept_can_be_moved(maker: object) -> None:
     env = jaxrl.make_env("Pendulum-v1" if maker is jaxrl.sac else "CartPole-v1")
     compose = jaxrl.on_policy if maker is jaxrl.ppo else jaxrl.off_policy
-    strategy = compose(env, maker(features=(4,)))  # type: ignore[operator]
+    strategy = compose(env, maker(features=(4,)))
     known = jaxrl.sweepable(strategy)
     state = jax.eval_shape(strategy.init, jax.random.key(0))
     zeros = jax.tree.map(lambda x: np.full(x.shape, 0.123, np.float32) if x.dtype == np.float32 else x, state)
@@ -499,31 +458,37 @@ def test_a_search_without_scores_is_refused(search: object, length: dict, error:
         Trainer(made(search), **{**LENGTH, **length})
 
 
-def test_members_that_cannot_take_each_others_places_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_members_that_cannot_take_each_others_places_are_refused() -> None:
     with pytest.raises(SettingsError, match="halving chooses among members, and there is one"):
         Trainer(made(jaxrl.Halving(), members=1), **LENGTH)
-    words = [word for word in ARGS if "log_uniform" not in word]
-    with pytest.raises(SettingsError, match="pbt cannot change rollout"):
-        train.main([*words[: words.index("--members")], "--sweep", "rollout=8,16", "--pbt", "20"])
-    with pytest.raises(SettingsError, match="pbt changes swept settings, and none is"):
-        train.main([*words[: words.index("--members")], "--seeds", "4", "--pbt", "20"])
+    single = ARGS[: ARGS.index("--members")]
+    for population, said in (
+        (["--sweep", "rollout=8,16", "--pbt", "20"], "pbt cannot change rollout"),
+        (["--seeds", "4", "--pbt", "20"], "pbt changes swept settings, and none is"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            train.main([*single, *population])
 
 
 def test_the_rungs_of_a_run_stay_where_they_were(tmp_path: Path) -> None:
-    Trainer(made(jaxrl.Halving(2)), **LENGTH, run_dir=tmp_path / "run", quiet=True).train()
-    longer = Trainer(made(jaxrl.Halving(2)), **{**LENGTH, "max_opts": 160}, run_dir=tmp_path / "run", resume=True)
-    with pytest.raises(SettingsError, match=r"max_opts is 160, but the rungs of .* follow from 80"):
-        longer.train()
-    shorter = Trainer(made(jaxrl.Halving(2)), **LENGTH, max_env_steps=300, run_dir=tmp_path / "run", resume=True)
-    with pytest.raises(SettingsError, match=r"max_env_steps is 300, but the rungs of .* follow from 0"):
-        shorter.train()
+    population = jaxrl.population(counting(), seeds=4, search=jaxrl.Halving(2))
+    settings = {"eval_interval": 20, "evaluator": walked, "run_dir": tmp_path / "run", "quiet": True}
+    trainer = Trainer(population, **settings, max_opts=80)
+    trainer.train()
+    with pytest.raises(SettingsError, match="max_opts is 160, but the rungs of this population follow from 80"):
+        trainer.train(max_opts=160)
+    for other, said in (
+        ({"max_opts": 160}, "max_opts is 160, but the rungs of .* follow from 80"),
+        ({"max_env_steps": 70}, "max_env_steps is 70, but the rungs of .* follow from 0"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            Trainer(population, **{**settings, "max_opts": 80, **other}, resume=True).train()
 
 
 def test_halving_ends_members_before_the_limit_of_environment_steps_does() -> None:
     """Of 4 members 2 go on after a quarter of the 40 steps that they have, and 1 after half of them."""
     population = jaxrl.population(counting(), seeds=4, search=jaxrl.Halving(2))
-    score = lambda params, key: Evaluation(np.array([float(params.walk)]), np.array([1]), np.array([True]))
     length = {"max_opts": 1_000, "max_env_steps": 40, "eval_interval": 10}
-    result = Trainer(population, **length, evaluator=score, quiet=True).train()
+    result = Trainer(population, **length, evaluator=walked, quiet=True).train()
     ends = sorted((m.result.summary["opt_steps"], m.status) for m in result.members if m.result)
     assert ends == [(10, "halved"), (10, "halved"), (20, "halved"), (40, "max_env_steps")]

@@ -8,14 +8,16 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from toys_runs import rows_in
+from toys_runs import rows_about_all
 from toys_trainer import small_dqn
 
 import jaxrl
 from jaxrl.cli.config import parse
-from jaxrl.strategies.population import PopulationLayout, resolve_layout
+from jaxrl.strategies.population import Population, PopulationLayout, resolve_layout
 from jaxrl.training.population.scores import PopulationResult
+from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import state_digest
+from jaxrl.training.storage.run_dir import member_dir
 from jaxrl.training.trainer import Trainer
 from jaxrl.xla import forms
 
@@ -25,9 +27,12 @@ STRATEGY = small_dqn()
 """One for all tests, compiled once."""
 
 
-def train(layout: str = "together", sweep: Any = None, **how: Any) -> PopulationResult:
-    made = jaxrl.population(STRATEGY, seeds=2, sweep=sweep or SWEEP, layout=layout)
-    result: PopulationResult = Trainer(made, quiet=True, **{**LENGTH, **how}).train()
+def made(layout: str = "together") -> Population:
+    return jaxrl.population(STRATEGY, seeds=2, sweep=SWEEP, layout=layout)
+
+
+def train(layout: str = "together", **how: Any) -> PopulationResult:
+    result: PopulationResult = Trainer(made(layout), quiet=True, **{**LENGTH, **how}).train()
     return result
 
 
@@ -40,81 +45,83 @@ def whole() -> PopulationResult:
     return train()
 
 
+def require_close(one: PopulationResult, other: PopulationResult) -> None:
+    """Fail unless members are the same but for rounding, which the product of several at once does otherwise."""
+    for a, b in zip(one.members, other.members, strict=True):
+        ours, theirs = a.result.state, b.result.state
+        for x, y in zip(*(jax.tree.leaves(state.agent.params) for state in (ours, theirs)), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(*(jax.random.key_data(state.key) for state in (ours, theirs)))
+        assert a.result.summary["opt_steps"] == b.result.summary["opt_steps"]
+
+
 @pytest.mark.slow
 def test_members_are_close_to_the_runs_that_they_would_be_alone(whole: PopulationResult) -> None:
-    """After 60 updates, from the same randomness: all that rounds otherwise is the product of several at once."""
-    alone = train("spread")
-    for one, other in zip(whole.members, alone.members, strict=True):
-        assert one.result is not None
-        assert other.result is not None
-        pairs = zip(*(jax.tree.leaves(r.result.state.agent.params) for r in (one, other) if r.result), strict=True)
-        for a, b in pairs:
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-        key = lambda r: np.asarray(jax.random.key_data(r.state.key))
-        np.testing.assert_array_equal(key(one.result), key(other.result))
-        assert one.result.summary["opt_steps"] == other.result.summary["opt_steps"] == 60
+    """After 60 updates, from the same randomness."""
+    require_close(whole, train("spread"))
 
 
-@pytest.mark.slow
-def test_bits_are_the_same_over_repeats_calls_and_resumptions(whole: PopulationResult, tmp_path: Path) -> None:
-    assert digests(train(max_chunk=7)) == digests(whole)
-    begun = train(max_opts=20, run_dir=tmp_path / "run")
-    assert set(digests(begun)).isdisjoint(digests(whole))
-    gone_on = train(run_dir=tmp_path / "run", resume=True)
-    assert digests(gone_on) == digests(whole)
-    assert [m.last_score for m in gone_on.members] == [m.last_score for m in whole.members]
-    population = rows_in(tmp_path / "run")
-    assert [row["opt_steps"] for row in population if row["kind"] == "population"] == [20, 40, 60]
+def spoil(number: int) -> dict[str, Any]:
+    """Return settings by which a member gets parameters that are no numbers between its saves after 20 and 40 steps."""
+    still = [number]
+
+    def look(trainer: Any, row: dict[str, Any]) -> None:
+        if row["opt_steps"] == 30 and int(Path(trainer.config.run_dir).name) in still:
+            still.clear()
+            nan = jax.tree.map(lambda x: x * np.nan, trainer.state.agent.params)
+            trainer.state = trainer.state._replace(agent=trainer.state.agent._replace(params=nan))
+
+    return {"hooks": jaxrl.Hooks(record=look), "record_interval": 30, "max_skips": 3}
 
 
 def test_one_that_goes_back_to_a_checkpoint_catches_up_and_changes_no_other(
     whole: PopulationResult, tmp_path: Path
 ) -> None:
-    """Member 3 gets parameters that are no numbers: its updates are skipped, it goes back to 20, and on from there."""
-    made = jaxrl.population(STRATEGY, seeds=2, sweep=SWEEP, layout="together")
-    trainer = Trainer(made, **LENGTH, quiet=True, max_skips=3, run_dir=tmp_path / "run")
-    for number, report in trainer:
-        if (number, report.opt_steps) == (3, 20):
-            member = trainer._runs[number].trainer
-            assert member is not None
-            spoilt = jax.tree.map(lambda x: x * np.nan, member.state.agent.params)
-            member.state = member.state._replace(agent=member.state.agent._replace(params=spoilt))
-    result = trainer.result()
+    result = train(**spoil(3), run_dir=tmp_path / "run")
     assert digests(result)[:3] == digests(whole)[:3]
     assert digests(result)[3] != digests(whole)[3]
     last = result.members[3].result
-    assert last is not None
     assert (last.summary["opt_steps"], last.summary["rollbacks"]) == (60, 1)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(last.state.agent.params))
 
 
-def test_one_that_stops_keeps_what_it_had_and_the_others_go_on(whole: PopulationResult) -> None:
-    short = digests(train(max_opts=20))
-    made = jaxrl.population(STRATEGY, seeds=2, sweep=SWEEP, layout="together")
-    trainer = Trainer(made, **LENGTH, quiet=True)
-    stopped = None
-    for number, report in trainer:
-        if stopped is None and report.opt_steps == 20:
-            stopped = number
-            member = trainer._runs[number].trainer
-            assert member is not None
-            member.interrupt = jaxrl.Interrupt()
-            member.interrupt.stop("enough")
-    found = digests(trainer.result())
-    assert stopped is not None
-    for number, digest in enumerate(found):
-        assert digest == (short if number == stopped else digests(whole))[number]
+def test_one_that_diverges_is_frozen_and_the_others_go_on(whole: PopulationResult, tmp_path: Path) -> None:
+    how = {**spoil(1), "max_rollbacks": 0, "run_dir": tmp_path / "run"}
+    others = [digest for number, digest in enumerate(digests(whole)) if number != 1]
+    for resume in (False, True):  # it stays so
+        result = train(**how, resume=resume)
+        assert [member.status for member in result.members] == ["max_opts", "diverged", "max_opts", "max_opts"]
+        assert result.members[1].result is None
+        assert digests(result) == others
+
+
+def test_those_that_stop_keep_and_save_what_they_had_and_the_others_go_on(
+    whole: PopulationResult, tmp_path: Path
+) -> None:
+    ends = iter([True, False, True, False])
+    stop = lambda report: report.opt_steps == 20 and next(ends)
+    result = train(stop=stop, workers=1, run_dir=tmp_path / "run")
+    at_20 = digests(train(max_opts=20))
+    opts = [member.result.summary["opt_steps"] for member in result.members if member.result is not None]
+    assert sorted(opts) == [20, 20, 60, 60]
+    expected = [(at_20 if steps == 20 else digests(whole))[number] for number, steps in enumerate(opts)]
+    assert digests(result) == expected
+    for number, steps in enumerate(opts):
+        store = open_store(member_dir(tmp_path / "run", number), CHECKPOINTS)
+        assert store.steps()[-1] == steps
+        weights = store.read(steps)[0]["state/agent/params/params/Dense_0/kernel"]
+        state = result.members[number].result.state
+        assert np.array_equal(weights, state.agent.params["params"]["Dense_0"]["kernel"])
 
 
 @pytest.mark.slow
 def test_a_search_decides_as_before_and_copies_are_exact() -> None:
     how = {"seeds": 4, "sweep": {"agent.lr": [1e-3]}, "layout": "together"}
-    made = lambda search: jaxrl.population(STRATEGY, **how, search=search)
-    halved = Trainer(made(jaxrl.Halving(2)), **LENGTH, quiet=True).train()
+    searched = lambda search: Trainer(jaxrl.population(STRATEGY, **how, search=search), **LENGTH, quiet=True).train()
+    halved = searched(jaxrl.Halving(2))
     assert sorted(m.status for m in halved.members) == ["halved"] * 3 + ["max_opts"]
-    steps = sorted(m.result.summary["opt_steps"] for m in halved.members)
-    assert steps == [20, 20, 40, 60]
-    copied = [Trainer(made(jaxrl.PBT(20, share=0.5)), **LENGTH, quiet=True).train() for _ in range(2)]
+    assert sorted(m.result.summary["opt_steps"] for m in halved.members) == [20, 20, 40, 60]
+    copied = [searched(jaxrl.PBT(20, share=0.5)) for _ in range(2)]
     assert digests(copied[0]) == digests(copied[1])
     assert len(set(digests(copied[0]))) == 4
     assert [m.parent for m in copied[0].members] == [m.parent for m in copied[1].members]
@@ -122,8 +129,8 @@ def test_a_search_decides_as_before_and_copies_are_exact() -> None:
 
 @pytest.mark.slow
 def test_a_width_makes_several_programs_of_which_the_last_is_as_wide() -> None:
-    made = jaxrl.population(STRATEGY, seeds=3, layout="together", width=2)
-    trainer = Trainer(made, **{**LENGTH, "max_opts": 20}, quiet=True)
+    members = jaxrl.population(STRATEGY, seeds=3, layout="together", width=2)
+    trainer = Trainer(members, **{**LENGTH, "max_opts": 20}, quiet=True)
     result = trainer.train()
     assert len(trainer._places.teams) == 2
     assert len(set(digests(result))) == 3
@@ -156,34 +163,16 @@ def test_layouts_that_cannot_be_are_refused(layout: dict, said: str) -> None:
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize("left", [7, pytest.param(40, marks=pytest.mark.slow)])
-def test_stopped_anywhere_it_goes_on_to_the_same_bits(left: int, whole: PopulationResult, tmp_path: Path) -> None:
-    """The first that has made `left` iterations asks all to stop; others may be a call behind."""
+def test_stopped_anywhere_it_goes_on_to_the_same_bits(whole: PopulationResult, tmp_path: Path) -> None:
+    """The first that has made 7 iterations asks all to stop; others may be a call behind."""
     stop = jaxrl.Interrupt()
-    hooks = jaxrl.Hooks(chunk=lambda trainer, _: stop.stop("enough") if trainer.ledger.t >= left else None)
-    made = jaxrl.population(STRATEGY, seeds=2, sweep=SWEEP, layout="together")
-    how = {**LENGTH, "quiet": True, "run_dir": tmp_path / "run"}
-    cut = Trainer(made, **how, max_chunk=5, hooks=hooks, interrupt=stop).train()
+    hooks = jaxrl.Hooks(chunk=lambda trainer, _: stop.stop("enough") if trainer.ledger.t >= 7 else None)
+    cut = train(run_dir=tmp_path / "run", max_chunk=5, hooks=hooks, interrupt=stop)
     assert {member.status for member in cut.members} == {"enough"}
-    assert digests(train(run_dir=tmp_path / "run", resume=True)) == digests(whole)
-
-
-def test_one_that_diverges_is_frozen_and_the_others_go_on(whole: PopulationResult, tmp_path: Path) -> None:
-    """Member 1 gets parameters that are no numbers, and may not go back to a checkpoint."""
-    made = jaxrl.population(STRATEGY, seeds=2, sweep=SWEEP, layout="together")
-    how = {**LENGTH, "quiet": True, "max_skips": 3, "max_rollbacks": 0, "run_dir": tmp_path / "run"}
-    trainer = Trainer(made, **how)
-    for number, report in trainer:
-        if (number, report.opt_steps) == (1, 20):
-            member = trainer._runs[1].trainer
-            assert member is not None
-            spoilt = jax.tree.map(lambda x: x * np.nan, member.state.agent.params)
-            member.state = member.state._replace(agent=member.state.agent._replace(params=spoilt))
-    others = [digest for number, digest in enumerate(digests(whole)) if number != 1]
-    for result in (trainer.result(), Trainer(made, **how, resume=True).train()):  # it stays so
-        assert [member.status for member in result.members] == ["max_opts", "diverged", "max_opts", "max_opts"]
-        assert result.members[1].result is None
-        assert digests(result) == others
+    gone_on = train(run_dir=tmp_path / "run", max_chunk=7, resume=True)
+    assert digests(gone_on) == digests(whole)
+    assert [m.last_score for m in gone_on.members] == [m.last_score for m in whole.members]
+    assert [row["opt_steps"] for row in rows_about_all(tmp_path / "run")] == [20, 40, 60]
 
 
 @pytest.mark.slow
@@ -191,17 +180,13 @@ def test_ppo_trains_together_as_well_close_to_alone_and_the_same_again() -> None
     strategy = jaxrl.on_policy(
         jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(8,)), num_envs=2, rollout=8, epochs=1, minibatches=2
     )
-    made = lambda layout: jaxrl.population(strategy, seeds=3, layout=layout)
     length = {"max_opts": 12, "eval_interval": 6, "eval_episodes": 2, "quiet": True}
-    once, again, alone = (Trainer(made(name), **length).train() for name in ("together", "together", "spread"))
+    layouts = ("together", "together", "spread")
+    members = [jaxrl.population(strategy, seeds=3, layout=layout) for layout in layouts]
+    once, again, alone = (Trainer(population, **length).train() for population in members)
     assert digests(once) == digests(again)
     assert len(set(digests(once))) == 3
-    for one, other in zip(once.members, alone.members, strict=True):
-        assert one.result is not None
-        assert other.result is not None
-        pairs = zip(*(jax.tree.leaves(r.state.agent.params) for r in (one.result, other.result)), strict=True)
-        for a, b in pairs:
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    require_close(once, alone)
 
 
 DEVICES = """
@@ -212,37 +197,31 @@ jax.config.update("jax_num_cpu_devices", 3)
 import jaxrl
 from toys_trainer import small_dqn
 from jaxrl.training.storage.leaves import state_digest
-strategy = small_dqn()
 length = {"max_opts": 20, "eval_interval": 20, "eval_episodes": 3, "quiet": True}
-for layout in ({"layout": "spread"}, {"layout": "together", "width": 2}):
-    made = jaxrl.population(strategy, seeds=5, **layout)
-    for devices in (1, 3):
-        result = jaxrl.Trainer(made, **length, devices=devices).train()
-        print([state_digest(m.result.state) for m in result.members], [m.last_score for m in result.members])
-    longer, where = {**length, "max_opts": 40}, f"{sys.argv[2]}/{layout['layout']}"
-    jaxrl.Trainer(made, **length, devices=3, run_dir=where).train()
-    on = jaxrl.Trainer(made, **longer, devices=2, run_dir=where, resume=True).train()
-    once = jaxrl.Trainer(made, **longer).train()
-    print(*([state_digest(m.result.state) for m in result.members] for result in (on, once)), sep=" and ")
-for layout, devices in (({"layout": "together"}, 3), ({"layout": "spread"}, 4)):
+longer = {**length, "max_opts": 40}
+made = jaxrl.population(small_dqn(), seeds=5, layout="together", width=2)
+told = lambda result: [(state_digest(m.result.state), m.last_score) for m in result.members]
+for devices in (1, 3):
+    print(told(jaxrl.Trainer(made, **length, devices=devices).train()))
+jaxrl.Trainer(made, **length, devices=3, run_dir=sys.argv[2]).train()
+print(told(jaxrl.Trainer(made, **longer, devices=2, run_dir=sys.argv[2], resume=True).train()))
+print(told(jaxrl.Trainer(made, **longer).train()))
+for layout, devices in (("together", 3), ("spread", 4)):
     try:
-        jaxrl.Trainer(jaxrl.population(strategy, seeds=5, **layout), **length, devices=devices)
+        jaxrl.Trainer(jaxrl.population(small_dqn(), seeds=5, layout=layout), **length, devices=devices)
     except jaxrl.SettingsError as error:
         print(error)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # of members that are spread, reliability/test_shards does it
 def test_bits_of_a_member_do_not_depend_on_the_number_of_devices(tmp_path: Path) -> None:
     """Not where it runs on one or on three, nor where it begins on three and is resumed on two."""
-    command = [sys.executable, "-c", DEVICES, str(Path(__file__).parents[1]), str(tmp_path)]
+    command = [sys.executable, "-c", DEVICES, str(Path(__file__).parents[1]), str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    spread_1, spread_3, spread_on, together_1, together_3, together_on, *refused = done.stdout.splitlines()
-    one_program, missing = refused
-    assert spread_1 == spread_3
-    assert together_1 == together_3 != spread_1
-    for resumed, at_once in (spread_on.split(" and "), together_on.split(" and ")):
-        assert resumed == at_once
+    on_1, on_3, resumed, at_once, one_program, missing = done.stdout.splitlines()
+    assert on_1 == on_3
+    assert resumed == at_once != on_1
     assert "members train together in 1 program, each on one device; set width to 1" in one_program
     assert missing.startswith("devices is 4, but JAX has 3 here")

@@ -1,4 +1,4 @@
-"""Sessions with every kind of replay and agent: they learn, go on to the same bits, and push what a trainer would."""
+"""Sessions with every kind of replay, rollout and agent: they learn what a trainer does, and go on to the same bits."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from toys_envs import counting
-from toys_session import BOX, Script, digest, drive, drive_as_trainer, small
+from toys_session import BOX, Script, beside_trainer, digest, drive, fresh_policy, small
 
 import jaxrl
 from jaxrl.spaces import Box
@@ -26,14 +26,8 @@ KINDS: dict[str, dict[str, Any]] = {
 """What differs from the usual small session: DQN over three steps with uniform replay."""
 
 
-ORDINARY = ("rainbow",)
-"""Those of which the others are parts, or near kin."""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[] if kind in ORDINARY else pytest.mark.slow) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_it_learns_and_a_resumed_session_goes_on_to_the_same_bits(kind: str, tmp_path: Path) -> None:
     settings, script = {"run_dir": str(tmp_path / "run"), **KINDS[kind]}, Script()
     whole = small(**KINDS[kind])
@@ -56,72 +50,81 @@ def test_it_learns_and_a_resumed_session_goes_on_to_the_same_bits(kind: str, tmp
         assert any(jax.tree.leaves(learnt))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+# --- what a trainer does ------------------------------------------------------------------------------------------
+
+
+def require_close(ours: Any, theirs: Any, rtol: float = 2e-4, atol: float = 2e-5) -> None:
+    """Fail unless two trees are the same but for rounding, which two programs may do differently."""
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+def with_box(env: jaxrl.Env) -> jaxrl.Env:
+    return env._replace(spec=env.spec._replace(action_space=Box(-2.0, 2.0, (1,))))
+
+
+SEQUENCES = {"sequence": 4, "burn_in": 2}
+DQN = jaxrl.dqn(features=(8,), epsilon_decay=8, target_interval=3)
+GRU_DQN = jaxrl.dqn(features=(8,), epsilon_decay=8, target_interval=3, core="gru", **SEQUENCES)
+GRU_SAC = jaxrl.sac(features=(8,), core="gru", core_features=8, **SEQUENCES)
+REPLAYS: dict[str, dict[str, Any]] = {
+    "dqn": {"processor": STACKED},
+    "an update a step": {"num_envs": 1, "opt_interval": 1, "processor": jaxrl.n_step(2)},
+    "greedy warm-up": {"num_envs": 4, "processor": jaxrl.n_step(1), "random_warmup": False},
+    "two updates a step": {"num_envs": 4, "opt_interval": 2, "processor": jaxrl.n_step(2)},
+    "gru": {"agent": GRU_DQN, "processor": jaxrl.n_step(1)},
+    "gru for each": {"agent": GRU_SAC, "processor": jaxrl.n_step(1)},  # of an actor and two critics
+    **KINDS,
+}
+
+
+@pytest.mark.every_day("dqn")
+@pytest.mark.parametrize("kind", REPLAYS)
 def test_it_pushes_and_learns_what_a_trainer_does(kind: str) -> None:
-    settings = {**KINDS[kind]}
-    env, agent = counting(length=5), jaxrl.dqn(features=(8,), epsilon_decay=8)
-    if settings.pop("spec", None):
-        env = env._replace(spec=env.spec._replace(action_space=Box(-2.0, 2.0, (1,))))
-    parts = {"buffer": jaxrl.uniform(48, 8), "processor": jaxrl.n_step(3), **settings}
-    agent, counts = parts.pop("agent", agent), {"num_envs": 2, "opt_interval": 4, "warmup": 24}
-    strategy = jaxrl.off_policy(env, agent, **parts, **counts)
-    session = jaxrl.Session(env, agent, **parts, **counts, seed=7, max_opts=100)
-    state = jax.jit(strategy.init)(jax.random.key(7))
-    step = jax.jit(lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t)[0])
-    iterations = 12  # until the buffer has begun to be written over
-    for t in range(iterations):
-        state = step(state, np.uint32(t))
-    env_steps = strategy.warmup_env_steps + iterations * strategy.env_steps_per_step
-    drive_as_trainer(session, env, 7, env_steps // 2)
-    ours, theirs = session._now.state, state
-    rounded = ("action",) if env.spec.action_space != counting().spec.action_space else ()
+    usual = {"buffer": jaxrl.uniform(48, 8), "processor": jaxrl.n_step(3), "num_envs": 2, "opt_interval": 4}
+    parts = {**usual, "warmup": 24, **REPLAYS[kind]}
+    env, agent = counting(length=5), parts.pop("agent", DQN)
+    has_box = parts.pop("spec", None) is not None
+    # Twelve iterations: until the buffer has begun to be written over.
+    session, theirs, _, _ = beside_trainer(with_box(env) if has_box else env, agent, 12, **parts)
+    ours = session._now.state
     for name in theirs.buffer.items._fields:
-        for a, b in zip(*(jax.tree.leaves(getattr(x.buffer.items, name)) for x in (ours, theirs)), strict=True):
-            # Two programs may round differently, and a real action is computed.
-            np.testing.assert_allclose(a, b, rtol=0, atol=2e-3 if name in rounded else 0)
+        computed = {"atol": 2e-3} if has_box and name == "action" else {"atol": 0.0}
+        close = {} if "gru" in kind else {"rtol": 0.0, **computed}
+        require_close(getattr(ours.buffer.items, name), getattr(theirs.buffer.items, name), **close)
     if hasattr(theirs.buffer, "sums"):
-        np.testing.assert_allclose(ours.buffer.sums[0], theirs.buffer.sums[0], rtol=1e-3)
+        require_close(ours.buffer.sums[0], theirs.buffer.sums[0], rtol=1e-3, atol=0.0)
         assert len(np.unique(theirs.buffer.sums[0])) > 8  # updates have told priorities
-    for a, b in zip(jax.tree.leaves(ours.agent), jax.tree.leaves(theirs.agent), strict=True):
-        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
+    require_close(ours.agent, theirs.agent, **({"rtol": 2e-3, "atol": 2e-4} if kind in KINDS else {}))
 
 
-@pytest.mark.slow
-def test_a_gymnasium_vector_that_resets_itself_is_driven_live() -> None:
-    """With the autoreset mode `SAME_STEP` the true successor of a last step is in `final_obs`."""
-    gymnasium = pytest.importorskip("gymnasium")
-    mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
-    envs = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync", vector_kwargs=mode)
-    told, episodes = [], list[Any]()
-    session = jaxrl.Session(
-        envs,
-        jaxrl.dqn(features=(8,), epsilon_decay=20),
-        buffer=jaxrl.uniform(200, 16),
-        num_envs=2,
-        opt_interval=2,
-        warmup=20,
-        max_opts=40,
-        hooks=jaxrl.SessionHooks(episode=episodes.append),
-    )
-    obs, _ = envs.reset(seed=0)
-    while not session.is_done:
-        action = session.act(obs)
-        assert action in envs.action_space
-        before = obs
-        obs, reward, terminated, truncated, info = envs.step(action)
-        successor, ended = obs.copy(), terminated | truncated
-        for i in np.flatnonzero(ended):
-            successor[i] = info["final_obs"][i]
-        session.observe(reward, successor, terminated, truncated)
-        told.append((before, successor, terminated))
-    envs.close()
-    items, steps = session._now.state.buffer.items, len(told)
-    obs, successor, terminated = (np.concatenate(column) for column in zip(*told, strict=True))
-    np.testing.assert_array_equal(items.obs[: 2 * steps], obs)
-    np.testing.assert_array_equal(items.next_obs[: 2 * steps], successor)
-    np.testing.assert_array_equal(items.discount[: 2 * steps] == 0, terminated)
-    assert len(episodes) == terminated.sum() > 0
-    fallen = np.abs(successor[:, [0, 2]]) > (2.4, 12 * 2 * np.pi / 360)
-    np.testing.assert_array_equal(fallen.any(axis=1), terminated)  # what is called an end looks like one
-    assert session.summary()["skipped_updates"] == 0
+PPO = jaxrl.ppo(features=(8,))
+TAUGHT = jaxrl.ppo(features=(), teacher_coef=0.5, target_kl=1e-4)
+ROLLOUTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "ppo": (jaxrl.ppo(features=(8,), target_kl=1e-4), {}),
+    "recurrent ppo": (jaxrl.ppo(features=(8,), core="gru", core_features=4), {}),
+    "ppo in a box": (PPO, {"env": with_box(counting(length=3))}),
+    "a2c": (jaxrl.a2c(features=(8,)), {"epochs": 1, "minibatches": 1}),
+    "pqn": (jaxrl.pqn(features=(8,), epsilon_decay=8), {}),
+    "reppo": (jaxrl.reppo(features=(8,)), {}),
+    "reinforce": (jaxrl.reinforce(features=(8,)), {"num_envs": 1, "epochs": 1}),
+    "taught": (TAUGHT, {"core": "none"}),
+    "taught by one with a memory": (TAUGHT, {"core": "gru"}),  # which forgets where episodes end
+}
+
+
+@pytest.mark.every_day("ppo")
+@pytest.mark.parametrize("kind", ROLLOUTS)
+def test_it_learns_from_rollouts_what_a_trainer_does(kind: str) -> None:
+    """Episodes of 3 and rollouts of 4 steps: ends fall on every place of a rollout, its last among them."""
+    agent, more = ROLLOUTS[kind]
+    parts = {"env": counting(length=3), "num_envs": 2, "rollout": 4, "epochs": 2, "minibatches": 2, **more}
+    env, core = parts.pop("env"), parts.pop("core", None)
+    if core is not None:
+        parts["teacher"] = fresh_policy(env.spec, jaxrl.ppo(features=(), core=core, core_features=4))
+    session, theirs, told, metrics = beside_trainer(env, agent, 6, **parts)
+    require_close(session._now.state.agent, theirs.agent)
+    if core is not None:
+        kl = metrics["teacher_kl"].sum / metrics["teacher_kl"].count
+        assert kl > 1e-3
+        np.testing.assert_allclose(told["teacher_kl"], kl, rtol=1e-3)

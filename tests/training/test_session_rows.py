@@ -1,6 +1,7 @@
 """The log of a session: what its rows say, and that none is doubled or lost however the session is cut."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +60,19 @@ def test_rows_tell_of_the_time_since_the_last_one(tmp_path: Path) -> None:
     assert speed > 0
 
 
-def test_scores_are_rows_and_several_may_be_told_at_one_step(tmp_path: Path) -> None:
+def test_scores_are_rows_of_which_only_a_greater_finite_one_is_best(tmp_path: Path) -> None:
+    scores = [3.0, math.nan, math.inf, 3.0, 2.0, 3.5]
     with small(run_dir=str(tmp_path), record_interval=0) as session:
         drive(session, Script(), 20)
-        for score in (3.0, float("nan"), 3.5):
-            session.evaluate_score(score)
+        best = [session.evaluate_score(score) for score in scores]
+    assert (best, session.best_score) == ([True, False, False, False, False, True], 3.5)
     told = rows(tmp_path, "eval")
-    assert [(row["eval_reward"], row["is_best"]) for row in told] == [(3.0, True), (None, False), (3.5, True)]
+    assert [row["is_best"] for row in told] == best
+    assert [row["eval_reward"] for row in told] == [score if math.isfinite(score) else None for score in scores]
     assert {(row["opt_steps"], row["env_steps"]) for row in told} == {(session.opt_steps, 40)}
     assert rows(tmp_path, "train") == []
     assert log_problems(tmp_path, "metrics.jsonl") == []
-    notes = [row["message"] for row in rows(tmp_path, "event")]
-    assert any("the training state takes" in note for note in notes)
+    assert any("the training state takes" in row["message"] for row in rows(tmp_path, "event"))
 
 
 def test_a_score_told_after_a_row_of_its_step_has_the_returns_of_that_row(tmp_path: Path) -> None:
@@ -99,24 +101,22 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]
     return rows(run, "train"), digest(session)
 
 
-def test_how_often_rows_are_written_changes_no_bit_of_the_training(whole: Any) -> None:
-    session, script = small(record_interval=0), Script()
-    drive(session, script, 44)
-    other = small(record_interval=7)
-    drive(other, Script(), 44)
-    agents = [each._now.state.agent.params for each in (session, other)]
-    np.testing.assert_array_equal(*(np.asarray(vector_of(agent)) for agent in agents))
+def test_how_often_rows_are_written_changes_no_bit_of_the_training() -> None:
+    agents = []
+    for interval in (0, 7):
+        session = small(record_interval=interval)
+        drive(session, Script(), 44)
+        agents.append(np.asarray(vector_of(session._now.state.agent.params)))
+    np.testing.assert_array_equal(*agents)
 
 
-# Within an interval, of 5 and of 9 optimisation steps.
-@pytest.mark.parametrize("stop", [18, pytest.param(26, marks=pytest.mark.slow)])
-def test_a_resumed_session_goes_on_with_its_rows(stop: int, whole: Any, tmp_path: Path) -> None:
+def test_a_resumed_session_goes_on_with_its_rows(whole: Any, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"run_dir": str(tmp_path), "record_interval": EVERY}
     script = Script()
     with small(**settings) as session:
-        drive(session, script, stop)
+        drive(session, script, 18)  # within an interval, of 5 optimisation steps
     with small(**settings, resume=True) as session:
-        drive(session, script, 44 - stop)
+        drive(session, script, 26)
     assert (rows(tmp_path, "train"), digest(session)) == whole
     assert rows(tmp_path, "event")[-1]["event"] == "resume"
 
@@ -167,6 +167,17 @@ def test_rows_have_what_was_chosen_of_what_is_noted(tmp_path: Path) -> None:
     }
     assert not [name for name in second if name.startswith("info/")]
     assert session.summary()["battery_sum"] == 0.75
+
+
+def test_recorders_of_ones_own_get_the_rows_of_the_log_and_no_others_are_there(tmp_path: Path) -> None:
+    with_log, alone = jaxrl.MemoryRecorder(), jaxrl.MemoryRecorder()
+    for recorder, run_dir in ((with_log, str(tmp_path)), (alone, None)):
+        with single(recorders=[recorder], run_dir=run_dir, record_interval=EVERY) as session:
+            drive(session, Script(1), 16)
+            session.evaluate_score(1.0)
+    assert timeless(with_log.rows) == rows(tmp_path)
+    assert [row["kind"] for row in alone.rows if row["kind"] != "event"] == ["train", "eval"]
+    assert not (tmp_path / "tensorboard").exists()
 
 
 def test_a_session_tells_its_speed() -> None:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from toys_envs import counting
 from toys_runs import rows_in
-from toys_session import Script, digest, drive, single, small
+from toys_session import PARTS, Script, digest, drive, single, small
 
 import jaxrl
 from jaxrl.errors import DivergedError
 from jaxrl.strategies.guard import reseed
+from jaxrl.training.session import session as module
 from jaxrl.training.session.state import shapes_of
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import state_digest
@@ -47,17 +48,19 @@ def spoil(session: jaxrl.Session) -> None:
     raise AssertionError("it never went back")
 
 
-def rows(run: Path) -> list[dict[str, Any]]:
-    return rows_in(run)
-
-
 def events(run: Path) -> list[tuple[str, int]]:
-    return [(row["event"], row["opt_steps"]) for row in rows(run) if row["kind"] == "event" and row["event"] != "note"]
+    rows = rows_in(run)
+    return [(row["event"], row["opt_steps"]) for row in rows if row["kind"] == "event" and row["event"] != "note"]
 
 
 def metadata(run: Path) -> dict[str, Any]:
     told: dict[str, Any] = json.loads((run / "metadata.json").read_text())
     return told
+
+
+def is_healthy(run: Path) -> bool:
+    """Return what the newest checkpoint says."""
+    return bool(Store(run / "checkpoints", 3).newest_facts()[1]["healthy"])
 
 
 # --- stopping ---
@@ -73,7 +76,7 @@ def test_a_score_at_stop_reward_ends_it_with_a_row_and_a_checkpoint(tmp_path: Pa
         session.evaluate_score(2.0)
         assert session.is_done
     assert session.summary()["stop"] == metadata(tmp_path)["status"] == "stop_reward"
-    told = [(row["kind"], row["opt_steps"]) for row in rows(tmp_path) if row["kind"] != "event"]
+    told = [(row["kind"], row["opt_steps"]) for row in rows_in(tmp_path) if row["kind"] != "event"]
     assert told == [("train", 5), ("eval", 5), ("eval", 5), ("eval", 7), ("train", 7)]
     assert Store(tmp_path / "checkpoints", 1).steps() == [7]
     # As a trainer's, it goes on if it is told to, until the next score.
@@ -99,9 +102,7 @@ def test_scores_without_a_new_best_end_it_also_where_it_was_resumed_between_them
 
 @pytest.mark.parametrize("limit", [1, 30, 50, 51])
 def test_environment_steps_end_it_where_a_trainer_ends(limit: int) -> None:
-    counts: dict[str, Any] = {"num_envs": 2, "opt_interval": 4, "warmup": 20}
-    parts = {"buffer": jaxrl.uniform(40, batch_size=8), "processor": jaxrl.n_step(3)}
-    strategy = jaxrl.off_policy(counting(), jaxrl.dqn(), **parts, **counts)
+    strategy = jaxrl.off_policy(counting(), **PARTS, num_envs=2, opt_interval=4, warmup=20)
     schedule = jaxrl.TrainerConfig(max_env_steps=limit).schedule(strategy)
     session, script = small(max_env_steps=limit), Script()
     while not session.is_done:
@@ -111,28 +112,13 @@ def test_environment_steps_end_it_where_a_trainer_ends(limit: int) -> None:
     assert session.env_steps >= limit
     assert session.summary()["stop"] == "max_env_steps"
     with pytest.raises(jaxrl.SettingsError, match=f"act was called after max_env_steps {limit} was reached"):
-        session.act(script.obs(session.ended))
+        drive(session, script, 1)
 
 
 def test_with_one_environment_and_an_update_a_step_it_ends_at_just_that_step() -> None:
     session = single(max_env_steps=33)
-    while not session.is_done:
-        take(session)
+    take_all(session, 1.0)
     assert session.env_steps == 33
-
-
-@pytest.mark.parametrize(
-    ("message", "settings"),
-    [
-        ("patience is -1", {"patience": -1}),
-        ("max_rollbacks is 0.5", {"max_rollbacks": 0.5}),
-        ("max_env_steps is -3", {"max_env_steps": -3}),
-        ("stop_reward is 'much'; expected a number", {"stop_reward": "much"}),
-    ],
-)
-def test_limits_that_cannot_be_are_refused(message: str, settings: dict[str, Any]) -> None:
-    with pytest.raises(jaxrl.SettingsError, match=message):
-        single(**settings)
 
 
 # --- going back ---
@@ -160,8 +146,8 @@ def test_a_session_that_diverges_goes_back_to_what_it_saved(tmp_path: Path) -> N
     assert session.summary()["skipped_updates"] == 0
     assert session.summary()["rollbacks"] == 1
     assert events(tmp_path) == [("rollback", 10)]
-    assert [row["opt_steps"] for row in rows(tmp_path) if row["kind"] == "train"] == [10, 20, 30]
-    message = next(row["message"] for row in rows(tmp_path) if row.get("event") == "rollback")
+    assert [row["opt_steps"] for row in rows_in(tmp_path) if row["kind"] == "train"] == [10, 20, 30]
+    message = next(row["message"] for row in rows_in(tmp_path) if row.get("event") == "rollback")
     assert "4 updates in a row were skipped, the first at optimisation step" in message
     assert message.endswith("went back to here, to go on with other random numbers")
 
@@ -190,6 +176,35 @@ def test_one_that_went_back_is_resumed_to_the_same_bits(stop: int, tmp_path: Pat
     with single(**settings, run_dir=str(tmp_path / "run"), resume=True) as session:
         assert digest(session) == halfway
         assert go(session, points[cut:]) == wanted
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_a_session_that_may_not_go_back_saves_and_says_so_and_goes_on_without_the_limit(tmp_path: Path) -> None:
+    saved: list[int] = []
+    settings: dict[str, Any] = {"run_dir": str(tmp_path), "hooks": jaxrl.SessionHooks(save=saved.append)}
+    with (
+        pytest.raises(DivergedError, match=r"5 updates in a row were skipped, the first at optimisation step 0, where"),
+        single(max_skips=5, max_rollbacks=0, **settings) as session,
+    ):
+        take_all(session, HUGE)
+    assert (session.opt_steps, saved, session.is_done) == (5, [5], True)
+    assert not is_healthy(tmp_path)
+    assert metadata(tmp_path)["status"] == "diverged"
+    assert events(tmp_path) == [("diverged", 5)]
+    with single(max_skips=0, max_opts=15, run_dir=str(tmp_path), resume=True) as session:
+        take_all(session, HUGE)
+    assert session.summary()["skipped_updates"] == 15
+
+
+def test_a_session_looks_at_its_updates_only_when_it_may_have_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, look = list[int](), module.skips_left
+    monkeypatch.setattr(module, "skips_left", lambda *given: looks.append(session.opt_steps) or look(*given))
+    with single(max_skips=10, run_dir=str(tmp_path)) as session:
+        take_to(session, 30)
+    assert looks == [1, 11, 21]
+    assert is_healthy(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")

@@ -1,6 +1,7 @@
 """Episodes of the training, one by one: in a log and to a hook, whole and in order however the run is cut."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +20,53 @@ from jaxrl.training.recorders import JSONLRecorder, jsonl
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.logs import log_problems
 
-RUN: dict[str, Any] = {
-    "eval_interval": 0,
-    "eval_episodes": 0,
-    "quiet": True,
-    "save_interval": 10,
-    "record_interval": 10,
-}
+RUN: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "record_interval": 10, "quiet": True}
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
     return rows_in(run, log="train_episodes.jsonl")
 
 
-def train(run: Path | None, max_opts: int, strategy: jaxrl.Strategy | None = None, **settings: Any) -> Any:
-    settings = {**RUN, "train_episodes": True, "run_dir": None if run is None else str(run), **settings}
+def train(run: Path, max_opts: int, strategy: jaxrl.Strategy | None = None, **settings: Any) -> Any:
+    settings = {**RUN, "train_episodes": True, "save_interval": 10, "run_dir": run, **settings}
     return jaxrl.Trainer(strategy or short_ppo(), max_opts=max_opts, **settings).train()
 
 
-def test_each_episode_has_a_row_where_it_ended(tmp_path: Path) -> None:
-    """Episodes of 5 steps, cut in all 3 environments at once: 20 iterations of 4 steps have 16 of them in each."""
-    train(tmp_path / "run", 20)
-    found = rows(tmp_path / "run")
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 20 iterations of 4 steps in 3 environments; do not write it."""
+    run = tmp_path_factory.mktemp("short") / "run"
+    train(run, 20)
+    return run
+
+
+def test_each_episode_has_a_row_where_it_ended(short: Path) -> None:
+    """Episodes of 5 steps, cut in all environments at once: 80 steps have 16 of them in each."""
+    found = rows(short)
     ends = [5 * k for k in range(1, 17) for _ in range(3)]
     assert [row["env_steps"] for row in found] == [3 * end for end in ends]
     assert [row["opt_steps"] for row in found] == [-(-end // 4) for end in ends]
     assert [row["env"] for row in found] == [0, 1, 2] * 16
     assert {(row["return"], row["length"], row["terminated"]) for row in found} == {(5, 5, False)}
     assert list(found[0]) == ["opt_steps", "env_steps", "env", "return", "length", "terminated"]
+
+
+def test_a_hook_gets_the_same_rows_without_a_file(short: Path, tmp_path: Path) -> None:
+    got: list[dict[str, Any]] = []
+    hooks = jaxrl.Hooks(episode=lambda trainer, row: got.append(row))
+    train(tmp_path / "hooked", 20, hooks=hooks, train_episodes=False)
+    assert got == rows(short)
+    assert not (tmp_path / "hooked" / "train_episodes.jsonl").exists()
+
+
+def test_a_row_twice_and_a_row_lost_are_found(short: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(short, tmp_path / "run"))
+    path = run / "train_episodes.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:5], *lines[4:]]))
+    assert log_problems(run, path.name) == ["line 6 repeats a row of optimisation step 3"]
+    with pytest.warns(UserWarning, match=r"train_episodes.jsonl: was changed"):
+        train(run, 21, resume=True)
 
 
 def test_rows_say_what_the_sums_say_and_training_is_the_same_without(tmp_path: Path) -> None:
@@ -78,37 +98,16 @@ def test_without_the_setting_the_program_is_the_same() -> None:
     assert shape not in plain
 
 
-@pytest.mark.every_day("7")
-@pytest.mark.parametrize("chunk", [1, 7])
-def test_how_a_run_is_cut_and_resumed_changes_no_row(tmp_path: Path, chunk: int, monkeypatch: Any) -> None:
+def test_how_a_run_is_cut_and_resumed_changes_no_row(tmp_path: Path, monkeypatch: Any) -> None:
     train(tmp_path / "whole", 40, save_interval=7)
     monkeypatch.setattr(program, "MAX_EPISODE_STEPS", 12 * 3)  # no more than three iterations in a call
     run, anew = tmp_path / "cut", short_ppo.__wrapped__()  # whose programs are its own
-    train(run, 20, anew, save_interval=7, max_chunk=chunk)
+    train(run, 20, anew, save_interval=7)
     with (run / "train_episodes.jsonl").open("a") as file:  # as after a kill: rows of a future that will come again
         file.write('{"opt_steps": 21, "env_steps": 246, "env": 0, "return": 1, "length": 1, "terminated": true}\n{"op')
     train(run, 40, anew, save_interval=7, resume=True)
     assert rows(run) == rows(tmp_path / "whole")
     assert log_problems(run, "train_episodes.jsonl") == []
-
-
-def test_a_row_twice_and_a_row_lost_are_found(tmp_path: Path) -> None:
-    train(tmp_path / "run", 20)
-    path = tmp_path / "run" / "train_episodes.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines[:5], *lines[4:]]))
-    assert log_problems(path.parent, path.name) == ["line 6 repeats a row of optimisation step 3"]
-    with pytest.warns(UserWarning, match=r"train_episodes.jsonl: was changed"):
-        train(tmp_path / "run", 21, resume=True)
-
-
-def test_a_hook_gets_the_same_rows_without_a_file(tmp_path: Path) -> None:
-    got: list[dict[str, Any]] = []
-    hooks = jaxrl.Hooks(episode=lambda trainer, row: got.append(row))
-    train(tmp_path / "hooked", 20, hooks=hooks, train_episodes=False)
-    train(tmp_path / "run", 20)
-    assert got == rows(tmp_path / "run")
-    assert not (tmp_path / "hooked" / "train_episodes.jsonl").exists()
 
 
 @pytest.mark.slow
@@ -127,12 +126,12 @@ def test_actors_and_members_tell_too(tmp_path: Path) -> None:
 
 
 def test_who_has_no_episodes_is_refused() -> None:
-    with pytest.raises(
-        SettingsError, match="this strategy does not report training episodes; leave train_episodes out"
+    for settings, said in (
+        ({"train_episodes": True}, "does not report training episodes; leave train_episodes out"),
+        ({"hooks": jaxrl.Hooks(episode=print)}, r"leave Hooks\.episode out"),
     ):
-        train(None, 5, counting())
-    with pytest.raises(SettingsError, match=r"leave Hooks\.episode out"):
-        jaxrl.Trainer(counting(), hooks=jaxrl.Hooks(episode=print))
+        with pytest.raises(SettingsError, match=said):
+            jaxrl.Trainer(counting(), **settings)
 
 
 def test_numbers_come_back_bit_for_bit() -> None:

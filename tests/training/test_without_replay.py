@@ -1,6 +1,5 @@
 """Checkpoints without the replay buffer: small, usable like any other, and gone on from with a buffer filled anew."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from toys_runs import messages, rows_in
+from toys_trainer import small_dqn
 
 import jaxrl
 from jaxrl import verify
@@ -23,24 +23,9 @@ RUN: dict[str, Any] = {"save_interval": 10, "keep": 9, "eval_interval": 0, "eval
 CAPACITY, ROWS = 200, 4
 
 
-@cache
-def dqn(capacity: int = CAPACITY, **more: Any) -> jaxrl.Strategy:
-    buffer = jaxrl.prioritised if more.pop("prioritised", False) else jaxrl.uniform
-    return jaxrl.off_policy(
-        jaxrl.make_env("CartPole-v1"),
-        jaxrl.dqn(features=(8,)),
-        buffer=buffer(capacity, batch_size=8, compact=more.pop("compact", True)),
-        processor=jaxrl.n_step(2),
-        num_envs=ROWS,
-        opt_interval=ROWS,
-        warmup=64,
-        **more,
-    )
-
-
-def train(run: Path, max_opts: int, strategy: jaxrl.Strategy | None = None, **settings: Any) -> Result:
+def train(run: Path, max_opts: int, strategy: Any = None, **settings: Any) -> Result:
     settings = {**RUN, "save_replay": False, **settings}
-    return jaxrl.Trainer(strategy or dqn(), max_opts=max_opts, run_dir=str(run), **settings).train()
+    return jaxrl.Trainer(strategy or small_dqn(), max_opts=max_opts, run_dir=str(run), **settings).train()
 
 
 @pytest.fixture(scope="module")
@@ -62,82 +47,81 @@ def test_a_checkpoint_holds_all_but_the_buffer_and_training_is_the_same(bare: An
 
 
 def test_another_leaf_than_the_buffer_is_named_where_such_a_checkpoint_does_not_fit(bare: Any) -> None:
-    like = state_shapes(dqn())
+    like = state_shapes(small_dqn())
     other = like._replace(sums=like.sums._replace(count=jax.ShapeDtypeStruct((1,), np.uint32)))
     with pytest.raises(SettingsError, match=r"does not fit this program: sums/count has shape .*, expected \[1\]"):
         open_store(bare[0], CHECKPOINTS).check_newest(other)
 
 
 def test_resuming_fills_the_buffer_with_what_the_agent_now_meets_and_says_so(bare: Any, tmp_path: Path) -> None:
-    """Of 64 steps of warm-up the first 4 prime, so that 15 blocks of 4 and 30 of training were pushed."""
+    """Of 64 steps of warm-up the first 8 prime, so that 14 blocks of 4 and 30 of training were pushed."""
     runs = [tmp_path / name for name in ("a", "b")]
     results = []
     for run in runs:
-        jaxrl.Trainer(dqn(), resume=bare[0], from_step=30, max_opts=40, run_dir=str(run), **RUN).train()
+        jaxrl.Trainer(small_dqn(), resume=bare[0], from_step=30, max_opts=40, run_dir=str(run), **RUN).train()
         results.append(jaxrl.load_policy(run, step=40).params)
     assert messages(runs[0], "resume")[0].startswith(
-        "resumed at 30 optimisation steps with replay filled anew by 180 environment steps, which no counter counts"
+        "resumed at 30 optimisation steps with replay filled anew by 176 environment steps, which no counter counts"
     )
     jax.tree.map(np.testing.assert_array_equal, *results)
     whole = Store(runs[0] / "checkpoints", 1).read(40)[0]
     assert [path for path in whole if "buffer" in path], "these settings save it again"
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        {},
-        *(pytest.param({"compact": False, **kind}, marks=pytest.mark.slow) for kind in ({}, {"prioritised": True})),
-    ],
-)
-@pytest.mark.parametrize(("t", "held"), [(10, 25 * ROWS), (90, CAPACITY)])
-def test_a_buffer_filled_anew_holds_as_many_real_steps_as_the_old(kind: Any, t: int, held: int) -> None:
+@pytest.mark.every_day("compact")
+@pytest.mark.parametrize("kind", ["compact", "plain", "prioritised"])
+def test_a_buffer_filled_anew_holds_as_many_real_steps_as_the_old(kind: str) -> None:
     """A step of CartPole ends two steps of its physics later: positions follow from velocities, unless it fell."""
-    strategy = dqn(**kind)
-    assert strategy.state_fns.refill is not None
-    blocks = strategy.state_fns.refill.blocks(t)
-    assert (len(blocks) * ROWS, blocks.stop) == (held, 15 + t)
-    state = jax.jit(strategy.init)(jax.random.key(0))
-    agent = state_digest(state.agent)
-    filled = jit_refill(strategy)(state._replace(buffer=()), np.uint32(blocks.start), np.uint32(blocks.stop))
-    assert state_digest(filled.agent) == agent
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), filled) == jax.tree.map(
-        lambda x: (x.shape, x.dtype), state_shapes(strategy)[0]
+    made = jaxrl.prioritised if kind == "prioritised" else jaxrl.uniform
+    strategy = jaxrl.off_policy(
+        jaxrl.make_env("CartPole-v1"),
+        jaxrl.dqn(features=(8,)),
+        buffer=made(CAPACITY, batch_size=8, compact=kind == "compact"),
+        processor=jaxrl.n_step(2),
+        num_envs=ROWS,
+        opt_interval=ROWS,
+        warmup=64,
     )
-    items = jax.device_get(filled.buffer.items)
-    real = np.flatnonzero(np.abs(items.obs).sum(axis=1))
-    assert len(real) == held
-    going = [i for i in real if items.discount[i] > 0.9 and items.reward[i] > 1.5 and items.weight[i] > 0]
-    moved = items.next_obs[going, 0] - items.obs[going, 0]
-    assert len(going) > held // 2
-    assert np.all(np.abs(moved - 0.04 * items.obs[going, 1]) < 0.02)
+    init, refill = jax.jit(strategy.init), strategy.state_fns.refill
+    for t, held in ((10, 25 * ROWS), (90, CAPACITY)):
+        blocks = refill.blocks(t)
+        assert (len(blocks) * ROWS, blocks.stop) == (held, 15 + t)
+        state = init(jax.random.key(0))._replace(buffer=())
+        agent = state_digest(state.agent)
+        filled = jit_refill(strategy)(state, np.uint32(blocks.start), np.uint32(blocks.stop))
+        assert state_digest(filled.agent) == agent
+        shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+        assert shapes(filled) == shapes(state_shapes(strategy)[0])
+        items = jax.device_get(filled.buffer.items)
+        real = np.flatnonzero(np.abs(items.obs).sum(axis=1))
+        assert len(real) == held
+        going = [i for i in real if items.discount[i] > 0.9 and items.reward[i] > 1.5 and items.weight[i] > 0]
+        moved = items.next_obs[going, 0] - items.obs[going, 0]
+        assert len(going) > held // 2
+        assert np.all(np.abs(moved - 0.04 * items.obs[going, 1]) < 0.02)
 
 
 @pytest.mark.slow
-def test_such_checkpoints_are_used_like_others(bare: Any, tmp_path: Path, capsys: Any) -> None:
+def test_such_checkpoints_are_used_like_others_and_what_was_resumed_is_not_said_to_differ(
+    bare: Any, tmp_path: Path, capsys: Any
+) -> None:
     run, result = bare
-    assert dqn().policy is not None
     policy = jaxrl.load_policy(run, step=30)
-    jax.tree.map(np.testing.assert_array_equal, policy.params, dqn().policy.params(result.state))
+    jax.tree.map(np.testing.assert_array_equal, policy.params, small_dqn().policy.params(result.state))
     assert verify.main([str(run), "--replay"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in shown[:3]] == [["10", "ok"], ["20", "ok"], ["30", "ok"]]
     assert shown[5:] == ["0 -> 10 bit-equal", "10 -> 20 bit-equal", "20 -> 30 bit-equal"]
-    begun = jaxrl.Trainer(dqn(), max_opts=10, init_from=str(run), run_dir=str(tmp_path / "new"), **RUN)
-    assert begun.train().summary["opt_steps"] == 10
-
-
-@pytest.mark.slow
-def test_what_was_resumed_is_not_said_to_differ(tmp_path: Path, capsys: Any) -> None:
-    train(tmp_path / "run", 20)
-    train(tmp_path / "run", 30, resume=True)
-    assert verify.main([str(tmp_path / "run"), "--replay"]) == 0
+    assert train(tmp_path / "new", 10, init_from=str(run), save_replay=True).summary["opt_steps"] == 10
+    train(tmp_path / "parts", 20)
+    train(tmp_path / "parts", 30, resume=True)
+    assert verify.main([str(tmp_path / "parts"), "--replay"]) == 0
     assert capsys.readouterr().out.splitlines()[5:] == ["0 -> 10 bit-equal", "10 -> 20 bit-equal"]
 
 
 def test_a_run_that_diverges_goes_back_and_fills_its_buffer(tmp_path: Path) -> None:
     settings = {**RUN, "save_replay": False, "max_skips": 2, "record_interval": 10}
-    trainer, spoilt = jaxrl.Trainer(dqn(), max_opts=40, run_dir=str(tmp_path / "run"), **settings), False
+    trainer, spoilt = jaxrl.Trainer(small_dqn(), max_opts=40, run_dir=str(tmp_path / "run"), **settings), False
     for report in trainer:
         if report.opt_steps == 20 and not spoilt:
             agent, spoilt = trainer.state.agent, True
@@ -149,30 +133,27 @@ def test_a_run_that_diverges_goes_back_and_fills_its_buffer(tmp_path: Path) -> N
 
 
 def test_members_of_a_population_are_gone_on_with(tmp_path: Path) -> None:
-    members = jaxrl.population(dqn(), seeds=2)
-    for length, resume in ((20, False), (30, True)):
-        settings = {**RUN, "save_replay": False, "resume": resume}
-        jaxrl.Trainer(members, max_opts=length, run_dir=str(tmp_path / "all"), **settings).train()
+    members, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "all"
+    train(run, 20, members)
+    train(run, 30, members, resume=True)
     for number in range(2):
-        (resumed,) = (row for row in rows_in(tmp_path / "all", number) if row.get("event") == "resume")
-        assert "replay filled anew by 140 environment steps" in resumed["message"]
-        assert not [
-            path
-            for path in open_store(member_dir(tmp_path / "all", number), CHECKPOINTS).read(30)[0]
-            if "buffer" in path
-        ]
+        (resumed,) = (row for row in rows_in(run, number) if row.get("event") == "resume")
+        assert "replay filled anew by 136 environment steps" in resumed["message"]
+        saved = open_store(member_dir(run, number), CHECKPOINTS).read(30)[0]
+        assert not [path for path in saved if "buffer" in path]
 
 
 @pytest.mark.slow
 def test_actors_fill_the_buffer_by_the_policy_of_the_checkpoint(tmp_path: Path) -> None:
     """128 transitions in blocks of 16 are 8 rounds; a learner that goes on has pushed them before its next update."""
-    actors = jaxrl.ActorsConfig(actors=2, send=2, max_lag=0)
-    made: dict[str, Any] = {"num_envs": 2, "opt_interval": 4, "warmup": 32, "actors": actors}
     strategy = jaxrl.off_policy(
         jaxrl.make_env("CartPole-v1"),
         jaxrl.dqn(features=(8,), epsilon_start=0.0),
         buffer=jaxrl.uniform(128, batch_size=8),
-        **made,
+        num_envs=2,
+        opt_interval=4,
+        warmup=32,
+        actors=jaxrl.ActorsConfig(actors=2, send=2, max_lag=0),
     )
     train(tmp_path / "run", 40, strategy, save_interval=20)
     result = train(tmp_path / "run", 44, strategy, resume=True)
@@ -180,15 +161,12 @@ def test_actors_fill_the_buffer_by_the_policy_of_the_checkpoint(tmp_path: Path) 
     assert "environments that start anew, and replay filled anew by 128 environment steps" in said
     held = jax.device_get(result.state.buffer.items)
     assert np.all(np.abs(held.obs).sum(axis=1) > 0)
-    steps = result.summary["actors"]
-    assert sum(actor["env_steps"] for actor in steps) >= 128 + 16
+    assert sum(actor["env_steps"] for actor in result.summary["actors"]) >= 128 + 16
 
 
-@pytest.mark.slow
-def test_who_has_no_replay_is_refused(tmp_path: Path) -> None:
+def test_who_has_no_replay_is_refused() -> None:
     strategy = jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(8,)))
     with pytest.raises(SettingsError, match="save_replay is no, but ppo has no replay"):
         jaxrl.Trainer(strategy, save_replay=False)
-    env = jaxrl.make_env("CartPole-v1")
     with pytest.raises(SettingsError, match="Session has no setting 'save_replay'"):
-        jaxrl.Session(env.spec, jaxrl.dqn(), buffer=jaxrl.uniform(64, batch_size=8), save_replay=False)
+        jaxrl.Session(strategy.env.spec, jaxrl.dqn(), buffer=jaxrl.uniform(64, batch_size=8), save_replay=False)
