@@ -12,12 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from toys_suites import checked, trains_by_command
+from toys_suites import checked
 
-from jaxrl import train
-from jaxrl.envs import Env, env_names, make_env, vectorise
+from jaxrl.envs import Env, make_env, vectorise
 from jaxrl.envs.memory import DOWN, LEFT, RIGHT, TASKS, UP, names
-from jaxrl.errors import SettingsError
 
 EPISODES = 4_000
 DEFAULT_STEPS = {
@@ -336,41 +334,3 @@ def test_the_documentation_tells_the_arguments_and_their_defaults(name: str) -> 
     told = dict(pair.split() for pair in re.findall(r"`(.+?)`", documented()[name][0]))
     known = inspect.signature(TASKS[name.removeprefix("memory:")]).parameters
     assert told == {word: f"{parameter.default:g}" for word, parameter in known.items()}
-
-
-def test_tasks_are_listed_and_found_without_their_prefix(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        train.main(["--list-envs"])
-    *listed, last = capsys.readouterr().out.splitlines()
-    assert set(names()) <= {*listed} & {*env_names()}
-    assert "memory:" not in last
-    with pytest.raises(SettingsError, match=r"unknown environment 'TMaze'; did you mean memory:TMaze\?"):
-        make_env("TMaze")
-
-
-@pytest.mark.parametrize(
-    ("name", "params", "said"),
-    [
-        ("TMase", {}, r"unknown environment 'memory:TMase'; did you mean memory:TMaze\?"),
-        ("TMaze", {"lenght": 9}, r"memory:TMaze has no parameter 'lenght'; did you mean length\?"),
-        ("Parity", {"symbols": 9}, r"memory:Parity has no parameter 'symbols'; known: length"),
-        ("TMaze", {"length": 0}, "memory:TMaze: length is 0; expected a whole number of at least 1"),
-        ("Recall", {"length": 2.5}, "memory:Recall: length is 2.5; expected a whole number of at least 1"),
-        ("Recall", {"symbols": 1.0}, "memory:Recall: symbols is 1; expected a whole number of at least 2"),
-        ("Copy", {"wait": -1}, "memory:Copy: wait is -1; expected a whole number of at least 0"),
-        ("Copy", {"wait": "long"}, "memory:Copy: wait is 'long'; expected a whole number of at least 0"),
-        ("Count", {"length": 1}, "memory:Count: length is 1; expected a whole number of at least 2"),
-        ("Count", {"length": 1e6}, "memory:Count: length is 1000000; expected at most 100000"),
-        ("NoisyCue", {"noise": -0.5}, "memory:NoisyCue: noise is -0.5; expected a number from 0 to 1000"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line(name: str, params: Any, said: str) -> None:
-    with pytest.raises(SettingsError, match=said) as refused:
-        make_env(f"memory:{name}", **params)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.slow
-def test_a_run_is_trained_and_evaluated_by_the_command_line(tmp_path: Path) -> None:
-    said = trains_by_command("memory:Recall", tmp_path, "--env-args", "length", "3", "symbols", "2")
-    assert "over 4 episodes, 0 unfinished" in said
