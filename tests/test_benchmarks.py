@@ -64,11 +64,14 @@ def test_what_only_one_result_has_and_other_kernels_are_told() -> None:
     assert "only in B" in lines[2]
 
 
-def test_a_row_is_made_of_medians_and_of_ratios_side_by_side() -> None:
+def test_a_row_is_made_of_medians_and_of_ratios_side_by_side_and_says_how_far_the_device_is() -> None:
     made = harness.row("x", [10.0, 30.0, 20.0], [10.0, 15.0, 5.0], env_steps=4)
     assert (made["us_per_opt_step"], made["spread"], made["ceiling_us"]) == (20.0, [10.0, 20.0, 30.0], 10.0)
     assert made["ratio_to_ceiling"] == 2.0  # of 1, 2 and 4
     assert (made["opt_steps_per_sec"], made["env_steps_per_sec"]) == (50_000.0, 200_000.0)
+    made = harness.row("x", [30.0] * 3, [10.0] * 3, 1, device_us=12.0, kernels_per_opt_step=60)
+    assert (made["ratio_to_device"], made["us_per_kernel"]) == (2.5, 0.5)
+    assert "2.500" in harness.table([made])
 
 
 def test_subjects_take_turns_and_the_first_round_is_not_counted() -> None:
@@ -230,12 +233,6 @@ def test_the_bound_is_what_each_kernel_takes_at_the_least() -> None:
     assert device.bound([hlo.Kernel("fusion", 0, 0, 5), hlo.Kernel("dot", 2_000, 1_000, 3)]) == 5 * 2 + 3 * 10
 
 
-def test_a_row_says_how_far_it_is_from_the_device() -> None:
-    made = harness.row("x", [30.0] * 3, [10.0] * 3, 1, device_us=12.0, kernels_per_opt_step=60)
-    assert (made["ratio_to_device"], made["us_per_kernel"]) == (2.5, 0.5)
-    assert "2.500" in harness.table([made])
-
-
 @pytest.mark.slow
 def test_what_the_device_allows_is_measured_and_told() -> None:
     device = limits()
@@ -316,16 +313,9 @@ def test_actors_are_left_out_in_one_line_where_gymnasium_is_missing(
 
 @pytest.mark.slow
 def test_a_learner_alone_makes_the_optimisation_steps_of_a_strategy_with_actors() -> None:
-    env = jaxrl.make_env("CartPole-v1")
-    strategy = jaxrl.off_policy(
-        env,
-        jaxrl.dqn(features=(8,)),
-        buffer=jaxrl.uniform(100, 8),
-        num_envs=2,
-        opt_interval=4,
-        warmup=0,
-        actors=jaxrl.ActorsConfig(actors=2),
-    )
+    env, agent, actors = jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(8,)), jaxrl.ActorsConfig(actors=2)
+    sizes = {"buffer": jaxrl.uniform(100, 8), "num_envs": 2, "opt_interval": 4, "warmup": 0}
+    strategy = jaxrl.off_policy(env, agent, actors=actors, **sizes)
     learner = outside.Learner(strategy)
     assert learner.us(3) > 0
     names = list(metric_shapes(strategy, learner.training.state))
@@ -334,12 +324,9 @@ def test_a_learner_alone_makes_the_optimisation_steps_of_a_strategy_with_actors(
     assert counts["skipped_updates"] == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "num_envs", "opt_interval"),
-    [("dqn-1", 1, 10), ("dqn-5", 5, 10), ("dqn-10", 10, 10), ("dqn-16", 16, 16), ("dqn-4096", 4096, 4096)],
-)
-def test_a_case_of_any_size_has_its_own_settings(name: str, num_envs: int, opt_interval: int) -> None:
-    cases.case_named(name)
+@pytest.mark.parametrize(("num_envs", "opt_interval"), [(1, 10), (5, 10), (10, 10), (16, 16), (4096, 4096)])
+def test_a_case_of_any_size_has_its_own_settings(num_envs: int, opt_interval: int) -> None:
+    cases.case_named(f"dqn-{num_envs}")
     shape = cases.dqn_shape(num_envs)
     assert (shape.num_envs, shape.opt_interval) == (num_envs, opt_interval)
     replaying(shape)  # which refuses settings that do not go together
@@ -383,6 +370,7 @@ def test_seeds_in_turn_and_at_once_train_the_same() -> None:
     assert min(counts) > 20, counts  # an update is in what was counted, so it is no shell around it
 
 
+@pytest.mark.slow
 def test_a_trace_names_the_kernels_that_ran(tmp_path: Path) -> None:
     body = lambda carry, key, t: jnp.sort(carry + jax.random.uniform(key, carry.shape))
     run = lambda carry, start, stop: iterate(body, jax.random.key(0), carry, start, stop)

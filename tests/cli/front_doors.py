@@ -1,6 +1,7 @@
 """Run the front doors as a user does, in processes of their own, over small runs whose programs compile once."""
 
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -51,7 +52,11 @@ class Doors(NamedTuple):
             warnings.catch_warnings(),  # puts back how they are shown
             pytest.raises(SystemExit) as ended,
         ):
-            run_main(door.main, given)
+            gc.freeze()  # the collection after a failure need not look at what tests before have left
+            try:
+                run_main(door.main, given)
+            finally:
+                gc.unfreeze()
         return subprocess.CompletedProcess(given, int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
     def python(self, code: str) -> subprocess.CompletedProcess[str]:

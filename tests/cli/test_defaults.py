@@ -105,6 +105,7 @@ def test_the_library_alone_trains_as_the_command_line_without_a_preset() -> None
     assert jax.eval_shape(ours.init, jax.random.key(0)) == jax.eval_shape(whole.init, jax.random.key(0))
 
 
+@pytest.mark.every_day("ppo", "dqn", "rainbow", "sac")
 @pytest.mark.parametrize("name", algorithm_names("on_policy", "off_policy"))
 def test_what_is_left_out_in_python_is_what_the_command_line_leaves_out(name: str) -> None:
     config = general(name)

@@ -29,7 +29,7 @@ def moved(finished: Finished, tmp_path: Path) -> Path:
 
 def test_evaluate_prints_the_return_and_of_what_it_is_and_changes_nothing(doors: Doors, moved: Path) -> None:
     before = snapshot(moved)
-    done = doors.run("evaluate", moved, "--episodes", "5")
+    done = doors.here("evaluate", moved, "--episodes", "5")
     assert (done.returncode, done.stderr) == (0, "")
     number = r"-?\d[\d.e+-]*"
     line = (

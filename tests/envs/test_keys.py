@@ -58,6 +58,7 @@ NAMES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @NAMES
 def test_an_environment_may_draw_from_any_sampler_in_its_reset_and_its_step(names: tuple[str, ...]) -> None:
     kinds: list[Any] = []
