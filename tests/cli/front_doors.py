@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,16 @@ SMALL = (
     *("--agent.epsilon-decay", "2000"),
 )
 """What goes into a compiled program is the same for all tests, so that it compiles once; no preset decides it."""
+
+
+@contextlib.contextmanager
+def few_objects() -> Iterator[None]:
+    """Spare collections what tests before have left: a front door collects after a failure."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 class Doors(NamedTuple):
@@ -50,13 +61,10 @@ class Doors(NamedTuple):
             contextlib.redirect_stdout(io.StringIO()) as out,
             contextlib.redirect_stderr(io.StringIO()) as err,
             warnings.catch_warnings(),  # puts back how they are shown
+            few_objects(),
             pytest.raises(SystemExit) as ended,
         ):
-            gc.freeze()  # the collection after a failure need not look at what tests before have left
-            try:
-                run_main(door.main, given)
-            finally:
-                gc.unfreeze()
+            run_main(door.main, given)
         return subprocess.CompletedProcess(given, int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
     def python(self, code: str) -> subprocess.CompletedProcess[str]:

@@ -299,9 +299,7 @@ WRONG = {
     # going on with a run
     "train --resume RUN --seed 5": "seed: 0 -> 5",
     "train --resume RUN --agent.lr 0.1 --warmup 300": "agent.lr: 0.001 -> 0.1",
-    "train --resume RUN --warmup 300 --agent.lr 0.1": "warmup: 200 -> 300",
     "train --resume RUN --env CartPole-v1": "env: Catch-bsuite -> CartPole-v1",
-    "train --resume RUN --buffer.capacity 1000": "buffer.capacity: 50000 -> 1000",
     "train --resume RUN --config other.yaml": "--config",
     "train --resume RUN --run-dir other": "--run-dir",
 }  # fmt: skip
