@@ -196,12 +196,10 @@ def test_what_is_said_of_another_library_has_its_source_at_the_commit_that_was_r
 
 
 def explained() -> set[str]:
-    """Return the columns that `numbers.md` explains."""
     return set(re.findall(r"`([a-z_0-9/]+)`", (DOCS / "numbers.md").read_text()))
 
 
 def assert_explained(run_dir: Path) -> None:
-    """Assert that every column of a run's log is explained."""
     rows = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     names = {re.sub(r"_(min|max)$", "", name) for row in rows for name in row}
     assert names - explained() - {"event", "message"} == set()
@@ -211,7 +209,6 @@ def assert_explained(run_dir: Path) -> None:
 
 
 def tour() -> list[dict]:
-    """Return the cells of the notebook."""
     cells: list[dict] = json.loads((DOCS / "tour.ipynb").read_text())["cells"]
     return cells
 

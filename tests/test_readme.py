@@ -51,7 +51,6 @@ def seeded(name: str, seed: int) -> str:
 
 
 def scores(run_dir: Path) -> list[float]:
-    """Return the evaluations of a run, in order."""
     rows = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     return [row["eval_reward"] for row in rows if row["kind"] == "eval"]
 

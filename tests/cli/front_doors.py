@@ -45,11 +45,9 @@ class Doors(NamedTuple):
     cache: Path
 
     def start(self, module: str, *args: object) -> subprocess.Popen[str]:
-        """Begin `python -m jaxrl.MODULE ARGS`."""
         return self._open(["-m", f"jaxrl.{module}", *map(str, args)])
 
     def run(self, module: str, *args: object) -> subprocess.CompletedProcess[str]:
-        """Run `python -m jaxrl.MODULE ARGS` to its end."""
         return self._ended(self.start(module, *args))
 
     def here(self, module: str, *args: object) -> subprocess.CompletedProcess[str]:
@@ -68,7 +66,6 @@ class Doors(NamedTuple):
         return subprocess.CompletedProcess(given, int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
     def python(self, code: str) -> subprocess.CompletedProcess[str]:
-        """Run `code` in a fresh interpreter."""
         return self._ended(self._open(["-c", code]))
 
     def train(self, *args: object) -> subprocess.CompletedProcess[str]:

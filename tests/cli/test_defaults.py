@@ -18,7 +18,6 @@ from jaxrl.training.settings import SessionConfig
 
 
 def of_function(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the defaults of a function's arguments."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 

@@ -53,7 +53,6 @@ def checked(doors: Doors, code: int) -> dict[str, dict[str, Any]]:
 
 
 def failed(checks: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Return what is said of each check that has failed."""
     return {name: found["error"] for name, found in checks.items() if found["verdict"] == "failed"}
 
 

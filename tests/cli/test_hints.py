@@ -18,7 +18,6 @@ from jaxrl.training import loop, memory
 
 
 def refusal(action: Callable[[], Any]) -> str:
-    """Return the one line in which `action` is refused."""
     with pytest.raises(SettingsError) as refused:
         action()
     line = str(refused.value)
@@ -180,7 +179,6 @@ def test_more_environments_than_the_memory_holds_are_refused_before_any_is_taken
 ) -> None:
     """The state alone would fit: what acting in all of them takes does not."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "cache_compilations", lambda: None)
     monkeypatch.setattr(memory, "device_bytes", lambda: 20 * 10**9)
     monkeypatch.setattr(loop, "compile_all", lambda *args: pytest.fail("it began to compile"))
     said = refusal(lambda: train.main([algo, "--num-envs", num_envs, "--processor.n-step", "1", "--quiet"]))

@@ -26,7 +26,6 @@ POPULATION = (*SMALL, "--max-opts", "60", "--seeds", "2", "--sweep", "agent.lr=1
 
 
 def sums(doors: Doors, run_dir: str, *args: object) -> list[str]:
-    """Return the lines of `jaxrl.verify`."""
     done = doors.here("verify", run_dir, *args)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -127,7 +126,6 @@ def test_whatever_ends_it_it_goes_on_to_the_same_bits(doors: Doors, how: signal.
 
 
 def made(args: list[str]) -> Population:
-    """Return the population that a command line asks for."""
     request = parse(args)
     given = dict(request.population or {})
     sweep = read_sweep(given.pop("sweep", []))

@@ -32,13 +32,11 @@ def bits(x: np.ndarray) -> bytes:
 
 @cache
 def threes() -> VecEnv:
-    """Return three environments whose episodes take 3 steps."""
     return vectorise(counting(length=3), 3, "fresh")
 
 
 @cache
 def sixty() -> tuple[np.ndarray, Step]:
-    """Return what they show at first and in 60 steps."""
     return rollout(threes(), idle(60))
 
 

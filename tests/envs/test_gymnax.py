@@ -117,7 +117,6 @@ HEAVY = "[name for name in ('matplotlib', 'pandas', 'seaborn', 'scipy.stats') if
 
 
 def fresh(code: str) -> str:
-    """Return what `code` prints in an interpreter of its own."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -19,8 +19,6 @@ NO_SAMPLERS = {"key_data", "key_impl", "key_dtype"}
 
 
 class Climb(NamedTuple):
-    """The state of a strategy of one's own."""
-
     key: Any
     init: Drawn
     step: Drawn

@@ -64,7 +64,6 @@ def assert_mean(returns: np.ndarray, expected: float) -> None:
 
 
 def normal(x: float) -> float:
-    """Return the normal distribution function at `x`."""
     return (1 + erf(x / sqrt(2))) / 2
 
 
