@@ -180,6 +180,7 @@ def test_an_agent_is_told_once_and_only_what_it_will_see() -> None:
     assert told == [(12,)]
 
 
+@pytest.mark.every_day("ppo", "dqn", "sac")
 @pytest.mark.parametrize("algo", algorithm_names("off_policy", "on_policy"))
 def test_every_preset_fits_its_environment(algo: str) -> None:
     for name in (name for name in PRESETS[algo] if ":" not in name):  # those of suites are tried with the suites

@@ -173,6 +173,7 @@ def test_a_name_that_jaxrl_lacks_is_answered_with_the_nearest() -> None:
 # --- memory -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_day("dqn-100000000")
 @pytest.mark.parametrize(("algo", "num_envs"), [("dqn", "100000000"), ("ppo", "10000000")])
 def test_more_environments_than_the_memory_holds_are_refused_before_any_is_taken(
     algo: str, num_envs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
