@@ -11,7 +11,6 @@ from toys_envs import forget_envs
 
 import jaxrl
 from jaxrl import evaluate, play, train
-from jaxrl.envs import registry
 from jaxrl.errors import SettingsError
 
 CODE = """
@@ -74,16 +73,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    for name in [name for name in sys.modules if name.startswith("walks_of_mine")]:
-        del sys.modules[name]
-    forget_envs("walks_of_mine")
+    forget()
 
 
 def forget() -> None:
     """Do as a new process would that has imported nothing of the user's."""
     for name in [name for name in sys.modules if name.startswith("walks_of_mine")]:
         del sys.modules[name]
-    registry._REGISTERED.clear()
+    forget_envs("")
 
 
 def test_a_function_named_on_the_command_line_is_trained_in(capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,7 +122,7 @@ def fresh(code: str) -> str:
 
 @pytest.mark.slow
 def test_what_draws_is_not_imported_to_step_a_cart() -> None:
-    made = "; ".join(f"jaxrl.make_env({name!r})" for name in gymnax_adapter._MODULES if name != "Catch-bsuite")
+    made = "; ".join(f"jaxrl.make_env({name!r})" for name in names() if name != "Catch-bsuite")
     assert fresh(f"import sys, jaxrl; {made}; print({HEAVY})") == "[]"
 
 
