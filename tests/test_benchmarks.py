@@ -243,7 +243,7 @@ def test_the_plain_loop_beside_a_case_is_no_population() -> None:
     assert loop.carry.updates.shape == ()
 
 
-@pytest.mark.every_day("replay")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["replay", "rollouts"])
 def test_a_scan_of_the_parts_trains_as_training_does(kind: str) -> None:
     """The scan begins where training does, and goes on when that has donated its state."""

@@ -218,6 +218,7 @@ def test_what_its_maker_gives_is_in_forks_and_populations_too() -> None:
     assert [member_facts(Path("swept"), number)["agent"]["omega"] for number in range(2)] == [2.0, 5.0]
 
 
+@pytest.mark.slow
 def test_its_name_rebuilds_a_run_of_its_registered_maker_in_python_and_of_no_other() -> None:
     module = importlib.import_module("algos_of_mine.built_on")
     env, settings = jaxrl.make_env("CartPole-v1"), {"max_opts": 8, "eval_interval": 8, "eval_episodes": 2}
