@@ -25,7 +25,6 @@ COMMITTED = sorted(map(str, (BENCHMARKS / "results").glob("*cores-core.json")))[
 
 
 def rows_of(told: str, folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of the file that the command wrote."""
     rows: list[dict[str, Any]] = json.loads((folder / "out.json").read_text())["rows"]
     return rows
 
@@ -109,7 +108,6 @@ ENVIRONMENTS = {
 
 
 def run(cache: Path, folder: Path, module: str, arguments: str) -> str:
-    """Run a module in `folder`; return what it printed."""
     paths = {"PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(cache / "benchmarks")}
     kept = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
     command = [sys.executable, "-m", module, *arguments.split()]
@@ -163,7 +161,7 @@ def test_every_case_has_its_row_in_the_readme() -> None:
 # --- they run --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.every_day("env-10")
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_case_runs(case: str, cache: Path, tmp_path: Path) -> None:
     if case == "actors":

@@ -44,7 +44,6 @@ REACHED: dict[str, Callable[[Any], bool]] = {
 
 
 def main_of(name: str) -> Callable[..., Any]:
-    """Return the function `main` of a script."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

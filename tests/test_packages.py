@@ -34,7 +34,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def tracked(*folders: str) -> set[str]:
-    """Return the files of the repository in `folders`."""
     if not (ROOT / ".git").exists():
         pytest.skip("this is no clone")
     found = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -17,12 +17,10 @@ PLACES = [(page, name) for page in PAGES for name, _ in places(page.read_text())
 
 
 def told(page: Path) -> str:
-    """Return what a page says, in one line."""
     return " ".join(page.read_text().split())
 
 
 def of(file: Path) -> dict[str, Any]:
-    """Return what a result file holds."""
     found: dict[str, Any] = json.loads(file.read_text())
     return found
 

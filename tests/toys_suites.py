@@ -56,12 +56,12 @@ def played(env: Env, actions: Any, seed: int = 0) -> Step:
     return jax.tree.map(lambda x: x[:, 0], steps)
 
 
-def resumes_to_the_same_bits(name: str, path: Path, **params: Any) -> None:
+def resumes_to_the_same_bits(name: str, path: Path, num_envs: int = 4, **params: Any) -> None:
     """Train PPO on environment `name` in one piece and in two; compare every bit."""
 
     def trainer(max_opts: int, run: str, **resume: bool) -> jaxrl.Trainer:
         env = make_env(name, **params)
-        strategy = jaxrl.on_policy(env, jaxrl.ppo(), num_envs=4, rollout=8, epochs=1, minibatches=1)
+        strategy = jaxrl.on_policy(env, jaxrl.ppo(), num_envs=num_envs, rollout=8, epochs=1, minibatches=1)
         settings = {"max_opts": max_opts, "eval_interval": 0, "eval_episodes": 0, "recorders": []}
         return jaxrl.Trainer(strategy, run_dir=str(path / run), **settings, **resume)
 

@@ -1,6 +1,7 @@
 """Run the front doors as a user does, in processes of their own, over small runs whose programs compile once."""
 
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +28,16 @@ SMALL = (
 """What goes into a compiled program is the same for all tests, so that it compiles once; no preset decides it."""
 
 
+@contextlib.contextmanager
+def few_objects() -> Iterator[None]:
+    """Spare collections what tests before have left: a front door collects after a failure."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 class Doors(NamedTuple):
     """The front doors, as real processes in `cwd`."""
 
@@ -33,11 +45,9 @@ class Doors(NamedTuple):
     cache: Path
 
     def start(self, module: str, *args: object) -> subprocess.Popen[str]:
-        """Begin `python -m jaxrl.MODULE ARGS`."""
         return self._open(["-m", f"jaxrl.{module}", *map(str, args)])
 
     def run(self, module: str, *args: object) -> subprocess.CompletedProcess[str]:
-        """Run `python -m jaxrl.MODULE ARGS` to its end."""
         return self._ended(self.start(module, *args))
 
     def here(self, module: str, *args: object) -> subprocess.CompletedProcess[str]:
@@ -49,13 +59,13 @@ class Doors(NamedTuple):
             contextlib.redirect_stdout(io.StringIO()) as out,
             contextlib.redirect_stderr(io.StringIO()) as err,
             warnings.catch_warnings(),  # puts back how they are shown
+            few_objects(),
             pytest.raises(SystemExit) as ended,
         ):
             run_main(door.main, given)
         return subprocess.CompletedProcess(given, int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
     def python(self, code: str) -> subprocess.CompletedProcess[str]:
-        """Run `code` in a fresh interpreter."""
         return self._ended(self._open(["-c", code]))
 
     def train(self, *args: object) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,6 @@ from jaxrl.training.settings import SessionConfig
 
 
 def of_function(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the defaults of a function's arguments."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 
@@ -105,6 +104,7 @@ def test_the_library_alone_trains_as_the_command_line_without_a_preset() -> None
     assert jax.eval_shape(ours.init, jax.random.key(0)) == jax.eval_shape(whole.init, jax.random.key(0))
 
 
+@pytest.mark.every_day("ppo", "dqn", "rainbow", "sac")
 @pytest.mark.parametrize("name", algorithm_names("on_policy", "off_policy"))
 def test_what_is_left_out_in_python_is_what_the_command_line_leaves_out(name: str) -> None:
     config = general(name)
@@ -180,6 +180,7 @@ def test_an_agent_is_told_once_and_only_what_it_will_see() -> None:
     assert told == [(12,)]
 
 
+@pytest.mark.every_day("ppo", "dqn", "sac")
 @pytest.mark.parametrize("algo", algorithm_names("off_policy", "on_policy"))
 def test_every_preset_fits_its_environment(algo: str) -> None:
     for name in (name for name in PRESETS[algo] if ":" not in name):  # those of suites are tried with the suites

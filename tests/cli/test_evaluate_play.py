@@ -29,7 +29,7 @@ def moved(finished: Finished, tmp_path: Path) -> Path:
 
 def test_evaluate_prints_the_return_and_of_what_it_is_and_changes_nothing(doors: Doors, moved: Path) -> None:
     before = snapshot(moved)
-    done = doors.run("evaluate", moved, "--episodes", "5")
+    done = doors.here("evaluate", moved, "--episodes", "5")
     assert (done.returncode, done.stderr) == (0, "")
     number = r"-?\d[\d.e+-]*"
     line = (
@@ -37,6 +37,8 @@ def test_evaluate_prints_the_return_and_of_what_it_is_and_changes_nothing(doors:
     )
     what = rf"of the best policy of {re.escape(str(moved))}, after (30|60) optimisation steps, in Catch-bsuite"
     assert re.fullmatch(f"{line}\n{what}\n", done.stdout)
+    saved = doors.here("evaluate", moved, "--episodes", "5", "--step", "latest").stdout
+    assert f"of the saved policy of {moved}, after 60 optimisation steps, in Catch-bsuite\n" in saved
     assert snapshot(moved) == before
 
 
@@ -71,11 +73,16 @@ def test_play_stops_at_max_steps(finished: Finished, tmp_path: Path, capsys: pyt
         assert getattr(picture, "n_frames", 1) == 5
 
 
-def test_policy_is_loaded_in_a_fresh_process_by_two_lines(doors: Doors, moved: Path) -> None:
-    code = f"import jaxrl\npolicy = jaxrl.load_policy({str(moved)!r})\n"
-    ask = "import numpy as np; print(policy(np.zeros((10, 5))), policy(np.zeros((4, 10, 5))).shape)"
-    done = doors.python(code + ask)
-    assert done.returncode == 0, done.stderr
+def test_a_fresh_process_has_a_policy_by_two_lines_and_keeps_its_signals(doors: Doors, moved: Path) -> None:
+    signals = "[signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]"
+    done = doors.python(
+        f"import signal; before = {signals}\n"
+        f"import jaxrl\npolicy = jaxrl.load_policy({str(moved)!r})\n"
+        "import numpy as np; print(policy(np.zeros((10, 5))), policy(np.zeros((4, 10, 5))).shape)\n"
+        "import jaxrl.train, jaxrl.verify, jaxrl.cli.main, jaxrl.__main__\n"
+        f"assert before == {signals}"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(r"[012] \(4,\)\n", done.stdout)
 
 

@@ -18,8 +18,8 @@ from front_doors import Doors, Finished, one_error_line, snapshot
 from PIL import Image
 
 import jaxrl
-from jaxrl import load_policy
-from jaxrl.exporting import as_c
+from jaxrl import export, load_policy
+from jaxrl.errors import SettingsError
 from jaxrl.training.storage.leaves import state_digest
 
 ALONE = "import sys; sys.modules['jaxrl'] = None  # importing it fails\nimport numpy as np\nobs = np.load('obs.npy')\n"
@@ -51,7 +51,8 @@ int main(void)
 """
 
 
-@pytest.mark.parametrize("form", [*list(USE)[:3], pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.every_day("numpy")
+@pytest.mark.parametrize("form", USE)
 def test_it_does_the_same_without_jaxrl(form: str, doors: Doors, finished: Finished) -> None:
     if form == "onnx":
         pytest.importorskip("jax2onnx")
@@ -76,56 +77,37 @@ def test_it_does_the_same_without_jaxrl(form: str, doors: Doors, finished: Finis
     assert snapshot(finished.path) == before
 
 
-def test_what_is_there_is_not_lost(doors: Doors, finished: Finished) -> None:
-    (doors.cwd / "mine").mkdir()
-    (doors.cwd / "mine/notes.txt").write_text("mine")
-    asked = ("export", finished.path, "--format", "numpy", "--out")
+def test_what_is_there_is_not_lost(tmp_path: Path, finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    Path("mine/notes.txt").write_text("mine")
+    asked = [str(finished.path), "--format", "numpy", "--out"]
+
+    def refused(*words: str) -> str:
+        with pytest.raises(SettingsError) as refusal:
+            export.main([*asked, *words])
+        return str(refusal.value)
+
     for more in ((), ("--overwrite",)):
-        assert "mine exists; name another directory by --out" in one_error_line(doors.here(*asked, "mine", *more))
-    assert [path.name for path in (doors.cwd / "mine").iterdir()] == ["notes.txt"]
-    inside = one_error_line(doors.here(*asked, finished.path / "policy"))
-    assert "which is only read" in inside
-    assert doors.here(*asked, "new").returncode == 0
-    assert "new exists; give --overwrite to replace" in one_error_line(doors.here(*asked, "new"))
-    (doors.cwd / "new/policy.py").unlink()
-    assert doors.here(*asked, "new", "--overwrite").returncode == 0
-    assert {path.name for path in (doors.cwd / "new").iterdir()} == {"policy.py", "policy.npz", "policy.json"}
-    assert {path.name for path in doors.cwd.iterdir()} == {"mine", "new"}
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["nowhere"], "nowhere is no run directory"),
-        (["RUN", "--format", "torch"], "invalid choice: 'torch'"),
-        (["RUN", "--step", "7"], "keeps no checkpoint of step 7"),
-        (["RUN", "--out", "/proc/policy"], "cannot write /proc/policy: "),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(args: list[str], said: str, doors: Doors, finished: Finished) -> None:
-    done = doors.here("export", *[str(finished.path) if arg == "RUN" else arg for arg in args])
-    assert said in one_error_line(done)
-    assert done.returncode == 2
-
-
-def test_an_operation_that_is_not_written_in_c_is_named(
-    doors: Doors, finished: Finished, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(as_c, "RULES", {name: rule for name, rule in as_c.RULES.items() if name != "dot_general"})
-    done = doors.here("export", finished.path, "--format", "c")
-    assert "computes dot_general, which is not written in C here; export it as stablehlo" in one_error_line(done)
-    assert done.returncode == 2
-    assert list(doors.cwd.iterdir()) == []
+        assert "mine exists; name another directory by --out" in refused("mine", *more)
+    assert [path.name for path in Path("mine").iterdir()] == ["notes.txt"]
+    assert "which is only read" in refused(str(finished.path / "policy"))
+    assert export.main([*asked, "new"]) == 0
+    assert "new exists; give --overwrite to replace" in refused("new")
+    Path("new/policy.py").unlink()
+    assert export.main([*asked, "new", "--overwrite"]) == 0
+    assert {path.name for path in Path("new").iterdir()} == {"policy.py", "policy.npz", "policy.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", "new"}
 
 
 def test_a_converter_that_is_missing_is_named(
-    doors: Doors, finished: Finished, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, finished: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "jax2onnx", None)
-    done = doors.here("export", finished.path, "--format", "onnx")
-    assert "pip install --no-deps jax2onnx" in one_error_line(done)
-    assert done.returncode == 2
-    assert list(Path(doors.cwd).iterdir()) == []
+    with pytest.raises(SettingsError, match="pip install --no-deps jax2onnx"):
+        export.main([str(finished.path), "--format", "onnx"])
+    assert list(tmp_path.iterdir()) == []
 
 
 class Talkative:

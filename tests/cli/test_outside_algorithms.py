@@ -155,7 +155,9 @@ def forget(before: dict) -> None:
     ALGORITHMS.update(before)
 
 
-def test_an_algorithm_named_on_the_command_line_has_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_algorithm_named_on_the_command_line_has_all_commands(
+    doors: Doors, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = dict(ALGORITHMS)
     assert train.main(["--algo", MAKE, *SMALL, "--max-opts", "16", "--agent.lr", "0.05", "--run-dir", "run"]) == 0
     shown = capsys.readouterr().out
@@ -175,17 +177,20 @@ def test_an_algorithm_named_on_the_command_line_has_all_commands(capsys: pytest.
             command()
     assert verify.main(["run"]) == 0
     assert f"name it by --algo {MAKE}" in capsys.readouterr().err
+    replay = doors.here("verify", "run", "--replay")
+    assert (replay.returncode, "8 ok" in replay.stdout) == (2, True)
+    (line,) = replay.stderr.splitlines()
+    assert line.startswith(f"error: --replay: run was trained by {MAKE}, ")
+    assert line.endswith(f"name it by --algo {MAKE}")
     assert "algos_of_mine.tables" not in sys.modules
 
-    assert verify.main(["run", "--algo", MAKE, "--replay"]) == 0
-    assert "8 -> 16 bit-equal" in capsys.readouterr().out
     assert evaluate.main(["run", "--algo", MAKE, "--episodes", "2"]) == 0
-    assert play.main(["run", "--algo", MAKE, "--max-steps", "3"]) == 0
     assert train.main([MAKE, "--resume", "run", "--max-opts", "32"]) == 0
     policy = jaxrl.load_policy("run")
     assert int(policy(np.zeros(4, np.float32))) in (0, 1)
 
 
+@pytest.mark.slow
 def test_what_its_maker_gives_to_a_built_in_agent_is_rebuilt_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     """A target and a network, which no settings describe: the maker that is named supplies them again."""
     before = dict(ALGORITHMS)
@@ -200,6 +205,7 @@ def test_what_its_maker_gives_to_a_built_in_agent_is_rebuilt_by_its_name(capsys:
     assert "24 -> 32 bit-equal" in verified.out
     assert verified.err == ""
     assert evaluate.main(["run", "--algo", MELLOW, "--episodes", "2"]) == 0
+    assert play.main(["run", "--algo", MELLOW, "--max-steps", "3"]) == 0
 
 
 @pytest.mark.slow
@@ -212,6 +218,7 @@ def test_what_its_maker_gives_is_in_forks_and_populations_too() -> None:
     assert [member_facts(Path("swept"), number)["agent"]["omega"] for number in range(2)] == [2.0, 5.0]
 
 
+@pytest.mark.slow
 def test_its_name_rebuilds_a_run_of_its_registered_maker_in_python_and_of_no_other() -> None:
     module = importlib.import_module("algos_of_mine.built_on")
     env, settings = jaxrl.make_env("CartPole-v1"), {"max_opts": 8, "eval_interval": 8, "eval_episodes": 2}
@@ -237,18 +244,21 @@ def test_its_name_rebuilds_a_run_of_its_registered_maker_in_python_and_of_no_oth
         verify.main(["registered", "--replay"])
 
 
-def test_a_replay_of_nothing_is_an_error_that_says_what_to_name(doors: Doors) -> None:
-    assert train.main(["--algo", MELLOW, *SMALL, "--max-opts", "8", "--run-dir", "run", "--quiet"]) == 0
-    forget({name: row for name, row in ALGORITHMS.items() if row.make is None})
-    done = doors.here("verify", "run", "--replay")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"error: --replay: run was trained by {MELLOW}, ")
-    assert line.endswith(f"name it by --algo {MELLOW}")
-    assert "8 ok" in done.stdout
+@pytest.mark.parametrize(
+    ("maker", "flag", "other"), [("gentle", "--rollout", "--data"), ("cloned", "--data", "--rollout")]
+)
+def test_its_kind_is_that_of_the_built_in_agent_that_its_function_returns(
+    maker: str, flag: str, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        train.main([f"algos_of_mine.built_on:{maker}", "--help"])
+    flags = set(capsys.readouterr().out.split())
+    assert flag in flags
+    assert other not in flags
 
 
-def test_its_kind_is_that_of_the_built_in_agent_that_its_function_returns(doors: Doors) -> None:
+@pytest.mark.slow
+def test_algorithms_of_other_kinds_train_too(doors: Doors) -> None:
     gentle = "algos_of_mine.built_on:gentle"
     assert train.main([gentle, *ROLLOUTS, "--max-opts", "2", "--run-dir", "run", "--quiet"]) == 0
     assert train.main([gentle, "--resume", "run", "--max-opts", "4", "--quiet"]) == 0
@@ -259,15 +269,14 @@ def test_its_kind_is_that_of_the_built_in_agent_that_its_function_returns(doors:
 
 
 @pytest.mark.parametrize(("kind", "needed"), [("off_policy", "on_policy"), ("on_policy", "off_policy")])
-def test_an_agent_of_another_kind_is_to_be_registered(kind: str, needed: str, doors: Doors) -> None:
+def test_an_agent_of_another_kind_is_to_be_registered(kind: str, needed: str) -> None:
     module, maker = importlib.import_module("algos_of_mine.built_on"), "closed" if needed == "on_policy" else "mellow"
     name = f"algos_of_mine.built_on:{maker}"
     if kind == "on_policy":
         jaxrl.register_algorithm("mine", getattr(module, maker), kind="on_policy")
-    done = doors.here("train", name, "--run-dir", "run")
-    assert done.returncode == 2
-    assert f"{name} makes an {needed} agent" in done.stderr
-    assert f'jaxrl.register_algorithm("NAME", make, kind="{needed}")' in done.stderr
+    with pytest.raises(SettingsError, match=f"{name} makes an {needed} agent") as refused:
+        train.main([name, "--run-dir", "run"])
+    assert f'jaxrl.register_algorithm("NAME", make, kind="{needed}")' in str(refused.value)
     assert not Path("run").exists()
 
 
@@ -326,9 +335,6 @@ def test_a_registered_algorithm_is_used_as_a_built_in_one() -> None:
     strategy = jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), table(lr=0.2), warmup=16)
     settings = dict(strategy.info.settings or {})
     assert (settings["algo"], settings["num_envs"], settings["agent"]["lr"]) == ("table", 2, 0.2)
-    trainer = jaxrl.Trainer(strategy, max_opts=8, eval_interval=8, eval_episodes=2, run_dir="run", quiet=True)
-    trainer.train()
-    assert jaxrl.load_policy("run").facts["settings"]["agent"]["lr"] == 0.2
     with pytest.raises(SettingsError, match="table takes discrete actions, but Pendulum-v1 has"):
         jaxrl.off_policy(jaxrl.make_env("Pendulum-v1"), table())
     with pytest.raises(SettingsError, match=r"table: TypeError: .*unexpected keyword argument 'lt'"):
@@ -344,9 +350,9 @@ def test_a_registered_algorithm_is_used_as_a_built_in_one() -> None:
         ("algos_of_mine.tables:broken", "algos_of_mine.tables:broken failed on CartPole-v1: ZeroDivisionError"),
     ],
 )
-def test_what_is_no_algorithm_is_refused_in_one_line(name: str, said: str, doors: Doors) -> None:
-    done = doors.here("train", name, *SMALL, "--run-dir", "run")
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+def test_what_is_no_algorithm_is_refused_in_one_line(name: str, said: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        train.main([name, *SMALL, "--run-dir", "run"])
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
     assert not Path("run").exists()

@@ -42,7 +42,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pygame() -> bool:
-    """Say whether Gymnasium can draw."""
     try:
         import pygame  # noqa: F401
     except ImportError:

@@ -6,15 +6,12 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
@@ -23,85 +20,57 @@ from front_doors import SMALL, Doors, Finished, leaves, rows, snapshot, timeless
 import jaxrl
 from jaxrl import train
 from jaxrl.cli.algos import BufferConfig
-from jaxrl.cli.config import parse, preset
+from jaxrl.cli.config import flags_of, parse
 from jaxrl.cli.presets import PRESETS
 from jaxrl.errors import SettingsError
-from jaxrl.registry import ALGORITHMS, matching_presets
+from jaxrl.registry import ALGORITHMS
 from jaxrl.training import Result
 from jaxrl.training.storage.run_dir import RunDir
 
 COMMON = {"kind", "opt_steps", "env_steps", "wall_s"}
 TRAIN = {
-    "opt_steps_per_sec",
-    "env_steps_per_sec",
-    "episode_return",
-    "episode_length",
-    "episodes",
-    "terminated",
-    "truncated",
-    "skipped_updates",
-    "loss",
-    "loss_min",
-    "loss_max",
-}
+    "opt_steps_per_sec", "env_steps_per_sec", "episode_return", "episode_length", "episodes", "terminated", "truncated",
+    "skipped_updates", "loss", "loss_min", "loss_max",
+}  # fmt: skip
 EVAL = {
-    "eval_reward",
-    "eval_reward_std",
-    "eval_reward_min",
-    "eval_reward_max",
-    "eval_length",
-    "episodes",
-    "unfinished",
-    "score",
-    "confirm_score",
-    "is_best",
-}
+    "eval_reward", "eval_reward_std", "eval_reward_min", "eval_reward_max", "eval_length", "episodes", "unfinished",
+    "score", "confirm_score", "is_best",
+}  # fmt: skip
 
 # --- what a run leaves ------------------------------------------------------------------------------------------
 
 
-def test_run_directory_has_the_documented_layout(finished: Finished) -> None:
+def test_a_run_directory_has_the_documented_layout_and_keeps_the_newest_checkpoints(finished: Finished) -> None:
     visible = {p.name for p in finished.path.iterdir() if not p.name.startswith(".")}
     documented = "config.yaml metadata.json metrics.jsonl eval_episodes.jsonl tensorboard checkpoints best"
     assert visible == set(documented.split())
-
-
-def test_the_newest_keep_checkpoints_and_one_best_stay(finished: Finished) -> None:
     assert {p.name for p in (finished.path / "checkpoints").iterdir()} == {"40", "60"}
     best = json.loads((finished.path / "metadata.json").read_text())["best_opt_steps"]
     assert [p.name for p in (finished.path / "best").iterdir()] == [str(best)]
+    events = b"".join(p.read_bytes() for p in (finished.path / "tensorboard").iterdir())
+    assert b"train/loss" in events
+    assert b"eval/eval_reward" in events
 
 
-def test_train_rows_have_the_documented_columns_and_exact_counters(finished: Finished) -> None:
-    found = [row for row in rows(finished.path / "metrics.jsonl") if row["kind"] == "train"]
-    assert [(row["opt_steps"], row["env_steps"]) for row in found] == [(20, 400), (40, 600), (60, 800)]
-    for row in found:
+def test_rows_have_the_documented_columns_and_exact_counters(finished: Finished) -> None:
+    kinds: dict[str, list[dict[str, Any]]] = {"train": [], "eval": [], "event": []}
+    for row in rows(finished.path / "metrics.jsonl"):
+        kinds[row["kind"]].append(row)
+    assert [(row["opt_steps"], row["env_steps"]) for row in kinds["train"]] == [(20, 400), (40, 600), (60, 800)]
+    for row in kinds["train"]:
         assert row.keys() >= COMMON | TRAIN
         assert all(isinstance(row[name], int) for name in ("opt_steps", "env_steps", "episodes", "skipped_updates"))
         assert row["loss_min"] <= row["loss"] <= row["loss_max"]
         assert row["episodes"] == row["terminated"] + row["truncated"]
-
-
-def test_eval_rows_have_the_documented_columns(finished: Finished) -> None:
-    found = [row for row in rows(finished.path / "metrics.jsonl") if row["kind"] == "eval"]
-    assert [(row["opt_steps"], row["env_steps"]) for row in found] == [(30, 500), (60, 800)]
-    for row in found:
+    assert [(row["opt_steps"], row["env_steps"]) for row in kinds["eval"]] == [(30, 500), (60, 800)]
+    played = rows(finished.path / "eval_episodes.jsonl")
+    assert [(row["opt_steps"], row["episode"]) for row in played] == [(at, i) for at in (30, 60) for i in range(3)]
+    assert all(row.keys() == {"opt_steps", "env_steps", "episode", "return", "length", "finished"} for row in played)
+    for row in kinds["eval"]:
         assert row.keys() >= COMMON | EVAL
         assert row["episodes"] == 3
         assert row["eval_reward_min"] <= row["eval_reward"] <= row["eval_reward_max"]
-
-
-def test_metrics_have_no_other_kind_of_row(finished: Finished) -> None:
-    assert {row["kind"] for row in rows(finished.path / "metrics.jsonl")} <= {"train", "eval", "event"}
-
-
-def test_eval_episodes_has_a_line_for_each_episode_of_each_evaluation(finished: Finished) -> None:
-    found = rows(finished.path / "eval_episodes.jsonl")
-    assert [(row["opt_steps"], row["episode"]) for row in found] == [(at, i) for at in (30, 60) for i in range(3)]
-    assert all(row.keys() == {"opt_steps", "env_steps", "episode", "return", "length", "finished"} for row in found)
-    evaluations = [row for row in rows(finished.path / "metrics.jsonl") if row["kind"] == "eval"]
-    for row in evaluations:
-        returns = [episode["return"] for episode in found if episode["opt_steps"] == row["opt_steps"]]
+        returns = [episode["return"] for episode in played if episode["opt_steps"] == row["opt_steps"]]
         assert row["eval_reward"] == pytest.approx(sum(returns) / 3)
 
 
@@ -115,12 +84,6 @@ def test_metadata_tells_versions_devices_status_counters_and_best_score(finished
     assert facts["last_score"] == evaluations[-1]["score"]
 
 
-def test_tensorboard_has_train_and_eval_scalars(finished: Finished) -> None:
-    events = b"".join(p.read_bytes() for p in (finished.path / "tensorboard").iterdir())
-    assert b"train/loss" in events
-    assert b"eval/eval_reward" in events
-
-
 def test_output_off_a_terminal_is_plain_lines_with_a_summary(finished: Finished) -> None:
     out, err = finished.output.stdout, finished.output.stderr
     assert err == ""
@@ -129,59 +92,31 @@ def test_output_off_a_terminal_is_plain_lines_with_a_summary(finished: Finished)
     summary = dict(
         re.findall(r"^  (stopped by|steps|best|last|seconds|run|go on|evaluate|watch) +(.*)$", out, re.MULTILINE)
     )
+    assert {"best", "last", "seconds", "run"} <= summary.keys()
     assert summary["stopped by"].strip() == "max_opts"
     assert summary["steps"].strip() == "60 optimisation, 800 environment"
     assert summary["go on"].strip() == "python -m jaxrl.train --resume run --max-opts 120"
     assert summary["evaluate"].strip() == "python -m jaxrl.evaluate run"
     assert summary["watch"].strip() == "python -m jaxrl.play run --out episode.gif"
-    assert {"best", "last", "seconds", "run"} <= summary.keys()
 
 
 # --- which setting wins -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def preset_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_win_over_the_file_and_the_file_over_presets_of_the_environment_that_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     presets = {"Catch-*": {"num_envs": 4, "opt_interval": 4, "agent": {"lr": 0.1}}}
     monkeypatch.setitem(PRESETS, "dqn", presets)
-
-
-@pytest.mark.usefixtures("preset_run")
-def test_flags_win_over_the_file_and_the_file_over_presets(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("env: Catch-bsuite\nopt_interval: 8\nagent:\n  lr: 1e-2\n")
     config = parse(["--config", str(file), "--agent.lr", "0.5"]).config
     assert (config.num_envs, config.opt_interval, config.agent.lr) == (4, 8, 0.5)
     assert parse([f"--config={file}"]).config.agent.lr == 0.01
     assert config.buffer == BufferConfig()
-
-
-@pytest.mark.usefixtures("preset_run")
-def test_presets_come_with_the_environment_of_the_flag_not_of_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
     file.write_text("env: Catch-bsuite\n")
     config = parse(["--config", str(file), "--env", "CartPole-v1"]).config
     assert (config.env, config.num_envs, config.agent.lr) == ("CartPole-v1", 10, 2.5e-4)
-
-
-@pytest.mark.usefixtures("preset_run")
-@pytest.mark.parametrize(
-    ("env", "there"),
-    [
-        ("Catch-bsuite", True),
-        ("gymnasium:Catch-v5", True),
-        ("CartPole-v1", False),
-        ("My-Catch-v0", False),
-        (None, False),
-    ],
-)
-def test_whether_a_preset_came_along_can_be_asked(env: str | None, there: bool) -> None:
-    assert bool(matching_presets(PRESETS["dqn"], env)) is there
-    if env is not None:
-        assert (preset("dqn", env).agent.lr == 0.1) is there
-    # That of another algorithm is none of this one's.
-    assert matching_presets(PRESETS["ppo"], "CartPole-v1")
-    assert not matching_presets(PRESETS["bc"], "Acrobot-v1")
 
 
 def test_algorithm_comes_first_and_defaults_to_dqn() -> None:
@@ -234,8 +169,16 @@ def test_help_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeyp
     assert lines[at : at + 2] == ["  --eval-interval  optimisation steps", "      between evaluations (600)"]
 
 
+ELSEWHERE = {
+    "--seeds", "--sweep", "--halving", "--pbt", "--layout", "--width", "--config", "--resume", "--members", "--help",
+    "--version",
+}  # fmt: skip
+"""Told in words on the first page of the help, not flags of a run."""
+
+
+@pytest.mark.every_day("dqn", "ppo", "iql")
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_help_begins_with_a_page_of_what_is_changed_first(
+def test_help_begins_with_a_page_of_what_is_changed_first_and_has_every_flag(
     algo: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -245,24 +188,15 @@ def test_help_begins_with_a_page_of_what_is_changed_first(
     lines = page.splitlines()
     assert len(lines) <= 60
     assert max(map(len, lines)) <= 80
-    rate = f"({parse([algo]).config.agent.lr:g})"
+    config = parse([algo]).config
+    rate = f"({config.agent.lr:g})"
     assert [line.endswith(rate) for line in lines if line.startswith("  --agent.lr   ")] == [True]
     assert {"--env", "--seed", "--max-opts", "--run-dir", "--sweep"} <= set(page.split())
     there = {word for line in lines if line.startswith("  --") for word in re.findall(r"--[\w.-]+", line[:26])}
-    elsewhere = {
-        "--seeds",
-        "--sweep",
-        "--halving",
-        "--pbt",
-        "--layout",
-        "--width",
-        "--config",
-        "--resume",
-        "--members",
-        "--help",
-        "--version",
-    }  # told in words, not flags of a run
-    assert {flag for flag in there - elsewhere if not re.search(rf" {flag}[ ,]", rest)} == set()
+    assert {flag for flag in there - ELSEWHERE if not re.search(rf" {flag}[ ,]", rest)} == set()
+    accepted = flags_of(config)
+    assert {"--members", "--draw-seed"} <= set(accepted)
+    assert set(accepted) <= set(re.findall(r"--[\w.-]*\w", page + rest))
     rows = [(line[:26].strip(), line[26:].strip() if line[24:26] == "  " else "") for line in rest.splitlines()]
     assert len(rows) > 50
     broken = [
@@ -302,27 +236,6 @@ def test_resuming_a_finished_run_needs_no_flag_and_trains_no_further(doors: Door
     assert leaves(copy, 60) == leaves(finished.path, 60)
     assert timeless(copy / "metrics.jsonl") == timeless(finished.path / "metrics.jsonl")
     assert json.loads((copy / "metadata.json").read_text())["status"] == "max_opts"
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--seed", "5"], ["seed: 0 -> 5"]),
-        (["--agent.lr", "0.1", "--warmup", "300"], ["agent.lr: 0.001 -> 0.1", "warmup: 200 -> 300"]),
-        (["--env", "CartPole-v1"], ["env: Catch-bsuite -> CartPole-v1"]),
-        (["--buffer.capacity", "1000"], ["buffer.capacity: 50000 -> 1000"]),
-        (["--config", "other.yaml"], ["--config"]),
-        (["--run-dir", "other"], ["--run-dir"]),
-    ],
-)
-def test_resume_refuses_other_settings_with_the_difference(
-    finished: Finished, flags: list[str], said: list[str]
-) -> None:
-    before = snapshot(finished.path)
-    with pytest.raises(SettingsError) as refused:
-        train.main(["--resume", str(finished.path), *flags])
-    assert [part for part in said if part not in str(refused.value)] == []
-    assert snapshot(finished.path) == before
 
 
 @pytest.mark.every_day("True")
@@ -373,8 +286,6 @@ def test_a_run_started_without_standard_streams_gives_their_numbers_to_no_file(d
     ("flags", "said"),
     [
         (["--seed", "5"], "seed: 0 -> 5"),
-        (["--num-envs", "5"], "num_envs cannot change"),
-        (["--warmup", "300"], "warmup cannot change"),
         (["--agent.features", "8"], "agent.features cannot change"),
     ],
 )
@@ -412,97 +323,12 @@ def test_the_summary_says_how_to_go_on(stop: str, more: str | None, capsys: pyte
     assert shown == ([] if more is None else [f"python -m jaxrl.train --resume 'my run'{more}"])
 
 
-def test_resume_passes_a_damaged_checkpoint_over_for_the_one_before(doors: Doors, finished: Finished) -> None:
-    copy = doors.cwd / "copy"
-    shutil.copytree(finished.path, copy)
-    file = copy / "checkpoints" / "60" / "arrays" / "sums.max" / "0"
-    file.write_bytes(bytes(len(file.read_bytes())))
-    done = doors.here("train", "--resume", copy, "--quiet")
-    assert re.search(r"^warning: checkpoint .*/60 is passed over", done.stderr, re.MULTILINE)
-    assert leaves(copy, 60) == leaves(finished.path, 60)
-    assert timeless(copy / "metrics.jsonl") == timeless(finished.path / "metrics.jsonl")
-
-
-# --- stopped from outside ---------------------------------------------------------------------------------------
-
-LONG = (*SMALL, "--eval-interval", "500", "--record-interval", "100", "--save-interval", "500", "--quiet")
-
-
-class Stopped(NamedTuple):
-    """A run that was stopped by SIGINT, SIGTERM and SIGKILL in turn, then went to its end; and one left in peace."""
-
-    codes: list[int]
-    statuses: list[str]
-    stderr: list[str]
-    saved: list[int]
-    """The newest checkpoint after each end."""
-    path: Path
-    untouched: Path
-    max_opts: int
-
-
-def _stop(doors: Doors, process: subprocess.Popen[str], number: int, run: Path, after: int) -> Iterator[Any]:
-    """Signal `process` once the log has a row two saves past `after`; yield what it left."""
-    try:
-        while process.poll() is None and _newest_row(run) <= after + 1000:
-            time.sleep(0.01)
-        process.send_signal(number)
-        _, err = process.communicate()
-    finally:
-        process.kill()
-    yield process.returncode
-    yield json.loads((run / "metadata.json").read_text())["status"]
-    yield err
-    yield max(int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdecimal())
-
-
-def _newest_row(run: Path) -> int:
-    log = run / "metrics.jsonl"
-    whole = log.read_text().splitlines(keepends=True) if log.exists() else []
-    return max((json.loads(line)["opt_steps"] for line in whole if line.endswith("\n")), default=0)
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Stopped:
-    doors = Doors(tmp_path_factory.mktemp("stopped"), cache)
-    run, untouched = doors.cwd / "run", doors.cwd / "untouched"
-    found: list[list[Any]] = []
-    begin = (*LONG, "--max-opts", "4000000", "--run-dir", run)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        last = found[-1][3] if found else 0
-        process = doors.start("train", *begin)
-        found.append(list(_stop(doors, process, number, run, last)))
-        begin = ("--resume", run)
-    # No process could come to its end before its signal; where the end is, is settled only now.
-    max_opts = (_newest_row(run) // 500 + 2) * 500
-    doors.train("--resume", run, "--max-opts", max_opts)
-    doors.here("train", *LONG, "--max-opts", max_opts, "--run-dir", untouched)
-    return Stopped(*(list(column) for column in zip(*found, strict=True)), run, untouched, max_opts)
-
-
-@pytest.mark.slow
-def test_signals_save_and_end_with_their_exit_codes(stopped: Stopped) -> None:
-    assert stopped.codes == [130, 143, -signal.SIGKILL]
-    assert stopped.statuses == ["SIGINT", "SIGTERM", "running"]
-    assert stopped.stderr == ["", "", ""]
-    assert 0 < stopped.saved[0] < stopped.saved[1] < stopped.saved[2] < stopped.max_opts
-
-
-@pytest.mark.slow
-def test_stopped_run_ends_in_the_same_state_as_an_untouched_one(stopped: Stopped) -> None:
-    assert leaves(stopped.path, stopped.max_opts) == leaves(stopped.untouched, stopped.max_opts)
-    best = max(int(p.name) for p in (stopped.untouched / "best").iterdir())
-    assert leaves(stopped.path, best, "best") == leaves(stopped.untouched, best, "best")
-
-
-@pytest.mark.slow
-def test_stopped_run_keeps_as_much_as_an_untouched_one(stopped: Stopped) -> None:
-    for part in ("checkpoints", "best"):
-        kept, wanted = ({p.name for p in (run / part).iterdir()} for run in (stopped.path, stopped.untouched))
-        assert kept == wanted
-
-
-@pytest.mark.parametrize("log", ["metrics.jsonl", "eval_episodes.jsonl"])
-@pytest.mark.slow
-def test_stopped_run_has_the_same_rows_as_an_untouched_one(stopped: Stopped, log: str) -> None:
-    assert timeless(stopped.path / log) == timeless(stopped.untouched / log)
+def test_a_finished_run_that_has_lost_its_last_checkpoint_goes_on_from_the_one_before(
+    doors: Doors, finished: Finished
+) -> None:
+    lost = Path(shutil.copytree(finished.path, doors.cwd / "lost"))
+    shutil.rmtree(lost / "checkpoints" / "60")
+    done = doors.here("train", "--resume", lost)
+    assert (done.returncode, "resumed at 40" in done.stdout) == (0, True)
+    assert leaves(lost, 60) == leaves(finished.path, 60)
+    assert timeless(lost / "metrics.jsonl") == timeless(finished.path / "metrics.jsonl")

@@ -10,8 +10,6 @@ import pytest
 from front_doors import Doors
 
 import jaxrl
-from jaxrl import train
-from jaxrl.errors import SettingsError
 
 CARTPOLE = ("dqn", "--env", "gymnasium:CartPole-v1", "--actors", "2")
 TINY = (*CARTPOLE, "--agent.features", "8", "--eval-interval", "0", "--eval-episodes", "2", "--record-interval", "8")
@@ -44,36 +42,6 @@ def test_a_run_is_stopped_by_a_signal_goes_on_and_can_be_used(doors: Doors, proc
     replayed = doors.here("verify", "run", "--replay")
     assert replayed.returncode == 2
     assert "environments of gymnasium:CartPole-v1 are not part of a checkpoint" in replayed.stderr
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--env", "gymnasium:CartPol-v1"], "did you mean gymnasium:CartPole-v1"),
-        (["--env", "gymnasium:Pendulum-v1"], "dqn takes discrete actions, but gymnasium:Pendulum-v1 has Box actions"),
-        (["--actors", "0"], "actors is 0; expected a whole number of at least 1"),
-        (["--sync-interval", "0"], "sync_interval is 0; expected a whole number of at least 1"),
-        (["--exploration", "0.1", "0.2", "0.3"], "exploration has 3 numbers for 2 actors"),
-        (["--actor-engine", "rey"], "actor_engine is 'rey'; expected threads, processes or ray"),
-        (
-            ["--actor-restarts", "2"],
-            "actor_restarts is 2, but threads die with their process; set actor_engine to processes or",
-        ),
-        (["--exploration-schedule", "linear(1,0.1,100)"], "exploration_schedule is what exploration is multiplied by"),
-        (["--exploration", "0.4", "--exploration-schedule", "fast"], "cannot read the schedule 'fast'"),
-        (["--env", "CartPole-v1", "--processes"], "CartPole-v1 is written in JAX; processes are for environments of"),
-    ],
-)
-def test_what_actors_cannot_do_is_refused(
-    flags: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    command = {"--env": "gymnasium:CartPole-v1", "--actors": "2"}
-    kept = [part for flag, value in command.items() if flag not in flags for part in (flag, value)]
-    with pytest.raises(SettingsError) as refused:
-        train.main(["dqn", *kept, "--quiet", *flags])
-    assert said in str(refused.value)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_ray_a_line_says_what_installs_it(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from front_doors import Doors, Finished, leaves, one_error_line, rows, timeless
+from front_doors import Doors, Finished, leaves, rows, timeless
 
 import jaxrl
 from jaxrl import collect, train
@@ -113,36 +113,6 @@ def test_without_an_environment_a_run_is_judged_by_episodes_held_out(catch: Path
     assert policy(np.zeros((3, 10, 5), np.float32)).shape == (3,)
     with pytest.raises(jaxrl.SettingsError, match="no env was named"):
         collect.main([str(tmp_path / "run"), "--transitions", "5", "--out", str(tmp_path / "x.npz")])
-
-
-BAD: dict[str, tuple[list[str], list[str]]] = {
-    "no data": (["iql"], ["data is unset", "--data FILE"]),
-    "no such file": (["iql", "--data", "none.npz"], ["cannot read none.npz"]),
-    "another environment": (["iql", "--data", "{data}", "--env", "CartPole-v1"], ["Catch-bsuite", "CartPole-v1"]),
-    "continuous actions": (["td3_bc", "--data", "{data}"], ["td3_bc takes continuous", "Discrete"]),
-    "parameters of nothing": (["bc", "--data", "{data}", "--env-args", "rows", "3"], ["env_args", "env"]),
-    "environment steps": (["bc", "--data", "{data}", "--max-env-steps", "5"], ["max_env_steps", "max_opts"]),
-    "a setting of another agent": (["bc", "--data", "{data}", "--agent.tau", "0.5"], ["--agent.tau"]),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_settings_are_refused_by_name(
-    case: str, catch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    args, parts = BAD[case]
-    with pytest.raises(jaxrl.JaxrlError) as refused:
-        train.main([arg.format(data=catch) for arg in args])
-    assert refused.value.exit_code == 2
-    assert [part for part in parts if part not in str(refused.value)] == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_bad_arguments_are_one_line_and_exit_code_2(doors: Doors, finished: Finished) -> None:
-    done = doors.here("collect", finished.path, "--transitions", 5, "--out", "x.npz", "--noise", 0.5)
-    assert done.returncode == 2
-    assert "noise is for continuous actions" in one_error_line(done)
 
 
 @pytest.mark.parametrize("algo", OFFLINE)

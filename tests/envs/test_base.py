@@ -18,9 +18,6 @@ from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.types import Step
 
-SMALL, LARGE = 0, FRESH_BYTES
-"""Ballast of reset states that are drawn ahead of the loop, and of some that are made inside it."""
-
 
 def idle(steps: int, num_envs: int = 3) -> np.ndarray:
     return np.zeros((steps, num_envs), np.int32)
@@ -34,50 +31,43 @@ def bits(x: np.ndarray) -> bytes:
 
 
 @cache
-def threes(ballast: int) -> VecEnv:
-    """Return three environments whose episodes take 3 steps."""
-    return vectorise(counting(length=3, ballast=ballast), 3, "fresh")
+def threes() -> VecEnv:
+    return vectorise(counting(length=3), 3, "fresh")
 
 
 @cache
-def sixty(ballast: int) -> tuple[np.ndarray, Step]:
-    """Return what they show at first and in 60 steps."""
-    return rollout(threes(ballast), idle(60))
+def sixty() -> tuple[np.ndarray, Step]:
+    return rollout(threes(), idle(60))
 
 
-def episodes_of_3(ballast: int) -> tuple[np.ndarray, Step]:
-    """Return what they show at first and in 7 steps."""
-    first, steps = sixty(ballast)
-    return first, jax.tree.map(lambda x: x[:7], steps)
-
-
-@pytest.mark.parametrize("ballast", [SMALL, LARGE])
-def test_an_end_starts_the_next_episode_in_the_same_step(ballast: int) -> None:
-    first, steps = episodes_of_3(ballast)
+def test_an_end_starts_the_next_episode_in_the_same_step() -> None:
+    """And what is shown last is the true successor; rewards count 1, 2, 3, so that an episode returns 6."""
+    first, steps = sixty()
     assert first[:, 0].tolist() == [0, 0, 0]
-    assert steps.obs[:, 1, 0].tolist() == [1, 2, 0, 1, 2, 0, 1]
-    assert steps.terminated[:, 1].tolist() == [False, False, True, False, False, True, False]
+    assert steps.obs[:7, 1, 0].tolist() == [1, 2, 0, 1, 2, 0, 1]
+    assert steps.terminated[:7, 1].tolist() == [False, False, True, False, False, True, False]
     assert not steps.truncated.any()
-
-
-@pytest.mark.parametrize("ballast", [SMALL, LARGE])
-def test_final_obs_is_the_true_successor_of_the_old_episode(ballast: int) -> None:
-    first, steps = episodes_of_3(ballast)
-    assert steps.final_obs[:, 0, 0].tolist() == [1, 2, 3, 1, 2, 3, 1]
+    assert steps.final_obs[:7, 0, 0].tolist() == [1, 2, 3, 1, 2, 3, 1]
     np.testing.assert_array_equal(steps.final_obs[:3, :, 1], np.tile(first[:, 1], (3, 1)))
     np.testing.assert_array_equal(steps.final_obs[3:6, :, 1], np.tile(steps.obs[2, :, 1], (3, 1)))
+    assert steps.info["episode_length"][:7, 0].tolist() == [1, 2, 3, 1, 2, 3, 1]
+    assert steps.info["episode_return"][:7, 0].tolist() == [1, 3, 6, 1, 3, 6, 1]
 
 
-@pytest.mark.parametrize("ballast", [SMALL, LARGE])
-def test_every_episode_is_fresh(ballast: int) -> None:
+def test_every_episode_is_fresh() -> None:
     """Each reset draws anew, in each environment: no pool, no sharing."""
-    first, steps = sixty(ballast)
+    first, steps = sixty()
     episodes = np.concatenate([first[None, :, 1], steps.obs[2::3, :, 1]])
     assert len(np.unique(episodes)) == 21 * 3
 
 
-def test_large_reset_states_give_the_same_numbers_as_small_ones() -> None:
-    for a, b in zip(*(jax.tree.leaves(episodes_of_3(ballast)) for ballast in (SMALL, LARGE)), strict=True):
+def test_a_run_follows_from_its_keys_whatever_the_size_of_a_reset_state() -> None:
+    """Those of small states are drawn ahead of the loop, those of large ones inside it."""
+    again, other = (rollout(threes(), idle(60), seed=seed)[1].obs for seed in (0, 1))
+    assert bits(sixty()[1].obs) == bits(again)
+    assert bits(other) != bits(again)
+    large = rollout(vectorise(counting(length=3, ballast=FRESH_BYTES), 3, "fresh"), idle(60))
+    for a, b in zip(jax.tree.leaves(sixty()), jax.tree.leaves(large), strict=True):
         assert bits(a) == bits(b)
 
 
@@ -105,13 +95,6 @@ def test_an_environment_that_says_both_has_terminated() -> None:
     assert not steps.truncated.any()
 
 
-def test_episode_return_and_length_are_those_of_whole_episodes() -> None:
-    """Rewards count 1, 2, 3, so an episode of 3 steps returns 6, whatever came before."""
-    _, steps = episodes_of_3(SMALL)
-    assert steps.info["episode_length"][:, 0].tolist() == [1, 2, 3, 1, 2, 3, 1]
-    assert steps.info["episode_return"][:, 0].tolist() == [1, 3, 6, 1, 3, 6, 1]
-
-
 def test_the_environments_own_scalars_are_passed_on_and_the_action_is_recorded() -> None:
     env = counting(length=3)
 
@@ -123,12 +106,6 @@ def test_the_environments_own_scalars_are_passed_on_and_the_action_is_recorded()
     _, steps = rollout(vectorise(env._replace(step=step), 2), actions)
     assert steps.info["twice"][:, 1].tolist() == [2, 4, 6, 2]
     np.testing.assert_array_equal(steps.action, actions)
-
-
-def test_a_run_follows_from_its_keys() -> None:
-    once, again, other = (rollout(threes(SMALL), idle(60), seed=seed)[1].obs for seed in (0, 0, 1))
-    assert bits(once) == bits(again)
-    assert bits(once) != bits(other)
 
 
 def test_a_key_inside_the_state_survives_auto_reset() -> None:
@@ -183,18 +160,13 @@ def test_resets_of_cartpole_are_distributed_as_gymnaxs_own() -> None:
 # --- broken steps ---------------------------------------------------------------------------------------------------
 
 
-@cache
-def healthy_and_hurt(where: str) -> tuple[Step, Step]:
-    """Return the same four steps of three environments, whole and with a break of the second in the second step."""
+@pytest.mark.parametrize("where", ["reward", "obs"])
+def test_a_non_finite_step_is_cut_and_marked(where: str) -> None:
+    """And the other environments do not notice."""
     venv, actions = vectorise(breaking(where), 3), idle(4)
     healthy = rollout(venv, actions)[1]
     actions[1, 1] = BREAK
-    return healthy, rollout(venv, actions)[1]
-
-
-@pytest.mark.parametrize("where", ["reward", "obs"])
-def test_a_non_finite_step_is_cut_and_marked(where: str) -> None:
-    _, steps = healthy_and_hurt(where)
+    steps = rollout(venv, actions)[1]
 
     assert np.argwhere(~steps.valid).tolist() == [[1, 1]]
     assert np.argwhere(steps.truncated).tolist() == [[1, 1]]
@@ -204,12 +176,7 @@ def test_a_non_finite_step_is_cut_and_marked(where: str) -> None:
     assert steps.obs[:, 1, 0].tolist() == [1, 0, 1, 2]
     assert steps.info["episode_return"][:, 1].tolist() == [1, 1, 1, 3]
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((steps.obs, steps.final_obs, steps.reward)))
-
-
-@pytest.mark.parametrize("where", ["reward", "obs"])
-def test_the_other_environments_do_not_notice(where: str) -> None:
-    healthy, hurt = healthy_and_hurt(where)
-    for a, b in zip(jax.tree.leaves(healthy), jax.tree.leaves(hurt), strict=True):
+    for a, b in zip(jax.tree.leaves(healthy), jax.tree.leaves(steps), strict=True):
         assert bits(a[:, [0, 2]]) == bits(b[:, [0, 2]])
 
 
@@ -239,64 +206,55 @@ def _reset(key: Any) -> tuple[Any, Any]:
     return {"count": jnp.int32(0)}, jnp.zeros(2)
 
 
-def _env(step: Any, reset: Any = _reset, space: Any = None) -> Env:
+def mine(step: Any, reset: Any = _reset, space: Any = None) -> Env:
     return Env(EnvSpec("mine", space or Box(-1, 1, (2,)), Discrete(2)), reset, step)
 
 
-@pytest.mark.parametrize(
-    ("state", "words"),
-    [
-        ({"count": jnp.float32(0)}, ["the state after step", "float32[]", "['count']", "int32[]"]),
-        ({"count": jnp.zeros(3, jnp.int32)}, ["the state after step", "int32[3]", "['count']", "int32[]"]),
-        ({"count": jnp.int32(0), "more": jnp.int32(0)}, ["after reset", "no leaf ['more']"]),
-        ({}, ["after step", "no leaf ['count']"]),
-    ],
-)
-def test_an_unstable_state_is_refused_by_the_name_of_its_leaf(state: Any, words: list[str]) -> None:
-    with pytest.raises(SettingsError) as error:
-        vectorise(_env(lambda s, a, n: (state, TimeStep(jnp.zeros(2), 0.0, False))), 2)
-    assert all(word in str(error.value) for word in ["environment mine", *words])
+def stays(state: Any = None, **out: Any) -> Any:
+    """Return a step that stays where it is, but for what is given of the state and of the step."""
+    still = TimeStep(np.zeros(2, np.float32), 0.0, False)
+    return lambda s, action, key: (s if state is None else state, still._replace(**out))
 
 
-def test_a_container_of_another_type_is_refused() -> None:
-    """A list where there was a tuple has the same leaves, but no compiled loop can carry it."""
-    env = _env(lambda s, a, n: ([s[0]], TimeStep(jnp.zeros(2), 0.0, False)), lambda k: ((jnp.int32(0),), jnp.zeros(2)))
-    with pytest.raises(SettingsError, match="the state after step"):
-        vectorise(env, 2)
+REFUSED: dict[str, tuple[Env, str]] = {
+    "dtype of the state": (
+        mine(stays({"count": np.float32(0)})), r"mine: the state after step .*float32\[\].*\['count'\].*int32\[\]",
+    ),
+    "shape of the state": (
+        mine(stays({"count": np.zeros(3, np.int32)})), r"the state after step .*int32\[3\].*\['count'\].*int32\[\]",
+    ),
+    "more state": (
+        mine(stays({"count": np.int32(0), "more": np.int32(0)})), r"after reset has no leaf \['more'\]",
+    ),
+    "less state": (mine(stays({})), r"after step.*no leaf \['count'\]"),
+    # A list where there was a tuple has the same leaves, but no compiled loop can carry it.
+    "container of the state": (
+        mine(lambda s, a, k: ([s[0]], TimeStep(jnp.zeros(2), 0.0, False)), lambda k: ((jnp.int32(0),), jnp.zeros(2))),
+        "the state after step",
+    ),
+    "dtype of an observation": (
+        mine(stays(obs=np.zeros(2, np.int32))), r"the observation after step has .* the array",
+    ),
+    "shape of an observation": (
+        mine(stays(obs=np.zeros(3, np.float32))), r"the observation after step has .* the array",
+    ),
+    "another space": (mine(stays(), space=Box(-1, 1, (5,))), "the observation space has float32"),
+    "reward": (mine(stays(reward=np.zeros(1))), r"reward has shape \(1,\); expected a scalar"),
+    "terminated": (mine(stays(terminated=np.zeros(1, bool))), r"terminated has shape \(1,\); expected a scalar"),
+    "truncated": (mine(stays(truncated=np.zeros(1, bool))), r"truncated has shape \(1,\); expected a scalar"),
+    "a step of another library": (
+        mine(lambda s, a, k: (jnp.zeros(2), s, 0.0, False, {})), r"expected \(state, jaxrl.TimeStep\)",
+    ),
+    "a reset of another library": (
+        mine(stays(), lambda key: jnp.zeros(3)), r"reset returned .* expected \(state, observation\)",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("obs", [jnp.zeros(2, jnp.int32), jnp.zeros(3)])
-def test_an_unstable_observation_is_refused(obs: jax.Array) -> None:
-    with pytest.raises(SettingsError, match=r"the observation after step has .* the array"):
-        vectorise(_env(lambda s, a, n: (s, TimeStep(obs, 0.0, False))), 2)
-
-
-def test_an_observation_that_is_not_the_declared_one_is_refused() -> None:
-    with pytest.raises(SettingsError, match="the observation space has float32"):
-        vectorise(_env(lambda s, a, n: (s, TimeStep(jnp.zeros(2), 0.0, False)), space=Box(-1, 1, (5,))), 2)
-
-
-@pytest.mark.parametrize(
-    ("field", "out"),
-    [
-        ("reward", TimeStep(jnp.zeros(2), jnp.zeros(1), False)),
-        ("terminated", TimeStep(jnp.zeros(2), 0.0, jnp.zeros(1, bool))),
-        ("truncated", TimeStep(jnp.zeros(2), 0.0, False, jnp.zeros(1, bool))),
-    ],
-)
-def test_what_must_be_a_scalar_is(field: str, out: TimeStep) -> None:
-    with pytest.raises(SettingsError, match=rf"{field} has shape \(1,\); expected a scalar"):
-        vectorise(_env(lambda s, a, n: (s, out)), 2)
-
-
-def test_a_step_of_another_library_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"expected \(state, jaxrl.TimeStep\)"):
-        vectorise(_env(lambda s, a, n: (jnp.zeros(2), s, 0.0, False, {})), 2)
-
-
-def test_a_reset_of_another_library_is_refused() -> None:
-    env = _env(lambda s, a, n: (s, TimeStep(jnp.zeros(2), 0.0, False)), lambda key: jnp.zeros(3))
-    with pytest.raises(SettingsError, match=r"reset returned .* expected \(state, observation\)"):
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_environment_that_no_loop_can_carry_is_refused_by_what_is_wrong(case: str) -> None:
+    env, said = REFUSED[case]
+    with pytest.raises(SettingsError, match=said):
         vectorise(env, 2)
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from toys_envs import action_from_observation, counting, nan_at, time_limited
 
@@ -42,70 +43,21 @@ def test_good_environments_of_gymnax_pass(name: str) -> None:
     assert check_env(make_env(name), STEPS) == []
 
 
-@pytest.mark.parametrize("env", [walker(), counting(length=5), time_limited(10), action_from_observation()])
-def test_good_toys_pass(env: Env) -> None:
-    assert check_env(env, STEPS) == []
+# --- what is wrong, and what makes it right -------------------------------------------------------------------------
 
 
-def finding(env: Env, steps: int = STEPS) -> str:
-    (found,) = check_env(env, steps)
-    return found
+def constantly(state: Any = None, **out: Any) -> Any:
+    """Return a step that stays where it is, but for what is given of the state and of the step."""
+
+    def step(s: Any, action: Any, key: Any) -> tuple[Any, TimeStep]:
+        return (s, s) if state == "grows" else s, TimeStep(s, 1.0, False)._replace(**out)
+
+    return step
 
 
-# --- types ------------------------------------------------------------------------------------------------------
-
-
-def test_unstable_structure() -> None:
-    found = finding(walker(lambda s, a, k: ((s, s), TimeStep(s, 1.0, False))))
-    assert "the state after step has no leaf" in found
-    assert "keep the structure the same" in found
-
-
-def test_unstable_dtype() -> None:
-    found = finding(walker(lambda s, a, k: (s, TimeStep(s.astype(int), 1.0, False))))
-    assert "the observation after step has int32[1]" in found
-    assert "float32[1]" in found
-
-
-def test_unstable_shape() -> None:
-    found = finding(walker(lambda s, a, k: (s, TimeStep(jnp.zeros(3), 1.0, False))))
-    assert "the observation after step has float32[3]" in found
-
-
-def test_reward_that_is_not_a_scalar() -> None:
-    assert "reward has shape (1,)" in finding(walker(lambda s, a, k: (s, TimeStep(s, s, False))))
-
-
-def test_observation_unlike_its_space() -> None:
-    assert "the observation space has float32[7]" in finding(walker(space=Box(-9, 9, (7,))))
-
-
-# --- values -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("where", ["reward", "obs"])
-def test_nan(where: str) -> None:
-    name = {"reward": "reward", "obs": "observation"}[where]
-    assert f"a {name} is not finite" in finding(nan_at(4, where, length=6))
-
-
-def test_nan_from_reset() -> None:
-    def reset(key: Any) -> tuple[Any, Any]:
-        start, obs = _walker_reset(key)
-        return start, jnp.where(jax.random.uniform(jax.random.fold_in(key, 1)) < 0.1, jnp.nan, obs)
-
-    assert finding(walker(reset=reset)) == (
-        "a first observation is not finite; look for a division by zero or an overflow in reset"
-    )
-
-
-def test_out_of_bounds() -> None:
-    found = finding(walker(limits=2.0))
-    assert "outside the declared bounds" in found
-    assert "declared -2 to 2" in found
-
-
-# --- keys -------------------------------------------------------------------------------------------------------
+def nan_reset(key: Any) -> tuple[Any, Any]:
+    start, obs = _walker_reset(key)
+    return start, jnp.where(jax.random.uniform(jax.random.fold_in(key, 1)) < 0.1, jnp.nan, obs)
 
 
 def keyed_step(advance: bool) -> Any:
@@ -124,15 +76,6 @@ def keyed_reset(key: Any) -> tuple[Any, Any]:
     return {"place": place, "key": key}, place
 
 
-def test_a_key_in_the_state_that_never_advances() -> None:
-    found = finding(walker(keyed_step(advance=False), keyed_reset))
-    assert "['key'] does not advance" in found
-
-
-def test_a_key_in_the_state_that_advances() -> None:
-    assert check_env(walker(keyed_step(advance=True), keyed_reset), STEPS) == []
-
-
 def blind_step(state: Any, action: Any, key: Any) -> tuple[Any, TimeStep]:
     state = state + 2.0 * action - 1.0
     return state, TimeStep(state, 1.0, jnp.abs(state[0]) > 5)
@@ -142,64 +85,83 @@ def fixed_reset(key: Any) -> tuple[Any, Any]:
     return jnp.zeros(1), jnp.zeros(1)
 
 
-def test_ignored_keys() -> None:
-    assert "reset and step both ignore their keys" in finding(walker(blind_step, fixed_reset))
+def vain_reset(key: Any) -> tuple[Any, Any]:
+    start = 0.0 * jax.random.normal(key, (1,))
+    return start, start
 
 
-def test_a_deterministic_environment_may_say_so() -> None:
-    assert check_env(walker(blind_step, fixed_reset, deterministic=True), STEPS) == []
+def resetting_step(state: Any, action: Any, key: Any) -> tuple[Any, TimeStep]:
+    after, out = _walker_step(state, action, key)
+    after = jnp.where(out.terminated, jnp.clip(jax.random.normal(key, (1,)), -1, 1), after)
+    return after, out._replace(obs=after)
 
 
-def test_a_key_used_in_vain() -> None:
-    def reset(key: Any) -> tuple[Any, Any]:
-        start = 0.0 * jax.random.normal(key, (1,))
-        return start, start
+LENGTH = "if the task itself ends there, say so with Env(..., fixed_length=True)"
+FOUND: dict[str, tuple[Env, str]] = {
+    "a state of another structure": (
+        walker(constantly("grows")), "the state after step has no leaf ... keep the structure the same",
+    ),
+    "an observation of another dtype": (
+        walker(constantly(obs=np.zeros(1, np.int32))), "the observation after step has int32[1] ... float32[1]",
+    ),
+    "an observation of another shape": (
+        walker(constantly(obs=np.zeros(3, np.float32))), "the observation after step has float32[3]",
+    ),
+    "a reward that is no scalar": (walker(constantly(reward=np.zeros(1, np.float32))), "reward has shape (1,)"),
+    "an observation unlike its space": (walker(space=Box(-9, 9, (7,))), "the observation space has float32[7]"),
+    "a reward that is not finite": (nan_at(4, "reward", length=6), "a reward is not finite"),
+    "an observation that is not finite": (nan_at(4, "obs", length=6), "a observation is not finite"),
+    "a first observation that is not finite": (
+        walker(reset=nan_reset),
+        "a first observation is not finite; look for a division by zero or an overflow in reset",
+    ),
+    "out of bounds": (walker(limits=2.0), "outside the declared bounds ... declared -2 to 2"),
+    "a key in the state that stays": (walker(keyed_step(advance=False), keyed_reset), "['key'] does not advance"),
+    "ignored keys": (walker(blind_step, fixed_reset), "reset and step both ignore their keys"),
+    "a key used in vain": (walker(blind_step, vain_reset), "returns the same state for every key"),
+    "no truncation": (walker(constantly(), time_limit=None), "truncation is missing; set EnvSpec.time_limit"),
+    "a time limit told as an end": (
+        counting(length=12), f"set EnvSpec.time_limit=12 instead of terminating ... {LENGTH}",
+    ),
+    "a declared time limit told as an end": (
+        counting(length=7, time_limit=7), f"terminated at the time limit of 7 steps ... {LENGTH}",
+    ),
+    "many lengths declared as one": (
+        walker()._replace(fixed_length=True), "but the environment has fixed_length: leave it out",
+    ),
+    "a reset inside a step": (walker(resetting_step), "step resets by itself"),
+}  # fmt: skip
+"""Environments that are spoilt in one part, and words of the one line about it, in this order."""
 
-    assert "returns the same state for every key" in finding(walker(blind_step, reset))
+
+@pytest.mark.parametrize("case", FOUND)
+def test_one_thing_that_is_wrong_is_found(case: str) -> None:
+    env, said = FOUND[case]
+    (line,) = check_env(env, STEPS)
+    for part in said.split(" ... "):
+        assert part in line
+        line = line.split(part, 1)[1]
 
 
-# --- ends -------------------------------------------------------------------------------------------------------
-
-
-def test_missing_truncation() -> None:
-    env = walker(lambda s, a, k: (s, TimeStep(s, 1.0, False)), time_limit=None)
-    assert "truncation is missing; set EnvSpec.time_limit" in finding(env)
-
-
-def test_a_time_limit_told_as_termination() -> None:
-    assert "set EnvSpec.time_limit=12 instead of terminating" in finding(counting(length=12))
-
-
-def test_a_declared_time_limit_told_as_termination() -> None:
-    assert "terminated at the time limit of 7 steps" in finding(counting(length=7, time_limit=7))
-
-
-@pytest.mark.parametrize("limit", [None, 12])
-def test_a_task_of_one_length_may_say_so(limit: int | None) -> None:
-    env = counting(length=12, time_limit=limit)
-    assert "if the task itself ends there, say so with Env(..., fixed_length=True)" in finding(env)
-    assert check_env(env._replace(fixed_length=True), STEPS) == []
-
-
-def test_a_task_of_many_lengths_that_says_it_has_one() -> None:
-    assert "but the environment has fixed_length: leave it out" in finding(walker()._replace(fixed_length=True))
-
-
-def test_a_reset_inside_a_step() -> None:
-    def step(state: Any, action: Any, key: Any) -> tuple[Any, TimeStep]:
-        after, out = _walker_step(state, action, key)
-        after = jnp.where(out.terminated, jnp.clip(jax.random.normal(key, (1,)), -1, 1), after)
-        return after, out._replace(obs=after)
-
-    assert "step resets by itself" in finding(walker(step))
+@pytest.mark.parametrize(
+    "env",
+    [
+        walker(),
+        time_limited(10),
+        action_from_observation(),
+        walker(keyed_step(advance=True), keyed_reset),
+        walker(blind_step, fixed_reset, deterministic=True),
+        counting(length=12)._replace(fixed_length=True),
+        counting(length=12, time_limit=12)._replace(fixed_length=True),
+    ],
+    ids=["walk", "limit", "probe", "key that advances", "deterministic", "one length", "limited length"],
+)
+def test_good_toys_pass(env: Env) -> None:
+    assert check_env(env, STEPS) == []
 
 
 def test_every_finding_is_reported() -> None:
-    def step(state: Any, action: Any, key: Any) -> tuple[Any, TimeStep]:
-        return state, TimeStep(state, jnp.nan, False)
-
-    found = check_env(walker(step, fixed_reset, time_limit=None), STEPS)
+    found = check_env(walker(constantly(reward=jnp.nan), fixed_reset, time_limit=None), STEPS)
     assert len(found) == 3
-    assert [any(word in line for line in found) for word in ("not finite", "ignore their keys", "truncation")] == [
-        True
-    ] * 3
+    for word in ("not finite", "ignore their keys", "truncation"):
+        assert any(word in line for line in found)

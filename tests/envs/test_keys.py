@@ -19,8 +19,6 @@ NO_SAMPLERS = {"key_data", "key_impl", "key_dtype"}
 
 
 class Climb(NamedTuple):
-    """The state of a strategy of one's own."""
-
     key: Any
     init: Drawn
     step: Drawn
@@ -58,6 +56,7 @@ NAMES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @NAMES
 def test_an_environment_may_draw_from_any_sampler_in_its_reset_and_its_step(names: tuple[str, ...]) -> None:
     kinds: list[Any] = []

@@ -12,12 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from toys_suites import checked, trains_by_command
+from toys_suites import checked
 
-from jaxrl import train
-from jaxrl.envs import Env, env_names, make_env, vectorise
+from jaxrl.envs import Env, make_env, vectorise
 from jaxrl.envs.memory import DOWN, LEFT, RIGHT, TASKS, UP, names
-from jaxrl.errors import SettingsError
 
 EPISODES = 4_000
 DEFAULT_STEPS = {
@@ -66,11 +64,10 @@ def assert_mean(returns: np.ndarray, expected: float) -> None:
 
 
 def normal(x: float) -> float:
-    """Return the normal distribution function at `x`."""
     return (1 + erf(x / sqrt(2))) / 2
 
 
-# --- with a memory ------------------------------------------------------------------------------------------------
+# --- the best returns, with a memory and without --------------------------------------------------------------------
 
 
 def first_symbol(seen: np.ndarray) -> np.ndarray:
@@ -87,63 +84,28 @@ def sum_of_coins(seen: np.ndarray) -> np.ndarray:
     return seen[..., 0].sum(0)
 
 
+def parity(seen: np.ndarray) -> np.ndarray:
+    return sum_of_coins(seen) % 2
+
+
 def to_the_cue(seen: np.ndarray) -> np.ndarray:
     return np.where(seen[-1, :, 3] == 1, np.where(seen[0, :, 0] == 1, UP, DOWN), RIGHT)
+
+
+def into_one_arm(seen: np.ndarray) -> np.ndarray:
+    return np.where(seen[-1, :, 3] == 1, UP, RIGHT)
 
 
 def sign_of_the_sum(seen: np.ndarray) -> np.ndarray:
     return seen[..., 0].sum(0) > 0
 
 
-def spelt(x: Any) -> str | None:
-    return ",".join(f"{name}={value}" for name, value in x.items()) if isinstance(x, dict) else None
+def sign_of_the_last(seen: np.ndarray) -> np.ndarray:
+    return seen[-1, :, 0] > 0
 
 
-def of_tasks(names: str, cases: list[tuple[Any, ...]]) -> pytest.MarkDecorator:
-    """Parametrise over tasks; those of the default length, but for the maze's, are slow."""
-    slow = lambda case: () if {"length", "symbols"} & {*case[1]} or case[0] == "TMaze" else pytest.mark.slow
-    told = [pytest.param(*case, id=f"{case[0]}-{spelt(case[1])}", marks=slow(case)) for case in cases]
-    return pytest.mark.parametrize(names, told)
-
-
-@of_tasks(
-    "name, params, policy",
-    [
-        ("Recall", {}, first_symbol),
-        ("Recall", {"symbols": 3}, first_symbol),
-        ("Copy", {}, symbols_in_order),
-        ("Copy", {"symbols": 2, "length": 2, "wait": 0}, symbols_in_order),
-        ("Count", {}, sum_of_coins),
-        ("Count", {"length": 5}, sum_of_coins),
-        ("Parity", {}, lambda seen: sum_of_coins(seen) % 2),
-        ("Parity", {"length": 2}, lambda seen: sum_of_coins(seen) % 2),
-        ("TMaze", {}, to_the_cue),
-        ("TMaze", {"length": 1}, to_the_cue),
-    ],
-)
-def test_a_perfect_memory_has_a_return_of_1_in_every_episode(name: str, params: Any, policy: Policy) -> None:
-    np.testing.assert_allclose(played(name, params, policy), 1.0, rtol=1e-6)
-
-
-@of_tasks(
-    "name, params, best",
-    [
-        ("NoisyCue", {}, normal(sqrt(20) / 2)),
-        ("NoisyCue", {"length": 5, "noise": 3}, normal(sqrt(5) / 3)),
-        ("NoisyCue", {"length": 5, "noise": 0.0}, 1.0),
-    ],
-)
-def test_the_sign_of_all_noisy_cues_is_right_as_often_as_the_normal_distribution_says(
-    name: str, params: Any, best: float
-) -> None:
-    returns = played(name, params, sign_of_the_sum)
-    if best == 1:
-        assert (returns == 1).all()
-    else:
-        assert_mean(returns, best)
-
-
-# --- without one --------------------------------------------------------------------------------------------------
+def last_coin(seen: np.ndarray) -> np.ndarray:
+    return seen[-1, :, 0]
 
 
 def always(action: int) -> Policy:
@@ -155,31 +117,39 @@ def likeliest_count(length: int) -> Policy:
     return lambda seen: seen[-1, :, 0] + (length - 1) // 2
 
 
-def into_one_arm(seen: np.ndarray) -> np.ndarray:
-    return np.where(seen[-1, :, 3] == 1, UP, RIGHT)
+BEST: dict[tuple[str, str], tuple[Policy, float, Policy, float]] = {
+    ("Recall", "symbols=3"): (first_symbol, 1, always(0), 1 / 3),
+    ("Copy", "symbols=2 length=2 wait=0"): (symbols_in_order, 1, always(1), 1 / 2),
+    ("Count", "length=5"): (sum_of_coins, 1, likeliest_count(5), 6 / 16),
+    ("Parity", "length=2"): (parity, 1, last_coin, 1 / 2),
+    ("TMaze", ""): (to_the_cue, 1, into_one_arm, 1 / 2),
+    # Noisy cues are right as often as the normal distribution says.
+    ("NoisyCue", "length=5 noise=3"): (sign_of_the_sum, normal(sqrt(5) / 3), sign_of_the_last, normal(1 / 3)),
+    ("NoisyCue", "length=5 noise=0"): (sign_of_the_sum, 1, sign_of_the_last, 1),
+    ("NoisyCue", "noise=1"): (sign_of_the_sum, normal(sqrt(20)), sign_of_the_last, normal(1)),
+    ("Recall", ""): (first_symbol, 1, always(2), 1 / 4),
+    ("Copy", ""): (symbols_in_order, 1, always(1), 1 / 4),
+    ("Count", ""): (sum_of_coins, 1, likeliest_count(20), comb(19, 9) / 2**19),
+    ("Parity", ""): (parity, 1, always(1), 1 / 2),
+    ("TMaze", "length=1"): (to_the_cue, 1, into_one_arm, 1 / 2),
+    ("NoisyCue", ""): (sign_of_the_sum, normal(sqrt(20) / 2), sign_of_the_last, normal(1 / 2)),
+}
+"""Tasks with parameters: the best policy and its mean return, and the same of those that see only the present."""
+EVERY_DAY = list(BEST)[:6]
 
 
-@of_tasks(
-    "name, params, policy, best",
-    [
-        ("Recall", {}, always(2), 1 / 4),
-        ("Recall", {"symbols": 3}, always(0), 1 / 3),
-        ("Copy", {}, always(1), 1 / 4),
-        ("Copy", {"symbols": 2, "length": 2, "wait": 0}, always(1), 1 / 2),
-        ("Count", {}, likeliest_count(20), comb(19, 9) / 2**19),
-        ("Count", {"length": 5}, likeliest_count(5), 6 / 16),
-        ("Parity", {}, always(1), 1 / 2),
-        ("Parity", {"length": 2}, lambda seen: seen[-1, :, 0], 1 / 2),
-        ("TMaze", {}, into_one_arm, 1 / 2),
-        ("NoisyCue", {}, lambda seen: seen[-1, :, 0] > 0, normal(1 / 2)),
-        ("NoisyCue", {"length": 5, "noise": 3}, lambda seen: seen[-1, :, 0] > 0, normal(1 / 3)),
-        ("NoisyCue", {"noise": 1.0}, lambda seen: seen[-1, :, 0] > 0, normal(1)),
-    ],
-)
-def test_the_best_policy_without_a_memory_has_the_return_that_is_stated(
-    name: str, params: Any, policy: Policy, best: float
-) -> None:
-    assert_mean(played(name, params, policy), best)
+@pytest.mark.every_day(*("-".join(case) for case in EVERY_DAY))
+@pytest.mark.parametrize("case", BEST, ids="-".join)
+def test_the_best_returns_with_a_memory_and_without_are_those_that_are_stated(case: tuple[str, str]) -> None:
+    name, given = case
+    params = {word: float(number) for word, number in (pair.split("=") for pair in given.split())}
+    with_memory, best, without, chance = BEST[case]
+    for policy, mean in ((with_memory, best), (without, chance)):
+        returns = played(name, params, policy)
+        if mean == 1:
+            np.testing.assert_allclose(returns, 1.0, rtol=1e-6)
+        else:
+            assert_mean(returns, mean)
 
 
 def test_no_answers_without_a_memory_count_better_than_the_stated() -> None:
@@ -336,41 +306,3 @@ def test_the_documentation_tells_the_arguments_and_their_defaults(name: str) -> 
     told = dict(pair.split() for pair in re.findall(r"`(.+?)`", documented()[name][0]))
     known = inspect.signature(TASKS[name.removeprefix("memory:")]).parameters
     assert told == {word: f"{parameter.default:g}" for word, parameter in known.items()}
-
-
-def test_tasks_are_listed_and_found_without_their_prefix(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        train.main(["--list-envs"])
-    *listed, last = capsys.readouterr().out.splitlines()
-    assert set(names()) <= {*listed} & {*env_names()}
-    assert "memory:" not in last
-    with pytest.raises(SettingsError, match=r"unknown environment 'TMaze'; did you mean memory:TMaze\?"):
-        make_env("TMaze")
-
-
-@pytest.mark.parametrize(
-    ("name", "params", "said"),
-    [
-        ("TMase", {}, r"unknown environment 'memory:TMase'; did you mean memory:TMaze\?"),
-        ("TMaze", {"lenght": 9}, r"memory:TMaze has no parameter 'lenght'; did you mean length\?"),
-        ("Parity", {"symbols": 9}, r"memory:Parity has no parameter 'symbols'; known: length"),
-        ("TMaze", {"length": 0}, "memory:TMaze: length is 0; expected a whole number of at least 1"),
-        ("Recall", {"length": 2.5}, "memory:Recall: length is 2.5; expected a whole number of at least 1"),
-        ("Recall", {"symbols": 1.0}, "memory:Recall: symbols is 1; expected a whole number of at least 2"),
-        ("Copy", {"wait": -1}, "memory:Copy: wait is -1; expected a whole number of at least 0"),
-        ("Copy", {"wait": "long"}, "memory:Copy: wait is 'long'; expected a whole number of at least 0"),
-        ("Count", {"length": 1}, "memory:Count: length is 1; expected a whole number of at least 2"),
-        ("Count", {"length": 1e6}, "memory:Count: length is 1000000; expected at most 100000"),
-        ("NoisyCue", {"noise": -0.5}, "memory:NoisyCue: noise is -0.5; expected a number from 0 to 1000"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line(name: str, params: Any, said: str) -> None:
-    with pytest.raises(SettingsError, match=said) as refused:
-        make_env(f"memory:{name}", **params)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.slow
-def test_a_run_is_trained_and_evaluated_by_the_command_line(tmp_path: Path) -> None:
-    said = trains_by_command("memory:Recall", tmp_path, "--env-args", "length", "3", "symbols", "2")
-    assert "over 4 episodes, 0 unfinished" in said

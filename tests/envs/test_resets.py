@@ -78,6 +78,7 @@ def test_a_pool_makes_as_many_starts_as_there_are_episodes() -> None:
         assert int(state.starts.head) == handed % 7
 
 
+@pytest.mark.slow
 def test_starts_of_a_pool_are_distributed_as_fresh_ones() -> None:
     actions = np.random.default_rng(1).integers(0, 2, (1_500, 8), np.int32)
     env = make_env("CartPole-v1", max_steps_in_episode=30)

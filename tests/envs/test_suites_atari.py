@@ -1,18 +1,15 @@
 """Atari: frames are those of Gymnasium's own preprocessing, and lives end episodes in training alone."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from toys_suites import presets_fit, trains_by_command
 
 from jaxrl.cli.algos import build
 from jaxrl.cli.config import preset
 from jaxrl.envs import HostEnv, make_env
 from jaxrl.envs.host import HostVectorEnv
-from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete
 from jaxrl.strategies.base import Policy
 from jaxrl.training.evaluator import HostEvaluator
@@ -122,31 +119,7 @@ def test_evaluation_plays_whole_games_for_their_own_rewards(suite: str) -> None:
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
 def test_there_are_presets(algo: str) -> None:
     pytest.importorskip("ale_py")
-    if algo == "ppo":
-        presets_fit("gymnasium:ALE/Pong-v5")
     config = preset(algo, "gymnasium:ALE/Pong-v5")
     strategy = build(algo, config)
     assert strategy.policy.spec.observation_space.shape == (84, 84, 1)
     assert (config.processor.frame_stack, config.processor.reward_clip) == (4, 1)
-
-
-def test_it_trains_and_is_evaluated_by_command(tmp_path: Path) -> None:
-    pytest.importorskip("ale_py")
-    life = ("--env-args", "life_loss", "true", "max_num_frames_per_episode", "400")
-    said = trains_by_command("gymnasium:ALE/Breakout-v5", tmp_path, *life)
-    assert "info/lives" in said
-
-
-@pytest.mark.parametrize(
-    ("params", "said"),
-    [
-        ({"repeat_action_probability": 2}, r"repeat_action_probability is 2.0; expected"),
-        ({"frameskip": 4}, r"has no parameter 'frameskip'; did you mean frame_skip"),
-        ({"noop_max": -1}, r"noop_max is -1; expected a whole number of at least 0"),
-        ({"raw": 1, "life_loss": 1}, r"life_loss is for games that are preprocessed"),
-    ],
-)
-def test_what_cannot_be_is_refused(params: dict[str, Any], said: str) -> None:
-    pytest.importorskip("ale_py")
-    with pytest.raises(SettingsError, match=said):
-        make_env("gymnasium:ALE/Pong-v5", **params)

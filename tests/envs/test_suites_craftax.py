@@ -1,17 +1,13 @@
 """Craftax: every name keeps its contract, and limits are not ends."""
 
-from pathlib import Path
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_suites import checked, keeps_its_contract, played, presets_fit, trains_by_command
+from toys_suites import checked, keeps_its_contract, played
 
 from jaxrl.envs import make_env, vectorise
 from jaxrl.envs.craftax import NAMES
-from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete
 
 craftax_env = pytest.importorskip("craftax.craftax_env")
@@ -82,30 +78,3 @@ def test_pixels_and_pictures() -> None:
     assert (seen.shape, seen.dtype, picture.shape, picture.dtype) == ((63, 63, 3), np.uint8, (144, 144, 3), np.uint8)
     assert 20 < np.asarray(seen).mean() < 235
     assert abs(float(picture.mean()) - float(np.asarray(seen).mean())) < 15
-
-
-@pytest.mark.parametrize(
-    ("name", "params", "said"),
-    [
-        ("Craftax-Symbolic", {}, r"unknown environment 'craftax:Craftax-Symbolic'; did you mean craftax:Craftax-Symb"),
-        ("Craftax-Symbolic-v1", {"max_timestep": 3}, r"no parameter 'max_timestep'; did you mean max_timesteps\?"),
-        ("Craftax-Symbolic-v1", {"god_mode": 3}, "god_mode is 3; expected true or false"),
-        ("Craftax-Symbolic-v1", {"max_timesteps": 3.5}, "max_timesteps is 3.5; expected a whole number"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line(name: str, params: Any, said: str) -> None:
-    with pytest.raises(SettingsError, match=said) as refused:
-        make_env(f"craftax:{name}", **params)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_run_is_trained_and_evaluated_by_the_command_line(tmp_path: Path) -> None:
-    said = trains_by_command(CLASSIC, tmp_path, "--env-args", "max_timesteps", "20")
-    assert "over 4 episodes, 0 unfinished" in said
-    rows = (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert '"episode_achievements/collect_wood"' in rows
-
-
-@pytest.mark.parametrize("name", ["Craftax-Classic-Symbolic-v1"])
-def test_presets_fit(name: str) -> None:
-    presets_fit(f"craftax:{name}")

@@ -1,8 +1,6 @@
 """JaxMARL: agents share a policy, numbers are the suite's, and limits are not ends."""
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +8,9 @@ import numpy as np
 import pytest
 from toys_suites import checked
 
-import jaxrl
 from jaxrl.envs import make_env
 from jaxrl.envs.jaxmarl import KINDS
-from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box
-from jaxrl.training.storage.leaves import state_digest
 
 jaxmarl = pytest.importorskip("jaxmarl")
 pytestmark = pytest.mark.slow
@@ -86,33 +81,3 @@ def test_a_longer_limit_replaces_that_of_the_suite_also_where_a_wrapper_has_it()
     _, out = jax.jit(env.step)(late, jnp.full(5, 4), jax.random.key(1))
     assert not out.terminated.any()
     assert not out.truncated
-
-
-@pytest.mark.parametrize(
-    ("name", "params", "said"),
-    [
-        ("MPE_simple_tag_v3", {}, "MPE_simple_tag_v3 is not supported: its agents differ"),
-        ("MPE_simple_spread", {}, r"did you mean jaxmarl:MPE_simple_spread_v3\?"),
-        ("MPE_simple_spread_v3", {"num_agent": 2}, r"has no parameter 'num_agent'; did you mean num_agents\?"),
-        ("MPE_simple_spread_v3", {"local_ratio": 2}, "cannot be made with .*: local_ratio must be between 0.0 and 1.0"),
-        ("switch_riddle", {"num_agents": 2}, "cannot be made with .*: The minimum number of agents"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line(name: str, params: Any, said: str) -> None:
-    with pytest.raises(SettingsError, match=said) as refused:
-        make_env(f"jaxmarl:{name}", **params)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-
-    def trainer(max_opts: int, run: str, **resume: bool) -> jaxrl.Trainer:
-        env = make_env("jaxmarl:MPE_simple_spread_v3")
-        strategy = jaxrl.on_policy(env, jaxrl.ppo(), num_envs=6, rollout=8, epochs=1, minibatches=1)
-        settings = {"max_opts": max_opts, "eval_interval": 0, "eval_episodes": 0, "recorders": []}
-        return jaxrl.Trainer(strategy, run_dir=str(tmp_path / run), **settings, **resume)
-
-    whole = trainer(8, "whole").train()
-    trainer(4, "parts").train()
-    parts = trainer(8, "parts", resume=True).train()
-    assert state_digest(whole.state) == state_digest(parts.state)

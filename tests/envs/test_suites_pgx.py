@@ -1,15 +1,11 @@
 """Pgx: every game for one player keeps its contract, its numbers are the suite's, and limits are not ends."""
 
-from pathlib import Path
-from typing import Any
-
 import jax
 import numpy as np
 import pytest
-from toys_suites import checked, keeps_its_contract, played, resumes_to_the_same_bits, trains_by_command
+from toys_suites import checked, keeps_its_contract, played
 
 from jaxrl.envs import make_env
-from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box
 
 pgx = pytest.importorskip("pgx")
@@ -94,30 +90,3 @@ def test_a_state_is_drawn() -> None:
         env = make_env(name)
         assert env.render is not None
         assert env.render(env.reset(jax.random.key(0))[0]).shape == (300, 300, 3)
-
-
-@pytest.mark.parametrize(
-    ("name", "params", "said"),
-    [
-        ("breakout", {}, r"unknown environment 'pgx:breakout'; did you mean pgx:minatar-breakout\?"),
-        ("go_9x9", {}, r"^pgx:go_9x9 is a game for 2 players; those for one: 2048, minatar-asterix"),
-        ("2048", {"sticky": 1}, "pgx:2048 has no parameter 'sticky'; it has none"),
-        ("minatar-breakout", {"sticky_prob": 1}, r"'sticky_prob'; did you mean sticky_action_prob\?"),
-        ("minatar-breakout", {"sticky_action_prob": 1.5}, "sticky_action_prob is 1.5; expected a number from 0 to 1"),
-        ("2048", {"time_limit": 0}, "time_limit is 0; expected a whole number of at least 1"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line(name: str, params: Any, said: str) -> None:
-    with pytest.raises(SettingsError, match=said) as refused:
-        make_env(f"pgx:{name}", **params)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    resumes_to_the_same_bits("pgx:minatar-breakout", tmp_path)
-
-
-@pytest.mark.parametrize("name", ["2048", "minatar-space_invaders"])
-def test_a_run_is_trained_and_evaluated_by_the_command_line(name: str, tmp_path: Path) -> None:
-    said = trains_by_command(f"pgx:{name}", tmp_path, "--env-args", "time_limit", "40")
-    assert "over 4 episodes, 0 unfinished" in said

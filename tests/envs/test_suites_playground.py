@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from toys_envs import rollout
-from toys_suites import checked, keeps_its_contract, played, presets_fit, resumes_to_the_same_bits, trains_by_command
+from toys_suites import checked, keeps_its_contract, played
 
 import jaxrl
 from jaxrl.envs import make_env, vectorise
@@ -94,36 +94,6 @@ def test_robots_are_never_fetched_unasked(name: str, tmp_path: Path, monkeypatch
     with pytest.raises(SettingsError, match="which are never fetched unasked: git clone https:") as refused:
         make_env(PREFIX + name)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "params", "said"),
-    [
-        ("CartpoleBalanc", {}, "unknown environment 'playground:CartpoleBalanc'; did you mean playground:Cartpole"),
-        ("CartpoleBalance", {"ctrl_td": 1}, r"CartpoleBalance has no parameter 'ctrl_td'; did you mean ctrl_dt\?"),
-        ("CartpoleBalance", {"ctrl_dt": 0.001}, "ctrl_dt is 0.001; expected at least sim_dt, 0.01"),
-        ("CartpoleBalance", {"impl": "bullet"}, "Playground cannot make CartpoleBalance: 'bullet'"),
-        ("CartpoleBalance", {"episode_length": 0}, "episode_length is 0; expected a whole number of at least 1"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line(name: str, params: Any, said: str) -> None:
-    with pytest.raises(SettingsError, match=said) as refused:
-        make_env(PREFIX + name, **params)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    resumes_to_the_same_bits(CARTPOLE, tmp_path, episode_length=6)
-
-
-def test_a_run_is_trained_and_evaluated_by_the_command_line(tmp_path: Path) -> None:
-    said = trains_by_command(CARTPOLE, tmp_path, "--env-args", "episode_length", "20")
-    assert "over 4 episodes, 0 unfinished" in said
-
-
-@pytest.mark.parametrize("name", ["CartpoleBalance"])
-def test_presets_fit(name: str) -> None:
-    presets_fit(f"playground:{name}")
 
 
 # --- a model for each episode -----------------------------------------------------------------------------------

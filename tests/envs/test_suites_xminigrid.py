@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from toys_suites import checked, keeps_its_contract, played, resumes_to_the_same_bits, trains_by_command
+from toys_suites import checked, keeps_its_contract, played
 
 from jaxrl.envs import make_env, vectorise
 from jaxrl.errors import SettingsError
@@ -95,27 +95,6 @@ def test_a_state_is_drawn() -> None:
     assert (picture.shape, picture.dtype) == ((160, 160, 3), np.uint8)
 
 
-@pytest.mark.parametrize(
-    ("name", "params", "said"),
-    [
-        ("MiniGrid-Emtpy-8x8", {}, r"unknown environment 'xminigrid:MiniGrid-Emtpy-8x8'; did you mean xminigrid:Mini"),
-        ("MiniGrid-Empty-5x5", {"hight": 9}, r"has no parameter 'hight'; did you mean height\?"),
-        ("MiniGrid-Empty-5x5", {"height": 2}, "height is 2; expected a whole number of at least 5"),
-        ("MiniGrid-Empty-5x5", {"view_size": 4}, "view_size is 4; expected an odd number"),
-        ("MiniGrid-Empty-5x5", {"max_steps": 2.5}, "max_steps is 2.5; expected a whole number"),
-        ("MiniGrid-Empty-5x5", {"one_hot": 2}, r"one_hot is 2; expected true or false"),
-        ("MiniGrid-Empty-5x5", {"pickles": True}, "has no parameter 'pickles'"),
-        ("XLand-MiniGrid-R1-9x9", {}, "has no goal of its own; give a RuleSet"),
-        ("XLand-MiniGrid-R1-9x9", {"benchmark": "trivial-12k"}, r"'trivial-12k'; did you mean trivial-21k"),
-        ("XLand-MiniGrid-R1-9x9", {"benchmark": "trivial-21k", "ruleset": 0}, "is a pickle from the internet"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line(name: str, params: Any, said: str) -> None:
-    with pytest.raises(SettingsError, match=said) as refused:
-        make_env(f"xminigrid:{name}", **params)
-    assert "\n" not in str(refused.value)
-
-
 def test_a_ruleset_of_a_benchmark_is_loaded_only_where_pickles_are_allowed(tmp_path: Path, monkeypatch: Any) -> None:
     rules = {word: np.asarray(value)[None].repeat(3, 0) for word, value in vars(a_ruleset()).items()}
     data = {"goals": rules["goal"], "rules": rules["rules"], "init_tiles": rules["init_tiles"], "num_rules": np.ones(3)}
@@ -127,12 +106,3 @@ def test_a_ruleset_of_a_benchmark_is_loaded_only_where_pickles_are_allowed(tmp_p
     keeps_its_contract(env)
     with pytest.raises(SettingsError, match="ruleset is 3; trivial-21k has 3, counted from 0"):
         make_env("xminigrid:XLand-MiniGrid-R1-9x9", ruleset=3, **params)
-
-
-def test_a_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    resumes_to_the_same_bits("xminigrid:MiniGrid-EmptyRandom-5x5", tmp_path, max_steps=9)
-
-
-def test_a_run_is_trained_and_evaluated_by_the_command_line(tmp_path: Path) -> None:
-    said = trains_by_command("xminigrid:MiniGrid-Empty-5x5", tmp_path, "--env-args", "max_steps", "20")
-    assert "over 4 episodes, 0 unfinished" in said

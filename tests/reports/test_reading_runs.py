@@ -98,18 +98,12 @@ def test_a_last_evaluation_without_a_score_is_not_replaced_by_the_one_before(tmp
     assert one(path).log.score.y.tolist() == [1.0, 2.0]
 
 
-def test_the_best_is_what_was_confirmed(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "a")
-    scores = [(5.0, 3.0, True), (9.0, 2.0, False)]
-    log(path, [{"kind": "eval", **place(1), "score": s, "confirm_score": c, "is_best": b} for s, c, b in scores])
-    assert one(path).best == 3.0
-
-
-def test_the_best_is_the_score_where_nothing_is_confirmed(tmp_path: Path) -> None:
-    """As with `confirm_best=False`: the column is there, and empty."""
-    path = write_run(tmp_path / "a")
-    log(path, [{"kind": "eval", **place(1), "score": 5.0, "confirm_score": None, "is_best": True}])
-    assert one(path).best == 5.0
+def test_the_best_is_what_was_confirmed_or_else_the_score(tmp_path: Path) -> None:
+    """With `confirm_best=False` the column is there, and empty."""
+    for name, scores, best in (("a", [(5.0, 3.0, True), (9.0, 2.0, False)], 3.0), ("b", [(5.0, None, True)], 5.0)):
+        path = write_run(tmp_path / name)
+        log(path, [{"kind": "eval", **place(1), "score": s, "confirm_score": c, "is_best": b} for s, c, b in scores])
+        assert one(path).best == best
 
 
 def test_a_population_is_its_members(tmp_path: Path) -> None:
