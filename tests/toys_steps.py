@@ -1,12 +1,15 @@
 """Strategies that a test drives step by step, and the counting environment, which it walks through again by hand."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import jaxrl
+from jaxrl.strategies.base import iterate
 
 KEY = jax.random.key(1)
 
@@ -29,6 +32,32 @@ def stepped(strategy: jaxrl.Strategy, iterations: int, key: Any = KEY) -> tuple[
         return first, *jax.lax.scan(step, first, np.arange(iterations, dtype=np.uint32))
 
     return jax.jit(run)(key)
+
+
+def watched(strategy: jaxrl.Strategy, iterations: int, look: Callable[[Any], Any], key: Any = KEY) -> tuple[Any, Any]:
+    """Return what `look` sees of the state after each of so many iterations, and the metrics; all in one program."""
+
+    def step(state: Any, t: Any) -> Any:
+        state, metrics = strategy.step(state, jax.random.fold_in(state.key, t), t)
+        return state, (look(state), metrics)
+
+    times = np.arange(iterations, dtype=np.uint32)
+    return jax.tree.map(np.asarray, jax.jit(lambda key: jax.lax.scan(step, strategy.init(key), times)[1])(key))
+
+
+def trained(strategy: jaxrl.Strategy, iterations: int, seed: int = 0) -> Any:
+    """Return the state after so many iterations, in one program; that of a strategy is compiled once."""
+    return _training(strategy.init, strategy.step)(jax.random.key(seed), jnp.uint32(iterations))
+
+
+@lru_cache(maxsize=4)
+def _training(init: Any, step: Any) -> Any:
+    @jax.jit
+    def train(key: Any, stop: Any) -> Any:
+        state = init(key)
+        return iterate(lambda state, key, t: step(state, key, t)[0], state.key, state, jnp.uint32(0), stop)
+
+    return train
 
 
 class Walked(NamedTuple):
