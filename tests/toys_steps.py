@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxrl
+from jaxrl.agents import Agent
 from jaxrl.strategies.base import iterate
 
 KEY = jax.random.key(1)
@@ -58,6 +59,21 @@ def _training(init: Any, step: Any) -> Any:
         return iterate(lambda state, key, t: step(state, key, t)[0], state.key, state, jnp.uint32(0), stop)
 
     return train
+
+
+def summing(spec: jaxrl.EnvSpec) -> Agent:
+    """Make an agent that does nothing but mix the bits of what it is given into a number."""
+    return Agent(
+        "summing",
+        init=lambda key: jnp.uint32(0),
+        act=lambda state, obs, key, opt_step, mode: (jnp.zeros(len(obs), int), ()),
+        update=lambda state, batch, key, opt_step: (
+            31 * state + jax.lax.bitcast_convert_type(batch.items.obs.sum(), jnp.uint32),
+            {},
+            batch.items.obs[:, 0] ** 2,
+        ),
+        strip=lambda state: state,
+    )
 
 
 class Walked(NamedTuple):

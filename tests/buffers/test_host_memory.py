@@ -10,9 +10,9 @@ import jax
 import pytest
 from toys_beside import QUIET
 from toys_session import SPEC, Script, digest, drive
+from toys_steps import summing
 
 import jaxrl
-from jaxrl.agents import Agent
 from jaxrl.training import memory
 from jaxrl.training.program import jit_run, state_shapes
 from jaxrl.training.storage.leaves import state_digest
@@ -24,21 +24,6 @@ BUFFERS: dict[str, Any] = {
     "compact": lambda *args, **given: jaxrl.uniform(*args, compact=True, **given),
     "frames": lambda *args, **given: jaxrl.prioritised(*args, compact=True, frames=2, **given),
 }
-
-
-def summing(spec: jaxrl.EnvSpec) -> Agent:
-    """Make an agent that does nothing but mix the bits of what it is given into a number."""
-    return Agent(
-        "summing",
-        init=lambda key: jax.numpy.uint32(0),
-        act=lambda state, obs, key, opt_step, mode: (jax.numpy.zeros(len(obs), int), ()),
-        update=lambda state, batch, key, opt_step: (
-            31 * state + jax.lax.bitcast_convert_type(batch.items.obs.sum(), jax.numpy.uint32),
-            {},
-            batch.items.obs[:, 0] ** 2,
-        ),
-        strip=lambda state: state,
-    )
 
 
 def wandering() -> jaxrl.Env:

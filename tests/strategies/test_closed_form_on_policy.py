@@ -19,7 +19,7 @@ DISCOUNT = 0.8
 FEATURES = (16,)
 ACTION_INDEPENDENT = [name for name in TOYS if name != "action_preference"]
 GRADIENTS = {
-    "ppo": (ppo, {"iterations": 500, "epochs": 4, "minibatches": 2}),
+    "ppo": (ppo, {"iterations": 250, "epochs": 4, "minibatches": 2}),
     "a2c": (a2c, {"iterations": 2_000, "epochs": 1, "minibatches": 1}),
     "impala": (impala, {"iterations": 2_000, "epochs": 1, "minibatches": 1}),
     "reinforce": (reinforce, {"iterations": 2_000, "epochs": 1, "minibatches": 1}),

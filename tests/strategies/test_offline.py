@@ -145,7 +145,7 @@ def test_conservative_values_are_where_the_pull_of_the_targets_equals_that_of_th
     assert np.abs(q - REWARD).max() > 0.2
 
 
-@pytest.mark.every_day("iql")
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [jaxrl.iql, jaxrl.awac], ids=["iql", "awac"])
 def test_what_was_cut_is_worth_what_follows_and_what_terminated_is_not(make: Any) -> None:
     """Paid 1 for ever at a discount of 0.5: 2 where it was only cut, and 1 where it ends at once."""
