@@ -196,6 +196,7 @@ def test_of_a_block_with_more_ends_than_places_the_last_stay() -> None:
 # --- frames ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_stacks_are_read_the_same_as_on_accelerators() -> None:
     """There what is read is not packed again."""
     stream = blocks(chain(frame_stack(3), n_step(1)), 2, 1, 0.3)

@@ -235,6 +235,8 @@ def test_memories_beside_observations_stay_as_they_are() -> None:
     np.testing.assert_array_equal(items.obs.obs["desired_goal"][:, 0], [103, 103])
 
 
+# Slow: every day it is the rings by themselves, in `tests/contracts/test_buffers.py`.
+@pytest.mark.slow
 def test_members_of_a_population_hold_what_each_would_alone() -> None:
     buffer = made(jaxrl.prioritised(16, batch_size=8))
     push, several = jax.jit(buffer.push), jax.jit(jax.vmap(buffer.push, in_axes=(0, 0, None)))

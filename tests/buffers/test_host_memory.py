@@ -54,7 +54,7 @@ def on_host(state: Any) -> list[Any]:
     return [x for x in jax.tree.leaves(state.buffer) if x.sharding.memory_kind == "pinned_host"]
 
 
-@pytest.mark.every_day("frames")
+@pytest.mark.every_day("compact")
 @pytest.mark.parametrize("kind", BUFFERS)
 def test_samples_are_those_of_the_device_to_the_bit(kind: str) -> None:
     states = {where: trainer(strategy(where, kind)).train().state for where in ("device", "host")}
@@ -66,9 +66,9 @@ def test_samples_are_those_of_the_device_to_the_bit(kind: str) -> None:
 
 
 def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits_and_its_replay_is_there_again(tmp_path: Path) -> None:
-    made, run = strategy("host", "frames"), str(tmp_path / "cut")
+    made, run = strategy("host", "compact"), str(tmp_path / "cut")
     whole = trainer(made).train().state
-    trainer(strategy("device", "frames"), run_dir=run, max_opts=60).train()  # where replay was before does not matter
+    trainer(strategy("device", "compact"), run_dir=run, max_opts=60).train()  # where replay was before does not matter
     state = trainer(made, run_dir=run, resume=True).train().state
     assert state_digest(state) == state_digest(whole)
     assert len(on_host(state)) == len(on_host(whole)) > 0

@@ -213,6 +213,7 @@ def random_steps(seed: int, count: int = 30, num_envs: int = 5) -> tuple[np.ndar
     return rng.integers(0, 1000, (num_envs, 2)).astype(np.float32), steps
 
 
+@pytest.mark.every_day("1", "7")
 @pytest.mark.parametrize("n", [1, 2, 3, 7])
 def test_random_steps_agree_with_the_reference(n: int) -> None:
     """Of three seeds, side by side."""

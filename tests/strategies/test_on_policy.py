@@ -443,6 +443,8 @@ def test_only_one_may_change_the_learning_rate(settings, words):
 # --- a run is a function of its settings and its seed ------------------------------------------------------------
 
 
+# Slow: every day, runs of several strategies go on to the same bits.
+@pytest.mark.slow
 def test_how_a_run_is_cut_into_calls_does_not_change_a_bit():
     strategy, start, _ = counting_updates()
     body = lambda state, key, t: strategy.step(state, key, t)[0]

@@ -115,6 +115,8 @@ def test_what_is_changed_behind_a_normaliser_is_scaled_as_it_comes() -> None:
         jax.eval_shape(lambda key, init=init, step=step: step(init(key), key, jnp.uint32(0)), KEY)
 
 
+# Slow: every day it is the strategies above, whose halves of a step a session calls.
+@pytest.mark.slow
 def test_a_session_scales_alike() -> None:
     session = jaxrl.Session(
         EnvSpec("Climbing", *SPACES, None),

@@ -331,7 +331,7 @@ def assert_nothing_drawn_inside(strategy: jaxrl.Strategy) -> None:
     assert len(drawn_inside(jaxpr, 1)) > len(drawn_inside(jaxpr, 2)) == 0
 
 
-@pytest.mark.every_day("ppo", "an environment of one's own, 3 steps")
+@pytest.mark.every_day("ppo")
 @pytest.mark.parametrize("name", TRAINED)
 def test_nothing_is_drawn_in_the_inner_loop_of_training(name: str) -> None:
     assert_nothing_drawn_inside(TRAINED[name]())
