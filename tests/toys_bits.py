@@ -18,7 +18,8 @@ def same_bits(a: Any, b: Any) -> bool:
 
 
 def require_same_bits(came: Any, wanted: Any) -> None:
-    """Fail, naming the first leaf that differs, unless the trees are equal."""
+    """Fail, naming the first leaf that differs, unless the trees are equal in their numbers and dtypes."""
     leaves = zip(jax.tree.leaves_with_path(numbers(came)), jax.tree.leaves(numbers(wanted)), strict=True)
     for (path, x), y in leaves:
+        assert x.dtype == y.dtype, jax.tree_util.keystr(path)
         np.testing.assert_array_equal(x, y, err_msg=jax.tree_util.keystr(path))

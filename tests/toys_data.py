@@ -1,15 +1,11 @@
 """Small data sets whose answers can be worked by hand, for tests."""
 
-from functools import lru_cache
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 import jaxrl
 from jaxrl.spaces import Box, Discrete, EnvSpec
-from jaxrl.strategies.base import iterate
 
 ONE = np.float32(1)
 
@@ -38,18 +34,3 @@ def walk(lengths: tuple[int, ...] = (4, 3, 5), terminated: tuple[bool, ...] = (T
     spec = EnvSpec("Walk", Box(0.0, 100.0, (1,)), Discrete(2))
     action = (obs[:, 0] % 2).astype(np.int32)
     return jaxrl.Dataset(spec, obs, action, reward, obs + ONE, last & ended, last & ~ended)
-
-
-def trained(strategy: jaxrl.Strategy, opts: int, seed: int = 0) -> Any:
-    """Return the state after `opts` iterations."""
-    return _training(strategy.init, strategy.step)(jax.random.key(seed), jnp.uint32(opts))
-
-
-@lru_cache(maxsize=4)
-def _training(init: Any, step: Any) -> Any:
-    @jax.jit
-    def train(key: Any, stop: Any) -> Any:
-        state = init(key)
-        return iterate(lambda state, key, t: step(state, key, t)[0], state.key, state, jnp.uint32(0), stop)
-
-    return train

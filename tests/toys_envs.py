@@ -101,36 +101,12 @@ def _spoilt(where: str, out: TimeStep, when: Array) -> TimeStep:
     return out._replace(**{where: jnp.where(when, jnp.nan, getattr(out, where))})
 
 
-# --- probes: the smallest problems, each of which one more part of a learner must get right ----------------------
+# --- probes: the smallest problems; more of them, with their values, are in `toys_closed_form` ------------------
 
 
 def constant_reward(reward: float = 1.0) -> Env:
     """One step, observation 0, always `reward`: every action's value is `reward`."""
     return _probe("constant-reward", _nothing_to_see, lambda obs, action: (jnp.zeros(1), reward, True))
-
-
-def value_from_observation() -> Env:
-    """One step, observation -1 or 1 at random, which is also the reward: every action's value is the observation."""
-    return _probe("value-from-observation", _sign_to_see, lambda obs, action: (obs, obs[0], True))
-
-
-def delayed_reward(reward: float = 1.0) -> Env:
-    """Two steps, observation 0 and then 1; the reward comes with the second: values are `gamma * reward`, `reward`."""
-    return _probe(
-        "delayed-reward",
-        _nothing_to_see,
-        lambda obs, action: (jnp.ones(1), jnp.where(obs[0] > 0, reward, 0.0), obs[0] > 0),
-    )
-
-
-def action_preference(best: int = 1, actions: int = 2) -> Env:
-    """One step, observation 0; the action `best` is worth 1 and every other -1."""
-    return _probe(
-        "action-preference",
-        _nothing_to_see,
-        lambda obs, action: (jnp.zeros(1), jnp.where(action == best, 1.0, -1.0), True),
-        actions,
-    )
 
 
 def action_from_observation() -> Env:

@@ -1,12 +1,16 @@
 """Strategies that a test drives step by step, and the counting environment, which it walks through again by hand."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import jaxrl
+from jaxrl.agents import Agent
+from jaxrl.strategies.base import iterate
 
 KEY = jax.random.key(1)
 
@@ -29,6 +33,47 @@ def stepped(strategy: jaxrl.Strategy, iterations: int, key: Any = KEY) -> tuple[
         return first, *jax.lax.scan(step, first, np.arange(iterations, dtype=np.uint32))
 
     return jax.jit(run)(key)
+
+
+def watched(strategy: jaxrl.Strategy, iterations: int, look: Callable[[Any], Any], key: Any = KEY) -> tuple[Any, Any]:
+    """Return what `look` sees of the state after each of so many iterations, and the metrics; all in one program."""
+
+    def step(state: Any, t: Any) -> Any:
+        state, metrics = strategy.step(state, jax.random.fold_in(state.key, t), t)
+        return state, (look(state), metrics)
+
+    times = np.arange(iterations, dtype=np.uint32)
+    return jax.tree.map(np.asarray, jax.jit(lambda key: jax.lax.scan(step, strategy.init(key), times)[1])(key))
+
+
+def trained(strategy: jaxrl.Strategy, iterations: int, seed: int = 0) -> Any:
+    """Return the state after so many iterations, in one program; that of a strategy is compiled once."""
+    return _training(strategy.init, strategy.step)(jax.random.key(seed), jnp.uint32(iterations))
+
+
+@lru_cache(maxsize=4)
+def _training(init: Any, step: Any) -> Any:
+    @jax.jit
+    def train(key: Any, stop: Any) -> Any:
+        state = init(key)
+        return iterate(lambda state, key, t: step(state, key, t)[0], state.key, state, jnp.uint32(0), stop)
+
+    return train
+
+
+def summing(spec: jaxrl.EnvSpec) -> Agent:
+    """Make an agent that does nothing but mix the bits of what it is given into a number."""
+    return Agent(
+        "summing",
+        init=lambda key: jnp.uint32(0),
+        act=lambda state, obs, key, opt_step, mode: (jnp.zeros(len(obs), int), ()),
+        update=lambda state, batch, key, opt_step: (
+            31 * state + jax.lax.bitcast_convert_type(batch.items.obs.sum(), jnp.uint32),
+            {},
+            batch.items.obs[:, 0] ** 2,
+        ),
+        strip=lambda state: state,
+    )
 
 
 class Walked(NamedTuple):

@@ -1,11 +1,13 @@
 """Hindsight: goals that the same episode reached later, and the rewards and ends that follow from them, by hand."""
 
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_bits import require_same_bits
 from toys_draws import drawn
 from toys_goals import places
 
@@ -58,23 +60,34 @@ def block(step: int, steps: int = 1) -> Transition:
     return jax.tree.map(lambda *xs: jnp.asarray(np.stack(xs)), *rows)
 
 
-def made(ring: Buffer | None = None, share: float = 1.0) -> Buffer:
-    return hindsight(ring or jaxrl.uniform(24, batch_size=24), share, pays).with_goal_fn(None, "Walk")
+def made(ring: Buffer | None = None, share: float = 1.0, goal: Any = pays) -> Buffer:
+    return hindsight(ring or jaxrl.uniform(24, batch_size=24), share, goal).with_goal_fn(None, "Walk")
 
 
-def filled(buffer: Buffer, pushes: int, steps: int = 1) -> Any:
-    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), block(0))
+def filled(buffer: Buffer, pushes: int, steps: int = 1, change: Any = lambda items: items) -> Any:
+    """Return the state after so many pushes of blocks, each as `change` leaves it."""
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), change(block(0)))
     state, push = buffer.init(example, 2 * steps, 2, 2), jax.jit(buffer.push)
     for t in range(pushes):
-        state = push(state, block(t * steps, steps), jnp.uint32(t))
+        state = push(state, change(block(t * steps, steps)), jnp.uint32(t))
     return state
 
 
+@pytest.fixture(scope="module")
+def full() -> Any:
+    """Return the state after all steps."""
+    return filled(made(), 12)
+
+
+def later_steps(state: Any) -> np.ndarray:
+    """Return how many later steps are known of each row, `[T, 2]`."""
+    rows = jnp.arange(state.age.shape[0], dtype=jnp.int32)
+    return np.asarray(jax.jit(count_later_steps)(state, rows)).reshape(-1, 2)
+
+
 @pytest.mark.parametrize("steps", [1, 3])
-def test_what_is_left_of_an_episode_is_known_of_every_row(steps: int) -> None:
-    buffer = made()
-    state = filled(buffer, 12 // steps, steps)
-    left = np.asarray(count_later_steps(state, jnp.arange(24, dtype=jnp.int32))).reshape(12, 2)
+def test_what_is_left_of_an_episode_is_known_of_every_row(steps: int, full: Any) -> None:
+    left = later_steps(full if steps == 1 else filled(made(), 12 // steps, steps))
     np.testing.assert_array_equal(left[:, 0], [3, 2, 1, 0, 2, 1, 0, 4, 3, 2, 1, 0])
     np.testing.assert_array_equal(left[:, 1], [1, 0, 5, 4, 3, 2, 1, 0, 3, 2, 1, 0])
 
@@ -85,35 +98,39 @@ def test_an_invalid_step_ends_an_episode_before_it_and_its_zeros_are_no_goal() -
     broken = block(2)
     zeros = jax.tree.map(lambda x: x.at[0].set(0), broken.next_obs)
     state = push(state, broken._replace(weight=jnp.array([0.0, 1.0]), next_obs=zeros), jnp.uint32(2))
-    left = np.asarray(count_later_steps(state, jnp.arange(6, dtype=jnp.int32))).reshape(3, 2)
-    np.testing.assert_array_equal(left[:, 0], [1, 0, 0])  # three steps of one episode, of which the last is broken
+    # Three steps of one episode, of which the last is broken.
+    np.testing.assert_array_equal(later_steps(state)[:3, 0], [1, 0, 0])
 
 
 def test_it_ends_with_the_newest_step_and_goes_around_the_end_of_the_ring() -> None:
     buffer = made(jaxrl.uniform(16, batch_size=8))
     state = filled(buffer, 11)  # eight vector steps are held, 3 to 10, the newest at place 2
-    left = np.asarray(count_later_steps(state, jnp.arange(16, dtype=jnp.int32))).reshape(8, 2)
-    by_step = left[[t % 8 for t in range(3, 11)]]
+    by_step = later_steps(state)[[t % 8 for t in range(3, 11)]]
     np.testing.assert_array_equal(by_step[:, 0], [0, 2, 1, 0, 3, 2, 1, 0])
     np.testing.assert_array_equal(by_step[:, 1], [4, 3, 2, 1, 0, 2, 1, 0])
 
 
-def sample(state: Any, index: Any, later: float, coin: float = 0.0) -> Transition:
+def sample(state: Any, index: Any, later: float, goal: Any = pays) -> Transition:
     """Return what becomes of the rows `index`, for given draws."""
-    buffer = made(jaxrl.uniform(24, batch_size=len(index)))
-    given = {
-        "bits": [jnp.asarray(index, jnp.uint32)],
-        "uniform": [jnp.full(len(index), x, jnp.float32) for x in (coin, later)],
-    }
-    with drawn(**given):
-        return jax.jit(lambda state: buffer.sample(state, KEY, jnp.uint32(12), jnp.uint32(0)))(state).items
+    return _sampler(len(index), goal)(state, jnp.asarray(index, jnp.uint32), jnp.full(len(index), later, jnp.float32))
 
 
-def test_rewards_and_ends_are_those_of_the_new_goal() -> None:
+@cache
+def _sampler(rows: int, goal: Any) -> Any:
+    buffer = made(jaxrl.uniform(24, batch_size=rows), goal=goal)
+
+    @jax.jit
+    def sample(state: Any, index: Any, later: Any) -> Transition:
+        with drawn(bits=[index], uniform=[jnp.zeros(rows), later]):
+            return buffer.sample(state, KEY, jnp.uint32(12), jnp.uint32(0)).items
+
+    return sample
+
+
+def test_rewards_and_ends_are_those_of_the_new_goal(full: Any) -> None:
     """Rows 2 t + lane, with the last step of each episode as the later one, and then with the step itself."""
-    state = filled(made(), 12)
     rows = [0, 4, 6, 8, 10, 12, 16, 22, 3, 5, 17, 23]
-    items = sample(state, rows, later=0.999)
+    items = sample(full, rows, later=0.999)
     goals = [104, 104, 104, 203, 203, 203, 305, 305, 102, 206, 304, 304]
     places = [101, 103, 104, 201, 202, 203, 302, 305, 102, 201, 301, 304]
     for obs in (items.obs, items.next_obs):
@@ -123,24 +140,29 @@ def test_rewards_and_ends_are_those_of_the_new_goal() -> None:
     np.testing.assert_array_equal(items.reward, [-3, -1, 10, -2, -1, 10, -3, 10, 10, -5, -3, 10])
     go_on = np.float32(GAMMA)
     np.testing.assert_array_equal(items.discount, [go_on, go_on, 0, go_on, go_on, 0, go_on, 0, 0, go_on, go_on, 0])
-    itself = sample(state, rows, later=0.0)
+    itself = sample(full, rows, later=0.0)
     np.testing.assert_array_equal(itself.next_obs["desired_goal"], itself.next_obs["achieved_goal"])
     np.testing.assert_array_equal(itself.reward, [10] * len(rows))
     np.testing.assert_array_equal(itself.discount, [0] * len(rows))
 
 
-def test_what_ended_for_another_reason_ends_under_any_goal_and_what_reached_its_goal_does_not() -> None:
-    """Neither happens to the last steps of episodes, whose only later place is their own; so another goal is put in."""
-    from jaxrl.buffers.hindsight import _relabel
+def beyond(achieved: Any, desired: Any) -> Any:
+    """Pay as `pays` does, of goals one place short of where they are reached: no step reaches where it led itself."""
+    return pays(achieved, desired + 1)
 
-    items = jax.tree.map(lambda x: x[jnp.array([1, 1, 0])], block(11))  # the crash, twice, and what was cut off
-    reached = jax.tree.map(lambda x: x[None, 0], block(6))  # the third step of the second episode reached its goal
-    goal = jnp.array([[7.0], [304.0], [7.0]])
-    made = _relabel(items, goal, jnp.float32(GAMMA), pays)
-    np.testing.assert_array_equal(made.discount, np.float32([0, 0, GAMMA]))
-    np.testing.assert_array_equal(made.reward, [-297, 10, -298])
-    again = _relabel(reached, goal[:1], jnp.float32(GAMMA), pays)
-    assert (float(again.discount[0]), float(again.reward[0])) == (np.float32(GAMMA), -196)
+
+def test_what_ended_for_another_reason_ends_under_any_goal_and_what_reached_its_goal_does_not() -> None:
+    """Each step is given the place to which it led as its goal."""
+
+    def short(obs: Any) -> Any:
+        return {**obs, "desired_goal": obs["desired_goal"] - 1}
+
+    change = lambda items: items._replace(obs=short(items.obs), next_obs=short(items.next_obs))
+    state = filled(made(goal=beyond), 12, change=change)
+    # Within an episode, where one was cut, where one had reached its goal, and where one crashed.
+    items = sample(state, [0, 6, 12, 23], later=0.0, goal=beyond)
+    np.testing.assert_array_equal(items.discount, np.float32([GAMMA, GAMMA, GAMMA, 0]))
+    np.testing.assert_array_equal(items.reward, [-1] * 4)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +174,7 @@ def test_what_ended_for_another_reason_ends_under_any_goal_and_what_reached_its_
     ],
     ids=["uniform", "prioritised", "compact"],
 )
+@pytest.mark.every_day("prioritised", "compact")
 def test_goals_are_of_the_same_episode_and_all_that_came_later_are_as_likely(ring: Buffer) -> None:
     buffer = made(ring)
     state = filled(buffer, 11)
@@ -169,7 +192,8 @@ def test_goals_are_of_the_same_episode_and_all_that_came_later_are_as_likely(rin
     assert counts[:3].max() / counts[:3].min() < 1.4
 
 
-@pytest.mark.parametrize("ring", [jaxrl.uniform, jaxrl.prioritised])
+@pytest.mark.every_day("prioritised")
+@pytest.mark.parametrize("ring", [jaxrl.uniform, jaxrl.prioritised], ids=["uniform", "prioritised"])
 def test_where_a_compact_buffer_has_lost_the_end_of_an_episode_nothing_is_learnt_from_it(ring: Any) -> None:
     """Here each step leads one place further; without its end, a last step would seem to stay where it is."""
     buffer = made(ring(24, batch_size=24, compact=True, ends=0.1))
@@ -180,43 +204,39 @@ def test_where_a_compact_buffer_has_lost_the_end_of_an_episode_nothing_is_learnt
     np.testing.assert_array_equal(went[items.weight > 0], 1)
 
 
-def test_a_share_of_the_batch_alone_is_changed_and_none_where_it_is_nought() -> None:
-    ring, state = jaxrl.uniform(24, batch_size=24), filled(made(), 12)
+def test_a_share_of_the_batch_alone_is_changed_and_none_where_it_is_nought(full: Any) -> None:
+    ring = jaxrl.uniform(24, batch_size=24)
 
     def both(share: float) -> Any:
         buffer = made(ring, share)
 
         def draw(key: Any) -> Any:
-            inner = ring.sample(state.ring, jax.random.split(key, 3)[0], jnp.uint32(12), jnp.uint32(0))
-            return buffer.sample(state, key, jnp.uint32(12), jnp.uint32(0)), inner
+            inner = ring.sample(full.ring, jax.random.split(key, 3)[0], jnp.uint32(12), jnp.uint32(0))
+            return buffer.sample(full, key, jnp.uint32(12), jnp.uint32(0)), inner
 
         return jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), 100))
 
-    for share in (0.8, 0.0, 1.0):
+    for share in (0.8, 0.0):
         batch, as_it_was = both(share)
         mine = np.asarray(as_it_was.items.obs["desired_goal"] == NOWHERE)
         moved = np.asarray(batch.items.obs["desired_goal"] != NOWHERE)
         assert np.mean(moved[mine]) == pytest.approx(share, abs=0.03)
         np.testing.assert_array_equal(batch.index, as_it_was.index)
         if not share:
-            for a, b in zip(jax.tree.leaves(batch), jax.tree.leaves(as_it_was), strict=True):
-                np.testing.assert_array_equal(a, b)
+            require_same_bits(batch, as_it_was)
 
 
 def test_memories_beside_observations_stay_as_they_are() -> None:
-    buffer = made()
     remembered = lambda obs: RecurrentObs(obs, obs["achieved_goal"] * 2)
     beside = lambda items: items._replace(obs=remembered(items.obs), next_obs=remembered(items.next_obs))
-    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), beside(block(0)))
-    state, push = buffer.init(example, 2, 2, 2), jax.jit(buffer.push)
-    for t in range(3):
-        state = push(state, beside(block(t)), jnp.uint32(t))
-    items = sample(state, [0, 2], later=0.999)
+    items = sample(filled(made(), 3, change=beside), [0, 2], later=0.999)
     np.testing.assert_array_equal(items.obs.memory[:, 0], [200, 202])
     np.testing.assert_array_equal(items.next_obs.memory[:, 0], [202, 204])
     np.testing.assert_array_equal(items.obs.obs["desired_goal"][:, 0], [103, 103])
 
 
+# Slow: every day it is the rings by themselves, in `tests/contracts/test_buffers.py`.
+@pytest.mark.slow
 def test_members_of_a_population_hold_what_each_would_alone() -> None:
     buffer = made(jaxrl.prioritised(16, batch_size=8))
     push, several = jax.jit(buffer.push), jax.jit(jax.vmap(buffer.push, in_axes=(0, 0, None)))
@@ -226,9 +246,7 @@ def test_members_of_a_population_hold_what_each_would_alone() -> None:
         blocks = [block(t), block(t + 3)]
         alone = [push(state, items, jnp.uint32(t)) for state, items in zip(alone, blocks, strict=True)]
         together = several(together, jax.tree.map(lambda *xs: jnp.stack(xs), *blocks), jnp.uint32(t))
-    for i, state in enumerate(alone):
-        for one, leaf in zip(jax.tree.leaves(state), jax.tree.leaves(together), strict=True):
-            np.testing.assert_array_equal(leaf[i], one)
+    require_same_bits(together, jax.tree.map(lambda *xs: jnp.stack(xs), *alone))
 
 
 # --- put together, and refused ------------------------------------------------------------------------------------
@@ -243,11 +261,9 @@ def test_an_environment_that_tells_what_goals_pay_needs_no_more_and_another_is_g
     own = strategy_of()
     assert own.info.settings["buffer"]["hindsight"] == 0.8
     assert "buffer" not in own.info.settings["custom"]
-    given = strategy_of(buffer=jaxrl.hindsight(jaxrl.uniform(64, batch_size=8), goal=pays))
-    assert "buffer" in given.info.settings["custom"]
-    assert "buffer" in strategy_of(bit_flipping(3)._replace(goal=None), buffer=jaxrl.hindsight(
-        jaxrl.uniform(64, batch_size=8), goal=bit_flipping(3).goal
-    )).info.settings["custom"]  # fmt: skip
+    given = jaxrl.hindsight(jaxrl.uniform(64, batch_size=8), goal=bit_flipping(3).goal)
+    for env in (bit_flipping(3), bit_flipping(3)._replace(goal=None)):
+        assert "buffer" in strategy_of(env, buffer=given).info.settings["custom"]
 
 
 REFUSED = {

@@ -10,9 +10,9 @@ import jax
 import pytest
 from toys_beside import QUIET
 from toys_session import SPEC, Script, digest, drive
+from toys_steps import summing
 
 import jaxrl
-from jaxrl.agents import Agent
 from jaxrl.training import memory
 from jaxrl.training.program import jit_run, state_shapes
 from jaxrl.training.storage.leaves import state_digest
@@ -24,21 +24,6 @@ BUFFERS: dict[str, Any] = {
     "compact": lambda *args, **given: jaxrl.uniform(*args, compact=True, **given),
     "frames": lambda *args, **given: jaxrl.prioritised(*args, compact=True, frames=2, **given),
 }
-
-
-def summing(spec: jaxrl.EnvSpec) -> Agent:
-    """Make an agent that does nothing but mix the bits of what it is given into a number."""
-    return Agent(
-        "summing",
-        init=lambda key: jax.numpy.uint32(0),
-        act=lambda state, obs, key, opt_step, mode: (jax.numpy.zeros(len(obs), int), ()),
-        update=lambda state, batch, key, opt_step: (
-            31 * state + jax.lax.bitcast_convert_type(batch.items.obs.sum(), jax.numpy.uint32),
-            {},
-            batch.items.obs[:, 0] ** 2,
-        ),
-        strip=lambda state: state,
-    )
 
 
 def wandering() -> jaxrl.Env:
@@ -69,7 +54,7 @@ def on_host(state: Any) -> list[Any]:
     return [x for x in jax.tree.leaves(state.buffer) if x.sharding.memory_kind == "pinned_host"]
 
 
-@pytest.mark.every_day("frames")
+@pytest.mark.every_day("compact")
 @pytest.mark.parametrize("kind", BUFFERS)
 def test_samples_are_those_of_the_device_to_the_bit(kind: str) -> None:
     states = {where: trainer(strategy(where, kind)).train().state for where in ("device", "host")}
@@ -81,9 +66,9 @@ def test_samples_are_those_of_the_device_to_the_bit(kind: str) -> None:
 
 
 def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits_and_its_replay_is_there_again(tmp_path: Path) -> None:
-    made, run = strategy("host"), str(tmp_path / "cut")
-    whole = trainer(made, run_dir=str(tmp_path / "whole")).train().state
-    trainer(strategy("device"), run_dir=run, max_opts=60).train()  # where replay was before does not matter
+    made, run = strategy("host", "compact"), str(tmp_path / "cut")
+    whole = trainer(made).train().state
+    trainer(strategy("device", "compact"), run_dir=run, max_opts=60).train()  # where replay was before does not matter
     state = trainer(made, run_dir=run, resume=True).train().state
     assert state_digest(state) == state_digest(whole)
     assert len(on_host(state)) == len(on_host(whole)) > 0
@@ -91,11 +76,11 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits_and_its_replay_is_th
 
 def test_a_program_never_copies_it() -> None:
     """Ten thousand transitions take 480 kB, and the program needs far less beside its arguments."""
-    made = strategy("host", capacity=10_000)
-    state = trainer(made).train().state
-    _, sums = state_shapes(made)
-    compiled = jit_run(made).lower(state, sums, jax.numpy.uint32(0), jax.numpy.uint32(8)).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < tree_bytes(on_host(state)) / 4
+    made, count = strategy("host", capacity=10_000), jax.ShapeDtypeStruct((), jax.numpy.uint32)
+    shapes = state_shapes(made)
+    compiled = jit_run(made).lower(*shapes, count, count).compile()
+    held = memory.plan_of_state(shapes[0], 10_000).on_host
+    assert 0 < compiled.memory_analysis().temp_size_in_bytes < held / 4
 
 
 def test_the_plan_tells_it_apart_and_refuses_what_the_host_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +152,8 @@ def test_another_memory_is_refused_and_so_are_shards_of_it() -> None:
         jaxrl.off_policy(env, jaxrl.dqn(), buffer=buffer, num_envs=4, opt_interval=4, shards=2)
 
 
+# Slow: every day, sessions learn from replay of the device, and trainers from that of the host.
+@pytest.mark.slow
 def test_a_session_learns_from_it() -> None:
     digests = []
     for where in ("device", "host"):

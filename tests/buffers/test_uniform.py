@@ -1,6 +1,7 @@
 """The uniform ring: what it holds, what it samples, what it refuses, and that a push moves nothing else."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,29 +25,35 @@ def number(dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
 
 def filled(buffer: Buffer, blocks: int, rows: int = ROWS) -> Rows:
     """Push `blocks` blocks of the numbers 1, 2, 3, ... (0 marks a row that was never written)."""
-    ring = buffer.init(number(), rows)
+    ring, push = buffer.init(number(), rows), jax.jit(buffer.push)
     for t in range(blocks):
-        ring = buffer.push(ring, 1.0 + jnp.arange(t * rows, (t + 1) * rows, dtype=jnp.float32), jnp.int32(t))
+        ring = push(ring, 1.0 + jnp.arange(t * rows, (t + 1) * rows, dtype=jnp.float32), jnp.int32(t))
     return ring
 
 
-def indices(buffer: Buffer, pushes: int, rows: int = ROWS, draws: int = 200) -> np.ndarray:
+def sampler(buffer: Buffer, rows: int = ROWS, draws: int = 200) -> Callable[[int], np.ndarray]:
+    """Return `pushes -> [draws, B]`, the indices of so many batches, compiled once."""
     keys, ring = jax.random.split(jax.random.key(0), draws), buffer.init(number(), rows)
-    sample = lambda key: buffer.sample(ring, key, jnp.uint32(pushes), jnp.uint32(0)).index
-    return np.asarray(jax.jit(jax.vmap(sample))(keys))
+    sample = lambda key, pushes: buffer.sample(ring, key, pushes, jnp.uint32(0)).index
+    several = jax.jit(jax.vmap(sample, in_axes=(0, None)))
+    return lambda pushes: np.asarray(several(keys, jnp.uint32(pushes)))
 
 
 # --- what it holds --------------------------------------------------------------------------------------------------
 
 
-def test_blocks_lie_one_after_another() -> None:
-    assert filled(uniform(6, 2), 2).items.tolist() == [1, 2, 3, 4, 0, 0]
-
-
-def test_a_full_ring_overwrites_its_oldest_block() -> None:
-    assert filled(uniform(6, 2), 3).items.tolist() == [1, 2, 3, 4, 5, 6]
-    assert filled(uniform(6, 2), 4).items.tolist() == [7, 8, 3, 4, 5, 6]
-    assert filled(uniform(6, 2), 8).items.tolist() == [13, 14, 15, 16, 11, 12]
+@pytest.mark.parametrize(
+    ("blocks", "held"),
+    [
+        (2, [1, 2, 3, 4, 0, 0]),
+        (3, [1, 2, 3, 4, 5, 6]),
+        (4, [7, 8, 3, 4, 5, 6]),
+        (8, [13, 14, 15, 16, 11, 12]),
+    ],
+)
+def test_blocks_lie_one_after_another_and_a_full_ring_overwrites_its_oldest(blocks: int, held: list[int]) -> None:
+    assert filled(uniform(6, 2), blocks).items.tolist() == held
+    assert filled(uniform(5, 1), blocks).items.tolist() == held  # rounded up
 
 
 @pytest.mark.parametrize(("capacity", "rows", "rounded"), [(6, 2, 6), (5, 2, 6), (7, 3, 9), (4, 4, 4), (4, 10, 10)])
@@ -54,16 +61,6 @@ def test_the_capacity_is_rounded_up_to_whole_blocks(capacity: int, rows: int, ro
     buffer = uniform(capacity, 1)
     assert buffer.capacity(rows) == rounded
     assert buffer.init(number(), rows).items.shape == (rounded,)
-    assert indices(buffer, 1000, rows).max() == rounded - 1
-
-
-def test_the_size_grows_by_blocks_until_it_is_full() -> None:
-    buffer = uniform(5, 1)
-    assert [indices(buffer, t).max() + 1 for t in range(1, 6)] == [2, 4, 6, 6, 6]
-
-
-def test_rounding_up_keeps_the_newest_items() -> None:
-    assert filled(uniform(5, 1), 5).items.tolist() == [7, 8, 9, 10, 5, 6]
 
 
 def test_any_pytree_keeps_its_values_and_dtypes() -> None:
@@ -75,8 +72,7 @@ def test_any_pytree_keeps_its_values_and_dtypes() -> None:
     }
     buffer = uniform(4, 2)
     ring = buffer.init(jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], block)), ROWS)
-    ring = buffer.push(ring, block, jnp.int32(1))
-    batch = read_batch(ring, jnp.array([3, 2, 3]))
+    batch = jax.jit(lambda ring: read_batch(buffer.push(ring, block, jnp.int32(1)), jnp.array([3, 2, 3])))(ring)
     for leaf, original in zip(jax.tree.leaves(batch.items), jax.tree.leaves(block), strict=True):
         assert leaf.dtype == original.dtype
         np.testing.assert_array_equal(leaf, original[jnp.array([1, 0, 1])])
@@ -94,26 +90,22 @@ def test_an_example_may_be_an_item_or_its_struct() -> None:
 # --- what it samples ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pushes", [1, 2, 3, 7])
-def test_only_written_rows_are_sampled(pushes: int) -> None:
-    buffer = uniform(8, 4)
-    ring, drawn = filled(buffer, pushes), indices(buffer, pushes)
-    assert drawn.min() >= 0
-    assert drawn.max() < min(pushes * ROWS, 8)
-    assert np.asarray(read_batch(ring, jnp.asarray(drawn.ravel())).items).min() > 0
+@pytest.mark.parametrize(("capacity", "rows", "size"), [(8, 2, 8), (5, 2, 6), (4, 10, 10)])
+def test_only_written_rows_are_sampled_and_all_of_them(capacity: int, rows: int, size: int) -> None:
+    indices = sampler(uniform(capacity, 4), rows)
+    for pushes in (1, 2, 3, 4, 7, 1000):
+        assert set(indices(pushes).ravel().tolist()) == set(range(min(pushes * rows, size)))
 
 
-@pytest.mark.parametrize("pushes", [3, 50])
-def test_every_written_row_is_equally_likely(pushes: int) -> None:
-    buffer = uniform(12, 12)
-    counts = np.bincount(indices(buffer, pushes).ravel(), minlength=min(pushes * ROWS, 12))
-    assert len(counts) == min(pushes * ROWS, 12)
-    assert chisquare(counts).pvalue > 1e-3
+def test_every_written_row_is_equally_likely() -> None:
+    indices = sampler(uniform(12, 12))
+    for pushes, written in ((3, 6), (50, 12)):
+        assert chisquare(np.bincount(indices(pushes).ravel(), minlength=written)).pvalue > 1e-3
 
 
 def test_the_places_of_a_batch_are_independent() -> None:
     """With replacement: two places of one batch hold the same row one time in `size`."""
-    drawn = indices(uniform(10, 2), 5, draws=5000)
+    drawn = sampler(uniform(10, 2), draws=5000)(5)
     assert np.mean(drawn[:, 0] == drawn[:, 1]) == pytest.approx(0.1, abs=0.02)
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import chisquare
+from toys_bits import require_same_bits
 
 from jaxrl.buffers import Buffer, prioritised, uniform
 from jaxrl.errors import SettingsError
@@ -32,10 +33,11 @@ def block(push: int, steps: int) -> jax.Array:
     return jnp.asarray(100.0 * np.arange(ENVS)[None] + time[:, None], jnp.float32).reshape(-1)
 
 
-def made(kind: str, case: str, batch_size: int = 4) -> Buffer:
+@cache
+def made(kind: str, case: str) -> Buffer:
+    """Return the same buffer for the same case, so that it is compiled once."""
     window, _, held = CASES[case]
-    windowed = MAKERS[kind](held * ENVS, batch_size).as_sequence_buffer
-    return windowed(window, ENVS)
+    return MAKERS[kind](held * ENVS, 4).as_sequence_buffer(window, ENVS)
 
 
 def filled(buffer: Buffer, steps: int, pushes: int) -> Any:
@@ -45,7 +47,7 @@ def filled(buffer: Buffer, steps: int, pushes: int) -> Any:
     return state
 
 
-def sampled(buffer: Buffer, state: Any, steps: int, pushes: int, draws: int = 300) -> Any:
+def sampled(buffer: Buffer, state: Any, pushes: int, draws: int = 300) -> Any:
     """Return many batches as one."""
     batches = _sampler(buffer.sample, draws)(state, jnp.uint32(pushes))
     return jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), batches)
@@ -74,6 +76,14 @@ def there_are(case: str, pushes: int) -> set[tuple[int, ...]]:
     }  # as numbers
 
 
+@pytest.mark.every_day(
+    "at every step-uniform",
+    "at every step-prioritised",
+    "side by side, a ring of no whole number of them-prioritised",
+    "overlapping by half, several vector steps a push-uniform",
+    "overlapping by half, several vector steps a push-prioritised",
+    "a push longer than a sequence-uniform",
+)
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("case", CASES)
 def test_all_whole_sequences_of_one_environment_are_offered_and_no_others(case: str, kind: str) -> None:
@@ -85,7 +95,7 @@ def test_all_whole_sequences_of_one_environment_are_offered_and_no_others(case: 
         wanted = there_are(case, pushes)
         if not wanted:
             continue
-        batch = sampled(buffer, state, per_push, pushes)
+        batch = sampled(buffer, state, pushes)
         assert batch.items.shape[1:] == (window.length,)
         assert {tuple(int(x) for x in row) for row in batch.items} == wanted
         seen += 1
@@ -96,7 +106,7 @@ def test_all_whole_sequences_of_one_environment_are_offered_and_no_others(case: 
 def test_each_is_as_likely_as_any_other_before_priorities_are_known(kind: str) -> None:
     case = "overlapping by half, several vector steps a push"
     buffer = made(kind, case)
-    batch = sampled(buffer, filled(buffer, 2, 7), 2, 7, draws=2_000)
+    batch = sampled(buffer, filled(buffer, 2, 7), 7, draws=2_000)
     _, counts = np.unique(batch.items[:, 0], return_counts=True)
     assert len(counts) == len(there_are(case, 7))
     assert chisquare(counts).pvalue > 1e-3
@@ -106,7 +116,7 @@ def test_each_is_as_likely_as_any_other_before_priorities_are_known(kind: str) -
 def test_an_index_is_that_of_the_first_row() -> None:
     buffer = made("uniform", "at every step")
     state = filled(buffer, 1, 9)
-    batch = sampled(buffer, state, 1, 9)
+    batch = sampled(buffer, state, 9)
     np.testing.assert_array_equal(np.asarray(state.items)[batch.index], batch.items[:, 0])
 
 
@@ -115,15 +125,15 @@ def test_priorities_are_those_of_sequences_and_pass_away_with_them() -> None:
     state = filled(buffer, 1, 7)
     row = int(np.flatnonzero(np.asarray(state.rows.items) == 104)[0])  # the sequence 104, 105, 106
     state = buffer.reprioritise(state, jnp.array([row]), jnp.array([1e6]))
-    seen = sampled(buffer, state, 1, 7).items[:, 0]
+    seen = sampled(buffer, state, 7).items[:, 0]
     assert np.mean(seen == 104) > 0.98
     push = jax.jit(buffer.push)
     for t in (7, 8, 9):  # the steps 1, 2 and 3 are overwritten, and then 4
         state = push(state, block(t, 1), jnp.uint32(t))
-        seen = sampled(buffer, state, 1, t + 1).items[:, 0]
+        seen = sampled(buffer, state, t + 1).items[:, 0]
         assert np.mean(seen == 104) == pytest.approx(1 / (1 + (t - 6) * ENVS), abs=0.05)  # new ones are as high
     state = push(state, block(10, 1), jnp.uint32(10))
-    assert 104 not in sampled(buffer, state, 1, 11).items
+    assert 104 not in sampled(buffer, state, 11).items
 
 
 def test_the_least_weight_of_all_is_that_of_a_whole_sequence() -> None:
@@ -133,7 +143,7 @@ def test_the_least_weight_of_all_is_that_of_a_whole_sequence() -> None:
     assert len(rows) == 5 * ENVS
     state = buffer.reprioritise(state, jnp.asarray(rows, jnp.int32), jnp.full(len(rows), 8.0))
     state = buffer.reprioritise(state, jnp.asarray(rows[:1], jnp.int32), jnp.array([1.0]))
-    batch = sampled(buffer, state, 1, 9)
+    batch = sampled(buffer, state, 9)
     low = 8.0**-0.6  # priorities to the power alpha, least by own
     np.testing.assert_allclose(np.unique(np.round(batch.weight, 4)), [round(low, 4), 1.0], rtol=1e-3)
 
@@ -157,9 +167,8 @@ def test_a_compact_ring_offers_the_same_bits(kind: str) -> None:
         push = jax.jit(buffer.push)
         for t in range(pushes):
             state = push(state, item(t), jnp.uint32(t))
-        batches.append(sampled(buffer, state, steps, pushes, draws=20))
-    for plain, compact in zip(*map(jax.tree.leaves, batches), strict=True):
-        np.testing.assert_array_equal(plain, compact)
+        batches.append(sampled(buffer, state, pushes, draws=20))
+    require_same_bits(*batches)
 
 
 @pytest.mark.every_day("uniform")
@@ -179,9 +188,7 @@ def test_members_that_share_their_count_hold_what_each_would_alone_and_a_push_co
         alone = [push(state, wide(by * t), jnp.uint32(t)) for by, state in enumerate(alone, 1)]
         both = jnp.stack([wide(t), wide(2 * t)])
         together = several(together, both, jnp.uint32(t))
-    for i, state in enumerate(alone):
-        for one, leaf in zip(jax.tree.leaves(state), jax.tree.leaves(together), strict=True):
-            np.testing.assert_array_equal(leaf[i], one)
+    require_same_bits(together, jax.tree.map(lambda *xs: jnp.stack(xs), *alone))
 
 
 @pytest.mark.parametrize("kind", MAKERS)

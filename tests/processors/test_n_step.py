@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_envs import counting, rollout, time_limited
+from toys_processors import processed
 
 from jaxrl.envs import vectorise
 from jaxrl.errors import SettingsError
@@ -16,17 +17,13 @@ from jaxrl.types import Step, Transition
 
 GAMMA = 0.5
 """With a half and whole rewards every sum is exact in float32: the tests below compare bit for bit."""
+THREE, FIVE = n_step(3, GAMMA), n_step(5, GAMMA)
 
 
 def transitions(processor: Processor, first: Any, steps: Step) -> Transition:
-    """Run `steps`, leaves `[T, N, ...]`, through `processor` in one compiled scan; drop what precedes its horizon."""
-
-    def run(first: Any, steps: Step) -> Transition:
-        state = init_processor(processor, first, steps.action[0], steps.extras)
-        return jax.lax.scan(processor.process, state, steps)[1]
-
-    out = jax.jit(run)(first, steps)
-    return jax.tree.map(lambda x: np.asarray(x)[processor.horizon :], out)
+    """Return the transitions of `steps`, leaves `[T, N, ...]`; drop what precedes the processor's horizon."""
+    _, out, _ = processed(processor, first, steps)
+    return jax.tree.map(lambda x: x[processor.horizon :], out)
 
 
 def one_env(rewards: list[float], terminated: int | None = None, truncated: int | None = None) -> tuple[Any, Step]:
@@ -68,91 +65,85 @@ def test_one_step_is_the_step_itself() -> None:
     assert column(out.weight) == [1, 1, 1]
 
 
-def test_three_steps_without_an_end() -> None:
-    out = transitions(n_step(3, GAMMA), *one_env([1, 2, 4, 8, 16]))
-    assert column(out.reward) == [1 + 1 + 1, 2 + 2 + 2, 4 + 4 + 4]
-    assert column(out.discount) == [0.125] * 3
-    assert column(out.obs) == [0, 1, 2]
-    assert column(out.next_obs) == [3, 4, 5]
-    assert column(out.action) == [0, 1, 2]
+WINDOWS = {
+    "no end": ([1, 2, 4, 8, 16], {}, [1 + 1 + 1, 2 + 2 + 2, 4 + 4 + 4], [0.125] * 3, [3, 4, 5]),
+    # Nothing is bootstrapped, and nothing of the next episode is added.
+    "a termination in the middle": (
+        [1, 2, 4, 8, 16, 32],
+        {"terminated": 2},
+        [1 + 1 + 1, 2 + 2, 4, 8 + 8 + 8],
+        [0, 0, 0, 0.125],
+        [3, 3, 3, 106],
+    ),
+    # The window of step 0 is full just before it, and must not notice.
+    "a truncation at the edge": (
+        [1, 2, 4, 8, 16, 32],
+        {"truncated": 3},
+        [1 + 1 + 1, 2 + 2 + 2, 4 + 4, 8],
+        [0.125, 0.125, 0.25, 0.5],
+        [3, 4, 4, 4],
+    ),
+    "one end after the other": (
+        [1, 2, 4, 8, 16],
+        {"terminated": 1, "truncated": 2},
+        [1 + 1, 2, 4],
+        [0, 0, 0.5],
+        [2, 2, 103],
+    ),
+}
 
 
-def test_a_termination_closes_the_windows_before_it() -> None:
-    """The episode ends with step 2 (reward 4): nothing is bootstrapped, nothing of the next episode is added."""
-    out = transitions(n_step(3, GAMMA), *one_env([1, 2, 4, 8, 16, 32], terminated=2))
-    assert column(out.reward) == [1 + 1 + 1, 2 + 2, 4, 8 + 8 + 8]
-    assert column(out.discount) == [0, 0, 0, 0.125]
-    assert column(out.next_obs) == [3, 3, 3, 106]
-    assert column(out.obs) == [0, 1, 2, 103]
+@pytest.mark.parametrize("case", WINDOWS)
+def test_windows_of_three_steps_are_those_worked_by_hand(case: str) -> None:
+    rewards, ends, reward, discount, next_obs = WINDOWS[case]
+    first, steps = one_env(rewards, **ends)
+    out = transitions(THREE, first, steps)
+    count = len(reward)
+    assert column(out.reward) == reward
+    assert column(out.discount) == discount
+    assert column(out.next_obs) == next_obs
+    assert column(out.obs) == [0, *column(steps.obs)[: count - 1]]
+    assert column(out.action) == list(range(count))
 
 
 def test_a_truncation_in_the_middle_of_a_window_bootstraps_from_the_true_successor() -> None:
     """Step 2 is cut: windows of 3, 2 and 1 steps, each discounted by its own length."""
-    out = transitions(n_step(3, GAMMA), *one_env([1, 2, 4, 8, 16, 32], truncated=2))
+    out = transitions(THREE, *one_env([1, 2, 4, 8, 16, 32], truncated=2))
     assert column(out.reward) == [1 + 1 + 1, 2 + 2, 4, 8 + 8 + 8]
     assert column(out.discount) == [0.125, 0.25, 0.5, 0.125]
     assert column(out.next_obs) == [3, 3, 3, 106]
 
 
-def test_a_truncation_at_the_edge_of_a_window() -> None:
-    """Step 3 is cut: the window of step 0 is full just before it, and must not notice."""
-    out = transitions(n_step(3, GAMMA), *one_env([1, 2, 4, 8, 16, 32], truncated=3))
-    assert column(out.reward) == [1 + 1 + 1, 2 + 2 + 2, 4 + 4, 8]
-    assert column(out.discount) == [0.125, 0.125, 0.25, 0.5]
-    assert column(out.next_obs) == [3, 4, 4, 4]
-
-
-def test_a_window_longer_than_the_episode() -> None:
-    """Episodes of two steps, rewards 1 and 2, under windows of five."""
-    first, steps = rollout(vectorise(counting(length=2), 2), np.zeros((9, 2), np.int32))
-    out = transitions(n_step(5, GAMMA), first, steps)
-    assert column(out.reward) == [2, 2, 2, 2, 2]
-    assert column(out.discount) == [0] * 5
-    assert out.next_obs[:, 0, 0].tolist() == [2] * 5
-    assert out.obs[:, 0, 0].tolist() == [0, 1, 0, 1, 0]
+def test_no_window_joins_two_episodes_also_where_it_is_longer_than_they_are() -> None:
+    """`counting` shows the episode's own number: both ends of every window must carry the same."""
+    first, steps = rollout(vectorise(counting(length=3), 4), np.zeros((40, 4), np.int32))
+    out = transitions(FIVE, first, steps)
+    np.testing.assert_array_equal(out.obs[..., 1], out.next_obs[..., 1])
+    assert len(np.unique(out.obs[..., 1])) > 40
+    assert out.next_obs[:, 0, 0].tolist() == [3] * 36
+    assert column(out.discount) == [0] * 36
 
 
 def test_a_window_longer_than_a_time_limit_still_bootstraps() -> None:
     first, steps = rollout(vectorise(time_limited(2), 1), np.zeros((8, 1), np.int32))
-    out = transitions(n_step(5, GAMMA), first, steps)
+    out = transitions(FIVE, first, steps)
     assert column(out.reward) == [2, 2, 2, 2]
     assert column(out.discount) == [0.25, 0.5, 0.25, 0.5]
 
 
-def test_successive_ends() -> None:
-    out = transitions(n_step(3, GAMMA), *one_env([1, 2, 4, 8, 16], terminated=1, truncated=2))
-    assert column(out.reward) == [1 + 1, 2, 4]
-    assert column(out.discount) == [0, 0, 0.5]
-
-
-def test_no_window_joins_two_episodes() -> None:
-    """`counting` shows the episode's own number: both ends of every window must carry the same."""
-    first, steps = rollout(vectorise(counting(length=3), 4), np.zeros((40, 4), np.int32))
-    out = transitions(n_step(4, GAMMA), first, steps)
-    np.testing.assert_array_equal(out.obs[..., 1], out.next_obs[..., 1])
-    assert len(np.unique(out.obs[..., 1])) > 40
-
-
-@pytest.mark.parametrize("n", [1, 2, 5])
-def test_the_horizon_is_how_late_transitions_come(n: int) -> None:
-    processor = n_step(n, GAMMA)
+def test_the_horizon_is_how_late_transitions_come() -> None:
     first, steps = one_env([1.0] * 8)
-    state = init_processor(processor, first, steps.action[0], ())
-    weights = []
-    for t in range(8):
-        state, out = processor.process(state, jax.tree.map(lambda x, t=t: jnp.asarray(x[t]), steps))
-        weights.append(float(out.weight[0]))
-    assert processor.horizon == n - 1
-    assert weights == [0.0] * (n - 1) + [1.0] * (9 - n)
+    for n in (1, 2, 5):
+        processor = n_step(n, GAMMA)
+        assert processor.horizon == n - 1
+        _, out, _ = processed(processor, first, steps)
+        assert column(out.weight) == [0.0] * (n - 1) + [1.0] * (9 - n)
 
 
 def test_extras_are_those_of_the_first_step() -> None:
     first, steps = one_env([1, 2, 3, 4])
     steps = steps._replace(extras={"log_prob": steps.reward * 10})
-    processor = n_step(2, GAMMA)
-    state = init_processor(processor, first, steps.action[0], {"log_prob": steps.reward[0]})
-    _, out = jax.lax.scan(processor.process, state, steps)
-    assert column(np.asarray(out.extras["log_prob"])[1:]) == [10, 20, 30]
+    assert column(transitions(n_step(2, GAMMA), first, steps).extras["log_prob"]) == [10, 20, 30]
 
 
 def test_nothing_is_learnt_from_a_window_with_an_invalid_step() -> None:
@@ -222,10 +213,13 @@ def random_steps(seed: int, count: int = 30, num_envs: int = 5) -> tuple[np.ndar
     return rng.integers(0, 1000, (num_envs, 2)).astype(np.float32), steps
 
 
+@pytest.mark.every_day("1", "7")
 @pytest.mark.parametrize("n", [1, 2, 3, 7])
-@pytest.mark.parametrize("seed", range(3))
-def test_random_steps_agree_with_the_reference(n: int, seed: int) -> None:
-    first, steps = random_steps(seed)
+def test_random_steps_agree_with_the_reference(n: int) -> None:
+    """Of three seeds, side by side."""
+    several = [random_steps(seed) for seed in range(3)]
+    first = np.concatenate([first for first, _ in several])
+    steps = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *(steps for _, steps in several))
     out = transitions(n_step(n, GAMMA), first, steps)
     for name, expected in reference(n, GAMMA, first, steps).items():
         np.testing.assert_array_equal(getattr(out, name), expected, err_msg=name)
@@ -242,16 +236,13 @@ def test_other_discounts_agree_to_rounding() -> None:
 # --- settings -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [0, -2, 1.5])
-def test_n_is_a_count(n: Any) -> None:
-    with pytest.raises(SettingsError, match="n_step"):
-        n_step(n)
-
-
-@pytest.mark.parametrize("discount", [-0.1, 1.1, float("nan")])
-def test_the_discount_is_between_0_and_1(discount: float) -> None:
-    with pytest.raises(SettingsError, match="discount"):
-        n_step(2, discount)
+@pytest.mark.parametrize(
+    ("n", "discount", "named"),
+    [(0, 0.9, "n_step"), (1.5, 0.9, "n_step"), (2, -0.1, "discount"), (2, 1.1, "discount"), (2, np.nan, "discount")],
+)
+def test_n_is_a_count_and_the_discount_between_0_and_1(n: Any, discount: float, named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        n_step(n, discount)
 
 
 def test_the_policy_sees_the_environments_own_observations() -> None:

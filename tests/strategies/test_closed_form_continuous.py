@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_by_hand import softmax
 from toys_closed_form import TOYS
+from toys_steps import trained
 
 from jaxrl.agents import ddpg, reppo, sac, td3
 from jaxrl.buffers import prioritised, uniform
@@ -25,20 +27,17 @@ def train(env, agent, iterations, members=None, **settings):
     """Train in one compiled program; return the strategy and the state, or those of a population of `members`."""
     chosen = {"buffer": uniform(4_096, 32), "num_envs": 4, "opt_interval": 4, "warmup": 512, **settings}
     strategy = off_policy(env, agent, processor=one_step(DISCOUNT), **chosen)
-    init = strategy.init if members is None else lambda temperature: warm(strategy, temperature)
+    if members is None:
+        return strategy, trained(strategy, iterations)
 
-    def run(begin):
+    def run(temperature):
         body = lambda state, key, t: strategy.step(state, key, t)[0]
-        state = init(begin)
+        state = strategy.init(jax.random.key(0))
+        hyper = state.agent.hyper._replace(temperature=temperature)
+        state = state._replace(agent=state.agent._replace(hyper=hyper))
         return iterate(body, state.key, state, jnp.uint32(0), jnp.uint32(iterations))
 
-    return strategy, jax.jit(run)(jax.random.key(0)) if members is None else jax.jit(jax.vmap(run))(members)
-
-
-def warm(strategy, temperature):
-    state = strategy.init(jax.random.key(0))
-    hyper = state.agent.hyper._replace(temperature=temperature)
-    return state._replace(agent=state.agent._replace(hyper=hyper))
+    return strategy, jax.jit(jax.vmap(run))(members)
 
 
 # --- actions in a box ---------------------------------------------------------------------------------------------
@@ -105,8 +104,8 @@ AGENTS = {
     "td3": (td3, {"noise": 0.2, "target_noise": 0.02}),
     "ddpg": (ddpg, {"noise": 0.2}),
 }
-VARIANTS = {name: (name, {}, {}) for name in AGENTS}
-RARE = {
+VARIANTS = {
+    **{name: (name, {}, {}) for name in AGENTS},
     "sac, five critics, normalised": ("sac", {"num_critics": 5, "layer_norm": True}, {}),
     "sac, one of three critics": ("sac", {"num_critics": 3, "critic_subset": 1}, {}),
     "sac, quantiles": ("sac", {"quantiles": 5, "drop_quantiles": 0}, {}),
@@ -128,7 +127,7 @@ RARE = {
 @functools.cache
 def learn(variant):
     """Return the greedy action at every observation, from -1 to 1, and what the critics say of the best ones."""
-    name, settings, run = {**VARIANTS, **RARE}[variant]
+    name, settings, run = VARIANTS[variant]
     make, usual = AGENTS[name]
     updates = UPDATES * run.get("updates", 1)
     decaying = {"lr": 1e-2, "policy_lr": 1e-2, "lr_decay": updates, "tau": 0.1, "features": FEATURES}
@@ -148,11 +147,6 @@ def learn(variant):
     return greedy, values
 
 
-def softmax(x):
-    x = np.exp(x - x.max(axis=-1, keepdims=True))
-    return x / x.sum(axis=-1, keepdims=True)
-
-
 def greedy_actions(strategy, state, obs):
     """Return the greedy action at each of `obs`, from -1 to 1."""
 
@@ -163,12 +157,9 @@ def greedy_actions(strategy, state, obs):
     return np.asarray(act(strategy.policy.params(state), obs))
 
 
-CASES = ["sac", "td3", "ddpg", *RARE]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("variant", CASES)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_values_of_the_best_actions_are_those_of_the_closed_form(variant, kind):
     bonus = bonus_of_entropy(TEMPERATURE) if variant.startswith("sac") else 0.0
     expected, (_, values) = values_of_best(bonus), learn(variant)
@@ -181,7 +172,7 @@ def test_values_of_the_best_actions_are_those_of_the_closed_form(variant, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("variant", CASES)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_the_greedy_action_is_the_best(variant, kind):
     greedy, _ = learn(variant)
     here = slice(HOURS * KINDS.index(kind), HOURS * KINDS.index(kind) + HOURS)
@@ -204,9 +195,7 @@ def learn_reppo():
     env, agent = three_in_one(), reppo(**settings, **small)
     sizes = {"num_envs": 32, "rollout": 8, "epochs": epochs, "minibatches": minibatches}
     strategy = on_policy(env, agent, processor=one_step(DISCOUNT), **sizes)
-    body = lambda state, key, t: strategy.step(state, key, t)[0]
-    begin = jax.jit(strategy.init)(jax.random.key(0))
-    state = jax.jit(lambda state: iterate(body, state.key, state, jnp.uint32(0), jnp.uint32(iterations)))(begin)
+    state = trained(strategy, iterations)
     obs = np.arange(9, dtype=np.int32)
     best = (MIDDLE[None] + REACH[None] * BEST).astype(np.float32)
     values = jax.jit(agent(env.spec).policy_fns.value)(state.agent, obs, best)
@@ -244,7 +233,8 @@ def at_random(agent):
     )
 
 
-@pytest.mark.every_day("action_preference")
+# Every day, one update is worked by hand in `tests/agents/test_sac.py`, and other agents come to closed forms.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOYS)
 def test_discrete_actions_have_soft_values_and_are_chosen_by_them(name):
     """Where actions make no difference, the best policy chooses at random: each later step is worth `log 2` nats more.

@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_by_hand import softmax
 from toys_closed_form import TOYS
+from toys_steps import trained
 
 from jaxrl.agents import a2c, impala, ppo, pqn, reinforce, reppo
 from jaxrl.envs import Env, TimeStep, vectorise
@@ -12,59 +14,33 @@ from jaxrl.nn import ActorCritic, QNetwork
 from jaxrl.processors import one_step
 from jaxrl.spaces import Discrete, EnvSpec
 from jaxrl.strategies import on_policy
-from jaxrl.strategies.base import iterate
 
 DISCOUNT = 0.8
 FEATURES = (16,)
 ACTION_INDEPENDENT = [name for name in TOYS if name != "action_preference"]
 GRADIENTS = {
-    "ppo": (ppo, {"iterations": 500, "epochs": 4, "minibatches": 2}),
+    "ppo": (ppo, {"iterations": 250, "epochs": 4, "minibatches": 2}),
     "a2c": (a2c, {"iterations": 2_000, "epochs": 1, "minibatches": 1}),
     "impala": (impala, {"iterations": 2_000, "epochs": 1, "minibatches": 1}),
     "reinforce": (reinforce, {"iterations": 2_000, "epochs": 1, "minibatches": 1}),
 }
 
 
-def run(strategy, iterations, seed=0):
-    """Train in one compiled program; return the state."""
-
-    @jax.jit
-    def train(key):
-        body = lambda state, key, t: strategy.step(state, key, t)[0]
-        state = strategy.init(key)
-        return iterate(body, state.key, state, jnp.uint32(0), jnp.uint32(iterations))
-
-    return train(jax.random.key(seed))
-
-
 def learn(toy, make, iterations, epochs, minibatches, **settings):
-    """Train on `toy`, the learning rate falling to 0; return the parameters."""
-    return learn_state(toy, make, iterations, epochs, minibatches, **settings).params
-
-
-def learn_state(toy, make, iterations, epochs, minibatches, **settings):
     """Train on `toy`, the learning rate falling to 0; return the agent's state.
 
     A rollout takes 7 steps, so that its end comes at every place of an episode.
     """
     agent = make(lr=1e-2, lr_decay=iterations * epochs * minibatches, features=FEATURES, **settings)
-    processor = one_step(DISCOUNT)
-    strategy = on_policy(
-        toy.env, agent, processor=processor, num_envs=16, rollout=7, epochs=epochs, minibatches=minibatches
-    )
-    return run(strategy, iterations).agent
+    sizes = {"num_envs": 16, "rollout": 7, "epochs": epochs, "minibatches": minibatches}
+    return trained(on_policy(toy.env, agent, processor=one_step(DISCOUNT), **sizes), iterations).agent
 
 
 def policy_and_value(toy, make, **settings):
     """Return the probabilities of actions `[K, A]` and the values `[K]` that were learnt."""
     network = ActorCritic(toy.env.spec.observation_space, 2, features=FEATURES)
-    outputs, value, _ = jax.jit(network.apply)(learn(toy, make, ent_coef=0.0, **settings), toy.obs)
-    return softmax(outputs), np.asarray(value)
-
-
-def softmax(x):
-    x = np.exp(x - np.max(x, axis=-1, keepdims=True))
-    return x / x.sum(axis=-1, keepdims=True)
+    outputs, value, _ = jax.jit(network.apply)(learn(toy, make, ent_coef=0.0, **settings).params, toy.obs)
+    return softmax(np.asarray(outputs)), np.asarray(value)
 
 
 @pytest.mark.every_day("clock_truncates-ppo")
@@ -84,8 +60,9 @@ def test_without_a_baseline_the_critic_learns_it_too(name):
     np.testing.assert_allclose(value, toy.values[:, 0], atol=1e-2)
 
 
-@pytest.mark.every_day("reinforce")
-@pytest.mark.parametrize("agent", ["ppo", "a2c", "reinforce", "impala"])
+# Every day, losses of policies are worked by hand in `tests/agents/test_policy_losses.py`.
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", GRADIENTS)
 def test_the_policy_learns_the_right_action_and_then_the_critic_its_value(agent):
     toy, (make, settings) = TOYS["action_preference"](DISCOUNT), GRADIENTS[agent]
     probability, value = policy_and_value(toy, make, **settings)
@@ -99,7 +76,7 @@ def test_action_values_of_pqn_are_those_of_the_closed_form(name):
     """Acting at random, of episodes that no action changes (or that last one step) the return is that of the best."""
     toy = TOYS[name](DISCOUNT)
     settings = {"iterations": 500, "epochs": 2, "minibatches": 2, "epsilon_start": 1.0, "epsilon_end": 1.0}
-    params = learn(toy, pqn, q_lambda=0.65, **settings)
+    params = learn(toy, pqn, q_lambda=0.65, **settings).params
     network = QNetwork(toy.env.spec.observation_space, 2, features=FEATURES, layer_norm=True)
     np.testing.assert_allclose(jax.jit(network.apply)(params, toy.obs), toy.values, atol=1e-2)
 
@@ -114,7 +91,7 @@ def test_values_of_reppo_are_those_of_the_closed_form(name):
     toy = TOYS[name](DISCOUNT)
     settings = {"activation": "tanh", "temperature": 1e-5, "target_entropy": -1.0}
     settings |= {"v_min": -3.0, "v_max": 7.0, "atoms": 101}
-    state = learn_state(toy, reppo, iterations=300, epochs=4, minibatches=2, **settings)
+    state = learn(toy, reppo, iterations=300, epochs=4, minibatches=2, **settings)
     fns = reppo(features=FEATURES, **settings)(toy.env.spec).policy_fns
     learnt = lambda state, obs: (fns.value(state, obs, ()), fns.distribution(state, obs, jnp.uint32(0)).logits)
     values, logits = jax.tree.map(np.asarray, jax.jit(learnt)(state, toy.obs))
@@ -151,7 +128,7 @@ def mean_reward(core):
     """Train PPO on `recall`; return the mean reward of its greedy policy over 400 episodes."""
     agent = ppo(lr=1e-2, ent_coef=0.01, features=FEATURES, core=core, core_features=16)
     strategy = on_policy(recall(), agent, num_envs=32, rollout=10, epochs=2, minibatches=2)
-    params = strategy.policy.params(run(strategy, 200))
+    params = strategy.policy.params(trained(strategy, 200))
     env, policy = vectorise(recall(), 400), strategy.policy
 
     @jax.jit
@@ -169,11 +146,7 @@ def mean_reward(core):
 
 
 @pytest.mark.slow
-def test_with_a_core_ppo_recalls_what_it_saw():
+def test_with_a_core_ppo_recalls_what_it_saw_and_without_one_it_stays_at_chance():
     assert mean_reward("gru") > 0.95
-
-
-@pytest.mark.slow
-def test_without_a_core_it_stays_at_chance():
     # Of 800 coins the mean lies within 0.02 of a half, two thirds of the time.
     assert abs(mean_reward("none") - 0.5) < 0.1

@@ -58,8 +58,8 @@ def test_a_batch_is_the_rings_and_then_so_many_demonstrations(make: Any) -> None
     told = jax.jit(buffer.reprioritise)(state, batch.index, jnp.arange(11.0))
     alone = make(8, batch_size=6)
     wanted = jax.jit(alone.reprioritise)(state.ring, batch.index[:6], jnp.arange(6.0))
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), told.ring, wanted))
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), told.demos, state.demos))
+    assert same_bits(told.ring, wanted)
+    assert same_bits(told.demos, state.demos)
 
 
 def test_demonstrations_follow_a_discount_that_changes() -> None:
@@ -74,6 +74,8 @@ def test_demonstrations_follow_a_discount_that_changes() -> None:
     assert same_bits(after.buffer.ring, state.buffer.ring)
 
 
+# Slow: every day it is the test above, and runs without replay in `tests/training/test_without_replay.py`.
+@pytest.mark.slow
 def test_a_run_saved_without_replay_goes_on_with_them_under_another_discount(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "quiet": True, "save_replay": False}
     run = str(tmp_path / "run")
@@ -116,8 +118,7 @@ def test_a_run_goes_on_with_them_and_not_with_others(tmp_path: Path) -> None:
         jaxrl.Trainer(less, max_opts=40, resume=run, **settings).train()
     moved = file.rename(tmp_path / "moved.npz")
     state = jaxrl.Trainer(load(moved), max_opts=40, resume=run, **settings).train().state
-    data = lambda tree: jax.tree.leaves(tree._replace(key=jax.random.key_data(tree.key)))
-    assert all(np.array_equal(a, b) for a, b in zip(data(state), data(whole), strict=True))
+    assert same_bits(state, whole)
 
 
 @pytest.mark.parametrize(

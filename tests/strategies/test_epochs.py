@@ -22,6 +22,7 @@ def test_every_place_has_a_unit_of_its_own_however_few_are_asked_for(units: int)
     np.testing.assert_array_equal(look(some), order[some])
 
 
+@pytest.mark.every_day("50")
 @pytest.mark.parametrize("units", [50, 997])
 def test_units_come_to_lie_anywhere(units: int) -> None:
     """Of 2000 orders, each unit lies in each tenth of the places in about a tenth (five standard deviations: 67)."""
@@ -35,6 +36,7 @@ def test_units_come_to_lie_anywhere(units: int) -> None:
     assert (places[:, 1] == places[:, 0] + 1).mean() < 5 / units + 0.01
 
 
+@pytest.mark.every_day("10-4", "7-7")
 @pytest.mark.parametrize(("rows", "batch"), [(10, 4), (7, 7), (101, 3)])
 def test_an_epoch_has_every_item_once_and_the_next_another_order(rows: int, batch: int) -> None:
     steps = jnp.arange(3 * rows, dtype=jnp.uint32)

@@ -9,20 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_agents import CONTINUOUS, DISCRETE, KEY, draw_transitions
-from toys_beside import COMMAND, MANY, MASKED, QUIET, SMALL, leaves_of, log_softmax, same
+from toys_beside import COMMAND, MANY, MASKED, QUIET, SMALL, fresh, leaves_of, log_softmax, same
 from toys_masks import minefield
 
 import jaxrl
 from benchmarks import demos as locks
 from jaxrl import train, verify
 from jaxrl.agents.actor_critic import Sample
+from jaxrl.distributions import demonstrated_raw, make_head
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import as_stat
 from jaxrl.processors import Processor
-from jaxrl.spaces import Box, Discrete, EnvSpec
+from jaxrl.spaces import Box, Discrete, EnvSpec, sample_space
 from jaxrl.strategies.demos import rollout_demos
 from jaxrl.strategies.interaction import build_processor_and_agent
-from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.types import Batch, Demonstrations, Rollout, Step
@@ -63,24 +63,21 @@ def squashed(action: np.ndarray, outputs: np.ndarray) -> np.ndarray:
     return gaussian(raw, outputs) - np.log(1 - np.tanh(raw) ** 2).sum(axis=-1)
 
 
-BOTH = EnvSpec("Toy", DISCRETE.observation_space, {"aim": Box(-2.0, 2.0, (2,)), "fire": Discrete(3)})
+def joint(action: Any, outputs: np.ndarray) -> np.ndarray:
+    # Log-scales come after the outputs of all parts.
+    return gaussian(action["aim"] / 2, outputs[:, [0, 1, 5, 6]]) + picked(action["fire"], outputs[:, 2:5], (3,))
+
+
+WIDE = CONTINUOUS._replace(action_space=Box(-2.0, 2.0, (2,)))
+BOTH = WIDE._replace(action_space={"aim": WIDE.action_space, "fire": Discrete(3)})
 HALF = lambda spec: (np.asarray(spec.action_space.high) - np.asarray(spec.action_space.low)) / 2
 KINDS: dict[str, tuple[EnvSpec, dict[str, Any], Any]] = {
     "categorical": (DISCRETE, {}, lambda a, x, mask: picked(a, x, (4,))),
     "under a mask": (MASKED, {}, lambda a, x, mask: picked(a, x, (4,), mask)),
     "several": (MANY, {}, lambda a, x, mask: picked(a, x, (2, 3))),
     "gaussian": (CONTINUOUS, {}, lambda a, x, mask: gaussian(a / HALF(CONTINUOUS), x)),
-    "squashed": (
-        CONTINUOUS._replace(action_space=Box(-2.0, 2.0, (2,))),
-        {"squash": True},
-        lambda a, x, mask: squashed(a, x),
-    ),
-    # Log-scales come after the outputs of all parts.
-    "joint": (
-        BOTH,
-        {},
-        lambda a, x, mask: gaussian(a["aim"] / 2, x[:, [0, 1, 5, 6]]) + picked(a["fire"], x[:, 2:5], (3,)),
-    ),
+    "squashed": (WIDE, {"squash": True}, lambda a, x, mask: squashed(a, x)),
+    "joint": (BOTH, {}, lambda a, x, mask: joint(a, x)),
 }
 
 
@@ -99,7 +96,20 @@ def updated(agent: Any, state: Any, sample: Any, demos: Demonstrations, opt_step
     return agent.update(state, batch, KEY, opt_step)[:2]
 
 
-@pytest.mark.every_day("under a mask", "several", "squashed", "joint")
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_probabilities_of_what_was_shown_are_those_worked_by_hand(kind: str) -> None:
+    spec, more, by_hand = KINDS[kind]
+    head = make_head(spec, **more)
+    action = sample_space(spec.action_space, KEY, ROWS)
+    if kind == "squashed":
+        action = action.at[0, 0].set(2.0)
+    outputs = np.random.default_rng(5).normal(size=(ROWS, head.outputs)).astype(np.float32)
+    found = head.distribution(outputs).log_prob(demonstrated_raw(head, action))
+    action = jax.tree.map(np.asarray, action)
+    np.testing.assert_allclose(found, by_hand(action, outputs.astype(np.float64), None), rtol=1e-4)
+
+
+@pytest.mark.every_day("under a mask")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_has_the_imitation_of_demonstrations_beside_its_own_terms(kind: str) -> None:
     spec, more, by_hand = KINDS[kind]
@@ -165,20 +175,15 @@ def test_the_gradient_is_that_of_the_log_probability(descent: Any) -> None:
     assert all(map(np.array_equal, jax.tree.leaves(blank.params), jax.tree.leaves(after.params)))
 
 
-def test_the_weight_follows_a_schedule_and_may_begin_at_nothing(descent: Any) -> None:
-    *_, update = descent
-    for opt_step in (0, WARMUP, 3):
-        metrics = update(opt_step)[1]
-        assert metrics["imitation_coef"] == opt_step
-        np.testing.assert_allclose(metrics["loss"], opt_step * metrics["imitation_loss"], rtol=1e-5)
-
-
-def test_no_policy_moves_while_values_are_learnt_alone(descent: Any) -> None:
+def test_the_weight_follows_a_schedule_and_no_policy_moves_while_values_are_learnt_alone(descent: Any) -> None:
     (state, *_), _, update = descent
-    still, moved = (update(opt_step)[0] for opt_step in (WARMUP - 1, WARMUP))
     actor = lambda state: jax.tree.leaves(state.params["params"]["policy"])
-    assert all(map(np.array_equal, actor(still), actor(state)))
-    assert not all(map(np.array_equal, actor(moved), actor(state)))
+    for opt_step in range(WARMUP + 2):
+        after, metrics = update(opt_step)
+        assert metrics["imitation_coef"] == opt_step
+        moves = opt_step >= WARMUP
+        np.testing.assert_allclose(metrics["loss"], moves * opt_step * metrics["imitation_loss"], rtol=1e-5)
+        assert all(map(np.array_equal, actor(after), actor(state))) is not moves
 
 
 # --- what is drawn ------------------------------------------------------------------------------------------------
@@ -229,9 +234,7 @@ def test_the_statistics_are_those_after_the_rollout_also_beside_a_teacher(taught
     env, data = locks.lock(LENGTH), locks.shown(LENGTH, 3)
     # All demonstrations are alike, so that it is known which are drawn.
     first = data.where(np.arange(data.rows) % LENGTH == 0)._replace(terminated=np.ones(3, bool))
-    old = build_processor_and_agent(jaxrl.ppo(**SMALL), jaxrl.one_step(), env.spec)
-    params = PolicyParams(jax.jit(lambda key: old[1].strip(old[1].init(key)))(KEY), ())
-    teacher = GreedyPolicy(make_policy(old[1], old[0], env.spec), params, {}) if taught else None
+    teacher = fresh(jaxrl.ppo(**SMALL), env.spec) if taught else None
     agent = jaxrl.ppo(imitation_coef=0.5, teacher_coef=0.5 if taught else 0.0, **SMALL)
     strategy = imitating(first, agent, minibatches=1, processor=normaliser(), teacher=teacher)
     network = build_processor_and_agent(agent, jaxrl.one_step(), env.spec)[1].apply["params"]
@@ -263,24 +266,30 @@ def test_frames_are_stacked_over_the_episodes_of_the_demonstrations() -> None:
 # --- runs ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_goes_on_to_the_same_bits_and_not_with_other_demonstrations(tmp_path: Path) -> None:
+def test_a_run_goes_on_to_the_same_bits_beside_a_teacher_that_remembers_and_not_with_others(tmp_path: Path) -> None:
     file, other = tmp_path / "shown.npz", tmp_path / "other.npz"
     jaxrl.save_dataset(file, locks.shown(LENGTH, 3))
     jaxrl.save_dataset(other, locks.shown(LENGTH, 4))
-    agent = jaxrl.ppo(imitation_coef=jaxrl.linear(1.0, 0.0, 50), **SMALL)
-    spec = locks.lock(LENGTH).spec
-    load = lambda path: imitating(jaxrl.load_dataset(path, spec=spec), agent, processor=normaliser())
+    spec, frames = locks.lock(LENGTH).spec, jaxrl.chain(jaxrl.frame_stack(2), jaxrl.one_step())
+    teacher, stranger = (fresh(jaxrl.ppo(**SMALL), spec, frames, seed=seed) for seed in (7, 8))
+    falling = jaxrl.linear(1.0, 0.0, 50)
+    agent = jaxrl.ppo(imitation_coef=falling, teacher_coef=falling, **SMALL)
+
+    def load(path: Path, teacher: GreedyPolicy = teacher) -> jaxrl.Strategy:
+        data = jaxrl.load_dataset(path, spec=spec)
+        return imitating(data, agent, processor=normaliser(), teacher=teacher)
+
     strategy, run = load(file), str(tmp_path / "run")
-    plain = imitating(None, jaxrl.ppo(**SMALL), processor=normaliser())
     # Whether a run goes on is decided by what is known of a strategy; the same programs need not be compiled again.
     known_as = lambda other: strategy._replace(info=other.info)
     whole = jaxrl.Trainer(strategy, max_opts=8, **QUIET).train().state
     jaxrl.Trainer(strategy, max_opts=4, run_dir=run, **QUIET).train()
-    with pytest.raises(SettingsError, match="demos_sha256: "):
-        jaxrl.Trainer(known_as(load(other)), max_opts=8, resume=run, **QUIET).train()
-    with pytest.raises(SettingsError, match="demos_sha256: "):
-        jaxrl.Trainer(known_as(plain), max_opts=8, resume=run, **QUIET).train()
-    moved = known_as(load(file.rename(tmp_path / "moved.npz")))
+    plain = imitating(None, jaxrl.ppo(**SMALL), processor=normaliser())
+    for others, named in ((load(other), "demos"), (plain, "demos"), (load(file, stranger), "teacher")):
+        with pytest.raises(SettingsError, match=f"{named}_sha256: "):
+            jaxrl.Trainer(known_as(others), max_opts=8, resume=run, **QUIET).train()
+    again = teacher.at(jax.tree.map(jnp.copy, teacher.params))
+    moved = known_as(load(file.rename(tmp_path / "moved.npz"), again))
     assert state_digest(jaxrl.Trainer(moved, max_opts=8, resume=run, **QUIET).train().state) == state_digest(whole)
 
 
@@ -312,15 +321,17 @@ def test_a_run_of_the_command_line_is_verified_and_goes_on(catches: str, tmp_pat
 
 
 @pytest.mark.slow
-def test_members_imitate_as_runs_of_their_own(catches: str, tmp_path: Path) -> None:
-    shown = [*COMMAND, "--demos", catches, "--max-opts", "8"]
-    sweep = ["--seeds", "2", "--sweep", "agent.imitation_coef=0.5,2"]
+def test_members_imitate_and_learn_from_one_teacher_as_runs_of_their_own(catches: str, tmp_path: Path) -> None:
+    teacher = str(tmp_path / "teacher")
+    assert train.main([*COMMAND, "--max-opts", "2", "--run-dir", teacher]) == 0
+    shown = [*COMMAND, "--demos", catches, "--teacher", teacher, "--max-opts", "8"]
+    sweep = ["--sweep", "agent.imitation_coef=0.5,2", "--sweep", "agent.teacher_coef=0.5,2"]
     for layout in ("together", "spread"):
         assert train.main([*shown, *sweep, "--layout", layout, "--run-dir", str(tmp_path / layout)]) == 0
-    alone = [*shown, "--agent.imitation-coef", "2", "--seed", "1", "--run-dir", str(tmp_path / "alone")]
-    assert train.main(alone) == 0
+    alone = ["--agent.imitation-coef", "0.5", "--agent.teacher-coef", "2", "--run-dir", str(tmp_path / "alone")]
+    assert train.main([*shown, *alone]) == 0
     for layout in ("together", "spread"):
-        member = tmp_path / layout / "members" / "00003"
+        member = tmp_path / layout / "members" / "00001"
         assert same(leaves_of(member, 8), leaves_of(tmp_path / "alone", 8))
 
 
@@ -339,10 +350,8 @@ def test_the_family_imitates_on_devices_and_beside_actors(algo: str, more: dict[
 @pytest.mark.slow
 def test_a_lock_that_chance_does_not_open_is_opened_after_what_was_shown() -> None:
     found = {}
-    for name, demos, agent in (
-        ("alone", None, jaxrl.ppo(lr=3e-3, **SMALL)),
-        ("shown", locks.shown(12, 3), jaxrl.ppo(lr=3e-3, imitation_coef=0.5, **SMALL)),
-    ):
+    for name, demos, coef in (("alone", None, 0.0), ("shown", locks.shown(12, 3), 0.5)):
+        agent = jaxrl.ppo(lr=3e-3, imitation_coef=coef, **SMALL)
         strategy = imitating(demos, agent, env=locks.lock(12), rollout=32, epochs=4)
         trainer = jaxrl.Trainer(strategy, max_opts=800, eval_interval=800, eval_episodes=2, quiet=True)
         found[name] = trainer.train().best_score
@@ -352,47 +361,52 @@ def test_a_lock_that_chance_does_not_open_is_opened_after_what_was_shown() -> No
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
-REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
+SHOWN = locks.shown(LENGTH)
+FRAMES = jaxrl.chain(jaxrl.normalise_obs(), jaxrl.frame_stack(2), jaxrl.one_step())
+RISING, NOTHING = (jaxrl.ppo(imitation_coef=jaxrl.linear(first, 0, 5), **SMALL) for first in (1, 0))
+REFUSED: dict[str, tuple[Any, str]] = {
     "a path": (
-        "shown.npz",
-        jaxrl.ppo(imitation_coef=1.0, **SMALL),
-        {},
+        lambda: imitating("shown.npz"),
         r"demos is 'shown.npz'; expected a data set, as jaxrl.load_dataset\('shown.npz'\)",
     ),
     "a path of a teacher": (
-        None,
-        jaxrl.ppo(teacher_coef=1.0, **SMALL),
-        {"teacher": "runs/teacher"},
+        lambda: imitating(None, jaxrl.ppo(teacher_coef=1.0, **SMALL), teacher="runs/teacher"),
         r"teacher is 'runs/teacher'; expected a policy, as jaxrl.load_policy\('runs/teacher'\)",
     ),
     "without a weight": (
-        locks.shown(LENGTH),
-        jaxrl.ppo(**SMALL),
-        {},
+        lambda: imitating(SHOWN, jaxrl.ppo(**SMALL)),
         "there are demos, but agent.imitation_coef, their weight in the loss, is 0; set it",
     ),
+    "a weight that stays at nothing": (
+        lambda: imitating(SHOWN, NOTHING),
+        r"imitation_coef is 0 throughout linear\(0.0,0.0,5\); set it to 0, or give",
+    ),
+    "a weight without demonstrations": (
+        lambda: jax.eval_shape(imitating(None).step, jax.eval_shape(imitating(None).init, KEY), KEY, jnp.uint32(0)),
+        "imitation_coef is set, but there are no demonstrations; name them, as in",
+    ),
+    "a weight in a session": (
+        lambda: jaxrl.Session(locks.lock(LENGTH).spec, RISING),
+        "imitation_coef is set, but a session has no demonstrations; set it to 0",
+    ),
+    "a weight of the objective beside nothing": (
+        lambda: jaxrl.ppo(policy_coef=0.5),
+        r"agent\.policy_coef weighs the policy objective beside a teacher or",
+    ),
     "of another family": (
-        locks.shown(LENGTH),
-        jaxrl.pqn(**SMALL),
-        {},
+        lambda: imitating(SHOWN, jaxrl.pqn(**SMALL)),
         "pqn learns from its own rollouts alone; ppo, a2c, reinforce and impala learn from demos as well",
     ),
     "with a memory": (
-        locks.shown(LENGTH),
-        jaxrl.ppo(imitation_coef=1.0, core="gru", **SMALL),
-        {},
+        lambda: imitating(SHOWN, jaxrl.ppo(imitation_coef=1.0, core="gru", **SMALL)),
         "ppo remembers, and demos do not tell what; set agent.core to none",
     ),
     "another lock": (
-        locks.shown(LENGTH - 1),
-        jaxrl.ppo(imitation_coef=1.0, **SMALL),
-        {},
+        lambda: imitating(locks.shown(LENGTH - 1)),
         r"the data have observation space Box.*5.*, but Lock has",
     ),
     "frames of normalised observations": (
-        locks.shown(LENGTH),
-        jaxrl.ppo(imitation_coef=1.0, **SMALL),
-        {"processor": jaxrl.chain(jaxrl.normalise_obs(), jaxrl.frame_stack(2), jaxrl.one_step())},
+        lambda: imitating(SHOWN, processor=FRAMES),
         "the processor learns what it scales by as it goes",
     ),
 }
@@ -400,22 +414,9 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_is_refused(case: str) -> None:
-    demos, agent, settings, told = REFUSED[case]
+    make, told = REFUSED[case]
     with pytest.raises(SettingsError, match=told):
-        imitating(demos, agent, **settings)
-
-
-def test_a_weight_without_demonstrations_is_refused() -> None:
-    with pytest.raises(SettingsError, match="imitation_coef is set, but there are no demonstrations; name them, as in"):
-        jaxrl.Trainer(imitating(None), max_opts=4, **QUIET).train()
-    with pytest.raises(SettingsError, match=r"agent\.policy_coef weighs the policy objective beside a teacher or"):
-        jaxrl.ppo(policy_coef=0.5)
-    with pytest.raises(
-        SettingsError, match=r"imitation_coef is 0 throughout linear\(0.0,0.0,5\); set it to 0, or give"
-    ):
-        imitating(locks.shown(LENGTH), jaxrl.ppo(imitation_coef=jaxrl.linear(0, 0, 5), **SMALL))
-    with pytest.raises(SettingsError, match="imitation_coef is set, but a session has no demonstrations; set it to 0"):
-        jaxrl.Session(locks.lock(LENGTH).spec, jaxrl.ppo(imitation_coef=jaxrl.linear(1, 0, 5), **SMALL))
+        make()
 
 
 def test_an_action_that_its_mask_forbids_is_refused_with_its_step() -> None:

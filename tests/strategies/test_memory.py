@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from toys_closed_form import counting_env
+from toys_steps import summing
 
 from jaxrl.agents import dqn
 from jaxrl.buffers import uniform
@@ -18,16 +19,11 @@ SMALL, LARGE = 10_000, 1_000_000
 
 
 @cache
-def memory(capacity, loop, compact=False, **settings):
+def memory(agent, capacity, loop, compact=False, **settings):
     """Return the memory analysis of the compiled step, or of a loop over steps, and the bytes of its state."""
     settings = {"num_envs": 10, "opt_interval": 10, "warmup": 0, **settings}
-    strategy = off_policy(
-        counting_env(),
-        dqn(features=(8,)),
-        buffer=uniform(capacity, 32, compact=compact),
-        processor=n_step(3),
-        **settings,
-    )
+    buffer = uniform(capacity, 32, compact=compact)
+    strategy = off_policy(counting_env(), agent, buffer=buffer, processor=n_step(3), **settings)
     state = jax.eval_shape(strategy.init, jax.random.key(0))
 
     def once(state, t):
@@ -42,20 +38,24 @@ def memory(capacity, loop, compact=False, **settings):
     return compiled.memory_analysis(), tree_bytes(state)
 
 
-@pytest.mark.every_day("loop")
+DQN = dqn(features=(8,))
+
+
+@pytest.mark.every_day("toy")
 @pytest.mark.parametrize(
-    ("loop", "opt_interval", "compact"),
+    ("agent", "loop", "opt_interval", "compact"),
     [
-        pytest.param(False, 10, False, id="step"),
-        pytest.param(True, 10, False, id="loop"),
-        pytest.param(True, 2, False, id="many"),
-        pytest.param(True, 30, False, id="few"),
-        pytest.param(True, 10, True, id="compact"),
+        pytest.param(summing, True, 10, False, id="toy"),
+        pytest.param(DQN, False, 10, False, id="step"),
+        pytest.param(DQN, True, 10, False, id="loop"),
+        pytest.param(DQN, True, 2, False, id="many"),
+        pytest.param(DQN, True, 30, False, id="few"),
+        pytest.param(DQN, True, 10, True, id="compact"),
     ],
 )
-def test_what_a_step_needs_beside_its_state_does_not_grow_with_the_capacity(loop, opt_interval, compact):
+def test_what_a_step_needs_beside_its_state_does_not_grow_with_the_capacity(agent, loop, opt_interval, compact):
     (small, small_bytes), (large, large_bytes) = (
-        memory(capacity, loop, compact, opt_interval=opt_interval) for capacity in (SMALL, LARGE)
+        memory(agent, capacity, loop, compact, opt_interval=opt_interval) for capacity in (SMALL, LARGE)
     )
     assert large_bytes - small_bytes > 20_000_000
     assert abs(large.temp_size_in_bytes - small.temp_size_in_bytes) < 1 << 20
@@ -65,5 +65,5 @@ def test_what_a_step_needs_beside_its_state_does_not_grow_with_the_capacity(loop
 
 def test_what_a_loop_needs_does_not_grow_with_the_iterations_of_a_call():
     # The number of iterations is an argument of the compiled program: its memory was settled before it was known.
-    analysis, state_bytes = memory(SMALL, True, False, opt_interval=10)
+    analysis, state_bytes = memory(summing, SMALL, True, False, opt_interval=10)
     assert analysis.output_size_in_bytes < state_bytes + (1 << 16)

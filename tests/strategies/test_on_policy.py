@@ -11,7 +11,7 @@ from stacked import reduce_metrics
 from toys_bits import same_bits
 from toys_closed_form import TOYS, action_preference, counting_env
 from toys_envs import counting, nan_at
-from toys_steps import KEY, begun, require_episodes, stepper, walk
+from toys_steps import KEY, begun, require_episodes, stepper, walk, watched
 
 from jaxrl.agents import Agent, AgentFns, dqn, ppo
 from jaxrl.errors import SettingsError
@@ -78,13 +78,8 @@ def keeper(steps, num_envs, width):
 def rollouts(env, iterations, rollout=5, num_envs=3, width=1):
     """Return what `prepare` was given in each of `iterations`, one behind the other along time, and the metrics."""
     strategy = make(keeper(rollout, num_envs, width), env, rollout=rollout, num_envs=num_envs)
-    state, step, kept, metrics = begun(strategy), stepper(strategy), [], []
-    for t in range(iterations):
-        state, seen = step(state, jnp.uint32(t))
-        kept.append(jax.tree.map(np.asarray, state.agent))
-        metrics.append(seen)
-    metrics = reduce_metrics(jax.tree.map(lambda *xs: np.stack(xs), *metrics))
-    return jax.tree.map(lambda *xs: np.concatenate(xs), *kept), metrics
+    kept, metrics = watched(strategy, iterations, lambda state: state.agent)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept), reduce_metrics(metrics)
 
 
 @pytest.fixture(scope="module")
@@ -102,15 +97,11 @@ def test_rollouts_hold_exactly_the_true_trajectory_without_a_gap_between_them(tr
             assert items.discount[t, env] == (0 if terminated else GAMMA)
             assert last[t, env] == items.is_last[t, env] == (terminated or truncated)
             assert items.is_first[t, env] == (obs == 0)
+            assert items.extras["saw"][t, env, 0] == obs  # what acting left beside the action
             ends.add((terminated, truncated, t % 5 == 4))
     # Ends of both kinds and none, at a rollout's last step and before.
     assert len(ends) == 6
     assert (items.weight == 1).all()
-
-
-def test_what_acting_left_beside_the_action_comes_with_the_step(trajectory):
-    (items, _), _ = trajectory
-    np.testing.assert_array_equal(items.extras["saw"], items.obs)
 
 
 def test_episode_metrics_are_those_of_the_true_trajectory(trajectory):
@@ -173,17 +164,15 @@ def writer(units, updates, memory):
 
 @cache
 def diary(rollout, epochs, minibatches, remembers=False):
-    """Return the strategy, and what was written down in three iterations: `[updates, units of a minibatch]` each."""
+    """Return the strategy, and what was written down in three iterations: `[3, updates, units of a minibatch]`."""
     units = 4 if remembers else 4 * rollout
     agent = writer(units, epochs * minibatches, jnp.zeros(()) if remembers else None)
     strategy = make(agent, num_envs=4, rollout=rollout, epochs=epochs, minibatches=minibatches)
-    state, step, logs = begun(strategy), stepper(strategy), []
-    for t in range(3):
-        state, _ = step(state, jnp.uint32(t))
-        logs.append({name: np.asarray(x)[:, : units // minibatches] for name, x in state.agent.items()})
-    return strategy, logs
+    logs, _ = watched(strategy, 3, lambda state: state.agent)
+    return strategy, {name: x[..., : units // minibatches] for name, x in logs.items()}
 
 
+@pytest.mark.every_day("3-4-False", "2-1-False", "3-2-True")
 @pytest.mark.parametrize(
     ("epochs", "minibatches", "remembers"), [(3, 4, False), (1, 24, False), (2, 1, False), (3, 2, True)]
 )
@@ -193,20 +182,18 @@ def test_every_unit_is_learnt_from_exactly_once_an_epoch(epochs, minibatches, re
     units = 4 if remembers else 24
     assert strategy.env_steps_per_step == 24
     assert strategy.opt_steps_per_step == epochs * minibatches
-    for t, log in enumerate(logs):
-        for epoch in log["index"].reshape(epochs, units):
-            assert sorted(epoch.tolist()) == list(range(units))
-        np.testing.assert_array_equal(log["unit"], log["index"])
-        updates = np.arange(epochs * minibatches) + t * epochs * minibatches
-        np.testing.assert_array_equal(log["opt_step"], np.repeat(updates[:, None], units // minibatches, axis=1))
+    for epoch in logs["index"].reshape(3 * epochs, units):
+        assert sorted(epoch.tolist()) == list(range(units))
+    np.testing.assert_array_equal(logs["unit"], logs["index"])
+    updates = np.arange(3 * epochs * minibatches).reshape(3, -1, 1)
+    np.testing.assert_array_equal(logs["opt_step"], np.broadcast_to(updates, logs["opt_step"].shape))
 
 
 @pytest.mark.every_day("6")
 @pytest.mark.parametrize("rollout", [6, 16])
 def test_the_order_differs_from_epoch_to_epoch_and_from_iteration_to_iteration(rollout):
     _, logs = diary(rollout, 3, 4)
-    orders = np.concatenate([log["index"].reshape(3, 4 * rollout) for log in logs])
-    assert len(np.unique(orders, axis=0)) == 9
+    assert len(np.unique(logs["index"].reshape(9, 4 * rollout), axis=0)) == 9
 
 
 @pytest.fixture(scope="module", params=[6, 16, 35], ids=lambda rollout: f"{4 * rollout} units")
@@ -234,8 +221,7 @@ def test_units_far_and_near_meet_in_a_minibatch_equally_often(orders):
 
 def test_a_rollout_learnt_from_as_a_whole_is_not_shuffled():
     _, logs = diary(6, 2, 1)
-    for log in logs:
-        np.testing.assert_array_equal(log["index"], np.broadcast_to(np.arange(24), (2, 24)))
+    np.testing.assert_array_equal(logs["index"], np.broadcast_to(np.arange(24), (3, 2, 24)))
 
 
 def test_exploration_is_told_the_optimisation_steps_done_before_the_rollout():
@@ -244,10 +230,8 @@ def test_exploration_is_told_the_optimisation_steps_done_before_the_rollout():
     prepare = lambda state, rollout: rollout.items.extras["at"].reshape(-1)
     agent = lambda spec: coins(spec, init=lambda key: jnp.zeros(15), act=act, update=update, prepare=prepare)
     strategy = make(agent, epochs=2)
-    state, step = begun(strategy), stepper(strategy)
-    for t in range(3):
-        state, _ = step(state, jnp.uint32(t))
-        np.testing.assert_array_equal(state.agent, np.full(15, 2 * t))
+    told, _ = watched(strategy, 3, lambda state: state.agent)
+    np.testing.assert_array_equal(told, np.repeat([[0], [2], [4]], 15, axis=1))
 
 
 # --- settings ---------------------------------------------------------------------------------------------------
@@ -280,29 +264,23 @@ def test_counts_that_make_no_sense_are_refused(name, value):
         make(coins, **{name: value})
 
 
-def test_an_agent_that_learns_from_replay_is_refused():
-    with pytest.raises(
-        SettingsError, match="dqn does not learn on-policy; agents that do: ppo, a2c, reinforce, impala, pqn and reppo"
-    ):
-        make(dqn())
-
-
-@pytest.mark.parametrize("processor", [n_step(2), chain(frame_stack(2), n_step(3))])
-def test_transitions_over_several_steps_are_refused(processor):
-    with pytest.raises(SettingsError, match=r"on-policy agents look ahead by themselves; set processor\.n_step to 1"):
-        make(coins, processor=processor)
-
-
-def test_a_processor_without_transitions_is_refused():
-    with pytest.raises(SettingsError, match=r"makes no transitions; end it with .*one_step\(\)\) or n_step\(n\)"):
-        make(coins, processor=reward_scale(2.0))
+@pytest.mark.parametrize(
+    ("agent", "processor", "said"),
+    [
+        (dqn(), None, "dqn does not learn on-policy; agents that do: ppo, a2c, reinforce, impala, pqn and reppo"),
+        (coins, chain(frame_stack(2), n_step(3)), r"look ahead by themselves; set processor\.n_step to 1"),
+        (coins, reward_scale(2.0), r"makes no transitions; end it with .*one_step\(\)\) or n_step\(n\)"),
+    ],
+    ids=["of replay", "several steps", "no transitions"],
+)
+def test_agents_and_processors_of_another_kind_are_refused(agent, processor, said):
+    with pytest.raises(SettingsError, match=said):
+        make(agent, processor=processor)
 
 
 def test_without_a_processor_steps_are_single_and_the_discount_is_its_default():
-    strategy = on_policy(counting_env(), keeper(5, 3, 1), num_envs=3, rollout=5, epochs=1, minibatches=1)
-    state, _ = stepper(strategy)(begun(strategy), jnp.uint32(0))
-    discounts = set(np.asarray(state.agent.items.discount).ravel().tolist())
-    assert discounts - {0.0} == {float(np.float32(0.99))}
+    settings = on_policy(counting_env(), coins, num_envs=3, rollout=5, epochs=1, minibatches=1).info.settings
+    assert (settings["processor"]["n_step"], settings["processor"]["discount"]) == (1, 0.99)
 
 
 # --- stopping ---------------------------------------------------------------------------------------------------
@@ -434,20 +412,14 @@ def test_ppo_leaves_the_rest_of_the_epochs_out_once_it_has_gone_too_far():
 def test_ppo_adapts_its_learning_rate_to_the_divergence(desired, lr, expected):
     """Before the first update on a rollout the policy has not moved, which tells nothing; each later one adapts."""
     strategy = preferring(desired_kl=desired, lr=lr)
-    step = stepper(strategy)
-    state, metrics = step(begun(strategy), jnp.uint32(0))
-    assert float(metrics["lr"].sum) == pytest.approx(sum(expected), rel=1e-5)
-    assert float(metrics["lr"].min) == pytest.approx(min(expected), rel=1e-5)
-    assert float(metrics["lr"].max) == pytest.approx(max(expected), rel=1e-5)
+    lr = watched(strategy, 2, lambda state: ())[1]["lr"]
+    np.testing.assert_allclose([lr.sum[0], lr.min[0], lr.max[0]], [sum(expected), min(expected), max(expected)], 1e-5)
     # The next rollout goes on with it.
-    _, metrics = step(state, jnp.uint32(1))
-    last = expected[-1]
-    assert last in (
-        pytest.approx(float(metrics["lr"].min), rel=1e-5),
-        pytest.approx(float(metrics["lr"].max), rel=1e-5),
-    )
+    assert pytest.approx(expected[-1], rel=1e-5) in (lr.min[1], lr.max[1])
 
 
+# Slow: every day it is the case above, and a rate that follows a schedule in `tests/contracts/test_agents.py`.
+@pytest.mark.slow
 def test_a_learning_rate_that_is_adapted_takes_steps_of_its_size():
     """With the divergence within a factor of two of what is desired, the steps are those of a constant rate."""
     plain, adapted = preferring(lr=1e-2), preferring(lr=1e-2, desired_kl=1e9)
@@ -471,6 +443,8 @@ def test_only_one_may_change_the_learning_rate(settings, words):
 # --- a run is a function of its settings and its seed ------------------------------------------------------------
 
 
+# Slow: every day, runs of several strategies go on to the same bits.
+@pytest.mark.slow
 def test_how_a_run_is_cut_into_calls_does_not_change_a_bit():
     strategy, start, _ = counting_updates()
     body = lambda state, key, t: strategy.step(state, key, t)[0]

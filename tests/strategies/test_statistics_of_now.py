@@ -85,6 +85,7 @@ def test_observations_of_any_age_are_scaled_alike() -> None:
     assert np.ptp(obs) > 50
 
 
+@pytest.mark.every_day("3")
 @pytest.mark.parametrize("n", [1, 3])
 def test_rewards_of_any_age_are_divided_alike(n: int) -> None:
     """With a discount of 0 the sums whose deviation counts are the rewards themselves."""
@@ -114,6 +115,8 @@ def test_what_is_changed_behind_a_normaliser_is_scaled_as_it_comes() -> None:
         jax.eval_shape(lambda key, init=init, step=step: step(init(key), key, jnp.uint32(0)), KEY)
 
 
+# Slow: every day it is the strategies above, whose halves of a step a session calls.
+@pytest.mark.slow
 def test_a_session_scales_alike() -> None:
     session = jaxrl.Session(
         EnvSpec("Climbing", *SPACES, None),
@@ -172,17 +175,12 @@ def test_a_memory_beside_the_observation_stays_as_it_is() -> None:
     np.testing.assert_array_equal(out.next_obs.memory, seen.memory)
 
 
+# Slow: every day it is the test above, of what replay makes of a sequence.
+@pytest.mark.slow
 def test_a_recurrent_agent_learns_from_sequences_that_are_scaled_when_used() -> None:
     agent = jaxrl.dqn(core="gru", core_features=4, features=(4,), sequence=4, burn_in=0)
-    strategy = jaxrl.off_policy(
-        climbing(),
-        agent,
-        processor=chain(normalise_obs(), one_step()),
-        buffer=jaxrl.uniform(200, 4),
-        num_envs=2,
-        opt_interval=2,
-        warmup=40,
-    )
+    by, sizes = chain(normalise_obs(), one_step()), {"num_envs": 2, "opt_interval": 2, "warmup": 40}
+    strategy = jaxrl.off_policy(climbing(), agent, processor=by, buffer=jaxrl.uniform(200, 4), **sizes)
     first, state, metrics = stepped(strategy, 20)
     (moments,) = state.processor.inner[0].moments
     assert float(moments.mean[0]) == pytest.approx(np.arange((strategy.warmup_env_steps + 20 * 2) // 2 + 1).mean())

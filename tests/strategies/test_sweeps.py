@@ -38,6 +38,28 @@ def test_of_two_discounts_the_setting_is_the_one_that_it_was() -> None:
         assert float(tunable("processor.discount", 0.9)) == np.float32(0.9)
 
 
+# Slow: every day it is the test above.
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [False, True])
+def test_new_settings_give_each_part_of_a_chain_its_own_discount(memory: bool) -> None:
+    """Rewards normalised with one discount, values learnt with another: neither takes that of the other."""
+
+    def strategy(of_rewards: float, of_values: float, lr: float) -> jaxrl.Strategy:
+        processor = jaxrl.chain(jaxrl.normalise_reward(of_rewards), jaxrl.one_step(of_values))
+        agent = jaxrl.ppo(features=(4,), lr=lr, **({"core": "gru", "core_features": 4} if memory else {}))
+        sizes = {"num_envs": 2, "rollout": 4, "minibatches": 1}
+        return jaxrl.on_policy(jaxrl.make_env("Catch-bsuite"), agent, processor=processor, **sizes)
+
+    old, new = strategy(0.9, 0.99, 1e-3), strategy(0.8, 0.95, 1e-2)
+    state = jax.eval_shape(old.init, jax.random.key(0))
+    state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state._replace(key=()))
+    retuned = jax.jit(new.state_fns.set_hyperparams)(state)
+    leaves = jax.tree.leaves_with_path(retuned.processor)
+    discounts = [float(leaf) for path, leaf in leaves if "discount" in jax.tree_util.keystr(path)]
+    assert discounts == pytest.approx([0.8, 0.95])
+    assert float(retuned.agent.hyper.lr) == pytest.approx(1e-2)
+
+
 def test_draws_depend_on_their_seed_and_place_alone() -> None:
     sweep = {"agent.lr": jaxrl.log_uniform(1e-5, 1e-1), "agent.tau": [0.1, 0.2]}
     few, many = combinations(sweep, 2, 4, 0), combinations(sweep, 2, 400, 0)

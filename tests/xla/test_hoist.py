@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from toys_bits import require_same_bits
 
 import jaxrl
 from jaxrl.strategies.base import iterate
@@ -47,13 +47,6 @@ def left_in(body: Callable[..., Any], carry: Any) -> list[str]:
 def after(body: Callable[..., Any], carry: Any, which: str, key: Any = KEY, times: int = TIMES) -> Any:
     with forms(which):
         return jax.jit(lambda key, carry: iterate(body, key, carry, 2, 2 + times))(key, carry)
-
-
-def same(came: Any, wanted: Any) -> None:
-    bits = lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-    for a, b in zip(jax.tree.leaves(came), jax.tree.leaves(wanted), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(bits(a), bits(b))
 
 
 # --- toy bodies; none multiplies a drawn number by a constant, which XLA would join to those of the draw -----------
@@ -152,10 +145,12 @@ START = jnp.arange(3.0)
 TAKEN_OUT = {f.__name__: f for f in (straight, rows, stacked, split_on, nested, branches)}
 
 
+# Every day, others are drawn below, by a population and by keys of the old style.
+@pytest.mark.every_day("stacked", "nested", "branches", "called", "mixed")
 @pytest.mark.parametrize("name", [*TAKEN_OUT, "called", "mixed"])
 def test_numbers_are_those_of_the_plain_form(name: str) -> None:
     body, carry = globals()[name], (START,) * 3 if name == "called" else START
-    same(after(body, carry, "cpu"), after(body, carry, "plain"))
+    require_same_bits(after(body, carry, "cpu"), after(body, carry, "plain"))
 
 
 @pytest.mark.parametrize("name", [*TAKEN_OUT, "called"])
@@ -174,12 +169,12 @@ def test_what_something_carried_decides_about_stays_whole() -> None:
 def test_a_population_draws_its_own_numbers() -> None:
     keys, carry = jax.random.split(KEY, 3), jnp.arange(9.0).reshape(3, 3)
     together = jax.jit(jax.vmap(lambda key, carry: after(split_on, carry, "cpu", key)))(keys, carry)
-    same(together, jnp.stack([after(split_on, c, "plain", k) for k, c in zip(keys, carry, strict=True)]))
+    require_same_bits(together, jnp.stack([after(split_on, c, "plain", k) for k, c in zip(keys, carry, strict=True)]))
 
 
 def test_keys_of_the_old_style_draw_the_same() -> None:
     old = jax.random.PRNGKey(3)
-    same(after(rows, START, "cpu", old), after(rows, START, "plain"))
+    require_same_bits(after(rows, START, "cpu", old), after(rows, START, "plain"))
 
 
 def test_a_body_may_close_over_what_is_traced() -> None:
@@ -189,7 +184,7 @@ def test_a_body_may_close_over_what_is_traced() -> None:
         )
         return jax.jit(lambda scale: after(body(scale), jnp.float32(0), which))(jnp.float32(4))
 
-    same(total("cpu"), total("plain"))
+    require_same_bits(total("cpu"), total("plain"))
 
 
 # --- what is not taken out ----------------------------------------------------------------------------------------
@@ -223,7 +218,7 @@ def test_a_draw_too_large_is_made_inside_from_its_key(monkeypatch: pytest.Monkey
 
     assert tree_bytes(drawn_of(body)) < 100
     assert left_in(body, START) == ["random_bits"]
-    same(after(body, START, "cpu"), after(body, START, "plain"))
+    require_same_bits(after(body, START, "cpu"), after(body, START, "plain"))
 
 
 @pytest.mark.parametrize(("draws", "ahead"), [(6, 60_000_000), (7, 0)])
@@ -336,13 +331,13 @@ def assert_nothing_drawn_inside(strategy: jaxrl.Strategy) -> None:
     assert len(drawn_inside(jaxpr, 1)) > len(drawn_inside(jaxpr, 2)) == 0
 
 
-@pytest.mark.every_day("ppo", "rainbow, prioritised")
+@pytest.mark.every_day("ppo")
 @pytest.mark.parametrize("name", TRAINED)
 def test_nothing_is_drawn_in_the_inner_loop_of_training(name: str) -> None:
     assert_nothing_drawn_inside(TRAINED[name]())
 
 
-@pytest.mark.every_day("cuda")
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_nor_with_the_forms_of_an_accelerator(platform: str) -> None:
     with forms(platform):

@@ -62,6 +62,18 @@ def by_hand(x, kernel, slope):
     return x @ kernel, slope @ kernel.T, by_kernel
 
 
+@pytest.mark.every_day(
+    "tiny, with several leading axes",
+    "the last tiny one",
+    "the first that is not",
+    "one output, many rows",
+    "few outputs, with several leading axes",
+    "few inputs",
+    "large",
+    "in pieces, with several leading axes",
+    "not in pieces",
+    "no row, with several leading axes",
+)
 @pytest.mark.parametrize(("shape", "outputs"), SHAPES.values(), ids=SHAPES)
 def test_a_product_and_its_gradients(shape, outputs):
     x, kernel, slope = drawn(shape, outputs)
