@@ -274,20 +274,3 @@ def test_a_log_cut_anywhere_is_mended_to_what_came_before(
     assert log_problems(path.parent, path.name) == []
     if whole == len(rows):
         assert path.read_bytes() == text
-
-
-@pytest.mark.parametrize(
-    ("rows", "problem"),
-    [
-        ([{"kind": "train", "opt_steps": 2}, {"kind": "train", "opt_steps": 2}], "line 2 repeats a row"),
-        ([{"opt_steps": 2, "episode": 0}, {"opt_steps": 2, "episode": 0}], "line 2 repeats a row"),
-        ([{"kind": "train", "opt_steps": 2}, {"kind": "eval", "opt_steps": 1}], "line 2 goes back"),
-        ([{"kind": "train"}, {"kind": "train", "opt_steps": 1}], "line 1 is no row"),
-        ([{"kind": "train", "opt_steps": 1}, "torn", {"kind": "train", "opt_steps": 2}], "line 2 is no row"),
-    ],
-)
-def test_a_log_that_no_run_writes_has_its_problem_named(tmp_path: Path, rows: list[Any], problem: str) -> None:
-    path = tmp_path / "log"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (found,) = log_problems(path.parent, path.name)
-    assert found.startswith(problem)
