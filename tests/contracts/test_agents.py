@@ -111,6 +111,7 @@ def equal(first: Any, second: Any) -> bool:
     )
 
 
+@pytest.mark.every_day("dqn", "cql", "td3_bc", "ppo", "pqn", "reppo", "bc", "iql")  # one of each module, with most
 def test_every_metric_of_an_update_is_explained(name: str) -> None:
     """`docs/numbers.md` has each; nothing is computed here, only traced."""
     agent = agent_of(name)
@@ -261,19 +262,19 @@ def test_its_networks_are_pure_functions_of_what_its_state_holds(name: str) -> N
             assert jnp.isfinite(out).all()
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"lrr": 0.1}, "did you mean lr"),
-        ({"gamma": 0.9}, "jaxrl calls it discount"),
-        ({"lr": -1.0}, r"agent\.lr is -1\.0"),
-        ({"accumulate": 0}, r"agent\.accumulate is 0"),
-        ({"torso": "cnn"}, "unknown agent.torso 'cnn'"),
-        ({"features": (0,)}, r"agent\.features is 0"),
-        ({"optimizer": "adan"}, "did you mean adam"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused_in_one_line(name: str, settings: dict, said: str) -> None:
-    with pytest.raises(SettingsError, match=said) as refused:
-        algorithm_maker(name)(**settings)(spec_of(name))
-    assert "\n" not in str(refused.value)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"lrr": 0.1}, "did you mean lr"),
+    ({"gamma": 0.9}, "jaxrl calls it discount"),
+    ({"lr": -1.0}, r"agent\.lr is -1\.0"),
+    ({"accumulate": 0}, r"agent\.accumulate is 0"),
+    ({"torso": "cnn"}, "unknown agent.torso 'cnn'"),
+    ({"features": (0,)}, r"agent\.features is 0"),
+    ({"optimizer": "adan"}, "did you mean adam"),
+]
+
+
+def test_settings_that_make_no_sense_are_refused_in_one_line(name: str) -> None:
+    for settings, said in REFUSED:
+        with pytest.raises(SettingsError, match=said) as refused:
+            algorithm_maker(name)(**settings)(spec_of(name))
+        assert "\n" not in str(refused.value)

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 WITHOUT_LINUX = """
 import builtins, ctypes, io, os, select
 
@@ -47,6 +49,7 @@ assert len(jaxrl.Trainer(members, max_opts=20, run_dir=f"{run}-members", **setti
 """
 
 
+@pytest.mark.usefixtures("shared_programs")
 def test_a_run_and_a_population_need_nothing_that_only_linux_has(tmp_path: Path) -> None:
     args = [sys.executable, "-c", WITHOUT_LINUX + TRAINING, str(tmp_path / "run")]
     done = subprocess.run(args, capture_output=True, text=True)
