@@ -65,77 +65,58 @@ def files_of(checkpoint: Path) -> list[Path]:
 # --- any file, and any bit, of the newest checkpoint ---------------------------------------------------------------
 
 
-@pytest.mark.every_day("missing", "truncated")
+LISTED, NOT_LISTED, ALL = "listed", "not listed", "all, not listed"
+"""Some files with or without the list of files, or all files without it: then their own checksums remain."""
+SOME = ("manifest.json", FILES, "arrays/_METADATA", "arrays/sums.max/.zarray", "arrays/sums.max/0")
+
+
+@pytest.mark.every_day(f"{LISTED}-missing", f"{LISTED}-truncated", f"{NOT_LISTED}-missing")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("how", ["missing", "truncated", "empty"])
+@pytest.mark.parametrize("which", [LISTED, NOT_LISTED, ALL])
 def test_any_damaged_file_of_the_newest_checkpoint_is_noticed_and_the_one_before_is_taken(
-    small: SmallRun, run: Path, how: str
+    small: SmallRun, run: Path, which: str, how: str
 ) -> None:
-    newest = run / "checkpoints" / str(NEWEST)
+    newest, used = run / "checkpoints" / str(NEWEST), []
+    if which != LISTED:
+        (newest / FILES).unlink()
     whole = shutil.copytree(newest, run.parent / "whole")
-    for name in ("manifest.json", FILES, "arrays/_METADATA", "arrays/sums.max/.zarray", "arrays/sums.max/0"):
+    names = [str(file.relative_to(newest)) for file in files_of(newest)]
+    for name in names if which == ALL else [name for name in SOME if name in names]:
         damage(newest / name, how)
-        taken = take_up(small, run)
+        used.append(take_up(small, run))
+        assert_right(small, run, used[-1])
         # Without its list of files a checkpoint is what a kill just before the list was written leaves: whole.
-        assert taken.step == (NEWEST if (name, how) == (FILES, "missing") else BEFORE), name
-        assert_right(small, run, taken)
+        if which == LISTED:
+            assert used[-1].step == (NEWEST if (name, how) == (FILES, "missing") else BEFORE), name
         shutil.copy(whole / name, newest / name)
-
-
-MANY = [range(8), pytest.param(range(8, 100), marks=pytest.mark.slow)]
-"""Seeds of random flips, some for the ordinary run."""
-
-
-@pytest.mark.parametrize("seeds", MANY, ids=str)
-def test_any_flipped_bit_of_the_newest_checkpoint_is_noticed_and_the_one_before_is_taken(
-    small: SmallRun, run: Path, seeds: range
-) -> None:
-    files = [file for file in files_of(run / "checkpoints" / str(NEWEST)) if file.stat().st_size]
-    for seed in seeds:
-        choice = random.Random(seed)
-        file = choice.choice(files)
-        bit = choice.randrange(8 * file.stat().st_size)
-        flip(file, bit)
-        taken = take_up(small, run)
-        assert taken.step == BEFORE, (file, bit)
-        assert_right(small, run, taken)
-        flip(file, bit)
+    assert BEFORE in [taken.step for taken in used]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("seeds", MANY, ids=str)
-def test_without_the_list_of_files_no_flipped_bit_gives_wrong_values(small: SmallRun, run: Path, seeds: range) -> None:
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 100), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("listed", [True, False], ids=[LISTED, NOT_LISTED])
+def test_no_flipped_bit_of_the_newest_checkpoint_gives_wrong_values_and_with_the_list_of_files_none_is_missed(
+    small: SmallRun, run: Path, listed: bool, seeds: range
+) -> None:
     newest = run / "checkpoints" / str(NEWEST)
-    (newest / FILES).unlink()
+    if not listed:
+        (newest / FILES).unlink()
     files = [file for file in files_of(newest) if file.stat().st_size]
     decisive = [file for file in files if file.name not in (".zarray", "_METADATA")]
     used = set()
     for seed in seeds:
         choice = random.Random(seed)
-        file = choice.choice(decisive if seed % 2 else files)  # most bytes of the others are never read
+        # Without the list, most bytes of the others are never read.
+        file = choice.choice(files if listed or seed % 2 == 0 else decisive)
         bit = choice.randrange(8 * file.stat().st_size)
         flip(file, bit)
         taken = take_up(small, run)
         assert_right(small, run, taken)
+        assert taken.step == BEFORE or not listed, (file, bit)
         used.add(taken.step)
         flip(file, bit)
-    assert BEFORE in used <= {BEFORE, NEWEST}
-
-
-@pytest.mark.every_day("missing-12")
-@pytest.mark.parametrize(("how", "every"), [("truncated", 1), ("empty", 1), ("missing", 1), ("missing", 12)])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_without_the_list_of_files_no_damaged_file_gives_wrong_values(
-    small: SmallRun, run: Path, how: str, every: int
-) -> None:
-    newest = run / "checkpoints" / str(NEWEST)
-    (newest / FILES).unlink()
-    whole, used = shutil.copytree(newest, run.parent / "whole"), []
-    for name in [file.relative_to(newest) for file in files_of(newest)][::every]:
-        damage(newest / name, how)
-        used.append(take_up(small, run))
-        assert_right(small, run, used[-1])
-        shutil.copy(whole / name, newest / name)
-    assert BEFORE in [taken.step for taken in used]
+    assert BEFORE in used
 
 
 # --- what is no checkpoint of this step ----------------------------------------------------------------------------

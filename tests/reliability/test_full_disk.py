@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_logs import LOGS, lines, scalars, timeless
+from rows_and_scalars import LOGS, scalars, timeless
+from toys_runs import read_lines as lines
 
 import jaxrl
 from jaxrl.cli.main import cache_compilations, run_main
