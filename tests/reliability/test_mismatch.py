@@ -240,11 +240,8 @@ def test_every_setting_that_decides_the_training_is_compared_with_that_of_the_ru
     assert contents(run) == before
 
 
-TOGETHER = {
-    "harmless": ["eval_episodes", "save_interval", "record_interval", "train_episodes", "tags", "recorders"],
-    "idle": [*IDLE],
-    "idle and shaped": [*IDLE, *SHAPED],
-}
+HARMLESS_ONES = ["eval_episodes", "save_interval", "record_interval", "train_episodes", "tags", "recorders"]
+TOGETHER = {"harmless": HARMLESS_ONES, "idle": [*IDLE], "all": [*HARMLESS_ONES, *IDLE, *SHAPED]}
 
 
 def flags_of(name: str) -> list[str]:
@@ -262,7 +259,7 @@ ALONE = [name for name in FREE if name not in ("save_replay", "init_parts")]
 """Settings that may be changed alone: parts are those of another run, and what is left out is compared below."""
 
 
-@pytest.mark.every_day("harmless", "idle and shaped")
+@pytest.mark.every_day("all")
 @pytest.mark.parametrize("changed", [*TOGETHER, *ALONE, *SHAPED])
 def test_what_is_harmless_or_idle_or_says_the_same_otherwise_may_change_and_no_bit_with_it(
     small: SmallRun, run: Path, changed: str
