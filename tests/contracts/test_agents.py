@@ -111,6 +111,7 @@ def equal(first: Any, second: Any) -> bool:
     )
 
 
+@pytest.mark.every_day("dqn", "cql", "td3_bc", "ppo", "pqn", "reppo", "bc", "iql")  # one of each module, with most
 def test_every_metric_of_an_update_is_explained(name: str) -> None:
     """`docs/numbers.md` has each; nothing is computed here, only traced."""
     agent = agent_of(name)
@@ -180,7 +181,7 @@ def test_an_update_moves_what_acts_and_keeps_every_shape_and_dtype(name: str) ->
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((metrics, agent.strip(new))))
 
 
-@pytest.mark.every_day("dqn", "ppo", "sac", "iql")
+@pytest.mark.every_day("ppo", "sac")
 def test_a_learning_rate_that_follows_a_schedule_is_that_of_the_moment(name: str) -> None:
     """From 0 to 0.02 in six optimisation steps: nothing moves at first; after three, as far as by 0.01."""
     _, state, batch, fixed, _ = tried(name)
@@ -218,7 +219,7 @@ def test_nothing_is_learnt_from_rows_of_weight_zero(name: str) -> None:
     assert not equal(first, update(state, batch)[0])
 
 
-@pytest.mark.every_day("dqn", "ppo", "sac", "iql")
+@pytest.mark.every_day("ppo", "sac")
 def test_gradients_of_pieces_are_those_of_the_whole_batch_and_pieces_must_divide_it(name: str) -> None:
     _, state, batch, update, _ = tried(name)
     whole, in_pieces = update(state, batch)[0], updating(agent_of(name, accumulate=2))(state, batch)[0]
@@ -228,7 +229,7 @@ def test_gradients_of_pieces_are_those_of_the_whole_batch_and_pieces_must_divide
         updating(agent_of(name, accumulate=3))(state, batch)
 
 
-@pytest.mark.every_day("dqn", "ppo", "td3")
+@pytest.mark.every_day("ppo", "td3")
 def test_members_of_a_population_go_where_each_would_go_alone(name: str) -> None:
     agent, state, batch, update, _ = tried(name)
     members = [state._replace(hyper=jax.tree.map(lambda x, by=by: x * by, state.hyper)) for by in (1.0, 0.7)]
@@ -265,19 +266,19 @@ def test_its_networks_are_pure_functions_of_what_its_state_holds(name: str) -> N
             assert jnp.isfinite(out).all()
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"lrr": 0.1}, "did you mean lr"),
-        ({"gamma": 0.9}, "jaxrl calls it discount"),
-        ({"lr": -1.0}, r"agent\.lr is -1\.0"),
-        ({"accumulate": 0}, r"agent\.accumulate is 0"),
-        ({"torso": "cnn"}, "unknown agent.torso 'cnn'"),
-        ({"features": (0,)}, r"agent\.features is 0"),
-        ({"optimizer": "adan"}, "did you mean adam"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused_in_one_line(name: str, settings: dict, said: str) -> None:
-    with pytest.raises(SettingsError, match=said) as refused:
-        algorithm_maker(name)(**settings)(spec_of(name))
-    assert "\n" not in str(refused.value)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"lrr": 0.1}, "did you mean lr"),
+    ({"gamma": 0.9}, "jaxrl calls it discount"),
+    ({"lr": -1.0}, r"agent\.lr is -1\.0"),
+    ({"accumulate": 0}, r"agent\.accumulate is 0"),
+    ({"torso": "cnn"}, "unknown agent.torso 'cnn'"),
+    ({"features": (0,)}, r"agent\.features is 0"),
+    ({"optimizer": "adan"}, "did you mean adam"),
+]
+
+
+def test_settings_that_make_no_sense_are_refused_in_one_line(name: str) -> None:
+    for settings, said in REFUSED:
+        with pytest.raises(SettingsError, match=said) as refused:
+            algorithm_maker(name)(**settings)(spec_of(name))
+        assert "\n" not in str(refused.value)

@@ -62,4 +62,5 @@ def strangers(
     assert done.returncode == 0, (last, done.stderr[-3000:])
     assert not (root / "executed").exists()
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert {"exec", "pickle.find_class"} <= set(told["control"])  # a pickle's code is seen
     return told

@@ -20,13 +20,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from built import built_once, no_cache_of_the_user
-from small_run import NEWEST, rewrite_manifest
+from small_run import NEWEST, mend, rewrite_manifest
 
 import jaxrl
 from jaxrl import evaluate, export, train, verify
 from jaxrl.errors import JaxrlError
 from jaxrl.loading import load_policy
-from jaxrl.training.storage.checkpoints import FILES, file_sums
+from jaxrl.training.storage.checkpoints import FILES
 
 Door = Callable[[Path], Any]
 DOORS: dict[str, Door] = {
@@ -57,11 +57,6 @@ class Payload:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (exec, (TOUCH,))
-
-
-def mend(checkpoint: Path) -> None:
-    """Write the list of files of a checkpoint anew, so that its files are read further than to their checksums."""
-    (checkpoint / FILES).write_text(json.dumps(file_sums(checkpoint)))
 
 
 def checkpoints_of(run: Path) -> list[Path]:

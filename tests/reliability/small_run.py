@@ -97,6 +97,11 @@ def rewrite_manifest(checkpoint: Path, change: Callable[[dict[str, Any]], Any], 
     manifest = json.loads(file.read_text())
     change(manifest)
     file.write_text(json.dumps(seal(manifest) if reseal else manifest))
+    mend(checkpoint)
+
+
+def mend(checkpoint: Path) -> None:
+    """Write the list of files of a checkpoint anew, so that its files are read further than to their checksums."""
     (checkpoint / FILES).write_text(json.dumps(file_sums(checkpoint)))
 
 

@@ -31,14 +31,16 @@ builtins.__import__ = watched
 import jaxrl
 
 env = jaxrl.make_env("CartPole-v1")
-off = jaxrl.off_policy(env, jaxrl.dqn(features=(8,)), num_envs=2, warmup=32)
-on = jaxrl.on_policy(env, jaxrl.ppo(features=(8,)), num_envs=2, rollout=4)
-jaxrl.Trainer(off, max_opts=64, eval_interval=32, run_dir="off", quiet=True).train()
-jaxrl.Trainer(on, max_opts=64, eval_interval=0, eval_episodes=0, run_dir="on", quiet=True).train()
+buffer = jaxrl.uniform(64, batch_size=8)
+off = jaxrl.off_policy(env, jaxrl.dqn(features=(4,)), buffer=buffer, num_envs=2, opt_interval=2, warmup=8)
+on = jaxrl.on_policy(env, jaxrl.ppo(features=(4,)), num_envs=2, rollout=4, epochs=1, minibatches=1)
+jaxrl.Trainer(off, max_opts=8, eval_interval=4, eval_episodes=2, run_dir="off", quiet=True).train()
+jaxrl.Trainer(on, max_opts=8, eval_interval=0, eval_episodes=0, run_dir="on", quiet=True).train()
 print(sorted(found))
 """
 
 
+@pytest.mark.usefixtures("shared_programs")
 def test_a_run_under_plain_forms_imports_what_is_public_of_jax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXRL_FORMS", "plain")
     done = subprocess.run([sys.executable, "-c", WALK], cwd=tmp_path, capture_output=True, text=True)

@@ -13,7 +13,6 @@ from toys_trainer import ByStep, counting
 
 import jaxrl
 from jaxrl.training.ledger import Ledger
-from jaxrl.training.settings import Change, changes
 from jaxrl.training.storage.checkpoints import Store, surplus
 from jaxrl.training.storage.logs import RowLog, log_problems
 
@@ -150,58 +149,6 @@ def test_no_step_of_the_interval_goes_while_an_older_one_off_it_stays(
         assert old % interval or all(step % interval == 0 for step in stay - {newest})
 
 
-@given(saves=st.lists(st.integers(1, 40), min_size=1, unique=True), keep=st.integers(1, 6))
-def test_pruning_after_every_save_keeps_as_many_as_pruning_once(saves: list[int], keep: int) -> None:
-    there: set[int] = set()
-    for step in sorted(saves):
-        there |= {step}
-        there -= surplus(there, keep, step)
-        assert len(there) <= keep
-    assert there == set(saves) - surplus(saves, keep, max(saves))
-
-
-# --- which settings differ --------------------------------------------------------------------------------------
-
-LEAVES = st.one_of(st.integers(-2, 2), st.text("ab", max_size=2), st.lists(st.integers(0, 1), max_size=2))
-NAMES = st.sampled_from(["lr", "seed", "env", "agent"])
-SETTINGS = st.recursive(
-    st.dictionaries(NAMES, LEAVES, max_size=4),
-    lambda inner: st.dictionaries(NAMES, st.one_of(LEAVES, inner), max_size=4),
-    max_leaves=8,
-)
-
-
-def flat(settings: Any, name: str = "") -> dict[str, Any]:
-    """Return the leaves of nested settings by their names; an empty group is a leaf."""
-    if not isinstance(settings, dict) or not settings:
-        return {name: settings}
-    parts = [flat(value, f"{name}.{key}" if name else key) for key, value in settings.items()]
-    return {key: value for part in parts for key, value in part.items()}
-
-
-@given(old=SETTINGS, new=SETTINGS)
-def test_settings_that_differ_are_named_once_each_and_the_same_from_both_sides(old: dict, new: dict) -> None:
-    there, back = changes(old, new), changes(new, old)
-    assert (there == []) == (old == new)
-    assert len({change.name for change in there}) == len(there)
-    assert {(c.name, repr(c.old), repr(c.new)) for c in there} == {(c.name, repr(c.new), repr(c.old)) for c in back}
-
-
-@given(old=SETTINGS, data=st.data())
-def test_exactly_the_changed_leaf_is_named_with_both_values(old: dict, data: st.DataObject) -> None:
-    leaves = {name: value for name, value in flat(old).items() if name}
-    if not leaves:
-        return
-    path = data.draw(st.sampled_from(sorted(leaves)))
-    new = json.loads(json.dumps(old))
-    group = new
-    *groups, last = path.split(".")
-    for part in groups:
-        group = group[part]
-    group[last] = "another"
-    assert changes(old, new) == [Change(path, leaves[path], "another")]
-
-
 # --- which score is best ----------------------------------------------------------------------------------------
 
 SCORES = st.lists(st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.sampled_from([0.0, -0.0, 1.0])))
@@ -274,20 +221,3 @@ def test_a_log_cut_anywhere_is_mended_to_what_came_before(
     assert log_problems(path.parent, path.name) == []
     if whole == len(rows):
         assert path.read_bytes() == text
-
-
-@pytest.mark.parametrize(
-    ("rows", "problem"),
-    [
-        ([{"kind": "train", "opt_steps": 2}, {"kind": "train", "opt_steps": 2}], "line 2 repeats a row"),
-        ([{"opt_steps": 2, "episode": 0}, {"opt_steps": 2, "episode": 0}], "line 2 repeats a row"),
-        ([{"kind": "train", "opt_steps": 2}, {"kind": "eval", "opt_steps": 1}], "line 2 goes back"),
-        ([{"kind": "train"}, {"kind": "train", "opt_steps": 1}], "line 1 is no row"),
-        ([{"kind": "train", "opt_steps": 1}, "torn", {"kind": "train", "opt_steps": 2}], "line 2 is no row"),
-    ],
-)
-def test_a_log_that_no_run_writes_has_its_problem_named(tmp_path: Path, rows: list[Any], problem: str) -> None:
-    path = tmp_path / "log"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (found,) = log_problems(path.parent, path.name)
-    assert found.startswith(problem)

@@ -167,6 +167,7 @@ def test_few_valid_steps_are_no_reason_to_fail_and_a_row_without_any_is_told_onc
     assert result.summary["stop"] == "max_opts"
 
 
+@pytest.mark.slow  # every day, the permanent NaN above has this code, and sessions meet such losses of DQN
 def test_the_command_line_ends_with_exit_code_3(tmp_path: Path) -> None:
     huge = ["--processor.reward-scale", "1e30", "--agent.loss", "squared", "--agent.features", "8"]
     huge += ["--eval-interval", "0", "--eval-episodes", "0", "--num-envs", "2", "--opt-interval", "2", "--warmup", "16"]

@@ -1,6 +1,5 @@
 """Promises 1, 2 and 25: a run is a function of settings and seed, however it is cut, watched, stopped or repeated."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from agents import COMBINATIONS
+from toys_runs import rows_in, timeless
 
 import jaxrl
 from jaxrl.training.storage.leaves import state_digest
@@ -25,14 +25,8 @@ class Told(NamedTuple):
 
 
 def told(run: Path, digest: str) -> Told:
-    logs = []
-    for name in ("metrics.jsonl", "eval_episodes.jsonl"):
-        rows = [json.loads(line) for line in (run / name).read_text().splitlines()]
-        rows = [row for row in rows if row.get("kind") != "event"]
-        logs.append(
-            [{k: v for k, v in r.items() if k != "wall_s" and not k.endswith(("_per_sec", "_mb"))} for r in rows]
-        )
-    return Told(digest, *logs)
+    logs = [timeless(rows_in(run, log=name)) for name in ("metrics.jsonl", "eval_episodes.jsonl")]
+    return Told(digest, *([row for row in rows if row.get("kind") != "event"] for rows in logs))
 
 
 def train(run: Path, name: str, max_opts: int = 2 * N, **settings: Any) -> Told:

@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_logs import LOGS, lines, scalars, timeless
+from rows_and_scalars import LOGS, scalars, timeless
+from toys_runs import read_lines as lines
 
 import jaxrl
 from jaxrl.cli.main import cache_compilations, run_main
@@ -406,29 +407,6 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_training_goes_on_to_the_same_bits(seen: Seen, name: str) -> None:
-    assert seen.runs[name]["error"] == ""
-    assert seen.runs[name]["digest"] == seen.runs["calm"]["digest"]
-
-
-def test_the_old_checkpoints_and_the_best_policy_stay_whole(seen: Seen, name: str) -> None:
-    full, room = (seen.runs[name]["during"][str(step)] for step in (FULL, ROOM))
-    assert full["whole"] == room["whole"] == {"checkpoints": [3, 6], "best": [6]}
-
-
-def test_the_next_saves_are_good(seen: Seen, name: str) -> None:
-    run = seen.runs[name]
-    assert [step for step in run["saved"] if step > ROOM] == [15, 18, 21, 24]
-    assert run["whole"] == LAST
-
-
-def test_the_logs_have_every_row_once(seen: Seen, name: str) -> None:
-    for log in LOGS:
-        assert timeless(lines(seen.directory / name / log)) == timeless(lines(seen.directory / "calm" / log))
-        assert log_problems(seen.directory / name, log) == []
-    assert scalars(seen.directory / name / "tensorboard") == scalars(seen.directory / "calm" / "tensorboard")
-
-
 def about(what: str, events: Sequence[str]) -> list[str]:
     """Say for each event about `what` whether it is of a failure or of its end."""
     of = {"checkpoint": "checkpoints/", "best policy": "best/", "metadata": "metadata.json"}[what]
@@ -436,17 +414,33 @@ def about(what: str, events: Sequence[str]) -> list[str]:
     return [words.get(event, "warning") for event in events if event in words or of in event]
 
 
-def test_a_warning_is_written_once_and_taken_back_once(seen: Seen, name: str) -> None:
+def test_training_goes_on_to_the_same_bits_and_the_next_saves_are_good(seen: Seen, name: str) -> None:
+    run = seen.runs[name]
+    assert run["error"] == ""
+    assert run["digest"] == seen.runs["calm"]["digest"]
+    assert [step for step in run["saved"] if step > ROOM] == [15, 18, 21, 24]
+    assert run["whole"] == LAST
+
+
+def test_meanwhile_old_checkpoints_and_the_best_policy_stay_whole_and_there_is_no_part_of_others(
+    seen: Seen, name: str
+) -> None:
+    full, room = (seen.runs[name]["during"][str(step)] for step in (FULL, ROOM))
+    assert full["whole"] == room["whole"] == {"checkpoints": [3, 6], "best": [6]}
+    assert room["parts"] == []
+
+
+def test_the_logs_have_every_row_once_and_one_warning_that_is_taken_back(seen: Seen, name: str) -> None:
+    here, calm = seen.directory / name, seen.directory / "calm"
+    for log in LOGS:
+        assert timeless(lines(here / log)) == timeless(lines(calm / log))
+        assert log_problems(here, log) == []
+    assert scalars(here / "tensorboard") == scalars(calm / "tensorboard")
     events = seen.runs[name]["events"]
     for what in ("checkpoint", "best policy"):
         assert about(what, events) == ["warning", "again"]
     assert about("metadata", events) in ([], ["warning", "again"])
-    logged = [row["message"] for row in lines(seen.directory / name / LOGS[0]) if row.get("event") == "storage"]
-    assert logged == events
-
-
-def test_what_did_not_fit_leaves_no_part_behind(seen: Seen, name: str) -> None:
-    assert seen.runs[name]["during"][str(ROOM)]["parts"] == []
+    assert [row["message"] for row in lines(here / LOGS[0]) if row.get("event") == "storage"] == events
 
 
 def test_a_second_time_is_warned_of_again(seen: Seen) -> None:

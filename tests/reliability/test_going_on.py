@@ -6,132 +6,98 @@ import shutil
 import subprocess
 import sys
 import threading
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_run import BEFORE, LAST, SMALL, SmallRun, contents
 from toys_trainer import Scripted, counting
 
 import jaxrl
+from jaxrl import train
 from jaxrl.errors import SettingsError
 from jaxrl.training.recorders.jsonl import JSONLRecorder
 from jaxrl.training.storage.checkpoints import Store
-from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.logs import log_problems
 from jaxrl.training.storage.run import Best, Resume, Storage
 
-QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "save_interval": 10, "quiet": True}
-
-
-@cache
-def dqn(discount: float = 0.99, warmup: int = 64, opt_interval: int = 4, **agent: Any) -> jaxrl.Strategy:
-    return jaxrl.off_policy(
-        jaxrl.make_env("CartPole-v1"),
-        jaxrl.dqn(features=(8,), **agent),
-        buffer=jaxrl.uniform(200, batch_size=8),
-        processor=jaxrl.n_step(2, discount),
-        num_envs=4,
-        opt_interval=opt_interval,
-        warmup=warmup,
-    )
-
-
-@pytest.fixture(scope="module")
-def twenty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 20 optimisation steps, to be copied."""
-    run = tmp_path_factory.mktemp("twenty") / "run"
-    jaxrl.Trainer(dqn(), max_opts=20, run_dir=str(run), **QUIET).train()
-    return run
-
-
-@pytest.fixture
-def run(twenty: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(twenty, tmp_path / "run"))
-
 
 @pytest.mark.parametrize(
-    "changed",
-    [{"lr": 0.1}, *(pytest.param(change, marks=pytest.mark.slow) for change in ({"tau": 0.5}, {"discount": 0.5}))],
-    ids=str,
+    ("flag", "value", "leaf"),
+    [
+        ("agent.lr", 0.1, "agent/hyper/lr"),
+        pytest.param("agent.tau", 0.5, "agent/hyper/tau", marks=pytest.mark.slow),
+        pytest.param("processor.discount", 0.5, "processor/discount", marks=pytest.mark.slow),
+    ],
 )
-def test_an_allowed_change_takes_effect(run: Path, tmp_path: Path, changed: dict[str, float]) -> None:
-    (name, value), *_ = changed.items()
-    strategy = dqn(**changed)  # type: ignore[arg-type]
-    trainer = jaxrl.Trainer(strategy, max_opts=30, run_dir=str(run), resume=True, allow_changes=True, **QUIET)
-    state = trainer.train().state
-    held = state.processor.discount if name == "discount" else getattr(state.agent.hyper, name)
-    assert float(held) == pytest.approx(value)
+def test_an_allowed_change_takes_effect(small: SmallRun, run: Path, flag: str, value: float, leaf: str) -> None:
+    changed = ["--resume", str(run), f"--{flag}", str(value)]
+    train.main([*changed, "--allow-changes"])
+    leaves, _ = Store(run / "checkpoints", 1).read(LAST)
+    held = [float(array) for path, array in leaves.items() if path.endswith(leaf)]
+    assert held == [pytest.approx(value)]
     # A second resume, of the run as it is now, needs no leave.
-    again = jaxrl.Trainer(strategy, max_opts=30, run_dir=str(run), resume=True, **QUIET).train()
-    assert state_digest(again.state) == state_digest(state)
+    digest = small.digest(run, LAST)
+    train.main(changed)
+    assert small.digest(run, LAST) == digest
 
 
 def test_the_seed_cannot_change(run: Path) -> None:
     with pytest.raises(SettingsError, match=r"seed: 0 -> 1.*--start-over"):
-        jaxrl.Trainer(dqn(), max_opts=30, seed=1, run_dir=str(run), resume=True, allow_changes=True, **QUIET).train()
+        train.main(["--resume", str(run), "--seed", "1", "--allow-changes"])
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"warmup": 128}, "warmup cannot change"),
-        pytest.param({"opt_interval": 8}, "opt_interval cannot change", marks=pytest.mark.slow),
-        pytest.param({"opt_interval": 2}, "opt_interval cannot change", marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
+@pytest.mark.every_day("warmup")
+@pytest.mark.parametrize(("name", "value"), [("warmup", 24), ("opt_interval", 4)], ids=["warmup", "opt_interval"])
 def test_what_would_falsify_the_counts_is_refused_and_changes_nothing(
-    run: Path, changed: dict[str, int], said: str
+    small: SmallRun, run: Path, name: str, value: int
 ) -> None:
-    before = {str(path): path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
-    trainer = jaxrl.Trainer(
-        dqn(**changed),  # type: ignore[arg-type]
-        max_opts=40, run_dir=str(run), resume=True, allow_changes=True, **QUIET,
-    )  # fmt: skip
-    with pytest.raises(SettingsError, match=said):
-        trainer.train()
-    after = {str(path): path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
-    assert {k: v for k, v in after.items() if "metadata" not in k} == {
-        k: v for k, v in before.items() if "metadata" not in k
-    }
-    resumed = jaxrl.Trainer(dqn(), max_opts=40, run_dir=str(run), resume=True, **QUIET).train()
-    assert state_digest(resumed.state) == state_digest(jaxrl.Trainer(dqn(), max_opts=40, **QUIET).train().state)
+    before = contents(run)
+    with pytest.raises(SettingsError, match=f"{name} cannot change"):
+        train.main(["--resume", str(run), f"--{name.replace('_', '-')}", str(value), "--allow-changes"])
+    assert contents(run) == before
+    train.main(["--resume", str(run)])
+    assert small.digest(run, LAST) == small.digests[LAST]
+
+
+def of_kind(kind: int) -> jaxrl.Strategy:
+    """The counting strategy, with a setting."""
+    return counting()._replace(info=jaxrl.StrategyInfo(settings={"algo": "counting", "kind": kind}))
 
 
 def test_a_run_that_begins_again_with_other_settings_has_no_best_policy_of_the_old_ones(tmp_path: Path) -> None:
-    evaluated = {"eval_interval": 10, "eval_episodes": 1, "save_interval": 0}
-    settings: dict[str, Any] = {**QUIET, **evaluated, "max_opts": 20, "run_dir": str(tmp_path / "run")}
+    evaluated = {"eval_interval": 10, "eval_episodes": 1, "save_interval": 0, "quiet": True}
+    settings: dict[str, Any] = {**evaluated, "max_opts": 20, "run_dir": str(tmp_path / "run")}
 
     def fail(*told: Any) -> None:
         raise RuntimeError("the machine is gone")
 
-    first = jaxrl.Trainer(dqn(), evaluator=Scripted([9.0], [9.0]), hooks=jaxrl.Hooks(evaluation=fail), **settings)
+    first = jaxrl.Trainer(of_kind(1), evaluator=Scripted([9.0], [9.0]), hooks=jaxrl.Hooks(evaluation=fail), **settings)
     with pytest.raises(RuntimeError, match="gone"):
         first.train()
     best = tmp_path / "run" / "best"
     assert [path.name for path in best.iterdir()] == ["10"]
     left = list[Path]()
     second = jaxrl.Trainer(
-        dqn(lr=0.5), evaluator=Scripted([1.0], [1.0], [0.5]), resume=True, allow_changes=True,
+        of_kind(2), evaluator=Scripted([1.0], [1.0], [0.5]), resume=True, allow_changes=True,
         hooks=jaxrl.Hooks(start=lambda trainer: left.extend(best.iterdir())), **settings,
     )  # fmt: skip
     assert second.train().best_score == 1.0
     assert left == []
-    facts = jaxrl.load_policy(tmp_path / "run").facts
-    assert (facts["score"], facts["settings"]["agent"]["lr"]) == (1.0, 0.5)
+    _, facts = Store(best, 1).read(10)
+    assert (facts["score"], facts["settings"]["kind"]) == (1.0, 2)
 
 
 def test_a_best_policy_that_is_newer_than_the_checkpoint_has_its_own_step(tmp_path: Path) -> None:
-    evaluated = {"eval_interval": 10, "eval_episodes": 1, "confirm_best": False}
-    settings: dict[str, Any] = {**QUIET, **evaluated, "max_opts": 20, "run_dir": str(tmp_path)}
-    scores = Scripted([1.0], [2.0])
-    jaxrl.Trainer(dqn(), evaluator=scores, **settings).train()
+    strategy, scores = train.build("dqn", SMALL), Scripted([1.0], [2.0])
+    evaluated = {"eval_interval": 10, "eval_episodes": 1, "confirm_best": False, "evaluator": scores}
+    settings: dict[str, Any] = {**evaluated, "save_interval": 10, "max_opts": 20, "run_dir": str(tmp_path)}
+    jaxrl.Trainer(strategy, quiet=True, **settings).train()
     shutil.rmtree(tmp_path / "checkpoints" / "20")  # as if killed just before it
     stop = jaxrl.Hooks(start=lambda trainer: trainer.interrupt.stop())
-    resumed = jaxrl.Trainer(dqn(), evaluator=scores, hooks=stop, resume=True, **settings).train()
+    resumed = jaxrl.Trainer(strategy, quiet=True, hooks=stop, resume=True, **settings).train()
     assert resumed.summary["opt_steps"] == 10
     assert resumed.policy.facts == {"score": 2.0, "opt_steps": 20}
 
@@ -205,11 +171,6 @@ def test_an_evaluation_at_the_start_is_made_once_however_the_run_begins(tmp_path
     assert log_problems(tmp_path, "metrics.jsonl") == []
 
 
-def test_a_trainer_can_train_twice() -> None:
-    trainer = jaxrl.Trainer(dqn(), max_opts=20, eval_interval=10, eval_episodes=2, quiet=True)
-    assert state_digest(trainer.train().state) == state_digest(trainer.train().state)
-
-
 def test_a_result_on_the_way_stays_as_it_was() -> None:
     trainer = jaxrl.Trainer(counting(), max_opts=20, record_interval=10, eval_interval=0, eval_episodes=0, quiet=True)
     with pytest.raises(SettingsError, match="nothing has been trained"):
@@ -223,7 +184,7 @@ def test_a_reader_that_goes_away_stops_nothing_and_hides_no_exit_code(run: Path,
     if door == "train":
         args = ["train", "--env", "Catch-bsuite", "--max-opts", "60", "--eval-interval", "10", "--run-dir", "piped"]
     else:
-        (run / "checkpoints" / "20" / "manifest.json").write_text("{}")
+        (run / "checkpoints" / str(BEFORE) / "manifest.json").write_text("{}")
         args = ["verify", str(run)]
     command = f"{sys.executable} -m jaxrl.{' '.join(args)} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Kill a run of each agent in mid-training, twice; it goes on to the very bits of a run that nobody disturbed."""
+"""Kill runs in mid-training, twice; each goes on to the very bits of a run that nobody disturbed."""
 
 import json
 import os
@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from agents import COMBINATIONS
 
 from jaxrl.training.storage.checkpoints import Store
 
@@ -24,9 +23,18 @@ def run(cache: Path, *args: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, env=env, capture_output=True, text=True)
 
 
+DIFFERENT = (
+    "rainbow, n-step, prioritised over all",
+    "sac with memories, sequences by priority, compact",
+    "ppo with a memory, stopped by divergence",
+    "iql from data in epochs, rewards scaled",
+)
+"""Of each way to learn one; that every agent's state is saved whole is tested in `test_exact`."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COMBINATIONS)
-def test_killed_in_mid_training_each_agent_ends_in_the_same_bits(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_killed_in_mid_training_it_ends_in_the_same_bits(name: str, tmp_path: Path) -> None:
     whole = run(tmp_path / "cache", name, tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
     for kill_at in (37, 65):

@@ -1,8 +1,8 @@
 """Logs that outlive a kill at any moment, and recorders that fail alone."""
 
-import json
 import multiprocessing
 import random
+import shutil
 import struct
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.record_writer import masked_crc32c
+from rows_and_scalars import LOGS, scalars, timeless
+from toys_runs import read_lines as lines
 from toys_trainer import CountState, counting
 
 import jaxrl
@@ -21,56 +21,6 @@ from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.recorders import TensorBoardRecorder
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.logs import log_problems
-
-LOGS = ("metrics.jsonl", "eval_episodes.jsonl")
-
-# --- reading ----------------------------------------------------------------------------------------------------
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    """Read the whole lines of a log; a torn last one is left out, any other fails."""
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-
-
-def timeless(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows that a run must repeat: all but events, less what was measured by the clock."""
-    return [{k: v for k, v in row.items() if not _by_the_clock(k)} for row in rows if row.get("kind") != "event"]
-
-
-def scalars(directory: Path) -> list[tuple[str, int, float]]:
-    """Read tag, step and value of all that TensorBoard shows of `directory`, less events and what the clock measured.
-
-    It reads the files in the order of their names, each as far as it is whole, and drops what a later start of a
-    session takes back.
-    """
-    found: list[tuple[str, int, float]] = []
-    for path in sorted(directory.iterdir()):
-        for event in events(path):
-            if event.session_log.status == SessionLog.START:
-                found = [scalar for scalar in found if scalar[1] < event.step]
-            told = [value for value in event.summary.value if value.tag != "events"]  # such as those of a full disk
-            found += [(value.tag, event.step, value.simple_value) for value in told]
-    return [scalar for scalar in found if not _by_the_clock(scalar[0].partition("/")[2])]
-
-
-def events(path: Path) -> list[Event]:
-    """Read the records of an event file as far as they are whole; check their checksums."""
-    data, found = path.read_bytes(), []
-    while len(data) >= 12:
-        length = struct.unpack("<Q", data[:8])[0]
-        record, rest = data[12 : 12 + length], data[12 + length :]
-        if len(record) < length or len(rest) < 4:
-            break
-        assert data[8:12] == struct.pack("<I", masked_crc32c(data[:8]))
-        assert rest[:4] == struct.pack("<I", masked_crc32c(record))
-        found.append(Event.FromString(record))
-        data = rest[4:]
-    return found
-
-
-def _by_the_clock(name: str) -> bool:
-    return name == "wall_s" or name.endswith(("_per_sec", "_mb"))
-
 
 # --- killed while writing ---------------------------------------------------------------------------------------
 
@@ -247,11 +197,7 @@ def test_a_failing_recorder_is_reported_once_and_stops_nothing_else(
     method: str,
     k: int,
 ) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    for file in (path for path in begun.rglob("*") if path.is_file()):
-        (run / file.relative_to(begun)).parent.mkdir(parents=True, exist_ok=True)
-        (run / file.relative_to(begun)).write_bytes(file.read_bytes())
+    run = Path(shutil.copytree(begun, tmp_path / "run"))
     before, failing, after = jaxrl.MemoryRecorder(), Failing(method, k), jaxrl.MemoryRecorder()
     settings = {"evaluator": walked, "eval_interval": 5, "record_interval": 1, "max_chunk": 1, "run_dir": str(run)}
     trainer = jaxrl.Trainer(
