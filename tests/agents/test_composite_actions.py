@@ -454,16 +454,6 @@ def test_a_description_names_the_parts_of_an_action(form: str, names: list[str],
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["dqn", "sac", "td3", "pqn", "reppo", "bc", "iql"])
-def test_other_agents_refuse_them_in_one_line_that_names_those_that_take_them(name: str) -> None:
-    with pytest.raises(SettingsError) as refused:
-        getattr(jaxrl, name)()(EnvSpec("Marksman", Box(-1.0, 1.0, (2,)), SPACE))
-    said = str(refused.value)
-    assert said.startswith(f"{name} takes ")
-    assert "but Marksman has dict actions of Box, MultiDiscrete and Discrete" in said
-    assert said.endswith("agents for such actions: ppo, a2c, reinforce and impala")
-
-
 def test_parts_that_no_distribution_fits_are_refused_with_their_place() -> None:
     seen = Box(-1.0, 1.0, (2,))
     with pytest.raises(SettingsError, match=r"Toy has actions\['arm'\]\[1\] Box.*int32.*expected Discrete"):

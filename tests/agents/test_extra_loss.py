@@ -189,37 +189,6 @@ def test_one_number_for_all_steps_is_refused(make: Any) -> None:
         traced(make(extra_loss=lambda params, sample, outputs: jnp.float32(1)))
 
 
-def test_what_is_no_function_is_refused() -> None:
-    with pytest.raises(SettingsError, match="extra_loss is float; expected a function of a batch, as in lambda params"):
-        on_policy(extra_loss=0.1)
-
-
-@pytest.mark.parametrize(
-    ("make", "given", "said"),
-    [
-        (
-            jaxrl.ppo,
-            {"extra_loss": lambda items, q: 0.0},
-            r"extra_loss takes .*\(items, q\); expected \(params, sample,",
-        ),
-        (jaxrl.bc, {"extra_loss": lambda a, b, c, d: 0.0}, r"extra_loss takes the arguments \(a, b, c, d\); expected"),
-        (
-            jaxrl.sac,
-            {"extra_policy_loss": lambda items: 0.0},
-            r"extra_policy_loss takes .*; expected \(params, items, o",
-        ),
-        (jaxrl.dqn, {"target": lambda items: 0.0}, r"target takes the arguments \(items\); expected \(items, values\)"),
-        (jaxrl.sac, {"extra_policy_loss": partial(max, 1)}, None),
-    ],
-)
-def test_its_arguments_are_checked_before_anything_is_built(make: Any, given: Any, said: str | None) -> None:
-    if said is None:  # a function that does not tell its arguments
-        make(**given)
-        return
-    with pytest.raises(SettingsError, match=said):
-        make(**given)
-
-
 def test_a_run_names_it_and_its_policy_does_without(tmp_path: Path) -> None:
     strategy = on_policy(extra_loss=lambda params, sample, outputs: outputs.value)
     assert strategy.info.settings is not None

@@ -450,26 +450,3 @@ def test_stacked_frames_and_normalisation_leave_the_mask_as_it_is() -> None:
 
 def test_a_recurrent_observation_has_the_mask_of_what_is_seen() -> None:
     np.testing.assert_array_equal(get_mask(RecurrentObs(at(0, 1, 0, 1), jnp.zeros((1, 4)))), [TWO_OF_THREE])
-
-
-@pytest.mark.parametrize(
-    ("mask", "actions", "said"),
-    [
-        (Box(0, 1, (3,), bool), Box(-1.0, 1.0, (3,)), "its actions are Box; a mask is for Discrete and MultiDiscrete"),
-        (Box(0, 1, (4,), bool), Discrete(3), r"is \[4\]; expected \[3\], true for each allowed action"),
-        (Box(0, 1, (3, 2), bool), MultiDiscrete((3, 3)), r"is \[3, 2\]; expected \[2, 3\] or \[6\]"),
-        (Box(0, 1, (2, 3), bool), MultiDiscrete((3, 2)), r"is \[2, 3\]; expected \[5\]"),
-        (Box(0.0, 1.0, (3,)), Discrete(3), "is float32; expected bool"),
-        (Discrete(3), Discrete(3), r"is \[\]; expected \[3\]"),
-    ],
-)
-def test_a_mask_that_does_not_fit_is_refused(mask: Any, actions: Any, said: str) -> None:
-    spec = EnvSpec("Odd", {"action_mask": mask, "seen": Box(0.0, 1.0, (1,))}, actions)
-    with pytest.raises(SettingsError, match=said) as refused:
-        jaxrl.ppo()(spec)
-    assert "\n" not in str(refused.value)
-
-
-def test_observations_without_anything_to_see_are_refused() -> None:
-    with pytest.raises(SettingsError, match="are action_mask, none of which a policy sees"):
-        jaxrl.dqn()(seeing({"action_mask": Box(0, 1, (4,), bool)}))

@@ -14,7 +14,6 @@ from jaxrl.agents import awac, bc, cql, cql_dqn, dqn, edac, iql, rebrac, sac, sa
 from jaxrl.agents.critics import similarity
 from jaxrl.agents.losses import advantage_weight, conservative_gap, expectile_loss
 from jaxrl.agents.td3 import value_weight
-from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, sample_space
 from jaxrl.types import Batch, NextAction, Transition
 
@@ -247,28 +246,6 @@ def test_an_update_of_rebrac_is_that_worked_by_hand():
         np.testing.assert_allclose(numbers(new.policy)[0][entry] - kernel[entry], -0.125 * slope, atol=1e-5)
 
 
-SAME = {
-    "rebrac": (
-        rebrac,
-        td3,
-        {
-            "lr": 1e-3, "policy_lr": 1e-3, "actor_bc_coef": 0.01, "critic_bc_coef": 0.01, "layer_norm": True,
-            "features": (256, 256, 256),
-        },
-    ),
-    "sac_n": (sac_n, sac, {"num_critics": 10, "features": (256, 256, 256)}),
-    "edac": (edac, sac, {"num_critics": 10, "features": (256, 256, 256), "eta": 1.0}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAME)
-def test_each_is_another_agent_with_other_defaults(name):
-    make, of, settings = SAME[name]
-    agent, same = make()(SPECS["continuous"]), of(**settings)(SPECS["continuous"])
-    assert agent.info.settings == same.info.settings
-    assert (agent.info.offline, same.info.offline) == (True, False)
-
-
 @pytest.mark.parametrize(("make", "of"), [(rebrac, td3), (edac, sac)])
 def test_without_their_terms_they_are_bit_for_bit_what_they_are_made_of(make, of):
     off = {"actor_bc_coef": 0.0, "critic_bc_coef": 0.0} if make is rebrac else {"eta": 0.0}
@@ -379,27 +356,3 @@ def test_a_state_that_only_acts_is_the_policy(make):
     action, _ = jax.eval_shape(lambda state: agent.act(state, obs, None, jnp.uint32(0), "exploit"), bare)
     assert action.shape == (SIZE, 2)
     assert agent.info.offline
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: iql(expectile=1.0), r"agent\.expectile is 1\.0"),
-        (lambda: awac(beta=-1.0), r"agent\.beta is -1\.0"),
-        (lambda: cql(cql=-1.0), r"agent\.cql is -1\.0"),
-        (lambda: cql(cql_actions=0), r"agent\.cql_actions is 0"),
-        (lambda: td3_bc(bc_alpha=np.inf), r"agent\.bc_alpha is inf"),
-        (lambda: td3_bc(actor_bc_coef=0.1), r"bc_alpha is 2\.5 and agent\.actor_bc_coef 0\.1; both.*set one of them"),
-        (lambda: edac(num_critics=1), r"agent\.eta is 1\.0, but agent\.num_critics 1 has no pairs"),
-        (lambda: sac(eta=1.0, core="gru"), r"agent\.eta is 1\.0, but agent\.core gru has no pairs"),
-        (lambda: sac(eta=1.0)(SPECS["discrete"]), r"agent\.eta is 1\.0, but Toy has Discrete actions"),
-        (lambda: edac()(SPECS["discrete"]), "edac takes continuous actions"),
-        (lambda: rebrac()(SPECS["discrete"]), "rebrac takes continuous actions"),
-        (lambda: bc(tau=0.5), "bc has no setting 'tau'"),
-        (lambda: iql()(EnvSpec("Toy", OBS, MultiDiscrete((2, 3)))), "iql takes continuous or discrete actions"),
-        (lambda: bc()(EnvSpec("Toy", OBS, Box(-np.inf, np.inf, (1,)))), "bound on both sides"),
-    ],
-)
-def test_what_cannot_be_is_refused(make, message):
-    with pytest.raises(SettingsError, match=message):
-        make()

@@ -11,7 +11,6 @@ from toys_agents import drawn_anew
 from toys_sequences import BURN, KEY, WIDTH, B, L, T, Walk, batch_of, one_of, updating
 
 import jaxrl
-from jaxrl.errors import SettingsError
 from jaxrl.nn import Core, Critic, PolicyNetwork, Recurrent
 from jaxrl.spaces import Box, EnvSpec
 
@@ -86,16 +85,3 @@ def test_the_policy_learns_through_its_own_memory() -> None:
     new = updating(agent)(state, batch)[0]
     before, after = (jax.tree.leaves(s.policy["params"]["core"]) for s in (state, new))
     assert all(float(np.abs(a - b).max()) > 0 for a, b in zip(before, after, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"noise_memory": 0.5}, r"noise_memory is 0\.5, but with agent\.core lru the memory is that of the networks"),
-        ({"make_critic": lambda spec: None}, r"a network of make_critic has no memory; set agent\.core to none"),
-        ({"core": "lrru"}, "unknown agent.core 'lrru'; did you mean lru"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
-        jaxrl.td3(**{"core": "lru", **settings})(SPEC)

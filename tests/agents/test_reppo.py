@@ -421,21 +421,6 @@ def test_only_the_critic_sees_the_privileged_state() -> None:
     assert np.abs(np.asarray(value(obs) - value(other))).min() > 1e-4
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"v_min": 3.0, "v_max": 3.0}, r"agent\.v_min is 3\.0 and agent\.v_max 3\.0; expected v_min below v_max"),
-        ({"atoms": 1}, r"agent\.atoms is 1"),
-        ({"kl_bound": 0.0}, r"agent\.kl_bound is 0\.0"),
-        ({"core": "gru"}, "reppo has no setting 'core'"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused_in_one_line(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingsError, match=said) as refused:
-        jaxrl.reppo(**settings)
-    assert "\n" not in str(refused.value)
-
-
 def test_a_term_of_ones_own_moves_its_network_by_its_own_slope(name: str) -> None:
     """By gradient descent, a term that is `sum(params^2) / 2` takes `lr * params` off the parameters, exactly."""
     half = lambda params, sample, outputs: jnp.broadcast_to(
@@ -479,9 +464,3 @@ def test_a_support_cannot_be_derived_from_rewards_that_are_normalised() -> None:
     with pytest.raises(SettingsError, match=r"set agent\.v_min and agent\.v_max"):
         jaxrl.on_policy(env, jaxrl.reppo(), processor=processor)
     jaxrl.on_policy(env, jaxrl.reppo(v_min=-10.0, v_max=10.0), processor=processor)
-
-
-@pytest.mark.parametrize("space", [jaxrl.MultiDiscrete((2, 3)), jaxrl.Box(-math.inf, math.inf, (2,))])
-def test_other_actions_are_refused(space: Any) -> None:
-    with pytest.raises(SettingsError, match="reppo"):
-        jaxrl.reppo()(jaxrl.EnvSpec("Toy", OBS, space))

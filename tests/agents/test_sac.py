@@ -17,7 +17,7 @@ from jaxrl.distributions import LOG_STD
 from jaxrl.envs import Env, TimeStep
 from jaxrl.errors import SettingsError
 from jaxrl.processors import chain, n_step, normalise_obs
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds, sample_space
+from jaxrl.spaces import Box, Discrete, EnvSpec, box_bounds, sample_space
 from jaxrl.strategies import off_policy
 from jaxrl.types import Batch, RecurrentObs, Transition
 
@@ -379,11 +379,6 @@ def test_the_memory_of_noise_is_not_shown_to_the_networks():
         assert equal(plain, step(state, batch._replace(items=items), KEY, jnp.uint32(0)))
 
 
-def test_noise_with_a_memory_is_refused_for_discrete_actions():
-    with pytest.raises(SettingsError, match=r"agent\.noise_memory is 0\.5, but Toy has Discrete actions"):
-        sac(noise_memory=0.5)(SPECS["discrete"])
-
-
 @pytest.mark.parametrize(("shape", "dtype"), [((), "float32"), ((2,), "float16"), ((2, 3), "float32")])
 def test_actions_fill_the_box_have_its_shape_and_keep_to_the_bounds_of_each_entry(shape, dtype):
     size = int(np.prod(shape))
@@ -425,42 +420,6 @@ def test_critics_are_given_every_entry_of_an_action_from_minus_1_to_1():
 
 
 # --- what it takes ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("space", "said"),
-    [
-        (Box(-np.inf, np.inf, (2,)), "sac needs actions with a bound on both sides, but Toy has Box"),
-        (Box((-1.0, -1.0), (1.0, np.inf), (2,)), "sac needs actions with a bound on both sides"),
-        (Box(0, 9, (2,), "int32"), "but Toy has"),
-        (
-            MultiDiscrete((2, 2)),
-            "sac takes continuous or discrete actions, .* MultiDiscrete actions; .*: ppo",
-        ),
-        ({"a": Discrete(2)}, "but Toy has dict actions"),
-        ((Discrete(2), Discrete(2)), "but Toy has tuple actions"),
-    ],
-)
-def test_other_actions_are_refused_with_one_clear_message(space, said):
-    with pytest.raises(SettingsError, match=said) as refused:
-        sac()(EnvSpec("Toy", OBS, space))
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"temprature": 1.0}, "did you mean temperature"),
-        ({"temperature": 0.0}, r"agent\.temperature is 0\.0"),
-        ({"num_critics": 0}, r"agent\.num_critics is 0; expected a whole number of at least 1"),
-        ({"tau": 1.5}, r"agent\.tau is 1\.5"),
-        ({"noise_memory": 1.0}, r"agent\.noise_memory is 1\.0"),
-        ({"policy_lr": -1.0}, r"agent\.policy_lr is -1\.0"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings, said):
-    with pytest.raises(SettingsError, match=said):
-        sac(**settings)
 
 
 def test_a_fresh_target_equals_the_critics_without_sharing_their_memory():

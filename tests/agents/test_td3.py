@@ -15,7 +15,7 @@ from jaxrl.buffers import prioritised, uniform
 from jaxrl.envs import Env, TimeStep, vectorise
 from jaxrl.errors import SettingsError
 from jaxrl.processors import chain, n_step, normalise_obs, one_step
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds, sample_space
+from jaxrl.spaces import Box, EnvSpec, box_bounds, sample_space
 from jaxrl.strategies import off_policy
 from jaxrl.types import Batch, RecurrentObs, Transition
 
@@ -376,41 +376,6 @@ def test_noise_that_lasts_and_several_steps_do_not_go_together():
 
 
 # --- what it takes ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize(
-    ("space", "said"),
-    [
-        (Box(-np.inf, np.inf, (2,)), "needs actions with a bound on both sides, but Toy has Box"),
-        (Box((-1.0, -1.0), (1.0, np.inf), (2,)), "needs actions with a bound on both sides"),
-        (Box(0, 9, (2,), "int32"), "takes continuous actions, but Toy has"),
-        (Discrete(3), "takes continuous actions, but Toy has Discrete actions; agents for other actions: .*dqn"),
-        (MultiDiscrete((2, 2)), "but Toy has MultiDiscrete actions; agents for other actions: ppo"),
-        ({"a": Discrete(2)}, "but Toy has dict actions"),
-    ],
-)
-def test_other_actions_are_refused_with_one_clear_message(name, space, said):
-    with pytest.raises(SettingsError, match=f"^{name} .*{said}|^{name} {said}") as refused:
-        MAKERS[name]()(EnvSpec("Toy", OBS, space))
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"noize": 1.0}, "did you mean noise"),
-        ({"noise": -0.1}, r"agent\.noise is -0\.1"),
-        ({"noise_memory": 1.5}, r"agent\.noise_memory is 1\.5"),
-        ({"noise_min": 0.2}, r"agent\.noise_min is 0\.2 and agent\.noise 0\.1; expected noise_min at most noise"),
-        ({"noise_min": 0.05, "core": "gru"}, r"noise_min is 0\.05, but with agent\.core gru the memory is"),
-        ({"policy_interval": 0}, r"agent\.policy_interval is 0"),
-        ({"target_noise_clip": -1.0}, r"agent\.target_noise_clip is -1\.0"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings, said):
-    with pytest.raises(SettingsError, match=said):
-        td3(**settings)
 
 
 @pytest.mark.slow

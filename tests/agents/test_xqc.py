@@ -14,7 +14,6 @@ from toys_draws import drawn
 import jaxrl
 from jaxrl.agents.optimizers import project_kernels
 from jaxrl.distributions import LOG_STD
-from jaxrl.errors import SettingsError
 
 WIDTH, ATOMS, RATE = 4, 5, 0.25
 SUPPORT = np.linspace(-5.0, 5.0, ATOMS)
@@ -210,38 +209,3 @@ def test_the_value_of_a_constant_reward_is_that_of_the_closed_form() -> None:
         features=(), critic_features=(16,), lr=1e-2, lr_decay=600, policy_interval=1, tau=0.05
     )(CONTINUOUS)  # fmt: skip
     np.testing.assert_allclose(values_of_constant(agent, reward=0.5, updates=600), 2.5, atol=0.15)
-
-
-# --- names and refusals -------------------------------------------------------------------------------------------
-
-
-def test_it_is_sac_with_other_defaults() -> None:
-    same = {
-        "temperature": 0.01, "joint_batch": True, "batch_norm": "batch", "pre_activation_norm": True,
-        "weight_norm": True, "policy_interval": 3, "atoms": 101, "v_min": -5.0, "v_max": 5.0,
-        "features": (256,) * 4, "critic_features": (512,) * 4,
-    }  # fmt: skip
-    assert jaxrl.xqc()(CONTINUOUS).info.settings == jaxrl.sac(**same)(CONTINUOUS).info.settings
-    told = jaxrl.off_policy(jaxrl.make_env("Pendulum-v1"), jaxrl.xqc(features=(8,), critic_features=(8,))).info.settings
-    assert told is not None
-    assert (told["updates"], told["processor"]["normalise_reward"]) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"joint_batch": True}, r"joint_batch is on, but critics with agent\.batch_norm none have no statistics"),
-        (
-            {"joint_batch": True, "batch_norm": "batch", "target_network": False},
-            r"joint_batch is on, but without agent\.target_network .* share a pass anyway; leave it off",
-        ),
-        ({"joint_batch": True, "core": "gru"}, r"joint_batch is on, but critics with agent\.core gru have no"),
-        ({"pre_activation_norm": True}, r"pre_activation_norm is on, but agent\.batch_norm none; set batch_norm to"),
-        ({"pre_activation_norm": True, "core": "gru"}, r"pre_activation_norm is True, which networks with a core do"),
-        ({"weight_norm": True, "core": "gru"}, r"weight_norm is True, which networks with a core do not have"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError, match=message) as refused:
-        jaxrl.sac(**settings)(CONTINUOUS)
-    assert "\n" not in str(refused.value)

@@ -313,17 +313,3 @@ def test_an_agent_learns_with_a_cell_of_nnx() -> None:
     env = jaxrl.make_env("memory:Recall", length=2)
     _, _, metrics = stepped(jaxrl.on_policy(env, agent, num_envs=4, rollout=4, epochs=1, minibatches=1), 2)
     assert metrics["loss"].count.tolist() == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"core": "minigru"}, "unknown agent.core 'minigru'; did you mean mingru"),
-        ({"core": "gla", "core_features": 6}, "agent.core_features is 6; gla needs a multiple of 4"),
-        ({"core": "gtrxl", "core_features": 6}, "agent.core_features is 6; gtrxl needs a multiple of 4"),
-        ({"core": "gru", "core_layers": 0}, "core_layers is 0"),
-    ],
-)
-def test_a_core_that_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
-        jaxrl.ppo(**settings)(jaxrl.make_env("CartPole-v1").spec)

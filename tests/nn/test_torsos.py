@@ -159,16 +159,6 @@ def test_images_that_are_too_small_are_refused(torso, space, channels, said):
         check_torso(torso, space, channels)
 
 
-@pytest.mark.parametrize("make", [jaxrl.dqn, jaxrl.pqn, jaxrl.reppo, jaxrl.ppo, jaxrl.bc, jaxrl.sac, jaxrl.iql])
-def test_every_agent_refuses_them_at_once(make):
-    with pytest.raises(jaxrl.SettingsError, match="use torso minatar, impala or mlp"):
-        make(torso="nature")(seeing(SMALL))
-    with pytest.raises(jaxrl.SettingsError, match=r"agent\.channels is 0"):
-        make(channels=(0,))
-    with pytest.raises(jaxrl.SettingsError, match=r"unknown agent\.dtype 'float16'"):
-        make(dtype="float16")
-
-
 # --- bfloat16 -----------------------------------------------------------------------------------------------------
 
 NETWORKS = {
