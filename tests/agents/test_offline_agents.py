@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import begun, drawn_anew, vector_of
-from toys_by_hand import linear, numbers
+from toys_agents import begun, drawn_anew, six_steps, vector_of
+from toys_by_hand import beside, linear, numbers, slope, squashed
 from toys_draws import drawn
 
 from jaxrl.agents import awac, bc, cql, cql_dqn, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
 from jaxrl.agents.critics import similarity
 from jaxrl.agents.losses import advantage_weight, conservative_gap, expectile_loss
 from jaxrl.agents.td3 import value_weight
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, sample_space
-from jaxrl.types import Batch, NextAction, Transition
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
+from jaxrl.types import NextAction
 
 KEY = jax.random.key(0)
 OBS = Box(-1.0, 1.0, (3,))
@@ -85,19 +85,8 @@ def test_the_similarity_has_no_slope_along_a_gradient_however_small(size):
 # --- agents -------------------------------------------------------------------------------------------------------
 
 
-def batch_of(name, seed=0):
-    rng = np.random.default_rng(seed)
-    obs, next_obs = rng.normal(0, 0.5, (2, SIZE, 3)).astype(np.float32)
-    action = sample_space(SPECS[name].action_space, jax.random.key(seed), SIZE)
-    reward = rng.normal(size=SIZE).astype(np.float32)
-    discount = np.where(np.arange(SIZE) % 3 == 1, 0.0, 0.9).astype(np.float32)
-    items = Transition(*map(jnp.asarray, (obs, action, reward, discount, next_obs)))
-    return Batch(items._replace(weight=jnp.asarray(WEIGHT)), jnp.arange(SIZE), jnp.ones(SIZE))
-
-
-def beginning(agent, parts):
-    """Return a state whose networks are all drawn anew, the targets others than what they trail."""
-    return drawn_anew(agent, *parts)
+def batch_of(name):
+    return six_steps(SPECS[name].action_space, WEIGHT)
 
 
 def logsumexp(x):
@@ -106,7 +95,7 @@ def logsumexp(x):
 
 def test_sac_holds_down_the_values_of_other_actions_as_worked_by_hand_of_discrete_ones():
     agent, batch = cql(**PLAIN, cql=2.0)(SPECS["discrete"]), batch_of("discrete")
-    state = beginning(agent, ("policy", "critic", "target"))
+    state = drawn_anew(agent, "policy", "critic", "target")
     q = linear(state.critic, batch.items.obs)
     chosen = q[:, np.arange(SIZE), np.asarray(batch.items.action)]
     gap = logsumexp(q) - chosen
@@ -115,21 +104,19 @@ def test_sac_holds_down_the_values_of_other_actions_as_worked_by_hand_of_discret
 
 def test_sac_holds_down_the_values_of_drawn_actions_by_their_density_of_continuous_ones():
     agent, batch = cql(**PLAIN, cql=2.0, cql_actions=RIVALS)(SPECS["continuous"]), batch_of("continuous")
-    state = beginning(agent, ("policy", "critic", "target"))
+    state = drawn_anew(agent, "policy", "critic", "target")
     rng = np.random.default_rng(0)
     uniform, normal = rng.uniform(-1, 1, (SIZE, RIVALS, 2)), rng.normal(size=(2, SIZE, RIVALS, 2))
     actions, densities = [uniform], [np.full((SIZE, RIVALS), -2 * np.log(2))]
     for obs, noise in zip((batch.items.obs, batch.items.next_obs), normal, strict=True):
-        mean, log_std = np.split(linear(state.policy, obs)[:, None], 2, axis=-1)
-        raw = mean + np.exp(log_std) * noise
-        slope = -2 * (np.logaddexp(raw, -raw) - np.log(2))
-        actions.append(np.tanh(raw))
-        densities.append((-0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - slope).sum(-1))
+        action, density = squashed(linear(state.policy, obs)[:, None], noise)
+        actions.append(action)
+        densities.append(density)
     action, density = np.concatenate(actions, 1), np.concatenate(densities, 1)
     several = np.repeat(np.asarray(batch.items.obs)[:, None], 3 * RIVALS, axis=1)
     joined = np.concatenate([several, action], axis=-1).reshape(-1, 5)
     q = linear(state.critic, joined)[..., 0].reshape(2, SIZE, 3 * RIVALS)
-    chosen = linear(state.critic, np.concatenate([batch.items.obs, batch.items.action], axis=-1))[..., 0]
+    chosen = linear(state.critic, beside(batch.items.obs, batch.items.action))[..., 0]
     gap = logsumexp(q - density[None] - np.log(3 * RIVALS)) - chosen
     usual = rng.normal(size=(2, SIZE, 2))
     draws = {"uniform": [uniform], "normal": [usual[0], *normal, usual[1]]}
@@ -161,7 +148,7 @@ def check_penalty(agent, without, state, batch, gap, draws=None, usual_draws=Non
 def test_dqn_holds_down_the_values_of_other_actions():
     agent, without, batch = cql_dqn(**PLAIN, cql=2.0), dqn(**PLAIN), batch_of("discrete")
     agent, without = agent(SPECS["discrete"]), without(SPECS["discrete"])
-    state = beginning(agent, ("params", "target"))
+    state = drawn_anew(agent, "params", "target")
     _, metrics, _ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
     off = state._replace(hyper=state.hyper._replace(cql=()))
     _, usual, _ = jax.jit(without.update)(off, batch, KEY, jnp.uint32(0))
@@ -174,14 +161,14 @@ def test_dqn_holds_down_the_values_of_other_actions():
 
 def test_the_policy_of_td3_bc_climbs_values_and_stays_near_the_actions_of_the_data():
     agent = td3_bc(**PLAIN, policy_lr=0.125, lr=0.0, policy_interval=1, bc_alpha=2.0)(SPECS["continuous"])
-    state, batch = beginning(agent, ("policy", "critic")), batch_of("continuous")
+    state, batch = drawn_anew(agent, "policy", "critic"), batch_of("continuous")
     new, _, _ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
     obs, near = np.asarray(batch.items.obs, np.float64), np.asarray(batch.items.action, np.float64)
     (kernel, bias), (critic, critic_bias) = numbers(state.policy), (x[0] for x in numbers(state.critic))
 
     def value(kernel, bias):
         action = np.tanh(obs @ kernel + bias[None])
-        return np.concatenate([obs, action], 1) @ critic[:, 0] + critic_bias[0], action
+        return beside(obs, action) @ critic[:, 0] + critic_bias[0], action
 
     fixed = 2.0 * WEIGHT.sum() / (WEIGHT * np.abs(value(kernel, bias)[0])).sum()
 
@@ -189,11 +176,8 @@ def test_the_policy_of_td3_bc_climbs_values_and_stays_near_the_actions_of_the_da
         q, action = value(kernel, bias)
         return (WEIGHT * (-fixed * q + np.square(action - near).mean(1))).mean()
 
-    h = 1e-5
-    for entry in np.ndindex(kernel.shape):
-        way = h * np.eye(1, kernel.size, np.ravel_multi_index(entry, kernel.shape)).reshape(kernel.shape)
-        slope = (loss(kernel + way, bias) - loss(kernel - way, bias)) / (2 * h)
-        np.testing.assert_allclose(numbers(new.policy)[0][entry] - kernel[entry], -0.125 * slope, atol=1e-5)
+    moved = numbers(new.policy)[0] - kernel
+    np.testing.assert_allclose(moved, -0.125 * slope(lambda kernel: loss(kernel, bias), kernel), atol=1e-5)
 
 
 def test_td3_bc_without_likeness_is_td3():
@@ -207,7 +191,7 @@ def test_td3_bc_without_likeness_is_td3():
 def test_an_update_of_rebrac_is_that_worked_by_hand():
     settings = {"actor_bc_coef": 0.7, "critic_bc_coef": 1.3, "layer_norm": False, "policy_interval": 1, "tau": 0.0}
     agent = rebrac(**PLAIN, **settings, lr=0.25, policy_lr=0.125)(SPECS["continuous"])
-    state = beginning(agent, ("policy", "critic", "target_policy", "target_critic"))
+    state = drawn_anew(agent, "policy", "critic", "target_policy", "target_critic")
     rng, batch = np.random.default_rng(2), batch_of("continuous")
     known, after = np.arange(SIZE) % 4 != 2, rng.uniform(-1, 1, (SIZE, 2)).astype(np.float32)
     batch = batch._replace(items=batch.items._replace(extras=NextAction(jnp.asarray(after), jnp.asarray(known))))
@@ -215,13 +199,12 @@ def test_an_update_of_rebrac_is_that_worked_by_hand():
     with drawn(normal=[noise]):
         new, metrics, _ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
     items = jax.tree.map(lambda x: np.asarray(x, np.float64), batch.items)
-    joined = lambda obs, action: np.concatenate([obs, action], axis=1)
     # The critics, by targets at the target policy's action with clipped noise.
     then = np.clip(np.tanh(linear(state.target_policy, items.next_obs)) + np.clip(0.2 * noise, -0.5, 0.5), -1, 1)
     apart = np.where(known, np.square(then - after).sum(1), 0.0)
-    value = linear(state.target_critic, joined(items.next_obs, then))[..., 0].min(0) - 1.3 * apart
+    value = linear(state.target_critic, beside(items.next_obs, then))[..., 0].min(0) - 1.3 * apart
     target = items.reward + items.discount * value
-    x = joined(items.obs, items.action)
+    x = beside(items.obs, items.action)
     error = target[None] - linear(state.critic, x)[..., 0]
     np.testing.assert_allclose(metrics["loss"], (WEIGHT * 0.5 * np.square(error).sum(0)).mean(), rtol=1e-5)
     moved = numbers(new.critic)[0] - numbers(state.critic)[0]
@@ -231,7 +214,7 @@ def test_an_update_of_rebrac_is_that_worked_by_hand():
 
     def outcome(kernel):
         action = np.tanh(items.obs @ kernel + bias[None])
-        return linear(new.critic, joined(items.obs, action))[..., 0].min(0), np.square(action - items.action).sum(1)
+        return linear(new.critic, beside(items.obs, action))[..., 0].min(0), np.square(action - items.action).sum(1)
 
     size = (WEIGHT * np.abs(outcome(kernel)[0])).sum() / WEIGHT.sum()
 
@@ -239,11 +222,7 @@ def test_an_update_of_rebrac_is_that_worked_by_hand():
         q, distance = outcome(kernel)
         return (WEIGHT * (0.7 * distance - q / size)).mean()
 
-    h = 1e-5
-    for entry in np.ndindex(kernel.shape):
-        way = h * np.eye(1, kernel.size, np.ravel_multi_index(entry, kernel.shape)).reshape(kernel.shape)
-        slope = (loss(kernel + way) - loss(kernel - way)) / (2 * h)
-        np.testing.assert_allclose(numbers(new.policy)[0][entry] - kernel[entry], -0.125 * slope, atol=1e-5)
+    np.testing.assert_allclose(numbers(new.policy)[0] - kernel, -0.125 * slope(loss, kernel), atol=1e-5)
 
 
 @pytest.mark.parametrize(("make", "of"), [(rebrac, td3), (edac, sac)])
@@ -263,7 +242,7 @@ def test_edac_moves_critics_apart_by_the_slope_of_the_cosines_between_their_grad
     """Against a loss over pairs of critics and rows one by one, differentiated as a whole."""
     settings = {"num_critics": 3, "activation": "tanh", "optimizer": "sgd", "tau": 0.0}
     agent, plain = made({**settings, "eta": 2.0}, edac)[0], made(settings, sac)[0]
-    state, batch = beginning(agent, ("policy", "critic", "target")), batch_of("continuous")
+    state, batch = drawn_anew(agent, "policy", "critic", "target"), batch_of("continuous")
     update = lambda agent, state: jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
     new, metrics, _ = update(agent, state)
     old, usual, _ = update(plain, state._replace(hyper=state.hyper._replace(eta=())))
@@ -294,7 +273,7 @@ def test_a_single_dimension_has_two_ways_to_go_and_no_slope_between_them():
     batch = batch_of("continuous")
     batch = batch._replace(items=batch.items._replace(action=batch.items.action[:, :1]))
     agent, plain = edac(**settings, eta=100.0)(spec), sac(**settings)(spec)
-    state = beginning(agent, ("policy", "critic", "target"))
+    state = drawn_anew(agent, "policy", "critic", "target")
     new, metrics, _ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
     old, _, _ = jax.jit(plain.update)(state._replace(hyper=state.hyper._replace(eta=())), batch, KEY, jnp.uint32(0))
     np.testing.assert_allclose(vector_of(new.critic), vector_of(old.critic), atol=1e-5)
@@ -305,12 +284,12 @@ def test_a_single_dimension_has_two_ways_to_go_and_no_slope_between_them():
 @pytest.mark.parametrize("make", [iql, awac])
 def test_the_policy_learns_from_each_action_by_its_advantage(make, name):
     agent, batch = make(**PLAIN, lr=0.0, policy_lr=0.5, beta=2.0, tau=0.0)(SPECS[name]), batch_of(name)
-    state = beginning(agent, ("policy", "critic", "target"))
+    state = drawn_anew(agent, "policy", "critic", "target")
     noise = np.random.default_rng(0).normal(size=(SIZE, 2)).astype(np.float32)
     with drawn(normal=[np.zeros_like(noise), noise]):  # the critics do not move, so that their target does not matter
         new, metrics, _ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
     discrete, items = name == "discrete", batch.items
-    x = items.obs if discrete else np.concatenate([items.obs, items.action], axis=-1)
+    x = items.obs if discrete else beside(items.obs, items.action)
     pick = np.asarray(items.action) if discrete else np.zeros(SIZE, int)
     q = linear(state.target if make is iql else state.critic, x)[:, np.arange(SIZE), pick].min(0)
     outputs = linear(state.policy, items.obs)
@@ -321,7 +300,7 @@ def test_the_policy_learns_from_each_action_by_its_advantage(make, name):
         v = (share * linear(state.critic, items.obs).min(0)).sum(-1)
     else:
         chosen = np.tanh(outputs[:, :2]) + np.exp(-1.5 + 1.5 * np.tanh(outputs[:, 2:])) * noise
-        v = linear(state.critic, np.concatenate([items.obs, chosen.clip(-1, 1)], axis=-1)).min(0)[:, 0]
+        v = linear(state.critic, beside(items.obs, chosen.clip(-1, 1))).min(0)[:, 0]
     weight = np.minimum(np.exp(2.0 * (q - v)), 100.0)
     np.testing.assert_allclose(metrics["advantage"], (q - v).mean(), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(metrics["advantage_weight"], weight.mean(), rtol=1e-4)
@@ -337,7 +316,7 @@ def test_the_policy_learns_from_each_action_by_its_advantage(make, name):
 def test_cloning_takes_several_discrete_actions_at_once():
     spec = EnvSpec("Toy", OBS, MultiDiscrete((2, 3)))
     agent, rng = bc(**PLAIN)(spec), np.random.default_rng(0)
-    state = beginning(agent, ("policy",))
+    state = drawn_anew(agent, "policy")
     action = jnp.asarray(np.stack([rng.integers(0, 2, SIZE), rng.integers(0, 3, SIZE)], axis=1), jnp.int32)
     batch = batch_of("discrete")._replace(items=batch_of("discrete").items._replace(action=action))
     _, metrics, _ = jax.jit(agent.update)(state, batch, (), jnp.uint32(0))
