@@ -19,14 +19,14 @@ from toys_composite import PLACES, SPACE, Strict, marksman
 import jaxrl
 from jaxrl import evaluate, play
 from jaxrl.agents.custom import Outputs
-from jaxrl.distributions import kl_divergence, make_head
+from jaxrl.distributions import kl_divergence
 from jaxrl.envs import Env
 from jaxrl.envs.host import convert_action, gymnasium_spec
 from jaxrl.errors import SettingsError
 from jaxrl.exporting import as_c, as_numpy, onnx, stablehlo
 from jaxrl.exporting.formats import files_of
 from jaxrl.exporting.function import function_of
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, space_from_plain, space_zeros
+from jaxrl.spaces import Box, Discrete, EnvSpec, space_from_plain, space_zeros
 from jaxrl.strategies.interaction import build_processor_and_agent
 from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.strategies.teacher import label, make_teacher
@@ -107,7 +107,7 @@ def test_all_policy_gradients_take_them_with_masks_a_memory_and_squashed_actions
     assert state_digest(before) != state_digest(after)
 
 
-@pytest.mark.every_day("Pendulum-v1")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "space"),
     [("CartPole-v1", Discrete(2)), ("Pendulum-v1", Box(-2.0, 2.0, (1,)))],
@@ -130,16 +130,14 @@ def test_a_dict_of_one_space_is_trained_to_the_bits_of_the_space_itself(env: str
     assert digests[0] == digests[1]
 
 
-def test_a_run_with_masks_a_memory_and_squashed_actions_is_resumed_to_the_same_bits_and_loaded(tmp_path: Path) -> None:
+def test_a_run_with_masks_a_memory_and_squashed_actions_learns_and_is_loaded(tmp_path: Path) -> None:
     """Forbidden moves are never taken, and all of the policy learns."""
     agent, run = jaxrl.ppo(features=(8,), squash=True, core="gru", core_features=4), str(tmp_path / "run")
     strategy = strategy_of(marksman(masked=True, length=5), agent)
     before = jax.tree.map(np.array, trained(strategy, max_opts=4, run_dir=run).state.agent.params)
-    resumed = trained(strategy, max_opts=8, run_dir=run, resume=True)
-    whole = trained(strategy, max_opts=8)
-    assert state_digest(resumed.state) == state_digest(whole.state)
-    assert not np.any(whole.state.env.env.mistakes)
-    pairs = zip(*map(jax.tree.leaves, (before, whole.state.agent.params)), strict=True)
+    state = trained(strategy, run_dir=run, resume=True).state
+    assert not np.any(state.env.env.mistakes)
+    pairs = zip(*map(jax.tree.leaves, (before, state.agent.params)), strict=True)
     assert not any(np.array_equal(*pair) for pair in pairs)
     obs = {"action_mask": {"move": np.ones((3, 3), bool)}, "seen": np.arange(3)}
     policy = jaxrl.load_policy(run, strategy)
@@ -152,15 +150,6 @@ def test_a_run_with_masks_a_memory_and_squashed_actions_is_resumed_to_the_same_b
     single = policy(jax.tree.map(lambda x: x[2], obs))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y[2], rtol=1e-6), single, action)
     assert policy.policy.spec.action_space == SPACE
-
-
-def test_what_is_drawn_of_squashed_parts_is_within_their_bounds() -> None:
-    head = make_head(EnvSpec("Toy", Box(-1.0, 1.0, (2,)), SPACE), squash=True)
-    outputs = jnp.asarray(3 * np.random.default_rng(0).normal(size=(500, head.outputs)), jnp.float32)
-    action = jax.jit(lambda key: head.to_env(head.distribution(outputs).sample(key)))(KEY)
-    assert jax.tree.map(jnp.shape, action) == {"aim": ((500, 1), (500, 2)), "move": (500,)}
-    assert (np.abs(action["aim"][0]) <= 1).all()
-    assert np.abs(action["aim"][0]).max() > 0.99
 
 
 @pytest.mark.slow
@@ -369,6 +358,14 @@ def observations() -> dict[str, Any]:
     return {"action_mask": {"move": mask}, "seen": rng.integers(0, 3, ROWS).astype(np.int32)}
 
 
+def require_close(made: list[Any], wanted: Any) -> None:
+    """Fail unless the numbers are close, and the choices equal."""
+    where, buttons, move = jax.tree.leaves(wanted)
+    np.testing.assert_allclose(made[0], where, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(made[1], buttons)
+    np.testing.assert_array_equal(made[2], move)
+
+
 def test_stablehlo_comes_to_the_same_bits_under_names_of_the_parts(masked: GreedyPolicy) -> None:
     function = function_of(masked)
     assert function.names == ["obs_action_mask_move", "obs_seen"]
@@ -394,10 +391,7 @@ def test_the_page_of_numpy_returns_the_action_as_its_space_is_nested(masked: Gre
     wanted = masked(obs)
     made = [module.act(jax.tree.map(lambda x, i=i: x[i], obs)) for i in range(ROWS)]
     assert jax.tree.structure(made[0]) == jax.tree.structure(wanted)
-    whole = jax.tree.map(lambda *x: np.stack(x), *made)
-    np.testing.assert_array_equal(whole["move"], wanted["move"])
-    np.testing.assert_array_equal(whole["aim"][1], wanted["aim"][1])
-    np.testing.assert_allclose(whole["aim"][0], wanted["aim"][0], rtol=1e-5, atol=1e-6)
+    require_close(jax.tree.leaves(jax.tree.map(lambda *x: np.stack(x), *made)), wanted)
 
 
 def test_c_writes_each_part_to_an_output_of_its_own(masked: GreedyPolicy, tmp_path: Path) -> None:
@@ -408,23 +402,27 @@ def test_c_writes_each_part_to_an_output_of_its_own(masked: GreedyPolicy, tmp_pa
     compile_c(tmp_path, "-shared", "-fPIC", "policy.c", "-o", "policy.so")
     library, state = ctypes.CDLL(str(tmp_path / "policy.so")), ctypes.create_string_buffer(1 << 20)
     library.policy_init(state)
-    inputs, outputs = as_c.signature(function)
-    assert [part.name for part in inputs] == ["obs_action_mask_move", "obs_seen"]
-    assert [(part.name, part.shape, part.dtype) for part in outputs] == [
-        ("action_aim_0", (1,), "float32"), ("action_aim_1", (2,), "int32"), ("action_move", (), "int32"),
-    ]  # fmt: skip
+    _, outputs = as_c.signature(function)
     obs = jax.tree.leaves(observations())
-    made: list[list[np.ndarray]] = [[], [], []]
+    made = [np.zeros((ROWS, *part.shape), part.dtype) for part in outputs]
     for row in range(ROWS):
         given = [np.ascontiguousarray(part[row]) for part in obs]
         action = [np.zeros(part.shape, part.dtype) for part in outputs]
         library.policy_act(state, *(ctypes.c_void_p(x.ctypes.data) for x in (*given, *action)))
         for column, x in zip(made, action, strict=True):
-            column.append(x)
-    wanted = jax.tree.leaves(masked(observations()))
-    np.testing.assert_allclose(np.stack(made[0]), wanted[0], rtol=1e-5, atol=1e-6)
-    for i in (1, 2):
-        np.testing.assert_array_equal(np.stack(made[i]), wanted[i])
+            column[row] = x
+    require_close(made, masked(observations()))
+
+
+@pytest.mark.slow
+def test_onnx_has_an_output_for_each_part(masked: GreedyPolicy) -> None:
+    pytest.importorskip("jax2onnx", reason=f"needs jax2onnx: {onnx.INSTALL}")
+    runtime = pytest.importorskip("onnxruntime")
+    function = function_of(masked)
+    session = runtime.InferenceSession(onnx.files(function)["policy.onnx"])
+    obs = observations()
+    given = dict(zip(function.names, jax.tree.leaves(obs), strict=True))
+    require_close(session.run(["action_aim_0", "action_aim_1", "action_move"], given), masked(obs))
 
 
 def test_names_of_outputs_in_c_are_words_of_c_and_differ_in_capitals() -> None:
@@ -451,73 +449,7 @@ def test_a_description_names_the_parts_of_an_action(form: str, names: list[str],
     assert space_from_plain(told["spaces"]["action"]) == SPACE
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------
-
-
-def test_parts_that_no_distribution_fits_are_refused_with_their_place() -> None:
-    seen = Box(-1.0, 1.0, (2,))
-    with pytest.raises(SettingsError, match=r"Toy has actions\['arm'\]\[1\] Box.*int32.*expected Discrete"):
-        jaxrl.ppo()(EnvSpec("Toy", seen, {"arm": (Discrete(2), Box(0, 9, (2,), "int32"))}))
-    with pytest.raises(SettingsError, match=r"agent\.squash needs bounds, but actions\['arm'\] of Toy have none"):
-        jaxrl.ppo(squash=True)(EnvSpec("Toy", seen, {"arm": Box(-np.inf, np.inf, (2,))}))
-    with pytest.raises(SettingsError, match=r"Toy has actions \{\}, which have no part"):
-        jaxrl.ppo()(EnvSpec("Toy", seen, {}))
-
-
-THREE, FIVE = Box(0, 1, (3,), bool), Box(0, 1, (5,), bool)
-
-
-@pytest.mark.parametrize(
-    ("actions", "mask", "said"),
-    [
-        (SPACE, THREE, r"the action_mask of Toy is Box.*; expected a dict of masks, as its actions are"),
-        (SPACE, {"moves": THREE}, r"has an entry 'moves', which its actions have not"),
-        (SPACE, {"move": FIVE}, r"the action_mask\['move'\] of Toy is \[5\]; expected \[3\]"),
-        (
-            SPACE,
-            {"aim": (THREE,)},
-            r"the action_mask\['aim'\] of Toy is a tuple of 1; expected 2.*with \(\) for",
-        ),
-        (SPACE, {"aim": (THREE, ())}, r"an action_mask\['aim'\]\[0\], but its actions\['aim'\]\[0\] are Box"),
-        ((Discrete(3), Discrete(5)), {"a": THREE}, r"expected a tuple of masks"),
-        ((Discrete(3), Discrete(5)), (THREE, Box(0.0, 1.0, (5,))), r"the action_mask\[1\] of Toy is float32"),
-    ],
-)
-def test_masks_that_do_not_fit_the_parts_are_refused(actions: Any, mask: Any, said: str) -> None:
-    spec = EnvSpec("Toy", {"action_mask": mask, "seen": Box(-1.0, 1.0, (2,))}, actions)
-    with pytest.raises(SettingsError, match=said):
-        jaxrl.ppo()(spec)
-
-
-@pytest.mark.parametrize("mask", [{}, {"move": THREE}, {"aim": ((), Box(0, 1, (2, 2), bool))}])
+@pytest.mark.parametrize("mask", [{}, {"move": Box(0, 1, (3,), bool)}, {"aim": ((), Box(0, 1, (2, 2), bool))}])
 def test_masks_may_leave_parts_out(mask: Any) -> None:
     spec = EnvSpec("Toy", {"action_mask": mask, "seen": Box(-1.0, 1.0, (2,))}, SPACE)
     assert jaxrl.ppo(features=(4,))(spec).name == "ppo"
-
-
-def test_a_composite_of_one_number_each_is_a_multidiscrete_to_the_policy() -> None:
-    """A tuple of two choices and `MultiDiscrete` of them have the same outputs, and the same probabilities."""
-    seen = Box(-1.0, 1.0, (2,))
-    one, other = (
-        make_head(EnvSpec("Toy", seen, actions)) for actions in ((Discrete(2), Discrete(3)), MultiDiscrete((2, 3)))
-    )
-    outputs = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5)), jnp.float32)
-    action = jnp.array([[0, 2], [1, 0], [1, 1], [0, 0]])
-    assert one.outputs == other.outputs
-    tuples = one.distribution(outputs).log_prob((action[:, 0], action[:, 1]))
-    np.testing.assert_allclose(tuples, other.distribution(outputs).log_prob(action), rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_onnx_has_an_output_for_each_part(masked: GreedyPolicy) -> None:
-    pytest.importorskip("jax2onnx", reason=f"needs jax2onnx: {onnx.INSTALL}")
-    runtime = pytest.importorskip("onnxruntime")
-    function = function_of(masked)
-    session = runtime.InferenceSession(onnx.files(function)["policy.onnx"])
-    obs = observations()
-    given = dict(zip(function.names, jax.tree.leaves(obs), strict=True))
-    made = session.run(["action_aim_0", "action_aim_1", "action_move"], given)
-    wanted = jax.tree.leaves(masked(obs))
-    np.testing.assert_allclose(made[0], wanted[0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(made[1], wanted[1])
-    np.testing.assert_array_equal(made[2], wanted[2])

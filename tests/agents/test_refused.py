@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import optax
 import pytest
+from toys_composite import SPACE
 
 import jaxrl
 from jaxrl.errors import SettingsError
@@ -32,6 +33,8 @@ BUILT_AT_ONCE = None
 PARTS = {"a": Discrete(2)}
 OPEN, HALF_OPEN = Box(-np.inf, np.inf, (2,)), Box((-1.0, -1.0), (1.0, np.inf), (2,))
 WHOLE = Box(0, 9, (2,), "int32")
+THREE, FIVE = Box(0, 1, (3,), bool), Box(0, 1, (5,), bool)
+"""Masks."""
 own_critic = {"make_critic": lambda spec: None}
 own_target = {"target": lambda items, values: items.reward}
 small_image = Box(0, 255, (8, 8, 1), "uint8")
@@ -96,6 +99,11 @@ REFUSED: dict[str, list[Row]] = {
             for name, make in (("dqn", jaxrl.dqn), ("sac", jaxrl.sac), ("td3", jaxrl.td3), ("pqn", jaxrl.pqn),
                                ("reppo", jaxrl.reppo), ("bc", jaxrl.bc), ("iql", jaxrl.iql))
         ],
+        (jaxrl.ppo, {}, acting_in({"arm": (Discrete(2), WHOLE)}),
+         r"Toy has actions\['arm'\]\[1\] Box.*int32.*expected Discrete"),
+        (jaxrl.ppo, {"squash": True}, acting_in({"arm": OPEN}),
+         r"agent\.squash needs bounds, but actions\['arm'\] of Toy have none"),
+        (jaxrl.ppo, {}, acting_in({}), r"Toy has actions \{\}, which have no part"),
         (jaxrl.reppo, {}, acting_in(MultiDiscrete((2, 3))), "reppo"),
         (jaxrl.reppo, {}, acting_in(OPEN), "reppo"),
         (jaxrl.fast_sac, {}, NUMBERS, r"fast_sac takes continuous"),
@@ -309,6 +317,14 @@ REFUSED: dict[str, list[Row]] = {
             (Box(0, 1, (2, 3), bool), MultiDiscrete((3, 2)), r"is \[2, 3\]; expected \[5\]"),
             (Box(0.0, 1.0, (3,)), Discrete(3), "is float32; expected bool"),
             (Discrete(3), Discrete(3), r"is \[\]; expected \[3\]"),
+            (THREE, SPACE, r"the action_mask of Toy is Box.*; expected a dict of masks, as its actions are"),
+            ({"moves": THREE}, SPACE, r"has an entry 'moves', which its actions have not"),
+            ({"move": FIVE}, SPACE, r"the action_mask\['move'\] of Toy is \[5\]; expected \[3\]"),
+            ({"aim": (THREE,)}, SPACE, r"the action_mask\['aim'\] of Toy is a tuple of 1; expected 2.*with \(\) for"),
+            ({"aim": (THREE, ())}, SPACE,
+             r"an action_mask\['aim'\]\[0\], but its actions\['aim'\]\[0\] are Box"),
+            ({"a": THREE}, (Discrete(3), Discrete(5)), r"expected a tuple of masks"),
+            ((THREE, Box(0.0, 1.0, (5,))), (Discrete(3), Discrete(5)), r"the action_mask\[1\] of Toy is float32"),
         )
     ],
     "nothing to see": [
