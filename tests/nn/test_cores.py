@@ -78,6 +78,20 @@ def test_a_sequence_is_its_steps(name: str) -> None:
     assert np.abs(outs).max() > 0.1
 
 
+@pytest.mark.every_day("gru", "s5", "gtrxl")
+@pytest.mark.parametrize("name", CORES)
+def test_the_gradient_of_an_output_reaches_back_to_the_first_step_of_its_episode_and_no_further(name: str) -> None:
+    core, variables = core_of(name)
+    steps, first = 6, np.zeros((6, 1), bool)
+    first[2] = first[3] = True  # an episode of a single step between two others
+    memory = jax.tree.map(np.ones_like, blank_of(name, rows=1))
+    outs = lambda xs: core.apply(variables, memory, xs, first, method="sequence")[1].sum(axis=(1, 2))
+    slopes = np.abs(jax.jit(jax.jacobian(outs))(XS[:steps, :1])).max(axis=(2, 3)) > 0
+    episode = first[:, 0].cumsum()
+    wanted = np.tril(episode[:, None] == episode[None])
+    np.testing.assert_array_equal(slopes, wanted)
+
+
 # --- against the papers -------------------------------------------------------------------------------------------
 
 
@@ -303,13 +317,3 @@ def test_a_cell_of_nnx_is_a_core(kind: str) -> None:
     blank = blank_of(kind, layers=2)
     total = lambda variables: deep.apply(variables, blank, XS, FIRST, method="sequence")[1].sum()
     jax.eval_shape(lambda key: jax.grad(total)(deep.init(key, blank, XS[0])), KEY)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("own_registry")
-def test_an_agent_learns_with_a_cell_of_nnx() -> None:
-    register_core("nnx", lambda features: NNXCell(features, lambda rngs: nnx.LSTMCell(WIDTH, WIDTH, rngs=rngs)))
-    agent = jaxrl.ppo(core="nnx", core_features=WIDTH, core_layers=2, features=(4,))
-    env = jaxrl.make_env("memory:Recall", length=2)
-    _, _, metrics = stepped(jaxrl.on_policy(env, agent, num_envs=4, rollout=4, epochs=1, minibatches=1), 2)
-    assert metrics["loss"].count.tolist() == [1, 1]
