@@ -223,6 +223,7 @@ REFUSED: dict[str, list[Row]] = {
             (jaxrl.sac, settings, BOX, said)
             for settings, said in (
                 ({"batch_norm": "batch", "layer_norm": True}, r"layer_norm is on and agent\.batch_norm batch; set one"),
+                ({"batch_norm": "batch", "core": "gru"}, r"is batch, which networks with a core do not have; leave it"),
                 ({"dropout": 0.1, "core": "gru"}, r"is 0\.1, which networks with a core do not have; leave it out"),
                 ({"dropout": 0.1, "batch_norm": "renorm"}, r"is 0\.1, which agent\.batch_norm renorm does not have"),
                 ({"dropout": 0.1, "torso": "simba"}, r"is 0\.1, which torso simba does not have; set dropout to 0"),
