@@ -253,10 +253,9 @@ def host_env(kind: str) -> Any:
 @pytest.mark.every_day("dict")
 @pytest.mark.parametrize("kind", ["dict", "tuple"])
 def test_gymnasium_environments_get_what_is_in_their_space(kind: str) -> None:
-    """The environment checks structure, dtypes, shapes and bounds of all parts; actions of the warm-up are random."""
-    strategy = strategy_of(host_env(kind), jaxrl.ppo(features=(8,)), num_envs=2)
-    result = trained(strategy, eval_interval=8, eval_episodes=4).result()
-    assert np.isfinite(result.best_score)
+    """The environment checks structure, dtypes, shapes and bounds of all parts."""
+    state = trained(strategy_of(host_env(kind), num_envs=2)).state
+    assert np.isfinite(jax.tree.leaves(state.agent.params)[0]).all()
 
 
 def test_actions_at_a_bound_of_float64_are_in_the_space() -> None:

@@ -247,6 +247,7 @@ def by_optax(optimizer, params, grads_of, updates):
     return params
 
 
+@pytest.mark.every_day("adamw", "by hand")
 @pytest.mark.parametrize("name", [*OPTIMIZERS, "by hand"])
 def test_any_optax_optimizer_moves_the_parameters_as_optax_does(name):
     make = OPTIMIZERS.get(name, lambda lr: optax.chain(optax.trace(0.9), optax.scale_by_learning_rate(lr)))

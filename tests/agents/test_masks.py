@@ -144,7 +144,6 @@ def on(agent: Any, env: Any) -> Any:
     return jaxrl.on_policy(env, agent, **ON)
 
 
-slow = pytest.mark.slow
 AGENTS = [
     pytest.param(off, jaxrl.dqn(**SMALL, **often), minefield(), id="dqn"),
     pytest.param(off, jaxrl.dqn(**SMALL, **often, munchausen=0.9), minefield(), id="munchausen"),
@@ -221,7 +220,7 @@ def spared(space: Any, obs: Any, action: Any) -> bool:
     return bool((is_allowed(space, mask, action) | ~mask.any(axis=-1)).all())
 
 
-@pytest.mark.every_day("dqn", "ppo", "sac", "pqn", "bc")
+@pytest.mark.every_day("dqn", "ppo", "sac")
 @pytest.mark.parametrize("name", algorithm_names(actions="discrete"))
 def test_every_agent_acts_within_the_mask(name: str) -> None:
     spec = minefield(Discrete(4)).spec
@@ -235,7 +234,8 @@ def test_every_agent_acts_within_the_mask(name: str) -> None:
     assert all(spared(spec.action_space, obs, action) for action in jax.jit(run)(begun(agent.init)))
 
 
-@pytest.mark.parametrize("name", ["bc", "cql", *(pytest.param(x, marks=slow) for x in ("awac", "cql_dqn", "iql"))])
+@pytest.mark.every_day("cql")
+@pytest.mark.parametrize("name", ["bc", "cql", "awac", "cql_dqn", "iql"])
 def test_agents_for_data_learn_with_finite_gradients(name: str) -> None:
     # Among the rows there are some that allow nothing.
     spec = minefield(Discrete(4)).spec
@@ -266,7 +266,8 @@ def test_nothing_is_learnt_of_data_in_which_a_forbidden_action_was_taken() -> No
     np.testing.assert_allclose([2 * alone, 2 * half], [both, whole], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bc", "awac", pytest.param("iql", marks=slow)])
+@pytest.mark.every_day("bc")
+@pytest.mark.parametrize("name", ["bc", "awac", "iql"])
 def test_the_reported_log_probability_is_that_of_the_allowed_actions_in_the_data(name: str) -> None:
     agent = algorithm_maker(name)(**SMALL)(minefield().spec)
     state = begun(agent.init)

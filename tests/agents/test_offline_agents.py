@@ -1,7 +1,5 @@
 """What agents for data add: their equations by hand, and what they make of a batch, on linear networks in NumPy."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -180,14 +178,6 @@ def test_the_policy_of_td3_bc_climbs_values_and_stays_near_the_actions_of_the_da
     np.testing.assert_allclose(moved, -0.125 * slope(lambda kernel: loss(kernel, bias), kernel), atol=1e-5)
 
 
-def test_td3_bc_without_likeness_is_td3():
-    plain, near = (make(**PLAIN)(SPECS["continuous"]) for make in (td3, functools.partial(td3_bc, bc_alpha=0.0)))
-    batch = batch_of("continuous")
-    one, two = (jax.jit(a.update)(begun(a.init), batch, KEY, jnp.uint32(1))[0] for a in (plain, near))
-    np.testing.assert_array_equal(vector_of(one.policy), vector_of(two.policy))
-    assert one.hyper.bc_alpha == ()
-
-
 def test_an_update_of_rebrac_is_that_worked_by_hand():
     settings = {"actor_bc_coef": 0.7, "critic_bc_coef": 1.3, "layer_norm": False, "policy_interval": 1, "tau": 0.0}
     agent = rebrac(**PLAIN, **settings, lr=0.25, policy_lr=0.125)(SPECS["continuous"])
@@ -225,12 +215,23 @@ def test_an_update_of_rebrac_is_that_worked_by_hand():
     np.testing.assert_allclose(numbers(new.policy)[0] - kernel, -0.125 * slope(loss, kernel), atol=1e-5)
 
 
-@pytest.mark.parametrize(("make", "of"), [(rebrac, td3), (edac, sac)])
-def test_without_their_terms_they_are_bit_for_bit_what_they_are_made_of(make, of):
-    off = {"actor_bc_coef": 0.0, "critic_bc_coef": 0.0} if make is rebrac else {"eta": 0.0}
-    settings, batch = {**PLAIN, "layer_norm": True, "num_critics": 3, **off}, batch_of("continuous")
-    one, two = (jax.jit(a.update)(begun(a.init), batch, KEY, jnp.uint32(1)) for a in made(settings, make, of))
-    np.testing.assert_array_equal(vector_of(one[0]), vector_of(two[0]))
+@pytest.mark.every_day("td3_bc")
+@pytest.mark.parametrize(
+    ("make", "of", "off"),
+    [
+        (td3_bc, td3, {"bc_alpha": 0.0}),
+        (rebrac, td3, {"actor_bc_coef": 0.0, "critic_bc_coef": 0.0}),
+        (edac, sac, {"eta": 0.0, "num_critics": 3}),
+    ],
+    ids=["td3_bc", "rebrac", "edac"],
+)
+def test_without_their_terms_they_are_bit_for_bit_what_they_are_made_of(make, of, off):
+    shared = {name: value for name, value in off.items() if name == "num_critics"}
+    agents = made({**PLAIN, "layer_norm": True, **off}, make) + made({**PLAIN, "layer_norm": True, **shared}, of)
+    batch = batch_of("continuous")
+    one, two = (jax.jit(agent.update)(begun(agent.init), batch, KEY, jnp.uint32(1)) for agent in agents)
+    parts = lambda state: vector_of(state._replace(hyper=()))
+    np.testing.assert_array_equal(parts(one[0]), parts(two[0]))
     assert one[1].keys() == two[1].keys()
 
 
@@ -267,6 +268,7 @@ def test_edac_moves_critics_apart_by_the_slope_of_the_cosines_between_their_grad
     assert float(np.abs(vector_of(slope)).max()) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_single_dimension_has_two_ways_to_go_and_no_slope_between_them():
     spec = EnvSpec("Toy", OBS, Box(-1.0, 1.0, (1,)))
     settings = {**PLAIN, "features": (5,), "lr": 0.1, "num_critics": 3}

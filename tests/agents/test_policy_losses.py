@@ -301,7 +301,7 @@ def test_an_update_of_impala_from_old_parameters_is_that_of_rlax():
 # --- values alone -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.every_day("shared", "decay")
+@pytest.mark.every_day("decay")
 @pytest.mark.parametrize(
     "settings",
     [{}, {"shared": True}, {"optimizer": "adamw", "weight_decay": 1.0}, {"core": "gru", "core_features": 4}],

@@ -136,16 +136,7 @@ AGENTS: dict[str, tuple[Any, jaxrl.EnvSpec, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.every_day(
-    "noisy dqn-simba",
-    "iqn-bro",
-    "ppo-bro",
-    "bc-simba",
-    "td3-simba",
-    "iql-bro",
-    "recurrent sac-simba",
-    "recurrent ppo-bro",
-)
+@pytest.mark.every_day("iqn-bro", "ppo-bro", "td3-simba", "recurrent sac-simba")
 @pytest.mark.parametrize("torso", BY_HAND)
 @pytest.mark.parametrize("name", AGENTS)
 def test_agents_of_all_kinds_act_and_learn_with_them(name: str, torso: str) -> None:
