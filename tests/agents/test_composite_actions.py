@@ -18,9 +18,7 @@ from toys_composite import PLACES, SPACE, Strict, marksman
 
 import jaxrl
 from jaxrl import evaluate, play
-from jaxrl.agents.custom import Outputs
 from jaxrl.distributions import kl_divergence
-from jaxrl.envs import Env
 from jaxrl.envs.host import convert_action, gymnasium_spec
 from jaxrl.errors import SettingsError
 from jaxrl.exporting import as_c, as_numpy, onnx, stablehlo
@@ -107,29 +105,6 @@ def test_all_policy_gradients_take_them_with_masks_a_memory_and_squashed_actions
     assert state_digest(before) != state_digest(after)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("env", "space"),
-    [("CartPole-v1", Discrete(2)), ("Pendulum-v1", Box(-2.0, 2.0, (1,)))],
-    ids=["CartPole-v1", "Pendulum-v1"],
-)
-def test_a_dict_of_one_space_is_trained_to_the_bits_of_the_space_itself(env: str, space: Any) -> None:
-    plain = jaxrl.make_env(env)
-    assert plain.spec.action_space == space
-    nested = Env(
-        plain.spec._replace(action_space={"only": (space,)}),
-        plain.reset,
-        lambda state, action, key: plain.step(state, action["only"][0], key),
-    )
-    digests = []
-    for one in (plain, nested):
-        strategy = strategy_of(one, jaxrl.ppo(features=(4,)), num_envs=2, rollout=4, minibatches=1)
-        state, metrics = jax.jit(lambda key, s=strategy: s.step(s.init(key), key, jnp.uint32(0)))(KEY)
-        assert int(metrics["skipped_updates"].count) == 0
-        digests.append(state_digest(strategy.policy.params(state)))  # type: ignore[union-attr]
-    assert digests[0] == digests[1]
-
-
 def test_a_run_with_masks_a_memory_and_squashed_actions_learns_and_is_loaded(tmp_path: Path) -> None:
     """Forbidden moves are never taken, and all of the policy learns."""
     agent, run = jaxrl.ppo(features=(8,), squash=True, core="gru", core_features=4), str(tmp_path / "run")
@@ -150,20 +125,6 @@ def test_a_run_with_masks_a_memory_and_squashed_actions_learns_and_is_loaded(tmp
     single = policy(jax.tree.map(lambda x: x[2], obs))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y[2], rtol=1e-6), single, action)
     assert policy.policy.spec.action_space == SPACE
-
-
-@pytest.mark.slow
-def test_a_term_of_the_loss_sees_the_distribution_of_each_part() -> None:
-    """The entropy of the joint distribution is what all parts add up to; a penalty on it is finite and learnt from."""
-    seen: list[Any] = []
-
-    def term(params: Any, sample: Any, outputs: Outputs) -> Any:
-        parts: Any = outputs.policy.parts  # type: ignore[attr-defined]
-        seen.append(jax.tree.map(lambda part: type(part).__name__, parts, is_leaf=lambda x: hasattr(x, "entropy")))
-        return 1e-3 * parts["move"].entropy()
-
-    trained(strategy_of(marksman(), jaxrl.ppo(features=(8,), extra_loss=term)))
-    assert seen[0] == {"aim": ("Gaussian", "MultiCategorical"), "move": "Categorical"}
 
 
 def test_a_teacher_hands_on_the_distribution_of_each_part() -> None:

@@ -68,6 +68,12 @@ def test_each_is_another_agent_with_other_defaults(name: str) -> None:
     assert (agent.info.offline, same.info.offline) == (name in ("rebrac", "sac_n", "edac"), False)
 
 
+def test_agents_for_data_say_so() -> None:
+    of = lambda name: getattr(jaxrl, name)()(CONTINUOUS).info.offline
+    assert all(of(name) for name in ("bc", "td3_bc", "cql", "awac", "iql"))
+    assert not any(of(name) for name in ("sac", "td3", "ppo"))
+
+
 @pytest.mark.parametrize(
     ("name", "updates", "normalised"), [("droq", 20, ""), ("simba", 2, "normalise_obs"), ("xqc", 2, "normalise_reward")]
 )

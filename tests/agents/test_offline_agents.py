@@ -8,7 +8,7 @@ from toys_agents import begun, drawn_anew, six_steps, vector_of
 from toys_by_hand import beside, linear, numbers, slope, squashed
 from toys_draws import drawn
 
-from jaxrl.agents import awac, bc, cql, cql_dqn, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
+from jaxrl.agents import awac, bc, cql, cql_dqn, dqn, edac, iql, rebrac, sac, td3, td3_bc
 from jaxrl.agents.critics import similarity
 from jaxrl.agents.losses import advantage_weight, conservative_gap, expectile_loss
 from jaxrl.agents.td3 import value_weight
@@ -326,14 +326,3 @@ def test_cloning_takes_several_discrete_actions_at_once():
     parts = np.split(outputs, [2], axis=1)
     log_prob = sum(x[rows, action[:, i]] - logsumexp(x) for i, x in enumerate(parts))
     np.testing.assert_allclose(metrics["loss"], -(WEIGHT * log_prob).mean(), rtol=1e-5)
-
-
-@pytest.mark.parametrize("make", [bc, td3_bc, rebrac, cql, sac_n, edac, awac, iql])
-def test_a_state_that_only_acts_is_the_policy(make):
-    agent = make(features=(4,))(SPECS["continuous"])
-    state = jax.eval_shape(agent.init, KEY)
-    bare, obs = agent.strip(state), batch_of("continuous").items.obs
-    assert len(jax.tree.leaves(bare)) == len(jax.tree.leaves((state.policy, state.hyper)))
-    action, _ = jax.eval_shape(lambda state: agent.act(state, obs, None, jnp.uint32(0), "exploit"), bare)
-    assert action.shape == (SIZE, 2)
-    assert agent.info.offline

@@ -1,8 +1,6 @@
 """Recurrent SAC on sequences of replay: targets by hand, a walk step by step, memories, and where gradients end."""
 
-import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,7 +19,6 @@ from toys_sequences import (
     L,
     T,
     Walk,
-    anew,
     batch_of,
     one_of,
     updating,
@@ -31,12 +28,11 @@ from toys_sequences import (
 import jaxrl
 from jaxrl.agents import Agent
 from jaxrl.agents.critics import Bootstrap
-from jaxrl.agents.sequences import Memories, sequence_targets
+from jaxrl.agents.sequences import sequence_targets
 from jaxrl.distributions import make_head
 from jaxrl.errors import SettingsError
 from jaxrl.nn import Core, Critic, PolicyNetwork, Recurrent
 from jaxrl.spaces import Box, Discrete, EnvSpec
-from jaxrl.training.storage.leaves import state_digest
 from jaxrl.types import Batch, RecurrentObs, Transition
 
 OBS = Box(-1.0, 1.0, (2,))
@@ -196,45 +192,6 @@ def test_an_update_sees_what_a_walk_through_the_sequences_finds(name: str, core:
     assert np.sign(new.log_temperature - state.log_temperature) == -np.sign(slope)
 
 
-@pytest.mark.slow
-def test_the_burn_in_makes_the_memories_but_takes_no_gradient() -> None:
-    """With its outcome as stored memories, and no burn-in, the update is the same."""
-    agent, without = agent_of("continuous"), agent_of("continuous", burn_in=0)
-    state, batch = state_of(agent), batch_of(agent, SPECS["continuous"].action_space)
-    state = state._replace(target=state.critic)  # of the target network too the memories are then those of the critics
-    zero = jnp.zeros((B, 2))
-
-    @jax.jit
-    def brought(state: Any) -> Memories:
-        obs, at = batch.items.obs, jax.tree.map(lambda x: x[:, 0], batch.items.obs.memory)
-        for t in range(BURN):
-            at = anew(batch.items.is_first[:, t], at)
-            policy = policy_of("continuous", "gru")(state.policy, RecurrentObs(obs.obs[:, t], at.policy))[1]
-            critic = [
-                critic_of("continuous", "gru")(
-                    one_of(state.critic, k),
-                    RecurrentObs(obs.obs[:, t], jax.tree.map(lambda x, k=k: x[:, k], at.critic)),
-                    zero,
-                )[1]
-                for k in range(CRITICS)
-            ]
-            at = Memories(policy, jax.tree.map(lambda *x: jnp.stack(x, axis=1), *critic))
-        return at
-
-    obs = jax.tree.map(lambda x: x[:, BURN:], batch.items.obs)
-    memory = jax.tree.map(lambda x, at: x.at[:, 0].set(at), obs.memory, brought(state))
-    late = jax.tree.map(lambda x: x[:, BURN:], batch.items)._replace(obs=obs._replace(memory=memory))
-    made, wanted = updating(agent)(state, batch)[0], updating(without)(state, batch._replace(items=late))[0]
-    np.testing.assert_allclose(vector_of(made.critic), vector_of(wanted.critic), rtol=1e-5, atol=1e-7)
-    # The policy learns from the new critics, whose burn-in comes to another memory than that of the old ones above.
-    assert float(np.abs(vector_of(made.critic) - vector_of(state.critic)).max()) > 1e-3
-    assert float(np.abs(vector_of(made.policy) - vector_of(state.policy)).max()) > 1e-4
-    again = batch.items._replace(reward=batch.items.reward.at[:, :BURN].add(100.0))
-    spoilt = updating(agent)(state, batch._replace(items=again))[0]
-    np.testing.assert_array_equal(vector_of(spoilt.critic), vector_of(made.critic))
-    np.testing.assert_array_equal(vector_of(spoilt.policy), vector_of(made.policy))
-
-
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "discrete": ("discrete", {}),
     "lstm, layer norm, three critics": ("continuous", {"core": "lstm", "layer_norm": True, "num_critics": 3}),
@@ -299,25 +256,3 @@ def test_buffers_and_data_that_do_not_have_sequences_are_refused() -> None:
     said = r"cql remembers, and data do not tell what; set agent\.core to none"
     with pytest.raises(SettingsError, match=said):
         jaxrl.offline(bandit([0, 1], [0.0, 1.0]), jaxrl.cql(core="gru"), batch_size=2)
-
-
-@pytest.mark.slow
-def test_members_of_a_population_are_the_runs_alone_and_go_on_with_replay_filled_anew(tmp_path: Path) -> None:
-    """Each saves no replay, stops half-way, and goes on: as a member it comes to the bits that it comes to alone."""
-    settings: dict[str, Any] = {"save_interval": 10, "save_replay": False, "quiet": True}
-    settings |= {"eval_interval": 0, "eval_episodes": 0}
-
-    def trained(strategy: Any, path: Path, **more: Any) -> Any:
-        for length in (10, 20):
-            kwargs = {**settings, **more, "max_opts": length, "resume": length > 10}
-            result = jaxrl.Trainer(strategy, run_dir=str(path), **kwargs).train()
-        return result
-
-    strategy = strategy_of(lr=0.01, policy_lr=0.01)
-    all_of_them = trained(jaxrl.population(strategy, seeds=2), tmp_path / "all", seed=5)
-    digests = [state_digest(member.result.state) for member in all_of_them.members]
-    alone = [state_digest(trained(strategy, tmp_path / f"{seed}", seed=seed).state) for seed in (5, 6)]
-    assert digests == alone
-    assert digests[0] != digests[1]
-    rows = [json.loads(line) for line in (tmp_path / "5" / "metrics.jsonl").read_text().splitlines()]
-    assert any("with replay filled anew" in row.get("message", "") for row in rows)

@@ -138,27 +138,3 @@ def test_flags_and_files_take_schedules(tmp_path: Path) -> None:
     assert (over.lr, over.schedules) == (0.1, ("ent_coef=constant(0.01,warmup=10)",))
     other = parse(["--config", str(file), "--agent.lr=exponential(1,0.1,5)"]).config.agent
     assert other.schedules == ("ent_coef=constant(0.01,warmup=10)", "lr=exponential(1,0.1,5)")
-
-
-@pytest.mark.slow
-def test_a_session_follows_it_too() -> None:
-    agent = jaxrl.dqn(features=(4,), lr=jaxrl.linear(1e-2, 0, 20))
-    rows = jaxrl.MemoryRecorder()
-    spec = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (1,)), jaxrl.Discrete(2))
-    session = jaxrl.Session(
-        spec,
-        agent,
-        buffer=jaxrl.uniform(50, batch_size=4),
-        opt_interval=1,
-        warmup=8,
-        max_opts=20,
-        record_interval=10,
-        recorders=[rows],
-    )
-    with session:
-        obs = np.zeros((1, 1), np.float32)
-        while not session.is_done:
-            session.act(obs)
-            session.observe([0.0], obs, [False], [False])
-    told = [row["lr"] for row in rows.rows if row["kind"] == "train"]
-    np.testing.assert_allclose(told, [7.75e-3, 2.75e-3], rtol=1e-5)

@@ -11,10 +11,10 @@ from toys_by_hand import beside, linear, numbers
 from toys_draws import drawn
 
 from jaxrl.agents import ddpg, td3
-from jaxrl.buffers import prioritised, uniform
+from jaxrl.buffers import uniform
 from jaxrl.envs import Env, TimeStep
 from jaxrl.errors import SettingsError
-from jaxrl.processors import chain, n_step, normalise_obs, one_step
+from jaxrl.processors import n_step, one_step
 from jaxrl.spaces import Box, EnvSpec, box_bounds
 from jaxrl.strategies import off_policy
 from jaxrl.types import RecurrentObs
@@ -351,17 +351,3 @@ def test_the_memory_of_noise_is_not_shown_to_the_networks():
 def test_noise_that_lasts_and_several_steps_do_not_go_together():
     with pytest.raises(SettingsError, match=r"set processor\.n_step to 1"):
         still(td3(noise_memory=0.5), processor=n_step(3))
-
-
-@pytest.mark.slow
-def test_normalised_observations_noise_that_lasts_and_priorities_go_together():
-    agent, processor = td3(features=(4,), lr=1e-2, noise_memory=0.5), chain(normalise_obs(), one_step())
-    strategy = still(agent, 5, processor=processor, buffer=prioritised(32, 8), updates=2)
-    state = jax.jit(strategy.init)(KEY)
-    step = jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t))
-    before = state
-    for t in range(3):
-        state, metrics = step(state, jnp.uint32(t))
-        assert int(metrics["skipped_updates"].count) == 0
-    assert not equal(before.agent.policy, state.agent.policy)
-    assert len(np.unique(np.asarray(state.buffer.sums[0]))) > 5
