@@ -128,6 +128,21 @@ def test_dueling_takes_the_mean_over_actions_from_the_advantages_of_each_atom():
     np.testing.assert_allclose(shifted(advantage, one) - before, np.broadcast_to(change, before.shape), atol=1e-4)
 
 
+def test_dueling_takes_the_mean_over_actions_at_each_quantile():
+    params, apply = drawn((("dueling", True),), taus=True)
+    taus = np.random.default_rng(0).random((7, 4)).astype(np.float32)
+    before = np.asarray(apply(params, vectors(), taus))
+    (name,) = (n for n, p in params["params"].items() if p.get("bias", np.zeros(0)).shape == (ACTIONS,))
+    head = params["params"][name]
+
+    def with_bias(by):
+        return apply({"params": {**params["params"], name: {**head, "bias": head["bias"] + by}}}, vectors(), taus)
+
+    np.testing.assert_allclose(with_bias(np.float32(5.0)), before, atol=1e-4)
+    change = np.broadcast_to(np.array([2, -1, -1])[None, :, None], before.shape)
+    np.testing.assert_allclose(with_bias(np.array([3, 0, 0], np.float32)) - before, change, atol=1e-4)
+
+
 def test_quantiles_are_those_of_the_cosine_embedding_worked_by_hand():
     params, apply = drawn((), taus=True)
     tree = jax.tree.map(np.asarray, params["params"])
