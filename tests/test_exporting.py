@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from c_compiler import compile_c
 from toys_agents import begun
+from toys_composite import marksman
 from toys_masks import minefield
 
 import jaxrl
@@ -66,6 +67,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "memory beside critics": lambda: off(
         jaxrl.make_env("Pendulum-v1"), jaxrl.sac(features=(8,), core="gru", core_features=8), jaxrl.one_step()
     ),
+    "parts": lambda: jaxrl.on_policy(marksman(masked=True), jaxrl.ppo(features=(8,))),
     "normalised": lambda: jaxrl.on_policy(
         jaxrl.make_env("Pendulum-v1"),
         jaxrl.ppo(features=(8,)),
@@ -109,24 +111,27 @@ def observations(function: Function) -> list[list[np.ndarray]]:
     return [[part(like) for like in function.obs] for _ in range(STEPS)]
 
 
-def answers(policy: GreedyPolicy, seen: list[list[np.ndarray]]) -> list[np.ndarray]:
+def answers(policy: GreedyPolicy, seen: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+    """Return the parts of the actions of each step."""
     form: Any = jax.tree.structure(jaxrl.spaces.space_struct(policy.policy.spec.observation_space))
     policy.reset()
-    return [np.asarray(policy(form.unflatten(parts))) for parts in seen]
+    return [list(map(np.asarray, jax.tree.leaves(policy(form.unflatten(parts))))) for parts in seen]
 
 
-@pytest.mark.every_day("masks", "memory")
+@pytest.mark.every_day("parts", "memory")
 def test_stablehlo_comes_to_the_same_bits(policy: GreedyPolicy) -> None:
     function = function_of(policy)
     call = jax.export.deserialize(bytearray(stablehlo.files(function)["policy.jax"])).call
     seen, memory = observations(function), [np.zeros((ROWS, *x.shape), x.dtype) for x in function.memory]
-    wanted = answers(policy, seen)
+    wanted, count = answers(policy, seen), len(function.actions)
     for i, parts in enumerate(seen):
         # What was remembered of an episode before counts for nothing where the next one begins.
         kept = [np.full_like(x, 7) for x in memory] if i == 0 else memory
-        action, *memory = call(*parts, *kept, *([np.full(ROWS, i == 0)] if kept else []))
-        np.testing.assert_array_equal(action, wanted[i])
-    assert len(np.unique(np.concatenate(wanted))) > 1
+        made = call(*parts, *kept, *([np.full(ROWS, i == 0)] if kept else []))
+        memory = list(made[count:])
+        for action, want in zip(made[:count], wanted[i], strict=True):
+            np.testing.assert_array_equal(action, want)
+    assert all(len(np.unique(np.stack(part))) > 1 for part in zip(*wanted, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -168,11 +173,13 @@ def act_in_numpy(function: Function, folder: Path) -> Callable[[], Act]:
             # As the entries say where each part belongs: `obs['a']` is that of the dict.
             made = module.act(jax.tree.unflatten(jax.tree.structure(struct), parts), *memory)
             action, memory[:] = (made[0], [made[1]]) if function.memory else (made, [])
+            assert jax.tree.structure(action) == nested
             return action
 
         return act
 
-    struct = jaxrl.spaces.space_struct(jaxrl.spaces.space_from_plain(function.spaces["observation"]))
+    struct_of = lambda what: jaxrl.spaces.space_struct(jaxrl.spaces.space_from_plain(function.spaces[what]))
+    struct, nested = struct_of("observation"), jax.tree.structure(struct_of("action"))
     return begin
 
 
@@ -184,9 +191,9 @@ def act_in_c(function: Function, folder: Path) -> Callable[[], Act]:
     (folder / "size.c").write_text(f'#include "policy.h"\n{size}')
     compile_c(folder, "-shared", "-fPIC", "policy.c", "size.c", "-o", "policy.so")
     library = ctypes.CDLL(str(folder / "policy.so"))
-    inputs, (output,) = as_c.signature(function)
+    inputs, outputs = as_c.signature(function)
     # The mask of actions is the last argument, whatever its place among the parts.
-    order = sorted(range(len(inputs)), key=lambda i: "action_mask" in function.entries[i])
+    order = sorted(range(len(inputs)), key=lambda i: function.names[i] == "obs_action_mask")
     assert [inputs[i].shape for i in range(len(order))] == [function.obs[i].shape for i in order]
 
     def begin() -> Act:
@@ -196,9 +203,9 @@ def act_in_c(function: Function, folder: Path) -> Callable[[], Act]:
 
         def act(parts: list[np.ndarray]) -> Any:
             given = [np.ascontiguousarray(parts[i]) for i in order]
-            action = np.zeros(output.shape, output.dtype)
-            library.policy_act(state, *(ctypes.c_void_p(x.ctypes.data) for x in (*given, action)))
-            return action
+            action = [np.zeros(output.shape, output.dtype) for output in outputs]
+            library.policy_act(state, *(ctypes.c_void_p(x.ctypes.data) for x in (*given, *action)))
+            return action if len(action) > 1 else action[0]
 
         return act
 
@@ -209,7 +216,7 @@ SOURCES = {"numpy": (act_in_numpy, 3), "c": (act_in_c, ROWS)}
 """Formats that are source code, with the number of environments to ask: NumPy is slow."""
 
 
-DAILY = ("masks", "normalised", "memory", "pictures", "batch normalisation")
+DAILY = ("masks", "normalised", "memory", "pictures", "batch normalisation", "parts")
 """Policies that differ in what they take and keep; operations are tried one by one as well."""
 
 
@@ -221,8 +228,9 @@ def test_source_code_comes_to_the_same_numbers(form: str, policy: GreedyPolicy, 
     seen, episodes = observations(function), [begun() for _ in range(rows)]
     # Episodes take turns, so whatever one of them left in common would show in the others.
     for parts, want in zip(seen, answers(policy, seen), strict=True):
-        made = [act([part[row] for part in parts]) for row, act in enumerate(episodes)]
-        np.testing.assert_allclose(made, want[:rows], rtol=1e-5, atol=1e-5)
+        made = [jax.tree.leaves(act([part[row] for part in parts])) for row, act in enumerate(episodes)]
+        for one, other in zip(zip(*made, strict=True), want, strict=True):
+            np.testing.assert_allclose(np.stack(one), other[:rows], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -235,8 +243,10 @@ def test_onnx_comes_to_the_same_numbers(policy: GreedyPolicy) -> None:
     seen, memory = observations(function), [np.zeros((ROWS, *x.shape), x.dtype) for x in function.memory]
     for i, (parts, want) in enumerate(zip(seen, answers(policy, seen), strict=True)):
         given = [*parts, *memory, *([np.full(ROWS, i == 0)] if memory else [])]
-        action, *memory = session.run(function.results, dict(zip(function.names, given, strict=True)))
-        np.testing.assert_allclose(action, want, rtol=1e-5, atol=1e-5)
+        made = session.run(function.results, dict(zip(function.names, given, strict=True)))
+        memory = made[len(want) :]
+        for action, part in zip(made, want, strict=False):
+            np.testing.assert_allclose(action, part, rtol=1e-5, atol=1e-5)
 
 
 def compute(call: Callable[[Any], Any], *shape: int) -> GreedyPolicy:

@@ -1,7 +1,5 @@
 """Actions that are dicts and tuples of several spaces: learnt, masked, loaded, exported, and on the host."""
 
-import ctypes
-import importlib.util
 import json
 from functools import cache
 from pathlib import Path
@@ -12,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from c_compiler import compile_c
 from toys_agents import KEY
 from toys_composite import PLACES, SPACE, Strict, marksman
 
@@ -21,7 +18,7 @@ from jaxrl import evaluate, play
 from jaxrl.distributions import kl_divergence
 from jaxrl.envs.host import convert_action, gymnasium_spec
 from jaxrl.errors import SettingsError
-from jaxrl.exporting import as_c, as_numpy, onnx, stablehlo
+from jaxrl.exporting import as_c
 from jaxrl.exporting.formats import files_of
 from jaxrl.exporting.function import function_of
 from jaxrl.spaces import Box, Discrete, EnvSpec, space_from_plain, space_zeros
@@ -86,7 +83,7 @@ def test_ppo_learns_each_part_from_one_reward() -> None:
     np.testing.assert_allclose(action["aim"][0][:, 0], PLACES, atol=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.every_day("ppo")
 @pytest.mark.parametrize("name", FAMILY)
 def test_all_policy_gradients_take_them_with_masks_a_memory_and_squashed_actions(name: str) -> None:
     """Forbidden moves, which pay 1000, are never taken, and what is drawn is within its bounds."""
@@ -105,6 +102,7 @@ def test_all_policy_gradients_take_them_with_masks_a_memory_and_squashed_actions
     assert state_digest(before) != state_digest(after)
 
 
+@pytest.mark.slow
 def test_a_run_with_masks_a_memory_and_squashed_actions_learns_and_is_loaded(tmp_path: Path) -> None:
     """Forbidden moves are never taken, and all of the policy learns."""
     agent, run = jaxrl.ppo(features=(8,), squash=True, core="gru", core_features=4), str(tmp_path / "run")
@@ -303,87 +301,6 @@ def test_evaluate_and_play_take_a_run_by_its_directory(tmp_path: Path, capsys: p
 
 # --- exports ------------------------------------------------------------------------------------------------------
 
-ROWS = 1_000
-
-
-@pytest.fixture
-def masked() -> GreedyPolicy:
-    return drawn(masked=True)
-
-
-def observations() -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    mask = rng.random((ROWS, 3)) < 0.6
-    mask[:, 0] |= ~mask.any(axis=1)
-    return {"action_mask": {"move": mask}, "seen": rng.integers(0, 3, ROWS).astype(np.int32)}
-
-
-def require_close(made: list[Any], wanted: Any) -> None:
-    """Fail unless the numbers are close, and the choices equal."""
-    where, buttons, move = jax.tree.leaves(wanted)
-    np.testing.assert_allclose(made[0], where, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(made[1], buttons)
-    np.testing.assert_array_equal(made[2], move)
-
-
-def test_stablehlo_comes_to_the_same_bits_under_names_of_the_parts(masked: GreedyPolicy) -> None:
-    function = function_of(masked)
-    assert function.names == ["obs_action_mask_move", "obs_seen"]
-    assert function.results == ["action_aim_0", "action_aim_1", "action_move"]
-    call = jax.export.deserialize(bytearray(stablehlo.files(function)["policy.jax"])).call
-    obs = observations()
-    made, wanted = call(*jax.tree.leaves(obs)), jax.tree.leaves(masked(obs))
-    for one, other in zip(made, wanted, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert len(np.unique(wanted[0])) > 2
-    assert len(np.unique(wanted[2])) == 3
-
-
-def test_the_page_of_numpy_returns_the_action_as_its_space_is_nested(masked: GreedyPolicy, tmp_path: Path) -> None:
-    for name, content in as_numpy.files(function_of(masked)).items():
-        (tmp_path / name).write_bytes(content)
-    found = importlib.util.spec_from_file_location("exported_composite", tmp_path / "policy.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    obs = observations()
-    wanted = masked(obs)
-    made = [module.act(jax.tree.map(lambda x, i=i: x[i], obs)) for i in range(ROWS)]
-    assert jax.tree.structure(made[0]) == jax.tree.structure(wanted)
-    require_close(jax.tree.leaves(jax.tree.map(lambda *x: np.stack(x), *made)), wanted)
-
-
-def test_c_writes_each_part_to_an_output_of_its_own(masked: GreedyPolicy, tmp_path: Path) -> None:
-    function = function_of(masked)
-    for name, content in as_c.files(function).items():
-        (tmp_path / name).write_bytes(content)
-    # A policy without a memory has a state of scratch space alone, for which this is room enough.
-    compile_c(tmp_path, "-shared", "-fPIC", "policy.c", "-o", "policy.so")
-    library, state = ctypes.CDLL(str(tmp_path / "policy.so")), ctypes.create_string_buffer(1 << 20)
-    library.policy_init(state)
-    _, outputs = as_c.signature(function)
-    obs = jax.tree.leaves(observations())
-    made = [np.zeros((ROWS, *part.shape), part.dtype) for part in outputs]
-    for row in range(ROWS):
-        given = [np.ascontiguousarray(part[row]) for part in obs]
-        action = [np.zeros(part.shape, part.dtype) for part in outputs]
-        library.policy_act(state, *(ctypes.c_void_p(x.ctypes.data) for x in (*given, *action)))
-        for column, x in zip(made, action, strict=True):
-            column[row] = x
-    require_close(made, masked(observations()))
-
-
-@pytest.mark.slow
-def test_onnx_has_an_output_for_each_part(masked: GreedyPolicy) -> None:
-    pytest.importorskip("jax2onnx", reason=f"needs jax2onnx: {onnx.INSTALL}")
-    runtime = pytest.importorskip("onnxruntime")
-    function = function_of(masked)
-    session = runtime.InferenceSession(onnx.files(function)["policy.onnx"])
-    obs = observations()
-    given = dict(zip(function.names, jax.tree.leaves(obs), strict=True))
-    require_close(session.run(["action_aim_0", "action_aim_1", "action_move"], given), masked(obs))
-
 
 def test_names_of_outputs_in_c_are_words_of_c_and_differ_in_capitals() -> None:
     """Also where a part is called `mask`, beside the mask of all actions."""
@@ -395,17 +312,17 @@ def test_names_of_outputs_in_c_are_words_of_c_and_differ_in_capitals() -> None:
     assert all(name.isidentifier() and name.isascii() for name in names)
 
 
-@pytest.mark.parametrize(
-    ("form", "names"),
-    [
-        ("stablehlo", ["action_aim_0", "action_aim_1", "action_move"]),
-        ("numpy", ["action['aim'][0]", "action['aim'][1]", "action['move']"]),
-        ("c", ["action_aim_0", "action_aim_1", "action_move"]),
-    ],
+C_NAMES = ["obs_action_mask_move", "obs_seen"], ["action_aim_0", "action_aim_1", "action_move"]
+PYTHON_NAMES = (
+    ["obs['action_mask']['move']", "obs['seen']"],
+    ["action['aim'][0]", "action['aim'][1]", "action['move']"],
 )
-def test_a_description_names_the_parts_of_an_action(form: str, names: list[str], masked: GreedyPolicy) -> None:
-    told = json.loads(files_of(masked, form)["policy.json"])
-    assert [part["name"] for part in told["outputs"]] == names
+
+
+@pytest.mark.parametrize(("form", "names"), [("stablehlo", C_NAMES), ("numpy", PYTHON_NAMES), ("c", C_NAMES)])
+def test_a_description_names_the_parts_of_an_action(form: str, names: tuple[list[str], list[str]]) -> None:
+    told = json.loads(files_of(drawn(masked=True), form)["policy.json"])
+    assert tuple([part["name"] for part in told[what]] for what in ("inputs", "outputs")) == names
     assert space_from_plain(told["spaces"]["action"]) == SPACE
 
 
