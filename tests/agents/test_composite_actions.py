@@ -83,7 +83,7 @@ def test_ppo_learns_each_part_from_one_reward() -> None:
     np.testing.assert_allclose(action["aim"][0][:, 0], PLACES, atol=0.1)
 
 
-@pytest.mark.every_day("ppo")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILY)
 def test_all_policy_gradients_take_them_with_masks_a_memory_and_squashed_actions(name: str) -> None:
     """Forbidden moves, which pay 1000, are never taken, and what is drawn is within its bounds."""
@@ -102,7 +102,6 @@ def test_all_policy_gradients_take_them_with_masks_a_memory_and_squashed_actions
     assert state_digest(before) != state_digest(after)
 
 
-@pytest.mark.slow
 def test_a_run_with_masks_a_memory_and_squashed_actions_learns_and_is_loaded(tmp_path: Path) -> None:
     """Forbidden moves are never taken, and all of the policy learns."""
     agent, run = jaxrl.ppo(features=(8,), squash=True, core="gru", core_features=4), str(tmp_path / "run")
