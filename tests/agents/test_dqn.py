@@ -226,9 +226,9 @@ def test_gradients_are_clipped_to_a_global_norm():
         moved = 0.5 * scale * np.array([[1.5, 0.0], [0.0, 2.0]])
         np.testing.assert_allclose(table_of(new.params), moved, rtol=1e-6)
         assert metrics["grad_norm"] == 2.5
-    # Gradients of zero have no direction, and stay zero.
+    # Gradients of zero have no direction, and stay zero at any bound.
     still = transitions([0, 1], [0, 1], [0.0, 0.0], [0.0, 0.0], [0, 0])
-    assert equal(step(state, still, jnp.uint32(0))[0].params, state.params)
+    assert equal(step(retuned(state, max_grad_norm=0.0), still, jnp.uint32(0))[0].params, state.params)
 
 
 def test_accumulate_keeps_the_order_of_what_the_loss_returns_beside_it():
