@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from c_compiler import compile_c
 from toys_agents import begun
+from toys_composite import marksman
 from toys_masks import minefield
 
 import jaxrl
@@ -66,6 +67,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "memory beside critics": lambda: off(
         jaxrl.make_env("Pendulum-v1"), jaxrl.sac(features=(8,), core="gru", core_features=8), jaxrl.one_step()
     ),
+    "parts": lambda: jaxrl.on_policy(marksman(masked=True), jaxrl.ppo(features=(8,))),
     "normalised": lambda: jaxrl.on_policy(
         jaxrl.make_env("Pendulum-v1"),
         jaxrl.ppo(features=(8,)),
@@ -109,24 +111,27 @@ def observations(function: Function) -> list[list[np.ndarray]]:
     return [[part(like) for like in function.obs] for _ in range(STEPS)]
 
 
-def answers(policy: GreedyPolicy, seen: list[list[np.ndarray]]) -> list[np.ndarray]:
+def answers(policy: GreedyPolicy, seen: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+    """Return the parts of the actions of each step."""
     form: Any = jax.tree.structure(jaxrl.spaces.space_struct(policy.policy.spec.observation_space))
     policy.reset()
-    return [np.asarray(policy(form.unflatten(parts))) for parts in seen]
+    return [list(map(np.asarray, jax.tree.leaves(policy(form.unflatten(parts))))) for parts in seen]
 
 
-@pytest.mark.every_day("normalised", "masks", "memory")
+@pytest.mark.every_day("parts", "memory")
 def test_stablehlo_comes_to_the_same_bits(policy: GreedyPolicy) -> None:
     function = function_of(policy)
     call = jax.export.deserialize(bytearray(stablehlo.files(function)["policy.jax"])).call
     seen, memory = observations(function), [np.zeros((ROWS, *x.shape), x.dtype) for x in function.memory]
-    wanted = answers(policy, seen)
+    wanted, count = answers(policy, seen), len(function.actions)
     for i, parts in enumerate(seen):
         # What was remembered of an episode before counts for nothing where the next one begins.
         kept = [np.full_like(x, 7) for x in memory] if i == 0 else memory
-        action, *memory = call(*parts, *kept, *([np.full(ROWS, i == 0)] if kept else []))
-        np.testing.assert_array_equal(action, wanted[i])
-    assert len(np.unique(np.concatenate(wanted))) > 1
+        made = call(*parts, *kept, *([np.full(ROWS, i == 0)] if kept else []))
+        memory = list(made[count:])
+        for action, want in zip(made[:count], wanted[i], strict=True):
+            np.testing.assert_array_equal(action, want)
+    assert all(len(np.unique(np.stack(part))) > 1 for part in zip(*wanted, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -168,11 +173,13 @@ def act_in_numpy(function: Function, folder: Path) -> Callable[[], Act]:
             # As the entries say where each part belongs: `obs['a']` is that of the dict.
             made = module.act(jax.tree.unflatten(jax.tree.structure(struct), parts), *memory)
             action, memory[:] = (made[0], [made[1]]) if function.memory else (made, [])
+            assert jax.tree.structure(action) == nested
             return action
 
         return act
 
-    struct = jaxrl.spaces.space_struct(jaxrl.spaces.space_from_plain(function.spaces["observation"]))
+    struct_of = lambda what: jaxrl.spaces.space_struct(jaxrl.spaces.space_from_plain(function.spaces[what]))
+    struct, nested = struct_of("observation"), jax.tree.structure(struct_of("action"))
     return begin
 
 
@@ -184,9 +191,9 @@ def act_in_c(function: Function, folder: Path) -> Callable[[], Act]:
     (folder / "size.c").write_text(f'#include "policy.h"\n{size}')
     compile_c(folder, "-shared", "-fPIC", "policy.c", "size.c", "-o", "policy.so")
     library = ctypes.CDLL(str(folder / "policy.so"))
-    inputs, (output,) = as_c.signature(function)
+    inputs, outputs = as_c.signature(function)
     # The mask of actions is the last argument, whatever its place among the parts.
-    order = sorted(range(len(inputs)), key=lambda i: "action_mask" in function.entries[i])
+    order = sorted(range(len(inputs)), key=lambda i: function.names[i] == "obs_action_mask")
     assert [inputs[i].shape for i in range(len(order))] == [function.obs[i].shape for i in order]
 
     def begin() -> Act:
@@ -196,9 +203,9 @@ def act_in_c(function: Function, folder: Path) -> Callable[[], Act]:
 
         def act(parts: list[np.ndarray]) -> Any:
             given = [np.ascontiguousarray(parts[i]) for i in order]
-            action = np.zeros(output.shape, output.dtype)
-            library.policy_act(state, *(ctypes.c_void_p(x.ctypes.data) for x in (*given, action)))
-            return action
+            action = [np.zeros(output.shape, output.dtype) for output in outputs]
+            library.policy_act(state, *(ctypes.c_void_p(x.ctypes.data) for x in (*given, *action)))
+            return action if len(action) > 1 else action[0]
 
         return act
 
@@ -209,7 +216,7 @@ SOURCES = {"numpy": (act_in_numpy, 3), "c": (act_in_c, ROWS)}
 """Formats that are source code, with the number of environments to ask: NumPy is slow."""
 
 
-DAILY = ("masks", "normalised", "memory", "pictures", "batch normalisation")
+DAILY = ("masks", "normalised", "memory", "pictures", "batch normalisation", "parts")
 """Policies that differ in what they take and keep; operations are tried one by one as well."""
 
 
@@ -221,8 +228,9 @@ def test_source_code_comes_to_the_same_numbers(form: str, policy: GreedyPolicy, 
     seen, episodes = observations(function), [begun() for _ in range(rows)]
     # Episodes take turns, so whatever one of them left in common would show in the others.
     for parts, want in zip(seen, answers(policy, seen), strict=True):
-        made = [act([part[row] for part in parts]) for row, act in enumerate(episodes)]
-        np.testing.assert_allclose(made, want[:rows], rtol=1e-5, atol=1e-5)
+        made = [jax.tree.leaves(act([part[row] for part in parts])) for row, act in enumerate(episodes)]
+        for one, other in zip(zip(*made, strict=True), want, strict=True):
+            np.testing.assert_allclose(np.stack(one), other[:rows], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -235,24 +243,28 @@ def test_onnx_comes_to_the_same_numbers(policy: GreedyPolicy) -> None:
     seen, memory = observations(function), [np.zeros((ROWS, *x.shape), x.dtype) for x in function.memory]
     for i, (parts, want) in enumerate(zip(seen, answers(policy, seen), strict=True)):
         given = [*parts, *memory, *([np.full(ROWS, i == 0)] if memory else [])]
-        action, *memory = session.run(function.results, dict(zip(function.names, given, strict=True)))
-        np.testing.assert_allclose(action, want, rtol=1e-5, atol=1e-5)
+        made = session.run(function.results, dict(zip(function.names, given, strict=True)))
+        memory = made[len(want) :]
+        for action, part in zip(made, want, strict=False):
+            np.testing.assert_allclose(action, part, rtol=1e-5, atol=1e-5)
 
 
 def compute(call: Callable[[Any], Any], *shape: int) -> GreedyPolicy:
     """Return a policy of which the action is `call` of the observation, `[B, *shape]`."""
     made = jax.eval_shape(call, jax.ShapeDtypeStruct((1, *shape), jnp.float32))
-    spec = EnvSpec("x", Box(-np.inf, np.inf, shape), Box(-np.inf, np.inf, made.shape[1:]))
-    return GreedyPolicy(
-        Policy(
-            spec=spec,
-            params=lambda state: state,
-            begin=lambda params, obs: obs,
-            act=lambda params, carry: (carry, call(carry)),
-            observe=lambda params, carry, step: step.obs,
-        ),
-        (),
+    return computing(Box(-np.inf, np.inf, shape), made.shape[1:], call)
+
+
+def computing(seen: Any, action: tuple[int, ...], call: Callable[[Any], Any]) -> GreedyPolicy:
+    """Return a policy in a space of observations `seen`, of which the action `[B, *action]` is `call` of them."""
+    policy = Policy(
+        spec=EnvSpec("x", seen, Box(-np.inf, np.inf, action)),
+        params=lambda state: state,
+        begin=lambda params, obs: obs,
+        act=lambda params, carry: (carry, call(carry)),
+        observe=lambda params, carry, step: step.obs,
     )
+    return GreedyPolicy(policy, ())
 
 
 def signs(x: Any) -> Any:
@@ -390,16 +402,10 @@ def test_c_has_no_variables_but_those_of_a_state(tmp_path: Path) -> None:
 
 def test_parts_of_an_observation_are_arguments_in_c(tmp_path: Path) -> None:
     """Also under names that are none in C, and those that decide nothing."""
-    box, spaces = Box(-1, 1, (2,)), {"Größe": Box(-1, 1, ()), "a": Box(-1, 1, (2,)), "A": Box(-1, 1, (3,))}
-    spec = EnvSpec("x", {**spaces, "int": box}, box)
-    policy = Policy(
-        spec=spec,
-        params=lambda state: state,
-        begin=lambda params, obs: obs,
-        act=lambda params, obs: (obs, obs["a"] + obs["A"][:, 1:] + obs["Größe"][:, None]),
-        observe=lambda params, carry, step: step.obs,
-    )
-    made = files_of(GreedyPolicy(policy, ()), "c")
+    sizes: dict[str, tuple[int, ...]] = {"Größe": (), "a": (2,), "A": (3,), "int": (2,)}
+    spaces = {name: Box(-1, 1, shape) for name, shape in sizes.items()}
+    policy = computing(spaces, (2,), lambda obs: obs["a"] + obs["A"][:, 1:] + obs["Größe"][:, None])
+    made = files_of(policy, "c")
     told = json.loads(made["policy.json"])
     assert [(x["name"], x["shape"]) for x in told["inputs"]] == [
         ("obs_A", [3]), ("obs_Gr_xf6_xdfe", []), ("obs_a_2", [2]), ("obs_int", [2]),
@@ -421,15 +427,9 @@ def test_parts_of_an_observation_are_arguments_in_c(tmp_path: Path) -> None:
 def test_a_description_has_what_each_format_takes(tmp_path: Path) -> None:
     """An observation is a dict on the page of NumPy, whatever its order, and without the axis of a batch."""
     box, number = Box(-1, 1, (2, 3)), Box(-1, 1, ())
-    spec = EnvSpec("x", {"b b": box, "a": (number, {"c": number})}, Box(-1, 1, (3,)))
-    policy = Policy(
-        spec=spec,
-        params=lambda state: state,
-        begin=lambda params, obs: obs,
-        act=lambda params, obs: (obs, obs["b b"].sum(1) + (obs["a"][0] + 2 * obs["a"][1]["c"])[:, None]),
-        observe=lambda params, carry, step: step.obs,
-    )
-    made = {form: files_of(GreedyPolicy(policy, ()), form) for form in ("numpy", "stablehlo")}
+    add = lambda obs: obs["b b"].sum(1) + (obs["a"][0] + 2 * obs["a"][1]["c"])[:, None]
+    policy = computing({"b b": box, "a": (number, {"c": number})}, (3,), add)
+    made = {form: files_of(policy, form) for form in ("numpy", "stablehlo")}
     told = {form: json.loads(files["policy.json"]) for form, files in made.items()}
     shown = lambda form, what: [(x["name"], x["shape"], x["dtype"]) for x in told[form][what]]
     assert shown("numpy", "inputs") == [
@@ -455,26 +455,12 @@ def test_a_description_has_what_each_format_takes(tmp_path: Path) -> None:
 def test_the_name_of_a_part_is_no_code(tmp_path: Path) -> None:
     """It comes with a run, perhaps from others: with it, text would end, and the rest be Python or C."""
     python, c = '"""+str(1/0)+"""', "*/ int x; /*\n"
-    spec = EnvSpec("x", {python: Box(-1, 1, (2,)), c: Box(-1, 1, (2,))}, Box(-1, 1, (2,)))
-    policy = Policy(
-        spec=spec,
-        params=lambda state: state,
-        begin=lambda params, obs: obs,
-        act=lambda params, obs: (obs, obs[python] + obs[c]),
-        observe=lambda params, carry, step: step.obs,
-    )
-    function = traced(GreedyPolicy(policy, ()))
+    spaces = {python: Box(-1, 1, (2,)), c: Box(-1, 1, (2,))}
+    function = traced(computing(spaces, (2,), lambda obs: obs[python] + obs[c]))
     act = act_in_numpy(function, tmp_path)()
     order = [np.array(x) for x in ((1, 2), (10, 20))]
     np.testing.assert_array_equal(act(order), [11, 22])
     assert b"int x" not in b"".join(as_c.files(function).values())
-
-
-@pytest.mark.slow
-def test_the_memory_of_the_page_of_numpy_is_described_as_it_returns_it() -> None:
-    told = json.loads(files_of(begins("memory"), "numpy")["policy.json"])
-    assert [(x["name"], x["shape"]) for x in told["inputs"]] == [("obs", [4]), ("memory[0]", [1, 64])]
-    assert [(x["name"], x["shape"]) for x in told["outputs"]] == [("action", []), ("memory[0]", [1, 64])]
 
 
 def test_only_what_decides_on_actions_is_remembered() -> None:
@@ -482,17 +468,17 @@ def test_only_what_decides_on_actions_is_remembered() -> None:
     assert [x.shape for x in function.memory] == [(64,)]
     assert function.names == ["obs", "memory", "first"]
     assert function.results == ["action", "next_memory"]
+    # On the page of NumPy it is described as it is returned.
+    told = json.loads(files_of(begins("memory"), "numpy")["policy.json"])
+    assert [(x["name"], x["shape"]) for x in told["inputs"]] == [("obs", [4]), ("memory[0]", [1, 64])]
+    assert [(x["name"], x["shape"]) for x in told["outputs"]] == [("action", []), ("memory[0]", [1, 64])]
 
 
 @pytest.mark.parametrize(("files", "language"), [(as_numpy.files, "NumPy"), (as_c.files, "C")])
-def test_what_source_code_has_no_line_for_is_named(files: Any, language: str) -> None:
+def test_operations_and_numbers_that_source_code_does_not_have_are_named(files: Any, language: str) -> None:
     said = f"computes erf_inv, which is not written in {language} here; export it as stablehlo or onnx"
     with pytest.raises(SettingsError, match=said):
         files(function_of(compute(jax.lax.erf_inv, 3)))
-
-
-@pytest.mark.parametrize("files", [as_numpy.files, as_c.files])
-def test_numbers_that_source_code_does_not_have_are_named(files: Any) -> None:
     halved = lambda obs: (obs.astype(jnp.bfloat16) / 2).astype(jnp.float32)
     with pytest.raises(SettingsError, match="computes numbers of bfloat16"):
         files(function_of(compute(halved, 3)))
@@ -583,22 +569,17 @@ def test_an_export_that_is_replaced_is_there_whole_whatever_happens(tmp_path: Pa
     wanted = lambda value: {f"policy/{name}": found for name, found in content(value).items()}
     write(content(b"1"), out)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, limits[1]))
-    try:
-        with pytest.raises(SettingsError, match=r"cannot write .*policy: File too large"):
-            write(content(b"2"), out)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert there() == wanted(b"1")
-    out.rename(tmp_path / ".policy.old")
-    (tmp_path / f".policy.{2**22 + 1}.tmp").mkdir()  # of no living process
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, limits[1]))
-    try:
-        with pytest.raises(SettingsError, match="File too large"):
-            write(content(b"2"), out)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert there() == wanted(b"1")
+    for killed in (False, True):
+        if killed:
+            out.rename(tmp_path / ".policy.old")
+            (tmp_path / f".policy.{2**22 + 1}.tmp").mkdir()  # of no living process
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, limits[1]))
+        try:
+            with pytest.raises(SettingsError, match=r"cannot write .*policy: File too large"):
+                write(content(b"2"), out)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert there() == wanted(b"1")
     (tmp_path / ".policy.notes.tmp").mkdir()  # the user's
     write(content(b"3"), out)
     assert there() == wanted(b"3")

@@ -109,6 +109,17 @@ def five_steps() -> Batch:
     return Batch(*jax.tree.map(jnp.asarray, (items, np.arange(5), ones)))
 
 
+def six_steps(actions: Any, weight: Any = 1.0, importance: Any = 1.0) -> Batch:
+    """Return a batch of six steps with observations `[3]`, of which the second and the fifth end their episodes."""
+    rng = np.random.default_rng(0)
+    obs, next_obs = rng.normal(0, 0.5, (2, ROWS, 3)).astype(np.float32)
+    action, reward = sample_space(actions, KEY, ROWS), rng.normal(size=ROWS).astype(np.float32)
+    discount = np.where(np.arange(ROWS) % 3 == 1, 0.0, 0.9).astype(np.float32)
+    whole = lambda x: jnp.broadcast_to(jnp.asarray(x, jnp.float32), (ROWS,))
+    items = Transition(*map(jnp.asarray, (obs, action, reward, discount, next_obs)))._replace(weight=whole(weight))
+    return Batch(items, jnp.arange(ROWS), whole(importance))
+
+
 def values_of_constant(agent: Agent, reward: float, updates: int) -> Any:
     """Return what critics put on 64 steps of a `reward` that never ends, discounted by 0.8, after some updates."""
     rng, ones = np.random.default_rng(0), np.ones(64, np.float32)

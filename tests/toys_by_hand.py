@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl.distributions import LOG_STD
+
 
 def numbers(params: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the kernel and the bias of a network's one layer, or of that of each critic."""
@@ -20,6 +22,27 @@ def linear(layer: Any, x: Any) -> np.ndarray:
 def softmax(x: np.ndarray) -> np.ndarray:
     e = np.exp(x - x.max(-1, keepdims=True))
     return np.asarray(e / e.sum(-1, keepdims=True))
+
+
+def beside(obs: Any, action: Any) -> np.ndarray:
+    """Return what critics of actions that are numbers see."""
+    return np.concatenate([np.asarray(obs, np.float64), np.asarray(action, np.float64)], axis=-1)
+
+
+def squashed(outputs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return actions, `tanh` of a Gaussian of `outputs` at `noise` `[B, D]`, and their log-densities, `[B]`."""
+    mean, log_std = np.split(np.asarray(outputs, np.float64), 2, axis=-1)
+    log_std, noise = np.clip(log_std, *LOG_STD), noise.astype(np.float64)
+    raw = mean + np.exp(log_std) * noise
+    normal = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi)
+    # The slope of tanh is one over the square of cosh.
+    return np.tanh(raw), (normal + 2 * (np.logaddexp(raw, -raw) - np.log(2))).sum(-1)
+
+
+def slope(f: Any, x: np.ndarray) -> np.ndarray:
+    """Return the gradient of `f` at `x`, by differences."""
+    ways = 1e-5 * np.eye(x.size).reshape(-1, *x.shape)
+    return np.array([(f(x + way) - f(x - way)) / 2e-5 for way in ways]).reshape(x.shape)
 
 
 def project(z: np.ndarray, p: np.ndarray, support: np.ndarray) -> np.ndarray:

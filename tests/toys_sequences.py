@@ -69,6 +69,11 @@ def one_of(params: Any, k: int) -> Any:
     return jax.tree.map(lambda x: x[k], params)
 
 
+def anew(begins: Any, memory: Any) -> Any:
+    """Return memories `[B, ...]` with zeros where an episode begins."""
+    return jax.tree.map(lambda x: jnp.where(begins.reshape(-1, *[1] * (x.ndim - 1)), 0.0, x), memory)
+
+
 class Walk:
     """Plain calls of one network through sequence `b`, a step at a time: what it says now, and of the successor."""
 

@@ -1,4 +1,4 @@
-"""Dropout of critics, DroQ and SimBa: what is dropped, where and by which key, in NumPy, and what they refuse."""
+"""Dropout of critics, DroQ and SimBa: what is dropped, where and by which key, in NumPy."""
 
 import functools
 from typing import Any
@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_agents import CONTINUOUS, DISCRETE, drawn_anew, five_steps, updated
+from toys_by_hand import beside, linear, squashed
 from toys_draws import drawn
 
 import jaxrl
-from jaxrl.distributions import LOG_STD
-from jaxrl.errors import SettingsError
 from jaxrl.nn import Critic, DropoutCritic, Ensemble, forward
 
 KEY = jax.random.key(0)
@@ -98,12 +97,8 @@ def by_hand(p: Any, x: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 def acted(policy: Any, obs: Any, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return observations with the actions drawn there, `[B, 5]`, and their log-probabilities, `[B]`."""
-    obs, layer, noise = np.asarray(obs, np.float64), numbers(policy)["Dense_0"], noise.astype(np.float64)
-    mean, log_std = np.split(obs @ layer["kernel"] + layer["bias"], 2, axis=1)
-    log_std = np.clip(log_std, *LOG_STD)
-    raw = mean + np.exp(log_std) * noise
-    density = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - np.tanh(raw) ** 2)
-    return np.concatenate([obs, np.tanh(raw)], axis=1), density.sum(1)
+    action, log_p = squashed(linear(policy, obs), noise)
+    return beside(obs, action), log_p
 
 
 @functools.cache
@@ -153,13 +148,10 @@ def test_policies_and_values_see_no_dropout() -> None:
 @pytest.mark.parametrize(
     ("make", "spec", "passes"),
     [
-        (jaxrl.td3, CONTINUOUS, 3),
-        (jaxrl.awac, CONTINUOUS, 2),
-        (jaxrl.iql, CONTINUOUS, 2),
-        (jaxrl.sac, DISCRETE, 3),
-        (jaxrl.cql, CONTINUOUS, 3),
+        (jaxrl.td3, CONTINUOUS, 3), (jaxrl.awac, CONTINUOUS, 2), (jaxrl.iql, CONTINUOUS, 2),
+        (jaxrl.sac, DISCRETE, 3), (jaxrl.cql, CONTINUOUS, 3),
     ],
-)
+)  # fmt: skip
 def test_other_agents_drop_in_as_many_passes(make, spec, passes) -> None:
     """Targets and critics; also in the policy's loss where that is of the critics' values."""
     agent = make(features=(WIDTH,), dropout=RATE, **({"policy_interval": 1} if make is jaxrl.td3 else {}))(spec)
@@ -175,47 +167,3 @@ def test_other_agents_drop_in_as_many_passes(make, spec, passes) -> None:
         after, _ = jax.eval_shape(lambda state: updated(agent, spec, state), state)
     assert len(drawn_shapes) == passes
     assert jax.tree.map(lambda x: x.shape, after) == jax.tree.map(lambda x: x.shape, state)
-
-
-# --- names and refusals -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("make", "same"),
-    [
-        (jaxrl.droq, {"critic_subset": 2, "policy_interval": 20, "layer_norm": True, "dropout": 0.01}),
-        (
-            jaxrl.simba,
-            {
-                "lr": 1e-4, "policy_lr": 1e-4, "temperature_lr": 1e-4, "temperature": 0.01, "optimizer": "adamw",
-                "weight_decay": 0.01, "torso": "simba", "features": (128,), "critic_features": (512, 512),
-            },
-        ),
-    ],
-)  # fmt: skip
-def test_each_is_sac_with_other_defaults(make, same) -> None:
-    assert make()(CONTINUOUS).info.settings == jaxrl.sac(**same)(CONTINUOUS).info.settings
-
-
-def test_the_strategy_has_the_updates_of_each_and_normalises_the_observations_of_simba() -> None:
-    env = jaxrl.make_env("Pendulum-v1")
-    settings = {make: jaxrl.off_policy(env, make()).info.settings for make in (jaxrl.droq, jaxrl.simba)}
-    found = [(told["updates"], told["processor"]["normalise_obs"]) for told in settings.values() if told]
-    assert found == [(20, False), (2, True)]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"dropout": 1.0}, r"agent\.dropout is 1\.0"),
-        ({"dropout": -0.1}, r"agent\.dropout is -0\.1"),
-        ({"dropout": 0.1, "core": "gru"}, r"dropout is 0\.1, which networks with a core do not have; leave it out"),
-        ({"dropout": 0.1, "batch_norm": "renorm"}, r"dropout is 0\.1, which agent\.batch_norm renorm does not have"),
-        ({"dropout": 0.1, "torso": "simba"}, r"dropout is 0\.1, which torso simba does not have; set dropout to 0"),
-        ({"dropout": 0.1, "make_critic": lambda spec: None}, r"which a critic made in Python does not have"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(settings, message) -> None:
-    with pytest.raises(SettingsError, match=message) as refused:
-        jaxrl.sac(**settings)(CONTINUOUS)
-    assert "\n" not in str(refused.value)

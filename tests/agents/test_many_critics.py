@@ -1,4 +1,4 @@
-"""TQC and REDQ: what they draw, leave out and average, in NumPy on linear networks, and what they refuse."""
+"""TQC and REDQ: what they draw, leave out and average, in NumPy on linear networks."""
 
 import functools
 from typing import Any
@@ -8,18 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_agents import begun, drawn_anew, five_steps
-from toys_by_hand import linear
+from toys_by_hand import beside, linear, squashed
 from toys_draws import drawn
 
 import jaxrl
 from jaxrl.agents.critic_values import quantile_values
 from jaxrl.agents.sac import lowest_of_subset, truncated_mixture
-from jaxrl.distributions import LOG_STD
-from jaxrl.errors import SettingsError
 
 KEY = jax.random.key(0)
 BOX = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (3,)), jaxrl.Box(-1.0, 1.0, (2,)))
-NUMBERS = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (3,)), jaxrl.Discrete(4))
 SIZE, TEMPERATURE = 5, 0.5
 RNG = np.random.default_rng(3)
 NOISE = RNG.normal(size=(2, SIZE, 2)).astype(np.float32)
@@ -43,17 +40,12 @@ def updated(seed: int = 0, choice: tuple[int, ...] = (), **settings: Any) -> tup
 
 def acted(state: Any, obs: Any, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return observations with the actions drawn there, `[B, 5]`, and their log-probabilities, `[B]`."""
-    obs = np.asarray(obs, np.float64)
-    mean, log_std = np.split(linear(state.policy, obs), 2, axis=1)
-    log_std, noise = np.clip(log_std, *LOG_STD), noise.astype(np.float64)
-    raw = mean + np.exp(log_std) * noise
-    density = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - np.tanh(raw) ** 2)
-    return np.concatenate([obs, np.tanh(raw)], axis=1), density.sum(1)
+    action, log_p = squashed(linear(state.policy, obs), noise)
+    return beside(obs, action), log_p
 
 
 def taken() -> np.ndarray:
-    items = five_steps().items
-    return np.concatenate([items.obs, items.action], axis=1)
+    return beside(five_steps().items.obs, five_steps().items.action)
 
 
 def quantile_huber(z: np.ndarray, samples: np.ndarray) -> float:
@@ -141,52 +133,3 @@ def test_subsets_are_drawn_without_repetition_each_as_often_as_the_others() -> N
 def test_a_subset_of_all_gives_the_target_of_sac() -> None:
     state, _, metrics = updated(num_critics=2, critic_subset=2, lr=0.0)
     np.testing.assert_allclose(metrics["loss"], redq_loss(state, (0, 1)), rtol=1e-5)
-
-
-# --- names and refusals -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("make", "same"),
-    [
-        (jaxrl.tqc, {"num_critics": 5, "quantiles": 25, "critic_features": (512, 512, 512)}),
-        (jaxrl.redq, {"num_critics": 10, "critic_subset": 2, "policy_interval": 20}),
-        (
-            jaxrl.crossq,
-            {
-                "lr": 1e-3, "policy_lr": 1e-3, "temperature_lr": 1e-3, "optimizer_b1": 0.5, "target_network": False,
-                "batch_norm": "renorm", "policy_interval": 3, "critic_features": (2048, 2048),
-            },
-        ),
-    ],
-)  # fmt: skip
-def test_each_is_sac_with_other_defaults(make, same) -> None:
-    assert make()(BOX).info.settings == jaxrl.sac(**same)(BOX).info.settings
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"quantiles": 2}, r"quantiles is 2 and agent\.drop_quantiles 2; expected"),
-        ({"quantiles": 1, "drop_quantiles": 0}, r"expected at least 2 quantiles"),
-        ({"quantiles": 3, "num_critics": 1}, r"and 2 of all critics that are left"),
-        ({"quantiles": 5, "cql": 1.0}, r"quantiles is 5 and agent\.cql 1\.0.*set one of them to 0"),
-        ({"quantiles": 5, "critic_subset": 1}, r"critics of quantiles have no critic_subset"),
-        ({"quantiles": 5, "core": "gru"}, r"quantiles is 5, which agent\.core gru does not have"),
-        ({"quantiles": 5, "make_critic": lambda spec: None}, r"which a critic made in Python does not have"),
-        ({"quantiles": 5, "target_network": False}, r"quantiles is 5, but without agent\.target_network"),
-        ({"critic_subset": 2, "target_network": False}, r"critic_subset is 2, but without agent\.target_network"),
-        ({"critic_subset": 3}, r"critic_subset is 3, but agent\.num_critics 2; draw at most"),
-        ({"critic_subset": -1}, r"critic_subset is -1"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(settings, message) -> None:
-    with pytest.raises(SettingsError, match=message):
-        jaxrl.sac(**settings)(BOX)
-
-
-def test_quantiles_are_of_continuous_actions() -> None:
-    with pytest.raises(SettingsError, match=r"quantiles is 5, but Toy has Discrete actions.*dqn with values qr"):
-        jaxrl.sac(quantiles=5)(NUMBERS)
-    with pytest.raises(SettingsError, match=r"tqc takes continuous"):
-        jaxrl.tqc()(NUMBERS)

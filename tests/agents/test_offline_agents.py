@@ -1,22 +1,19 @@
 """What agents for data add: their equations by hand, and what they make of a batch, on linear networks in NumPy."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import begun, drawn_anew, vector_of
-from toys_by_hand import linear, numbers
+from toys_agents import begun, drawn_anew, six_steps, vector_of
+from toys_by_hand import beside, linear, numbers, slope, squashed
 from toys_draws import drawn
 
-from jaxrl.agents import awac, bc, cql, cql_dqn, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
+from jaxrl.agents import awac, bc, cql, cql_dqn, dqn, edac, iql, rebrac, sac, td3, td3_bc
 from jaxrl.agents.critics import similarity
 from jaxrl.agents.losses import advantage_weight, conservative_gap, expectile_loss
 from jaxrl.agents.td3 import value_weight
-from jaxrl.errors import SettingsError
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, sample_space
-from jaxrl.types import Batch, NextAction, Transition
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
+from jaxrl.types import NextAction
 
 KEY = jax.random.key(0)
 OBS = Box(-1.0, 1.0, (3,))
@@ -86,19 +83,8 @@ def test_the_similarity_has_no_slope_along_a_gradient_however_small(size):
 # --- agents -------------------------------------------------------------------------------------------------------
 
 
-def batch_of(name, seed=0):
-    rng = np.random.default_rng(seed)
-    obs, next_obs = rng.normal(0, 0.5, (2, SIZE, 3)).astype(np.float32)
-    action = sample_space(SPECS[name].action_space, jax.random.key(seed), SIZE)
-    reward = rng.normal(size=SIZE).astype(np.float32)
-    discount = np.where(np.arange(SIZE) % 3 == 1, 0.0, 0.9).astype(np.float32)
-    items = Transition(*map(jnp.asarray, (obs, action, reward, discount, next_obs)))
-    return Batch(items._replace(weight=jnp.asarray(WEIGHT)), jnp.arange(SIZE), jnp.ones(SIZE))
-
-
-def beginning(agent, parts):
-    """Return a state whose networks are all drawn anew, the targets others than what they trail."""
-    return drawn_anew(agent, *parts)
+def batch_of(name):
+    return six_steps(SPECS[name].action_space, WEIGHT)
 
 
 def logsumexp(x):
@@ -107,7 +93,7 @@ def logsumexp(x):
 
 def test_sac_holds_down_the_values_of_other_actions_as_worked_by_hand_of_discrete_ones():
     agent, batch = cql(**PLAIN, cql=2.0)(SPECS["discrete"]), batch_of("discrete")
-    state = beginning(agent, ("policy", "critic", "target"))
+    state = drawn_anew(agent, "policy", "critic", "target")
     q = linear(state.critic, batch.items.obs)
     chosen = q[:, np.arange(SIZE), np.asarray(batch.items.action)]
     gap = logsumexp(q) - chosen
@@ -116,21 +102,19 @@ def test_sac_holds_down_the_values_of_other_actions_as_worked_by_hand_of_discret
 
 def test_sac_holds_down_the_values_of_drawn_actions_by_their_density_of_continuous_ones():
     agent, batch = cql(**PLAIN, cql=2.0, cql_actions=RIVALS)(SPECS["continuous"]), batch_of("continuous")
-    state = beginning(agent, ("policy", "critic", "target"))
+    state = drawn_anew(agent, "policy", "critic", "target")
     rng = np.random.default_rng(0)
     uniform, normal = rng.uniform(-1, 1, (SIZE, RIVALS, 2)), rng.normal(size=(2, SIZE, RIVALS, 2))
     actions, densities = [uniform], [np.full((SIZE, RIVALS), -2 * np.log(2))]
     for obs, noise in zip((batch.items.obs, batch.items.next_obs), normal, strict=True):
-        mean, log_std = np.split(linear(state.policy, obs)[:, None], 2, axis=-1)
-        raw = mean + np.exp(log_std) * noise
-        slope = -2 * (np.logaddexp(raw, -raw) - np.log(2))
-        actions.append(np.tanh(raw))
-        densities.append((-0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - slope).sum(-1))
+        action, density = squashed(linear(state.policy, obs)[:, None], noise)
+        actions.append(action)
+        densities.append(density)
     action, density = np.concatenate(actions, 1), np.concatenate(densities, 1)
     several = np.repeat(np.asarray(batch.items.obs)[:, None], 3 * RIVALS, axis=1)
     joined = np.concatenate([several, action], axis=-1).reshape(-1, 5)
     q = linear(state.critic, joined)[..., 0].reshape(2, SIZE, 3 * RIVALS)
-    chosen = linear(state.critic, np.concatenate([batch.items.obs, batch.items.action], axis=-1))[..., 0]
+    chosen = linear(state.critic, beside(batch.items.obs, batch.items.action))[..., 0]
     gap = logsumexp(q - density[None] - np.log(3 * RIVALS)) - chosen
     usual = rng.normal(size=(2, SIZE, 2))
     draws = {"uniform": [uniform], "normal": [usual[0], *normal, usual[1]]}
@@ -162,7 +146,7 @@ def check_penalty(agent, without, state, batch, gap, draws=None, usual_draws=Non
 def test_dqn_holds_down_the_values_of_other_actions():
     agent, without, batch = cql_dqn(**PLAIN, cql=2.0), dqn(**PLAIN), batch_of("discrete")
     agent, without = agent(SPECS["discrete"]), without(SPECS["discrete"])
-    state = beginning(agent, ("params", "target"))
+    state = drawn_anew(agent, "params", "target")
     _, metrics, _ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
     off = state._replace(hyper=state.hyper._replace(cql=()))
     _, usual, _ = jax.jit(without.update)(off, batch, KEY, jnp.uint32(0))
@@ -175,14 +159,14 @@ def test_dqn_holds_down_the_values_of_other_actions():
 
 def test_the_policy_of_td3_bc_climbs_values_and_stays_near_the_actions_of_the_data():
     agent = td3_bc(**PLAIN, policy_lr=0.125, lr=0.0, policy_interval=1, bc_alpha=2.0)(SPECS["continuous"])
-    state, batch = beginning(agent, ("policy", "critic")), batch_of("continuous")
+    state, batch = drawn_anew(agent, "policy", "critic"), batch_of("continuous")
     new, _, _ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
     obs, near = np.asarray(batch.items.obs, np.float64), np.asarray(batch.items.action, np.float64)
     (kernel, bias), (critic, critic_bias) = numbers(state.policy), (x[0] for x in numbers(state.critic))
 
     def value(kernel, bias):
         action = np.tanh(obs @ kernel + bias[None])
-        return np.concatenate([obs, action], 1) @ critic[:, 0] + critic_bias[0], action
+        return beside(obs, action) @ critic[:, 0] + critic_bias[0], action
 
     fixed = 2.0 * WEIGHT.sum() / (WEIGHT * np.abs(value(kernel, bias)[0])).sum()
 
@@ -190,25 +174,14 @@ def test_the_policy_of_td3_bc_climbs_values_and_stays_near_the_actions_of_the_da
         q, action = value(kernel, bias)
         return (WEIGHT * (-fixed * q + np.square(action - near).mean(1))).mean()
 
-    h = 1e-5
-    for entry in np.ndindex(kernel.shape):
-        way = h * np.eye(1, kernel.size, np.ravel_multi_index(entry, kernel.shape)).reshape(kernel.shape)
-        slope = (loss(kernel + way, bias) - loss(kernel - way, bias)) / (2 * h)
-        np.testing.assert_allclose(numbers(new.policy)[0][entry] - kernel[entry], -0.125 * slope, atol=1e-5)
-
-
-def test_td3_bc_without_likeness_is_td3():
-    plain, near = (make(**PLAIN)(SPECS["continuous"]) for make in (td3, functools.partial(td3_bc, bc_alpha=0.0)))
-    batch = batch_of("continuous")
-    one, two = (jax.jit(a.update)(begun(a.init), batch, KEY, jnp.uint32(1))[0] for a in (plain, near))
-    np.testing.assert_array_equal(vector_of(one.policy), vector_of(two.policy))
-    assert one.hyper.bc_alpha == ()
+    moved = numbers(new.policy)[0] - kernel
+    np.testing.assert_allclose(moved, -0.125 * slope(lambda kernel: loss(kernel, bias), kernel), atol=1e-5)
 
 
 def test_an_update_of_rebrac_is_that_worked_by_hand():
     settings = {"actor_bc_coef": 0.7, "critic_bc_coef": 1.3, "layer_norm": False, "policy_interval": 1, "tau": 0.0}
     agent = rebrac(**PLAIN, **settings, lr=0.25, policy_lr=0.125)(SPECS["continuous"])
-    state = beginning(agent, ("policy", "critic", "target_policy", "target_critic"))
+    state = drawn_anew(agent, "policy", "critic", "target_policy", "target_critic")
     rng, batch = np.random.default_rng(2), batch_of("continuous")
     known, after = np.arange(SIZE) % 4 != 2, rng.uniform(-1, 1, (SIZE, 2)).astype(np.float32)
     batch = batch._replace(items=batch.items._replace(extras=NextAction(jnp.asarray(after), jnp.asarray(known))))
@@ -216,13 +189,12 @@ def test_an_update_of_rebrac_is_that_worked_by_hand():
     with drawn(normal=[noise]):
         new, metrics, _ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
     items = jax.tree.map(lambda x: np.asarray(x, np.float64), batch.items)
-    joined = lambda obs, action: np.concatenate([obs, action], axis=1)
     # The critics, by targets at the target policy's action with clipped noise.
     then = np.clip(np.tanh(linear(state.target_policy, items.next_obs)) + np.clip(0.2 * noise, -0.5, 0.5), -1, 1)
     apart = np.where(known, np.square(then - after).sum(1), 0.0)
-    value = linear(state.target_critic, joined(items.next_obs, then))[..., 0].min(0) - 1.3 * apart
+    value = linear(state.target_critic, beside(items.next_obs, then))[..., 0].min(0) - 1.3 * apart
     target = items.reward + items.discount * value
-    x = joined(items.obs, items.action)
+    x = beside(items.obs, items.action)
     error = target[None] - linear(state.critic, x)[..., 0]
     np.testing.assert_allclose(metrics["loss"], (WEIGHT * 0.5 * np.square(error).sum(0)).mean(), rtol=1e-5)
     moved = numbers(new.critic)[0] - numbers(state.critic)[0]
@@ -232,7 +204,7 @@ def test_an_update_of_rebrac_is_that_worked_by_hand():
 
     def outcome(kernel):
         action = np.tanh(items.obs @ kernel + bias[None])
-        return linear(new.critic, joined(items.obs, action))[..., 0].min(0), np.square(action - items.action).sum(1)
+        return linear(new.critic, beside(items.obs, action))[..., 0].min(0), np.square(action - items.action).sum(1)
 
     size = (WEIGHT * np.abs(outcome(kernel)[0])).sum() / WEIGHT.sum()
 
@@ -240,41 +212,26 @@ def test_an_update_of_rebrac_is_that_worked_by_hand():
         q, distance = outcome(kernel)
         return (WEIGHT * (0.7 * distance - q / size)).mean()
 
-    h = 1e-5
-    for entry in np.ndindex(kernel.shape):
-        way = h * np.eye(1, kernel.size, np.ravel_multi_index(entry, kernel.shape)).reshape(kernel.shape)
-        slope = (loss(kernel + way) - loss(kernel - way)) / (2 * h)
-        np.testing.assert_allclose(numbers(new.policy)[0][entry] - kernel[entry], -0.125 * slope, atol=1e-5)
+    np.testing.assert_allclose(numbers(new.policy)[0] - kernel, -0.125 * slope(loss, kernel), atol=1e-5)
 
 
-SAME = {
-    "rebrac": (
-        rebrac,
-        td3,
-        {
-            "lr": 1e-3, "policy_lr": 1e-3, "actor_bc_coef": 0.01, "critic_bc_coef": 0.01, "layer_norm": True,
-            "features": (256, 256, 256),
-        },
-    ),
-    "sac_n": (sac_n, sac, {"num_critics": 10, "features": (256, 256, 256)}),
-    "edac": (edac, sac, {"num_critics": 10, "features": (256, 256, 256), "eta": 1.0}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAME)
-def test_each_is_another_agent_with_other_defaults(name):
-    make, of, settings = SAME[name]
-    agent, same = make()(SPECS["continuous"]), of(**settings)(SPECS["continuous"])
-    assert agent.info.settings == same.info.settings
-    assert (agent.info.offline, same.info.offline) == (True, False)
-
-
-@pytest.mark.parametrize(("make", "of"), [(rebrac, td3), (edac, sac)])
-def test_without_their_terms_they_are_bit_for_bit_what_they_are_made_of(make, of):
-    off = {"actor_bc_coef": 0.0, "critic_bc_coef": 0.0} if make is rebrac else {"eta": 0.0}
-    settings, batch = {**PLAIN, "layer_norm": True, "num_critics": 3, **off}, batch_of("continuous")
-    one, two = (jax.jit(a.update)(begun(a.init), batch, KEY, jnp.uint32(1)) for a in made(settings, make, of))
-    np.testing.assert_array_equal(vector_of(one[0]), vector_of(two[0]))
+@pytest.mark.every_day("td3_bc")
+@pytest.mark.parametrize(
+    ("make", "of", "off"),
+    [
+        (td3_bc, td3, {"bc_alpha": 0.0}),
+        (rebrac, td3, {"actor_bc_coef": 0.0, "critic_bc_coef": 0.0}),
+        (edac, sac, {"eta": 0.0, "num_critics": 3}),
+    ],
+    ids=["td3_bc", "rebrac", "edac"],
+)
+def test_without_their_terms_they_are_bit_for_bit_what_they_are_made_of(make, of, off):
+    shared = {name: value for name, value in off.items() if name == "num_critics"}
+    agents = made({**PLAIN, "layer_norm": True, **off}, make) + made({**PLAIN, "layer_norm": True, **shared}, of)
+    batch = batch_of("continuous")
+    one, two = (jax.jit(agent.update)(begun(agent.init), batch, KEY, jnp.uint32(1)) for agent in agents)
+    parts = lambda state: vector_of(state._replace(hyper=()))
+    np.testing.assert_array_equal(parts(one[0]), parts(two[0]))
     assert one[1].keys() == two[1].keys()
 
 
@@ -286,7 +243,7 @@ def test_edac_moves_critics_apart_by_the_slope_of_the_cosines_between_their_grad
     """Against a loss over pairs of critics and rows one by one, differentiated as a whole."""
     settings = {"num_critics": 3, "activation": "tanh", "optimizer": "sgd", "tau": 0.0}
     agent, plain = made({**settings, "eta": 2.0}, edac)[0], made(settings, sac)[0]
-    state, batch = beginning(agent, ("policy", "critic", "target")), batch_of("continuous")
+    state, batch = drawn_anew(agent, "policy", "critic", "target"), batch_of("continuous")
     update = lambda agent, state: jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
     new, metrics, _ = update(agent, state)
     old, usual, _ = update(plain, state._replace(hyper=state.hyper._replace(eta=())))
@@ -311,13 +268,14 @@ def test_edac_moves_critics_apart_by_the_slope_of_the_cosines_between_their_grad
     assert float(np.abs(vector_of(slope)).max()) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_single_dimension_has_two_ways_to_go_and_no_slope_between_them():
     spec = EnvSpec("Toy", OBS, Box(-1.0, 1.0, (1,)))
     settings = {**PLAIN, "features": (5,), "lr": 0.1, "num_critics": 3}
     batch = batch_of("continuous")
     batch = batch._replace(items=batch.items._replace(action=batch.items.action[:, :1]))
     agent, plain = edac(**settings, eta=100.0)(spec), sac(**settings)(spec)
-    state = beginning(agent, ("policy", "critic", "target"))
+    state = drawn_anew(agent, "policy", "critic", "target")
     new, metrics, _ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
     old, _, _ = jax.jit(plain.update)(state._replace(hyper=state.hyper._replace(eta=())), batch, KEY, jnp.uint32(0))
     np.testing.assert_allclose(vector_of(new.critic), vector_of(old.critic), atol=1e-5)
@@ -328,12 +286,12 @@ def test_a_single_dimension_has_two_ways_to_go_and_no_slope_between_them():
 @pytest.mark.parametrize("make", [iql, awac])
 def test_the_policy_learns_from_each_action_by_its_advantage(make, name):
     agent, batch = make(**PLAIN, lr=0.0, policy_lr=0.5, beta=2.0, tau=0.0)(SPECS[name]), batch_of(name)
-    state = beginning(agent, ("policy", "critic", "target"))
+    state = drawn_anew(agent, "policy", "critic", "target")
     noise = np.random.default_rng(0).normal(size=(SIZE, 2)).astype(np.float32)
     with drawn(normal=[np.zeros_like(noise), noise]):  # the critics do not move, so that their target does not matter
         new, metrics, _ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
     discrete, items = name == "discrete", batch.items
-    x = items.obs if discrete else np.concatenate([items.obs, items.action], axis=-1)
+    x = items.obs if discrete else beside(items.obs, items.action)
     pick = np.asarray(items.action) if discrete else np.zeros(SIZE, int)
     q = linear(state.target if make is iql else state.critic, x)[:, np.arange(SIZE), pick].min(0)
     outputs = linear(state.policy, items.obs)
@@ -344,7 +302,7 @@ def test_the_policy_learns_from_each_action_by_its_advantage(make, name):
         v = (share * linear(state.critic, items.obs).min(0)).sum(-1)
     else:
         chosen = np.tanh(outputs[:, :2]) + np.exp(-1.5 + 1.5 * np.tanh(outputs[:, 2:])) * noise
-        v = linear(state.critic, np.concatenate([items.obs, chosen.clip(-1, 1)], axis=-1)).min(0)[:, 0]
+        v = linear(state.critic, beside(items.obs, chosen.clip(-1, 1))).min(0)[:, 0]
     weight = np.minimum(np.exp(2.0 * (q - v)), 100.0)
     np.testing.assert_allclose(metrics["advantage"], (q - v).mean(), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(metrics["advantage_weight"], weight.mean(), rtol=1e-4)
@@ -360,7 +318,7 @@ def test_the_policy_learns_from_each_action_by_its_advantage(make, name):
 def test_cloning_takes_several_discrete_actions_at_once():
     spec = EnvSpec("Toy", OBS, MultiDiscrete((2, 3)))
     agent, rng = bc(**PLAIN)(spec), np.random.default_rng(0)
-    state = beginning(agent, ("policy",))
+    state = drawn_anew(agent, "policy")
     action = jnp.asarray(np.stack([rng.integers(0, 2, SIZE), rng.integers(0, 3, SIZE)], axis=1), jnp.int32)
     batch = batch_of("discrete")._replace(items=batch_of("discrete").items._replace(action=action))
     _, metrics, _ = jax.jit(agent.update)(state, batch, (), jnp.uint32(0))
@@ -368,38 +326,3 @@ def test_cloning_takes_several_discrete_actions_at_once():
     parts = np.split(outputs, [2], axis=1)
     log_prob = sum(x[rows, action[:, i]] - logsumexp(x) for i, x in enumerate(parts))
     np.testing.assert_allclose(metrics["loss"], -(WEIGHT * log_prob).mean(), rtol=1e-5)
-
-
-@pytest.mark.parametrize("make", [bc, td3_bc, rebrac, cql, sac_n, edac, awac, iql])
-def test_a_state_that_only_acts_is_the_policy(make):
-    agent = make(features=(4,))(SPECS["continuous"])
-    state = jax.eval_shape(agent.init, KEY)
-    bare, obs = agent.strip(state), batch_of("continuous").items.obs
-    assert len(jax.tree.leaves(bare)) == len(jax.tree.leaves((state.policy, state.hyper)))
-    action, _ = jax.eval_shape(lambda state: agent.act(state, obs, None, jnp.uint32(0), "exploit"), bare)
-    assert action.shape == (SIZE, 2)
-    assert agent.info.offline
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: iql(expectile=1.0), r"agent\.expectile is 1\.0"),
-        (lambda: awac(beta=-1.0), r"agent\.beta is -1\.0"),
-        (lambda: cql(cql=-1.0), r"agent\.cql is -1\.0"),
-        (lambda: cql(cql_actions=0), r"agent\.cql_actions is 0"),
-        (lambda: td3_bc(bc_alpha=np.inf), r"agent\.bc_alpha is inf"),
-        (lambda: td3_bc(actor_bc_coef=0.1), r"bc_alpha is 2\.5 and agent\.actor_bc_coef 0\.1; both.*set one of them"),
-        (lambda: edac(num_critics=1), r"agent\.eta is 1\.0, but agent\.num_critics 1 has no pairs"),
-        (lambda: sac(eta=1.0, core="gru"), r"agent\.eta is 1\.0, but agent\.core gru has no pairs"),
-        (lambda: sac(eta=1.0)(SPECS["discrete"]), r"agent\.eta is 1\.0, but Toy has Discrete actions"),
-        (lambda: edac()(SPECS["discrete"]), "edac takes continuous actions"),
-        (lambda: rebrac()(SPECS["discrete"]), "rebrac takes continuous actions"),
-        (lambda: bc(tau=0.5), "bc has no setting 'tau'"),
-        (lambda: iql()(EnvSpec("Toy", OBS, MultiDiscrete((2, 3)))), "iql takes continuous or discrete actions"),
-        (lambda: bc()(EnvSpec("Toy", OBS, Box(-np.inf, np.inf, (1,)))), "bound on both sides"),
-    ],
-)
-def test_what_cannot_be_is_refused(make, message):
-    with pytest.raises(SettingsError, match=message):
-        make()

@@ -5,14 +5,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from toys_agents import CONTINUOUS
 
 import jaxrl
 from jaxrl.agents import DQNConfig
 from jaxrl.agents.optimizers import gradient_step, optimizer_of
-from jaxrl.errors import SettingsError
 from jaxrl.xla.flat import ravel
 
 
@@ -71,28 +69,6 @@ def test_where_nothing_is_named_kernel_matrices_decay() -> None:
     after, *_ = step.step(params, nothing, step.init(params, lr), lr, jnp.float32(1e9))
     assert after["w"].tolist() == [[pytest.approx(0.9)] * 2] * 2
     assert after["b"].tolist() == [1.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        (
-            {"optimizer": "sgd", "optimizer_eps": 1e-5},
-            "optimizer_eps is set, which sgd does not have; optimizers that do: adam, adamw, nadam",
-        ),
-        ({"weight_decay": 0.1}, "weight_decay is set, which adam does not have; optimizers that do: adamw and lion"),
-        ({"optimizer": "rmsprop", "optimizer_b1": 0.5}, "optimizer_b1 is set, which rmsprop does not have"),
-        ({"optimizer_b2": 1.5}, "agent.optimizer_b2 is 1.5"),
-        (
-            {"optimizer_eps": 1e-5, "make_optimizer": optax.adam},
-            "optimizer_eps is set beside make_optimizer, which takes its place",
-        ),
-    ],
-    ids=["sgd", "adam", "rmsprop", "beyond 1", "both"],
-)
-def test_what_an_optimizer_does_not_have_is_refused(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(SettingsError, match=told):
-        jaxrl.dqn(**settings)
 
 
 def test_a_strategy_tells_them() -> None:

@@ -188,72 +188,47 @@ class Nothing(nn.Module):
         return jnp.zeros((obs.shape[0], ACTIONS))
 
 
-def with_network(make):
-    return {"make_network": make}
-
-
 REFUSED: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
-    "values of other actions": (
-        jaxrl.dqn,
-        with_network(lambda spec: Mine((ACTIONS + 1,))),
-        ["make_network: called with [3, 3]", "returns [3, 5]", "expected [3, 4]", "a value for each action"],
-    ),
-    "values without atoms": (
-        jaxrl.rainbow,
-        {**values, "atoms": 5},
-        ["returns [3, 4]", "expected [3, 4, 5]", "agent.atoms"],
-    ),
-    "no values": (
-        jaxrl.ppo,
-        with_network(lambda spec, head: Mine((head.outputs,))),
-        ["returns [3, 4]; expected [3, 4] float32", "and [3] or [3, 1] float32, a value for each observation"],
-    ),
-    "other outputs": (
-        jaxrl.bc,
-        with_network(lambda spec, head: Mine((head.outputs + 1,))),
-        ["returns [3, 5]", "expected [3, 4]", "what the head of the policy takes"],
-    ),
-    "a critic of other actions": (
-        jaxrl.sac,
-        {"make_critic": lambda spec: Mine((1,))},
-        ["make_critic", "returns [3, 1]", "expected [3, 4]"],
-    ),
-    "a value too many": (
-        jaxrl.iql,
-        {"make_value": lambda spec: Mine((2,))},
-        ["make_value", "returns [3, 2]", "expected [3] or [3, 1]"],
-    ),
-    "bfloat16": (
-        jaxrl.dqn,
-        with_network(lambda spec: Mine((ACTIONS,), jnp.bfloat16)),
-        ["returns [3, 4] bfloat16", "expected [3, 4] float32"],
-    ),
-    "no module": (jaxrl.dqn, with_network(lambda spec: 3), ["make_network returned int", "Flax Linen module"]),
-    "a class": (jaxrl.dqn, with_network(lambda spec: Mine), ["the class Mine itself", "as in Mine()"]),
-    "nnx, bare": (
-        jaxrl.dqn,
-        with_network(lambda spec: NNXValues(nnx.Rngs(0))),
-        ["NNXValues, a module of flax.nnx", "jaxrl.nn.from_nnx"],
-    ),
-    "no function": (
-        jaxrl.dqn,
-        {"make_network": Mine((ACTIONS,))},
-        ["make_network is Mine", "lambda spec: MyNetwork()"],
-    ),
+    "values of other actions": (jaxrl.dqn, {"make_network": lambda spec: Mine((ACTIONS + 1,))}, [
+        "make_network: called with [3, 3]", "returns [3, 5]", "expected [3, 4]", "a value for each action",
+    ]),
+    "values without atoms": (jaxrl.rainbow, {**values, "atoms": 5}, [
+        "returns [3, 4]", "expected [3, 4, 5]", "agent.atoms",
+    ]),
+    "no values": (jaxrl.ppo, {"make_network": lambda spec, head: Mine((head.outputs,))}, [
+        "returns [3, 4]; expected [3, 4] float32", "and [3] or [3, 1] float32, a value for each observation",
+    ]),
+    "other outputs": (jaxrl.bc, {"make_network": lambda spec, head: Mine((head.outputs + 1,))}, [
+        "returns [3, 5]", "expected [3, 4]", "what the head of the policy takes",
+    ]),
+    "a critic of other actions": (jaxrl.sac, {"make_critic": lambda spec: Mine((1,))}, [
+        "make_critic", "returns [3, 1]", "expected [3, 4]",
+    ]),
+    "a value too many": (jaxrl.iql, {"make_value": lambda spec: Mine((2,))}, [
+        "make_value", "returns [3, 2]", "expected [3] or [3, 1]",
+    ]),
+    "bfloat16": (jaxrl.dqn, {"make_network": lambda spec: Mine((ACTIONS,), jnp.bfloat16)}, [
+        "returns [3, 4] bfloat16", "expected [3, 4] float32",
+    ]),
+    "no module": (jaxrl.dqn, {"make_network": lambda spec: 3}, ["make_network returned int", "Flax Linen module"]),
+    "a class": (jaxrl.dqn, {"make_network": lambda spec: Mine}, ["the class Mine itself", "as in Mine()"]),
+    "nnx, bare": (jaxrl.dqn, {"make_network": lambda spec: NNXValues(nnx.Rngs(0))}, [
+        "NNXValues, a module of flax.nnx", "jaxrl.nn.from_nnx",
+    ]),
+    "no function": (jaxrl.dqn, {"make_network": Mine((ACTIONS,))}, [
+        "make_network is Mine", "lambda spec: MyNetwork()",
+    ]),
     "no optimizer": (jaxrl.dqn, {"make_optimizer": optax.sgd(0.1)}, ["make_optimizer is", "lambda lr: optax.adam(lr)"]),
-    "other arguments": (
-        jaxrl.ppo,
-        with_network(lambda spec: Mine((4, 0))),
-        ["make_network, which is called with the spec and the head of the policy, failed: TypeError"],
-    ),
-    "no parameters": (jaxrl.dqn, with_network(lambda spec: Nothing()), ["has no parameters"]),
+    "other arguments": (jaxrl.ppo, {"make_network": lambda spec: Mine((4, 0))}, [
+        "make_network, which is called with the spec and the head of the policy, failed: TypeError",
+    ]),
+    "no parameters": (jaxrl.dqn, {"make_network": lambda spec: Nothing()}, ["has no parameters"]),
     "other observations": (
-        jaxrl.dqn,
-        with_network(lambda spec: nn.Sequential([lambda x: x @ jnp.ones((7, 4)), nn.Dense(4)])),
+        jaxrl.dqn, {"make_network": lambda spec: nn.Sequential([lambda x: x @ jnp.ones((7, 4)), nn.Dense(4)])},
         ["cannot be called with [3, 3]: TypeError"],
     ),
     "a memory": (jaxrl.ppo, {**both, "core": "gru"}, ["agent.core is gru", "has no memory", "none"]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)

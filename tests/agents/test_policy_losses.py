@@ -12,7 +12,6 @@ from toys_agents import vector_of
 from jaxrl.agents import impala, ppo
 from jaxrl.agents.actor_critic import standardise
 from jaxrl.agents.losses import clipped_surrogate, value_loss, weighted_surrogate
-from jaxrl.errors import SettingsError
 from jaxrl.nn import ActorCritic
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.types import Batch, RecurrentObs, Rollout, Transition
@@ -21,53 +20,32 @@ CLIP = 0.25
 """A quarter and small whole numbers keep every product exact in float32."""
 
 
-@functools.cache
-def compiled(transform, loss):
-    return jax.jit(transform(loss))
-
-
 # --- the surrogate ------------------------------------------------------------------------------------------------
 
+of_clipped, of_weighted, of_value = (
+    jax.jit(jax.value_and_grad(loss)) for loss in (clipped_surrogate, weighted_surrogate, value_loss)
+)
+standardised = jax.jit(standardise)
+
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "loss"),
+    ("ratio", "advantage", "loss", "slope"),
     [
-        (1.0, 2.0, -2.0),
-        (1.125, 2.0, -1.125 * 2.0),
-        (1.5, 2.0, -1.25 * 2.0),
-        (0.875, 2.0, -0.875 * 2.0),
-        (0.5, 2.0, -0.5 * 2.0),
-        (1.0, -2.0, 2.0),
-        (1.125, -2.0, 1.125 * 2.0),
-        (1.5, -2.0, 1.5 * 2.0),
-        (0.875, -2.0, 0.875 * 2.0),
-        (0.5, -2.0, 0.75 * 2.0),
-        (1.5, 0.0, 0.0),
+        (1.0, 2.0, -2.0, -2.0),
+        (1.125, 2.0, -1.125 * 2.0, -2.0),
+        (1.5, 2.0, -1.25 * 2.0, 0.0),  # flat only where the ratio went too far in the right direction
+        (0.875, 2.0, -0.875 * 2.0, -2.0),
+        (0.5, 2.0, -0.5 * 2.0, -2.0),
+        (1.0, -2.0, 2.0, 2.0),
+        (1.125, -2.0, 1.125 * 2.0, 2.0),
+        (1.5, -2.0, 1.5 * 2.0, 2.0),
+        (0.875, -2.0, 0.875 * 2.0, 2.0),
+        (0.5, -2.0, 0.75 * 2.0, 0.0),  # and here
+        (1.5, 0.0, 0.0, 0.0),
     ],
 )
-def test_the_surrogate_is_that_worked_by_hand(ratio, advantage, loss):
-    assert jax.jit(clipped_surrogate)(jnp.float32(ratio), jnp.float32(advantage), CLIP) == loss
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "slope"),
-    [(1.0, 2.0, -2.0), (1.5, 2.0, 0.0), (0.5, 2.0, -2.0), (1.0, -2.0, 2.0), (1.5, -2.0, 2.0), (0.5, -2.0, 0.0)],
-)
-def test_the_surrogate_is_flat_only_where_the_ratio_went_too_far_in_the_right_direction(ratio, advantage, slope):
-    assert compiled(jax.grad, clipped_surrogate)(jnp.float32(ratio), jnp.float32(advantage), CLIP) == slope
-
-
-@pytest.mark.parametrize("clip", [0.1, 0.2, 0.5])
-def test_the_surrogate_and_its_gradient_are_those_of_rlax(clip):
-    rng = np.random.default_rng(0)
-    ratio = jnp.asarray(rng.uniform(0.3, 2.0, 256), jnp.float32)
-    advantage = jnp.asarray(rng.normal(size=256), jnp.float32)
-    ours = jax.jit(jax.value_and_grad(lambda r: clipped_surrogate(r, advantage, clip).mean()))(ratio)
-    theirs = jax.value_and_grad(lambda r: rlax.clipped_surrogate_pg_loss(r, advantage, clip))(ratio)
-    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
-    np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-5, atol=1e-8)
-    unclipped = -(ratio * advantage).mean()
-    assert ours[0] > unclipped + 0.01
+def test_the_surrogate_is_that_worked_by_hand(ratio, advantage, loss, slope):
+    assert of_clipped(jnp.float32(ratio), jnp.float32(advantage), CLIP) == (loss, slope)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +55,7 @@ def test_the_slope_of_the_weighted_surrogate_is_the_bounded_ratio_times_the_adva
     """As of the log-probability, and the ratio itself has none. The probability under the old policy was 1/4."""
     behaviour = jnp.log(jnp.float32(0.25))
     log_prob = behaviour + jnp.log(jnp.float32(ratio))
-    loss, of_log = compiled(jax.value_and_grad, weighted_surrogate)(log_prob, behaviour, jnp.float32(advantage), 1.0)
+    loss, of_log = of_weighted(log_prob, behaviour, jnp.float32(advantage), 1.0)
     np.testing.assert_allclose(of_log, slope, rtol=1e-6)
     np.testing.assert_allclose(loss, slope * log_prob, rtol=1e-6)
 
@@ -86,57 +64,39 @@ def test_the_slope_of_the_weighted_surrogate_is_the_bounded_ratio_times_the_adva
 
 
 @pytest.mark.parametrize(
-    ("value", "loss"),
+    ("value", "loss", "slope"),
     [
-        (0.125, 0.5 * 0.875**2),  # within the clip: as it is
-        (0.25, 0.5 * 0.75**2),
-        (0.75, 0.5 * 0.75**2),  # beyond, towards the target: as if held at 0.25
-        (1.0, 0.5 * 0.75**2),
-        (-1.0, 0.5 * 2.0**2),  # beyond, away from the target: as it is
-        (3.0, 0.5 * 2.0**2),  # beyond the target, and farther from it than 0.25 is
+        (0.125, 0.5 * 0.875**2, -0.875),  # within the clip: as it is
+        (0.75, 0.5 * 0.75**2, 0.0),  # beyond, towards the target: as if held at 0.25
+        (1.0, 0.5 * 0.75**2, 0.0),
+        (-1.0, 0.5 * 2.0**2, -2.0),  # beyond, away from the target: as it is
+        (3.0, 0.5 * 2.0**2, 2.0),  # beyond the target, and farther from it than 0.25 is
     ],
 )
-def test_the_value_loss_is_that_worked_by_hand(value, loss):
-    """The value was 0 before, and should be 1."""
-    assert jax.jit(value_loss)(jnp.float32(value), jnp.float32(0.0), jnp.float32(1.0), CLIP) == loss
-
-
-@pytest.mark.parametrize(("value", "slope"), [(0.125, -0.875), (0.75, 0.0), (-1.0, -2.0), (3.0, 2.0)])
-def test_the_value_loss_is_flat_only_beyond_the_clip_towards_the_target(value, slope):
-    assert compiled(jax.grad, value_loss)(jnp.float32(value), jnp.float32(0.0), jnp.float32(1.0), CLIP) == slope
-
-
-def test_the_value_is_held_about_the_old_value_and_not_about_zero():
-    loss = jax.jit(value_loss)(jnp.float32(9.0), jnp.float32(8.0), jnp.float32(10.0), CLIP)
-    assert loss == 0.5 * (8.25 - 10.0) ** 2
+@pytest.mark.parametrize("before", [0.0, 8.0])
+def test_the_value_loss_is_that_worked_by_hand(value, loss, slope, before):
+    """The value should be 1 more than it was before."""
+    assert of_value(jnp.float32(before + value), jnp.float32(before), jnp.float32(before + 1.0), CLIP) == (loss, slope)
 
 
 # --- advantages ---------------------------------------------------------------------------------------------------
 
 
-def test_standardised_advantages_have_mean_0_and_deviation_1():
-    x = jnp.asarray(np.random.default_rng(1).normal(5.0, 3.0, 500), jnp.float32)
-    out = jax.jit(standardise)(x, jnp.ones(500))
-    np.testing.assert_allclose([out.mean(), out.std()], [0.0, 1.0], atol=1e-5)
-    np.testing.assert_array_equal(np.argsort(out), np.argsort(x))
-
-
 def test_entries_of_weight_0_do_not_count_when_advantages_are_standardised():
     x, weight = jnp.array([1.0, 1e6, 3.0, -2e5, 5.0]), jnp.array([1.0, 0.0, 1.0, 0.0, 1.0])
-    out = jax.jit(standardise)(x, weight)[jnp.array([0, 2, 4])]
+    out = standardised(x, weight)[jnp.array([0, 2, 4])]
     deviation = ((2**2 + 0 + 2**2) / 3) ** 0.5
     np.testing.assert_allclose(out, [-2 / deviation, 0.0, 2 / deviation], atol=1e-6)
 
 
 def test_standardising_sequences_looks_at_all_of_them_at_once():
     x = jnp.array([[0.0, 2.0], [4.0, 6.0]])
-    out = jax.jit(standardise)(x, jnp.ones((2, 2)))
-    np.testing.assert_allclose(out, (np.asarray(x) - 3) / 5**0.5, atol=1e-6)
+    np.testing.assert_allclose(standardised(x, jnp.ones((2, 2))), (np.asarray(x) - 3) / 5**0.5, atol=1e-6)
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.0])
 def test_equal_advantages_and_no_advantages_at_all_standardise_to_finite_numbers(weight):
-    out = jax.jit(standardise)(jnp.full(4, 7.0), jnp.full(4, weight))
+    out = standardised(jnp.full(4, 7.0), jnp.full(4, weight))
     assert np.isfinite(out).all()
     if weight:
         np.testing.assert_array_equal(out, np.zeros(4))
@@ -192,7 +152,8 @@ def updating(agent):
     return jax.jit(lambda state, sample: agent.update(state, batch(sample), (), jnp.uint32(0))[:2])
 
 
-def test_the_clipped_surrogate_makes_the_update_of_the_plain_one_only_at_ratio_1(spec):
+def test_the_clipped_surrogate_makes_the_update_of_the_plain_one_only_at_ratio_1():
+    spec = SPECS["discrete"]
     clipped, plain = (an_agent(spec, surrogate=surrogate) for surrogate in ("clipped", "plain"))
     update_ppo, update_a2c = updating(clipped), updating(plain)
     before, sample = beginning(clipped, spec)
@@ -207,21 +168,8 @@ def test_the_clipped_surrogate_makes_the_update_of_the_plain_one_only_at_ratio_1
     assert np.abs(vector_of(of_ppo.params) - vector_of(of_a2c.params)).max() > 1e-3
 
 
-def test_nothing_is_learnt_from_a_step_of_weight_0(spec):
-    agent = an_agent(spec, normalise_advantage="minibatch")
-    weight = np.ones((T, N), np.float32)
-    weight[3, 1] = 0
-    before, sample = beginning(agent, spec, weight)
-    (row,) = np.flatnonzero(sample.weight == 0)
-    new = {"advantage": 50.0, "target": -50.0, "log_prob": -2.0, "value": 9.0, "obs": 0.5}
-    change = lambda row: sample._replace(**{k: getattr(sample, k).at[row].set(v) for k, v in new.items()})
-    update = updating(agent)
-    after, unlike, other = (vector_of(update(before, x)[0].params) for x in (sample, change(row), change(row - 1)))
-    np.testing.assert_allclose(after, unlike, atol=1e-6)
-    assert np.abs(after - other).max() > 1e-2
-
-
-def test_metrics_are_means_over_the_steps_that_count(spec):
+def test_metrics_are_means_over_the_steps_that_count():
+    spec = SPECS["discrete"]
     weight = np.ones((T, N), np.float32)
     weight[2:, 1] = 0
     agent = an_agent(spec)
@@ -255,7 +203,6 @@ def rollout_of(agent, state):
     return Rollout(items, jnp.zeros((T, N), bool))
 
 
-@functools.partial(jax.jit, static_argnums=0)
 @functools.partial(jax.jit, static_argnums=0)
 def judged(spec, state, rollout):
     """Work out log-probabilities and values `[T, N]` of a rollout's steps with nothing of the agent but its network."""
@@ -364,14 +311,10 @@ def test_an_update_of_impala_from_old_parameters_is_that_of_rlax():
     np.testing.assert_allclose(vector_of(after.params), expected, atol=1e-5)
 
 
-def test_a_weighted_surrogate_without_v_trace_is_refused():
-    with pytest.raises(SettingsError, match="weighted needs V-trace"):
-        ppo(surrogate="weighted")
-
-
 # --- values alone -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_day("decay")
 @pytest.mark.parametrize(
     "settings",
     [{}, {"shared": True}, {"optimizer": "adamw", "weight_decay": 1.0}, {"core": "gru", "core_features": 4}],

@@ -150,11 +150,6 @@ def test_a_value_without_the_core_has_a_torso_of_its_own_and_no_memory(privilege
     assert moved == {"critic_torso", "value"}
 
 
-def test_a_torso_that_is_shared_cannot_be_the_values_own() -> None:
-    with pytest.raises(SettingsError, match=r"agent\.shared is on, but with agent\.critic_core none.*turn shared off"):
-        jaxrl.ppo(core="gru", critic_core="none", shared=True)
-
-
 @pytest.mark.slow
 def test_values_are_learnt_from_what_the_policy_does_not_see_and_the_policy_needs_none_of_it() -> None:
     env = hidden_sign(Discrete(2))

@@ -10,7 +10,6 @@ from toys_agents import drawn_anew
 
 import jaxrl
 from jaxrl.agents.returns import last_steps
-from jaxrl.errors import SettingsError
 from jaxrl.nn import Core, QNetwork, Recurrent
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.types import Batch, RecurrentObs, Rollout, Transition
@@ -84,8 +83,3 @@ def test_every_core_recalls_what_no_agent_without_one_can(core: str) -> None:
         strategy, max_opts=4_800, eval_interval=160, eval_episodes=100, stop_reward=0.95, quiet=True
     )
     assert trainer.train().summary["best_score"] >= 0.95
-
-
-def test_a_network_of_ones_own_has_no_core() -> None:
-    with pytest.raises(SettingsError, match=r"a network of make_network has no memory; set agent\.core to none"):
-        jaxrl.pqn(core="gru", make_network=lambda spec: None)

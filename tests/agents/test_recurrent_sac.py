@@ -1,8 +1,6 @@
 """Recurrent SAC on sequences of replay: targets by hand, a walk step by step, memories, and where gradients end."""
 
-import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,17 +11,28 @@ from toys_agents import drawn_anew, vector_of
 from toys_data import bandit
 from toys_envs import counting
 from toys_goals import places
-from toys_sequences import BURN, KEY, WIDTH, B, L, T, Walk, batch_of, one_of, updating, with_last_steps_of_no_weight
+from toys_sequences import (
+    BURN,
+    KEY,
+    WIDTH,
+    B,
+    L,
+    T,
+    Walk,
+    batch_of,
+    one_of,
+    updating,
+    with_last_steps_of_no_weight,
+)
 
 import jaxrl
 from jaxrl.agents import Agent
 from jaxrl.agents.critics import Bootstrap
-from jaxrl.agents.sequences import Memories, sequence_targets
+from jaxrl.agents.sequences import sequence_targets
 from jaxrl.distributions import make_head
 from jaxrl.errors import SettingsError
 from jaxrl.nn import Core, Critic, PolicyNetwork, Recurrent
 from jaxrl.spaces import Box, Discrete, EnvSpec
-from jaxrl.training.storage.leaves import state_digest
 from jaxrl.types import Batch, RecurrentObs, Transition
 
 OBS = Box(-1.0, 1.0, (2,))
@@ -92,11 +101,6 @@ def squashed(name: str) -> Any:
         return jnp.tanh(raw), chosen.log_prob(raw)
 
     return jax.jit(draw)
-
-
-def anew(begins: Any, memory: Any) -> Any:
-    """Return memories `[B, ...]` with zeros where an episode begins."""
-    return jax.tree.map(lambda x: jnp.where(begins.reshape(-1, *[1] * (x.ndim - 1)), 0.0, x), memory)
 
 
 class Walks:
@@ -189,45 +193,6 @@ def test_an_update_sees_what_a_walk_through_the_sequences_finds(name: str, core:
     assert np.sign(new.log_temperature - state.log_temperature) == -np.sign(slope)
 
 
-@pytest.mark.slow
-def test_the_burn_in_makes_the_memories_but_takes_no_gradient() -> None:
-    """With its outcome as stored memories, and no burn-in, the update is the same."""
-    agent, without = agent_of("continuous"), agent_of("continuous", burn_in=0)
-    state, batch = state_of(agent), batch_of(agent, SPECS["continuous"].action_space)
-    state = state._replace(target=state.critic)  # of the target network too the memories are then those of the critics
-    zero = jnp.zeros((B, 2))
-
-    @jax.jit
-    def brought(state: Any) -> Memories:
-        obs, at = batch.items.obs, jax.tree.map(lambda x: x[:, 0], batch.items.obs.memory)
-        for t in range(BURN):
-            at = anew(batch.items.is_first[:, t], at)
-            policy = policy_of("continuous", "gru")(state.policy, RecurrentObs(obs.obs[:, t], at.policy))[1]
-            critic = [
-                critic_of("continuous", "gru")(
-                    one_of(state.critic, k),
-                    RecurrentObs(obs.obs[:, t], jax.tree.map(lambda x, k=k: x[:, k], at.critic)),
-                    zero,
-                )[1]
-                for k in range(CRITICS)
-            ]
-            at = Memories(policy, jax.tree.map(lambda *x: jnp.stack(x, axis=1), *critic))
-        return at
-
-    obs = jax.tree.map(lambda x: x[:, BURN:], batch.items.obs)
-    memory = jax.tree.map(lambda x, at: x.at[:, 0].set(at), obs.memory, brought(state))
-    late = jax.tree.map(lambda x: x[:, BURN:], batch.items)._replace(obs=obs._replace(memory=memory))
-    made, wanted = updating(agent)(state, batch)[0], updating(without)(state, batch._replace(items=late))[0]
-    np.testing.assert_allclose(vector_of(made.critic), vector_of(wanted.critic), rtol=1e-5, atol=1e-7)
-    # The policy learns from the new critics, whose burn-in comes to another memory than that of the old ones above.
-    assert float(np.abs(vector_of(made.critic) - vector_of(state.critic)).max()) > 1e-3
-    assert float(np.abs(vector_of(made.policy) - vector_of(state.policy)).max()) > 1e-4
-    again = batch.items._replace(reward=batch.items.reward.at[:, :BURN].add(100.0))
-    spoilt = updating(agent)(state, batch._replace(items=again))[0]
-    np.testing.assert_array_equal(vector_of(spoilt.critic), vector_of(made.critic))
-    np.testing.assert_array_equal(vector_of(spoilt.policy), vector_of(made.policy))
-
-
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "discrete": ("discrete", {}),
     "lstm, layer norm, three critics": ("continuous", {"core": "lstm", "layer_norm": True, "num_critics": 3}),
@@ -256,24 +221,6 @@ def test_every_variant_learns_keeps_its_shapes_and_nothing_from_rows_of_weight_z
     assert float(told["loss"]) == float(again["loss"])
 
 
-@pytest.mark.slow
-def test_pieces_and_members_go_where_the_whole_and_each_alone_would() -> None:
-    agent, pieces = agent_of("continuous"), agent_of("continuous", accumulate=2)
-    state, batch = state_of(agent), batch_of(agent, SPECS["continuous"].action_space)
-    whole, _, priorities = updating(agent)(state, batch)
-    made, _, same = updating(pieces)(state, batch)
-    np.testing.assert_allclose(vector_of(made.critic), vector_of(whole.critic), rtol=2e-4, atol=2e-5)
-    np.testing.assert_allclose(vector_of(made.policy), vector_of(whole.policy), rtol=2e-4, atol=2e-5)
-    np.testing.assert_allclose(same, priorities, rtol=1e-4)
-    other = state._replace(hyper=jax.tree.map(lambda x: x * 0.7, state.hyper))
-    both = jax.tree.map(lambda *xs: jnp.stack(xs), state, other)
-    together = jax.jit(jax.vmap(lambda s: agent.update(s, batch, KEY, jnp.uint32(3))[0]))(both)
-    for i, member in enumerate((state, other)):
-        alone = updating(agent)(member, batch)[0]
-        np.testing.assert_allclose(vector_of(one_of(together.critic, i)), vector_of(alone.critic), rtol=2e-4, atol=2e-5)
-        np.testing.assert_allclose(vector_of(one_of(together.policy, i)), vector_of(alone.policy), rtol=2e-4, atol=2e-5)
-
-
 # --- in training -------------------------------------------------------------------------------------------------
 
 SMALL: dict[str, Any] = {"core": "gru", "core_features": WIDTH, "features": (5,), "burn_in": 2, "sequence": 4}
@@ -291,32 +238,6 @@ def strategy_of(buffer: Any = None, env: Any = None, **settings: Any) -> jaxrl.S
 
 
 @pytest.mark.slow
-def test_what_replay_holds_is_the_memory_that_acting_had_and_that_critics_would_have_had() -> None:
-    """Parameters stay, at a rate of 0, so that a walk from a sequence's first memories meets all later ones."""
-    strategy = strategy_of(jaxrl.prioritised(90, batch_size=40))
-    state = jax.jit(strategy.init)(KEY)
-    step = jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t)[0])
-    for t in range(20):
-        state = step(state, jnp.uint32(t))
-    fresh = jaxrl.sac(**SMALL)(counting().spec)
-    buffer = jaxrl.prioritised(90, batch_size=40).as_sequence_buffer(fresh.window, 3)
-    sample = jax.jit(lambda state: buffer.sample(state, KEY, jnp.uint32(25), jnp.uint32(0)))
-    items, act = sample(state.buffer).items, jax.jit(lambda *args: fresh.act(*args, None, jnp.uint32(0), "exploit")[1])
-    memory, count = items.obs.memory, items.obs.obs[..., 0]
-    np.testing.assert_array_equal(items.is_first, count == 0)
-    assert 0 < np.mean(items.is_first[:, 1:]) < 1
-    now = jax.tree.map(lambda x: x[:, 0], memory)
-    for t in range(5):
-        after = act(state.agent, RecurrentObs(items.obs.obs[:, t], now))["memory"]
-        now = anew(items.is_first[:, t + 1], after)
-        for made, held in zip(jax.tree.leaves(now), jax.tree.leaves(memory), strict=True):
-            np.testing.assert_allclose(made, held[:, t + 1], rtol=1e-5, atol=1e-6)
-    assert all(float(np.abs(x).max()) > 0.01 for x in jax.tree.leaves(memory))
-    first, second = jnp.moveaxis(memory.critic[0], 2, 0)
-    assert float(np.abs(first - second).max()) > 0.01
-
-
-@pytest.mark.slow
 def test_acting_alone_needs_no_critics_and_their_memories_change_nothing() -> None:
     agent = agent_of("continuous")
     state = jax.jit(agent.init)(KEY)
@@ -329,57 +250,10 @@ def test_acting_alone_needs_no_critics_and_their_memories_change_nothing() -> No
     assert not np.array_equal(whole[1]["memory"].critic, kept.critic)
 
 
-REFUSED: dict[str, tuple[Any, str]] = {
-    "own policy": (
-        lambda: jaxrl.sac(core="gru", make_policy=lambda spec, head: None),
-        r"network of make_policy has no",
-    ),
-    "own critic": (lambda: jaxrl.sac(core="gru", make_critic=lambda spec: None), r"network of make_critic has no mem"),
-    "noise": (lambda: jaxrl.sac(core="gru", noise_memory=0.5), r"noise_memory is 0\.5, but with agent\.core gru.*set"),
-    "no target": (lambda: jaxrl.sac(core="gru", target_network=False), r"target_network is off.*core gru.*leave it on"),
-    "batch normalisation": (
-        lambda: jaxrl.off_policy(counting(), jaxrl.sac(core="gru", batch_norm="batch")),
-        r"batch_norm is batch, which networks with a core do not have; leave it out",
-    ),
-    "several steps": (
-        lambda: jaxrl.off_policy(counting(), jaxrl.sac(core="gru"), processor=jaxrl.n_step(3)),
-        r"set processor\.n_step to 1",
-    ),
-    "hindsight": (
-        lambda: strategy_of(jaxrl.hindsight(jaxrl.uniform(90, batch_size=4), 0.5), places()),
-        r"sac with a core learns from sequences, which this buffer cannot sample",
-    ),
-    "data": (
-        lambda: jaxrl.offline(bandit([0, 1], [0.0, 1.0]), jaxrl.cql(core="gru"), batch_size=2),
-        r"cql remembers, and data do not tell what; set agent\.core to none",
-    ),
-    "small": (lambda: strategy_of(jaxrl.uniform(17, batch_size=4)), r"too few for a sequence of 6 steps.*at least 18"),
-}
-
-
-@pytest.mark.parametrize(("made", "said"), [pytest.param(*x, id=name) for name, x in REFUSED.items()])
-def test_settings_that_cannot_work_are_refused_in_one_line(made: Any, said: str) -> None:
+def test_buffers_and_data_that_do_not_have_sequences_are_refused() -> None:
+    said = r"sac with a core learns from sequences, which this buffer cannot sample"
     with pytest.raises(SettingsError, match=said):
-        made()
-
-
-@pytest.mark.slow
-def test_members_of_a_population_are_the_runs_alone_and_go_on_with_replay_filled_anew(tmp_path: Path) -> None:
-    """Each saves no replay, stops half-way, and goes on: as a member it comes to the bits that it comes to alone."""
-    settings: dict[str, Any] = {"save_interval": 10, "save_replay": False, "quiet": True}
-    settings |= {"eval_interval": 0, "eval_episodes": 0}
-
-    def trained(strategy: Any, path: Path, **more: Any) -> Any:
-        for length in (10, 20):
-            kwargs = {**settings, **more, "max_opts": length, "resume": length > 10}
-            result = jaxrl.Trainer(strategy, run_dir=str(path), **kwargs).train()
-        return result
-
-    strategy = strategy_of(lr=0.01, policy_lr=0.01)
-    all_of_them = trained(jaxrl.population(strategy, seeds=2), tmp_path / "all", seed=5)
-    digests = [state_digest(member.result.state) for member in all_of_them.members]
-    alone = [state_digest(trained(strategy, tmp_path / f"{seed}", seed=seed).state) for seed in (5, 6)]
-    assert digests == alone
-    assert digests[0] != digests[1]
-    rows = [json.loads(line) for line in (tmp_path / "5" / "metrics.jsonl").read_text().splitlines()]
-    assert any("with replay filled anew" in row.get("message", "") for row in rows)
+        strategy_of(jaxrl.hindsight(jaxrl.uniform(90, batch_size=4), 0.5), places())
+    said = r"cql remembers, and data do not tell what; set agent\.core to none"
+    with pytest.raises(SettingsError, match=said):
+        jaxrl.offline(bandit([0, 1], [0.0, 1.0]), jaxrl.cql(core="gru"), batch_size=2)

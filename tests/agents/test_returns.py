@@ -30,111 +30,72 @@ def three_steps(terminated=None, truncated=None, successor=None):
     return on_device(reward, discount, last, v_tm1, v_t)
 
 
+def returns_of(reward, discount, last, v_tm1, v_t, lambda_):
+    return lambda_returns(reward, discount, last, v_t, lambda_)
+
+
+compiled = {"gae": jax.jit(gae), "returns": jax.jit(returns_of)}
+
+
 def advantages(rows, lambda_):
-    return jax.jit(gae)(*rows, lambda_).tolist()
+    return compiled["gae"](*rows, lambda_).tolist()
 
 
 def returns(rows, lambda_):
-    return jax.jit(returns_of)(*rows, lambda_).tolist()
+    return compiled["returns"](*rows, lambda_).tolist()
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------
 
-
-def test_advantages_without_an_end():
-    deltas = [1 + 0.5 * 4 - 8, 2 + 0.5 * 2 - 4, 4 + 0.5 * 6 - 2]
-    assert deltas == [-5, -1, 5]
-    third = 5
-    second = -1 + 0.5 * 0.5 * third
-    first = -5 + 0.5 * 0.5 * second
-    assert advantages(three_steps(), 0.5) == [first, second, third] == [-4.9375, 0.25, 5]
+NO_END, TERMINATED, TERMINATED_LAST = {}, {"terminated": 1}, {"terminated": 2}
+CUT, CUT_LAST = {"truncated": 1, "successor": 16}, {"truncated": 2, "successor": 32}
 
 
-def test_returns_without_an_end():
-    third = 4 + 0.5 * 6
-    second = 2 + 0.5 * (0.5 * 2 + 0.5 * third)
-    first = 1 + 0.5 * (0.5 * 4 + 0.5 * second)
-    assert returns(three_steps(), 0.5) == [first, second, third] == [3.0625, 4.25, 7]
+@pytest.mark.parametrize(
+    ("kind", "errors", "passed"),
+    [
+        (NO_END, (1 + 0.5 * 4 - 8, 2 + 0.5 * 2 - 4, 4 + 0.5 * 6 - 2), (1, 1)),
+        # Neither the value of what follows nor the reward of step 2 reaches steps 0 and 1.
+        (TERMINATED, (1 + 0.5 * 4 - 8, 2 - 4, 4 + 0.5 * 6 - 2), (1, 0)),
+        # Step 1 is cut in a state worth 16, and step 2 begins another episode in one worth 2.
+        (CUT, (1 + 0.5 * 4 - 8, 2 + 0.5 * 16 - 4, 4 + 0.5 * 6 - 2), (1, 0)),
+        (TERMINATED_LAST, (1 + 0.5 * 4 - 8, 2 + 0.5 * 2 - 4, 4 - 2), (1, 1)),
+        (CUT_LAST, (1 + 0.5 * 4 - 8, 2 + 0.5 * 2 - 4, 4 + 0.5 * 32 - 2), (1, 1)),
+    ],
+)
+def test_advantages_are_those_worked_by_hand(kind, errors, passed):
+    """An advantage is the error of its step, and what is passed on of the next one: `gamma * lambda`, or nothing."""
+    for lambda_ in (0.0, 0.5, 1.0):
+        third = errors[2]
+        second = errors[1] + 0.5 * lambda_ * passed[1] * third
+        first = errors[0] + 0.5 * lambda_ * passed[0] * second
+        assert advantages(three_steps(**kind), lambda_) == [first, second, third]
 
 
-def test_nothing_behind_a_termination_counts_towards_an_advantage():
-    """Step 1 ends its episode: neither the value of what follows nor the reward of step 2 reaches steps 0 and 1."""
-    second = 2 - 4
-    first = (1 + 0.5 * 4 - 8) + 0.5 * 0.5 * second
-    third = 4 + 0.5 * 6 - 2
-    assert advantages(three_steps(terminated=1), 0.5) == [first, second, third] == [-5.5, -2, 5]
-
-
-def test_nothing_behind_a_termination_counts_towards_a_return():
-    second = 2
-    first = 1 + 0.5 * (0.5 * 4 + 0.5 * second)
-    third = 4 + 0.5 * 6
-    assert returns(three_steps(terminated=1), 0.5) == [first, second, third] == [2.5, 2, 7]
-
-
-def test_an_advantage_at_a_truncation_is_bootstrapped_from_the_true_successor():
-    """Step 1 is cut in a state worth 16, and step 2 begins another episode in one worth 2."""
-    second = 2 + 0.5 * 16 - 4
-    first = (1 + 0.5 * 4 - 8) + 0.5 * 0.5 * second
-    third = 4 + 0.5 * 6 - 2
-    rows = three_steps(truncated=1, successor=16)
-    assert advantages(rows, 0.5) == [first, second, third] == [-3.5, 6, 5]
-
-
-def test_a_return_at_a_truncation_is_bootstrapped_from_the_true_successor():
-    second = 2 + 0.5 * 16
-    first = 1 + 0.5 * (0.5 * 4 + 0.5 * second)
-    third = 4 + 0.5 * 6
-    rows = three_steps(truncated=1, successor=16)
-    assert returns(rows, 0.5) == [first, second, third] == [4.5, 10, 7]
-
-
-def test_a_truncation_at_the_last_row_is_bootstrapped_from_its_successor():
-    third = 4 + 0.5 * 32 - 2
-    second = (2 + 0.5 * 2 - 4) + 0.25 * third
-    first = (1 + 0.5 * 4 - 8) + 0.25 * second
-    rows = three_steps(truncated=2, successor=32)
-    assert advantages(rows, 0.5) == [first, second, third] == [-4.125, 3.5, 18]
-    third = 4 + 0.5 * 32
-    second = 2 + 0.5 * (0.5 * 2 + 0.5 * third)
-    first = 1 + 0.5 * (0.5 * 4 + 0.5 * second)
-    assert returns(rows, 0.5) == [first, second, third] == [3.875, 7.5, 20]
+@pytest.mark.parametrize(
+    ("kind", "lambda_", "wanted"),
+    [
+        # From the last: 4 + 6 / 2 = 7; 2 + (2 + 7) / 4 = 4.25; 1 + (4 + 4.25) / 4 = 3.0625.
+        (NO_END, 0.5, [3.0625, 4.25, 7]),
+        (TERMINATED, 0.5, [1 + 0.25 * (4 + 2), 2, 7]),
+        (CUT, 0.5, [1 + 0.25 * (4 + 10), 2 + 0.5 * 16, 7]),
+        (TERMINATED_LAST, 0.5, [1 + 0.25 * (4 + 3.5), 2 + 0.25 * (2 + 4), 4]),
+        (CUT_LAST, 0.5, [1 + 0.25 * (4 + 7.5), 2 + 0.25 * (2 + 20), 4 + 0.5 * 32]),
+        # The target of one step, and the discounted sum of rewards.
+        (CUT, 0.0, [1 + 0.5 * 4, 2 + 0.5 * 16, 4 + 0.5 * 6]),
+        (NO_END, 1.0, [1 + 0.5 * 2 + 0.25 * 4 + 0.125 * 6, 2 + 0.5 * 4 + 0.25 * 6, 4 + 0.5 * 6]),
+        (TERMINATED_LAST, 1.0, [1 + 0.5 * 2 + 0.25 * 4, 2 + 0.5 * 4, 4]),
+        (CUT, 1.0, [1 + 0.5 * 2 + 0.25 * 16, 2 + 0.5 * 16, 4 + 0.5 * 6]),
+    ],
+)
+def test_returns_are_those_worked_by_hand(kind, lambda_, wanted):
+    assert returns(three_steps(**kind), lambda_) == wanted
 
 
 def test_the_end_of_a_rollout_is_a_truncation():
     going_on, cut = three_steps(), three_steps(truncated=2, successor=6)
     assert advantages(going_on, 0.5) == advantages(cut, 0.5)
     assert returns(going_on, 0.5) == returns(cut, 0.5)
-
-
-def test_a_termination_at_the_last_row_is_not_bootstrapped():
-    rows = three_steps(terminated=2)
-    second, third = (2 + 0.5 * 2 - 4) + 0.25 * (4 - 2), 4 - 2
-    assert advantages(rows, 0.5) == [(1 + 0.5 * 4 - 8) + 0.25 * second, second, third]
-    assert returns(rows, 0.5)[2] == 4
-
-
-def test_with_lambda_0_an_advantage_is_the_error_of_one_step():
-    rows = three_steps(truncated=1, successor=16)
-    assert advantages(rows, 0.0) == [1 + 0.5 * 4 - 8, 2 + 0.5 * 16 - 4, 4 + 0.5 * 6 - 2]
-
-
-def test_with_lambda_0_a_return_is_the_target_of_one_step():
-    rows = three_steps(truncated=1, successor=16)
-    assert returns(rows, 0.0) == [1 + 0.5 * 4, 2 + 0.5 * 16, 4 + 0.5 * 6]
-
-
-def test_with_lambda_1_a_return_is_the_discounted_sum_of_rewards():
-    assert returns(three_steps(terminated=2), 1.0) == [1 + 0.5 * 2 + 0.25 * 4, 2 + 0.5 * 4, 4]
-    assert returns(three_steps(), 1.0) == [3 + 0.125 * 6, 4 + 0.25 * 6, 4 + 0.5 * 6]
-    cut = three_steps(truncated=1, successor=16)
-    assert returns(cut, 1.0) == [1 + 0.5 * 2 + 0.25 * 16, 2 + 0.5 * 16, 4 + 0.5 * 6]
-
-
-def test_with_lambda_1_an_advantage_is_the_sum_of_rewards_less_the_value():
-    assert advantages(three_steps(terminated=2), 1.0) == [3 - 8, 4 - 4, 4 - 2]
-    cut = three_steps(truncated=1, successor=16)
-    assert advantages(cut, 1.0) == [1 + 0.5 * 2 + 0.25 * 16 - 8, 2 + 0.5 * 16 - 4, 4 + 0.5 * 6 - 2]
 
 
 def test_a_rollout_of_one_step_has_the_error_of_that_step():
@@ -145,14 +106,16 @@ def test_a_rollout_of_one_step_has_the_error_of_that_step():
 
 # --- against RLax -------------------------------------------------------------------------------------------------
 
+STEPS = 24
 
-def random_rows(seed, steps=40, terminated=0.0, truncated=0.0):
+
+def random_rows(seed, terminated=0.15, truncated=0.15):
     """Random rows in which a value after a step is that before the next, except where an episode ends."""
     rng = np.random.default_rng(seed)
-    kind = rng.choice(3, steps, p=[1 - terminated - truncated, terminated, truncated])
-    reward, v_tm1, elsewhere = rng.normal(size=(3, steps))
+    kind = rng.choice(3, STEPS, p=[1 - terminated - truncated, terminated, truncated])
+    reward, v_tm1, elsewhere = rng.normal(size=(3, STEPS))
     v_t = np.where(kind > 0, 3 * elsewhere, np.append(v_tm1[1:], elsewhere[-1]))
-    discount = np.where(kind == 1, 0.0, rng.uniform(0.8, 1.0, steps))
+    discount = np.where(kind == 1, 0.0, rng.uniform(0.8, 1.0, STEPS))
     return on_device(reward, discount, kind > 0, v_tm1, v_t)
 
 
@@ -177,96 +140,47 @@ def episode_by_episode(equation, rows, lambda_):
     return np.concatenate(parts)
 
 
-def returns_of(reward, discount, last, v_tm1, v_t, lambda_):
-    return lambda_returns(reward, discount, last, v_t, lambda_)
-
-
 EQUATIONS = {"gae": (gae, rlax_gae), "returns": (returns_of, rlax_returns)}
 
 
-@pytest.fixture(params=EQUATIONS)
-def equation(request):
-    return EQUATIONS[request.param]
-
-
-@pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
-def test_steps_without_an_end_agree_with_rlax(equation, lambda_):
-    ours, theirs = equation
-    rows = random_rows(0)
-    np.testing.assert_allclose(jax.jit(ours)(*rows, lambda_), theirs(rows, lambda_), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
-def test_steps_with_terminations_agree_with_rlax(equation, lambda_):
-    ours, theirs = equation
-    rows = random_rows(1, terminated=0.2)
-    assert 3 < rows[2].sum() < 15
-    np.testing.assert_allclose(jax.jit(ours)(*rows, lambda_), theirs(rows, lambda_), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
-def test_a_truncated_episode_and_the_next_agree_with_rlax_on_each_apart(equation, lambda_):
-    ours, theirs = equation
-    reward, discount, last, v_tm1, v_t = random_rows(2)
-    rows = [reward, discount, last.at[14].set(True), v_tm1, v_t.at[14].set(5.0)]
-    before, after = [x[:15] for x in rows], [x[15:] for x in rows]
-    apart = jnp.concatenate([theirs(before, lambda_), theirs(after, lambda_)])
-    np.testing.assert_allclose(jax.jit(ours)(*rows, lambda_), apart, rtol=1e-5, atol=1e-5)
-    if lambda_:
-        assert np.abs(apart - theirs(rows, lambda_)).max() > 0.1
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_ends_of_both_kinds_agree_with_rlax_on_each_episode_apart(equation, seed):
-    ours, theirs = equation
-    rows = random_rows(10 + seed, steps=24, terminated=0.15, truncated=0.15)
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_ends_of_both_kinds_agree_with_rlax_on_each_episode_apart(name):
+    """For any lambda, which may vary without compiling again."""
+    equation, theirs = EQUATIONS[name]
+    ours, rows = jax.jit(lambda *given: equation(*given)), random_rows(10)
     assert rows[2].sum() > 3
-    expected = episode_by_episode(theirs, rows, 0.9)
-    np.testing.assert_allclose(jax.jit(ours)(*rows, 0.9), expected, rtol=1e-5, atol=1e-5)
+    for lambda_ in (0.0, 0.7, 1.0):
+        expected = episode_by_episode(theirs, rows, lambda_)
+        np.testing.assert_allclose(ours(*rows, jnp.float32(lambda_)), expected, rtol=1e-5, atol=1e-5)
+    assert ours._cache_size() == 1
+    # Without the cuts, the same would come out otherwise.
+    assert np.abs(expected - theirs(rows, 1.0)).max() > 0.1
 
 
-# --- together -----------------------------------------------------------------------------------------------------
+def test_a_return_is_the_advantage_plus_the_value():
+    rows = random_rows(3)
+    sums = compiled["gae"](*rows, 0.6) + rows[3]
+    np.testing.assert_allclose(compiled["returns"](*rows, 0.6), sums, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
-def test_a_return_is_the_advantage_plus_the_value(lambda_):
-    rows = random_rows(3, terminated=0.1, truncated=0.1)
-    sums = jax.jit(gae)(*rows, lambda_) + rows[3]
-    np.testing.assert_allclose(jax.jit(returns_of)(*rows, lambda_), sums, rtol=1e-5, atol=1e-5)
-
-
-def test_compiled_and_not_they_are_equal(equation):
-    ours, _ = equation
-    rows = random_rows(4, terminated=0.1, truncated=0.1)
-    np.testing.assert_allclose(jax.jit(ours)(*rows, 0.9), ours(*rows, 0.9), rtol=1e-6, atol=1e-6)
-
-
-def test_environments_side_by_side_are_as_each_alone(equation):
-    ours, _ = equation
-    alone = [random_rows(seed, terminated=0.1, truncated=0.1) for seed in range(3)]
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_environments_side_by_side_are_as_each_alone(name):
+    alone = [random_rows(seed) for seed in range(3)]
     together = [jnp.stack(column, axis=1) for column in zip(*alone, strict=True)]
-    out = jax.jit(jax.vmap(partial(ours, lambda_=0.9), in_axes=1, out_axes=1))(*together)
-    assert out.shape == (40, 3)
+    out = jax.jit(jax.vmap(partial(EQUATIONS[name][0], lambda_=0.9), in_axes=1, out_axes=1))(*together)
+    assert out.shape == (STEPS, 3)
     for i, rows in enumerate(alone):
-        np.testing.assert_allclose(out[:, i], jax.jit(ours)(*rows, 0.9), rtol=1e-6, atol=1e-6)
-
-
-def test_lambda_may_vary_without_compiling_again(equation):
-    ours, theirs = equation
-    rows, compiled = random_rows(5), jax.jit(lambda *args: ours(*args))
-    for lambda_ in (0.0, 0.5, 1.0):
-        out = compiled(*rows, jnp.float32(lambda_))
-        np.testing.assert_allclose(out, theirs(rows, lambda_), rtol=1e-5, atol=1e-5)
-    assert compiled._cache_size() == 1
+        np.testing.assert_allclose(out[:, i], compiled[name](*rows, 0.9), rtol=1e-6, atol=1e-6)
 
 
 # --- V-trace ------------------------------------------------------------------------------------------------------
 
+v_trace = jax.jit(vtrace)
+
 
 def traced(rows, rho, lambda_=1.0, rho_clip=1.0, c_clip=1.0):
     """Return targets and advantages."""
-    rho = jnp.asarray(rho, jnp.float32)
-    return [x.tolist() for x in jax.jit(vtrace)(*rows, rho, lambda_, rho_clip, c_clip)]
+    return [x.tolist() for x in v_trace(*rows, jnp.asarray(rho, jnp.float32), lambda_, rho_clip, c_clip)]
 
 
 def test_v_trace_is_that_worked_by_hand():
@@ -299,9 +213,7 @@ def test_with_lambda_v_trace_passes_back_less_and_bootstraps_from_the_value_as_w
     assert advantage == [1 + 0.5 * later[0] - 8, 2 + 0.5 * later[1] - 4, 4 + 0.5 * later[2] - 2]
 
 
-@pytest.mark.parametrize(
-    ("kind", "error", "bootstrap"), [({"terminated": 1}, 2 - 4, 0), ({"truncated": 1, "successor": 16}, 2 + 8 - 4, 8)]
-)
+@pytest.mark.parametrize(("kind", "error", "bootstrap"), [(TERMINATED, 2 - 4, 0), (CUT, 2 + 8 - 4, 8)])
 def test_v_trace_passes_nothing_over_an_end_and_bootstraps_a_cut_from_the_true_successor(kind, error, bootstrap):
     second = 0.5 * error
     first = -5 + 0.5 * second
@@ -310,30 +222,27 @@ def test_v_trace_passes_nothing_over_an_end_and_bootstraps_a_cut_from_the_true_s
     assert advantage == [1 + 0.5 * target[1] - 8, 2 + bootstrap - 4, 5]
 
 
-@pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
-def test_on_policy_v_trace_is_the_lambda_return_and_gae(lambda_):
-    rows = random_rows(6, terminated=0.1, truncated=0.1)
-    target, advantage = jax.jit(vtrace)(*rows, jnp.ones(40), lambda_, 1.0, 1.0)
-    np.testing.assert_allclose(target, jax.jit(returns_of)(*rows, lambda_), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(advantage, jax.jit(gae)(*rows, lambda_), rtol=1e-5, atol=1e-5)
+def test_on_policy_v_trace_is_the_lambda_return_and_gae():
+    rows = random_rows(6)
+    target, advantage = v_trace(*rows, jnp.ones(STEPS), 0.7, 1.0, 1.0)
+    np.testing.assert_allclose(target, compiled["returns"](*rows, 0.7), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(advantage, compiled["gae"](*rows, 0.7), rtol=1e-5, atol=1e-5)
 
 
 def test_ratios_beyond_the_bounds_count_as_the_bounds_and_a_ratio_of_0_leaves_the_value():
-    rows, rho = random_rows(7, truncated=0.1), jnp.linspace(0.0, 3.0, 40)
-    beyond = jax.jit(vtrace)(*rows, jnp.where(rho > 1.5, 1e9, rho), 0.9, 1.5, 1.5)
-    at = jax.jit(vtrace)(*rows, jnp.minimum(rho, 1.5), 0.9, 1e9, 1e9)
+    rows, rho = random_rows(7), jnp.linspace(0.0, 3.0, STEPS)
+    beyond = v_trace(*rows, jnp.where(rho > 1.5, 1e9, rho), 0.9, 1.5, 1.5)
+    at = v_trace(*rows, jnp.minimum(rho, 1.5), 0.9, 1e9, 1e9)
     for a, b in zip(beyond, at, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
     assert beyond.target[0] == rows[3][0]
 
 
-@pytest.mark.every_day("0.5-0.7", "1.0-1.0", "2.0-0.7")
-@pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("rho_clip", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize(("rho_clip", "lambda_"), [(0.5, 0.7), (1.0, 1.0), (2.0, 0.7), (2.0, 0.0)])
 def test_v_trace_agrees_with_rlax_on_each_episode_apart(lambda_, rho_clip):
-    rows = random_rows(8, steps=24, terminated=0.15, truncated=0.15)
-    rho = jnp.asarray(np.random.default_rng(9).uniform(0.1, 3.0, 24), jnp.float32)
-    target, advantage = jax.jit(vtrace)(*rows, rho, lambda_, rho_clip, 1.0)
+    rows = random_rows(8)
+    rho = jnp.asarray(np.random.default_rng(9).uniform(0.1, 3.0, STEPS), jnp.float32)
+    target, advantage = v_trace(*rows, rho, lambda_, rho_clip, 1.0)
 
     @jax.jit
     def theirs(columns, _):

@@ -43,32 +43,6 @@ def test_it_is_read_as_a_person_writes_it() -> None:
     assert read_schedule("cosine(1e-3,1e-5,500, warmup=5e1)") == jaxrl.cosine(1e-3, 1e-5, 500, 50)
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"lr": "linear(1e-3,0)"}, r"cannot read the schedule 'linear\(1e-3,0\)'; expected linear\(START,END,STEPS\)"),
-        ({"lr": "linear(1e-3,0,x)"}, "cannot read the schedule"),
-        ({"lr": "linear(1e-3,0,10"}, "cannot read the schedule"),
-        ({"lr": "linear(1e-3,0,10.5)"}, "linear: steps is 10.5"),
-        ({"lr": "constant(1,warmup=-3)"}, "constant: warmup is -3"),
-        ({"lr": "linear(1e-3,nan,10)"}, "linear: end is nan"),
-        ({"lr": "exponential(1,0,10)"}, "exponential from 1 to 0; expected both above 0, or both below it"),
-        ({"tau": "linear(0,1.5,10)"}, r"agent\.tau, in its schedule, is 1\.5"),
-        ({"lr": "linear(-1,1,10)"}, r"agent\.lr, in its schedule, is -1"),
-        ({"schedules": ["lr"]}, "agent.schedules has 'lr'; expected NAME=SCHEDULE"),
-        ({"schedules": 3}, "agent.schedules is 3; expected a list"),
-        (
-            {"schedules": ["featuers=constant(1)"]},
-            "dqn has no setting 'featuers' for a schedule; did you mean features",
-        ),
-    ],
-    ids=str,
-)
-def test_what_is_no_schedule_is_refused(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(SettingsError, match=told):
-        jaxrl.dqn(**settings)
-
-
 def test_what_does_not_live_in_the_state_cannot_follow_one() -> None:
     with pytest.raises(SettingsError, match=r"agent\.munchausen of dqn cannot follow a schedule; .*lr"):
         follow(jaxrl.dqn(munchausen=jaxrl.constant(0.9))(SPEC))
@@ -164,27 +138,3 @@ def test_flags_and_files_take_schedules(tmp_path: Path) -> None:
     assert (over.lr, over.schedules) == (0.1, ("ent_coef=constant(0.01,warmup=10)",))
     other = parse(["--config", str(file), "--agent.lr=exponential(1,0.1,5)"]).config.agent
     assert other.schedules == ("ent_coef=constant(0.01,warmup=10)", "lr=exponential(1,0.1,5)")
-
-
-@pytest.mark.slow
-def test_a_session_follows_it_too() -> None:
-    agent = jaxrl.dqn(features=(4,), lr=jaxrl.linear(1e-2, 0, 20))
-    rows = jaxrl.MemoryRecorder()
-    spec = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (1,)), jaxrl.Discrete(2))
-    session = jaxrl.Session(
-        spec,
-        agent,
-        buffer=jaxrl.uniform(50, batch_size=4),
-        opt_interval=1,
-        warmup=8,
-        max_opts=20,
-        record_interval=10,
-        recorders=[rows],
-    )
-    with session:
-        obs = np.zeros((1, 1), np.float32)
-        while not session.is_done:
-            session.act(obs)
-            session.observe([0.0], obs, [False], [False])
-    told = [row["lr"] for row in rows.rows if row["kind"] == "train"]
-    np.testing.assert_allclose(told, [7.75e-3, 2.75e-3], rtol=1e-5)

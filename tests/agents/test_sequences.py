@@ -1,6 +1,6 @@
 """Recurrent DQN on sequences of replay: targets worked by hand, the memory of acting, and where gradients end."""
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import pytest
 from toys_agents import drawn_anew, vector_of
 from toys_closed_form import hyperbolic, parabolic
 from toys_envs import counting
-from toys_sequences import BURN, KEY, WIDTH, B, L, T, batch_of, one_of, updating, with_last_steps_of_no_weight
+from toys_sequences import BURN, KEY, WIDTH, B, L, T, anew, batch_of, one_of, updating, with_last_steps_of_no_weight
 
 import jaxrl
 from jaxrl.agents import Agent, DQNConfig
@@ -245,43 +245,48 @@ def test_pieces_and_members_go_where_the_whole_and_each_alone_would() -> None:
 
 # --- in training -------------------------------------------------------------------------------------------------
 
+AGENTS = {
+    "dqn": partial(jaxrl.dqn, lr=0.0),
+    "sac": partial(jaxrl.sac, lr=0.0, policy_lr=0.0),
+}
+SMALL: dict[str, Any] = {"core": "gru", "core_features": WIDTH, "features": (5,), "burn_in": 2, "sequence": 4}
 
-def strategy_of(buffer: Any, warmup: int = 30) -> jaxrl.Strategy:
-    agent = jaxrl.dqn(core="gru", core_features=WIDTH, features=(5,), burn_in=2, sequence=4, lr=0.0)
-    return jaxrl.off_policy(counting(), agent, buffer=buffer, num_envs=3, opt_interval=6, warmup=warmup)
+
+def strategy_of(buffer: Any, warmup: int = 30, name: str = "dqn") -> jaxrl.Strategy:
+    return jaxrl.off_policy(counting(), AGENTS[name](**SMALL), buffer=buffer, num_envs=3, opt_interval=6, warmup=warmup)
 
 
-def test_what_replay_holds_is_the_memory_that_acting_had() -> None:
-    """Parameters stay, at a learning rate of 0, so that a walk from a sequence's first memory meets all later ones."""
-    strategy = strategy_of(jaxrl.prioritised(90, batch_size=40))
+@pytest.mark.every_day("dqn")
+@pytest.mark.parametrize("name", AGENTS)
+def test_what_replay_holds_is_the_memory_that_acting_had(name: str) -> None:
+    """Also that which critics would have had. Parameters stay, at a learning rate of 0, so that a walk from a
+    sequence's first memory meets all later ones."""
+    buffer = jaxrl.uniform(90, batch_size=40)
+    strategy = strategy_of(buffer, name=name)
     step = lambda t, s: strategy.step(s, jax.random.fold_in(s.key, t), t)[0]
     run = lambda key: jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(20), step, strategy.init(key))
     state = jax.jit(run)(KEY)
-    fresh = jaxrl.dqn(core="gru", core_features=WIDTH, features=(5,), burn_in=2, sequence=4)(counting().spec)
-    buffer = jaxrl.prioritised(90, batch_size=40).as_sequence_buffer(fresh.window, 3)
-    sample = jax.jit(lambda state: buffer.sample(state, KEY, jnp.uint32(25), jnp.uint32(0)))
-    batch, act = (
-        jax.tree.map(np.asarray, sample(state.buffer)),
-        jax.jit(lambda *args: fresh.act(*args, None, jnp.uint32(0), "exploit")[1]),
-    )
-    items, params, (memory,) = batch.items, state.agent, batch.items.obs.memory
+    fresh = AGENTS[name](**SMALL)(counting().spec)
+    buffer = buffer.as_sequence_buffer(fresh.window, 3)
+    sample = jax.jit(lambda state: buffer.sample(state, KEY, jnp.uint32(25), jnp.uint32(0)).items)
+    items = jax.tree.map(np.asarray, sample(state.buffer))
     count, episode = items.obs.obs[..., 0], items.obs.obs[..., 1]
     np.testing.assert_array_equal(items.is_first, count == 0)
     np.testing.assert_array_equal(items.is_last, count == 4)
     follows = (count[:, 1:] == count[:, :-1] + 1) & (episode[:, 1:] == episode[:, :-1])
     assert np.all(follows | ((count[:, 1:] == 0) & (count[:, :-1] == 4)))
     assert 0 < np.mean(follows) < 1
-    now = memory[:, 0]
+    act = jax.jit(lambda obs: fresh.act(state.agent, obs, None, jnp.uint32(0), "exploit")[1]["memory"])
+    memory = items.obs.memory
+    now = jax.tree.map(lambda x: x[:, 0], memory)
     for t in range(5):
-        (after,) = act(params, RecurrentObs(items.obs.obs[:, t], (now,)))["memory"]
-        now = np.where(items.is_first[:, t + 1, None], np.float32(0), after)
-        np.testing.assert_allclose(now, memory[:, t + 1], rtol=1e-5, atol=1e-6)
-    assert float(np.abs(memory).max()) > 0.01
+        now = anew(items.is_first[:, t + 1], act(RecurrentObs(items.obs.obs[:, t], now)))
+        for made, held in zip(jax.tree.leaves(now), jax.tree.leaves(memory), strict=True):
+            np.testing.assert_allclose(made, held[:, t + 1], rtol=1e-5, atol=1e-6)
+    assert all(float(np.abs(x).max()) > 0.01 for x in jax.tree.leaves(memory))
 
 
 def test_settings_that_cannot_work_are_refused_in_one_line() -> None:
-    with pytest.raises(SettingsError, match=r"a network of make_network has no memory; set agent\.core to none"):
-        jaxrl.dqn(core="gru", make_network=lambda spec: None)
     for buffer, said in (
         (jaxrl.uniform(17, batch_size=4), r"buffer\.capacity is 17, too few for a sequence of 6 steps.*at least 18"),
         (jaxrl.uniform(60, batch_size=4)._replace(as_sequence_buffer=None), "cannot sample; use jaxrl.uniform"),

@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import acting, begun, drawn_anew, equal, retuned, vector_of
-from toys_by_hand import linear, numbers
+from toys_agents import acting, begun, drawn_anew, equal, retuned, six_steps, vector_of
+from toys_by_hand import beside, linear, numbers
 from toys_draws import drawn
 
 from jaxrl.agents import ddpg, td3
-from jaxrl.buffers import prioritised, uniform
-from jaxrl.envs import Env, TimeStep, vectorise
+from jaxrl.buffers import uniform
+from jaxrl.envs import Env, TimeStep
 from jaxrl.errors import SettingsError
-from jaxrl.processors import chain, n_step, normalise_obs, one_step
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds, sample_space
+from jaxrl.processors import n_step, one_step
+from jaxrl.spaces import Box, EnvSpec, box_bounds
 from jaxrl.strategies import off_policy
-from jaxrl.types import Batch, RecurrentObs, Transition
+from jaxrl.types import RecurrentObs
 
 KEY = jax.random.key(0)
 OBS = Box(-1.0, 1.0, (3,))
@@ -48,15 +48,8 @@ def beginning(name="td3", **settings):
 WEIGHT, IMPORTANCE = np.array([1.0, 1.0, 0.0, 1.0, 1.0, 1.0]), np.array([1.0, 0.5, 0.7, 0.2, 1.0, 0.9])
 
 
-def batch_of(seed=0, weight=WEIGHT, importance=IMPORTANCE):
-    rng = np.random.default_rng(seed)
-    obs, next_obs = rng.normal(0, 0.5, (2, SIZE, 3)).astype(np.float32)
-    reward = rng.normal(size=SIZE).astype(np.float32)
-    discount = np.where(np.arange(SIZE) % 3 == 1, 0.0, 0.9).astype(np.float32)
-    action = sample_space(SPEC.action_space, jax.random.key(seed), SIZE)
-    items = Transition(*map(jnp.asarray, (obs, action, reward, discount, next_obs)))
-    items = items._replace(weight=jnp.asarray(weight, jnp.float32))
-    return Batch(items, jnp.arange(SIZE), jnp.asarray(importance, jnp.float32))
+def batch_of():
+    return six_steps(SPEC.action_space, WEIGHT, IMPORTANCE)
 
 
 NOISE = jnp.asarray(np.random.default_rng(2).normal(0, 2, (SIZE, 2)), jnp.float32)
@@ -78,7 +71,7 @@ def unit(action):
 
 def judged(critic, obs, action):
     """Return what critics say, `[K, B]`, and of what they are linear, `[B, D]`."""
-    x = np.concatenate([np.asarray(obs, np.float64), action], axis=1)
+    x = beside(obs, action)
     return linear(critic, x)[..., 0], x
 
 
@@ -130,13 +123,12 @@ def test_critics_and_policy_move_as_worked_by_hand():
 LATE = ("policy", "target_policy", "target_critic")
 
 
-@pytest.mark.parametrize("interval", [2, 3])
-def test_policy_and_targets_move_at_every_so_manyth_step_and_not_a_bit_between(interval):
-    state, batch, settings = beginning(), batch_of(), {"policy_interval": interval}
+def test_policy_and_targets_move_at_every_so_manyth_step_and_not_a_bit_between():
+    state, batch = beginning(), batch_of()
     for opt_step in (*range(6), 2**31 + 1, 2**32 - 2):
-        new, _, _ = update(state, batch, opt_step, **settings)
+        new, _, _ = update(state, batch, opt_step, policy_interval=3)
         assert not equal(new.critic, state.critic)
-        due = (opt_step + 1) % interval == 0
+        due = (opt_step + 1) % 3 == 0
         for part in LATE:
             assert equal(getattr(new, part), getattr(state, part)) != due, (opt_step, part)
         assert equal(new.opt_state.policy, state.opt_state.policy)
@@ -201,21 +193,21 @@ def test_exploit_is_the_policys_action_and_needs_only_a_stripped_state():
     assert extras == ()
 
 
-@pytest.mark.parametrize("noise", [0.1, 0.02, 0.0])
-def test_exploration_is_noise_of_the_stated_deviation_about_the_policys_action(noise):
-    agent, state = agent_of(), retuned(beginning(), noise=noise)
-    obs = jnp.zeros((20_000, 3))
-    action, extras = acting(agent)(state, obs, jax.random.key(1), jnp.uint32(0), "explore")
-    greedy, _ = acting(agent)(state, obs, None, jnp.uint32(0), "exploit")
-    apart = unit(action) - unit(greedy)
-    # 20 000 numbers: half a percent of a deviation off, two thirds of the time.
-    np.testing.assert_allclose(apart.std(0), noise, rtol=0.03, atol=1e-6)
-    np.testing.assert_allclose(apart.mean(0), 0.0, atol=0.04 * noise + 1e-6)
-    assert abs(np.corrcoef(apart.T)[0, 1]) < 0.04 if noise else equal(action, greedy)
-    assert extras == ()
+def test_exploration_is_noise_of_the_stated_deviation_about_the_policys_action():
+    obs, act = jnp.zeros((20_000, 3)), acting(agent_of())
+    for noise in (0.1, 0.02, 0.0):
+        state = retuned(beginning(), noise=noise)
+        action, extras = act(state, obs, jax.random.key(1), jnp.uint32(0), "explore")
+        greedy, _ = act(state, obs, None, jnp.uint32(0), "exploit")
+        apart = unit(action) - unit(greedy)
+        # 20 000 numbers: half a percent of a deviation off, two thirds of the time.
+        np.testing.assert_allclose(apart.std(0), noise, rtol=0.03, atol=1e-6)
+        np.testing.assert_allclose(apart.mean(0), 0.0, atol=0.04 * noise + 1e-6)
+        assert abs(np.corrcoef(apart.T)[0, 1]) < 0.04 if noise else equal(action, greedy)
+        assert extras == ()
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [((), "float32"), ((2,), "float16"), ((2, 3), "float32")])
+@pytest.mark.parametrize(("shape", "dtype"), [((), "float16"), ((2, 3), "float32")])
 def test_actions_have_the_shape_of_the_box_and_keep_to_the_bounds_of_each_entry(shape, dtype):
     size = int(np.prod(shape))
     low, high = np.arange(size) - 3.0, np.arange(size) * 2.0 + 0.5
@@ -303,21 +295,6 @@ def test_what_is_remembered_is_the_noise_itself_and_stands_beside_the_observatio
     np.testing.assert_allclose(before[:, 1:], remembered.reshape(80, 10, 8, 2)[:, :-1], rtol=0, atol=5e-7)
 
 
-@pytest.mark.slow
-def test_evaluation_is_free_of_noise_that_lasts():
-    strategy = still(quiet)
-    params = strategy.policy.params(jax.jit(strategy.init)(KEY))
-    env, policy = vectorise(strategy.env, 4), strategy.policy
-    state, obs = env.reset(KEY)
-    carry = policy.begin(params, obs)
-    middle = np.tanh(np.asarray(params.agent.policy["params"]["Dense_0"]["bias"]))
-    for _ in range(3):
-        carry, action = policy.act(params, carry)
-        np.testing.assert_allclose(unit(action), np.broadcast_to(middle, (4, 2)), atol=1e-6)
-        state, step = env.step(state, action, KEY)
-        carry = policy.observe(params, carry, step)
-
-
 @functools.cache
 def scales(memory=0.0, length=20):
     """Return scale, noise and action of 800 steps in 8 environments, whose noise has a scale for each episode."""
@@ -329,6 +306,7 @@ def scales(memory=0.0, length=20):
     return scale, taken - middle[None, None]
 
 
+@pytest.mark.every_day("0.0")
 @pytest.mark.parametrize("memory", [0.0, 0.5])
 def test_each_episode_of_each_environment_has_noise_of_a_scale_of_its_own(memory):
     scale, noise = scales(memory)
@@ -373,57 +351,3 @@ def test_the_memory_of_noise_is_not_shown_to_the_networks():
 def test_noise_that_lasts_and_several_steps_do_not_go_together():
     with pytest.raises(SettingsError, match=r"set processor\.n_step to 1"):
         still(td3(noise_memory=0.5), processor=n_step(3))
-
-
-# --- what it takes ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize(
-    ("space", "said"),
-    [
-        (Box(-np.inf, np.inf, (2,)), "needs actions with a bound on both sides, but Toy has Box"),
-        (Box((-1.0, -1.0), (1.0, np.inf), (2,)), "needs actions with a bound on both sides"),
-        (Box(0, 9, (2,), "int32"), "takes continuous actions, but Toy has"),
-        (Discrete(3), "takes continuous actions, but Toy has Discrete actions; agents for other actions: .*dqn"),
-        (MultiDiscrete((2, 2)), "but Toy has MultiDiscrete actions; agents for other actions: ppo"),
-        ({"a": Discrete(2)}, "but Toy has dict actions"),
-    ],
-)
-def test_other_actions_are_refused_with_one_clear_message(name, space, said):
-    with pytest.raises(SettingsError, match=f"^{name} .*{said}|^{name} {said}") as refused:
-        MAKERS[name]()(EnvSpec("Toy", OBS, space))
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"noize": 1.0}, "did you mean noise"),
-        ({"noise": -0.1}, r"agent\.noise is -0\.1"),
-        ({"noise_memory": 1.5}, r"agent\.noise_memory is 1\.5"),
-        ({"noise_min": 0.2}, r"agent\.noise_min is 0\.2 and agent\.noise 0\.1; expected noise_min at most noise"),
-        ({"noise_min": 0.05, "core": "gru"}, r"noise_min is 0\.05, but with agent\.core gru the memory is"),
-        ({"policy_interval": 0}, r"agent\.policy_interval is 0"),
-        ({"target_noise_clip": -1.0}, r"agent\.target_noise_clip is -1\.0"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings, said):
-    with pytest.raises(SettingsError, match=said):
-        td3(**settings)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("memory", [0.0, 0.5])
-def test_normalised_observations_and_priorities_go_together(memory):
-    processor = chain(normalise_obs(), n_step(1 if memory else 2))
-    agent = td3(features=(4,), lr=1e-2, noise_memory=memory)
-    strategy = still(agent, 5, processor=processor, buffer=prioritised(32, 8), updates=2)
-    state = jax.jit(strategy.init)(KEY)
-    step = jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t))
-    before = state
-    for t in range(3):
-        state, metrics = step(state, jnp.uint32(t))
-        assert int(metrics["skipped_updates"].count) == 0
-    assert not equal(before.agent.policy, state.agent.policy)
-    assert len(np.unique(np.asarray(state.buffer.sums[0]))) > 5

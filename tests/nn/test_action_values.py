@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl.nn import NoisyDense, QNetwork
-from jaxrl.spaces import Box, Discrete
+from jaxrl.spaces import Box
 
 KEY = jax.random.key(0)
 SPACE = Box(-1.0, 1.0, (6,))
@@ -28,13 +28,6 @@ def noisy():
     layer = NoisyDense(4, 0.5)
     variables = jax.jit(layer.init)(KEY, vectors())
     return layer, jax.tree.map(np.asarray, variables["params"]), variables["noise"]
-
-
-def test_a_noisy_layer_without_noise_is_its_mean(noisy):
-    layer, params, blank = noisy
-    assert jax.tree.map(np.shape, blank) == {"before": (6,), "after": (4,)}
-    out = layer.apply({"params": params, "noise": jax.tree.map(jnp.zeros_like, blank)}, vectors())
-    np.testing.assert_allclose(out, vectors() @ params["kernel"] + params["bias"], atol=1e-6)
 
 
 def test_noise_that_is_not_given_is_none(noisy):
@@ -113,14 +106,6 @@ def test_a_network_of_atoms_says_so_many_numbers_of_each_action():
         assert jax.eval_shape(apply, params, vectors()).shape == shape
 
 
-def test_a_network_of_images_does_too():
-    images = np.random.default_rng(0).integers(0, 255, (2, 5, 4, 2)).astype(np.uint8)
-    params, apply = drawn((("atoms", 4), ("dueling", True), ("noisy", 0.5)), IMAGE)
-    assert jax.eval_shape(apply, params, images).shape == (2, ACTIONS, 4)
-    params, apply = drawn((("dueling", True),), IMAGE, taus=True)
-    assert jax.eval_shape(apply, params, images, np.zeros((2, 6), np.float32)).shape == (2, ACTIONS, 6)
-
-
 def test_dueling_takes_the_mean_over_actions_from_the_advantages_of_each_atom():
     """So the mean over actions is the value: shifting the advantages of all actions alike changes nothing."""
     params, apply = drawn((("atoms", 4), ("dueling", True)))
@@ -158,21 +143,6 @@ def test_dueling_takes_the_mean_over_actions_at_each_quantile():
     np.testing.assert_allclose(with_bias(np.array([3, 0, 0], np.float32)) - before, change, atol=1e-4)
 
 
-@pytest.mark.parametrize("dueling", [False, True])
-def test_quantiles_depend_on_where_they_are_asked_for_each_on_its_own_place(dueling):
-    params, apply = drawn((("dueling", dueling),), taus=True)
-    taus = np.random.default_rng(0).random((7, 4)).astype(np.float32)
-    before = np.asarray(apply(params, vectors(), taus))
-    assert before.shape == (7, ACTIONS, 4)
-    moved = taus.copy()
-    moved[2, 1] = 0.123
-    change = np.abs(np.asarray(apply(params, vectors(), moved)) - before) > 1e-4
-    assert change[2, :, 1].all()
-    assert change.sum() == ACTIONS
-    # The same place says the same, wherever it is in the row and however many there are.
-    np.testing.assert_allclose(apply(params, vectors(), taus[:, ::-1]), before[..., ::-1], atol=1e-4)
-
-
 def test_quantiles_are_those_of_the_cosine_embedding_worked_by_hand():
     params, apply = drawn((), taus=True)
     tree = jax.tree.map(np.asarray, params["params"])
@@ -184,10 +154,3 @@ def test_quantiles_are_those_of_the_cosine_embedding_worked_by_hand():
     hidden = hidden[:, None] * relu(dense(waves, by_shape[64, 8]))
     out = dense(np.tanh(dense(hidden, tree["MLP_1"]["Dense_0"])), by_shape[5, ACTIONS])
     np.testing.assert_allclose(apply(params, vectors(), taus), out.swapaxes(1, 2), rtol=1e-3, atol=1e-3)
-
-
-def test_numbers_are_seen_one_hot_with_quantiles_too():
-    network = QNetwork(Discrete(4), 2, features=(5,))
-    out, _ = jax.jit(network.init_with_output)(KEY, jnp.arange(4), jnp.full((4, 3), 0.5))
-    assert out.shape == (4, 2, 3)
-    assert np.abs(np.diff(out[..., 0], axis=0)).max() > 1e-3

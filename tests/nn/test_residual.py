@@ -136,16 +136,7 @@ AGENTS: dict[str, tuple[Any, jaxrl.EnvSpec, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.every_day(
-    "noisy dqn-simba",
-    "iqn-bro",
-    "ppo-bro",
-    "bc-simba",
-    "td3-simba",
-    "iql-bro",
-    "recurrent sac-simba",
-    "recurrent ppo-bro",
-)
+@pytest.mark.every_day("iqn-bro", "ppo-bro", "td3-simba", "recurrent sac-simba")
 @pytest.mark.parametrize("torso", BY_HAND)
 @pytest.mark.parametrize("name", AGENTS)
 def test_agents_of_all_kinds_act_and_learn_with_them(name: str, torso: str) -> None:
@@ -165,33 +156,6 @@ def test_agents_of_all_kinds_act_and_learn_with_them(name: str, torso: str) -> N
         after, metrics = jax.eval_shape(lambda state: updated(agent, spec, state), state)
         assert jax.tree.map(lambda x: x.shape, after) == jax.tree.map(lambda x: x.shape, state)
         assert metrics
-
-
-@pytest.mark.parametrize(
-    ("make", "settings", "said"),
-    [
-        (
-            jaxrl.dqn,
-            {},
-            r"agent\.features is \(120, 84\), but the blocks of torso simba are all of one width.*\(120, 120\)",
-        ),
-        (jaxrl.ppo, {"features": (8, 16, 8)}, r"agent\.features is .*the nearest is \(16, 16, 16\)"),
-        (jaxrl.pqn, {"features": (8, 4)}, r"agent\.features is \(8, 4\)"),
-        (jaxrl.bc, {"features": (8, 4)}, r"agent\.features is \(8, 4\)"),
-        (jaxrl.sac, {"features": (8, 4)}, r"agent\.features is \(8, 4\)"),
-        (jaxrl.sac, {"critic_features": (8, 4)}, r"agent\.critic_features is \(8, 4\).*nearest is \(8, 8\)"),
-        (jaxrl.iql, {"critic_features": (4, 8)}, r"agent\.critic_features is \(4, 8\)"),
-        (
-            jaxrl.sac,
-            {"batch_norm": "batch"},
-            r"batch_norm is batch, which torso simba does not have; set agent\.torso to mlp",
-        ),
-    ],
-)
-def test_blocks_of_several_widths_and_batch_normalisation_are_refused(make, settings, said) -> None:
-    with pytest.raises(jaxrl.SettingsError, match=said) as refused:
-        make(torso="simba", **settings)(DISCRETE)
-    assert "\n" not in str(refused.value)
 
 
 def test_torsos_without_blocks_take_any_widths() -> None:

@@ -100,7 +100,7 @@ def test_the_strides_of_nature_by_hand():
     assert float(jnp.abs(out[:, 1:]).max()) == 0
 
 
-@pytest.mark.every_day("QNetwork-nature", "PolicyNetwork-impala", "Critic-nature", "ActorCritic-impala")
+@pytest.mark.every_day("QNetwork-nature", "Critic-nature", "PolicyNetwork-impala")
 @pytest.mark.parametrize("torso", ["nature", "impala"])
 @pytest.mark.parametrize("network", [QNetwork, PolicyNetwork, Critic, ActorCritic])
 def test_every_network_takes_every_torso_also_among_other_observations(network, torso):
@@ -159,16 +159,6 @@ def test_images_that_are_too_small_are_refused(torso, space, channels, said):
         check_torso(torso, space, channels)
 
 
-@pytest.mark.parametrize("make", [jaxrl.dqn, jaxrl.pqn, jaxrl.reppo, jaxrl.ppo, jaxrl.bc, jaxrl.sac, jaxrl.iql])
-def test_every_agent_refuses_them_at_once(make):
-    with pytest.raises(jaxrl.SettingsError, match="use torso minatar, impala or mlp"):
-        make(torso="nature")(seeing(SMALL))
-    with pytest.raises(jaxrl.SettingsError, match=r"agent\.channels is 0"):
-        make(channels=(0,))
-    with pytest.raises(jaxrl.SettingsError, match=r"unknown agent\.dtype 'float16'"):
-        make(dtype="float16")
-
-
 # --- bfloat16 -----------------------------------------------------------------------------------------------------
 
 NETWORKS = {
@@ -186,7 +176,7 @@ HEADS = {"Dense_0", "Dense_1", "NoisyDense_0", "policy", "value"}
 """Of a network itself, not of its torso."""
 
 
-@pytest.mark.every_day("both", "impala")
+@pytest.mark.every_day("impala")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_in_bfloat16_torsos_compute_while_parameters_heads_and_outputs_stay_float32(name):
     full, half = NETWORKS[name](), NETWORKS[name](dtype="bfloat16")
