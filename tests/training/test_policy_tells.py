@@ -51,9 +51,8 @@ def policy_of(
     policy, state = make_policy(agent, processor, spec), jax.jit(agent.init)(KEY)
     kept = agent.policy_fns.keep_critic if critics else agent.strip
     zeros = jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), obs, is_leaf=lambda x: isinstance(x, Box))
-    return GreedyPolicy(
-        policy, PolicyParams(kept(state), processor.get_stats(processor.init(zeros))), {"opt_steps": opt_steps}
-    )
+    params = PolicyParams(kept(state), processor.get_stats(processor.init(zeros)))
+    return GreedyPolicy(policy, params, {"opt_steps": opt_steps})
 
 
 def q_network(*rows: list[float]) -> dict[str, Any]:
@@ -69,15 +68,14 @@ def actor(*rows: list[float], value: float = 0.0) -> dict[str, Any]:
 STILL = {"epsilon_start": 0.3, "epsilon_end": 0.3}
 
 
-@pytest.mark.parametrize("make", [jaxrl.dqn, jaxrl.pqn])
-def test_action_values_and_the_probabilities_of_epsilon_greedy_choices(make: Any) -> None:
-    policy = policy_of(make(**STILL, **q_network([1.0, 3.0, 2.0])), Discrete(3))
+def test_action_values_and_the_probabilities_of_epsilon_greedy_choices() -> None:
+    policy = policy_of(jaxrl.dqn(**STILL, **q_network([1.0, 3.0, 2.0])), Discrete(3))
     np.testing.assert_allclose(policy.values(ONE), [1, 3, 2])
     np.testing.assert_allclose(policy.values(2 * ONE, 1), 6)
     np.testing.assert_allclose(policy.values([[1.0], [2.0]], [2, 0]), [2, 2])
-    np.testing.assert_allclose(policy.probabilities(ONE), [0.1, 0.8, 0.1], rtol=1e-5)
     np.testing.assert_allclose(policy.probabilities([[1.0], [-1.0]]), [[0.1, 0.8, 0.1], [0.8, 0.1, 0.1]], rtol=1e-5)
     np.testing.assert_allclose(policy.log_prob(ONE, 1), math.log(0.8), rtol=1e-5)
+    assert jax.jit(policy.values)(ONE).tolist() == jax.vmap(policy.values)(ONE[None])[0].tolist() == [1, 3, 2]
 
 
 @pytest.mark.parametrize("make", [jaxrl.dqn, jaxrl.pqn])
@@ -101,11 +99,6 @@ def test_rescaled_values_are_returned_as_returns_also_to_boltzmann_exploration()
     assert policy(ONE) == 1
 
 
-def test_boltzmann_exploration_has_the_probabilities_of_its_softmax() -> None:
-    make = jaxrl.dqn(epsilon_start=0.0, epsilon_end=0.0, boltzmann=2.0, **q_network([0.0, 2 * math.log(3)]))
-    np.testing.assert_allclose(policy_of(make, Discrete(2)).probabilities(ONE), [0.25, 0.75], rtol=1e-5)
-
-
 def test_exploration_is_that_of_the_step_at_which_the_policy_was_saved_and_follows_schedules() -> None:
     decays = jaxrl.dqn(epsilon_start=1.0, epsilon_end=0.0, epsilon_decay=10, **q_network([1.0, 0.0]))
     follows = jaxrl.dqn(epsilon=jaxrl.linear(1.0, 0.0, 10), **q_network([1.0, 0.0]))
@@ -120,13 +113,8 @@ def test_policies_of_results_and_of_sessions_explore_as_they_do_at_that_step() -
     trainer = jaxrl.Trainer(small_dqn(), max_opts=10, eval_interval=0, eval_episodes=0, quiet=True)
     other = float(trainer.train().policy.probabilities(np.zeros(4)).min())
     assert other == pytest.approx((1 - 0.95 / 2) / 2, rel=1e-5)
-    session = jaxrl.Session(
-        EnvSpec("Toy", SEEN, Discrete(2)),
-        jaxrl.dqn(features=(4,), epsilon_decay=4, epsilon_end=0.5),
-        buffer=jaxrl.uniform(16, batch_size=2),
-        opt_interval=1,
-        warmup=2,
-    )
+    agent, buffer = jaxrl.dqn(features=(4,), epsilon_decay=4, epsilon_end=0.5), jaxrl.uniform(16, batch_size=2)
+    session = jaxrl.Session(EnvSpec("Toy", SEEN, Discrete(2)), agent, buffer=buffer, opt_interval=1, warmup=2)
     with session:
         for _ in range(4):
             session.act(ONE)
@@ -136,18 +124,17 @@ def test_policies_of_results_and_of_sessions_explore_as_they_do_at_that_step() -
         assert session.policy.probabilities(ONE).min() == pytest.approx((1 - done / 8) / 2, rel=1e-5)
 
 
-def test_distributions_of_returns_tell_their_means() -> None:
-    atoms = {"make_network": lambda spec: Atoms()}
-    policy = policy_of(jaxrl.dqn(values="qr", atoms=2, **atoms), Discrete(2))
-    np.testing.assert_allclose(policy.values(ONE), [2, 5])
-
-
 class Atoms(Linear):
-    def __init__(self) -> None:
-        super().__init__([1.0, 3.0, 4.0, 6.0])
+    """Two atoms of the return of each of two actions."""
 
     def apply(self, variables: Any, *args: Any) -> Any:
         return super().apply(variables, *args).reshape(-1, 2, 2)
+
+
+def test_distributions_of_returns_tell_their_means() -> None:
+    network = {"make_network": lambda spec: Atoms([1.0, 3.0, 4.0, 6.0])}
+    policy = policy_of(jaxrl.dqn(values="qr", atoms=2, **network), Discrete(2))
+    np.testing.assert_allclose(policy.values(ONE), [2, 5])
 
 
 # --- policies with a distribution ---------------------------------------------------------------------------------
@@ -298,40 +285,22 @@ def test_critics_with_memories_tell_what_each_of_them_makes_of_the_episode() -> 
         policy(obs[0])
 
 
-def test_without_a_memory_it_is_told_inside_compiled_functions() -> None:
-    policy = policy_of(jaxrl.dqn(**q_network([1.0, 3.0])), Discrete(2))
-    assert jax.jit(policy.values)(ONE).tolist() == jax.vmap(policy.values)(ONE[None])[0].tolist() == [1, 3]
-
-
 # --- what has none ------------------------------------------------------------------------------------------------
 
 IDLE = {"make_policy": lambda spec, head: Linear([0.0] * head.outputs)}
+BY_HAND = lambda spec: jaxrl.dqn(**q_network([0.0, 1.0]))(spec)._replace(name="mine", policy_fns=None)
+CLONED = jaxrl.bc(make_network=lambda spec, head: Linear([0.0, 0.0]))
 NONE: dict[str, tuple[Any, Any, str, tuple[Any, ...], str]] = {
     "noisy": (jaxrl.rainbow(features=(4,)), Discrete(2), "probabilities", (), "noise in its network"),
     "one action": (
-        jaxrl.td3(**IDLE, make_critic=lambda spec: Linear([1.0], [1.0])),
-        *(BOUNDED, "log_prob", ([0.0],), "td3 acts deterministically"),
+        *(jaxrl.td3(**IDLE, make_critic=lambda spec: Linear([1.0], [1.0])), BOUNDED),
+        *("log_prob", ([0.0],), "td3 acts deterministically"),
     ),
-    "continuous": (
-        jaxrl.ppo(**actor([0.0, 0.0])),
-        *(BOUNDED, "probabilities", (), r"policy\.log_prob\(obs, action\)"),
-    ),
-    "no values": (
-        jaxrl.bc(make_network=lambda spec, head: Linear([0.0, 0.0])),
-        *(Discrete(2), "values", (), "bc learns actions alone"),
-    ),
-    "stripped": (
-        jaxrl.sac(**IDLE, make_critic=lambda spec: Linear([4.0, 7.0])),
-        *(Discrete(2), "values", (), "critics=True"),
-    ),
-    "of one's own": (
-        lambda spec: jaxrl.dqn(**q_network([0.0, 1.0]))(spec)._replace(name="mine", policy_fns=None),
-        *(Discrete(2), "values", (), "mine has no field policy_fns"),
-    ),
-    "no action": (
-        jaxrl.ppo(**actor([0.0, 0.0])),
-        *(BOUNDED, "log_prob", ([0.0, 1.0],), r"shape \(2,\); expected \(1,\)"),
-    ),
+    "continuous": (jaxrl.ppo(**actor([0.0, 0.0])), BOUNDED, "probabilities", (), r"policy\.log_prob\(obs, action\)"),
+    "no values": (CLONED, Discrete(2), "values", (), "bc learns actions alone"),
+    "stripped": (jaxrl.sac(**IDLE, features=(2,)), Discrete(2), "values", (), "critics=True"),
+    "of one's own": (BY_HAND, Discrete(2), "values", (), "mine has no field policy_fns"),
+    "no action": (jaxrl.ppo(**actor([0.0, 0.0])), BOUNDED, "log_prob", ([0.0, 1.0],), r"shape \(2,\); expected \(1,\)"),
 }
 
 
