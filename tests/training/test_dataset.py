@@ -234,18 +234,7 @@ def test_actions_beyond_the_bounds_are_refused_and_rounded_ones_taken(tmp_path: 
 # --- Minari, of which a stand-in tells what the real one would ----------------------------------------------------
 
 
-class Dict:
-    def __init__(self, **spaces: Any) -> None:
-        self.spaces = spaces
-
-
-class Discrete2(SimpleNamespace):
-    pass
-
-
-Discrete2.__name__ = "Discrete"
-Box1 = type("Box", (SimpleNamespace,), {})
-POSITION = Box1(low=np.zeros(1), high=np.full(1, 100.0), shape=(1,), dtype=np.dtype(np.float64))
+POSITION = gymnasium.spaces.Box(0.0, 100.0, (1,), np.float64)
 
 
 def minari_of(*lengths: int) -> ModuleType:
@@ -263,8 +252,8 @@ def minari_of(*lengths: int) -> ModuleType:
     found = SimpleNamespace(
         iterate_episodes=lambda: iter(episodes),
         env_spec=SimpleNamespace(id="Walk-v0"),
-        observation_space=Dict(at=POSITION),
-        action_space=Discrete2(n=2, start=1),
+        observation_space=gymnasium.spaces.Dict(at=POSITION),
+        action_space=gymnasium.spaces.Discrete(2, start=1),
     )
     module = ModuleType("minari")
 

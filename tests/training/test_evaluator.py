@@ -12,7 +12,7 @@ from toys_gymnasium import Counting
 import jaxrl
 from jaxrl.envs.host import gymnasium_spec
 from jaxrl.errors import SettingsError
-from jaxrl.training.evaluator import HostEvaluator, evaluator_of
+from jaxrl.training.evaluator import Evaluation, HostEvaluator, evaluator_of
 
 
 def countdown(time_limit: int | None = 50) -> jaxrl.Env:
@@ -78,7 +78,8 @@ def test_the_scalars_of_an_environment_are_as_of_the_last_step_of_each_episode()
         info = {"left": state, "episode_half": state.astype(jnp.int32) // 2, "map": jnp.zeros(3)}
         return state, out._replace(info=info)
 
-    evaluation = jaxrl.Evaluator(plain._replace(step=step), always(1), 16)((), key)
+    env = plain._replace(step=step)
+    evaluation = jaxrl.Evaluator(env, always(1), 16)((), key)
     left = np.maximum(first_lengths(16, key) - 10, 0)
     np.testing.assert_array_equal(evaluation.lengths, np.minimum(first_lengths(16, key), 10))
     assert evaluation.finished.all()
@@ -88,6 +89,9 @@ def test_the_scalars_of_an_environment_are_as_of_the_last_step_of_each_episode()
     np.testing.assert_array_equal(evaluation.columns["episode_half"], left // 2)
     assert str(evaluation.report()).splitlines()[4].split()[:2] == ["info/left", f"{left.mean():.5g}"]
     assert json.loads(evaluation.report().to_json())["columns"]["info/left"]["max"] == left.max()
+    on_host = HostEvaluator(jaxrl.on_host(env), always(1), 3)((), key).columns
+    assert on_host.keys() == evaluation.columns.keys()
+    np.testing.assert_array_equal(on_host["episode_half"], on_host["info/left"] // 2)
 
 
 def test_the_policy_is_what_is_judged() -> None:
@@ -179,8 +183,6 @@ def test_episodes_must_be_a_count(episodes: float) -> None:
 
 
 def test_a_report_is_a_table_and_a_json_object() -> None:
-    from jaxrl.training.evaluator import Evaluation
-
     evaluation = Evaluation(np.array([1.0, 2.0, 3.0, 6.0, 8.0]), np.array([5, 5, 5, 5, 5]), np.arange(5) > 0)
     report = evaluation.report()
     assert (report.episodes, report.unfinished) == (5, 1)

@@ -51,7 +51,7 @@ def columns(strategy: jaxrl.Strategy, rollouts: int = 2, **settings: Any) -> lis
 
 
 # Returns 1 + 2/2 + 3/4, 2 + 3/2 and 3 have the variance 7/72; less the values 0, 1 and 2 they have 43/72.
-@pytest.mark.every_day("ppo")
+@pytest.mark.every_day("a2c")
 @pytest.mark.parametrize("make", [jaxrl.ppo, jaxrl.a2c, jaxrl.reinforce, jaxrl.impala], ids=lambda make: make.__name__)
 def test_it_is_that_of_a_rollout_worked_by_hand(make: Any) -> None:
     for row in columns(known(make)):
@@ -61,7 +61,7 @@ def test_it_is_that_of_a_rollout_worked_by_hand(make: Any) -> None:
 
 def test_returns_are_those_that_the_update_learns_from() -> None:
     """One step ahead, they are 1 + 1/2, 2 + 2/2 and 3, of variance 1/2; less the values they have 1/6."""
-    ahead = with_values(known(jaxrl.ppo), {"agent.gae_lambda": 0.0})
+    ahead = with_values(known(jaxrl.a2c), {"agent.gae_lambda": 0.0})
     assert columns(ahead)[0]["explained_variance"] == pytest.approx(2 / 3, rel=1e-5)
 
 

@@ -82,8 +82,8 @@ def test_a_second_run_of_the_same_strategy_compiles_nothing_and_trains_alike() -
         lambda event, seconds, **_: compiled.append(event) if "backend_compile" in event else None
     )
     # Of its own, so that no other test has compiled it.
-    agent, sizes = jaxrl.ppo(features=(4,)), {"num_envs": 2, "rollout": 4, "epochs": 1, "minibatches": 1}
-    strategy = jaxrl.on_policy(toys_envs.counting(length=10), agent, **sizes)
+    agent = jaxrl.reinforce(features=(4,), baseline=False)
+    strategy = jaxrl.on_policy(toys_envs.counting(length=10), agent, num_envs=2, rollout=4)
     train = lambda strategy, seed=0: jaxrl.Trainer(strategy, max_opts=6, eval_episodes=3, seed=seed, quiet=True).train()
     first, after_first = train(strategy), len(compiled)
     second = train(strategy)

@@ -286,6 +286,7 @@ def test_a_service_is_told_every_row_once_over_resumes(tmp_path: Path) -> None:
     assert (first.rows, first.kept, first.calls[-1]) == (ALL, [{}], "finish")
     train(run, [recorder(second)], resume=True, max_opts=12)
     assert (second.rows, second.kept) == (MORE, [{"id": "x"}])
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("jaxrl-")]
 
 
 def test_what_a_killed_process_told_beyond_its_checkpoint_is_not_told_again(tmp_path: Path) -> None:
@@ -437,8 +438,3 @@ def test_rows_of_a_full_half_are_told_before_their_time(tmp_path: Path) -> None:
     assert told.wait(60.0)
     given.close()
     assert service.rows == [("train", 1), ("train", 2)]
-
-
-def test_threads_end_with_the_run(tmp_path: Path) -> None:
-    train(tmp_path / "run", [recorder(Told())])
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("jaxrl-")]
