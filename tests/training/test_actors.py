@@ -94,22 +94,15 @@ def test_what_environments_tell_reaches_the_rows_of_the_rounds_that_were_learnt_
     assert "info/word" not in rows[0]
 
 
+# The second takes up new parameters after 6, 12 and 18 optimisation steps only.
 @pytest.mark.parametrize(
-    ("max_lag", "sync_interval", "staleness"),
-    [
-        pytest.param(0, 1, [0] * 10, marks=pytest.mark.slow),
-        pytest.param(1, 1, [0] + [2] * 9, marks=pytest.mark.slow),
-        (2, 1, [0, 2] + [4] * 8),
-        # New parameters after 6, 12 and 18 optimisation steps only.
-        (0, 6, [0, 2, 4] * 3 + [0]),
-    ],
+    ("max_lag", "sync_interval", "staleness"), [(2, 1, [0, 2] + [4] * 8), (0, 6, [0, 2, 4] * 3 + [0])]
 )
 def test_parameters_are_as_old_as_said_to_the_step(max_lag: int, sync_interval: int, staleness: list[int]):
     strategy = with_settings(counted(), max_lag=max_lag, sync_interval=sync_interval)
     memory = jaxrl.MemoryRecorder()
     jaxrl.Trainer(strategy, max_opts=20, record_interval=2, recorders=[memory], **QUIET).train()
-    told = [row["staleness"] for row in memory.rows if row["kind"] == "train"]
-    assert told == staleness
+    assert [row["staleness"] for row in memory.rows if row["kind"] == "train"] == staleness
 
 
 MAKERS = {
@@ -590,10 +583,3 @@ def test_a_learner_that_waits_can_be_stopped(tmp_path: Path):
     trainer = jaxrl.Trainer(strategy, max_opts=4_000, run_dir=str(tmp_path / "run"), interrupt=handle, **QUIET)
     assert trainer.train().summary["stop"] == "handle"
     assert (tmp_path / "run" / "checkpoints" / str(trainer.ledger.t * 2) / "manifest.json").exists()
-
-
-def test_learner_state_is_exactly_what_was_saved(tmp_path: Path):
-    run = str(tmp_path / "run")
-    result, _ = train(counted(), 16, run_dir=run)
-    again = jaxrl.Trainer(counted(), max_opts=16, run_dir=run, resume=True, **QUIET).train()
-    assert state_digest(again.state) == state_digest(result.state)

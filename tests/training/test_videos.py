@@ -13,6 +13,7 @@ from PIL import Image
 from test_recorders import values_of
 from toys_gymnasium import Counting
 from toys_runs import messages, rows_in, timeless
+from toys_session import single
 
 import jaxrl
 from jaxrl.errors import SettingsError
@@ -292,8 +293,7 @@ class Filmed:
 
 def stepwise(run_dir: Path | None, **settings: Any) -> jaxrl.Session:
     spec = jaxrl.EnvSpec("Line", jaxrl.Box(0.0, 10.0, (1,)), jaxrl.Discrete(2))
-    given = {"opt_interval": 1, "warmup": 4, "max_opts": 0, "run_dir": run_dir and str(run_dir), **settings}
-    return jaxrl.Session(spec, jaxrl.dqn(features=(2,)), buffer=jaxrl.uniform(16, batch_size=2), **given)
+    return single(spec=spec, warmup=4, max_opts=0, run_dir=run_dir and str(run_dir), **settings)
 
 
 @pytest.mark.slow
