@@ -105,7 +105,8 @@ def test_wandb_has_settings_axes_tags_histograms_events_and_the_best_policy_and_
     assert first.config["max_opts"] == 8
     assert first.axes["*"] == "opt_steps"
     assert first.told() == ALL
-    assert {(row["opt_steps"], row["env_steps"]) for row in first.rows} == {(n, n) for n in (2, 4, 6, 8)}
+    placed = {(row["opt_steps"], row["env_steps"]) for row in first.rows if "events" not in row}
+    assert placed == {(n, n) for n in (2, 4, 6, 8)}
     assert [row["eval/eval_reward"] for row in first.rows if "eval/eval_reward" in row] == [4.0, 8.0]
     (artifact,) = [artifact for artifact in first.artifacts if artifact.type == "model"]
     names = {entry.path for entry in artifact.manifest.contents}
