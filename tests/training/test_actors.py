@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_policy_tells import Linear
+from test_policy import Linear
 from toys_actors import DISCOUNT, MAKE, counted, counter, events, replaying, rollouts, shared_state, with_settings
 from toys_closed_form import clock_truncates
 from toys_gymnasium import Counting, Telling

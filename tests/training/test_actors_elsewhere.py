@@ -47,26 +47,15 @@ def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_workers_make_the_bits_that_threads_make_and_what_environments_have_started_ends_with_them(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    here = train(shared(3), 24)
-    monkeypatch.setenv(STARTED, str(tmp_path / "pids"))
-    there = train(with_settings(shared(3), actor_engine=engine), 24)
-    assert state_digest(there.state) == state_digest(here.state)
-    assert not workers()
-    if engine == "processes":  # nodes of Ray have begun before
-        assert wait_for_ends(tmp_path / "pids", os.getpid()) == 8  # two of each of four environments
-
-
 MAKERS = {
+    "shared statistics": lambda engine: with_settings(shared(3), actor_engine=engine),
     "rollouts": partial(rollouts, jaxrl.make_env("gymnasium:CartPole-v1")),
-    "replay in JAX": partial(replaying, counting(length=4), exploration=(0.1, 0.9)),
+    "environments in JAX": partial(replaying, counting(length=4), exploration=(0.1, 0.9)),
 }
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_other_workers_make_the_bits_that_threads_make(name: str, engine: str):
+def test_workers_make_the_bits_that_threads_make(name: str, engine: str):
     here, there = train(MAKERS[name]("threads"), 24), train(MAKERS[name](engine), 24)
     assert state_digest(there.state) == state_digest(here.state)
     assert not workers()

@@ -98,25 +98,9 @@ def test_the_policy_is_what_is_judged() -> None:
     assert not jaxrl.Evaluator(countdown(), always(0), 4)((), jax.random.key(0)).returns.any()
 
 
-@pytest.mark.slow
-def test_greedy_evaluation_ignores_epsilon() -> None:
-    env = countdown()
-    settings = {"buffer": jaxrl.uniform(64, batch_size=8), "num_envs": 2, "opt_interval": 2, "warmup": 0}
-    key = jax.random.key(0)
-    returns = []
-    for epsilon in (0.0, 1.0):
-        agent = jaxrl.dqn(features=(8,), epsilon_start=epsilon, epsilon_end=epsilon)
-        strategy = jaxrl.off_policy(env, agent, **settings)
-        assert strategy.policy is not None
-        params = strategy.policy.params(jax.jit(strategy.init)(key))
-        # Initial weights are those of the key alone, so that only exploration could tell the two apart.
-        returns.append(evaluator_of(strategy, 8)(params, jax.random.key(1)).returns)
-    np.testing.assert_array_equal(*returns)
-
-
 @pytest.mark.every_day("device")
 @pytest.mark.parametrize("where", ["device", "host"])
-def test_sampled_evaluation_acts_as_at_the_end_of_exploration(where: str) -> None:
+def test_sampled_evaluation_acts_as_at_the_end_of_exploration_and_greedy_evaluation_ignores_it(where: str) -> None:
     """Which is at random here, though it begins without: each action then pays 1 with a probability of a half."""
     agent = jaxrl.dqn(features=(8,), epsilon_start=0.0, epsilon_end=1.0, epsilon_decay=1_000_000)
     settings = {"buffer": jaxrl.uniform(64, batch_size=8), "num_envs": 2, "opt_interval": 2, "warmup": 0}
@@ -131,7 +115,11 @@ def test_sampled_evaluation_acts_as_at_the_end_of_exploration(where: str) -> Non
     assert abs(first.returns.sum() / taken - 0.5) < 4 * 0.5 / taken**0.5  # four deviations
     np.testing.assert_array_equal(first.returns, again.returns)
     assert not np.array_equal(first.returns, other.returns)
-    assert evaluator_of(strategy, 200) is not evaluate
+    greedy = evaluator_of(strategy, 200)
+    assert greedy is not evaluate
+    still = params.agent._replace(hyper=params.agent.hyper._replace(epsilon_end=jnp.float32(0)))
+    by_the_best = evaluate(params._replace(agent=still), jax.random.key(1))
+    np.testing.assert_array_equal(greedy(params, jax.random.key(1)).returns, by_the_best.returns)
 
 
 def test_sampling_is_refused_where_nothing_can_be_drawn() -> None:

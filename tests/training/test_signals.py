@@ -367,14 +367,6 @@ def noted() -> Iterator[list[int]]:
     signal.signal(INT, old)
 
 
-def test_after_two_runs_in_lockstep_signals_go_where_they_went_before(noted: list[int]) -> None:
-    first, second = (jaxrl.Trainer(counting(), max_opts=4, record_interval=1, quiet=True) for _ in range(2))
-    steps = [(one.opt_steps, other.opt_steps) for one, other in zip(first, second, strict=True)]
-    assert steps == [(1, 1), (2, 2), (3, 3), (4, 4)]
-    signal.raise_signal(INT)
-    assert noted == [INT]
-
-
 def test_a_signal_stops_all_runs_in_lockstep_and_a_later_one_goes_on_listening(noted: list[int]) -> None:
     settings = {"max_opts": 9, "record_interval": 1, "quiet": True, "raise_on_signal": False}
     first, second = (jaxrl.Trainer(counting(), **settings) for _ in range(2))  # type: ignore[arg-type]
