@@ -11,7 +11,6 @@ import numpy as np
 import jaxrl
 from jaxrl.strategies.interaction import make_collector
 from jaxrl.strategies.stepwise import locate_step, steps_per_iteration, stream_keys
-from jaxrl.training.interrupt import Termination
 from jaxrl.training.session.inputs import describe_envs
 from jaxrl.training.session.session import schedule_of
 from jaxrl.training.settings import with_recorders
@@ -56,7 +55,7 @@ def small(spec: Any = SPEC, **changes: Any) -> jaxrl.Session:
     session.hooks, session.interrupt = settings.get("hooks") or jaxrl.SessionHooks(), jaxrl.Interrupt()
     session._schedule = schedule_of(session.config, session._stepwise)
     session._saves, session._saved, session._closed = [], None, False
-    session._termination = Termination()
+    session._termination = type(session._termination)()
     resume = Resume(settings.get("resume", False), settings.get("allow_changes", False))
     session._open(resume, settings.get("statistics") or jaxrl.Statistics())
     session.describe(**settings.get("about", {}))

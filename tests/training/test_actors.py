@@ -395,10 +395,24 @@ def test_continuous_actions_are_spread_wider_by_the_temperature():
         np.testing.assert_array_equal(wide.mode(), plain.mode())
 
 
-@pytest.mark.parametrize("settings", [{"send": 0}, {"max_lag": -1}])
-def test_counts_that_cannot_be_are_refused(settings: dict[str, int]):
-    with pytest.raises(SettingsError, match=f"{next(iter(settings))} is .*; expected a whole number of at least"):
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"send": 0}, "send is 0; expected a whole number of at least 1"),
+        ({"max_lag": -1}, "max_lag is -1; expected a whole number of at least 0"),
+        ({"exploration": (0.1, 0.2, 0.3)}, "exploration has 3 numbers for 2 actors; give one, or one an actor"),
+        ({"exploration_schedule": "linear(1,0.1,9)"}, "what exploration is multiplied by, which is unset"),
+        ({"exploration": (0.1,), "exploration_schedule": "fast"}, "cannot read the schedule 'fast'"),
+    ],
+)
+def test_settings_that_do_not_fit_actors_are_refused(settings: dict[str, Any], said: str):
+    with pytest.raises(SettingsError, match=said):
         replaying(counter(), **settings)
+
+
+def test_an_environment_that_does_not_suit_the_agent_is_refused():
+    with pytest.raises(SettingsError, match="dqn takes discrete actions, but gymnasium:Pendulum-v1 has Box actions"):
+        replaying(jaxrl.make_env("gymnasium:Pendulum-v1"))
 
 
 def test_statistics_that_cannot_be_merged_are_refused():
