@@ -188,9 +188,17 @@ def test_a_population_is_saved_and_left_and_goes_on(
 # --- sessions -----------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def usual() -> Iterator[None]:
+    """Have SIGINT raise as in a script that a terminal begins; one begun in the background ignores it."""
+    before = signal.signal(INT, signal.default_int_handler)
+    yield
+    signal.signal(INT, before)
+
+
 @pytest.mark.parametrize(("number", "raised"), [(TERM, SystemExit), (INT, KeyboardInterrupt)])
 def test_a_signal_raises_in_the_loop_of_a_session_which_is_saved(
-    number: signal.Signals, raised: type[BaseException], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    number: signal.Signals, raised: type[BaseException], tmp_path: Path, capsys: pytest.CaptureFixture[str], usual: None
 ) -> None:
     run, places, still = str(tmp_path / "run"), np.zeros((2, 2), np.float32), np.zeros(2, bool)
 
