@@ -78,11 +78,11 @@ def shared(n: int, actors: int = 2) -> jaxrl.Strategy:
 
 @cache
 def shared_state(actors: int, max_lag: int, sync_interval: int, n: int) -> tuple[jaxrl.Strategy, Any, int]:
-    """Train `shared` for twelve steps; return the strategy, its state, and the steps of each environment."""
+    """Train `shared` for 24 steps; return the strategy, its state, and the steps of each environment."""
     strategy = with_settings(shared(n, actors), max_lag=max_lag, sync_interval=sync_interval)
-    rounds = 12 // strategy.opt_steps_per_step
+    rounds = 24 // strategy.opt_steps_per_step
     steps = (strategy.warmup_env_steps + rounds * strategy.env_steps_per_step) // (2 * actors)
-    return strategy, train(strategy, 12).state, steps
+    return strategy, train(strategy, 24).state, steps
 
 
 def rollouts(
@@ -106,6 +106,16 @@ def train_until_restart(strategy: jaxrl.Strategy, run: Path, hooks: jaxrl.Hooks)
     assert result.summary["stop"] == "stop"
     (event,) = events(run, "actor_restart")
     return str(event["message"])
+
+
+def workers(of: int | str = "self") -> set[int]:
+    """Return the workers that a process has begun and that have not ended, below the supervisor of each."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{of}/task").glob("*/children"):
+        found |= {int(word) for word in task.read_text().split()}
+    named = lambda pid: Path(f"/proc/{pid}/cmdline").read_text() if Path(f"/proc/{pid}").exists() else ""
+    ours = {pid for pid in found if "actors.in_processes" in named(pid)}
+    return {worker for pid in ours for worker in workers(pid) or {pid}}
 
 
 def wait_for_ends(file: Path, learner: int) -> int:

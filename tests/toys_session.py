@@ -57,6 +57,7 @@ def small(spec: Any = SPEC, **changes: Any) -> jaxrl.Session:
     session.hooks, session.interrupt = settings.get("hooks") or jaxrl.SessionHooks(), jaxrl.Interrupt()
     session._schedule = schedule_of(session.config, session._stepwise)
     session._saves, session._saved, session._closed = [], None, False
+    session._termination = type(session._termination)()
     resume = Resume(settings.get("resume", False), settings.get("allow_changes", False))
     session._open(resume, settings.get("statistics") or jaxrl.Statistics())
     session.describe(**settings.get("about", {}))

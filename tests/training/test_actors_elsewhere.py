@@ -3,13 +3,9 @@
 import json
 import os
 import resource
-import select
 import shutil
 import signal
 import threading
-import uuid
-from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +14,6 @@ import pytest
 from toys_actors import (
     STARTED,
     begun,
-    counted,
     counter,
     events,
     learning,
@@ -29,6 +24,7 @@ from toys_actors import (
     train_until_restart,
     wait_for_ends,
     with_settings,
+    workers,
 )
 from toys_envs import counting
 from toys_gymnasium import Counting
@@ -40,8 +36,10 @@ from jaxrl.errors import ActorError, SettingsError
 from jaxrl.training.actors.worker import Order, Worker
 from jaxrl.training.storage.leaves import state_digest
 
+slow = pytest.mark.slow
 
-@pytest.fixture(params=["processes", pytest.param("ray", marks=pytest.mark.slow)])
+
+@pytest.fixture(params=[pytest.param("processes", marks=slow), pytest.param("ray", marks=slow)])
 def engine(request: pytest.FixtureRequest) -> str:
     """Give the name of an engine whose workers can begin; those of Ray on two nodes."""
     if request.param == "ray":
@@ -49,33 +47,16 @@ def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def workers(of: int | str = "self") -> set[int]:
-    """Return the workers that a process has begun and that have not ended, below the supervisor of each."""
-    found: set[int] = set()
-    for task in Path(f"/proc/{of}/task").glob("*/children"):
-        found |= {int(word) for word in task.read_text().split()}
-    named = lambda pid: Path(f"/proc/{pid}/cmdline").read_text() if Path(f"/proc/{pid}").exists() else ""
-    ours = {pid for pid in found if "actors.in_processes" in named(pid)}
-    return {worker for pid in ours for worker in workers(pid) or {pid}}
+MAKERS = {
+    "shared statistics": lambda engine: with_settings(shared(3), actor_engine=engine),
+    "rollouts": partial(rollouts, jaxrl.make_env("gymnasium:CartPole-v1")),
+    "environments in JAX": partial(replaying, counting(length=4), exploration=(0.1, 0.9)),
+}
 
 
-def test_workers_make_the_bits_that_threads_make_and_what_environments_have_started_ends_with_them(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    here = train(shared(3), 24)
-    monkeypatch.setenv(STARTED, str(tmp_path / "pids"))
-    there = train(with_settings(shared(3), actor_engine=engine), 24)
-    assert state_digest(there.state) == state_digest(here.state)
-    assert not workers()
-    if engine == "processes":  # nodes of Ray have begun before
-        assert wait_for_ends(tmp_path / "pids", os.getpid()) == 8  # two of each of four environments
-
-
-@pytest.mark.every_day("processes-rollouts")
-@pytest.mark.parametrize("make", [replaying, rollouts])
-def test_other_workers_make_the_bits_that_threads_make(make: Any, engine: str):
-    env = jaxrl.make_env("gymnasium:CartPole-v1")
-    here, there = train(make(env, "threads"), 24), train(make(env, engine), 24)
+@pytest.mark.parametrize("name", MAKERS)
+def test_workers_make_the_bits_that_threads_make(name: str, engine: str):
+    here, there = train(MAKERS[name]("threads"), 24), train(MAKERS[name](engine), 24)
     assert state_digest(there.state) == state_digest(here.state)
     assert not workers()
 
@@ -97,13 +78,6 @@ def test_workers_begin_where_more_than_a_thousand_files_are_open() -> None:
 
 
 @pytest.mark.slow
-def test_environments_in_jax_and_exploration_go_to_workers_too(engine: str):
-    make = partial(replaying, counting(length=4), exploration=(0.1, 0.9))
-    here, there = train(make("threads"), 16), train(make(engine), 16)
-    assert state_digest(there.state) == state_digest(here.state)
-
-
-@pytest.mark.slow
 def test_a_run_resumes_with_either_engine_to_the_same_bits(engine: str, tmp_path: Path):
     train(replaying(counter(), engine), 16, run_dir=str(tmp_path / "run"))
     digests = []
@@ -114,43 +88,6 @@ def test_a_run_resumes_with_either_engine_to_the_same_bits(engine: str, tmp_path
     assert digests[0] == digests[1]
     (event,) = events(tmp_path / engine, "resume")
     assert event["message"].startswith("resumed at 16 optimisation steps with environments that start anew")
-
-
-@pytest.mark.slow
-def test_what_a_worker_raises_ends_the_run_in_one_line(engine: str, tmp_path: Path):
-    before = set(threading.enumerate())
-    with pytest.raises(ActorError, match=r"^actor [01] failed: RuntimeError: the motor is on fire$"):
-        train(replaying(counter(raise_step=40), engine), 4_000, run_dir=str(tmp_path))
-    (event,) = events(tmp_path, "actor")
-    assert "raise RuntimeError" in event["traceback"]
-    assert list((tmp_path / "checkpoints").glob("*/manifest.json"))
-    assert not {thread.name for thread in set(threading.enumerate()) - before} & {"actor 0", "actor 1"}
-    assert not workers()
-
-
-@pytest.mark.slow
-def test_a_worker_that_hangs_ends_the_run_in_one_line(engine: str, tmp_path: Path):
-    said = r"^actor [01]: a call of gymnasium:Counting takes more than 1 s; it hangs, or raise actor_timeout$"
-    with pytest.raises(ActorError, match=said):
-        train(replaying(counter(hang_step=40), engine, actor_timeout=1.0), 4_000, run_dir=str(tmp_path))
-    (event,) = events(tmp_path, "actor")
-    assert "time.sleep" in event["traceback"]
-    assert not workers()
-
-
-@pytest.mark.slow
-def test_processes_that_environments_have_begun_end_with_the_workers(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("JAXRL_TEST_MARK", mark := uuid.uuid4().hex)  # which they inherit
-    with pytest.raises(ActorError, match=r"takes more than 1 s"):
-        train(replaying(counter(hang_step=40), "processes", processes=True, actor_timeout=1.0), 4_000)
-    assert not [pid for pid, others in environments() if mark in others]
-
-
-def environments() -> Iterator[tuple[str, str]]:
-    """Yield the processes of this machine and what each was begun with."""
-    for file in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            yield file.parts[2], file.read_text(errors="replace")
 
 
 @pytest.mark.slow
@@ -172,16 +109,23 @@ def on_death(number: int) -> jaxrl.Hooks:
     return jaxrl.Hooks(chunk=kill)
 
 
-def test_a_process_that_is_killed_ends_the_run_in_one_line_with_a_checkpoint(tmp_path: Path):
+def test_workers_make_the_bits_of_threads_and_one_that_is_killed_ends_the_run_and_all_that_was_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(STARTED, str(tmp_path / "pids"))
+    run, hooks = tmp_path / "run", on_death(signal.SIGKILL)
     said = r"^actor [01] failed: its process is gone: killed by SIGKILL, out of memory\?$"
-    strategy, hooks = with_settings(counted(), actor_engine="processes"), on_death(signal.SIGKILL)
     with pytest.raises(ActorError, match=said):
-        train(strategy, 1_000_000, run_dir=str(tmp_path), hooks=hooks, max_chunk=8)
-    metadata = json.loads((tmp_path / "metadata.json").read_text())
-    assert metadata["status"] == "actor"
-    assert (tmp_path / "checkpoints" / str(metadata["opt_steps"]) / "manifest.json").exists()
-    assert metadata["opt_steps"] >= 16
+        train(with_settings(shared(3), actor_engine="processes"), 1_000_000, run_dir=str(run), hooks=hooks, max_chunk=8)
     assert not workers()
+    assert wait_for_ends(tmp_path / "pids", os.getpid()) == 8  # two of each of four environments
+    metadata = json.loads((run / "metadata.json").read_text())
+    done = metadata["opt_steps"]
+    assert (metadata["status"], done >= 16) == ("actor", True)
+    assert (run / "checkpoints" / str(done) / "manifest.json").exists()
+    monkeypatch.delenv(STARTED)
+    kept = train(shared(3), done, run_dir=str(run), resume=True)  # nothing is left to do
+    assert state_digest(kept.state) == state_digest(train(shared(3), done).state)
 
 
 @pytest.mark.slow
@@ -213,19 +157,6 @@ def test_an_interrupt_of_the_terminal_ends_a_run_and_its_processes_after_a_check
     metadata = json.loads((tmp_path / "run" / "metadata.json").read_text())
     assert metadata["status"] == "SIGINT"
     assert not [pid for pid in ours if Path(f"/proc/{pid}").exists()]
-
-
-@pytest.mark.slow
-def test_no_process_outlives_a_learner_that_is_killed(path: None, tmp_path: Path):
-    process = begun(tmp_path, "--actor-engine", "processes")
-    ours = workers(process.pid)
-    assert len(ours) == 2
-    watched = [os.pidfd_open(pid) for pid in ours]
-    process.kill()
-    process.communicate()
-    for ended in watched:  # readable once the process has ended
-        assert select.select([ended], [], [], 60)[0] == [ended]
-        os.close(ended)
 
 
 def test_a_machine_with_other_versions_is_named_in_one_line():

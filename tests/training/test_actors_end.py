@@ -1,13 +1,18 @@
 """How actors end: whatever an environment raises is reported, what it has started ends, and no step is in vain."""
 
+import multiprocessing
 import os
+import select
 import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from toys_actors import MAKE, begun, counted, events, replaying, rollouts, train, wait_for_ends
+from toys_actors import MAKE, begun, counted, counter, events, replaying, rollouts, train, wait_for_ends, workers
 from toys_gymnasium import Counting, Deadly, Raising, Silent, Starting, Tallied, Unsendable
 
 import jaxrl
@@ -17,11 +22,24 @@ from jaxrl.errors import ActorError
 slow = pytest.mark.slow
 IN_THREADS: dict[str, Any] = {"engine": "threads"}
 IN_PROCESSES: dict[str, Any] = {"engine": "processes"}
+ON_RAY: dict[str, Any] = {"engine": "ray"}
 ENVS_IN_PROCESSES: dict[str, Any] = {"engine": "threads", "processes": True}
+ALL_IN_PROCESSES: dict[str, Any] = {"engine": "processes", "processes": True}
 
 
 def envs(make: Any, *args: Any) -> HostEnv:
     return jaxrl.gymnasium_envs(gymnasium_spec(Counting()), partial(make, *args))
+
+
+def actors(env: HostEnv, where: dict[str, Any], request: pytest.FixtureRequest, **settings: Any) -> jaxrl.Strategy:
+    """Return actors in this environment; those of Ray on two nodes."""
+    if where is ON_RAY:
+        request.getfixturevalue("cluster")
+    return replaying(env, **where, **settings)
+
+
+def nothing_is_left(before: set[threading.Thread]) -> bool:
+    return set(threading.enumerate()) <= before and not workers()
 
 
 @pytest.mark.parametrize(
@@ -29,22 +47,56 @@ def envs(make: Any, *args: Any) -> HostEnv:
     [
         (Silent, r"Silent\('oil', 'fire'\)", IN_THREADS),
         pytest.param(Silent, r"Silent\('oil', 'fire'\)", IN_PROCESSES, marks=slow),
+        pytest.param(Silent, r"Silent\('oil', 'fire'\)", ON_RAY, marks=slow),
         pytest.param(Unsendable, r"Unsendable: \('oil', 'fire'\)", IN_PROCESSES, marks=slow),
         pytest.param(Unsendable, r"Unsendable: \('oil', 'fire'\)", ENVS_IN_PROCESSES, marks=slow),
         pytest.param(Silent, r"Silent\('oil', 'fire'\)", ENVS_IN_PROCESSES, marks=slow),
     ],
 )
-def test_an_exception_that_cannot_be_told_or_sent_ends_the_run_with_its_type(
-    kind: type[Exception], said: str, where: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_exception_even_one_that_cannot_be_told_or_sent_ends_the_run_with_its_type(
+    kind: type[Exception],
+    said: str,
+    where: dict[str, Any],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(MAKE, "make", partial(Raising, kind))
-    strategy = counted() if where is IN_THREADS else replaying(envs(Raising, kind), **where)
+    strategy = counted() if where is IN_THREADS else actors(envs(Raising, kind), where, request)
+    before = set(threading.enumerate())
     with pytest.raises(ActorError, match=rf"^actor [01] failed: {said}$") as raised:
         train(strategy, 4_000, run_dir=str(tmp_path))
     assert raised.value.exit_code == 1
     (event,) = events(tmp_path, "actor")
     assert "raise self.kind(" in event["traceback"]
     assert list((tmp_path / "checkpoints").glob("*/manifest.json"))
+    assert where is ON_RAY or nothing_is_left(before)  # Ray has threads of its own
+
+
+@slow
+@pytest.mark.parametrize("where", [IN_PROCESSES, ON_RAY, ENVS_IN_PROCESSES, ALL_IN_PROCESSES])
+def test_a_hang_elsewhere_ends_the_run_in_one_line_with_all_that_was_begun(
+    where: dict[str, Any], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = actors(counter(hang_step=40), where, request, actor_timeout=1.0)
+    monkeypatch.setenv("JAXRL_TEST_MARK", mark := uuid.uuid4().hex)  # which they inherit
+    before = set(threading.enumerate())
+    said = r"^actor (0|1|0, 1): a call of gymnasium:Counting takes more than 1 s; it hangs, or raise actor_timeout$"
+    with pytest.raises(ActorError, match=said):
+        train(strategy, 4_000, run_dir=str(tmp_path))
+    (event,) = events(tmp_path, "actor")
+    assert "processes" in where or "time.sleep" in event["traceback"]  # that of the environment's process is its own
+    assert where is ON_RAY or nothing_is_left(before)
+    assert multiprocessing.active_children() == []
+    if where is not ENVS_IN_PROCESSES:  # then this process itself has begun others, as Python's tracker of resources
+        assert not [pid for pid, others in processes() if mark in others]
+
+
+def processes() -> Iterator[tuple[str, str]]:
+    """Yield the processes of this machine and what each was begun with."""
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            yield file.parts[2], file.read_text(errors="replace")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -95,6 +147,11 @@ def test_what_environments_in_processes_have_started_ends_with_a_learner_that_is
     flags: tuple[str, ...], path: None, tmp_path: Path
 ) -> None:
     process = begun(tmp_path, *flags, mine=STARTING)
+    watched = [os.pidfd_open(pid) for pid in workers(process.pid)]
+    assert len(watched) == (2 if "--actor-engine" in flags else 0)
     process.kill()
     process.communicate()
+    for ended in watched:  # readable once the process has ended
+        assert select.select([ended], [], [], 60)[0] == [ended]
+        os.close(ended)
     assert wait_for_ends(tmp_path / "pids", process.pid) == 2 * 2 * 2

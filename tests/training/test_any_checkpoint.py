@@ -69,20 +69,16 @@ def test_a_strategy_given_in_python_loads_the_same(unjudged: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "said"),
+    ("step", "error", "said"),
     [
-        (15, "keeps no checkpoint of step 15; kept are 10, 20, 30"),
-        ("newest", "expected best, latest, final or a number"),
+        (15, SettingsError, "keeps no checkpoint of step 15; kept are 10, 20, 30"),
+        ("newest", SettingsError, "expected best, latest, final or a number"),
+        ("best", NoCheckpointError, "no best policy"),  # one that was named is not replaced by another
     ],
 )
-def test_a_step_that_is_none_is_refused_by_name(unjudged: Any, step: Any, said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
+def test_a_step_that_is_none_is_refused_by_name(unjudged: Any, step: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
         jaxrl.load_policy(unjudged[0], step=step)
-
-
-def test_a_best_policy_that_was_named_is_not_replaced_by_another(unjudged: Any) -> None:
-    with pytest.raises(NoCheckpointError, match="no best policy"):
-        jaxrl.load_policy(unjudged[0], step="best")
 
 
 def test_nothing_is_final_before_the_end(unjudged: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from toys_gymnasium import Counting
 import jaxrl
 from jaxrl.envs.host import gymnasium_spec
 from jaxrl.errors import SettingsError
-from jaxrl.training.evaluator import HostEvaluator, evaluator_of
+from jaxrl.training.evaluator import Evaluation, HostEvaluator, evaluator_of
 
 
 def countdown(time_limit: int | None = 50) -> jaxrl.Env:
@@ -69,12 +69,6 @@ def test_unfinished_episodes_are_counted_with_what_they_gathered() -> None:
     np.testing.assert_array_equal(evaluation.returns, np.minimum(expected, 10))
 
 
-def test_the_time_limit_ends_an_episode() -> None:
-    evaluation = jaxrl.Evaluator(countdown(time_limit=4), always(1), 16)((), jax.random.key(3))
-    assert evaluation.lengths.max() == 4
-    assert evaluation.finished.all()
-
-
 def test_the_scalars_of_an_environment_are_as_of_the_last_step_of_each_episode() -> None:
     """Episodes last as long as they say, but for a limit of ten: of longer ones, the rest is left."""
     plain, key = countdown(time_limit=10), jax.random.key(3)
@@ -84,39 +78,29 @@ def test_the_scalars_of_an_environment_are_as_of_the_last_step_of_each_episode()
         info = {"left": state, "episode_half": state.astype(jnp.int32) // 2, "map": jnp.zeros(3)}
         return state, out._replace(info=info)
 
-    evaluation = jaxrl.Evaluator(plain._replace(step=step), always(1), 16)((), key)
+    env = plain._replace(step=step)
+    evaluation = jaxrl.Evaluator(env, always(1), 16)((), key)
     left = np.maximum(first_lengths(16, key) - 10, 0)
+    np.testing.assert_array_equal(evaluation.lengths, np.minimum(first_lengths(16, key), 10))
+    assert evaluation.finished.all()
     assert 0 < np.sum(left > 0) < 16
     assert evaluation.columns.keys() == {"info/left", "episode_half"}
     np.testing.assert_array_equal(evaluation.columns["info/left"], left)
     np.testing.assert_array_equal(evaluation.columns["episode_half"], left // 2)
     assert str(evaluation.report()).splitlines()[4].split()[:2] == ["info/left", f"{left.mean():.5g}"]
     assert json.loads(evaluation.report().to_json())["columns"]["info/left"]["max"] == left.max()
+    on_host = HostEvaluator(jaxrl.on_host(env), always(1), 3)((), key).columns
+    assert on_host.keys() == evaluation.columns.keys()
+    np.testing.assert_array_equal(on_host["episode_half"], on_host["info/left"] // 2)
 
 
 def test_the_policy_is_what_is_judged() -> None:
     assert not jaxrl.Evaluator(countdown(), always(0), 4)((), jax.random.key(0)).returns.any()
 
 
-@pytest.mark.slow
-def test_greedy_evaluation_ignores_epsilon() -> None:
-    env = countdown()
-    settings = {"buffer": jaxrl.uniform(64, batch_size=8), "num_envs": 2, "opt_interval": 2, "warmup": 0}
-    key = jax.random.key(0)
-    returns = []
-    for epsilon in (0.0, 1.0):
-        agent = jaxrl.dqn(features=(8,), epsilon_start=epsilon, epsilon_end=epsilon)
-        strategy = jaxrl.off_policy(env, agent, **settings)
-        assert strategy.policy is not None
-        params = strategy.policy.params(jax.jit(strategy.init)(key))
-        # Initial weights are those of the key alone, so that only exploration could tell the two apart.
-        returns.append(evaluator_of(strategy, 8)(params, jax.random.key(1)).returns)
-    np.testing.assert_array_equal(*returns)
-
-
 @pytest.mark.every_day("device")
 @pytest.mark.parametrize("where", ["device", "host"])
-def test_sampled_evaluation_acts_as_at_the_end_of_exploration(where: str) -> None:
+def test_sampled_evaluation_acts_as_at_the_end_of_exploration_and_greedy_evaluation_ignores_it(where: str) -> None:
     """Which is at random here, though it begins without: each action then pays 1 with a probability of a half."""
     agent = jaxrl.dqn(features=(8,), epsilon_start=0.0, epsilon_end=1.0, epsilon_decay=1_000_000)
     settings = {"buffer": jaxrl.uniform(64, batch_size=8), "num_envs": 2, "opt_interval": 2, "warmup": 0}
@@ -131,7 +115,11 @@ def test_sampled_evaluation_acts_as_at_the_end_of_exploration(where: str) -> Non
     assert abs(first.returns.sum() / taken - 0.5) < 4 * 0.5 / taken**0.5  # four deviations
     np.testing.assert_array_equal(first.returns, again.returns)
     assert not np.array_equal(first.returns, other.returns)
-    assert evaluator_of(strategy, 200) is not evaluate
+    greedy = evaluator_of(strategy, 200)
+    assert greedy is not evaluate
+    still = params.agent._replace(hyper=params.agent.hyper._replace(epsilon_end=jnp.float32(0)))
+    by_the_best = evaluate(params._replace(agent=still), jax.random.key(1))
+    np.testing.assert_array_equal(greedy(params, jax.random.key(1)).returns, by_the_best.returns)
 
 
 def test_sampling_is_refused_where_nothing_can_be_drawn() -> None:
@@ -183,8 +171,6 @@ def test_episodes_must_be_a_count(episodes: float) -> None:
 
 
 def test_a_report_is_a_table_and_a_json_object() -> None:
-    from jaxrl.training.evaluator import Evaluation
-
     evaluation = Evaluation(np.array([1.0, 2.0, 3.0, 6.0, 8.0]), np.array([5, 5, 5, 5, 5]), np.arange(5) > 0)
     report = evaluation.report()
     assert (report.episodes, report.unfinished) == (5, 1)

@@ -133,19 +133,13 @@ def test_a_members_number_is_no_name_for_a_note(tmp_path: Path) -> None:
         jaxrl.Trainer(made, max_opts=4, hooks=hooks, run_dir=str(tmp_path / "run"), quiet=True).train()
 
 
-def test_columns_of_ones_own_are_in_the_rows_of_evaluations_and_of_their_episodes(tmp_path: Path) -> None:
-    train(run_dir=str(tmp_path), eval_at_start=False)
+def test_columns_of_ones_own_are_in_rows_of_evaluations_and_episodes_and_a_run_can_be_judged_by_them(
+    tmp_path: Path,
+) -> None:
+    judge = lambda evaluation: -float(evaluation.columns["info/cost"].mean())
+    trainer, _ = train(run_dir=str(tmp_path), score=judge, eval_at_start=False)
+    assert trainer.ledger.best_score == -8.0
     lines = lambda name: [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
     evals = [row for row in lines("metrics.jsonl") if row["kind"] == "eval"]
     assert [(row["eval_success"], row["eval_info/cost"]) for row in evals] == [(0.5, 8.0), (0.5, 16.0)]
     assert [(row["success"], row["info/cost"]) for row in lines("eval_episodes.jsonl")][:2] == [(1.0, 4.0), (0.0, 12.0)]
-
-
-def test_a_run_can_be_judged_by_them() -> None:
-    trainer, _ = train(eval_at_start=False)
-    assert trainer.ledger.best_score == 4.0  # the mean of 8 and 0
-    judge = lambda evaluation: -float(evaluation.columns["info/cost"].mean())
-    by_cost = jaxrl.Trainer(
-        counting(), max_opts=8, evaluator=judged, score=judge, eval_interval=4, eval_at_start=False, quiet=True
-    )
-    assert by_cost.train().best_score == -8.0

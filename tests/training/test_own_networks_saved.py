@@ -38,30 +38,20 @@ class Flattened(nn.Module):
         return nn.Dense(self.outputs)(obs.reshape(obs.shape[0], -1))
 
 
-def values(width: int) -> Any:
-    return lambda spec: from_nnx(lambda rngs: Values(width, rngs))
-
-
+NETWORK = {"make_network": lambda spec: from_nnx(lambda rngs: Values(6, rngs))}
+POLICY = {"make_policy": lambda spec, head: from_nnx(lambda rngs: Values(6, rngs))}
 AGENTS: dict[str, Any] = {
     "optimizer": lambda: jaxrl.dqn(features=(8,), make_optimizer=optax.sgd),
-    "network": lambda: jaxrl.dqn(make_network=values(6)),
-    "policy": lambda: jaxrl.sac(
-        make_policy=lambda spec, head: Flattened(head.outputs), make_critic=lambda spec: Flattened(3)
-    ),
+    "network": lambda: jaxrl.dqn(**NETWORK),
+    "policy": lambda: jaxrl.sac(**POLICY, make_critic=lambda spec: Flattened(3)),
 }
 
 
 def trainer(name: str, run: Path, max_opts: int = 20, **resume: bool) -> jaxrl.Trainer:
-    strategy = jaxrl.off_policy(
-        jaxrl.make_env("Catch-bsuite"),
-        AGENTS[name](),
-        buffer=jaxrl.uniform(200, batch_size=8),
-        num_envs=4,
-        opt_interval=4,
-        warmup=16,
-    )
+    sizes = {"buffer": jaxrl.uniform(200, batch_size=8), "num_envs": 4, "opt_interval": 4, "warmup": 16}
+    strategy = jaxrl.off_policy(jaxrl.make_env("Catch-bsuite"), AGENTS[name](), **sizes)
     judged = (
-        {"eval_interval": 0, "eval_episodes": 0} if name == "network" else {"eval_interval": 10, "eval_episodes": 3}
+        {"eval_interval": 10, "eval_episodes": 3} if name == "optimizer" else {"eval_interval": 0, "eval_episodes": 0}
     )
     settings = {**judged, "save_interval": 10, "quiet": True}
     return jaxrl.Trainer(strategy, max_opts=max_opts, run_dir=str(run), **settings, **resume)
@@ -103,31 +93,25 @@ def test_the_settings_name_what_they_do_not_tell(runs: Runs) -> None:
     assert "features:\n  - 8\n" in said["optimizer"]
 
 
-def test_a_network_of_ones_own_is_passed_to_load_its_policy(runs: Runs) -> None:
-    run, policy = runs["network"]
-    assert jaxrl.load_policy(run, make_network=values(6))(OBS).tolist() == policy(OBS).tolist()
-    # Critics, which do not act, need not be passed.
-    run, policy = runs["policy"]
-    loaded = jaxrl.load_policy(run, make_policy=lambda spec, head: Flattened(head.outputs))
-    assert loaded(OBS).tolist() == policy(OBS).tolist()
+@pytest.mark.every_day("policy")
+@pytest.mark.parametrize(("name", "given"), [("network", NETWORK), ("policy", POLICY)], ids=["network", "policy"])
+def test_a_network_of_ones_own_is_passed_to_load_its_policy(runs: Runs, name: str, given: dict[str, Any]) -> None:
+    """Critics, which do not act, need not be passed."""
+    run, policy = runs[name]
+    assert jaxrl.load_policy(run, **given)(OBS).tolist() == policy(OBS).tolist()
+
+
+OTHER = lambda spec, head: from_nnx(lambda rngs: Values(7, rngs))
 
 
 @pytest.mark.parametrize(
     ("name", "given", "said"),
     [
-        ("network", {}, "was made in Python; pass what made it: load_policy(run_dir, make_network=...)"),
-        ("policy", {}, "pass what made it: load_policy(run_dir, make_policy=...)"),
-        ("network", {"make_policy": values(6)}, "load_policy(run_dir, make_network=...)"),
-        pytest.param(
-            *("optimizer", {"make_network": values(6)}, "was not made by make_network; leave that out"),
-            marks=pytest.mark.slow,
-        ),
-        ("network", {"make_network": values(7)}, "make_network is not what trained"),
-        (
-            "network",
-            {"make_critic": values(6)},
-            "load_policy has no argument 'make_critic'; expected strategy, make_net",
-        ),
+        ("policy", {}, "was made in Python; pass what made it: load_policy(run_dir, make_policy=...)"),
+        ("policy", NETWORK, "load_policy(run_dir, make_policy=...)"),
+        ("policy", {"make_policy": OTHER}, "make_policy is not what trained"),
+        ("policy", {"make_critic": OTHER}, "load_policy has no argument 'make_critic'; expected strategy, make_net"),
+        pytest.param("optimizer", NETWORK, "was not made by make_network; leave that out", marks=pytest.mark.slow),
     ],
 )
 def test_what_does_not_make_the_policy_is_refused_in_one_line(
@@ -140,8 +124,8 @@ def test_what_does_not_make_the_policy_is_refused_in_one_line(
 
 
 def test_the_front_doors_say_how_to_go_on_in_python(runs: Runs) -> None:
-    run = str(runs["network"][0])
-    calls = {evaluate.main: "load_policy(run_dir, make_network=...)", train.main: "Trainer(strategy, resume="}
+    run = str(runs["policy"][0])
+    calls = {evaluate.main: "load_policy(run_dir, make_policy=...)", train.main: "Trainer(strategy, resume="}
     for main, said in calls.items():
         with pytest.raises(jaxrl.SettingsError, match="made in Python") as refused:
             main([run] if main is evaluate.main else ["--resume", run])
@@ -150,6 +134,5 @@ def test_the_front_doors_say_how_to_go_on_in_python(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_in_python_it_is_resumed_as_any_other(runs: Runs) -> None:
-    run, _ = runs["network"]
-    result = trainer("network", run, max_opts=30, resume=True).train()
+    result = trainer("policy", runs["policy"][0], max_opts=30, resume=True).train()
     assert result.summary["opt_steps"] == 30

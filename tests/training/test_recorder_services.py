@@ -90,28 +90,43 @@ def runs_of(directory: Path) -> list[Run]:
     return [Run(folder) for folder in sorted((directory / "wandb").glob("offline-run-*"))]
 
 
+def noting(text: str) -> jaxrl.Hooks:
+    """Note a text with each row, in which `{}` stands for its optimisation step."""
+    return jaxrl.Hooks(record=lambda trainer, row: trainer.note(text.format(row["opt_steps"])))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("_offline")
-def test_wandb_has_settings_axes_tags_and_the_best_policy_and_goes_on(tmp_path: Path) -> None:
+def test_wandb_has_settings_axes_tags_histograms_events_and_the_best_policy_and_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "walk"
-    train(run, ["wandb"])
+    train(run, ["wandb"], hooks=noting("at {}"))
     (first,) = runs_of(run)
     assert (first.about.project, first.about.display_name, list(first.about.tags)) == ("jaxrl", "walk", ["custom"])
     assert first.config["max_opts"] == 8
     assert first.axes["*"] == "opt_steps"
     assert first.told() == ALL
-    assert {(row["opt_steps"], row["env_steps"]) for row in first.rows} == {(n, n) for n in (2, 4, 6, 8)}
+    placed = {(row["opt_steps"], row["env_steps"]) for row in first.rows if "events" not in row}
+    assert placed == {(n, n) for n in (2, 4, 6, 8)}
     assert [row["eval/eval_reward"] for row in first.rows if "eval/eval_reward" in row] == [4.0, 8.0]
     (artifact,) = [artifact for artifact in first.artifacts if artifact.type == "model"]
     names = {entry.path for entry in artifact.manifest.contents}
-    assert (artifact.name, artifact.type) == ("walk-best", "model")
+    assert artifact.name == "walk-best"
     assert {"config.yaml", "metadata.json"} <= names
     assert any(name.startswith("best/8/") for name in names)
     require_run(run)  # it holds no link that would keep it from going on
-    train(run, ["wandb"], resume=True, max_opts=12)
+    train(run, ["wandb"], hooks=noting("at {}"), resume=True, max_opts=12)
     _, second = runs_of(run)
     assert (second.about.run_id, second.told()) == (first.about.run_id, MORE)
     assert second.config["max_opts"] == 12
+    for found, steps in ((first, [4, 8]), (second, [12])):
+        for name in ("eval/returns", "eval/lengths"):
+            told = found.histograms(name)
+            assert [(opt_steps, env_steps) for opt_steps, env_steps, _ in told] == [(step, step) for step in steps]
+            assert {(bars["_type"], sum(bars["values"])) for _, _, bars in told} == {("histogram", 1)}
+    tables = [json.loads(path.read_text()) for path in (run / "wandb").glob("*/files/media/table/events*.json")]
+    assert {tuple(table["columns"]) for table in tables} == {("opt_steps", "env_steps", "wall_s", "event", "message")}
+    notes = [[row[0] for row in table["data"] if row[4].startswith("at ")] for table in tables]
+    assert sorted(notes, key=len) == [[2, 4, 6, 8], [2, 4, 6, 8, 10, 12]]  # the second takes the place of the first
 
 
 def population(run: Path, recorder: str, **settings: Any) -> None:
@@ -137,25 +152,6 @@ def test_a_population_is_one_group_of_wandb(tmp_path: Path) -> None:
     assert zero.told() == one.told() == [("eval", 2), ("train", 2), ("eval", 4), ("train", 4)]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("_offline")
-def test_wandb_has_histograms_of_evaluations_and_a_table_of_events(tmp_path: Path) -> None:
-    run = tmp_path / "walk"
-    hooks = jaxrl.Hooks(record=lambda trainer, row: trainer.note(f"at {row['opt_steps']}"))
-    train(run, ["wandb"], hooks=hooks)
-    train(run, ["wandb"], hooks=hooks, resume=True, max_opts=12)
-    first, second = runs_of(run)
-    for found, steps in ((first, [4, 8]), (second, [12])):
-        for name in ("eval/returns", "eval/lengths"):
-            told = found.histograms(name)
-            assert [(opt_steps, env_steps) for opt_steps, env_steps, _ in told] == [(step, step) for step in steps]
-            assert {(bars["_type"], sum(bars["values"])) for _, _, bars in told} == {("histogram", 1)}
-    tables = [json.loads(path.read_text()) for path in (run / "wandb").glob("*/files/media/table/events*.json")]
-    assert {tuple(table["columns"]) for table in tables} == {("opt_steps", "env_steps", "wall_s", "event", "message")}
-    notes = [[row[0] for row in table["data"] if row[4].startswith("at ")] for table in tables]
-    assert sorted(notes, key=len) == [[2, 4, 6, 8], [2, 4, 6, 8, 10, 12]]  # the second takes the place of the first
-
-
 @pytest.mark.usefixtures("_offline")
 def test_wandb_without_a_key_for_its_server_is_refused_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -172,13 +168,13 @@ def test_wandb_without_a_key_for_its_server_is_refused_with_what_to_do(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_files")
-def test_mlflow_has_settings_metrics_by_step_and_the_best_policy_and_goes_on(tmp_path: Path) -> None:
+def test_mlflow_has_settings_metrics_by_step_events_and_the_best_policy_and_goes_on(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
-    run = tmp_path / "walk"
-    train(run, ["mlflow"])
+    run, hooks = tmp_path / "walk", noting("\u00fc \udc80 {}")
+    train(run, ["mlflow"], hooks=hooks)
     client = MlflowClient(tracking_uri=(run / "mlruns").as_uri())
-    train(run, ["mlflow"], resume=True, max_opts=12)
+    train(run, ["mlflow"], hooks=hooks, resume=True, max_opts=12)
     experiment = client.get_experiment_by_name("jaxrl")
     assert experiment is not None
     (found,) = client.search_runs([experiment.experiment_id])
@@ -189,25 +185,15 @@ def test_mlflow_has_settings_metrics_by_step_and_the_best_policy_and_goes_on(tmp
     assert [(metric.step, metric.value) for metric in scores] == [(4, 4.0), (8, 8.0), (12, 12.0)]
     steps = client.get_metric_history(found.info.run_id, "train/env_steps")
     assert [metric.step for metric in steps] == [2, 4, 6, 8, 10, 12]
-    assert {"best", "config.yaml", "metadata.json"} <= {
-        entry.path for entry in client.list_artifacts(found.info.run_id)
-    }
-    require_run(run)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_files")
-def test_mlflow_has_events_as_a_text_once_after_resumes(tmp_path: Path) -> None:
-    run = tmp_path / "walk"
-    hooks = jaxrl.Hooks(record=lambda trainer, row: trainer.note(f"\u00fc \udc80 {row['opt_steps']}"))
-    train(run, ["mlflow"], hooks=hooks)
-    train(run, ["mlflow"], hooks=hooks, resume=True, max_opts=12)
-    (path,) = (run / "mlruns").glob("*/*/artifacts/events.txt")
-    lines = path.read_text().splitlines()
+    artifacts = {entry.path for entry in client.list_artifacts(found.info.run_id)}
+    assert {"best", "config.yaml", "metadata.json"} <= artifacts
+    (events,) = (run / "mlruns").glob("*/*/artifacts/events.txt")
+    lines = events.read_text().splitlines()
     assert [line.strip() for line in lines if "note" in line] == [
         f"{step} opts  note: \u00fc ? {step}" for step in (2, 4, 6, 8, 10, 12)
     ]
     assert sum("resume: " in line for line in lines) == 1
+    require_run(run)
 
 
 @pytest.mark.usefixtures("_files")

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensorboardX.proto.event_pb2 import Event
+from test_recorders import values_of
 from test_recorders_by_name import SHORT, train
 from test_videos import Filmed, stepwise
-from toys_runs import rows_in
+from toys_runs import messages, rows_in
 from toys_trainer import Scripted, counting
 
 import jaxrl
@@ -36,19 +36,6 @@ class Told(jaxrl.MemoryRecorder):
         self.histograms.append(histogram)
 
 
-def values_of(board: Path) -> list[tuple[int, Any]]:
-    """Read the values of TensorBoard's files, each with its step, in their order."""
-    found = []
-    for path in sorted(board.iterdir()):
-        data = path.read_bytes()
-        while data:
-            length = int.from_bytes(data[:8], "little")
-            event = Event.FromString(data[12 : 12 + length])
-            found += [(event.step, value) for value in event.summary.value]
-            data = data[16 + length :]
-    return found
-
-
 def texts(board: Path, tag: str = "events") -> list[tuple[int, str]]:
     found = [(step, value) for step, value in values_of(board) if value.tag == tag]
     assert {value.metadata.plugin_data.plugin_name for _, value in found} <= {"text"}
@@ -72,14 +59,6 @@ def test_an_evaluation_is_told_as_histograms_after_its_row_without_what_is_not_f
     ]  # fmt: skip
     assert {x.env_steps - x.opt_steps for x in told.histograms} == {0}
     assert [x.values.tolist() for x in told.histograms] == [[1.0, 3.0], [1.0] * 5, [1.0]]
-
-
-def test_none_is_told_twice_when_a_run_goes_on(tmp_path: Path) -> None:
-    first, second = Told(), Told()
-    train(tmp_path / "run", [first])
-    train(tmp_path / "run", [second], resume=True, max_opts=12)
-    steps = [[x.opt_steps for x in told.histograms if x.name == "eval/returns"] for told in (first, second)]
-    assert steps == [[4, 8], [12]]
 
 
 def test_a_session_tells_the_episodes_of_an_evaluation(tmp_path: Path) -> None:
@@ -202,9 +181,7 @@ def test_a_note_that_is_no_text_is_refused_with_how_a_number_is_noted(tmp_path: 
 
     train(tmp_path, [], hooks=jaxrl.Hooks(record=note), max_opts=2, eval_interval=0)
     assert said == [f"note: {given!r} is no text; numbers have names, as in note(norm=3.5)" for given in (3.5, "")]
-    assert [
-        row for row in rows_in(tmp_path) if row.get("event") == "note" and not row["message"].startswith("max_opts")
-    ] == []
+    assert all(message.startswith("max_opts") for message in messages(tmp_path, "note"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")

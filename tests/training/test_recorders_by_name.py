@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+from test_recorders import values_of
 from toys_runs import rows_in
 from toys_session import single
 from toys_trainer import ByStep, counting
@@ -44,16 +45,17 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 # --- the table, and what it leads to ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", RECORDERS)
-def test_a_name_is_known_to_help_docs_and_packaging(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    row = RECORDERS[name]
-    assert callable(import_name(row.module, row.maker))
-    assert f"| `{name}` |" in (ROOT / "docs" / "recorders.md").read_text()
+def test_each_name_is_known_to_help_docs_and_packaging(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["ppo", "--help"])
-    assert f"{name} ({row.about})" in " ".join(capsys.readouterr().out.replace("│", " ").split())
-    if row.package is not None:
-        assert row.package in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    docs = (ROOT / "docs" / "recorders.md").read_text()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for name, row in RECORDERS.items():
+        assert callable(import_name(row.module, row.maker))
+        assert f"| `{name}` |" in docs
+        assert f"{name} ({row.about})" in shown
+        assert row.package is None or row.package in extras
 
 
 def test_names_come_from_flags_and_files(tmp_path: Path) -> None:
@@ -81,22 +83,17 @@ def test_left_out_a_run_records_as_ever(tmp_path: Path) -> None:
     jaxrl.Trainer(counting(), max_opts=2, quiet=True).train()  # with no directory those that need one are left out
 
 
-def test_a_session_takes_names(tmp_path: Path) -> None:
+def test_a_session_takes_names_and_its_console_tells_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     memory = jaxrl.MemoryRecorder()
-    with single(recorders=["csv", memory], run_dir=str(tmp_path / "run"), record_interval=4) as session:
+    with single(recorders=["console", "csv", memory], run_dir=str(tmp_path / "run"), record_interval=4) as session:
         session.evaluate_score(1.5)
     (line,) = csv.DictReader((tmp_path / "run" / "metrics.csv").open())
     assert (line["kind"], line["eval_reward"]) == ("eval", "1.5")
     assert [row["eval_reward"] for row in memory.rows if row["kind"] == "eval"] == [1.5]
     assert not (tmp_path / "run" / "tensorboard").exists()
-
-
-def test_the_console_of_a_session_tells_scores(capsys: pytest.CaptureFixture[str]) -> None:
-    with single(recorders=["console"]) as session:
-        session.evaluate_score(1.5)
-    out = capsys.readouterr()
-    assert "score       1.5  best" in out.out
-    assert "failed" not in out.err
+    said = capsys.readouterr()
+    assert "score       1.5  best" in said.out
+    assert "failed" not in said.err
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -221,35 +218,26 @@ def test_the_table_is_that_of_the_log_also_after_kills_and_resumes(tmp_path: Pat
 
 
 def test_a_resumed_run_that_had_no_table_gets_a_whole_one(tmp_path: Path) -> None:
-    train(tmp_path / "run", [])
-    train(tmp_path / "run", ["csv"], resume=True, max_opts=12)
-    assert table(tmp_path / "run") == as_text(rows_of(tmp_path / "run"))
+    train(tmp_path, [])
+    train(tmp_path, ["csv"], resume=True, max_opts=12)
+    assert table(tmp_path) == as_text(rows_of(tmp_path))
 
 
 # --- TensorBoard ------------------------------------------------------------------------------------------------
 
 
-def test_tensorboard_has_the_settings_in_the_files_of_the_run(tmp_path: Path) -> None:
-    from test_recorders import Event
-
-    train(tmp_path / "run", ["tensorboard"])
-    train(tmp_path / "run", ["tensorboard"], resume=True, max_opts=12)
-    board = tmp_path / "run" / "tensorboard"
+def test_tensorboard_has_the_settings_once_in_the_files_of_the_run(tmp_path: Path) -> None:
+    train(tmp_path, ["tensorboard"])
+    train(tmp_path, ["tensorboard"], resume=True, max_opts=12)
+    board = tmp_path / "tensorboard"
     assert all(path.is_file() for path in board.iterdir())
-    told: dict[str, Any] = {}
-    for path in board.iterdir():
-        data = path.read_bytes()
-        while data:
-            length = int.from_bytes(data[:8], "little")
-            for value in Event.FromString(data[12 : 12 + length]).summary.value:
-                if value.metadata.plugin_data.plugin_name == "hparams":
-                    assert value.tag not in told
-                    told[value.tag] = HParamsPluginData.FromString(value.metadata.plugin_data.content)
-            data = data[16 + length :]
-    settings = told["_hparams_/session_start_info"].session_start_info.hparams
-    assert settings["max_opts"].number_value == 8
-    assert settings["algo"].string_value == "custom"
-    assert "eval/eval_reward" in [info.name.tag for info in told["_hparams_/experiment"].experiment.metric_infos]
+    data = [(value.tag, value.metadata.plugin_data) for _, value in values_of(board)]
+    told = [(tag, HParamsPluginData.FromString(x.content)) for tag, x in data if x.plugin_name == "hparams"]
+    assert len(told) == len(dict(told))
+    settings = dict(told)["_hparams_/session_start_info"].session_start_info.hparams
+    assert (settings["max_opts"].number_value, settings["algo"].string_value) == (8, "custom")
+    metrics = dict(told)["_hparams_/experiment"].experiment.metric_infos
+    assert "eval/eval_reward" in [info.name.tag for info in metrics]
 
 
 # --- services ---------------------------------------------------------------------------------------------------
@@ -298,6 +286,7 @@ def test_a_service_is_told_every_row_once_over_resumes(tmp_path: Path) -> None:
     assert (first.rows, first.kept, first.calls[-1]) == (ALL, [{}], "finish")
     train(run, [recorder(second)], resume=True, max_opts=12)
     assert (second.rows, second.kept) == (MORE, [{"id": "x"}])
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("jaxrl-")]
 
 
 def test_what_a_killed_process_told_beyond_its_checkpoint_is_not_told_again(tmp_path: Path) -> None:
@@ -449,8 +438,3 @@ def test_rows_of_a_full_half_are_told_before_their_time(tmp_path: Path) -> None:
     assert told.wait(60.0)
     given.close()
     assert service.rows == [("train", 1), ("train", 2)]
-
-
-def test_threads_end_with_the_run(tmp_path: Path) -> None:
-    train(tmp_path / "run", [recorder(Told())])
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("jaxrl-")]

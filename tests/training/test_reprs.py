@@ -10,7 +10,7 @@ from toys_trainer import counting, small_dqn
 import jaxrl
 from jaxrl.training.storage.group import CHECKPOINTS, open_store
 
-SETTINGS: dict[str, Any] = {"max_opts": 120, "eval_interval": 60, "eval_episodes": 4, "quiet": True}
+SETTINGS: dict[str, Any] = {"max_opts": 20, "eval_interval": 10, "eval_episodes": 2, "quiet": True}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def test_what_a_cell_ends_with_is_shown_in_a_line(trainer: Any) -> None:
     result, strategy = trainer.result(), small_dqn()
     made = jaxrl.population(strategy, seeds=2, sweep={"agent.lr": [1e-3, 1e-4]})
     score, run_dir = f"best score {result.best_score:.6g}", trainer.config.run_dir
-    ended = ("dqn on CartPole-v1", "120 optimisation steps", score, "stopped by max_opts", repr(run_dir))
+    ended = ("dqn on CartPole-v1", "20 optimisation steps", score, "stopped by max_opts", repr(run_dir))
     shown: list[tuple[Any, tuple[str, ...]]] = [
         (trainer, ("Trainer", *ended)),
         (result, ("Result", *ended)),
@@ -73,8 +73,8 @@ def test_training_ends_with_a_summary_in_the_words_of_python(
     assert last["run"] == run_dir
     assert last["load"] == f"policy = jaxrl.load_policy({run_dir!r})"
     assert repr(eval(last["load"].partition(" = ")[2])).startswith("GreedyPolicy(CartPole-v1")
-    assert last["go on"] == "trainer.train(max_opts=240)"
-    assert eval(last["go on"]).summary["opt_steps"] == 240
+    assert last["go on"] == "trainer.train(max_opts=40)"
+    assert eval(last["go on"]).summary["opt_steps"] == 40
 
 
 @pytest.mark.parametrize("silent", [{"quiet": True}, {"console": False}, {"recorders": []}])

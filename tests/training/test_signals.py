@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from toys_session import small
-from toys_trainer import counting, small_dqn
+from toys_trainer import ByStep, counting
 
 import jaxrl
+from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.storage.leaves import state_digest
 
 INT, TERM = signal.SIGINT, signal.SIGTERM
@@ -25,10 +26,15 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
+def make(**settings: Any) -> jaxrl.Trainer:
+    evaluator = ByStep([float(step) for step in range(1, 401)])
+    return jaxrl.Trainer(counting(), evaluator=evaluator, **{**SETTINGS, **settings})
+
+
 @pytest.fixture(scope="module")
 def whole() -> str:
     """The digest of the run that nobody stops."""
-    return state_digest(jaxrl.Trainer(small_dqn(), **SETTINGS).train().state)
+    return state_digest(make().train().state)
 
 
 @pytest.fixture
@@ -103,7 +109,7 @@ def test_in_a_notebook_the_trainer_keeps_what_it_was_interrupted_in(
     tmp_path: Path, whole: str, at: str, directory: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = directory and str(tmp_path / directory)
-    trainer = jaxrl.Trainer(small_dqn(), run_dir=run_dir, hooks=raising(INT, at=at), **{**SETTINGS, "quiet": False})
+    trainer = make(run_dir=run_dir, hooks=raising(INT, at=at), quiet=False)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     stopped = trainer.result().summary
@@ -119,7 +125,7 @@ def test_in_a_notebook_the_trainer_keeps_what_it_was_interrupted_in(
 
 def test_a_signal_before_the_first_step_is_saved_and_raised(tmp_path: Path, whole: str) -> None:
     hooks = raising(TERM, at="start", since="0")
-    trainer = jaxrl.Trainer(small_dqn(), run_dir=str(tmp_path), hooks=hooks, **SETTINGS)
+    trainer = make(run_dir=str(tmp_path), hooks=hooks)
     with pytest.raises(SystemExit) as left:
         trainer.train()
     assert left.value.code == 143
@@ -128,8 +134,7 @@ def test_a_signal_before_the_first_step_is_saved_and_raised(tmp_path: Path, whol
 
 
 def test_a_signal_at_the_very_end_ends_the_program_all_the_same(whole: str, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = {**SETTINGS, "quiet": False}
-    trainer = jaxrl.Trainer(small_dqn(), hooks=raising(INT, at="evaluation", since="120"), console=False, **settings)
+    trainer = make(hooks=raising(INT, at="evaluation", since="120"), console=False, quiet=False)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert "120 optimisation steps, at the end of the run (max_opts)" in capsys.readouterr().err
@@ -139,14 +144,14 @@ def test_a_signal_at_the_very_end_ends_the_program_all_the_same(whole: str, caps
 
 def test_who_wants_a_return_gets_one() -> None:
     before = signal.getsignal(TERM)
-    trainer = jaxrl.Trainer(small_dqn(), hooks=raising(TERM, at="chunk"), raise_on_signal=False, **SETTINGS)
+    trainer = make(hooks=raising(TERM, at="chunk"), raise_on_signal=False)
     assert trainer.train().summary["stop"] == "SIGTERM"
     assert signal.getsignal(TERM) == before
 
 
 def test_a_loop_over_reports_gets_the_last_one_before_it_is_left() -> None:
     reports: list[Any] = []
-    trainer = jaxrl.Trainer(small_dqn(), hooks=raising(INT, at="chunk"), **SETTINGS)
+    trainer = make(hooks=raising(INT, at="chunk"))
     with pytest.raises(KeyboardInterrupt):
         reports.extend(trainer)  # one after the other, as any loop
     assert [report.stop for report in reports] == [None] * (len(reports) - 1) + ["SIGINT"]
@@ -182,24 +187,18 @@ def test_a_population_is_saved_and_left_and_goes_on(
 
 # --- sessions -----------------------------------------------------------------------------------------------------
 
-SESSION = """
-import os, sys
-import numpy as np
-import jaxrl
-from toys_session import small
 
-with small(run_dir="run", max_opts=500) as session:
-    while not session.is_done:
-        if session.opt_steps == 20:
-            os.kill(os.getpid(), int(sys.argv[1]))
-        session.act(np.zeros((2, 2), np.float32))
-        session.observe(np.ones(2), np.zeros((2, 2), np.float32), np.zeros(2, bool), np.zeros(2, bool))
-print("the script goes on")
-"""
+@pytest.fixture
+def usual() -> Iterator[None]:
+    """Have SIGINT raise as in a script that a terminal begins; one begun in the background ignores it."""
+    before = signal.signal(INT, signal.default_int_handler)
+    yield
+    signal.signal(INT, before)
 
 
+@pytest.mark.parametrize(("number", "raised"), [(TERM, SystemExit), (INT, KeyboardInterrupt)])
 def test_a_signal_raises_in_the_loop_of_a_session_which_is_saved(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    number: signal.Signals, raised: type[BaseException], tmp_path: Path, capsys: pytest.CaptureFixture[str], usual: None
 ) -> None:
     run, places, still = str(tmp_path / "run"), np.zeros((2, 2), np.float32), np.zeros(2, bool)
 
@@ -207,28 +206,15 @@ def test_a_signal_raises_in_the_loop_of_a_session_which_is_saved(
         with small(run_dir=run, max_opts=500) as session:
             while not session.is_done:
                 if session.opt_steps == 20:
-                    signal.raise_signal(TERM)
+                    signal.raise_signal(number)
                 session.act(places)
                 session.observe(np.ones(2), places, still, still)
 
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(raised) as left:
         loop()
-    assert left.value.code == 143
+    assert getattr(left.value, "code", 143) == 143
     again = f"saved; continue with Session(..., run_dir={run!r}, resume=True)"
-    assert f"stopped by SIGTERM at 20 optimisation steps; {again}" in capsys.readouterr().err.splitlines()
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["20"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(INT, -INT), (TERM, 143)])
-def test_a_signal_leaves_the_loop_of_a_session_which_is_saved(
-    script: Any, tmp_path: Path, number: signal.Signals, code: int
-) -> None:
-    process = script(SESSION, number.value)
-    out, errors = process.communicate()
-    assert (process.returncode, out) == (code, ""), errors
-    again = "saved; continue with Session(..., run_dir='run', resume=True)"
-    assert f"stopped by {number.name} at 20 optimisation steps; {again}" in errors.splitlines()
+    assert f"stopped by {number.name} at 20 optimisation steps; {again}" in capsys.readouterr().err.splitlines()
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["20"]
 
 
@@ -312,7 +298,7 @@ def test_a_first_signal_is_acknowledged_while_it_compiles_and_a_second_one_obeye
     assert process.returncode == 130
 
 
-@pytest.mark.every_day("script--2")
+@pytest.mark.slow
 @pytest.mark.parametrize(("door", "code"), [("script", -INT), ("command", 130)])
 def test_after_the_compilation_it_stops(script: Any, tmp_path: Path, door: str, code: int) -> None:
     process = begun(script, tmp_path, door)
@@ -375,3 +361,41 @@ print(jaxrl.Trainer(counting(), max_opts=50, hooks=jaxrl.Hooks(start=fork), cons
 def test_a_signal_to_a_child_that_was_forked_stops_no_training(script: Any) -> None:
     out, errors = script(FORKS).communicate()
     assert (out, [line for line in errors.splitlines() if "SIG" in line]) == ("max_opts\n", [])
+
+
+# --- several runs in one process ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def noted() -> Iterator[list[int]]:
+    """The signals that came to the handler that was there before all runs."""
+    came: list[int] = []
+    old = signal.signal(INT, lambda number, frame: came.append(number))
+    yield came
+    signal.signal(INT, old)
+
+
+def test_a_signal_stops_all_runs_in_lockstep_and_a_later_one_goes_on_listening(noted: list[int]) -> None:
+    settings = {"max_opts": 9, "record_interval": 1, "quiet": True, "raise_on_signal": False}
+    first, second = (jaxrl.Trainer(counting(), **settings) for _ in range(2))  # type: ignore[arg-type]
+    for one, _ in zip(first, second, strict=True):
+        if one.opt_steps == 3 and one.stop is None:
+            signal.raise_signal(INT)
+    assert [first.stop_reason, second.stop_reason] == ["SIGINT", "SIGINT"]
+    assert noted == []
+    signal.raise_signal(INT)
+    assert noted == [INT]
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_the_run_that_is_left_still_listens(noted: list[int], first_out: int) -> None:
+    handles = [Interrupt(), Interrupt()]
+    blocks = [handle.signals() for handle in handles]
+    for block in blocks:
+        block.__enter__()
+    blocks[first_out].__exit__(None, None, None)
+    signal.raise_signal(INT)
+    assert [handle.reason for handle in handles] == (["SIGINT", None] if first_out else [None, "SIGINT"])
+    blocks[1 - first_out].__exit__(None, None, None)
+    signal.raise_signal(INT)
+    assert noted == [INT]

@@ -2,40 +2,37 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 import jaxrl
 
-
-def test_each_aggregation_of_a_few_numbers() -> None:
-    statistics = jaxrl.Statistics(window=2)
-    for value in (2.0, 4.0, 9.0):
-        statistics = statistics.add({"x": value})
-    told = statistics.summary()
-    assert told.pop("x_std") == pytest.approx(math.sqrt(26 / 3))
-    assert told == {"x_mean": 5.0, "x_min": 2.0, "x_max": 9.0, "x_last": 9.0, "x_rolling": 6.5, "x_count": 3}
-
-
-def test_what_is_missing_or_not_finite_is_counted_apart() -> None:
-    statistics = jaxrl.Statistics({"x": ["mean"], "y": ["last"]})
-    for values in ({"x": 1.0}, {"x": float("nan"), "y": None}, {"x": 3.0, "y": float("-inf")}, {"y": 5.0}):
-        statistics = statistics.add(values)
-    assert statistics.summary() == {
-        "x_mean": 2.0,
-        "x_count": 2,
-        "x_missing": 1,
-        "x_not_finite": 1,
-        "y_last": 5.0,
-        "y_count": 1,
-        "y_missing": 2,
-        "y_not_finite": 1,
-    }
+NAN, INF = float("nan"), float("inf")
+TOLD: dict[str, tuple[Any, list[Any], dict[str, Any]]] = {
+    "each of a few numbers": (
+        *({"window": 2}, [{"x": 2.0}, {"x": 4.0}, {"x": 9.0}]),
+        {"x_mean": 5, "x_std": math.sqrt(26 / 3), "x_min": 2, "x_max": 9, "x_last": 9, "x_rolling": 6.5, "x_count": 3},
+    ),
+    "what is missing or not finite is counted apart": (
+        {"chosen": {"x": ["mean"], "y": ["last"]}},
+        [{"x": 1.0}, {"x": NAN, "y": None}, {"x": 3.0, "y": -INF}, {"y": 5.0}],
+        {"x_mean": 2, "x_count": 2, "x_missing": 1, "x_not_finite": 1}
+        | {"y_last": 5, "y_count": 1, "y_missing": 2, "y_not_finite": 1},
+    ),
+    "none of nothing": ({"chosen": {"x": ["mean", "std"]}}, [], {"x_mean": None, "x_std": None, "x_count": 0}),
+    "sums where asked for": ({"chosen": {"x": ["sum"]}}, [{"x": 2.0}, {"x": 4.5}], {"x_sum": 6.5, "x_count": 2}),
+}
 
 
-def test_there_is_none_of_nothing() -> None:
-    assert jaxrl.Statistics({"x": ["mean", "std"]}).summary() == {"x_mean": None, "x_std": None, "x_count": 0}
+@pytest.mark.parametrize("case", TOLD)
+def test_what_statistics_tell_is_that_worked_by_hand(case: str) -> None:
+    settings, rows, told = TOLD[case]
+    statistics = jaxrl.Statistics(**settings)
+    for row in rows:
+        statistics = statistics.add(row)
+    assert statistics.summary() == pytest.approx(told)
 
 
 def test_it_never_changes_itself() -> None:
@@ -68,8 +65,3 @@ def test_written_and_read_back_they_go_on_as_if_nothing_had_happened() -> None:
 def test_what_cannot_be_is_refused(message: str, settings: dict) -> None:
     with pytest.raises(jaxrl.SettingsError, match=message):
         jaxrl.Statistics(**settings)
-
-
-def test_sums_are_given_where_asked_for() -> None:
-    one = jaxrl.Statistics({"x": ["sum"]}).add({"x": 2.0}).add({"x": 4.5})
-    assert one.summary() == {"x_sum": 6.5, "x_count": 2}

@@ -10,14 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
-from test_recorders import read_events
+from test_recorders import values_of
 from toys_gymnasium import Counting
 from toys_runs import messages, rows_in, timeless
+from toys_session import single
 
 import jaxrl
 from jaxrl.errors import SettingsError
 from jaxrl.play import require_writable
-from jaxrl.reports.page import _film
+from jaxrl.reports.groups import group_runs
+from jaxrl.reports.page import page
 from jaxrl.reports.read import read_runs
 from jaxrl.training.film import write_film
 from jaxrl.training.settings import TrainerConfig
@@ -41,9 +43,13 @@ def line(render: Any = draw) -> jaxrl.Env:
     return jaxrl.Env(spec, lambda key: (jnp.int32(0), jnp.zeros(1)), step, render=render)
 
 
+def learning(env: Any) -> jaxrl.Strategy:
+    return jaxrl.on_policy(env, jaxrl.ppo(features=(4,)), num_envs=2, rollout=8, epochs=2, minibatches=2)
+
+
 @cache
 def strategy() -> jaxrl.Strategy:
-    return jaxrl.on_policy(line(), jaxrl.ppo(features=(4,)), num_envs=2, rollout=8, epochs=2, minibatches=2)
+    return learning(line())
 
 
 def trained(run_dir: Path, **settings: Any) -> Any:
@@ -76,14 +82,12 @@ def test_an_episode_is_filmed_at_the_interval_and_training_does_not_notice(tmp_p
     path = tmp_path / "filmed" / "videos" / "32.gif"
     assert told.videos[0] == jaxrl.Video(32, 128, path, float(LENGTH), 8, 16)
     assert [video.opt_steps for video in told.videos] == [32, 64]
-
-
-def test_tensorboard_shows_it_among_the_images(tmp_path: Path) -> None:
-    trained(tmp_path / "run", video_interval=64)
-    (path,) = (tmp_path / "run" / "tensorboard").iterdir()
-    assert b"eval/episode" in path.read_bytes()
-    assert (tmp_path / "run/videos/64.gif").read_bytes() in path.read_bytes()
-    assert read_events(tmp_path / "run" / "tensorboard")
+    images = [
+        (step, value.tag) for step, value in values_of(tmp_path / "filmed/tensorboard") if value.HasField("image")
+    ]
+    assert images == [(32, "eval/episode"), (64, "eval/episode")]
+    (board,) = (tmp_path / "filmed" / "tensorboard").iterdir()
+    assert all(video.path.read_bytes() in board.read_bytes() for video in told.videos)
 
 
 def test_a_run_that_goes_on_films_the_same_and_may_begin_or_leave_off(tmp_path: Path) -> None:
@@ -142,10 +146,9 @@ def broken(state: Any) -> np.ndarray:
 def test_what_cannot_be_filmed_is_refused_in_one_line_before_anything_compiles(
     env: jaxrl.Env, settings: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    made = jaxrl.on_policy(env, jaxrl.ppo(features=(4,)), num_envs=2, rollout=8, epochs=2, minibatches=2)
     given = {**SETTINGS, "video_interval": 32, "run_dir": str(tmp_path / "run"), **settings}
     with pytest.raises(SettingsError, match=said) as refused:
-        jaxrl.Trainer(made, **given)
+        jaxrl.Trainer(learning(env), **given)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "run").exists()
 
@@ -160,11 +163,10 @@ def test_a_film_that_fails_on_the_way_is_told_and_the_run_goes_on(tmp_path: Path
             raise ValueError("no ink")
         return draw(state)
 
-    made = jaxrl.on_policy(line(tiring), jaxrl.ppo(features=(4,)), num_envs=2, rollout=8, epochs=2, minibatches=2)
+    made = learning(line(tiring))
     settings = {**SETTINGS, "quiet": True, "video_interval": 32, "run_dir": str(tmp_path / "run")}
     assert jaxrl.Trainer(made, **settings).train().summary["stop"] == "max_opts"
-    events = messages(tmp_path / "run", "video")
-    assert events == ["no video: no ink"] * 2
+    assert messages(tmp_path / "run", "video") == ["no video: no ink"] * 2
     assert not list((tmp_path / "run").rglob("*.gif*"))
 
 
@@ -201,12 +203,10 @@ class Drawn(Counting):
 def test_environments_on_the_host_are_filmed(tmp_path: Path) -> None:
     spec = jaxrl.EnvSpec("Counting", jaxrl.Box(0.0, np.inf, (2,)), jaxrl.Discrete(2))
     env = jaxrl.gymnasium_envs(spec, Drawn)
-    parts = {"num_envs": 2, "rollout": 8, "epochs": 2, "minibatches": 2}
     settings = {**SETTINGS, "max_opts": 8, "quiet": True, "video_interval": 8, "run_dir": str(tmp_path / "run")}
     with pytest.raises(SettingsError, match="Counting cannot be rendered here"):
-        jaxrl.Trainer(jaxrl.on_policy(env, jaxrl.ppo(features=(4,)), **parts), **settings)
-    made = jaxrl.on_policy(env._replace(make_renderable=Drawn), jaxrl.ppo(features=(4,)), **parts)
-    jaxrl.Trainer(made, **settings).train()
+        jaxrl.Trainer(learning(env), **settings)
+    jaxrl.Trainer(learning(env._replace(make_renderable=Drawn)), **settings).train()
     with Image.open(tmp_path / "run/videos/8.gif") as picture:
         assert getattr(picture, "n_frames", 1) == 3 + 1  # the first episode terminates after three steps
 
@@ -232,9 +232,9 @@ def test_a_run_films_as_mp4_and_the_report_plays_it(tmp_path: Path) -> None:
     assert [video.path.name for video in told.videos] == ["32.mp4", "64.mp4"]
     assert b"ftypisom" not in b"".join(path.read_bytes() for path in (tmp_path / "run/tensorboard").iterdir())
     assert read_runs([str(tmp_path / "run")])[0].film == tmp_path / "run/videos/64.mp4"
-    page = _film("run", tmp_path / "run/videos/64.mp4")
-    assert 'src="data:video/mp4;base64,' in page
-    assert "<video" in page
+    shown = page(group_runs(read_runs([str(tmp_path / "run")])), [], "")
+    assert 'src="data:video/mp4;base64,' in shown
+    assert "<video" in shown
 
 
 def test_odd_sides_are_filmed_and_the_same_pictures_make_the_same_file(tmp_path: Path) -> None:
@@ -293,8 +293,7 @@ class Filmed:
 
 def stepwise(run_dir: Path | None, **settings: Any) -> jaxrl.Session:
     spec = jaxrl.EnvSpec("Line", jaxrl.Box(0.0, 10.0, (1,)), jaxrl.Discrete(2))
-    given = {"opt_interval": 1, "warmup": 4, "max_opts": 0, "run_dir": run_dir and str(run_dir), **settings}
-    return jaxrl.Session(spec, jaxrl.dqn(features=(2,)), buffer=jaxrl.uniform(16, batch_size=2), **given)
+    return single(spec=spec, warmup=4, max_opts=0, run_dir=run_dir and str(run_dir), **settings)
 
 
 @pytest.mark.slow
