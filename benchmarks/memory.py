@@ -2,7 +2,8 @@
 
 It says how soon each recurrent core remembers what a task needs, and what that costs. An agent with equal settings but
 for its core trains until an evaluation of `EPISODES` episodes reaches 0.95 of the task's best return; a row says after
-how many environment steps that was, or that it did not come to that. The core `none` has no memory.
+how many environment steps that was, or that it did not come to that. The core `none` has no memory. The longest maze is
+learnt by way of shorter ones, whose steps count too.
 
 `--costs` says instead what an optimisation step takes with each core, all in turn in one process, and how many times as
 long as without one. `--json` keeps the rows of others that the file has.
@@ -12,6 +13,7 @@ import argparse
 import itertools
 import json
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -41,6 +43,9 @@ class Task(NamedTuple):
     """Steps, no fewer than an episode has: no gradient goes back further."""
     most: int
     """Environment steps."""
+    lr: float = 1e-3
+    after: str | None = None
+    """The task that is trained on before, from whose run this training begins."""
 
 
 TASKS = {
@@ -48,45 +53,60 @@ TASKS = {
     "copy-5": Task("memory:Copy", {}, 64, 4_000_000),
     "parity-10": Task("memory:Parity", {"length": 10}, 64, 2_000_000),
     "tmaze-100": Task("memory:TMaze", {"length": 100}, 128, 4_000_000),
-    "tmaze-500": Task("memory:TMaze", {"length": 500}, 512, 8_000_000),
+    "tmaze-200": Task("memory:TMaze", {"length": 200}, 256, 2_048_000, 3e-4, "tmaze-100"),
+    "tmaze-500": Task("memory:TMaze", {"length": 500}, 512, 8_000_000, 3e-4, "tmaze-200"),
 }
 
 
 def strategy_of(algo: str, core: str, task: str) -> jaxrl.Strategy:
     """Return the training of an agent with `core`."""
-    env, args, rollout, _ = TASKS[task]
-    maker = {"ppo": jaxrl.ppo, "pqn": jaxrl.pqn}[algo](core=core, core_features=WIDTH, features=(WIDTH,), lr=1e-3)
+    of = TASKS[task]
+    maker = {"ppo": jaxrl.ppo, "pqn": jaxrl.pqn}[algo](core=core, core_features=WIDTH, features=(WIDTH,), lr=of.lr)
     return jaxrl.on_policy(
-        jaxrl.make_env(env, **args), maker, num_envs=NUM_ENVS, rollout=rollout, epochs=4, minibatches=4
+        jaxrl.make_env(of.env, **of.args), maker, num_envs=NUM_ENVS, rollout=of.rollout, epochs=4, minibatches=4
     )
 
 
 def learn(algo: str, core: str, task: str, seed: int, most: int | None = None) -> Row:
-    """Train until an evaluation reaches what the task can give."""
-    strategy, rollout = strategy_of(algo, core, task), TASKS[task].rollout
+    """Train until an evaluation reaches what the task can give, on the tasks before it first."""
+    tasks = [task]
+    while (before := TASKS[tasks[0]].after) is not None:
+        tasks.insert(0, before)
+    summaries: list[Mapping[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for i, name in enumerate(tasks):
+            own = {"run_dir": f"{folder}/{name}"} if len(tasks) > 1 else {}
+            begun = {"init_from": f"{folder}/{tasks[i - 1]}"} if i else {}
+            summaries.append(train(strategy_of(algo, core, name), TASKS[name], seed, most, **own, **begun))
+    tried = sum(summary["env_steps"] for summary in summaries)
+    return {
+        "algo": algo,
+        "core": core,
+        "task": task,
+        "seed": seed,
+        "env_steps": tried if summaries[-1]["stop"] == "stop_reward" else None,
+        "tried": tried,
+        "by_way_of": {name: summary["env_steps"] for name, summary in zip(tasks[:-1], summaries, strict=False)},
+        "last_score": summaries[-1]["last_score"],
+    }
+
+
+def train(strategy: jaxrl.Strategy, task: Task, seed: int, most: int | None, **settings: Any) -> Mapping[str, Any]:
+    """Train on one task, and return the summary."""
     # The same places for all cores: an evaluation after every two rollouts of 128 steps, or one of more.
-    rollouts = max(1, 256 // rollout)
+    rollouts = max(1, 256 // task.rollout)
     trainer = jaxrl.Trainer(
         strategy,
-        max_opts=max(1, (most or TASKS[task].most) // strategy.env_steps_per_step) * strategy.opt_steps_per_step,
+        max_opts=max(1, (most or task.most) // strategy.env_steps_per_step) * strategy.opt_steps_per_step,
         eval_interval=rollouts * strategy.opt_steps_per_step,
         eval_episodes=EPISODES,
         confirm_best=False,
         stop_reward=REACHED,
         seed=seed,
         quiet=True,
+        **settings,
     )
-    summary = trainer.train().summary
-    reached = summary["stop"] == "stop_reward"
-    return {
-        "algo": algo,
-        "core": core,
-        "task": task,
-        "seed": seed,
-        "env_steps": summary["env_steps"] if reached else None,
-        "tried": summary["env_steps"],
-        "last_score": summary["last_score"],
-    }
+    return trainer.train().summary
 
 
 def costs(algo: str, cores: Sequence[str], task: str, repeats: int) -> list[Row]:
