@@ -74,16 +74,21 @@ class Script(NamedTuple):
     flags: str
 
 
-SAME = "--agent.features 256 256 --processor.reward-scale 1 --agent.tau 0.005"
+SAME = "--processor.reward-scale 1 --agent.tau 0.005"
+LAYERS = "--agent.features 256 256"
 SCRIPTS = {
-    ("Pendulum-v1", "awac"): Script("awac", f"{SAME} --agent.lr 3e-4 --agent.policy-lr 3e-4 --agent.beta 1"),
+    ("Pendulum-v1", "awac"): Script(
+        "awac",
+        f"{SAME} --agent.lr 3e-4 --agent.policy-lr 3e-4 --agent.beta 1 --agent.max-weight 1e30 --agent.layer-norm "
+        "--agent.features 256 256 256 256 --agent.critic-features 256 256",
+    ),
     ("Pendulum-v1", "iql"): Script(
         "iql",
-        f"{SAME} --agent.lr 3e-4 --scale-rewards-by range --agent.schedules policy_lr=cosine(3e-4,0,10000)",
+        f"{SAME} {LAYERS} --agent.lr 3e-4 --scale-rewards-by range --agent.schedules policy_lr=cosine(3e-4,0,10000)",
     ),
-    ("Pendulum-v1", "cql"): Script("cql", f"{SAME} --agent.lr 3e-4 --agent.policy-lr 3e-4"),
+    ("Pendulum-v1", "cql"): Script("cql", f"{SAME} {LAYERS} --agent.lr 3e-4 --agent.policy-lr 3e-4"),
     ("Pendulum-v1", "td3_bc"): Script(
-        "td3bc", f"{SAME} --agent.lr 1e-3 --agent.policy-lr 1e-3 --agent.bc-alpha 2.5 --agent.layer-norm"
+        "td3bc", f"{SAME} {LAYERS} --agent.lr 1e-3 --agent.policy-lr 1e-3 --agent.bc-alpha 2.5 --agent.layer-norm"
     ),
 }
 """By environment and agent."""
@@ -147,8 +152,12 @@ def learn_with_peer(python: Path, algo: str, env: str, seed: int, opts: int) -> 
         *files_of(env),
     ]
     outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=outside)
-    told = json.loads(done.stdout.strip().splitlines()[-1])
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=outside)
+    if ended.returncode:
+        raise SystemExit(
+            f"JAX-CORL failed in {algo} {env} seed {seed}, with its last lines above; earlier rows are kept"
+        )
+    told = json.loads(ended.stdout.strip().splitlines()[-1])
     return {"library": "JAX-CORL", "algo": algo, "env": env, "seed": seed, **told}
 
 

@@ -56,8 +56,8 @@ def step_means(values: Mapping[str, Array], weight: Array | float) -> dict[str, 
 
     `weight` is 1 or 0, broadcast to their shape: 0 for steps that are not learnt from, such as those of dead agents.
     """
-    some = next(iter(values.values()))
-    counts = jnp.broadcast_to(jnp.asarray(weight) > 0, some.shape)
+    shape = next(iter(values.values())).shape
+    counts = jnp.broadcast_to(jnp.asarray(weight) > 0, shape)
     # Select instead of multiplying by the weight: an entry of weight 0 may be NaN.
     number = jnp.maximum(jnp.sum(counts, dtype=jnp.float32), 1.0)
     return {name: jnp.sum(jnp.where(counts, x, 0.0)) / number for name, x in values.items()}

@@ -758,6 +758,8 @@ def actor_critic_loss(
     log_prob = distribution.log_prob(sample.action)
     log_ratio = log_prob - sample.log_prob
     ratio = jnp.exp(log_ratio)
+    # A mask may forbid the action of a step that does not count: infinite, it would not be 0 by a weight of 0.
+    log_prob = jnp.where(sample.weight > 0, log_prob, 0.0)
     if config.surrogate == "clipped":
         policy_loss = losses.clipped_surrogate(ratio, sample.advantage, hyper.clip_eps)
     elif config.surrogate == "weighted":

@@ -63,8 +63,8 @@ def function_of(policy: GreedyPolicy) -> Function:
     """
     spec = policy.policy.spec
     # Parts of a tuple go by their number: what calls an export has no class of named tuples.
-    seen, done = without_names(spec.observation_space), without_names(spec.action_space)
-    struct = space_struct(seen)
+    observations, choices = without_names(spec.observation_space), without_names(spec.action_space)
+    struct = space_struct(observations)
     obs: Shapes = jax.tree.leaves(struct)
     form: Any = jax.tree.structure(struct)
     begun_as = lambda n: jax.eval_shape(partial(begin, policy.policy), policy.params, _rows(n, struct))
@@ -72,11 +72,11 @@ def function_of(policy: GreedyPolicy) -> Function:
     memory: Shapes = jax.tree.leaves((carried, action))
     memory_form: Any = jax.tree.structure((carried, action))
     actions = [_row(x) for x in jax.tree.leaves(action)]
-    names, made = _names_in("obs", struct), _names_in("action", space_struct(done))
+    names, made = _names_in("obs", struct), _names_in("action", space_struct(choices))
     # Discrete values are those of the environment outside, and count from 0 inside.
-    indices, elements = partial(to_indices, seen), partial(to_elements, done)
-    entries = _entries_in("obs", struct), _entries_in("action", space_struct(done))
-    spaces = {"observation": space_to_plain(seen), "action": space_to_plain(done)}
+    indices, elements = partial(to_indices, observations), partial(to_elements, choices)
+    entries = _entries_in("obs", struct), _entries_in("action", space_struct(choices))
+    spaces = {"observation": space_to_plain(observations), "action": space_to_plain(choices)}
     kept = memory_leaves(policy.policy, policy.params, _rows(1, struct))
     if not kept:
 

@@ -10,8 +10,10 @@ from jaxrl.training.population.scores import Spread, comparable, spread
 from jaxrl.training.settings import HARMLESS, YARDSTICK
 
 LONGEST_LABEL = 120
-IGNORED = (HARMLESS - YARDSTICK) | {"seed"}
+MAY_DIFFER = (HARMLESS - YARDSTICK) | {"seed"}
 """Settings in which the runs of a group may differ."""
+DEFAULTS: dict[str, Any] = {"eval_env": None, "eval_env_args": {}, "eval_actions": "greedy"}
+"""How runs are evaluated whose settings do not say it."""
 
 
 class Group(NamedTuple):
@@ -42,7 +44,8 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
 
 def _deciding(run: Run) -> dict[str, str]:
     """Return the settings that tell groups apart; `varied` for those that a search changed."""
-    own = {name: format_value(value) for name, value in run.settings.items() if name not in IGNORED}
+    settings = {name: value for name, value in run.settings.items() if DEFAULTS.get(name, ...) != value}
+    own = {name: format_value(value) for name, value in settings.items() if name not in MAY_DIFFER}
     return own | dict.fromkeys(run.swept if run.varied else (), "varied")
 
 

@@ -55,10 +55,12 @@ def with_demos(
 
 def _in_tuples_of(spec: EnvSpec, demos: Dataset) -> Dataset:
     """Return `demos` with the environment's own classes of named tuples, beside which they are sampled."""
-    seen, done = (jax.tree.structure(space_struct(space)) for space in (spec.observation_space, spec.action_space))
-    form = lambda structure, tree: structure.unflatten(jax.tree.leaves(tree))
+    arrange = lambda space, tree: jax.tree.unflatten(jax.tree.structure(space_struct(space)), jax.tree.leaves(tree))
     return demos._replace(
-        spec=spec, obs=form(seen, demos.obs), action=form(done, demos.action), next_obs=form(seen, demos.next_obs)
+        spec=spec,
+        obs=arrange(spec.observation_space, demos.obs),
+        action=arrange(spec.action_space, demos.action),
+        next_obs=arrange(spec.observation_space, demos.next_obs),
     )
 
 

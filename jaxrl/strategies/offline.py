@@ -197,7 +197,8 @@ def check_env(data: Dataset, env: Env | HostEnv | None) -> None:
         raise SettingsError(f"the data were gathered in {data.spec.name}, not in {env.spec.name}; name that one as env")
     for what in ("observation_space", "action_space"):
         came, wanted = getattr(data.spec, what), getattr(env.spec, what)
-        if spaces.space_to_plain(came) != spaces.space_to_plain(wanted):
+        # A tuple is learnt from as one whose parts have names.
+        if spaces.without_names(came) != spaces.without_names(wanted):
             raise SettingsError(
                 f"the data have {what.replace('_', ' ')} {came}, but {env.spec.name} has {wanted}; "
                 "give the parameters with which they were gathered as env_args"

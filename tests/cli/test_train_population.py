@@ -18,6 +18,7 @@ from jaxrl.cli.config import parse
 from jaxrl.cli.sweeps import PopulationConfig, build_population, read_sweep
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.strategies.population import Population
+from jaxrl.train import population_config
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import digest
 from jaxrl.training.storage.run_dir import member_dir
@@ -139,7 +140,9 @@ def test_numbers_of_a_population_may_be_written_as_any_others_in_a_file(doors: D
         numbers = f"members: {count}, draw_seed: 1e3, width: 1e1"
         file.write_text(f"algo: dqn\npopulation: {{{numbers}, layout: together, sweep: {sweep}}}\n")
         request = parse(["--config", str(file)])
-        return len(build_population(request.algo, request.config, PopulationConfig(**request.population)).members)
+        asked = population_config(request.population)
+        assert asked is not None
+        return len(build_population(request.algo, request.config, asked).members)
 
     assert members_of("1e1") == 10
     with pytest.raises(SettingsError, match="members is 'two'; expected a whole number"):

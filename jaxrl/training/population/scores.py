@@ -188,10 +188,10 @@ class _HasStatus(Protocol):
     def status(self) -> str: ...
 
 
-Member = TypeVar("Member", bound=_HasStatus)
+OneMember = TypeVar("OneMember", bound=_HasStatus)
 
 
-def comparable(members: Sequence[Member]) -> Sequence[Member]:
+def comparable(members: Sequence[OneMember]) -> Sequence[OneMember]:
     """Return the members that halving did not end, whose scores come from longer training; all if there are none."""
     return [member for member in members if member.status != HALVED] or members
 

@@ -488,7 +488,6 @@ class Session:
         config, regular = self.config, self._schedule.is_regular_save
         if config.run_dir is not None:
             require_no_member(config.run_dir)
-        self._now = self._stepper.first(statistics)
         self._storage = Storage(config.run_dir, config.keep, self.settings(), resume, regular, self._check_checkpoint)
         self._storage.report = self._report
         self._storage.on_saved = self._saves.append
@@ -496,6 +495,7 @@ class Session:
         self._log = Logbook(self._schedule, where, (*config.recorders, *self._given_recorders), quiet=False)
         self._look_at = 0  # optimisation step of the next health check
         try:
+            self._now = self._stepper.first(statistics)
             if self._storage.resumes:
                 self._now = self._load_newest(self._now)
             self._greedy = GreedyPolicy(self._stepper.policy, self._stepper.params(self._now))
@@ -515,7 +515,7 @@ class Session:
 
     def _check_checkpoint(self, checkpoints: Store, step: int, facts: Facts) -> None:
         """Raise `SettingsError` unless the newest of `checkpoints`, `step`, can be resumed."""
-        checkpoints.check_newest(shapes_of(self._now))
+        checkpoints.check_newest(self._stepper.shapes())
         # Under other settings the same steps would mean other counts.
         with reading_facts(f"{step} of {self.config.run_dir}", "no session's"):
             opt_steps = self._schedule.opt_steps(count_iterations(self._stepwise.schedule, facts["steps"]))

@@ -1,6 +1,7 @@
 """The compiled programs of a session, as functions from one session state to the next."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,7 +16,7 @@ from jaxrl.training.memory import Plan, plan_of_state, require_fit
 from jaxrl.training.program import jit_donating, merge_sums, zero_sums
 from jaxrl.training.session.evaluation import EpisodeEvaluator, Recording
 from jaxrl.training.session.inputs import Observations, ends
-from jaxrl.training.session.state import Host, Learnt, SessionState, differ, learn_and_sum, start_episodes
+from jaxrl.training.session.state import Host, Learnt, SessionState, differ, learn_and_sum, shapes_of, start_episodes
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.trees import PyTree, make_key
 
@@ -52,13 +53,20 @@ class Stepper:
 
     def first(self, statistics: Statistics) -> SessionState:
         """Return the initial state of a session."""
-        num_envs = self.stepwise.schedule.num_envs
         state = self._init(self._key)
-        seen = jax.tree.map(np.array, state.last.result.next_obs)
+        return self._with(state, jax.tree.map(np.array, state.last.result.next_obs))._replace(statistics=statistics)
+
+    def shapes(self) -> PyTree:
+        """Return the shapes of the arrays of a checkpoint; no state is made."""
+        state = jax.eval_shape(self._init, self._key)
+        return shapes_of(self._with(state, state.last.result.next_obs))
+
+    def _with(self, state: Any, seen: PyTree) -> SessionState:
+        num_envs = self.stepwise.schedule.num_envs
         no = np.zeros(num_envs, bool)
         host = Host(np.zeros(num_envs, np.float32), np.zeros(num_envs, np.int32), seen, ~no, no)
         sums, past = zero_sums(len(self.metrics)), zero_sums(len(self.metrics))
-        return SessionState(state, sums, past, host, Ledger(), statistics=statistics)
+        return SessionState(state, sums, past, host, Ledger())
 
     def receive(self, now: SessionState, given: Observations) -> SessionState:
         """Return the state after receiving the observations to act on."""
