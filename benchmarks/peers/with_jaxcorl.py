@@ -82,6 +82,5 @@ def main(script: str, opt_steps: int, seed: int, episodes: int, files: list[str]
     print(json.dumps({"last": float(score), "versions": versions}))
 
 
-if __name__ == "__main__":
-    name, steps, seed, episodes, *files = sys.argv[1:]
-    main(name, int(steps), int(seed), int(episodes), files)
+script, steps, seed, episodes, *files = sys.argv[1:]
+main(script, int(steps), int(seed), int(episodes), files)

@@ -356,8 +356,6 @@ def as_type(name: str, value: Any, hint: Any) -> Any:
     if value is None and type(None) in options:
         return None
     kind = options[0]
-    if kind is Any:
-        return value
     origin = typing.get_origin(kind) or kind
     value = as_int(value) if origin is int else value
     if origin is bool and isinstance(value, str):

@@ -246,10 +246,9 @@ def test_changes_that_would_falsify_the_counts_are_refused_and_every_checkpoint_
         drive(session, Script(1), 14)
         assert (session.opt_steps, session.env_steps) == (4, 14)  # after a warm-up of 2 + 8 steps
     before = contents(tmp_path / "checkpoints")
-    for changed, opt_steps in (({"updates": 2}, 8), ({"warmup": 12}, 2), ({"warmup": 20}, 0)):
-        said = f"'opt_steps': 4, 'env_steps': 14.*would be .*'opt_steps': {opt_steps}, 'env_steps': 14.*keep num_envs"
-        with pytest.raises(jaxrl.SettingsError, match=said):
-            single(run_dir=str(tmp_path), resume=True, allow_changes=True, **changed)
+    for name, value in (("updates", 2), ("warmup", 12), ("warmup", 20)):
+        with pytest.raises(jaxrl.SettingsError, match=rf"\({name}: \d+ -> {value}\); {name} cannot change"):
+            single(run_dir=str(tmp_path), resume=True, allow_changes=True, **{name: value})
         assert contents(tmp_path / "checkpoints") == before
     with single(run_dir=str(tmp_path), resume=True) as session:
         assert (session.opt_steps, session.env_steps) == (4, 14)
