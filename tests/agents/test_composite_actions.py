@@ -16,13 +16,14 @@ from toys_composite import PLACES, SPACE, Strict, marksman
 import jaxrl
 from jaxrl import evaluate, play
 from jaxrl.agents.custom import Outputs
-from jaxrl.distributions import kl_divergence
+from jaxrl.distributions import kl_divergence, make_head
+from jaxrl.envs import Env
 from jaxrl.envs.host import convert_action, gymnasium_spec
 from jaxrl.errors import SettingsError
 from jaxrl.exporting import as_c
 from jaxrl.exporting.formats import files_of
 from jaxrl.exporting.function import function_of
-from jaxrl.spaces import Box, Discrete, EnvSpec, space_from_plain, space_zeros
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, space_from_plain, space_zeros
 from jaxrl.strategies.interaction import build_processor_and_agent
 from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.strategies.teacher import label, make_teacher
@@ -101,6 +102,29 @@ def test_all_policy_gradients_take_them_with_masks_a_memory_and_squashed_actions
     assert int(metrics["skipped_updates"].count) == 0
     after = strategy.policy.params(state)  # type: ignore[union-attr]
     assert state_digest(before) != state_digest(after)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env", "space"),
+    [("CartPole-v1", Discrete(2)), ("Pendulum-v1", Box(-2.0, 2.0, (1,)))],
+    ids=["CartPole-v1", "Pendulum-v1"],
+)
+def test_a_dict_of_one_space_is_trained_to_the_bits_of_the_space_itself(env: str, space: Any) -> None:
+    plain = jaxrl.make_env(env)
+    assert plain.spec.action_space == space
+    nested = Env(
+        plain.spec._replace(action_space={"only": (space,)}),
+        plain.reset,
+        lambda state, action, key: plain.step(state, action["only"][0], key),
+    )
+    digests = []
+    for one in (plain, nested):
+        strategy = strategy_of(one, jaxrl.ppo(features=(4,)), num_envs=2, rollout=4, minibatches=1)
+        state, metrics = jax.jit(lambda key, s=strategy: s.step(s.init(key), key, jnp.uint32(0)))(KEY)
+        assert int(metrics["skipped_updates"].count) == 0
+        digests.append(state_digest(strategy.policy.params(state)))  # type: ignore[union-attr]
+    assert digests[0] == digests[1]
 
 
 def test_a_run_with_masks_a_memory_and_squashed_actions_learns_and_is_loaded(tmp_path: Path) -> None:
@@ -344,3 +368,16 @@ def test_a_description_names_the_parts_of_an_action(form: str, names: tuple[list
 def test_masks_may_leave_parts_out(mask: Any) -> None:
     spec = EnvSpec("Toy", {"action_mask": mask, "seen": Box(-1.0, 1.0, (2,))}, SPACE)
     assert jaxrl.ppo(features=(4,))(spec).name == "ppo"
+
+
+def test_a_composite_of_one_number_each_is_a_multidiscrete_to_the_policy() -> None:
+    """A tuple of two choices and `MultiDiscrete` of them have the same outputs, and the same probabilities."""
+    seen = Box(-1.0, 1.0, (2,))
+    one, other = (
+        make_head(EnvSpec("Toy", seen, actions)) for actions in ((Discrete(2), Discrete(3)), MultiDiscrete((2, 3)))
+    )
+    outputs = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5)), jnp.float32)
+    action = jnp.array([[0, 2], [1, 0], [1, 1], [0, 0]])
+    assert one.outputs == other.outputs
+    tuples = one.distribution(outputs).log_prob((action[:, 0], action[:, 1]))
+    np.testing.assert_allclose(tuples, other.distribution(outputs).log_prob(action), rtol=1e-6)

@@ -85,6 +85,15 @@ def test_cross_entropy_is_that_worked_by_hand_and_its_slope_what_is_too_much():
     np.testing.assert_allclose(slope, p - [0.5, 0.5, 0.0], atol=1e-6)
 
 
+def test_cross_entropy_is_that_of_rlax_and_its_slope_what_is_too_much():
+    rng = np.random.default_rng(0)
+    logits, target = jnp.asarray(rng.normal(size=9), jnp.float32), jax.nn.softmax(jnp.asarray(rng.normal(size=9)))
+    theirs = jax.jit(rlax.categorical_cross_entropy)(target, logits)
+    np.testing.assert_allclose(jax.jit(cross_entropy)(logits, target), theirs, rtol=1e-6)
+    slope = of_entropy(logits, target)[1]
+    np.testing.assert_allclose(slope, jax.nn.softmax(logits) - target, atol=1e-6)
+
+
 def test_cross_entropy_is_finite_where_a_logit_says_never():
     loss, slope = of_entropy(jnp.array([0.0, -1e4]), jnp.array([0.0, 1.0]))
     assert loss == 1e4

@@ -1,6 +1,8 @@
 """Recurrent SAC on sequences of replay: targets by hand, a walk step by step, memories, and where gradients end."""
 
+import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -33,6 +35,7 @@ from jaxrl.distributions import make_head
 from jaxrl.errors import SettingsError
 from jaxrl.nn import Core, Critic, PolicyNetwork, Recurrent
 from jaxrl.spaces import Box, Discrete, EnvSpec
+from jaxrl.training.storage.leaves import state_digest
 from jaxrl.types import Batch, RecurrentObs, Transition
 
 OBS = Box(-1.0, 1.0, (2,))
@@ -257,3 +260,25 @@ def test_buffers_and_data_that_do_not_have_sequences_are_refused() -> None:
     said = r"cql remembers, and data do not tell what; set agent\.core to none"
     with pytest.raises(SettingsError, match=said):
         jaxrl.offline(bandit([0, 1], [0.0, 1.0]), jaxrl.cql(core="gru"), batch_size=2)
+
+
+@pytest.mark.slow
+def test_members_of_a_population_are_the_runs_alone_and_go_on_with_replay_filled_anew(tmp_path: Path) -> None:
+    """Each saves no replay, stops half-way, and goes on: as a member it comes to the bits that it comes to alone."""
+    settings: dict[str, Any] = {"save_interval": 10, "save_replay": False, "quiet": True}
+    settings |= {"eval_interval": 0, "eval_episodes": 0}
+
+    def trained(strategy: Any, path: Path, **more: Any) -> Any:
+        for length in (10, 20):
+            kwargs = {**settings, **more, "max_opts": length, "resume": length > 10}
+            result = jaxrl.Trainer(strategy, run_dir=str(path), **kwargs).train()
+        return result
+
+    strategy = strategy_of(lr=0.01, policy_lr=0.01)
+    all_of_them = trained(jaxrl.population(strategy, seeds=2), tmp_path / "all", seed=5)
+    digests = [state_digest(member.result.state) for member in all_of_them.members]
+    alone = [state_digest(trained(strategy, tmp_path / f"{seed}", seed=seed).state) for seed in (5, 6)]
+    assert digests == alone
+    assert digests[0] != digests[1]
+    rows = [json.loads(line) for line in (tmp_path / "5" / "metrics.jsonl").read_text().splitlines()]
+    assert any("with replay filled anew" in row.get("message", "") for row in rows)

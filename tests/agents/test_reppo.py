@@ -322,6 +322,13 @@ def test_multipliers_rise_at_too_little_entropy_or_too_much_divergence_and_fall_
         assert moved == (change, change)
 
 
+def test_far_beyond_the_bound_an_update_takes_the_policy_back_to_that_of_the_rollout(name: str) -> None:
+    state = beginning(name)
+    sample = prepared(name, state, rollout_of(name))
+    state, metrics, _ = updated(name, shaken(retuned(state, lr=0.01), 2.0), sample)
+    assert float(updated(name, state, sample)[1]["kl"]) < float(metrics["kl"])
+
+
 # --- the support --------------------------------------------------------------------------------------------------
 
 DERIVED = {"v_min": None, "v_max": None, "optimizer": "adam", "q_lambda": 1.0, "temperature": 1e-3}

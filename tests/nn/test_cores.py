@@ -19,7 +19,6 @@ T, B, F, WIDTH, WINDOW = 17, 3, 6, 8, 4
 KEY = jax.random.key(0)
 XS = np.random.default_rng(0).normal(size=(T, B, F)).astype(np.float32)
 FIRST = np.random.default_rng(1).random((T, B)) < 0.2
-SCANS = ["lru", "s5", "mingru", "minlstm", "gla"]
 
 
 def blank_of(name: str, features: int = WIDTH, layers: int = 1, rows: int = B) -> Any:

@@ -60,8 +60,7 @@ def test_without_a_baseline_the_critic_learns_it_too(name):
     np.testing.assert_allclose(value, toy.values[:, 0], atol=1e-2)
 
 
-# Every day, losses of policies are worked by hand in `tests/agents/test_policy_losses.py`.
-@pytest.mark.slow
+@pytest.mark.every_day("a2c")
 @pytest.mark.parametrize("agent", GRADIENTS)
 def test_the_policy_learns_the_right_action_and_then_the_critic_its_value(agent):
     toy, (make, settings) = TOYS["action_preference"](DISCOUNT), GRADIENTS[agent]

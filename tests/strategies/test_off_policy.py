@@ -364,7 +364,7 @@ def test_slots_targets_and_exploration_are_right_at_large_iteration_numbers(smal
         state = new
 
 
-# Slow: every day, trainers donate states that a program has made.
+# Slow: trainers compile `init`, and donate no state that was made without a program, as this one is.
 @pytest.mark.slow
 def test_donating_a_fresh_state_whose_parts_look_alike_is_safe():
     strategy = make(agent=coins)

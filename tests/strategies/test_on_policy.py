@@ -279,8 +279,10 @@ def test_agents_and_processors_of_another_kind_are_refused(agent, processor, sai
 
 
 def test_without_a_processor_steps_are_single_and_the_discount_is_its_default():
-    settings = on_policy(counting_env(), coins, num_envs=3, rollout=5, epochs=1, minibatches=1).info.settings
-    assert (settings["processor"]["n_step"], settings["processor"]["discount"]) == (1, 0.99)
+    strategy = on_policy(counting_env(), keeper(5, 3, 1), num_envs=3, rollout=5, epochs=1, minibatches=1)
+    state, _ = stepper(strategy)(begun(strategy), jnp.uint32(0))
+    discounts = set(np.asarray(state.agent.items.discount).ravel().tolist())
+    assert discounts - {0.0} == {float(np.float32(0.99))}
 
 
 # --- stopping ---------------------------------------------------------------------------------------------------
