@@ -161,7 +161,7 @@ def test_every_case_has_its_row_in_the_readme() -> None:
 # --- they run --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.every_day("env-10")
 @pytest.mark.parametrize("case", CASES)
 def test_a_case_runs(case: str, cache: Path, tmp_path: Path) -> None:
     if case == "actors":

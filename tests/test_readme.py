@@ -107,7 +107,7 @@ LEARNT: dict[str, Callable[[str, Path], bool]] = {
 """Blocks that train, with whether the last line that they print and what they leave shows that it was learnt."""
 
 
-@pytest.mark.slow
+@pytest.mark.every_day("environment-0")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", LEARNT)
 def test_an_example_learns(name: str, seed: int, tmp_path: Path) -> None:

@@ -189,6 +189,10 @@ def test_one_number_for_all_steps_is_refused(make: Any) -> None:
         traced(make(extra_loss=lambda params, sample, outputs: jnp.float32(1)))
 
 
+def test_a_function_that_does_not_tell_its_arguments_is_taken() -> None:
+    jaxrl.sac(extra_policy_loss=partial(max, 1))
+
+
 @pytest.mark.slow
 def test_a_run_names_it_and_its_policy_does_without(tmp_path: Path) -> None:
     strategy, run = on_policy(extra_loss=lambda params, sample, outputs: outputs.value), str(tmp_path / "run")

@@ -301,12 +301,12 @@ REFUSED: dict[str, list[Row]] = {
         )
     ],
     "torsos": [
-        (make, settings, seeing(small_image, Discrete(2)), said)
+        (make, settings, spec, said)
         for make in (jaxrl.dqn, jaxrl.pqn, jaxrl.reppo, jaxrl.ppo, jaxrl.bc, jaxrl.sac, jaxrl.iql)
-        for settings, said in (
-            ({"torso": "nature"}, "use torso minatar, impala or mlp"),
-            ({"channels": (0,)}, r"agent\.channels is 0"),
-            ({"dtype": "float16"}, r"unknown agent\.dtype 'float16'"),
+        for settings, spec, said in (
+            ({"torso": "nature"}, seeing(small_image, Discrete(2)), "use torso minatar, impala or mlp"),
+            ({"channels": (0,)}, BUILT_AT_ONCE, r"agent\.channels is 0"),
+            ({"dtype": "float16"}, BUILT_AT_ONCE, r"unknown agent\.dtype 'float16'"),
         )
     ],
     "masks": [

@@ -1,6 +1,7 @@
 """What a user can get wrong: refused in one line that says what came and what would do, before anything is done."""
 
 import importlib
+import json
 import pickle
 import re
 import shlex
@@ -114,8 +115,10 @@ WRONG = {
     "train ppo --n-steps 3": "--rollout?",
     "train ppo --batch-size 3": "--minibatches?",
     "train ppo --agent.entropy 1": "--agent.ent-coef?",
+    "train ppo --entropy-coef 1": "--agent.ent-coef?",
     "train sac --ent-coef 1": "--agent.temperature?",
     "train ppo --agent.value 1": "--agent.vf-coef?",
+    "train ppo --value-coef 1": "--agent.vf-coef?",
     "train sac --agent.critics 3": "--agent.num-critics?",
     "train --clip-range 1": "--agent.clip-eps, which this algorithm does not have",
     "train --track": "--recorders? (names, as in console tensorboard wandb",
@@ -220,6 +223,7 @@ WRONG = {
     "evaluate nowhere --epi 3 --episodes 4": "--episodes is given twice",
     # settings that do not go together
     "train dqn --env Pendulum-v1": "Pendulum-v1 ... ppo ... a2c ... reinforce",
+    "train pqn --env Pendulum-v1": "pqn takes discrete actions ... ppo",
     "train --eval-env Acrobot-v1": "Acrobot-v1 has the observation space ... expected that of CartPole-v1",
     "train --stop-reward 5 --eval-interval 0": "eval_interval",
     "train --patience 2 --eval-interval 0": "eval_interval",
@@ -419,6 +423,26 @@ def test_a_run_without_a_best_policy_is_refused(finished: Finished, tmp_path: Pa
     for main in (evaluate.main, play.main):
         with pytest.raises(NoCheckpointError, match="no best policy"):
             main([str(tmp_path / "run")])
+
+
+def test_a_run_of_a_newer_version_is_not_called_damaged(finished: Finished, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished.path, tmp_path / "run"))
+    for file in (*run.glob("checkpoints/*/manifest.json"), *run.glob("best/*/manifest.json")):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
+        (file.parent / "files.json").unlink()
+    before = snapshot(run)
+    for use in (
+        lambda: jaxrl.load_policy(run),
+        lambda: jaxrl.load_policy(run, step="latest"),
+        lambda: train.main(["--resume", str(run), "--quiet", "--max-opts", "80"]),
+    ):
+        with pytest.raises(NoCheckpointError, match=r"cannot be read: it was written by .* newer version") as no:
+            use()
+        assert "damaged" not in str(no.value)
+    assert {**snapshot(run), ".lock": None} == {**before, ".lock": None}
+    (run / "metadata.json").write_text(json.dumps({**json.loads((run / "metadata.json").read_text()), "format": 2}))
+    with pytest.raises(SettingsError, match=r"^[^\n]*was written by a newer version of jaxrl[^\n]*$"):
+        evaluate.main([str(run)])
 
 
 def test_settings_of_a_stranger_that_the_environment_cannot_hold_are_refused(

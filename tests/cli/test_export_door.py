@@ -51,7 +51,7 @@ int main(void)
 """
 
 
-@pytest.mark.every_day("numpy")
+@pytest.mark.every_day("numpy", "c")
 @pytest.mark.parametrize("form", USE)
 def test_it_does_the_same_without_jaxrl(form: str, doors: Doors, finished: Finished) -> None:
     if form == "onnx":

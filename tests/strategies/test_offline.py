@@ -385,4 +385,6 @@ def test_rewards_are_scaled_by_the_returns_of_the_episodes(by: str) -> None:
 def test_only_what_is_learnt_from_decides_how_rewards_are_scaled() -> None:
     data = walk((4, 3, 5, 2), (True,) * 4)
     strategy = jaxrl.offline(data, counting(data), batch_size=4, scale_rewards_by="range", holdout=0.25)
+    state = jax.jit(strategy.init)(jax.random.key(0))
+    np.testing.assert_allclose(state.reward_factor, 1000 / (110 - 6), rtol=1e-6)
     assert f"multiplied by {1000 / (110 - 6):.6g}, by the range of the returns" in strategy.info.notes[-1]

@@ -17,6 +17,7 @@ import pytest
 from test_policy import Linear
 from toys_actors import DISCOUNT, MAKE, counted, counter, events, replaying, rollouts, shared_state, with_settings
 from toys_closed_form import clock_truncates
+from toys_envs import counting
 from toys_gymnasium import Counting, Telling
 
 import jaxrl
@@ -92,6 +93,18 @@ def test_what_environments_tell_reaches_the_rows_of_the_rounds_that_were_learnt_
     assert [row["info/won"] for row in rows] == [1, None]  # told by odd episodes, at their end
     assert [row["episode_steps"] for row in rows] == [3, 5]  # of whole episodes, at their end
     assert "info/word" not in rows[0]
+
+
+@pytest.mark.slow
+def test_what_an_environment_in_jax_tells_comes_by_actors_too():
+    env = counting(length=4)
+
+    def step(state: Any, action: Any, key: Any) -> Any:
+        state, out = env.step(state, action, key)
+        return state, out._replace(info={"paid": 2.0 * out.reward})
+
+    _, row = train(replaying(env._replace(step=step), max_lag=0), 8)
+    assert row["info/paid"] == 2 * row["episode_return"] / row["episode_length"]
 
 
 # The second takes up new parameters after 6, 12 and 18 optimisation steps only.
@@ -210,6 +223,13 @@ def test_actors_send_the_memories_that_critics_have_of_their_episodes() -> None:
         np.testing.assert_allclose(made, kept, rtol=1e-4, atol=1e-6)
     assert all(np.abs(x).max() > 0.01 for x in jax.tree.leaves(items.obs.memory))
     assert 0 < np.mean(items.is_first) < 1
+
+
+@pytest.mark.slow
+def test_rollouts_are_learnt_from_with_a_lag_of_exactly_one():
+    memory = jaxrl.MemoryRecorder()
+    jaxrl.Trainer(rollouts(counter()), max_opts=16, record_interval=4, recorders=[memory], **QUIET).train()
+    assert [row["staleness"] for row in memory.rows if row["kind"] == "train"] == [0, 4, 4, 4]
 
 
 class Diary(Counting):

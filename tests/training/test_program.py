@@ -95,6 +95,9 @@ def test_a_second_run_of_the_same_strategy_compiles_nothing_and_trains_alike() -
     other = train(strategy, seed=1)
     assert len(compiled) == after_first
     assert not np.array_equal(vector_of(other.state.agent.params), vector_of(first.state.agent.params))
+    # The seeds of a population are trained by that program one after the other.
+    train(jaxrl.population(strategy, seeds=2))
+    assert len(compiled) == after_first
     shorter = strategy.env._replace(spec=strategy.env.spec._replace(time_limit=5))
     assert train(strategy._replace(env=shorter)).best_score == 5 * 6 / 2
     assert len(compiled) > after_first

@@ -64,7 +64,7 @@ def with_box(env: jaxrl.Env) -> jaxrl.Env:
 
 
 SEQUENCES = {"sequence": 4, "burn_in": 2}
-DQN = jaxrl.dqn(features=(8,), epsilon_decay=8, target_interval=3)
+DQN = jaxrl.dqn(features=(8,), lr=jaxrl.linear(1e-3, 0, 40), epsilon_decay=8, target_interval=3)
 GRU_DQN = jaxrl.dqn(features=(8,), epsilon_decay=8, target_interval=3, core="gru", **SEQUENCES)
 GRU_SAC = jaxrl.sac(features=(8,), core="gru", core_features=8, **SEQUENCES)
 REPLAYS: dict[str, dict[str, Any]] = {
@@ -86,8 +86,10 @@ def test_it_pushes_and_learns_what_a_trainer_does(kind: str) -> None:
     env, agent = counting(length=5), parts.pop("agent", DQN)
     has_box = parts.pop("spec", None) is not None
     # Twelve iterations: until the buffer has begun to be written over.
-    session, theirs, _, _ = beside_trainer(with_box(env) if has_box else env, agent, 12, **parts)
+    session, theirs, told, _ = beside_trainer(with_box(env) if has_box else env, agent, 12, **parts)
     ours = session._now.state
+    if kind == "dqn":  # it follows the schedule to the step
+        np.testing.assert_allclose(told["lr"], 1e-3 * (1 - (session.opt_steps - 1) / 40), rtol=1e-5)
     for name in theirs.buffer.items._fields:
         computed = {"atol": 2e-3} if has_box and name == "action" else {"atol": 0.0}
         close = {} if "gru" in kind else {"rtol": 0.0, **computed}
