@@ -16,6 +16,7 @@ from jaxrl import train
 from jaxrl.envs import Env, TimeStep
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec
+from jaxrl.training import loop
 
 Refused = Callable[..., None]
 
@@ -52,6 +53,8 @@ def single_numbers() -> set[str]:
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, single_numbers: set[str]) -> Refused:
     """Check that an action is refused in one line that says all of `said`, before anything is compiled or written."""
     monkeypatch.chdir(tmp_path)
+    # A program that was compiled before would not be heard.
+    monkeypatch.setattr(loop, "compile_all", lambda *args: pytest.fail("it began to compile"))
 
     def check(action: Callable[[], Any], *said: str) -> None:
         with heard() as compiled, pytest.raises(SettingsError) as error:
