@@ -201,9 +201,9 @@ WRONG = {
     "train --config=": "needs a value",
     "train --agent.features": "--agent.features needs a value",
     "train --sweep": "--sweep needs a value, as in --sweep agent.lr=1e-4,3e-4",
-    "train dqn extra": "extra",
+    "train dqn extra": "unexpected argument 'extra' after dqn",
     "train --no-quiet false": "unexpected argument 'false'",
-    "doctor run": "run",
+    "doctor run": "unrecognized arguments: run",
     "evaluate": "run_dir",
     # given twice, on the command line of training and on that of all others
     "train --env Acrobot-v1 --env=CartPole-v1":
@@ -221,6 +221,11 @@ WRONG = {
     "train --halving factor=2 factor=3": "halving names factor twice",
     "evaluate nowhere --step latest --step=best": "--step is given twice, as 'latest' and as 'best'; give it once",
     "evaluate nowhere --epi 3 --episodes 4": "--episodes is given twice",
+    "play nowhere --step latest --step=best": "--step is given twice, as 'latest' and as 'best'; give it once",
+    "export nowhere --out a --out=b": "--out is given twice, as 'a' and as 'b'; give it once",
+    "collect nowhere --transitions 64 --out a.npz --out=b.npz":
+        "--out is given twice, as 'a.npz' and as 'b.npz'; give it once",
+    "publish nowhere --out a --out=b": "--out is given twice, as 'a' and as 'b'; give it once",
     # settings that do not go together
     "train dqn --env Pendulum-v1": "Pendulum-v1 ... ppo ... a2c ... reinforce",
     "train pqn --env Pendulum-v1": "pqn takes discrete actions ... ppo",
@@ -279,6 +284,7 @@ WRONG = {
     "train --resume empty": "empty ... no run directory",
     "train --resume notes": "notes ... no run directory",
     "train --resume file": "file ... no run directory ... it is a file",
+    "play notes": "notes ... no run directory",
     "evaluate links": "is no run directory: it has no config.yaml",
     "evaluate nowhere": "nowhere is no run directory",
     "report nowhere --csv t.csv": "nowhere is no run directory",
@@ -293,12 +299,12 @@ WRONG = {
     f"{COLLECT} ''": "cannot write .: Is a directory",
     "doctor --json no/page.json": "no/page.json",
     **{f"{words} {LONG}": "File name too long" for words in (
-        "train --run-dir", "evaluate", "verify", "report", "doctor --json", "report RUN --png", "report RUN --csv",
-        "report RUN --json",
+        "train --run-dir", "evaluate", "verify", "report", "play", "export", "collect --transitions 64 --out x.npz",
+        "publish --out hub", "doctor --json", "report RUN --png", "report RUN --csv", "report RUN --json",
     )},
     **{f"{words}gs://bucket/run": "gs://bucket/run is a URL" for words in (
         "train --run-dir=", "train --init-from=", "train --config=", "train bc --data=", "evaluate ", "verify ",
-        "report ", "doctor --json=",
+        "report ", "play ", "export ", "collect --transitions 64 --out x.npz ", "publish --out hub ", "doctor --json=",
     )},
     # going on with a run
     "train --resume RUN --seed 5": "seed: 0 -> 5",
@@ -363,11 +369,11 @@ WRONG_FILES = {
         ("agent:\n  features: [[16]]", "agent.features"), ("env_args: [1]", "env_args"),
         ("run_dir: 3", "run_dir"), ("stop_reward: high", "stop_reward"), ("custom: 3", "custom"),
     )},
-    "population: {sweep: 5}": "population.",
-    "population: {sweep: [1, 2]}": "population.",
-    "population: {sweep: {1: [1]}}": "population.",
-    "population: {1: 2}": "population.",
-    "population: {seedz: 2}": "population.",
+    "population: {sweep: 5}": "population.sweep is 5; expected settings, as in agent.lr: [",
+    "population: {sweep: [1, 2]}": "population.sweep is [1, 2]; expected settings, as in agent.lr: [",
+    "population: {sweep: {1: [1]}}": "population.sweep is {1: [1]}; expected settings, as in agent.lr: [",
+    "population: {1: 2}": "unknown setting population.1; known: ... seeds, sweep",
+    "population: {seedz: 2}": "unknown setting population.seedz; did you mean seeds?",
     # what is no file of settings
     **dict.fromkeys((
         "", "- env\n- seed", "CartPole-v1", "env: [", "env: 'CartPole", "a: b: c", "\tenv: x", "env: *nothing",

@@ -184,6 +184,8 @@ def test_an_algorithm_named_on_the_command_line_has_all_commands(
     assert line.endswith(f"name it by --algo {MAKE}")
     assert "algos_of_mine.tables" not in sys.modules
 
+    assert verify.main(["run", "--algo", MAKE, "--replay"]) == 0
+    assert "8 -> 16 bit-equal" in capsys.readouterr().out
     assert evaluate.main(["run", "--algo", MAKE, "--episodes", "2"]) == 0
     assert train.main([MAKE, "--resume", "run", "--max-opts", "32"]) == 0
     policy = jaxrl.load_policy("run")

@@ -66,7 +66,10 @@ def files_of(checkpoint: Path) -> list[Path]:
 
 
 LISTED, NOT_LISTED, ALL = "listed", "not listed", "all, not listed"
-"""Some files with or without the list of files, or all files without it: then their own checksums remain."""
+"""Some files with or without the list of files, or all files without it: then their own checksums remain.
+
+With the list, all files are emptied too.
+"""
 SOME = ("manifest.json", FILES, "arrays/_METADATA", "arrays/sums.max/.zarray", "arrays/sums.max/0")
 
 
@@ -82,7 +85,9 @@ def test_any_damaged_file_of_the_newest_checkpoint_is_noticed_and_the_one_before
         (newest / FILES).unlink()
     whole = shutil.copytree(newest, run.parent / "whole")
     names = [str(file.relative_to(newest)) for file in files_of(newest)]
-    for name in names if which == ALL else [name for name in SOME if name in names]:
+    assert {*SOME} - {FILES} <= {*names}
+    every = which == ALL or (which, how) == (LISTED, "empty")
+    for name in names if every else [name for name in SOME if name in names]:
         damage(newest / name, how)
         used.append(take_up(small, run))
         assert_right(small, run, used[-1])

@@ -18,7 +18,7 @@ from jaxrl import train
 from jaxrl.cli.algos import OffPolicyRun, build
 from jaxrl.errors import SettingsError
 from jaxrl.training import program
-from jaxrl.training.settings import HARMLESS
+from jaxrl.training.settings import HARMLESS, Change, changes
 from jaxrl.training.storage import run as storage
 from jaxrl.training.storage.checkpoints import MismatchError, Store
 from jaxrl.training.storage.leaves import state_digest
@@ -332,6 +332,13 @@ def test_idle_settings_decide_where_there_is_what_they_are_of(name: str) -> None
     settings = [strategy.info.settings[part] if part else strategy.info.settings for strategy in strategies]
     usual = 2 if name == "max_lag" else value_of(SMALL, name)  # unset, it is that of replay
     assert [s[rest] for s in settings] == [usual, IDLE[name]]
+
+
+def test_exactly_what_differs_is_named_with_both_values() -> None:
+    old, new = {"a": {"b": 1, "c": 2}}, {"a": {"b": 3, "c": 2}, "d": 4}
+    assert changes(old, new) == [Change("a.b", 1, 3), Change("d", None, 4)]
+    assert changes(new, old) == [Change("a.b", 3, 1), Change("d", 4, None)]
+    assert changes(old, old) == []
 
 
 def test_several_changed_settings_are_all_named(run: Path) -> None:

@@ -1,6 +1,7 @@
 """Checkpoints: the same bits back, or a clear word; real files, real damage."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,34 @@ def test_the_newest_up_to_the_one_just_saved_stay(store: Store) -> None:
     assert store.steps() == [2, 4]
     fill(store, 100)
     assert store.steps() == [4, 100]
+
+
+def files(store: Store, step: int) -> list[Path]:
+    return sorted(path for path in (store.directory / str(step)).rglob("*") if path.is_file() and path.stat().st_size)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("damage", ["delete", "truncate", "empty", "flip"])
+def test_no_damage_to_any_file_gives_wrong_values(store: Store, damage: str) -> None:
+    fill(store, 1, 2)
+    backup = store.directory.parent / "backup"
+    shutil.copytree(store.directory / "2", backup)
+    used = []
+    for victim in files(store, 2):
+        data = victim.read_bytes()
+        middle = len(data) // 2
+        flipped = data[:middle] + bytes([data[middle] ^ 16]) + data[middle + 1 :]
+        victim.write_bytes({"delete": b"", "truncate": data[:middle], "empty": b"", "flip": flipped}[damage])
+        if damage == "delete":
+            victim.unlink()
+        step, loaded, _ = Store(store.directory, 2).load_newest(tree())
+        assert digest(loaded) == digest(tree(step))
+        used.append(step)
+        shutil.rmtree(store.directory / "2")
+        shutil.copytree(backup, store.directory / "2")
+    # A deleted list of files is what a kill just before it was written leaves: the checkpoint is whole without it.
+    assert used.count(2) == (damage == "delete")
+    assert 1 in used
 
 
 @pytest.mark.parametrize(
