@@ -235,8 +235,8 @@ def from_data() -> str:
 
 def from_data_beside() -> str:
     """Return what offline agents reach beside JAX-CORL's, from the same data."""
-    (found,) = results("*-offline-jax-corl.json")[-1:]
-    return f"{offline.documented_beside(found.rows)}\n\n{source([found])}"
+    found = results("*-offline-jax-corl-*.json")
+    return f"{offline.documented_beside([row for one in found for row in one.rows])}\n\n{source(found)}"
 
 
 def searches() -> str:
