@@ -150,8 +150,10 @@ def test_what_environments_in_processes_have_started_ends_with_a_learner_that_is
     watched = [os.pidfd_open(pid) for pid in workers(process.pid)]
     assert len(watched) == (2 if "--actor-engine" in flags else 0)
     process.kill()
-    process.communicate()
+    process.wait()  # not for the end of its stderr, which what its own process has started holds open
+    assert process.stderr is not None
+    process.stderr.close()
     for ended in watched:  # readable once the process has ended
         assert select.select([ended], [], [], 60)[0] == [ended]
         os.close(ended)
-    assert wait_for_ends(tmp_path / "pids", process.pid) == 2 * 2 * 2
+    assert wait_for_ends(tmp_path / "pids", process.pid) == 2 * 20  # two of each environment
