@@ -14,7 +14,6 @@ and so do our agents with its settings instead of their presets.
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,7 @@ import numpy as np
 import jaxrl
 from benchmarks import harness
 from benchmarks.harness import Row
-from benchmarks.learning import EPISODES, FRESH
+from benchmarks.learning import EPISODES, FRESH, mean_and_deviation
 from benchmarks.peers.__main__ import HERE, Peer, install, said
 from jaxrl.cli.algos import build
 from jaxrl.cli.config import parse
@@ -166,7 +165,7 @@ def documented(rows: Sequence[Row]) -> str:
     lines = ["| environment | agent | seeds | last policy | worst seed |", "|---" * 5 + "|"]
     for env, algo in dict.fromkeys((row["env"], row["algo"]) for row in rows):
         last = [row["last"] for row in rows if (row["env"], row["algo"]) == (env, algo)]
-        lines.append(f"| {env} | `{algo}` | {len(last)} | {_spread(last)} | {min(last):.1f} |")
+        lines.append(f"| {env} | `{algo}` | {len(last)} | {mean_and_deviation(last)} | {min(last):.1f} |")
     return "\n".join(lines)
 
 
@@ -179,12 +178,8 @@ def documented_beside(rows: Sequence[Row]) -> str:
         ways = [("jaxrl", ""), ("jaxrl", script.flags), ("JAX-CORL", None)]
         last = [[row["last"] for row in own if (row["library"], row.get("flags")) == way] for way in ways]
         if all(last):
-            lines.append(f"| {env} | `{algo}` | {len(last[0])} | {' | '.join(map(_spread, last))} |")
+            lines.append(f"| {env} | `{algo}` | {len(last[0])} | {' | '.join(map(mean_and_deviation, last))} |")
     return "\n".join(lines)
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f}"
 
 
 def main() -> None:

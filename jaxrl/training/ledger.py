@@ -213,8 +213,9 @@ def _check(facts: Any) -> None:
             raise ValueError(f"{name} is {value!r}; expected a number")
 
 
-def require_counters(checkpoint: str, counted: Mapping[str, int], saved: Mapping[str, Any]) -> None:
-    """Raise `SettingsError` unless the counters under the current settings match the saved ones."""
+def require_counters(checkpoint: str, step: int, facts: Mapping[str, Any], counted: Mapping[str, int]) -> None:
+    """Raise `SettingsError` unless the counters under the current settings, `counted`, are those of the checkpoint."""
+    saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
     if counted != saved:
         raise SettingsError(
             f"checkpoint {checkpoint} was made after {saved}, which under these settings would be {counted}; "

@@ -409,8 +409,7 @@ class Run:
         # Under other settings the same iteration would mean other counts.
         with reading_facts(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
             counted = self.ledger.restore(facts["ledger"]).counters(self.schedule)
-        saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
-        require_counters(f"{step} of {self.config.run_dir}", counted, saved)
+        require_counters(f"{step} of {self.config.run_dir}", step, facts, counted)
 
     def _restore(self) -> None:
         step, (state, sums), facts = self._storage.load(self._compiled.like)

@@ -520,8 +520,7 @@ class Session:
         with reading_facts(f"{step} of {self.config.run_dir}", "no session's"):
             opt_steps = self._schedule.opt_steps(count_iterations(self._stepwise.schedule, facts["steps"]))
             counted = {"opt_steps": opt_steps, "env_steps": facts["steps"] * self.config.num_envs}
-        saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
-        require_counters(f"{step} of {self.config.run_dir}", counted, saved)
+        require_counters(f"{step} of {self.config.run_dir}", step, facts, counted)
 
     def _load_newest(self, first: SessionState) -> SessionState:
         """Load the newest valid checkpoint, in the structure of `first`."""
