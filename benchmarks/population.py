@@ -10,6 +10,7 @@ DQN on CartPole-v1 with 10 environments, as in `benchmarks.peers`. Rows of `case
   same without; `longer`: 8, five times as long and as seldom. `evaluated` are the evaluations alone, in memory, with
   the second looks at what may be best. `share` is how much longer they take, `processor_share` how much more of the
   cores.
+- `together`: the same for 256 members of PPO with 4 environments each in one program, two evaluations long.
 """
 
 import argparse
@@ -29,11 +30,12 @@ from benchmarks import harness
 from benchmarks.cases.shapes import DQN, replaying
 from benchmarks.harness import Row
 from benchmarks.search import kept
+from jaxrl.cli.algos import build
 from jaxrl.cli.config import preset
 from jaxrl.training.population.scores import PopulationResult
 
 MANY = 32
-PARTS = ("members", "compiling", "host", "longer")
+PARTS = ("members", "compiling", "host", "longer", "together")
 NEVER = dict.fromkeys(("eval_interval", "eval_episodes", "record_interval", "save_interval"), 0)
 
 
@@ -112,23 +114,33 @@ def compiling(repeats: int, many: int) -> list[Row]:
     ]
 
 
-def host(part: str, repeats: int, count: int, times: float, workers: int | None) -> list[Row]:
-    """Time members with all that a run does beside its training, and without, of `times` the preset's intervals."""
-    strategy, config = replaying(DQN()), preset("dqn")
+def host(
+    part: str,
+    repeats: int,
+    count: int,
+    times: float,
+    *,
+    algo: str = "dqn",
+    evaluated: int = 6,
+    layout: str = "auto",
+    workers: int | None = None,
+) -> list[Row]:
+    """Time members with all that a run does beside its training, and without, of `times` the preset's intervals.
+
+    They train until the evaluation number `evaluated`.
+    """
+    strategy = replaying(DQN()) if algo == "dqn" else four_environments()
+    config = preset(algo)
     length = {name: max(1, int(times * getattr(config, name))) for name in ("eval_interval", "record_interval")}
-    opts = 6 * length["eval_interval"]
+    opts = evaluated * length["eval_interval"]
     evaluations = {"eval_interval": length["eval_interval"], "eval_episodes": config.eval_episodes}
+    run = partial(train, strategy, count, opts, layout, workers=workers)
 
     def whole() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            saved = {"run_dir": f"{folder}/run", "save_interval": config.save_interval}
-            train(strategy, count, opts, workers=workers, **{**length, **evaluations, **saved})
+            run(**{**length, **evaluations}, run_dir=f"{folder}/run", save_interval=config.save_interval)
 
-    calls = {
-        "whole": whole,
-        "bare": lambda: train(strategy, count, opts),
-        "evaluated": lambda: train(strategy, count, opts, **evaluations),
-    }
+    calls = {"whole": whole, "bare": run, "evaluated": lambda: run(**evaluations)}
     spent: dict[str, list[float]] = {part: [] for part in calls}
 
     def measured(part: str) -> float:
@@ -146,9 +158,23 @@ def host(part: str, repeats: int, count: int, times: float, workers: int | None)
         "processor_seconds": {name: harness.spread(own) for name, own in spent.items()},
         "share": shares(samples),
         "processor_share": shares(spent),
-        "settings": {**length, **evaluations, "members": count, "max_opts": opts, "workers": workers},
+        "settings": {
+            **length,
+            **evaluations,
+            "algo": algo,
+            "layout": layout,
+            "members": count,
+            "max_opts": opts,
+            "workers": workers,
+        },
     }
     return [row]
+
+
+def four_environments() -> jaxrl.Strategy:
+    """Return the training of PPO on CartPole-v1 with 4 environments, by the preset of the command line."""
+    config = preset("ppo").changed(num_envs=4)
+    return build("ppo", config)
 
 
 def shares(spent: dict[str, list[float]]) -> dict[str, Any]:
@@ -181,8 +207,11 @@ def main() -> None:
     parts = {
         "members": lambda: members(repeats, opts, few, many),
         "compiling": lambda: compiling(repeats, many),
-        "host": lambda: host("host", repeats, many, times, options.workers),
-        "longer": lambda: host("longer", repeats, few, 5 * times, options.workers),
+        "host": lambda: host("host", repeats, many, times, workers=options.workers),
+        "longer": lambda: host("longer", repeats, few, 5 * times, workers=options.workers),
+        "together": lambda: host(
+            "together", repeats, few if options.quick else 256, times, algo="ppo", evaluated=2, layout="together"
+        ),
     }
     rows = [row for row in kept(options.json) if row["case"] not in options.parts]
     for part in options.parts:

@@ -25,6 +25,8 @@ class Alone:
 
     runner = None
     """What runs the iterations in place of the run's own program, with a method `run` like `ActorPool.run`."""
+    chunk_s = 0.25
+    """Target duration of one compiled call: the latency of a signal and the interval of progress updates."""
 
     def whole(self, state: PyTree) -> PyTree:
         """Return the complete state."""

@@ -44,8 +44,6 @@ from jaxrl.training.storage.weights import Weights, insert_leaves, weights_of
 from jaxrl.trees import PyTree, make_key
 from jaxrl.xla import attempts
 
-CHUNK_S = 0.25
-"""Target duration of one compiled call: the latency of a signal and the interval of progress updates."""
 BROKEN = ("failed", "diverged", "actor")
 """Prefixes of stop reasons after which the state in memory is unusable."""
 
@@ -182,7 +180,7 @@ class Run:
             and not processes.stops(self.interrupt)
             and not has_diverged(self._health(), self.config.max_skips)
         ):
-            # A call ends at the boundary, after about `CHUNK_S`, or when the arrays of ended episodes are full.
+            # A call ends at the boundary, after about `chunk_s`, or when the arrays of ended episodes are full.
             begun, t = time.perf_counter(), self.ledger.t
             stop = min(end, t + self._chunk, t + self._episodes.max_iterations)
             if (actors := self.lane.runner or self._actors) is not None:
@@ -197,8 +195,8 @@ class Run:
             with self.ledger.timed("record"):
                 self._episodes.report(ended, t, stop, self.schedule, self._log.log_episodes, self)
             self._fail_with_actors()
-            # At the speed of this call, the next one takes about `CHUNK_S`.
-            self._chunk = self.max_chunk or max(1, int((stop - t) * CHUNK_S / seconds))
+            # At the speed of this call, the next one takes about `chunk_s`.
+            self._chunk = self.max_chunk or max(1, int((stop - t) * self.lane.chunk_s / seconds))
             # Report saves that have finished or failed in the meantime.
             self._storage.collect_saves(block=False)
             if stop < end and self._is_time_to_save():  # at `end` the boundary saves, after all else due there

@@ -20,6 +20,7 @@ from jaxrl.training.memory import Plan, plan_of, plan_of_state, require_fit
 from jaxrl.trees import Array, Key, PyTree, make_key, require_same
 from jaxrl.tuning import Override, override, trace_hyperparams
 from jaxrl.xla import current_forms
+from jaxrl.xla.ahead import mapped_over
 from jaxrl.xla.contexts import bind_context, options_of
 from jaxrl.xla.equations import walk
 from jaxrl.xla.options import compiler_options, graph_options, once_options, product_options, spread_options
@@ -128,7 +129,8 @@ def run_together(
 ) -> Lanes:
     """Run iterations `start .. stop-1` of several members at once; they share all counters, which are scalars."""
     program = partial(run_with_episodes if with_episodes else run, strategy)
-    state, sums, *ended_rows = jax.vmap(program, in_axes=(0, 0, None, None))(state, sums, start, stop)
+    with mapped_over(len(sums.count)):
+        state, sums, *ended_rows = jax.vmap(program, in_axes=(0, 0, None, None))(state, sums, start, stop)
     return Lanes(state, sums, ended_rows, strategy.state_fns.health and jax.vmap(strategy.state_fns.health)(state))
 
 

@@ -21,6 +21,7 @@ BLOCK = 64
 BLOCK_BYTES = 4 << 20
 """Largest size of a block's random numbers in bytes; a block has at least one iteration."""
 _lengths: ContextVar[list[int] | None] = ContextVar("lengths", default=None)
+_copies: ContextVar[int] = ContextVar("copies", default=1)
 
 
 @contextmanager
@@ -32,6 +33,16 @@ def block_lengths() -> Iterator[list[int]]:
         yield lengths
     finally:
         _lengths.reset(token)
+
+
+@contextmanager
+def mapped_over(copies: int) -> Iterator[None]:
+    """Trace loops inside a `with` block for a `vmap` over `copies`, which share one block's bytes."""
+    token = _copies.set(copies)
+    try:
+        yield
+    finally:
+        _copies.reset(token)
 
 
 def iterate_hoisted(
@@ -54,7 +65,7 @@ def iterate_hoisted(
 
     # Traced once, from shapes: for a single iteration, with the carry in its packed form.
     hoisted = hoist(turn, jax.eval_shape(form.hold, carry), jax.eval_shape(key_of, start), start)
-    length = block_length(tree_bytes(hoisted.drawn))
+    length = block_length(_copies.get() * tree_bytes(hoisted.drawn))
     if (lengths := _lengths.get()) is not None:
         lengths.append(length)
 

@@ -2,6 +2,7 @@
 
 import math
 import runpy
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,19 @@ from jaxrl.training.memory import plan_of_state
 from jaxrl.training.program import add, summarise, zero_sums
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.xla import forms
+from jaxrl.xla.ahead import block_lengths
+
+
+def test_members_together_share_the_memory_of_numbers_drawn_ahead() -> None:
+    strategy = jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), jaxrl.ppo(), num_envs=4)
+    drawn = {}
+    for members in (1, 8, 512):
+        wide = lambda x, members=members: jax.ShapeDtypeStruct((members, *x.shape), x.dtype)
+        state, sums = jax.tree.map(wide, program.state_shapes(strategy))
+        with block_lengths() as lengths:
+            jax.eval_shape(partial(program.run_together, strategy, False), state, sums, jnp.uint32(0), jnp.uint32(1))
+        drawn[members] = max(lengths)
+    assert drawn[1] > drawn[8] > drawn[512] == 1
 
 
 class State(NamedTuple):

@@ -9,7 +9,7 @@ was rolled back to a checkpoint, is saved meanwhile, bit for bit.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from threading import Condition, Semaphore
+from threading import Condition, RLock, Semaphore
 from typing import Any, NamedTuple
 
 import jax
@@ -18,12 +18,16 @@ import numpy as np
 
 from jaxrl.strategies.base import EpisodeEnds, Strategy
 from jaxrl.strategies.population import Member, Population
-from jaxrl.training.devices import move_state
+from jaxrl.training.devices import Alone, move_state
 from jaxrl.training.evaluator import CompiledEvaluator, Evaluation
 from jaxrl.training.mesh import MeshShape
 from jaxrl.training.program import Sums, compile_together
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.xla.options import graph_options
+
+
+MEMBER_S = 0.004
+"""Target duration of a call for each member, in seconds, some 25 times what the host spends on a member and call."""
 
 
 class Call(NamedTuple):
@@ -43,6 +47,7 @@ class Lane:
         """Refer to the lane `place` of `team`."""
         self.team, self.place = team, place
         self.runner = self
+        self.chunk_s = max(Alone.chunk_s, MEMBER_S * team.members)
 
     def run(self, state: PyTree, sums: Sums, t: int, stop: int) -> tuple[PyTree, Sums, int, list[EpisodeEnds]]:
         """Make iterations from `t`, at most `stop - t`; the iteration reached is returned too, see `ActorPool.run`."""
@@ -111,9 +116,12 @@ class Team:
         host: Semaphore,
     ) -> None:
         """Create a team of `members`, which release `host` while they wait; unused lanes repeat the data of another."""
-        self.strategy, self.device, self.evaluates = strategy, device, isinstance(evaluator, CompiledEvaluator)
+        self.strategy, self.members, self.device = strategy, members, device
+        self.evaluates = isinstance(evaluator, CompiledEvaluator)
         self.actions: str | None = getattr(evaluator, "actions", None)
-        self._width, self._with_episodes, self._host, self._turn = width, with_episodes, host, Condition()
+        self._width, self._with_episodes, self._host, self._lock = width, with_episodes, host, RLock()
+        # A condition for each member: an answer wakes the members that it is for, and no others.
+        self._turns = [Condition(self._lock) for _ in range(members)]
         run = evaluator.run if isinstance(evaluator, CompiledEvaluator) else None
         self._evaluation: Any = run and jax.jit(jax.vmap(run), compiler_options=graph_options())
         self._expected = set(range(members))
@@ -130,39 +138,40 @@ class Team:
     def ask(self, place: int, call: Call) -> Any:
         """Submit a call and wait for its result."""
         # While this member waits, another may use its place on the host. The last to call executes for all.
-        with self._waiting(), self._turn:
+        with self._waiting(), self._lock:
             self._asked[place] = call
-            self._turn.notify_all()
             while place not in self._answers:
-                if self._asked and self._expected <= self._asked.keys():
+                if self._is_complete():
                     self._answer()
                 else:
-                    self._turn.wait()
+                    self._turns[place].wait()
             answer = self._answers.pop(place)
+            # The calls that are left may need no further one: those of a team that is dissolved, for example.
+            self._wake()
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
     def leave(self, place: int) -> None:
         """Stop waiting for the member `place`."""
-        with self._turn:
+        with self._lock:
             self._expected.discard(place)
-            self._turn.notify_all()
+            self._wake()
 
     def join(self, place: int) -> None:
         """Wait for the member `place` again."""
-        with self._turn:
+        with self._lock:
             self._expected.add(place)
 
     def dissolve(self) -> None:
         """Execute all calls immediately from now on."""
-        with self._turn:
+        with self._lock:
             self._expected.clear()
-            self._turn.notify_all()
+            self._wake()
 
     def read(self, away: Away, choose: Callable[[PyTree], PyTree]) -> PyTree:
         """Return `choose` of the state that `away` refers to."""
-        with self._turn:
+        with self._lock:
             if away.kept is not None:
                 return choose(away.kept)
             return _read(choose, self._states, np.int32(away.place))
@@ -175,6 +184,15 @@ class Team:
         finally:
             self._host.acquire()
 
+    def _is_complete(self) -> bool:
+        """Return whether there are calls, those of all members that the team waits for among them."""
+        return bool(self._asked) and self._expected <= self._asked.keys()
+
+    def _wake(self) -> None:
+        """Have one of the members that wait execute the calls, if they are complete."""
+        if self._is_complete():
+            self._turns[min(self._asked)].notify()
+
     def _answer(self) -> None:
         """Execute the pending evaluations, or else the calls with the earliest iterations."""
         # The earliest first: a member that was rolled back to a checkpoint catches up with the others.
@@ -186,7 +204,8 @@ class Team:
         except Exception as error:
             answers = dict.fromkeys(due, error)
         self._answers.update(answers)
-        self._turn.notify_all()
+        for place in due:
+            self._turns[place].notify()
 
     def _evaluate(self, due: dict[int, Call]) -> dict[int, Any]:
         first = next(iter(due))
