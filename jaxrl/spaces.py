@@ -179,8 +179,8 @@ def _check_shape(shape: Any) -> tuple[int, ...]:
         whole = tuple(operator.index(size) for size in (shape if np.ndim(shape) else [shape]))
     except TypeError:
         whole = (-1,)
-    if any(size < 0 for size in whole):
-        raise SettingsError(f"Box: shape is {shape!r}; expected whole numbers, such as (84, 84, 3)")
+    if any(size < 1 for size in whole):
+        raise SettingsError(f"Box: shape is {shape!r}; expected whole numbers of at least 1, such as (84, 84, 3)")
     return whole
 
 

@@ -218,6 +218,7 @@ def test_spaces_are_kept_as_plain_numbers_and_names_whatever_they_were_given_as(
         (lambda: Box(0, 1, (2,), object), "dtype is <class 'object'>"),
         (lambda: Box(0, 1, (2,), None), "dtype is None"),
         (lambda: Box(0, 1, (2.5,)), r"shape is \(2.5,\); expected whole numbers"),
+        (lambda: Box(0, 1, (2, 0)), r"shape is \(2, 0\); expected whole numbers of at least 1"),
         (lambda: Box(0, 1, (-1,)), r"shape is \(-1,\)"),
         (lambda: Box(0, [1, 2, 3], (2,)), r"high has shape \[3\]; expected one number, or \[2\]"),
         (lambda: Box(float("nan"), 1, (2,)), "low is nan"),

@@ -255,7 +255,7 @@ def _update(
     mean = lambda x: shards.pmean(jnp.mean(items.weight * x))
     gradients = multiplier_gradients(
         state.multipliers,
-        mean(entropy - _target_entropy(hyper.target_entropy, masks.get_mask(items.obs))),
+        mean(entropy - _target_entropy(parts, hyper.target_entropy, items.obs)),
         mean(kl - hyper.kl_bound),
     )
     multipliers, opt_state, _ = ADAM.step(
@@ -354,11 +354,25 @@ def _unit(support: Array) -> Array:
     return (support[-1] - support[0]) / UNITS
 
 
-def _target_entropy(target: Array, mask: Array | None) -> Array:
-    """Return the target entropy; under a mask `[B, A]` the share of it that the allowed actions have of the entropy."""
-    if mask is None or mask.shape[-1] == 1:
+def _target_entropy(parts: _Parts, target: Array, obs: PyTree) -> Array:
+    """Return the target entropy; the default is, under a mask, a share of the entropy of the uniform policy there.
+
+    Compared with the value in the state, which a population may override.
+    """
+    mask = masks.get_mask(obs)
+    # A target that the user set stays as it is. With a single action the entropy below would be divided by 0.
+    if mask is None or parts.config.target_entropy or mask.shape[-1] == 1:
         return target
-    return target * masks.entropy_share(mask)
+    usual = jnp.float32(_usual_entropy(parts.spec))
+    return jnp.where(target == usual, target * masks.entropy_share(mask), target)
+
+
+def _usual_entropy(spec: EnvSpec) -> float:
+    """Return the target entropy of an agent whose settings name none."""
+    actions = spec.action_space
+    if isinstance(actions, Discrete):
+        return 0.3 * math.log(actions.n)
+    return -critics.space_size(cast(Box, actions)) / 2
 
 
 def _deviations(parts: _Parts, key: Key | None, rows: int) -> dict[str, Array]:
@@ -525,8 +539,7 @@ def _init(parts: _Parts, key: Key) -> REPPOState:
     action = (jnp.zeros((1, size), jnp.float32),) if size else ()
     policy = parts.policy.init(policy_key, masks.for_policy(obs))
     critic = parts.critic.init(critic_key, masks.for_critic(obs), *action)
-    usual = 0.3 * math.log(actions.n) if isinstance(actions, Discrete) else -size / 2
-    settings = {**asdict(config), "target_entropy": config.target_entropy or usual}
+    settings = {**asdict(config), "target_entropy": config.target_entropy or _usual_entropy(parts.spec)}
     hyper = REPPOHyper(*make_hyper(settings, REPPOHyper._fields, optional=TEMPERATURE))
     # Learnt from here on, so that these are no hyperparameters of the state; a sweep varies where they begin.
     first = (tunable(f"agent.{name}", getattr(config, name)) for name in ("temperature", "kl_weight"))

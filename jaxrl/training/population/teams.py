@@ -25,7 +25,6 @@ from jaxrl.training.program import Sums, compile_together
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.xla.options import graph_options
 
-
 MEMBER_S = 0.004
 """Target duration of a call for each member, in seconds, some 25 times what the host spends on a member and call."""
 
