@@ -43,6 +43,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "bfloat16-reach": reach.bfloat16,
     "suites-reach": reach.suites,
     "playground-reach": reach.playground,
+    "craftax-reach": reach.craftax,
     "memory-reach": reach.memory,
     "cores-reach": reach.cores,
     "cores-cost": speed.cores,

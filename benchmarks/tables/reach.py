@@ -162,6 +162,30 @@ def playground() -> str:
     return f"{table(head, lines)}\n\n{PRESETS}"
 
 
+CRAFTAX_MOST = 226
+"""The largest return of an episode of Craftax-Symbolic-v1, as its authors count it."""
+CRAFTAX = {("ppo", "none"): "2.2", ("ppo", "gru"): "2.3"}
+"""Percent of it after a million environment steps, by agent and core, of the table in
+https://github.com/MichaelTMatthews/Craftax (commit c3c2e0d)."""
+
+
+def craftax() -> str:
+    """Return what agents reach in Craftax in a million steps, with and without memory, beside published shares."""
+    rows = [row for one in presets() for row in one.rows if row["env"] == "craftax:Craftax-Symbolic-v1"]
+    kind = lambda row: (row["algo"], row["settings"]["agent"]["core"], row["settings"]["num_envs"])
+    lines = []
+    for algo, core, num_envs in sorted({kind(row) for row in rows}):
+        own = [row for row in rows if kind(row) == (algo, core, num_envs)]
+        returns = [row["last"] for row in own]
+        share = f"{100 * statistics.fmean(returns) / CRAFTAX_MOST:.1f}"
+        counts = [str(num_envs), spaced(own[0]["env_steps"]), str(len(own))]
+        version = harness.versions(row["jaxrl"] for row in own)
+        published = CRAFTAX.get((algo, core), "")
+        lines.append([f"`{algo}`", f"`{core}`", *counts, f"{statistics.fmean(returns):.2f}", share, published, version])
+    head = ["agent", "core", "environments", "environment steps", "seeds", "return", "in %", "published, in %", "jaxrl"]
+    return f"{table(head, lines)}\n\n{PRESETS}"
+
+
 def memory() -> str:
     """Return what a task of memory is worth with a recurrent core and without."""
     names = {

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from toys_bits import require_same_bits
 from toys_envs import counting
 from toys_session import BOX, Script, beside_trainer, digest, drive, fresh_policy, small
 
@@ -130,3 +131,28 @@ def test_it_learns_from_rollouts_what_a_trainer_does(kind: str) -> None:
         kl = metrics["teacher_kl"].sum / metrics["teacher_kl"].count
         assert kl > 1e-3
         np.testing.assert_allclose(told["teacher_kl"], kl, rtol=1e-3)
+
+
+def test_memory_is_reset_in_learning_also_where_a_processor_of_ones_own_does_not_say_where_episodes_begin() -> None:
+    usual = jaxrl.one_step()
+
+    def process(state: Any, step: Any) -> Any:
+        state, items = usual.process(state, step)
+        return state, items._replace(is_first=(), is_last=())
+
+    def learnt(processor: Any) -> Any:
+        spec = jaxrl.EnvSpec("Ones", jaxrl.Box(-1.0, 1.0, (1,)), jaxrl.Discrete(2))
+        agent = jaxrl.pqn(core="mingru", core_features=4, features=(4,))
+        passes = {"rollout": 6, "epochs": 1, "minibatches": 1, "max_opts": 2}
+        session = jaxrl.Session(spec, agent, processor=processor, num_envs=1, **passes)
+        obs, place = np.zeros(1, np.float32), 0
+        while not session.is_done:
+            session.act(obs)
+            place += 1
+            ended = place % 4 == 0
+            obs = np.full(1, 0.1 * (place % 4), np.float32)
+            session.observe(float(place % 3), obs, ended, False)
+            obs = np.zeros(1, np.float32) if ended else obs
+        return session.policy.params
+
+    require_same_bits(learnt(usual._replace(settings=None, process=process)), learnt(usual))
