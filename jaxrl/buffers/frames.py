@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxrl.errors import SettingsError
 from jaxrl.masks import MASK, has_entry
 from jaxrl.trees import Array, PyTree, row_struct
+from jaxrl.types import RecurrentObs
 from jaxrl.xla import packing
 from jaxrl.xla.packing import Rows
 
@@ -123,8 +124,14 @@ def empty_frames(
     """Return storage for `rows` rows in blocks of `block`, all zeros, and for `apart` observations stored in full.
 
     Raises:
-      SettingsError: an observation cannot be a stack of `count` frames, or the row of the previous one is unknown.
+      SettingsError: an observation carries a memory or cannot be a stack of `count` frames, or the row of the previous
+        one is unknown.
     """
+    if isinstance(example, RecurrentObs):
+        raise SettingsError(
+            f"buffer.frames is {count}, but observations are stored with a memory, which is not stacked; leave "
+            "buffer.frames out, or set agent.noise_memory and agent.noise_min to 0"
+        )
     if has_entry(example, MASK):
         raise SettingsError(f"buffer.frames is {count}, but the {MASK} of an observation is not stacked; set it to 1")
     for leaf in jax.tree.leaves(example):

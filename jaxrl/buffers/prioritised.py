@@ -19,7 +19,7 @@ from jaxrl.buffers.sequences import SequenceLayout, completed_sequences, read_it
 from jaxrl.buffers.uniform import Ring, block_start, uniform
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, SequenceSpec
+from jaxrl.types import Batch, SequenceSpec, Transition
 
 FANOUT = 8
 """Children per node. More of them mean fewer levels, each a kernel or two, but longer sums."""
@@ -36,7 +36,8 @@ class PrioritisedState(NamedTuple):
     rows: Ring
     sums: Tree
     least: Tree
-    """Minima, infinity for rows not written yet; empty unless weights are normalised over all items."""
+    """Minima, infinity for rows not written yet or pushed with weight 0; empty unless weights are normalised over all
+    items."""
     highest: Array
     """Float32 scalar, the highest priority so far, assigned to new items."""
 
@@ -84,7 +85,8 @@ def prioritised(
       alpha: exponent of priorities; 0: uniform sampling.
       beta: exponent of importance weights at the first optimisation step; 1 corrects the bias of sampling fully.
       beta_steps: optimisation steps over which `beta` rises linearly to 1; 0: constant.
-      normalise: take the minimum of `p` over the `batch` or over `all` items.
+      normalise: take the minimum of `p` over the `batch` or over `all` items, without those of weight 0, which are not
+        learnt from; over all sequences, they count.
       epsilon: constant added to every priority.
       compact: store observations once, as in `uniform`.
       ends: room for the ends of episodes, as a share of the capacity.
@@ -168,14 +170,17 @@ def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: A
         index, whole = completed_sequences(settings.sequences, len(ring), rows, pushes)
         groups = jnp.concatenate([groups, index // FANOUT])
 
-    def write(tree: Tree, combine: Callable[..., Array], fill: float) -> Tree:
+    def write(tree: Tree, combine: Callable[..., Array], fill: float, new: Array) -> Tree:
         if settings.sequences is None:
             leaves = put(tree[0], new)
         else:
             leaves = put(tree[0], jnp.full(rows, fill, jnp.float32)).at[index].set(jnp.where(whole, new, fill))
         return _recompute((leaves, *tree[1:]), groups, combine)
 
-    sums, least = write(state.sums, jnp.sum, 0.0), state.least and write(state.least, jnp.min, math.inf)
+    # Sequences count even if no step of theirs does: their steps arrive in several blocks.
+    counted = new if settings.sequences is not None else jnp.where(_counts(items, new.shape), new, math.inf)
+    sums = write(state.sums, jnp.sum, 0.0, new)
+    least = state.least and write(state.least, jnp.min, math.inf, counted)
     return state._replace(rows=ring, sums=sums, least=least)
 
 
@@ -190,14 +195,23 @@ def _sample(settings: _Settings, state: PrioritisedState, key: Key, pushes: Arra
     p = state.sums[0].at[index].get(mode="promise_in_bounds")
     # Importance weights are `1 / (R P)`. Divided by the largest one, they lose the number of items and the sum of
     # priorities, and `min p / p` remains.
-    least = state.least[-1].min() if settings.over_all else p.min()
+    items = read_items(state.rows, settings.sequences, index)
+    least = state.least[-1].min() if settings.over_all else jnp.where(_counts(items, p.shape), p, math.inf).min()
     if shards.is_sharded():  # each shard samples its own items, so probabilities are relative to the shard's sum
         total = state.sums[-1].sum()
         p, least = p / total, shards.pmin(least / total)
     beta = settings.beta
     if settings.beta_steps:
         beta = optax.linear_schedule(beta, 1.0, settings.beta_steps)(opt_step)
-    return Batch(read_items(state.rows, settings.sequences, index), index, (least / p) ** beta)
+    # Items that do not count may have a smaller `p`, and it may be that none counts: their weight must be finite.
+    return Batch(items, index, jnp.minimum(least / p, 1.0) ** beta)
+
+
+def _counts(items: PyTree, shape: tuple[int, ...]) -> Array:
+    """Return which of the items, or sequences, are learnt from: those with a step whose own weight is above 0."""
+    if not isinstance(items, Transition):
+        return jnp.ones(shape, bool)
+    return jnp.asarray(items.weight).reshape(*shape, -1).max(-1) > 0
 
 
 def _choose_child(numbers: Array, u: Array) -> Array:
@@ -216,16 +230,20 @@ def _reprioritise(settings: _Settings, state: PrioritisedState, index: Array, pr
     # The power of a negative number is NaN, and is not selected.
     new = jnp.where(known, powers, state.sums[0].at[index].get(mode="promise_in_bounds"))
 
-    def write(tree: Tree, combine: Callable[..., Array]) -> Tree:
+    def write(tree: Tree, combine: Callable[..., Array], new: Array) -> Tree:
         # If the batch holds an item more than once, its highest priority counts: unlike `set`, `max` is deterministic.
         # The 0 written first is computed from `new`, so that it is ordered after the reads of the leaves that `new`
         # needs. Otherwise XLA would copy all leaves to let this write go ahead.
         leaves = tree[0].at[index].set(jnp.minimum(new, 0.0)).at[index].max(new)
         return _recompute((leaves, *tree[1:]), index // FANOUT, combine)
 
+    least = state.least
+    if least:
+        counts = jnp.isfinite(least[0].at[index].get(mode="promise_in_bounds"))
+        least = write(least, jnp.min, jnp.where(counts, new, math.inf))
     return state._replace(
-        sums=write(state.sums, jnp.sum),
-        least=state.least and write(state.least, jnp.min),
+        sums=write(state.sums, jnp.sum, new),
+        least=least,
         highest=jnp.maximum(state.highest, new.max()),
     )
 

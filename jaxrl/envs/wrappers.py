@@ -163,7 +163,8 @@ def previous(env: Env) -> Env:
         reward = jnp.asarray(out.reward, jnp.float32)
         return after, out._replace(obs=shown(out.obs, _flatten_action(action_space, action), reward))
 
-    return _wrap(env, reset, step, lambda state: state, more)
+    # Hindsight would change the goal, but not the reward that the next observation shows.
+    return _wrap(env, reset, step, lambda state: state, more)._replace(goal=None)
 
 
 def transform_obs(env: Env, function: Callable[[PyTree], PyTree], space: Space) -> Env:

@@ -57,6 +57,8 @@ class Processor(NamedTuple):
     space: SpaceFn = lambda space: space
     settings: Mapping[str, Any] | None = None
     """Settings that rebuild the processor, named as in `ProcessorConfig`; `None` for a custom one."""
+    merged: Mapping[str, Any] | None = None
+    """Settings of the parts of a chain, also where they do not rebuild it; `None` if one of them is custom."""
     stats: "StatsFns | None" = None
     """Functions on its running statistics, such as means; `None`: it has none."""
     replay_fns: "ReplayFns | None" = None
@@ -66,6 +68,11 @@ class Processor(NamedTuple):
     """`(state, items) -> items`: scale items by the statistics in `state`; `None`: they are scaled already."""
     changes: tuple[str, ...] = ("obs", "reward")
     """Parts of a step that it changes. A normaliser of one of them earlier in a chain cannot be deferred to replay."""
+
+    @property
+    def known(self) -> Mapping[str, Any]:
+        """What is known of what it does, named as in `ProcessorConfig`; empty for a custom one."""
+        return self.merged or self.settings or {}
 
     @property
     def for_replay(self) -> "Processor":
@@ -142,7 +149,7 @@ DISABLED = {
     "reward_clip": 0.0,
     "normalise_reward": False,
 }
-"""Values of settings that switch a part of the processor off."""
+"""Values of settings that switch a part of the processor off, in the order of the parts that settings build."""
 
 
 def chain(*processors: Processor) -> Processor:
@@ -188,8 +195,9 @@ def _can_defer(processors: tuple[Processor, ...]) -> bool:
 
 
 def _make_chain(processors: tuple[Processor, ...]) -> Processor:
+    settings = [p.settings for p in processors if p.settings is not None]
     # One custom part leaves the chain without settings to rebuild it from.
-    settings = [p.settings for p in processors]
+    merged = {k: v for part in settings for k, v in part.items()} if len(settings) == len(processors) else None
     return Processor(
         init=partial(_init, processors),
         process=partial(_process, processors),
@@ -197,7 +205,8 @@ def _make_chain(processors: tuple[Processor, ...]) -> Processor:
         horizon=sum(p.horizon for p in processors),
         makes_transitions=True,
         space=partial(_space, processors),
-        settings=None if None in settings else {k: v for part in settings if part for k, v in part.items()},
+        settings=merged if _rebuilds(settings) else None,
+        merged=merged,
         stats=StatsFns(
             get=lambda states: tuple(p.get_stats(state) for p, state in zip(processors, states, strict=True)),
             freeze=lambda stats: chain(*(p.freeze(x) for p, x in zip(processors, stats, strict=True))),
@@ -207,6 +216,14 @@ def _make_chain(processors: tuple[Processor, ...]) -> Processor:
             ),
         ),
     )
+
+
+def _rebuilds(settings: list[Mapping[str, Any]]) -> bool:
+    """Return whether the settings of parts, merged, rebuild their chain: in one order, each once, with one discount."""
+    order = list(DISABLED)
+    places = [order.index(name) for part in settings for name in part if name in order]
+    discounts = {part["discount"] for part in settings if "discount" in part}
+    return places == sorted(set(places)) and len(discounts) <= 1
 
 
 def _apply(processors: tuple[Processor, ...], states: tuple[PyTree, ...], items: Transition) -> Transition:

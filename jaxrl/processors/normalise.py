@@ -195,7 +195,7 @@ def normalise_reward(discount: float = 0.99) -> Processor:
         init=init,
         process=_process_reward,
         observe=observe,
-        settings={"normalise_reward": True},
+        settings={"normalise_reward": True, "discount": discount},
         stats=StatsFns(
             merge=lambda moments, more: merge_moments(moments, *more[:3]), get_shared=lambda state: state.moments
         ),

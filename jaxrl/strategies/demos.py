@@ -46,7 +46,7 @@ def with_demos(
     check_env(demos, env)
     check_memoryless(agent, "demos")
     demos = _in_tuples_of(env.spec, demos)
-    if _has_stats(processor, demos) or (processor.settings or {}).get("normalise_reward"):
+    if _has_stats(processor, demos) or processor.known.get("normalise_reward"):
         _require_apply(processor)
     # The batch of the buffer keeps its size, and demonstrations are added to it.
     count = max(1, round(buffer.batch_size * share / (1 - share)))

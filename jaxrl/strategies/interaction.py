@@ -112,13 +112,12 @@ def connect(processor: Processor, agent: Agent) -> tuple[Processor, Agent]:
       SettingsError: the agent cannot derive bounds of returns with this discount or reward scaling.
     """
     # Bounds of returns are derived from the largest reward, as `reward / (1 - discount)`.
-    settings = processor.settings or {}
-    if agent.info.bounds_returns and settings.get("discount") == 1:
+    if agent.info.bounds_returns and processor.known.get("discount") == 1:
         raise SettingsError(
             "processor.discount is 1, under which rewards do not tell how large returns can be; "
             "set agent.v_min and agent.v_max, or a discount below 1"
         )
-    if agent.info.bounds_returns and settings.get("normalise_reward"):
+    if agent.info.bounds_returns and processor.known.get("normalise_reward"):
         raise SettingsError(
             "processor.normalise_reward scales the first rewards by too little for a support to be derived from them; "
             "set agent.v_min and agent.v_max, or leave rewards as they are"

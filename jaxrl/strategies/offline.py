@@ -206,7 +206,7 @@ def check_env(data: Dataset, env: Env | HostEnv | None) -> None:
 
 
 def _build_agent(agent: AgentMaker, processor: Processor, data: Dataset) -> Agent:
-    if (processor.settings or {}).get("normalise_reward"):
+    if processor.known.get("normalise_reward"):
         raise SettingsError(
             "processor.normalise_reward goes by what was seen so far; use scale_rewards_by, or processor.reward_scale"
         )

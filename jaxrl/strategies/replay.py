@@ -111,7 +111,7 @@ def note_of_frames(buffer: Buffer, processor: Processor) -> tuple[str, ...]:
 
 
 def _count_frames(buffer: Buffer, processor: Processor) -> tuple[int, int]:
-    return (buffer.settings or {}).get("frames", 1), (processor.settings or {}).get("frame_stack", 1)
+    return (buffer.settings or {}).get("frames", 1), processor.known.get("frame_stack", 1)
 
 
 def set_goal_fn(buffer: Buffer, processor: Processor, name: str, goal: GoalFn | None = None) -> Buffer:
@@ -122,9 +122,8 @@ def set_goal_fn(buffer: Buffer, processor: Processor, name: str, goal: GoalFn | 
     """
     if buffer.with_goal_fn is None:
         return buffer
-    settings = processor.settings or {}
     for part, off in DISABLED.items():
-        if settings.get(part, off) != off:
+        if processor.known.get(part, off) != off:
             raise SettingsError(
                 f"buffer.hindsight goes by goals and rewards as the environment has them; leave processor.{part} at "
                 f"{off}"

@@ -219,6 +219,8 @@ def process_step(
     Return the transitions of the iteration and the processor.
     """
     step = _step(action, extras, result)
+    # No policy sees the last observation of an episode, so that it enters no statistics.
+    step = step._replace(obs_valid=step.valid & ~(step.terminated | step.truncated))
     processor, new_items = stepwise.processor.process(_unpack_processor(stepwise, window), step)
     if complete:
         write = lambda old, new: jax.lax.dynamic_update_slice_in_dim(

@@ -232,6 +232,10 @@ def test_frames_that_cannot_be_are_refused() -> None:
         SettingsError, match=r"buffer.frames is 4, but an observation is \[2\]: its last axis is no stack"
     ):
         uniform(8, 1, compact=True, frames=4).init(one_of(block), 2, 2, 2)
+    frames = jax.ShapeDtypeStruct((3,), jnp.float32)
+    beside = one_of(block)._replace(obs=RecurrentObs(frames, frames), next_obs=RecurrentObs(frames, frames))
+    with pytest.raises(SettingsError, match=r"buffer.frames is 3, .* memory.*leave buffer.frames out, or set agent"):
+        uniform(9, 1, compact=True, frames=3).init(beside, 2, 2, 2)
 
 
 # --- in training ----------------------------------------------------------------------------------------------------

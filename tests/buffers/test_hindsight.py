@@ -298,10 +298,11 @@ def test_what_cannot_work_is_refused_in_one_line(name: str) -> None:
 
 
 def test_wrappers_that_change_what_a_step_pays_or_shows_forget_the_goal() -> None:
-    from jaxrl.envs.wrappers import action_repeat, sticky_actions, transform_reward
+    from jaxrl.envs.wrappers import action_repeat, previous, sticky_actions, transform_reward
 
     assert sticky_actions(bit_flipping(3), 0.1).goal is not None
     assert action_repeat(bit_flipping(3), 2).goal is None
+    assert previous(bit_flipping(3)).goal is None
     assert transform_reward(bit_flipping(3), lambda state, action, step: step.reward * 2).goal is None
 
 

@@ -16,7 +16,7 @@ from jaxrl.buffers import Buffer, prioritised
 from jaxrl.buffers.prioritised import FANOUT, MAX_PRIORITY, MIN_PRIORITY, PrioritisedState
 from jaxrl.errors import SettingsError
 from jaxrl.trees import tree_bytes
-from jaxrl.types import Batch
+from jaxrl.types import Batch, Transition
 
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 LARGEST_U = np.nextafter(np.float32(1), np.float32(0))
@@ -308,6 +308,21 @@ def test_weights_are_those_worked_by_hand(normalise: str, weights: list[float]) 
     batch = sampler(buffer)(state, noise_of(state, 0.2, 0.5), STEP)
     assert batch.index.tolist() == [1, 2]
     np.testing.assert_allclose(batch.weight, weights, rtol=1e-6)
+
+
+@pytest.mark.parametrize("normalise", ["batch", "all"])
+def test_what_is_not_learnt_from_lowers_no_weight(normalise: str) -> None:
+    """Chances of 1, 2 and 4; the first item, and in a second batch all of them, are of steps that do not count."""
+    buffer = compiled(3, 3, alpha=1.0, beta=1.0, beta_steps=0, epsilon=1.0, normalise=normalise)
+    ones, index = jnp.ones(3), jnp.arange(3)
+    items = Transition(ones, ones, ones, ones, ones, weight=jnp.array([0.0, 1.0, 1.0]))
+    state = buffer.init(jax.tree.map(lambda x: NUMBER, items), 3)
+    for weight, expected in ((items.weight, [1.0, 1.0, 0.5]), (jnp.zeros(3), [1.0, 1.0, 1.0])):
+        state = buffer.push(state, items._replace(weight=weight), jnp.uint32(0))
+        state = buffer.reprioritise(state, index, jnp.array([0.0, 1.0, 3.0]))
+        batch = sampler(buffer)(state, noise_of(state, 0.1, 0.3, 0.9), STEP)
+        assert batch.index.tolist() == index.tolist()
+        np.testing.assert_allclose(batch.weight, expected)
 
 
 def test_weights_make_up_for_the_chances_in_full_when_beta_is_1() -> None:

@@ -13,7 +13,16 @@ from toys_processors import processed
 
 from jaxrl.envs import vectorise
 from jaxrl.errors import SettingsError
-from jaxrl.processors import Processor, chain, frame_stack, n_step, one_step, reward_clip, reward_scale
+from jaxrl.processors import (
+    Processor,
+    chain,
+    frame_stack,
+    n_step,
+    normalise_reward,
+    one_step,
+    reward_clip,
+    reward_scale,
+)
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, space_struct
 from jaxrl.types import Step
 
@@ -193,6 +202,20 @@ def test_a_chains_space_and_settings_are_those_of_its_parts() -> None:
     processor = chain(frame_stack(2), reward_clip(1.0), n_step(3, 0.9))
     assert processor.space(Box(0.0, 1.0, (4,))) == Box(0.0, 1.0, (8,))
     assert processor.settings == {"frame_stack": 2, "reward_clip": 1.0, "n_step": 3, "discount": 0.9}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (reward_clip(1.0), reward_scale(2.0)),
+        (reward_scale(2.0), reward_scale(3.0)),
+        (normalise_reward(0.9),),
+    ],
+    ids=["another order", "twice", "two discounts"],
+)
+def test_a_chain_that_settings_would_build_otherwise_has_none(parts: tuple) -> None:
+    assert chain(*parts, one_step(0.5)).settings is None
+    assert chain(parts[0], one_step(0.9)).settings is not None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toys_bits import require_same_bits
 from toys_envs import counting
-from toys_session import BOX, Script, beside_trainer, digest, drive, fresh_policy, small
+from toys_session import BOX, Script, beside_trainer, digest, drive, fresh_policy, single, small
 
 import jaxrl
 from jaxrl.spaces import Box
@@ -99,6 +99,18 @@ def test_it_pushes_and_learns_what_a_trainer_does(kind: str) -> None:
         require_close(ours.buffer.sums[0], theirs.buffer.sums[0], rtol=1e-3, atol=0.0)
         assert len(np.unique(theirs.buffer.sums[0])) > 8  # updates have told priorities
     require_close(ours.agent, theirs.agent, **({"rtol": 2e-3, "atol": 2e-4} if kind in KINDS else {}))
+
+
+def test_the_last_observation_of_an_episode_enters_no_statistics() -> None:
+    """No policy sees it, neither the one that is learnt at this step nor any later one."""
+    session = single(processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()))
+    mean = lambda: np.asarray(session.policy.params.processor[0][0].mean)
+    usual = np.array([1.0, 2.0], np.float32)
+    for t in range(12):
+        session.act(usual)
+        ended = t % 4 == 3
+        session.observe(0.0, 9 * usual if ended else usual, ended, False)
+        np.testing.assert_allclose(mean(), usual, rtol=1e-6)
 
 
 PPO = jaxrl.ppo(features=(8,))
