@@ -32,24 +32,51 @@ class EnvError(Exception):
 class EnvMaker:
     """Maker of an environment; in another process, the environment is supervised and reports its exceptions."""
 
-    def __init__(self, make: Callable[[], Any] | None, pickled: bytes = b"") -> None:
+    def __init__(self, make: Callable[[], Any] | None, pickled: bytes = b"", spaces: bytes = b"") -> None:
         """Store the function, or its pickle, which is loaded only when needed, since it may import slow modules."""
-        self._make, self._pickled = make, pickled
+        self._make, self._pickled, self._spaces = make, pickled, spaces
 
     def __reduce__(self) -> Any:
         """Pickle the function by cloudpickle, so that it may be a local one."""
-        return EnvMaker, (None, cloudpickle.dumps(self._make))
+        return EnvMaker, (None, cloudpickle.dumps(self._make), self._spaces)
 
     def __call__(self) -> Any:
-        """Make the environment."""
+        """Make the environment; where that fails in another process, one whose `reset` raises the exception."""
         if self._make is not None:
-            return self._make()
+            env = self._make()
+            # Gymnasium makes one here before it starts processes, and asks each of those for its spaces.
+            self._spaces = cloudpickle.dumps((env.observation_space, env.action_space))
+            return env
         parent = parent_process()
         assert parent is not None, "pickled for a child process"
         for number in (signal.SIGINT, signal.SIGTERM):  # handled by the parent
             signal.signal(number, signal.SIG_IGN)
         supervise(parent.sentinel)
-        return _Reporting(pickle.loads(self._pickled)())
+        try:
+            return _Reporting(pickle.loads(self._pickled)())
+        except Exception as error:
+            observation_space, action_space = pickle.loads(self._spaces)
+            return _Failed(observation_space, action_space, report_of(error))
+
+
+def report_of(error: Exception) -> EnvError:
+    """Return the report of an exception, with its traceback."""
+    report = EnvError(describe_error(error))
+    report.add_note("".join(traceback.format_exception(error)))
+    return report
+
+
+class _Failed:
+    """An environment that could not be made: Gymnasium takes reports of exceptions only in answer to a call."""
+
+    def __init__(self, observation_space: Any, action_space: Any, report: EnvError) -> None:
+        self.observation_space, self.action_space, self._report = observation_space, action_space, report
+
+    def reset(self, **given: Any) -> Any:
+        raise self._report
+
+    def close(self) -> None:
+        pass
 
 
 class _Reporting:
@@ -72,6 +99,4 @@ class _Reporting:
         try:
             return method(*args, **given)
         except Exception as error:
-            report = EnvError(describe_error(error))
-            report.add_note("".join(traceback.format_exception(error)))
-            raise report from None
+            raise report_of(error) from None

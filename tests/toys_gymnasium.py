@@ -1,5 +1,6 @@
 """Gymnasium environments whose every number is known."""
 
+import multiprocessing
 import os
 import subprocess
 import threading
@@ -172,3 +173,17 @@ class Starting(Counting):
             child = subprocess.Popen(["sleep", "3600"], start_new_session=own)
             with open(file, "a") as log:
                 log.write(f"{os.getpid()} {child.pid}\n")
+
+
+class Unopened(Counting):
+    """In another process: with a file, write to it and hang in the constructor; without one, raise there."""
+
+    def __init__(self, file: str = "") -> None:
+        super().__init__()
+        if multiprocessing.parent_process() is None:
+            return
+        if not file:
+            raise OSError("no display")
+        with open(file, "a") as log:
+            log.write(f"{os.getpid()}\n")
+        time.sleep(1e6)

@@ -88,7 +88,7 @@ class HostVectorEnv:
     """`N` environments on the host with auto-reset and the same bookkeeping as `vectorise`."""
 
     def __init__(self, env: HostEnv, num_envs: int, seed: int, processes: bool = False) -> None:
-        """Open the environments, without resetting them yet."""
+        """Open the environments, without resetting them yet; processes begin with `start`, or the first reset."""
         self.spec, self.num_envs = env.spec, num_envs
         self.vector = env.open(num_envs, seed, processes)
         self._returns = np.zeros(num_envs, np.float32)
@@ -97,6 +97,10 @@ class HostVectorEnv:
         self._all.flags.writeable = self._none.flags.writeable = False  # because they are returned
         self.invalid_reset = self._none
         """Whether the latest first observation of an episode was not finite, and no step has been taken since."""
+
+    def start(self) -> None:
+        """Start the environments' processes, if they have any; `close` by another thread ends those so far."""
+        getattr(self.vector, "start", lambda: None)()
 
     def reset(self) -> PyTree:
         """Reset all environments; return first observations, with zeros in place of non-finite ones."""
@@ -308,17 +312,34 @@ class _Gymnasium:
         vector = gymnasium.vector
         # Resets happen in `reset`, where `HostVectorEnv` asks for them, so that the true successor is seen.
         mode = {"autoreset_mode": vector.AutoresetMode.DISABLED}
-        # Spawned, because a forked process may hang if JAX runs threads.
-        self._env = (
-            vector.AsyncVectorEnv([EnvMaker(partial(_make_checked, make))] * num_envs, context="spawn", **mode)
-            if processes
-            else vector.SyncVectorEnv([partial(_make_checked, make)] * num_envs, **mode)
-        )
         self._seed: int | None = seed
         self._killing = threading.Lock()
         self._space, self._name = spec.observation_space, spec.name
+        self._in_processes = processes
+        kind = vector.AsyncVectorEnv if processes else vector.SyncVectorEnv
+        # Filled by `start`, during which another thread may have to kill what it has started.
+        self._env = kind.__new__(kind)
+        if processes:
+            # Spawned, because a forked process may hang if JAX runs threads.
+            makers = [EnvMaker(partial(_make_checked, make))] * num_envs
+            self._start: Callable[[], None] | None = partial(self._env.__init__, makers, context="spawn", **mode)
+        else:
+            self._start = None
+            self._env.__init__([partial(_make_checked, make)] * num_envs, **mode)
+
+    def start(self) -> None:
+        """Start the processes, unless that is done; raise `ActorError` if one dies meanwhile."""
+        start, self._start = self._start, None
+        if start is None:
+            return
+        try:
+            self._call(start)
+        except BaseException:
+            self._kill()
+            raise
 
     def reset(self, which: np.ndarray | None = None) -> PyTree:
+        self.start()
         options = None if which is None else {"reset_mask": which}
         # Only the first reset is seeded; later ones continue the environments' random streams.
         seed, self._seed = self._seed, None
@@ -332,9 +353,9 @@ class _Gymnasium:
         return HostStep(convert_obs(self._name, self._space, obs), reward, terminated, truncated, scalars)
 
     def close(self, kill: bool = False) -> None:
-        if kill:
+        if kill and self._in_processes:
             self._kill()
-        else:
+        elif not kill and self._start is None:
             self._env.close()
 
     def _call(self, function: Callable[[], Any]) -> Any:
@@ -350,9 +371,9 @@ class _Gymnasium:
     def _kill(self) -> None:
         """End the processes and their children, which would otherwise keep this process from exiting."""
         with self._killing:  # of two threads, the one that notices a death must not be ended before it reports it
-            processes = getattr(self._env, "processes", ())
-            if processes:
-                self._env.closed = True  # so that Gymnasium does not wait for replies
+            # So that Gymnasium does not wait for replies; nor for those of processes that it is about to start.
+            self._env.closed = True
+            processes = [process for process in getattr(self._env, "processes", ()) if process.pid is not None]
             # Signal all before waiting for any, so that they end concurrently.
             for process in processes:
                 if process.is_alive():

@@ -267,8 +267,8 @@ def learn_once(
         learner, metrics = learn_from_replay(stepwise.learner, learner, items, learn_key, t)
     else:
         # Steps arrive one at a time. A custom processor that leaves `is_first` out marks no step after an end with it.
-        begun = jnp.concatenate([items.is_first[:1], items.is_first[1:] | items.is_last[:-1]])
-        items = items._replace(is_first=begun)
+        first, last = cast(Array, items.is_first), cast(Array, items.is_last)
+        items = items._replace(is_first=jnp.concatenate([first[:1], first[1:] | last[:-1]]))
         learner, metrics = learn_from_rollout(stepwise.learner, learner, items, learn_key, t)
     return learner._replace(processor=()), metrics
 

@@ -1,5 +1,6 @@
 """Environments on the host: no junk at an episode's end, true successors, the bookkeeping of `vectorise`."""
 
+import multiprocessing
 from functools import partial
 from typing import Any
 
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 from toys_agents import begun
 from toys_envs import counting
-from toys_gymnasium import Counting, Frames, Locks, Telling
+from toys_gymnasium import Counting, Frames, Locks, Telling, Unopened
 
 import jaxrl
+from jaxrl.env_process import EnvError
 from jaxrl.envs.host import HostEnv, HostVectorEnv, convert_action, gymnasium_spec, vector_scalars
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, convert_space, to_channels_last
@@ -83,6 +85,17 @@ def test_the_numbers_in_info_come_along_where_they_are_told(processes: bool):
     told = [{name: x.tolist() for name, x in s.info.items() if not name.startswith("episode_")} for s in steps]
     at = lambda left, **more: {"left": [left] * 2, "parts/half": [left / 2] * 2, **more}
     assert told == [at(9), at(8), at(7, won=[1, 1]), at(9)]
+
+
+@pytest.mark.slow
+def test_an_environment_that_another_process_cannot_make_is_told_of_with_its_exception_there():
+    envs = HostVectorEnv(jaxrl.gymnasium_envs(gymnasium_spec(Counting()), Unopened), 2, 0, processes=True)
+    with pytest.raises(EnvError, match="no display") as raised:
+        envs.reset()
+    assert str(raised.value) == "OSError: no display"
+    assert 'raise OSError("no display")' in raised.value.__notes__[0]
+    envs.close()
+    assert multiprocessing.active_children() == []
 
 
 def test_what_only_some_environments_tell_is_missing_in_the_others():

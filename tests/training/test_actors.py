@@ -95,6 +95,14 @@ def test_what_environments_tell_reaches_the_rows_of_the_rounds_that_were_learnt_
     assert "info/word" not in rows[0]
 
 
+def test_what_environments_tell_at_a_step_that_is_not_finite_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    """It is the second of four training steps; it cuts its episode, and the next one begins."""
+    monkeypatch.setitem(MAKE, "make", partial(Telling, bad_step=10))
+    _, row = train(counted(), 4)
+    assert row["invalid_steps"] == 4
+    assert row["info/left"] == pytest.approx((9 + 9 + 8) / 3)
+
+
 @pytest.mark.slow
 def test_what_an_environment_in_jax_tells_comes_by_actors_too():
     env = counting(length=4)

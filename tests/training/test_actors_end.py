@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import select
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -157,3 +159,31 @@ def test_what_environments_in_processes_have_started_ends_with_a_learner_that_is
         assert select.select([ended], [], [], 60)[0] == [ended]
         os.close(ended)
     assert wait_for_ends(tmp_path / "pids", process.pid) == 2 * 20  # two of each environment
+
+
+HANGING = """
+from toys_gymnasium import Unopened
+
+def make():
+    return Unopened("pids")
+"""
+
+
+@slow
+def test_a_run_whose_environments_hang_as_their_processes_make_them_ends_when_it_is_asked_to(
+    path: None, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(HANGING)
+    command = [sys.executable, "-m", "jaxrl.train", "dqn", "--env", "mine:make", "--actors", "1", "--processes"]
+    settings = ["--num-envs", "2", "--agent.features", "8", "--eval-episodes", "0", "--eval-interval", "0", "--quiet"]
+    process = subprocess.Popen([*command, *settings], cwd=tmp_path)
+    file = tmp_path / "pids"
+    try:
+        while not file.exists() or len(pids := file.read_text().split()) < 2:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.1)
+        process.terminate()
+        assert process.wait(60) == 143
+    finally:
+        process.kill()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -7,6 +7,7 @@ import pytest
 from toys_closed_form import counting_env
 
 import jaxrl
+from jaxrl.envs import randomise
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, EnvSpec
 from jaxrl.strategies.policy import make_policy, policy_params_like
@@ -42,6 +43,16 @@ def test_the_seed_decides_all_and_random_actions_are_as_many_as_asked_for() -> N
     assert abs(one.action.mean() - 0.25) < 0.04
     assert one.terminated.sum() > 200
     np.testing.assert_array_equal(one.obs[1:][~one.terminated[:-1]], one.next_obs[:-1][~one.terminated[:-1]])
+
+
+def test_scheduled_parameters_of_episodes_are_the_final_ones_as_in_evaluation() -> None:
+    space = Box(-9.0, 9.0, (1,))
+    reset = lambda key, params: (params, params[None])
+    step = lambda state, action, key: (state, jaxrl.TimeStep(state[None], state, True))
+    env = jaxrl.Env(EnvSpec("weight", space, jaxrl.Discrete(2), time_limit=9), reset, step)  # type: ignore[arg-type]
+    env = randomise(env, lambda key, weight: jnp.asarray(weight), weight=jaxrl.linear(0.0, 3.0, 10))
+    data = jaxrl.gather(env, *lazy(env, jaxrl.bc(features=())), jax.random.key(0), 8, num_envs=2)
+    np.testing.assert_array_equal(data.reward, np.full(8, 3.0))
 
 
 def test_short_episodes_are_no_likelier_than_long_ones() -> None:

@@ -65,6 +65,50 @@ def test_its_actions_are_those_of_the_greedy_policy_over_whole_episodes() -> Non
     assert [a for a, _ in told] == [b for _, b in told]
 
 
+def test_to_act_once_more_on_the_same_observations_takes_no_step() -> None:
+    session = single(processor=jaxrl.chain(jaxrl.frame_stack(2), jaxrl.one_step()))
+    script = Script(1)
+    drive(session, script, 30)
+    policy = session.policy
+    session.evaluate_episodes(1)
+    while session.is_evaluating:
+        obs = script.obs(session.ended)[0]
+        action = session.act(obs)
+        assert [int(session.act(obs)) for _ in range(3)] == [int(action)] * 3
+        assert int(policy(obs)) == int(action)
+        session.observe(*(x[0] for x in script.advance(action)))
+
+
+def test_the_rest_of_an_episode_that_an_evaluation_began_is_none_of_training() -> None:
+    """Episodes take exactly 3 steps in the first environment, and exactly 10 in the second."""
+    told: list[jaxrl.Episode] = []
+    scores: list[jaxrl.Evaluation] = []
+    session = small(hooks=jaxrl.SessionHooks(episode=told.append, evaluated=scores.append))
+    limits, steps = np.array([3, 10]), np.zeros(2, int)
+
+    def take() -> None:
+        nonlocal steps
+        session.act(np.stack([steps, limits], axis=1).astype(np.float32))
+        steps = steps + 1
+        done = steps == limits
+        session.observe(np.ones(2), np.stack([steps, limits], axis=1).astype(np.float32), done, ~done & done)
+        steps = np.where(done, 0, steps)
+
+    for _ in range(30):
+        take()
+    for _ in range(2):
+        session.evaluate_episodes(2)
+        while session.is_evaluating:
+            take()
+    assert steps.tolist() == [2, 0]
+    for _ in range(30):
+        take()
+    lengths = [[episode.length for episode in told if episode.env == i] for i in range(2)]
+    assert lengths == [[3] * 19, [10] * 6]
+    assert session.summary()["episode_return_count"] == 25
+    assert [sorted(score.lengths.tolist()) for score in scores] == [[3, 10]] * 2
+
+
 def test_training_goes_on_as_if_its_episodes_had_been_cut() -> None:
     """The step out of an evaluation is not taken for one that follows the step into it."""
     one, other = single(), single()

@@ -114,15 +114,17 @@ class Block(NamedTuple):
 def apart(step: Step, done: Any) -> tuple[Step, dict[str, np.ndarray]]:
     """Split the scalars specific to an environment from a step, whose other parts have the same form everywhere.
 
-    Scalars of complete episodes are NaN except where one is `done`.
+    Scalars of complete episodes are NaN except where one is `done`, all others where the step is not valid.
     """
     if len(step.info) == 2:
         return step, {}
     scalars: dict[str, Any] = dict(step.info)
     known = {name: scalars.pop(name) for name in ("episode_return", "episode_length")}
+    all_valid = np.all(step.valid)
     for name in scalars:
-        if name.startswith(EPISODE_PREFIX):
-            scalars[name] = np.where(done, scalars[name], np.float32(np.nan))
+        of_episodes = name.startswith(EPISODE_PREFIX)
+        if of_episodes or not all_valid:
+            scalars[name] = np.where(done if of_episodes else step.valid, scalars[name], np.float32(np.nan))
     return step._replace(info=known), scalars
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.envs.agents import require_single_agent
-from jaxrl.envs.base import Env, VecEnv, vectorise
+from jaxrl.envs.base import Env, VecEnv, final_values, vectorise
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.masks import random_action
 from jaxrl.spaces import Box, EnvSpec, from_box, to_box
@@ -64,7 +64,9 @@ def gather(
     check_settings(transitions, random, noise, num_envs)
     if noise and not isinstance(env.spec.action_space, Box):
         raise SettingsError(f"noise is for continuous actions, which {env.spec.name} does not have; use random")
-    several = vectorise(require_single_agent(env, "gathering a data set"), num_envs)
+    env = require_single_agent(env, "gathering a data set")
+    # As in evaluation: nothing here advances schedules.
+    several = vectorise(env._replace(values=final_values(env.values)), num_envs)
     run = jax.jit(partial(_run, several, policy, random, noise))
     reset_key, step_key = jax.random.split(key)
     state, obs = jax.jit(several.reset)(reset_key)

@@ -207,7 +207,8 @@ class Session:
             episodes = list[Episode]()
             if np.count_nonzero(after.host.ended):
                 t = count_iterations(self._stepwise.schedule, after.steps)
-                episodes = episodes_of(now.host, result, reset, self._schedule.opt_steps(t), after.steps * count)
+                no_end = reset if now.unfinished is None else reset | now.unfinished
+                episodes = episodes_of(now.host, result, no_end, self._schedule.opt_steps(t), after.steps * count)
                 statistics, interval = add_episodes(after.statistics, after.interval, episodes)
                 after = after._replace(statistics=statistics, interval=interval)
             self._now = after
@@ -237,7 +238,7 @@ class Session:
         # Truncate the episodes both of training and of an evaluation.
         host = start_episodes(now.host, np.ones_like(now.host.ended))
         evaluation = None if now.evaluation is None else now.evaluation.cut()
-        self._now = now._replace(host=host, acted=False, evaluation=evaluation)
+        self._now = now._replace(host=host, acted=False, evaluation=evaluation, unfinished=None)
 
     def note(self, text: str | None = None, /, **values: float | None) -> None:
         """Add numbers to the statistics of `summary` and, as `info/NAME`, to the next row; log `text` as an event.
@@ -536,7 +537,11 @@ class Session:
 
     def _update_evaluation(self, evaluation: EpisodeEvaluation) -> None:
         """Update the evaluation after a step; record its score after the last."""
-        self._now = self._now._replace(evaluation=None if evaluation.is_over else evaluation, acted=False)
+        now = self._now._replace(evaluation=None if evaluation.is_over else evaluation, acted=False)
+        if evaluation.is_over:
+            # Where other environments are inside an episode, training goes on from there.
+            now = now._replace(host=now.host._replace(seen=evaluation.seen), unfinished=~evaluation.ended)
+        self._now = now
         if evaluation.is_over:
             self._record_score(float(evaluation.result.returns.mean()), evaluation.params, evaluation.result)
             if (recording := evaluation.recording) is not None:

@@ -130,6 +130,8 @@ class SessionState(NamedTuple):
     saved."""
     resumed: bool = False
     """Whether the running episodes may have been lost with an earlier process."""
+    unfinished: np.ndarray | None = None
+    """Whether an evaluation began the running episode, so that it is none of training, `[N]`. Not saved."""
 
 
 def start_episodes(host: Host, where: np.ndarray) -> Host:
@@ -151,17 +153,17 @@ def differ(obs: PyTree, seen: PyTree, num_envs: int) -> np.ndarray:
     return other
 
 
-def episodes_of(host: Host, result: StepResult, reset: np.ndarray, opt_steps: int, env_steps: int) -> list[Episode]:
+def episodes_of(host: Host, result: StepResult, no_end: np.ndarray, opt_steps: int, env_steps: int) -> list[Episode]:
     """Return the episodes that a step ends; `host` is the state before it, the counts are those after it.
 
-    Where `reset` `[N]`, the step was a reset and ends none.
+    Where `no_end` `[N]`, the step ends no episode of training: it was a reset, or an evaluation began the episode.
     """
     reward, terminated, _, _ = result.numbers
     return [
         Episode(
             i, float(host.returns[i] + reward[i]), int(host.lengths[i]) + 1, bool(terminated[i]), opt_steps, env_steps
         )
-        for i in np.flatnonzero(ends(result) & ~reset).tolist()
+        for i in np.flatnonzero(ends(result) & ~no_end).tolist()
     ]
 
 

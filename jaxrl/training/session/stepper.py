@@ -14,7 +14,7 @@ from jaxrl.strategies.stepwise import Last, Learner, StepResult, Stepwise, locat
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.memory import Plan, plan_of_state, require_fit
 from jaxrl.training.program import jit_donating, merge_sums, zero_sums
-from jaxrl.training.session.evaluation import EpisodeEvaluator, Recording
+from jaxrl.training.session.evaluation import EpisodeEvaluation, EpisodeEvaluator, Recording
 from jaxrl.training.session.inputs import Observations, ends
 from jaxrl.training.session.state import Host, Learnt, SessionState, differ, learn_and_sum, shapes_of, start_episodes
 from jaxrl.training.session.statistics import Statistics
@@ -107,20 +107,39 @@ class Stepper:
         other = differ(given.obs, resets.seen, self.stepwise.schedule.num_envs)
         return now._replace(resets=resets._replace(due=resets.due & ~other))
 
+    def clear_unfinished(self, now: SessionState, given: Observations) -> SessionState:
+        """Return `now` with no episode begun by an evaluation where the observations have changed, by a reset."""
+        if now.unfinished is None or not np.count_nonzero(now.unfinished):
+            return now
+        return now._replace(unfinished=now.unfinished & ~differ(given.obs, now.host.seen, len(now.unfinished)))
+
     def acting(self, now: SessionState, given: Observations) -> tuple[SessionState, PyTree]:
         """Return the state after acting on these observations, and the actions `[N, ...]`."""
         now = self.clear_resets(now, given)
         if now.evaluation is not None:
-            evaluation = self.evaluator.act(now.evaluation, given)
+            evaluation = self._evaluating(now, now.evaluation, given)
             assert evaluation.chosen is not None
             return now._replace(evaluation=evaluation, acted=True), evaluation.chosen[1]
-        now = self.chosen(self.receive(now, given))
+        now = self.chosen(self.receive(self.clear_unfinished(now, given), given))
         assert now.chosen is not None
         return now._replace(acted=True), now.chosen[0]
+
+    def _evaluating(self, now: SessionState, evaluation: EpisodeEvaluation, given: Observations) -> EpisodeEvaluation:
+        """Return the evaluation with actions for these observations, unless they are already chosen."""
+        other = differ(given.obs, evaluation.seen, len(evaluation.ended))
+        if evaluation.chosen is None and now.unfinished is not None:
+            # Where the user has reset since the evaluation before, an episode begins.
+            begun = evaluation.ended | (now.unfinished & other)
+            evaluation = evaluation._replace(ended=begun, counts=begun)
+        elif evaluation.chosen is not None and now.acted and not np.count_nonzero(other):
+            return evaluation
+        return self.evaluator.act(evaluation, given)
 
     def start_evaluation(self, now: SessionState, episodes: int, recording: Recording | None) -> SessionState:
         """Return the state at the start of an evaluation of the current policy; running episodes are truncated."""
         seen, ended = now.host.seen, now.host.ended | (now.steps == 0)
+        if now.unfinished is not None:  # of the evaluation before
+            ended = ended & ~now.unfinished
         evaluation = self.evaluator.first(self.params(now), episodes, seen, ended)._replace(recording=recording)
         host = start_episodes(now.host, np.ones_like(ended))
         return now._replace(host=host, acted=False, chosen=None, evaluation=evaluation)
@@ -164,8 +183,16 @@ class Stepper:
             returns=now.host.returns + reward, lengths=now.host.lengths + 1, seen=result.next_obs, ended=ends(result)
         )
         invalid = now.invalid + int(np.count_nonzero((np.asarray(result.numbers[3]) == 0) & ~reset))
+        unfinished = None if now.unfinished is None else now.unfinished & ~host.ended
         after = now._replace(
-            state=state, sums=sums, host=host, steps=now.steps + 1, invalid=invalid, chosen=None, acted=False
+            state=state,
+            sums=sums,
+            host=host,
+            steps=now.steps + 1,
+            invalid=invalid,
+            chosen=None,
+            acted=False,
+            unfinished=unfinished,
         )
         return after, learnt
 
