@@ -4,7 +4,7 @@ The parts, counts and randomness are those of `off_policy` and `on_policy`, but 
 step, and after the last step of an iteration learn from all of them with the same functions.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
