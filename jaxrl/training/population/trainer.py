@@ -564,6 +564,9 @@ class PopulationTrainer:
             self._end(self.interrupt.reason or ("done" if done else "running"))
         except OSError as error:
             raise StorageError(f"cannot write the run directory {self._dir.path}: {reason_of_path(error)}") from error
+        except GeneratorExit:  # the loop over it was left, and all members are saved
+            self._end(self.interrupt.reason or "left")
+            raise
         except BaseException:
             self._end(self.interrupt.reason or "failed")
             raise
