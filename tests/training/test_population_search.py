@@ -480,6 +480,7 @@ def test_the_rungs_of_a_run_stay_where_they_were(tmp_path: Path) -> None:
     for other, said in (
         ({"max_opts": 160}, "max_opts is 160, but the rungs of .* follow from 80"),
         ({"max_env_steps": 70}, "max_env_steps is 70, but the rungs of .* follow from 0"),
+        ({"eval_interval": 30}, "eval_interval is 30, but the rungs of .* follow from 20"),
     ):
         with pytest.raises(SettingsError, match=said):
             Trainer(population, **{**settings, "max_opts": 80, **other}, resume=True).train()
