@@ -86,6 +86,16 @@ def test_one_that_is_not_finite_never_wins_and_equals_are_left_alone() -> None:
             assert copy.parent in (1, 3)
 
 
+def test_in_a_tournament_nobody_meets_themselves() -> None:
+    """Of two, the worse meets the better at every gate; of three, the middle one meets the best at every other."""
+    tournament = pbt(select="tournament")
+    for gate in range(20):
+        (copy,) = tournament.decide(gate, {0: 1.0, 1: 2.0}, values(range(2))).copies
+        assert (copy.member, copy.parent) == (0, 1)
+    of_three = [tournament.decide(gate, {0: 1.0, 1: 2.0, 2: 3.0}, values(range(3))).copies for gate in range(200)]
+    assert 80 < sum(any(copy.member == 1 for copy in copies) for copies in of_three) < 120
+
+
 def test_in_a_tournament_no_parent_is_replaced_itself() -> None:
     scores = {number: float(number % 7) for number in range(12)}
     replaced = 0
