@@ -14,6 +14,9 @@ from jaxrl.errors import SettingsError, check_between, check_count, suggest
 from jaxrl.strategies.population import DISCOUNT, Range
 
 SELECTIONS = ("truncation", "tournament")
+STREAM = 2**32 - 1
+"""First part of the seed of each draw of PBT. Without it some would repeat the draws of a population's combinations,
+which are seeded by its seed and their place: trailing zeros do not tell seeds apart."""
 
 
 class Copy(NamedTuple):
@@ -193,7 +196,7 @@ class PBT(NamedTuple):
         return ladder[min(max(moved, 0), len(ladder) - 1)]
 
     def _rng(self, *which: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, *which])
+        return np.random.default_rng([STREAM, self.seed, *which])
 
     def within(self, sweep: Mapping[str, Any], seed: int) -> "PBT":
         check_count("pbt: interval", self.interval)

@@ -8,6 +8,7 @@ import pytest
 
 import jaxrl
 from jaxrl.errors import SettingsError
+from jaxrl.strategies.population import combinations
 from jaxrl.strategies.search import PBT, Copy, Halving, Verdict, make_search, parse_search, rank
 
 NAN = math.nan
@@ -150,6 +151,15 @@ def test_a_verdict_depends_on_scores_seed_and_gate_alone() -> None:
     assert decide(3, 5) != decide(4, 5)
     assert decide(3, 5) != decide(3, 6)
     assert isinstance(decide(3, 5).copies[0], Copy)
+
+
+def test_parents_are_not_drawn_as_the_first_settings_of_members_were() -> None:
+    """The parent of member 0 at a gate and the setting of the member of that number are one of two each."""
+    sweep = {"agent.lr": [1e-3, 1e-2], "agent.ent_coef": LR}
+    first = combinations(sweep, 1, 40, 0)
+    search, scores = PBT(100, share=0.5).within(sweep, 0), {0: 0.0, 1: 1.0, 2: 3.0, 3: 2.0}
+    parents = [search.decide(gate, scores, dict(enumerate(first[:4]))).copies[0].parent for gate in range(40)]
+    assert 10 < sum((parent == 3) == (one["agent.lr"] == 1e-2) for parent, one in zip(parents, first, strict=True)) < 30
 
 
 def test_words_of_a_command_line() -> None:
