@@ -465,6 +465,7 @@ def test_members_that_cannot_take_each_others_places_are_refused() -> None:
     for population, said in (
         (["--sweep", "rollout=8,16", "--pbt", "20"], "pbt cannot change rollout"),
         (["--seeds", "4", "--pbt", "20"], "pbt changes swept settings, and none is"),
+        (["--seeds", "4", "--sweep", "agent.activation=tanh", "--pbt", "20"], "pbt cannot change agent.activation on"),
     ):
         with pytest.raises(SettingsError, match=said):
             train.main([*single, *population])
