@@ -46,7 +46,7 @@ from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import describe, place_members
 from jaxrl.training.program import compile_all, state_shapes
 from jaxrl.training.recorders import RunInfo, recorders_of
-from jaxrl.training.report import Report, leave_by_signal, print_table, run_dir_part
+from jaxrl.training.report import LIMITS, Report, leave_by_signal, print_table, run_dir_part
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
 from jaxrl.training.storage.group import CHECKPOINTS, Collector
 from jaxrl.training.storage.group_files import GroupFiles, MemberDir, MemberFiles
@@ -423,8 +423,10 @@ class PopulationTrainer:
         for number in verdict.ended:
             run = self._runs[number]
             held.pop(number, None)
-            if run.trainer is not None and run.reports is not None:
-                run.trainer.stop_reason = run.status = HALVED
+            trainer = run.trainer
+            # One that has reached a limit, in whole iterations of its own program, keeps its status.
+            if trainer is not None and run.reports is not None and trainer.stop_reason not in LIMITS:
+                trainer.stop_reason = run.status = HALVED
                 ends[number] = run.reports.close
             self._rows.remove(number)
         self._end_together(ends)
