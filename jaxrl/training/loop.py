@@ -466,7 +466,9 @@ class Run:
         self._storage.replace_settings(self.settings())
         self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
         self._log.event("adopted", message)
-        self._storage.save(self.ledger.changed_at, self._tree_to_save(), self._facts(), self._best, again=True)
+        # Regular at any step: a rollback must not go back to a state from before.
+        facts = {**self._facts(), "regular": True}
+        self._storage.save(self.ledger.changed_at, self._tree_to_save(), facts, self._best, again=True)
 
     def require_saved(self) -> None:
         """Wait for the save in progress; raise `StorageError` if it could not be written."""
