@@ -295,7 +295,10 @@ class Run:
         found = self._storage.rollback(self._compiled.like)
         self.ledger = self.ledger.roll_back(found[1]["ledger"] if found else None)
         state, self._sums = found[0] if found else self._compiled.init(make_key(self.config.seed))
-        state = self._adapt_loaded(state, self.ledger) if found else state
+        if found:
+            state = self._adapt_loaded(state, self.ledger)
+        elif self.membership.adopted_at:  # the program was made for the settings from before
+            state = devices.apply_in_all(self.strategy, "set_hyperparams", state)
         self.state = devices.apply_in_all(self.strategy, "reseed", state, self.ledger.rollbacks)
         if self._actors is not None:
             self._actors = self._actors.restart()

@@ -545,3 +545,12 @@ def test_a_member_goes_back_to_where_it_took_over_and_no_further(tmp_path: Path)
     assert result.members[0].parent == 2
     back = [row["opt_steps"] for number in range(3) for row in rows_in(run, number) if row.get("event") == "rollback"]
     assert back == [4, 3, 3]
+
+
+def test_in_memory_a_member_that_begins_again_has_the_settings_that_it_took_over() -> None:
+    result = Trainer(three(lambda state, steps: (steps > 4) & (state.tries == 0)), **BACK).train()
+    for member in result.members:
+        assert member.result is not None
+        assert member.result.summary["rollbacks"] == 1
+        assert member.values["agent.lr"] == member.result.state.lr
+    assert [member.parent for member in result.members] == [2, None, None]
