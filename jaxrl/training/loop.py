@@ -450,7 +450,9 @@ class Run:
                 storage.finish()
             self._wall = self.ledger.wall
             if self._state is not None:
-                storage.update_metadata(**self._summary(), status=self.stop_reason)
+                # A diverged member is not loaded again, so its checkpoints are not asked for its scores at gates.
+                own = self.membership.facts() if self.stop_reason == "diverged" else {}
+                storage.update_metadata(**self._summary(), **own, status=self.stop_reason)
         finally:
             # Close the logs before releasing the lock: afterwards another process may write them.
             self._log.close()

@@ -554,3 +554,13 @@ def test_in_memory_a_member_that_begins_again_has_the_settings_that_it_took_over
         assert member.result.summary["rollbacks"] == 1
         assert member.values["agent.lr"] == member.result.state.lr
     assert [member.parent for member in result.members] == [2, None, None]
+
+
+def test_scores_at_gates_outlive_a_member_that_goes_back_and_then_diverges(tmp_path: Path) -> None:
+    """The last is the best after 4 steps, goes back to 3, is the worst of all after 4, and diverges."""
+    population = three(lambda state, steps: (steps > 4) & (state.lr == 0.5))
+    settings = {**BACK, "save_interval": 3, "max_rollbacks": 1, "run_dir": tmp_path / "run"}
+    result = Trainer(population, **settings).train()
+    outcome = lambda result: [(m.status, m.values["agent.lr"], m.parent) for m in result.members]
+    assert outcome(result) == [("max_opts", 0.25, 2), ("max_opts", 0.25, None), ("diverged", 0.5, None)]
+    assert outcome(Trainer(population, **settings, resume=True).train()) == outcome(result)

@@ -486,6 +486,8 @@ class PopulationTrainer:
         before = {} if files is None else files.metadata(number)
         if before.get("status") == "diverged":
             run.scores = before.get("best_score"), before.get("last_score")
+            if files is not None and "member" in before:
+                run.membership.restore(before, member_dir(files.directory, number))
             raise DivergedError(f"member {number} diverged")
         config = self.config.changed(
             seed=self.config.seed + run.member.seed,
