@@ -14,6 +14,9 @@ from jaxrl.errors import SettingsError, check_between, check_count, suggest
 from jaxrl.strategies.population import DISCOUNT, Range
 
 SELECTIONS = ("truncation", "tournament")
+STREAM = 2**32 - 1
+"""First part of the seed of each draw of PBT. Without it some would repeat the draws of a population's combinations,
+which are seeded by its seed and their place: trailing zeros do not tell seeds apart."""
 
 
 class Copy(NamedTuple):
@@ -121,7 +124,7 @@ class PBT(NamedTuple):
     """Share of members that are replaced, and of those that replace them; rounded down, but at least 1."""
     select: Literal["truncation", "tournament"] = "truncation"
     """`truncation`: members of the worst share copy random ones of the best. `tournament`: each member is compared with
-    a random one and copies it if that is better, or the winner over that one if it loses as well."""
+    a random other and copies it if that is better, or the winner over that one if it loses as well."""
     factors: tuple[float, ...] = (0.8, 1.25)
     """Random factors for a perturbed setting; in a list of values, it moves one place down or up instead."""
     resample: float = 0.25
@@ -165,8 +168,9 @@ class PBT(NamedTuple):
             beaten = [number for number in worst if _finite(scores[number]) < _finite(scores[best[-1]])]
             return {number: best[int(self._rng(gate, number).integers(count))] for number in beaten}
         place = {number: at for at, number in enumerate(order)}
-        # Each member meets a random opponent; only the losers' encounters are kept.
-        met = {number: order[int(self._rng(gate, number).integers(len(order)))] for number in order}
+        # Each member meets a random other; only the losers' encounters are kept.
+        drawn = {number: int(self._rng(gate, number).integers(len(order) - 1)) for number in order}
+        met = {number: order[at + (at >= place[number])] for number, at in drawn.items()}
         met = {a: b for a, b in met.items() if place[b] < place[a] and _finite(scores[b]) > _finite(scores[a])}
         roots: dict[int, int] = {}
         for number in order:  # from the best down, so that the opponent's root is known
@@ -192,7 +196,7 @@ class PBT(NamedTuple):
         return ladder[min(max(moved, 0), len(ladder) - 1)]
 
     def _rng(self, *which: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, *which])
+        return np.random.default_rng([STREAM, self.seed, *which])
 
     def within(self, sweep: Mapping[str, Any], seed: int) -> "PBT":
         check_count("pbt: interval", self.interval)

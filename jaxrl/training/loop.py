@@ -295,7 +295,10 @@ class Run:
         found = self._storage.rollback(self._compiled.like)
         self.ledger = self.ledger.roll_back(found[1]["ledger"] if found else None)
         state, self._sums = found[0] if found else self._compiled.init(make_key(self.config.seed))
-        state = self._adapt_loaded(state, self.ledger) if found else state
+        if found:
+            state = self._adapt_loaded(state, self.ledger)
+        elif self.membership.adopted_at:  # the program was made for the settings from before
+            state = devices.apply_in_all(self.strategy, "set_hyperparams", state)
         self.state = devices.apply_in_all(self.strategy, "reseed", state, self.ledger.rollbacks)
         if self._actors is not None:
             self._actors = self._actors.restart()
@@ -447,7 +450,9 @@ class Run:
                 storage.finish()
             self._wall = self.ledger.wall
             if self._state is not None:
-                storage.update_metadata(**self._summary(), status=self.stop_reason)
+                # A diverged member is not loaded again, so its checkpoints are not asked for its scores at gates.
+                own = self.membership.facts() if self.stop_reason == "diverged" else {}
+                storage.update_metadata(**self._summary(), **own, status=self.stop_reason)
         finally:
             # Close the logs before releasing the lock: afterwards another process may write them.
             self._log.close()
@@ -466,7 +471,9 @@ class Run:
         self._storage.replace_settings(self.settings())
         self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
         self._log.event("adopted", message)
-        self._storage.save(self.ledger.changed_at, self._tree_to_save(), self._facts(), self._best, again=True)
+        # Regular at any step: a rollback must not go back to a state from before.
+        facts = {**self._facts(), "regular": True}
+        self._storage.save(self.ledger.changed_at, self._tree_to_save(), facts, self._best, again=True)
 
     def require_saved(self) -> None:
         """Wait for the save in progress; raise `StorageError` if it could not be written."""

@@ -8,6 +8,7 @@ import pytest
 
 import jaxrl
 from jaxrl.errors import SettingsError
+from jaxrl.strategies.population import combinations
 from jaxrl.strategies.search import PBT, Copy, Halving, Verdict, make_search, parse_search, rank
 
 NAN = math.nan
@@ -86,6 +87,16 @@ def test_one_that_is_not_finite_never_wins_and_equals_are_left_alone() -> None:
             assert copy.parent in (1, 3)
 
 
+def test_in_a_tournament_nobody_meets_themselves() -> None:
+    """Of two, the worse meets the better at every gate; of three, the middle one meets the best at every other."""
+    tournament = pbt(select="tournament")
+    for gate in range(20):
+        (copy,) = tournament.decide(gate, {0: 1.0, 1: 2.0}, values(range(2))).copies
+        assert (copy.member, copy.parent) == (0, 1)
+    of_three = [tournament.decide(gate, {0: 1.0, 1: 2.0, 2: 3.0}, values(range(3))).copies for gate in range(200)]
+    assert 80 < sum(any(copy.member == 1 for copy in copies) for copies in of_three) < 120
+
+
 def test_in_a_tournament_no_parent_is_replaced_itself() -> None:
     scores = {number: float(number % 7) for number in range(12)}
     replaced = 0
@@ -140,6 +151,15 @@ def test_a_verdict_depends_on_scores_seed_and_gate_alone() -> None:
     assert decide(3, 5) != decide(4, 5)
     assert decide(3, 5) != decide(3, 6)
     assert isinstance(decide(3, 5).copies[0], Copy)
+
+
+def test_parents_are_not_drawn_as_the_first_settings_of_members_were() -> None:
+    """The parent of member 0 at a gate and the setting of the member of that number are one of two each."""
+    sweep = {"agent.lr": [1e-3, 1e-2], "agent.ent_coef": LR}
+    first = combinations(sweep, 1, 40, 0)
+    search, scores = PBT(100, share=0.5).within(sweep, 0), {0: 0.0, 1: 1.0, 2: 3.0, 3: 2.0}
+    parents = [search.decide(gate, scores, dict(enumerate(first[:4]))).copies[0].parent for gate in range(40)]
+    assert 10 < sum((parent == 3) == (one["agent.lr"] == 1e-2) for parent, one in zip(parents, first, strict=True)) < 30
 
 
 def test_words_of_a_command_line() -> None:

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_runs import rows_about_all, rows_in, without_line
@@ -19,6 +21,7 @@ from toys_trainer import ByStep, counting, small_dqn
 import jaxrl
 from jaxrl import train, verify
 from jaxrl.errors import SettingsError, StorageError
+from jaxrl.strategies.guard import Health, get_health, init_health, reseed
 from jaxrl.strategies.population import Member, Population, set_values, with_values
 from jaxrl.strategies.search import Copy, Verdict
 from jaxrl.training.evaluator import Evaluation
@@ -30,6 +33,7 @@ from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import digest, state_digest
 from jaxrl.training.storage.run_dir import member_dir, read_members, read_settings
 from jaxrl.training.trainer import Trainer
+from jaxrl.tuning import tunable
 
 LENGTH = {"max_opts": 80, "eval_interval": 20, "eval_episodes": 8, "record_interval": 40, "save_interval": 40}
 SWEEP = {"agent.lr": jaxrl.log_uniform(1e-4, 1e-1)}
@@ -465,6 +469,7 @@ def test_members_that_cannot_take_each_others_places_are_refused() -> None:
     for population, said in (
         (["--sweep", "rollout=8,16", "--pbt", "20"], "pbt cannot change rollout"),
         (["--seeds", "4", "--pbt", "20"], "pbt changes swept settings, and none is"),
+        (["--seeds", "4", "--sweep", "agent.activation=tanh", "--pbt", "20"], "pbt cannot change agent.activation on"),
     ):
         with pytest.raises(SettingsError, match=said):
             train.main([*single, *population])
@@ -480,6 +485,7 @@ def test_the_rungs_of_a_run_stay_where_they_were(tmp_path: Path) -> None:
     for other, said in (
         ({"max_opts": 160}, "max_opts is 160, but the rungs of .* follow from 80"),
         ({"max_env_steps": 70}, "max_env_steps is 70, but the rungs of .* follow from 0"),
+        ({"eval_interval": 30}, "eval_interval is 30, but the rungs of .* follow from 20"),
     ):
         with pytest.raises(SettingsError, match=said):
             Trainer(population, **{**settings, "max_opts": 80, **other}, resume=True).train()
@@ -492,3 +498,69 @@ def test_halving_ends_members_before_the_limit_of_environment_steps_does() -> No
     result = Trainer(population, **length, evaluator=walked, quiet=True).train()
     ends = sorted((m.result.summary["opt_steps"], m.status) for m in result.members if m.result)
     assert ends == [(10, "halved"), (10, "halved"), (20, "halved"), (40, "max_env_steps")]
+
+
+# --- members that go back -----------------------------------------------------------------------------------------
+
+
+class Walker(NamedTuple):
+    key: jax.Array
+    walk: jax.Array
+    lr: jax.Array
+    tries: jax.Array
+    health: Health
+
+
+def walking(fails: Callable[[Walker, jax.Array], jax.Array]) -> jaxrl.Strategy:
+    """Walk by the learning rate in each step, after a rollback back by 1; diverge where it `fails` after a step."""
+    init = lambda key: Walker(key, jnp.float32(0), tunable("agent.lr", 0.5), jnp.int32(0), init_health())
+
+    def step(state: Walker, key: jax.Array, t: jax.Array) -> tuple[Walker, dict]:
+        in_a_row = jnp.where(fails(state, t + 1), state.health.skipped_in_a_row + 1, 0)
+        most = jnp.maximum(in_a_row, state.health.most_in_a_row)
+        health = Health(in_a_row, state.health.bad_name, most, jnp.uint32(t))
+        return state._replace(walk=state.walk + jnp.where(state.tries, -1.0, state.lr), health=health), {"t": t}
+
+    state_fns = jaxrl.StateFns(
+        get_health,
+        lambda state, number: reseed(state, number)._replace(tries=jnp.int32(number)),
+        lambda state: state._replace(lr=tunable("agent.lr", 0.5)),
+    )
+    return jaxrl.Strategy(init, step, 1, 1, state_fns=state_fns)
+
+
+def three(fails: Callable[[Walker, jax.Array], jax.Array]) -> Population:
+    """Return three members, of which the first takes over from the last after 4 steps, with the second's rate."""
+    search = jaxrl.PBT(4, share=0.34, resample=0.0, factors=(0.5,))
+    return jaxrl.population(walking(fails), sweep={"agent.lr": [0.125, 0.25, 0.5]}, search=search)
+
+
+BACK = {"max_opts": 8, "eval_interval": 4, "max_skips": 1, "evaluator": walked, "confirm_best": False, "quiet": True}
+
+
+def test_a_member_goes_back_to_where_it_took_over_and_no_further(tmp_path: Path) -> None:
+    """Whatever `save_interval`."""
+    population, run = three(lambda state, steps: (steps > 4) & (state.tries == 0)), tmp_path / "run"
+    result = Trainer(population, **BACK, save_interval=3, run_dir=run).train()
+    assert result.members[0].parent == 2
+    back = [row["opt_steps"] for number in range(3) for row in rows_in(run, number) if row.get("event") == "rollback"]
+    assert back == [4, 3, 3]
+
+
+def test_in_memory_a_member_that_begins_again_has_the_settings_that_it_took_over() -> None:
+    result = Trainer(three(lambda state, steps: (steps > 4) & (state.tries == 0)), **BACK).train()
+    for member in result.members:
+        assert member.result is not None
+        assert member.result.summary["rollbacks"] == 1
+        assert member.values["agent.lr"] == member.result.state.lr
+    assert [member.parent for member in result.members] == [2, None, None]
+
+
+def test_scores_at_gates_outlive_a_member_that_goes_back_and_then_diverges(tmp_path: Path) -> None:
+    """The last is the best after 4 steps, goes back to 3, is the worst of all after 4, and diverges."""
+    population = three(lambda state, steps: (steps > 4) & (state.lr == 0.5))
+    settings = {**BACK, "save_interval": 3, "max_rollbacks": 1, "run_dir": tmp_path / "run"}
+    result = Trainer(population, **settings).train()
+    outcome = lambda result: [(m.status, m.values["agent.lr"], m.parent) for m in result.members]
+    assert outcome(result) == [("max_opts", 0.25, 2), ("max_opts", 0.25, None), ("diverged", 0.5, None)]
+    assert outcome(Trainer(population, **settings, resume=True).train()) == outcome(result)

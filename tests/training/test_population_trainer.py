@@ -136,6 +136,14 @@ def test_rows_of_the_population_are_its_members_and_what_they_come_to(whole: tup
     assert [member["status"] for member in metadata["table"]] == ["max_opts"] * 2
 
 
+def test_a_population_that_is_left_says_so_as_a_run_does(tmp_path: Path) -> None:
+    population = jaxrl.population(counting(), seeds=2)
+    for trained, name in ((population, "population"), (counting(), "run")):
+        for _ in Trainer(trained, max_opts=8, record_interval=2, run_dir=tmp_path / name, quiet=True):
+            break
+        assert json.loads((tmp_path / name / "metadata.json").read_text())["status"] == "left"
+
+
 @pytest.mark.parametrize("replay", [True, False])
 def test_a_best_policy_is_on_disk_with_the_next_checkpoint_and_no_sooner(tmp_path: Path, replay: bool) -> None:
     """Judge every later policy better. A checkpoint without replay does not lead there again, so none waits for it."""

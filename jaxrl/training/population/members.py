@@ -359,8 +359,8 @@ def require_same(population: Population, config: TrainerConfig, path: Path) -> N
 
 
 def require_rungs(population: Population, before: Mapping[str, Any], config: TrainerConfig, what: object) -> None:
-    """Raise `SettingsError` if the rungs of halving follow from another length in the settings `before`."""
-    for name in LIMITS if isinstance(population.search, Halving) else ():
+    """Raise `SettingsError` if the rungs of halving follow from another length or interval in the settings `before`."""
+    for name in (*LIMITS, "eval_interval") if isinstance(population.search, Halving) else ():
         was, now = before.get(name, 0), getattr(config, name)
         if was != now:
             raise SettingsError(

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
+from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count, suggest
 from jaxrl.parsing import flatten_settings, format_repr
 from jaxrl.paths import reason_of_path
 from jaxrl.strategies.base import Strategy
-from jaxrl.strategies.population import Population, require_stream, with_values
+from jaxrl.strategies.population import Population, require_stream, sweepable, with_values
 from jaxrl.strategies.search import PBT, Verdict
 from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
@@ -46,7 +46,7 @@ from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import describe, place_members
 from jaxrl.training.program import compile_all, state_shapes
 from jaxrl.training.recorders import RunInfo, recorders_of
-from jaxrl.training.report import Report, leave_by_signal, print_table, run_dir_part
+from jaxrl.training.report import LIMITS, Report, leave_by_signal, print_table, run_dir_part
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
 from jaxrl.training.storage.group import CHECKPOINTS, Collector
 from jaxrl.training.storage.group_files import GroupFiles, MemberDir, MemberFiles
@@ -348,7 +348,8 @@ class PopulationTrainer:
         """Return the gates of the population's search, or `None` without one.
 
         Raises:
-          SettingsError: the settings do not suit a search, or for PBT the members have different programs.
+          SettingsError: the settings do not suit a search, or for PBT the members have different programs or a swept
+            setting is part of the program.
         """
         search, members = self.population.search, self.population.members
         if search is None:
@@ -359,6 +360,12 @@ class PopulationTrainer:
             if len(self._strategies()) > 1:
                 raise SettingsError("pbt: the members have different programs, so none can take another's place")
             require_stream(members[0].strategy)
+            known = sweepable(members[0].strategy)
+            for name in members[0].swept:
+                if name not in known:
+                    raise SettingsError(
+                        f"pbt cannot change {name} on the way: it is part of the program; {suggest(name, known)}"
+                    )
         return Gates(search, members, self.config)
 
     def _waits(self, run: MemberRun, report: Report) -> bool:
@@ -416,8 +423,10 @@ class PopulationTrainer:
         for number in verdict.ended:
             run = self._runs[number]
             held.pop(number, None)
-            if run.trainer is not None and run.reports is not None:
-                run.trainer.stop_reason = run.status = HALVED
+            trainer = run.trainer
+            # One that has reached a limit, in whole iterations of its own program, keeps its status.
+            if trainer is not None and run.reports is not None and trainer.stop_reason not in LIMITS:
+                trainer.stop_reason = run.status = HALVED
                 ends[number] = run.reports.close
             self._rows.remove(number)
         self._end_together(ends)
@@ -477,6 +486,8 @@ class PopulationTrainer:
         before = {} if files is None else files.metadata(number)
         if before.get("status") == "diverged":
             run.scores = before.get("best_score"), before.get("last_score")
+            if files is not None and "member" in before:
+                run.membership.restore(before, member_dir(files.directory, number))
             raise DivergedError(f"member {number} diverged")
         config = self.config.changed(
             seed=self.config.seed + run.member.seed,
@@ -564,6 +575,9 @@ class PopulationTrainer:
             self._end(self.interrupt.reason or ("done" if done else "running"))
         except OSError as error:
             raise StorageError(f"cannot write the run directory {self._dir.path}: {reason_of_path(error)}") from error
+        except GeneratorExit:  # the loop over it was left, and all members are saved
+            self._end(self.interrupt.reason or "left")
+            raise
         except BaseException:
             self._end(self.interrupt.reason or "failed")
             raise
