@@ -85,8 +85,8 @@ def prioritised(
       alpha: exponent of priorities; 0: uniform sampling.
       beta: exponent of importance weights at the first optimisation step; 1 corrects the bias of sampling fully.
       beta_steps: optimisation steps over which `beta` rises linearly to 1; 0: constant.
-      normalise: take the minimum of `p` over the `batch` or over `all` items, without those of weight 0, which are not
-        learnt from; over all sequences, they count.
+      normalise: take the minimum of `p` over the `batch`, without items of weight 0, which are not learnt from; or over
+        `all` items, without those pushed with weight 0. Over all sequences, these count.
       epsilon: constant added to every priority.
       compact: store observations once, as in `uniform`.
       ends: room for the ends of episodes, as a share of the capacity.
@@ -193,9 +193,9 @@ def _sample(settings: _Settings, state: PrioritisedState, key: Key, pushes: Arra
         children = numbers.reshape(-1, FANOUT).at[index].get(mode="promise_in_bounds")
         index = index * FANOUT + _choose_child(children, u)
     p = state.sums[0].at[index].get(mode="promise_in_bounds")
+    items = read_items(state.rows, settings.sequences, index)
     # Importance weights are `1 / (R P)`. Divided by the largest one, they lose the number of items and the sum of
     # priorities, and `min p / p` remains.
-    items = read_items(state.rows, settings.sequences, index)
     least = state.least[-1].min() if settings.over_all else jnp.where(_counts(items, p.shape), p, math.inf).min()
     if shards.is_sharded():  # each shard samples its own items, so probabilities are relative to the shard's sum
         total = state.sums[-1].sum()

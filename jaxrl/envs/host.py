@@ -46,7 +46,7 @@ class HostStep(NamedTuple):
 
 
 class HostVector(Protocol):
-    """`N` environments that never reset themselves.
+    """`N` environments that never reset themselves; a method `start()`, if there is one, is called before all others.
 
     Observations are NumPy arrays `[N, ...]` of the spec's dtypes. Discrete observations and actions count from 0,
     whatever the `start` of the environment's spaces.
@@ -363,6 +363,8 @@ class _Gymnasium:
         try:
             return function()
         except (EOFError, ConnectionError) as error:
+            if not getattr(self._env, "processes", ()):
+                raise  # of the environment itself: there are no processes, or none yet
             # The pipe to a process is closed: the process has died. The others would wait for commands, so they are
             # ended too.
             self._kill()

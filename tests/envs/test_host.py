@@ -98,6 +98,34 @@ def test_an_environment_that_another_process_cannot_make_is_told_of_with_its_exc
     assert multiprocessing.active_children() == []
 
 
+def test_an_environment_that_loses_its_connection_says_so_and_is_closed():
+    closed: list[Any] = []
+
+    class Remote(Counting):
+        def step(self, action: Any) -> Any:
+            raise ConnectionResetError("the game has gone")
+
+        def close(self) -> None:
+            closed.append(self)
+
+    envs = HostVectorEnv(jaxrl.gymnasium_envs(gymnasium_spec(Counting()), Remote), 2, 0)
+    envs.reset()
+    with pytest.raises(ConnectionResetError, match="the game has gone"):
+        envs.step(np.zeros(2, np.int32))
+    envs.close()
+    assert len({*closed}) == 2
+
+
+def test_what_goes_wrong_here_before_processes_begin_is_told_as_it_is():
+    def make() -> Any:
+        raise ConnectionRefusedError("no licence")
+
+    envs = HostVectorEnv(jaxrl.gymnasium_envs(gymnasium_spec(Counting()), make), 2, 0, processes=True)
+    with pytest.raises(ConnectionRefusedError, match="no licence"):
+        envs.start()
+    envs.close(kill=True)
+
+
 def test_what_only_some_environments_tell_is_missing_in_the_others():
     told = {"won": np.array([1, 0]), "_won": np.array([True, False]), "env_id": np.arange(2), "_x": np.array([5, 6])}
     found = vector_scalars(told, 2)

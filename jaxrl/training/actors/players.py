@@ -93,7 +93,7 @@ class Player:
         opening_s = math.inf if actor_fns.env.compiled else max(OPENING_S, actor_fns.config.actor_timeout)
         with self.stats.calling(opening_s):
             self._envs = HostVectorEnv(actor_fns.env, actor_fns.num_envs, seed, actor_fns.config.processes)
-            # Assigned before it, so that `close` finds processes of which one hangs as it starts.
+            # `_envs` is assigned before the start, so that `close` can end the processes if one hangs while starting.
             self._envs.start()
 
     def play(self, number: int, published: Published) -> Block:

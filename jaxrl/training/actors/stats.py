@@ -114,7 +114,7 @@ class Block(NamedTuple):
 def apart(step: Step, done: Any) -> tuple[Step, dict[str, np.ndarray]]:
     """Split the scalars specific to an environment from a step, whose other parts have the same form everywhere.
 
-    Scalars of complete episodes are NaN except where one is `done`, all others where the step is not valid.
+    Scalars of complete episodes are NaN except where one is `done`; all other scalars are NaN at invalid steps.
     """
     if len(step.info) == 2:
         return step, {}

@@ -437,8 +437,11 @@ class Session:
     @property
     def ended(self) -> np.ndarray:
         """Bool `[N]`: the next observation of this environment begins an episode."""
-        evaluation = self._now.evaluation
-        return (self._now.host if evaluation is None else evaluation).ended.copy()
+        now = self._now
+        if now.evaluation is not None:
+            return now.evaluation.ended.copy()
+        # An evaluation may have left environments inside an episode.
+        return now.host.ended.copy() if now.unfinished is None else now.host.ended & ~now.unfinished
 
     @property
     def steps_per_sec(self) -> float | None:
