@@ -173,8 +173,7 @@ def host(
 
 def four_environments() -> jaxrl.Strategy:
     """Return the training of PPO on CartPole-v1 with 4 environments, by the preset of the command line."""
-    config = preset("ppo").changed(num_envs=4)
-    return build("ppo", config)
+    return build("ppo", preset("ppo").changed(num_envs=4))
 
 
 def shares(spent: dict[str, list[float]]) -> dict[str, Any]:

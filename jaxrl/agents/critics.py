@@ -374,6 +374,22 @@ def space_size(space: Box) -> int:
     return int(spaces.box_bounds(space)[0].size)
 
 
+def target_entropy(chosen: float, target: Array, usual: float, obs: PyTree) -> Array:
+    """Return the target entropy; the default is, under a mask, a share of the entropy of the uniform policy there.
+
+    Args:
+      chosen: the user's setting; 0: none.
+      target: the value in the state, which a population may override.
+      usual: the default.
+      obs: observations, with a mask or without.
+    """
+    mask = masks.get_mask(obs)
+    # A target that the user set stays as it is. With a single action the entropy below would be divided by 0.
+    if mask is None or chosen or mask.shape[-1] == 1:
+        return target
+    return jnp.where(target == jnp.float32(usual), target * masks.entropy_share(mask), target)
+
+
 def to_policy(obs: PyTree) -> PyTree:
     """Return what policies see of an observation: with the memory of their core, but without that of noise."""
     # `Memories` are those of cores. Any other memory is that of exploration noise, which no network sees.

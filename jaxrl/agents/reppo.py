@@ -253,9 +253,12 @@ def _update(
     error, q, outside = critic.aux
     entropy, kl = policy.aux
     mean = lambda x: shards.pmean(jnp.mean(items.weight * x))
+    wanted = critics.target_entropy(
+        parts.config.target_entropy, hyper.target_entropy, _usual_entropy(parts.spec), items.obs
+    )
     gradients = multiplier_gradients(
         state.multipliers,
-        mean(entropy - _target_entropy(parts, hyper.target_entropy, items.obs)),
+        mean(entropy - wanted),
         mean(kl - hyper.kl_bound),
     )
     multipliers, opt_state, _ = ADAM.step(
@@ -352,19 +355,6 @@ def _support(config: REPPOConfig, reach: PyTree) -> Array:
 
 def _unit(support: Array) -> Array:
     return (support[-1] - support[0]) / UNITS
-
-
-def _target_entropy(parts: _Parts, target: Array, obs: PyTree) -> Array:
-    """Return the target entropy; the default is, under a mask, a share of the entropy of the uniform policy there.
-
-    Compared with the value in the state, which a population may override.
-    """
-    mask = masks.get_mask(obs)
-    # A target that the user set stays as it is. With a single action the entropy below would be divided by 0.
-    if mask is None or parts.config.target_entropy or mask.shape[-1] == 1:
-        return target
-    usual = jnp.float32(_usual_entropy(parts.spec))
-    return jnp.where(target == usual, target * masks.entropy_share(mask), target)
 
 
 def _usual_entropy(spec: EnvSpec) -> float:

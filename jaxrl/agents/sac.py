@@ -58,7 +58,7 @@ from jaxrl.agents.sequences import Views
 from jaxrl.agents.values import ENTROPY_MARGIN
 from jaxrl.distributions import Distribution, TanhGaussian
 from jaxrl.errors import SettingsError
-from jaxrl.masks import entropy_share, get_mask
+from jaxrl.masks import get_mask
 from jaxrl.metrics import Metrics, stat, step_means
 from jaxrl.nn import forward
 from jaxrl.spaces import Box, Discrete, EnvSpec
@@ -670,7 +670,9 @@ def _improve_policy(
     log_temperature, opt_state = state.log_temperature, state.opt_state.temperature
     if config.learn_temperature:
         # The gradient of temperature * (entropy - target) with respect to the log-temperature (equation 18).
-        wanted = _target_entropy(parts, hyper.target_entropy, steps.items.obs)
+        wanted = critics.target_entropy(
+            config.target_entropy, hyper.target_entropy, _usual_entropy(parts.spec), steps.items.obs
+        )
         slope = temperature * shards.pmean(jnp.mean((entropy - wanted) * steps.items.weight))
         log_temperature, opt_state, _ = ADAM.step(
             log_temperature,
@@ -711,18 +713,6 @@ def _policy_loss(
     if parts.extra_policy_loss is not None:
         loss = loss + critics.extra_policy_term(parts, policy, items, distribution, weight)
     return jnp.mean(weight * loss), (drawn.entropy, collections)
-
-
-def _target_entropy(parts: Parts, usual: Array, obs: PyTree) -> Array:
-    """Return the target entropy; the default is, under a mask, a share of the entropy of the uniform policy there.
-
-    Compared with the value in the state, which a population may override.
-    """
-    mask = get_mask(obs)
-    # A target that the user set stays as it is. With a single action the entropy below would be divided by 0.
-    if mask is None or parts.config.target_entropy or mask.shape[-1] == 1:
-        return usual
-    return jnp.where(usual == jnp.float32(_usual_entropy(parts.spec)), usual * entropy_share(mask), usual)
 
 
 def _draw_noise(parts: Parts, key: Key, steps: Batch) -> PyTree:

@@ -540,17 +540,18 @@ class Session:
 
     def _update_evaluation(self, evaluation: EpisodeEvaluation) -> None:
         """Update the evaluation after a step; record its score after the last."""
-        now = self._now._replace(evaluation=None if evaluation.is_over else evaluation, acted=False)
-        if evaluation.is_over:
-            # Where other environments are inside an episode, training goes on from there.
-            now = now._replace(host=now.host._replace(seen=evaluation.seen), unfinished=~evaluation.ended)
-        self._now = now
-        if evaluation.is_over:
-            self._record_score(float(evaluation.result.returns.mean()), evaluation.params, evaluation.result)
-            if (recording := evaluation.recording) is not None:
-                run_dir = str(self.config.run_dir)
-                self._log.log_video(save_video(recording.result, run_dir, recording.form, **self._counters()))
-            call(self.hooks.evaluated, evaluation.result)
+        now = self._now._replace(evaluation=evaluation, acted=False)
+        if not evaluation.is_over:
+            self._now = now
+            return
+        # Where other environments are inside an episode, training goes on from there.
+        host = now.host._replace(seen=evaluation.seen)
+        self._now = now._replace(evaluation=None, host=host, unfinished=~evaluation.ended)
+        self._record_score(float(evaluation.result.returns.mean()), evaluation.params, evaluation.result)
+        if (recording := evaluation.recording) is not None:
+            run_dir = str(self.config.run_dir)
+            self._log.log_video(save_video(recording.result, run_dir, recording.form, **self._counters()))
+        call(self.hooks.evaluated, evaluation.result)
 
     def _call_hooks(self, learnt: Learnt | None, episodes: list[Episode]) -> None:
         # Finished saves are queued where they are noticed, and reported here, because hooks run last.
