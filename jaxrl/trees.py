@@ -33,6 +33,8 @@ def is_key(leaf: Any) -> bool:
 
 def key_impl(keys: Any) -> str:
     """Return the name of the PRNG implementation of typed keys, which may be a `ShapeDtypeStruct`."""
+    if isinstance(keys, jax.Array):
+        return str(jax.random.key_impl(keys))
     found: list[str] = []
     # `jax.random.key_impl` does not take a `ShapeDtypeStruct`; inside a trace it becomes an array.
     jax.eval_shape(lambda keys: found.append(str(jax.random.key_impl(keys))), keys)

@@ -284,7 +284,7 @@ class Saves(Store):
         stacks: dict[tuple[Any, ...], list[Row]] = {}
         # Only rows with equal paths, shapes and dtypes can be stacked.
         for row in sorted((*self._rows_to_rewrite(), *rows), key=lambda row: (row.member, row.order)):
-            form = tuple((name, leaf.shape, str(leaf.dtype)) for name, leaf in row.leaves.items())
+            form = tuple((name, leaf.shape, leaf.dtype) for name, leaf in row.leaves.items())
             stacks.setdefault(form, []).append(row)
         described, leaves = [], Leaves()
         for stack, alike in enumerate(stacks.values()):

@@ -97,7 +97,15 @@ def flatten(tree: PyTree) -> list[tuple[str, Any]]:
         data = jax.eval_shape if isinstance(leaf, jax.ShapeDtypeStruct) else lambda f, key: f(key)
         return f"{path}<{key_impl(leaf)}>", data(jax.random.key_data, leaf)
 
-    return [plain(path_of(keys), leaf) for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    leaves, structure = jax.tree.flatten(tree)
+    return [plain(path, leaf) for path, leaf in zip(_paths(structure), leaves, strict=True)]
+
+
+@functools.lru_cache(maxsize=64)
+def _paths(structure: Any) -> tuple[str, ...]:
+    """Return the paths of the leaves of a tree: to spell them takes longer than to copy small leaves."""
+    keyed = jax.tree.leaves_with_path(jax.tree.unflatten(structure, range(structure.num_leaves)))
+    return tuple(path_of(keys) for keys, _ in keyed)
 
 
 def is_path(path: str) -> bool:
