@@ -350,7 +350,6 @@ class Run:
                 config.keep,
                 self.settings(),
                 self.resume,
-                regular=self.schedule.is_regular_save,
                 check=self._check_checkpoint,
                 member=self.membership.files,
             )

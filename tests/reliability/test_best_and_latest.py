@@ -13,7 +13,7 @@ from toys_trainer import ByStep, counting
 
 import jaxrl
 from jaxrl.training.ledger import Ledger
-from jaxrl.training.storage.checkpoints import Store, surplus
+from jaxrl.training.storage.checkpoints import Standing, Store, surplus
 from jaxrl.training.storage.logs import RowLog, log_problems
 
 # --- whole runs -------------------------------------------------------------------------------------------------
@@ -120,33 +120,31 @@ def bests_logged(run: Path) -> list[bool]:
 
 # --- which checkpoints go ---------------------------------------------------------------------------------------
 
-STEPS = st.sets(st.integers(0, 40), min_size=1)
+STEPS = st.dictionaries(st.integers(0, 40), st.builds(Standing, st.booleans(), st.booleans()), min_size=1)
 
 
 @given(steps=STEPS, keep=st.integers(1, 6), data=st.data())
-def test_what_stays_are_the_newest_up_to_the_one_that_is_whole(steps: set[int], keep: int, data: st.DataObject) -> None:
-    newest = data.draw(st.sampled_from(sorted(steps)))
-    gone = surplus(steps, keep, newest)
-    stay = steps - gone
-    assert gone <= steps
-    assert newest in stay
-    assert len(stay) == min(keep, sum(step <= newest for step in steps))
-    assert all(old < min(stay) or old > newest for old in gone)
-
-
-@given(steps=STEPS, keep=st.integers(1, 6), interval=st.integers(1, 9))
-def test_no_step_of_the_interval_goes_while_an_older_one_off_it_stays(
-    steps: set[int], keep: int, interval: int
+def test_what_stays_are_the_newest_up_to_the_one_that_is_whole_and_the_one_to_go_back_to(
+    steps: dict[int, Standing], keep: int, data: st.DataObject
 ) -> None:
-    newest = max(steps)
-    gone = surplus(steps, keep, newest, lambda step: step % interval == 0)
-    stay = steps - gone
+    newest = data.draw(st.sampled_from(sorted(steps)))
+    stay = {*steps} - surplus(steps, keep, newest)
+    there = [step for step in steps if step <= newest]
     assert newest in stay
-    assert len(stay) == min(keep, len(steps))
-    for old in gone:
-        same_kind = [step for step in stay - {newest} if (step % interval == 0) == (old % interval == 0)]
-        assert all(old < step for step in same_kind)
-        assert old % interval or all(step % interval == 0 for step in stay - {newest})
+    assert stay <= {*there}
+    assert min(keep, len(there)) <= len(stay) <= keep + 1
+    for wanted in (lambda step: all(steps[step]), lambda step: steps[step].healthy):
+        if fit := [step for step in there if wanted(step)]:  # a rollback tries these in turn
+            assert max(fit) in stay
+            break
+
+
+@given(steps=STEPS, keep=st.integers(1, 6))
+def test_no_regular_step_goes_while_an_older_or_an_irregular_one_stays(steps: dict[int, Standing], keep: int) -> None:
+    alike = {step: Standing(True, regular) for step, (_, regular) in steps.items()}
+    gone = surplus(alike, keep, max(alike))
+    for old in (step for step in gone if alike[step].regular):
+        assert all(alike[step].regular and old < step for step in {*alike} - gone - {max(alike)})
 
 
 # --- which score is best ----------------------------------------------------------------------------------------

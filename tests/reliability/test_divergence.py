@@ -84,6 +84,30 @@ def test_a_permanent_nan_is_tried_again_and_then_reported(tmp_path: Path) -> Non
     assert 30 in Store(run / "checkpoints", 1).steps()
 
 
+@pytest.mark.parametrize("keep", [1, 3])
+def test_saves_of_skipped_updates_do_not_push_out_the_checkpoint_to_go_back_to(tmp_path: Path, keep: int) -> None:
+    run, strategy = tmp_path / "run", poisoned(lambda luck, opt_step: opt_step >= 33)
+    settings = {"max_opts": 50, "save_interval": 2, "keep": keep, "max_skips": 12, "max_rollbacks": 1, **QUIET}
+    trainer = jaxrl.Trainer(strategy, run_dir=str(run), **settings)
+    with pytest.raises(DivergedError):
+        trainer.train()
+    assert events(run) == [("rollback", 32), ("diverged", 46)]
+    assert len(Store(run / "checkpoints", 1).steps()) == keep + 1
+
+
+def test_a_run_that_has_diverged_goes_on_from_its_last_good_checkpoint(tmp_path: Path) -> None:
+    run, settings = tmp_path / "run", {"max_opts": 60, "save_interval": 10, "max_skips": 12, **QUIET}
+    with pytest.raises(DivergedError):
+        jaxrl.Trainer(poisoned(lambda luck, opt_step: opt_step >= 33), run_dir=str(run), **settings).train()
+    assert Store(run / "checkpoints", 1).steps()[-1] == 40
+    mended = poisoned(lambda luck, opt_step: False)
+    result = jaxrl.Trainer(mended, run_dir=str(run), resume=True, **settings).train()
+    assert events(run)[-1] == ("resume", 30)
+    assert steps_of_rows(run) == [10, 20, 30, 40, 50, 60]
+    # Its random numbers are those of a run that never diverged.
+    assert state_digest(result.state) == state_digest(jaxrl.Trainer(mended, **settings).train().state)
+
+
 def test_with_a_passing_nan_the_run_comes_to_its_end(tmp_path: Path) -> None:
     bad = lambda luck, opt_step: luck < 0.03  # another stream of randomness has other luck
     settings = {"max_opts": 100, "save_interval": 10, "max_skips": 1, "max_rollbacks": 50, **QUIET}

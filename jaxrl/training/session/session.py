@@ -489,10 +489,10 @@ class Session:
 
     def _open(self, resume: Resume, statistics: Statistics) -> None:
         """Lock the run directory, and start or resume."""
-        config, regular = self.config, self._schedule.is_regular_save
+        config = self.config
         if config.run_dir is not None:
             require_no_member(config.run_dir)
-        self._storage = Storage(config.run_dir, config.keep, self.settings(), resume, regular, self._check_checkpoint)
+        self._storage = Storage(config.run_dir, config.keep, self.settings(), resume, self._check_checkpoint)
         self._storage.report = self._report
         self._storage.on_saved = self._saves.append
         where = lambda: (self._counters(), self._now.ledger.wall)

@@ -17,11 +17,11 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -86,16 +86,17 @@ class MismatchError(CheckpointError):
 class Store:
     """The checkpoints in one directory, `<directory>/<opt_steps>/`; the newest `keep` are retained."""
 
-    def __init__(self, directory: Path, keep: int, regular: Callable[[int], bool] = lambda step: True) -> None:
-        """Prepare to read or write `directory`, which the first save creates; see `surplus` for `regular`."""
+    def __init__(self, directory: Path, keep: int) -> None:
+        """Prepare to read or write `directory`, which the first save creates."""
         self.directory = directory.absolute()
-        self.keep, self.regular = keep, regular
+        self.keep = keep
         self.newest: int | None = None
         """The step last saved or loaded."""
         self._write_s = 0.0
         self._bad: set[int] = set()
         self._whole: set[int] = set()
         """Steps whose files have been verified; their leaves are verified by each reading."""
+        self._standings: dict[int, Standing] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._job: Future[int] | None = None
 
@@ -190,6 +191,7 @@ class Store:
         self.newest = step
         self._bad.discard(step)
         self._whole.discard(step)
+        self._standings[step] = standing(facts)
         # Prune only once the new step is complete: a kill never leaves fewer checkpoints than before.
         self._prune(step)
         self._write_s = time.monotonic() - begun
@@ -197,9 +199,18 @@ class Store:
 
     def _prune(self, newest: int) -> None:
         """Remove the `surplus` steps."""
-        for step in surplus(self.steps(), self.keep, newest, self.regular):
+        for step in surplus({step: self._standing(step) for step in self.steps()}, self.keep, newest):
             self._remove(step)
         self._sweep()
+
+    def _standing(self, step: int) -> "Standing":
+        """Return the standing of a step, read once; of one that cannot be read the lowest."""
+        if step not in self._standings:
+            try:
+                self._standings[step] = standing(self.read_manifest(step)["facts"])
+            except CheckpointError:
+                self._standings[step] = Standing(False, False)
+        return self._standings[step]
 
     def _sweep(self) -> None:
         """Delete the remains of interrupted saves and removals."""
@@ -210,6 +221,7 @@ class Store:
 
     def _remove(self, step: int) -> None:
         """Remove a step, renaming it first: partially removed, it must not look like a damaged one."""
+        self._standings.pop(step, None)
         with contextlib.suppress(OSError):
             # Once renamed it is no longer a step; if the process is killed now, the next save sweeps the rest.
             self._path(step).rename(self._path(step, REMOVED))
@@ -235,7 +247,9 @@ class Store:
             return []
         return sorted(int(entry.name) for entry in self.directory.iterdir() if is_step(entry.name))
 
-    def load_newest(self, like: PyTree, good: Callable[[Facts], bool] | None = None) -> tuple[int, PyTree, Facts]:
+    def load_newest(
+        self, like: PyTree, good: Callable[[Facts], bool] = lambda facts: True
+    ) -> tuple[int, PyTree, Facts]:
         """Load the newest valid step whose facts are `good`; warn of each newer step that is damaged.
 
         Raises:
@@ -244,17 +258,24 @@ class Store:
         """
 
         def load(step: int) -> tuple[int, PyTree, Facts] | None:
-            if good is not None and not good(self.manifest(step)["facts"]):
-                return None
-            return step, *self.load(step, like)
+            return (step, *self.load(step, like)) if good(self.manifest(step)["facts"]) else None
 
         found = self._newest(load)
         self.newest = found[0]
         return found
 
-    def newest_facts(self) -> tuple[int, Facts]:
-        """Return the newest step with intact files, and its facts; raise `NoCheckpointError` if there is none."""
-        found: tuple[int, Facts] = self._newest(lambda step: (step, self.manifest(step)["facts"]))
+    def newest_facts(self, good: Callable[[Facts], bool] = lambda facts: True) -> tuple[int, Facts]:
+        """Return the newest step with intact files whose facts are `good`, and its facts.
+
+        Raises:
+          NoCheckpointError: there is no such step.
+        """
+
+        def look(step: int) -> tuple[int, Facts] | None:
+            facts = self.manifest(step)["facts"]
+            return (step, facts) if good(facts) else None
+
+        found: tuple[int, Facts] = self._newest(look)
         return found
 
     def check_newest(self, like: PyTree) -> None:
@@ -400,19 +421,32 @@ def is_step(name: str) -> bool:
     return name.isascii() and name.isdecimal() and name == str(int(name))
 
 
-def surplus(
-    steps: Iterable[int], keep: int, newest: int, regular: Callable[[int], bool] = lambda step: True
-) -> set[int]:
-    """Return the `steps` to remove once `newest` is known to be valid: all but the `keep` latest up to it.
+class Standing(NamedTuple):
+    """Of two checkpoints, the better one to roll back to is the greater, and of equal ones the later."""
 
-    A step beyond `newest` is damaged, or was undone by a rollback: counted, it would evict a valid one. Steps before
-    `newest` that are not `regular`, saved because the run was interrupted there, are removed first: interruptions must
-    not decide which steps a run can roll back to.
+    healthy: bool
+    """Whether the last update was applied, not skipped."""
+    regular: bool
+    """Whether it was saved at an interval, rather than where the run was interrupted: interruptions must not decide
+    to which steps a run can roll back."""
+
+
+def standing(facts: Mapping[str, Any]) -> Standing:
+    """Return the standing of a checkpoint with these facts, which those of a best policy leave out."""
+    return Standing(bool(facts.get("healthy", True)), bool(facts.get("regular", True)))
+
+
+def surplus(steps: Mapping[int, Standing], keep: int, newest: int) -> set[int]:
+    """Return the `steps` to remove once `newest` is known to be valid: all but the `keep` latest regular ones up to it.
+
+    A step beyond `newest` is damaged, or was undone by a rollback: counted, it would evict a valid one. Irregular steps
+    before `newest` are removed first. The step to roll back to stays in addition.
     """
-    steps = set(steps)
+    there = [step for step in steps if step <= newest]
     # Ranked: irregular steps by age, regular ones by age, then `newest`, regular or not. The last `keep` are retained.
-    ranked = sorted((step == newest, regular(step), step) for step in steps if step <= newest)
-    return steps - {step for *_, step in ranked[-keep:]}
+    ranked = sorted(there, key=lambda step: (step == newest, steps[step].regular, step))
+    goal = max(there, key=lambda step: (steps[step], step), default=newest)
+    return {*steps} - {*ranked[-keep:], goal}
 
 
 def seal(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ import numpy as np
 from jaxrl.errors import SettingsError, StorageError
 from jaxrl.paths import local
 from jaxrl.training.storage.arrays import FAULTS, Leaves, reason
-from jaxrl.training.storage.checkpoints import CheckpointError, Facts, Store, is_step, surplus
+from jaxrl.training.storage.checkpoints import CheckpointError, Facts, Store, is_step, standing, surplus
 from jaxrl.training.storage.leaves import Entry, host_leaves
 from jaxrl.training.storage.logs import copy_logs
 from jaxrl.training.storage.members import require_no_member, resolve
@@ -314,7 +314,7 @@ class Saves(Store):
 
 def _rows_to_keep(steps: Mapping[int, RowLocation], keep: int) -> dict[int, RowLocation]:
     """Return the retained rows of a member, given all its rows by step."""
-    gone = surplus(steps, keep, max(steps), lambda step: bool(steps[step].facts.get("regular", True)))
+    gone = surplus({step: standing(place.facts) for step, place in steps.items()}, keep, max(steps))
     return {step: place for step, place in steps.items() if step not in gone}
 
 

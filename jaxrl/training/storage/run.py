@@ -1,5 +1,6 @@
 """Storage of a run: its directory, checkpoints and best policy. Without a directory nothing is written."""
 
+import contextlib
 import functools
 import math
 import os
@@ -17,7 +18,7 @@ import jax
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.paths import reason_of_path, writing
 from jaxrl.training.settings import HARMLESS, Change, changes, evaluation_changes, unread
-from jaxrl.training.storage.checkpoints import Facts, OtherVersionError, Store
+from jaxrl.training.storage.checkpoints import Facts, OtherVersionError, Store, standing
 from jaxrl.training.storage.fork import Fork, copy_checkpoint, describe_branch, describe_fork, origin
 from jaxrl.training.storage.group import BEST, CHECKPOINTS
 from jaxrl.training.storage.group_files import Log, MemberDir, MemberFiles
@@ -103,7 +104,6 @@ class Storage:
         keep: int,
         settings: Mapping[str, Any],
         resume: Resume,
-        regular: Callable[[int], bool] = lambda opt_steps: True,
         check: Callable[[Store, int, Facts], None] = lambda checkpoints, step, facts: None,
         member: MemberFiles | None = None,
     ) -> None:
@@ -136,6 +136,9 @@ class Storage:
         """The directory of a new fork that has not been resumed yet."""
         self._step = 0
         """The step from which it was forked."""
+        self._has_diverged = False
+        """Whether the run has diverged in an earlier process: later checkpoints than the newest healthy one lead there
+        again."""
         self._failures: dict[str, StorageError] = {}
         self._pending: float | None = None
         self._settings, self._resume, self._check = plain(settings), resume, check
@@ -150,7 +153,7 @@ class Storage:
         else:
             self.dir = RunDir(path, resume.run or self._replaces(path))
         # The best policy has its own store, which the pruning of checkpoints does not touch.
-        self.checkpoints = member.store(CHECKPOINTS) if member else Store(self.dir / CHECKPOINTS, keep, regular)
+        self.checkpoints = member.store(CHECKPOINTS) if member else Store(self.dir / CHECKPOINTS, keep)
         self.best = member.store(BEST) if member else Store(self.dir / BEST, 1)
         self._log_sums = self._new_log_sums()
         # Compare existing files with the settings before overwriting any of them.
@@ -203,7 +206,8 @@ class Storage:
             step, old = 0, {"settings": self.dir.settings()}
         else:
             try:
-                step, old = self.checkpoints.newest_facts()
+                self._has_diverged = self._can_go_back_to_health()
+                step, old = self.checkpoints.newest_facts(self._is_good)
             except OtherVersionError:
                 raise
             except NoCheckpointError as error:
@@ -215,6 +219,19 @@ class Storage:
                     f"max_opts is {most}, but {self.path} has made {step} optimisation steps; expected at least as many"
                 )
         self._compare(step, old)
+
+    def _can_go_back_to_health(self) -> bool:
+        """Return whether the run has diverged and has a healthy checkpoint left."""
+        assert self.dir is not None
+        if self.dir.metadata().get("status") != "diverged":
+            return False
+        with contextlib.suppress(NoCheckpointError):
+            return bool(self.checkpoints.newest_facts(lambda facts: standing(facts).healthy))
+        return False
+
+    def _is_good(self, facts: Facts) -> bool:
+        """Return whether a checkpoint with these facts is one to resume from."""
+        return standing(facts).healthy or not self._has_diverged
 
     def _is_population(self) -> bool:
         """Return whether the directory is a population's; damaged settings matter only where they are needed."""
@@ -439,7 +456,7 @@ class Storage:
           NoCheckpointError: no checkpoint is valid.
           SettingsError: the checkpoint has another structure; the error names the leaf.
         """
-        step, tree, facts = self.checkpoints.load_newest(like)
+        step, tree, facts = self.checkpoints.load_newest(like, self._is_good)
         self._compare(step, facts)  # again: it may be older than the one compared first
         self._log_sums = self._new_log_sums()  # anew: rows after this step are about to be removed
         assert self.dir is not None
@@ -450,6 +467,8 @@ class Storage:
 
     def commit_resume(self) -> None:
         """Write `config.yaml` and `metadata.json` once all checks for resuming have passed."""
+        if self._has_diverged and self.checkpoints.newest is not None:
+            self.checkpoints.drop_after(self.checkpoints.newest)  # from here on the status is another
         with writing(f"the run directory {self.path}", StorageError):
             self._describe()
         # From here on `close` does not remove a fork.
@@ -466,7 +485,7 @@ class Storage:
         # Anew: rows after the restored step are about to be removed.
         self._log_sums = self._new_log_sums()
         # Fall back to any healthy checkpoint if no regular one is.
-        for good in (lambda facts: facts["healthy"] and facts["regular"], lambda facts: facts["healthy"]):
+        for good in (lambda facts: all(standing(facts)), lambda facts: standing(facts).healthy):
             try:
                 step, tree, facts = self.checkpoints.load_newest(like, good)
             except NoCheckpointError:
