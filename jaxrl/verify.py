@@ -218,7 +218,8 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
 
     A pair is skipped if the run was rolled back in between, or was not trained under the settings of `strategy`, since
     settings or versions changed then or later. Checkpoints without replay buffer cannot be trained from: they are
-    reached from scratch, up to the first resume of the run.
+    reached from scratch, up to the first resume of the run. Runs with `init_from` are not trained from scratch: the
+    weights that they began with may have changed since.
     """
     if strategy.host_env is not None:
         raise SettingsError(
@@ -238,8 +239,8 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
             continue
         ledger, wanted = facts["ledger"], state_digest(tree[0])
         bare = strategy.state_fns.refill is not None and not jax.tree.leaves(tree[0].buffer)
-        # Without an earlier checkpoint to train from, train from scratch.
-        if len(steps) == 1 or (bare and step == steps[0]):
+        # Without an earlier checkpoint to train from, train from scratch, unless the run began with other weights.
+        if (len(steps) == 1 or (bare and step == steps[0])) and not facts["settings"].get("init_from"):
             key = make_key(facts["settings"]["seed"])
             before = compiled.init(key), {"t": 0, "rollbacks": 0}
         same = all(facts["settings"].get(name) == value for name, value in settings.items())

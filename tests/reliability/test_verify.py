@@ -164,6 +164,17 @@ def test_replay_of_a_single_checkpoint_is_from_the_beginning(run: Path, capsys: 
     assert lines[1:] == ["0 -> 10 bit-equal"]
 
 
+def test_replay_does_not_begin_anew_what_began_with_weights_of_another_run(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = run.parent / "other"
+    flags = ["--init-from", str(run), "--run-dir", str(other), "--save-interval", "0", "--max-opts", "10"]
+    assert train.main(["--config", str(run / "config.yaml"), *flags]) == 0
+    assert verified(other, capsys)[0] == 0
+    with pytest.raises(SettingsError, match="no two checkpoints .* were trained in one go"):
+        verify.main([str(other), "--replay"])
+
+
 @pytest.mark.slow
 def test_replay_sees_a_checkpoint_that_this_run_did_not_make(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = run.parent / "other"
