@@ -135,9 +135,10 @@ class Logbook:
         return own
 
     def rewind(self, opt_steps: int) -> None:
-        """Truncate the logs after `opt_steps`."""
+        """Truncate the logs and the curve after `opt_steps`."""
         for log in self._logs:
             log.rewind(opt_steps)
+        self.curve = [point for point in self.curve if point.opt_steps <= opt_steps]
 
     def close(self) -> None:
         """Flush and close the logs."""
@@ -156,9 +157,13 @@ class Logbook:
         tried = f"{ledger.tries} new tries from the last good checkpoint ended no better; " if ledger.tries else ""
         raise DivergedError(f"training diverged: {what}; {tried}try a lower agent.lr, or a smaller agent.max_grad_norm")
 
-    def log_rollback(self, opt_steps: int, what: str, aside: str = "") -> None:
-        """Truncate the logs after `opt_steps`, and log the reason; `aside` is the text on what starts anew."""
+    def log_rollback(self, opt_steps: int, what: str, facts: Mapping[str, Any] | None, aside: str = "") -> None:
+        """Truncate the logs after `opt_steps`, and log the reason.
+
+        `facts` are those of the checkpoint, `None` at the start of the run; `aside` is the text on what starts anew.
+        """
         self.rewind(opt_steps)
+        self._noted = noted_in(facts or {})
         self.event("rollback", f"{what}; went back to here{aside}, to go on with other random numbers")
 
     def require_valid(self, validity: Validity | None = None) -> None:
@@ -332,7 +337,7 @@ class Logbook:
             "healthy": healthy,
             "regular": regular,
             "unwritten": {name: rows for log in self._logs for name, rows in log.unwritten().items()},
-            **({"noted": self._noted} if self._noted else {}),
+            **({"noted": dict(self._noted)} if self._noted else {}),  # a copy: a thread writes it
             **own,
         }
 
@@ -347,7 +352,7 @@ class Logbook:
         taken, waiting = ledger.restore(facts["ledger"]), facts["unwritten"]
         # Validate before use: the checkpoint may come from an untrusted source.
         check_unwritten(waiting)
-        self._noted = {str(name): (float(total), int(count)) for name, (total, count) in facts.get("noted", {}).items()}
+        self._noted = noted_in(facts)
         self._waiting = waiting
         if anew:
             taken.forget_scores()
@@ -360,6 +365,11 @@ class Logbook:
     @property
     def _counters(self) -> dict[str, int]:
         return self._where()[0]
+
+
+def noted_in(facts: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
+    """Return sum and count of the numbers noted for the next row, from the facts of a checkpoint."""
+    return {str(name): (float(total), int(count)) for name, (total, count) in facts.get("noted", {}).items()}
 
 
 def _finite(number: Any) -> float | None:

@@ -303,7 +303,8 @@ class Run:
         if self._actors is not None:
             self._actors = self._actors.restart()
         opt_steps = self.schedule.opt_steps(self.ledger.t)
-        self._log.log_rollback(opt_steps, what, describe_restart(self._refilled, self.strategy))
+        aside = describe_restart(self._refilled, self.strategy)
+        self._log.log_rollback(opt_steps, what, found[1] if found else None, aside)
 
     # --- beginning and ending -----------------------------------------------------------------------------------
 

@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxrl
 from jaxrl import train
 from jaxrl.errors import DivergedError
 from jaxrl.strategies.guard import Health, get_health, guarded_update, init_health, reseed
+from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import state_digest
 
@@ -122,6 +124,25 @@ def test_with_a_passing_nan_the_run_comes_to_its_end(tmp_path: Path) -> None:
         assert result.summary["rollbacks"] == len(events(run)) > 0
         assert steps_of_rows(run) == list(range(10, 101, 10))
     assert (len(digests), len(told)) == (1, 1)
+
+
+def test_what_was_noted_and_evaluated_after_the_checkpoint_is_undone_with_the_rest(tmp_path: Path) -> None:
+    def note(trainer: jaxrl.Trainer, progress: Any) -> None:
+        trainer.note(late=100.0 if progress.opt_steps > 20 and not trainer.ledger.rollbacks else 1.0)
+
+    def judge(params: Any, key: Any) -> Evaluation:
+        return Evaluation(np.ones(1), np.ones(1, int), np.ones(1, bool))
+
+    strategy = poisoned(lambda luck, opt_step: (luck < 0.1) & (opt_step >= 30))
+    intervals = {"eval_interval": 6, "eval_episodes": 1, "record_interval": 40, "save_interval": 20}
+    settings = {**QUIET, **intervals, "max_opts": 40, "max_skips": 1, "max_rollbacks": 50, "max_chunk": 1}
+    hooks = jaxrl.Hooks(chunk=note)
+    trainer = jaxrl.Trainer(strategy, evaluator=judge, hooks=hooks, run_dir=str(tmp_path), **settings)
+    result = trainer.train()
+    assert events(tmp_path)[0] == ("rollback", 20)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["late"] for row in rows if row["kind"] == "train"] == [1.0]
+    assert [point.opt_steps for point in result.curve] == [6, 12, 18, 24, 30, 36, 40]
 
 
 @pytest.mark.every_day("43")

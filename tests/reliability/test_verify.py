@@ -171,7 +171,7 @@ def test_replay_does_not_begin_anew_what_began_with_weights_of_another_run(
     flags = ["--init-from", str(run), "--run-dir", str(other), "--save-interval", "0", "--max-opts", "10"]
     assert train.main(["--config", str(run / "config.yaml"), *flags]) == 0
     assert verified(other, capsys)[0] == 0
-    with pytest.raises(SettingsError, match="no two checkpoints .* were trained in one go"):
+    with pytest.raises(SettingsError, match=r"no two checkpoints .* were trained in one go"):
         verify.main([str(other), "--replay"])
 
 

@@ -591,7 +591,7 @@ class Session:
         with DeferredSignals():
             self._now, self._look_at = back, 0
             self._since = (self.env_steps, self._now.ledger.wall)
-            self._log.log_rollback(self.opt_steps, what)
+            self._log.log_rollback(self.opt_steps, what, found[1] if found else None)
 
     def _require_valid(self) -> None:
         """Raise `DivergedError` at the end of a session without a single valid step."""
