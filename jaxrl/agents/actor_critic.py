@@ -638,14 +638,14 @@ def _update(
     # One reduction for all terms: on a GPU each would be a kernel of its own. The terms are weighted; those of
     # demonstrations are not, which have nothing to do with the steps.
     rows = jnp.stack([*terms.values(), sample.weight]).reshape(len(terms) + 1, -1)
-    means, share = jnp.split(rows.mean(axis=1), [len(terms)])
+    means, share = jnp.split(shards.pmean(rows.mean(axis=1)), [len(terms)])
     of_steps = np.array([name != "imitation_loss" for name in terms])
     # If no step counts, all of them are 0.
-    means = jnp.where(of_steps, means / jnp.maximum(share, 1 / rows.shape[1]), means)
+    means = jnp.where(of_steps, means / jnp.maximum(share, 1 / (rows.shape[1] * shards.num_shards())), means)
     metrics = {name: means[i] for i, name in enumerate(terms)}
     lr, scale = hyper.lr, state.lr_scale
     if config.desired_kl:
-        lr = metrics["lr"] = adapt_lr(lr * scale, shards.pmean(metrics["approx_kl"]), config.desired_kl)
+        lr = metrics["lr"] = adapt_lr(lr * scale, metrics["approx_kl"], config.desired_kl)
         scale = lr / hyper.lr
     opt_state = state.opt_state
     if config.critic_warmup:

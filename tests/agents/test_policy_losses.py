@@ -9,6 +9,7 @@ import pytest
 import rlax
 from toys_agents import vector_of
 
+from jaxrl import shards
 from jaxrl.agents import impala, ppo
 from jaxrl.agents.actor_critic import standardise
 from jaxrl.agents.losses import clipped_surrogate, value_loss, weighted_surrogate
@@ -192,6 +193,25 @@ def test_metrics_are_means_over_the_steps_that_count():
     np.testing.assert_allclose(metrics["approx_kl"], np.exp(0.1) - 1 - 0.1, rtol=1e-4)
     entropy = jax.jit(lambda obs: agent.policy_fns.distribution(before, obs, jnp.uint32(0)).entropy())(sample.obs)
     np.testing.assert_allclose(metrics["entropy"], np.mean(entropy[sample.weight > 0]), rtol=1e-5)
+
+
+def test_metrics_of_shards_are_means_over_all_steps_that_count():
+    """Of the first shard all steps count, of the second one, and of the others none."""
+    spec, rows = SPECS["discrete"], T * N // 4
+    weight = np.zeros(T * N, np.float32)
+    weight[: rows + 1] = 1
+    agent = an_agent(spec, desired_kl=0.01)
+    state, sample = beginning(agent, spec, weight.reshape(T, N))
+    params = jax.tree.map(lambda x: 9 * x, state.params)  # others, or the divergence would be 0
+    state = state._replace(params=params, lr_scale=jnp.float32(1.0))
+    flat = jax.tree.map(lambda x: x.reshape(T * N, *x.shape[2:]) if x.shape[:2] == (T, N) else x, sample)
+    _, whole = updating(agent)(state, flat)
+    each = jax.tree.map(lambda x: x.reshape(4, rows, *x.shape[1:]), flat)
+    batch = lambda sample: Batch(sample, jnp.arange(rows), jnp.ones(rows))
+    update = lambda sample: agent.update(state, batch(sample), (), jnp.uint32(0))[1]
+    of_shards = jax.jit(jax.vmap(update, axis_name=shards.AXIS))(each)
+    for name in ("approx_kl", "entropy", "value_loss", "lr"):
+        np.testing.assert_allclose(of_shards[name], np.full(4, whole[name]), rtol=1e-5, err_msg=name)
 
 
 # --- old parameters ---------------------------------------------------------------------------------------------
