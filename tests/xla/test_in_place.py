@@ -67,6 +67,21 @@ def test_an_undone_update_leaves_every_bit(width: int, scale: float) -> None:
     require_same_bits(after, state)
 
 
+def test_an_undone_update_leaves_parameters_and_the_target_that_it_would_have_made_equal() -> None:
+    def update(state: Any, x: jax.Array) -> Any:
+        params = state[0] - 0.5 * x
+        return (params, params), jnp.sum(x)
+
+    @jax.jit
+    def guarded(state: Any, x: jax.Array) -> Any:
+        (_, error), accept = attempt(update, state, x)
+        return accept(jnp.isfinite(error))
+
+    state = jnp.full((800, 800), 1.0), jnp.full((800, 800), 2.0)
+    require_same_bits(guarded(state, jnp.full((800, 800), np.nan)), state)
+    require_same_bits(guarded(state, jnp.ones((800, 800))), (jnp.full((800, 800), 0.5),) * 2)
+
+
 def test_members_of_one_program_are_accepted_one_by_one() -> None:
     state, good, bad = state_of(400), rows_of(400), rows_of(400, np.nan)
     states = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state)
