@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from jaxrl.cli.opening import greet, print_note, stage
 
@@ -23,13 +23,13 @@ if __name__ == "__main__":
 
 from jaxrl.cli.algos import build, part_of
 from jaxrl.cli.arguments import command, normalise, quote, refuse_repeats, value_of
-from jaxrl.cli.config import Request, algorithm_named, as_type, parse
+from jaxrl.cli.config import Request, algorithm_named, from_plain, parse
 from jaxrl.cli.joining import join, report_failures, split_process_flags
 from jaxrl.cli.leaving import set_exit_note
 from jaxrl.cli.outside import admit, admit_algorithm
 from jaxrl.cli.sweeps import PopulationConfig, build_population, read_sweep
 from jaxrl.envs.registry import module_to_import
-from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, one_line, print_line, suggest
+from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, one_line, print_line
 from jaxrl.loading import teacher_of
 from jaxrl.paths import require_new
 from jaxrl.training import Result, Trainer, TrainerConfig
@@ -209,18 +209,12 @@ def population_config(given: Mapping[str, Any] | None) -> PopulationConfig | Non
     """
     if given is None:
         return None
-    hints = get_type_hints(PopulationConfig)
-    for name in given:
-        if name not in hints:
-            raise SettingsError(f"unknown setting population.{name}; {suggest(str(name), hints)}")
-    typed = {
-        name: x if hints[name] is Any else as_type(f"population.{name}", x, hints[name]) for name, x in given.items()
-    }
-    sweep = typed.get("sweep") or {}
+    asked = from_plain(PopulationConfig(), given, prefix="population.")
+    sweep = asked.sweep or {}
     words = isinstance(sweep, list) and all(isinstance(word, str) for word in sweep)
     if not words and not (isinstance(sweep, Mapping) and all(isinstance(name, str) for name in sweep)):
         raise SettingsError(f"population.sweep is {sweep!r}; expected settings, as in agent.lr: [1e-4, 1e-3]")
-    return PopulationConfig(**{**typed, "sweep": read_sweep(sweep) if isinstance(sweep, list) else sweep})
+    return replace(asked, sweep=read_sweep(sweep) if isinstance(sweep, list) else sweep)
 
 
 def _import_flags(algo: str, env: str | None) -> str:

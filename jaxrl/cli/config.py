@@ -353,8 +353,8 @@ def _check_allowed(where: str, path: str, kind: Any, name: str, value: Any) -> N
 def as_type(name: str, value: Any, hint: Any) -> Any:
     """Convert `value`, as a file or a flag has it, to the type `hint`; YAML parses `1e-3` as a string."""
     options = _options(hint)
-    if value is None and type(None) in options:
-        return None
+    if hint is Any or (value is None and type(None) in options):
+        return value
     kind = options[0]
     origin = typing.get_origin(kind) or kind
     value = as_int(value) if origin is int else value
