@@ -179,6 +179,21 @@ def test_one_that_went_back_is_resumed_to_the_same_bits(stop: int, tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
+def test_a_session_that_has_diverged_is_resumed_from_its_last_good_checkpoint(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"max_skips": 5, "max_rollbacks": 0, "save_interval": 10, "run_dir": str(tmp_path)}
+    with single(**settings) as session:
+        take_to(session, 13)
+        with pytest.raises(DivergedError):
+            take_all(session, HUGE)
+    assert not is_healthy(tmp_path)
+    with single(**settings, resume=True) as session:
+        assert session.opt_steps == 10
+        take_to(session, 20)
+    assert events(tmp_path)[-1] == ("resume", 10)
+    assert Store(tmp_path / "checkpoints", 1).steps() == [10, 20]
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
 def test_a_session_that_may_not_go_back_saves_and_says_so_and_goes_on_without_the_limit(tmp_path: Path) -> None:
     saved: list[int] = []
     settings: dict[str, Any] = {"run_dir": str(tmp_path), "hooks": jaxrl.SessionHooks(save=saved.append)}
