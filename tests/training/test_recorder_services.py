@@ -13,6 +13,7 @@ from toys_trainer import ByStep, counting
 
 import jaxrl
 from jaxrl.errors import SettingsError
+from jaxrl.training.recorders import RunInfo
 from jaxrl.training.storage.run_dir import require_run
 
 BLOCK = 32_768
@@ -153,6 +154,23 @@ def test_a_population_is_one_group_of_wandb(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_offline")
+def test_wandb_has_the_first_64_characters_of_a_tag_and_takes_a_name_with_a_slash(tmp_path: Path) -> None:
+    from jaxrl.training.recorders.wandb_run import wandb_recorder
+
+    for name in ("config.yaml", "metadata.json", "best/1/data"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    given = wandb_recorder()
+    given.begin(RunInfo("lr/1e-3", tmp_path, {}, ("custom", "a" * 70, "a" * 80, "lr=1e-3"), opt_steps=0))
+    given.write({"kind": "train", "opt_steps": 1, "env_steps": 1, "wheel(left)": 2.0})
+    given.close()
+    (found,) = runs_of(tmp_path)
+    assert list(found.about.tags) == ["custom", "a" * 64, "lr=1e-3"]
+    assert [row["train/wheel(left)"] for row in found.rows] == [2.0]
+    assert (found.about.display_name, [artifact.name for artifact in found.artifacts]) == ("lr/1e-3", ["lr_1e-3-best"])
+
+
+@pytest.mark.usefixtures("_offline")
 def test_wandb_without_a_key_for_its_server_is_refused_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +218,6 @@ def test_mlflow_has_settings_metrics_by_step_events_and_the_best_policy_and_goes
 def test_mlflow_takes_as_many_rows_in_a_call_as_its_limit_of_metrics_allows(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
-    from jaxrl.training.recorders import RunInfo
     from jaxrl.training.recorders.mlflow_run import mlflow_recorder
 
     uri, columns = (tmp_path / "mlruns").as_uri(), {f"x{i}": float(i) for i in range(299)}
@@ -214,6 +231,26 @@ def test_mlflow_takes_as_many_rows_in_a_call_as_its_limit_of_metrics_allows(tmp_
     (found,) = client.search_runs([experiment.experiment_id])
     for name in ("train/env_steps", "train/x298"):
         assert [metric.step for metric in client.get_metric_history(found.info.run_id, name)] == list(range(1, 9))
+
+
+@pytest.mark.usefixtures("_files")
+def test_names_that_mlflow_refuses_are_sent_as_it_accepts_them(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    from jaxrl.training.recorders.mlflow_run import mlflow_recorder
+
+    given = mlflow_recorder(tracking_uri=(tmp_path / "mlruns").as_uri())
+    settings = {"algo": "custom", "env_args.a(b)": 1, "env_args.a[b]": 2, "x" * 260: 3}
+    given.begin(RunInfo("lr=1e-3", tmp_path, settings, ("custom", "lr=1e-3", "../up//down/", "/"), opt_steps=0))
+    given.write({"kind": "train", "opt_steps": 5, "env_steps": 5, "wheel(left)": 2.0, "räder: 2 /": 4.0})
+    given.close()
+    client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    (experiment,) = client.search_experiments(filter_string="name = 'jaxrl'")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert (found.info.run_name, found.info.status) == ("lr=1e-3", "FINISHED")
+    assert found.data.params == {"algo": "custom", "env_args.a_b_": "2", "x" * 250: "3"}
+    assert {"lr_1e-3": "yes", "up/down": "yes", "_": "yes", "algo": "custom"}.items() <= found.data.tags.items()
+    assert found.data.metrics == {"train/env_steps": 5.0, "train/wheel_left_": 2.0, "train/räder: 2 ": 4.0}
 
 
 @pytest.mark.slow
