@@ -54,6 +54,7 @@ from jaxrl.training.storage.logs import RowLog
 from jaxrl.training.storage.members import POPULATION, require_no_member
 from jaxrl.training.storage.run import resolve_resume
 from jaxrl.training.storage.run_dir import FORMAT, MEMBERS_FILE, METRICS, RunDir, holds_run, member_dir, timestamp
+from jaxrl.training.storage.weights import require_same_start
 from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.trees import make_key
 from jaxrl.xla.contexts import bind_context
@@ -110,7 +111,9 @@ class PopulationTrainer:
                 "from_step begins a run, not a population; branch off from a member, as of runs/lr/members"
             )
         self.config = config_for(population.members[0].strategy, evaluator, config, settings)
-        run_dir, _ = resolve_resume(resume, None, self.config.run_dir, allow_changes, start_over)
+        run_dir, how = resolve_resume(resume, None, self.config.run_dir, allow_changes, start_over)
+        if run_dir is not None and how.run and not start_over:
+            require_same_start(run_dir, self.config)
         self.config = self.config.changed(run_dir=run_dir)
         check_members(population, self.config)
         if workers is not None:
