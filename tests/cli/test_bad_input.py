@@ -83,6 +83,8 @@ WRONG = {
     "train --env gymnasium:CartPol-v1": "did you mean gymnasium:CartPole-v1",
     "train --env ALE/Pong-v9": "unknown environment 'ALE/Pong-v9'; ... jaxrl[atari]' ... gymnasium:ALE/Pong",
     "train dqm": "'dqm' ... dqn",
+    "train ''": "unknown algorithm ''; known: ... dqn",
+    "train '' --resume RUN": "unknown algorithm ''; known: ... dqn",
     "train dqn ppo": "'ppo' ... the algorithm comes first",
     "train dqn --algo ppo": "the algorithm is named twice, as dqn and by --algo ppo; name it once",
     "train --algorithm ppo": "the algorithm is the first argument",
