@@ -268,6 +268,7 @@ WRONG = {
     "train --sweep agent.lrr=1,2": "'agent.lrr' cannot be swept; did you mean agent.lr?",
     "train --sweep seed=1,2": "'seed' cannot be swept; give --seeds",
     "train --sweep env=Catch-bsuite,CartPole-v1": "'env' cannot be swept",
+    "train --sweep eval_env=Acrobot-v1,CartPole-v1": "'eval_env' cannot be swept",
     "train --sweep agent.lr=1e-3,1e-3": "sweep of agent.lr names a value twice",
     "train --sweep agent.lr=x": "agent.lr is 'x'; expected a number",
     "train --sweep agent.lr=-1": "agent.lr is -1.0; expected a number from 0 to 1000",
