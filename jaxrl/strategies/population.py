@@ -23,7 +23,7 @@ SWITCHES = tuple(
     f"agent.{name}"
     for name in (
         *("noise_memory", "noise_min", "cql", "eta", "boltzmann", "bc_alpha", "actor_bc_coef", "critic_bc_coef"),
-        *("rho_clip", "target_entropy"),
+        *("rho_clip", "target_entropy", "teacher_coef", "imitation_coef"),
     )
 )
 """Settings for which 0 changes the program: it turns something off (for a target entropy, selects the default)."""
