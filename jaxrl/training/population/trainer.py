@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count, suggest
+from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
 from jaxrl.parsing import flatten_settings, format_repr
 from jaxrl.paths import reason_of_path
 from jaxrl.strategies.base import Strategy
-from jaxrl.strategies.population import Population, require_stream, sweepable, with_values
+from jaxrl.strategies.population import Population, require_movable, require_stream, with_values
 from jaxrl.strategies.search import PBT, Verdict
 from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
@@ -352,7 +352,7 @@ class PopulationTrainer:
 
         Raises:
           SettingsError: the settings do not suit a search, or for PBT the members have different programs or a swept
-            setting is part of the program.
+            setting cannot change.
         """
         search, members = self.population.search, self.population.members
         if search is None:
@@ -363,12 +363,7 @@ class PopulationTrainer:
             if len(self._strategies()) > 1:
                 raise SettingsError("pbt: the members have different programs, so none can take another's place")
             require_stream(members[0].strategy)
-            known = sweepable(members[0].strategy)
-            for name in members[0].swept:
-                if name not in known:
-                    raise SettingsError(
-                        f"pbt cannot change {name} on the way: it is part of the program; {suggest(name, known)}"
-                    )
+            require_movable(members[0].strategy, members[0].swept)
         return Gates(search, members, self.config)
 
     def _waits(self, run: MemberRun, report: Report) -> bool:
