@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,22 @@ def records(path: Path) -> Iterator[Any]:
             at += BLOCK - at % BLOCK
             continue
         length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        if at + 7 + length > len(data):  # still being written
+            return
         whole += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # a whole record, or the last part of one
             yield Record.FromString(whole)
             whole = b""
+
+
+def finished(path: Path) -> list[Any]:
+    """Read the records of a run that has ended, the last of which wandb's process writes a moment later."""
+    until, found = time.monotonic() + 30.0, list(records(path))
+    while not any(record.HasField("exit") for record in found) and time.monotonic() < until:
+        time.sleep(0.01)
+        found = list(records(path))
+    return found
 
 
 def row_of(items: Any) -> dict[str, Any]:
@@ -68,7 +80,7 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         (path,) = folder.glob("*.wandb")
-        found = list(records(path))
+        found = finished(path)
         (self.about,) = [record.run for record in found if record.HasField("run")]
         self.rows = [row_of(record.history.item) for record in found if record.HasField("history")]
         self.axes = {r.metric.glob_name or r.metric.name: r.metric.step_metric for r in found if r.HasField("metric")}
