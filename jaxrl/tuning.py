@@ -26,6 +26,7 @@ class Override(NamedTuple):
 
 _swaps: ContextVar[Mapping[str, Override] | None] = ContextVar("swaps", default=None)
 _seen: ContextVar[dict[str, float] | None] = ContextVar("seen", default=None)
+_initial: ContextVar[set[str] | None] = ContextVar("initial", default=None)
 
 
 def tunable(name: str, value: float) -> Array:
@@ -39,6 +40,12 @@ def tunable(name: str, value: float) -> Array:
     swap = swaps.get(name) if swaps is not None else None
     # Two parts of a processor may use one name with different values (discounts); only the setting's is replaced.
     return jnp.float32(value) if swap is None or swap.old != value else jnp.asarray(swap.new, jnp.float32)
+
+
+def mark_initial(name: str) -> None:
+    """Note that the setting `name` of a state is only the initial value of what is learnt, and has no effect later."""
+    if (initial := _initial.get()) is not None:
+        initial.add(name)
 
 
 @contextmanager
@@ -71,3 +78,14 @@ def trace_hyperparams(make: Callable[..., Any], *args: Any) -> tuple[Any, dict[s
         return jax.eval_shape(lambda *args: make(*args), *args), dict(sorted(found.items()))
     finally:
         _seen.reset(token)
+
+
+def trace_initial(make: Callable[..., Any], *args: Any) -> set[str]:
+    """Return the hyperparameters of `make(*args)` that are only initial values, by tracing."""
+    found: set[str] = set()
+    token = _initial.set(found)
+    try:
+        trace_hyperparams(make, *args)
+        return found
+    finally:
+        _initial.reset(token)

@@ -62,7 +62,7 @@ from jaxrl.nn import Critic, Network, PolicyNetwork, QNetwork, merge_axes
 from jaxrl.nn.custom import ROWS, Output
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.tuning import tunable
+from jaxrl.tuning import mark_initial, tunable
 from jaxrl.types import Batch, Rollout, Transition
 from jaxrl.xla import flat
 
@@ -532,8 +532,10 @@ def _init(parts: _Parts, key: Key) -> REPPOState:
     settings = {**asdict(config), "target_entropy": config.target_entropy or _usual_entropy(parts.spec)}
     hyper = REPPOHyper(*make_hyper(settings, REPPOHyper._fields, optional=TEMPERATURE))
     # Learnt from here on, so that these are no hyperparameters of the state; a sweep varies where they begin.
-    first = (tunable(f"agent.{name}", getattr(config, name)) for name in ("temperature", "kl_weight"))
-    multipliers = Multipliers(*map(jnp.log, first))
+    first = {f"agent.{name}": getattr(config, name) for name in ("temperature", "kl_weight")}
+    for name in first:
+        mark_initial(name)
+    multipliers = Multipliers(*(jnp.log(tunable(name, value)) for name, value in first.items()))
     opt_state = OptStates(
         parts.gradient_step.init(policy, hyper.lr),
         parts.gradient_step.init(critic, hyper.lr),

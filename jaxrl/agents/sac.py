@@ -63,6 +63,7 @@ from jaxrl.metrics import Metrics, stat, step_means
 from jaxrl.nn import forward
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
+from jaxrl.tuning import mark_initial
 from jaxrl.types import Batch, RecurrentObs, Transition
 from jaxrl.xla.reductions import select
 
@@ -937,6 +938,7 @@ def _init(parts: Parts, key: Key) -> SACState:
     log_temperature: PyTree = ()
     learnt: PyTree = ()
     if config.learn_temperature:
+        mark_initial("agent.temperature")
         log_temperature = jnp.log(hyper.temperature)
         learnt = ADAM.init(log_temperature, hyper.temperature_lr)
     opt_state = OptStates(

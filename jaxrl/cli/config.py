@@ -70,7 +70,7 @@ def parse(args: Sequence[str]) -> Request:
     from_step = launch.get("from_step")
     given, args = _population(args)
     from_file = read_settings(Path(resume)) if resume else read_yaml(Path(file)) if file else {}
-    algo = _algorithm(first or launch.get("algo"), file, resume, from_file)
+    algo = _algorithm(launch.get("algo") if first is None else first, file, resume, from_file)
     args, notes = translate(args, flags_of(general(algo)))
     members = _same_population(given, from_file.pop("population", None), resume)
     env = value_of(args, "--env") or from_file.get("env")
@@ -154,9 +154,9 @@ def _algorithm(named: str | None, file: str | None, resume: str | None, from_fil
             f"{resume or file} has parts that were made in Python ({', '.join(parts)}); "
             f"{_in_python(resume, 'driven' in from_file)}"
         )
-    algo: str = named or as_type(f"{file}: algo", from_file.get("algo", "dqn"), str)
+    algo: str = as_type(f"{file}: algo", from_file.get("algo", "dqn"), str) if named is None else named
     if algo not in ALGORITHMS:
-        if (resume or file) and not named:
+        if (resume or file) and named is None:
             raise SettingsError(
                 f"{resume or file} names the algorithm {algo!r}, which is not known here; code of your own is imported "
                 f"only where you name it, as in: train my_package.algos:make {'--resume' if resume else '--config'} "

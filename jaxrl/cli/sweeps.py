@@ -145,8 +145,8 @@ def _values(config: Any, name: str, given: Any) -> Sequence[Any] | Range:
     kinds = {flag.removeprefix("--").replace("-", "_"): kind for flag, kind in flag_types(config).items()}
     of_trainer = {field.name for field in fields(TrainerConfig)}
     able = {known: kind for known, kind in kinds.items() if known not in of_trainer and kind in (int, float, bool, str)}
-    able.pop("env", None)  # scores of different environments cannot be compared
-    able.pop("teacher", None)  # all members have one teacher
+    for fixed in ("env", "eval_env", "teacher"):  # all members are scored in one environment, and have one teacher
+        able.pop(fixed, None)
     if name not in able:
         hint = "give --seeds" if name == "seed" else suggest(name, able, settings=True)
         raise SettingsError(f"{name!r} cannot be swept; {hint}")

@@ -10,10 +10,16 @@ from jaxrl.training.population.scores import Spread, comparable, spread
 from jaxrl.training.settings import HARMLESS, YARDSTICK
 
 LONGEST_LABEL = 120
-MAY_DIFFER = (HARMLESS - YARDSTICK) | {"seed"}
+MAY_DIFFER = (HARMLESS - YARDSTICK - {"init_from", "init_parts"}) | {"seed"}
 """Settings in which the runs of a group may differ."""
-DEFAULTS: dict[str, Any] = {"eval_env": None, "eval_env_args": {}, "eval_actions": "greedy"}
-"""How runs are evaluated whose settings do not say it."""
+DEFAULTS: dict[str, Any] = {
+    "eval_env": None,
+    "eval_env_args": {},
+    "eval_actions": "greedy",
+    "init_from": None,
+    "init_parts": [],
+}
+"""How runs are evaluated, and begin, whose settings do not say it."""
 
 
 class Group(NamedTuple):

@@ -1,7 +1,7 @@
 """Populations: one strategy with several seeds and settings, whose members share programs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from jaxrl.parsing import format_repr, format_settings, parse_float
 from jaxrl.registry import ALGORITHMS, config_class
 from jaxrl.strategies.base import Strategy, format_name
 from jaxrl.trees import PyTree, make_key
-from jaxrl.tuning import Override, override, trace_hyperparams
+from jaxrl.tuning import Override, override, trace_hyperparams, trace_initial
 from jaxrl.xla.options import prefers_one_program
 
 DISCOUNT = "processor.discount"
@@ -23,7 +23,7 @@ SWITCHES = tuple(
     f"agent.{name}"
     for name in (
         *("noise_memory", "noise_min", "cql", "eta", "boltzmann", "bc_alpha", "actor_bc_coef", "critic_bc_coef"),
-        *("rho_clip", "target_entropy"),
+        *("rho_clip", "target_entropy", "teacher_coef", "imitation_coef"),
     )
 )
 """Settings for which 0 changes the program: it turns something off (for a target entropy, selects the default)."""
@@ -288,6 +288,22 @@ def sweepable(strategy: Strategy) -> dict[str, float]:
     _, found = trace_hyperparams(strategy.init, jax.eval_shape(lambda: make_key(0)))
     scheduled = scheduled_settings((strategy.info.settings or {}).get("agent") or {})
     return {name: value for name, value in found.items() if name not in scheduled and (value or name not in SWITCHES)}
+
+
+def require_movable(strategy: Strategy, names: Iterable[str]) -> None:
+    """Raise `SettingsError` unless the settings `names` of `strategy` have an effect if they change during training."""
+    known = sweepable(strategy)
+    initial = trace_initial(strategy.init, jax.eval_shape(lambda: make_key(0)))
+    for name in names:
+        if name not in known:
+            raise SettingsError(
+                f"pbt cannot change {name} on the way: it is part of the program; {suggest(name, known)}"
+            )
+        if name in initial:
+            raise SettingsError(
+                f"pbt cannot change {name} on the way: it is only the initial value of what is learnt; sweep it "
+                "without pbt, or another setting"
+            )
 
 
 def keeps_program(name: str, value: Any, known: Mapping[str, float]) -> bool:

@@ -431,6 +431,8 @@ HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"} | {
 """Settings that may change on resume. No bit of the training depends on them, unless training diverges and is rolled
 back.
 
+`init_from` and `init_parts` may only be left out, see `require_same_start`.
+
 The location of a data set (`data`, `demos`) or a `teacher` is one of them; what it holds is pinned by `data_sha256`,
 `demos_sha256`, `teacher_sha256`.
 """

@@ -29,6 +29,7 @@ from jaxrl.training.report import (
 )
 from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, extend, plan_run, with_recorders
 from jaxrl.training.storage.run import resolve_resume
+from jaxrl.training.storage.weights import require_same_start
 
 
 class Trainer(Run):
@@ -93,6 +94,8 @@ class Trainer(Run):
         check_strategy(strategy)
         config, given = with_recorders(config_for(strategy, evaluator, config, settings), recorders)
         run_dir, how = resolve_resume(resume, from_step, config.run_dir, allow_changes, start_over)
+        if run_dir is not None and how.run and not start_over:
+            require_same_start(run_dir if how.fork is None else how.fork.run, config)
         config, schedule, notes = plan_run(strategy, config.changed(run_dir=run_dir))
         strategy = on_devices(strategy, config.devices, config.mesh)
         if max_chunk is not None:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from jaxrl.cli.sweeps import PopulationConfig, build_population, read_sweep
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.strategies.population import Population
 from jaxrl.train import population_config
+from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import digest
 from jaxrl.training.storage.run_dir import member_dir
@@ -126,11 +128,11 @@ def test_whatever_ends_it_it_goes_on_to_the_same_bits(doors: Doors, how: signal.
     assert [member["status"] for member in metadata["table"]] == ["max_opts"] * 4
 
 
-def made(args: list[str]) -> Population:
+def made(args: list[str], teacher: GreedyPolicy | None = None) -> Population:
     request = parse(args)
     given = dict(request.population or {})
     sweep = read_sweep(given.pop("sweep", []))
-    return build_population(request.algo, request.config, PopulationConfig(**given, sweep=sweep))
+    return build_population(request.algo, request.config, PopulationConfig(**given, sweep=sweep), teacher)
 
 
 def test_numbers_of_a_population_may_be_written_as_any_others_in_a_file(doors: Doors) -> None:
@@ -173,6 +175,26 @@ def test_what_hangs_on_another_setting_is_built_with_it() -> None:
     asked = ["sac", "--env", "Pendulum-v1", "--agent.features", "8", "--sweep", "agent.target_entropy=-1,0"]
     told = [dict(member.strategy.info.settings or {})["agent"]["target_entropy"] for member in made(asked).members]
     assert told == [-1.0, 0.0]
+
+
+def test_a_weight_of_0_of_a_teacher_or_demonstrations_is_refused_in_any_order(tmp_path: Path) -> None:
+    env = jaxrl.make_env("CartPole-v1")
+    strategy = jaxrl.on_policy(env, jaxrl.ppo(features=(8,)))
+    assert strategy.policy is not None
+    params = strategy.policy.params(strategy.init(jax.random.key(0)))
+    teacher, file = GreedyPolicy(strategy.policy, params, {}), str(tmp_path / "shown.npz")
+    jaxrl.save_dataset(file, jaxrl.gather(env, strategy.policy, params, jax.random.key(1), 64))
+    small = ["ppo", "--agent.features", "8"]
+    for values in ("0,1", "1,0"):
+        with pytest.raises(SettingsError, match=r"there is a teacher, but agent\.teacher_coef, .*, is 0; set it"):
+            made([*small, "--teacher", "shown", "--sweep", f"agent.teacher_coef={values}"], teacher)
+        with pytest.raises(SettingsError, match=r"there are demos, but agent\.imitation_coef, .*, is 0; set it"):
+            made([*small, "--demos", file, "--sweep", f"agent.imitation_coef={values}"])
+    taught = jaxrl.on_policy(env, jaxrl.ppo(features=(8,), teacher_coef=1.0), teacher=teacher)
+    with pytest.raises(SettingsError, match=r"agent\.teacher_coef is 0.0, which turns it off"):
+        jaxrl.population(taught, sweep={"agent.teacher_coef": [1.0, 0.0]})
+    several = made([*small, "--demos", file, "--sweep", "agent.imitation_coef=0.5,1"]).members
+    assert len({id(member.strategy.step) for member in several}) == 1
 
 
 def spread(width: float = 1.0, length: int = 3) -> jaxrl.Env:

@@ -164,10 +164,12 @@ FREE: dict[str, Any] = {
     "confirm_best": False, "record_interval": 3, "recorders": ("csv",), "train_episodes": True,
     "video_interval": 7, "video_format": "mp4", "save_interval": 4, "save_replay": False, "keep": 1,
     "name": "second", "tags": ("wide",), "notes": "once more", "quiet": False,
-    "init_from": "nowhere", "init_parts": ("policy",), "buffer.memory": "host",
+    "buffer.memory": "host",
     "processes": True, "open_in_turn": True, "actor_timeout": 5.0, "actor_engine": "ray", "actor_restarts": 1,
 }  # fmt: skip
 """Another value of every setting that does not, but for the run's own directory, which may be moved."""
+START: dict[str, Any] = {"init_from": "nowhere", "init_parts": ("policy",)}
+"""Other networks to begin with, for a run that has begun; they may be left out."""
 
 
 IDLE: dict[str, Any] = {
@@ -213,8 +215,8 @@ def test_every_setting_is_either_harmless_or_decides_the_training() -> None:
     # Data, teachers, and where they lie, are for runs that learn from them, and tested there; devices with shards.
     demos = ["demos", "demos_sha256", "demo_share"]
     others = ["run_dir", "devices", "mesh", *demos]
-    assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, *IDLE, *SHAPED, *REFUSED, *SINGLE, *others])
-    assert sorted([*FREE, "run_dir", "data", "demos", "teacher", "devices", "mesh"]) == sorted(HARMLESS)
+    assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, *START, *IDLE, *SHAPED, *REFUSED, *SINGLE, *others])
+    assert sorted([*FREE, *START, "run_dir", "data", "demos", "teacher", "devices", "mesh"]) == sorted(HARMLESS)
 
 
 def refusal(name: str, config: OffPolicyRun) -> str:
@@ -246,7 +248,7 @@ TOGETHER = {"harmless": HARMLESS_ONES, "idle": [*IDLE], "all": [*HARMLESS_ONES, 
 
 def flags_of(name: str) -> list[str]:
     """Return the flags that give a setting its other value."""
-    value = {**FREE, **IDLE, **SHAPED}[name]
+    value = {**FREE, **START, **IDLE, **SHAPED}[name]
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{'' if value else 'no-'}{flag}"]
@@ -255,8 +257,8 @@ def flags_of(name: str) -> list[str]:
     return [f"--{flag}", *map(str, value if isinstance(value, tuple) else (value,))]
 
 
-ALONE = [name for name in FREE if name not in ("save_replay", "init_parts")]
-"""Settings that may be changed alone: parts are those of another run, and what is left out is compared below."""
+ALONE = [name for name in FREE if name != "save_replay"]
+"""Settings that may be changed alone: what is left out is compared below."""
 
 
 @pytest.mark.every_day("all")
@@ -339,6 +341,20 @@ def test_exactly_what_differs_is_named_with_both_values() -> None:
     assert changes(old, new) == [Change("a.b", 1, 3), Change("d", None, 4)]
     assert changes(new, old) == [Change("a.b", 3, 1), Change("d", 4, None)]
     assert changes(old, old) == []
+
+
+@pytest.mark.parametrize("more", [[], ["--allow-changes"], ["--from-step", "latest"]], ids=" ".join)
+def test_a_run_that_has_begun_takes_no_other_networks_to_begin_with(run: Path, more: list[str]) -> None:
+    before = contents(run)
+    more = [*more, "--run-dir", f"{run}-new"] if "--from-step" in more else more
+    with pytest.raises(SettingsError) as refused:
+        train.main(["--resume", str(run), *(word for name in START for word in flags_of(name)), *more])
+    assert str(refused.value) == (
+        f"{run} began with other networks (init_from: None -> nowhere; init_parts: [] -> ['policy']), which cannot "
+        "change: leave --init-from and --init-parts out, or use --start-over"
+    )
+    assert contents(run) == before
+    assert not Path(f"{run}-new").exists()
 
 
 def test_several_changed_settings_are_all_named(run: Path) -> None:

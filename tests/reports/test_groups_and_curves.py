@@ -51,6 +51,20 @@ def test_scores_that_mean_something_else_are_not_averaged(tmp_path: Path) -> Non
     assert [[run.name for run in group.runs] for group in groups_of(*paths)] == [["0", "1"], ["2"], ["3"], ["4"]]
 
 
+def test_runs_that_begin_with_the_networks_of_others_are_not_averaged_with_those_that_do_not(tmp_path: Path) -> None:
+    old, none = {}, {"init_from": None, "init_parts": []}
+    whole, part = ({"init_from": "runs/cloned", "init_parts": parts} for parts in ([], ["processor"]))
+    begun = [old, none, whole, part, whole]
+    paths = [write_run(tmp_path / f"{i}", seed=i, scores=[i], **own) for i, own in enumerate(begun)]
+    groups = groups_of(*paths)
+    assert [[run.name for run in group.runs] for group in groups] == [["0", "1"], ["2", "4"], ["3"]]
+    assert [group.name.removeprefix("ppo CartPole-v1 ") for group in groups] == [
+        "init_from=- init_parts=-",
+        "init_from=runs/cloned init_parts=-",
+        'init_from=runs/cloned init_parts=["processor"]',
+    ]
+
+
 def test_runs_whose_settings_are_unknown_are_groups_of_their_own(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / name) for name in "ab"]
     for path in paths:

@@ -475,6 +475,20 @@ def test_members_that_cannot_take_each_others_places_are_refused() -> None:
             train.main([*single, *population])
 
 
+def test_an_initial_value_of_what_is_learnt_is_swept_but_not_changed_on_the_way() -> None:
+    swing, pole = jaxrl.make_env("Pendulum-v1"), jaxrl.make_env("CartPole-v1")
+    learnt, fixed = (jaxrl.sac(features=(4,), learn_temperature=learns) for learns in (True, False))
+    off, on = (lambda agent: jaxrl.off_policy(swing, agent)), jaxrl.on_policy(pole, jaxrl.reppo(features=(4,)))
+    for strategy, names in ((off(learnt), ["temperature"]), (on, ["temperature", "kl_weight"])):
+        for name in names:
+            sweep = {"agent.lr": [1e-4, 1e-3], f"agent.{name}": [0.01, 0.1]}
+            Trainer(jaxrl.population(strategy, sweep=sweep), **LENGTH)
+            with pytest.raises(SettingsError, match=rf"pbt cannot change agent\.{name} on the way: it is only"):
+                Trainer(jaxrl.population(strategy, sweep=sweep, search=PBT), **LENGTH)
+    sweep = {"agent.temperature": [0.01, 0.1], "agent.target_entropy": [-1.0, -0.5]}
+    Trainer(jaxrl.population(off(fixed), sweep=sweep, search=PBT), **LENGTH)
+
+
 def test_the_rungs_of_a_run_stay_where_they_were(tmp_path: Path) -> None:
     population = jaxrl.population(counting(), seeds=4, search=jaxrl.Halving(2))
     settings = {"eval_interval": 20, "evaluator": walked, "run_dir": tmp_path / "run", "quiet": True}

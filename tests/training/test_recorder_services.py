@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from toys_trainer import ByStep, counting
 
 import jaxrl
 from jaxrl.errors import SettingsError
+from jaxrl.training.recorders import RunInfo
 from jaxrl.training.storage.run_dir import require_run
 
 BLOCK = 32_768
@@ -45,11 +47,22 @@ def records(path: Path) -> Iterator[Any]:
             at += BLOCK - at % BLOCK
             continue
         length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        if at + 7 + length > len(data):  # still being written
+            return
         whole += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # a whole record, or the last part of one
             yield Record.FromString(whole)
             whole = b""
+
+
+def finished(path: Path) -> list[Any]:
+    """Read the records of a run that has ended, the last of which wandb's process writes a moment later."""
+    until, found = time.monotonic() + 30.0, list(records(path))
+    while not any(record.HasField("exit") for record in found) and time.monotonic() < until:
+        time.sleep(0.01)
+        found = list(records(path))
+    return found
 
 
 def row_of(items: Any) -> dict[str, Any]:
@@ -67,7 +80,7 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         (path,) = folder.glob("*.wandb")
-        found = list(records(path))
+        found = finished(path)
         (self.about,) = [record.run for record in found if record.HasField("run")]
         self.rows = [row_of(record.history.item) for record in found if record.HasField("history")]
         self.axes = {r.metric.glob_name or r.metric.name: r.metric.step_metric for r in found if r.HasField("metric")}
@@ -153,6 +166,23 @@ def test_a_population_is_one_group_of_wandb(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_offline")
+def test_wandb_has_the_first_64_characters_of_a_tag_and_takes_a_name_with_a_slash(tmp_path: Path) -> None:
+    from jaxrl.training.recorders.wandb_run import wandb_recorder
+
+    for name in ("config.yaml", "metadata.json", "best/1/data"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    given = wandb_recorder()
+    given.begin(RunInfo("lr/1e-3", tmp_path, {}, ("custom", "a" * 70, "a" * 80, "lr=1e-3"), opt_steps=0))
+    given.write({"kind": "train", "opt_steps": 1, "env_steps": 1, "wheel(left)": 2.0})
+    given.close()
+    (found,) = runs_of(tmp_path)
+    assert list(found.about.tags) == ["custom", "a" * 64, "lr=1e-3"]
+    assert [row["train/wheel(left)"] for row in found.rows] == [2.0]
+    assert (found.about.display_name, [artifact.name for artifact in found.artifacts]) == ("lr/1e-3", ["lr_1e-3-best"])
+
+
+@pytest.mark.usefixtures("_offline")
 def test_wandb_without_a_key_for_its_server_is_refused_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +230,6 @@ def test_mlflow_has_settings_metrics_by_step_events_and_the_best_policy_and_goes
 def test_mlflow_takes_as_many_rows_in_a_call_as_its_limit_of_metrics_allows(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
-    from jaxrl.training.recorders import RunInfo
     from jaxrl.training.recorders.mlflow_run import mlflow_recorder
 
     uri, columns = (tmp_path / "mlruns").as_uri(), {f"x{i}": float(i) for i in range(299)}
@@ -214,6 +243,26 @@ def test_mlflow_takes_as_many_rows_in_a_call_as_its_limit_of_metrics_allows(tmp_
     (found,) = client.search_runs([experiment.experiment_id])
     for name in ("train/env_steps", "train/x298"):
         assert [metric.step for metric in client.get_metric_history(found.info.run_id, name)] == list(range(1, 9))
+
+
+@pytest.mark.usefixtures("_files")
+def test_names_that_mlflow_refuses_are_sent_as_it_accepts_them(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    from jaxrl.training.recorders.mlflow_run import mlflow_recorder
+
+    given = mlflow_recorder(tracking_uri=(tmp_path / "mlruns").as_uri())
+    settings = {"algo": "custom", "env_args.a(b)": 1, "env_args.a[b]": 2, "x" * 260: 3}
+    given.begin(RunInfo("lr=1e-3", tmp_path, settings, ("custom", "lr=1e-3", "../up//down/", "/"), opt_steps=0))
+    given.write({"kind": "train", "opt_steps": 5, "env_steps": 5, "wheel(left)": 2.0, "räder: 2 /": 4.0})
+    given.close()
+    client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    (experiment,) = client.search_experiments(filter_string="name = 'jaxrl'")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert (found.info.run_name, found.info.status) == ("lr=1e-3", "FINISHED")
+    assert found.data.params == {"algo": "custom", "env_args.a_b_": "2", "x" * 250: "3"}
+    assert {"lr_1e-3": "yes", "up/down": "yes", "_": "yes", "algo": "custom"}.items() <= found.data.tags.items()
+    assert found.data.metrics == {"train/env_steps": 5.0, "train/wheel_left_": 2.0, "train/räder: 2 ": 4.0}
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import resource
 import sys
 import threading
 import tomllib
@@ -22,7 +23,7 @@ from jaxrl.cli.config import parse
 from jaxrl.errors import SettingsError
 from jaxrl.registry import RECORDERS, import_name
 from jaxrl.training import program
-from jaxrl.training.recorders import RunInfo, ServiceRecorder
+from jaxrl.training.recorders import CSVRecorder, RunInfo, ServiceRecorder
 
 ROOT = Path(__file__).parents[2]
 SHORT: dict[str, Any] = {"max_opts": 8, "eval_interval": 4, "record_interval": 2, "save_interval": 4, "quiet": True}
@@ -221,6 +222,30 @@ def test_a_resumed_run_that_had_no_table_gets_a_whole_one(tmp_path: Path) -> Non
     train(tmp_path, [])
     train(tmp_path, ["csv"], resume=True, max_opts=12)
     assert table(tmp_path) == as_text(rows_of(tmp_path))
+
+
+def test_a_new_column_while_the_disk_is_full_waits_as_rows_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    rows = [{"kind": "train", "opt_steps": n, "env_steps": n, "loss": n / 2} for n in (1, 2, 4)]
+    rows.insert(2, {"kind": "eval", "opt_steps": 3, "env_steps": 3, "eval_reward": 7.0})
+    rows.insert(3, {**rows[1], "opt_steps": 3, "env_steps": 3, "entropy": 0.25})
+    given = CSVRecorder()
+    given.begin(RunInfo("run", tmp_path, {}, (), opt_steps=0))
+    given.write(rows[0])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        for row in rows[1:4]:
+            given.write(row)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert table(tmp_path) == as_text(rows[:1])
+    given.write(rows[4])
+    given.close()
+    assert table(tmp_path) == as_text(rows)
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.endswith("metrics.csv: File too large; its rows wait")
 
 
 # --- TensorBoard ------------------------------------------------------------------------------------------------

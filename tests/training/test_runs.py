@@ -48,6 +48,14 @@ def test_names_are_matched(tmp_path: Path) -> None:
     assert jaxrl.find_runs(str(tmp_path), "v3") == []
 
 
+def test_what_was_begun_again_is_listed_once(tmp_path: Path) -> None:
+    make(tmp_path, "walk", "walk/discarded-1", "walk/discarded-12", "walk/mlruns/4/8/artifacts")
+    make(tmp_path, "discarded-1", "walk/again", "mlruns/walk")
+    found = {path.relative_to(tmp_path).as_posix() for path in jaxrl.find_runs(tmp_path)}
+    assert found == {"walk", "discarded-1", "walk/again", "mlruns/walk"}
+    assert jaxrl.find_runs(tmp_path / "walk" / "discarded-1") == [tmp_path / "walk" / "discarded-1"]
+
+
 def test_no_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(jaxrl.SettingsError, match="holds no runs"):
         jaxrl.find_runs(tmp_path / "none")

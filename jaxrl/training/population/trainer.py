@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count, suggest
+from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
 from jaxrl.parsing import flatten_settings, format_repr
 from jaxrl.paths import reason_of_path
 from jaxrl.strategies.base import Strategy
-from jaxrl.strategies.population import Population, require_stream, sweepable, with_values
+from jaxrl.strategies.population import Population, require_movable, require_stream, with_values
 from jaxrl.strategies.search import PBT, Verdict
 from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
@@ -54,6 +54,7 @@ from jaxrl.training.storage.logs import RowLog
 from jaxrl.training.storage.members import POPULATION, require_no_member
 from jaxrl.training.storage.run import resolve_resume
 from jaxrl.training.storage.run_dir import FORMAT, MEMBERS_FILE, METRICS, RunDir, holds_run, member_dir, timestamp
+from jaxrl.training.storage.weights import require_same_start
 from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.trees import make_key
 from jaxrl.xla.contexts import bind_context
@@ -110,7 +111,9 @@ class PopulationTrainer:
                 "from_step begins a run, not a population; branch off from a member, as of runs/lr/members"
             )
         self.config = config_for(population.members[0].strategy, evaluator, config, settings)
-        run_dir, _ = resolve_resume(resume, None, self.config.run_dir, allow_changes, start_over)
+        run_dir, how = resolve_resume(resume, None, self.config.run_dir, allow_changes, start_over)
+        if run_dir is not None and how.run and not start_over:
+            require_same_start(run_dir, self.config)
         self.config = self.config.changed(run_dir=run_dir)
         check_members(population, self.config)
         if workers is not None:
@@ -349,7 +352,7 @@ class PopulationTrainer:
 
         Raises:
           SettingsError: the settings do not suit a search, or for PBT the members have different programs or a swept
-            setting is part of the program.
+            setting cannot change.
         """
         search, members = self.population.search, self.population.members
         if search is None:
@@ -360,12 +363,7 @@ class PopulationTrainer:
             if len(self._strategies()) > 1:
                 raise SettingsError("pbt: the members have different programs, so none can take another's place")
             require_stream(members[0].strategy)
-            known = sweepable(members[0].strategy)
-            for name in members[0].swept:
-                if name not in known:
-                    raise SettingsError(
-                        f"pbt cannot change {name} on the way: it is part of the program; {suggest(name, known)}"
-                    )
+            require_movable(members[0].strategy, members[0].swept)
         return Gates(search, members, self.config)
 
     def _waits(self, run: MemberRun, report: Report) -> bool:

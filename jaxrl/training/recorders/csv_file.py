@@ -2,21 +2,20 @@
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxrl.errors import SettingsError
 from jaxrl.training.recorders.base import Recorder, Row, RunInfo
 from jaxrl.training.storage.logs import KINDS, LogFile, rows_of
-from jaxrl.training.storage.run_dir import CSV, plain, write_atomically
+from jaxrl.training.storage.run_dir import CSV, plain
 
 
 class CSVRecorder(Recorder):
     """Writes `train` and `eval` rows to `metrics.csv` in the run directory, with a column for each name.
 
-    For any change but an appended row, which is a new column, a rollback or a resume, the table is rebuilt from the
-    same rows in `metrics.jsonl`.
+    A row with new columns rewrites the table. After a rollback or a resume it is rebuilt from `metrics.jsonl`.
     """
 
     def __init__(self) -> None:
@@ -32,36 +31,39 @@ class CSVRecorder(Recorder):
     def write(self, row: Row) -> None:
         if row["kind"] not in KINDS or self._log is None:
             return
-        # Without new columns, append a line.
-        if row.keys() <= set(self._columns):
-            self._log.append(_line(row, self._columns))
-        else:
-            self._make_anew(row)
+        if not row.keys() <= set(self._columns):
+            self._add_columns(row)
+        self._log.append(_line(row, self._columns))
 
     def rewind(self, opt_steps: int) -> None:
         """Rebuild the table from the log, which was rewound before."""
-        self._make_anew()
+        self._rebuild()
 
     def take_up(self, waiting: Mapping[str, list[str]]) -> None:
         """Rebuild the table from the log, which now has the rows that an earlier process could not write."""
-        self._make_anew()
+        self._rebuild()
 
     def close(self) -> None:
         if self._log is not None:
             self._log.close()
 
-    def _make_anew(self, row: Row | None = None) -> None:
-        """Rebuild the table from all rows in the log, and `row` if a full disk kept it out of the log."""
+    def _add_columns(self, names: Iterable[str]) -> None:
+        """Add the missing columns among `names`, from the table itself: a full disk may keep rows out of the log."""
         assert self._log is not None
-        self._log.close_file()
-        rows: list[Row] = list(rows_of(self._source))
-        # The log is written first, so it usually contains the row.
-        if row is not None and (not rows or rows[-1] != plain(row)):
-            rows.append(row)
+        table = csv.DictReader(io.StringIO((self._log.read() + b"".join(self._log.pending)).decode(), newline=""))
+        self._replace(list(table), [*(table.fieldnames or ()), *names])
+
+    def _rebuild(self) -> None:
+        rows = list(rows_of(self._source))
+        self._replace(rows, [name for row in rows for name in row])
+
+    def _replace(self, rows: Sequence[Row], columns: Iterable[str]) -> None:
+        """Replace the table, pending lines included; on a full disk, that waits as rows do."""
+        assert self._log is not None
+        self._columns = list(dict.fromkeys(columns))
         self._log.pending.clear()
-        self._columns = list(dict.fromkeys(name for row in rows for name in row))
-        head = _line({name: name for name in self._columns}, self._columns) if rows else b""
-        write_atomically(self._log.path, head + b"".join(_line(row, self._columns) for row in rows))
+        head = _line({name: name for name in self._columns}, self._columns) if self._columns else b""
+        self._log.replace(head + b"".join(_line(row, self._columns) for row in rows))
 
 
 def _line(row: Mapping[str, Any], columns: list[str]) -> bytes:

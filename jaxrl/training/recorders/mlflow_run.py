@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ AT_ONCE, METRICS_AT_ONCE = 100, 1_000
 """Maximum parameters and metrics per call."""
 LONGEST = 500
 """Maximum characters of a parameter that servers of all versions accept."""
+LONGEST_NAME = 250
+"""Maximum characters of the name of a parameter, metric or tag."""
 EVENTS = "events.txt"
 """Artifact with a line for each event."""
 PARENT = "mlflow.json"
@@ -89,7 +92,7 @@ class _MLflow(Service):
         from mlflow.entities import Metric
 
         now = int(time.time() * 1e3)
-        return [Metric(name, value, now, row["opt_steps"]) for name, value in numbers_of(row).items()]
+        return [Metric(_accepted(name), value, now, row["opt_steps"]) for name, value in numbers_of(row).items()]
 
     def finish(self, run: RunInfo) -> None:
         for name, path in {**best_files(run), **{film.name: film for film in films(run)}, **videos(run)}.items():
@@ -108,13 +111,13 @@ class _MLflow(Service):
         from mlflow.entities import Param, RunTag
 
         logged = self._client.get_run(self._id).data.params
-        params = {name: str(value)[:LONGEST] for name, value in run.settings.items()}
+        params = {_accepted(name): str(value)[:LONGEST] for name, value in run.settings.items()}
         new = [Param(name, value) for name, value in params.items() if name not in logged]
         for start in range(0, len(new), AT_ONCE):
             self._client.log_batch(self._id, params=new[start : start + AT_ONCE])
-        other = {f"now.{name}": value for name, value in params.items() if logged.get(name, value) != value}
+        other = {_accepted(f"now.{name}"): value for name, value in params.items() if logged.get(name, value) != value}
         named = {name: str(run.settings[name]) for name in ("algo", "env") if run.settings.get(name)}
-        tags = {**dict.fromkeys(run.tags[len(named) :], "yes"), **named, **other}
+        tags = {**dict.fromkeys(map(_accepted, run.tags[len(named) :]), "yes"), **named, **other}
         tags |= {"mlflow.note.content": run.notes} if run.notes else {}
         self._client.log_batch(self._id, tags=[RunTag(name, value) for name, value in tags.items()])
 
@@ -127,6 +130,12 @@ class _MLflow(Service):
         made: str = self._client.create_run(experiment_id, run_name=group.name).info.run_id
         write_atomically(path, f'{{"id": "{made}"}}\n')
         return made
+
+
+def _accepted(name: str) -> str:
+    """Return `name` as MLflow accepts it: few characters, and a normalised relative path, as it may become a file."""
+    parts = re.sub(r"[^\w.\-/ :]", "_", name)[:LONGEST_NAME].split("/")
+    return "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
 
 
 def _silence_retries() -> None:

@@ -20,6 +20,8 @@ PROJECT = "jaxrl"
 """The default project."""
 EVENT = ("opt_steps", "env_steps", "wall_s", "event", "message")
 """Columns of the table of events."""
+LONGEST_TAG, LONGEST_ARTIFACT = 64, 128
+"""Maximum characters of a tag, and of the name of an artifact."""
 FLUSH_S = 1.0
 """Seconds until a row is flushed to wandb's files: if the process is killed first, wandb loses the row."""
 LEAVE_S = 2.0
@@ -98,7 +100,9 @@ class _Wandb(Service):
         for film in films(run):
             self._run.log({f"video/{film.stem}": wandb.Video(str(film), format=film.suffix[1:])})
         if files := best_files(run):
-            artifact = wandb.Artifact(f"{run.name}-best", type="model", metadata=summary)
+            end = "-best"
+            name = run.name.replace("/", "_")[: LONGEST_ARTIFACT - len(end)] + end
+            artifact = wandb.Artifact(name, type="model", metadata=summary)
             for name, path in files.items():
                 artifact.add_file(str(path), name=name)
             self._run.log_artifact(artifact)
@@ -120,7 +124,7 @@ def _arguments(run: RunInfo) -> dict[str, Any]:
         "name": environment.get("WANDB_NAME", run.name) if alone else run.name,
         "group": environment.get("WANDB_RUN_GROUP") if run.group is None else run.group.name,
         "job_type": environment.get("WANDB_JOB_TYPE", "train" if alone else "member"),
-        "tags": [*run.tags, *tags],
+        "tags": list(dict.fromkeys(tag[:LONGEST_TAG] for tag in (*run.tags, *tags))),
         "notes": environment.get("WANDB_NOTES", run.notes) or None,
     }
 

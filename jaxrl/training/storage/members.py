@@ -13,6 +13,7 @@ from jaxrl.paths import local
 from jaxrl.training.storage.group_files import MemberFiles
 from jaxrl.training.storage.run_dir import (
     CONFIG,
+    MEMBERS,
     group_of,
     member_dir,
     number_of,
@@ -24,6 +25,8 @@ from jaxrl.training.storage.run_dir import (
 
 POPULATION = "population"
 """The entry of a population's `config.yaml` that defines its members."""
+PARTS = re.compile(rf"discarded-\d+|{MEMBERS}|mlruns|wandb")
+"""Directories of a run in which a `config.yaml` is none of another run."""
 
 
 class Membership:
@@ -145,8 +148,8 @@ def find_runs(root: str | Path = "runs", name: str = "*") -> list[Path]:
     """Return the runs at any depth under `root` whose names match `name`, the newest first.
 
     A run's age is `created` in its `metadata.json`, or else the modification time of its `config.yaml`. Runs created in
-    the same second are in reverse natural order of names: `v10` comes before `v9`. Links are not followed, and members
-    of populations are not listed.
+    the same second are in reverse natural order of names: `v10` comes before `v9`. Links are not followed, and neither
+    members of populations nor runs that `start_over` has moved aside are listed.
 
     Args:
       root: directory to search.
@@ -158,9 +161,15 @@ def find_runs(root: str | Path = "runs", name: str = "*") -> list[Path]:
     folder = Path(local(root))
     if not folder.is_dir():
         raise SettingsError(f"{root} holds no runs: there is no such directory")
-    below = [path.parent.relative_to(folder) for path in folder.rglob(CONFIG)]
-    named = [path for path in below if fnmatchcase(path.as_posix() if "/" in name else path.name, name)]
+    below = {path.parent.relative_to(folder) for path in folder.rglob(CONFIG)}
+    own = [path for path in below if not any(_is_part(path, run) for run in path.parents if run in below)]
+    named = [path for path in own if fnmatchcase(path.as_posix() if "/" in name else path.name, name)]
     return [folder / path for path in sorted(named, key=lambda path: _age(folder, path), reverse=True)]
+
+
+def _is_part(path: Path, run: Path) -> bool:
+    """Return whether `path` is in a part of `run`: a member, what was moved aside, or a copy that a service keeps."""
+    return PARTS.fullmatch(path.relative_to(run).parts[0]) is not None
 
 
 def _age(folder: Path, path: Path) -> tuple[datetime, list[tuple[int, int, str]]]:

@@ -18,14 +18,14 @@ import jaxrl.training.processes as processes
 from jaxrl.agents.frozen import MOVING
 from jaxrl.errors import NoCheckpointError, SettingsError, suggest
 from jaxrl.training.memory import host_bytes
-from jaxrl.training.settings import GivenArrays
+from jaxrl.training.settings import GivenArrays, TrainerConfig, changes
 from jaxrl.training.storage.arrays import read_foreign, reason
 from jaxrl.training.storage.checkpoints import CheckpointError
 from jaxrl.training.storage.group import CHECKPOINTS, open_store, split_checkpoint, step_of
 from jaxrl.training.storage.layout import TREE
 from jaxrl.training.storage.leaves import flatten
 from jaxrl.training.storage.members import population_of
-from jaxrl.training.storage.run_dir import CONFIG, group_of, require_run
+from jaxrl.training.storage.run_dir import CONFIG, group_of, read_settings, require_run
 from jaxrl.trees import Key, PyTree, is_part, named_leaves, parts_of, path_of
 
 AGENT = "state/agent/"
@@ -55,6 +55,24 @@ class Weights(NamedTuple):
             return insert_leaves(fresh, self.leaves, self.leaves)
 
         return begin if self.leaves else init
+
+
+def require_same_start(run: str | Path, config: TrainerConfig) -> None:
+    """Raise `SettingsError` if `config` names other initial weights than those with which `run`, to be resumed, began.
+
+    They need not be named again: its checkpoints have what became of them.
+    """
+    try:
+        settings = read_settings(Path(run))
+    except SettingsError:  # reported, or repaired, when the run is opened
+        return
+    began = {"init_from": settings.get("init_from"), "init_parts": settings.get("init_parts") or []}
+    named = {"init_from": str(config.init_from), "init_parts": list(config.init_parts)}
+    if config.init_from is not None and (found := changes(began, named)):
+        raise SettingsError(
+            f"{run} began with other networks ({'; '.join(map(str, found))}), which cannot change: leave --init-from "
+            "and --init-parts out, or use --start-over"
+        )
 
 
 def insert_leaves(fresh: PyTree, names: Iterable[str], saved: Mapping[str, np.ndarray] | None = None) -> PyTree:
