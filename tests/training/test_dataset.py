@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -175,6 +176,33 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(case: str, tmp_path: Path
         jaxrl.load_dataset(file, spec=SPEC)
     assert "\n" not in str(refused.value)
     assert file in str(refused.value)
+
+
+def frames(rows: int, *shape: int) -> tuple[EnvSpec, dict[str, Any]]:
+    """Return a film of so many steps, a file of it, in which each frame has another brightness."""
+    obs = np.arange(rows + 1, dtype=np.uint8).reshape(-1, *[1] * len(shape)) * np.ones(shape, np.uint8)
+    zeros, ends = np.zeros(rows, np.int32), np.arange(rows) == rows - 1
+    arrays = {"obs": obs[:-1], "next_obs": obs[1:], "action": zeros, "reward": zeros, "terminated": ends}
+    return EnvSpec("Film", Box(0, 255, shape, np.uint8), Discrete(2)), arrays
+
+
+def test_images_take_little_more_memory_than_they_have(tmp_path: Path) -> None:
+    spec, arrays = frames(250, 84, 84, 4)
+    file = written(tmp_path, arrays)
+    jaxrl.load_dataset(file, spec=spec)
+    tracemalloc.start()
+    data = jaxrl.load_dataset(file, spec=spec)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4 * (data.obs.nbytes + data.next_obs.nbytes)
+
+
+def test_a_step_that_is_out_of_order_is_found_in_any_part_of_the_file(tmp_path: Path) -> None:
+    spec, arrays = frames(250, 84, 84, 4)
+    arrays["obs"] = arrays["obs"].copy()
+    arrays["obs"][217, 3, 2, 1] ^= 1
+    with pytest.raises(SettingsError, match="obs of step 217 is not next_obs of step 216"):
+        jaxrl.load_dataset(written(tmp_path, arrays), spec=spec)
 
 
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:

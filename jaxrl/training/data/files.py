@@ -29,6 +29,8 @@ SYNONYMS = {
 }
 """Names of entries in D4RL (Fu et al. 2020, https://arxiv.org/abs/2004.07219)."""
 MINARI = "minari:"
+CHUNK = 1 << 22
+"""Bytes of the rows that are compared at a time."""
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
@@ -317,11 +319,21 @@ def _check_order(file: str, data: Dataset) -> None:
     """Raise `SettingsError` if, inside an episode, an observation differs from `next_obs` of the step before."""
     going_on = ~(data.terminated | data.truncated)[:-1]
     for obs, next_obs in zip(jax.tree.leaves(data.obs), jax.tree.leaves(data.next_obs), strict=True):
-        came, led_to = (x.reshape(len(x), -1).astype(np.float64) for x in (obs[1:], next_obs[:-1]))
-        apart = ~np.isclose(came, led_to, rtol=1e-3, atol=1e-3).all(1) & going_on
-        if apart.any():
-            row = int(np.argmax(apart))
-            raise SettingsError(
-                f"{file}: obs of step {row + 1} is not next_obs of step {row}, though its episode goes on; "
-                "order the steps by episode and time, or mark where episodes end (truncated)"
-            )
+        # In parts: the difference of all rows, in float64, would take many times the memory of images.
+        rows = max(1, CHUNK // max(1, obs[:1].nbytes))
+        for first in range(0, len(going_on), rows):
+            part = slice(first, first + rows)
+            apart = _differs(obs[1:][part], next_obs[:-1][part]) & going_on[part]
+            if apart.any():
+                row = first + int(np.argmax(apart))
+                raise SettingsError(
+                    f"{file}: obs of step {row + 1} is not next_obs of step {row}, though its episode goes on; "
+                    "order the steps by episode and time, or mark where episodes end (truncated)"
+                )
+
+
+def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return for each row `[R]` of two arrays whether they differ, floating-point numbers by more than rounding."""
+    a, b = (x.reshape(len(x), -1) for x in (a, b))
+    same = a == b if a.dtype.kind in "iub" else np.isclose(a, b, rtol=1e-3, atol=1e-3)
+    return ~same.all(1)
