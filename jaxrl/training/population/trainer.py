@@ -41,13 +41,13 @@ from jaxrl.training.population.members import (
     require_same,
     same_ends,
 )
-from jaxrl.training.population.rows import PopulationRows
+from jaxrl.training.population.rows import Place, PopulationRows, place_of
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import describe, place_members
 from jaxrl.training.program import compile_all, state_shapes
-from jaxrl.training.recorders import RunInfo, recorders_of
+from jaxrl.training.recorders import Row, RunInfo, recorders_of
 from jaxrl.training.report import LIMITS, Report, leave_by_signal, print_table, run_dir_part
-from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
+from jaxrl.training.settings import TrainerConfig, config_for, plan_run, settings_of_run
 from jaxrl.training.storage.group import CHECKPOINTS, Collector
 from jaxrl.training.storage.group_files import GroupFiles, MemberDir, MemberFiles
 from jaxrl.training.storage.logs import RowLog
@@ -124,7 +124,7 @@ class PopulationTrainer:
         self.workers = min(workers or max(at_once, self._mesh.members), len(population.members))
         self._resume, self._start_over, self.raise_on_signal = bool(resume), start_over, raise_on_signal
         self._quiet = self.config.quiet or "console" not in self.config.recorders
-        self._rows = PopulationRows(population, self._quiet)
+        self._rows = PopulationRows(population, self._quiet, self._place_of)
         self._dir: RunDir | None = None
         self._files: GroupFiles | None = None
         self._saves: Collector | None = None
@@ -189,10 +189,12 @@ class PopulationTrainer:
             self._rows.go_on()
         else:
             self._runs = [MemberRun(member) for member in self.population.members]
-            self._rows = PopulationRows(self.population, self._quiet)
+            self._rows = PopulationRows(self.population, self._quiet, self._place_of)
         self._gates = self._new_gates()
         self._assign_devices()
         self._require_fit()
+        schedules = {id(made.step): plan_run(made, self.config)[1] for made in self._strategies()}
+        self._schedules = {member.number: schedules[id(member.strategy.step)] for member in self.population.members}
         self._activity = "the compilation"
         activity = None if self.config.quiet else lambda: self._activity
         with self.interrupt.signals(activity), self._opened(), ThreadPoolExecutor(self._threads()) as pool:
@@ -518,6 +520,10 @@ class PopulationTrainer:
         for member in self.population.members:
             on_devices.setdefault(self._places.devices[member.number], []).append(plans[id(member.strategy.step)])
         require_members_fit(list(on_devices.values()))
+
+    def _place_of(self, number: int, row: Row) -> Place:
+        """Return where the row of a member is in its run."""
+        return place_of(self._schedules[number], self.config.max_opts, row)
 
     def _threads(self) -> int:
         """Return the number of threads: `workers`, or in teams, which wait for every member, one for each member."""
