@@ -18,7 +18,8 @@ from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, box_bounds
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
 
-PER_AGENT = ("agents/reward", "agents/ended", "agents/alive")
+ALIVE = "agents/alive"
+PER_AGENT = ("agents/reward", "agents/ended", ALIVE)
 """Entries in a game's `info` with one value per agent, `[A]`: reward, terminated, alive before the step."""
 
 
