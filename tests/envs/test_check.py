@@ -202,10 +202,11 @@ def test_one_thing_that_is_wrong_is_found(case: str) -> None:
         masked(),
         masked(agents=3),
         mortals(poison=9.0),
+        mortals(poison=float("nan")),
     ],
     ids=[
         *("walk", "limit", "probe", "key that advances", "deterministic", "one length", "limited length", "parts"),
-        *("mask", "masks of agents", "dead agents"),
+        *("mask", "masks of agents", "dead agents", "dead agents without numbers"),
     ],
 )
 def test_good_toys_pass(env: Env) -> None:
