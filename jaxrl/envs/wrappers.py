@@ -167,7 +167,7 @@ def previous(env: Env) -> Env:
 
     def reset(key: Key, *values: PyTree) -> tuple[PyTree, PyTree]:
         state, obs = env.reset(key, *values)
-        return state, shown(obs, jnp.zeros(width), jnp.float32(0))
+        return state, shown(obs, jnp.zeros(width, jnp.float32), jnp.float32(0))
 
     def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
         after, out = env.step(state, action, key)

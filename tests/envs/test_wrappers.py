@@ -146,6 +146,12 @@ def test_wrapped_environments_keep_the_contract_and_nest_in_the_order_given() ->
     assert played(other, [1])[0].reward == 1 + 2
 
 
+@pytest.mark.parametrize("name", ["action_repeat:2", "sticky_actions:0.25", "time", "previous"])
+def test_wrapped_environments_keep_the_contract_in_64_bits(name: str) -> None:
+    with jax.enable_x64(True):
+        jaxrl.vectorise(jaxrl.make_env("CartPole-v1", wrap=name), 2)
+
+
 def test_an_environment_by_name_is_wrapped_by_name() -> None:
     env = jaxrl.make_env("CartPole-v1", wrap=["time", "previous"], max_steps_in_episode=50)
     assert sorted(env.spec.observation_space) == ["observation", "previous_action", "previous_reward", "time"]
