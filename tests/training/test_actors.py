@@ -101,6 +101,7 @@ def test_what_environments_tell_at_a_step_that_is_not_finite_is_left_out(monkeyp
     _, row = train(counted(), 4)
     assert row["invalid_steps"] == 4
     assert row["info/left"] == pytest.approx((9 + 9 + 8) / 3)
+    assert (row["episode_steps"], row["episode_length"]) == (None, 2)
 
 
 @pytest.mark.slow
