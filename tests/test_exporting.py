@@ -27,7 +27,7 @@ from jaxrl.exporting import as_c, as_numpy, onnx, stablehlo
 from jaxrl.exporting.card import EvalOptions, portable, repeat
 from jaxrl.exporting.formats import files_of, write
 from jaxrl.exporting.function import Function, function_of as traced
-from jaxrl.spaces import Box, EnvSpec, MultiDiscrete
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from jaxrl.strategies.base import Policy
 from jaxrl.training.policy import GreedyPolicy
 
@@ -100,15 +100,19 @@ def observations(function: Function) -> list[list[np.ndarray]]:
     """Return observations of `STEPS` steps of `ROWS` environments, each as a list of its parts."""
     rng = np.random.default_rng(1)
 
-    def part(like: Any) -> np.ndarray:
+    def part(like: Any, space: Any) -> np.ndarray:
         shape = (ROWS, *like.shape)
+        if isinstance(space, Discrete):
+            return rng.integers(space.n, size=shape).astype(like.dtype)
         if like.dtype != bool:
             return rng.normal(size=shape).astype(like.dtype)
         allowed = rng.random(shape) < 0.5
         allowed[:, 0] |= ~allowed.any(axis=-1)  # a mask allows something
         return allowed
 
-    return [[part(like) for like in function.obs] for _ in range(STEPS)]
+    space = jaxrl.spaces.space_from_plain(function.spaces["observation"])
+    leaves = jax.tree.leaves(space, is_leaf=jaxrl.spaces.is_leaf)
+    return [list(map(part, function.obs, leaves)) for _ in range(STEPS)]
 
 
 def answers(policy: GreedyPolicy, seen: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
