@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import keystr
 
 from jaxrl import spaces
 from jaxrl.errors import SettingsError, error_text
@@ -246,12 +247,19 @@ def _as_observation(env: str, space: Space, obs: PyTree) -> PyTree:
     struct = spaces.space_struct(space)
     arrays = _as_arrays("observation", env, space, fill_privileged(space, obs))
     arrays = jax.tree.map(lambda like, x: spaces.match_image_layout(x, like.shape), struct, arrays)
-    for like, x in zip(jax.tree.leaves(struct), jax.tree.leaves(arrays), strict=True):
+    pairs = list(zip(jax.tree.leaves(struct), jax.tree.leaves(arrays), strict=True))
+    for like, x in pairs:
         if x.shape != like.shape and x.shape[1:] != like.shape:
             raise SettingsError(
                 f"the observation has shape {list(x.shape)}; {env} has {list(like.shape)}, "
                 f"or {['N', *like.shape]} of a batch".replace("'", "")
             )
+    if len({x.shape[: x.ndim - len(like.shape)] for like, x in pairs}) > 1:
+        parts = jax.tree.leaves_with_path(arrays)
+        raise SettingsError(
+            f"the observation of {env} has parts {', '.join(f'{keystr(path)} {list(x.shape)}' for path, x in parts)}; "
+            "expected one observation, or a batch of the same N in every part"
+        )
     return arrays
 
 
@@ -271,7 +279,7 @@ def _as_arrays(what: str, env: str, space: Space, given: PyTree) -> PyTree:
 
 
 def _as_array(path: Any, space: Box | Discrete | MultiDiscrete, x: Any) -> Array:
-    what, array = jax.tree_util.keystr(path) or "it", x if isinstance(x, jax.Array) else np.asarray(x)
+    what, array = keystr(path) or "it", x if isinstance(x, jax.Array) else np.asarray(x)
     # Values inside of a trace are unknown. Other shapes are refused by the callers, of all parts together.
     known = not isinstance(x, jax.core.Tracer) and array.shape[array.ndim - len(space.shape) :] == space.shape
     if known and not isinstance(space, Box) and not _in_space(space, np.asarray(array)):

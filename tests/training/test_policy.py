@@ -141,6 +141,19 @@ def test_numbers_outside_a_discrete_space_are_refused_as_observations_and_as_act
         policy_of(jaxrl.dqn(features=(4,)), Discrete(3)).values(ONE, 7)
 
 
+def test_parts_of_an_observation_are_batched_together() -> None:
+    policy = policy_of(jaxrl.ppo(features=(4,)), Discrete(2), {"left": SEEN, "right": Box(0, 1, ())})
+    three, two = np.zeros((3, 1)), np.zeros(2)
+    for left, right, said in (
+        (three, two, r"\['left'\] \[3, 1\], \['right'\] \[2\]"),
+        (three, 0.0, r"\['left'\] \[3, 1\], \['right'\] \[\]"),
+        (three[0], two[:1], r"\['left'\] \[1\], \['right'\] \[1\]"),
+    ):
+        with pytest.raises(SettingsError, match=f"has parts {said}; expected one observation, or a batch"):
+            policy({"left": left, "right": right})
+    assert policy({"left": three[:2], "right": two}).shape == (2,)
+
+
 # --- named tuples of spaces --------------------------------------------------------------------------------------
 
 
