@@ -456,6 +456,22 @@ def test_a_description_has_what_each_format_takes(tmp_path: Path) -> None:
     assert json.loads(alone.stdout) == [2111, 2122, 2133]
 
 
+def test_numpy_takes_images_with_channels_first_as_the_policy_does_and_no_other_shape(tmp_path: Path) -> None:
+    spaces = {"image": Box(0, 255, (8, 9, 3), "uint8"), "speed": Box(-1, 1, (2,))}
+    policy = computing(spaces, (3,), lambda obs: obs["image"][:, 0, 1] + obs["speed"].sum(1, keepdims=True))
+    act, image = act_in_numpy(traced(policy), tmp_path)(), np.arange(8 * 9 * 3, dtype=np.uint8).reshape(8, 9, 3)
+    speed = np.float32([0.5, 0.5])
+    for seen in (image, image.transpose(2, 0, 1)):
+        assert act([seen, speed]).tolist() == np.asarray(policy({"image": seen, "speed": speed})).tolist() == [4, 5, 6]
+    for wrong, shapes in (
+        ([image[None], speed], r"obs\['image'\] has shape \(1, 8, 9, 3\); expected \(8, 9, 3\)"),
+        ([image.transpose(1, 0, 2), speed], r"\(9, 8, 3\); expected \(8, 9, 3\)"),
+        ([image, speed[:1]], r"obs\['speed'\] has shape \(1,\); expected \(2,\)"),
+    ):
+        with pytest.raises(ValueError, match=shapes):
+            act(wrong)
+
+
 def test_the_name_of_a_part_is_no_code(tmp_path: Path) -> None:
     """It comes with a run, perhaps from others: with it, text would end, and the rest be Python or C."""
     python, c = '"""+str(1/0)+"""', "*/ int x; /*\n"
