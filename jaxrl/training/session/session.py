@@ -1,5 +1,6 @@
 """Training from the user's own loop: a script, a robot, a game engine."""
 
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -373,15 +374,18 @@ class Session:
         """
         if self._closed:
             return
-        # First, so that a failed close is not retried by the next call.
-        self._closed = True
-        try:
-            self.save()
-            self._storage.keep_best(self._now.best)
-            self._storage.finish()
-        finally:
-            self._log.close()
-            self._storage.close()
+        signalled = self._termination.came or isinstance(sys.exc_info()[1], KeyboardInterrupt)
+        # A first signal waits for the save; the second ends the process at once.
+        with DeferredSignals(limit=0 if signalled else 1):
+            # First, so that a failed close is not retried by the next call.
+            self._closed = True
+            try:
+                self.save()
+                self._storage.keep_best(self._now.best)
+                self._storage.finish()
+            finally:
+                self._log.close()
+                self._storage.close()
         self._call_hooks(None, [])
         if self._storage.error is not None:
             raise self._storage.error
@@ -399,9 +403,16 @@ class Session:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
+        except (KeyboardInterrupt, SystemExit) as late:  # deferred by the last save
+            self._print_stop(late)
+            raise
         finally:
             # Handle SIGTERM until the save is complete.
             self._termination.end()
+        self._print_stop(error)
+
+    def _print_stop(self, error: BaseException | None) -> None:
+        """Print where and by which signal the session was stopped, if by any."""
         terminated, run_dir = self._termination.came, self.config.run_dir
         if terminated or isinstance(error, KeyboardInterrupt):
             where = f"stopped by {'SIGTERM' if terminated else 'SIGINT'} at {self.opt_steps:,} optimisation steps"
