@@ -169,6 +169,14 @@ def test_rows_have_what_was_chosen_of_what_is_noted(tmp_path: Path) -> None:
     assert session.summary()["battery_sum"] == 0.75
 
 
+def test_a_session_with_large_notes_is_resumed(tmp_path: Path) -> None:
+    with single(run_dir=str(tmp_path)) as session:
+        for value in (1e200, -1e200):
+            session.note(x=value)
+    with single(run_dir=str(tmp_path), resume=True) as session:
+        assert session.summary()["x_max"] == 1e200
+
+
 def test_recorders_of_ones_own_get_the_rows_of_the_log_and_no_others_are_there(tmp_path: Path) -> None:
     with_log, alone = jaxrl.MemoryRecorder(), jaxrl.MemoryRecorder()
     for recorder, run_dir in ((with_log, str(tmp_path)), (alone, None)):

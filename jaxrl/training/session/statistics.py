@@ -52,13 +52,20 @@ class Series:
         )
 
 
+def _rolling(series: Series) -> float:
+    try:
+        return math.fsum(series.recent) / len(series.recent)
+    except OverflowError:  # of the sum
+        return math.fsum(x / len(series.recent) for x in series.recent)
+
+
 AGGREGATIONS: dict[str, Callable[[Series], float]] = {
     "mean": lambda series: series.mean,
-    "std": lambda series: math.sqrt(series.squares / series.count),
+    "std": lambda series: math.sqrt(series.squares / series.count) if series.squares >= 0 else math.nan,
     "min": lambda series: series.low,
     "max": lambda series: series.high,
     "last": lambda series: series.recent[-1],
-    "rolling": lambda series: math.fsum(series.recent) / len(series.recent),
+    "rolling": _rolling,
     "sum": lambda series: series.total,
 }
 """Aggregations of a non-empty series; `rolling` is the mean of the latest numbers."""
@@ -124,16 +131,16 @@ class Statistics:
         return self._with({name: Series() for name in self.chosen})
 
     def facts(self) -> dict[str, list[Any]]:
-        """Return the running state, for JSON."""
-        return {
-            name: [x if x not in (math.inf, -math.inf) else None for x in astuple(s)] for name, s in self.series.items()
-        }
+        """Return the running state, for JSON; non-finite numbers are text, as `"inf"`."""
+        as_text = lambda x: str(x) if isinstance(x, float) and not math.isfinite(x) else x
+        return {name: [as_text(x) for x in astuple(series)] for name, series in self.series.items()}
 
     def take_up(self, facts: Mapping[str, Sequence[Any]]) -> "Statistics":
         """Return these statistics with the state from `facts()`; raise `ValueError` if it is malformed."""
 
         def series(values: Sequence[Any]) -> Series:
             count, mean, squares, low, high, recent, missing, not_finite, total = values
+            # Before version 0.38 the extremes of an empty series were `None`.
             low, high = (x if y is None else float(y) for x, y in ((math.inf, low), (-math.inf, high)))
             kept = tuple(float(x) for x in recent)[-self.window :]
             return Series(
