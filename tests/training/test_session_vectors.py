@@ -70,6 +70,16 @@ def test_each_step_is_learnt_from_once_and_no_reset(mode: Any) -> None:
     assert session.summary()["invalid_steps"] == 0
 
 
+@pytest.mark.parametrize("mode", list(MODES))
+def test_only_observations_that_are_acted_on_enter_statistics(mode: Any) -> None:
+    """Episodes of 3 and 5 steps in turns: of each, the observations 0 to 2, or 0 to 4, but not the last."""
+    envs = vector(mode)
+    session = session_of(envs, processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()))
+    drive(session, envs, 9 if mode == MODES.NEXT_STEP else 8)  # one of the nine is a reset
+    moments = session.policy.params.processor[0][0]
+    np.testing.assert_allclose(moments.mean[0], np.mean([0, 1, 2, 0, 1, 2, 3, 4]), rtol=1e-6)
+
+
 def test_an_evaluation_counts_whole_episodes_without_resets_and_a_reset_by_hand_is_seen() -> None:
     envs, evaluated = vector(MODES.NEXT_STEP), list[Any]()
     session = session_of(envs, jaxrl.SessionHooks(evaluated=evaluated.append))

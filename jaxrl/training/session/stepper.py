@@ -71,8 +71,10 @@ class Stepper:
     def receive(self, now: SessionState, given: Observations) -> SessionState:
         """Return the state after receiving the observations to act on."""
         state, host = now.state, now.host
+        # Where a reset is due, nothing is chosen at the observation, the last one of an episode.
+        obs_valid = given.valid if now.resets is None else given.valid & ~now.resets.due
         if now.steps == 0:
-            window = self._begin(state.agent, given.obs, given.valid)
+            window = self._begin(state.agent, given.obs, obs_valid)
             fresh = np.ones_like(host.ended)
         else:
             # An episode begins where one ended and, in a resumed session, where the observation is not the last one.
@@ -86,7 +88,7 @@ class Stepper:
                     f"act: obs of environment {int(np.argmax(odd))} is not the next_obs that observe was given, "
                     "though no episode ended there; pass next_obs, or call cut() before you reset"
                 )
-            window = self._restart_processor(state.last, given.obs, fresh, given.valid)
+            window = self._restart_processor(state.last, given.obs, fresh, obs_valid)
         host = start_episodes(host, fresh)._replace(seen=given.obs, ended=np.zeros_like(fresh), spoilt=~given.valid)
         state = state._replace(window=window)
         # An episode abandoned between two steps: mark its last item as such afterwards.
