@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -220,6 +221,28 @@ def test_the_best_policy_of_a_session_can_be_loaded(tmp_path: Path) -> None:
     with small(run_dir=run, resume=True) as session:
         assert session.best_score == 1.0
         assert not session.evaluate_score(0.9)
+
+
+@pytest.mark.parametrize("how", ["restored", "killed"])
+def test_a_session_that_goes_back_knows_the_score_of_the_best_on_disk(how: str, tmp_path: Path) -> None:
+    run, script = tmp_path / "run", Script()
+    session = small(run_dir=str(run))
+    drive(session, script, 20)
+    session.evaluate_score(1.0)
+    session.save()
+    drive(session, script, 10)
+    assert session.evaluate_score(5.0)
+    session.evaluate_score(0.0)  # waits until that policy is written
+    if how == "restored":
+        session.restore()
+    else:
+        run = Path(shutil.copytree(run, tmp_path / "killed"))
+        session.close()
+        session = small(run_dir=str(run), resume=True)
+    with session:
+        assert session.best_score == 5.0
+        assert not session.evaluate_score(3.0)
+    assert jaxrl.load_policy(run).facts["score"] == session.summary()["best_score"] == 5.0
 
 
 def test_checkpoints_come_by_their_interval_and_the_newest_stay(tmp_path: Path) -> None:

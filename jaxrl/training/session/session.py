@@ -50,6 +50,7 @@ from jaxrl.training.session.state import (
     shapes_of,
     start_episodes,
     tree_of,
+    with_best,
     with_changes,
 )
 from jaxrl.training.session.statistics import Episode, Interval, Series, Statistics, add_episodes, score_columns
@@ -359,9 +360,8 @@ class Session:
         self._storage.collect_saves()
         self._look_at = 0
         now = self._now
-        self._now = self._load_newest(self._stepper.first(now.statistics.fresh()))._replace(
-            best=now.best, resets=now.resets
-        )
+        loaded = self._load_newest(self._stepper.first(now.statistics.fresh()))
+        self._now = with_best(loaded, now.best)._replace(resets=now.resets)
         self._since = (self.env_steps, self._now.ledger.wall)
         self._log.rewind(self.opt_steps)
         self._log.event("restore", f"went back to {self.opt_steps} optimisation steps")
@@ -516,7 +516,7 @@ class Session:
             self._greedy = GreedyPolicy(self._stepper.policy, self._stepper.params(self._now))
             if resume.run:
                 best = self._storage.load_best(jax.eval_shape(lambda: self._stepper.params(self._now)))
-                self._now = self._now._replace(best=best)
+                self._now = with_best(self._now, best)
             self._since = (self.env_steps, self._now.ledger.wall)
             notes = notes_of(config, self._stepwise, self._now.state)
             self._log.open(self._storage, resume.run, (*notes, *self._rounding))

@@ -239,6 +239,14 @@ def with_changes(now: SessionState, stepwise: Stepwise, schedule: Schedule, chan
     return now._replace(state=state, ledger=replace(now.ledger, changed_at=changed_at))
 
 
+def with_best(now: SessionState, best: Best | None) -> SessionState:
+    """Return a loaded session with the best policy; where that is of a later step, the session learns of its score."""
+    ledger = now.ledger
+    if best is not None and ledger.is_better(best.score):
+        ledger = replace(ledger, best_score=best.score, best_opt_steps=best.opt_steps)
+    return now._replace(ledger=ledger, best=best)
+
+
 def reseed_after_rollback(now: SessionState) -> SessionState:
     """Return a session after a rollback, with another random stream.
 
