@@ -84,7 +84,7 @@ def test_a_session_goes_back_to_what_it_saved_and_on_to_the_same_bits(undisturbe
         script.step, script.actions = kept
         drive(session, script, STEPS - 24)
         assert digest(session) == undisturbed[-1]
-    with pytest.raises(jaxrl.SettingsError, match="restore needs an open session with a run_dir"):
+    with pytest.raises(jaxrl.SettingsError, match="restore was called on a session that is closed"):
         session.restore()
 
 
@@ -293,8 +293,22 @@ def test_allowed_changes_take_effect_but_not_those_of_the_processor(tmp_path: Pa
         assert session._now.ledger.changed_at == session.opt_steps > 0
 
 
-def test_a_closed_session_says_so() -> None:
-    session = small()
-    session.close()
-    with pytest.raises(jaxrl.SettingsError, match="closed"):
-        session.act(np.zeros((2, 2)))
+def test_a_closed_session_says_so_and_writes_nothing(tmp_path: Path) -> None:
+    with small(run_dir=str(tmp_path)) as session:
+        drive(session, Script(), 3)
+    before = contents(tmp_path)
+    calls: dict[str, Any] = {
+        "act": lambda: session.act(np.zeros((2, 2))),
+        "observe": lambda: session.observe(np.zeros(2), np.zeros((2, 2)), np.zeros(2, bool), np.zeros(2, bool)),
+        "cut": session.cut,
+        "note": lambda: session.note(battery=0.5),
+        "describe": lambda: session.describe(operator="Ada"),
+        "evaluate_score": lambda: session.evaluate_score(1.0),
+        "evaluate_episodes": session.evaluate_episodes,
+        "save": session.save,
+        "restore": session.restore,
+    }
+    for name, call in calls.items():
+        with pytest.raises(jaxrl.SettingsError, match=f"^{name} was called on a session that is closed; resume it"):
+            call()
+    assert contents(tmp_path) == before

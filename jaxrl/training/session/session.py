@@ -236,6 +236,7 @@ class Session:
 
         For a loop that abandons an episode between two steps; if it ends with a step, pass `truncated` instead.
         """
+        self._require_open("cut")
         now = self._now
         # Truncate the episodes both of training and of an evaluation.
         host = start_episodes(now.host, np.ones_like(now.host.ended))
@@ -247,6 +248,7 @@ class Session:
 
         The row has their mean, minimum and maximum over its interval, or what `statistics` selects for the name.
         """
+        self._require_open("note")
         self._log.log_note(text)
         now = self._now
         self._now = now._replace(statistics=now.statistics.note(values), interval=now.interval.add_notes(values))
@@ -256,6 +258,7 @@ class Session:
 
         They are numbers, text, and lists and dicts of these; anything else is rejected.
         """
+        self._require_open("describe")
         inputs.check_entry("about", entries)
         self._storage.describe(entries)
 
@@ -268,6 +271,7 @@ class Session:
         Raises:
           DivergedError: the session is done, and none of its steps was finite.
         """
+        self._require_open("evaluate_score")
         return self._record_score(float(score), self._stepper.params(self._now))
 
     def _record_score(self, score: float, params: PyTree, evaluation: Evaluation | None = None) -> bool:
@@ -304,9 +308,9 @@ class Session:
           SettingsError: fewer than one episode, an evaluation in progress, or a film without a `run_dir`.
         """
         check_count("episodes", episodes)
-        if self.is_evaluating or self._closed:
-            busy = "an evaluation is going on; wait for is_evaluating to end"
-            raise SettingsError(f"evaluate_episodes: {'the session is closed' if self._closed else busy}")
+        self._require_open("evaluate_episodes")
+        if self.is_evaluating:
+            raise SettingsError("evaluate_episodes: an evaluation is going on; wait for is_evaluating to end")
         recording = None
         if film is not None:
             if self.config.run_dir is None:
@@ -322,6 +326,7 @@ class Session:
 
     def save(self) -> None:
         """Start to save a checkpoint; it is complete on disk when `hooks.save` is called, or `close` returns."""
+        self._require_open("save")
         now, stepper = self._now, self._stepper
         # `facts` may reset the tries of this copy; the session adopts that.
         ledger = replace(now.ledger, t=self._iterations)
@@ -354,8 +359,9 @@ class Session:
           SettingsError: there is no run directory, or the session is closed.
           NoCheckpointError: no checkpoint is valid; nothing was changed.
         """
-        if self.config.run_dir is None or self._closed:
-            raise SettingsError("restore needs an open session with a run_dir")
+        self._require_open("restore")
+        if self.config.run_dir is None:
+            raise SettingsError("restore needs a session with a run_dir")
         # A pending save may be the newest checkpoint: wait for it.
         self._storage.collect_saves()
         self._look_at = 0
@@ -367,7 +373,7 @@ class Session:
         self._log.event("restore", f"went back to {self.opt_steps} optimisation steps")
 
     def close(self) -> None:
-        """Save, wait for all pending writes, and release the run directory.
+        """Save, wait for all pending writes, and release the run directory; afterwards nothing is learnt or written.
 
         Raises:
           StorageError: the last checkpoint could not be written.
@@ -377,13 +383,12 @@ class Session:
         signalled = self._termination.came or isinstance(sys.exc_info()[1], KeyboardInterrupt)
         # A first signal waits for the save; the second ends the process at once.
         with DeferredSignals(limit=0 if signalled else 1):
-            # First, so that a failed close is not retried by the next call.
-            self._closed = True
             try:
                 self.save()
                 self._storage.keep_best(self._now.best)
                 self._storage.finish()
             finally:
+                self._closed = True  # also if it failed, so that the next call does not retry it
                 self._log.close()
                 self._storage.close()
         self._call_hooks(None, [])
@@ -652,9 +657,12 @@ class Session:
         print_stderr(line)
         self._log.event("storage", line)
 
-    def _require_going_on(self, what: str) -> None:
+    def _require_open(self, what: str) -> None:
         if self._closed:
             raise SettingsError(f"{what} was called on a session that is closed; resume it from its run_dir")
+
+    def _require_going_on(self, what: str) -> None:
+        self._require_open(what)
         if self._at_end and not self.is_evaluating:
             limit = self._schedule.limit(self._iterations)
             raise SettingsError(
