@@ -642,7 +642,8 @@ class Session:
         own = now.interval.columns(opt_steps, env_steps, now.invalid, wall, now.statistics.chosen)
         columns, agent = {**own, **summarise(stepper.metrics, now.sums)}, self._stepwise.agent.info.settings or {}
         self._log.log_train(columns, ledger, agent, env_steps - now.interval.env_steps)
-        begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
+        statistics = now.interval.statistics.fresh()
+        begun = Interval(statistics, opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
         past, sums = stepper.merge_sums(now.past, now.sums), zero_sums(len(stepper.metrics))
         self._now = now._replace(past=past, sums=sums, interval=begun, recorded=now.interval.returns, ledger=ledger)
 

@@ -217,7 +217,8 @@ def restore_session(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, stat
     steps, invalid = facts["steps"], facts["invalid"]
     if type(steps) is not int or type(invalid) is not int:
         raise ValueError("steps and invalid are counts")
-    statistics, interval = statistics.take_up(facts["statistics"]), Interval().take_up(facts["interval"])
+    interval = Interval.of(statistics).take_up(facts["interval"])
+    statistics = statistics.take_up(facts["statistics"])
     # Convert back to NumPy: the loader returns device arrays.
     host = jax.tree.map(np.array, host)
     return SessionState(state, sums, past, host, ledger, steps, invalid, statistics, interval, resumed=True)

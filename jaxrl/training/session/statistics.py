@@ -174,8 +174,8 @@ IN_ROWS = ("mean", "min", "max")
 """Default aggregations of a series in rows."""
 OF_EVALUATION = ("eval_reward_std", "eval_reward_min", "eval_reward_max", "eval_length")
 """Columns of an evaluation in the row of its score, besides the score."""
-OF_EPISODES = Statistics({"episode_return": ["mean"], "episode_length": ["mean"]}, window=1)
-"""Statistics of no episodes yet, for a row."""
+OF_EPISODES = {"episode_return": ["mean"], "episode_length": ["mean"]}
+"""Series of the episodes, which every row has."""
 
 
 class Episode(NamedTuple):
@@ -201,7 +201,7 @@ class Episode(NamedTuple):
 class Interval(NamedTuple):
     """Host-side statistics since the previous row; metrics of the updates are in the sums on the device."""
 
-    statistics: Statistics = OF_EPISODES
+    statistics: Statistics = Statistics(OF_EPISODES)
     terminated: int = 0
     """Number of terminated episodes."""
     opt_steps: int = 0
@@ -210,6 +210,11 @@ class Interval(NamedTuple):
     invalid: int = 0
     wall: float = 0.0
     """Seconds of the session."""
+
+    @classmethod
+    def of(cls, statistics: Statistics) -> "Interval":
+        """Return the first interval of a session with these statistics: `rolling` is over the same window."""
+        return cls(Statistics(OF_EPISODES, window=statistics.window))
 
     @property
     def returns(self) -> Series:
@@ -256,7 +261,7 @@ class Interval(NamedTuple):
             raise ValueError(f"expected an interval of {', '.join(like)}")
         if any(type(facts[name]) not in (type(x), int) for name, x in like.items() if name != "statistics"):
             raise ValueError("an interval is made of numbers")
-        return Interval(**{**facts, "statistics": OF_EPISODES.take_up(facts["statistics"])})
+        return Interval(**{**facts, "statistics": self.statistics.take_up(facts["statistics"])})
 
 
 def add_episodes(

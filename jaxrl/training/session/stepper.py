@@ -17,7 +17,7 @@ from jaxrl.training.program import jit_donating, merge_sums, zero_sums
 from jaxrl.training.session.evaluation import EpisodeEvaluation, EpisodeEvaluator, Recording
 from jaxrl.training.session.inputs import Observations, ends
 from jaxrl.training.session.state import Host, Learnt, SessionState, differ, learn_and_sum, shapes_of, start_episodes
-from jaxrl.training.session.statistics import Statistics
+from jaxrl.training.session.statistics import Interval, Statistics
 from jaxrl.trees import PyTree, make_key
 
 
@@ -54,7 +54,8 @@ class Stepper:
     def first(self, statistics: Statistics) -> SessionState:
         """Return the initial state of a session."""
         state = self._init(self._key)
-        return self._with(state, jax.tree.map(np.array, state.last.result.next_obs))._replace(statistics=statistics)
+        first = self._with(state, jax.tree.map(np.array, state.last.result.next_obs))
+        return first._replace(statistics=statistics, interval=Interval.of(statistics))
 
     def shapes(self) -> PyTree:
         """Return the shapes of the arrays of a checkpoint; no state is made."""
