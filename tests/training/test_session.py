@@ -88,6 +88,14 @@ def test_numbers_of_ones_own_are_told() -> None:
     assert (summary["speed_mean"], summary["speed_missing"]) == (None, 1)
 
 
+@pytest.mark.parametrize("name", ["episode_return", "episode_length", "terminated"])
+def test_names_of_the_sessions_own_series_are_refused_in_notes(name: str) -> None:
+    session = single()
+    with pytest.raises(jaxrl.SettingsError, match=f"a session has a series '{name}' of its own; take another name"):
+        session.note(battery=3.0, **{name: 1e6})
+    assert not {f"{name}_count", "battery_count"} & session.summary().keys()
+
+
 def test_the_spaces_come_from_an_env_a_spec_or_gymnasium() -> None:
     gym = gymnasium.make_vec("CartPole-v1", num_envs=3)
     env = jaxrl.make_env("CartPole-v1")

@@ -53,7 +53,15 @@ from jaxrl.training.session.state import (
     with_best,
     with_changes,
 )
-from jaxrl.training.session.statistics import Episode, Interval, Series, Statistics, add_episodes, score_columns
+from jaxrl.training.session.statistics import (
+    OF_SESSION,
+    Episode,
+    Interval,
+    Series,
+    Statistics,
+    add_episodes,
+    score_columns,
+)
 from jaxrl.training.session.stepper import Stepper, plan_of_session
 from jaxrl.training.settings import SessionConfig, check_format, rounding, with_recorders
 from jaxrl.training.storage.checkpoints import Facts, Store
@@ -247,8 +255,13 @@ class Session:
         """Add numbers to the statistics of `summary` and, as `info/NAME`, to the next row; log `text` as an event.
 
         The row has their mean, minimum and maximum over its interval, or what `statistics` selects for the name.
+
+        Raises:
+          SettingsError: a name is that of a series of the session's own, or the session is closed.
         """
         self._require_open("note")
+        if taken := OF_SESSION.intersection(values):
+            raise SettingsError(f"note: a session has a series {min(taken)!r} of its own; take another name")
         self._log.log_note(text)
         now = self._now
         self._now = now._replace(statistics=now.statistics.note(values), interval=now.interval.add_notes(values))

@@ -176,6 +176,8 @@ OF_EVALUATION = ("eval_reward_std", "eval_reward_min", "eval_reward_max", "eval_
 """Columns of an evaluation in the row of its score, besides the score."""
 OF_EPISODES = {"episode_return": ["mean"], "episode_length": ["mean"]}
 """Series of the episodes, which every row has."""
+OF_SESSION = frozenset((*OF_EPISODES, "terminated"))
+"""Series of the summary that are not noted by the user."""
 
 
 class Episode(NamedTuple):
