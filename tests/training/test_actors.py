@@ -33,6 +33,7 @@ from jaxrl.nn import ActorCritic, QNetwork
 from jaxrl.strategies.host_actors import HostActors, resolve_exploration
 from jaxrl.training.actors.pool import ParameterServer
 from jaxrl.training.actors.stats import ActorStats, Watch
+from jaxrl.training.settings import unread
 from jaxrl.training.storage.leaves import state_digest
 
 QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "quiet": True}
@@ -441,6 +442,14 @@ def test_continuous_actions_are_spread_wider_by_the_temperature():
 def test_settings_that_do_not_fit_actors_are_refused(settings: dict[str, Any], said: str):
     with pytest.raises(SettingsError, match=said):
         replaying(counter(), **settings)
+
+
+def test_send_is_read_with_replay_alone_so_that_a_run_with_rollouts_is_resumed_with_another():
+    for strategy, is_read in ((replaying(counter(), send=2), True), (rollouts(counter(), send=2), False)):
+        settings = strategy.info.settings
+        assert settings is not None
+        assert settings["send"] == 2
+        assert ("send" not in unread(settings)) == is_read
 
 
 def test_an_environment_that_does_not_suit_the_agent_is_refused():
