@@ -190,11 +190,40 @@ def test_steps_for_actions_never_given_are_refused() -> None:
         ("max_env_steps is -3", {"max_env_steps": -3}),
         ("stop_reward is 'much'; expected a number", {"stop_reward": "much"}),
         ("was given str for its environment", {"spec": "CartPole-v1"}),
+        ("buffer is str; expected what jaxrl.uniform", {"buffer": "uniform"}),
+        ("processor is int; expected what jaxrl.n_step", {"processor": 3}),
+        ("random_warmup is str; expected true or false", {"random_warmup": "no"}),
     ],
 )
 def test_settings_that_cannot_be_are_refused(message: str, settings: dict[str, Any]) -> None:
     with pytest.raises(jaxrl.SettingsError, match=message):
         small(**settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("hooks", {"episode": print}, r"jaxrl\.SessionHooks\(\.\.\.\)"),
+        ("statistics", {"battery": ["mean"]}, r"jaxrl\.Statistics\(\.\.\.\)"),
+        ("interrupt", {}, r"jaxrl\.Interrupt\(\)"),
+    ],
+)
+def test_arguments_of_other_types_are_refused(name: str, given: Any, expected: str) -> None:
+    with pytest.raises(jaxrl.SettingsError, match=f"^{name} is dict; expected {expected}$"):
+        jaxrl.Session(SPEC, jaxrl.dqn(), buffer=jaxrl.uniform(1_000), **{name: given})
+
+
+@pytest.mark.parametrize("value", ["abc", [1.0, 2.0]])
+def test_what_is_no_number_is_refused_and_changes_nothing(value: Any) -> None:
+    memory = jaxrl.MemoryRecorder()
+    session = single(recorders=[memory])
+    before = list(memory.rows)
+    with pytest.raises(jaxrl.SettingsError, match=r"^note: battery is .*; expected a number$"):
+        session.note("charged", speed=1.0, battery=value)
+    with pytest.raises(jaxrl.SettingsError, match=r"^evaluate_score: score is .*; expected a number$"):
+        session.evaluate_score(value)
+    assert memory.rows == before
+    assert "speed_count" not in session.summary()
 
 
 def test_going_on_and_starting_over_need_a_run_directory() -> None:

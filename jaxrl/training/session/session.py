@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
-from jaxrl.errors import DivergedError, SettingsError, check_count, print_stderr
+from jaxrl.errors import DivergedError, SettingsError, check_count, check_number, check_type, print_stderr
 from jaxrl.parsing import format_repr
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
@@ -142,6 +142,9 @@ class Session:
         config = (config or SessionConfig()).changed(**settings)
         self.config, self._given_recorders = with_recorders(config, recorders)
         require_recorders(self._given_recorders)
+        check_type("hooks", hooks, SessionHooks, "jaxrl.SessionHooks(...)")
+        check_type("statistics", statistics, Statistics, "jaxrl.Statistics(...)")
+        check_type("interrupt", interrupt, Interrupt, "jaxrl.Interrupt()")
         self.config.check()
         inputs.check_entries("about", {} if about is None else about)
         _, how = resolve_resume(bool(resume), None, self.config.run_dir, allow_changes, start_over)
@@ -257,11 +260,14 @@ class Session:
         The row has their mean, minimum and maximum over its interval, or what `statistics` selects for the name.
 
         Raises:
-          SettingsError: a name is that of a series of the session's own, or the session is closed.
+          SettingsError: a value is no number, a name is one of the session's own series, or the session is closed.
         """
         self._require_open("note")
         if taken := OF_SESSION.intersection(values):
             raise SettingsError(f"note: a session has a series {min(taken)!r} of its own; take another name")
+        for name, value in values.items():
+            if value is not None:
+                check_number(f"note: {name}", value)
         self._log.log_note(text)
         now = self._now
         self._now = now._replace(statistics=now.statistics.note(values), interval=now.interval.add_notes(values))
@@ -285,7 +291,7 @@ class Session:
           DivergedError: the session is done, and none of its steps was finite.
         """
         self._require_open("evaluate_score")
-        return self._record_score(float(score), self._stepper.params(self._now))
+        return self._record_score(check_number("evaluate_score: score", score), self._stepper.params(self._now))
 
     def _record_score(self, score: float, params: PyTree, evaluation: Evaluation | None = None) -> bool:
         """Record the score of the current policy, with `params`; it is from an `evaluation` or from the user."""
@@ -732,6 +738,7 @@ def assemble(
             processor = carry_teacher(processor, taught, spec)
         return _from_rollouts(config, spec, *interaction.connect(processor, known))
     require_default(config, ROLLOUT_SETTINGS, f"{known.name} learns from replay, not from rollouts")
+    check_type("buffer", buffer, Buffer, "what jaxrl.uniform(...) or another of jaxrl's buffers returns")
     if buffer is None:
         raise SettingsError(f"{known.name} learns from replay; give buffer, as in buffer=jaxrl.uniform(50_000)")
     return _from_replay(config, spec, *interaction.connect((processor or one_step()).for_replay, known), buffer)
