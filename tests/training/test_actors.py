@@ -15,7 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_policy import Linear
-from toys_actors import DISCOUNT, MAKE, counted, counter, events, replaying, rollouts, shared_state, with_settings
+from toys_actors import (
+    DISCOUNT,
+    MAKE,
+    counted,
+    counter,
+    events,
+    replaying,
+    rollouts,
+    shared,
+    shared_state,
+    with_settings,
+)
 from toys_closed_form import clock_truncates
 from toys_envs import counting
 from toys_gymnasium import Counting, Telling
@@ -149,6 +160,22 @@ def test_the_same_settings_and_seed_make_the_same_bits(name: str):
 def test_with_statistics_and_a_lag_the_same_bits_are_made_whatever_the_threads_do():
     strategy, state, _ = shared_state(2, 2, 6, 3)
     assert {state_digest(train(strategy, 24)[0].state) for _ in range(2)} == {state_digest(state)}
+
+
+def test_actors_merge_the_statistics_of_each_of_their_rounds_once():
+    """Parameters stay those of the end of the warm-up, so that all statistics since are merged by the actors."""
+    strategy, merges = with_settings(shared(3), max_lag=0, sync_interval=10**6), list[int]()
+    fns = strategy.actor_fns
+    assert fns is not None
+
+    def merge_stats(*stats: Any) -> Any:
+        jax.debug.callback(lambda: merges.append(1))
+        return fns.merge_stats(*stats)
+
+    train(strategy._replace(actor_fns=fns._replace(merge_stats=merge_stats)), 24)
+    jax.effects_barrier()
+    rounds = 24 // strategy.opt_steps_per_step
+    assert len(merges) == 2 * (rounds - 1)  # by each of two actors, before each round but the first
 
 
 def taken_by_one(steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
