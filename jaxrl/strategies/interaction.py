@@ -12,7 +12,7 @@ from jaxrl.agents.base import Agent, AgentMaker, Tunable
 from jaxrl.agents.frozen import freeze
 from jaxrl.agents.schedules import follow
 from jaxrl.envs.base import Env, VecEnv, VecEnvState, apply_schedules, obs_valid, vectorise
-from jaxrl.errors import SettingsError, check_count
+from jaxrl.errors import SettingsError, check_count, check_type
 from jaxrl.masks import random_action
 from jaxrl.metrics import Metrics, stats, totals
 from jaxrl.processors.base import (
@@ -96,6 +96,7 @@ def build_agent(agent: AgentMaker, processor: Processor | None, spec: EnvSpec) -
     Raises:
       SettingsError: the processor makes no transitions, or the agent does not support the spaces.
     """
+    check_type("processor", processor, Processor, "what jaxrl.n_step(...) or jaxrl.chain(...) returns")
     if processor is not None and not processor.makes_transitions:
         raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
     check_agent_maker(agent)

@@ -443,7 +443,8 @@ YARDSTICK = frozenset({"env", "env_args", "eval_env", "eval_env_args", "eval_act
 def unread(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of the settings that nothing reads under `settings`.
 
-    They are those of a distribution of returns without one, and those of sequences without a recurrent core.
+    They are those of a distribution of returns without one, those of sequences without a recurrent core, and `send` of
+    actors with rollouts, of which each is a block.
     """
     agent = settings.get("agent")
     known = agent if isinstance(agent, Mapping) else {}
@@ -454,7 +455,8 @@ def unread(settings: Mapping[str, Any]) -> frozenset[str]:
         of_returns += ("atoms",) if known["values"] == "expected" else ()
     elif known.get("atoms") == 0:
         of_returns = ("v_min", "v_max", "critic_loss")
-    return frozenset(f"agent.{name}" for name in (*of_returns, *of_core) if name != "core")
+    of_replay = ("send",) if "rollout" in settings else ()
+    return frozenset((*of_replay, *(f"agent.{name}" for name in (*of_returns, *of_core) if name != "core")))
 
 
 class Change(NamedTuple):
