@@ -5,7 +5,7 @@ Below them are the rows of a session: like a trainer's, over what the loop repor
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from jaxrl.errors import SettingsError, check_count, suggest
@@ -131,16 +131,19 @@ class Statistics:
         return self._with({name: Series() for name in self.chosen})
 
     def facts(self) -> dict[str, list[Any]]:
-        """Return the running state, for JSON; non-finite numbers are text, as `"inf"`."""
+        """Return the running state, for JSON: as text where not finite, and extremes of no numbers as `None`."""
         as_text = lambda x: str(x) if isinstance(x, float) and not math.isfinite(x) else x
-        return {name: [as_text(x) for x in astuple(series)] for name, series in self.series.items()}
+        empty = {"low": None, "high": None}
+        return {
+            name: [as_text(x) for x in {**asdict(series), **({} if series.count else empty)}.values()]
+            for name, series in self.series.items()
+        }
 
     def take_up(self, facts: Mapping[str, Sequence[Any]]) -> "Statistics":
         """Return these statistics with the state from `facts()`; raise `ValueError` if it is malformed."""
 
         def series(values: Sequence[Any]) -> Series:
             count, mean, squares, low, high, recent, missing, not_finite, total = values
-            # Before version 0.38 the extremes of an empty series were `None`.
             low, high = (x if y is None else float(y) for x, y in ((math.inf, low), (-math.inf, high)))
             kept = tuple(float(x) for x in recent)[-self.window :]
             return Series(
