@@ -133,10 +133,11 @@ def test_what_stays_are_the_newest_up_to_the_one_that_is_whole_and_the_one_to_go
     assert newest in stay
     assert stay <= {*there}
     assert min(keep, len(there)) <= len(stay) <= keep + 1
-    for wanted in (lambda step: all(steps[step]), lambda step: steps[step].healthy):
-        if fit := [step for step in there if wanted(step)]:  # a rollback tries these in turn
-            assert max(fit) in stay
-            break
+    healthy = [step for step in there if steps[step].healthy]
+    assert not healthy or stay.intersection(healthy)
+    if len(stay) > keep:
+        (goal,) = stay.intersection(healthy)  # a rollback prefers regular ones
+        assert goal == max(healthy, key=lambda step: (steps[step].regular, step))
 
 
 @given(steps=STEPS, keep=st.integers(1, 6))

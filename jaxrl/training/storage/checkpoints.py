@@ -422,7 +422,7 @@ def is_step(name: str) -> bool:
 
 
 class Standing(NamedTuple):
-    """Of two checkpoints, the better one to roll back to is the greater, and of equal ones the later."""
+    """What decides whether a run can roll back to a checkpoint."""
 
     healthy: bool
     """Whether the last update was applied, not skipped."""
@@ -440,13 +440,15 @@ def surplus(steps: Mapping[int, Standing], keep: int, newest: int) -> set[int]:
     """Return the `steps` to remove once `newest` is known to be valid: all but the `keep` latest regular ones up to it.
 
     A step beyond `newest` is damaged, or was undone by a rollback: counted, it would evict a valid one. Irregular steps
-    before `newest` are removed first. The step to roll back to stays in addition.
+    before `newest` are removed first. If none of those that stay is healthy, so does the one to roll back to.
     """
     there = [step for step in steps if step <= newest]
     # Ranked: irregular steps by age, regular ones by age, then `newest`, regular or not. The last `keep` are retained.
-    ranked = sorted(there, key=lambda step: (step == newest, steps[step].regular, step))
-    goal = max(there, key=lambda step: (steps[step], step), default=newest)
-    return {*steps} - {*ranked[-keep:], goal}
+    stay = {*sorted(there, key=lambda step: (step == newest, steps[step].regular, step))[-keep:]}
+    healthy = [step for step in there if steps[step].healthy]
+    if healthy and stay.isdisjoint(healthy):
+        stay.add(max(healthy, key=lambda step: (steps[step].regular, step)))
+    return {*steps} - stay
 
 
 def seal(manifest: Mapping[str, Any]) -> dict[str, Any]:
