@@ -514,6 +514,26 @@ def test_halving_ends_members_before_the_limit_of_environment_steps_does() -> No
     assert ends == [(10, "halved"), (10, "halved"), (20, "halved"), (40, "max_env_steps")]
 
 
+@pytest.mark.parametrize("search", [None, jaxrl.Halving(2)], ids=["stop_reward", "halving"])
+def test_killed_before_the_checkpoint_of_its_end_is_on_disk_a_member_comes_to_that_end(
+    search: Any, tmp_path: Path
+) -> None:
+    """At 0.5 a step the last member walks 10 in 20 steps; halving ends two after 20 steps, and another after 40."""
+    population = jaxrl.population(walking(never), sweep={"agent.lr": [0.01, 0.02, 0.03, 0.5]}, search=search)
+    length = {"max_opts": 80, "eval_interval": 10, "save_interval": 15, "confirm_best": False}
+    settings = {**length, "evaluator": walked, "quiet": True, "stop_reward": 9.0 if search is None else None}
+    run = tmp_path / "run"
+    whole = Trainer(population, **settings, run_dir=run).train()
+    ends = lambda result: [(m.status, m.result.summary["opt_steps"], m.best_score) for m in result.members if m.result]
+    assert ("stop_reward" if search is None else "halved", 20) in [(status, steps) for status, steps, _ in ends(whole)]
+    for save in run.glob("checkpoints/*"):  # members.jsonl, written before each save, knows of the ends already
+        rows = json.loads((save / "manifest.json").read_text())["facts"]["rows"]
+        if any(row["step"] % 15 for row in rows):
+            shutil.rmtree(save)
+    assert told(Trainer(population, **settings, run_dir=run, resume=True).train()) == told(whole)
+    assert ends(whole) == ends(Trainer(population, **settings, run_dir=run, resume=True).train())
+
+
 # --- members that go back -----------------------------------------------------------------------------------------
 
 
@@ -541,6 +561,10 @@ def walking(fails: Callable[[Walker, jax.Array], jax.Array]) -> jaxrl.Strategy:
         lambda state: state._replace(lr=tunable("agent.lr", 0.5)),
     )
     return jaxrl.Strategy(init, step, 1, 1, state_fns=state_fns)
+
+
+def never(state: Walker, steps: jax.Array) -> jax.Array:
+    return jnp.bool_(False)
 
 
 def three(fails: Callable[[Walker, jax.Array], jax.Array]) -> Population:

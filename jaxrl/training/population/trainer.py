@@ -494,9 +494,13 @@ class PopulationTrainer:
             mesh=None,
         )
         made = {**self._make, "allow_changes": self._make["allow_changes"] and again}
-        early = before.get("status") in EARLY_ENDS
-        if files is not None and again and early and same_ends(files.settings(number), config):
-            # The member has ended: load it without training any further.
+        if (
+            files is not None
+            and again
+            and self._has_ended(before, number)
+            and same_ends(files.settings(number), config)
+        ):
+            # Load it without training any further.
             made["interrupt"] = Interrupt()
             made["interrupt"].stop(before["status"])
         strategy = self._places.on(number, run.member.strategy)
@@ -504,6 +508,15 @@ class PopulationTrainer:
             checkpoints = self._saves.store(CHECKPOINTS, number)
             strategy = with_values(strategy, copied_settings(checkpoints, run.member))
         return Trainer(strategy, config, resume=again, console=False, **made)
+
+    def _has_ended(self, before: Mapping[str, Any], number: int) -> bool:
+        """Return whether a member with the metadata `before` ended early, and the checkpoint of that end is on disk.
+
+        After a kill it may not be: the member then makes its last steps again, and ends as it did.
+        """
+        if self._saves is None or before.get("status") not in EARLY_ENDS:
+            return False
+        return self._saves.checkpoints.newest_steps([number])[number] == before.get("opt_steps")
 
     def _assign_devices(self) -> None:
         """Assign devices to members, and team-mates to their teams."""
