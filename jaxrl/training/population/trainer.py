@@ -267,7 +267,7 @@ class PopulationTrainer:
                 for future in sorted(done, key=lambda future: going[future].member.number):
                     run = going.pop(future)
                     report = future.result()
-                    self._describe()
+                    self._describe(run)
                     if report is None:
                         self._remove(run)
                         continue
@@ -292,11 +292,13 @@ class PopulationTrainer:
             wait(going)
             self._close()
 
-    def _describe(self) -> None:
+    def _describe(self, run: MemberRun) -> None:
         """Write all settings once, now that a member has begun or been resumed under them."""
+        if run.trainer is None:
+            return  # it diverged in an earlier process
         if self._dir is not None and not self._described:
             if self._resume:
-                self._dir.write_config(self.settings())
+                self._write_settings()
             self._write_members()
         self._described = True
 
@@ -576,10 +578,7 @@ class PopulationTrainer:
                 self._dir.discard()
             self._dir.write_owner()
             if not self._resume:
-                self._dir.write_config(self.settings())
-            # A resumed population keeps its creation time.
-            created = {} if self._resume else {"created": timestamp()}
-            self._dir.write_metadata(format=FORMAT, **created, status="running", members=len(self._runs))
+                self._write_settings(created=timestamp())
             self._open_files(self._dir.path)
             yield
             done = all(run.status != "running" for run in self._runs)
@@ -620,19 +619,26 @@ class PopulationTrainer:
         tags, notes = (*algo_and_env(settings), *self.config.tags), str(settings.get("notes") or "")
         return RunInfo(self._dir.path.name, self._dir.path, settings, tags, opt_steps=0, notes=notes)
 
+    def _write_settings(self, **created: str) -> None:
+        """Write the settings, and that the population is running; a resumed one keeps when it was `created`."""
+        assert self._dir is not None
+        self._dir.write_config(self.settings())
+        self._dir.write_metadata(format=FORMAT, **created, status="running", members=len(self._runs))
+
     def _write_members(self) -> None:
         """Write what has changed of members' settings and metadata; raise `OSError` on failure."""
         if self._files is not None:
             self._files.flush()
 
     def _end(self, status: str) -> None:
-        """Write the final status and the table of members."""
+        """Write the final status and the table of members, unless a resume has come to none of them."""
         assert self._dir is not None
         try:
             self._rows.close()
             if self._files is not None:
                 self._files.close()
-            self._dir.write_metadata(status=status, table=self._table())
+            if self._described or not self._resume:
+                self._dir.write_metadata(status=status, table=self._table())
         except OSError as error:
             reason = f"cannot write the run directory {self._dir.path}: {reason_of_path(error)}"
             self._failure = self._failure or StorageError(reason)
