@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 from toys_runs import member_facts, read_lines, rows_about_all, rows_in, timeless, without_line
-from toys_trainer import counting, small_dqn
+from toys_trainer import ByStep, counting, small_dqn
 
 import jaxrl
 from jaxrl.cli.algos import build
@@ -212,6 +212,22 @@ def test_a_second_call_goes_on_in_memory_where_there_is_no_directory(layout: str
     assert digests(first) == before, "what was returned stays as it was"
     with pytest.raises(SettingsError, match="max_opts is 40, but the run has made 60 optimisation steps"):
         trainer.train(max_opts=40)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_length_that_is_refused_is_not_kept(saved: bool, tmp_path: Path) -> None:
+    population = jaxrl.population(counting(), seeds=4, search=jaxrl.Halving(2))
+    settings = {"eval_interval": 2, "evaluator": ByStep(range(9)), "confirm_best": False, "quiet": True}
+    settings["run_dir"] = tmp_path / "run" if saved else None
+    plain = jaxrl.population(counting(), seeds=2)
+    for trained, refused in ((population, (16, 2, 0)), (plain, (4, 0))):
+        trainer = Trainer(trained, **settings, max_opts=8, start_over=saved)
+        first = [(m.status, m.last_score) for m in trainer.train().members]
+        for max_opts in refused:
+            with pytest.raises(SettingsError, match=f"max_opts is {max_opts}"):
+                trainer.train(max_opts=max_opts)
+        assert trainer.config.max_opts == 8
+        assert [(m.status, m.last_score) for m in trainer.train().members] == first
 
 
 def test_members_of_another_version_are_not_to_be_trained_anew(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from jaxrl.training.population.scores import HALVED, format_swept
 from jaxrl.training.population.teams import split_teams
 from jaxrl.training.processes import require_alone
 from jaxrl.training.report import EARLY, LIMITS, Report
+from jaxrl.training.schedule import Schedule
 from jaxrl.training.settings import TrainerConfig, extend
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.group import has_valid_save
@@ -124,8 +125,14 @@ class MemberRun:
         if self.status in EARLY_ENDS:
             self.reports = (report for report in list[Report]())
             return
+        trainer.config, trainer.schedule = self.extended(max_opts)
+
+    def extended(self, max_opts: int) -> tuple[TrainerConfig, Schedule]:
+        """Return its settings and schedule up to `max_opts`; raise `SettingsError` if it has made more steps."""
+        trainer = self.trainer
+        assert trainer is not None
         done = trainer.schedule.opt_steps(trainer.ledger.t)
-        trainer.config, trainer.schedule, _ = extend(trainer.strategy, trainer.config, max_opts, done)
+        return extend(trainer.strategy, trainer.config, max_opts, done)[:2]
 
 
 def copy_parent(own: MemberRun, other: MemberRun, copy: Copy, place: int, device: Any) -> Trainer | None:

@@ -130,7 +130,7 @@ class PopulationTrainer:
         self._saves: Collector | None = None
         self._runs = [MemberRun(member) for member in population.members]
         self._failure: StorageError | None = None
-        self._gates = self._new_gates()
+        self._gates = self._new_gates(self.config)
         self._described = self._begun = False
         self._make: dict[str, Any] = {
             "evaluator": evaluator,
@@ -165,10 +165,7 @@ class PopulationTrainer:
           DivergedError: all members diverged.
         """
         if max_opts is not None:
-            before, self.config = self.config, self.config.changed(max_opts=max_opts)
-            self.config.check()
-            if self._begun:
-                require_rungs(self.population, vars(before), self.config, "this population")
+            self.config = self._extended(max_opts)
         for _ in self:
             pass
         self.require_any()
@@ -176,6 +173,18 @@ class PopulationTrainer:
         if not self._quiet:
             self._print_table(result)
         return result
+
+    def _extended(self, max_opts: int) -> TrainerConfig:
+        """Return the settings of runs of `max_opts` optimisation steps; raise `SettingsError` unless all can go on."""
+        config = self.config.changed(max_opts=max_opts)
+        config.check()
+        if self._begun:
+            require_rungs(self.population, vars(self.config), config, "this population")
+        for run in self._runs:
+            if run.trainer is not None and run.status not in (*EARLY_ENDS, "diverged"):
+                run.extended(max_opts)
+        self._new_gates(config)
+        return config
 
     def __iter__(self) -> Iterator[MemberReport]:
         """Train, yielding at each boundary of each member; leaving the loop early saves all members."""
@@ -190,7 +199,7 @@ class PopulationTrainer:
         else:
             self._runs = [MemberRun(member) for member in self.population.members]
             self._rows = PopulationRows(self.population, self._quiet)
-        self._gates = self._new_gates()
+        self._gates = self._new_gates(self.config)
         self._assign_devices()
         one = self.population.members[0].strategy
         require_members_fit(plan_of_state(state_shapes(one)[0], one.state_fns.capacity), len(self._runs))
@@ -349,8 +358,8 @@ class PopulationTrainer:
 
     # --- searching ---
 
-    def _new_gates(self) -> Gates | None:
-        """Return the gates of the population's search, or `None` without one.
+    def _new_gates(self, config: TrainerConfig) -> Gates | None:
+        """Return the gates of the population's search under `config`, or `None` without one.
 
         Raises:
           SettingsError: the settings do not suit a search, or for PBT the members have different programs or a swept
@@ -359,14 +368,14 @@ class PopulationTrainer:
         search, members = self.population.search, self.population.members
         if search is None:
             return None
-        if self.config.eval_at_return is not None:
+        if config.eval_at_return is not None:
             raise SettingsError("a search compares members at the same evaluations; leave eval_at_return out")
         if isinstance(search, PBT):
             if len(self._strategies()) > 1:
                 raise SettingsError("pbt: the members have different programs, so none can take another's place")
             require_stream(members[0].strategy)
             require_movable(members[0].strategy, members[0].swept)
-        return Gates(search, members, self.config)
+        return Gates(search, members, config)
 
     def _waits(self, run: MemberRun, report: Report) -> bool:
         """Pass a member's report to the gates; return whether it has to wait at one."""
