@@ -505,6 +505,21 @@ def test_the_rungs_of_a_run_stay_where_they_were(tmp_path: Path) -> None:
             Trainer(population, **{**settings, "max_opts": 80, **other}, resume=True).train()
 
 
+@pytest.mark.parametrize("search", [jaxrl.PBT(20), jaxrl.Halving(2)], ids=["pbt", "halving"])
+def test_a_search_goes_on_with_the_rules_by_which_members_end(search: Any, tmp_path: Path) -> None:
+    population = jaxrl.population(walking(never), sweep={"agent.lr": [0.01, 0.02, 0.03, 0.5]}, search=search)
+    settings = {"max_opts": 80, "eval_interval": 20, "evaluator": walked, "run_dir": tmp_path / "run", "quiet": True}
+    ends = {"stop_reward": 5.0, "patience": 3}
+    whole = Trainer(population, **settings, **ends).train()
+    for other, said in (
+        ({"stop_reward": None}, f"stop_reward is None, but {search.name} in .*run has decided with 5.0; keep it"),
+        ({"patience": 0}, f"patience is 0, but {search.name} in .*run has decided with 3; keep it"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            Trainer(population, **settings, **{**ends, **other}, resume=True, allow_changes=True).train()
+    assert told(Trainer(population, **settings, **ends, resume=True).train()) == told(whole)
+
+
 def test_halving_ends_members_before_the_limit_of_environment_steps_does() -> None:
     """Of 4 members 2 go on after a quarter of the 40 steps that they have, and 1 after half of them."""
     population = jaxrl.population(counting(), seeds=4, search=jaxrl.Halving(2))

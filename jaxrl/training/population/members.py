@@ -362,15 +362,25 @@ def require_same(population: Population, config: TrainerConfig, path: Path) -> N
             f"{path} holds {f'the population {found}' if found else 'a run of its own'}, not {own}; "
             "go on with what is there, or choose another run directory"
         )
-    require_rungs(population, read_yaml(path / CONFIG), config, path)
+    require_same_decisions(population, read_yaml(path / CONFIG), config, path)
 
 
-def require_rungs(population: Population, before: Mapping[str, Any], config: TrainerConfig, what: object) -> None:
-    """Raise `SettingsError` if the rungs of halving follow from another length or interval in the settings `before`."""
+def require_same_decisions(
+    population: Population, before: Mapping[str, Any], config: TrainerConfig, what: object
+) -> None:
+    """Raise `SettingsError` if a search would decide differently than under the settings `before`.
+
+    The rungs of halving follow from the length and the interval. For any search, a member that has ended by itself is
+    neither halved nor replaced.
+    """
+    advice = "keep it, or go on with the best members as runs of their own (jaxrl.extract)"
     for name in (*LIMITS, "eval_interval") if isinstance(population.search, Halving) else ():
         was, now = before.get(name, 0), getattr(config, name)
         if was != now:
+            raise SettingsError(f"{name} is {now}, but the rungs of {what} follow from {was}; {advice}")
+    for name in ("stop_reward", "patience") if population.search is not None else ():
+        was, now = before.get(name), getattr(config, name)
+        if was != now:
             raise SettingsError(
-                f"{name} is {now}, but the rungs of {what} follow from {was}; keep it, or go on "
-                "with the best members as runs of their own (jaxrl.extract)"
+                f"{name} is {now}, but {population.search.name} in {what} has decided with {was}; {advice}"
             )

@@ -37,8 +37,8 @@ from jaxrl.training.population.members import (
     copied_settings,
     copy_parent,
     explain_damage,
-    require_rungs,
     require_same,
+    require_same_decisions,
     same_ends,
 )
 from jaxrl.training.population.rows import PopulationRows
@@ -179,7 +179,7 @@ class PopulationTrainer:
         config = self.config.changed(max_opts=max_opts)
         config.check()
         if self._begun:
-            require_rungs(self.population, vars(self.config), config, "this population")
+            require_same_decisions(self.population, vars(self.config), config, "this population")
         for run in self._runs:
             if run.trainer is not None and run.status not in (*EARLY_ENDS, "diverged"):
                 run.extended(max_opts)
