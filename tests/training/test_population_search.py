@@ -600,6 +600,17 @@ def test_a_member_goes_back_to_where_it_took_over_and_no_further(tmp_path: Path)
     assert back == [4, 3, 3]
 
 
+def test_a_member_goes_back_to_where_it_took_over_from_one_that_had_just_skipped_an_update(tmp_path: Path) -> None:
+    """The last skips the fourth update; the first, then at 2.0 with its rate halved, diverges there once."""
+    at_its_parent = lambda state, steps: (steps > 4) & (state.lr == 0.25) & (state.walk >= 2.0) & (state.tries == 0)
+    population = three(lambda state, steps: ((steps == 4) & (state.lr == 0.5)) | at_its_parent(state, steps))
+    settings = {**BACK, "max_skips": 2, "save_interval": 3, "run_dir": tmp_path / "run"}
+    member = Trainer(population, **settings).train().members[0]
+    back = [row["opt_steps"] for row in rows_in(tmp_path / "run", 0) if row.get("event") == "rollback"]
+    assert (member.parent, back) == (2, [4])
+    assert member.result.state.walk == 2.0 - 4 * 1.0
+
+
 def test_in_memory_a_member_that_begins_again_has_the_settings_that_it_took_over() -> None:
     result = Trainer(three(lambda state, steps: (steps > 4) & (state.tries == 0)), **BACK).train()
     for member in result.members:

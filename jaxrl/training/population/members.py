@@ -152,7 +152,11 @@ def copy_parent(own: MemberRun, other: MemberRun, copy: Copy, place: int, device
     for part in (streams.COPY, place, copy.member):
         key = jax.random.fold_in(key, part)
     # Copy: the parent donates its buffers as soon as it continues.
-    state = copy_state(trainer.strategy, parent.state, device)._replace(key=key)
+    state = copy_state(trainer.strategy, parent.state, device)
+    # Updates that the parent skipped are not the member's: its rollbacks lead here, where it is in good health.
+    if (reseed := trainer.strategy.state_fns.reseed) is not None:
+        state = reseed(state, 0)
+    state = state._replace(key=key)
     line = f"goes on as member {copy.parent} stood after {place} optimisation steps, with {format_swept(copy.values)}"
     # Set before `adopt` saves, so that the checkpoint records it.
     own.membership.adopted_at = place
