@@ -138,8 +138,8 @@ def _of_env(config: Any, name: str, given: Any) -> Sequence[Any] | Range:
             )
         return found
     typed = [parse_value(str(value)) for value in found] if isinstance(found, list | tuple) else []
-    if not typed or any(type(value) not in (int, float) for value in typed) or len(set(typed)) < len(typed):
-        raise SettingsError(f"sweep of {name} is {given!r}; expected a list of numbers, none twice, or a range")
+    if not typed or any(type(value) not in (int, float) for value in typed):
+        raise SettingsError(f"sweep of {name} is {given!r}; expected a list of numbers, or a range")
     return typed if isinstance(base, int) else [float(value) for value in typed]
 
 
@@ -163,7 +163,4 @@ def _values(config: Any, name: str, given: Any) -> Sequence[Any] | Range:
     if not isinstance(found, list | tuple) or not found:
         raise SettingsError(f"sweep of {name} is {given!r}; expected a list of values, or a range")
     configs = [from_plain(config, replace_settings({}, {name: value})) for value in found]
-    typed = [operator.attrgetter(name)(one) for one in configs]
-    if len(set(typed)) < len(typed):
-        raise SettingsError(f"sweep of {name} names a value twice; --seeds gives several runs of one setting")
-    return typed
+    return [operator.attrgetter(name)(one) for one in configs]
