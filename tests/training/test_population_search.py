@@ -31,6 +31,7 @@ from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import digest, state_digest
+from jaxrl.training.storage.members import Membership
 from jaxrl.training.storage.run_dir import member_dir, read_members, read_settings
 from jaxrl.training.trainer import Trainer
 from jaxrl.tuning import tunable
@@ -152,6 +153,26 @@ def test_a_member_ends_where_its_own_iterations_end_whatever_the_order_of_member
     assert not gates.is_behind(0)
     verdict = gates.verdict({goes_on: 100})
     assert verdict.ended == ()
+
+
+def test_of_scores_those_first_at_gates_are_kept_and_the_newest() -> None:
+    place = Membership(0)
+    place.gates = [10, 20, 22, 40]
+    for step, kept in (
+        (5, [5]),
+        (12, [12]),
+        (15, [12, 15]),
+        (25, [12, 25]),
+        (30, [12, 25, 30]),
+        (18, [12, 25, 18]),  # after a rollback
+        (21, [12, 25, 21]),
+        (25, [12, 25, 21]),
+        (45, [12, 25, 21, 45]),
+        (50, [12, 25, 21, 45, 50]),
+    ):
+        place.record_score(step, float(len(place.scores)))
+        assert [*place.scores] == kept
+    assert place.scores[25] == 2.0, "of two at the same step the first counts"
 
 
 def test_it_is_said_who_stops_and_who_goes_on_as_whom(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -42,7 +43,7 @@ class Membership:
         self.announces = self.saves_best_late = False
         """Whether to report before any training, and whether to defer a best policy to the next checkpoint."""
         self.gates: Sequence[int] = ()
-        """Optimisation steps at which a search decides."""
+        """Optimisation steps at which a search decides, in ascending order."""
         self.files: MemberFiles | None = None
         """Its files among the population's, if these are stored."""
         self.scores: dict[int, float] = {}
@@ -53,8 +54,11 @@ class Membership:
     def record_score(self, opt_steps: int, score: float) -> None:
         """Record a score; of two at the same step the first counts, as in the search."""
         self.scores.setdefault(opt_steps, score)
-        # Retain the first score at or past each gate, by which a search decides, and the newest.
-        deciding = {min((step for step in self.scores if step >= gate), default=opt_steps) for gate in self.gates}
+        # Retain the first score at or past each gate, by which a search decides, and the newest: a score decides if
+        # there are more gates up to it than up to the one before.
+        steps = sorted(self.scores)
+        gates = [0, *(bisect_right(self.gates, step) for step in steps)]
+        deciding = {step for step, before, now in zip(steps, gates, gates[1:], strict=False) if before < now}
         self.scores = {step: x for step, x in self.scores.items() if step in deciding or step == opt_steps}
 
     def facts(self) -> dict[str, Any]:
