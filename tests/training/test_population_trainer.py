@@ -261,7 +261,8 @@ def test_a_member_taken_out_is_a_run_that_goes_on(whole: tuple[Path, PopulationR
     alone = Trainer(small_dqn(), **longer, seed=1, run_dir=tmp_path / "alone", quiet=True).train()
     resumed = Trainer(small_dqn(), **longer, seed=1, run_dir=path, resume=True, quiet=True).train()
     assert state_digest(resumed.state) == state_digest(alone.state)
-    for member, said in ((7, "has no member 7; expected 0 to 1"), (-1, "has no member -1")):
+    no_number = [(member, f"member is {member}; expected a whole number of at least 0") for member in (-1, 1.0, True)]
+    for member, said in ((7, "has no member 7; expected 0 to 1"), *no_number):
         with pytest.raises(jaxrl.SettingsError, match=said):
             jaxrl.extract(run, member, tmp_path / "other")
     with pytest.raises(jaxrl.SettingsError, match="exists already"):

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError
+from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError, check_count
 from jaxrl.paths import local
 from jaxrl.training.storage.group_files import MemberFiles
 from jaxrl.training.storage.run_dir import (
@@ -120,7 +120,7 @@ def resolve(run_dir: str | Path, member: int | None = None) -> Path:
     The best member has the highest best score, of equal ones the lowest number.
 
     Raises:
-      SettingsError: there is no such member, or `member` is given for a single run.
+      SettingsError: `member` is no number, none of the members, or given for a single run.
     """
     path = Path(local(run_dir))
     require_run(path)
@@ -135,7 +135,7 @@ def resolve(run_dir: str | Path, member: int | None = None) -> Path:
         scores = {number: one.metadata.get("best_score") for number, one in members.items()}
         known = {number: score for number, score in scores.items() if isinstance(score, int | float)}
         return member_dir(path, max(known, key=lambda number: known[number]) if known else there[0])
-    if member not in there:
+    if (member := check_count("member", member, least=0)) not in there:
         raise SettingsError(f"{run_dir} has no member {member}; expected {there[0]} to {there[-1]}")
     return member_dir(path, member)
 
