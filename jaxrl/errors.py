@@ -182,6 +182,20 @@ def check_count(name: str, value: object, least: int = 1, most: int | None = Non
     return int(value)
 
 
+def check_type(name: str, value: object, kind: type, expected: str) -> None:
+    """Raise `SettingsError` unless `value` is a `kind`, or `None`; `expected` describes one."""
+    if value is not None and not isinstance(value, kind):
+        raise SettingsError(f"{name} is {type(value).__name__}; expected {expected}")
+
+
+def check_number(name: str, value: Any) -> float:
+    """Return `value` as a float; raise `SettingsError` if it is no number."""
+    with contextlib.suppress(TypeError, ValueError):
+        if not isinstance(value, str | bytes):
+            return float(value)
+    raise SettingsError(f"{name} is {one_line(repr(value))}; expected a number")
+
+
 def check_between(name: str, value: float, low: float, high: float) -> float:
     """Return `value` if it is finite and within `[low, high]`; raise `SettingsError` otherwise."""
     if callable(value):

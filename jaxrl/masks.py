@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import SettingsError
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, is_leaf, sample_space
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, is_leaf, sample_space, space_struct, to_elements
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import RecurrentObs
 from jaxrl.xla.reductions import argmax
@@ -61,11 +61,12 @@ def zero_privileged(obs: PyTree) -> PyTree:
     return {**obs, PRIVILEGED: jax.tree.map(jnp.zeros_like, obs[PRIVILEGED])}
 
 
-def fill_privileged(struct: PyTree, obs: PyTree) -> PyTree:
-    """Add a privileged state of zeros to observations without one, single or batched, for acting outside training.
+def fill_privileged(space: Space, obs: PyTree) -> PyTree:
+    """Add a privileged state to observations of `space` without one, single or batched, for acting outside training.
 
-    `struct` has the shapes of one complete observation.
+    Networks see it as zeros.
     """
+    struct = space_struct(space)
     if not (has_entry(struct, PRIVILEGED) and isinstance(obs, Mapping)) or PRIVILEGED in obs:
         return obs
     name = next((name for name in for_critic(struct) if name in obs), None)
@@ -77,7 +78,8 @@ def fill_privileged(struct: PyTree, obs: PyTree) -> PyTree:
     except ValueError:
         return obs  # another structure; the error is raised where it is read
     batch = given[: len(given) - len(first[0].shape)]
-    return {**obs, PRIVILEGED: jax.tree.map(lambda x: np.zeros((*batch, *x.shape), x.dtype), struct[PRIVILEGED])}
+    zeros = jax.tree.map(lambda x: np.zeros((*batch, *x.shape), x.dtype), struct[PRIVILEGED])
+    return {**obs, PRIVILEGED: to_elements(cast(Any, space)[PRIVILEGED], zeros)}
 
 
 def map_except_mask(function: Callable[..., Any], *trees: PyTree, **options: Any) -> PyTree:

@@ -27,7 +27,7 @@ from jaxrl.exporting import as_c, as_numpy, onnx, stablehlo
 from jaxrl.exporting.card import EvalOptions, portable, repeat
 from jaxrl.exporting.formats import files_of, write
 from jaxrl.exporting.function import Function, function_of as traced
-from jaxrl.spaces import Box, EnvSpec, MultiDiscrete
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from jaxrl.strategies.base import Policy
 from jaxrl.training.policy import GreedyPolicy
 
@@ -100,15 +100,19 @@ def observations(function: Function) -> list[list[np.ndarray]]:
     """Return observations of `STEPS` steps of `ROWS` environments, each as a list of its parts."""
     rng = np.random.default_rng(1)
 
-    def part(like: Any) -> np.ndarray:
+    def part(like: Any, space: Any) -> np.ndarray:
         shape = (ROWS, *like.shape)
+        if isinstance(space, Discrete):
+            return rng.integers(space.n, size=shape).astype(like.dtype)
         if like.dtype != bool:
             return rng.normal(size=shape).astype(like.dtype)
         allowed = rng.random(shape) < 0.5
         allowed[:, 0] |= ~allowed.any(axis=-1)  # a mask allows something
         return allowed
 
-    return [[part(like) for like in function.obs] for _ in range(STEPS)]
+    space = jaxrl.spaces.space_from_plain(function.spaces["observation"])
+    leaves = jax.tree.leaves(space, is_leaf=jaxrl.spaces.is_leaf)
+    return [list(map(part, function.obs, leaves)) for _ in range(STEPS)]
 
 
 def answers(policy: GreedyPolicy, seen: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
@@ -450,6 +454,22 @@ def test_a_description_has_what_each_format_takes(tmp_path: Path) -> None:
     )
     alone = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(alone.stdout) == [2111, 2122, 2133]
+
+
+def test_numpy_takes_images_with_channels_first_as_the_policy_does_and_no_other_shape(tmp_path: Path) -> None:
+    spaces = {"image": Box(0, 255, (8, 9, 3), "uint8"), "speed": Box(-1, 1, (2,))}
+    policy = computing(spaces, (3,), lambda obs: obs["image"][:, 0, 1] + obs["speed"].sum(1, keepdims=True))
+    act, image = act_in_numpy(traced(policy), tmp_path)(), np.arange(8 * 9 * 3, dtype=np.uint8).reshape(8, 9, 3)
+    speed = np.float32([0.5, 0.5])
+    for seen in (image, image.transpose(2, 0, 1)):
+        assert act([seen, speed]).tolist() == np.asarray(policy({"image": seen, "speed": speed})).tolist() == [4, 5, 6]
+    for wrong, shapes in (
+        ([image[None], speed], r"obs\['image'\] has shape \(1, 8, 9, 3\); expected \(8, 9, 3\)"),
+        ([image.transpose(1, 0, 2), speed], r"\(9, 8, 3\); expected \(8, 9, 3\)"),
+        ([image, speed[:1]], r"obs\['speed'\] has shape \(1,\); expected \(2,\)"),
+    ):
+        with pytest.raises(ValueError, match=shapes):
+            act(wrong)
 
 
 def test_the_name_of_a_part_is_no_code(tmp_path: Path) -> None:

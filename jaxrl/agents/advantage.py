@@ -23,7 +23,7 @@ from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Positive, Weight
 from jaxrl.agents.losses import advantage_weight, expectile_loss
 from jaxrl.agents.optimizers import GradientUpdate, Optimizer, gradient_update, polyak_update
-from jaxrl.metrics import Metrics
+from jaxrl.metrics import Metrics, step_means
 from jaxrl.nn import Network, forward, training_key
 from jaxrl.spaces import Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
@@ -239,7 +239,8 @@ def _update_iql(
     )
     # The advantage compares the target critics with the value that was just regressed on them.
     state, policy_metrics = _improve(parts, state, batch, q - v_tm1, key, opt_step)
-    return state, {**metrics, **policy_metrics, "value": v_tm1.mean(), "value_loss": value.loss}, priorities
+    value_metrics = {**step_means({"value": v_tm1}, items.weight), "value_loss": value.loss}
+    return state, {**metrics, **policy_metrics, **value_metrics}, priorities
 
 
 def done_value(parts: Parts, critic: PyTree, items: Transition, dropout_key: Key | None = None) -> Array:
@@ -328,12 +329,12 @@ def _improve(
         max_norm=hyper.max_grad_norm,
         opt_step=opt_step,
     )
+    log_prob, allowed = policy.aux
     policy_metrics: Metrics = {
         "policy_loss": policy.loss,
         "policy_grad_norm": policy.norm,
-        "log_prob": bc.mean_of_allowed(*policy.aux),
-        "advantage": advantage.mean(),
-        "advantage_weight": weight.mean(),
+        "log_prob": bc.mean_of_allowed(log_prob, allowed, items.weight),
+        **step_means({"advantage": advantage, "advantage_weight": weight}, items.weight),
     }
     return state._replace(
         policy=policy.variables,

@@ -29,7 +29,7 @@ from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import NetworkConfig, OptimizerConfig, Weight
 from jaxrl.agents.optimizers import GradientStep, GradientUpdate, Optimizer, gradient_update
 from jaxrl.distributions import Distribution, Gaussian, Head
-from jaxrl.metrics import Metrics, Stat, stat
+from jaxrl.metrics import Metrics, Stat, stat, step_means
 from jaxrl.nn import Network, PolicyNetwork
 from jaxrl.spaces import Box, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
@@ -175,7 +175,7 @@ def _update(parts: _Parts, state: BCState, batch: Batch, key: Key, opt_step: Arr
         opt_step=opt_step,
     )
     log_prob, allowed = result.aux
-    mean = mean_of_allowed(log_prob, allowed)
+    mean = mean_of_allowed(log_prob, allowed, items.weight)
     metrics: Metrics = {"loss": result.loss, "log_prob": mean, "grad_norm": result.norm}
     # Priorities are never negative, which would leave the old ones; a log-density may be above 0.
     priorities = jnp.maximum(-log_prob, 0.0) * items.weight
@@ -269,6 +269,10 @@ def regress(
     return gradient_update(gradient_step, loss, policy, opt_state, batch, **arguments)
 
 
-def mean_of_allowed(log_prob: Array, allowed: Array) -> Stat:
-    """Return the mean of the log-likelihoods of allowed actions, see `regress`; no measurement if none is allowed."""
-    return stat(log_prob.sum() / jnp.maximum(allowed.sum(), 1), where=allowed.any())
+def mean_of_allowed(log_prob: Array, allowed: Array, weight: Array) -> Stat:
+    """Return the mean of the log-likelihoods of allowed actions, see `regress`, of steps whose `weight` is not 0.
+
+    It is no measurement without any.
+    """
+    counts = allowed & (weight > 0)
+    return stat(step_means({"log_prob": log_prob}, counts)["log_prob"], where=counts.any())

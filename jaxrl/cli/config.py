@@ -32,6 +32,7 @@ from jaxrl.paths import CONFIG, local
 from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, join_names, matching_presets
 from jaxrl.strategies.population import replace_settings
 from jaxrl.strategies.search import parse_search
+from jaxrl.training.settings import unread
 from jaxrl.training.storage.run_dir import read_settings, read_yaml, require_run
 
 
@@ -89,6 +90,9 @@ def parse(args: Sequence[str]) -> Request:
         config, notes = _fit_length(algo, config, of_preset, fixed, notes, 1 if members else 2)
     if not file and config.env is not None and not matching_presets(PRESETS.get(algo, {}), config.env):
         notes = (*notes, "generic settings: there is no preset for this environment")
+    if ignored := sorted(chosen & unread({**vars(config), "agent": vars(config.agent)})):
+        other = "; n-step returns without a core are processor.n_step" if "agent.n_step" in ignored else ""
+        notes = (*notes, f"nothing reads {', '.join(ignored)} under these settings{other}")
     if resume and not from_step and config.run_dir not in (None, resume):
         raise SettingsError(
             f"--resume {resume} goes on in that directory; leave --run-dir out, or begin a new run there from one of "

@@ -95,10 +95,21 @@ def _make(name: str, function: Any, /, **params: Any) -> Env | HostEnv:
     if (theirs := adapt_object(made, name)) is not None:
         return theirs
     if hasattr(made, "observation_space") and hasattr(made, "action_space"):
-        spec = gymnasium_spec(made)._replace(name=name)
+        spec = gymnasium_spec(made)._replace(name=name, time_limit=_time_limit(made))
         made.close()
         return gymnasium_envs(spec, partial(function, **params))
     raise SettingsError(
         f"{name} returned {type(made).__name__}; expected a jaxrl.Env, or an environment of Gymnasium, "
         f"{' or '.join(LIBRARIES)}"
     )
+
+
+def _time_limit(env: Any) -> int | None:
+    """Return the limit of Gymnasium's wrapper `TimeLimit` around `env`; `None` without one.
+
+    The `spec` of `env` would not do: one that is not registered has none, and an unwrapped one keeps a limit that
+    nothing enforces.
+    """
+    while env is not None and type(env).__name__ != "TimeLimit":
+        env = getattr(env, "env", None)
+    return None if env is None else env._max_episode_steps

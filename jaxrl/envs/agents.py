@@ -18,7 +18,8 @@ from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, box_bounds
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
 
-PER_AGENT = ("agents/reward", "agents/ended", "agents/alive")
+ALIVE = "agents/alive"
+PER_AGENT = ("agents/reward", "agents/ended", ALIVE)
 """Entries in a game's `info` with one value per agent, `[A]`: reward, terminated, alive before the step."""
 
 
@@ -62,7 +63,8 @@ def joint_env(env: Env) -> Env:
         truncated = jnp.any(jnp.asarray(out.truncated, bool))
         # A score that only compares would hide that a reward is not finite, and the step would pass for valid.
         score = jnp.where(jnp.isfinite(reward).all(), env.score(reward, state.alive), jnp.nan)
-        return Game(after, alive), TimeStep(out.obs, score, ~alive.any(), truncated, {**scalars, **per_agent})
+        obs = jax.tree.map(partial(_clean_dead, state.alive), out.obs)
+        return Game(after, alive), TimeStep(obs, score, ~alive.any(), truncated, {**scalars, **per_agent})
 
     render = env.render
     return env._replace(
@@ -75,6 +77,16 @@ def joint_env(env: Env) -> Env:
         render=None if render is None else lambda state: render(state.env),
         agents=None,
     )
+
+
+def _clean_dead(alive: Array, obs: Array) -> Array:
+    """Replace entries of observations `[A, ...]` by zeros where they are not finite, if the agent is not `alive`.
+
+    The game would end for all agents otherwise. `check_signatures` reports observations of another shape.
+    """
+    if jnp.shape(obs)[:1] != alive.shape or not jnp.issubdtype(jnp.result_type(obs), jnp.inexact):
+        return obs
+    return jnp.where(alive.reshape(-1, *(1,) * (jnp.ndim(obs) - 1)) | jnp.isfinite(obs), obs, 0)
 
 
 def _stack_space(space: Space, count: int) -> Any:

@@ -1,5 +1,6 @@
 """Check an environment for mistakes before training in it."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -7,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs.agents import as_single_env
+from jaxrl.envs.agents import ALIVE, as_single_env
 from jaxrl.envs.base import Env, TimeStep, check_signatures, require_env_in_jax, vectorise
 from jaxrl.errors import SettingsError
-from jaxrl.spaces import Box, sample_space
-from jaxrl.trees import Array, Key, PyTree, is_key, make_key
+from jaxrl.masks import check_observation_entries, random_action
+from jaxrl.spaces import Box, Space, box_bounds, is_leaf, sample_space
+from jaxrl.trees import Array, Key, PyTree, is_key, make_key, tree_where
 from jaxrl.xla.hoist import hoist
 
 RESETS = 32
@@ -30,22 +32,25 @@ class _Walk(NamedTuple):
 
 
 def check_env(env: Env, steps: int = 1000, seed: int = 0) -> list[str]:
-    """Run `steps` random actions in `env` and return the mistakes found, one line each; an empty list means none.
+    """Take `steps` random actions in `env`, which its mask allows if there is one; return the mistakes found.
+
+    Each is one line; an empty list means none.
 
     Checks that states, observations and rewards keep structure, shape and dtype; that values are finite (in resets too)
     and within bounds; that keys are used and advance; that episodes end, and a time limit is not reported as
     termination; and that no reset is hidden inside a step. Errors of tracing it as training does are raised, and
     `SettingsError` for an environment that is not written in JAX.
     """
-    env = as_single_env(require_env_in_jax(env))
+    agents, env = require_env_in_jax(env), as_single_env(env)
     try:
         check_signatures(env)
+        check_observation_entries(agents.spec)
     except SettingsError as error:
         return [str(error)]
     _trace_as_training(env)
     key_resets, key_walk, key_step = jax.random.split(make_key(seed), 3)
     resets = jax.vmap(env.reset)(jax.random.split(key_resets, RESETS))
-    walk = jax.jit(partial(_walk, env, steps))(key_walk)
+    walk = jax.jit(partial(_walk, env, partial(_random_action, agents), steps))(key_walk)
     return [
         *_check_values(env, walk),
         *_check_keys(env, resets, walk, key_step),
@@ -73,23 +78,30 @@ def _trace_as_training(env: Env) -> None:
     jax.eval_shape(jax.jit(loop), make_key(0))
 
 
-def _walk(env: Env, steps: int, key: Key) -> _Walk:
-    def body(carry: tuple[PyTree, Array], key: Key) -> tuple[tuple[PyTree, Array], _Walk]:
-        state, length = carry
+def _random_action(env: Env, obs: PyTree, key: Key) -> PyTree:
+    """Return a random action that `obs` allows; of several agents, one for each, as `obs` is."""
+    if env.agents is not None:
+        return random_action(env.spec, key, obs)
+    action = random_action(env.spec, key, jax.tree.map(lambda x: x[None], obs))
+    return jax.tree.map(lambda x: x[0], action)
+
+
+def _walk(env: Env, act: Callable[[PyTree, Key], PyTree], steps: int, key: Key) -> _Walk:
+    def body(carry: tuple[PyTree, PyTree, Array], key: Key) -> tuple[tuple[PyTree, PyTree, Array], _Walk]:
+        state, obs, length = carry
         act_key, step_key, reset_key = jax.random.split(key, 3)
-        action = sample_space(env.spec.action_space, act_key)
-        after, out = env.step(state, action, step_key)
+        after, out = env.step(state, act(obs, act_key), step_key)
         out = jax.tree.map(jnp.asarray, out)
         done = out.terminated | out.truncated
         if env.spec.time_limit is not None:
             done = done | (length + 1 >= env.spec.time_limit)
         fresh, first = env.reset(reset_key)
         # Reset here and not by `vectorise`: the check needs the state after the end of an episode.
-        following = jax.tree.map(lambda a, b: jnp.where(done, a, b), fresh, after)
-        return (following, jnp.where(done, 0, length + 1)), _Walk(state, after, out, length + 1, first)
+        following = jax.tree.map(lambda a, b: jnp.where(done, a, b), (fresh, first), (after, out.obs))
+        return (*following, jnp.where(done, 0, length + 1)), _Walk(state, after, out, length + 1, first)
 
-    state, _ = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), jax.tree.map(jnp.asarray, env.reset(key)))
-    return jax.lax.scan(body, (state, jnp.int32(0)), jax.random.split(key, steps))[1]
+    start = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), jax.tree.map(jnp.asarray, env.reset(key)))
+    return jax.lax.scan(body, (*start, jnp.int32(0)), jax.random.split(key, steps))[1]
 
 
 def _check_values(env: Env, walk: _Walk) -> list[str]:
@@ -102,14 +114,22 @@ def _check_values(env: Env, walk: _Walk) -> list[str]:
         leaves = [np.asarray(x) for x in jax.tree.leaves(tree)]
         if any(np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all() for x in leaves):
             found.append(f"a {name} is not finite; look for a division by zero or an overflow in {where}")
-    space = env.spec.observation_space
     # Bounds are compared only where all is finite.
-    if isinstance(space, Box) and not found:
-        obs = np.asarray(walk.out.obs, np.float64).reshape(len(walk.length), -1)
-        low, high = (np.asarray(b, np.float64).reshape(1, -1) for b in (space.low, space.high))
+    return found or _check_bounds(env.spec.observation_space, walk)
+
+
+def _check_bounds(space: Space, walk: _Walk) -> list[str]:
+    found, seen = [], walk.out.obs
+    if ALIVE in walk.out.info:  # observations of dead agents mean nothing
+        seen = tree_where(walk.out.info[ALIVE], seen, walk.fresh)
+    parts = jax.tree_util.tree_flatten_with_path(space, is_leaf=is_leaf)[0]
+    for (path, part), *trees in zip(parts, *map(jax.tree.leaves, (seen, walk.fresh)), strict=True):
+        low, high = box_bounds(part)[:2] if isinstance(part, Box) else (np.zeros(part.shape), np.asarray(part.n) - 1)
+        obs = np.concatenate([np.asarray(x, np.float64) for x in trees])
         if (obs < low - 1e-5).any() or (obs > high + 1e-5).any():
+            what = f"the entry {jax.tree_util.keystr(path)} of an observation" if path else "an observation"
             found.append(
-                f"an observation lies outside the declared bounds: seen {obs.min():.6g} to {obs.max():.6g}, "
+                f"{what} lies outside the declared bounds: seen {obs.min():.6g} to {obs.max():.6g}, "
                 f"declared {low.min():.6g} to {high.max():.6g}; widen the observation space"
             )
     return found

@@ -137,18 +137,18 @@ def make(name: str, /, **params: Any) -> Env:
     if unknown:
         word = sorted(unknown)[0]
         raise SettingsError(f"{name} has no parameter {word!r}; {suggest(word, vars(defaults))}")
-    for word, value in params.items():
-        # The limit is checked as a whole number, also where gymnax's own default is a float.
-        _check_number(f"{name}: {word}", value, 0 if word == TIME_LIMIT else vars(defaults)[word])
-    return wrap(name, env, defaults.replace(**params), {"env": name, "env_args": dict(params)})
+    # The limit is a whole number, also where gymnax's own default is a float.
+    own = {**vars(defaults), TIME_LIMIT: 0}
+    given = {word: _convert_number(f"{name}: {word}", value, own[word]) for word, value in params.items()}
+    return wrap(name, env, defaults.replace(**given), {"env": name, "env_args": dict(params)})
 
 
-def _check_number(name: str, value: Any, default: Any) -> None:
-    """Raise `SettingsError` for a number that does not fit the 32 bits of a parameter like `default`."""
+def _convert_number(name: str, value: Any, default: Any) -> int | float:
+    """Return a number in the type of `default`; raise `SettingsError` for one that does not fit its 32 bits."""
+    if not isinstance(default, int | float):
+        raise SettingsError(f"{name} is an array of shape {list(np.shape(default))}, which cannot be set; leave it out")
     if not isinstance(value, int | float):
         raise SettingsError(f"{name} is {reprlib.repr(value)}; expected a number")
-    if isinstance(value, bool):
-        return
     if not isinstance(value, int) and not math.isfinite(value):
         raise SettingsError(f"{name} is {value}; expected a finite number")
     if isinstance(default, int):
@@ -158,6 +158,7 @@ def _check_number(name: str, value: Any, default: Any) -> None:
             raise SettingsError(f"{name} is {reprlib.repr(value)}; expected {what}")
     elif abs(value) > FLOAT_MAX:
         raise SettingsError(f"{name} is {reprlib.repr(value)}; expected at most {FLOAT_MAX:g}")
+    return type(default)(value)
 
 
 def wrap(name: str, env: Any, params: Any, settings: dict[str, Any] | None = None) -> Env:

@@ -67,14 +67,13 @@ def jaxmarl_env(name: str, *, time_limit: Any = None, **params: Any) -> Env:
     name, given = PREFIX + id_, {**params, **({} if time_limit is None else {"time_limit": time_limit})}
     kind = _get_kind(name, id_)
     env = _make(registration.make, name, id_, params)
-    suite_limit = _suite_limit(env, kind)
+    actions, suite_limit = _action_space(name, env), _suite_limit(env, kind)
     limit = suite_limit if time_limit is None else check_int(f"{name}: time_limit", time_limit)
     # The suite reports its limit as the end of a game, so disable it where nothing else reads it.
     if suite_limit is not None and not (kind.timed or kind.rounds):
         getattr(env, "_env", env).max_steps = NEVER  # a wrapper's own attribute would hide that of the game
     reset, step = partial(_reset, env, kind), partial(_step, env, kind, suite_limit)
     _, obs = jax.eval_shape(reset, KEY)
-    actions = _action_space(env)
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
     return Env(
         EnvSpec(name, make_boxes(one), actions, limit),
@@ -120,8 +119,20 @@ def _suite_limit(env: Any, kind: Kind) -> int | None:
     return env.num_inner_steps * env.num_outer_steps if kind.rounds else getattr(env, "max_steps", None)
 
 
-def _action_space(env: Any) -> Space:
-    space = env.action_space(env.agents[0])
+def _action_space(name: str, env: Any) -> Space:
+    """Return the space of every agent's actions; raise `SettingsError` where the parameters made them unequal."""
+    first, *others = env.agents
+    space = _convert_space(env.action_space(first))
+    for other in others:
+        if (theirs := _convert_space(env.action_space(other))) != space:
+            raise SettingsError(
+                f"{name}: {first} has actions {space}, but {other} {theirs}; agents share a policy, so choose "
+                "parameters with which all have the same"
+            )
+    return space
+
+
+def _convert_space(space: Any) -> Space:
     choices = getattr(space, "n", None)
     if choices is not None:
         return Discrete(int(choices))

@@ -42,7 +42,8 @@ def make_env(name: str, *, wrap: str | Sequence[str] = (), **params: Any) -> Any
     `HostEnv`, all others as an `Env`.
 
     Raises:
-      SettingsError: the name (with the nearest known ones), a parameter or a wrapper is unknown.
+      SettingsError: the name (with the nearest known ones), a parameter or a wrapper is unknown, or a registered
+        function returned no environment of jaxrl.
     """
     env = _make(name, params)
     if not wrap:
@@ -60,6 +61,11 @@ def make_env(name: str, *, wrap: str | Sequence[str] = (), **params: Any) -> Any
 def _make(name: str, params: Mapping[str, Any]) -> Any:
     if name in _REGISTERED:
         env = _REGISTERED[name](**params)
+        if not isinstance(env, Env | HostEnv):
+            raise SettingsError(
+                f"{name} was registered with a function that returned {type(env).__name__}; expected a jaxrl.Env, or "
+                "what jaxrl.gymnasium_env, gymnasium_envs, stoa_env or envelope_env return"
+            )
         return env._replace(settings={"env": name, "env_args": dict(params)})
     suite, _ = split_suite(name)
     if suite is not None:

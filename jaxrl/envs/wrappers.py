@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxrl.envs.agents import require_single_agent
 from jaxrl.envs.base import Env, TimeStep
 from jaxrl.errors import SettingsError, check_between, check_count, suggest
+from jaxrl.masks import MASK, has_entry
 from jaxrl.parsing import as_int, parse_float
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, is_leaf, space_zeros
 from jaxrl.trees import Array, Key, PyTree, tree_where
@@ -27,9 +28,9 @@ def action_repeat(env: Env, times: int) -> Env:
     of 500 steps is truncated after 166 repeats of 3.
 
     Raises:
-      SettingsError: `times` is no positive integer, or exceeds the time limit.
+      SettingsError: `times` is no positive integer, or exceeds the time limit, or observations have an `action_mask`.
     """
-    require_single_agent(env, "action_repeat")
+    _require_repeatable(env, "action_repeat")
     check_count("action_repeat", times)
     limit = env.spec.time_limit
     if limit is not None and times > limit:
@@ -65,6 +66,16 @@ def _to_typed_arrays(result: tuple[PyTree, TimeStep]) -> tuple[PyTree, TimeStep]
     return state, out._replace(reward=out.reward.astype(jnp.float32), **ends)
 
 
+def _require_repeatable(env: Env, what: str) -> None:
+    """Raise `SettingsError`, naming the wrapper, unless an action can be taken again at a later step of `env`."""
+    require_single_agent(env, what)
+    if has_entry(env.spec.observation_space, MASK):
+        raise SettingsError(
+            f"observations of {env.spec.name} have an {MASK}, which may forbid an action that {what} takes again; "
+            f"leave {what} out"
+        )
+
+
 class Sticky(NamedTuple):
     """State of an environment with sticky actions."""
 
@@ -81,9 +92,9 @@ def sticky_actions(env: Env, probability: float) -> Env:
     The first action of an episode is never replaced. The agent does not observe which action was taken.
 
     Raises:
-      SettingsError: the probability is not between 0 and 1.
+      SettingsError: the probability is not between 0 and 1, or observations have an `action_mask`.
     """
-    require_single_agent(env, "sticky_actions")
+    _require_repeatable(env, "sticky_actions")
     check_between("sticky_actions", probability, 0, 1)
 
     def reset(key: Key, *values: PyTree) -> tuple[PyTree, PyTree]:
@@ -156,7 +167,7 @@ def previous(env: Env) -> Env:
 
     def reset(key: Key, *values: PyTree) -> tuple[PyTree, PyTree]:
         state, obs = env.reset(key, *values)
-        return state, shown(obs, jnp.zeros(width), jnp.float32(0))
+        return state, shown(obs, jnp.zeros(width, jnp.float32), jnp.float32(0))
 
     def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
         after, out = env.step(state, action, key)

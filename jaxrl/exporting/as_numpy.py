@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.exporting.function import Function, Part
 from jaxrl.exporting.operations import ELEMENTWISE, Operation, refuse, require_plain_convolution, trace
-from jaxrl.spaces import Space, space_from_plain
+from jaxrl.spaces import Space, match_image_layout, space_from_plain
 
 SOURCE = '''"""A policy trained with jaxrl. It needs NumPy, and policy.npz beside it, and nothing else.
 
@@ -25,6 +26,14 @@ import numpy as np
 
 W = np.load(pathlib.Path(__file__).parent / "policy.npz")
 W = {{name: W[name] for name in W.files}}
+
+
+def _read(name, x, dtype, shape, channels_first=None):
+    x = np.asarray(x, dtype)
+    x = np.moveaxis(x, 0, -1) if x.shape == channels_first else x
+    if x.shape != shape:
+        raise ValueError(f"{{name}} has shape {{x.shape}}; expected {{shape}}")
+    return x[None]
 
 
 def act({given}):
@@ -134,6 +143,15 @@ def signature(function: Function) -> tuple[list[Part], list[Part]]:
     return [*(part(*x) for x in seen), *memory], [*(part(*x) for x in made), *memory]
 
 
+def _read(entry: str, like: jax.ShapeDtypeStruct) -> str:
+    """Return an expression for a part of an observation, of which an image may have its channels first."""
+    shape = tuple(like.shape)
+    channels_first = (*shape[-1:], *shape[:-1])
+    images = len(shape) == 3 and match_image_layout(np.empty(channels_first, bool), shape).shape == shape
+    layout = f", {channels_first}" if images and channels_first != shape else ""
+    return f"_read({entry!r}, {entry}, {str(like.dtype)!r}, {shape}{layout})"
+
+
 def _nest(space: Space, parts: Iterator[str]) -> str:
     """Return an expression for an element of `space`, made of those for its leaves, in the order of JAX's trees."""
     if isinstance(space, Mapping):
@@ -189,7 +207,7 @@ def _source(function: Function, lines: Sequence[str], results: Sequence[Any]) ->
     count = len(function.actions)
     said = [x if isinstance(x, str) else repr(np.asarray(x).tolist()) for x in results]
     needed = {word for line in lines for word in re.findall(r"\b[a-z]\w*\b", line.partition(" = ")[2])} | set(said)
-    body = [f"{name} = np.asarray({entry}, {str(x.dtype)!r})[None]" for name, entry, x in parts if name in needed]
+    body = [f"{name} = {_read(entry, x)}" for name, entry, x in parts if name in needed]
     out = _nest(space_from_plain(function.spaces["action"]), (f"np.asarray({x})[0]" for x in said[:count]))
     docstring, use = f"Return the action for one observation ({shapes}).", "    action = act(obs)"
     if function.memory:

@@ -10,6 +10,7 @@ associative scan of depth about `log2(T)` (Blelloch 1990; Martin and Cundy 2018,
 GTrXL stores past inputs and attends to them, for all steps in parallel.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
@@ -295,7 +296,7 @@ class LRU(ScanCell):
         halved = nn.initializers.variance_scaling(0.5, "fan_in", "truncated_normal")
         self.into = [nn.Dense(self.features, use_bias=False, kernel_init=halved) for _ in range(2)]
         self.out = [nn.Dense(self.features, use_bias=False) for _ in range(2)]
-        self.skip = self.param("skip", nn.initializers.normal(1.0), size)
+        self.skip = self.param("skip", nn.initializers.normal(1.0), size, jnp.float32)
 
     def coefficients(self, x: Array) -> tuple[Number, Number]:
         """Return `lambda` and `gamma B x`."""
@@ -337,7 +338,7 @@ class S5(ScanCell):
         # The authors' are smaller by a factor of the square root of 2, with which PPO recalls a symbol much later.
         self.into = [nn.Dense(self._states, use_bias=False) for _ in range(2)]
         self.out = [nn.Dense(self.features, use_bias=False) for _ in range(2)]
-        self.skip = self.param("skip", nn.initializers.normal(1.0), (self.features,))
+        self.skip = self.param("skip", nn.initializers.normal(1.0), (self.features,), jnp.float32)
 
     def coefficients(self, x: Array) -> tuple[Number, Number]:
         """Return the decay and the increment under a zero-order hold (equation 6 of the paper)."""
@@ -435,8 +436,8 @@ class GTrXL(Cell):
         self.places = nn.Dense(self.features, use_bias=False)
         width = (HEADS, self.features // HEADS)
         # `u` and `v` of Dai et al.: query-independent attention to content and to distance.
-        self.by_content = self.param("by_content", nn.initializers.zeros, width)
-        self.by_distance = self.param("by_distance", nn.initializers.zeros, width)
+        self.by_content = self.param("by_content", nn.initializers.zeros, width, jnp.float32)
+        self.by_distance = self.param("by_distance", nn.initializers.zeros, width, jnp.float32)
         self.attended, self.transformed = GRUGate(self.features), GRUGate(self.features)
         self.wide, self.narrow = make(4 * self.features), make()
 
@@ -475,7 +476,7 @@ class GTrXL(Cell):
         place = heads(self.places(_sinusoids(self.window + 1, self.features)[::-1]))
         by_distance = jnp.einsum("bthd,mhd->bhtm", query + self.by_distance[None, None], place)
         score = by_content + _shift_rows(by_distance)
-        score = jnp.where(seen[:, None], score / np.sqrt(value.shape[-1]), -1e30)
+        score = jnp.where(seen[:, None], score / math.sqrt(value.shape[-1]), -1e30)
         read = jnp.einsum("bhtp,bphd->bthd", jax.nn.softmax(score), value)
         return self.out(read.reshape(x.shape))
 
@@ -490,7 +491,7 @@ class GRUGate(nn.Module):
         """Return `(1 - z) x + z h`, `[..., F]`, for `x` and `y` `[..., F]`."""
         linear = lambda name: nn.Dense(self.features, use_bias=False, name=name)
         reset = nn.sigmoid(linear("reset_y")(y) + linear("reset_x")(x))
-        bias = self.param("bias", nn.initializers.constant(2.0), (self.features,))
+        bias = self.param("bias", nn.initializers.constant(2.0), (self.features,), jnp.float32)
         update = nn.sigmoid(linear("update_y")(y) + linear("update_x")(x) - _per_feature(bias, x))
         new = jnp.tanh(linear("new_y")(y) + linear("new_x")(reset * x))
         return (1 - update) * x + update * new

@@ -170,7 +170,7 @@ class BufferRefill(NamedTuple):
     """Refilling of a replay buffer that a checkpoint was saved without."""
 
     blocks: Callable[[int], range]
-    """`(t) -> range`: indices of the pushed blocks that the buffer holds after `t` iterations."""
+    """`(t) -> range`: indices of the pushed blocks that the buffer holds after `t` iterations; of data, none."""
     fill: Callable[[PyTree, Array, Array], PyTree]
     """`(state, first, stop) -> state`: push blocks `first .. stop-1` (uint32) of new exploration into an empty
     buffer. With `actor_fns` it stays empty: actors fill it."""

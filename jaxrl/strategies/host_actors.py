@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent
+from jaxrl.agents.exploration import EPSILONS
 from jaxrl.agents.schedules import Schedule, read_schedule
 from jaxrl.envs.agents import require_single_agent
 from jaxrl.envs.base import Env, TimeStep, VecEnv, vectorise
@@ -139,6 +140,12 @@ def check_actors(config: ActorsConfig) -> None:
     if config.actor_engine not in ENGINES:
         raise SettingsError(f"actor_engine is {config.actor_engine!r}; expected threads, processes or ray")
     check_count("actor_restarts", config.actor_restarts, least=0)
+    if not isinstance(config.exploration, tuple | list):
+        raise SettingsError(
+            f"exploration is {config.exploration!r}; expected a tuple of one number, or of one an actor"
+        )
+    for value in config.exploration:
+        check_between("exploration", value, 0.0, 1e6)
     if config.exploration_schedule and not config.exploration:
         raise SettingsError(
             "exploration_schedule is what exploration is multiplied by, which is unset; set it, or give the agent's "
@@ -267,7 +274,7 @@ def resolve_exploration(host_actors: HostActors, agent: Agent) -> list[dict[str,
     """Return the exploration hyperparameters of each actor.
 
     Raises:
-      SettingsError: the agent has no such hyperparameter, or it follows a schedule already.
+      SettingsError: the agent has no such hyperparameter, or it follows a schedule already; or an epsilon exceeds 1.
     """
     count, given, names = host_actors.actors, host_actors.config.exploration, agent.info.exploration
     if given and not names:
@@ -277,6 +284,9 @@ def resolve_exploration(host_actors: HostActors, agent: Agent) -> list[dict[str,
             f"exploration sets agent.{both[0]} of each actor, which also follows a schedule; keep one: "
             "exploration_schedule is for both"
         )
+    if names == EPSILONS:
+        for value in given:
+            check_between("exploration", value, 0.0, 1.0)
     if len(given) == 1 < count:
         # Horgan et al. 2018, https://arxiv.org/abs/1803.00933, section 4.1.
         given = tuple(given[0] ** (1 + 7 * i / (count - 1)) for i in range(count))

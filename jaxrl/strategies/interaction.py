@@ -12,7 +12,7 @@ from jaxrl.agents.base import Agent, AgentMaker, Tunable
 from jaxrl.agents.frozen import freeze
 from jaxrl.agents.schedules import follow
 from jaxrl.envs.base import Env, VecEnv, VecEnvState, apply_schedules, obs_valid, vectorise
-from jaxrl.errors import SettingsError, check_count
+from jaxrl.errors import SettingsError, check_count, check_type
 from jaxrl.masks import random_action
 from jaxrl.metrics import Metrics, stats, totals
 from jaxrl.processors.base import (
@@ -96,6 +96,7 @@ def build_agent(agent: AgentMaker, processor: Processor | None, spec: EnvSpec) -
     Raises:
       SettingsError: the processor makes no transitions, or the agent does not support the spaces.
     """
+    check_type("processor", processor, Processor, "what jaxrl.n_step(...) or jaxrl.chain(...) returns")
     if processor is not None and not processor.makes_transitions:
         raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
     check_agent_maker(agent)
@@ -290,19 +291,26 @@ def step_info(step: Step) -> StepInfo:
 
 def episode_metrics(infos: StepInfo) -> Metrics:
     """Return metrics of the episodes that ended, and of the environment's scalars at every step."""
-    # Per-episode scalars are valid where an episode ended, all others at every step.
     done = infos.terminated | infos.truncated
-    of_episodes = {name: value for name, value in infos.info.items() if name.startswith(EPISODE_PREFIX)}
-    of_steps = {scalar_column(name): value for name, value in infos.info.items() if name not in of_episodes}
+    totalled = {name: infos.info[name] for name in ("episode_return", "episode_length")}
+    scalars = {scalar_column(name): value for name, value in infos.info.items() if name not in totalled}
+    of_episodes = {name: value for name, value in scalars.items() if name.startswith(EPISODE_PREFIX)}
+    of_steps = {name: value for name, value in scalars.items() if name not in of_episodes}
     events = {
         "episodes": done,
         "terminated": infos.terminated,
         "truncated": infos.truncated,
         "invalid_steps": infos.invalid,
     }
-    # Scalars of the environment count at every step but an invalid one, and only of agents that are present.
+    # Scalars of the environment count where an episode ended or at every step, but not at an invalid one, and only of
+    # agents that are present.
     counts = ~infos.invalid if isinstance(infos.present, tuple) else infos.present & ~infos.invalid
-    return {**stats(of_episodes, done), **totals(events), **(stats(of_steps, counts) if of_steps else {})}
+    return {
+        **stats(totalled, done),
+        **totals(events),
+        **(stats(of_episodes, done & counts) if of_episodes else {}),
+        **(stats(of_steps, counts) if of_steps else {}),
+    }
 
 
 def make_collect_info(infos: StepInfo, more: Metrics | None = None) -> CollectInfo:

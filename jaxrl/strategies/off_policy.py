@@ -18,7 +18,7 @@ from jaxrl.buffers.uniform import uniform
 from jaxrl.envs.base import Env, GoalFn, VecEnvState
 from jaxrl.envs.host import HostEnv
 from jaxrl.envs.resets import resets_note
-from jaxrl.errors import SettingsError
+from jaxrl.errors import SettingsError, check_type
 from jaxrl.metrics import Metrics
 from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
@@ -138,6 +138,7 @@ def off_policy(
     updates = as_int(defaults["updates"] if updates is None else updates)
     warmup = as_int(defaults["warmup"] if warmup is None else warmup)
     random_warmup = defaults["random_warmup"] if random_warmup is None else random_warmup
+    check_type("buffer", buffer, Buffer, "what jaxrl.uniform(...) or another of jaxrl's buffers returns")
     buffer = make_default_buffer(defaults) if buffer is None else buffer
     # Everything from here on is one shard's; `sharded` at the end combines them.
     vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)

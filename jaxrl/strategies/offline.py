@@ -21,7 +21,7 @@ from jaxrl.processors.n_step import one_step
 from jaxrl.registry import algorithm_names, defaults_for, join_names
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
 from jaxrl.strategies import guard, interaction
-from jaxrl.strategies.base import EvalFns, StateFns, Strategy, StrategyInfo, fold
+from jaxrl.strategies.base import BufferRefill, EvalFns, StateFns, Strategy, StrategyInfo, fold
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.strategies.replay import optimise
@@ -139,6 +139,8 @@ def offline(
             health=guard.get_health,
             reseed=guard.reseed,
             set_hyperparams=partial(_set_hyperparams, parts),
+            # Only of data that the settings name: a resumed run may be given other arrays.
+            refill=BufferRefill(lambda t: range(0), partial(_refill, parts)) if data.settings else None,
             capacity=parts.buffer.capacity(train.rows),
         ),
     )
@@ -296,12 +298,22 @@ def _init(parts: _Parts, key: Key) -> OfflineState:
     stream, agent_key = jax.random.split(key)
     processor = fit_processor(parts.processor, parts.data)
     # Statistics of all data first, which then apply to every transition alike.
+    buffer = _fill_buffer(parts, processor)
+    factor: PyTree = () if parts.factor is None else jnp.float32(parts.factor)
+    return OfflineState(stream, parts.agent.init(agent_key), processor, buffer, guard.init_health(), factor)
+
+
+def _fill_buffer(parts: _Parts, processor: PyTree) -> PyTree:
+    """Return the data as transitions, given the statistics in the state of the processor."""
     frozen = parts.processor.freeze(parts.processor.get_stats(processor))
     items = make_transitions(frozen, parts.data, parts.agent.info.next_actions)
     empty = parts.buffer.init(row_struct(items), parts.data.rows)
-    buffer = parts.buffer.push(empty, items, jnp.uint32(0))
-    factor: PyTree = () if parts.factor is None else jnp.float32(parts.factor)
-    return OfflineState(stream, parts.agent.init(agent_key), processor, buffer, guard.init_health(), factor)
+    return parts.buffer.push(empty, items, jnp.uint32(0))
+
+
+def _refill(parts: _Parts, state: OfflineState, first: Array, stop: Array) -> OfflineState:
+    del first, stop  # the data are no blocks of exploration
+    return state._replace(buffer=_fill_buffer(parts, state.processor))
 
 
 def _set_hyperparams(parts: _Parts, state: OfflineState) -> OfflineState:

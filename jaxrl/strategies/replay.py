@@ -8,7 +8,7 @@ import jax
 
 from jaxrl.agents.base import Agent
 from jaxrl.buffers.base import Buffer
-from jaxrl.errors import SettingsError, check_count
+from jaxrl.errors import SettingsError, check_count, check_type
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import DISABLED, Processor
 from jaxrl.strategies.base import ReplayLearnerState, repeat
@@ -161,6 +161,7 @@ def make_update_schedule(
     check_count("updates", updates)
     check_count("warmup", warmup, least=0)
     check_ratio(num_envs, opt_interval)
+    check_type("random_warmup", random_warmup, bool, "true or false")
     # Either several vector steps and one update, or one vector step and several updates.
     vector_steps = iterations_per_send * max(1, opt_interval // num_envs)
     # The first `horizon` vector steps count as warm-up, but push nothing; the rest is rounded up to whole iterations.

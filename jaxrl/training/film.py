@@ -50,12 +50,12 @@ def _on_device(
     env: Env, reset: Any, step: Any, policy: GreedyPolicy, seed: int, max_steps: int
 ) -> tuple[list[np.ndarray], float]:
     assert env.render is not None
-    key = make_key(seed)
-    state, obs = reset(key)
+    reset_key, steps_key = jax.random.split(make_key(seed))
+    state, obs = reset(reset_key)
     policy.reset()
     frames, total = [env.render(state)], 0.0
     for t in range(min(max_steps, env.spec.time_limit or max_steps)):
-        state, out = step(state, policy(obs), jax.random.fold_in(key, t))
+        state, out = step(state, policy(obs), jax.random.fold_in(steps_key, t))
         obs, total = out.obs, total + float(out.reward)
         frames.append(env.render(state))
         if out.terminated or out.truncated:

@@ -4,6 +4,7 @@
 # instead of 68 us, besides the optimisation).
 import _signal as handlers
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -223,6 +224,10 @@ class DeferredSignals:
     It runs in every step of a session, so it must be fast; see `handlers`.
     """
 
+    def __init__(self, limit: float = math.inf) -> None:
+        """Defer up to `limit` signals; a further one ends the process at once."""
+        self._left = limit
+
     def __enter__(self) -> None:
         self._handlers: dict[int, Any] = {}
         self._came: int | None = None
@@ -246,4 +251,7 @@ class DeferredSignals:
             handlers.signal(number, self._handlers[number])
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        self._left -= 1
+        if self._left < 0:
+            _end_at_once(number)
         self._came = number

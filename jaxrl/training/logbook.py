@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import Any
 
 import jax
 
-from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError
+from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError, check_number
 from jaxrl.parsing import flatten_settings
 from jaxrl.strategies.base import Policy
 from jaxrl.strategies.guard import Health
@@ -194,10 +194,9 @@ class Logbook:
         for name, value in values.items():
             if name in self._columns:
                 raise SettingsError(f"note: rows have a column {name!r} of their own; take another name")
-            if isinstance(value, str) or not isinstance(value, SupportsFloat):
-                raise SettingsError(f"note: {name} is {value!r}; expected a number")
+            number = check_number(f"note: {name}", value)
             total, count = self._noted.get(name, (0.0, 0))
-            self._noted[name] = total + float(value), count + 1
+            self._noted[name] = total + number, count + 1
 
     def log_train(self, columns: Mapping[str, Any], ledger: Ledger, agent: Mapping[str, Any], steps: int) -> Row:
         """Log and return a row of metrics, with an event for each warning about it.

@@ -1,7 +1,7 @@
 """Device memory of a run, planned from shapes before anything is compiled."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -34,6 +34,8 @@ class Plan(NamedTuple):
     """Capacity of the buffer in transitions, if there is one."""
     on_host: int = 0
     """Bytes of the buffer in the host's memory."""
+    is_data: bool = False
+    """Whether the buffer is a data set, whose size no setting lowers."""
 
     @property
     def buffer(self) -> int:
@@ -88,12 +90,17 @@ def plan_of_state(state: PyTree, capacity: int | None = None) -> Plan:
     return Plan(parts, capacity=capacity, on_host=on_host)
 
 
+def plan_of_strategy(strategy: Strategy, state: PyTree) -> Plan:
+    """Return the plan of the training state of `strategy` alone, from its shapes."""
+    return plan_of_state(state, strategy.state_fns.capacity)._replace(is_data=strategy.env_steps_per_step == 0)
+
+
 def plan_of(strategy: Strategy, state: PyTree, jaxpr: Any) -> Plan:
     """Return the plan of training `strategy`, from the shapes of its `state` and the `jaxpr` of an iteration."""
     # Arrays of the traced iteration that XLA must materialise.
     known = lambda: {"the steps it learns from": largest_rows(jaxpr), "the largest array": largest_array(jaxpr)}
     iteration: dict[str, int] = with_fallback("the memory plan of an iteration", known, dict)
-    return plan_of_state(state, strategy.state_fns.capacity)._replace(iteration=iteration)
+    return plan_of_strategy(strategy, state)._replace(iteration=iteration)
 
 
 def require_fit(plan: Plan, num_envs: int | None = None, episodes: int | None = None) -> None:
@@ -111,8 +118,12 @@ def require_fit(plan: Plan, num_envs: int | None = None, episodes: int | None = 
     if plan.total <= limit:
         return
     ways = [f"{name} to at most {most}" for name, most in fitting(plan, limit, num_envs, episodes).items()]
-    mend = " or ".join(ways) if ways else "buffer.capacity, num_envs and the size of the networks"
-    moved = plan.state.get("buffer", 0) if plan.capacity is not None and limit < host_bytes() else 0
+    if plan.is_data:
+        mend = "the size of the networks, or the number of steps in the data"
+    else:
+        mend = " or ".join(ways) if ways else "buffer.capacity, num_envs and the size of the networks"
+    can_move = plan.capacity is not None and not plan.is_data and limit < host_bytes()
+    moved = plan.state.get("buffer", 0) if can_move else 0
     if plan.total - moved <= limit and host_memory.is_usable():
         mend += ", or set buffer.memory to host"
     raise SettingsError(
@@ -124,7 +135,7 @@ def fitting(plan: Plan, limit: int, num_envs: int | None, episodes: int | None) 
     """Return the settings that alone let the run fit into `limit` bytes, each with its maximum."""
     limit -= BLOCK_BYTES  # for blocks of random numbers, which cover more iterations if one needs fewer
     ways: dict[str, int] = {}
-    if plan.capacity is not None and plan.state["buffer"]:
+    if plan.capacity is not None and plan.state["buffer"] and not plan.is_data:
         each = plan.state["buffer"] / plan.capacity
         ways["buffer.capacity"] = int((limit - plan.total + plan.state["buffer"]) / each)
     shared = sum(size for name, size in plan.state.items() if name in SHARED)
@@ -137,23 +148,33 @@ def fitting(plan: Plan, limit: int, num_envs: int | None, episodes: int | None) 
     return {name: most for name, most in ways.items() if most > 0}
 
 
-def require_members_fit(plan: Plan, members: int) -> None:
-    """Raise `SettingsError` if `members` members with this `plan` each exceed the memory of the device, or their replay
-    that of the host."""
-    limit, one = device_bytes(), plan.state_bytes
-    room = room_on_host(members * one + plan.extra_bytes)
-    if members * plan.on_host > room:
+def require_members_fit(plans: Sequence[Sequence[Plan]]) -> None:
+    """Raise `SettingsError` if the states of members exceed the memory of a device, or their replay that of the host.
+
+    `plans` has, for each device, the plans of the members on it.
+    """
+    on_device = lambda own: sum(plan.state_bytes for plan in own) + max(plan.extra_bytes for plan in own)
+    fullest, every = max(plans, key=on_device), [plan for own in plans for plan in own]
+    room, on_host = room_on_host(on_device(fullest)), [plan.on_host for plan in every]
+    if sum(on_host) > room:
         raise SettingsError(
-            f"replay of {members} members takes {readable(members * plan.on_host)} in the host's memory "
-            f"({readable(plan.on_host)} each), which has {readable(room)} for it; lower buffer.capacity, or train at "
-            f"most {room // plan.on_host} members"
+            f"replay of {len(every)} members takes {readable(sum(on_host))} in the host's memory "
+            f"({_each(on_host)}), which has {readable(room)} for it; lower buffer.capacity, or train at "
+            f"most {room // max(on_host)} members"
         )
-    if members * one + plan.extra_bytes > limit:
-        most = max(limit - plan.extra_bytes, 0) // max(one, 1)
+    limit, states = device_bytes(), [plan.state_bytes for plan in fullest]
+    if on_device(fullest) > limit:
+        most = max(limit - max(plan.extra_bytes for plan in fullest), 0) // max(1, *states)
+        where = "the device" if len(plans) == 1 else f"one of its {len(plans)} devices"
+        mend = "learn from less data" if all(plan.is_data for plan in fullest) else "lower buffer.capacity or num_envs"
         raise SettingsError(
-            f"a population of {members} members takes {readable(members * one)} ({readable(one)} each), but the "
-            f"device has {readable(limit)}; at most {most} members fit, or lower buffer.capacity or num_envs"
+            f"a population of {len(every)} members takes {readable(sum(states))} on {where} ({_each(states)}), which "
+            f"has {readable(limit)}; at most {most} members fit there, or {mend}"
         )
+
+
+def _each(sizes: Sequence[int]) -> str:
+    return f"{'' if len(set(sizes)) == 1 else 'up to '}{readable(max(sizes))} each"
 
 
 def readable(size: int) -> str:

@@ -10,11 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import keystr
 
 from jaxrl import spaces
 from jaxrl.errors import SettingsError, error_text
 from jaxrl.masks import PRIVILEGED, fill_privileged, has_entry
 from jaxrl.parsing import format_repr
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
 from jaxrl.strategies.base import Policy
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.run_dir import plain
@@ -136,8 +138,8 @@ class GreedyPolicy:
         `probabilities`, nothing is remembered.
 
         Raises:
-          SettingsError: the agent has no values, its critics were not kept, or the privileged state that they see was
-            left out of `obs`.
+          SettingsError: the agent has no values, its critics were not kept, the privileged state that they see was
+            left out of `obs`, or `action` is no action of this environment.
         """
         struct = spaces.space_struct(self.policy.spec.observation_space)
         outputs = self.policy.outputs
@@ -169,9 +171,9 @@ class GreedyPolicy:
 
     def _batch(self, obs: PyTree) -> tuple[PyTree, int, bool]:
         """Return `obs` as a batch, its rows, and whether it was a single observation."""
-        struct = spaces.space_struct(self.policy.spec.observation_space)
-        obs = _as_observation(self.policy.spec.name, struct, fill_privileged(struct, obs))
-        obs = spaces.to_indices(self.policy.spec.observation_space, obs)
+        space = self.policy.spec.observation_space
+        struct = spaces.space_struct(space)
+        obs = spaces.to_indices(space, _as_observation(self.policy.spec.name, space, obs))
         # One axis more than the space has is that of a batch.
         single = jnp.ndim(jax.tree.leaves(obs)[0]) == len(jax.tree.leaves(struct)[0].shape)
         batch = jax.tree.map(lambda x: x[None], obs) if single else obs
@@ -179,18 +181,14 @@ class GreedyPolicy:
 
     def _actions(self, action: PyTree, rows: int, single: bool) -> PyTree:
         """Return `action`, one for each row; raise `SettingsError` if they are others."""
-        struct, name = spaces.space_struct(self.policy.spec.action_space), self.policy.spec.name
+        space, name = self.policy.spec.action_space, self.policy.spec.name
+        arrays = _as_arrays("action", name, space, action)
+        struct = spaces.space_struct(space)
         wanted = jax.tree.map(lambda like: like.shape if single else (rows, *like.shape), struct)
-        if different := describe_mismatch(struct, action):
-            raise SettingsError(f"the action does not match {name}: {different}")
-        try:
-            arrays = jax.tree.map(lambda like, x: _array(x, like.dtype), struct, _arrange(struct, action))
-        except (ValueError, TypeError, OverflowError) as error:
-            raise SettingsError(f"the action does not match {name}: {error_text(error)}") from error
         came = jax.tree.map(jnp.shape, arrays)
         if came != wanted:
             raise SettingsError(f"the action has shape {came}; expected {wanted}, one for each observation of {name}")
-        arrays = spaces.to_indices(self.policy.spec.action_space, arrays)
+        arrays = spaces.to_indices(space, arrays)
         return jax.tree.map(lambda x: x[None], arrays) if single else arrays
 
     def _require_no_memory(self, batch: PyTree) -> None:
@@ -244,26 +242,62 @@ def _deciding(traced: Any, memory: int, actions: int) -> list[int]:
         wanted |= found
 
 
-def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:
-    """Return `obs`, one or a batch, in the dtypes of `struct`; raise `SettingsError` if it has other shapes."""
-    if different := describe_mismatch(struct, obs):
-        raise SettingsError(f"the observation does not match {env}: {different}")
-    try:
-        obs = _arrange(struct, obs)
-        arrays = jax.tree.map(lambda like, x: spaces.match_image_layout(_array(x, like.dtype), like.shape), struct, obs)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise SettingsError(f"the observation does not match {env}: {error_text(error)}") from error
-    for like, x in zip(jax.tree.leaves(struct), jax.tree.leaves(arrays), strict=True):
+def _as_observation(env: str, space: Space, obs: PyTree) -> PyTree:
+    """Return `obs`, one or a batch, as arrays; raise `SettingsError` if it does not fit the `space` of `env`."""
+    struct = spaces.space_struct(space)
+    arrays = _as_arrays("observation", env, space, fill_privileged(space, obs))
+    arrays = jax.tree.map(lambda like, x: spaces.match_image_layout(x, like.shape), struct, arrays)
+    pairs = list(zip(jax.tree.leaves(struct), jax.tree.leaves(arrays), strict=True))
+    for like, x in pairs:
         if x.shape != like.shape and x.shape[1:] != like.shape:
             raise SettingsError(
                 f"the observation has shape {list(x.shape)}; {env} has {list(like.shape)}, "
                 f"or {['N', *like.shape]} of a batch".replace("'", "")
             )
+    if len({x.shape[: x.ndim - len(like.shape)] for like, x in pairs}) > 1:
+        parts = jax.tree.leaves_with_path(arrays)
+        raise SettingsError(
+            f"the observation of {env} has parts {', '.join(f'{keystr(path)} {list(x.shape)}' for path, x in parts)}; "
+            "expected one observation, or a batch of the same N in every part"
+        )
     return arrays
 
 
-def _array(x: Any, dtype: Any) -> Array:
-    return jnp.asarray(x if isinstance(x, jax.Array) else spaces.to_dtype("it", np.asarray(x), dtype), dtype)
+def _as_arrays(what: str, env: str, space: Space, given: PyTree) -> PyTree:
+    """Return `given`, the `what` of `env`, as arrays in the dtypes of `space`.
+
+    Raises:
+      SettingsError: it has other parts than `space`, or numbers that no element of a discrete one has.
+    """
+    struct = spaces.space_struct(space)
+    if different := describe_mismatch(struct, given):
+        raise SettingsError(f"the {what} does not match {env}: {different}")
+    try:
+        return jax.tree_util.tree_map_with_path(_as_array, space, _arrange(struct, given), is_leaf=spaces.is_leaf)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise SettingsError(f"the {what} does not match {env}: {error_text(error)}") from error
+
+
+def _as_array(path: Any, space: Box | Discrete | MultiDiscrete, x: Any) -> Array:
+    what, array = keystr(path) or "it", x if isinstance(x, jax.Array) else np.asarray(x)
+    # Values inside of a trace are unknown. Other shapes are refused by the callers, of all parts together.
+    known = not isinstance(x, jax.core.Tracer) and array.shape[array.ndim - len(space.shape) :] == space.shape
+    if known and not isinstance(space, Box) and not _in_space(space, np.asarray(array)):
+        raise SettingsError(
+            f"{what} is {spaces.short_repr(np.asarray(array).tolist())}; expected whole numbers of {space}"
+        )
+    return jnp.asarray(
+        array if isinstance(array, jax.Array) else spaces.to_dtype(what, array, space.dtype), space.dtype
+    )
+
+
+def _in_space(space: Discrete | MultiDiscrete, array: np.ndarray) -> bool:
+    """Return whether `array` `[..., *shape]` holds whole numbers of `space` alone, and as integers if they are due."""
+    integers = array.dtype == bool or jnp.issubdtype(array.dtype, jnp.integer)
+    if not (integers or jnp.issubdtype(space.dtype, jnp.floating)):
+        return array.size == 0
+    start = np.asarray(space.start)
+    return bool(np.all((array >= start) & (array < start + np.asarray(space.n)) & (array == np.floor(array))))
 
 
 def _arrange(struct: PyTree, given: PyTree) -> PyTree:

@@ -16,7 +16,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, stack_metrics
 from jaxrl.strategies.base import ComposedStep, EpisodeEnds, Strategy, fold, iterate
 from jaxrl.training import devices
-from jaxrl.training.memory import Plan, plan_of, plan_of_state, require_fit
+from jaxrl.training.memory import Plan, plan_of, plan_of_strategy, require_fit
 from jaxrl.trees import Array, Key, PyTree, make_key, require_same
 from jaxrl.tuning import Override, override, trace_hyperparams
 from jaxrl.xla import current_forms
@@ -454,7 +454,7 @@ def _check_step(strategy: Strategy) -> Plan:
     """Return the memory plan of a strategy; check that its step preserves the structure of the state."""
     # Check the state alone first: tracing the step of one that cannot fit may take long.
     state, num_envs = _trace_begin(strategy)[0], num_envs_of(strategy)
-    require_fit(plan_of_state(state, strategy.state_fns.capacity), num_envs)
+    require_fit(plan_of_strategy(strategy, state), num_envs)
     jaxpr, (new, metrics) = jax.make_jaxpr(_step_of(strategy), return_shape=True)(*_step_arguments(strategy, state))
     require_same("strategy: the state after step", new, "that after init", state)
     if not isinstance(metrics, Mapping):

@@ -443,13 +443,20 @@ YARDSTICK = frozenset({"env", "env_args", "eval_env", "eval_env_args", "eval_act
 def unread(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of the settings that nothing reads under `settings`.
 
-    They are `v_min` and `v_max` without c51 values, and the settings of sequences without a recurrent core.
+    They are those of a distribution of returns without one, those of sequences without a recurrent core, and `send` of
+    actors with rollouts, of which each is a block.
     """
     agent = settings.get("agent")
     known = agent if isinstance(agent, Mapping) else {}
-    support = () if known.get("values", "c51") == "c51" else ("v_min", "v_max")
     of_core = () if known.get("core", "none") != "none" else SequenceConfig.__dataclass_fields__
-    return frozenset(f"agent.{name}" for name in (*support, *of_core) if name != "core")
+    of_returns: tuple[str, ...] = ()
+    if "values" in known:
+        of_returns += () if known["values"] == "c51" else ("v_min", "v_max")
+        of_returns += ("atoms",) if known["values"] == "expected" else ()
+    elif known.get("atoms") == 0:
+        of_returns = ("v_min", "v_max", "critic_loss")
+    of_replay = ("send",) if "rollout" in settings else ()
+    return frozenset((*of_replay, *(f"agent.{name}" for name in (*of_returns, *of_core) if name != "core")))
 
 
 class Change(NamedTuple):

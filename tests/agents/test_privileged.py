@@ -191,11 +191,10 @@ def test_images_may_be_for_critics_alone_and_something_must_be_left_for_the_poli
 
 
 def test_what_only_critics_see_is_left_out_of_lists_as_of_arrays() -> None:
-    struct = {
-        "privileged_state": jax.ShapeDtypeStruct((2,), "float32"),
-        "sensor": jax.ShapeDtypeStruct((1,), "float32"),
-    }
+    space = {"privileged_state": Box(-1.0, 1.0, (2,)), "sensor": Box(-1.0, 1.0, (1,))}
     for sensor, shape in (([0.5], (2,)), ([[0.5], [0.2]], (2, 2)), (np.zeros((3, 1)), (3, 2))):
-        assert fill_privileged(struct, {"sensor": sensor})["privileged_state"].shape == shape
-    nested = {**struct, "sensor": {"of": struct["sensor"]}}
+        assert fill_privileged(space, {"sensor": sensor})["privileged_state"].shape == shape
+    counted = {**space, "privileged_state": Discrete(4, start=7)}
+    assert fill_privileged(counted, {"sensor": [0.5]})["privileged_state"] == 7  # which networks see as 0
+    nested = {**space, "sensor": {"of": space["sensor"]}}
     assert "privileged_state" not in fill_privileged(nested, {"sensor": 1.0})  # which is refused where it is read

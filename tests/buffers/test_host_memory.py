@@ -99,9 +99,9 @@ def test_the_plan_of_a_population_has_replay_of_all_members_there(monkeypatch: p
     plan = memory.plan_of_state(state_shapes(strategy("host"))[0], 400)
     monkeypatch.setattr(memory, "host_bytes", lambda: 3 * plan.on_host)
     monkeypatch.setattr(memory, "device_bytes", lambda: 1 << 40)
-    memory.require_members_fit(plan, 3)
+    memory.require_members_fit([[plan] * 2, [plan]])
     with pytest.raises(jaxrl.SettingsError, match=r"^replay of 4 members takes .*; .* train at most 3 members$"):
-        memory.require_members_fit(plan, 4)
+        memory.require_members_fit([[plan] * 2] * 2)
 
 
 @pytest.mark.slow

@@ -257,6 +257,9 @@ WRONG = {
     "train bc --data walk.npz --env-args rows 3": "env_args ... env",
     "train bc --data walk.npz --max-env-steps 5": "max_env_steps ... max_opts",
     "train --env gymnasium:CartPole-v1 --actors 2 --exploration 0.1 0.2 0.3": "exploration has 3 numbers for 2 actors",
+    "train --env gymnasium:CartPole-v1 --actors 2 --exploration=-0.5": "exploration is -0.5; expected a number from 0",
+    "train --env gymnasium:CartPole-v1 --actors 2 --exploration 5":
+        "exploration is 5.0; expected a number from 0 to 1",
     "train --env gymnasium:CartPole-v1 --actor-restarts 2":
         "actor_restarts is 2, but threads die with their process; set actor_engine to processes or",
     "train --env gymnasium:CartPole-v1 --exploration-schedule linear(1,0.1,100)":

@@ -309,3 +309,20 @@ def test_a_command_calls_itself_as_it_was_called(begin: list[str], called: str, 
     shown = " ".join(done.stdout.split())
     assert shown.startswith(f"usage: {called} [-h]")
     assert f"Example: {called} runs/cartpole" in shown
+
+
+@pytest.mark.parametrize(
+    ("args", "names"),
+    [
+        (["dqn", "--agent.n-step", "3"], "agent.n_step"),
+        (["dqn", "--agent.v-max=3", "--agent.atoms", "7"], "agent.atoms, agent.v_max"),
+        (["sac", "--agent.v-min", "-1", "--agent.critic-loss", "hl_gauss"], "agent.critic_loss, agent.v_min"),
+    ],
+)
+def test_a_flag_that_nothing_reads_is_noted(args: list[str], names: str) -> None:
+    note = parse(args).notes[-1]
+    assert note.startswith(f"nothing reads {names} under these settings")
+    assert ("processor.n_step" in note) == ("n_step" in names)
+    used = {"n_step": ["--agent.core", "gru"], "atoms": ["--agent.values", "c51"], "v_min": ["--agent.atoms", "11"]}
+    own = next(flags for name, flags in used.items() if name in names)
+    assert not [note for note in parse([*args, *own]).notes if note.startswith("nothing reads")]

@@ -11,6 +11,7 @@ from toys_envs import forget_envs
 
 import jaxrl
 from jaxrl import evaluate, play, train
+from jaxrl.cli.outside import admit
 from jaxrl.errors import SettingsError
 
 CODE = """
@@ -31,10 +32,20 @@ def make_walk(length=5, reward=1.0, noisy=False, sizes=(), title=""):
     return jaxrl.Env(spec, lambda key: (jnp.int32(0), jnp.zeros(2)), step)
 
 
-def make_gym():
+def make_gym(**limits):
     import gymnasium
 
-    return gymnasium.make("CartPole-v1")
+    return gymnasium.make("CartPole-v1", **limits)
+
+
+def make_wrapped(limit):
+    from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
+
+    return RecordEpisodeStatistics(TimeLimit(make_gym().unwrapped, int(limit)))
+
+
+def make_endless():
+    return make_gym().unwrapped
 
 
 def make_nothing():
@@ -125,6 +136,23 @@ def test_a_gymnasium_environment_of_ones_own_works_both_ways() -> None:
     forget()
     with pytest.raises(SettingsError, match="happens only where you name it"):
         evaluate.main(["two"])
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "limit"),
+    [
+        ("make_gym", {"max_episode_steps": 20_000}, 20_000),
+        ("make_wrapped", {"limit": 20_000}, 20_000),
+        ("make_endless", {}, None),
+    ],
+)
+def test_evaluations_know_the_limit_of_a_gymnasium_environment_of_ones_own(
+    function: str, args: dict[str, int], limit: int | None
+) -> None:
+    """Without a limit they would cut episodes after 10 000 steps."""
+    name = f"walks_of_mine.envs:{function}"
+    admit([name])
+    assert jaxrl.make_env(name, **args).spec.time_limit == limit
 
 
 @pytest.mark.parametrize(

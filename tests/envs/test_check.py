@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_envs import action_from_observation, counting, nan_at, time_limited
+from toys_several import squad
 
 from jaxrl.envs import Env, TimeStep, check_env, make_env
+from jaxrl.envs.wrappers import transform_obs
 from jaxrl.spaces import Box, Discrete, EnvSpec
 
 STEPS = 200
@@ -96,6 +98,40 @@ def resetting_step(state: Any, action: Any, key: Any) -> tuple[Any, TimeStep]:
     return after, out._replace(obs=after)
 
 
+def in_parts(step: dict[str, Any] | None = None, reset: dict[str, Any] | None = None) -> Env:
+    """The walk, whose observations have two more entries, changed after a step or a reset by what is given."""
+    entries = {"share": jnp.float32(0.5), "side": (jnp.int32(0),)}
+    space = {"place": Box(-100.0, 100.0, (1,)), "share": Box(0.0, 1.0, ()), "side": (Discrete(3),)}
+    after = transform_obs(walker(), lambda obs: {"place": obs, **entries, **(step or {})}, space)
+    first = transform_obs(walker(), lambda obs: {"place": obs, **entries, **(reset or {})}, space)
+    return after._replace(reset=first.reset)
+
+
+def masked(agents: int | None = None, mask: int = 2) -> Env:
+    """Allow each agent one of two actions, drawn anew at every step; the other one pays NaN."""
+    shape = () if agents is None else (agents,)
+
+    def look(key: Any) -> tuple[Any, Any]:
+        allowed = jax.random.randint(key, shape, 0, 2)
+        seen = {"action_mask": jax.nn.one_hot(allowed, mask, dtype=bool), "noise": jax.random.uniform(key, shape)}
+        return (allowed, jax.random.uniform(key)), seen
+
+    def step(state: Any, action: Any, key: Any) -> tuple[Any, TimeStep]:
+        after, seen = look(key)
+        reward = jnp.where(action == state[0], 1.0, jnp.nan)
+        return after, TimeStep(seen, reward, jnp.zeros(shape, bool))
+
+    space = {"action_mask": Box(0, 1, (mask,), bool), "noise": Box(0.0, 1.0, ())}
+    return Env(EnvSpec("masked", space, Discrete(2), 20), look, step, agents=agents)
+
+
+def mortals(poison: float) -> Env:
+    """Agents of whom two die before the third, and are shown `poison` then."""
+    env = squad(poison=poison)
+    space = Box(0.0, 4.0, (2,))
+    return env._replace(spec=env.spec._replace(observation_space=space), deterministic=True, fixed_length=True)
+
+
 LENGTH = "if the task itself ends there, say so with Env(..., fixed_length=True)"
 FOUND: dict[str, tuple[Env, str]] = {
     "a state of another structure": (
@@ -116,6 +152,15 @@ FOUND: dict[str, tuple[Env, str]] = {
         "a first observation is not finite; look for a division by zero or an overflow in reset",
     ),
     "out of bounds": (walker(limits=2.0), "outside the declared bounds ... declared -2 to 2"),
+    "an entry out of bounds after a step": (
+        in_parts(step={"share": jnp.float32(1.5)}),
+        "the entry ['share'] of an observation lies outside the declared bounds: seen 0.5 to 1.5, declared 0 to 1",
+    ),
+    "a choice out of bounds after a reset": (
+        in_parts(reset={"side": (jnp.int32(3),)}),
+        "the entry ['side'][0] of an observation lies outside the declared bounds: seen 0 to 3, declared 0 to 2",
+    ),
+    "a mask unlike the actions": (masked(mask=3), "the action_mask of masked is [3]; expected [2]"),
     "a key in the state that stays": (walker(keyed_step(advance=False), keyed_reset), "['key'] does not advance"),
     "ignored keys": (walker(blind_step, fixed_reset), "reset and step both ignore their keys"),
     "a key used in vain": (walker(blind_step, vain_reset), "returns the same state for every key"),
@@ -153,8 +198,16 @@ def test_one_thing_that_is_wrong_is_found(case: str) -> None:
         walker(blind_step, fixed_reset, deterministic=True),
         counting(length=12)._replace(fixed_length=True),
         counting(length=12, time_limit=12)._replace(fixed_length=True),
+        in_parts(),
+        masked(),
+        masked(agents=3),
+        mortals(poison=9.0),
+        mortals(poison=float("nan")),
     ],
-    ids=["walk", "limit", "probe", "key that advances", "deterministic", "one length", "limited length"],
+    ids=[
+        *("walk", "limit", "probe", "key that advances", "deterministic", "one length", "limited length", "parts"),
+        *("mask", "masks of agents", "dead agents", "dead agents without numbers"),
+    ],
 )
 def test_good_toys_pass(env: Env) -> None:
     assert check_env(env, STEPS) == []

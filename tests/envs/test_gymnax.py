@@ -109,6 +109,26 @@ def test_an_unknown_parameter_is_named_with_its_nearest_and_one_that_is_no_numbe
         make_env("CartPole-v1", gravitas=1.0)
     with pytest.raises(SettingsError, match="max_steps_in_episode is 'long'; expected a number"):
         make_env("CartPole-v1", max_steps_in_episode="long")
+    said = r"Acrobot-v1: available_torque is an array of shape \[3\], which cannot be set; leave it out"
+    with pytest.raises(SettingsError, match=said):
+        make_env("Acrobot-v1", available_torque=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "same"),
+    [
+        ("SpaceInvaders-MinAtar", {"shot_cool_down": 7.0}, {"shot_cool_down": 7}),
+        ("BernoulliBandit-misc", {"normalize_time": 0.0}, {"normalize_time": False}),
+        ("CartPole-v1", {"gravity": 20}, {"gravity": 20.0}),
+    ],
+)
+def test_a_parameter_may_be_any_number_of_its_value(name: str, params: Any, same: Any) -> None:
+    """The command line passes every number as a float."""
+    with jax.numpy_rank_promotion("allow"):
+        one, other = (
+            rollout(vectorise(make_env(name, **given), 2), np.ones((9, 2), np.int32)) for given in (params, same)
+        )
+    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 # --- how it is imported -----------------------------------------------------------------------------------------

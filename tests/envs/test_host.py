@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from toys_agents import begun
-from toys_envs import counting
+from toys_envs import counting, forget_envs
 from toys_gymnasium import Counting, Frames, Locks, Telling, Unopened
 
 import jaxrl
@@ -353,3 +353,14 @@ def test_the_best_policy_can_be_judged_there():
     assert result.finished.all()
     told = {name: values.tolist() for name, values in result.columns.items()}
     assert told == {"info/left": [7] * 3, "info/parts/half": [3.5] * 3, "episode_steps": [3] * 3, "info/won": [1] * 3}
+
+
+def test_a_registered_function_that_returns_another_environment_is_told_in_one_line(
+    request: pytest.FixtureRequest,
+) -> None:
+    request.addfinalizer(lambda: forget_envs("pole"))
+    jaxrl.register_env("pole", lambda: gymnasium.make("CartPole-v1"))
+    said = r"pole was registered with a function that returned TimeLimit; expected a jaxrl.Env, or what jaxrl.gymnasium"
+    with pytest.raises(SettingsError, match=said) as raised:
+        jaxrl.make_env("pole")
+    assert "\n" not in str(raised.value)

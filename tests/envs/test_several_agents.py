@@ -57,6 +57,14 @@ def test_a_reward_that_is_not_finite_is_found_whatever_the_score_makes_of_it() -
     assert seen.reward.tolist() == [[0, 0, 0]]
 
 
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_game_goes_on_whatever_the_dead_are_shown(poison: float) -> None:
+    seen = rows(squad(poison=poison), steps=4)
+    assert seen.reward.tolist() == [[1, 2, 3], [2, 4, 6], [0, 6, 9], [0, 8, 0]]
+    assert seen.valid.tolist() == [[1, 1, 1], [1, 1, 1], [0, 1, 1], [0, 1, 0]]
+    assert seen.final_obs[3].tolist() == [[0, 0], [4, 1], [0, 0]]
+
+
 def test_the_time_limit_truncates_the_living() -> None:
     seen = rows(squad(time_limit=3), steps=3)
     assert seen.terminated[2].tolist() == [0, 0, 1]

@@ -10,6 +10,7 @@ from toys_suites import checked
 
 from jaxrl.envs import make_env
 from jaxrl.envs.jaxmarl import KINDS
+from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box
 
 jaxmarl = pytest.importorskip("jaxmarl")
@@ -49,6 +50,11 @@ def test_numbers_are_those_of_the_suite_for_the_same_keys() -> None:
         assert not out.terminated.any()  # neither after 25 steps, where the suite would end it
     assert env.spec.time_limit == 25
     assert make_env("jaxmarl:MPE_simple_spread_v3", time_limit=7, num_agents=2).spec.time_limit == 7
+
+
+def test_parameters_that_give_agents_unequal_actions_are_refused_in_one_line() -> None:
+    with pytest.raises(SettingsError, match=r"ally_0 has actions .*n=10.*, but enemy_0 .*n=7.*; agents share a policy"):
+        make_env("jaxmarl:SMAX", num_allies=2)
 
 
 def test_a_limit_that_agents_see_stays_and_truncates() -> None:

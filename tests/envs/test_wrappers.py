@@ -83,6 +83,15 @@ def test_an_action_sticks_as_often_as_it_is_told_and_never_the_first() -> None:
     assert (never, always) == ([1, 2, 0], [1, 1, 1])
 
 
+@pytest.mark.parametrize("name", ["action_repeat:2", "sticky_actions:0.25"])
+def test_an_action_that_a_mask_may_forbid_later_is_not_taken_again(name: str) -> None:
+    masked = {"action_mask": jaxrl.Box(0, 1, (3,), bool), "place": jaxrl.Box(0.0, 200.0, (1,))}
+    env = transform_obs(walk(), lambda obs: {"action_mask": jnp.arange(3) * obs < 150.0, "place": obs}, masked)
+    with pytest.raises(SettingsError, match="observations of Walk have an action_mask, which may forbid an action"):
+        apply_wrappers(env, name)
+    assert apply_wrappers(env, ["time", "previous"]).spec.observation_space["action_mask"] == masked["action_mask"]
+
+
 def test_time_tells_what_is_left() -> None:
     env = time(walk(limit=4))
     assert env.reset(KEY)[1]["time"].tolist() == [1.0]
@@ -135,6 +144,12 @@ def test_wrapped_environments_keep_the_contract_and_nest_in_the_order_given() ->
     other = apply_wrappers(walk(end=1e9), ["time", "action_repeat:2"])
     assert played(other, [1])[0].obs["time"].tolist() == pytest.approx([0.9])
     assert played(other, [1])[0].reward == 1 + 2
+
+
+@pytest.mark.parametrize("name", ["action_repeat:2", "sticky_actions:0.25", "time", "previous"])
+def test_wrapped_environments_keep_the_contract_in_64_bits(name: str) -> None:
+    with jax.enable_x64(True):
+        jaxrl.vectorise(jaxrl.make_env("CartPole-v1", wrap=name), 2)
 
 
 def test_an_environment_by_name_is_wrapped_by_name() -> None:

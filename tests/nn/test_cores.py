@@ -76,6 +76,15 @@ def test_a_sequence_is_its_steps(name: str) -> None:
     assert np.abs(outs).max() > 0.1
 
 
+@pytest.mark.parametrize("name", CORES)
+def test_parameters_memories_and_outputs_are_of_32_bits_in_x64_too(name: str) -> None:
+    core, memory = Core(name, WIDTH, 2, WINDOW), blank_of(name, layers=2)
+    with jax.enable_x64(True):
+        variables = jax.eval_shape(core.init, KEY, memory, XS[0])
+        made = jax.eval_shape(functools.partial(core.apply, method="sequence"), variables, memory, XS, FIRST)
+    assert {x.dtype.name for x in jax.tree.leaves((variables, made))} <= {"float32", "int32"}
+
+
 @pytest.mark.every_day("gru", "s5", "gtrxl")
 @pytest.mark.parametrize("name", CORES)
 def test_the_gradient_of_an_output_reaches_back_to_the_first_step_of_its_episode_and_no_further(name: str) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_a_session_goes_back_to_what_it_saved_and_on_to_the_same_bits(undisturbe
         script.step, script.actions = kept
         drive(session, script, STEPS - 24)
         assert digest(session) == undisturbed[-1]
-    with pytest.raises(jaxrl.SettingsError, match="restore needs an open session with a run_dir"):
+    with pytest.raises(jaxrl.SettingsError, match="restore was called on a session that is closed"):
         session.restore()
 
 
@@ -222,6 +223,28 @@ def test_the_best_policy_of_a_session_can_be_loaded(tmp_path: Path) -> None:
         assert not session.evaluate_score(0.9)
 
 
+@pytest.mark.parametrize("how", ["restored", "killed"])
+def test_a_session_that_goes_back_knows_the_score_of_the_best_on_disk(how: str, tmp_path: Path) -> None:
+    run, script = tmp_path / "run", Script()
+    session = small(run_dir=str(run))
+    drive(session, script, 20)
+    session.evaluate_score(1.0)
+    session.save()
+    drive(session, script, 10)
+    assert session.evaluate_score(5.0)
+    session.evaluate_score(0.0)  # waits until that policy is written
+    if how == "restored":
+        session.restore()
+    else:
+        run = Path(shutil.copytree(run, tmp_path / "killed"))
+        session.close()
+        session = small(run_dir=str(run), resume=True)
+    with session:
+        assert session.best_score == 5.0
+        assert not session.evaluate_score(3.0)
+    assert jaxrl.load_policy(run).facts["score"] == session.summary()["best_score"] == 5.0
+
+
 def test_checkpoints_come_by_their_interval_and_the_newest_stay(tmp_path: Path) -> None:
     saved = list[int]()
     with small(
@@ -270,8 +293,22 @@ def test_allowed_changes_take_effect_but_not_those_of_the_processor(tmp_path: Pa
         assert session._now.ledger.changed_at == session.opt_steps > 0
 
 
-def test_a_closed_session_says_so() -> None:
-    session = small()
-    session.close()
-    with pytest.raises(jaxrl.SettingsError, match="closed"):
-        session.act(np.zeros((2, 2)))
+def test_a_closed_session_says_so_and_writes_nothing(tmp_path: Path) -> None:
+    with small(run_dir=str(tmp_path)) as session:
+        drive(session, Script(), 3)
+    before = contents(tmp_path)
+    calls: dict[str, Any] = {
+        "act": lambda: session.act(np.zeros((2, 2))),
+        "observe": lambda: session.observe(np.zeros(2), np.zeros((2, 2)), np.zeros(2, bool), np.zeros(2, bool)),
+        "cut": session.cut,
+        "note": lambda: session.note(battery=0.5),
+        "describe": lambda: session.describe(operator="Ada"),
+        "evaluate_score": lambda: session.evaluate_score(1.0),
+        "evaluate_episodes": session.evaluate_episodes,
+        "save": session.save,
+        "restore": session.restore,
+    }
+    for name, call in calls.items():
+        with pytest.raises(jaxrl.SettingsError, match=f"^{name} was called on a session that is closed; resume it"):
+            call()
+    assert contents(tmp_path) == before

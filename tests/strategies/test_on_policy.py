@@ -123,6 +123,23 @@ def test_scalars_of_whole_episodes_are_recorded_only_where_one_ends():
     assert (total / count, low, high) == (2.5, 1, 4)
 
 
+def test_scalars_of_an_episode_whose_last_step_is_invalid_are_left_out():
+    """Some episodes end at their third step, which is not finite, the others at their fourth."""
+    env = counting(length=4)
+
+    def step(state, action, key):
+        breaks, (inner, out) = state[0], env.step(state[1], action, key)
+        reward = jnp.where(breaks & (inner.step == 3), jnp.nan, out.reward)
+        return (breaks, inner), out._replace(reward=reward, info={"episode_paid": reward})
+
+    reset = lambda key: ((jax.random.bernoulli(key), env.reset(key)[0]), env.reset(key)[1])
+    _, metrics = rollouts(env._replace(reset=reset, step=step), 8, rollout=4, width=2)
+    count, total, low, high = map(float, metrics["episode_paid"])
+    assert (total / count, low, high) == (4, 4, 4)
+    assert count == int(metrics["terminated"].count) > 0
+    assert int(metrics["episode_length"].count) == count + int(metrics["invalid_steps"].count) > count
+
+
 @pytest.mark.every_day("obs")
 @pytest.mark.parametrize("where", ["obs", "reward"])
 def test_an_invalid_step_has_no_weight_and_the_step_before_it_is_a_last_one(where):

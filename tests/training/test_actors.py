@@ -15,7 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_policy import Linear
-from toys_actors import DISCOUNT, MAKE, counted, counter, events, replaying, rollouts, shared_state, with_settings
+from toys_actors import (
+    DISCOUNT,
+    MAKE,
+    counted,
+    counter,
+    events,
+    replaying,
+    rollouts,
+    shared,
+    shared_state,
+    with_settings,
+)
 from toys_closed_form import clock_truncates
 from toys_envs import counting
 from toys_gymnasium import Counting, Telling
@@ -33,6 +44,7 @@ from jaxrl.nn import ActorCritic, QNetwork
 from jaxrl.strategies.host_actors import HostActors, resolve_exploration
 from jaxrl.training.actors.pool import ParameterServer
 from jaxrl.training.actors.stats import ActorStats, Watch
+from jaxrl.training.settings import unread
 from jaxrl.training.storage.leaves import state_digest
 
 QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "quiet": True}
@@ -101,6 +113,7 @@ def test_what_environments_tell_at_a_step_that_is_not_finite_is_left_out(monkeyp
     _, row = train(counted(), 4)
     assert row["invalid_steps"] == 4
     assert row["info/left"] == pytest.approx((9 + 9 + 8) / 3)
+    assert (row["episode_steps"], row["episode_length"]) == (None, 2)
 
 
 @pytest.mark.slow
@@ -148,6 +161,22 @@ def test_the_same_settings_and_seed_make_the_same_bits(name: str):
 def test_with_statistics_and_a_lag_the_same_bits_are_made_whatever_the_threads_do():
     strategy, state, _ = shared_state(2, 2, 6, 3)
     assert {state_digest(train(strategy, 24)[0].state) for _ in range(2)} == {state_digest(state)}
+
+
+def test_actors_merge_the_statistics_of_each_of_their_rounds_once():
+    """Parameters stay those of the end of the warm-up, so that all statistics since are merged by the actors."""
+    strategy, merges = with_settings(shared(3), max_lag=0, sync_interval=10**6), list[int]()
+    fns = strategy.actor_fns
+    assert fns is not None
+
+    def merge_stats(*stats: Any) -> Any:
+        jax.debug.callback(lambda: merges.append(1))
+        return fns.merge_stats(*stats)
+
+    train(strategy._replace(actor_fns=fns._replace(merge_stats=merge_stats)), 24)
+    jax.effects_barrier()
+    rounds = 24 // strategy.opt_steps_per_step
+    assert len(merges) == 2 * (rounds - 1)  # by each of two actors, before each round but the first
 
 
 def taken_by_one(steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -429,6 +458,11 @@ def test_continuous_actions_are_spread_wider_by_the_temperature():
         ({"send": 0}, "send is 0; expected a whole number of at least 1"),
         ({"max_lag": -1}, "max_lag is -1; expected a whole number of at least 0"),
         ({"exploration": (0.1, 0.2, 0.3)}, "exploration has 3 numbers for 2 actors; give one, or one an actor"),
+        ({"exploration": 0.4}, "exploration is 0.4; expected a tuple of one number, or of one an actor"),
+        ({"exploration": (0.4, -0.5)}, "exploration is -0.5; expected a number from 0 to 1e"),
+        ({"exploration": (math.nan,)}, "exploration is nan; expected a number from 0"),
+        ({"exploration": ("a",)}, "exploration is 'a'; expected a number from 0"),
+        ({"exploration": (5.0,)}, "exploration is 5.0; expected a number from 0 to 1$"),
         ({"exploration_schedule": "linear(1,0.1,9)"}, "what exploration is multiplied by, which is unset"),
         ({"exploration": (0.1,), "exploration_schedule": "fast"}, "cannot read the schedule 'fast'"),
     ],
@@ -436,6 +470,14 @@ def test_continuous_actions_are_spread_wider_by_the_temperature():
 def test_settings_that_do_not_fit_actors_are_refused(settings: dict[str, Any], said: str):
     with pytest.raises(SettingsError, match=said):
         replaying(counter(), **settings)
+
+
+def test_send_is_read_with_replay_alone_so_that_a_run_with_rollouts_is_resumed_with_another():
+    for strategy, is_read in ((replaying(counter(), send=2), True), (rollouts(counter(), send=2), False)):
+        settings = strategy.info.settings
+        assert settings is not None
+        assert settings["send"] == 2
+        assert ("send" not in unread(settings)) == is_read
 
 
 def test_an_environment_that_does_not_suit_the_agent_is_refused():

@@ -14,6 +14,9 @@ from toys_session import SPEC
 from toys_trainer import small_dqn
 
 import jaxrl
+from jaxrl.cli.config import preset
+from jaxrl.cli.sweeps import PopulationConfig, build_population
+from jaxrl.errors import SettingsError
 from jaxrl.training import memory
 from jaxrl.training.memory import Plan, fitting, largest_rows, plan_of_state
 from jaxrl.training.program import check_step
@@ -42,6 +45,36 @@ def test_the_nearest_settings_that_fit_are_worked_out_by_hand() -> None:
     # The evaluation is what is too much.
     large = plan._replace(evaluation=50 * MB)
     assert fitting(large, 171 * MB + block, 60, 10)["eval_episodes"] == 6
+
+
+def test_members_fit_where_those_of_each_device_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a sweep of capacities, in MB: 10 and 40, on devices of 60."""
+    monkeypatch.setattr(memory, "device_bytes", lambda: 60 * MB)
+    small, large = (Plan({"agent": MB, "buffer": (size - 1) * MB}, capacity=100) for size in (10, 40))
+    memory.require_members_fit([[small, large, small]])
+    memory.require_members_fit([[large, small], [small, large]])
+    for plans in ([large, small, small, small], [small, small, small, large]):
+        with pytest.raises(
+            SettingsError, match=r"takes 70 MB on the device \(up to 40 MB each\), .* at most 1 members"
+        ):
+            memory.require_members_fit([plans])
+    with pytest.raises(SettingsError, match=r"3 members takes 80 MB on one of its 2 devices \(40 MB each\), which has"):
+        memory.require_members_fit([[small], [large, large]])
+
+
+def test_members_of_several_sizes_are_counted_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "device_bytes", lambda: 10 * MB)
+    for capacities in ([1_000, 1_000_000], [1_000_000, 1_000]):
+        config = preset("dqn").changed(max_opts=20, quiet=True)
+        members = build_population("dqn", config, PopulationConfig(sweep={"buffer.capacity": capacities}))
+        with pytest.raises(SettingsError, match=r"2 members takes .* \(up to .* each\), which has 10 MB"):
+            jaxrl.Trainer(members, max_opts=20, eval_interval=0, eval_episodes=0, quiet=True).train()
+
+
+def test_what_learns_from_data_is_not_told_to_lower_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "device_bytes", lambda: 1_000)
+    with pytest.raises(SettingsError, match=r"lower the size of the networks, or the number of steps in the data$"):
+        check_step(jaxrl.offline(walk(), jaxrl.dqn(features=(8,)), batch_size=4), None, lambda state: state)
 
 
 def test_the_rows_of_a_rollout_are_counted() -> None:

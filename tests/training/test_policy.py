@@ -115,12 +115,43 @@ def test_entries_that_are_missing_or_unexpected_are_named() -> None:
         ),
         ({**whole, "stock": 1.0}, r"\['stock'\] is float, not a tuple of 2"),
         ([0.0, 1.0], "it is a list of 2, not a dict of pipeline, season, stock"),
-        ({**whole, "season": 10**40}, "too large"),
+        ({**whole, "season": 10**40}, r"\['season'\] is 1000"),
     ):
         with pytest.raises(SettingsError, match=f"^the observation does not match Inventory: .*{message}") as told:
             policy(given)
         assert "ShapeDtypeStruct" not in str(told.value)
         assert "\n" not in str(told.value)
+
+
+def test_numbers_outside_a_discrete_space_are_refused_as_observations_and_as_actions() -> None:
+    """Seen is one of `3 .. 5`; the actions are `1, 2` and `-1, 0, 1`."""
+    space = {"seen": Discrete(3, start=3), "way": MultiDiscrete((2, 4))}
+    policy = policy_of(jaxrl.ppo(features=(4,)), MultiDiscrete((2, 3), start=(1, -1)), space)
+    obs = {"seen": 5, "way": [1, 3]}
+    assert policy(obs).shape == (2,)
+    assert np.isfinite(policy.log_prob(obs, [2, 1]))
+    assert policy({"seen": [3, 5], "way": [[0, 0], [True, 3]]}).shape == (2, 2)
+    for name, wrong in (("seen", 6), ("seen", 2), ("seen", 3.7), ("seen", math.nan), ("seen", "4"), ("way", [2, 0])):
+        with pytest.raises(SettingsError, match=rf"^the observation .*\['{name}'\] is .*; expected whole numbers of"):
+            policy({**obs, name: wrong})
+    for action in ([3, 0], [1, 2], [0, 0], [1, -2], [1.5, 0.0], jnp.asarray([3, 0])):
+        with pytest.raises(SettingsError, match=r"^the action .*it is \[.*\]; expected whole numbers of MultiDiscrete"):
+            policy.log_prob(obs, action)
+    with pytest.raises(SettingsError, match="it is 7; expected whole numbers of Discrete"):
+        policy_of(jaxrl.dqn(features=(4,)), Discrete(3)).values(ONE, 7)
+
+
+def test_parts_of_an_observation_are_batched_together() -> None:
+    policy = policy_of(jaxrl.ppo(features=(4,)), Discrete(2), {"left": SEEN, "right": Box(0, 1, ())})
+    three, two = np.zeros((3, 1)), np.zeros(2)
+    for left, right, said in (
+        (three, two, r"\['left'\] \[3, 1\], \['right'\] \[2\]"),
+        (three, 0.0, r"\['left'\] \[3, 1\], \['right'\] \[\]"),
+        (three[0], two[:1], r"\['left'\] \[1\], \['right'\] \[1\]"),
+    ):
+        with pytest.raises(SettingsError, match=f"has parts {said}; expected one observation, or a batch"):
+            policy({"left": left, "right": right})
+    assert policy({"left": three[:2], "right": two}).shape == (2,)
 
 
 # --- named tuples of spaces --------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from toys_trainer import ByStep, counting, small_dqn
 import jaxrl
 from jaxrl.cli.algos import build
 from jaxrl.cli.config import from_plain, preset
+from jaxrl.cli.sweeps import PopulationConfig, build_population
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.registry import algorithm_names
 from jaxrl.strategies.population import Population, replace_settings, with_values
@@ -338,6 +339,25 @@ def test_evaluations_of_some_members_alone_make_no_round(tmp_path: Path) -> None
     rows.take(1, {"kind": "eval", "opt_steps": 50, "score": 1.0})
     rounds = [(row["opt_steps"], row["members"]) for row in rows_about_all(tmp_path)]
     assert rounds == [(0, 2), (20, 2), (40, 2), (50, 1)]
+
+
+def test_members_with_other_iterations_are_in_the_same_rounds(tmp_path: Path) -> None:
+    """Iterations of 3 and of 5 optimisation steps, to evaluate every 20 and at the end, at 110 or 111."""
+    config = from_plain(preset("ppo"), replace_settings({"num_envs": 4, "rollout": 4, "minibatches": 1}, SMALL))
+    made = build_population("ppo", config, PopulationConfig(sweep={"epochs": [3, 5]}))
+    length = {"max_opts": 110, "eval_interval": 20, "eval_episodes": 2, "confirm_best": False, "record_interval": 0}
+    for resume in (False, True):
+        Trainer(made, **length, run_dir=tmp_path / "run", resume=resume, quiet=True).train()
+        rounds = [(row["opt_steps"], row["members"], row["env_steps"]) for row in rows_about_all(tmp_path / "run")]
+        assert rounds == [(at, 2, None) for at in (21, 42, 60, 81, 102, 111)]
+
+
+def test_an_evaluation_that_a_rollback_undid_is_in_no_round(tmp_path: Path) -> None:
+    rows = PopulationRows(two(), quiet=True)
+    rows.open(GroupFiles(tmp_path, None), None)
+    for number, score in ((0, 1.0), (0, 3.0), (1, 5.0)):
+        rows.take(number, {"kind": "eval", "opt_steps": 10, "score": score})
+    assert [(row["mean"], row["best"]) for row in rows_about_all(tmp_path)] == [(4.0, 5.0)]
 
 
 def test_what_is_there_is_neither_taken_for_something_else_nor_filled(run: Path, tmp_path: Path) -> None:

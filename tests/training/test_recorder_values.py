@@ -166,7 +166,7 @@ def test_a_session_notes_a_text(tmp_path: Path) -> None:
     with stepwise(tmp_path, recorders=[told]) as session:
         session.note("a new tyre", wear=0.5)
     assert ("note", "a new tyre") in [(row["event"], row["message"]) for row in told.rows if row["kind"] == "event"]
-    with pytest.raises(SettingsError, match=r"nothing is being trained; call note\(\)"):
+    with pytest.raises(SettingsError, match="note was called on a session that is closed"):
         session.note("too late")
 
 

@@ -88,6 +88,14 @@ def test_numbers_of_ones_own_are_told() -> None:
     assert (summary["speed_mean"], summary["speed_missing"]) == (None, 1)
 
 
+@pytest.mark.parametrize("name", ["episode_return", "episode_length", "terminated"])
+def test_names_of_the_sessions_own_series_are_refused_in_notes(name: str) -> None:
+    session = single()
+    with pytest.raises(jaxrl.SettingsError, match=f"a session has a series '{name}' of its own; take another name"):
+        session.note(battery=3.0, **{name: 1e6})
+    assert not {f"{name}_count", "battery_count"} & session.summary().keys()
+
+
 def test_the_spaces_come_from_an_env_a_spec_or_gymnasium() -> None:
     gym = gymnasium.make_vec("CartPole-v1", num_envs=3)
     env = jaxrl.make_env("CartPole-v1")
@@ -182,11 +190,40 @@ def test_steps_for_actions_never_given_are_refused() -> None:
         ("max_env_steps is -3", {"max_env_steps": -3}),
         ("stop_reward is 'much'; expected a number", {"stop_reward": "much"}),
         ("was given str for its environment", {"spec": "CartPole-v1"}),
+        ("buffer is str; expected what jaxrl.uniform", {"buffer": "uniform"}),
+        ("processor is int; expected what jaxrl.n_step", {"processor": 3}),
+        ("random_warmup is str; expected true or false", {"random_warmup": "no"}),
     ],
 )
 def test_settings_that_cannot_be_are_refused(message: str, settings: dict[str, Any]) -> None:
     with pytest.raises(jaxrl.SettingsError, match=message):
         small(**settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("hooks", {"episode": print}, r"jaxrl\.SessionHooks\(\.\.\.\)"),
+        ("statistics", {"battery": ["mean"]}, r"jaxrl\.Statistics\(\.\.\.\)"),
+        ("interrupt", {}, r"jaxrl\.Interrupt\(\)"),
+    ],
+)
+def test_arguments_of_other_types_are_refused(name: str, given: Any, expected: str) -> None:
+    with pytest.raises(jaxrl.SettingsError, match=f"^{name} is dict; expected {expected}$"):
+        jaxrl.Session(SPEC, jaxrl.dqn(), buffer=jaxrl.uniform(1_000), **{name: given})
+
+
+@pytest.mark.parametrize("value", ["abc", [1.0, 2.0]])
+def test_what_is_no_number_is_refused_and_changes_nothing(value: Any) -> None:
+    memory = jaxrl.MemoryRecorder()
+    session = single(recorders=[memory])
+    before = list(memory.rows)
+    with pytest.raises(jaxrl.SettingsError, match=r"^note: battery is .*; expected a number$"):
+        session.note("charged", speed=1.0, battery=value)
+    with pytest.raises(jaxrl.SettingsError, match=r"^evaluate_score: score is .*; expected a number$"):
+        session.evaluate_score(value)
+    assert memory.rows == before
+    assert "speed_count" not in session.summary()
 
 
 def test_going_on_and_starting_over_need_a_run_directory() -> None:

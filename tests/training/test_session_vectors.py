@@ -70,6 +70,35 @@ def test_each_step_is_learnt_from_once_and_no_reset(mode: Any) -> None:
     assert session.summary()["invalid_steps"] == 0
 
 
+def test_resets_of_the_wrapper_autoreset_are_not_learnt_from() -> None:
+    """Episodes of 3 and 5 steps and the resets between: ten steps of the wrapper are eight of the environment."""
+    env, episodes = OneKind(), list[Any]()
+    wrapped = gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.wrappers.Autoreset(env))
+    session = session_of(wrapped, jaxrl.SessionHooks(episode=episodes.append), num_envs=1)
+    obs, _ = wrapped.reset()
+    for _ in range(50):
+        obs, reward, terminated, truncated, _ = wrapped.step(session.act(obs))
+        session.observe(reward, obs, terminated, truncated)
+    assert env.total == 40
+    items = session._now.state.buffer.items
+    learnt = np.asarray(items.weight)[:50].ravel() > 0
+    assert learnt.sum() == 40
+    step, episode = np.asarray(items.obs)[:50].reshape(50, 2)[learnt].T
+    successors = np.asarray(items.next_obs)[:50].reshape(50, 2)[learnt]
+    np.testing.assert_array_equal(successors, np.stack([step + 1, episode], axis=1))
+    assert [(e.length, e.episode_return) for e in episodes] == [(3, 6.0), (5, 15.0)] * 5
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_only_observations_that_are_acted_on_enter_statistics(mode: Any) -> None:
+    """Episodes of 3 and 5 steps in turns: of each, the observations 0 to 2, or 0 to 4, but not the last."""
+    envs = vector(mode)
+    session = session_of(envs, processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()))
+    drive(session, envs, 9 if mode == MODES.NEXT_STEP else 8)  # one of the nine is a reset
+    moments = session.policy.params.processor[0][0]
+    np.testing.assert_allclose(moments.mean[0], np.mean([0, 1, 2, 0, 1, 2, 3, 4]), rtol=1e-6)
+
+
 def test_an_evaluation_counts_whole_episodes_without_resets_and_a_reset_by_hand_is_seen() -> None:
     envs, evaluated = vector(MODES.NEXT_STEP), list[Any]()
     session = session_of(envs, jaxrl.SessionHooks(evaluated=evaluated.append))

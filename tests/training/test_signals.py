@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toys_session import small
+from toys_session import Script, drive, single, small
 from toys_trainer import ByStep, counting
 
 import jaxrl
+from jaxrl.training import interrupt
 from jaxrl.training.interrupt import Interrupt
+from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import state_digest
 
 INT, TERM = signal.SIGINT, signal.SIGTERM
@@ -216,6 +218,52 @@ def test_a_signal_raises_in_the_loop_of_a_session_which_is_saved(
     again = f"saved; continue with Session(..., run_dir={run!r}, resume=True)"
     assert f"stopped by {number.name} at 20 optimisation steps; {again}" in capsys.readouterr().err.splitlines()
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["20"]
+
+
+@pytest.mark.parametrize(("number", "raised"), [(TERM, SystemExit), (INT, KeyboardInterrupt)])
+def test_a_signal_during_the_last_save_of_a_session_is_raised_after_it(
+    number: signal.Signals,
+    raised: type[BaseException],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    usual: None,
+) -> None:
+    run, save = tmp_path / "run", Store.save
+
+    def save_late(*args: Any, **how: Any) -> None:
+        signal.raise_signal(number)
+        save(*args, **how)
+
+    monkeypatch.setattr(Store, "save", save_late)
+    with pytest.raises(raised) as left, single(run_dir=str(run)) as session:
+        drive(session, Script(1), 20)
+    assert getattr(left.value, "code", 143) == 143
+    assert f"stopped by {number.name} at 10 optimisation steps; saved;" in capsys.readouterr().err
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["10"]
+    assert signal.getsignal(INT) is signal.default_int_handler
+    assert signal.getsignal(TERM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("number", [TERM, INT])
+def test_a_second_signal_does_not_wait_for_the_last_save(
+    number: signal.Signals, before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usual: None
+) -> None:
+    """`before`: the first came in the loop, else both during the save."""
+
+    ended = list[str]()
+
+    def save(*args: Any, **how: Any) -> None:
+        for _ in range(1 if before else 2):
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(interrupt, "end_at_once", lambda number, line: ended.append(line))
+    monkeypatch.setattr(Store, "save", save)
+    with contextlib.suppress(SystemExit, KeyboardInterrupt), single(run_dir=str(tmp_path / "run")):
+        if before:
+            signal.raise_signal(number)
+    assert ended[:1] == [f"stopped at once by a second {number.name}"]
 
 
 # --- while the main thread compiles ---------------------------------------------------------------------------------

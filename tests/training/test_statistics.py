@@ -58,6 +58,21 @@ def test_written_and_read_back_they_go_on_as_if_nothing_had_happened() -> None:
         one.take_up({"x": [1, 2]})
 
 
+@pytest.mark.parametrize("values", [(1e200, -1e200), (1.5e308, 1.5e308), (1.5e308, -1.5e308)])
+def test_sums_that_overflow_are_written_and_read_back(values: tuple[float, float]) -> None:
+    one = jaxrl.Statistics(others=["std", "min", "max", "rolling", "sum"])
+    for value in values:
+        one = one.add({"x": value})
+    summary = one.summary()
+    assert [summary[f"x_{what}"] for what in ("min", "max", "rolling")] == [
+        min(values),
+        max(values),
+        values[0] / 2 + values[1] / 2,
+    ]
+    written = json.dumps(one.facts(), allow_nan=False)
+    assert str(jaxrl.Statistics(others=one.others).take_up(json.loads(written)).summary()) == str(summary)
+
+
 @pytest.mark.parametrize(
     ("message", "settings"),
     [("unknown aggregation 'men'; did you mean mean", {"others": ["men"]}), ("window is 0", {"window": 0})],

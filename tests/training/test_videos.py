@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from jaxrl.play import require_writable
 from jaxrl.reports.groups import group_runs
 from jaxrl.reports.page import page
 from jaxrl.reports.read import read_runs
-from jaxrl.training.film import write_film
+from jaxrl.training.film import player, write_film
+from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage.leaves import state_digest
 
@@ -109,6 +111,24 @@ def test_an_evaluation_by_the_return_of_training_is_filmed_in_place_of_the_next(
     trained(tmp_path / "parts", **settings, max_opts=48)
     trained(tmp_path / "parts", **settings, resume=True)
     assert videos(tmp_path / "parts") == videos(tmp_path / "whole") == ["32.gif", "48.gif"]
+
+
+def test_steps_of_a_film_draw_other_numbers_than_its_reset() -> None:
+    """A reset that splits its key draws from `fold_in` of it with 0, 1, ..."""
+
+    def reset(key: Any) -> Any:
+        drawn = jax.vmap(jax.random.uniform)(jax.random.split(key, LENGTH))
+        return (jnp.int32(0), drawn), jnp.zeros(1)
+
+    def step(state: Any, action: Any, key: Any) -> Any:
+        again = jnp.isin(jax.random.uniform(key), state[1]).astype(jnp.float32)
+        return (state[0] + 1, state[1]), jaxrl.TimeStep(jnp.zeros(1), again, False)
+
+    env = line(lambda state: draw(state[0]))._replace(reset=reset, step=step)
+    policy = learning(env).policy
+    assert policy is not None
+    pictures, repeats = player(env)(GreedyPolicy(policy, policy.params(learning(env).init(jax.random.key(0)))), 0, 10)
+    assert (len(pictures), repeats) == (LENGTH + 1, 0.0)
 
 
 def test_the_first_evaluation_after_each_interval_is_filmed() -> None:

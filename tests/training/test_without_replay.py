@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from toys_data import walk
 from toys_runs import messages, rows_in
 from toys_trainer import small_dqn
 
@@ -162,6 +163,23 @@ def test_actors_fill_the_buffer_by_the_policy_of_the_checkpoint(tmp_path: Path) 
     held = jax.device_get(result.state.buffer.items)
     assert np.all(np.abs(held.obs).sum(axis=1) > 0)
     assert sum(actor["env_steps"] for actor in result.summary["actors"]) >= 128 + 16
+
+
+def test_a_checkpoint_without_the_data_is_resumed_with_that_of_the_file(tmp_path: Path) -> None:
+    jaxrl.save_dataset(tmp_path / "walk.npz", walk())
+    data = jaxrl.load_dataset(tmp_path / "walk.npz")
+    made = lambda data: jaxrl.offline(
+        data, jaxrl.dqn(features=(8,)), batch_size=4, processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(2, 0.5))
+    )
+    whole = train(tmp_path / "whole", 20, made(data), save_replay=True)
+    train(tmp_path / "run", 10, made(data))
+    result = train(tmp_path / "run", 20, made(data), resume=True)
+    assert state_digest(result.state) == state_digest(whole.state)
+    assert not [path for path in open_store(tmp_path / "run", CHECKPOINTS).read(20)[0] if "buffer" in path]
+    assert "environment" not in messages(tmp_path / "run", "resume")[0]
+    # Arrays of one's own are not known by a checksum.
+    with pytest.raises(SettingsError, match="save_replay is no, but dqn has no replay"):
+        jaxrl.Trainer(made(walk()), save_replay=False)
 
 
 def test_who_has_no_replay_is_refused() -> None:

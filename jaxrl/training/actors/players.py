@@ -84,6 +84,9 @@ class Player:
         self._window: Packed | None = None
         self._own: list[tuple[int, PyTree]] = []
         """Processor statistics of rounds that may not be in the published ones yet, with the numbers of the rounds."""
+        self._learnt: PyTree = ()
+        """The statistics published for round `_learnt_at`, merged with the first `_merged` of these."""
+        self._learnt_at, self._merged = -1, 0
 
     def open(self) -> None:
         """Open the environments, seeded by the actor's key."""
@@ -131,12 +134,15 @@ class Player:
         """Return `window` with the published processor statistics, merged with those of this actor's rounds since."""
         if not self.actor_fns.learns:
             return window
-        # Earlier rounds are part of the published statistics.
-        self._own = [(round, fresh) for round, fresh in self._own if round >= published.round]
-        learnt = published.learnt
-        for _, fresh in self._own:
-            learnt = self.programs.merge_stats(learnt, fresh)
-        informed: Packed = self.programs.replace_stats(window, learnt)
+        if published.round != self._learnt_at:
+            # Earlier rounds are part of the published statistics.
+            self._own = [(round, fresh) for round, fresh in self._own if round >= published.round]
+            self._learnt, self._learnt_at, self._merged = published.learnt, published.round, 0
+        # Merged once each: until others are published, there may be thousands of rounds.
+        for _, fresh in self._own[self._merged :]:
+            self._learnt = self.programs.merge_stats(self._learnt, fresh)
+        self._merged = len(self._own)
+        informed: Packed = self.programs.replace_stats(window, self._learnt)
         return informed
 
     def _exploring(self, published: Published) -> Published:

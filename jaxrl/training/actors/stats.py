@@ -114,7 +114,7 @@ class Block(NamedTuple):
 def apart(step: Step, done: Any) -> tuple[Step, dict[str, np.ndarray]]:
     """Split the scalars specific to an environment from a step, whose other parts have the same form everywhere.
 
-    Scalars of complete episodes are NaN except where one is `done`; all other scalars are NaN at invalid steps.
+    Scalars are NaN at invalid steps, and those of complete episodes also where none is `done`.
     """
     if len(step.info) == 2:
         return step, {}
@@ -124,7 +124,8 @@ def apart(step: Step, done: Any) -> tuple[Step, dict[str, np.ndarray]]:
     for name in scalars:
         of_episodes = name.startswith(EPISODE_PREFIX)
         if of_episodes or not all_valid:
-            scalars[name] = np.where(done if of_episodes else step.valid, scalars[name], np.float32(np.nan))
+            counts = done & step.valid if of_episodes else step.valid
+            scalars[name] = np.where(counts, scalars[name], np.float32(np.nan))
     return step._replace(info=known), scalars
 
 

@@ -1,9 +1,10 @@
 """Log, console output and TensorBoard of a population: its members' evaluations, and statistics over all members."""
 
+import heapq
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from jaxrl.training.recorders.base import NUMBER
 from jaxrl.training.recorders.console import fit_parts
 from jaxrl.training.recorders.jsonl import line_of
 from jaxrl.training.sanity import hint
-from jaxrl.training.schedule import MAX_COUNT, Schedule
+from jaxrl.training.schedule import Schedule
 from jaxrl.training.storage.group_files import GroupFiles, GroupLog
 from jaxrl.training.storage.logs import to_float
 from jaxrl.training.storage.run_dir import BOARD, METRICS
@@ -28,10 +29,41 @@ MAX_LINES = 12
 """Maximum lines printed at once, of settings or of decisions; more settings are shown as one line for all members."""
 
 
+class Place(NamedTuple):
+    """Where in a run rows of one kind belong together, in the order of the run.
+
+    Members whose iterations have other numbers of optimisation steps reach a multiple of an interval after different
+    ones, and end at different ones.
+    """
+
+    multiples: int
+    """Multiples of the interval so far."""
+    part: int = 0
+    """0 at a multiple, 1 in between, 2 at the end of the run."""
+    opt_steps: int = 0
+    """In between and at the end: after how many steps, or of how many that were asked for."""
+
+
+BEFORE = Place(-1)
+
+
+def place_of(schedule: Schedule, asked: int, row: Row) -> Place:
+    """Return the place of the row of a member with this `schedule`, whose `max_opts` was rounded up from `asked`."""
+    interval = schedule.eval_interval if row["kind"] == "eval" else schedule.record_interval
+    opt_steps = row["opt_steps"]
+    is_end = opt_steps == schedule.opt_steps(schedule.last) and schedule.limit(schedule.last) == "max_opts"
+    opt_steps = asked if is_end else opt_steps
+    multiples = opt_steps // interval if interval else 0
+    if opt_steps == multiples * interval or (not is_end and schedule.is_due(interval, opt_steps)):
+        return Place(multiples)
+    return Place(multiples, 2 if is_end else 1, opt_steps)
+
+
 class Round(NamedTuple):
-    """Rows of one kind at the same optimisation steps."""
+    """Rows of one kind at the same place."""
 
     opt_steps: int
+    """The most of any member."""
     rows: Mapping[int, Row]
     """By member, in order."""
     is_whole: bool
@@ -43,25 +75,20 @@ class Rounds:
 
     def __init__(self, members: Iterable[int]) -> None:
         """Expect rows of `members`."""
-        self._expected = set(members)
-        self._rows: dict[int, dict[int, Row]] = {}
-        self._farthest: dict[int, int] = {}
-        self._complete: set[int] = set()
-
-    @property
-    def newest(self) -> int:
+        self.newest = 0
         """Optimisation steps of the newest complete round; 0 before the first."""
-        return max(self._complete, default=0)
+        self._rows: dict[Place, dict[int, Row]] = {}
+        self._farthest: dict[int, Place] = {}
+        self._complete: set[Place] = set()
+        self.go_on(members)
 
-    def add(self, number: int, row: Row) -> None:
-        """Add a row of a member.
-
-        The first row of a member at a step counts; a repeated one, as after a rollback, does not.
-        """
-        opt_steps = row["opt_steps"]
-        if opt_steps not in self._complete:
-            self._rows.setdefault(opt_steps, {}).setdefault(number, row)
-        self._farthest[number] = max(opt_steps, self._farthest.get(number, -1))
+    def add(self, number: int, place: Place, row: Row) -> None:
+        """Add a row of a member; in an incomplete round it replaces one that a rollback has undone."""
+        if place not in self._complete:
+            self._rows.setdefault(place, {})[number] = row
+        if place > self._farthest.get(number, BEFORE):
+            self._farthest[number] = place
+            heapq.heappush(self._behind, (place, number))
 
     def remove(self, number: int) -> None:
         """Stop waiting for a member."""
@@ -69,25 +96,40 @@ class Rounds:
 
     def pop_completed(self) -> list[Round]:
         """Remove and return the rounds that are complete, in order."""
-        common = min((self._farthest.get(number, -1) for number in self._expected), default=MAX_COUNT)
+        # The member that is farthest behind comes first; entries from before it moved on, or left, are dropped.
+        while self._behind and not self._is_current(*self._behind[0]):
+            heapq.heappop(self._behind)
         found = []
-        for opt_steps in sorted(step for step in self._rows if step <= common):
-            rows = self._rows.pop(opt_steps)
-            self._complete.add(opt_steps)
+        for place in sorted(place for place in self._rows if not self._behind or place <= self._behind[0][0]):
+            rows = self._rows.pop(place)
+            self._complete.add(place)
+            opt_steps = max(row["opt_steps"] for row in rows.values())
             found.append(Round(opt_steps, dict(sorted(rows.items())), self._expected <= rows.keys()))
+            self.newest = max(self.newest, opt_steps)
         return found
 
+    def _is_current(self, place: Place, number: int) -> bool:
+        return number in self._expected and place == self._farthest.get(number, BEFORE)
+
     def go_on(self, members: Iterable[int]) -> None:
-        """Expect rows of `members` again."""
+        """Expect rows of `members`, after those that have come."""
         self._expected = set(members)
+        self._behind = [(self._farthest.get(number, BEFORE), number) for number in self._expected]
+        heapq.heapify(self._behind)
 
 
 class PopulationRows:
     """Collects the members' rows, and reports each round of evaluations once all members have completed it."""
 
-    def __init__(self, population: Population, quiet: bool) -> None:
-        """Expect evaluations of all members; with `quiet`, print nothing."""
+    def __init__(
+        self,
+        population: Population,
+        quiet: bool,
+        place_of: Callable[[int, Row], Place] = lambda number, row: Place(row["opt_steps"]),
+    ) -> None:
+        """Expect evaluations of all members; with `quiet`, print nothing. `place_of(member, row)` is where a row is."""
         self._members, self._search, self._quiet = population.members, population.search, quiet
+        self._place_of = place_of
         self._scores: dict[int, dict[int, float]] = {}
         self._evaluated = Rounds(self._numbers())
         self._trained = Rounds(self._numbers())
@@ -157,9 +199,9 @@ class PopulationRows:
     def _add(self, number: int, row: Row) -> None:
         if row.get("kind") == "eval":
             self._scores.setdefault(row["opt_steps"], {}).setdefault(number, to_float(row.get("score")))
-            self._evaluated.add(number, row)
+            self._evaluated.add(number, self._place_of(number, row), row)
         elif row.get("kind") == "train":
-            self._trained.add(number, row)
+            self._trained.add(number, self._place_of(number, row), row)
 
     def go_on(self) -> None:
         """Expect rows of every member again."""
@@ -183,8 +225,9 @@ class PopulationRows:
                 self._report_all(opt_steps, rows)
 
     def _report_all(self, opt_steps: int, rows: Mapping[int, Row]) -> None:
-        scores = {number: self._scores[opt_steps][number] for number in rows}
-        env_steps = next((x for row in rows.values() if type(x := row.get("env_steps")) is int), None)
+        scores = {number: to_float(row.get("score")) for number, row in rows.items()}
+        counts = {x for row in rows.values() if type(x := row.get("env_steps")) is int}
+        env_steps = counts.pop() if len(counts) == 1 else None  # by their settings, members may take others
         returns = [x for row in rows.values() if not math.isnan(x := to_float(row.get("train_return")))]
         # From the members' rows, which outlast a process: these rows are written anew at every resume.
         walls = [x for row in rows.values() if math.isfinite(x := to_float(row.get("wall_s")))]
@@ -321,7 +364,7 @@ class Boards:
 
 
 def _mean(rows: Sequence[Row]) -> Row:
-    found: dict[str, Any] = {"kind": rows[0]["kind"], "opt_steps": rows[0]["opt_steps"]}
+    found: dict[str, Any] = {"kind": rows[0]["kind"], "opt_steps": max(row["opt_steps"] for row in rows)}
     for name in dict.fromkeys(name for row in rows for name in row if name not in found):
         values = np.asarray([row[name] for row in rows if type(row.get(name)) in NUMBER], np.float64)
         finite = values[np.isfinite(values)]

@@ -25,7 +25,7 @@ from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.logbook import algo_and_env
-from jaxrl.training.memory import plan_of_state, require_members_fit
+from jaxrl.training.memory import Plan, plan_of_strategy, require_members_fit
 from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.members import (
     EARLY_ENDS,
@@ -41,13 +41,13 @@ from jaxrl.training.population.members import (
     require_same_decisions,
     same_ends,
 )
-from jaxrl.training.population.rows import PopulationRows
+from jaxrl.training.population.rows import Place, PopulationRows, place_of
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import describe, place_members
 from jaxrl.training.program import compile_all, state_shapes
-from jaxrl.training.recorders import RunInfo, recorders_of
+from jaxrl.training.recorders import Row, RunInfo, recorders_of
 from jaxrl.training.report import LIMITS, Report, leave_by_signal, print_table, run_dir_part
-from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
+from jaxrl.training.settings import TrainerConfig, config_for, plan_run, settings_of_run
 from jaxrl.training.storage.group import CHECKPOINTS, Collector
 from jaxrl.training.storage.group_files import GroupFiles, MemberDir, MemberFiles
 from jaxrl.training.storage.logs import RowLog
@@ -124,7 +124,7 @@ class PopulationTrainer:
         self.workers = min(workers or max(at_once, self._mesh.members), len(population.members))
         self._resume, self._start_over, self.raise_on_signal = bool(resume), start_over, raise_on_signal
         self._quiet = self.config.quiet or "console" not in self.config.recorders
-        self._rows = PopulationRows(population, self._quiet)
+        self._rows = PopulationRows(population, self._quiet, self._place_of)
         self._dir: RunDir | None = None
         self._files: GroupFiles | None = None
         self._saves: Collector | None = None
@@ -198,11 +198,12 @@ class PopulationTrainer:
             self._rows.go_on()
         else:
             self._runs = [MemberRun(member) for member in self.population.members]
-            self._rows = PopulationRows(self.population, self._quiet)
+            self._rows = PopulationRows(self.population, self._quiet, self._place_of)
         self._gates = self._new_gates(self.config)
         self._assign_devices()
-        one = self.population.members[0].strategy
-        require_members_fit(plan_of_state(state_shapes(one)[0], one.state_fns.capacity), len(self._runs))
+        self._require_fit()
+        schedules = {id(made.step): plan_run(made, self.config)[1] for made in self._strategies()}
+        self._schedules = {member.number: schedules[id(member.strategy.step)] for member in self.population.members}
         self._activity = "the compilation"
         activity = None if self.config.quiet else lambda: self._activity
         with self.interrupt.signals(activity), self._opened(), ThreadPoolExecutor(self._threads()) as pool:
@@ -213,7 +214,8 @@ class PopulationTrainer:
             # Import recorders' packages in one thread: circular imports fail in several at once.
             recorders_of(self.config.recorders, None if self._dir is None else RowLog(self._dir / METRICS))
             self._rows.print_line(describe(self.population, self._mesh, self.workers, len(self._strategies())))
-            self._rows.begin(self._trainer_without_storage(one, self._make["evaluator"]).schedule)
+            first = self.population.members[0].strategy
+            self._rows.begin(self._trainer_without_storage(first, self._make["evaluator"]).schedule)
             yield from self._take_turns(pool)
         if self._failure is not None:
             raise self._failure
@@ -534,6 +536,18 @@ class PopulationTrainer:
         self._host = Semaphore(self.workers)
         evaluator = lambda strategy: self._trainer_without_storage(strategy, self._make["evaluator"]).evaluator
         self._places = place_members(self.population, self._mesh, self._with_episodes, evaluator, self._host)
+
+    def _require_fit(self) -> None:
+        """Raise `SettingsError` unless the states of all members fit into memory at once."""
+        plans = {id(made.step): plan_of_strategy(made, state_shapes(made)[0]) for made in self._strategies()}
+        on_devices: dict[Any, list[Plan]] = {}
+        for member in self.population.members:
+            on_devices.setdefault(self._places.devices[member.number], []).append(plans[id(member.strategy.step)])
+        require_members_fit(list(on_devices.values()))
+
+    def _place_of(self, number: int, row: Row) -> Place:
+        """Return where the row of a member is in its run."""
+        return place_of(self._schedules[number], self.config.max_opts, row)
 
     def _threads(self) -> int:
         """Return the number of threads: `workers`, or in teams, which wait for every member, one for each member."""

@@ -1,5 +1,6 @@
 """Inputs of a session: validated, copied, and made finite."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -55,8 +56,18 @@ def describe_envs(given: Any, num_envs: int) -> Outside:
     if getattr(given, "num_envs", num_envs) != num_envs:
         raise SettingsError(f"num_envs is {num_envs}, but the environment is a vector of {given.num_envs}")
     single = getattr(given, "single_action_space", None)
-    resets_itself = single is not None and _resets_itself(given)
+    resets_itself = _wraps_autoreset(given) if single is None else _resets_itself(given)
     return Outside(gymnasium_spec(given), gymnasium_settings(given), single or given.action_space, resets_itself)
+
+
+def _wraps_autoreset(env: Any) -> bool:
+    """Return whether a wrapper of a single Gymnasium environment resets it in the step after an end."""
+    gymnasium: Any = sys.modules.get("gymnasium")  # not imported: no environment of it
+    while gymnasium is not None and isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.Autoreset):
+            return True
+        env = env.env
+    return False
 
 
 def _resets_itself(vector: Any) -> bool:

@@ -1,5 +1,6 @@
 """Training from the user's own loop: a script, a robot, a game engine."""
 
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import numpy as np
 
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
-from jaxrl.errors import DivergedError, SettingsError, check_count, print_stderr
+from jaxrl.errors import DivergedError, SettingsError, check_count, check_number, check_type, print_stderr
 from jaxrl.parsing import format_repr
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
@@ -49,9 +50,18 @@ from jaxrl.training.session.state import (
     shapes_of,
     start_episodes,
     tree_of,
+    with_best,
     with_changes,
 )
-from jaxrl.training.session.statistics import Episode, Interval, Series, Statistics, add_episodes, score_columns
+from jaxrl.training.session.statistics import (
+    OF_SESSION,
+    Episode,
+    Interval,
+    Series,
+    Statistics,
+    add_episodes,
+    score_columns,
+)
 from jaxrl.training.session.stepper import Stepper, plan_of_session
 from jaxrl.training.settings import SessionConfig, check_format, rounding, with_recorders
 from jaxrl.training.storage.checkpoints import Facts, Store
@@ -132,6 +142,9 @@ class Session:
         config = (config or SessionConfig()).changed(**settings)
         self.config, self._given_recorders = with_recorders(config, recorders)
         require_recorders(self._given_recorders)
+        check_type("hooks", hooks, SessionHooks, "jaxrl.SessionHooks(...)")
+        check_type("statistics", statistics, Statistics, "jaxrl.Statistics(...)")
+        check_type("interrupt", interrupt, Interrupt, "jaxrl.Interrupt()")
         self.config.check()
         inputs.check_entries("about", {} if about is None else about)
         _, how = resolve_resume(bool(resume), None, self.config.run_dir, allow_changes, start_over)
@@ -234,6 +247,7 @@ class Session:
 
         For a loop that abandons an episode between two steps; if it ends with a step, pass `truncated` instead.
         """
+        self._require_open("cut")
         now = self._now
         # Truncate the episodes both of training and of an evaluation.
         host = start_episodes(now.host, np.ones_like(now.host.ended))
@@ -244,7 +258,16 @@ class Session:
         """Add numbers to the statistics of `summary` and, as `info/NAME`, to the next row; log `text` as an event.
 
         The row has their mean, minimum and maximum over its interval, or what `statistics` selects for the name.
+
+        Raises:
+          SettingsError: a value is no number, a name is one of the session's own series, or the session is closed.
         """
+        self._require_open("note")
+        if taken := OF_SESSION.intersection(values):
+            raise SettingsError(f"note: a session has a series {min(taken)!r} of its own; take another name")
+        for name, value in values.items():
+            if value is not None:
+                check_number(f"note: {name}", value)
         self._log.log_note(text)
         now = self._now
         self._now = now._replace(statistics=now.statistics.note(values), interval=now.interval.add_notes(values))
@@ -254,6 +277,7 @@ class Session:
 
         They are numbers, text, and lists and dicts of these; anything else is rejected.
         """
+        self._require_open("describe")
         inputs.check_entry("about", entries)
         self._storage.describe(entries)
 
@@ -266,7 +290,8 @@ class Session:
         Raises:
           DivergedError: the session is done, and none of its steps was finite.
         """
-        return self._record_score(float(score), self._stepper.params(self._now))
+        self._require_open("evaluate_score")
+        return self._record_score(check_number("evaluate_score: score", score), self._stepper.params(self._now))
 
     def _record_score(self, score: float, params: PyTree, evaluation: Evaluation | None = None) -> bool:
         """Record the score of the current policy, with `params`; it is from an `evaluation` or from the user."""
@@ -302,9 +327,9 @@ class Session:
           SettingsError: fewer than one episode, an evaluation in progress, or a film without a `run_dir`.
         """
         check_count("episodes", episodes)
-        if self.is_evaluating or self._closed:
-            busy = "an evaluation is going on; wait for is_evaluating to end"
-            raise SettingsError(f"evaluate_episodes: {'the session is closed' if self._closed else busy}")
+        self._require_open("evaluate_episodes")
+        if self.is_evaluating:
+            raise SettingsError("evaluate_episodes: an evaluation is going on; wait for is_evaluating to end")
         recording = None
         if film is not None:
             if self.config.run_dir is None:
@@ -320,6 +345,7 @@ class Session:
 
     def save(self) -> None:
         """Start to save a checkpoint; it is complete on disk when `hooks.save` is called, or `close` returns."""
+        self._require_open("save")
         now, stepper = self._now, self._stepper
         # `facts` may reset the tries of this copy; the session adopts that.
         ledger = replace(now.ledger, t=self._iterations)
@@ -352,36 +378,38 @@ class Session:
           SettingsError: there is no run directory, or the session is closed.
           NoCheckpointError: no checkpoint is valid; nothing was changed.
         """
-        if self.config.run_dir is None or self._closed:
-            raise SettingsError("restore needs an open session with a run_dir")
+        self._require_open("restore")
+        if self.config.run_dir is None:
+            raise SettingsError("restore needs a session with a run_dir")
         # A pending save may be the newest checkpoint: wait for it.
         self._storage.collect_saves()
         self._look_at = 0
         now = self._now
-        self._now = self._load_newest(self._stepper.first(now.statistics.fresh()))._replace(
-            best=now.best, resets=now.resets
-        )
+        loaded = self._load_newest(self._stepper.first(now.statistics.fresh()))
+        self._now = with_best(loaded, now.best)._replace(resets=now.resets)
         self._since = (self.env_steps, self._now.ledger.wall)
         self._log.rewind(self.opt_steps)
         self._log.event("restore", f"went back to {self.opt_steps} optimisation steps")
 
     def close(self) -> None:
-        """Save, wait for all pending writes, and release the run directory.
+        """Save, wait for all pending writes, and release the run directory; afterwards nothing is learnt or written.
 
         Raises:
           StorageError: the last checkpoint could not be written.
         """
         if self._closed:
             return
-        # First, so that a failed close is not retried by the next call.
-        self._closed = True
-        try:
-            self.save()
-            self._storage.keep_best(self._now.best)
-            self._storage.finish()
-        finally:
-            self._log.close()
-            self._storage.close()
+        signalled = self._termination.came or isinstance(sys.exc_info()[1], KeyboardInterrupt)
+        # A first signal waits for the save; the second ends the process at once.
+        with DeferredSignals(limit=0 if signalled else 1):
+            try:
+                self.save()
+                self._storage.keep_best(self._now.best)
+                self._storage.finish()
+            finally:
+                self._closed = True  # also if it failed, so that the next call does not retry it
+                self._log.close()
+                self._storage.close()
         self._call_hooks(None, [])
         if self._storage.error is not None:
             raise self._storage.error
@@ -399,9 +427,16 @@ class Session:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
+        except (KeyboardInterrupt, SystemExit) as late:  # deferred by the last save
+            self._print_stop(late)
+            raise
         finally:
             # Handle SIGTERM until the save is complete.
             self._termination.end()
+        self._print_stop(error)
+
+    def _print_stop(self, error: BaseException | None) -> None:
+        """Print where and by which signal the session was stopped, if by any."""
         terminated, run_dir = self._termination.came, self.config.run_dir
         if terminated or isinstance(error, KeyboardInterrupt):
             where = f"stopped by {'SIGTERM' if terminated else 'SIGINT'} at {self.opt_steps:,} optimisation steps"
@@ -505,7 +540,7 @@ class Session:
             self._greedy = GreedyPolicy(self._stepper.policy, self._stepper.params(self._now))
             if resume.run:
                 best = self._storage.load_best(jax.eval_shape(lambda: self._stepper.params(self._now)))
-                self._now = self._now._replace(best=best)
+                self._now = with_best(self._now, best)
             self._since = (self.env_steps, self._now.ledger.wall)
             notes = notes_of(config, self._stepwise, self._now.state)
             self._log.open(self._storage, resume.run, (*notes, *self._rounding))
@@ -626,7 +661,8 @@ class Session:
         own = now.interval.columns(opt_steps, env_steps, now.invalid, wall, now.statistics.chosen)
         columns, agent = {**own, **summarise(stepper.metrics, now.sums)}, self._stepwise.agent.info.settings or {}
         self._log.log_train(columns, ledger, agent, env_steps - now.interval.env_steps)
-        begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
+        statistics = now.interval.statistics.fresh()
+        begun = Interval(statistics, opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
         past, sums = stepper.merge_sums(now.past, now.sums), zero_sums(len(stepper.metrics))
         self._now = now._replace(past=past, sums=sums, interval=begun, recorded=now.interval.returns, ledger=ledger)
 
@@ -641,9 +677,12 @@ class Session:
         print_stderr(line)
         self._log.event("storage", line)
 
-    def _require_going_on(self, what: str) -> None:
+    def _require_open(self, what: str) -> None:
         if self._closed:
             raise SettingsError(f"{what} was called on a session that is closed; resume it from its run_dir")
+
+    def _require_going_on(self, what: str) -> None:
+        self._require_open(what)
         if self._at_end and not self.is_evaluating:
             limit = self._schedule.limit(self._iterations)
             raise SettingsError(
@@ -699,6 +738,7 @@ def assemble(
             processor = carry_teacher(processor, taught, spec)
         return _from_rollouts(config, spec, *interaction.connect(processor, known))
     require_default(config, ROLLOUT_SETTINGS, f"{known.name} learns from replay, not from rollouts")
+    check_type("buffer", buffer, Buffer, "what jaxrl.uniform(...) or another of jaxrl's buffers returns")
     if buffer is None:
         raise SettingsError(f"{known.name} learns from replay; give buffer, as in buffer=jaxrl.uniform(50_000)")
     return _from_replay(config, spec, *interaction.connect((processor or one_step()).for_replay, known), buffer)

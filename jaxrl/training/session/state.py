@@ -217,7 +217,8 @@ def restore_session(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, stat
     steps, invalid = facts["steps"], facts["invalid"]
     if type(steps) is not int or type(invalid) is not int:
         raise ValueError("steps and invalid are counts")
-    statistics, interval = statistics.take_up(facts["statistics"]), Interval().take_up(facts["interval"])
+    interval = Interval.of(statistics).take_up(facts["interval"])
+    statistics = statistics.take_up(facts["statistics"])
     # Convert back to NumPy: the loader returns device arrays.
     host = jax.tree.map(np.array, host)
     return SessionState(state, sums, past, host, ledger, steps, invalid, statistics, interval, resumed=True)
@@ -237,6 +238,14 @@ def with_changes(now: SessionState, stepwise: Stepwise, schedule: Schedule, chan
     state = now.state._replace(agent=set_hyperparams_of(stepwise.agent, now.state.agent))
     changed_at = schedule.opt_steps(count_iterations(stepwise.schedule, now.steps))
     return now._replace(state=state, ledger=replace(now.ledger, changed_at=changed_at))
+
+
+def with_best(now: SessionState, best: Best | None) -> SessionState:
+    """Return a loaded session with the best policy; where that is of a later step, the session learns of its score."""
+    ledger = now.ledger
+    if best is not None and ledger.is_better(best.score):
+        ledger = replace(ledger, best_score=best.score, best_opt_steps=best.opt_steps)
+    return now._replace(ledger=ledger, best=best)
 
 
 def reseed_after_rollback(now: SessionState) -> SessionState:

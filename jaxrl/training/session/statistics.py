@@ -52,13 +52,20 @@ class Series:
         )
 
 
+def _rolling(series: Series) -> float:
+    try:
+        return math.fsum(series.recent) / len(series.recent)
+    except OverflowError:  # of the sum
+        return math.fsum(x / len(series.recent) for x in series.recent)
+
+
 AGGREGATIONS: dict[str, Callable[[Series], float]] = {
     "mean": lambda series: series.mean,
-    "std": lambda series: math.sqrt(series.squares / series.count),
+    "std": lambda series: math.sqrt(series.squares / series.count) if series.squares >= 0 else math.nan,
     "min": lambda series: series.low,
     "max": lambda series: series.high,
     "last": lambda series: series.recent[-1],
-    "rolling": lambda series: math.fsum(series.recent) / len(series.recent),
+    "rolling": _rolling,
     "sum": lambda series: series.total,
 }
 """Aggregations of a non-empty series; `rolling` is the mean of the latest numbers."""
@@ -124,16 +131,16 @@ class Statistics:
         return self._with({name: Series() for name in self.chosen})
 
     def facts(self) -> dict[str, list[Any]]:
-        """Return the running state, for JSON."""
-        return {
-            name: [x if x not in (math.inf, -math.inf) else None for x in astuple(s)] for name, s in self.series.items()
-        }
+        """Return the running state, for JSON; non-finite numbers are text, as `"inf"`."""
+        as_text = lambda x: str(x) if isinstance(x, float) and not math.isfinite(x) else x
+        return {name: [as_text(x) for x in astuple(series)] for name, series in self.series.items()}
 
     def take_up(self, facts: Mapping[str, Sequence[Any]]) -> "Statistics":
         """Return these statistics with the state from `facts()`; raise `ValueError` if it is malformed."""
 
         def series(values: Sequence[Any]) -> Series:
             count, mean, squares, low, high, recent, missing, not_finite, total = values
+            # Before version 0.38 the extremes of an empty series were `None`.
             low, high = (x if y is None else float(y) for x, y in ((math.inf, low), (-math.inf, high)))
             kept = tuple(float(x) for x in recent)[-self.window :]
             return Series(
@@ -167,8 +174,10 @@ IN_ROWS = ("mean", "min", "max")
 """Default aggregations of a series in rows."""
 OF_EVALUATION = ("eval_reward_std", "eval_reward_min", "eval_reward_max", "eval_length")
 """Columns of an evaluation in the row of its score, besides the score."""
-OF_EPISODES = Statistics({"episode_return": ["mean"], "episode_length": ["mean"]}, window=1)
-"""Statistics of no episodes yet, for a row."""
+OF_EPISODES = {"episode_return": ["mean"], "episode_length": ["mean"]}
+"""Series of the episodes, which every row has."""
+OF_SESSION = frozenset((*OF_EPISODES, "terminated"))
+"""Series of the summary that are not noted by the user."""
 
 
 class Episode(NamedTuple):
@@ -194,7 +203,7 @@ class Episode(NamedTuple):
 class Interval(NamedTuple):
     """Host-side statistics since the previous row; metrics of the updates are in the sums on the device."""
 
-    statistics: Statistics = OF_EPISODES
+    statistics: Statistics = Statistics(OF_EPISODES)
     terminated: int = 0
     """Number of terminated episodes."""
     opt_steps: int = 0
@@ -203,6 +212,11 @@ class Interval(NamedTuple):
     invalid: int = 0
     wall: float = 0.0
     """Seconds of the session."""
+
+    @classmethod
+    def of(cls, statistics: Statistics) -> "Interval":
+        """Return the first interval of a session with these statistics: `rolling` is over the same window."""
+        return cls(Statistics(OF_EPISODES, window=statistics.window))
 
     @property
     def returns(self) -> Series:
@@ -249,7 +263,7 @@ class Interval(NamedTuple):
             raise ValueError(f"expected an interval of {', '.join(like)}")
         if any(type(facts[name]) not in (type(x), int) for name, x in like.items() if name != "statistics"):
             raise ValueError("an interval is made of numbers")
-        return Interval(**{**facts, "statistics": OF_EPISODES.take_up(facts["statistics"])})
+        return Interval(**{**facts, "statistics": self.statistics.take_up(facts["statistics"])})
 
 
 def add_episodes(

@@ -17,7 +17,7 @@ from jaxrl.training.program import jit_donating, merge_sums, zero_sums
 from jaxrl.training.session.evaluation import EpisodeEvaluation, EpisodeEvaluator, Recording
 from jaxrl.training.session.inputs import Observations, ends
 from jaxrl.training.session.state import Host, Learnt, SessionState, differ, learn_and_sum, shapes_of, start_episodes
-from jaxrl.training.session.statistics import Statistics
+from jaxrl.training.session.statistics import Interval, Statistics
 from jaxrl.trees import PyTree, make_key
 
 
@@ -54,7 +54,8 @@ class Stepper:
     def first(self, statistics: Statistics) -> SessionState:
         """Return the initial state of a session."""
         state = self._init(self._key)
-        return self._with(state, jax.tree.map(np.array, state.last.result.next_obs))._replace(statistics=statistics)
+        first = self._with(state, jax.tree.map(np.array, state.last.result.next_obs))
+        return first._replace(statistics=statistics, interval=Interval.of(statistics))
 
     def shapes(self) -> PyTree:
         """Return the shapes of the arrays of a checkpoint; no state is made."""
@@ -71,8 +72,10 @@ class Stepper:
     def receive(self, now: SessionState, given: Observations) -> SessionState:
         """Return the state after receiving the observations to act on."""
         state, host = now.state, now.host
+        # Where a reset is due, nothing is chosen at the observation, the last one of an episode.
+        obs_valid = given.valid if now.resets is None else given.valid & ~now.resets.due
         if now.steps == 0:
-            window = self._begin(state.agent, given.obs, given.valid)
+            window = self._begin(state.agent, given.obs, obs_valid)
             fresh = np.ones_like(host.ended)
         else:
             # An episode begins where one ended and, in a resumed session, where the observation is not the last one.
@@ -86,7 +89,7 @@ class Stepper:
                     f"act: obs of environment {int(np.argmax(odd))} is not the next_obs that observe was given, "
                     "though no episode ended there; pass next_obs, or call cut() before you reset"
                 )
-            window = self._restart_processor(state.last, given.obs, fresh, given.valid)
+            window = self._restart_processor(state.last, given.obs, fresh, obs_valid)
         host = start_episodes(host, fresh)._replace(seen=given.obs, ended=np.zeros_like(fresh), spoilt=~given.valid)
         state = state._replace(window=window)
         # An episode abandoned between two steps: mark its last item as such afterwards.
