@@ -8,7 +8,7 @@ from typing import Any
 from jaxrl.cli.algos import EnvRun, build
 from jaxrl.cli.config import flag_types, from_plain
 from jaxrl.errors import SettingsError, suggest
-from jaxrl.parsing import parse_float
+from jaxrl.parsing import parse_value
 from jaxrl.strategies import Strategy
 from jaxrl.strategies.population import (
     Population,
@@ -129,13 +129,18 @@ def _of_env(config: Any, name: str, given: Any) -> Sequence[Any] | Range:
             f"a sweep of {name} trains in several environments, whose scores cannot be compared; say in which one all "
             f"are evaluated, as in --eval-env-args {own} {config.env_args[own]}"
         )
-    found = parse_values(given) if isinstance(given, str) else given
+    found, base = parse_values(given) if isinstance(given, str) else given, config.env_args[own]
     if isinstance(found, Range):
+        if isinstance(base, int):
+            raise SettingsError(
+                f"{name} is a whole number, {base}, so nothing can be drawn from {found}; list its values, or give it "
+                f"a fraction first, as in --env-args {own} {float(base)}"
+            )
         return found
-    typed = [parse_float(str(value)) for value in found] if isinstance(found, list | tuple) else []
-    if not typed or None in typed or len(set(typed)) < len(typed):
-        raise SettingsError(f"sweep of {name} is {given!r}; expected a list of numbers, none twice, or a range")
-    return typed
+    typed = [parse_value(str(value)) for value in found] if isinstance(found, list | tuple) else []
+    if not typed or any(type(value) not in (int, float) for value in typed):
+        raise SettingsError(f"sweep of {name} is {given!r}; expected a list of numbers, or a range")
+    return typed if isinstance(base, int) else [float(value) for value in typed]
 
 
 def _values(config: Any, name: str, given: Any) -> Sequence[Any] | Range:
@@ -158,7 +163,4 @@ def _values(config: Any, name: str, given: Any) -> Sequence[Any] | Range:
     if not isinstance(found, list | tuple) or not found:
         raise SettingsError(f"sweep of {name} is {given!r}; expected a list of values, or a range")
     configs = [from_plain(config, replace_settings({}, {name: value})) for value in found]
-    typed = [operator.attrgetter(name)(one) for one in configs]
-    if len(set(typed)) < len(typed):
-        raise SettingsError(f"sweep of {name} names a value twice; --seeds gives several runs of one setting")
-    return typed
+    return [operator.attrgetter(name)(one) for one in configs]

@@ -226,6 +226,8 @@ def combinations(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) 
             _check_range(values)
         elif isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
             raise SettingsError(f"sweep of {name} is {values!r}; expected a list of values, or a range to draw from")
+        elif len({*map(_number, values)}) < len(values):
+            raise SettingsError(f"sweep of {name} names a value twice; seeds gives several runs of one setting")
     drawn = any(isinstance(values, Range) for values in sweep.values())
     settings = math.prod(1 if isinstance(values, Range) else len(values) for values in sweep.values())
     # Counted before they are made, as products of lists grow fast.
@@ -243,6 +245,12 @@ def combinations(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) 
     else:
         combined = _draw(sweep, seeds, members, draw_seed)
     return combined
+
+
+def _number(value: Any) -> Any:
+    """Return a value of a sweep as a number, or as text if it is none."""
+    text = str(value)
+    return text if (number := parse_float(text)) is None else number
 
 
 def _draw(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> list[dict[str, Any]]:

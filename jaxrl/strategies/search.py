@@ -105,7 +105,8 @@ class Halving(NamedTuple):
 
     def within(self, sweep: Mapping[str, Any], seed: int) -> "Halving":
         check_count("halving: factor", self.factor, least=2)
-        check_between("halving: first", self.first, 0.0, 1.0)
+        if check_between("halving: first", self.first, 0.0, 1.0) == 1:
+            raise SettingsError("halving: first is 1, the end, where nothing is left to save; expected a share below 1")
         return self
 
     def settings(self) -> dict[str, Any]:

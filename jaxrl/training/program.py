@@ -289,6 +289,18 @@ def compile_together(strategy: Strategy, width: int, with_episodes: bool) -> Any
     return made[name]
 
 
+def compile_evaluation_together(strategy: Strategy, evaluate: Callable[..., Any], width: int) -> Any:
+    """Compile `evaluate`, `(params, key) -> ...`, for `width` members at once, whose parameters are stacked."""
+    made, name = program_cache(strategy), f"evaluation {width} together"
+    if made.get(name, ())[:1] != (evaluate,):
+        wide = lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype)
+        params = strategy.policy.params if strategy.policy is not None else lambda state: state
+        given = jax.eval_shape(params, state_shapes(strategy).state), jax.eval_shape(lambda: make_key(0))
+        program = jax.jit(jax.vmap(evaluate), compiler_options=graph_options())
+        made[name] = evaluate, program.lower(*jax.tree.map(wide, given)).compile()
+    return made[name][1]
+
+
 def _compile_run(strategy: Strategy, like: Saved, with_episodes: bool) -> Any:
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     given = (count, count) if strategy.actor_fns is None else (strategy.actor_fns.arrival, count)

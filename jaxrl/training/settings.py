@@ -282,10 +282,10 @@ def replace_settings(whose: str, config: Config, settings: Mapping[str, Any]) ->
 
 
 def _localise(config: Any, *names: str) -> None:
-    """Expand `~` in the paths of these settings; raise `SettingsError` for a URL."""
+    """Expand `~` in the paths of these settings, as text; raise `SettingsError` for a URL."""
     for name in names:
         if isinstance(path := getattr(config, name), str | Path):
-            object.__setattr__(config, name, local(path))
+            object.__setattr__(config, name, str(local(path)))
 
 
 def _as_declared(config: Any, name: str, value: Any) -> Any:

@@ -229,3 +229,18 @@ def test_members_may_differ_in_what_episodes_are_drawn_from_and_all_are_judged_a
         made(asked)
     with pytest.raises(SettingsError, match=r"'env_args.widht' cannot be swept; did you mean env_args.width"):
         made([*asked[:-1], "env_args.widht=0.25,1", "--eval-env-args", "width", "2"])
+
+
+def test_whole_numbers_of_an_environment_stay_whole(request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(lambda: forget_envs("spread"))
+    jaxrl.register_env("spread", spread)
+
+    def lengths(first: str, sweep: str) -> list[str]:
+        asked = ["a2c", "--env", "spread", "--env-args", "length", first, "--eval-env-args", "length", "7"]
+        members = made([*asked, "--sweep", f"env_args.length={sweep}"]).members
+        return [repr(member.strategy.info.settings["env_args"]["length"]) for member in members]  # type: ignore[index]
+
+    assert lengths("7", "5,1e1") == ["5", "10"]
+    assert lengths("7.0", "5,9") == ["5.0", "9.0"]
+    with pytest.raises(SettingsError, match=r"is a whole number, 7, .* or give it a fraction first, .* length 7\.0"):
+        lengths("7", "between(5,9)")

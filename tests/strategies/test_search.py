@@ -189,6 +189,10 @@ SWEPT = {"agent.lr": LR}
         (lambda: make_search({"pbt": 5, "halving": 3}), "two searches; choose one"),
         (lambda: Halving(1).within(SWEPT, 0), "halving: factor is 1"),
         (lambda: Halving(3, first=2.0).within(SWEPT, 0), "halving: first is 2"),
+        (
+            lambda: Halving(3, first=1.0).within(SWEPT, 0),
+            "halving: first is 1, the end, where nothing is left to save; expected a share",
+        ),
         (lambda: PBT(0).within(SWEPT, 0), "pbt: interval is 0"),
         (lambda: PBT(1, share=0.6).within(SWEPT, 0), "pbt: share is 0.6"),
         (lambda: PBT(1, resample=2.0).within(SWEPT, 0), "pbt: resample is 2"),

@@ -85,6 +85,8 @@ def test_values_are_read_as_people_write_them() -> None:
         ({"sweep": {"agent.lrr": [1.0]}}, r"'agent.lrr' cannot be swept; did you mean agent.lr\?"),
         ({"sweep": {"agent.lr": []}}, r"sweep of agent.lr is \[\]; expected a list of values, or a range"),
         ({"sweep": {"agent.lr": "1e-3"}}, r"sweep of agent.lr is '1e-3'; expected a list"),
+        ({"sweep": {"agent.lr": [0.1, 0.1]}}, r"agent.lr names a value twice; seeds gives several runs of one setting"),
+        ({"sweep": {"processor.discount": [1, 0.9, 1.0]}}, r"processor.discount names a value twice"),
         ({"sweep": {"agent.lr": [-1.0]}}, r"agent.lr is -1.0; expected a number from 0 to 1000"),
         ({"sweep": {"agent.lr": [math.nan]}}, r"agent.lr is nan; expected a number from 0 to 1000"),
         ({"sweep": {"processor.discount": [1.5]}}, r"processor.discount is 1.5; expected a number from 0 to 1"),

@@ -31,6 +31,7 @@ from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import digest, state_digest
+from jaxrl.training.storage.members import Membership
 from jaxrl.training.storage.run_dir import member_dir, read_members, read_settings
 from jaxrl.training.trainer import Trainer
 from jaxrl.tuning import tunable
@@ -152,6 +153,26 @@ def test_a_member_ends_where_its_own_iterations_end_whatever_the_order_of_member
     assert not gates.is_behind(0)
     verdict = gates.verdict({goes_on: 100})
     assert verdict.ended == ()
+
+
+def test_of_scores_those_first_at_gates_are_kept_and_the_newest() -> None:
+    place = Membership(0)
+    place.gates = [10, 20, 22, 40]
+    for step, kept in (
+        (5, [5]),
+        (12, [12]),
+        (15, [12, 15]),
+        (25, [12, 25]),
+        (30, [12, 25, 30]),
+        (18, [12, 25, 18]),  # after a rollback
+        (21, [12, 25, 21]),
+        (25, [12, 25, 21]),
+        (45, [12, 25, 21, 45]),
+        (50, [12, 25, 21, 45, 50]),
+    ):
+        place.record_score(step, float(len(place.scores)))
+        assert [*place.scores] == kept
+    assert place.scores[25] == 2.0, "of two at the same step the first counts"
 
 
 def test_it_is_said_who_stops_and_who_goes_on_as_whom(capsys: pytest.CaptureFixture[str]) -> None:
@@ -505,6 +526,21 @@ def test_the_rungs_of_a_run_stay_where_they_were(tmp_path: Path) -> None:
             Trainer(population, **{**settings, "max_opts": 80, **other}, resume=True).train()
 
 
+@pytest.mark.parametrize("search", [jaxrl.PBT(20), jaxrl.Halving(2)], ids=["pbt", "halving"])
+def test_a_search_goes_on_with_the_rules_by_which_members_end(search: Any, tmp_path: Path) -> None:
+    population = jaxrl.population(walking(never), sweep={"agent.lr": [0.01, 0.02, 0.03, 0.5]}, search=search)
+    settings = {"max_opts": 80, "eval_interval": 20, "evaluator": walked, "run_dir": tmp_path / "run", "quiet": True}
+    ends = {"stop_reward": 5.0, "patience": 3}
+    whole = Trainer(population, **settings, **ends).train()
+    for other, said in (
+        ({"stop_reward": None}, f"stop_reward is None, but {search.name} in .*run has decided with 5.0; keep it"),
+        ({"patience": 0}, f"patience is 0, but {search.name} in .*run has decided with 3; keep it"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            Trainer(population, **settings, **{**ends, **other}, resume=True, allow_changes=True).train()
+    assert told(Trainer(population, **settings, **ends, resume=True).train()) == told(whole)
+
+
 def test_halving_ends_members_before_the_limit_of_environment_steps_does() -> None:
     """Of 4 members 2 go on after a quarter of the 40 steps that they have, and 1 after half of them."""
     population = jaxrl.population(counting(), seeds=4, search=jaxrl.Halving(2))
@@ -512,6 +548,26 @@ def test_halving_ends_members_before_the_limit_of_environment_steps_does() -> No
     result = Trainer(population, **length, evaluator=walked, quiet=True).train()
     ends = sorted((m.result.summary["opt_steps"], m.status) for m in result.members if m.result)
     assert ends == [(10, "halved"), (10, "halved"), (20, "halved"), (40, "max_env_steps")]
+
+
+@pytest.mark.parametrize("search", [None, jaxrl.Halving(2)], ids=["stop_reward", "halving"])
+def test_killed_before_the_checkpoint_of_its_end_is_on_disk_a_member_comes_to_that_end(
+    search: Any, tmp_path: Path
+) -> None:
+    """At 0.5 a step the last member walks 10 in 20 steps; halving ends two after 20 steps, and another after 40."""
+    population = jaxrl.population(walking(never), sweep={"agent.lr": [0.01, 0.02, 0.03, 0.5]}, search=search)
+    length = {"max_opts": 80, "eval_interval": 10, "save_interval": 15, "confirm_best": False}
+    settings = {**length, "evaluator": walked, "quiet": True, "stop_reward": 9.0 if search is None else None}
+    run = tmp_path / "run"
+    whole = Trainer(population, **settings, run_dir=run).train()
+    ends = lambda result: [(m.status, m.result.summary["opt_steps"], m.best_score) for m in result.members if m.result]
+    assert ("stop_reward" if search is None else "halved", 20) in [(status, steps) for status, steps, _ in ends(whole)]
+    for save in run.glob("checkpoints/*"):  # members.jsonl, written before each save, knows of the ends already
+        rows = json.loads((save / "manifest.json").read_text())["facts"]["rows"]
+        if any(row["step"] % 15 for row in rows):
+            shutil.rmtree(save)
+    assert told(Trainer(population, **settings, run_dir=run, resume=True).train()) == told(whole)
+    assert ends(whole) == ends(Trainer(population, **settings, run_dir=run, resume=True).train())
 
 
 # --- members that go back -----------------------------------------------------------------------------------------
@@ -543,6 +599,10 @@ def walking(fails: Callable[[Walker, jax.Array], jax.Array]) -> jaxrl.Strategy:
     return jaxrl.Strategy(init, step, 1, 1, state_fns=state_fns)
 
 
+def never(state: Walker, steps: jax.Array) -> jax.Array:
+    return jnp.bool_(False)
+
+
 def three(fails: Callable[[Walker, jax.Array], jax.Array]) -> Population:
     """Return three members, of which the first takes over from the last after 4 steps, with the second's rate."""
     search = jaxrl.PBT(4, share=0.34, resample=0.0, factors=(0.5,))
@@ -559,6 +619,17 @@ def test_a_member_goes_back_to_where_it_took_over_and_no_further(tmp_path: Path)
     assert result.members[0].parent == 2
     back = [row["opt_steps"] for number in range(3) for row in rows_in(run, number) if row.get("event") == "rollback"]
     assert back == [4, 3, 3]
+
+
+def test_a_member_goes_back_to_where_it_took_over_from_one_that_had_just_skipped_an_update(tmp_path: Path) -> None:
+    """The last skips the fourth update; the first, then at 2.0 with its rate halved, diverges there once."""
+    at_its_parent = lambda state, steps: (steps > 4) & (state.lr == 0.25) & (state.walk >= 2.0) & (state.tries == 0)
+    population = three(lambda state, steps: ((steps == 4) & (state.lr == 0.5)) | at_its_parent(state, steps))
+    settings = {**BACK, "max_skips": 2, "save_interval": 3, "run_dir": tmp_path / "run"}
+    member = Trainer(population, **settings).train().members[0]
+    back = [row["opt_steps"] for row in rows_in(tmp_path / "run", 0) if row.get("event") == "rollback"]
+    assert (member.parent, back) == (2, [4])
+    assert member.result.state.walk == 2.0 - 4 * 1.0
 
 
 def test_in_memory_a_member_that_begins_again_has_the_settings_that_it_took_over() -> None:

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_runs import rows_about_all
-from toys_trainer import small_dqn
+from toys_trainer import counting, small_dqn
 
 import jaxrl
 from jaxrl.cli.config import parse
 from jaxrl.strategies.population import Population, PopulationLayout, resolve_layout
+from jaxrl.training.evaluator import CompiledEvaluator
 from jaxrl.training.population.scores import PopulationResult
 from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import state_digest
@@ -134,6 +136,25 @@ def test_a_width_makes_several_programs_of_which_the_last_is_as_wide() -> None:
     result = trainer.train()
     assert len(trainer._places.teams) == 2
     assert len(set(digests(result))) == 3
+
+
+def test_an_evaluation_is_compiled_once_for_all_programs_of_a_strategy() -> None:
+    traces = []
+
+    def evaluate(state: Any, key: jax.Array) -> tuple[Any, ...]:
+        traces.append(state)
+        return state.walk[None], state.steps[None], jnp.ones(1, bool), {}
+
+    counts, scores = [], []
+    for width in (4, 1):
+        members = jaxrl.population(counting(), seeds=4, layout="together", width=width)
+        length = {"max_opts": 4, "eval_interval": 2, "confirm_best": False, "quiet": True}
+        result = Trainer(members, **length, evaluator=CompiledEvaluator(evaluate)).train()
+        scores.append([(m.last_score, m.last_score == m.result.state.walk) for m in result.members if m.result])
+        counts.append(len(traces) - sum(counts))
+    assert counts[0] == counts[1]
+    assert scores[0] == scores[1]
+    assert all(is_own for _, is_own in scores[0])
 
 
 def test_the_layout_follows_the_platform_and_is_a_setting(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 from toys_runs import member_facts, read_lines, rows_about_all, rows_in, timeless, without_line
-from toys_trainer import counting, small_dqn
+from toys_trainer import ByStep, counting, small_dqn
 
 import jaxrl
 from jaxrl.cli.algos import build
@@ -215,6 +215,22 @@ def test_a_second_call_goes_on_in_memory_where_there_is_no_directory(layout: str
         trainer.train(max_opts=40)
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_length_that_is_refused_is_not_kept(saved: bool, tmp_path: Path) -> None:
+    population = jaxrl.population(counting(), seeds=4, search=jaxrl.Halving(2))
+    settings = {"eval_interval": 2, "evaluator": ByStep(range(9)), "confirm_best": False, "quiet": True}
+    settings["run_dir"] = tmp_path / "run" if saved else None
+    plain = jaxrl.population(counting(), seeds=2)
+    for trained, refused in ((population, (16, 2, 0)), (plain, (4, 0))):
+        trainer = Trainer(trained, **settings, max_opts=8, start_over=saved)
+        first = [(m.status, m.last_score) for m in trainer.train().members]
+        for max_opts in refused:
+            with pytest.raises(SettingsError, match=f"max_opts is {max_opts}"):
+                trainer.train(max_opts=max_opts)
+        assert trainer.config.max_opts == 8
+        assert [(m.status, m.last_score) for m in trainer.train().members] == first
+
+
 def test_members_of_another_version_are_not_to_be_trained_anew(tmp_path: Path) -> None:
     settings = {"max_opts": 4, "run_dir": str(tmp_path / "run"), "quiet": True}
     members = jaxrl.population(counting(), seeds=2)
@@ -246,7 +262,8 @@ def test_a_member_taken_out_is_a_run_that_goes_on(whole: tuple[Path, PopulationR
     alone = Trainer(small_dqn(), **longer, seed=1, run_dir=tmp_path / "alone", quiet=True).train()
     resumed = Trainer(small_dqn(), **longer, seed=1, run_dir=path, resume=True, quiet=True).train()
     assert state_digest(resumed.state) == state_digest(alone.state)
-    for member, said in ((7, "has no member 7; expected 0 to 1"), (-1, "has no member -1")):
+    no_number = [(member, f"member is {member}; expected a whole number of at least 0") for member in (-1, 1.0, True)]
+    for member, said in ((7, "has no member 7; expected 0 to 1"), *no_number):
         with pytest.raises(jaxrl.SettingsError, match=said):
             jaxrl.extract(run, member, tmp_path / "other")
     with pytest.raises(jaxrl.SettingsError, match="exists already"):
@@ -389,7 +406,6 @@ def test_a_damaged_file_of_members_is_refused_and_costs_nothing(run: Path) -> No
         before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
         with pytest.raises(SettingsError, match=r"cannot read .*members.jsonl: line \d is not about a member"):
             go_on(run)
-        del before[run / "metadata.json"]  # it says that the resume has failed
         assert {path: path.read_bytes() for path in before} == before, line
     (run / "members.jsonl").write_text(whole)
     assert len(go_on(run).members) == 2
@@ -416,10 +432,16 @@ def test_a_refused_resume_changes_nothing_and_an_accepted_one_drops_what_is_not_
     with (run / "metrics.jsonl").open("a") as log:
         log.write(json.dumps({"member": 1, **unsaved}) + "\n" + json.dumps({"kind": "population", **unsaved}) + "\n")
         log.write('{"member": 0, "kind": "ev')
-    files = run / "metrics.jsonl", run / "config.yaml"
+    files = [run / name for name in ("metrics.jsonl", "config.yaml", "metadata.json", "members.jsonl")]
     before = [file.read_bytes() for file in files]
-    with pytest.raises(SettingsError, match="the seed decided all of it"):
-        go_on(run, seed=7)
+    others = jaxrl.population(small_dqn(), seeds=3)
+    for population, changed, said in (
+        (two(), {"seed": 7}, "the seed decided all of it"),
+        (two(), {"max_opts": 10}, "max_opts is 10, but .* has made 20 optimisation steps"),
+        (others, {}, "holds the population"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            Trainer(population, **{**BEGUN, **changed}, run_dir=run, resume=True).train()
     assert [file.read_bytes() for file in files] == before
     assert [member.status for member in go_on(run).members] == ["max_opts"] * 2
     assert "max_opts: 40" in (run / "config.yaml").read_text()

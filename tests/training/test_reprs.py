@@ -60,11 +60,12 @@ def test_a_population_shows_its_best(tmp_path: Path) -> None:
     assert [part for part in ("seed=1", "max_opts", str(tmp_path)) if part not in text] == []
 
 
+@pytest.mark.parametrize("kind", [str, Path])
 def test_training_ends_with_a_summary_in_the_words_of_python(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: type, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = str(tmp_path / "run")
-    trainer = jaxrl.Trainer(small_dqn(), run_dir=run_dir, **{**SETTINGS, "quiet": False})
+    trainer = jaxrl.Trainer(small_dqn(), run_dir=kind(run_dir), **{**SETTINGS, "quiet": False})
     result = trainer.train()
     lines = capsys.readouterr().out.splitlines()
     last = {line[:14].strip(): line[14:] for line in lines[lines.index("  stopped by  max_opts") :]}
@@ -75,6 +76,15 @@ def test_training_ends_with_a_summary_in_the_words_of_python(
     assert repr(eval(last["load"].partition(" = ")[2])).startswith("GreedyPolicy(CartPole-v1")
     assert last["go on"] == "trainer.train(max_opts=40)"
     assert eval(last["go on"]).summary["opt_steps"] == 40
+
+
+def test_the_table_of_a_population_ends_with_a_call_that_can_be_copied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    population = jaxrl.population(small_dqn(), seeds=2)
+    jaxrl.Trainer(population, run_dir=tmp_path / "run", **{**SETTINGS, "quiet": False}).train()
+    (call,) = [line.partition(" = ")[2] for line in capsys.readouterr().out.splitlines() if "load_policy" in line]
+    assert repr(eval(call)).startswith("GreedyPolicy(CartPole-v1")
 
 
 @pytest.mark.parametrize("silent", [{"quiet": True}, {"console": False}, {"recorders": []}])

@@ -21,6 +21,7 @@ from jaxrl.training.population.scores import HALVED, format_swept
 from jaxrl.training.population.teams import split_teams
 from jaxrl.training.processes import require_alone
 from jaxrl.training.report import EARLY, LIMITS, Report
+from jaxrl.training.schedule import Schedule
 from jaxrl.training.settings import TrainerConfig, extend
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.group import has_valid_save
@@ -124,8 +125,14 @@ class MemberRun:
         if self.status in EARLY_ENDS:
             self.reports = (report for report in list[Report]())
             return
+        trainer.config, trainer.schedule = self.extended(max_opts)
+
+    def extended(self, max_opts: int) -> tuple[TrainerConfig, Schedule]:
+        """Return its settings and schedule up to `max_opts`; raise `SettingsError` if it has made more steps."""
+        trainer = self.trainer
+        assert trainer is not None
         done = trainer.schedule.opt_steps(trainer.ledger.t)
-        trainer.config, trainer.schedule, _ = extend(trainer.strategy, trainer.config, max_opts, done)
+        return extend(trainer.strategy, trainer.config, max_opts, done)[:2]
 
 
 def copy_parent(own: MemberRun, other: MemberRun, copy: Copy, place: int, device: Any) -> Trainer | None:
@@ -145,7 +152,11 @@ def copy_parent(own: MemberRun, other: MemberRun, copy: Copy, place: int, device
     for part in (streams.COPY, place, copy.member):
         key = jax.random.fold_in(key, part)
     # Copy: the parent donates its buffers as soon as it continues.
-    state = copy_state(trainer.strategy, parent.state, device)._replace(key=key)
+    state = copy_state(trainer.strategy, parent.state, device)
+    # Updates that the parent skipped are not the member's: its rollbacks lead here, where it is in good health.
+    if (reseed := trainer.strategy.state_fns.reseed) is not None:
+        state = reseed(state, 0)
+    state = state._replace(key=key)
     line = f"goes on as member {copy.parent} stood after {place} optimisation steps, with {format_swept(copy.values)}"
     # Set before `adopt` saves, so that the checkpoint records it.
     own.membership.adopted_at = place
@@ -355,15 +366,25 @@ def require_same(population: Population, config: TrainerConfig, path: Path) -> N
             f"{path} holds {f'the population {found}' if found else 'a run of its own'}, not {own}; "
             "go on with what is there, or choose another run directory"
         )
-    require_rungs(population, read_yaml(path / CONFIG), config, path)
+    require_same_decisions(population, read_yaml(path / CONFIG), config, path)
 
 
-def require_rungs(population: Population, before: Mapping[str, Any], config: TrainerConfig, what: object) -> None:
-    """Raise `SettingsError` if the rungs of halving follow from another length or interval in the settings `before`."""
+def require_same_decisions(
+    population: Population, before: Mapping[str, Any], config: TrainerConfig, what: object
+) -> None:
+    """Raise `SettingsError` if a search would decide differently than under the settings `before`.
+
+    The rungs of halving follow from the length and the interval. For any search, a member that has ended by itself is
+    neither halved nor replaced.
+    """
+    advice = "keep it, or go on with the best members as runs of their own (jaxrl.extract)"
     for name in (*LIMITS, "eval_interval") if isinstance(population.search, Halving) else ():
         was, now = before.get(name, 0), getattr(config, name)
         if was != now:
+            raise SettingsError(f"{name} is {now}, but the rungs of {what} follow from {was}; {advice}")
+    for name in ("stop_reward", "patience") if population.search is not None else ():
+        was, now = before.get(name), getattr(config, name)
+        if was != now:
             raise SettingsError(
-                f"{name} is {now}, but the rungs of {what} follow from {was}; keep it, or go on "
-                "with the best members as runs of their own (jaxrl.extract)"
+                f"{name} is {now}, but {population.search.name} in {what} has decided with {was}; {advice}"
             )

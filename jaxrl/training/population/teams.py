@@ -21,9 +21,8 @@ from jaxrl.strategies.population import Member, Population
 from jaxrl.training.devices import Alone, move_state
 from jaxrl.training.evaluator import CompiledEvaluator, Evaluation
 from jaxrl.training.mesh import MeshShape
-from jaxrl.training.program import Sums, compile_together
+from jaxrl.training.program import Sums, compile_evaluation_together, compile_together
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.xla.options import graph_options
 
 MEMBER_S = 0.004
 """Target duration of a call for each member, in seconds, some 25 times what the host spends on a member and call."""
@@ -116,23 +115,30 @@ class Team:
     ) -> None:
         """Create a team of `members`, which release `host` while they wait; unused lanes repeat the data of another."""
         self.strategy, self.members, self.device = strategy, members, device
-        self.evaluates = isinstance(evaluator, CompiledEvaluator)
+        self._evaluate_one = evaluator.run if isinstance(evaluator, CompiledEvaluator) else None
         self.actions: str | None = getattr(evaluator, "actions", None)
         self._width, self._with_episodes, self._host, self._lock = width, with_episodes, host, RLock()
         # A condition for each member: an answer wakes the members that it is for, and no others.
         self._turns = [Condition(self._lock) for _ in range(members)]
-        run = evaluator.run if isinstance(evaluator, CompiledEvaluator) else None
-        self._evaluation: Any = run and jax.jit(jax.vmap(run), compiler_options=graph_options())
         self._expected = set(range(members))
         self._asked: dict[int, Call] = {}
         self._answers: dict[int, Any] = {}
+        self._run: Any = None
+        self._evaluation: Any = None
         self._states: PyTree = None
         self._away: dict[int, Away] = {}
         """References to the valid lanes of `_states`, by place."""
 
-    def compile(self) -> Any:
-        """Return the compiled training program."""
-        return compile_together(self.strategy, self._width, self._with_episodes)
+    @property
+    def evaluates(self) -> bool:
+        """Whether it evaluates its members."""
+        return self._evaluate_one is not None
+
+    def compile(self) -> None:
+        """Compile its programs, which teams of one strategy share."""
+        self._run = compile_together(self.strategy, self._width, self._with_episodes)
+        if self._evaluate_one is not None:
+            self._evaluation = compile_evaluation_together(self.strategy, self._evaluate_one, self._width)
 
     def ask(self, place: int, call: Call) -> Any:
         """Submit a call and wait for its result."""
@@ -219,7 +225,7 @@ class Team:
         stop, first = min(call.stop for call in due.values()), next(iter(due))
         sums = [due.get(place, due[first]).given[1] for place in range(self._width)]
         stacked = jax.tree.map(lambda *rows: np.stack(rows), *jax.device_get(sums))
-        made = self.compile()(self._states, stacked, np.uint32(due[first].start), np.uint32(stop))
+        made = self._run(self._states, stacked, np.uint32(due[first].start), np.uint32(stop))
         # Return references to lanes of these states: a member's state is sliced out only when read.
         self._states = made.state
         of_all = jax.device_get((made.sums, made.ended_rows, made.health))

@@ -37,8 +37,8 @@ from jaxrl.training.population.members import (
     copied_settings,
     copy_parent,
     explain_damage,
-    require_rungs,
     require_same,
+    require_same_decisions,
     same_ends,
 )
 from jaxrl.training.population.rows import Place, PopulationRows, place_of
@@ -130,7 +130,7 @@ class PopulationTrainer:
         self._saves: Collector | None = None
         self._runs = [MemberRun(member) for member in population.members]
         self._failure: StorageError | None = None
-        self._gates = self._new_gates()
+        self._gates = self._new_gates(self.config)
         self._described = self._begun = False
         self._make: dict[str, Any] = {
             "evaluator": evaluator,
@@ -165,10 +165,7 @@ class PopulationTrainer:
           DivergedError: all members diverged.
         """
         if max_opts is not None:
-            before, self.config = self.config, self.config.changed(max_opts=max_opts)
-            self.config.check()
-            if self._begun:
-                require_rungs(self.population, vars(before), self.config, "this population")
+            self.config = self._extended(max_opts)
         for _ in self:
             pass
         self.require_any()
@@ -176,6 +173,18 @@ class PopulationTrainer:
         if not self._quiet:
             self._print_table(result)
         return result
+
+    def _extended(self, max_opts: int) -> TrainerConfig:
+        """Return the settings of runs of `max_opts` optimisation steps; raise `SettingsError` unless all can go on."""
+        config = self.config.changed(max_opts=max_opts)
+        config.check()
+        if self._begun:
+            require_same_decisions(self.population, vars(self.config), config, "this population")
+        for run in self._runs:
+            if run.trainer is not None and run.status not in (*EARLY_ENDS, "diverged"):
+                run.extended(max_opts)
+        self._new_gates(config)
+        return config
 
     def __iter__(self) -> Iterator[MemberReport]:
         """Train, yielding at each boundary of each member; leaving the loop early saves all members."""
@@ -190,7 +199,7 @@ class PopulationTrainer:
         else:
             self._runs = [MemberRun(member) for member in self.population.members]
             self._rows = PopulationRows(self.population, self._quiet, self._place_of)
-        self._gates = self._new_gates()
+        self._gates = self._new_gates(self.config)
         self._assign_devices()
         self._require_fit()
         schedules = {id(made.step): plan_run(made, self.config)[1] for made in self._strategies()}
@@ -269,7 +278,7 @@ class PopulationTrainer:
                 for future in sorted(done, key=lambda future: going[future].member.number):
                     run = going.pop(future)
                     report = future.result()
-                    self._describe()
+                    self._describe(run)
                     if report is None:
                         self._remove(run)
                         continue
@@ -294,11 +303,13 @@ class PopulationTrainer:
             wait(going)
             self._close()
 
-    def _describe(self) -> None:
+    def _describe(self, run: MemberRun) -> None:
         """Write all settings once, now that a member has begun or been resumed under them."""
+        if run.trainer is None:
+            return  # it diverged in an earlier process
         if self._dir is not None and not self._described:
             if self._resume:
-                self._dir.write_config(self.settings())
+                self._write_settings()
             self._write_members()
         self._described = True
 
@@ -349,8 +360,8 @@ class PopulationTrainer:
 
     # --- searching ---
 
-    def _new_gates(self) -> Gates | None:
-        """Return the gates of the population's search, or `None` without one.
+    def _new_gates(self, config: TrainerConfig) -> Gates | None:
+        """Return the gates of the population's search under `config`, or `None` without one.
 
         Raises:
           SettingsError: the settings do not suit a search, or for PBT the members have different programs or a swept
@@ -359,14 +370,14 @@ class PopulationTrainer:
         search, members = self.population.search, self.population.members
         if search is None:
             return None
-        if self.config.eval_at_return is not None:
+        if config.eval_at_return is not None:
             raise SettingsError("a search compares members at the same evaluations; leave eval_at_return out")
         if isinstance(search, PBT):
             if len(self._strategies()) > 1:
                 raise SettingsError("pbt: the members have different programs, so none can take another's place")
             require_stream(members[0].strategy)
             require_movable(members[0].strategy, members[0].swept)
-        return Gates(search, members, self.config)
+        return Gates(search, members, config)
 
     def _waits(self, run: MemberRun, report: Report) -> bool:
         """Pass a member's report to the gates; return whether it has to wait at one."""
@@ -496,9 +507,13 @@ class PopulationTrainer:
             mesh=None,
         )
         made = {**self._make, "allow_changes": self._make["allow_changes"] and again}
-        early = before.get("status") in EARLY_ENDS
-        if files is not None and again and early and same_ends(files.settings(number), config):
-            # The member has ended: load it without training any further.
+        if (
+            files is not None
+            and again
+            and self._has_ended(before, number)
+            and same_ends(files.settings(number), config)
+        ):
+            # Load it without training any further.
             made["interrupt"] = Interrupt()
             made["interrupt"].stop(before["status"])
         strategy = self._places.on(number, run.member.strategy)
@@ -506,6 +521,15 @@ class PopulationTrainer:
             checkpoints = self._saves.store(CHECKPOINTS, number)
             strategy = with_values(strategy, copied_settings(checkpoints, run.member))
         return Trainer(strategy, config, resume=again, console=False, **made)
+
+    def _has_ended(self, before: Mapping[str, Any], number: int) -> bool:
+        """Return whether a member with the metadata `before` ended early, and the checkpoint of that end is on disk.
+
+        After a kill it may not be: the member then makes its last steps again, and ends as it did.
+        """
+        if self._saves is None or before.get("status") not in EARLY_ENDS:
+            return False
+        return self._saves.checkpoints.newest_steps([number])[number] == before.get("opt_steps")
 
     def _assign_devices(self) -> None:
         """Assign devices to members, and team-mates to their teams."""
@@ -577,10 +601,7 @@ class PopulationTrainer:
                 self._dir.discard()
             self._dir.write_owner()
             if not self._resume:
-                self._dir.write_config(self.settings())
-            # A resumed population keeps its creation time.
-            created = {} if self._resume else {"created": timestamp()}
-            self._dir.write_metadata(format=FORMAT, **created, status="running", members=len(self._runs))
+                self._write_settings(created=timestamp())
             self._open_files(self._dir.path)
             yield
             done = all(run.status != "running" for run in self._runs)
@@ -621,19 +642,26 @@ class PopulationTrainer:
         tags, notes = (*algo_and_env(settings), *self.config.tags), str(settings.get("notes") or "")
         return RunInfo(self._dir.path.name, self._dir.path, settings, tags, opt_steps=0, notes=notes)
 
+    def _write_settings(self, **created: str) -> None:
+        """Write the settings, and that the population is running; a resumed one keeps when it was `created`."""
+        assert self._dir is not None
+        self._dir.write_config(self.settings())
+        self._dir.write_metadata(format=FORMAT, **created, status="running", members=len(self._runs))
+
     def _write_members(self) -> None:
         """Write what has changed of members' settings and metadata; raise `OSError` on failure."""
         if self._files is not None:
             self._files.flush()
 
     def _end(self, status: str) -> None:
-        """Write the final status and the table of members."""
+        """Write the final status and the table of members, unless a resume has come to none of them."""
         assert self._dir is not None
         try:
             self._rows.close()
             if self._files is not None:
                 self._files.close()
-            self._dir.write_metadata(status=status, table=self._table())
+            if self._described or not self._resume:
+                self._dir.write_metadata(status=status, table=self._table())
         except OSError as error:
             reason = f"cannot write the run directory {self._dir.path}: {reason_of_path(error)}"
             self._failure = self._failure or StorageError(reason)

@@ -2,13 +2,14 @@
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError
+from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError, check_count
 from jaxrl.paths import local
 from jaxrl.training.storage.group_files import MemberFiles
 from jaxrl.training.storage.run_dir import (
@@ -42,7 +43,7 @@ class Membership:
         self.announces = self.saves_best_late = False
         """Whether to report before any training, and whether to defer a best policy to the next checkpoint."""
         self.gates: Sequence[int] = ()
-        """Optimisation steps at which a search decides."""
+        """Optimisation steps at which a search decides, in ascending order."""
         self.files: MemberFiles | None = None
         """Its files among the population's, if these are stored."""
         self.scores: dict[int, float] = {}
@@ -53,8 +54,11 @@ class Membership:
     def record_score(self, opt_steps: int, score: float) -> None:
         """Record a score; of two at the same step the first counts, as in the search."""
         self.scores.setdefault(opt_steps, score)
-        # Retain the first score at or past each gate, by which a search decides, and the newest.
-        deciding = {min((step for step in self.scores if step >= gate), default=opt_steps) for gate in self.gates}
+        # Retain the first score at or past each gate, by which a search decides, and the newest: a score decides if
+        # there are more gates up to it than up to the one before.
+        steps = sorted(self.scores)
+        gates = [0, *(bisect_right(self.gates, step) for step in steps)]
+        deciding = {step for step, before, now in zip(steps, gates, gates[1:], strict=False) if before < now}
         self.scores = {step: x for step, x in self.scores.items() if step in deciding or step == opt_steps}
 
     def facts(self) -> dict[str, Any]:
@@ -116,7 +120,7 @@ def resolve(run_dir: str | Path, member: int | None = None) -> Path:
     The best member has the highest best score, of equal ones the lowest number.
 
     Raises:
-      SettingsError: there is no such member, or `member` is given for a single run.
+      SettingsError: `member` is no number, none of the members, or given for a single run.
     """
     path = Path(local(run_dir))
     require_run(path)
@@ -131,7 +135,7 @@ def resolve(run_dir: str | Path, member: int | None = None) -> Path:
         scores = {number: one.metadata.get("best_score") for number, one in members.items()}
         known = {number: score for number, score in scores.items() if isinstance(score, int | float)}
         return member_dir(path, max(known, key=lambda number: known[number]) if known else there[0])
-    if member not in there:
+    if (member := check_count("member", member, least=0)) not in there:
         raise SettingsError(f"{run_dir} has no member {member}; expected {there[0]} to {there[-1]}")
     return member_dir(path, member)
 
