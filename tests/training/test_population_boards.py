@@ -1,7 +1,10 @@
 """TensorBoard of a population: a curve for each setting, the means of its members' rows."""
 
 from pathlib import Path
+from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_recorder_values import values_of
@@ -11,6 +14,7 @@ from toys_trainer import small_dqn
 import jaxrl
 from jaxrl.training.population.scores import iqm
 from jaxrl.training.trainer import Trainer
+from jaxrl.tuning import tunable
 
 LENGTH = {"max_opts": 40, "eval_interval": 20, "eval_episodes": 3, "record_interval": 20, "quiet": True}
 
@@ -39,6 +43,26 @@ def test_each_setting_has_the_means_of_its_members_under_the_tags_of_a_run(layou
             drawn = curve(run / "tensorboard" / setting, f"{kind}/{column}")
             assert drawn == pytest.approx(means(run, members, kind, column), rel=1e-6)
     assert {path.name for path in (run / "tensorboard").iterdir()} == {"agent.lr=0.01", "agent.lr=0.001"}
+
+
+class Walk(NamedTuple):
+    key: jax.Array
+    walk: jax.Array
+    pace: jax.Array
+
+
+def test_settings_whose_names_are_too_long_for_a_directory_have_a_curve_each(tmp_path: Path) -> None:
+    name, run = "agent." + 130 * "é", tmp_path / "run"  # 266 bytes
+    init = lambda key: Walk(key, jnp.float32(0), tunable(name, 0.5))
+    step = lambda state, key, t: (state._replace(walk=state.walk + state.pace), {"walk": state.walk})
+    strategy = jaxrl.Strategy(init, step, 1, 1)
+    made = jaxrl.population(strategy, seeds=2, sweep={name: [0.25, 0.75]})
+    Trainer(made, max_opts=40, record_interval=20, eval_interval=0, eval_episodes=0, quiet=True, run_dir=run).train()
+    shown = {path.name: curve(path, "train/walk") for path in (run / "tensorboard").iterdir()}
+    # Of the two bytes of the last letter only one is among the first 200.
+    assert [*dict(sorted(shown.items()))] == [f"agent.{97 * 'é'}... (member {number})" for number in (0, 2)]
+    for number, curve_of in zip((0, 2), (shown[one] for one in sorted(shown)), strict=True):
+        assert curve_of == pytest.approx(means(run, [number, number + 1], "train", "walk"))
 
 
 def test_seeds_of_one_setting_are_one_curve_that_goes_on(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from jaxrl.training.storage.run_dir import BOARD, METRICS
 
 MAX_LINES = 12
 """Maximum lines printed at once, of settings or of decisions; more settings are shown as one line for all members."""
+MAX_NAME, SHORT_NAME = 255, 200
+"""Maximum bytes of a directory's name, and the number of them that a longer one keeps."""
 
 
 class Place(NamedTuple):
@@ -337,7 +339,10 @@ class Boards:
         `about` describes the population; if it is `resumed`, rows follow after its `opt_steps`. A resume that is
         refused hides nothing: the files are rewound with the first row.
         """
-        names = {name: directory if len(groups) == 1 else directory / name.replace("/", "_") for name in groups}
+        names = {
+            name: directory if len(groups) == 1 else directory / _file_name(name, members[0])
+            for name, members in groups.items()
+        }
         self._groups = {name: (groups[name], Recorders([TensorBoardRecorder(path)])) for name, path in names.items()}
         for _, recorder in self._groups.values():
             recorder.begin(about)
@@ -361,6 +366,14 @@ class Boards:
         """Close the files."""
         for _, recorder in self._groups.values():
             recorder.close()
+
+
+def _file_name(setting: str, member: int) -> str:
+    """Return a name of a directory for a setting, of which `member` is the first; file systems take 255 bytes."""
+    name = setting.replace("/", "_")
+    if len(name.encode()) <= MAX_NAME:
+        return name
+    return f"{name.encode()[:SHORT_NAME].decode(errors='ignore')}... (member {member})"
 
 
 def _mean(rows: Sequence[Row]) -> Row:
