@@ -335,10 +335,12 @@ def from_plain(
         if name not in known:
             raise SettingsError(f"{where}unknown setting {prefix}{name}; {suggest(str(name), known, settings=True)}")
         old = getattr(config, name)
-        if is_dataclass(old) and isinstance(value, Mapping):
+        shown = f"--{prefix}{name}".replace("_", "-") if flags else f"{where}{prefix}{name}"
+        if is_dataclass(old):
+            if not isinstance(value, Mapping):
+                raise SettingsError(f"{shown} is {reprlib.repr(value)[:80]}; expected settings by name")
             changes[name] = from_plain(old, value, source, f"{prefix}{name}.", flags)
         else:
-            shown = f"--{prefix}{name}".replace("_", "-") if flags else f"{where}{prefix}{name}"
             changes[name] = as_type(shown, value, hints[name])
             _check_allowed(where, f"{prefix}{name}", type(config), name, changes[name])
     return replace(config, **changes)
