@@ -283,9 +283,9 @@ def cores() -> str:
     lines = [[f"`{core}`", *(_learnt(of(column, core)) for column in columns)] for core in cores]
     head = ["core", *(f"`{algo}`, {task}" for algo, task in columns)]
     counts = sorted({len(of(column, core)) for column in columns for core in cores} - {0})
+    several = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     seeds = (
-        f"The fastest and the slowest of {' or '.join(map(str, counts))} seeds; in brackets after how many steps the "
-        "others were given up."
+        f"The fastest and the slowest of {several} seeds; in brackets after how many steps the others were given up."
     )
     return f"{table(head, lines)}\n\n{seeds}\n\n{source(used)}"
 
