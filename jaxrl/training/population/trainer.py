@@ -214,8 +214,7 @@ class PopulationTrainer:
             # Import recorders' packages in one thread: circular imports fail in several at once.
             recorders_of(self.config.recorders, None if self._dir is None else RowLog(self._dir / METRICS))
             self._rows.print_line(describe(self.population, self._mesh, self.workers, len(self._strategies())))
-            first = self.population.members[0].strategy
-            self._rows.begin(self._trainer_without_storage(first, self._make["evaluator"]).schedule)
+            self._rows.begin(self._schedules[self.population.members[0].number])
             yield from self._take_turns(pool)
         if self._failure is not None:
             raise self._failure

@@ -61,6 +61,8 @@ UNFINISHED, REMOVED = ".unfinished", ".removed"
 """Suffixes of a step being written and of one being removed."""
 
 Facts = dict[str, Any]
+Good = Callable[[Facts], bool]
+"""`good(facts)`: whether a checkpoint with these facts is one to take."""
 
 
 class CheckpointError(Exception):
@@ -247,50 +249,38 @@ class Store:
             return []
         return sorted(int(entry.name) for entry in self.directory.iterdir() if is_step(entry.name))
 
-    def load_newest(
-        self, like: PyTree, good: Callable[[Facts], bool] = lambda facts: True
-    ) -> tuple[int, PyTree, Facts]:
+    def load_newest(self, like: PyTree, good: Good | None = None) -> tuple[int, PyTree, Facts]:
         """Load the newest valid step whose facts are `good`; warn of each newer step that is damaged.
 
         Raises:
           NoCheckpointError: there is no such step.
           SettingsError: the step is intact but has another structure; the error names the leaf.
         """
-
-        def load(step: int) -> tuple[int, PyTree, Facts] | None:
-            return (step, *self.load(step, like)) if good(self.manifest(step)["facts"]) else None
-
-        found = self._newest(load)
+        found = self._newest(lambda step: (step, *self.load(step, like)), good)
         self.newest = found[0]
         return found
 
-    def newest_facts(self, good: Callable[[Facts], bool] = lambda facts: True) -> tuple[int, Facts]:
+    def newest_facts(self, good: Good | None = None) -> tuple[int, Facts]:
         """Return the newest step with intact files whose facts are `good`, and its facts.
 
         Raises:
           NoCheckpointError: there is no such step.
         """
-
-        def look(step: int) -> tuple[int, Facts] | None:
-            facts = self.manifest(step)["facts"]
-            return (step, facts) if good(facts) else None
-
-        found: tuple[int, Facts] = self._newest(look)
+        found: tuple[int, Facts] = self._newest(lambda step: (step, self.manifest(step)["facts"]), good)
         return found
 
     def check_newest(self, like: PyTree) -> None:
         """Check that the newest step fits `like`, without reading arrays; raises what `load_newest` does."""
         self._newest(lambda step: self._fitting_manifest(step, like))
 
-    def _newest(self, read: Callable[[int], Any]) -> Any:
-        """Return the first result of `read(step)` that is not `None`, from the newest step backwards."""
+    def _newest(self, read: Callable[[int], Any], good: Good | None = None) -> Any:
+        """Return `read(step)` of the newest valid step whose facts are `good`."""
         self.wait()
         for step in reversed(self.steps()):
             try:
                 # Known damaged steps are neither read nor warned of again.
-                found = None if step in self._bad else read(step)
-                if found is not None:
-                    return found
+                if step not in self._bad and (good is None or good(self.manifest(step)["facts"])):
+                    return read(step)
             except MismatchError as error:
                 raise SettingsError(
                     f"checkpoint {self._path(step)} does not fit this program: {error}; "

@@ -28,7 +28,7 @@ import numpy as np
 from jaxrl.errors import SettingsError, StorageError
 from jaxrl.paths import local
 from jaxrl.training.storage.arrays import FAULTS, Leaves, reason
-from jaxrl.training.storage.checkpoints import CheckpointError, Facts, Store, is_step, standing, surplus
+from jaxrl.training.storage.checkpoints import CheckpointError, Facts, Good, Store, is_step, standing, surplus
 from jaxrl.training.storage.leaves import Entry, host_leaves
 from jaxrl.training.storage.logs import copy_logs
 from jaxrl.training.storage.members import require_no_member, resolve
@@ -417,13 +417,13 @@ class MemberStore(Store):
         except KeyError:
             raise CheckpointError("it has been removed") from None
 
-    def _newest(self, read: Callable[[int], Any]) -> Any:
+    def _newest(self, read: Callable[[int], Any], good: Good | None = None) -> Any:
         rows = self._saves.rows(self._member)
         newest = max((place.save for place in rows.values()), default=0)
         for save, error in sorted(self._saves.unreadable().items(), reverse=True):
             if save > newest:
                 self._warn_skipped(self.directory / str(save), error)
-        return super()._newest(read)
+        return super()._newest(read, good)
 
     def _path(self, step: int, suffix: str = "") -> Path:
         rows = self._saves.rows(self._member)

@@ -18,7 +18,7 @@ import jax
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.paths import reason_of_path, writing
 from jaxrl.training.settings import HARMLESS, Change, changes, evaluation_changes, unread
-from jaxrl.training.storage.checkpoints import Facts, OtherVersionError, Store, standing
+from jaxrl.training.storage.checkpoints import Facts, Good, OtherVersionError, Store, standing
 from jaxrl.training.storage.fork import Fork, copy_checkpoint, describe_branch, describe_fork, origin
 from jaxrl.training.storage.group import BEST, CHECKPOINTS
 from jaxrl.training.storage.group_files import Log, MemberDir, MemberFiles
@@ -136,9 +136,8 @@ class Storage:
         """The directory of a new fork that has not been resumed yet."""
         self._step = 0
         """The step from which it was forked."""
-        self._has_diverged = False
-        """Whether the run has diverged in an earlier process: later checkpoints than the newest healthy one lead there
-        again."""
+        self._good: Good | None = None
+        """Which checkpoints to resume from, if the run has diverged in an earlier process: others lead there again."""
         self._failures: dict[str, StorageError] = {}
         self._pending: float | None = None
         self._settings, self._resume, self._check = plain(settings), resume, check
@@ -206,8 +205,8 @@ class Storage:
             step, old = 0, {"settings": self.dir.settings()}
         else:
             try:
-                self._has_diverged = self._can_go_back_to_health()
-                step, old = self.checkpoints.newest_facts(self._is_good)
+                self._good = self._healthy_after_divergence()
+                step, old = self.checkpoints.newest_facts(self._good)
             except OtherVersionError:
                 raise
             except NoCheckpointError as error:
@@ -220,18 +219,15 @@ class Storage:
                 )
         self._compare(step, old)
 
-    def _can_go_back_to_health(self) -> bool:
-        """Return whether the run has diverged and has a healthy checkpoint left."""
+    def _healthy_after_divergence(self) -> Good | None:
+        """Return which checkpoints are healthy, if the run has diverged and has any; otherwise `None`."""
         assert self.dir is not None
-        if self.dir.metadata().get("status") != "diverged":
-            return False
-        with contextlib.suppress(NoCheckpointError):
-            return bool(self.checkpoints.newest_facts(lambda facts: standing(facts).healthy))
-        return False
-
-    def _is_good(self, facts: Facts) -> bool:
-        """Return whether a checkpoint with these facts is one to resume from."""
-        return standing(facts).healthy or not self._has_diverged
+        is_healthy = lambda facts: standing(facts).healthy
+        if self.dir.metadata().get("status") == "diverged":
+            with contextlib.suppress(NoCheckpointError):
+                self.checkpoints.newest_facts(is_healthy)
+                return is_healthy
+        return None
 
     def _is_population(self) -> bool:
         """Return whether the directory is a population's; damaged settings matter only where they are needed."""
@@ -456,7 +452,7 @@ class Storage:
           NoCheckpointError: no checkpoint is valid.
           SettingsError: the checkpoint has another structure; the error names the leaf.
         """
-        step, tree, facts = self.checkpoints.load_newest(like, self._is_good)
+        step, tree, facts = self.checkpoints.load_newest(like, self._good)
         self._compare(step, facts)  # again: it may be older than the one compared first
         self._log_sums = self._new_log_sums()  # anew: rows after this step are about to be removed
         assert self.dir is not None
@@ -467,7 +463,7 @@ class Storage:
 
     def commit_resume(self) -> None:
         """Write `config.yaml` and `metadata.json` once all checks for resuming have passed."""
-        if self._has_diverged and self.checkpoints.newest is not None:
+        if self._good is not None and self.checkpoints.newest is not None:
             self.checkpoints.drop_after(self.checkpoints.newest)  # from here on the status is another
         with writing(f"the run directory {self.path}", StorageError):
             self._describe()
