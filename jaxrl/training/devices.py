@@ -32,6 +32,10 @@ class Alone:
         """Return the complete state."""
         return state
 
+    def to_save(self, state: PyTree) -> PyTree:
+        """Return the complete state, on the device or on the host, for a checkpoint."""
+        return state
+
     def part(self, state: PyTree, choose: Callable[[PyTree], PyTree]) -> PyTree:
         """Return the part of a state that `choose` selects."""
         return choose(state)

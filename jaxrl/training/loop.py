@@ -597,7 +597,7 @@ class Run:
         return settings_of_run(self.strategy, self.config)
 
     def _tree_to_save(self) -> PyTree:
-        saved = Saved(self.state, self._sums)
+        saved = Saved(self.lane.to_save(self._state), self._sums)
         return saved if self.config.save_replay else program.without_replay(saved)
 
     def _facts(self) -> dict[str, Any]:

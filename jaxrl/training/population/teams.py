@@ -22,10 +22,13 @@ from jaxrl.training.devices import Alone, move_state
 from jaxrl.training.evaluator import CompiledEvaluator, Evaluation
 from jaxrl.training.mesh import MeshShape
 from jaxrl.training.program import Sums, compile_evaluation_together, compile_together
-from jaxrl.trees import Array, Key, PyTree
+from jaxrl.training.storage.leaves import HostKeys
+from jaxrl.trees import Array, Key, PyTree, is_key, key_impl, tree_bytes
 
 MEMBER_S = 0.004
 """Target duration of a call for each member, in seconds, some 25 times what the host spends on a member and call."""
+MAX_COPY_BYTES = 1 << 28
+"""Maximum size of the states of a team that are copied to the host at once."""
 
 
 class Call(NamedTuple):
@@ -60,6 +63,10 @@ class Lane:
     def whole(self, state: PyTree) -> PyTree:
         """Return the state itself, read from its lane if necessary."""
         return whole(state)
+
+    def to_save(self, state: PyTree) -> PyTree:
+        """Return the state itself for a checkpoint, from the host's copy of all lanes if there can be one."""
+        return self.team.copy(state) if isinstance(state, Away) else state
 
     def part(self, state: PyTree, choose: Callable[[PyTree], PyTree]) -> PyTree:
         """Return `choose(state)`, read from its lane if necessary; health is the value that the last call returned."""
@@ -126,6 +133,8 @@ class Team:
         self._run: Any = None
         self._evaluation: Any = None
         self._states: PyTree = None
+        self._copies: PyTree = None
+        """The leaves of `_states` on the host, see `_on_host`; copied when the first member saves."""
         self._away: dict[int, Away] = {}
         """References to the valid lanes of `_states`, by place."""
 
@@ -180,6 +189,18 @@ class Team:
             if away.kept is not None:
                 return choose(away.kept)
             return _read(choose, self._states, np.int32(away.place))
+
+    def copy(self, away: Away) -> PyTree:
+        """Return the state that `away` refers to, its leaves on the host if the states of all members are small.
+
+        Members save at the same time, and one copy of all lanes takes as long as those of a few.
+        """
+        with self._lock:
+            if away.kept is not None or tree_bytes(self._states) > MAX_COPY_BYTES:
+                return self.read(away, _identity)
+            if self._copies is None:
+                self._copies = jax.tree.map(_on_host, self._states)
+            return jax.tree.map(lambda rows: rows(away.place), self._copies)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -238,6 +259,7 @@ class Team:
 
     def _put(self, given: dict[int, PyTree]) -> None:
         """Write states into their lanes, after copying out the states in other lanes."""
+        self._copies = None
         # The program updates and donates all lanes, so states of members that do not take part must be copied first.
         for place in [place for place in self._away if place not in given]:
             away = self._away.pop(place)
@@ -256,6 +278,16 @@ class Team:
 
 def _identity(state: PyTree) -> PyTree:
     return state
+
+
+def _on_host(lanes: Array) -> Callable[[int], Any]:
+    """Copy an array `[W, ...]` to the host; return a function from a place to its row there."""
+    # A copy also where the device shares the host's memory: the next call donates the array.
+    rows = np.array(jax.random.key_data(lanes) if is_key(lanes) else lanes, copy=True)
+    if not is_key(lanes):
+        return lambda place: rows[place, ...]
+    impl = key_impl(lanes)
+    return lambda place: HostKeys(rows[place], impl)
 
 
 @partial(jax.jit, static_argnums=0)

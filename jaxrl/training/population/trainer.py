@@ -666,11 +666,18 @@ class PopulationTrainer:
             self._failure = self._failure or StorageError(reason)
 
     def _table(self) -> list[Mapping[str, Any]]:
-        return [member._replace(result=None)._asdict() for member in self.result().members]
+        return [self._outcome_of(run)._asdict() for run in self._runs]
 
     def _result_of(self, run: MemberRun) -> MemberResult:
+        """Return the result of a member, with its state and policy if it has trained and not diverged."""
+        trainer, outcome = run.trainer, self._outcome_of(run)
+        if trainer is None or trainer.state is None or run.status == "diverged":
+            return outcome
+        return outcome._replace(result=trainer.result())
+
+    def _outcome_of(self, run: MemberRun) -> MemberResult:
+        """Return the result of a member without its state and policy, which take time to read."""
         member, trainer = run.member, run.trainer
-        began = trainer is not None and trainer.state is not None
         return MemberResult(
             number=member.number,
             seed=self.config.seed + member.seed,
@@ -680,5 +687,5 @@ class PopulationTrainer:
             last_score=trainer.ledger.last_score if trainer is not None else run.scores[1],
             values=self._gates.values[member.number] if self._gates else {},
             parent=self._gates.parents.get(member.number) if self._gates else None,
-            result=trainer.result() if began and trainer is not None and run.status != "diverged" else None,
+            result=None,
         )

@@ -23,6 +23,14 @@ Entry = dict[str, Any]
 """Entry of a leaf in a checkpoint's manifest: `path`, `shape`, `dtype`, and `crc32` of its bytes."""
 
 
+class HostKeys:
+    """PRNG keys as a leaf of a tree on the host: each access to typed keys would run a program on the device."""
+
+    def __init__(self, data: np.ndarray, impl: str) -> None:
+        """Hold the key data of keys of the implementation `impl`."""
+        self.data, self.impl = data, impl
+
+
 def host_leaves(tree: PyTree) -> dict[str, np.ndarray]:
     """Copy every leaf of `tree` to the host and return them by path; PRNG keys become their key data."""
     # `device_get` may return a view of device memory, which is overwritten once the buffer is donated.
@@ -92,6 +100,8 @@ def flatten(tree: PyTree) -> list[tuple[str, Any]]:
     """Return `(path, leaf)` pairs; PRNG keys become key data, with the implementation in the path; shapes are kept."""
 
     def plain(path: str, leaf: Any) -> tuple[str, Any]:
+        if isinstance(leaf, HostKeys):
+            return f"{path}<{leaf.impl}>", leaf.data
         if not is_key(leaf):
             return path, leaf
         data = jax.eval_shape if isinstance(leaf, jax.ShapeDtypeStruct) else lambda f, key: f(key)
