@@ -27,7 +27,7 @@ def replace_settings(name: str, config: Config, settings: Mapping[str, Any]) -> 
     expected = config_class(name)
     check_config(name, config, expected)
     known: Mapping[str, Any] = config.__dataclass_fields__  # type: ignore[attr-defined]
-    if not expected.__dataclass_fields__.keys() <= known.keys():
+    if not isinstance(config, expected):
         raise SettingsError(
             f"the settings of {name} are {type(config).__name__}; expected {expected.__name__}, or a subclass of it"
         )
@@ -36,14 +36,14 @@ def replace_settings(name: str, config: Config, settings: Mapping[str, Any]) -> 
     for word in settings:
         if word not in known:
             raise SettingsError(f"{name} has no setting {word!r}; {suggest(word, known, settings=True)}")
-    config = replace(config, **settings)  # type: ignore[type-var]
+    config = replace(config, **settings)
     # All fields are checked, and not only those replaced here: `config` may have been made by hand.
     checked, kind = {}, cast(Any, type(config))
     for word, (rule, optional) in rules_of(kind).items():
         value = getattr(config, word)
         checked[word] = None if optional and value is None else rule.check(f"agent.{word}", value)
     # What schedules decide comes last, and replaces the numbers given for the same fields.
-    return replace(config, **{**checked, **_settings_of_schedules(name, config)})  # type: ignore[type-var]
+    return replace(config, **{**checked, **_settings_of_schedules(name, config)})
 
 
 def check_config(name: str, config: object, expected: Any) -> None:

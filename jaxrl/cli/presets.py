@@ -176,8 +176,8 @@ PRESETS["ppo"] = {
         for name, entropy in (("MountainCar-v0", 0.0), ("MountainCarContinuous-v0", 0.01))
     },
     # 10 000 000 environment steps. All of PureJaxRL (Lu et al. 2022, https://arxiv.org/abs/2210.05639), but values are
-    # not clipped, and rewards are normalised: otherwise the values' errors leave little of the policy's under its bound
-    # on the gradient.
+    # not clipped, Adam's epsilon is 1e-8, and rewards are normalised: otherwise the values' errors leave little of the
+    # policy's under its bound on the gradient.
     "*-MinAtar": {
         "max_opts": 39_072,
         "eval_interval": 4_000,
@@ -418,8 +418,8 @@ PRESETS["impala"] = {
     "MountainCar-v0": PRESETS["a2c"]["MountainCar-v0"],
     "MountainCarContinuous-v0": PRESETS["a2c"]["MountainCarContinuous-v0"],
 }
-# 500 000 environment steps, if nothing else is said. Rewards, lambda and rollouts after PureJaxQL (Gallici et al. 2024,
-# https://arxiv.org/abs/2407.04811); fewer environments and less exploration.
+# 500 000 environment steps, if nothing else is said. Rewards and rollouts after PureJaxQL (Gallici et al. 2024,
+# https://arxiv.org/abs/2407.04811); fewer environments and less exploration, and mostly a smaller lambda.
 PRESETS["pqn"] = {
     "CartPole-v1": {
         "max_opts": 15_616,
@@ -447,7 +447,7 @@ PRESETS["pqn"] = {
         },
         "processor": {"normalise_obs": True, "reward_scale": 0.1},
     },
-    # 10 000 000 environment steps. All but the torso and the last epsilon after PureJaxQL.
+    # 10 000 000 environment steps. All but the torso after PureJaxQL.
     "*-MinAtar": {
         "max_opts": 156_224,
         "eval_interval": 16_000,

@@ -131,6 +131,7 @@ MISUSE: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "the class of the settings": (lambda: jaxrl.ppo(jaxrl.PPOConfig), ["expected PPOConfig(...)"]),
     "the settings of another agent": (lambda: jaxrl.dqn(jaxrl.PPOConfig()), ["are PPOConfig; expected DQNConfig"]),
+    "the settings of a family": (lambda: jaxrl.crossq(jaxrl.SACConfig()), ["are SACConfig; expected CrossQConfig"]),
     "an agent that is built": (
         lambda: jaxrl.off_policy(counting(), jaxrl.dqn()(counting().spec), **BUFFER),
         ["agent is dqn, already built", "off_policy(env, jaxrl.dqn())"],
