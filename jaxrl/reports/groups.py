@@ -1,7 +1,8 @@
 """Groups of runs with equal settings except the seed: names, differences and scores."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl.errors import one_line
@@ -44,35 +45,52 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     for run in runs:
         found.setdefault(_key(run), []).append(run)
     groups = list(found.values())
-    names = _unique([_label(group[0], [other[0] for other in groups]) for group in groups])
+    names = _unique(_labels([group[0] for group in groups]))
     return [Group(name, tuple(group)) for name, group in zip(names, groups, strict=True)]
 
 
-def _deciding(run: Run) -> dict[str, str]:
-    """Return the settings that tell groups apart; `varied` for those that a search changed."""
+def _deciding(run: Run, form: Callable[[object], str]) -> dict[str, str]:
+    """Return the settings that tell groups apart, their values in a `form`; `varied` for those a search changed."""
     settings = {name: value for name, value in run.settings.items() if DEFAULTS.get(name, ...) != value}
-    own = {name: format_value(value) for name, value in settings.items() if name not in MAY_DIFFER}
+    own = {name: form(value) for name, value in settings.items() if name not in MAY_DIFFER}
     return own | dict.fromkeys(run.swept if run.varied else (), "varied")
 
 
+def _exact(value: object) -> str:
+    """Return the value of a setting with all its digits."""
+    return repr(value) if isinstance(value, float) else format_value(value)
+
+
 def _key(run: Run) -> str:
-    return json.dumps([run.varied, _deciding(run)], sort_keys=True) if run.settings else str(run.path)
+    return json.dumps([run.varied, _deciding(run, _exact)], sort_keys=True) if run.settings else str(run.path)
 
 
 def _title(run: Run) -> tuple[str, str]:
     return format_value(run.settings.get("algo", "unknown")), format_value(run.settings.get("env", "unknown"))
 
 
-def _label(run: Run, others: Sequence[Run]) -> str:
-    """Return the name of the group of `run`; `others` has one run of each group."""
-    if not run.settings:
-        return run.name
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Return the names of groups, of each of which `runs` has one run."""
     # Settings distinguish only groups of the same algorithm and environment.
-    alike = [_deciding(other) for other in others if other.settings and _title(other) == _title(run)]
-    own = _deciding(run)
-    names = [name for name in _names(alike) if len({settings.get(name) for settings in alike}) > 1]
-    values = [f"{name}={own.get(name, '-')}" for name in names if name not in ("algo", "env")]
-    label = " ".join([*_title(run), *values])
+    alike: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for run in runs:
+        if run.settings:
+            alike.setdefault(_title(run), []).append(_deciding(run, _exact))
+    differing = {
+        title: [
+            name
+            for name in _names(found)
+            if name not in ("algo", "env") and len({settings.get(name) for settings in found}) > 1
+        ]
+        for title, found in alike.items()
+    }
+    return [_label(run, differing[_title(run)]) if run.settings else run.name for run in runs]
+
+
+def _label(run: Run, names: Sequence[str]) -> str:
+    """Return the name of the group of `run`, with its settings `names`."""
+    own = _deciding(run, format_value)
+    label = " ".join([*_title(run), *(f"{name}={own.get(name, '-')}" for name in names)])
     return label if len(label) <= LONGEST_LABEL else f"{label[:LONGEST_LABEL]}..."
 
 
@@ -82,10 +100,11 @@ def _names(settings: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _unique(labels: Sequence[str]) -> list[str]:
     """Return `labels`, with numbers appended to those that occur several times."""
-    return [
-        label if labels.count(label) == 1 else f"{label} ({labels[: i + 1].count(label)})"
-        for i, label in enumerate(labels)
-    ]
+    total, so_far, found = Counter(labels), Counter[str](), []
+    for label in labels:
+        so_far[label] += 1
+        found.append(label if total[label] == 1 else f"{label} ({so_far[label]})")
+    return found
 
 
 def format_value(value: object) -> str:

@@ -150,7 +150,8 @@ def read_episodes(opened: Opened, whole: bool = False) -> dict[int, list[float]]
         return {}
     found: dict[int, list[float]] = {}
     for line in lines:
-        row = logs.parse(line)
-        if row is not None and np.isfinite(value := to_float(row.get("return"))):
-            found.setdefault(row["opt_steps"], []).append(value)
-    return found if whole else {step: found[step] for step in sorted(found)[-1:]}
+        if (row := logs.parse(line)) is not None:
+            found.setdefault(row["opt_steps"], []).append(to_float(row.get("return")))
+    kept = found if whole else {step: found[step] for step in sorted(found)[-1:]}
+    finite = {step: [value for value in values if np.isfinite(value)] for step, values in kept.items()}
+    return {step: values for step, values in finite.items() if values}

@@ -10,7 +10,7 @@ from pathlib import Path
 from jaxrl.errors import JaxrlError, SettingsError
 from jaxrl.paths import reason_of_path
 from jaxrl.reports.read import films_of
-from jaxrl.training.storage.run_dir import CONFIG, EPISODES, MEMBERS, MEMBERS_FILE, METADATA, METRICS
+from jaxrl.training.storage.run_dir import CONFIG, EPISODES, MEMBERS, MEMBERS_FILE, METADATA, METRICS, group_of
 
 HOST = "127.0.0.1"
 OURS = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?")
@@ -21,7 +21,8 @@ def stamp_of(paths: Iterable[str]) -> str:
     """Return a digest that changes with any file that is read from the runs at `paths`."""
     digest = hashlib.sha256()
     for path in map(Path, paths):
-        own = [path / name for name in (CONFIG, METADATA, MEMBERS_FILE, METRICS, EPISODES)]
+        # The files of a member are those of its population.
+        own = [(group_of(path) or path) / name for name in (CONFIG, METADATA, MEMBERS_FILE, METRICS, EPISODES)]
         films = [film for folder in (path, *sorted((path / MEMBERS).glob("*"))) for film in films_of(folder)]
         for file in (*own, *films):
             digest.update(f"{file} {_state(file)}\n".encode())
@@ -42,20 +43,21 @@ class Pages:
     def __init__(self, paths: list[str], build: Callable[[str], str]) -> None:
         self._paths, self._build = paths, build
         self._lock = threading.Lock()
-        self._stamp, self._page = "", b""
+        self._stamp, self._built, self._page = "", "", b""
 
     def stamp(self) -> str:
-        """Return the current stamp of the runs."""
-        return stamp_of(self._paths)
+        """Return the stamp of the page that `page` returns now."""
+        self.page()
+        return self._built
 
     def page(self) -> bytes:
         """Return the current page of the runs, or the previous one if a run can no longer be read."""
         # Each request has a thread; only one of them builds the page.
         with self._lock:
-            stamp = self.stamp()
+            stamp = stamp_of(self._paths)
             if stamp != self._stamp or not self._page:
                 try:
-                    self._page = self._build(stamp).encode()
+                    self._page, self._built = self._build(stamp).encode(), stamp
                 # A run may be in the middle of a write: keep the previous page until the next change.
                 except JaxrlError:
                     if not self._page:

@@ -39,6 +39,12 @@ def test_runs_of_equal_settings_but_for_the_seed_are_one_group(tmp_path: Path) -
     }
 
 
+def test_settings_that_differ_in_the_last_digits_are_not_averaged(tmp_path: Path) -> None:
+    a, b = (write_run(tmp_path / name, lr=lr) for name, lr in (("a", 0.99912341), ("b", 0.99912339)))
+    names = [group.name for group in groups_of(a, b)]
+    assert names == ["ppo CartPole-v1 agent.lr=0.999123 (1)", "ppo CartPole-v1 agent.lr=0.999123 (2)"]
+
+
 def test_only_settings_that_tell_groups_of_one_algorithm_apart_are_in_their_names(tmp_path: Path) -> None:
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", algo="dqn", lr=0.5)
     assert [group.name for group in groups_of(a, b)] == ["ppo CartPole-v1", "dqn CartPole-v1"]

@@ -134,3 +134,6 @@ def test_episodes_of_the_last_evaluation_or_of_all(tmp_path: Path) -> None:
     assert read_episodes(partial(open_log, tmp_path)) == {20: [20.0, 21.0]}
     assert read_episodes(partial(open_log, tmp_path), whole=True) == {10: [10.0, 11.0], 20: [20.0, 21.0]}
     assert read_episodes(partial(open_log, tmp_path / "none")) == {}
+    with path.open("a") as file:
+        file.write('urn": null}\n')
+    assert read_episodes(partial(open_log, tmp_path)) == {}

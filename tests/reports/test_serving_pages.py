@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from toys_runs import log, place, write_run
+from toys_runs import log, place, write_population, write_run
 
 from jaxrl.errors import SettingsError
 from jaxrl.reports.groups import group_runs
@@ -54,10 +54,20 @@ def test_the_page_is_made_anew_when_rows_come(run: Path, port: int) -> None:
     assert "12345" in get(port, "/")[1]
 
 
+def test_the_page_of_a_member_is_made_anew_when_its_population_writes(tmp_path: Path) -> None:
+    population = write_population(tmp_path / "pop", {0.1: [1.0]})
+    pages = Pages([str(population / "members/00000")], lambda stamp: stamp)
+    before = pages.page()
+    log(population, [{"kind": "eval", "member": 0, **place(2), "score": 2.0}])
+    assert pages.page() != before
+
+
 def test_a_run_that_is_gone_leaves_the_last_page(run: Path, port: int) -> None:
     _, before = get(port, "/")
+    _, stamp = get(port, "/stamp")
     (run / "config.yaml").rename(run.parent / "elsewhere")
     assert get(port, "/") == (200, before)
+    assert get(port, "/stamp") == (200, stamp)  # or an open page would be loaded again and again
 
 
 def test_other_names_and_other_pages_get_nothing(port: int) -> None:
