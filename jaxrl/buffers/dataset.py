@@ -53,6 +53,13 @@ class Dataset(NamedTuple):
         return Dataset(self.spec, *kept)
 
 
+def require_dataset(name: str, data: object) -> None:
+    """Raise `SettingsError` for anything else in place of a data set, such as the path of its file."""
+    if not isinstance(data, Dataset):
+        given = str(data)[:100]
+        raise SettingsError(f"{name} is {given!r}; expected a data set, as jaxrl.load_dataset({given!r})")
+
+
 def split_holdout(data: Dataset, share: float) -> tuple[Dataset, Dataset | None]:
     """Split off `share` of the episodes, evenly spread; return the training set and the held-out one, or `None`.
 

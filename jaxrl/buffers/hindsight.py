@@ -62,9 +62,12 @@ def hindsight(ring: Buffer, share: float = 0.8, goal: GoalFn | None = None) -> B
       SettingsError: `share` is not between 0 and 1, or `ring` is a buffer of another kind.
     """
     check_between("buffer.hindsight", share, 0.0, 1.0)
-    settings = {**(ring.settings or {}), "hindsight": float(share)}
-    if "capacity" not in settings or "hindsight" in (ring.settings or {}):
+    if goal is not None and not callable(goal):
+        raise SettingsError(f"hindsight: goal is {goal!r:.60}; expected a function of achieved and desired goal")
+    given = (isinstance(ring, Buffer) and ring.settings) or {}
+    if "capacity" not in given or "hindsight" in given:
         raise SettingsError("hindsight expects a buffer made by jaxrl.uniform(...) or jaxrl.prioritised(...)")
+    settings = {**given, "hindsight": float(share)}
     return ring._replace(
         settings=settings if goal is None else None,
         as_sequence_buffer=None,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.compact import CompactRows, empty_compact
 from jaxrl.buffers.sequences import SequenceLayout, read_items, sample_starts, sequence_layout
-from jaxrl.errors import SettingsError, check_between, check_count
+from jaxrl.errors import SettingsError, check_between, check_count, check_type
 from jaxrl.parsing import as_int
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, SequenceSpec
@@ -65,6 +65,7 @@ def uniform(
         raise SettingsError(
             f"buffer.capacity is {capacity}, below buffer.batch_size {batch_size}; raise it to at least {batch_size}"
         )
+    check_type("buffer.compact", compact, bool, "True or False")
     check_between("buffer.ends", ends, 0.0, 1.0)
     check_count("buffer.frames", frames)
     if frames > 1 and not compact:

@@ -60,6 +60,8 @@ def make_resets(name: str, start: StartFn, num_envs: int) -> Resets:
     Raises:
       SettingsError: the name is unknown, or the number does not fit the environments.
     """
+    if not isinstance(name, str):
+        raise SettingsError(f"resets is {name!r}; expected one of {', '.join(KINDS)}, as text")
     kind, _, given = name.partition(":")
     if kind not in KINDS:
         raise SettingsError(f"unknown resets {name!r}; {suggest(kind, KINDS)}")

@@ -158,6 +158,9 @@ def chain(*processors: Processor) -> Processor:
     Raises:
       SettingsError: the last makes no transitions, or an earlier one does.
     """
+    for processor in processors:
+        if not isinstance(processor, Processor):
+            raise SettingsError(f"chain: {processor!r:.60} is no processor; expected some as from jaxrl.one_step()")
     makes = [p.makes_transitions for p in processors]
     if not makes or makes != [False] * (len(makes) - 1) + [True]:
         raise SettingsError(
@@ -300,7 +303,13 @@ def dummy_step(obs: PyTree, action: PyTree, extras: PyTree, obs_valid: Array | t
 
 
 def map_reward(function: Any, settings: Mapping[str, Any] | None = None) -> Processor:
-    """Apply `function` to rewards `[N]`; recorded returns are those of the environment."""
+    """Apply `function` to rewards `[N]`; recorded returns are those of the environment.
+
+    Raises:
+      SettingsError: `function` cannot be called.
+    """
+    if not callable(function):
+        raise SettingsError(f"map_reward: {function!r:.60} is no function; expected one of rewards [N]")
     return Processor(
         # The state is the current observation, passed on unchanged.
         init=lambda obs: obs,

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl.agents.base import Agent
 from jaxrl.buffers.base import Buffer
-from jaxrl.buffers.dataset import Dataset, summarise
+from jaxrl.buffers.dataset import Dataset, require_dataset, summarise
 from jaxrl.buffers.mixed import mix
 from jaxrl.buffers.uniform import uniform
 from jaxrl.distributions import demonstrated_raw, mask_distribution
@@ -42,7 +42,7 @@ def with_demos(
         return buffer
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise SettingsError(f"demo_share is {share}; expected a share above 0 and below 1, as 0.5")
-    _require_dataset(demos)
+    require_dataset("demos", demos)
     check_env(demos, env)
     check_memoryless(agent, "demos")
     demos = _in_tuples_of(env.spec, demos)
@@ -62,12 +62,6 @@ def _in_tuples_of(spec: EnvSpec, demos: Dataset) -> Dataset:
         action=arrange(spec.action_space, demos.action),
         next_obs=arrange(spec.observation_space, demos.next_obs),
     )
-
-
-def _require_dataset(demos: Any) -> None:
-    """Raise `SettingsError` for anything else in place of the demonstrations, such as the path of their file."""
-    if not isinstance(demos, Dataset):
-        raise SettingsError(f"demos is {str(demos)!r}; expected a data set, as jaxrl.load_dataset({str(demos)!r})")
 
 
 def _require_apply(processor: Processor) -> None:
@@ -165,7 +159,7 @@ def rollout_demos(
         raise SettingsError(
             "there are demos, but agent.imitation_coef, their weight in the loss, is 0; set it, as to 0.1"
         )
-    _require_dataset(demos)
+    require_dataset("demos", demos)
     check_env(demos, env)
     check_memoryless(agent, "demos")
     processor = processor.for_replay

@@ -21,7 +21,7 @@ from jaxrl.envs.agents import require_single_agent
 from jaxrl.envs.base import Env, TimeStep, VecEnv, vectorise
 from jaxrl.envs.host import HostEnv, on_host
 from jaxrl.envs.objects import LIBRARIES, library_of
-from jaxrl.errors import SettingsError, check_between, check_count, require_extra
+from jaxrl.errors import SettingsError, check_between, check_count, check_type, require_extra
 from jaxrl.metrics import Metrics, Total, stat
 from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
@@ -171,6 +171,7 @@ def split_env(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> 
     With actors, the learner has a placeholder with the same spaces. `max_lag` is the default of that setting.
     """
     require_env(env)
+    check_type("actors", config, ActorsConfig, "jaxrl.ActorsConfig(...)")
     config = config or ActorsConfig()
     check_actors(config)
     if config.actors is None and (isinstance(env, Env) or env.vectorise is not None):
@@ -202,6 +203,7 @@ def make_shard_envs(
       SettingsError: environments, or one of `divided`, do not divide among the shards; shards or `resets` are not
         supported with environments on the host.
     """
+    check_count("num_envs", num_envs)
     shards, total = as_int(shards), num_envs * (host_actors.actors if host_actors else 1)
     _check_shards(shards, num_envs=total, **divided)
     stateful = host_actors is not None or isinstance(env, HostEnv)

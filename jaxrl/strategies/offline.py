@@ -10,11 +10,11 @@ import numpy as np
 from jaxrl import spaces, streams
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
-from jaxrl.buffers.dataset import Dataset, split_holdout, summarise
+from jaxrl.buffers.dataset import Dataset, require_dataset, split_holdout, summarise
 from jaxrl.buffers.uniform import read_batch, uniform
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
-from jaxrl.errors import SettingsError, check_count
+from jaxrl.errors import SettingsError, check_count, check_type
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor, init_processor
 from jaxrl.processors.n_step import one_step
@@ -23,6 +23,7 @@ from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
 from jaxrl.strategies import guard, interaction
 from jaxrl.strategies.base import BufferRefill, EvalFns, StateFns, Strategy, StrategyInfo, fold
 from jaxrl.strategies.guard import Health
+from jaxrl.strategies.host_actors import require_env
 from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.strategies.replay import optimise
 from jaxrl.trees import Array, Key, PyTree, make_key, row_struct
@@ -94,6 +95,11 @@ def offline(
       SettingsError: the data are from another environment or smaller than a batch, or the agent cannot learn from them.
     """
     check_count("updates", updates)
+    require_dataset("data", data)
+    if env is not None:
+        require_env(env)
+    check_type("processor", processor, Processor, "what jaxrl.one_step() or another of jaxrl's processors returns")
+    check_type("replacement", replacement, bool, "True or False")
     processor = processor or one_step()
     check_env(data, env)
     train, held = split_holdout(data, holdout)

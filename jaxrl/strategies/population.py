@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl.agents.fields import rules_of
 from jaxrl.agents.schedules import scheduled_settings
-from jaxrl.errors import SettingsError, check_between, check_count, suggest
+from jaxrl.errors import SettingsError, check_between, check_count, check_type, suggest
 from jaxrl.parsing import format_repr, format_settings, parse_float
 from jaxrl.registry import ALGORITHMS, config_class
 from jaxrl.strategies.base import Strategy, format_name
@@ -166,6 +166,11 @@ def population(
     Raises:
       SettingsError: a name cannot be swept (the message has the nearest), a value is invalid, or there are no members.
     """
+    if not isinstance(strategy, Strategy):
+        raise SettingsError(f"strategy is {strategy!r:.60}; expected what jaxrl.off_policy(...) and others return")
+    check_type("sweep", sweep, Mapping, 'values by name, as {"agent.lr": [1e-3, 3e-3]}')
+    if search is not None and not hasattr(search, "decide"):
+        raise SettingsError(f"search is {search!r:.60}; expected jaxrl.Halving(...), jaxrl.PBT(...) or one of your own")
     known = sweepable(strategy) if sweep else {}
     for name in sweep or {}:
         require_sweepable(name, known)

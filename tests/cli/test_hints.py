@@ -136,6 +136,22 @@ MISUSE: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: jaxrl.off_policy(counting(), jaxrl.dqn()(counting().spec), **BUFFER),
         ["agent is dqn, already built", "off_policy(env, jaxrl.dqn())"],
     ),
+    "half an environment": (
+        lambda: jaxrl.off_policy(counting(), jaxrl.dqn(), num_envs=0.5, **BUFFER), ["num_envs is 0.5", "whole number"],
+    ),
+    "no text for resets": (lambda: jaxrl.on_policy(counting(), jaxrl.ppo(), resets=1), ["resets is 1", "fresh"]),
+    "a name for actors": (
+        lambda: jaxrl.on_policy(counting(), jaxrl.ppo(), actors="x"), ["actors is str", "ActorsConfig"],
+    ),
+    "a file for data": (lambda: jaxrl.offline("x.npz", jaxrl.iql()), ["data is 'x.npz'", "load_dataset('x.npz')"]),
+    "text for a compact buffer": (lambda: jaxrl.uniform(compact="no"), ["buffer.compact is str", "True or False"]),
+    "no buffer for hindsight": (lambda: jaxrl.hindsight(None), ["made by jaxrl.uniform(...)"]),
+    "no function for goals": (lambda: jaxrl.hindsight(jaxrl.uniform(), goal=5), ["goal is 5", "function"]),
+    "no processor in a chain": (lambda: jaxrl.chain("x"), ["'x' is no processor", "one_step()"]),
+    "no function for rewards": (lambda: jaxrl.map_reward(5), ["5 is no function"]),
+    "a name for a population": (lambda: jaxrl.population("x"), ["strategy is 'x'", "off_policy(...)"]),
+    "a list for a sweep": (lambda: jaxrl.population(rollouts(), sweep=["agent.lr"]), ["sweep is list", "agent.lr"]),
+    "a name for a search": (lambda: jaxrl.population(rollouts(), search="halving"), ["'halving'", "Halving(...)"]),
     "total_timesteps": (lambda: jaxrl.TrainerConfig().changed(total_timesteps=5), ["max_env_steps?"]),
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl import spaces
-from jaxrl.buffers.dataset import Dataset
+from jaxrl.buffers.dataset import Dataset, require_dataset
 from jaxrl.envs.host import PREFIX
 from jaxrl.errors import DISK_ERRORS, SettingsError, StorageError, error_text, require_extra
 from jaxrl.paths import local, reason_of_path
@@ -46,6 +46,7 @@ def save_dataset(path: str | Path, data: Dataset) -> None:
       SettingsError: the file cannot be written.
       StorageError: the disk is full.
     """
+    require_dataset("data", data)
     path = Path(local(path))
     try:
         with new_file(path) as file:
