@@ -5,6 +5,7 @@ GIF is written by Pillow, MP4 by PyAV.
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,35 +54,36 @@ def _on_device(
     reset_key, steps_key = jax.random.split(make_key(seed))
     state, obs = reset(reset_key)
     policy.reset()
-    frames, total = [env.render(state)], 0.0
-    for t in range(min(max_steps, env.spec.time_limit or max_steps)):
-        state, out = step(state, policy(obs), jax.random.fold_in(steps_key, t))
-        obs, total = out.obs, total + float(out.reward)
-        frames.append(env.render(state))
-        if out.terminated or out.truncated:
-            break
+    try:
+        frames, total = [env.render(state)], 0.0
+        for t in range(min(max_steps, env.spec.time_limit or max_steps)):
+            state, out = step(state, policy(obs), jax.random.fold_in(steps_key, t))
+            obs, total = out.obs, total + float(out.reward)
+            frames.append(env.render(state))
+            if out.terminated or out.truncated:
+                break
+    except Exception as error:
+        raise SettingsError(f"{env.spec.name} cannot be rendered: {error_text(error)}") from error
     return frames, total
 
 
 def _on_host(env: HostEnv, policy: GreedyPolicy, seed: int, max_steps: int) -> tuple[list[np.ndarray], float]:
     assert env.make_renderable is not None
-    one = env.make_renderable()
     try:
-        obs, _ = one.reset(seed=seed)
-        policy.reset()
-        frames, total = [one.render()], 0.0
-        for _ in range(max_steps):
-            action = jax.tree.map(lambda x: np.asarray(x)[None], policy(obs))
-            action = to_indices(env.spec.action_space, action)
-            obs, reward, terminated, truncated, _ = one.step(_first(convert_action(one.action_space, action)))
-            frames.append(one.render())
-            total += float(reward)
-            if terminated or truncated:
-                break
+        with closing(env.make_renderable()) as one:
+            obs, _ = one.reset(seed=seed)
+            policy.reset()
+            frames, total = [one.render()], 0.0
+            for _ in range(max_steps):
+                action = jax.tree.map(lambda x: np.asarray(x)[None], policy(obs))
+                action = to_indices(env.spec.action_space, action)
+                obs, reward, terminated, truncated, _ = one.step(_first(convert_action(one.action_space, action)))
+                frames.append(one.render())
+                total += float(reward)
+                if terminated or truncated:
+                    break
     except Exception as error:
         raise SettingsError(f"{env.spec.name} cannot be rendered: {error_text(error)}") from error
-    finally:
-        one.close()
     return frames, total
 
 
@@ -107,32 +109,15 @@ def film_player(strategy: Strategy, config: TrainerConfig) -> tuple[Player, Gree
     env = strategy.eval_env
     if env is None or strategy.policy is None:
         raise SettingsError("video_interval films episodes, but there is no environment or no policy; set it to 0")
+    policy = GreedyPolicy(strategy.policy, ())
     try:
         play = player(env)
-        # Fail before the training, not after hours of it.
-        _first_picture(env)
+        # Draw an initial state: fail before the training, not after hours of it.
+        frames, _ = play(policy, 0, 0)
+        as_picture(frames[0], env.spec.name)
     except SettingsError as error:
         raise SettingsError(f"video_interval is {config.video_interval}, but {error}; or set it to 0") from error
-    return play, GreedyPolicy(strategy.policy, ())
-
-
-def _first_picture(env: Env | HostEnv) -> None:
-    """Render an initial state; raise `SettingsError` if that fails."""
-    try:
-        if isinstance(env, HostEnv):
-            assert env.make_renderable is not None
-            one = env.make_renderable()
-            try:
-                one.reset(seed=0)
-                picture = one.render()
-            finally:
-                one.close()
-        else:
-            assert env.render is not None
-            picture = env.render(jax.jit(env.reset)(make_key(0))[0])
-    except Exception as error:
-        raise SettingsError(f"{env.spec.name} cannot be rendered: {error_text(error)}") from error
-    as_picture(picture, env.spec.name)
+    return play, policy
 
 
 def save_video(take: Take, run_dir: str, form: str, opt_steps: int, env_steps: int) -> Video | str:
@@ -144,7 +129,7 @@ def save_video(take: Take, run_dir: str, form: str, opt_steps: int, env_steps: i
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         frames, total = take()
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_film(frames, temporary, FPS, form)
         # Atomic rename: an incomplete film never has the final name.
         os.replace(temporary, path)
