@@ -1,7 +1,4 @@
-"""The learner's side of actors in other processes: one thread drives each remote worker.
-
-An `Engine` starts and reaches workers: local processes, or Ray.
-"""
+"""The learner's side of actors in other processes: one thread drives each remote worker, a local process or in Ray."""
 
 import pickle
 import threading
@@ -38,7 +35,17 @@ class WorkerDied(Exception):
 
 
 class WorkerHandle(Protocol):
-    """A handle to a worker. All methods but `kill` raise `WorkerDied` if it has died."""
+    """A worker, started when its handle is made. All methods but `kill` raise `WorkerDied` if it has died."""
+
+    name: str
+    """What a worker is, in messages."""
+    hint: str
+    """Hint in messages on a worker that does not answer."""
+
+    @staticmethod
+    def put(pickled: bytes) -> Any:
+        """Return `pickled`, or a reference to it, to pass in calls of all workers."""
+        ...
 
     def ask(self, method: str, *args: Any) -> Any:
         """Start an asynchronous call of a method of `Worker`; return a handle for `came` and `take`."""
@@ -57,29 +64,12 @@ class WorkerHandle(Protocol):
         ...
 
 
-class Engine(Protocol):
-    """Starts workers."""
-
-    name: str
-    """Name of a worker in messages."""
-    hint: str
-    """Hint in messages on a worker that does not answer."""
-
-    def begin(self) -> WorkerHandle:
-        """Start a worker."""
-        ...
-
-    def put(self, pickled: bytes) -> Any:
-        """Return `pickled`, or a reference to it, to pass in calls of all workers."""
-        ...
-
-
 class RemoteContext:
     """State shared by the remote players of a run."""
 
     def __init__(
         self,
-        engine: Engine,
+        start: type[WorkerHandle],
         actor_fns: ActorFns,
         halted: Callable[[], bool],
         turn: Callable[[], AbstractContextManager[None]],
@@ -90,7 +80,7 @@ class RemoteContext:
         Raises:
           SettingsError: the environment or the agent cannot be pickled.
         """
-        self.engine, self.actor_fns, self.halted, self.turn, self.log = engine, actor_fns, halted, turn, log
+        self.start, self.actor_fns, self.halted, self.turn, self.log = start, actor_fns, halted, turn, log
         self._sent: dict[int, Any] = {}
         self._sending = threading.Lock()
         try:
@@ -108,7 +98,7 @@ class RemoteContext:
         # Actors request the same parameters at the same time: the first pickles them, the others wait.
         with self._sending:
             if published.round not in self._sent:
-                self._sent[published.round] = self.engine.put(cloudpickle.dumps(jax.tree.map(np.asarray, published)))
+                self._sent[published.round] = self.start.put(cloudpickle.dumps(jax.tree.map(np.asarray, published)))
             found = self._sent[published.round]
             while len(self._sent) > KEPT:
                 del self._sent[min(self._sent)]
@@ -152,7 +142,7 @@ class DistantPlayer:
         self._drop()
 
     def _open(self) -> None:
-        self._worker, self._answered = self._context.engine.begin(), False
+        self._worker, self._answered = self._context.start(), False
         order = Order(
             versions(SAME), worker_options(), requested_forms(), self._context.script, pickle.dumps(self._part)
         )
@@ -210,9 +200,8 @@ class DistantPlayer:
                 self._fail_if_late(worker.take(glance))
                 glance, silent = worker.ask("glance"), 0.0
             elif silent > self._longest():
-                engine = self._context.engine
                 self._drop()  # kill it: it would not respond to `close`
-                raise RemoteError(f": its {engine.name} has not answered for {silent:.0f} s; {engine.hint}")
+                raise RemoteError(f": its {worker.name} has not answered for {silent:.0f} s; {worker.hint}")
         report: Answer = worker.take(call)
         self._answered = True
         # The worker counts its steps and episodes; waiting for the learner is counted here.

@@ -33,23 +33,16 @@ ENDING_S = 5.0
 # --- in the learner's process -----------------------------------------------------------------------------------
 
 
-class Processes:
-    """An engine for workers in local processes."""
+class ProcessWorker:
+    """A worker behind two pipes: one for sequential calls, one for calls that are served meanwhile."""
 
     name = "process"
     hint = "is it stopped, or the machine out of memory?"
 
-    def begin(self) -> "Piped":
-        """Start a worker."""
-        return Piped()
-
-    def put(self, pickled: bytes) -> bytes:
+    @staticmethod
+    def put(pickled: bytes) -> bytes:
         """Return `pickled` itself, which is sent through each pipe."""
         return pickled
-
-
-class Piped:
-    """A worker behind two pipes: one for sequential calls, one for calls that are served meanwhile."""
 
     def __init__(self) -> None:
         """Start the process, with the `sys.path` of this one."""

@@ -70,33 +70,23 @@ def _own_signals() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-class Ray:
-    """An engine for workers in the Ray cluster of this process."""
+class RayWorker:
+    """A worker as a Ray actor, which runs calls concurrently, each in a thread."""
 
     name = "Ray worker"
     hint = "has the cluster room for it?"
 
-    def __init__(self) -> None:
-        """Import Ray."""
-        self._ray = require_extra("ray", NEEDS_RAY)
-
-    def begin(self) -> "RayWorker":
-        """Start a worker, placed by Ray."""
-        return RayWorker(self._ray)
-
-    def put(self, pickled: bytes) -> Any:
+    @staticmethod
+    def put(pickled: bytes) -> Any:
         """Return a reference to `pickled` in Ray's object store, which has one copy per machine."""
-        return self._ray.put(pickled)
+        return require_extra("ray", NEEDS_RAY).put(pickled)
 
-
-class RayWorker:
-    """A worker as a Ray actor, which runs calls concurrently, each in a thread."""
-
-    def __init__(self, ray: Any) -> None:
-        """Start the Ray actor."""
+    def __init__(self) -> None:
+        """Start the Ray actor, where Ray places it."""
+        self._ray = require_extra("ray", NEEDS_RAY)
         # Three concurrent calls: play, glance and close. No restarts by Ray: they would lose the environments.
         place = {"num_cpus": 1, "max_concurrency": 3, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
-        self._ray, self._actor = ray, ray.remote(**place)(Worker).remote()
+        self._actor = self._ray.remote(**place)(Worker).remote()
 
     def ask(self, method: str, *args: Any) -> Any:
         """Start an asynchronous call of a method of `Worker`; return the reference of its answer."""

@@ -17,8 +17,8 @@ from jaxrl.errors import ActorError
 from jaxrl.strategies.base import EpisodeEnds, Strategy, fold
 from jaxrl.strategies.host_actors import ActorBatch, ActorFns
 from jaxrl.training.actors.distant import DistantPlayer, RemoteContext
-from jaxrl.training.actors.in_processes import Processes
-from jaxrl.training.actors.on_ray import Ray, connect
+from jaxrl.training.actors.in_processes import ProcessWorker
+from jaxrl.training.actors.on_ray import RayWorker, connect
 from jaxrl.training.actors.players import Part, Player, Stopped, hanging, programs, to_remote_error
 from jaxrl.training.actors.stats import COUNTED, ActorStats, Block, Published, Scalars, Watch, is_numbers, stack_of
 from jaxrl.training.interrupt import Interrupt
@@ -295,8 +295,8 @@ class ActorPool:
         if engine == "threads":
             make = lambda part, stats: Player(self.actor_fns, self.programs, part, stats, halted)
         else:
-            workers = Ray() if engine == "ray" else Processes()
-            make = partial(DistantPlayer, RemoteContext(workers, self.actor_fns, halted, self._turn, self._news.append))
+            start = RayWorker if engine == "ray" else ProcessWorker
+            make = partial(DistantPlayer, RemoteContext(start, self.actor_fns, halted, self._turn, self._news.append))
         return list(map(make, parts, self._stats))
 
     def _receive(self, t: int) -> ActorBatch | None:
