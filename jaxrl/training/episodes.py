@@ -1,7 +1,7 @@
 """Training episodes: from the arrays of the compiled loop to rows of a log."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -9,8 +9,7 @@ import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import EpisodeEnds, Strategy
-from jaxrl.training.program import max_iterations
-from jaxrl.training.report import Hook, Hooks, call
+from jaxrl.training.report import Hooks
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.settings import TrainerConfig
 
@@ -33,43 +32,15 @@ class Episodes(NamedTuple):
     """Bool; otherwise it was truncated."""
 
 
-class EpisodeReporter(NamedTuple):
-    """Distributes finished episodes to the log and the hook."""
-
-    enabled: bool
-    """Whether the program reports episodes."""
-    max_iterations: int
-    """Maximum number of iterations in a call."""
-    writes: bool
-    hook: Hook
-
-    def report(
-        self,
-        endings: Sequence[EpisodeEnds],
-        t: int,
-        stop: int,
-        schedule: Schedule,
-        write: Callable[[Episodes], object],
-        trainer: object,
-    ) -> None:
-        """Pass the episodes that ended in iterations `t .. stop-1` to `write`, and each to the hook, if enabled."""
-        if not endings or stop == t:
-            return
-        found = episodes_in(endings, t, stop, schedule)
-        if self.writes:
-            write(found)
-        for row in rows_of(found) if self.hook is not None else ():
-            call(self.hook, trainer, row)
-
-
-def episode_reporter(strategy: Strategy, config: TrainerConfig, hooks: Hooks) -> EpisodeReporter:
-    """Return the reporter of a run's episodes; raise `SettingsError` if the strategy must report them and does not."""
-    writes, enabled = config.train_episodes, config.train_episodes or hooks.episode is not None
-    if enabled and strategy.collect is None:
-        name = "train_episodes" if writes else "Hooks.episode"
+def reports_episodes(strategy: Strategy, config: TrainerConfig, hooks: Hooks) -> bool:
+    """Return whether the log or a hook takes a run's episodes; raise `SettingsError` if `strategy` reports none."""
+    if not config.train_episodes and hooks.episode is None:
+        return False
+    if strategy.collect is None:
+        name = "train_episodes" if config.train_episodes else "Hooks.episode"
         algo = (strategy.info.settings or {}).get("algo", "this strategy")
         raise SettingsError(f"{algo} does not report training episodes; leave {name} out")
-    return EpisodeReporter(enabled, max_iterations(strategy) if enabled else 2**32, writes, hooks.episode)
+    return True
 
 
 def episodes_in(endings: Sequence[EpisodeEnds], t: int, stop: int, schedule: Schedule) -> Episodes:

@@ -18,12 +18,12 @@ import numpy as np
 
 from jaxrl.errors import DivergedError, ProcessError, SettingsError, StorageError, describe_error, print_stderr
 from jaxrl.paths import require_free
-from jaxrl.strategies.base import Strategy, format_name
+from jaxrl.strategies.base import EpisodeEnds, Strategy, format_name
 from jaxrl.strategies.guard import Health
 from jaxrl.training import devices, processes, program
 from jaxrl.training.actors.pool import ActorPool, pool_of
 from jaxrl.training.divergence import explain, has_diverged
-from jaxrl.training.episodes import episode_reporter
+from jaxrl.training.episodes import episodes_in, reports_episodes, rows_of
 from jaxrl.training.evaluator import EvalRules, EvaluateFn, ScoreFn, eval_key, evaluate_and_confirm
 from jaxrl.training.film import LONGEST, film_player, save_video
 from jaxrl.training.interrupt import Interrupt
@@ -34,7 +34,7 @@ from jaxrl.training.program import Saved, compile_all, zero_sums
 from jaxrl.training.recorders import Recorder, Row, require_recorders
 from jaxrl.training.report import Hooks, Report, Result, call
 from jaxrl.training.sanity import eval_kind_of, training_returns
-from jaxrl.training.schedule import Boundary, Schedule, next_boundary
+from jaxrl.training.schedule import MAX_COUNT, Boundary, Schedule, next_boundary
 from jaxrl.training.settings import TrainerConfig, settings_of_run
 from jaxrl.training.storage.arrays import read_part, write_part
 from jaxrl.training.storage.checkpoints import Facts, Store
@@ -90,7 +90,7 @@ class Run:
         self._best: Best | None = None
         self._actors: ActorPool | None = None
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
-        self._episodes = episode_reporter(strategy, self.config, self.hooks)
+        self._with_episodes = reports_episodes(strategy, config, self.hooks)
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
 
     @property
@@ -175,6 +175,7 @@ class Run:
 
     def _advance_to(self, end: int) -> None:
         """Call the compiled program until iteration `end`, a request to stop, or divergence."""
+        most = program.max_iterations(self.strategy) if self._with_episodes else MAX_COUNT
         while (
             self.ledger.t < end
             and not processes.stops(self.interrupt)
@@ -182,7 +183,7 @@ class Run:
         ):
             # A call ends at the boundary, after about `chunk_s`, or when the arrays of ended episodes are full.
             begun, t = time.perf_counter(), self.ledger.t
-            stop = min(end, t + self._chunk, t + self._episodes.max_iterations)
+            stop = min(end, t + self._chunk, t + most)
             if (actors := self.lane.runner or self._actors) is not None:
                 made = actors.run(self._state, self._sums, t, stop)
             else:
@@ -193,7 +194,7 @@ class Run:
             seconds = max(time.perf_counter() - begun, 1e-9)
             self.ledger.record_training(stop, seconds)
             with self.ledger.timed("record"):
-                self._episodes.report(ended, t, stop, self.schedule, self._log.log_episodes, self)
+                self._report_episodes(ended, t, stop)
             self._fail_with_actors()
             # At the speed of this call, the next one takes about `chunk_s`.
             self._chunk = self.max_chunk or max(1, int((stop - t) * self.lane.chunk_s / seconds))
@@ -202,6 +203,16 @@ class Run:
             if stop < end and self._is_time_to_save():  # at `end` the boundary saves, after all else due there
                 self._save()
             call(self.hooks.chunk, self, self._log.tick(stop, (stop - t) / seconds))
+
+    def _report_episodes(self, endings: Sequence[EpisodeEnds], t: int, stop: int) -> None:
+        """Pass the episodes that ended in iterations `t .. stop-1` to the log and to the hook."""
+        if not endings or stop == t:
+            return
+        found = episodes_in(endings, t, stop, self.schedule)
+        if self.config.train_episodes:
+            self._log.log_episodes(found)
+        for row in rows_of(found) if self.hooks.episode is not None else ():
+            call(self.hooks.episode, self, row)
 
     def _fail_with_actors(self) -> None:
         """Save and raise if an actor has failed."""
@@ -378,7 +389,7 @@ class Run:
             if not goes_on and not self._weights.leaves:  # the run to resume has no checkpoint
                 self._weights = weights_of(config.init_from, config.init_parts, lambda: program.state_shapes(strategy))
             compiled = compile_all(
-                strategy, key, self.evaluator, self._params, goes_on, self._episodes.enabled, self.lane.runner is None
+                strategy, key, self.evaluator, self._params, goes_on, self._with_episodes, self.lane.runner is None
             )
             self._compiled = compiled._replace(init=self._weights.after(compiled.init))
             self._program, self._metrics = compiled.run, compiled.metrics

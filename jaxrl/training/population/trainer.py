@@ -21,7 +21,7 @@ from jaxrl.paths import reason_of_path
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.population import Population, require_movable, require_stream, with_values
 from jaxrl.strategies.search import PBT, Verdict
-from jaxrl.training.episodes import episode_reporter
+from jaxrl.training.episodes import reports_episodes
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.logbook import algo_and_env
@@ -553,7 +553,7 @@ class PopulationTrainer:
         return len(self._runs) if self._places.teams else self.workers
 
     def _with_episodes(self, strategy: Strategy) -> bool:
-        return episode_reporter(strategy, self.config, self._make["hooks"] or Hooks()).enabled
+        return reports_episodes(strategy, self.config, self._make["hooks"] or Hooks())
 
     def _compile(self) -> None:
         """Compile the shared programs before members start, for every device and strategy in turn."""
