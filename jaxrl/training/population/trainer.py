@@ -142,8 +142,8 @@ class PopulationTrainer:
             "max_chunk": max_chunk,
             "raise_on_signal": False,
         }
-        for strategy in self._strategies():
-            self._trainer_without_storage(strategy, evaluator)  # only checks
+        # By program: making a trainer of it, which never trains, also checks the settings.
+        self._evaluators = {id(made.step): self._trainer_without_storage(made).evaluator for made in self._strategies()}
         self._assign_devices()
 
     def __repr__(self) -> str:
@@ -533,7 +533,7 @@ class PopulationTrainer:
     def _assign_devices(self) -> None:
         """Assign devices to members, and team-mates to their teams."""
         self._host = Semaphore(self.workers)
-        evaluator = lambda strategy: self._trainer_without_storage(strategy, self._make["evaluator"]).evaluator
+        evaluator = lambda strategy: self._evaluators[id(strategy.step)]
         self._places = place_members(self.population, self._mesh, self._with_episodes, evaluator, self._host)
 
     def _require_fit(self) -> None:
@@ -562,24 +562,21 @@ class PopulationTrainer:
             strategy = member.strategy
             if not strategy.env_steps_per_step:
                 continue  # programs that embed a data set are not cached
-            trainer, runs = self._trainer_without_storage(strategy, self._make["evaluator"]), not self._places.teams
+            runs = not self._places.teams
             params = strategy.policy.params if strategy.policy is not None else lambda state: state
             key = make_key(self.config.seed)
             with self._places.at(member.number):
-                evaluator, strategy = trainer.evaluator if runs else None, self._places.on(member.number, strategy)
+                evaluator = self._evaluators[id(strategy.step)] if runs else None
+                strategy = self._places.on(member.number, strategy)
                 compile_all(strategy, key, evaluator, params, False, self._with_episodes(strategy), runs)
         for team in self._places.teams:
             with jax.default_device(team.device):
                 team.compile()
 
-    def _trainer_without_storage(self, strategy: Strategy, evaluator: EvaluateFn | None) -> Trainer:
-        """Return a trainer like the members', but without storage and output."""
-        return Trainer(
-            strategy,
-            self.config.changed(run_dir=None, quiet=True, recorders=(), devices=1, mesh=None),
-            evaluator=evaluator,
-            hooks=self._make["hooks"],
-        )
+    def _trainer_without_storage(self, strategy: Strategy) -> Trainer:
+        """Return a trainer like the members', but without output."""
+        config = self.config.changed(quiet=True, recorders=(), devices=1, mesh=None)
+        return Trainer(strategy, config, evaluator=self._make["evaluator"], hooks=self._make["hooks"])
 
     # --- the directory ---
 
