@@ -342,15 +342,23 @@ class Run:
 
     def _plan(self) -> None:
         """Check the initial weights and that the run fits into memory; nothing is written yet."""
-        fresh, is_member = not self.resume.run and self._state is None, self.membership.number is not None
-        self._weights = check_run(self.strategy, self.config, fresh, is_member)
+        config = self.config
+        if config.run_dir is not None:
+            if self.membership.number is None:
+                require_no_member(config.run_dir)
+            require_free(config.run_dir)
+        fresh = not self.resume.run and self._state is None
+        self._weights = self._initial_weights() if fresh else Weights({})
         where = lambda: (self.ledger.counters(self.schedule), self.ledger.wall)
         before = self._log
-        self._log = Logbook(self.schedule, where, (*self.config.recorders, *self._given_recorders), self._quiet)
+        self._log = Logbook(self.schedule, where, (*config.recorders, *self._given_recorders), self._quiet)
         if self._state is not None:
             self._log.go_on(before)
         with self._log.staged("tracing"), self.ledger.timed("compile"):
             self._memory = program.check_step(self.strategy, self.evaluator, self._params)
+
+    def _initial_weights(self) -> Weights:
+        return weights_of(self.config.init_from, self.config.init_parts, lambda: program.state_shapes(self.strategy))
 
     @contextmanager
     def _opened(self) -> Iterator[Storage]:
@@ -387,7 +395,7 @@ class Run:
         self._log.stage("compiling")
         with self.ledger.timed("compile"):
             if not goes_on and not self._weights.leaves:  # the run to resume has no checkpoint
-                self._weights = weights_of(config.init_from, config.init_parts, lambda: program.state_shapes(strategy))
+                self._weights = self._initial_weights()
             compiled = compile_all(
                 strategy, key, self.evaluator, self._params, goes_on, self._with_episodes, self.lane.runner is None
             )
@@ -632,20 +640,6 @@ class Run:
     def _report(self, train: Row | None, evaluation: Row | None, saved: bool) -> Report:
         at = self.ledger.counters(self.schedule)
         return Report(**at, train=train, eval=evaluation, saved=saved, stop=self.stop_reason)
-
-
-def check_run(strategy: Strategy, config: TrainerConfig, fresh: bool, is_member: bool) -> Weights:
-    """Return the initial weights of a `fresh` run; nothing has been written yet.
-
-    Raises:
-      SettingsError: as `weights_of`; or `run_dir` is that of a population's member, and this run is none.
-      RunDirInUseError: another process holds the lock of the directory.
-    """
-    if config.run_dir is not None:
-        if not is_member:
-            require_no_member(config.run_dir)
-        require_free(config.run_dir)
-    return weights_of(config.init_from if fresh else None, config.init_parts, lambda: program.state_shapes(strategy))
 
 
 def refill_buffer(strategy: Strategy, state: PyTree, t: int, changed: bool) -> tuple[PyTree, range]:
