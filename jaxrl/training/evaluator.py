@@ -19,7 +19,7 @@ from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Policy, Strategy, fold
 from jaxrl.strategies.interaction import scalar_column
 from jaxrl.training.ledger import Ledger
-from jaxrl.training.program import program_cache
+from jaxrl.training.program import cached
 from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Array, Key, PyTree, make_key, tree_bytes
 from jaxrl.types import Step
@@ -325,10 +325,8 @@ def evaluator_of(strategy: Strategy, episodes: int, sampled: bool = False) -> Ev
 
     The evaluator is cached per strategy, and compiled once.
     """
-    made, name = program_cache(strategy), f"evaluator of {episodes}{' sampled' if sampled else ''}"
-    if name not in made:
-        made[name] = _evaluator_of(strategy, episodes, sampled)
-    evaluator: EvaluateFn = made[name]
+    name = f"evaluator of {episodes}{' sampled' if sampled else ''}"
+    evaluator: EvaluateFn = cached(strategy, name, partial(_evaluator_of, strategy, episodes, sampled))
     return evaluator
 
 

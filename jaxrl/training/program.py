@@ -78,11 +78,8 @@ def zero_sums(size: int) -> Sums:
 
 def metric_shapes(strategy: Strategy, state: PyTree) -> dict[str, Any]:
     """Return the shapes of the metrics of `strategy.step`, sorted by name."""
-    made = program_cache(strategy)
-    if "metrics" not in made:
-        _, metrics = jax.eval_shape(_step_of(strategy), *_step_arguments(strategy, state))
-        made["metrics"] = dict(sorted(metrics.items()))
-    return dict(made["metrics"])
+    trace = lambda: jax.eval_shape(_step_of(strategy), *_step_arguments(strategy, state))[1]
+    return dict(sorted(cached(strategy, "metrics", trace).items()))
 
 
 def _step_arguments(strategy: Strategy, state: PyTree) -> tuple[PyTree, ...]:
@@ -93,7 +90,7 @@ def _step_arguments(strategy: Strategy, state: PyTree) -> tuple[PyTree, ...]:
 
 def _step_of(strategy: Strategy) -> Any:
     """Return the jitted step of `strategy`, traced once for both the metric shapes and the memory plan."""
-    return program_cache(strategy).setdefault("step", jax.jit(strategy.step, inline=True))
+    return cached(strategy, "step", lambda: jax.jit(strategy.step, inline=True))
 
 
 def run(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array) -> tuple[PyTree, Sums]:
@@ -276,17 +273,17 @@ def values_of(strategy: Strategy) -> dict[str, Array]:
 
 def compile_together(strategy: Strategy, width: int, with_episodes: bool) -> Any:
     """Compile `run_together` for `width` members, `(state, sums, start, stop) -> Lanes`; the state is donated."""
-    wide = lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype)
-    made, name = program_cache(strategy), f"{'run_with_episodes' if with_episodes else 'run'} {width} together"
-    if name not in made:
+
+    def make() -> Any:
         count = jax.ShapeDtypeStruct((), jnp.uint32)
         # The sums come from the host with each call: donate the states only.
         together = partial(run_together, strategy, with_episodes)
         program = jax.jit(together, donate_argnums=0, compiler_options=compiler_options())
+        wide = lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype)
         state, sums = jax.tree.map(wide, state_shapes(strategy))
-        traced = program.trace(devices.place(strategy, state), sums, count, count)
-        made[name] = traced.lower().compile(compiler_options=product_options(lambda: longest_sum(traced.jaxpr)))
-    return made[name]
+        return _compile(program.trace(devices.place(strategy, state), sums, count, count))
+
+    return cached(strategy, f"{'run_with_episodes' if with_episodes else 'run'} {width} together", make)
 
 
 def compile_evaluation_together(strategy: Strategy, evaluate: Callable[..., Any], width: int) -> Any:
@@ -305,8 +302,18 @@ def _compile_run(strategy: Strategy, like: Saved, with_episodes: bool) -> Any:
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     given = (count, count) if strategy.actor_fns is None else (strategy.actor_fns.arrival, count)
     state, sums = like
-    traced = jit_run(strategy, with_episodes).trace(devices.place(strategy, state), sums, *given)
+    return _compile(jit_run(strategy, with_episodes).trace(devices.place(strategy, state), sums, *given))
+
+
+def _compile(traced: Any) -> Any:
     return traced.lower().compile(compiler_options=product_options(lambda: longest_sum(traced.jaxpr)))
+
+
+def cached(strategy: Strategy, name: str, make: Callable[[], Any]) -> Any:
+    """Return what `make` has made for `strategy` under this name, in this process."""
+    made = program_cache(strategy)
+    # `setdefault`: of two threads that make it at the same time, both take the first one's.
+    return made[name] if name in made else made.setdefault(name, make())
 
 
 def program_cache(strategy: Strategy) -> dict[str, Any]:
@@ -362,11 +369,9 @@ def state_shapes(strategy: Strategy) -> Saved:
 
 def _trace_begin(strategy: Strategy) -> tuple[PyTree, dict[str, float]]:
     """Return the shapes of a training state, and the hyperparameters stored in it; traced once."""
-    made = program_cache(strategy)
-    if "begin" not in made:
-        made["begin"] = trace_hyperparams(partial(_begin, strategy), jax.eval_shape(lambda: make_key(0)))
-    shapes, found = made["begin"]
-    return shapes, found
+    trace = lambda: trace_hyperparams(partial(_begin, strategy), jax.eval_shape(lambda: make_key(0)))
+    found: tuple[PyTree, dict[str, float]] = cached(strategy, "begin", trace)
+    return found
 
 
 def _begin(strategy: Strategy, key: Array) -> PyTree:
@@ -386,23 +391,22 @@ def jit_init(strategy: Strategy) -> Any:
     init = devices.over_devices(strategy, partial(_init, strategy), state_shapes(strategy)[0], begins=True)
     # Sharded: the options for fast compilation make XLA compute a sum in two places, with different rounding.
     options = once_options() if strategy.placement.shards == 1 else spread_options(graph_options())
-    program = jax.jit(init, compiler_options=options)
-    return program_cache(strategy).setdefault("jit_init", program)
+    return cached(strategy, "jit_init", lambda: jax.jit(init, compiler_options=options))
 
 
 def jit_run(strategy: Strategy, with_episodes: bool = False) -> Any:
     """Return the program of `Compiled.run`, compiled when first called."""
     programs = (run, run_with_episodes) if strategy.actor_fns is None else (run_one, run_one_with_episodes)
     spread = devices.over_devices(strategy, partial(programs[with_episodes], strategy), state_shapes(strategy)[0])
-    made = jit_donating(spread, strategy.placement.shards)
-    return program_cache(strategy).setdefault("jit_run_with_episodes" if with_episodes else "jit_run", made)
+    name = "jit_run_with_episodes" if with_episodes else "jit_run"
+    return cached(strategy, name, lambda: jit_donating(spread, strategy.placement.shards))
 
 
 def jit_refill(strategy: Strategy) -> Any:
     """Return the program `(state, first, stop) -> state` of `BufferRefill.fill`, compiled when first called."""
     assert strategy.state_fns.refill is not None
-    program = jax.jit(strategy.state_fns.refill.fill, donate_argnums=0, compiler_options=once_options())
-    return program_cache(strategy).setdefault("jit_refill", program)
+    fill = partial(jax.jit, strategy.state_fns.refill.fill, donate_argnums=0, compiler_options=once_options())
+    return cached(strategy, "jit_refill", fill)
 
 
 def jit_donating(function: Callable[..., Any], shards: int = 1) -> Any:
@@ -434,10 +438,7 @@ def check_step(strategy: Strategy, evaluator: Any = None, params: Any = None) ->
     Raises:
       SettingsError: the step changes the structure, shapes or dtypes of its state, or the run cannot fit.
     """
-    made = program_cache(strategy)
-    if "memory" not in made:
-        made["memory"] = _check_step(strategy)
-    plan: Plan = made["memory"]
+    plan: Plan = cached(strategy, "memory", partial(_check_step, strategy))
     if hasattr(evaluator, "bytes_of"):
         plan = plan._replace(evaluation=evaluator.bytes_of(jax.eval_shape(params, state_shapes(strategy)[0])))
     require_fit(plan, num_envs_of(strategy), getattr(evaluator, "episodes", None))
