@@ -1,9 +1,10 @@
 """Actors: a thread each, which steps environments or drives a remote worker, while the main thread optimises."""
 
 import ctypes
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -20,7 +21,7 @@ from jaxrl.training.actors.distant import DistantPlayer, RemoteContext
 from jaxrl.training.actors.in_processes import ProcessWorker
 from jaxrl.training.actors.on_ray import RayWorker, connect
 from jaxrl.training.actors.players import Part, Player, Stopped, hanging, programs, to_remote_error
-from jaxrl.training.actors.stats import COUNTED, ActorStats, Block, Published, Scalars, Watch, is_numbers, stack_of
+from jaxrl.training.actors.stats import ActorStats, Block, Published, Scalars, Watch, stack_of
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.trees import PyTree
 from jaxrl.xla.contexts import bind_context
@@ -151,8 +152,6 @@ class ActorPool:
         """Numbers of the blocks that refill a buffer saved without its contents."""
         self._fill = range(0)
         """Numbers of the blocks to push before the next iteration."""
-        self._random = 0
-        """Number of rounds with random actions."""
         self._arrived: list[Block] = []
         """The blocks of the latest round."""
         self._lags: list[float] = [0.0, 0.0, 0.0]
@@ -236,14 +235,14 @@ class ActorPool:
 
     def take_up(self, facts: Any) -> None:
         """Restore the counts from `facts()`; ignore them if malformed or for another number of actors."""
-        numbers: Mapping[str, Any] = facts if isinstance(facts, Mapping) else {}
-        waited, lags, actors = (numbers.get(name, []) for name in ("waited_s", "lags", "actors"))
-        each = isinstance(actors, list) and len(actors) == len(self._stats)
-        if each and all(map(is_numbers, ([waited], lags, *actors), (1, len(self._lags), *[COUNTED] * len(actors)))):
-            self.waited_s, self._lags = float(waited), [float(lag) for lag in lags]
-            for stats, counted in zip(self._stats, actors, strict=True):
-                stats.take_up(counted)
-            self._waits_before = (self.waited_s, sum(stats.waited_s for stats in self._stats), time.perf_counter())
+        like: Any = jax.tree.structure(self.facts())
+        finite = all(type(x) in (int, float) and math.isfinite(x) for x in jax.tree.leaves(facts))
+        if not finite or like != jax.tree.structure(facts):
+            return
+        self.waited_s, self._lags = float(facts["waited_s"]), [float(lag) for lag in facts["lags"]]
+        for stats, counted in zip(self._stats, facts["actors"], strict=True):
+            stats.take_up(counted)
+        self._waits_before = (self.waited_s, sum(stats.waited_s for stats in self._stats), time.perf_counter())
 
     def close(self) -> None:
         """End every actor, its environments and their processes.
@@ -277,12 +276,12 @@ class ActorPool:
 
     def _start(self, state: PyTree, t: int) -> None:
         self._fill = self.refill if t else range(self.actor_fns.fill)
-        self._random = self.actor_fns.fill if self.actor_fns.random_fill and not t else 0
+        random = self.actor_fns.fill if self.actor_fns.random_fill and not t else 0
         agent, learnt = self.programs.publish(state)
         self._server.open(agent, t * self._opts, learnt, len(self._fill) + self._last - t)
         # Fold in the iteration too, so that a resumed run does not repeat the episodes from before.
         key = fold(fold(state.key, streams.ACTORS), t)
-        self._players = self._cast([Part(i, fold(key, i), self._random) for i in range(self.actor_fns.actors)])
+        self._players = self._cast([Part(i, fold(key, i), random) for i in range(self.actor_fns.actors)])
         for i in range(self.actor_fns.actors):
             work = lambda i=i: self._work(i)
             self._threads.append(threading.Thread(target=bind_context(work), name=f"actor {i}", daemon=True))

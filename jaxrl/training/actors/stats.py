@@ -16,10 +16,6 @@ GLANCE_S = 1.0
 """Maximum seconds counted between two checks: a process that was suspended for an hour did not wait for its actors."""
 
 
-COUNTED = 4
-"""Length of `ActorStats.facts`."""
-
-
 class ActorStats:
     """Counts of one actor, its waiting time, and the call of the environment in progress."""
 
@@ -53,12 +49,6 @@ class ActorStats:
         """Restore the counts from `facts()`."""
         self.env_steps, self.episodes = int(facts[0]), int(facts[1])
         self.returns, self.waited_s = float(facts[2]), float(facts[3])
-
-
-def is_numbers(value: Any, count: int) -> bool:
-    """Return whether `value` is a list of `count` finite numbers."""
-    plain = isinstance(value, list) and len(value) == count
-    return plain and all(type(x) in (int, float) and math.isfinite(x) for x in value)
 
 
 class Watch:
