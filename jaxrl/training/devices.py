@@ -23,7 +23,7 @@ SAME = PartitionSpec()
 class Alone:
     """The lane of a run that trains by itself; the trainer holds its state."""
 
-    runner = None
+    runner: Any = None
     """What runs the iterations in place of the run's own program, with a method `run` like `ActorPool.run`."""
     chunk_s = 0.25
     """Target duration of one compiled call: the latency of a signal and the interval of progress updates."""

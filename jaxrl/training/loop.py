@@ -79,7 +79,7 @@ class Run:
         self.stop_reason: str | None = None
         self.latest: PyTree = None
         """Parameters of the latest policy, if the state is sharded over processes."""
-        self.lane: Any = devices.Alone()
+        self.lane = devices.Alone()
         """Where the state lives; replaced for a member of a population that trains in a team."""
         self.membership = Membership()
         """Replaced for any member of a population."""

@@ -41,7 +41,7 @@ class Call(NamedTuple):
     """Range of iterations; negative for an evaluation, so that it comes first."""
 
 
-class Lane:
+class Lane(Alone):
     """A member's lane in a team, which its trainer calls instead of its own programs."""
 
     def __init__(self, team: "Team", place: int) -> None:
