@@ -221,13 +221,6 @@ def format_action(outside: Outside, action: PyTree, single: bool) -> Any:
     return jax.tree.map(lambda x: x[0], action) if single else action
 
 
-def check_entries(name: str, value: Any) -> None:
-    """Raise `SettingsError` unless `value` is a dict of entries as `check_entry` has them."""
-    if not isinstance(value, Mapping):
-        raise SettingsError(f"{name} is {type(value).__name__}; expected a dict")
-    check_entry(name, value)
-
-
 def check_entry(name: str, value: Any) -> None:
     """Raise `SettingsError` unless `value` is a number, text, `None`, or lists and dicts of these."""
     if isinstance(value, Mapping):

@@ -146,7 +146,8 @@ class Session:
         check_type("statistics", statistics, Statistics, "jaxrl.Statistics(...)")
         check_type("interrupt", interrupt, Interrupt, "jaxrl.Interrupt()")
         self.config.check()
-        inputs.check_entries("about", {} if about is None else about)
+        check_type("about", about, Mapping, "a dict")
+        inputs.check_entry("about", about or {})
         _, how = resolve_resume(bool(resume), None, self.config.run_dir, allow_changes, start_over)
         self.hooks, self.interrupt = hooks or SessionHooks(), Interrupt() if interrupt is None else interrupt
         self._outside = inputs.describe_envs(spec, self.config.num_envs)
