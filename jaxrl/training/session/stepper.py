@@ -102,28 +102,18 @@ class Stepper:
             state = state._replace(items=state.items._replace(is_last=is_last))
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
 
-    def clear_resets(self, now: SessionState, given: Observations) -> SessionState:
-        """Return `now` with no reset due where the observations have changed: there the user has reset."""
-        resets = now.resets
-        if resets is None or not np.count_nonzero(resets.due):
-            return now
-        other = differ(given.obs, resets.seen, self.stepwise.schedule.num_envs)
-        return now._replace(resets=resets._replace(due=resets.due & ~other))
-
-    def clear_unfinished(self, now: SessionState, given: Observations) -> SessionState:
-        """Return `now` with no episode begun by an evaluation where the observations have changed, by a reset."""
-        if now.unfinished is None or not np.count_nonzero(now.unfinished):
-            return now
-        return now._replace(unfinished=now.unfinished & ~differ(given.obs, now.host.seen, len(now.unfinished)))
-
     def acting(self, now: SessionState, given: Observations) -> tuple[SessionState, PyTree]:
         """Return the state after acting on these observations, and the actions `[N, ...]`."""
-        now = self.clear_resets(now, given)
+        if now.resets is not None:
+            due = unless_reset(now.resets.due, now.resets.seen, given.obs)
+            now = now._replace(resets=now.resets._replace(due=due))
         if now.evaluation is not None:
             evaluation = self._evaluating(now, now.evaluation, given)
             assert evaluation.chosen is not None
             return now._replace(evaluation=evaluation, acted=True), evaluation.chosen[1]
-        now = self.chosen(self.receive(self.clear_unfinished(now, given), given))
+        if now.unfinished is not None:
+            now = now._replace(unfinished=unless_reset(now.unfinished, now.host.seen, given.obs))
+        now = self.chosen(self.receive(now, given))
         assert now.chosen is not None
         return now._replace(acted=True), now.chosen[0]
 
@@ -207,6 +197,11 @@ class Stepper:
         """Return the health counters of the updates; blocks on the device."""
         health: Health = jax.device_get(now.state.health)
         return health
+
+
+def unless_reset(flags: np.ndarray, seen: PyTree, obs: PyTree) -> np.ndarray:
+    """Return `flags` `[N]` where `obs` are those last seen: elsewhere the user has reset the environment."""
+    return flags & ~differ(obs, seen, len(flags)) if np.count_nonzero(flags) else flags
 
 
 def plan_of_session(stepwise: Stepwise, state: PyTree) -> Plan:
