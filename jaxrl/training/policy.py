@@ -159,10 +159,8 @@ class GreedyPolicy:
             raise SettingsError(f"the policy was made by hand, and has no {what}")
         batch, rows, single = self._batch(obs)
         given: PyTree = () if action is None else self._actions(action, rows, single)
-        # Made when first asked for: most policies only act.
-        if not self._outputs:
-            ask = lambda look, *args: _query(self.policy, look, *args)
-            self._outputs.update({name: jax.jit(partial(ask, getattr(outputs, name))) for name in ASKED})
+        if what not in self._outputs:
+            self._outputs[what] = jax.jit(partial(_query, self.policy, getattr(outputs, what)))
         before = () if self._memory is None or self._memory[0] != rows else self._memory[1:]
         answer = self._outputs[what](self.params, batch, before, self._opt_steps, given)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(answer)):
@@ -201,10 +199,6 @@ class GreedyPolicy:
                 "the policy remembers its episode, and a call inside jax.jit cannot change what it remembers; call it "
                 "outside, or carry its memory yourself by policy.policy.begin, act and observe"
             )
-
-
-ASKED = ("probabilities", "log_prob", "values")
-"""What a policy is asked for beside actions."""
 
 
 def _query(
