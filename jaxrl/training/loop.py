@@ -86,7 +86,6 @@ class Run:
         self._quiet, self._notes, self._given_recorders = quiet, notes, recorders
         self._state: PyTree = None
         self._sums: Any = None
-        self._program: Any = None
         self._best: Best | None = None
         self._actors: ActorPool | None = None
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
@@ -187,7 +186,7 @@ class Run:
             if (actors := self.lane.runner or self._actors) is not None:
                 made = actors.run(self._state, self._sums, t, stop)
             else:
-                state, sums, *ended = self._program(self._state, self._sums, np.uint32(t), np.uint32(stop))
+                state, sums, *ended = self._compiled.run(self._state, self._sums, np.uint32(t), np.uint32(stop))
                 made = state, sums, stop, ended
             # The arguments were donated: replace the state at once. Dispatch is asynchronous: block to time the call.
             self._state, self._sums, stop, ended = jax.block_until_ready(made)
@@ -238,7 +237,7 @@ class Run:
         if found.should_save:
             self._keep_best(found.kept)
         with self.ledger.timed("record"):
-            training = training_returns(recorded or program.summarise(self._metrics, self._sums))
+            training = training_returns(recorded or program.summarise(self._compiled.metrics, self._sums))
             row = self._log.log_eval(found, training, eval_kind_of(self.strategy, self.evaluator), self.ledger)
         self._film_if_due()  # before the user's hook, which may read the film
         call(self.hooks.evaluation, self, found.evaluation, found.is_best)
@@ -274,10 +273,10 @@ class Run:
             agent = (self.strategy.info.settings or {}).get("agent") or {}
             steps = done * self.schedule.env_steps_per_step
             row = self._log.log_train(
-                {**rates, **waits, **program.summarise(self._metrics, self._sums)}, ledger, agent, steps
+                {**rates, **waits, **program.summarise(self._compiled.metrics, self._sums)}, ledger, agent, steps
             )
             # Start the next interval.
-            self._sums = zero_sums(len(self._metrics))
+            self._sums = zero_sums(len(self._compiled.metrics))
             ledger.interval_start, ledger.interval_s = ledger.t, 0.0
         call(self.hooks.record, self, row)
         return row
@@ -300,7 +299,7 @@ class Run:
         """
         health = self._health()
         assert health is not None
-        what = explain(health, self._metrics)
+        what = explain(health, self._compiled.metrics)
         self._log.require_rollback_left(self.ledger, self.config.max_rollbacks, what)
         self.state, self._sums, self._refilled = None, None, range(0)  # free memory before loading
         found = self._storage.rollback(self._compiled.like)
@@ -400,9 +399,8 @@ class Run:
                 strategy, key, self.evaluator, self._params, goes_on, self._with_episodes, self.lane.runner is None
             )
             self._compiled = compiled._replace(init=self._weights.after(compiled.init))
-            self._program, self._metrics = compiled.run, compiled.metrics
             before = self._actors
-            self._actors = pool_of(strategy, self._program, self.interrupt, self._log.event, self.schedule.last)
+            self._actors = pool_of(strategy, compiled.run, self.interrupt, self._log.event, self.schedule.last)
         warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
         self._log.stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):
