@@ -25,7 +25,7 @@ from jaxrl.strategies.interaction import build_processor_and_agent
 from jaxrl.strategies.policy import make_policy, policy_params_like
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import state_shapes
-from jaxrl.training.report import FINISHED
+from jaxrl.training.stops import FINISHED
 from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, Store
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store, split_checkpoint, step_of
 from jaxrl.training.storage.leaves import describe_leaf, like_leaves, mismatch, rebuild

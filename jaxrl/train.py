@@ -37,7 +37,8 @@ from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.scores import PopulationResult, format_swept
 from jaxrl.training.population.trainer import PopulationTrainer
 from jaxrl.training.processes import number
-from jaxrl.training.report import LIMITS, print_summary, print_table
+from jaxrl.training.report import print_summary, print_table
+from jaxrl.training.stops import LIMITS
 from jaxrl.training.storage.checkpoints import CheckpointError
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, Saves, open_store
 from jaxrl.training.storage.logs import damage

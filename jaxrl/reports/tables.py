@@ -9,7 +9,7 @@ from jaxrl.errors import one_line
 from jaxrl.reports.groups import Group, differences
 from jaxrl.reports.read import Run
 from jaxrl.training import ledger
-from jaxrl.training.report import FINISHED
+from jaxrl.training.stops import FINISHED
 from jaxrl.training.storage.logs import to_float
 
 PARTS = (*ledger.PARTS, "other")

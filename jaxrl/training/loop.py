@@ -36,6 +36,7 @@ from jaxrl.training.report import Hooks, Report, Result, call
 from jaxrl.training.sanity import eval_kind_of, training_returns
 from jaxrl.training.schedule import MAX_COUNT, Boundary, Schedule, next_boundary
 from jaxrl.training.settings import TrainerConfig, settings_of_run
+from jaxrl.training.stops import BROKEN
 from jaxrl.training.storage.arrays import read_part, write_part
 from jaxrl.training.storage.checkpoints import Facts, Store
 from jaxrl.training.storage.members import Membership, require_no_member
@@ -43,9 +44,6 @@ from jaxrl.training.storage.run import VERSIONS, Best, Resume, Storage, versions
 from jaxrl.training.storage.weights import Weights, insert_leaves, weights_of
 from jaxrl.trees import PyTree, make_key
 from jaxrl.xla import attempts
-
-BROKEN = ("failed", "diverged", "actor")
-"""Prefixes of stop reasons after which the state in memory is unusable."""
 
 
 class Run:

@@ -14,13 +14,6 @@ from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Row
 from jaxrl.trees import PyTree
 
-LIMITS = {"max_opts": "opt_steps", "max_env_steps": "env_steps"}
-"""The counter in the summary for each limit of a run."""
-EARLY = ("stop_reward", "patience", "stop")
-"""Stop reasons of runs that ended before their limits."""
-FINISHED = (*LIMITS, *EARLY)
-"""Stop reasons of runs that are finished, rather than interrupted or failed."""
-
 
 class Report(NamedTuple):
     """What happened at a boundary."""

@@ -17,8 +17,6 @@ from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.loop import Run
 from jaxrl.training.recorders import Recorder
 from jaxrl.training.report import (
-    FINISHED,
-    LIMITS,
     Hooks,
     Report,
     Result,
@@ -28,6 +26,7 @@ from jaxrl.training.report import (
     run_dir_part,
 )
 from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, extend, plan_run, with_recorders
+from jaxrl.training.stops import FINISHED, LIMITS
 from jaxrl.training.storage.run import resolve_resume
 from jaxrl.training.storage.weights import require_same_start
 

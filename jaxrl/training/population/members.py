@@ -17,12 +17,13 @@ from jaxrl.strategies.search import Copy, Halving, Search, Verdict
 from jaxrl.training import mesh
 from jaxrl.training.devices import copy_state
 from jaxrl.training.mesh import MeshShape
-from jaxrl.training.population.scores import HALVED, format_swept
+from jaxrl.training.population.scores import format_swept
 from jaxrl.training.population.teams import split_teams
 from jaxrl.training.processes import require_alone
-from jaxrl.training.report import EARLY, LIMITS, Report
+from jaxrl.training.report import Report
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.settings import TrainerConfig, extend
+from jaxrl.training.stops import EARLY, HALVED, LIMITS
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.group import has_valid_save
 from jaxrl.training.storage.group_files import GroupFiles

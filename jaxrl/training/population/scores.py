@@ -9,9 +9,8 @@ import numpy as np
 from jaxrl.errors import SettingsError, suggest
 from jaxrl.parsing import format_repr, format_settings
 from jaxrl.training.report import Result, axes_for, draw, run_dir_part
+from jaxrl.training.stops import HALVED
 
-HALVED = "halved"
-"""The status of a member ended by halving."""
 RESAMPLES = 2_000
 """Number of bootstrap resamples."""
 SHOWN = 20

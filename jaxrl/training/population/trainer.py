@@ -29,7 +29,6 @@ from jaxrl.training.memory import Plan, plan_of_strategy, require_members_fit
 from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.members import (
     EARLY_ENDS,
-    HALVED,
     Gates,
     MemberRun,
     Queue,
@@ -46,8 +45,9 @@ from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import describe, place_members
 from jaxrl.training.program import compile_all, state_shapes
 from jaxrl.training.recorders import Row, RunInfo, recorders_of
-from jaxrl.training.report import LIMITS, Report, leave_by_signal, print_table, run_dir_part
+from jaxrl.training.report import Report, leave_by_signal, print_table, run_dir_part
 from jaxrl.training.settings import TrainerConfig, config_for, plan_run, settings_of_run
+from jaxrl.training.stops import HALVED, LIMITS
 from jaxrl.training.storage.group import CHECKPOINTS, Collector
 from jaxrl.training.storage.group_files import GroupFiles, MemberDir, MemberFiles
 from jaxrl.training.storage.logs import RowLog

@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxrl.errors import SettingsError, describe_error, print_stderr
 from jaxrl.training.recorders.base import Histogram, Recorder, Row, RunInfo, Video
+from jaxrl.training.stops import BROKEN
 from jaxrl.training.storage.logs import KINDS, rows_of
 from jaxrl.training.storage.run_dir import (
     CONFIG,
@@ -394,4 +395,4 @@ def summary_of(run: RunInfo) -> tuple[dict[str, Any], bool]:
     facts = {} if run.directory is None else read_metadata(run.directory)
     status = str(facts.get("status", ""))
     scores = {name: facts[name] for name in SCORES if isinstance(facts.get(name), int | float)}
-    return {**scores, "status": status}, status.startswith(("failed", "diverged"))
+    return {**scores, "status": status}, status.startswith(BROKEN)

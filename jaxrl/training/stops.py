@@ -1,0 +1,12 @@
+"""Why runs stop: `stop` in the summary of a run, and `status` in its metadata."""
+
+LIMITS = {"max_opts": "opt_steps", "max_env_steps": "env_steps"}
+"""The counter in the summary for each limit of a run."""
+EARLY = ("stop_reward", "patience", "stop")
+"""Stop reasons of runs that ended before their limits."""
+FINISHED = (*LIMITS, *EARLY)
+"""Stop reasons of runs that are finished, rather than interrupted or failed."""
+HALVED = "halved"
+"""The status of a member that halving ended."""
+BROKEN = ("failed", "diverged", "actor")
+"""Prefixes of stop reasons after which the state in memory is unusable; services mark such runs as failed."""
