@@ -69,7 +69,7 @@ def _on_host(ended: EpisodeEnds) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(ended.length), np.asarray(ended.total)
 
 
-def lines_of(found: Episodes) -> bytes:
+def format_lines(found: Episodes) -> bytes:
     """Format rows of `train_episodes.jsonl` in one operation: there may be tens of thousands per second."""
     # Nine digits represent a float32 exactly. JSON has no infinity, for a return that overflowed.
     totals = [f"{x:.9g}" if math.isfinite(x) else "null" for x in found.total.tolist()]
@@ -85,7 +85,7 @@ def lines_of(found: Episodes) -> bytes:
     return ((LINE * count) % tuple(chain.from_iterable(zip(*columns, strict=True)))).encode()
 
 
-def rows_of(found: Episodes) -> Iterator[dict[str, Any]]:
+def episode_dicts(found: Episodes) -> Iterator[dict[str, Any]]:
     """Yield the same rows as dicts, for hooks."""
     for opt_steps, env_steps, env, total, length, terminated in zip(*(x.tolist() for x in found), strict=True):
         yield {

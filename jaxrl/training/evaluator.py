@@ -208,8 +208,8 @@ class Evaluator(CompiledEvaluator):
         check_count("eval_episodes", episodes)
         self.actions = "sampled" if sampled else "greedy"
         # With several agents, all follow the policy of one.
-        asked, one = _to_single_agent(env, policy, sampled)
-        self.episodes, self._begun = episodes, partial(begin_episodes, one, asked, episodes)
+        chosen, one = _to_single_agent(env, policy, sampled)
+        self.episodes, self._begun = episodes, partial(begin_episodes, one, chosen, episodes)
         limit = max_steps or env.spec.time_limit or MAX_STEPS
         super().__init__(partial(run_episodes, env, policy, episodes, limit, sampled=sampled))
 
@@ -359,25 +359,25 @@ def run_episodes(
     env: Env, policy: Policy, episodes: int, max_steps: int, params: PyTree, key: Key, *, sampled: bool = False
 ) -> tuple[Array, Array, Array, dict[str, Array]]:
     """Run `episodes` episodes in parallel until all have ended; return the fields of an `Evaluation`. Pure."""
-    asked, env = _to_single_agent(env, policy, sampled)
+    chosen, env = _to_single_agent(env, policy, sampled)
     reset_key, step_key = jax.random.split(key)
-    start = begin_episodes(env, asked, episodes, params, reset_key)
+    start = begin_episodes(env, chosen, episodes, params, reset_key)
     # The loop's carry needs all leaves from the start: find the names of the scalars by an abstract step.
-    seen = jax.eval_shape(partial(_advance, env, asked, params, step_key), start).info
+    seen = jax.eval_shape(partial(_advance, env, chosen, params, step_key), start).info
     start = start._replace(info={name: jnp.full(episodes, jnp.nan, jnp.float32) for name in seen})
     end = jax.lax.while_loop(
-        lambda e: e.running.any() & (e.step < max_steps), partial(_advance, env, asked, params, step_key), start
+        lambda e: e.running.any() & (e.step < max_steps), partial(_advance, env, chosen, params, step_key), start
     )
     return end.returns, end.lengths, ~end.running, columns_of_info(end.info)
 
 
 def _to_single_agent(env: Env, policy: Policy, sampled: bool) -> tuple[EvalPolicy, Env]:
     """Return the evaluation policy of `policy` in `env`, and `env` as an environment of a single agent."""
-    asked = make_eval_policy(policy, sampled)
-    return (asked, env) if env.agents is None else (for_agents(asked, env.agents), as_single_env(env))
+    chosen = make_eval_policy(policy, sampled)
+    return (chosen, env) if env.agents is None else (for_agents(chosen, env.agents), as_single_env(env))
 
 
-def begin_episodes(env: Env, asked: EvalPolicy, episodes: int, params: PyTree, reset_key: Key) -> _Episodes:
+def begin_episodes(env: Env, policy: EvalPolicy, episodes: int, params: PyTree, reset_key: Key) -> _Episodes:
     """Return the initial state of `episodes` parallel episodes."""
     state, obs = jax.vmap(env.reset)(jax.random.split(reset_key, episodes))
     state, obs = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), (state, obs))
@@ -385,7 +385,7 @@ def begin_episodes(env: Env, asked: EvalPolicy, episodes: int, params: PyTree, r
     return _Episodes(
         step=jnp.int32(0),
         env=state,
-        carry=asked.begin(params, zero_invalid_rows(finite, obs)),
+        carry=policy.begin(params, zero_invalid_rows(finite, obs)),
         # An episode with a non-finite first observation ends before its first step.
         returns=jnp.where(finite, jnp.float32(0), jnp.float32(jnp.nan)),
         lengths=jnp.zeros(episodes, jnp.int32),

@@ -20,7 +20,7 @@ from jaxrl.parsing import flatten_settings
 from jaxrl.strategies.base import Policy
 from jaxrl.strategies.guard import Health
 from jaxrl.training.divergence import Validity, in_good_health, look
-from jaxrl.training.episodes import Episodes, lines_of
+from jaxrl.training.episodes import Episodes, format_lines
 from jaxrl.training.evaluator import EvalOutcome, Evaluation, episode_rows, eval_columns
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.policy import describe
@@ -277,7 +277,7 @@ class Logbook:
     def log_episodes(self, episodes: Episodes) -> None:
         """Log a row for each training episode."""
         if len(episodes.length):
-            self._train_episodes.extend(lines_of(episodes))
+            self._train_episodes.extend(format_lines(episodes))
 
     # --- console ---
 

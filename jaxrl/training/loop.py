@@ -23,7 +23,7 @@ from jaxrl.strategies.guard import Health
 from jaxrl.training import devices, processes, program
 from jaxrl.training.actors.pool import ActorPool, pool_of
 from jaxrl.training.divergence import explain, has_diverged
-from jaxrl.training.episodes import episodes_in, reports_episodes, rows_of
+from jaxrl.training.episodes import episode_dicts, episodes_in, reports_episodes
 from jaxrl.training.evaluator import EvalRules, EvaluateFn, ScoreFn, eval_key, evaluate_and_confirm
 from jaxrl.training.film import LONGEST, film_player, save_video
 from jaxrl.training.interrupt import Interrupt
@@ -208,7 +208,7 @@ class Run:
         found = episodes_in(endings, t, stop, self.schedule)
         if self.config.train_episodes:
             self._log.log_episodes(found)
-        for row in rows_of(found) if self.hooks.episode is not None else ():
+        for row in episode_dicts(found) if self.hooks.episode is not None else ():
             call(self.hooks.episode, self, row)
 
     def _fail_with_actors(self) -> None:

@@ -43,7 +43,7 @@ from jaxrl.errors import ActorError, SettingsError
 from jaxrl.nn import ActorCritic, QNetwork
 from jaxrl.strategies.host_actors import HostActors, resolve_exploration
 from jaxrl.training.actors.pool import ParameterServer
-from jaxrl.training.actors.stats import ActorStats, Watch
+from jaxrl.training.actors.stats import ActorStats, HangDetector
 from jaxrl.training.settings import unread
 from jaxrl.training.storage.leaves import state_digest
 
@@ -573,7 +573,7 @@ def test_compiling_what_an_actor_does_is_no_hanging(monkeypatch: pytest.MonkeyPa
 
 def test_an_actor_is_late_once_one_call_has_been_watched_for_too_long():
     stats = [ActorStats(), ActorStats(), ActorStats()]
-    watch, (first, second, third) = Watch(stats), stats
+    watch, (first, second, third) = HangDetector(stats), stats
     with first.calling(2.5), second.calling(2.5), third.calling(math.inf):
         for seconds in (0.5, 1.0, 1.0):  # the first look only sees that there is a call
             assert watch.late(seconds) == {}

@@ -14,7 +14,7 @@ from toys_trainer import counting, short_ppo, small_dqn
 import jaxrl
 from jaxrl.errors import SettingsError
 from jaxrl.training import program
-from jaxrl.training.episodes import Episodes, lines_of
+from jaxrl.training.episodes import Episodes, format_lines
 from jaxrl.training.program import jit_run
 from jaxrl.training.recorders import JSONLRecorder, jsonl
 from jaxrl.training.storage.leaves import state_digest
@@ -137,7 +137,9 @@ def test_who_has_no_episodes_is_refused() -> None:
 def test_numbers_come_back_bit_for_bit() -> None:
     total = np.array([0.1, -1e-30, 3.0, np.inf, 16777217.0], np.float32)
     whole = np.arange(5)
-    found = [json.loads(line) for line in lines_of(Episodes(whole, whole, whole, total, whole, whole > 2)).splitlines()]
+    found = [
+        json.loads(line) for line in format_lines(Episodes(whole, whole, whole, total, whole, whole > 2)).splitlines()
+    ]
     assert found[3]["return"] is None
     assert [np.float32(row["return"]) for row in found if row["return"] is not None] == total[[0, 1, 2, 4]].tolist()
     assert [row["terminated"] for row in found] == [False, False, False, True, True]

@@ -13,9 +13,9 @@ import numpy as np
 
 from jaxrl.errors import SettingsError, describe_error
 from jaxrl.strategies.host_actors import ActorFns
-from jaxrl.training.actors.players import OPENING_S, Part, RemoteError, Stopped, hanging
+from jaxrl.training.actors.players import OPENING_S, Part, RemoteError, Stopped, hang_message
 from jaxrl.training.actors.stats import GLANCE_S, ActorStats, Block, Published
-from jaxrl.training.actors.worker import SAME, Answer, Order, nothing
+from jaxrl.training.actors.worker import SAME, Answer, Order, never_called
 from jaxrl.training.storage.run import versions
 from jaxrl.xla import requested_forms
 from jaxrl.xla.options import worker_options
@@ -85,7 +85,7 @@ class RemoteContext:
         self._sending = threading.Lock()
         try:
             # Send only the functions that a player calls.
-            self.script = cloudpickle.dumps(actor_fns._replace(push=None, publish=nothing, arrival=None))
+            self.script = cloudpickle.dumps(actor_fns._replace(push=None, publish=never_called, arrival=None))
         except Exception as error:
             raise SettingsError(
                 f"actor_engine {actor_fns.config.actor_engine} sends the environment and the agent to other processes, "
@@ -218,7 +218,7 @@ class DistantPlayer:
     def _fail_if_late(self, late: tuple[float, str] | None) -> None:
         self._answered = True
         if late is not None:
-            raise RemoteError(hanging(self._context.actor_fns.env.spec.name, late[0]), late[1])
+            raise RemoteError(hang_message(self._context.actor_fns.env.spec.name, late[0]), late[1])
 
     def _longest(self) -> float:
         """Return the timeout for a silent worker in seconds."""

@@ -16,7 +16,7 @@ from jaxrl.envs.host import HostVectorEnv
 from jaxrl.errors import describe_error
 from jaxrl.strategies.actor import Packed
 from jaxrl.strategies.host_actors import ActorFns
-from jaxrl.training.actors.stats import ActorStats, Block, Published, apart, block_of
+from jaxrl.training.actors.stats import ActorStats, Block, Published, block_of, split_scalars
 from jaxrl.trees import Key, PyTree
 from jaxrl.xla.packing import HostRows
 
@@ -188,7 +188,7 @@ class Player:
         if ended := np.count_nonzero(done):
             stats.episodes += int(ended)
             stats.returns += float(step.info["episode_return"][done].sum())
-        step, info = apart(step, done)
+        step, info = split_scalars(step, done)
         result: Any = self._results.pack(step._replace(action=(), extras=()))
         return result, info
 
@@ -210,6 +210,6 @@ def to_remote_error(error: BaseException) -> RemoteError:
     return RemoteError(f" failed: {line}", "".join(traceback.format_exception(error)))
 
 
-def hanging(name: str, limit_s: float) -> str:
+def hang_message(name: str, limit_s: float) -> str:
     """Return the line of a `RemoteError` for a call of environment `name` that takes too long."""
     return f": a call of {name} takes more than {limit_s:g} s; it hangs, or raise actor_timeout"

@@ -20,8 +20,8 @@ from jaxrl.strategies.host_actors import ActorBatch, ActorFns
 from jaxrl.training.actors.distant import DistantPlayer, RemoteContext
 from jaxrl.training.actors.in_processes import ProcessWorker
 from jaxrl.training.actors.on_ray import RayWorker, connect
-from jaxrl.training.actors.players import Part, Player, Stopped, hanging, programs, to_remote_error
-from jaxrl.training.actors.stats import ActorStats, Block, Published, Scalars, Watch, stack_of
+from jaxrl.training.actors.players import Part, Player, Stopped, hang_message, programs, to_remote_error
+from jaxrl.training.actors.stats import ActorStats, Block, HangDetector, Published, Scalars, stack_of
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.trees import PyTree
 from jaxrl.xla.contexts import bind_context
@@ -142,7 +142,7 @@ class ActorPool:
         assert actor_fns.config.max_lag is not None, "nothing is unset in the settings of a strategy's actors"
         self._server = ParameterServer(actor_fns.config.max_lag)
         self._stats = [ActorStats() for _ in range(actor_fns.actors)]
-        self._watch = Watch(self._stats)
+        self._watch = HangDetector(self._stats)
         self._players: list[Player | DistantPlayer] = []
         self._threads: list[threading.Thread] = []
         self._opening = threading.Lock()
@@ -189,7 +189,7 @@ class ActorPool:
                 self._publish(state, t, self.actor_fns.learns)
                 continue
             state, sums, *ended = self.programs.run(state, sums, arrival, np.uint32(t))
-            self._scalars.take_up(self._arrived)
+            self._scalars.add(self._arrived)
             endings += ended
             rounds, total, most = self._lags
             self._lags = [rounds + 1, total + float(arrival.lag), max(most, float(arrival.lag))]
@@ -337,7 +337,7 @@ class ActorPool:
         elif late:
             who, limit_s, name = ", ".join(map(str, late)), max(late.values()), self.actor_fns.env.spec.name
             self.failure = (
-                ActorError(f"actor {who}{hanging(name, limit_s)}"),
+                ActorError(f"actor {who}{hang_message(name, limit_s)}"),
                 "\n".join(f"{self._threads[i].name}:\n{stack_of(self._threads[i].ident)}" for i in late),
             )
 

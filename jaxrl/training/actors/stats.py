@@ -31,7 +31,7 @@ class ActorStats:
 
     def calling(self, limit_s: float) -> "ActorStats":
         """Count the following `with` block as a call of the environment, with timeout `limit_s`."""
-        # Set before `inside`, since a `Watch` in another thread may read them at any time.
+        # Set before `inside`, since a `HangDetector` in another thread may read them at any time.
         self.calls, self.limit_s = self.calls + 1, limit_s
         return self
 
@@ -51,7 +51,7 @@ class ActorStats:
         self.returns, self.waited_s = float(facts[2]), float(facts[3])
 
 
-class Watch:
+class HangDetector:
     """Detects calls of environments that exceed their timeout, by polling."""
 
     def __init__(self, stats: list[ActorStats]) -> None:
@@ -101,7 +101,7 @@ class Block(NamedTuple):
     """Processor statistics of these steps."""
 
 
-def apart(step: Step, done: Any) -> tuple[Step, dict[str, np.ndarray]]:
+def split_scalars(step: Step, done: Any) -> tuple[Step, dict[str, np.ndarray]]:
     """Split the scalars specific to an environment from a step, whose other parts have the same form everywhere.
 
     Scalars are NaN at invalid steps, and those of complete episodes also where none is `done`.
@@ -138,7 +138,7 @@ class Scalars:
     def __init__(self) -> None:
         self._kept: dict[str, tuple[int, float, float, float]] = {}
 
-    def take_up(self, blocks: Iterable[Block]) -> None:
+    def add(self, blocks: Iterable[Block]) -> None:
         """Add the scalars of blocks that have been learnt from."""
         for block in blocks:
             for name, values in block.info.items():

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.training.actors.players import Player, RemoteError, programs, to_remote_error
-from jaxrl.training.actors.stats import ActorStats, Published, Watch, stack_of
+from jaxrl.training.actors.stats import ActorStats, HangDetector, Published, stack_of
 from jaxrl.training.storage.run import versions
 from jaxrl.xla import forms
 from jaxrl.xla.options import apply_options
@@ -49,7 +49,7 @@ class Worker:
     def __init__(self) -> None:
         """Prepare the worker; `open` creates its player."""
         self._stats = ActorStats()
-        self._watch, self._looked = Watch([self._stats]), time.perf_counter()
+        self._watch, self._looked = HangDetector([self._stats]), time.perf_counter()
         self._player: Player | None = None
         self._thread: int | None = None
         self._ended, self._playing, self._forms = False, threading.Lock(), "auto"
@@ -89,7 +89,7 @@ class Worker:
         self._stats.take_up(facts)
         self._forms = order.forms
         actor_fns, part = pickle.loads(order.actor_fns), pickle.loads(order.part)
-        self._player = Player(actor_fns, programs(actor_fns, nothing), part, self._stats, lambda: self._ended)
+        self._player = Player(actor_fns, programs(actor_fns, never_called), part, self._stats, lambda: self._ended)
         with forms(self._forms):
             self._player.open()
 
@@ -112,5 +112,5 @@ class Worker:
         return Answer(value, failure, self._stats.facts())
 
 
-def nothing(*args: Any) -> Any:
+def never_called(*args: Any) -> Any:
     """A placeholder for programs that a player does not call."""

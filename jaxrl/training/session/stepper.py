@@ -41,7 +41,7 @@ class Stepper:
         self._fill = jax.jit(partial(programs.fill, stepwise), donate_argnums=0)
         self._learn = jit_donating(partial(learn_and_sum, stepwise))
         self.merge_sums = jax.jit(merge_sums)
-        self._copied = jax.jit(partial(programs.params, stepwise, self.policy))
+        self._params = jax.jit(partial(programs.params, stepwise, self.policy))
         state = jax.eval_shape(self._init, key)
         require_fit(plan_of_session(stepwise, state), stepwise.schedule.num_envs)
         learner = Learner(state.agent, state.buffer, state.health)
@@ -191,7 +191,7 @@ class Stepper:
 
     def params(self, now: SessionState) -> PyTree:
         """Return a copy of the parameters of the greedy policy, which training does not donate."""
-        return self._copied(now.state.agent, now.state.window)
+        return self._params(now.state.agent, now.state.window)
 
     def health(self, now: SessionState) -> Health:
         """Return the health counters of the updates; blocks on the device."""

@@ -25,7 +25,7 @@ class Fork(NamedTuple):
     """Optimisation steps of the checkpoint, or `latest`."""
 
 
-def origin(
+def resolve_fork(
     resume: bool | str | os.PathLike[str], from_step: int | str | None, run_dir: str | None
 ) -> tuple[str | None, Fork | None]:
     """Return the directory of a run, and its origin if it is a fork.
@@ -90,7 +90,7 @@ def copy_checkpoint(fork: Fork, target: Path) -> int:
     return step
 
 
-def describe_fork(directory: RunDir, fork: Fork, step: int) -> None:
+def write_origin(directory: RunDir, fork: Fork, step: int) -> None:
     """Write the origin of a fork into its `metadata.json`."""
     directory.write_metadata(
         format=FORMAT,

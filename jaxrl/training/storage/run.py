@@ -19,7 +19,7 @@ from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.paths import reason_of_path, writing
 from jaxrl.training.settings import HARMLESS, Change, changes, evaluation_changes, unread
 from jaxrl.training.storage.checkpoints import Facts, Good, OtherVersionError, Store, standing
-from jaxrl.training.storage.fork import Fork, copy_checkpoint, describe_branch, describe_fork, origin
+from jaxrl.training.storage.fork import Fork, copy_checkpoint, describe_branch, resolve_fork, write_origin
 from jaxrl.training.storage.group import BEST, CHECKPOINTS
 from jaxrl.training.storage.group_files import Log, MemberDir, MemberFiles
 from jaxrl.training.storage.logs import LogSums, RowLog, damage
@@ -69,12 +69,12 @@ def resolve_resume(
     allow_changes: bool,
     start_over: bool,
 ) -> tuple[str | None, Resume]:
-    """Return the directory of a run, and whether and how to resume it; see `origin`.
+    """Return the directory of a run, and whether and how to resume it; see `resolve_fork`.
 
     Raises:
       SettingsError: the arguments contradict each other.
     """
-    run_dir, fork = origin(resume, from_step, run_dir)
+    run_dir, fork = resolve_fork(resume, from_step, run_dir)
     if resume and run_dir is None:
         raise SettingsError("resume needs the run_dir to go on with")
     if allow_changes and not resume:
@@ -160,7 +160,7 @@ class Storage:
             self._find_checkpoint()
             self.dir.write_owner()
             if not self.resumes:
-                self._describe()
+                self._write_description()
         except BaseException as error:
             self.close()
             if not isinstance(error, OSError):
@@ -177,7 +177,7 @@ class Storage:
         try:
             self._step = copy_checkpoint(fork, path)
             directory = RunDir(path, resume=True)
-            describe_fork(directory, fork, self._step)
+            write_origin(directory, fork, self._step)
             return directory
         except OSError as error:
             self.close()
@@ -275,7 +275,7 @@ class Storage:
                 f"{said()}; go on with its own, or allow the change with --allow-changes (allow_changes=True in Python)"
             )
 
-    def _describe(self) -> None:
+    def _write_description(self) -> None:
         """Write `config.yaml` and `metadata.json`."""
         assert self.dir is not None
         created = {} if self.resumes else {"created": timestamp(), "opt_steps": 0}
@@ -466,7 +466,7 @@ class Storage:
         if self._good is not None and self.checkpoints.newest is not None:
             self.checkpoints.drop_after(self.checkpoints.newest)  # from here on the status is another
         with writing(f"the run directory {self.path}", StorageError):
-            self._describe()
+            self._write_description()
         # From here on `close` does not remove a fork.
         self._new_fork_dir = None
 
