@@ -29,7 +29,7 @@ from jaxrl.xla.equations import find_dependencies, read
 class GreedyPolicy:
     """Call it with an observation, or a batch `[N, ...]` of them; it returns the action, or `[N, ...]` of them.
 
-    Whole numbers count as the environment's do: from the `start` of its spaces on.
+    Discrete observations and actions are elements of the environment's spaces, which may start at other numbers than 0.
 
     A policy that remembers (stacked frames) takes the calls as one episode; `reset()` begins the next. One that does
     not may also be called inside `jax.jit`, `jax.vmap` and the like.
@@ -38,7 +38,7 @@ class GreedyPolicy:
     def __init__(self, policy: Policy, params: PyTree, facts: dict[str, Any] | None = None) -> None:
         self.policy, self.params = policy, params
         self.facts = facts or {}
-        """What was known of it when it was saved: `score`, `opt_steps`, `env_steps`."""
+        """Facts saved with it: `score`, `opt_steps`, `env_steps`."""
         # The same functions for all policies made by `at`, so nothing is compiled again.
         self._begin, self._follow = jax.jit(partial(begin, policy)), jax.jit(partial(follow, policy))
         self._outputs: dict[str, Any] = {}
@@ -62,9 +62,9 @@ class GreedyPolicy:
         return hashlib.sha256(f"{state_digest(self.params)} {words}".encode()).hexdigest()
 
     def at(self, params: PyTree, **facts: Any) -> "GreedyPolicy":
-        """Return the same policy with other `params`, at the beginning of an episode; nothing is compiled again.
+        """Return the same policy with other `params` and changed `facts`, at the beginning of an episode.
 
-        `facts` are those that are then others.
+        Nothing is compiled again.
         """
         # The compiled functions are shared; the memory of the episode is not.
         other = copy.copy(self)
@@ -105,11 +105,11 @@ class GreedyPolicy:
     def probabilities(self, obs: PyTree) -> Any:
         """Return the probability of each discrete action at `obs`, `[A]`, or `[N, A]` of a batch, the first one first.
 
-        They are those of `policy(obs, key=...)`: of a policy with a distribution its own, of one with action values
-        those of its exploration at the optimisation step at which it was saved. Actions of several numbers have a tuple
-        of such arrays, one for each; a dict or tuple of actions has such a dict or tuple, with `None` for continuous
-        parts. A policy that remembers its episode is asked about the observation that follows,
-        and remembers nothing of being asked: ask first, then act.
+        `policy(obs, key=...)` acts with these probabilities: those of the policy's distribution, or, with action
+        values, of exploration at the optimisation step of the save. Actions of several numbers have a tuple of such
+        arrays, one for each; a dict or tuple of actions has such a dict or tuple, with `None` for continuous parts.
+        With memory, `obs` is taken as the next observation of the episode, and the memory is not advanced: query
+        before acting.
 
         Raises:
           SettingsError: actions are continuous, or the agent has no probabilities.
@@ -337,19 +337,19 @@ def _kind(given: Any) -> str:
 
 
 def begin(policy: Policy, params: PyTree, obs: PyTree, *drawn: Any) -> tuple[PyTree, PyTree]:
-    """Return what the policy remembers, and its actions, where `N` episodes begin with `obs` `[N, ...]`."""
+    """Return memory and actions of the policy at the first observations of `N` episodes, `obs` `[N, ...]`."""
     return _choose(policy, params, policy.begin(params, obs), *drawn)
 
 
 def follow(
     policy: Policy, params: PyTree, carry: PyTree, action: PyTree, obs: PyTree, *drawn: Any
 ) -> tuple[PyTree, PyTree]:
-    """Return the same for the next observations, after what was remembered and done before."""
+    """Return memory and actions at the next observations, from the memory and actions before."""
     return _choose(policy, params, _observe(policy, params, carry, action, obs), *drawn)
 
 
 def _observe(policy: Policy, params: PyTree, carry: PyTree, action: PyTree, obs: PyTree) -> PyTree:
-    """Return what is remembered once `action` has led to `obs`."""
+    """Return the memory after `action` has led to `obs`."""
     zeros = jnp.zeros(jax.tree.leaves(obs)[0].shape[0], jnp.float32)
     return policy.observe(params, carry, Step(action, (), zeros, zeros > 0, zeros > 0, final_obs=obs, obs=obs))
 
@@ -363,7 +363,7 @@ def _choose(policy: Policy, params: PyTree, carry: PyTree, *drawn: Any) -> tuple
 
 
 def describe(policy: Policy | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what rebuilds `policy` without the code that trained it."""
+    """Return the facts from which `policy` is rebuilt without the code that trained it."""
     return {"settings": plain(settings), "spec": spec_facts(policy)}
 
 

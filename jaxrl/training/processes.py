@@ -152,7 +152,7 @@ def agree(settings: Mapping[str, Any]) -> None:
     for _ in _take_signals():
         pass
     broadcast("settings", settings)
-    # All answers are read before any is judged: what stays would count in the next run.
+    # Read all answers before checking any: one left in the store would be read by the next run.
     said = list(answers())
     for i, answered in enumerate(said, 1):
         if answered != "yes":

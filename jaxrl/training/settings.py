@@ -21,7 +21,7 @@ MAX_SIDE_BY_SIDE = 2**20
 
 
 class GivenArrays:
-    """Arrays given in Python to begin with; settings record that there were some, and not which."""
+    """Initial weights given in Python as arrays; the saved settings only say that there were some."""
 
     NAME = "arrays given in Python"
 
@@ -213,15 +213,14 @@ class SessionConfig:
     warmup: int = 1_000
     """Environment steps before the first optimisation step; never fewer than one batch needs."""
     random_warmup: bool = True
-    """Act uniformly at random during the warm-up, instead of by the agent's exploration. These four are for agents that
-    learn from replay."""
+    """Act uniformly at random during the warm-up, instead of by the agent's exploration. `opt_interval`, `updates`,
+    `warmup` and `random_warmup` are for agents that learn from replay."""
     rollout: int | None = None
-    """Steps of each environment that on-policy agents learn from at once, and then drop; this and the two that follow,
-    unset, are what suits the agent."""
+    """Steps per environment in a rollout of an on-policy agent; `None`: the agent's default, also of the next two."""
     epochs: int | None = None
-    """Times that a rollout is gone through."""
+    """Passes over each rollout."""
     minibatches: int | None = None
-    """Equal parts of an epoch, one optimisation step each; of a recurrent agent, made of whole environments."""
+    """Minibatches per epoch, one optimisation step each; of a recurrent agent, made of whole environments."""
     max_opts: int = 10_000
     """Optimisation steps, rounded up to whole iterations; the session ends exactly there. 0: no limit."""
     seed: int = 0
@@ -487,5 +486,5 @@ def changes(old: object, new: object, name: str = "") -> list[Change]:
 
 
 def evaluation_changes(found: Sequence[Change]) -> list[Change]:
-    """Return those of the changes found under which scores mean something else."""
+    """Return the changes after which scores are not comparable with earlier ones."""
     return [change for change in found if change.name.partition(".")[0] in YARDSTICK]

@@ -32,7 +32,7 @@ MAX_NAME, SHORT_NAME = 255, 200
 
 
 class Place(NamedTuple):
-    """Where in a run rows of one kind belong together, in the order of the run.
+    """Position in a run by which rows of different members are matched; ordered.
 
     Members whose iterations have other numbers of optimisation steps reach a multiple of an interval after different
     ones, and end at different ones.
@@ -43,7 +43,7 @@ class Place(NamedTuple):
     part: int = 0
     """0 at a multiple, 1 in between, 2 at the end of the run."""
     opt_steps: int = 0
-    """In between and at the end: after how many steps, or of how many that were asked for."""
+    """0 at a multiple; in between the optimisation steps done, at the end `max_opts` before rounding."""
 
 
 BEFORE = Place(-1)

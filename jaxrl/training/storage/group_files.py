@@ -110,7 +110,7 @@ def _without(one: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any
 
 
 class MemberFiles(NamedTuple):
-    """What a member stores."""
+    """Directory and stores of a member."""
 
     dir: "MemberDir"
     store: Callable[[str], Store]
@@ -179,8 +179,9 @@ class GroupLog:
     def __init__(self, path: Path, saved: Mapping[int, int] | None) -> None:
         """Begin a log, or with `saved` continue one.
 
-        Nothing of it is lost to a resume that is refused: only when the first member rewinds are all rewound to the
-        optimisation steps in `saved`, in one pass, and the population's own rows dropped, which are written anew.
+        The file is not changed before the first member rewinds, as the resume may still be refused. Then all members
+        are rewound to the optimisation steps in `saved`, in one pass, and the population's own rows, which are written
+        anew, are dropped.
         """
         self.path = path
         self._file, self._lock = logs.LogFile(path), threading.RLock()

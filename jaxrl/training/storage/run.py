@@ -137,7 +137,7 @@ class Storage:
         self._step = 0
         """The step from which it was forked."""
         self._good: Good | None = None
-        """Which checkpoints to resume from, if the run has diverged in an earlier process: others lead there again."""
+        """Restricts resumption to healthy checkpoints if the run diverged in an earlier process."""
         self._failures: dict[str, StorageError] = {}
         self._pending: float | None = None
         self._settings, self._resume, self._check = plain(settings), resume, check
@@ -346,8 +346,8 @@ class Storage:
     ) -> None:
         """Start saving a checkpoint once the pending one is done; the `best` policy reaches the disk before it.
 
-        A run resumed from the checkpoint does not come across that policy again. An existing step is not rewritten
-        unless `again` is set, for a state that changed without an optimisation step.
+        A resumed run does not repeat the evaluation that found that policy. An existing step is not rewritten unless
+        `again` is set, for a state that changed without an optimisation step.
         """
         if self.dir is not None:
             # The best policy first: as `after`, its save reaches the disk before the checkpoint that has seen it.
@@ -501,7 +501,7 @@ class Storage:
         """Load the best policy on disk, if there is one; warn if it is damaged."""
         if self.dir is None or not self.best.steps():
             return None
-        # The run begins again: what an attempt under other settings has left is not its own.
+        # The run starts from scratch: the policy is left over from an attempt under other settings.
         if not self.resumes and any(not change.name.startswith("versions.") for change in self.decisive):
             if isinstance(self.dir, RunDir):
                 self.best.drop_after(-1)

@@ -344,7 +344,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class MemberFacts(NamedTuple):
-    """What a population has on file about a member."""
+    """The settings and metadata of a member."""
 
     settings: dict[str, Any]
     metadata: dict[str, Any]
@@ -389,9 +389,9 @@ def open_log(run: Path, name: str) -> IO[bytes]:
 
 
 def log_of_members(population: Path, name: str) -> Callable[[int], IO[bytes]]:
-    """Return what opens the lines of each member, by number, in a log as it stands now, as `open_log` does.
+    """Return a function from a member's number to its lines in a log, as from `open_log`.
 
-    While members train, each call of `open_log` reads the whole file; this reads it once for all of them.
+    The file is read once for all members; each `open_log` reads all of it if it has grown.
     """
     path = population / name
     lines = _split(path, _stamp(path))
@@ -410,7 +410,7 @@ def films_in(directory: Path) -> list[Path]:
 
 
 def read_members(population: Path) -> Mapping[int, MemberFacts]:
-    """Return what a population has on file about its members, by number in ascending order.
+    """Return the settings and metadata of a population's members, by number in ascending order.
 
     Raises:
       SettingsError: the file is damaged, or the population is of a version whose members had directories.
@@ -429,7 +429,7 @@ def read_members(population: Path) -> Mapping[int, MemberFacts]:
 
 
 def _of_member(run: Path) -> MemberFacts:
-    """Return what is on file about a member; raise `SettingsError` if there is no such member."""
+    """Return the settings and metadata of a member; raise `SettingsError` if there is no such member."""
     there = read_members(run.parent.parent)
     if number_of(run) not in there:
         raise SettingsError(f"{run} is no run directory: {run.parent.parent} has no such member")
@@ -437,7 +437,7 @@ def _of_member(run: Path) -> MemberFacts:
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """Return what changes with a file's content; raise `OSError` if there is none."""
+    """Return inode, size and modification time of a file, to detect changes; raise `OSError` if there is none."""
     info = path.stat()
     return info.st_ino, info.st_size, info.st_mtime_ns
 

@@ -1,7 +1,7 @@
-"""Begin a run with what another has learnt: the agent's networks, and the statistics by which it saw the world.
+"""Initial weights: networks and observation statistics from another run, a file of arrays, or a tree.
 
-What is left behind is what belongs to the other run: optimizer states, hyperparameters, replay, environments. Parts of
-networks can be named, which then may come from another agent, under other names, or from a file of arrays.
+Optimizer states, hyperparameters, replay and environments are never taken. Named parts of networks may come from
+another agent, under other names.
 """
 
 import contextlib
@@ -76,9 +76,9 @@ def require_same_start(run: str | Path, config: TrainerConfig) -> None:
 
 
 def insert_leaves(fresh: PyTree, names: Iterable[str], saved: Mapping[str, np.ndarray] | None = None) -> PyTree:
-    """Return a fresh state and its sums with what was `saved` under `names` in its places.
+    """Return a fresh state and its sums with the leaves `names` replaced by those `saved`.
 
-    Of several processes, the first gives `saved` to all, and each puts its parts.
+    With several processes, only process 0 passes `saved`; each gets its shards.
     """
     # Only these leaves of the fresh state are replaced; all others stay as `init` has made them.
     named = dict(flatten(fresh))
