@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from toys_agents import vector_of
 
 from jaxrl.agents import Agent
 from jaxrl.spaces import Box, Discrete
@@ -38,7 +39,7 @@ def batch_of(agent: Agent, actions: Discrete | Box) -> Batch:
     return jax.tree.map(jnp.asarray, Batch(items, np.arange(B, dtype=np.int32), np.array([1.0, 0.5, 1.0, 0.25])))
 
 
-def with_last_steps_of_no_weight(batch: Batch) -> tuple[Batch, Batch]:
+def _with_last_steps_of_no_weight(batch: Batch) -> tuple[Batch, Batch]:
     """Return the batch with a weight of 0 for the last step of each sequence, as it is and with other things in it."""
 
     def with_last(x: Any, value: float) -> np.ndarray:
@@ -53,6 +54,22 @@ def with_last_steps_of_no_weight(batch: Batch) -> tuple[Batch, Batch]:
         next_obs=jax.tree.map(lambda x: with_last(x, 0.0), dead.next_obs),
     )
     return batch._replace(items=dead), batch._replace(items=spoilt)
+
+
+def learns_nothing_from_rows_of_weight_zero(agent: Agent, state: Any, batch: Batch, *parts: str) -> None:
+    """Assert that an update moves these `parts` of the state, keeps its shapes, and goes by no row of weight 0."""
+    new, metrics, priorities = updating(agent)(state, batch)
+    assert jax.eval_shape(lambda: new) == jax.eval_shape(lambda: state)
+    assert priorities.shape == (B,)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(metrics))
+    dead, spoilt = _with_last_steps_of_no_weight(batch)
+    (first, told, _), (second, again, _) = (updating(agent)(state, b) for b in (dead, spoilt))
+    assert float(told["loss"]) == float(again["loss"])
+    for part in parts:
+        before, after, one, other = (vector_of(getattr(s, part)) for s in (state, new, first, second))
+        assert not np.array_equal(after, before)
+        assert np.isfinite(after).all()
+        np.testing.assert_array_equal(one, other)
 
 
 def updating(agent: Agent) -> Any:

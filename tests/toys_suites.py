@@ -72,13 +72,13 @@ def resumes_to_the_same_bits(name: str, path: Path, num_envs: int = 4, **params:
     assert state_digest(whole.state) == state_digest(parts.state)
 
 
-def presets_fit(name: str) -> None:
-    """Assert that PPO has a preset for `name`, of which a run can be made and comes out even."""
-    assert matching_presets(PRESETS["ppo"], name)
-    config = preset("ppo", name)
+def presets_fit(algo: str, name: str) -> None:
+    """Assert that an algorithm has a preset for `name`, of which a run can be made and comes out even."""
+    assert matching_presets(PRESETS[algo], name)
+    config = preset(algo, name)
     config.check()
     with jax.numpy_rank_promotion("allow"):
-        schedule = config.schedule(build("ppo", config))
+        schedule = config.schedule(build(algo, config))
     assert schedule.opt_steps(schedule.last) == config.max_opts
     assert config.agent.lr_decay in (0, config.max_opts)
 

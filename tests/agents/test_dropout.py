@@ -125,15 +125,6 @@ def test_an_update_of_droq_drops_in_targets_in_the_critics_and_where_the_policy_
     np.testing.assert_allclose(metrics["policy_loss"], -value.mean(), rtol=1e-4)
 
 
-def test_an_update_follows_from_its_key() -> None:
-    agent, state = state_of(lr=0.1)
-    update = jax.jit(lambda key: agent.update(state, five_steps(), key, jnp.uint32(0))[:2])
-    first, again, other = update(KEY), update(KEY), update(jax.random.key(1))
-    for x, y in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
-        np.testing.assert_array_equal(x, y)
-    assert first[1]["q"] != other[1]["q"]  # of the same actions by the same critics, but for what is dropped
-
-
 def test_policies_and_values_see_no_dropout() -> None:
     agent, state = state_of()
     items, keep_all = five_steps().items, np.full((SIZE, WIDTH), 1 - RATE)

@@ -49,19 +49,6 @@ def test_the_surrogate_is_that_worked_by_hand(ratio, advantage, loss, slope):
     assert of_clipped(jnp.float32(ratio), jnp.float32(advantage), CLIP) == (loss, slope)
 
 
-@pytest.mark.parametrize("clip", [0.1, 0.2, 0.5])
-def test_the_surrogate_and_its_gradient_are_those_of_rlax(clip):
-    rng = np.random.default_rng(0)
-    ratio = jnp.asarray(rng.uniform(0.3, 2.0, 256), jnp.float32)
-    advantage = jnp.asarray(rng.normal(size=256), jnp.float32)
-    ours = jax.jit(jax.value_and_grad(lambda r: clipped_surrogate(r, advantage, clip).mean()))(ratio)
-    theirs = jax.value_and_grad(lambda r: rlax.clipped_surrogate_pg_loss(r, advantage, clip))(ratio)
-    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
-    np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-5, atol=1e-8)
-    unclipped = -(ratio * advantage).mean()
-    assert ours[0] > unclipped + 0.01
-
-
 @pytest.mark.parametrize(
     ("ratio", "advantage", "slope"), [(0.5, 3.0, -1.5), (2.0, 3.0, -3.0), (4.0, 3.0, -3.0 * 1.0), (0.5, -3.0, 1.5)]
 )

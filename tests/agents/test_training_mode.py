@@ -83,9 +83,10 @@ def inputs_of(agent, spec, state):
 
 @pytest.mark.every_day("dqn", "ppo", "iql")
 @pytest.mark.parametrize("name", EVERY_DAY + OTHERS)
-def test_an_update_takes_in_the_statistics_of_its_batch(name):
+def test_an_update_moves_every_network_and_takes_in_the_statistics_of_its_batch(name):
     make, spec, own = networks_of(name)
     agent = make(**own)(spec)
+    assert agent.info.custom == tuple(own)
     state = begun(agent.init)
     new, metrics = jax.jit(lambda state: updated(agent, spec, state))(state)
     alone, with_action = inputs_of(agent, spec, state)
@@ -99,6 +100,10 @@ def test_an_update_takes_in_the_statistics_of_its_batch(name):
             np.testing.assert_allclose(mean, 0.1 * seen.mean(0), atol=1e-6)
         for var in stats["var"].reshape(-1, seen.shape[1]):
             np.testing.assert_allclose(var, 0.9 + 0.1 * seen.var(0), rtol=1e-5)
+        before, after = (jax.tree.leaves(getattr(s, entry)["params"]) for s in (state, new))
+        assert all(np.isfinite(moved).all() for moved in after)
+        # TD3 moves its policy at every other step, of which this was the second.
+        assert any((old != moved).any() for old, moved in zip(before, after, strict=True))
     assert np.isfinite(metrics["loss"])
 
 

@@ -235,20 +235,6 @@ def test_memories_beside_observations_stay_as_they_are() -> None:
     np.testing.assert_array_equal(items.obs.obs["desired_goal"][:, 0], [103, 103])
 
 
-# Slow: every day it is the rings by themselves, in `tests/contracts/test_buffers.py`.
-@pytest.mark.slow
-def test_members_of_a_population_hold_what_each_would_alone() -> None:
-    buffer = made(jaxrl.prioritised(16, batch_size=8))
-    push, several = jax.jit(buffer.push), jax.jit(jax.vmap(buffer.push, in_axes=(0, 0, None)))
-    alone = [filled(buffer, 0), filled(buffer, 0)]
-    together = jax.tree.map(lambda *xs: jnp.stack(xs), *alone)
-    for t in range(10):
-        blocks = [block(t), block(t + 3)]
-        alone = [push(state, items, jnp.uint32(t)) for state, items in zip(alone, blocks, strict=True)]
-        together = several(together, jax.tree.map(lambda *xs: jnp.stack(xs), *blocks), jnp.uint32(t))
-    require_same_bits(together, jax.tree.map(lambda *xs: jnp.stack(xs), *alone))
-
-
 # --- put together, and refused ------------------------------------------------------------------------------------
 
 

@@ -385,13 +385,6 @@ def test_settings_that_make_no_sense_are_refused(settings: Any, said: str) -> No
         prioritised(**{"capacity": 100, "batch_size": 10, **settings})
 
 
-def test_settings_rebuild_the_buffer() -> None:
-    buffer = prioritised(100, 10, alpha=0.5, beta=0.2, beta_steps=7, normalise="all", epsilon=1e-3)
-    settings = dict(buffer.settings or {})
-    assert settings.pop("prioritised")
-    assert prioritised(**settings).settings == buffer.settings
-
-
 # --- a population, and what it costs --------------------------------------------------------------------------------
 
 

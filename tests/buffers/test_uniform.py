@@ -153,11 +153,6 @@ def test_blocks_that_do_not_tile_the_ring_are_refused(rows: int) -> None:
         buffer.push(buffer.init(number(), ROWS), jnp.zeros(rows), jnp.int32(0))
 
 
-def test_a_batch_larger_than_the_buffer_is_refused() -> None:
-    with pytest.raises(SettingsError, match="raise it to at least 64"):
-        uniform(32, 64)
-
-
 # --- what a push costs ------------------------------------------------------------------------------------------------
 
 BIG, WIDE = 4096, 64
@@ -172,21 +167,6 @@ def big() -> tuple[Buffer, Any, Any]:
 
 def members(tree: Any, count: int) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), tree)
-
-
-def test_pushes_and_samples_in_a_scan_need_no_second_ring() -> None:
-    buffer, ring, block = big()
-
-    def body(ring: Any, inputs: Any) -> Any:
-        block, key, t = inputs
-        ring = buffer.push(ring, block, t)
-        return ring, buffer.sample(ring, key, t + 1, t).items.sum()
-
-    def scan(ring: Any, blocks: Any, key: Any) -> Any:
-        return jax.lax.scan(body, ring, (blocks, jax.random.split(key, 10), jnp.arange(10)))
-
-    compiled = jax.jit(scan, donate_argnums=0).lower(ring, members(block, 10), jax.random.key(0)).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < tree_bytes(ring) / 2
 
 
 def test_a_population_that_shares_its_count_pushes_without_a_scatter() -> None:

@@ -1,8 +1,6 @@
 """What a user can get wrong: refused in one line that says what came and what would do, before anything is done."""
 
 import importlib
-import json
-import pickle
 import re
 import shlex
 import shutil
@@ -10,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from front_doors import Doors, Finished, one_error_line, snapshot
+from front_doors import Finished, snapshot
 from toys_data import walk
 
 import jaxrl
 from jaxrl import evaluate, play, train
-from jaxrl.cli.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError
 from jaxrl.training import loop, program
 
@@ -339,20 +336,6 @@ def test_where_the_system_makes_no_directories_nobody_is_told_that_one_is_missin
     assert "cannot write /proc/policy: " in refuse("export RUN --out /proc/policy")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["train --env cartpole-v1", "play nowhere --frames 3"])
-def test_the_process_prints_that_line_and_ends_with_code_2(doors: Doors, command: str) -> None:
-    done = doors.run(*command.split())
-    assert done.returncode == 2
-    assert_says(one_error_line(done), WRONG[command])
-    assert list(doors.cwd.iterdir()) == []
-
-
-def test_nearest_opt_interval_is_taken() -> None:
-    for opt_interval in (2, 4, 8, 16):
-        train.build("dqn", parse(["--num-envs", "8", "--opt-interval", str(opt_interval)]).config)
-
-
 # --- files of settings ------------------------------------------------------------------------------------------
 
 WRONG_FILES = {
@@ -384,7 +367,7 @@ WRONG_FILES = {
     **dict.fromkeys((
         "", "- env\n- seed", "CartPole-v1", "env: [", "env: 'CartPole", "a: b: c", "\tenv: x", "env: *nothing",
         "? [a, b]\n: c", "seed: " + "9" * 5000, "env: " + "[" * 5000, "env: " + "{a: " * 5000,
-        "!!python/object/apply:os.mkdir [made]", "env: !!python/object/apply:os.mkdir [made]",
+        "\x80\x04\x95\x19", "!!python/object/apply:os.mkdir [made]", "env: !!python/object/apply:os.mkdir [made]",
         "env: !!python/name:os.system",
     ), "mine.yaml"),
 }  # fmt: skip
@@ -392,7 +375,7 @@ WRONG_FILES = {
 
 @pytest.mark.parametrize("text", WRONG_FILES, ids=lambda text: text[:30])
 def test_a_file_is_refused_by_its_name_and_that_of_the_setting(text: str, refuse: Refuse) -> None:
-    Path("mine.yaml").write_text(text)
+    Path("mine.yaml").write_text(text, encoding="latin-1")  # some are no text
     assert_says(refuse("train --config mine.yaml"), WRONG_FILES[text])
 
 
@@ -408,17 +391,6 @@ BOMB = (
 def test_a_file_that_would_fill_the_memory_is_refused_in_few_words(refuse: Refuse, key: str) -> None:
     Path("mine.yaml").write_text(f"{key}: {BOMB}\n")
     assert len(refuse("train --config mine.yaml")) < 500
-
-
-class _Payload:
-    def __reduce__(self) -> tuple[object, ...]:
-        return (print, ("executed",))
-
-
-def test_a_file_of_bytes_is_refused_and_never_executed(refuse: Refuse, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("mine.yaml").write_bytes(pickle.dumps(_Payload()))
-    assert "mine.yaml" in refuse("train --config mine.yaml")
-    assert "executed" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "said"), [("missing.yaml", "No such file"), (".", "Is a directory")])
@@ -437,26 +409,6 @@ def test_a_run_without_a_best_policy_is_refused(finished: Finished, tmp_path: Pa
             main([str(tmp_path / "run")])
 
 
-def test_a_run_of_a_newer_version_is_not_called_damaged(finished: Finished, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(finished.path, tmp_path / "run"))
-    for file in (*run.glob("checkpoints/*/manifest.json"), *run.glob("best/*/manifest.json")):
-        file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
-        (file.parent / "files.json").unlink()
-    before = snapshot(run)
-    for use in (
-        lambda: jaxrl.load_policy(run),
-        lambda: jaxrl.load_policy(run, step="latest"),
-        lambda: train.main(["--resume", str(run), "--quiet", "--max-opts", "80"]),
-    ):
-        with pytest.raises(NoCheckpointError, match=r"cannot be read: it was written by .* newer version") as no:
-            use()
-        assert "damaged" not in str(no.value)
-    assert {**snapshot(run), ".lock": None} == {**before, ".lock": None}
-    (run / "metadata.json").write_text(json.dumps({**json.loads((run / "metadata.json").read_text()), "format": 2}))
-    with pytest.raises(SettingsError, match=r"^[^\n]*was written by a newer version of jaxrl[^\n]*$"):
-        evaluate.main([str(run)])
-
-
 def test_settings_of_a_stranger_that_the_environment_cannot_hold_are_refused(
     finished: Finished, tmp_path: Path
 ) -> None:
@@ -467,14 +419,3 @@ def test_settings_of_a_stranger_that_the_environment_cannot_hold_are_refused(
     with pytest.raises(SettingsError, match=r"max_steps_in_episode is 1e\+300; expected a whole number"):
         train.main(["--resume", str(tmp_path / "run"), "--max-opts", "80"])
     assert snapshot(tmp_path) == before
-
-
-@pytest.mark.slow
-def test_fewer_optimisation_steps_than_were_made_are_refused(finished: Finished, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(finished.path, tmp_path / "run"))
-    before = snapshot(run)
-    with pytest.raises(SettingsError, match=r"max_opts is 59, but .* has made 60 optimisation steps") as refused:
-        train.main(["--resume", str(run), "--max-opts", "59"])
-    assert refused.value.exit_code == 2
-    assert {**snapshot(run), ".lock": None} == {**before, ".lock": None}
-    assert train.main(["--resume", str(run), "--max-opts", "60", "--quiet"]) == 0

@@ -6,15 +6,12 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
@@ -335,89 +332,3 @@ def test_a_finished_run_that_has_lost_its_last_checkpoint_goes_on_from_the_one_b
     assert (done.returncode, "resumed at 40" in done.stdout) == (0, True)
     assert leaves(lost, 60) == leaves(finished.path, 60)
     assert timeless(lost / "metrics.jsonl") == timeless(finished.path / "metrics.jsonl")
-
-
-# --- stopped from outside ---------------------------------------------------------------------------------------
-
-RARELY = {"--eval-interval": "500", "--record-interval": "100", "--save-interval": "500"}
-LONG = (*itertools.chain(*{**dict(zip(SMALL[::2], SMALL[1::2], strict=True)), **RARELY}.items()), "--quiet")
-
-
-class Stopped(NamedTuple):
-    """A run that was stopped by SIGINT, SIGTERM and SIGKILL in turn, then went to its end; and one left in peace."""
-
-    codes: list[int]
-    statuses: list[str]
-    stderr: list[str]
-    saved: list[int]
-    """The newest checkpoint after each end."""
-    path: Path
-    untouched: Path
-    max_opts: int
-
-
-def _stop(doors: Doors, process: subprocess.Popen[str], number: int, run: Path, after: int) -> Iterator[Any]:
-    """Signal `process` once the log has a row two saves past `after`; yield what it left."""
-    try:
-        while process.poll() is None and _newest_row(run) <= after + 1000:
-            time.sleep(0.01)
-        process.send_signal(number)
-        _, err = process.communicate()
-    finally:
-        process.kill()
-    yield process.returncode
-    yield json.loads((run / "metadata.json").read_text())["status"]
-    yield err
-    yield max(int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdecimal())
-
-
-def _newest_row(run: Path) -> int:
-    log = run / "metrics.jsonl"
-    whole = log.read_text().splitlines(keepends=True) if log.exists() else []
-    return max((json.loads(line)["opt_steps"] for line in whole if line.endswith("\n")), default=0)
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Stopped:
-    doors = Doors(tmp_path_factory.mktemp("stopped"), cache)
-    run, untouched = doors.cwd / "run", doors.cwd / "untouched"
-    found: list[list[Any]] = []
-    begin = (*LONG, "--max-opts", "4000000", "--run-dir", run)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        last = found[-1][3] if found else 0
-        process = doors.start("train", *begin)
-        found.append(list(_stop(doors, process, number, run, last)))
-        begin = ("--resume", run)
-    # No process could come to its end before its signal; where the end is, is settled only now.
-    max_opts = (_newest_row(run) // 500 + 2) * 500
-    doors.train("--resume", run, "--max-opts", max_opts)
-    doors.here("train", *LONG, "--max-opts", max_opts, "--run-dir", untouched)
-    return Stopped(*(list(column) for column in zip(*found, strict=True)), run, untouched, max_opts)
-
-
-@pytest.mark.slow
-def test_signals_save_and_end_with_their_exit_codes(stopped: Stopped) -> None:
-    assert stopped.codes == [130, 143, -signal.SIGKILL]
-    assert stopped.statuses == ["SIGINT", "SIGTERM", "running"]
-    assert stopped.stderr == ["", "", ""]
-    assert 0 < stopped.saved[0] < stopped.saved[1] < stopped.saved[2] < stopped.max_opts
-
-
-@pytest.mark.slow
-def test_stopped_run_ends_in_the_same_state_as_an_untouched_one(stopped: Stopped) -> None:
-    assert leaves(stopped.path, stopped.max_opts) == leaves(stopped.untouched, stopped.max_opts)
-    best = max(int(p.name) for p in (stopped.untouched / "best").iterdir())
-    assert leaves(stopped.path, best, "best") == leaves(stopped.untouched, best, "best")
-
-
-@pytest.mark.slow
-def test_stopped_run_keeps_as_much_as_an_untouched_one(stopped: Stopped) -> None:
-    for part in ("checkpoints", "best"):
-        kept, wanted = ({p.name for p in (run / part).iterdir()} for run in (stopped.path, stopped.untouched))
-        assert kept == wanted
-
-
-@pytest.mark.parametrize("log", ["metrics.jsonl", "eval_episodes.jsonl"])
-@pytest.mark.slow
-def test_stopped_run_has_the_same_rows_as_an_untouched_one(stopped: Stopped, log: str) -> None:
-    assert timeless(stopped.path / log) == timeless(stopped.untouched / log)

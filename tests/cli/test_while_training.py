@@ -25,11 +25,12 @@ def test_readers_of_a_run_that_trains_disturb_nothing_and_get_whole_answers(door
             done = doors.run(*args)
             assert done.returncode in codes, (args, done.stderr)
             assert "Traceback" not in done.stderr
-    assert process.poll() is None
+    metadata = lambda: json.loads((doors.cwd / "run" / "metadata.json").read_text())
+    assert (process.poll(), metadata()["status"]) == (None, "running")
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate()
-    assert (process.returncode, errors) == (143, "")
-    end = json.loads((doors.cwd / "run" / "metadata.json").read_text())["opt_steps"]
+    assert (process.returncode, errors, metadata()["status"]) == (143, "", "SIGTERM")
+    end = metadata()["opt_steps"]
     doors.train(*SMALL, "--quiet", "--max-opts", end, "--run-dir", "alone")
     assert leaves(doors.cwd / "run", end) == leaves(doors.cwd / "alone", end)
 

@@ -1,5 +1,6 @@
 """What every buffer keeps: a new one is tested here by having a row."""
 
+import re
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ ROWS, LAG, WIDE = 4, 4, 5
 MAKERS = {
     "uniform": uniform,
     "compact": lambda *args: uniform(*args, compact=True, ends=0.5),
-    "prioritised": prioritised,
+    "prioritised": lambda *args: prioritised(*args, alpha=0.5, beta=0.2, beta_steps=7, normalise="all", epsilon=1e-3),
     "compact prioritised": lambda *args: prioritised(*args, compact=True, ends=0.5),
 }
 KEY = jax.random.key(0)
@@ -90,9 +91,18 @@ def test_items_unlike_the_example_are_refused_by_the_name_of_the_leaf(name: str)
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("capacity", "batch_size"), [(0, 1), (10, 0), (2.5, 1), (10, True), (32, 64)])
-def test_sizes_that_make_no_sense_are_refused(name: str, capacity: Any, batch_size: Any) -> None:
-    with pytest.raises(SettingsError, match=r"buffer\.(capacity|batch_size) is"):
+@pytest.mark.parametrize(
+    ("capacity", "batch_size", "said"),
+    [
+        (0, 1, "capacity is 0"),
+        (10, 0, "batch_size is 0"),
+        (2.5, 1, "capacity is 2.5"),
+        (10, True, "batch_size is True"),
+        (32, 64, "capacity is 32, below buffer.batch_size 64; raise it to at least 64"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused(name: str, capacity: Any, batch_size: Any, said: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^buffer\.{re.escape(said)}"):
         MAKERS[name](capacity, batch_size)
 
 

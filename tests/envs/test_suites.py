@@ -165,15 +165,18 @@ def test_a_run_is_trained_and_evaluated_by_the_command_line(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
+    ("algo", "name"),
     [
-        *("brax:fast", "brax:inverted_pendulum", "craftax:Craftax-Classic-Symbolic-v1", "playground:CartpoleBalance"),
-        *("ale:Pong", "gymnasium:ALE/Pong-v5"),
+        ("ppo", "brax:fast"),
+        ("ppo", "brax:inverted_pendulum"),
+        ("ppo", "craftax:Craftax-Classic-Symbolic-v1"),
+        ("ppo", "playground:CartpoleBalance"),
+        *((algo, name) for algo in ("ppo", "dqn") for name in ("ale:Pong", "gymnasium:ALE/Pong-v5")),
     ],
 )
 @pytest.mark.usefixtures("installed")
-def test_presets_fit(name: str) -> None:
-    presets_fit(name)
+def test_presets_fit(algo: str, name: str) -> None:
+    presets_fit(algo, name)
 
 
 # --- what is not installed ----------------------------------------------------------------------------------------

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 import jaxrl
-from jaxrl.cli.algos import build
-from jaxrl.cli.config import preset
 from jaxrl.envs import HostEnv, make_env
 from jaxrl.envs.base import require_same_spaces
 from jaxrl.envs.host import HostVectorEnv
@@ -199,13 +197,6 @@ def test_frames_rewards_and_spaces_are_those_by_gymnasium(game: str, params: dic
         paid += abs(float(step.reward[0]))
     envs.close()
     assert paid > 0
-
-
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
-def test_there_are_presets(algo: str) -> None:
-    config = preset(algo, "ale:Pong")
-    assert build(algo, config).env.spec.observation_space.shape == (84, 84, 1)  # type: ignore[union-attr]
-    assert (config.processor.frame_stack, config.processor.reward_clip) == (4, 1)
 
 
 @pytest.mark.parametrize("function", [jaxrl.check_env, lambda env: jaxrl.vectorise(env, 2)])

@@ -6,8 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl.cli.algos import build
-from jaxrl.cli.config import preset
 from jaxrl.envs import HostEnv, make_env
 from jaxrl.envs.host import HostVectorEnv
 from jaxrl.spaces import Box, Discrete
@@ -114,12 +112,3 @@ def test_evaluation_plays_whole_games_for_their_own_rewards(suite: str) -> None:
     np.testing.assert_array_equal(judged.lengths, whole.lengths)
     assert judged.columns["info/lives"].tolist() == [0, 0]
     assert judged.finished.all()
-
-
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
-def test_there_are_presets(algo: str) -> None:
-    pytest.importorskip("ale_py")
-    config = preset(algo, "gymnasium:ALE/Pong-v5")
-    strategy = build(algo, config)
-    assert strategy.policy.spec.observation_space.shape == (84, 84, 1)
-    assert (config.processor.frame_stack, config.processor.reward_clip) == (4, 1)

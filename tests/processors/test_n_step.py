@@ -6,18 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_envs import counting, rollout, time_limited
 from toys_processors import processed
 
-from jaxrl.envs import vectorise
 from jaxrl.errors import SettingsError
-from jaxrl.processors import Processor, init_processor, n_step, one_step
+from jaxrl.processors import Processor, init_processor, n_step
 from jaxrl.spaces import Box
 from jaxrl.types import Step, Transition
 
 GAMMA = 0.5
 """With a half and whole rewards every sum is exact in float32: the tests below compare bit for bit."""
-THREE, FIVE = n_step(3, GAMMA), n_step(5, GAMMA)
 
 
 def transitions(processor: Processor, first: Any, steps: Step) -> Transition:
@@ -55,16 +52,6 @@ def column(x: np.ndarray) -> list:
 # --- by hand ----------------------------------------------------------------------------------------------------
 
 
-def test_one_step_is_the_step_itself() -> None:
-    out = transitions(one_step(GAMMA), *one_env([1, 2, 3], terminated=1))
-    assert column(out.obs) == [0, 1, 102]
-    assert column(out.next_obs) == [1, 2, 103]
-    assert column(out.reward) == [1, 2, 3]
-    assert column(out.discount) == [0.5, 0, 0.5]
-    assert column(out.action) == [0, 1, 2]
-    assert column(out.weight) == [1, 1, 1]
-
-
 WINDOWS = {
     "no end": ([1, 2, 4, 8, 16], {}, [1 + 1 + 1, 2 + 2 + 2, 4 + 4 + 4], [0.125] * 3, [3, 4, 5]),
     # Nothing is bootstrapped, and nothing of the next episode is added.
@@ -73,6 +60,14 @@ WINDOWS = {
         {"terminated": 2},
         [1 + 1 + 1, 2 + 2, 4, 8 + 8 + 8],
         [0, 0, 0, 0.125],
+        [3, 3, 3, 106],
+    ),
+    # Windows of 3, 2 and 1 steps are each discounted by their own length, and bootstrap from the true successor.
+    "a truncation in the middle": (
+        [1, 2, 4, 8, 16, 32],
+        {"truncated": 2},
+        [1 + 1 + 1, 2 + 2, 4, 8 + 8 + 8],
+        [0.125, 0.25, 0.5, 0.125],
         [3, 3, 3, 106],
     ),
     # The window of step 0 is full just before it, and must not notice.
@@ -97,38 +92,13 @@ WINDOWS = {
 def test_windows_of_three_steps_are_those_worked_by_hand(case: str) -> None:
     rewards, ends, reward, discount, next_obs = WINDOWS[case]
     first, steps = one_env(rewards, **ends)
-    out = transitions(THREE, first, steps)
+    out = transitions(n_step(3, GAMMA), first, steps)
     count = len(reward)
     assert column(out.reward) == reward
     assert column(out.discount) == discount
     assert column(out.next_obs) == next_obs
     assert column(out.obs) == [0, *column(steps.obs)[: count - 1]]
     assert column(out.action) == list(range(count))
-
-
-def test_a_truncation_in_the_middle_of_a_window_bootstraps_from_the_true_successor() -> None:
-    """Step 2 is cut: windows of 3, 2 and 1 steps, each discounted by its own length."""
-    out = transitions(THREE, *one_env([1, 2, 4, 8, 16, 32], truncated=2))
-    assert column(out.reward) == [1 + 1 + 1, 2 + 2, 4, 8 + 8 + 8]
-    assert column(out.discount) == [0.125, 0.25, 0.5, 0.125]
-    assert column(out.next_obs) == [3, 3, 3, 106]
-
-
-def test_no_window_joins_two_episodes_also_where_it_is_longer_than_they_are() -> None:
-    """`counting` shows the episode's own number: both ends of every window must carry the same."""
-    first, steps = rollout(vectorise(counting(length=3), 4), np.zeros((40, 4), np.int32))
-    out = transitions(FIVE, first, steps)
-    np.testing.assert_array_equal(out.obs[..., 1], out.next_obs[..., 1])
-    assert len(np.unique(out.obs[..., 1])) > 40
-    assert out.next_obs[:, 0, 0].tolist() == [3] * 36
-    assert column(out.discount) == [0] * 36
-
-
-def test_a_window_longer_than_a_time_limit_still_bootstraps() -> None:
-    first, steps = rollout(vectorise(time_limited(2), 1), np.zeros((8, 1), np.int32))
-    out = transitions(FIVE, first, steps)
-    assert column(out.reward) == [2, 2, 2, 2]
-    assert column(out.discount) == [0.25, 0.5, 0.25, 0.5]
 
 
 def test_the_horizon_is_how_late_transitions_come() -> None:
@@ -144,14 +114,6 @@ def test_extras_are_those_of_the_first_step() -> None:
     first, steps = one_env([1, 2, 3, 4])
     steps = steps._replace(extras={"log_prob": steps.reward * 10})
     assert column(transitions(n_step(2, GAMMA), first, steps).extras["log_prob"]) == [10, 20, 30]
-
-
-def test_nothing_is_learnt_from_a_window_with_an_invalid_step() -> None:
-    """Step 2 is invalid (and cut, as `vectorise` does): the windows that hold it weigh nothing, all others 1."""
-    first, steps = one_env([1, 2, 0, 8, 16, 32], truncated=2)
-    steps.valid[2] = False
-    out = transitions(n_step(2, GAMMA), first, steps)
-    assert column(out.weight) == [1, 0, 0, 1, 1]
 
 
 def test_the_discount_may_vary_without_compiling_again() -> None:

@@ -134,6 +134,7 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
     "td3 whose noise remembers": lambda: _off_policy(
         jaxrl.td3(features=(8,), noise_memory=0.9, lr_decay=60), env="Pendulum-v1"
     ),
+    "ddpg, n-step": lambda: _off_policy(jaxrl.ddpg(features=(8,)), jaxrl.n_step(3), "Pendulum-v1"),
     "td3 of atoms, noise of a scale for each episode that remembers": lambda: _off_policy(
         jaxrl.fast_td3(features=(8,), critic_features=(8,), atoms=11, noise_memory=0.5, accumulate=2),
         jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()),

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_trainer import CountState, counting, small_dqn
+from toys_trainer import CountState, counting, short_ppo, small_dqn
 
 import jaxrl
 from jaxrl.training.evaluator import Evaluation
@@ -77,6 +77,7 @@ def _returns(walk: jax.Array, key: jax.Array) -> jax.Array:
 STRATEGIES: dict[str, Any] = {
     "toy": lambda: {"strategy": counting(), "evaluator": judge},
     "dqn": lambda: {"strategy": small_dqn(), "eval_episodes": 2},
+    "ppo": lambda: {"strategy": short_ppo(), "eval_episodes": 2},
 }
 
 
@@ -118,7 +119,7 @@ def long_run(directory: str, kind: str) -> None:
     print(json.dumps({"seen": seen, "counts": counts, "left": left, "after": after}))
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.slow) for name in ("toy", "dqn")])
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES])
 def long(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
     here = Path(__file__)
     path = os.pathsep.join([str(here.parent), str(here.parents[1])])

@@ -25,7 +25,6 @@ from jaxrl.strategies import off_policy
 from jaxrl.strategies.base import iterate
 from jaxrl.strategies.guard import guarded_update, init_health
 from jaxrl.types import Batch, Transition
-from jaxrl.xla import ahead
 from jaxrl.xla.in_place import LARGE
 
 GAMMA = 0.5
@@ -303,18 +302,6 @@ def test_sampling_reaches_every_row_of_the_ring_and_none_that_was_not_written():
 # --- a run is a function of its settings and its seed ---------------------------------------------------------
 
 
-# Slow, for with the switches by which the ordinary tests compile quickly, blocks of other lengths round otherwise.
-@pytest.mark.slow
-def test_how_much_randomness_is_drawn_at_once_does_not_change_a_bit(monkeypatch):
-    make_one = lambda: make(n=3, num_envs=4, opt_interval=2, capacity=64)
-    state = begun(make_one())
-    whole = runner(make_one())(state, jnp.uint32(0), jnp.uint32(130))
-    assert not same_bits(state, whole)
-    for block in (1, 7, 50):
-        monkeypatch.setattr(ahead, "BLOCK", block)
-        assert same_bits(runner(make_one())(state, 0, 130), whole)
-
-
 @jax.jit
 def iterated(start, stop):
     """Return what a loop has written down of its iterations, their random bits, and how many there were."""
@@ -362,18 +349,6 @@ def test_slots_targets_and_exploration_are_right_at_large_iteration_numbers(smal
         np.testing.assert_allclose(np.asarray(metrics["epsilon"].sum), 0.05, rtol=1e-6)
         assert int(metrics["skipped_updates"].count) == 0
         state = new
-
-
-# Slow: trainers compile `init`, and donate no state that was made without a program, as this one is.
-@pytest.mark.slow
-def test_donating_a_fresh_state_whose_parts_look_alike_is_safe():
-    strategy = make(agent=coins)
-    state = strategy.init(KEY)
-    copy = jax.tree.map(jnp.copy, state)
-    donated = jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t), donate_argnums=0)
-    expected, _ = donated(copy, jnp.uint32(0))
-    new, _ = donated(state, jnp.uint32(0))
-    assert same_bits(new, expected)
 
 
 # --- what is not finite -----------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from jaxrl.errors import SettingsError
 from jaxrl.metrics import Stat
 from jaxrl.processors import chain, frame_stack, n_step, one_step, reward_scale
 from jaxrl.strategies import on_policy
-from jaxrl.strategies.base import iterate
 from jaxrl.training.program import jit_run, state_shapes
 from jaxrl.trees import tree_bytes
 from jaxrl.types import RecurrentObs, Rollout, Transition
@@ -437,15 +436,6 @@ def test_ppo_adapts_its_learning_rate_to_the_divergence(desired, lr, expected):
     assert pytest.approx(expected[-1], rel=1e-5) in (lr.min[1], lr.max[1])
 
 
-# Slow: every day it is the case above, and a rate that follows a schedule in `tests/contracts/test_agents.py`.
-@pytest.mark.slow
-def test_a_learning_rate_that_is_adapted_takes_steps_of_its_size():
-    """With the divergence within a factor of two of what is desired, the steps are those of a constant rate."""
-    plain, adapted = preferring(lr=1e-2), preferring(lr=1e-2, desired_kl=1e9)
-    ends = [stepper(one)(begun(one), jnp.uint32(0))[0].agent.params for one in (plain, adapted)]
-    assert same_bits(*ends)
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -457,25 +447,6 @@ def test_a_learning_rate_that_is_adapted_takes_steps_of_its_size():
 def test_only_one_may_change_the_learning_rate(settings, words):
     with pytest.raises(SettingsError, match=words):
         ppo(desired_kl=0.01, **settings)
-
-
-# --- a run is a function of its settings and its seed ------------------------------------------------------------
-
-
-# Slow: every day, runs of several strategies go on to the same bits.
-@pytest.mark.slow
-def test_how_a_run_is_cut_into_calls_does_not_change_a_bit():
-    strategy, start, _ = counting_updates()
-    body = lambda state, key, t: strategy.step(state, key, t)[0]
-    run = jax.jit(lambda state, start, stop: iterate(body, state.key, state, start, stop))
-    whole = run(start, jnp.uint32(0), jnp.uint32(70))
-    assert not same_bits(start, whole)
-    for chunk in (1, 9, 64):
-        state = start
-        for first in range(0, 70, chunk):
-            state = run(state, jnp.uint32(first), jnp.uint32(min(first + chunk, 70)))
-        assert same_bits(state, whole)
-    assert run._cache_size() == 1
 
 
 def test_the_kl_of_several_shards_is_compared_by_its_mean():

@@ -262,13 +262,6 @@ def test_actors_send_the_memories_that_critics_have_of_their_episodes() -> None:
     assert 0 < np.mean(items.is_first) < 1
 
 
-@pytest.mark.slow
-def test_rollouts_are_learnt_from_with_a_lag_of_exactly_one():
-    memory = jaxrl.MemoryRecorder()
-    jaxrl.Trainer(rollouts(counter()), max_opts=16, record_interval=4, recorders=[memory], **QUIET).train()
-    assert [row["staleness"] for row in memory.rows if row["kind"] == "train"] == [0, 4, 4, 4]
-
-
 class Diary(Counting):
     """Keeps what it was shown and told, in order."""
 
@@ -494,18 +487,6 @@ def test_statistics_that_cannot_be_merged_are_refused():
 
 
 # --- the end ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_no_thread_outlives_a_run_however_it_ends():
-    before = set(threading.enumerate())
-    train(replaying(counter()), 8)
-    trainer = jaxrl.Trainer(replaying(counter()), max_opts=80, record_interval=8, recorders=[], **QUIET)
-    for _ in trainer:
-        break
-    with pytest.raises(ActorError):
-        train(replaying(counter(raise_step=20)), 400)
-    assert set(threading.enumerate()) <= before
 
 
 class Spinning(Counting):

@@ -118,15 +118,17 @@ def test_a_thread_that_cannot_report_why_it_ended_ends_the_run(tmp_path: Path, m
 @pytest.mark.every_day("threads-replaying")  # of rollouts it is seen where their ratios are
 @pytest.mark.parametrize("make", [replaying, rollouts])
 @pytest.mark.parametrize("engine", ["threads", "processes"])
-def test_environments_take_the_steps_that_are_learnt_from_and_no_more(
+def test_environments_take_the_steps_that_are_learnt_from_and_no_more_and_no_thread_is_left(
     make: Any, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tallied = partial(Tallied, str(tmp_path / "steps"))
     monkeypatch.setitem(MAKE, "make", tallied)
     shared = make is replaying and engine == "threads"
+    before = set(threading.enumerate())
     result = train(counted() if shared else make(envs(tallied), engine), 24)
     taken = sum(map(int, (tmp_path / "steps").read_text().split()))
     assert taken == sum(actor["env_steps"] for actor in result.summary["actors"]) == result.summary["env_steps"]
+    assert nothing_is_left(before)
 
 
 @slow

@@ -220,14 +220,18 @@ def test_training_again_with_nothing_left_says_so_and_returns_the_same(capsys: p
         trainer.train(max_opts=5)
 
 
-def test_training_goes_on_after_it_was_stopped_or_left(tmp_path: Path) -> None:
-    trainer = jaxrl.Trainer(counting(), max_opts=30, **{**UNJUDGED, "run_dir": str(tmp_path / "run")})
+def test_training_saves_and_goes_on_where_it_was_stopped_or_left(tmp_path: Path) -> None:
+    settings = {**UNJUDGED, "save_interval": 0, "run_dir": str(tmp_path / "run")}
+    trainer = jaxrl.Trainer(counting(), max_opts=30, **settings)
     for report in trainer:
         if report.opt_steps == 10:
             break
+    saved = lambda: sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert saved() == ["10"]
     for report in trainer:
         if report.opt_steps == 20:
             trainer.interrupt.stop()
+    assert saved() == ["10", "20"]
     assert (trainer.stop_reason, trainer.result().summary["opt_steps"]) == ("handle", 20)
     assert trainer.train().summary["opt_steps"] == 30
     assert [row["opt_steps"] for row in rows(tmp_path / "run")] == [10, 20, 30]

@@ -419,37 +419,6 @@ def test_a_member_that_is_taken_out_is_trained_anew_unless_it_had_taken_over(
             searched.go_on(run)
 
 
-FAR = (
-    *("ppo", "--env", "CartPole-v1", "--num-envs", "8", "--rollout", "16", "--members", "4", "--pbt", "1280"),
-    *("--sweep", "agent.lr=log_uniform(1e-5,1e-2)", "--eval-interval", "1280", "--eval-episodes", "4", "--quiet"),
-    *("--record-interval", "1280", "--max-opts", "3840"),
-)
-
-
-@pytest.mark.slow
-def test_killed_right_behind_each_gate_it_comes_to_the_same_bits(tmp_path: Path) -> None:
-    """A gate is so far from the next save that the kill, at the first sight of a take-over, falls in between."""
-    run, whole = tmp_path / "killed", tmp_path / "whole"
-    assert train.main([*FAR, "--run-dir", str(whole)]) == 0
-    gates = sorted({row["opt_steps"] for row in lineage(whole)})
-    assert len(gates) == 2
-    command = [*FAR, "--run-dir", str(run)]
-    for gate in gates:
-        process = subprocess.Popen([sys.executable, "-m", "jaxrl.train", *command], stdout=subprocess.DEVNULL)
-        while not (run / "metrics.jsonl").exists() or gate not in {row["opt_steps"] for row in lineage(run)}:
-            assert process.poll() is None
-            time.sleep(0.005)
-        process.kill()
-        process.wait()
-        stores = [open_store(member_dir(run, number), CHECKPOINTS) for number in range(4)]
-        assert max(step for store in stores for step in store.steps()) == gate
-        command = ["--resume", str(run)]
-    assert train.main(command) == 0
-    ends = [{name: sha for name, sha in checkpoints(path).items() if name.endswith(" 3840")} for path in (run, whole)]
-    assert ends[0] == ends[1] != {}
-    assert lineage(run) == lineage(whole)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("maker", [jaxrl.dqn, jaxrl.ppo, jaxrl.sac])
 def test_every_setting_of_an_agent_that_can_be_swept_can_be_moved(maker: object) -> None:

@@ -220,15 +220,6 @@ def test_a_handle_stops_at_the_end_of_a_call_of_which_the_first_is_one_iteration
     assert stopped(30, max_chunk=10, record_interval=40) == ("enough", 30)
 
 
-def test_leaving_the_iterator_saves_first(tmp_path: Path) -> None:
-    settings = {"max_opts": 100, "record_interval": 10, "run_dir": str(tmp_path), **QUIET}
-    for report in jaxrl.Trainer(counting(), **settings):
-        if report.opt_steps == 30:
-            break
-    assert Store(tmp_path / "checkpoints", 1).steps() == [30]
-    assert int(jaxrl.Trainer(counting(), **settings, resume=True).train().state.steps) == 100
-
-
 def test_an_exception_in_a_hook_keeps_what_was_saved(tmp_path: Path) -> None:
     def fail(trainer: jaxrl.Trainer, opt_steps: int) -> None:
         if opt_steps == 20:
