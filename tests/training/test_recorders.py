@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
 from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
@@ -24,7 +23,6 @@ from jaxrl.training.recorders import (
     TensorBoardRecorder,
     console,
 )
-from jaxrl.training.storage.logs import RowLog
 
 TRAIN = {"kind": "train", "opt_steps": 10, "env_steps": 100, "wall_s": 1.0, "loss": 0.5, "episode_return": None}
 EVAL = {
@@ -37,19 +35,6 @@ def test_nan_and_infinity_are_null_in_rows_that_can_be_read_at_once(tmp_path: Pa
     JSONLRecorder(tmp_path / "log").write({**TRAIN, "loss": float("nan"), "q": float("inf")})
     row = json.loads((tmp_path / "log").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert row == {**TRAIN, "loss": None, "q": None}
-
-
-@given(steps=st.lists(st.integers(0, 20), max_size=12).map(sorted), torn=st.integers(0, 60), at=st.integers(0, 20))
-def test_trimming_keeps_the_past_and_drops_a_torn_line(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[int], torn: int, at: int
-) -> None:
-    path = tmp_path_factory.mktemp("logs") / "log"
-    lines = [json.dumps({"opt_steps": step, "n": n}) + "\n" for n, step in enumerate(steps)]
-    text = "".join(lines)
-    path.write_text(text[: max(0, len(text) - torn)])
-    whole = [line for line in lines if text.index(line) + len(line) <= len(text) - torn + 1]
-    RowLog(path).rewind(at)
-    assert path.read_text() == "".join(line for line in whole if json.loads(line)["opt_steps"] <= at)
 
 
 def test_damaged_lines_are_left_out_and_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
