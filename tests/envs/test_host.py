@@ -8,22 +8,19 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
+from toys_actors import counter
 from toys_agents import begun
 from toys_envs import counting, forget_envs
 from toys_gymnasium import Counting, Frames, Locks, Telling, Unopened
 
 import jaxrl
 from jaxrl.env_process import EnvError
-from jaxrl.envs.host import HostEnv, HostVectorEnv, convert_action, gymnasium_spec, vector_scalars
+from jaxrl.envs.host import HostVectorEnv, convert_action, gymnasium_spec, vector_scalars
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, convert_space, to_channels_last
 from jaxrl.training.evaluator import evaluator_of
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.session.inputs import describe_envs, take_obs
-
-
-def counter(**kwargs: int) -> HostEnv:
-    return jaxrl.gymnasium_envs(gymnasium_spec(Counting()), partial(Counting, **kwargs))
 
 
 def walk(envs: HostVectorEnv, steps: int) -> list[Any]:
