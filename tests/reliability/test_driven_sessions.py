@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from small_run import contents
+from toys_runs import contents
 from toys_session import SPEC, Script, digest, drive, single, small
 
 import jaxrl

@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from small_run import LAST, NEWEST, SMALL, SmallRun, contents, rewrite_manifest
+from small_run import LAST, NEWEST, SMALL, SmallRun, rewrite_manifest
 from toys_goals import places
+from toys_runs import contents
 
 import jaxrl
 from jaxrl import train

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_run import SmallRun, contents, rewrite_manifest
+from small_run import SmallRun, rewrite_manifest
+from toys_runs import contents
 from toys_trainer import counting
 
 import jaxrl

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.record_writer import masked_crc32c
+from toys_runs import full_disk, values_of
 
 from jaxrl.training.recorders import (
     ConsoleRecorder,
@@ -63,7 +62,7 @@ def test_a_log_that_a_full_disk_could_not_rewind_has_every_later_row_once(
         recorders.write(row(step, 1))
     before = path.read_bytes()
     with monkeypatch.context() as full:
-        full.setattr(os, "fsync", refuse)  # no further file is written
+        full.setattr(os, "fsync", full_disk)  # no further file is written
         recorders.rewind(20)
         recorders.write(row(30, 2))
         assert path.read_bytes().startswith(before) == bool(torn)
@@ -71,25 +70,6 @@ def test_a_log_that_a_full_disk_could_not_rewind_has_every_later_row_once(
     recorders.close()
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert rows == [row(10, 1), row(20, 1), row(30, 2), row(40, 2)]
-
-
-def refuse(*args: Any) -> None:
-    raise OSError(28, "No space left on device")
-
-
-def values_of(board: Path) -> list[tuple[int, Any]]:
-    """Read the values of TensorBoard's files as it does, each with its step, in their order."""
-    found = []
-    for path in sorted(board.iterdir()):
-        data = path.read_bytes()
-        while data:
-            length = int.from_bytes(data[:8], "little")
-            record, sums = data[12 : 12 + length], (data[8:12], data[12 + length : 16 + length])
-            assert sums == tuple(masked_crc32c(part).to_bytes(4, "little") for part in (data[:8], record))
-            event = Event.FromString(record)
-            found += [(event.step, value) for value in event.summary.value]
-            data = data[16 + length :]
-    return found
 
 
 def test_tensorboard_has_the_same_scalars_on_the_opt_steps_axis(tmp_path: Path) -> None:
