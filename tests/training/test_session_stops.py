@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toys_envs import counting
 from toys_runs import events_in, rows_in
-from toys_session import PARTS, Script, digest, drive, single, small
+from toys_session import PARTS, Script, digest, drive, reached, single, small
 
 import jaxrl
 from jaxrl.errors import DivergedError
@@ -125,10 +125,10 @@ def test_a_session_that_diverges_goes_back_to_what_it_saved(tmp_path: Path) -> N
     with single(**RETRIED, run_dir=str(tmp_path)) as session:
         take_to(session, 12)
         session._storage.collect_saves()
-        saved, _ = Store(tmp_path / "checkpoints", 3).load(10, shapes_of(session._now))
+        saved, _ = Store(tmp_path / "checkpoints", 3).load(10, shapes_of(reached(session)))
         session.evaluate_score(1.0)
         spoil(session)
-        now = session._now
+        now = reached(session)
         assert (session.opt_steps, session.env_steps) == (10, int(saved.host.lengths[0]))
         assert state_digest(now.state) == state_digest(reseed(saved.state, 1))
         assert state_digest((now.sums, now.past)) == state_digest((saved.sums, saved.past))
@@ -260,5 +260,5 @@ def test_a_session_gives_what_it_went_back_to_the_settings_that_were_changed(tmp
     with single(**RETRIED, run_dir=str(tmp_path), resume=True, allow_changes=True, agent=other) as session:
         spoil(session)
         assert session.opt_steps == 10
-        assert float(session._now.state.agent.hyper.lr) == 0.5
-        assert session._now.ledger.changed_at == 10
+        assert float(reached(session).state.agent.hyper.lr) == 0.5
+        assert reached(session).ledger.changed_at == 10
